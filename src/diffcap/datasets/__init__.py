@@ -1,0 +1,1 @@
+"""Readers: official files in, manifest records out; one file a dataset."""

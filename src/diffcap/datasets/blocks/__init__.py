@@ -1,0 +1,1 @@
+"""The embedded dataset: scenes of simple solids, rendered, changed and described."""

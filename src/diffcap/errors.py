@@ -1,0 +1,26 @@
+"""One clear sentence for every bad input, and a non-zero exit."""
+
+import errno
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class DiffcapError(Exception):
+    """Bad input from outside (a file, a key, a checkpoint): the message says what, where, and what to do next."""
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Wrap a command's body: a `DiffcapError` or a full disk becomes one line on stderr and exit status 1."""
+    try:
+        yield
+    except DiffcapError as error:
+        sys.exit(f"error: {error}")
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            where = error.filename or "the output folder"
+            sys.exit(
+                f"error: no space left on the disk while writing {where}; free some and run the same command again: it goes on where it stopped."
+            )
+        raise

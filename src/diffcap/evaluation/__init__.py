@@ -1,0 +1,1 @@
+"""Caption metrics, protocols and slot accuracy, independent of Lightning."""

@@ -1,0 +1,1 @@
+"""Frozen backbones and the memory-mapped store of what they give."""

@@ -1,0 +1,1 @@
+"""The LightningModules, one a stage."""

@@ -1,0 +1,1 @@
+"""Hard negative captions for fine-grained difference aligning: retrieve, replace, confuse."""

@@ -1,0 +1,1 @@
+"""Words: vocabulary, tokenisation, part-of-speech tags."""
