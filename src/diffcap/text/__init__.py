@@ -1,1 +1,12 @@
-"""Words: vocabulary, tokenisation, part-of-speech tags."""
+"""Words: the vocabulary and the part-of-speech tagger."""
+
+from diffcap.text.vocabulary import (
+    SPECIALS,
+    Vocabulary,
+    build_vocabulary,
+    read_vocabulary,
+    tokenize,
+    write_vocabulary,
+)
+
+__all__ = ["SPECIALS", "Vocabulary", "build_vocabulary", "read_vocabulary", "tokenize", "write_vocabulary"]

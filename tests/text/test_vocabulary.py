@@ -1,0 +1,83 @@
+import json
+
+import pytest
+
+from diffcap.errors import DiffcapError
+from diffcap.text import SPECIALS, Vocabulary, build_vocabulary, read_vocabulary, tokenize, write_vocabulary
+
+VOCABULARY = Vocabulary(["a", "ball", "red", "the"])
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("Animal 1 has a RED beak.", "animal1 has a red beak ."),
+        ("animal1's wing-tips; animal\n2 is larger", "animal1 ' s wing - tips ; animal2 is larger"),
+        ("animals 1 and 2, animal 12", "animals 1 and 2 , animal 12"),
+        ("a `` puffy `` bird (grey/white)", "a `` puffy `` bird ( grey / white )"),
+        ("  ", ""),
+        ("snake_case", "snake _ case"),
+        ("Animal1and animal  2s", "animal1and animal 2s"),
+    ],
+)
+def test_tokenize_and_again(text: str, tokens: str) -> None:
+    assert " ".join(tokenize(text)) == tokens
+    assert " ".join(tokenize(tokens)) == tokens
+
+
+def test_specials_have_the_ids_of_the_released_models() -> None:
+    assert [VOCABULARY.pad, VOCABULARY.bos, VOCABULARY.eos, VOCABULARY.unk, VOCABULARY.cls, VOCABULARY.mask] == [
+        SPECIALS.index(name) for name in ("<PAD>", "<BOS>", "<EOS>", "<UNK>", "<CLS>", "<MASK>")
+    ]
+    assert SPECIALS.index("<MASK>") == 5 and len(VOCABULARY) == 10
+
+
+def test_encode_frames_and_marks_unknown_words() -> None:
+    assert VOCABULARY.encode("The RED cube", 40) == [1, 9, 8, 3, 2]
+    assert VOCABULARY.encode(["The", "red"], 40) == [1, 3, 8, 2]  # tokens are taken as they are
+    assert VOCABULARY.encode("", 40) == [1, 2]
+
+
+def test_encode_cuts_words_to_max_length_minus_three() -> None:
+    assert VOCABULARY.encode("a a a a a a a", 7) == [1, 6, 6, 6, 6, 2]
+    assert VOCABULARY.encode("a a a a", 7) == [1, 6, 6, 6, 6, 2]
+    with pytest.raises(ValueError, match="max_length"):
+        VOCABULARY.encode("a", 3)
+
+
+def test_decode_stops_at_the_first_end_and_skips_specials() -> None:
+    assert VOCABULARY.decode([1, 9, 0, 8, 3, 5, 7, 2, 6, 6, 2]) == "the red <UNK> ball"
+    assert VOCABULARY.decode([9, 8]) == "the red"
+    assert VOCABULARY.decode(VOCABULARY.encode("the red ball", 40)) == "the red ball"
+    for wrong in (10, -1):
+        with pytest.raises(ValueError, match="outside"):
+            VOCABULARY.decode([1, wrong, 2])
+
+
+def test_build_is_sorted_counts_and_does_not_depend_on_order() -> None:
+    captions = ["the red ball .", "The ball", ["the", "Cube"]]
+    assert build_vocabulary(captions).words == [".", "Cube", "ball", "red", "the"]
+    assert build_vocabulary(captions, min_count=2).words == ["ball", "the"]
+    assert build_vocabulary(reversed(captions)).words == build_vocabulary(captions).words
+
+
+def test_repeated_word_is_refused() -> None:
+    with pytest.raises(ValueError, match="'a'"):
+        Vocabulary(["a", "b", "a"])
+    with pytest.raises(ValueError, match="<MASK>"):
+        Vocabulary(["<MASK>"])
+
+
+def test_file_round_trip_and_its_errors(tmp_path) -> None:
+    path = tmp_path / "vocabulary.json"
+    write_vocabulary(path, VOCABULARY)
+    assert read_vocabulary(path).words == VOCABULARY.words
+    for broken in ([], {"words": [1], "specials": list(SPECIALS)}, {"words": ["a", "a"], "specials": list(SPECIALS)}):
+        path.write_text(json.dumps(broken))
+        with pytest.raises(DiffcapError, match=r"vocabulary\.json"):
+            read_vocabulary(path)
+    path.write_text(json.dumps({"words": ["a"], "specials": ["<NULL>", "<UNK>"]}))
+    with pytest.raises(DiffcapError, match="specials"):
+        read_vocabulary(path)
+    with pytest.raises(DiffcapError, match="no vocabulary there"):
+        read_vocabulary(tmp_path / "none.json")
