@@ -1,0 +1,59 @@
+"""The one place that knows of ranks: sums, means and gathers over the whole global batch.
+
+Everything is the identity on one process. The scaled losses are made so that the average of gradients that DDP takes
+is the gradient of the global loss: 2 ranks x B / 2 give what 1 rank x B gives.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def world_size() -> int:
+    """Number of ranks; 1 without torch.distributed."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """This process's rank; 0 without torch.distributed."""
+    return dist.get_rank() if world_size() > 1 else 0
+
+
+def total(value: Tensor) -> Tensor:
+    """Sum of a detached scalar over the ranks."""
+    value = value.detach().clone()
+    if world_size() > 1:
+        dist.all_reduce(value)
+    return value
+
+
+def global_mean(values: Tensor) -> Tensor:
+    """This rank's share of the mean over every rank's values, (n,) to a scalar; n may differ, or be 0, between ranks.
+
+    Multiplied by the number of ranks, so that DDP's averaging gives the gradient of the global mean.
+    """
+    count = total(torch.tensor(float(values.numel()), device=values.device))
+    return values.sum() * world_size() / count.clamp(min=1)
+
+
+def global_sum(values: Tensor) -> Tensor:
+    """This rank's share of the sum over every rank's values, scaled as in `global_mean`."""
+    return values.sum() * world_size()
+
+
+def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
+    """Every rank's rows, (n, D) to (total, D) in rank order, with gradients to the rank they came from.
+
+    Returns:
+        The rows, and the index at which this rank's own begin. n may differ between ranks.
+    """
+    if world_size() == 1:
+        return rows, 0
+    from torch.distributed.nn.functional import all_gather
+
+    counts = [torch.zeros((), dtype=torch.long, device=rows.device) for _ in range(world_size())]
+    dist.all_gather(counts, torch.tensor(len(rows), device=rows.device))
+    sizes = [int(count) for count in counts]
+    padded = torch.cat([rows, rows.new_zeros(max(sizes) - len(rows), *rows.shape[1:])])
+    gathered = all_gather(padded)
+    return torch.cat([part[:size] for part, size in zip(gathered, sizes)]), sum(sizes[: rank()])

@@ -1,0 +1,41 @@
+"""What every captioner offers, whatever it is inside."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from torch import Tensor, nn
+
+Batch = dict[str, Any]
+
+
+class Captioner(nn.Module, ABC):
+    """A model that turns two feature maps into a sentence; one LightningModule trains and one function decodes them all.
+
+    Attributes:
+        hyperparameters: the constructor's arguments (primitives), enough to build the same model again.
+        begin, end: token ids that open and close a caption.
+    """
+
+    hyperparameters: dict[str, Any]
+    begin: int
+    end: int
+
+    @abstractmethod
+    def loss(self, batch: Batch) -> dict[str, Tensor]:
+        """Scalars to log, of which "loss" is minimised."""
+
+    @abstractmethod
+    def encode(self, before: Tensor, after: Tensor) -> Any:
+        """Whatever decoding needs of a pair, computed once: a tree of tensors whose first dimension is B."""
+
+    @abstractmethod
+    def step(self, tokens: Tensor, memory: Any, cache: Any) -> tuple[Tensor, Any]:
+        """Score the next word.
+
+        Args:
+            tokens: (B,) the words at the current position. memory: from `encode`. cache: None at the first position,
+                then what the last call gave; a tree of tensors whose first dimension is B.
+
+        Returns:
+            (B, V) logits of the next position, and the new cache.
+        """

@@ -1,0 +1,368 @@
+"""IDC-PCL (Yao, Wang and Jin, "Image Difference Captioning with Pre-training and Contrastive Learning", AAAI 2022).
+
+Order of the file: embeddings and encoders (`PCLTrunk`), the three pre-training tasks (`PCLPretraining`), and the
+captioner with its [MASK] decoding (`PCL`). Where paper and released code differ the code is the default, and the
+paper's way is an option.
+
+Letters: B pairs, N patches of an image, T text positions, D width, C feature channels, V vocabulary.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from diffcap.losses.fda import difference_aligning
+from diffcap.losses.gather import global_mean, global_sum
+from diffcap.losses.mlm import IGNORED, masked_cross_entropy
+from diffcap.losses.mvcl import masked_visual_nce
+from diffcap.models.captioner import Batch, Captioner
+from diffcap.models.layers import KeysValues, PreNormStack, UnbiasedLayerNorm, doubled_sinusoid
+
+PAD, BOS, EOS, UNK, CLS, MASK = range(6)  # BOS and MASK are fixed in the authors' decoder; the others are ours
+FIRST_CLS, FIRST_IMAGE, SECOND_CLS, SECOND_IMAGE, TEXT_CLS, TEXT = range(1, 7)  # type ids; 0 is unused
+EMBEDDING_EPS = 1e-12
+
+
+class PCLTrunk(nn.Module):
+    """Embeddings, the single-image, pair and cross-modal encoders, and the word classifier.
+
+    Args:
+        vocabulary_size: V, specials included.
+        feature_channels: C (ResNet-101 layer4: 2048).
+        width: D (paper: 512). heads: paper: 8. ffn: inner width (authors' code: 2048).
+        single_layers, pair_layers: paper: 1 and 1; `pair_layers=0` is the ablation without the difference encoder.
+        cross_layers: paper: 3 for CLEVR-Change, 2 for Birds-to-Words.
+        dropout: authors' code: 0.2 everywhere.
+        positions: length of the fixed position table (authors' code: 200); patches and text positions must fit.
+    """
+
+    positions: Tensor
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        feature_channels: int,
+        width: int = 512,
+        heads: int = 8,
+        ffn: int = 2048,
+        single_layers: int = 1,
+        pair_layers: int = 1,
+        cross_layers: int = 3,
+        dropout: float = 0.2,
+        positions: int = 200,
+    ) -> None:
+        super().__init__()
+        self.width = width
+        self.word_embedding = nn.Embedding(vocabulary_size, width)
+        self.image_projection = nn.Linear(feature_channels, width)
+        self.type_embedding = nn.Embedding(7, width)
+        self.embedding_norm = UnbiasedLayerNorm(width, EMBEDDING_EPS)
+        self.dropout = nn.Dropout(dropout)
+        self.single_encoder = PreNormStack(single_layers, width, heads, ffn, dropout)
+        self.pair_encoder = PreNormStack(pair_layers, width, heads, ffn, dropout)
+        self.cross_encoder = PreNormStack(cross_layers, width, heads, ffn, dropout)
+        self.output_layer = nn.Linear(width, vocabulary_size)
+        self.register_buffer("positions", doubled_sinusoid(positions, width), persistent=False)
+
+    def _embed(self, content: Tensor, kind: int) -> Tensor:
+        return self.dropout(self.embedding_norm(content + self.type_embedding.weight[kind]))
+
+    def cls(self, batch: int, kind: int) -> Tensor:
+        """The [CLS] token of one kind, (B, 1, D); all kinds share one word vector and have no position."""
+        return self._embed(self.word_embedding.weight[CLS].expand(batch, 1, -1), kind)
+
+    def patches(self, features: Tensor, kind: int) -> Tensor:
+        """Feature maps (B, C, h, w) to embedded patches (B, h w, D), row by row."""
+        flat = features.flatten(2).transpose(1, 2)  # (B, N, C)
+        projected = self.image_projection(flat).sigmoid()  # authors' code; the paper says a linear layer
+        return self._embed(projected + self._position(0, flat.shape[1]), kind)
+
+    def text(self, tokens: Tensor, first: int = 0, position: Tensor | None = None) -> Tensor:
+        """Ids (B, T) at positions `first`, `first + 1`, ... (or `position`, (T,)) to (B, T, D)."""
+        table = self._position(first, tokens.shape[1]) if position is None else self.positions[position]
+        return self._embed(self.word_embedding(tokens) * self.width**0.5 + table, TEXT)
+
+    def _position(self, first: int, length: int) -> Tensor:
+        if first + length > len(self.positions):
+            raise ValueError(
+                f"{first + length} positions asked for, the table has {len(self.positions)}: raise `positions`"
+            )
+        return self.positions[first : first + length]
+
+    def visual(self, before: Tensor, after: Tensor) -> Tensor:
+        """Two feature maps (B, C, h, w) through the single-image and pair encoders: (B, 2 + 2 N, D).
+
+        Order: [CLS] of the first image, its patches, [CLS] of the second, its patches.
+        """
+        batch = len(before)
+        singles = torch.cat(
+            [
+                torch.cat([self.cls(batch, FIRST_CLS), self.patches(before, FIRST_IMAGE)], 1),
+                torch.cat([self.cls(batch, SECOND_CLS), self.patches(after, SECOND_IMAGE)], 1),
+            ]
+        )  # (2 B, 1 + N, D): one pass through the shared encoder
+        first, second = self.single_encoder(singles)[0].chunk(2)
+        return self.pair_encoder(torch.cat([first, second], 1))[0]
+
+    def joint(self, visual: Tensor, tokens: Tensor, pad_mask: bool = False) -> Tensor:
+        """The cross-modal encoder over visual tokens and text, everything seeing everything (pre-training).
+
+        Args:
+            visual: (B, M, D). tokens: (B, T).
+            pad_mask: hide padding; released code does not.
+
+        Returns:
+            (B, M + 1 + T, D): visual tokens, the text's [CLS], the text.
+        """
+        x = torch.cat([visual, self.cls(len(tokens), TEXT_CLS), self.text(tokens)], 1)
+        mask = None
+        if pad_mask:
+            seen = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+            seen[:, -tokens.shape[1] :] = tokens != PAD
+            mask = seen[:, None, None]
+        return self.cross_encoder(x, mask)[0]
+
+
+class RegressionHead(nn.Module):
+    """Back from D to feature channels for MVCL: a layer, then the image projection's own weights turned round."""
+
+    def __init__(self, width: int, feature_channels: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(width, width), nn.GELU(), UnbiasedLayerNorm(width, EMBEDDING_EPS))
+        self.bias = nn.Parameter(torch.zeros(feature_channels))
+
+    def forward(self, hidden: Tensor, projection: Tensor) -> Tensor:
+        """(n, D) to (n, C); `projection` is the image projection's weight, (D, C), tied."""
+        return self.inner(hidden) @ projection + self.bias
+
+
+class PCLPretraining(nn.Module):
+    """The three self-supervised tasks of IDC-PCL over one trunk; a batch carries what its task needs.
+
+    Args:
+        vocabulary_size, feature_channels: as `PCLTrunk`; so are width ... positions.
+        pad_mask: hide padding from attention (released code: False).
+        mvcl_negatives: "predictions" at unmasked positions (released code) or their original "features" (paper).
+        temperature: tau of MVCL and FDA (paper and code: 1).
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        feature_channels: int,
+        width: int = 512,
+        heads: int = 8,
+        ffn: int = 2048,
+        single_layers: int = 1,
+        pair_layers: int = 1,
+        cross_layers: int = 3,
+        dropout: float = 0.2,
+        positions: int = 200,
+        pad_mask: bool = False,
+        mvcl_negatives: Literal["predictions", "features"] = "predictions",
+        temperature: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.trunk = PCLTrunk(
+            vocabulary_size,
+            feature_channels,
+            width,
+            heads,
+            ffn,
+            single_layers,
+            pair_layers,
+            cross_layers,
+            dropout,
+            positions,
+        )
+        self.regress = RegressionHead(width, feature_channels)
+        self.pad_mask, self.mvcl_negatives, self.temperature = pad_mask, mvcl_negatives, temperature
+
+    def loss(self, task: str, batch: Batch) -> Tensor:
+        """The global batch's loss of one task: "mlm", "mvcl" or "fda"."""
+        losses = {"mlm": self.mlm, "mvcl": self.mvcl, "fda": self.fda}[task](batch)
+        return global_mean(losses)
+
+    def mlm_logits(self, batch: Batch) -> Tensor:
+        """Word scores at the hidden positions, row by row: (n, V)."""
+        visual = self.trunk.visual(batch["before"], batch["after"])
+        hidden = self.trunk.joint(visual, batch["mlm_tokens"], self.pad_mask)
+        text = hidden[:, visual.shape[1] + 1 :]
+        return self.trunk.output_layer(text[batch["mlm_labels"] != IGNORED])
+
+    def mlm(self, batch: Batch) -> Tensor:
+        """Masked language modelling: (n,) losses, one a hidden word. Needs `mlm_tokens` and `mlm_labels`, (B, T)."""
+        labels = batch["mlm_labels"]
+        return masked_cross_entropy(self.mlm_logits(batch), labels[labels != IGNORED])
+
+    def mvcl(self, batch: Batch) -> Tensor:
+        """Masked visual contrastive learning: (n,) losses, one a hidden patch.
+
+        Needs `tokens` (B, T) and `visual_mask`, boolean (B, 2 N): which patches of the two images are hidden.
+        """
+        maps = batch["before"], batch["after"]
+        original = torch.cat([image.flatten(2).transpose(1, 2) for image in maps], 1)  # (B, 2 N, C)
+        hide = batch["visual_mask"]
+        shown = [
+            image.masked_fill(part.view(len(image), 1, *image.shape[2:]), 0.0)
+            for image, part in zip(maps, hide.chunk(2, dim=1))
+        ]  # raw features are zeroed before the projection (authors' code)
+        visual = self.trunk.visual(*shown)
+        hidden = self.trunk.joint(visual, batch["tokens"], self.pad_mask)
+        patches = hide.shape[1] // 2
+        hidden = torch.cat([hidden[:, 1 : 1 + patches], hidden[:, 2 + patches : 2 + 2 * patches]], 1)
+        regressed = self.regress(hidden, self.trunk.image_projection.weight)  # (B, 2 N, C)
+        negatives = regressed[~hide] if self.mvcl_negatives == "predictions" else original[~hide]
+        return masked_visual_nce(regressed[hide], original[hide], negatives, self.temperature)
+
+    def fda_similarity(self, batch: Batch) -> Tensor:
+        """Cosine of each pair with its caption and its negatives: (B, 1 + K)."""
+        captions = batch["fda_captions"]  # (B, 1 + K, T)
+        pairs, choices, length = captions.shape
+        visual = self.trunk.visual(batch["before"], batch["after"])
+        tokens = visual.shape[1]
+        hidden = self.trunk.joint(visual.repeat_interleave(choices, 0), captions.reshape(-1, length), self.pad_mask)
+        images = (hidden[:, 0] + hidden[:, tokens // 2]) / 2
+        return torch.cosine_similarity(images, hidden[:, tokens], dim=-1).view(pairs, choices)
+
+    def fda(self, batch: Batch) -> Tensor:
+        """Fine-grained difference aligning: (B,) losses. Needs `fda_captions` (B, 1 + K, T), the true one first."""
+        return difference_aligning(self.fda_similarity(batch), self.temperature)
+
+
+class Memory(NamedTuple):
+    """A pair after encoding: each cross-encoder layer's keys and values of the visual tokens, and their final states."""
+
+    keys_values: list[KeysValues]
+    final: Tensor  # (B, 2 + 2 N, D)
+
+
+class PCL(Captioner):
+    """The fine-tuned captioner: visual tokens see each other, a word sees all visual tokens and the words before it.
+
+    Args:
+        vocabulary_size, feature_channels: as `PCLTrunk`; so are width ... positions.
+        distractor_judging: learn beside the words whether anything changed (paper: on CLEVR-Change).
+        distractor_weight: factor of that loss (authors' code: 1, on sums).
+        objective: "masked" hides 15 % of the words and predicts those (released); "all_positions" predicts every word
+            from its own [MASK] in one pass, exactly what decoding computes (ours).
+        text_cls: the text begins with its own [CLS] (the paper's input; released code leaves it out).
+    """
+
+    begin, end = BOS, EOS
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        feature_channels: int,
+        width: int = 512,
+        heads: int = 8,
+        ffn: int = 2048,
+        single_layers: int = 1,
+        pair_layers: int = 1,
+        cross_layers: int = 3,
+        dropout: float = 0.2,
+        positions: int = 200,
+        distractor_judging: bool = True,
+        distractor_weight: float = 1.0,
+        objective: Literal["masked", "all_positions"] = "masked",
+        text_cls: bool = False,
+    ) -> None:
+        super().__init__()
+        self.hyperparameters = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
+        self.trunk = PCLTrunk(
+            vocabulary_size,
+            feature_channels,
+            width,
+            heads,
+            ffn,
+            single_layers,
+            pair_layers,
+            cross_layers,
+            dropout,
+            positions,
+        )
+        self.distractor_head = nn.Linear(2 * width, 2) if distractor_judging else None
+        self.distractor_weight, self.objective, self.text_cls = distractor_weight, objective, text_cls
+
+    def encode(self, before: Tensor, after: Tensor) -> Memory:
+        """Two feature maps (B, C, h, w) through all encoders; the cross-modal one over visual rows only."""
+        visual = self.trunk.visual(before, after)
+        if self.text_cls:
+            visual = torch.cat([visual, self.trunk.cls(len(visual), TEXT_CLS)], 1)
+        final, keys_values = self.trunk.cross_encoder(visual)
+        return Memory(keys_values, final)
+
+    def step(self, tokens: Tensor, memory: Memory, cache: list[KeysValues] | None) -> tuple[Tensor, list[KeysValues]]:
+        """Put [MASK] after the words so far and score what it hides; the word joins the cache, the [MASK] does not."""
+        past, position = memory.keys_values, 0
+        if cache is not None:
+            position = cache[0][0].shape[2]
+            past = [(torch.cat([k, ck], 2), torch.cat([v, cv], 2)) for (k, v), (ck, cv) in zip(past, cache)]
+        pair = torch.stack([tokens, torch.full_like(tokens, MASK)], 1)  # (B, 2)
+        hidden, own = self.trunk.cross_encoder(
+            self.trunk.text(pair, first=position), _causal(2, past[0][0].shape[2], tokens.device), past
+        )
+        word = [(key[:, :, :1], value[:, :, :1]) for key, value in own]
+        if cache is not None:
+            word = [(torch.cat([ck, k], 2), torch.cat([cv, v], 2)) for (ck, cv), (k, v) in zip(cache, word)]
+        return self.trunk.output_layer(hidden[:, 1]), word
+
+    def masked_logits(self, memory: Memory, batch: Batch) -> Tensor:
+        """Word scores at the hidden positions of `mlm_tokens` (B, T), each from the words before it: (n, V)."""
+        tokens = batch["mlm_tokens"]
+        mask = _causal(tokens.shape[1], memory.final.shape[1], tokens.device)
+        hidden, _ = self.trunk.cross_encoder(self.trunk.text(tokens), mask, memory.keys_values)
+        return self.trunk.output_layer(hidden[batch["mlm_labels"] != IGNORED])
+
+    def all_position_logits(self, memory: Memory, tokens: Tensor) -> Tensor:
+        """Word scores at positions 1 ... T - 1 of `tokens` (B, T), each exactly as `step` would give: (B, T - 1, V).
+
+        The text stands twice: the real words at positions 0 ... T - 2, and a copy of [MASK] alone at 1 ... T - 1. The
+        copy at t sees the visual tokens, the real words before t, and itself.
+        """
+        words = tokens.shape[1] - 1
+        device = tokens.device
+        position = torch.arange(words, device=device)
+        copies = torch.full_like(tokens[:, 1:], MASK)
+        x = self.trunk.text(torch.cat([tokens[:, :-1], copies], 1), position=torch.cat([position, position + 1]))
+        causal = position[:, None] >= position  # (words, words): real word i sees 0 ... i; the copy for i + 1 likewise
+        itself = torch.eye(words, dtype=torch.bool, device=device)
+        real = torch.cat([causal, torch.zeros_like(causal)], 1)
+        visual = torch.ones(2 * words, memory.final.shape[1], dtype=torch.bool, device=device)
+        mask = torch.cat([visual, torch.cat([real, torch.cat([causal, itself], 1)])], 1)
+        hidden, _ = self.trunk.cross_encoder(x, mask, memory.keys_values)
+        return self.trunk.output_layer(hidden[:, words:])
+
+    def distractor_logits(self, memory: Memory) -> Tensor:
+        """Scores of "nothing changed" and "something changed" from the final states of the two [CLS]: (B, 2)."""
+        assert self.distractor_head is not None
+        tokens = memory.final.shape[1] - self.text_cls
+        return self.distractor_head(torch.cat([memory.final[:, 0], memory.final[:, tokens // 2]], -1))
+
+    def loss(self, batch: Batch) -> dict[str, Tensor]:
+        """Sums over the global batch, as the released code has them (section 6.6 of its facts: weight 1, no averaging).
+
+        Needs `before`, `after` (B, C, h, w); `tokens` (B, T), or `mlm_tokens` and `mlm_labels`; with distractor judging
+        `is_change` (B,), 1 where something changed. Logged beside the loss: means per word and per pair.
+        """
+        memory = self.encode(batch["before"], batch["after"])
+        if self.objective == "masked":
+            labels = batch["mlm_labels"]
+            words = masked_cross_entropy(self.masked_logits(memory, batch), labels[labels != IGNORED])
+        else:
+            target = batch["tokens"][:, 1:]
+            real = target != PAD
+            words = masked_cross_entropy(self.all_position_logits(memory, batch["tokens"])[real], target[real])
+        parts = {"loss": global_sum(words), "word_loss": words.mean().detach()}
+        if self.distractor_head is not None:
+            judged = masked_cross_entropy(self.distractor_logits(memory), batch["is_change"].long())
+            parts["loss"] = parts["loss"] + self.distractor_weight * global_sum(judged)
+            parts["distractor_loss"] = judged.mean().detach()
+        return parts
+
+
+def _causal(rows: int, past: int, device: torch.device) -> Tensor:
+    """(rows, past + rows) boolean: row i sees everything past and rows 0 ... i."""
+    return torch.ones(rows, past + rows, dtype=torch.bool, device=device).tril(past)

@@ -1,0 +1,48 @@
+"""Reading a parity fixture and filling its weights by rule; see README.md beside this file."""
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+class Fixture(NamedTuple):
+    path: Path
+    hyperparameters: dict[str, Any]
+    shapes: dict[str, dict[str, list[int]]]
+    arrays: dict[str, Tensor]
+
+    def weights(self, group: str) -> dict[str, Tensor]:
+        return {name: fill(name, shape) for name, shape in self.shapes[group].items()}
+
+
+def fill(name: str, shape: list[int]) -> Tensor:
+    values = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
+    if len(shape) >= 2:
+        values = values / np.sqrt(np.prod(shape[1:]))
+    else:
+        values = 0.05 * values + (1.0 if name.endswith(("weight", "a_2")) else 0.0)
+    return torch.from_numpy(values.astype(np.float32))
+
+
+def load(path: Path) -> Fixture:
+    facts = json.loads(path.read_text())
+    arrays = {name: torch.from_numpy(array) for name, array in np.load(path.with_suffix(".npz")).items()}
+    return Fixture(path, facts["hyperparameters"], facts["parameters"], arrays)
+
+
+def find(folder: Path, method: str, **conditions: Any) -> list[Path]:
+    """Every fixture of a method in a folder, whatever its name, whose hyperparameters meet the conditions."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        facts = json.loads(path.read_text())
+        matches = all(facts["hyperparameters"].get(key) == value for key, value in conditions.items())
+        if facts.get("method") == method and matches:
+            found.append(path)
+    return found

@@ -1,0 +1,133 @@
+"""IDC-PCL against the authors' implementation: every array of the fixture but NABirds' ones."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffcap.interop.pcl import from_official
+from diffcap.losses.mlm import IGNORED, masked_cross_entropy
+from diffcap.models.generation import beam_search, greedy
+from diffcap.models.pcl import BOS, CLS, EOS, MASK, PAD, UNK, PCL, PCLPretraining
+from tests.parity.loading import Fixture, load
+
+TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
+
+
+@pytest.fixture
+def official(pcl_fixture: Path) -> Fixture:
+    return load(pcl_fixture)
+
+
+def sizes(official: Fixture) -> dict:
+    facts = official.hyperparameters
+    assert facts["special"] == {"PAD": PAD, "BOS": BOS, "EOS": EOS, "UNK": UNK, "CLS": CLS, "MASK": MASK}
+    return {
+        "vocabulary_size": facts["vocabulary"],
+        "feature_channels": facts["feature_width"],
+        "width": facts["width"],
+        "heads": facts["heads"],
+        "ffn": facts["ffn"],
+        "cross_layers": facts["cross_layers"],
+    }
+
+
+def pretraining(official: Fixture) -> PCLPretraining:
+    model = PCLPretraining(**sizes(official), temperature=official.hyperparameters["temperature"])
+    model.load_state_dict(from_official(official.weights("pretrain"), "pretrain"))
+    return model.eval()
+
+
+def captioner(official: Fixture) -> PCL:
+    model = PCL(**sizes(official))
+    model.load_state_dict(from_official(official.weights("finetune"), "finetune"))
+    return model.eval()
+
+
+def maps(features: Tensor) -> Tensor:
+    return features.transpose(1, 2).unsqueeze(-1)  # (B, patches, C) to (B, C, patches, 1)
+
+
+def batch_of(official: Fixture, suffix: str = "") -> dict[str, Tensor]:
+    arrays = official.arrays
+    return {**arrays, "before": maps(arrays["before" + suffix]), "after": maps(arrays["after" + suffix])}
+
+
+@torch.no_grad()
+def test_mlm(official: Fixture) -> None:
+    model, batch = pretraining(official), batch_of(official)
+    torch.testing.assert_close(model.mlm_logits(batch), official.arrays["mlm_logits"], **TOLERANCE)
+    torch.testing.assert_close(model.mlm(batch), official.arrays["mlm_loss_per_token"], **TOLERANCE)
+
+
+@torch.no_grad()
+def test_mvcl_hides_the_patches_itself(official: Fixture) -> None:
+    batch = batch_of(official)
+    hidden = official.arrays["visual_mask"].chunk(2, 1)
+    for name, mask in zip(("before", "after"), hidden):
+        expected = official.arrays[f"{name}_masked"]
+        assert torch.equal(official.arrays[name].masked_fill(mask[..., None], 0.0), expected)
+    losses = pretraining(official).mvcl(batch)
+    torch.testing.assert_close(losses, official.arrays["mvcl_loss_per_feature"], **TOLERANCE)
+
+
+@torch.no_grad()
+def test_fda(official: Fixture) -> None:
+    model, batch = pretraining(official), batch_of(official)
+    similarity = model.fda_similarity(batch)
+    torch.testing.assert_close(similarity[:, 0].mean(), official.arrays["fda_positive_similarity"], **TOLERANCE)
+    torch.testing.assert_close(similarity[:, 1:].mean(), official.arrays["fda_negative_similarity"], **TOLERANCE)
+    torch.testing.assert_close(model.loss("fda", batch), official.arrays["fda_loss"], **TOLERANCE)
+
+
+@torch.no_grad()
+def test_finetuning(official: Fixture) -> None:
+    model, batch = captioner(official), batch_of(official)
+    memory = model.encode(batch["before"], batch["after"])
+    logits = model.masked_logits(memory, batch)
+    labels = batch["mlm_labels"]
+    torch.testing.assert_close(logits, official.arrays["finetune_logits"], **TOLERANCE)
+    words = masked_cross_entropy(logits, labels[labels != IGNORED])
+    torch.testing.assert_close(words, official.arrays["finetune_loss_per_token"], **TOLERANCE)
+
+
+@torch.no_grad()
+def test_distractor_judging(official: Fixture) -> None:
+    model, batch = captioner(official), batch_of(official)
+    logits = model.distractor_logits(model.encode(batch["before"], batch["after"]))
+    torch.testing.assert_close(logits, official.arrays["distractor_logits"], **TOLERANCE)
+    losses = masked_cross_entropy(logits, official.arrays["distractor_labels"][:, 0])
+    torch.testing.assert_close(losses, official.arrays["distractor_loss"], **TOLERANCE)
+    total = model.loss({**batch, "is_change": official.arrays["distractor_labels"][:, 0]})["loss"]
+    summed = official.arrays["finetune_loss_per_token"].sum() + official.arrays["distractor_loss"].sum()
+    torch.testing.assert_close(total, summed, **TOLERANCE)
+
+
+def until_end(tokens: Tensor) -> list[int]:
+    words = tokens.tolist()
+    return words[: words.index(EOS)] if EOS in words else words
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [1, 3, None])
+def test_greedy_words(official: Fixture, rows: int | None) -> None:
+    """The authors run on after the end; the words up to it are the caption."""
+    model, batch = captioner(official), batch_of(official)
+    expected = official.arrays["greedy_tokens"][:rows]
+    length = expected.shape[1]
+    tokens = greedy(model, batch["before"][:rows], batch["after"][:rows], length)
+    assert [until_end(row) for row in tokens] == [until_end(row) for row in expected]
+    beams = beam_search(model, batch["before"][:rows], batch["after"][:rows], length, beams=1)
+    assert torch.equal(beams, tokens)
+
+
+@torch.no_grad()
+def test_steps_run_on_as_the_authors_do(official: Fixture) -> None:
+    """Every token of the official buffer, those after the end too, comes out of `step`."""
+    model, batch = captioner(official), batch_of(official)
+    expected = official.arrays["greedy_tokens"]
+    memory, cache = model.encode(batch["before"], batch["after"]), None
+    for position in range(expected.shape[1] - 1):
+        logits, cache = model.step(expected[:, position], memory, cache)
+        assert torch.equal(logits.argmax(-1), expected[:, position + 1])
