@@ -21,6 +21,7 @@ def plain_errors() -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             where = error.filename or "the output folder"
             sys.exit(
-                f"error: no space left on the disk while writing {where}; free some and run the same command again: it goes on where it stopped."
+                f"error: no space left on the disk while writing {where}; "
+                "free some and run the same command again: it goes on where it stopped."
             )
         raise

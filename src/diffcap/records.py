@@ -1,9 +1,10 @@
-"""`ChangePair`, the one record that everything after a reader works on, and its file, `manifest.jsonl`."""
+"""`ChangePair`, the one record that everything after a reader works on, and its files, `manifest.jsonl`, `dataset.json`."""
 
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 from diffcap.errors import DiffcapError
 
 SPLITS = ("train", "val", "test")
+_FIELDS = {"id": str, "before": str, "after": str, "captions": list, "split": str}
+_REMEDY = "write it with `make data DATASET=<name> DATA=<folder>`"
 
 
 @dataclass(frozen=True)
@@ -38,18 +41,25 @@ class ChangePair:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-_FIELDS = {"id": str, "before": str, "after": str, "captions": list, "split": str}
+@dataclass(frozen=True)
+class Dataset:
+    """What the data stage left in `data/<dataset>/`: where the images are, the pairs, and the counts beside them.
+
+    Attributes:
+        name: the dataset's name ("clevr_change").
+        root: the folder that `before` and `after` of every pair are relative to.
+        pairs: every pair of the manifest, in its order.
+        info: `dataset.json` as it stands: counts by split, what was skipped, the reader's settings, "manifest_sha256".
+            `info["captions_only"]` is True where nobody looked whether the images are there.
+    """
+
+    name: str
+    root: Path
+    pairs: list[ChangePair]
+    info: dict[str, Any]
 
 
-def _parse(line: str, where: str) -> ChangePair:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise DiffcapError(
-            f"{where}: not JSON ({error.msg} at column {error.colno}); mend or delete that line."
-        ) from None
-    if not isinstance(row, dict):
-        raise DiffcapError(f"{where}: expected a JSON object, found {type(row).__name__}; write one pair a line.")
+def _pair(row: dict[str, Any], where: str) -> ChangePair:
     for key, kind in _FIELDS.items():
         if not isinstance(row.get(key), kind):
             found = "nothing" if key not in row else repr(row[key])[:60]
@@ -60,8 +70,13 @@ def _parse(line: str, where: str) -> ChangePair:
         )
     if not all(isinstance(caption, str) for caption in row["captions"]):
         raise DiffcapError(f'{where}: "captions" must be a list of strings; mend that line.')
-    known = {**{key: row.pop(key) for key in _FIELDS}, "change_type": row.pop("change_type", None)}
-    return ChangePair(**known, is_distractor=bool(row.pop("is_distractor", False)), extra=row)
+    change_type, is_distractor = row.pop("change_type", None), row.pop("is_distractor", False)
+    if not isinstance(change_type, str | None) or not isinstance(is_distractor, bool):
+        raise DiffcapError(
+            f'{where}: "change_type" must be a string or null and "is_distractor" true or false; mend that line.'
+        )
+    known = {key: row.pop(key) for key in _FIELDS}
+    return ChangePair(**known, change_type=change_type, is_distractor=is_distractor, extra=row)
 
 
 def read_manifest(path: str | Path) -> list[ChangePair]:
@@ -70,32 +85,98 @@ def read_manifest(path: str | Path) -> list[ChangePair]:
     Raises:
         DiffcapError: the file is missing, a line is malformed (named by number), or an id stands twice.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise DiffcapError(f"{path}: no manifest there; write it with `make data DATASET=<name> DATA=<folder>`.")
     pairs: list[ChangePair] = []
-    seen: dict[str, int] = {}
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            pair = _parse(line, f"{path}, line {number}")
-            if pair.id in seen:
-                raise DiffcapError(
-                    f"{path}, line {number}: id {pair.id!r} stands already on line {seen[pair.id]}; give every pair its own."
-                )
-            seen[pair.id] = number
-            pairs.append(pair)
+    seen: dict[str, str] = {}
+    for where, row in read_json_lines(path, "manifest", _REMEDY):
+        pair = _pair(row, where)
+        if pair.id in seen:
+            raise DiffcapError(f"{where}: id {pair.id!r} stands already in {seen[pair.id]}; give every pair its own.")
+        seen[pair.id] = where
+        pairs.append(pair)
     return pairs
+
+
+def manifest_text(pairs: Iterable[ChangePair]) -> str:
+    """The text of a `manifest.jsonl`: one JSON object a line, keys always in the same order."""
+    lines = []
+    for pair in pairs:
+        row = {key: getattr(pair, key) for key in (*_FIELDS, "change_type", "is_distractor")}
+        lines.append(json.dumps({**row, **pair.extra}, ensure_ascii=False) + "\n")
+    return "".join(lines)
 
 
 def write_manifest(path: str | Path, pairs: Iterable[ChangePair]) -> None:
     """Write `manifest.jsonl` whole or not at all (temporary name, then rename)."""
-    lines = []
-    for pair in pairs:
-        row = {key: getattr(pair, key) for key in (*_FIELDS, "change_type", "is_distractor")}
-        lines.append(json.dumps({**row, **pair.extra}, ensure_ascii=False))
-    write_text(path, "\n".join(lines) + "\n")
+    write_text(path, manifest_text(pairs))
+
+
+def read_dataset(folder: str | Path) -> Dataset:
+    """Read the `dataset.json` and the `manifest.jsonl` of a folder that the data stage wrote.
+
+    Raises:
+        DiffcapError: one of the two is missing or malformed, or the manifest is not the one that `dataset.json` counts.
+    """
+    folder = Path(folder)
+    info = read_json(folder / "dataset.json", "dataset", _REMEDY)
+    missing = [key for key in ("name", "root", "manifest_sha256") if not isinstance(info, dict) or key not in info]
+    if missing:
+        raise DiffcapError(f"{folder / 'dataset.json'}: lacks {', '.join(missing)}; {_REMEDY}.")
+    pairs = read_manifest(folder / "manifest.jsonl")
+    if file_hash(folder / "manifest.jsonl") != info["manifest_sha256"]:
+        raise DiffcapError(f"{folder / 'manifest.jsonl'}: not the manifest that dataset.json counts; {_REMEDY}.")
+    return Dataset(info["name"], folder / info["root"], pairs, info)
+
+
+def write_dataset(folder: str | Path, name: str, root: str | Path, pairs: list[ChangePair], notes: Any) -> Dataset:
+    """Write `dataset.json` and `manifest.jsonl`; files that would not change are not touched, so Make sees them as done.
+
+    Args:
+        folder: `data/<dataset>`.
+        name: the dataset's name.
+        root: the folder the image paths are relative to; stored relative to `folder` when it lies below it, so that
+            such a folder can be moved, and absolute otherwise.
+        pairs: the pairs in the order of the manifest.
+        notes: a dict stored as it is beside the counts (what was skipped, the reader's settings).
+    """
+    # abspath, not resolve: `..` must go before asking what lies below what, and a user's links must stay as they are
+    folder, absolute, home = Path(folder), Path(os.path.abspath(root)), os.path.abspath(folder)  # noqa: PTH100
+    manifest, text = folder / "manifest.jsonl", manifest_text(pairs)
+    info = {
+        "name": name,
+        "root": (absolute.relative_to(home) if absolute.is_relative_to(home) else absolute).as_posix(),
+        **_counts(pairs),
+        **notes,
+        "manifest_sha256": hashlib.sha256(text.encode()).hexdigest(),
+    }
+    stale = not manifest.is_file() or file_hash(manifest) != info["manifest_sha256"]
+    if stale:
+        manifest.unlink(missing_ok=True)  # killed between the two files, the stage must count as not done
+    counted = json.dumps(info, indent=2, ensure_ascii=False) + "\n"
+    if not (folder / "dataset.json").is_file() or (folder / "dataset.json").read_text(encoding="utf-8") != counted:
+        write_text(folder / "dataset.json", counted)
+    if stale:
+        write_text(manifest, text)
+    return Dataset(name, absolute, pairs, info)
+
+
+def _counts(pairs: list[ChangePair]) -> dict[str, Any]:
+    captions = sum(len(pair.captions) for pair in pairs)
+    splits = {}
+    for split in SPLITS:
+        ours = [pair for pair in pairs if pair.split == split]
+        splits[split] = {
+            "pairs": len(ours),
+            "distractors": sum(pair.is_distractor for pair in ours),
+            "captions": sum(len(pair.captions) for pair in ours),
+            "change_types": dict(sorted(Counter(pair.change_type for pair in ours if pair.change_type).items())),
+        }
+    return {
+        "pairs": len(pairs),
+        "images": len({path for pair in pairs for path in (pair.before, pair.after)}),
+        "captions": captions,
+        "captions_per_pair": round(captions / max(1, len(pairs)), 2),
+        "splits": splits,
+    }
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -121,6 +202,37 @@ def read_json(path: str | Path, what: str = "JSON file", remedy: str = "check th
         return json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise DiffcapError(f"{path}: not valid JSON ({error}); mend it or fetch it again.") from None
+
+
+def read_json_lines(
+    path: str | Path, what: str = "JSON-lines file", remedy: str = "check the path"
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield `(where, object)` for every line of a JSON-lines file that is not blank.
+
+    `where` ("<path>, line <number>") is for the caller's own complaints.
+
+    Raises:
+        DiffcapError: the file is missing (`what`, `remedy` as in `read_json`), or a line is not one JSON object.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise DiffcapError(f"{path}: no {what} there; {remedy}.")
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            where = f"{path}, line {number}"
+            try:
+                row = json.loads(line.decode("utf-8-sig"))
+            except json.JSONDecodeError as error:
+                raise DiffcapError(
+                    f"{where}: not JSON ({error.msg} at column {error.colno}); mend or delete that line."
+                ) from None
+            except UnicodeDecodeError:
+                raise DiffcapError(f"{where}: not UTF-8 text; save the file as UTF-8.") from None
+            if not isinstance(row, dict):
+                raise DiffcapError(f"{where}: expected a JSON object, found {type(row).__name__}; mend that line.")
+            yield where, row
 
 
 def file_hash(path: str | Path) -> str:

@@ -1,0 +1,117 @@
+"""CLEVR-Change (Park et al., ICCV 2019) in its official layout, and every dataset written in the same one (`blocks`).
+
+    images/CLEVR_default_000123.png       before
+    sc_images/CLEVR_semantic_000123.png   after a change
+    nsc_images/CLEVR_nonsemantic_000123.png  the same scene from another viewpoint: the distractor
+    change_captions.json, no_change_captions.json   "CLEVR_default_000123.png" -> list of sentences
+    splits.json                           {"train": [123, ...], "val": [...], "test": [...]}
+    type_mapping.json                     {"color": ["000123.png", ...], ...}, optional
+    scenes.json                           optional, see `_extras`
+
+Files are found by their number, never by their place in a listing: the released dataset has 39,803 of the 40,000 ids.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from diffcap.errors import DiffcapError
+from diffcap.records import SPLITS, ChangePair, read_json
+
+_REMEDY = "unpack the whole dataset into this folder"
+
+
+def read(folder: Path) -> list[ChangePair]:
+    """Two pairs an id: "000123.png", the change, and "000123.png_n", the distractor; by split, then by number.
+
+    Raises:
+        DiffcapError: a JSON file is missing or malformed, or an id of `splits.json` has no captions.
+    """
+    changed = _captions(folder / "change_captions.json")
+    unchanged = _captions(folder / "no_change_captions.json")
+    splits = _splits(folder / "splits.json")
+    kinds = _change_types(folder / "type_mapping.json")
+    extras = _extras(folder / "scenes.json")
+    for captions, name in ((changed, "change_captions.json"), (unchanged, "no_change_captions.json")):
+        _require_captions((number for numbers in splits.values() for number in numbers), captions, folder, name)
+    pairs = []
+    for split, numbers in splits.items():
+        for number in sorted(numbers):
+            file = f"{number:06d}.png"
+            before, key = f"images/CLEVR_default_{file}", f"CLEVR_default_{file}"
+            change, distractor = extras.get(file, ({}, {}))
+            after = f"sc_images/CLEVR_semantic_{file}"
+            pairs.append(ChangePair(file, before, after, changed[key], split, kinds.get(file), extra=change))
+            after = f"nsc_images/CLEVR_nonsemantic_{file}"
+            pairs.append(ChangePair(f"{file}_n", before, after, unchanged[key], split, None, True, distractor))
+    return pairs
+
+
+def _captions(path: Path) -> dict[str, list[str]]:
+    captions = _object(path, "captions")
+    for key, sentences in captions.items():
+        if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
+            raise DiffcapError(f'{path}: "{key}" must be a list of sentences, found {sentences!r:.60}; mend it.')
+    return captions
+
+
+def _splits(path: Path) -> dict[str, list[int]]:
+    splits = _object(path, "splits")
+    home: dict[int, str] = {}
+    for split in SPLITS:
+        if not isinstance(splits.get(split), list):
+            raise DiffcapError(f'{path}: "{split}" must be a list of numbers; mend or fetch the file again.')
+        for number in splits[split]:
+            if type(number) is not int or number < 0:
+                raise DiffcapError(f'{path}: "{split}" holds {number!r:.60}, not the number of an image; mend it.')
+            if number in home:
+                raise DiffcapError(
+                    f"{path}: {number} stands twice (in {home[number]} and {split}); keep it in one place."
+                )
+            home[number] = split
+    return {split: splits[split] for split in SPLITS}
+
+
+def _change_types(path: Path) -> dict[str, str]:
+    """File name -> the kind of its change; empty without the file."""
+    kinds: dict[str, str] = {}
+    for kind, files in (_object(path, "change types") if path.is_file() else {}).items():
+        if not isinstance(files, list) or not all(isinstance(file, str) for file in files):
+            raise DiffcapError(f'{path}: "{kind}" must be a list of file names; mend or fetch the file again.')
+        for file in files:
+            if kinds.setdefault(file, kind) != kind:
+                raise DiffcapError(f"{path}: {file!r} stands under both {kinds[file]!r} and {kind!r}; keep one.")
+    return kinds
+
+
+def _extras(path: Path) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """File name -> what `scenes.json` adds to (the change pair, the distractor pair); empty without the file.
+
+    A scene is `{"boxes", "viewpoint_iou", "viewpoint_iou_distractor", "changed"}` under "000123.png"; the keys that it
+    lacks are left out.
+    """
+    extras = {}
+    for file, scene in (_object(path, "scenes") if path.is_file() else {}).items():
+        if not isinstance(scene, dict):
+            raise DiffcapError(f'{path}: "{file}" must be an object, found {scene!r:.60}; mend it.')
+        change = {key: scene[key] for key in ("boxes", "viewpoint_iou", "changed") if key in scene}
+        view = "viewpoint_iou_distractor"
+        extras[file] = change, ({"viewpoint_iou": scene[view]} if view in scene else {})
+    return extras
+
+
+def _require_captions(numbers: Iterable[int], captions: dict[str, list[str]], folder: Path, name: str) -> None:
+    numbers = list(numbers)
+    without = [key for number in numbers if (key := f"CLEVR_default_{number:06d}.png") not in captions]
+    if without:
+        raise DiffcapError(
+            f"{folder / name}: no captions for {len(without)} of the {len(numbers)} ids in splits.json (first "
+            f"{', '.join(without[:3])}); fetch both files from the same release."
+        )
+
+
+def _object(path: Path, what: str) -> dict[str, Any]:
+    value = read_json(path, what, _REMEDY)
+    if not isinstance(value, dict):
+        raise DiffcapError(f"{path}: expected a JSON object, found {type(value).__name__}; fetch it again.")
+    return value

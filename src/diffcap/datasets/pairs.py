@@ -1,0 +1,99 @@
+"""One's own dataset: a folder with images and a `pairs.jsonl`, one JSON object a line.
+
+    {"before": "shots/desk_1.jpg", "after": "shots/desk_2.jpg", "captions": ["the red cup is gone"]}
+
+`before` and `after` are paths under the folder; `captions` holds one sentence or more (none is allowed outside "train").
+Optional: `id` (default: the line's number, six digits, blank lines not counted), `split` ("train", "val" or "test", on every line or on
+none), `change_type` (a name of yours), `is_distractor` (true where nothing changed but the view). Any other key stays in
+the manifest as it is.
+
+Without `split`, 80 % of the pairs train, 10 % validate and 10 % test (at least one each), drawn with a fixed seed. Lines
+that show the same two images, in either order, are drawn together, so no test pair was seen in training.
+"""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from diffcap.errors import DiffcapError
+from diffcap.records import SPLITS, ChangePair, read_json_lines
+
+SPLIT_SEED = 0
+HELD_OUT = 0.1  # share of the pairs for val, and the same again for test
+
+
+def read(folder: Path) -> list[ChangePair]:
+    """The pairs of `pairs.jsonl`, in the order of its lines.
+
+    Raises:
+        DiffcapError: the file is missing, a line is malformed, only some lines have a split, or there are fewer than
+            three different pairs to split.
+    """
+    path = folder / "pairs.jsonl"
+    pairs: list[ChangePair] = []
+    seen: dict[str, str] = {}
+    without = ""  # where the first line without a split stands
+    for number, (where, row) in enumerate(read_json_lines(path), 1):
+        pair = _pair(row, where, number)
+        if pair.id in seen:
+            raise DiffcapError(f"{where}: id {pair.id!r} stands already in {seen[pair.id]}; give every pair its own.")
+        seen[pair.id] = where
+        without = without or ("" if pair.split else where)
+        pairs.append(pair)
+    if not without:
+        return pairs
+    if any(pair.split for pair in pairs):
+        raise DiffcapError(f'{without}: no "split", while other lines have one; give it on every line or on none.')
+    return draw_splits(pairs, path)
+
+
+def draw_splits(pairs: list[ChangePair], path: Path) -> list[ChangePair]:
+    """Give every pair a split, 80 : 10 : 10 by pairs of images; the same draw for the same images.
+
+    Raises:
+        DiffcapError: fewer than three different pairs of images (`path` is named in the sentence).
+    """
+    keys = sorted({_images(pair) for pair in pairs})
+    if len(keys) < 3:
+        raise DiffcapError(f'{path}: {len(keys)} pairs cannot be split in three; add pairs or write "split" yourself.')
+    random.Random(SPLIT_SEED).shuffle(keys)
+    held = max(1, round(HELD_OUT * len(keys)))
+    split = (
+        dict.fromkeys(keys, "train") | dict.fromkeys(keys[:held], "val") | dict.fromkeys(keys[held : 2 * held], "test")
+    )
+    return [replace(pair, split=split[_images(pair)]) for pair in pairs]
+
+
+def _images(pair: ChangePair) -> tuple[str, ...]:
+    return tuple(sorted((pair.before, pair.after)))
+
+
+def _pair(row: dict[str, Any], where: str, number: int) -> ChangePair:
+    row = dict(row)
+    images = [_image(row.pop(key, None), key, where) for key in ("before", "after")]
+    captions = row.pop("captions", None)
+    if not isinstance(captions, list) or not all(isinstance(text, str) and text.strip() for text in captions):
+        raise DiffcapError(f'{where}: "captions" must be a list of sentences, found {captions!r:.60}; mend that line.')
+    identity = row.pop("id", f"{number:06d}")
+    if not isinstance(identity, str | int) or isinstance(identity, bool) or identity == "":
+        raise DiffcapError(f'{where}: "id" must be a string, found {identity!r:.60}; mend that line.')
+    split = row.pop("split", None) or ""
+    if split not in (*SPLITS, ""):
+        raise DiffcapError(f'{where}: "split" must be one of {", ".join(SPLITS)}, found {split!r:.60}; mend that line.')
+    if split == "train" and not captions:
+        raise DiffcapError(f"{where}: a training pair needs at least one caption; add one or take the line out.")
+    kind, distractor = row.pop("change_type", None), row.pop("is_distractor", False)
+    if not isinstance(kind, str | None) or not isinstance(distractor, bool):
+        raise DiffcapError(
+            f'{where}: "change_type" must be a string and "is_distractor" true or false; mend that line.'
+        )
+    return ChangePair(str(identity), images[0], images[1], captions, split, kind, distractor, row)
+
+
+def _image(path: object, key: str, where: str) -> str:
+    if not isinstance(path, str) or not path:
+        raise DiffcapError(f'{where}: "{key}" must be the path of an image, found {path!r:.60}; mend that line.')
+    if Path(path).is_absolute():
+        raise DiffcapError(f'{where}: "{key}" is an absolute path ({path}); write it relative to the folder.')
+    return path

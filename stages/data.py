@@ -1,0 +1,135 @@
+"""Official files of a dataset in, `manifest.jsonl` and `dataset.json` out, every image looked at on the way."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from jsonargparse import auto_cli
+
+from diffcap.errors import DiffcapError, plain_errors
+from diffcap.records import SPLITS, ChangePair, Dataset
+
+
+def prepare(
+    dataset: str,
+    source: str | None = None,
+    out: str | None = None,
+    missing: Literal["refuse", "skip"] = "refuse",
+    check: Literal["decode", "exists"] = "decode",
+    captions_only: bool = False,
+    pairs: int | None = None,
+    seed: int | None = None,
+    jitter: float | None = None,
+) -> None:
+    """Write the manifest of a dataset, and dataset.json with its counts beside it.
+
+    Args:
+        dataset: clevr_change, birds2words, blocks (rendered here), or any other name for your own pairs.jsonl.
+        source: the folder that holds the dataset's files; not for blocks.
+        out: where the manifest goes; data/<dataset> by default.
+        missing: what to do with a pair whose image is missing or broken: refuse the dataset, or skip the pair. Either
+            way problems.txt in the output folder lists the images.
+        check: decode every image to its last pixel (remembered, so that the next run is quick), or only ask whether
+            the file exists.
+        captions_only: look at no image at all; the manifest then serves the stages that read captions only (negatives,
+            vocabulary), and dataset.json says so.
+        pairs: blocks only: how many scenes to render; each gives two pairs, a change and a distractor.
+        seed: blocks only: seed of the scenes.
+        jitter: blocks only: strength of the camera's and the light's jitter; 1 is the usual one.
+
+    Raises:
+        DiffcapError: a file is missing or malformed, or images are and `missing` is "refuse".
+    """
+    from diffcap.datasets import read_pairs
+    from diffcap.records import write_dataset
+
+    folder = Path(out or f"data/{dataset}")
+    render = {
+        key: value for key, value in {"pairs": pairs, "seed": seed, "jitter": jitter}.items() if value is not None
+    }
+    if dataset == "blocks":
+        root = _render(folder, source, render)
+    elif render:
+        raise DiffcapError(
+            f"--{next(iter(render))} is for blocks only, and {dataset} is read, not rendered; leave it out."
+        )
+    elif source is None:
+        raise DiffcapError(f"{dataset} needs its files: give their folder with --source (DATA=<folder> with make).")
+    else:
+        root = Path(source)
+    records = read_pairs(dataset, root)
+    skipped = {"pairs": 0, "images": 0}
+    if captions_only:
+        (folder / "problems.txt").unlink(missing_ok=True)
+    else:
+        records, skipped = _check(records, root, folder, missing, check)
+    settings = {"missing": missing, "check": check, **render}
+    notes = {"captions_only": captions_only, "skipped": skipped, "settings": settings}
+    _show(write_dataset(folder, dataset, root, records, notes), folder)
+
+
+def _render(folder: Path, source: str | None, settings: dict[str, Any]) -> Path:
+    from diffcap.datasets.blocks.write import write_blocks
+
+    if source is not None:
+        raise DiffcapError("blocks is rendered, not read: leave --source (DATA=) out.")
+    official = folder / "official"
+    write_blocks(official, **settings)
+    return official
+
+
+def _check(
+    pairs: list[ChangePair], root: Path, folder: Path, missing: str, check: Literal["decode", "exists"]
+) -> tuple[list[ChangePair], dict[str, int]]:
+    """The pairs whose images are both good, and what was left out; refuses unless told to skip."""
+    from diffcap.datasets.images import MISSING, check_images, image_paths
+    from diffcap.records import write_text
+
+    paths, report = image_paths(pairs), folder / "problems.txt"
+    problems = dict(check_images(root, paths, check, memory=folder / "checked.json"))
+    if not problems:
+        report.unlink(missing_ok=True)
+        return pairs, {"pairs": 0, "images": 0}
+    write_text(report, "".join(f"{path}\t{what}\n" for path, what in problems.items()))
+    good = [pair for pair in pairs if pair.before not in problems and pair.after not in problems]
+    absent = [path for path, what in problems.items() if what == MISSING]
+    broken = [path for path, what in problems.items() if what != MISSING]
+    said = " and ".join(
+        f"{len(names)} {word} (first {', '.join(names[:3])})"
+        for names, word in ((absent, "missing"), (broken, "broken"))
+        if names
+    )
+    lost = len(pairs) - len(good)
+    summary = f"{root}: of {len(paths)} images {said}, so {lost} of {len(pairs)} pairs are lost; all are in {report}"
+    if missing == "refuse":
+        raise DiffcapError(f"{summary}: fetch them again, or leave those pairs out with --missing skip.")
+    if not good:
+        raise DiffcapError(f"{summary}, and no pair is left; check the folder.")
+    print(f"skipped: {summary}.")
+    return good, {"pairs": lost, "images": len(problems)}
+
+
+def _show(dataset: Dataset, folder: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{dataset.name}: {folder / 'manifest.jsonl'}", title_justify="left")
+    for column in ("split", "pairs", "distractors", "captions", "change types"):
+        table.add_column(column, justify="left" if column in ("split", "change types") else "right")
+    for split in SPLITS:
+        row = dataset.info["splits"][split]
+        kinds = ", ".join(f"{kind} {count:,}" for kind, count in row["change_types"].items()) or "-"
+        table.add_row(split, *(f"{row[key]:,}" for key in ("pairs", "distractors", "captions")), kinds)
+    info = dataset.info
+    looked = "images not looked at" if info["captions_only"] else f"{info['images']:,} images, all there"
+    console = Console()
+    console.print(table)
+    console.print(
+        f"{info['pairs']:,} pairs, {info['captions_per_pair']} captions a pair, {looked}, "
+        f"{info['skipped']['pairs']:,} pairs skipped",
+        highlight=False,
+    )
+
+
+if __name__ == "__main__":
+    with plain_errors():
+        auto_cli(prepare, as_positional=False)
