@@ -1,0 +1,170 @@
+"""The world of `blocks`: what a scene is made of, where its camera stands, and where each solid falls in the picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+SIZES = ("small", "large")
+COLORS = ("gray", "red", "blue", "green", "brown", "purple", "cyan", "yellow")
+MATERIALS = ("rubber", "metal")
+SHAPES = ("cube", "sphere", "cylinder")
+CUBE, SPHERE, CYLINDER = range(3)
+
+RADII = (0.38, 0.72)  # of the circle round an object's footprint; about CLEVR's two sizes
+HALF_VIEW = (0.335, 0.25125)  # tangents of half the field of view, of the 4:3 frame that every picture holds
+PICTURE = (128, 96)  # the picture that visibility is judged in
+
+
+@dataclass
+class Scenes:
+    """B pictures to be: up to N solids on the ground z = 0, a camera and the light.
+
+    Attributes:
+        size, color, material, shape: (B, N) int64 indices into `SIZES`, `COLORS`, `MATERIALS`, `SHAPES`.
+        valid: (B, N) bool, False where the slot is empty (its other values are then meaningless).
+        position: (B, N, 2) float32, the middle of the footprint; x to the right, y away from the camera's home.
+        yaw: (B, N) float32, radians; turns cubes.
+        eye, target: (B, 3) float32, where the camera stands and what it looks at.
+        light: (B, 3) float32, unit vector to the key light.
+        pools: (B, 2, 2) float32, the middles of the warm and the cool pool of light on the ground.
+        power: (B, 2) float32, strength of the warm and of the cool light, about 1.
+    """
+
+    size: Tensor
+    color: Tensor
+    material: Tensor
+    shape: Tensor
+    valid: Tensor
+    position: Tensor
+    yaw: Tensor
+    eye: Tensor
+    target: Tensor
+    light: Tensor
+    pools: Tensor
+    power: Tensor
+
+    def __len__(self) -> int:
+        return len(self.valid)
+
+    def __getitem__(self, rows: Tensor | slice | list[int]) -> Scenes:
+        return Scenes(*(getattr(self, name)[rows] for name in _names()))
+
+    def to(self, device: torch.device | str) -> Scenes:
+        """The same scenes on another device."""
+        return Scenes(*(getattr(self, name).to(device) for name in _names()))
+
+    @staticmethod
+    def cat(parts: list[Scenes]) -> Scenes:
+        """Join batches along B."""
+        return Scenes(*(torch.cat([getattr(part, name) for part in parts]) for name in _names()))
+
+    @property
+    def radius(self) -> Tensor:
+        """(B, N) radius of the circle round the footprint; for a sphere its radius, for a cube half the diagonal."""
+        return torch.tensor(RADII, device=self.size.device)[self.size]
+
+    @property
+    def half(self) -> Tensor:
+        """(B, N) half the height: also half the side of a cube."""
+        return torch.where(self.shape == CUBE, self.radius * 0.5**0.5, self.radius)
+
+
+def _names() -> Iterator[str]:
+    return (field.name for field in fields(Scenes))
+
+
+def camera_axes(scenes: Scenes) -> tuple[Tensor, Tensor, Tensor]:
+    """Unit vectors forward, right and up of each camera, (B, 3) each; right is level."""
+    x, y, z = (scenes.target - scenes.eye).unbind(-1)
+    level = (x * x + y * y).sqrt()
+    length = (x * x + y * y + z * z).sqrt()
+    forward = torch.stack([x / length, y / length, z / length], -1)
+    right = torch.stack([y / level, -x / level, torch.zeros_like(x)], -1)
+    up = torch.stack([-x * z / (level * length), -y * z / (level * length), level / length], -1)
+    return forward, right, up
+
+
+def half_view(size: tuple[int, int]) -> tuple[float, float]:
+    """Tangents of half the field of view for a picture of (width, height): the 4:3 frame and what lies around it."""
+    aspect = size[0] / size[1]
+    x, y = HALF_VIEW
+    return (y * aspect, y) if aspect >= x / y else (x, x / aspect)
+
+
+def to_camera(points: Tensor, scenes: Scenes) -> tuple[Tensor, Tensor, Tensor]:
+    """Points (B, ..., 3) as coordinates right, up and forward of their own camera, (B, ...) each."""
+    x, y, z = (points - _spread(scenes.eye, points)).unbind(-1)
+    forward, right, up = (_spread(axis, points).unbind(-1) for axis in camera_axes(scenes))
+    return (
+        x * right[0] + y * right[1] + z * right[2],
+        x * up[0] + y * up[1] + z * up[2],
+        x * forward[0] + y * forward[1] + z * forward[2],
+    )
+
+
+def _spread(vectors: Tensor, points: Tensor) -> Tensor:
+    return vectors.view(len(vectors), *[1] * (points.ndim - 2), vectors.shape[-1])
+
+
+def view_boxes(scenes: Scenes) -> Tensor:
+    """Box round each solid as if nothing hid it, (B, N, 4): left, bottom, right, top.
+
+    In tangents of the angle from the camera's axis (up is positive). Exact for cubes and spheres, a few per cent
+    too wide for cylinders.
+    """
+    radius, half = scenes.radius, scenes.half
+    # A box that holds the solid: a cube's own, or for a cylinder one that faces the camera.
+    facing = scenes.position - scenes.eye[:, None, :2]
+    away = (facing[..., 0] * facing[..., 0] + facing[..., 1] * facing[..., 1]).sqrt()
+    cube = scenes.shape == CUBE
+    cosine = torch.where(cube, scenes.yaw.cos(), facing[..., 0] / away)
+    sine = torch.where(cube, scenes.yaw.sin(), facing[..., 1] / away)
+    reach = torch.where(cube, half, radius)
+    signs = torch.tensor(
+        [[a, b, c] for a in (-1.0, 1.0) for b in (-1.0, 1.0) for c in (0.0, 2.0)], device=radius.device
+    )
+    along, across = reach[..., None] * signs[:, 0], reach[..., None] * signs[:, 1]  # (B, N, 8)
+    corners = torch.stack(
+        [
+            scenes.position[..., 0, None] + along * cosine[..., None] - across * sine[..., None],
+            scenes.position[..., 1, None] + along * sine[..., None] + across * cosine[..., None],
+            half[..., None] * signs[:, 2],
+        ],
+        -1,
+    )
+    x, y, z = to_camera(corners, scenes)
+    u, v = x / z, y / z
+    boxes = torch.stack([u.amin(-1), v.amin(-1), u.amax(-1), v.amax(-1)], -1)
+    # The tangent lines to a sphere, in the plane of each axis of the picture.
+    middle = torch.cat([scenes.position, half[..., None]], -1)
+    x, y, z = to_camera(middle, scenes)
+    square = radius * radius
+    spread_x, spread_y = (radius * (a * a + z * z - square).sqrt() for a in (x, y))
+    below = z * z - square
+    spheres = torch.stack(
+        [
+            (x * z - spread_x) / below,
+            (y * z - spread_y) / below,
+            (x * z + spread_x) / below,
+            (y * z + spread_y) / below,
+        ],
+        -1,
+    )
+    return torch.where((scenes.shape == SPHERE)[..., None], spheres, boxes)
+
+
+def box_iou(first: Tensor, second: Tensor) -> Tensor:
+    """Intersection over union of boxes (..., 4), element by element."""
+    low, high = torch.maximum(first[..., :2], second[..., :2]), torch.minimum(first[..., 2:], second[..., 2:])
+    overlap = (high - low).clamp(min=0)
+    shared = overlap[..., 0] * overlap[..., 1]
+    return shared / (box_area(first) + box_area(second) - shared)
+
+
+def box_area(boxes: Tensor) -> Tensor:
+    """Area of boxes (..., 4)."""
+    return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])

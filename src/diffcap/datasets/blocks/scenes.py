@@ -1,0 +1,320 @@
+"""Scenes of `blocks` by seed: what stands where, what changes, and how far the camera and the light stray.
+
+Every number is a hash of (seed, triple, attempt, place), so triple k of a seed is the same in any batch, on any worker
+and in a dataset of any size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from diffcap.datasets.blocks.geometry import (
+    COLORS,
+    HALF_VIEW,
+    MATERIALS,
+    PICTURE,
+    RADII,
+    SHAPES,
+    SIZES,
+    Scenes,
+    box_area,
+    box_iou,
+    to_camera,
+    view_boxes,
+)
+from diffcap.errors import DiffcapError
+
+CHANGES = ("color", "material", "add", "drop", "move")
+COLOR, MATERIAL, ADD, DROP, MOVE = range(5)
+
+GAP = 0.25  # between the circles round two footprints
+LEAST_PIXELS = 34.0  # of a changed object, by a bound from boxes; in a picture of `PICTURE`
+LEAST_MOVE = 14.0  # pixels of `PICTURE`, against the other objects
+_FILL = 0.72  # the least part of its box that a solid covers
+_ROUND = 4  # attempts drawn side by side
+_TRIES = 12  # places drawn for one object
+_ROUNDS = 100
+
+
+@dataclass
+class Triples:
+    """T triples of pictures: before, after (one thing changed) and distractor (nothing changed but camera and light).
+
+    Slot n is the same object in all three.
+
+    Attributes:
+        indices: (T,) int64, the triples' numbers under their seed.
+        before, after, distractor: `Scenes` of T pictures each.
+        change: (T,) int64 index into `CHANGES`.
+        changed: (T,) int64, the slot of the changed object (empty in `before` for "add", in `after` for "drop").
+        new_value: (T,) int64, index of the new color or material, -1 for the other changes.
+    """
+
+    indices: Tensor
+    before: Scenes
+    after: Scenes
+    distractor: Scenes
+    change: Tensor
+    changed: Tensor
+    new_value: Tensor
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def scenes(self) -> Scenes:
+        """All pictures as one batch of 3 T: the before pictures, then the after ones, then the distractors."""
+        return Scenes.cat([self.before, self.after, self.distractor])
+
+    def viewpoint_iou(self) -> tuple[Tensor, Tensor]:
+        """How alike the viewpoints are: 1 for the same camera, towards 0 the further the picture shifts.
+
+        The mean, over the objects that stand unmoved in both pictures, of the intersection over union of the boxes
+        round them, each box taken as if nothing hid its object.
+
+        Returns:
+            (T,) for the change pairs and (T,) for the distractor pairs.
+        """
+        before, after, distractor = (view_boxes(scenes) for scenes in (self.before, self.after, self.distractor))
+        unmoved = self.before.valid & self.after.valid
+        unmoved[(self.change == MOVE).nonzero().flatten(), self.changed[self.change == MOVE]] = False
+        return (
+            _mean_over(box_iou(before, after), unmoved),
+            _mean_over(box_iou(before, distractor), self.before.valid),
+        )
+
+
+def sample_triples(
+    indices: Sequence[int] | Tensor, seed: int = 0, jitter: float = 1.0, objects: tuple[int, int] = (3, 6)
+) -> Triples:
+    """Draw triples by number.
+
+    In every picture each object stays in the frame and partly visible, the changed one well visible; no two objects
+    of a triple (before or after the change) share all four attributes; a move is larger than anything that the camera
+    does. The change goes round by number: triple k has `CHANGES[k % 5]`.
+
+    Args:
+        indices: numbers of the triples, each 0 or more.
+        seed: of the dataset.
+        jitter: how far camera and light stray from picture to picture; 0 keeps both, 1 is about CLEVR-Change's.
+        objects: least and most objects in a picture, 2 or more.
+
+    Raises:
+        DiffcapError: some triple found no arrangement, as with a very strong jitter or very many objects.
+    """
+    indices = torch.as_tensor(indices, dtype=torch.int64)
+    pending = torch.arange(len(indices))
+    drawn: list[tuple[Tensor, Triples]] = []
+    for round_ in range(_ROUNDS):
+        if not len(pending):
+            break
+        attempts = torch.arange(round_ * _ROUND, (round_ + 1) * _ROUND)
+        rows = indices[pending].repeat_interleave(_ROUND)
+        found, good = _attempt(
+            rows, _mix(_mix(rows + _mix(_int64(seed))) + attempts.repeat(len(pending))), jitter, objects
+        )
+        good = good.view(-1, _ROUND)
+        done = good.any(1)
+        first = good.to(torch.uint8).argmax(1) + torch.arange(len(pending)) * _ROUND
+        drawn.append((pending[done], _rows(found, first[done])))
+        pending = pending[~done]
+    if len(pending):
+        raise DiffcapError(
+            f"blocks: no arrangement of {objects[0]} to {objects[1]} objects found for triple {int(indices[pending[0]])} "
+            f"with jitter {jitter:g}; ask for a weaker jitter or fewer objects."
+        )
+    order = torch.cat([rows for rows, _ in drawn]).argsort() if drawn else pending
+    return _rows(_join([triples for _, triples in drawn]), order)
+
+
+def _attempt(indices: Tensor, key: Tensor, jitter: float, objects: tuple[int, int]) -> tuple[Triples, Tensor]:
+    """One try for each row: the triples, and (A,) whether they satisfy all conditions."""
+    draw = _Draw(key)
+    rows, slots = torch.arange(len(key)), torch.arange(objects[1])
+    change = indices % len(CHANGES)
+    # Every picture has the asked number of objects: the fuller one of "add" and "drop" has one to spare.
+    least = objects[0] + ((change == ADD) | (change == DROP)).long()
+    count = least + (draw.uniform(1)[:, 0] * (objects[1] + 1 - least)).long()
+    present = slots < count[:, None]
+    size, color, material, shape = (draw.choice(len(names), len(slots)) for names in (SIZES, COLORS, MATERIALS, SHAPES))
+    changed = (draw.uniform(1)[:, 0] * count).long()
+    is_changed = slots == changed[:, None]
+
+    other_color = (color[rows, changed] + 1 + draw.choice(len(COLORS) - 1, 1)[:, 0]) % len(COLORS)
+    other_material = 1 - material[rows, changed]
+    new_value = torch.where(change == COLOR, other_color, torch.where(change == MATERIAL, other_material, -1))
+    after_color = torch.where(is_changed & (change == COLOR)[:, None], other_color[:, None], color)
+    after_material = torch.where(is_changed & (change == MATERIAL)[:, None], other_material[:, None], material)
+    good = _distinct(size, color, material, shape, present) & _distinct(
+        size, after_color, after_material, shape, present
+    )
+
+    eye, target, light, pools, power = _views(draw, jitter)
+    radius = torch.tensor(RADII)[size]
+    position, moved_to, placed = _places(draw, radius, present, changed, change == MOVE)
+    yaw = draw.uniform(len(slots)) * (math.pi / 2)
+    after_position = torch.where((is_changed & (change == MOVE)[:, None])[..., None], moved_to[:, None], position)
+
+    def picture(k: int, valid: Tensor, color: Tensor, material: Tensor, position: Tensor) -> Scenes:
+        view = (eye[:, k], target[:, k], light[:, k], pools[:, k], power[:, k])
+        return Scenes(size, color, material, shape, valid, position, yaw, *view)
+
+    before_valid = present & ~(is_changed & (change == ADD)[:, None])
+    triples = Triples(
+        indices,
+        picture(0, before_valid, color, material, position),
+        picture(1, present & ~(is_changed & (change == DROP)[:, None]), after_color, after_material, after_position),
+        picture(2, before_valid, color, material, position),
+        change,
+        changed,
+        new_value,
+    )
+    return triples, good & placed & _all_visible(triples) & _clear_move(triples)
+
+
+def _views(draw: _Draw, jitter: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Cameras and lights of the three pictures: a home for each triple, and a step away from it for each picture."""
+    home = draw.signed(8)[:, None]  # (A, 1, 8)
+    step = jitter * draw.signed(3 * 14).view(-1, 3, 14)  # (A, 3, 14)
+    turn = 0.09 * step[..., 0]
+    rise = 0.56 + 0.05 * home[..., 0] + 0.045 * step[..., 1]
+    away = 11.0 * (1 + 0.03 * home[..., 1]) * (1 + 0.05 * step[..., 2])
+    zero = torch.zeros_like(turn)
+    target = torch.stack([0.22 * step[..., 3], 0.22 * step[..., 4], zero + 0.3], -1)
+    level = away * rise.cos()
+    eye = target + torch.stack([level * turn.sin(), -level * turn.cos(), away * rise.sin()], -1)
+    # The key light comes from the left and from behind the camera, as in CLEVR.
+    bearing = 2.3 + 0.35 * home[..., 2] + 0.2 * step[..., 5]
+    height = 0.92 + 0.08 * home[..., 3] + 0.06 * step[..., 6]
+    light = torch.stack([height.cos() * bearing.cos(), -height.cos() * bearing.sin(), height.sin()], -1)
+    warm = torch.stack(
+        [1.2 + 0.8 * home[..., 4] + 0.6 * step[..., 7], -2.6 + 0.6 * home[..., 5] + 0.6 * step[..., 8]], -1
+    )
+    cool = torch.stack(
+        [-2.8 + 0.8 * home[..., 6] + 0.6 * step[..., 9], 0.8 + 0.8 * home[..., 7] + 0.6 * step[..., 10]], -1
+    )
+    power = 1 + 0.07 * step[..., 11:13]
+    return eye, target, light, torch.stack([warm, cool], 2), power
+
+
+def _places(
+    draw: _Draw, radius: Tensor, present: Tensor, changed: Tensor, moves: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Footprints that keep their distance: (A, N, 2), the changed object's second place (A, 2), and whether all found one."""
+    rows, slots = torch.arange(len(radius)), radius.shape[1]
+    position = torch.zeros(len(radius), slots, 2)
+    ok = torch.ones(len(radius), dtype=torch.bool)
+    moved_to = torch.zeros(len(radius), 2)
+    for slot in range(slots + 1):
+        last = slot == slots  # the second place of a moved object, chosen when all the others stand
+        tries = draw.uniform(2 * _TRIES).view(-1, _TRIES, 2)
+        y = -2.6 + 5.4 * tries[..., 1]
+        x = (2 * tries[..., 0] - 1) * (2.55 + 0.25 * y)  # the ground that the camera sees is wider further away
+        spots = torch.stack([x, y], -1)
+        own = radius[rows, changed] if last else radius[:, slot]
+        gap = spots[:, :, None] - position[:, None]
+        distance = (gap[..., 0] * gap[..., 0] + gap[..., 1] * gap[..., 1]).sqrt()  # (A, tries, N)
+        least = radius + own[:, None] + GAP
+        if last:  # away from where it stood, too
+            least = torch.where(torch.arange(slots) == changed[:, None], least.clamp(min=1.5), least)
+        ignore = ~present if last else torch.arange(slots)[None] >= slot
+        free = ((distance > least[:, None]) | ignore[:, None]).all(2)
+        pick = spots[rows, free.to(torch.uint8).argmax(1)]
+        if last:
+            moved_to, ok = pick, ok & (free.any(1) | ~moves)
+        else:
+            position[:, slot], ok = pick, ok & (free.any(1) | ~present[:, slot])
+    return position, moved_to, ok
+
+
+def _all_visible(triples: Triples) -> Tensor:
+    """(A,) whether all objects lie in the frame and enough of each shows, in all three pictures."""
+    scenes = triples.scenes()
+    boxes = view_boxes(scenes)
+    x, y = (HALF_VIEW[axis] * (1 - 2 / PICTURE[axis]) for axis in range(2))
+    inside = (boxes[..., 0] > -x) & (boxes[..., 1] > -y) & (boxes[..., 2] < x) & (boxes[..., 3] < y)
+    *_, depth = to_camera(torch.cat([scenes.position, scenes.half[..., None]], -1), scenes)
+    overlap = (
+        torch.minimum(boxes[:, :, None, 2:], boxes[:, None, :, 2:])
+        - torch.maximum(boxes[:, :, None, :2], boxes[:, None, :, :2])
+    ).clamp(min=0)
+    hides = (depth[:, None] < depth[:, :, None]) & scenes.valid[:, None]  # [b, i, j]: j stands before i
+    area = box_area(boxes) * _FILL
+    shows = area - (overlap[..., 0] * overlap[..., 1] * hides).sum(-1)
+    pixels = shows * (PICTURE[0] * PICTURE[1] / (4 * HALF_VIEW[0] * HALF_VIEW[1]))
+    ordinary = (shows > 0.3 * area) & (pixels > 12)
+    good = (shows > 0.55 * area) & (pixels > LEAST_PIXELS)
+    is_changed = torch.arange(boxes.shape[1]) == triples.changed.repeat(3)[:, None]
+    fine = (inside & torch.where(is_changed, good, ordinary)) | ~scenes.valid
+    return fine.all(1).view(3, -1).all(0)
+
+
+def _clear_move(triples: Triples) -> Tensor:
+    """(A,) whether a moved object moves visibly against the others, more than any of them seems to (True if none moved)."""
+    first, second = view_boxes(triples.before), view_boxes(triples.after)
+    shift = ((second[..., :2] + second[..., 2:]) - (first[..., :2] + first[..., 2:])) / 2  # (A, N, 2) tangents
+    still = triples.before.valid & (torch.arange(first.shape[1]) != triples.changed[:, None])
+    drift = torch.stack([_mean_over(shift[..., axis], still) for axis in range(2)], -1)
+    pixels = PICTURE[0] / (2 * HALF_VIEW[0])
+    against = shift[torch.arange(len(shift)), triples.changed] - drift
+    seeming = ((shift * shift).sum(-1) * still).amax(1).sqrt()
+    moved = (against * against).sum(-1).sqrt()
+    return (triples.change != MOVE) | ((moved * pixels > LEAST_MOVE) & (moved > 1.5 * seeming))
+
+
+def _distinct(size: Tensor, color: Tensor, material: Tensor, shape: Tensor, present: Tensor) -> Tensor:
+    """(A,) whether no two present objects share all four attributes."""
+    code = ((size * len(COLORS) + color) * len(MATERIALS) + material) * len(SHAPES) + shape
+    both = present[:, :, None] & present[:, None] & ~torch.eye(code.shape[1], dtype=torch.bool)
+    return ~((code[:, :, None] == code[:, None]) & both).flatten(1).any(1)
+
+
+def _mean_over(values: Tensor, mask: Tensor) -> Tensor:
+    return (values * mask).sum(1) / mask.sum(1)
+
+
+def _rows(triples: Triples, rows: Tensor) -> Triples:
+    return Triples(*(value[rows] for value in vars(triples).values()))
+
+
+def _join(parts: list[Triples]) -> Triples:
+    columns = zip(*(vars(part).values() for part in parts))
+    return Triples(*(Scenes.cat(list(c)) if isinstance(c[0], Scenes) else torch.cat(c) for c in columns))
+
+
+def _int64(number: int) -> Tensor:
+    return torch.tensor((number + 2**63) % 2**64 - 2**63)
+
+
+def _mix(values: Tensor) -> Tensor:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014) on int64, which wraps."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        values = values ^ ((values >> shift) & (2 ** (64 - shift) - 1))
+        values = values * (factor if factor < 2**63 else factor - 2**64)
+    return values
+
+
+class _Draw:
+    """Random numbers by hash of each row's key and of how many were drawn before."""
+
+    def __init__(self, key: Tensor) -> None:
+        self.key, self.drawn = key, 0
+
+    def uniform(self, count: int) -> Tensor:
+        """(A, count) float32 in [0, 1)."""
+        place = torch.arange(self.drawn + 1, self.drawn + count + 1)
+        self.drawn += count
+        bits = _mix(self.key[:, None] + place * (0x9E3779B97F4A7C15 - 2**64))
+        return ((bits >> 40) & (2**24 - 1)).float() * 2.0**-24
+
+    def signed(self, count: int) -> Tensor:
+        """(A, count) float32 in [-1, 1)."""
+        return 2 * self.uniform(count) - 1
+
+    def choice(self, options: int, count: int) -> Tensor:
+        """(A, count) int64 in [0, options)."""
+        return (self.uniform(count) * options).long()

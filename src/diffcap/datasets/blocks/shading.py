@@ -1,0 +1,100 @@
+"""Light on the ground and on the solids of `blocks`: a warm key lamp, a cool fill, and a room for metal to mirror."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from diffcap.datasets.blocks.solids import Vector
+
+# CLEVR's palette, in the order of `geometry.COLORS`.
+PALETTE = (
+    (87, 87, 87), (173, 35, 35), (42, 75, 215), (29, 105, 20),
+    (129, 74, 25), (129, 38, 192), (41, 208, 208), (255, 238, 51),
+)  # fmt: skip
+WARM, COOL = (1.0, 0.965, 0.91), (0.88, 0.94, 1.0)
+_GROUND = 0.60  # grey of the ground
+
+
+def ground(x: Tensor, y: Tensor, pools: Tensor, power: Tensor, light: Tensor, sky: Tensor) -> list[Tensor]:
+    """Red, green and blue of the ground, in [0, 1], (B, ...) each.
+
+    Args:
+        x, y: (B, ...) points of the ground.
+        pools, power: as in `Scenes`.
+        light, sky: (B, ...) what passes of the key light and of the sky.
+    """
+    one = [1] * (x.ndim - 1)
+    fall = []
+    for pool, (wide, deep) in enumerate(((0.030, 0.055), (0.050, 0.075))):
+        dx, dy = x - pools[:, pool, 0].view(-1, *one), y - pools[:, pool, 1].view(-1, *one)
+        fall.append(power[:, pool].view(-1, *one) / (1 + wide * dx * dx + deep * dy * dy))
+    key = _GROUND * (0.42 * sky + 0.78 * light) * fall[0]
+    fill = _GROUND * (0.10 + 0.26 * fall[1]) * sky
+    return [warm * key + cool * fill for warm, cool in zip(WARM, COOL)]
+
+
+def solid(
+    normal: Vector,
+    view: Vector,
+    light: Vector,
+    power: Tensor,
+    color: Vector,
+    metal: Tensor,
+    lit: Tensor,
+    height: Tensor,
+) -> list[Tensor]:
+    """Red, green and blue of points on solids, (n,) each; may exceed 1 in a highlight.
+
+    Rubber is Phong's: plain diffuse light and a faint wide highlight. Metal is darker, with a narrow highlight, and
+    mirrors a made-up room: a grey floor, dim walls, two bright windows.
+
+    Args:
+        normal, view, light: unit vectors: off the surface, to the eye, to the key light.
+        power: (2, n) strength of the warm and the cool light.
+        color: red, green, blue of the paint in [0, 1].
+        metal: (n,) 1 for metal, 0 for rubber.
+        lit: (n,) what other solids let through of the key light.
+        height: (n,) above the ground; near it the sky is half hidden.
+    """
+    nx, ny, nz = normal
+    vx, vy, vz = view
+    lx, ly, lz = light
+    toward = nx * lx + ny * ly + nz * lz
+    facing = nx * vx + ny * vy + nz * vz
+    mx, my, mz = 2 * facing * nx - vx, 2 * facing * ny - vy, 2 * facing * nz - vz  # the mirrored way of the eye
+    lamp = (mx * lx + my * ly + mz * lz).clamp(min=0)
+    near = height.clamp(max=0.5)
+    sky = (0.5 + 0.5 * nz) * (0.72 + 0.56 * near)
+    key = toward.clamp(min=0) * lit * power[0]
+    fill = (0.35 * nx - 0.55 * ny + 0.3 * nz).clamp(min=0) * power[1]
+    bounce = (0.5 - 0.5 * nz) * (0.5 + near)
+
+    rim = 1 - facing.clamp(min=0)
+    rim = rim * rim * rim
+    windows = _window((mx, my, mz), (0.62, -0.60, 0.5)) + 0.7 * _window((mx, my, mz), (-0.35, 0.52, 0.78))
+    # A bright strip at the horizon above a floor that grows lighter away from the foot: what makes metal look like it.
+    strip = (1 - 4.5 * (mz - 0.10).abs()).clamp(min=0)
+    floor = (-mz).clamp(min=0)
+    room = 0.20 + 0.42 * floor * (0.6 + 0.8 * near) + 0.40 * strip + 0.9 * windows + 0.5 * rim
+    glint2 = lamp * lamp
+    glint4 = glint2 * glint2
+    glint8 = glint4 * glint4
+    glint32 = glint8 * glint8 * glint8 * glint8
+    wide = 0.07 * glint8 * lit
+    sharp = (0.9 * glint32 * glint32 + 0.25 * glint8) * (0.25 + 0.75 * lit)
+
+    channels = []
+    for paint, warm, cool in zip(color, WARM, COOL):
+        diffuse = warm * 0.72 * key + cool * (0.20 * fill + 0.34 * sky) + 0.14 * bounce
+        rubber = paint * diffuse + wide + 0.02 * rim
+        steel = (0.9 * paint + 0.06) * (0.34 * diffuse + 0.86 * room) + sharp * warm * (0.35 + 0.65 * paint)
+        channels.append(torch.where(metal, steel, rubber))
+    return channels
+
+
+def _window(way: Vector, toward: tuple[float, float, float]) -> Tensor:
+    length = sum(value * value for value in toward) ** 0.5
+    cosine = (way[0] * toward[0] + way[1] * toward[1] + way[2] * toward[2]) / length
+    step = ((cosine - 0.86) * 12).clamp(0, 1)
+    return step * step * (3 - 2 * step)
