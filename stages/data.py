@@ -68,10 +68,10 @@ def prepare(
 
 
 def _render(folder: Path, source: str | None, settings: dict[str, Any]) -> Path:
-    from diffcap.datasets.blocks.write import write_blocks
-
     if source is not None:
         raise DiffcapError("blocks is rendered, not read: leave --source (DATA=) out.")
+    from diffcap.datasets.blocks.write import write_blocks
+
     official = folder / "official"
     write_blocks(official, **settings)
     return official

@@ -60,8 +60,9 @@ def check_images(
     fresh: dict[str, list[int]] = {}
     problems = []
     columns = TextColumn("checking images"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    # threads: the decoder and the disk let go of Python's lock
-    with ThreadPoolExecutor() as pool, Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with ThreadPoolExecutor() as pool, progress:  # threads: the decoder and the disk let go of Python's lock
         task = progress.add_task("", total=len(paths))
         for start in range(0, len(paths), BATCH):
             batch = paths[start : start + BATCH]

@@ -1,0 +1,86 @@
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from tests.datasets.layouts import write_image
+
+from diffcap.datasets import images
+from diffcap.datasets.images import Problem, check_images, image_paths
+from diffcap.records import ChangePair
+
+
+def test_missing_and_broken_images_are_listed_in_order(tmp_path: Path) -> None:
+    for name in ("a.png", "b.jpg", "c.png", "d.png", "e.jpg", "f.png"):
+        write_image(tmp_path / name, size=(64, 48))
+    for name, keep in (("c.png", 0.5), ("e.jpg", 0.7)):
+        data = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(data[: int(len(data) * keep)])
+    (tmp_path / "d.png").write_bytes((tmp_path / "d.png").read_bytes()[:-12])  # all its pixels, not its end
+    (tmp_path / "f.png").write_text("no picture")
+    (tmp_path / "g.png").mkdir()
+    names = ["a.png", "b.jpg", "c.png", "d.png", "e.jpg", "f.png", "g.png", "h/i.png"]
+    found = dict(check_images(tmp_path, names))
+    assert list(found) == names[2:]
+    assert all(found[name].startswith("broken: ") for name in names[2:6])
+    assert found["f.png"] == "broken: not an image"
+    assert found["g.png"] == found["h/i.png"] == "missing"
+    exists = check_images(tmp_path, names, "exists")
+    assert exists == [Problem("g.png", "missing"), Problem("h/i.png", "missing")]
+
+
+def test_every_image_is_named_once() -> None:
+    pairs = [ChangePair("1", "a", "c", [], "test"), ChangePair("2", "a", "b", [], "test")]
+    assert image_paths(pairs) == ["a", "b", "c"]
+
+
+def test_good_images_are_remembered_until_they_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, names = tmp_path / "memory.json", ["a.png", "b.png", "c.png"]
+    for name in names:
+        write_image(tmp_path / name)
+    (tmp_path / "c.png").write_text("no picture")
+    opened: list[str] = []
+    real = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: opened.append(path.name) or real(path))
+    monkeypatch.setattr(images, "BATCH", 2)
+
+    def looked_at(root: Path = tmp_path) -> list[str]:
+        opened.clear()
+        check_images(root, names, memory=memory)
+        return sorted(opened)
+
+    assert looked_at() == names
+    assert sorted(json.loads(memory.read_text())["images"]) == ["a.png", "b.png"]
+    assert looked_at() == ["c.png"]  # what was broken is looked at again
+    os.utime(tmp_path / "a.png", ns=(0, time.time_ns() + 1))
+    assert looked_at() == ["a.png", "c.png"]
+    (tmp_path / "b.png").unlink()
+    assert check_images(tmp_path, names, memory=memory)[0] == Problem("b.png", "missing")
+    memory.write_text("{")  # killed by a full disk, or not ours
+    write_image(tmp_path / "b.png")
+    assert looked_at() == names
+    (tmp_path / "other").symlink_to(tmp_path)
+    assert looked_at(tmp_path / "other") == names  # another folder's images are not those
+
+
+def test_a_killed_check_goes_on_from_its_last_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, names = tmp_path / "memory.json", [f"{number}.png" for number in range(6)]
+    for name in names:
+        write_image(tmp_path / name)
+    monkeypatch.setattr(images, "BATCH", 2)
+    monkeypatch.setattr(images, "_remember", _killed_after(2, images._remember))
+    with pytest.raises(KeyboardInterrupt):
+        check_images(tmp_path, names, memory=memory)
+    assert sorted(json.loads(memory.read_text())["images"]) == names[:4]
+
+
+def _killed_after(calls: int, remember):  # type: ignore[no-untyped-def]
+    done = []
+
+    def wrapped(*arguments: object) -> None:
+        if len(done) == calls:
+            raise KeyboardInterrupt
+        done.append(remember(*arguments))
+
+    return wrapped

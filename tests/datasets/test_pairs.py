@@ -1,0 +1,87 @@
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.datasets.layouts import write_lines
+
+from diffcap.datasets import read_pairs
+from diffcap.errors import DiffcapError
+from diffcap.records import ChangePair
+
+
+def row(number: int, **changes: object) -> dict[str, object]:
+    return {"before": f"a/{number}.jpg", "after": f"b/{number}.jpg", "captions": [f"cup {number} is gone"], **changes}
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(DiffcapError) as caught:
+        read_pairs("desk", folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_every_key_arrives(tmp_path: Path) -> None:
+    full = row(1, id="one", split="test", change_type="drop", is_distractor=False, room="kitchen")
+    write_lines(tmp_path / "pairs.jsonl", [full, row(2, split="train", is_distractor=True)])
+    assert read_pairs("desk", tmp_path) == [
+        ChangePair("one", "a/1.jpg", "b/1.jpg", ["cup 1 is gone"], "test", "drop", False, {"room": "kitchen"}),
+        ChangePair("000002", "a/2.jpg", "b/2.jpg", ["cup 2 is gone"], "train", None, True),
+    ]
+
+
+def test_without_splits_they_are_drawn_once_for_all(tmp_path: Path) -> None:
+    rows = [row(number) for number in range(200)]
+    write_lines(tmp_path / "pairs.jsonl", rows)
+    pairs = read_pairs("desk", tmp_path)
+    assert Counter(pair.split for pair in pairs) == {"train": 160, "val": 20, "test": 20}
+    assert pairs == read_pairs("desk", tmp_path)
+    splits = {pair.before: pair.split for pair in pairs}
+    write_lines(tmp_path / "pairs.jsonl", rows[::-1])
+    assert {pair.before: pair.split for pair in read_pairs("desk", tmp_path)} == splits
+    assert [splits[f"a/{n}.jpg"] for n in range(200)] != sorted(splits.values(), key=["train", "val", "test"].index)
+
+
+def test_the_same_two_images_fall_into_one_split(tmp_path: Path) -> None:
+    forth = [row(number) for number in range(60)]
+    back = [{**row(number), "before": f"b/{number}.jpg", "after": f"a/{number}.jpg"} for number in range(60)]
+    write_lines(tmp_path / "pairs.jsonl", forth + back)
+    pairs = read_pairs("desk", tmp_path)
+    assert [pair.split for pair in pairs[:60]] == [pair.split for pair in pairs[60:]]
+    assert Counter(pair.split for pair in pairs) == {"train": 96, "val": 12, "test": 12}
+
+
+def test_three_pairs_are_enough_and_two_are_not(tmp_path: Path) -> None:
+    write_lines(tmp_path / "pairs.jsonl", [row(number) for number in range(3)])
+    assert sorted(pair.split for pair in read_pairs("desk", tmp_path)) == ["test", "train", "val"]
+    write_lines(tmp_path / "pairs.jsonl", [row(1), row(1), row(2)])
+    assert "2 pairs cannot be split in three" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (row(2, before=None), '"before" must be the path of an image, found None'),
+        (row(2, after="/data/b.jpg"), '"after" is an absolute path (/data/b.jpg); write it relative'),
+        (row(2, captions="one"), "\"captions\" must be a list of sentences, found 'one'"),
+        (row(2, captions=["", "x"]), '"captions" must be a list of sentences'),
+        (row(2, captions=[], split="train"), "a training pair needs at least one caption"),
+        (row(2, split="dev"), "\"split\" must be one of train, val, test, found 'dev'"),
+        (row(2, id="000001", split="val"), "id '000001' stands already"),
+        (row(2, is_distractor=1), '"is_distractor" true or false'),
+        (row(2), 'no "split", while other lines have one'),
+    ],
+)
+def test_a_malformed_line_is_named_by_number(tmp_path: Path, bad: dict[str, object], said: str) -> None:
+    write_lines(tmp_path / "pairs.jsonl", [row(1, split="train"), bad])
+    assert f"{tmp_path / 'pairs.jsonl'}, line 2: " in refusal(tmp_path) and said in refusal(tmp_path)
+
+
+def test_a_drawn_training_pair_needs_a_caption_too(tmp_path: Path) -> None:
+    write_lines(tmp_path / "pairs.jsonl", [row(number, captions=[]) for number in range(3)])
+    assert "has no caption" in refusal(tmp_path)
+
+
+def test_a_name_without_a_reader_needs_pairs(tmp_path: Path) -> None:
+    assert "no pairs.jsonl there" in refusal(tmp_path) and "clevr_change" in refusal(tmp_path)
+    (tmp_path / "pairs.jsonl").write_text("\n")
+    assert "name no pair" in refusal(tmp_path)

@@ -1,0 +1,170 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.datasets.layouts import bird_row, write_clevr_change, write_image, write_lines
+
+from diffcap.records import read_dataset
+
+STAGE = Path(__file__).parents[2] / "stages/data.py"
+
+
+def data(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(STAGE), *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"})
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> str:
+    """The one sentence on stderr."""
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stderr.startswith("error: ") and len(done.stderr.strip().splitlines()) == 1
+    return done.stderr
+
+
+@pytest.fixture
+def official(tmp_path: Path) -> Path:
+    return write_clevr_change(tmp_path / "official", train=[0, 1, 5], val=[2], test=[7])
+
+
+def test_clevr_change_with_all_its_images(official: Path, tmp_path: Path) -> None:
+    done = data("--dataset", "clevr_change", "--source", official, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "10 pairs, 2.0 captions a pair, 15 images" in done.stdout and "add 2, color 1" in done.stdout
+    dataset = read_dataset(tmp_path / "data/clevr_change")
+    assert len(dataset.pairs) == 10 and dataset.root == official
+    assert dataset.info["splits"]["train"]["distractors"] == 3
+    assert dataset.info["skipped"] == {"pairs": 0, "images": 0} and dataset.info["captions_only"] is False
+    folder = tmp_path / "data/clevr_change"
+    assert sorted(path.name for path in folder.iterdir()) == ["checked.json", "dataset.json", "manifest.jsonl"]
+    before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
+    assert data("--dataset", "clevr_change", "--source", official, cwd=tmp_path).returncode == 0
+    assert {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()} == before
+
+
+def test_missing_and_truncated_images_are_refused_or_skipped(official: Path, tmp_path: Path) -> None:
+    command = ["--dataset", "clevr_change", "--source", official, "--out", tmp_path / "out"]
+    (official / "sc_images/CLEVR_semantic_000005.png").unlink()
+    broken = official / "images/CLEVR_default_000001.png"
+    broken.write_bytes(broken.read_bytes()[:150])
+    said = refused(data(*command, cwd=tmp_path))
+    assert "1 missing (first sc_images/CLEVR_semantic_000005.png) and 1 broken (first images/CLEVR_default" in said
+    assert "3 of 10 pairs" in said and "--missing skip" in said
+    problems = (tmp_path / "out/problems.txt").read_text().splitlines()
+    assert problems[0].startswith("images/CLEVR_default_000001.png\tbroken: ")
+    assert problems[1] == "sc_images/CLEVR_semantic_000005.png\tmissing"
+    assert not (tmp_path / "out/manifest.jsonl").exists()
+
+    done = data(*command, "--missing", "skip", cwd=tmp_path)
+    assert done.returncode == 0 and "3 of 10 pairs are lost" in done.stdout and "3 pairs skipped" in done.stdout
+    dataset = read_dataset(tmp_path / "out")
+    assert [pair.id for pair in dataset.pairs if pair.split == "train"] == [
+        "000000.png",
+        "000000.png_n",
+        "000005.png_n",
+    ]
+    assert dataset.info["skipped"] == {"pairs": 3, "images": 2}
+
+    done = data(*command, "--missing", "skip", "--check", "exists", cwd=tmp_path)
+    assert done.returncode == 0 and read_dataset(tmp_path / "out").info["skipped"] == {"pairs": 1, "images": 1}
+
+    shutil.rmtree(official / "images")
+    assert "no pair is left" in refused(data(*command, "--missing", "skip", cwd=tmp_path))
+
+
+def test_mended_images_leave_no_list_of_problems(official: Path, tmp_path: Path) -> None:
+    command = ["--dataset", "clevr_change", "--source", official, "--out", tmp_path / "out"]
+    image = official / "images/CLEVR_default_000001.png"
+    image.rename(tmp_path / "away.png")
+    refused(data(*command, cwd=tmp_path))
+    (tmp_path / "away.png").rename(image)
+    assert data(*command, cwd=tmp_path).returncode == 0
+    assert not (tmp_path / "out/problems.txt").exists()
+
+
+def test_birds_without_photos_need_the_explicit_option(tmp_path: Path) -> None:
+    source = tmp_path / "birds"
+    source.mkdir()
+    rows = [bird_row("1", "2", "train", "Animal 1 is red"), bird_row("2", "3", "val", "same")]
+    (source / "birds-to-words-v1.0.tsv").write_text("\n".join(rows))
+    command = ["--dataset", "birds2words", "--source", source]
+    assert "of 3 images 3 missing (first images/1.jpg" in refused(data(*command, cwd=tmp_path))
+    done = data(*command, "--captions_only", "true", cwd=tmp_path)
+    assert done.returncode == 0 and "images not looked at" in done.stdout
+    dataset = read_dataset(tmp_path / "data/birds2words")
+    assert dataset.info["captions_only"] is True
+    assert [pair.captions for pair in dataset.pairs] == [["animal1 is red"], ["same"]]
+    for name in ("1.jpg", "2.png", "3.jpg"):
+        write_image(source / "images" / name)
+    assert data(*command, cwd=tmp_path).returncode == 0
+    dataset = read_dataset(tmp_path / "data/birds2words")
+    assert dataset.info["captions_only"] is False and dataset.pairs[0].after == "images/2.png"
+
+
+def test_ones_own_dataset(tmp_path: Path) -> None:
+    """The README's example: a folder with images and a line a pair."""
+    source = tmp_path / "desk"
+    for number in range(10):
+        write_image(source / f"before/{number}.jpg", number)
+        write_image(source / f"after/{number}.jpg", number + 50)
+    sentences = ["the red cup is gone", "somebody took the cup"]
+    rows = [
+        {"before": f"before/{number}.jpg", "after": f"after/{number}.jpg", "captions": sentences}
+        for number in range(10)
+    ]
+    write_lines(source / "pairs.jsonl", rows)
+    done = data("--dataset", "desk", "--source", source, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    dataset = read_dataset(tmp_path / "data/desk")
+    assert [dataset.info["splits"][split]["pairs"] for split in ("train", "val", "test")] == [8, 1, 1]
+    assert all((dataset.root / pair.after).is_file() and pair.captions == sentences for pair in dataset.pairs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--dataset", "clevr_change"], "needs its files: give their folder with --source"),
+        (["--dataset", "clevr_change", "--source", "nowhere"], "nowhere: no such folder"),
+        (["--dataset", "clevr_change", "--source", "."], "change_captions.json: no captions there"),
+        (["--dataset", "clevr_chnage", "--source", "."], "no pairs.jsonl there"),
+        (["--dataset", "clevr_change", "--source", ".", "--pairs", "3"], "--pairs is for blocks only"),
+        (["--dataset", "clevr_change", "--source", ".", "--seed", "0"], "--seed is for blocks only"),
+        (["--dataset", "blocks", "--source", "."], "blocks is rendered, not read"),
+    ],
+)
+def test_one_sentence_for_a_wrong_command(tmp_path: Path, arguments: list[str], said: str) -> None:
+    assert said in refused(data(*arguments, cwd=tmp_path))
+
+
+def test_an_unknown_key_is_an_error(official: Path, tmp_path: Path) -> None:
+    done = data("--dataset", "clevr_change", "--source", official, "--chekc", "exists", cwd=tmp_path)
+    assert done.returncode != 0 and "--chekc" in done.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_help_is_quick_and_explains_every_argument(tmp_path: Path) -> None:
+    start = time.monotonic()
+    done = data("--help", cwd=tmp_path)
+    assert time.monotonic() - start < 5  # 0.2 s on an idle machine
+    assert done.returncode == 0 and "decode every image to its last pixel" in done.stdout
+    assert "--captions_only" in done.stdout and "blocks only: how many" in done.stdout
+
+
+def test_a_killed_run_leaves_no_manifest_and_the_next_one_is_whole(official: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(STAGE), "--dataset", "clevr_change", "--source", str(official)]
+    assert data(*command[2:], "--out", "whole", cwd=tmp_path).returncode == 0
+    for wait in (0.1, 0.2, 0.25, 0.3, 0.35):
+        run = subprocess.Popen([*command, "--out", "killed"], cwd=tmp_path, stdout=subprocess.DEVNULL)
+        time.sleep(wait)
+        run.kill()
+        run.wait()
+        if (tmp_path / "killed/manifest.jsonl").exists():
+            read_dataset(tmp_path / "killed")  # whole, or it would complain
+    assert data(*command[2:], "--out", "killed", cwd=tmp_path).returncode == 0
+    for name in ("manifest.jsonl", "dataset.json"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    json.loads((tmp_path / "killed/checked.json").read_text())

@@ -1,0 +1,109 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from diffcap.errors import DiffcapError
+from diffcap.records import (
+    ChangePair,
+    file_hash,
+    read_dataset,
+    read_json_lines,
+    read_manifest,
+    write_dataset,
+    write_manifest,
+)
+
+PAIRS = [
+    ChangePair("1", "a/1.png", "b/1.png", ["the cube ist weg", "größer"], "train", "drop", False, {"boxes": [1, 2]}),
+    ChangePair("1_n", "a/1.png", "c/1.png", ["no change"], "train", None, True),
+    ChangePair("2", "a/2.png", "b/2.png", [], "test"),
+]
+
+
+def line(**changes: object) -> str:
+    row = {"id": "1", "before": "a", "after": "b", "captions": ["c"], "split": "train"}
+    return json.dumps({key: value for key, value in {**row, **changes}.items() if value is not ...}) + "\n"
+
+
+def test_a_manifest_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    write_manifest(tmp_path / "deep/manifest.jsonl", PAIRS)
+    assert read_manifest(tmp_path / "deep/manifest.jsonl") == PAIRS
+    first = json.loads((tmp_path / "deep/manifest.jsonl").read_text().splitlines()[0])
+    assert first["boxes"] == [1, 2] and first["is_distractor"] is False
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["manifest.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ('{"id": "2",\n', "not JSON"),
+        ("[1]\n", "expected a JSON object"),
+        (line(id="2", before=...), '"before" must be a str'),
+        (line(id="2", captions="c"), '"captions" must be a list'),
+        (line(id="2", captions=[1]), "list of strings"),
+        (line(id="2", split="dev"), '"split" must be one of'),
+        (line(id="2", is_distractor="false"), '"is_distractor" true or false'),
+        (line(), "stands already"),
+        ("\xff", "not UTF-8"),
+    ],
+)
+def test_a_malformed_line_is_named_by_number(tmp_path: Path, bad: str, said: str) -> None:
+    path = tmp_path / "manifest.jsonl"
+    path.write_bytes(line().encode() + b"\n" + bad.encode("latin-1"))  # the blank line counts
+    with pytest.raises(DiffcapError) as caught:
+        read_manifest(path)
+    assert f"{path}, line 3" in str(caught.value) and said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_manifest_says_how_to_write_it(tmp_path: Path) -> None:
+    with pytest.raises(DiffcapError, match=r"no manifest there; write it with `make data"):
+        read_manifest(tmp_path / "manifest.jsonl")
+
+
+def test_json_lines_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"a": 1}\n', encoding="utf-8-sig")
+    assert [row for _, row in read_json_lines(tmp_path / "x.jsonl")] == [{"a": 1}]
+
+
+def test_a_dataset_comes_back_with_counts_and_root(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "data/x", "x", tmp_path / "elsewhere", PAIRS, {"skipped": {"pairs": 3}})
+    dataset = read_dataset(tmp_path / "data/x")
+    assert (dataset.name, dataset.root, dataset.pairs) == ("x", tmp_path / "elsewhere", PAIRS)
+    info = dataset.info
+    assert info["root"] == str(tmp_path / "elsewhere")
+    assert (info["pairs"], info["images"], info["captions"], info["captions_per_pair"]) == (3, 5, 3, 1.0)
+    assert info["splits"]["train"] == {"pairs": 2, "distractors": 1, "captions": 3, "change_types": {"drop": 1}}
+    assert info["splits"]["val"]["pairs"] == 0 and info["splits"]["test"]["pairs"] == 1
+    assert info["skipped"] == {"pairs": 3}
+    assert info["manifest_sha256"] == file_hash(tmp_path / "data/x/manifest.jsonl")
+
+
+def test_a_root_below_the_folder_moves_with_it(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "data/x", "x", tmp_path / "data/y/../x/official", PAIRS, {})
+    shutil.move(tmp_path / "data/x", tmp_path / "moved")
+    assert read_dataset(tmp_path / "moved").root == tmp_path / "moved/official"
+
+
+def test_writing_the_same_again_touches_nothing(tmp_path: Path) -> None:
+    write_dataset(tmp_path, "x", tmp_path, PAIRS, {})
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    write_dataset(tmp_path, "x", tmp_path, PAIRS, {})
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+    write_dataset(tmp_path, "x", tmp_path, PAIRS[:2], {})
+    assert len(read_dataset(tmp_path).pairs) == 2
+
+
+def test_a_manifest_that_dataset_json_does_not_count_is_refused(tmp_path: Path) -> None:
+    write_dataset(tmp_path, "x", tmp_path, PAIRS, {})
+    write_manifest(tmp_path / "manifest.jsonl", PAIRS[:1])
+    with pytest.raises(DiffcapError, match=r"not the manifest that dataset.json counts"):
+        read_dataset(tmp_path)
+    (tmp_path / "dataset.json").write_text('{"name": "x"}')
+    with pytest.raises(DiffcapError, match=r"lacks root, manifest_sha256"):
+        read_dataset(tmp_path)
+    (tmp_path / "dataset.json").unlink()
+    with pytest.raises(DiffcapError, match=r"no dataset there; write it with `make data"):
+        read_dataset(tmp_path)
