@@ -1,0 +1,330 @@
+"""The LightningDataModules: feature maps of pairs with captions, for pre-training and for captioning.
+
+Every random choice of a training step (samples, hidden words and patches, swapped images) comes from the seed and the
+step alone, over the global batch, of which each rank takes its share; see `streams`.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from diffcap.errors import DiffcapError
+from diffcap.features.store import FeatureStore
+from diffcap.losses.mlm import mask_words
+from diffcap.losses.mvcl import mask_patches
+from diffcap.negatives import read_negatives
+from diffcap.records import ChangePair, read_dataset
+from diffcap.streams import StepBatches, Stream, TaskSchedule, step_generator
+from diffcap.text.vocabulary import Vocabulary, build_vocabulary
+
+Batch = dict[str, Any]
+
+
+class PairTable:
+    """The pairs of one split with their rows in the feature store and their captions as ids.
+
+    Args:
+        pairs: the split's pairs. store: where their features are. vocabulary, max_length: of the captions.
+
+    Attributes:
+        ids, is_change: of each pair. tokens: (captions, T) padded ids. owner: (captions,) the pair of each caption.
+    """
+
+    def __init__(
+        self, pairs: Sequence[ChangePair], store: FeatureStore, vocabulary: Vocabulary, max_length: int
+    ) -> None:
+        self.store, self.vocabulary, self.max_length = store, vocabulary, max_length
+        self.ids = [pair.id for pair in pairs]
+        self.is_change = np.array([not pair.is_distractor for pair in pairs])
+        self.rows = np.stack(
+            [store.rows([pair.before for pair in pairs]), store.rows([pair.after for pair in pairs])], 1
+        )
+        self.captions = [caption for pair in pairs for caption in pair.captions]
+        self.owner = np.repeat(np.arange(len(pairs)), [len(pair.captions) for pair in pairs])
+        self.tokens = self.encode(self.captions)
+        self.swapped = self._other_roles(pairs)
+
+    def encode(self, captions: Sequence[str]) -> np.ndarray:
+        """Sentences to padded ids, (captions, max_length)."""
+        tokens = np.full((len(captions), self.max_length), self.vocabulary.pad, dtype=np.int32)
+        for number, caption in enumerate(captions):
+            ids = self.vocabulary.encode(caption, self.max_length)
+            tokens[number, : len(ids)] = ids
+        return tokens
+
+    def _other_roles(self, pairs: Sequence[ChangePair]) -> np.ndarray:
+        """Rows with the default and the nonsemantic image swapped; where a scene has no distractor, as they are.
+
+        Change (default, semantic) becomes (nonsemantic, semantic), distractor (default, nonsemantic) becomes
+        (nonsemantic, default): the augmentation of SCORER and DIRL.
+        """
+        view = {pair.before: row for pair, row in zip(pairs, self.rows[:, 1]) if pair.is_distractor}
+        swapped = self.rows.copy()
+        for number, pair in enumerate(pairs):
+            if pair.before in view:
+                swapped[number] = (view[pair.before], self.rows[number, 0 if pair.is_distractor else 1])
+        return swapped
+
+    def images(self, pairs: np.ndarray, swap: np.ndarray | None = None) -> Batch:
+        """Feature maps of some pairs, {"before", "after"}: float32 (B, C, h, w) each."""
+        rows = self.rows[pairs]
+        if swap is not None:
+            rows = np.where(swap[:, None], self.swapped[pairs], rows)
+        maps = torch.from_numpy(self.store.read(rows.T.reshape(-1))).float()
+        return {"before": maps[: len(pairs)], "after": maps[len(pairs) :]}
+
+    def trimmed(self, tokens: np.ndarray) -> Tensor:
+        """Ids without the padding that no row of them needs."""
+        used = int((tokens != self.vocabulary.pad).any(tuple(range(tokens.ndim - 1))).sum())
+        return torch.from_numpy(tokens[..., :used].astype(np.int64))
+
+
+class PairBatches(Dataset):
+    """The pairs of a split in order, batches of them, for validation and decoding; the first caption as the text."""
+
+    def __init__(
+        self, table: PairTable, limit: int | None, mask: Callable[[np.ndarray, torch.Generator], Batch]
+    ) -> None:
+        self.table, self.mask = table, mask
+        self.count = min(limit or len(table.ids), len(table.ids))
+        self.first_caption = np.searchsorted(table.owner, np.arange(self.count))
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.__getitems__([index])
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        pairs = np.array(indices)
+        batch = {
+            "id": [self.table.ids[index] for index in indices],
+            "is_change": torch.from_numpy(self.table.is_change[pairs]).long(),
+            **self.table.images(pairs),
+        }
+        if self.mask is not None:
+            batch.update(self.mask(self.table.tokens[self.first_caption[pairs]], step_generator(0, indices[0])))
+        return batch
+
+
+class FeatureData(pl.LightningDataModule):
+    """What pre-training and captioning have in common.
+
+    Args:
+        folder: the dataset's folder, with `manifest.jsonl`.
+        features: name of the feature store in its `features/`.
+        batch_size: of one step over all ranks together (the papers' figure), not of one rank.
+        eval_batch_size: pairs a rank decodes at once.
+        min_count: a word must occur this often in the training captions.
+        max_length: positions of a caption, BOS and EOS included; longer ones are cut.
+        mask_ratio: chance of a word, and of a patch in MVCL, to be hidden (paper: 0.15).
+        swap: default and nonsemantic image change roles with probability 1/2 (SCORER's and DIRL's augmentation).
+        trim: leave out the padding that no caption of the batch needs; changes nothing where padding is not attended.
+        val_limit: validate on the first pairs only; null for all.
+        num_workers: processes that read ahead; 0 reads in the training process.
+        seed: of every draw.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        features: str,
+        batch_size: int = 200,
+        eval_batch_size: int = 256,
+        min_count: int = 1,
+        max_length: int = 40,
+        mask_ratio: float = 0.15,
+        swap: bool = False,
+        trim: bool = False,
+        val_limit: int | None = None,
+        num_workers: int = 0,
+        seed: int = 1234,
+    ) -> None:
+        super().__init__()
+        self.batch_size, self.eval_batch_size, self.max_length = batch_size, eval_batch_size, max_length
+        self.mask_ratio, self.swap, self.trim = mask_ratio, swap, trim
+        self.val_limit, self.num_workers, self.seed = val_limit, num_workers, seed
+        self.dataset, self.store_name = read_dataset(folder), features
+        self.store = FeatureStore.open(Path(folder) / "features" / features)
+        train = self._pairs("train")
+        self.vocabulary = build_vocabulary((caption for pair in train for caption in pair.captions), min_count)
+        self.words = self.vocabulary.words
+        self.vocabulary_size = len(self.vocabulary)
+        self.feature_channels = self.store.shape[0]
+        self.val_references = {pair.id: pair.captions for pair in self._pairs("val")[:val_limit]}
+
+    def _pairs(self, split: str) -> list[ChangePair]:
+        pairs = [pair for pair in self.dataset.pairs if pair.split == split]
+        if not pairs:
+            raise DiffcapError(
+                f"{self.dataset.name}: its manifest has no {split} pairs; add some to the {split} split."
+            )
+        return pairs
+
+    def table(self, split: str) -> PairTable:
+        """The pairs of a split."""
+        return PairTable(self._pairs(split), self.store, self.vocabulary, self.max_length)
+
+    def setup(self, stage: str) -> None:
+        """Encode the captions."""
+        if stage == "fit":
+            self.train_table = self.table("train")
+        if stage in ("fit", "validate"):
+            self.val_table = self.table("val")
+
+    def _mask(self, tokens: np.ndarray, generator: torch.Generator) -> Batch:
+        text = self.train_table.trimmed(tokens) if self.trim else torch.from_numpy(tokens.astype(np.int64))
+        hidden, labels = mask_words(
+            text,
+            eos=self.vocabulary.eos,
+            mask=self.vocabulary.mask,
+            vocabulary_size=self.vocabulary_size,
+            ratio=self.mask_ratio,
+            generator=generator,
+        )
+        return {"tokens": text, "mlm_tokens": hidden, "mlm_labels": labels}
+
+    def _share(self, batch: Batch) -> Batch:
+        """This rank's part of a global batch."""
+        ranks, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
+        return {key: value if isinstance(value, str) else value[rank::ranks] for key, value in batch.items()}
+
+    def _coins(self, count: int, generator: torch.Generator) -> np.ndarray | None:
+        return (torch.rand(count, generator=generator) < 0.5).numpy() if self.swap else None
+
+    def make_batch(self, step: int) -> Batch:
+        """This rank's share of training batch `step`."""
+        raise NotImplementedError
+
+    def train_dataloader(self) -> DataLoader:
+        """Batches from the step at which the trainer stands."""
+        assert self.trainer is not None
+        first = self.trainer.global_step * self.trainer.accumulate_grad_batches
+        batches = StepBatches(self.make_batch, first, self.trainer.max_steps)
+        return DataLoader(batches, batch_size=None, num_workers=self.num_workers)
+
+    def val_dataloader(self) -> DataLoader:
+        """The validation pairs in order."""
+        pairs = PairBatches(self.val_table, self._mask, self.val_limit)
+        return DataLoader(pairs, self.eval_batch_size, num_workers=self.num_workers, collate_fn=as_is)
+
+
+def as_is(batch: Batch) -> Batch:
+    """Collation of batches that are batches already."""
+    return batch
+
+
+class CaptionData(FeatureData):
+    """Captioning: every caption of every training pair is a sample."""
+
+    def setup(self, stage: str) -> None:
+        """Encode the captions and lay out the samples."""
+        super().setup(stage)
+        if stage == "fit":
+            self.stream = Stream(len(self.train_table.owner), self.seed)
+
+    def make_batch(self, step: int) -> Batch:
+        """See `FeatureData`: `before`, `after`, `tokens`, `mlm_tokens`, `mlm_labels`, `is_change`."""
+        generator, table = step_generator(self.seed, step), self.train_table
+        samples = self.stream.take(step * self.batch_size, self.batch_size)
+        pairs = table.owner[samples]
+        text = self._mask(table.tokens[samples], generator)
+        swap = self._coins(len(pairs), generator)
+        share = self._share({**text, "is_change": torch.from_numpy(table.is_change[pairs]).long(), "pairs": pairs})
+        kept = share.pop("pairs")
+        return {**share, **table.images(kept, None if swap is None else self._share({"s": swap})["s"])}
+
+
+class PretrainData(FeatureData):
+    """IDC-PCL's tasks, one a step.
+
+    Args:
+        tasks: shares of "mlm", "mvcl" and "fda" (paper: 8:1:2 on CLEVR-Change, 9:1:2 on the birds).
+        negatives: file of hard negatives, null for `negatives.jsonl` in the dataset's folder; read if fda has a share.
+        folder, features, batch_size, eval_batch_size, min_count, max_length, mask_ratio, swap, trim, val_limit,
+            num_workers, seed: as `FeatureData`. fda takes `batch_size // (1 + negatives)` pairs (authors' code).
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        features: str,
+        tasks: dict[str, int] | None = None,
+        negatives: str | None = None,
+        batch_size: int = 200,
+        eval_batch_size: int = 256,
+        min_count: int = 1,
+        max_length: int = 40,
+        mask_ratio: float = 0.15,
+        swap: bool = False,
+        trim: bool = False,
+        val_limit: int | None = None,
+        num_workers: int = 0,
+        seed: int = 1234,
+    ) -> None:
+        super().__init__(
+            folder, features, batch_size, eval_batch_size, min_count, max_length, mask_ratio, swap, trim, val_limit,
+            num_workers, seed,
+        )  # fmt: skip
+        shares = {"mlm": 8, "mvcl": 1, "fda": 2} if tasks is None else tasks
+        unknown = sorted(set(shares) - {"mlm", "mvcl", "fda"})
+        if unknown:
+            raise DiffcapError(f"data.tasks names {unknown[0]!r}; the tasks are mlm, mvcl and fda.")
+        self.schedule = TaskSchedule(shares, seed)
+        self.negatives_path = Path(negatives) if negatives else Path(folder) / "negatives.jsonl"
+
+    def setup(self, stage: str) -> None:
+        """Encode captions and negatives, and lay out each task's samples."""
+        super().setup(stage)
+        if stage != "fit":
+            return
+        table, counts = self.train_table, {}
+        counts["mlm"] = counts["mvcl"] = len(table.owner)
+        if "fda" in self.schedule.tasks:
+            self.fda_owner, self.fda_tokens = self._aligning(table)
+            counts["fda"] = len(self.fda_owner)
+        self.streams = {
+            task: Stream(counts[task], self.seed + 1 + number) for number, task in enumerate(self.schedule.tasks)
+        }
+
+    def _aligning(self, table: PairTable) -> tuple[np.ndarray, np.ndarray]:
+        """The pair of each caption that has negatives, (n,), and the caption with them, (n, 1 + K, T)."""
+        number = {pair_id: index for index, pair_id in enumerate(table.ids)}
+        rows = [row for row in read_negatives(self.negatives_path) if row["id"] in number]
+        widths = {len(row["negatives"]) for row in rows}
+        if len(widths) != 1:
+            fault = "captions have different numbers of negatives" if rows else "no line is of a training pair"
+            raise DiffcapError(f"{self.negatives_path}: {fault}; write it again with `make negatives`.")
+        texts = [text for row in rows for text in (row["caption"], *(each["text"] for each in row["negatives"]))]
+        owner = np.array([number[row["id"]] for row in rows])
+        return owner, table.encode(texts).reshape(len(rows), 1 + widths.pop(), -1)
+
+    def make_batch(self, step: int) -> Batch:
+        """See `FeatureData`: `task`, the feature maps, and what the task needs."""
+        task, turn = self.schedule.at(step)
+        generator, table = step_generator(self.seed, step), self.train_table
+        if task == "fda":
+            count = max(1, self.batch_size // self.fda_tokens.shape[1])
+            samples = self.streams[task].take(turn * count, count)
+            pairs, tokens = self.fda_owner[samples], self.fda_tokens[samples]
+            text: Batch = {"fda_captions": table.trimmed(tokens) if self.trim else torch.from_numpy(tokens).long()}
+        else:
+            samples = self.streams[task].take(turn * self.batch_size, self.batch_size)
+            pairs = table.owner[samples]
+            text = self._mask(table.tokens[samples], generator)
+            if task == "mvcl":
+                height, width = self.store.shape[1:]
+                text = {
+                    "tokens": text["tokens"],
+                    "visual_mask": mask_patches(len(pairs), height * width, self.mask_ratio, generator),
+                }
+        swap = self._coins(len(pairs), generator)
+        share = self._share({"task": task, **text, "pairs": pairs})
+        kept = share.pop("pairs")
+        return {**share, **table.images(kept, None if swap is None else self._share({"s": swap})["s"])}

@@ -1,0 +1,55 @@
+"""The pre-training stage of IDC-PCL: masked words, masked patches and hard negatives, one task a step."""
+
+from typing import Any
+
+from torch import Tensor
+
+from diffcap.lit.schedules import Schedule
+from diffcap.lit.training import TrainingModule, init_from
+from diffcap.losses.mlm import IGNORED
+from diffcap.models.pcl import PCLPretraining
+
+
+class Pretraining(TrainingModule):
+    """Trains `PCLPretraining` on the tasks that the data draws; the checkpoint of the last step is the result.
+
+    Args:
+        captioner: the trunk with its pre-training heads.
+        lr, weight_decay: paper: 1e-4 and 0.
+        schedule, warmup: authors' code: noam, 8,000 steps on CLEVR-Change and 4,000 on the birds.
+        milestones: of the piecewise schedule.
+        init_from: checkpoint of an earlier pre-training stage; its schedule and steps are not taken over.
+    """
+
+    stage = "pretrain"
+
+    def __init__(
+        self,
+        captioner: PCLPretraining,
+        lr: float = 1e-4,
+        weight_decay: float = 0.0,
+        schedule: Schedule = "noam",
+        warmup: int = 8000,
+        milestones: list[int] | None = None,
+        init_from: str | None = None,
+    ) -> None:
+        super().__init__(captioner, lr, weight_decay, schedule, warmup, milestones)
+        self.captioner: PCLPretraining
+        self.init_from = init_from
+
+    def setup(self, stage: str) -> None:
+        """Take over an earlier stage's weights."""
+        if stage == "fit" and self.init_from:
+            init_from(self.captioner, self.init_from, self.feature_data.words, (), ())
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        """One task; parameters it does not use get a zero gradient, so that DDP waits for none."""
+        loss = self.captioner.loss(batch["task"], batch)
+        self.log(f"train/{batch['task']}", loss.detach(), prog_bar=True, batch_size=len(batch["before"]))
+        return loss + 0.0 * sum(parameter.sum() for parameter in self.captioner.parameters())
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        """Masked words of the validation pairs: loss in nats, and the share predicted right."""
+        logits, labels = self.captioner.mlm_logits(batch), batch["mlm_labels"]
+        right = (logits.argmax(-1) == labels[labels != IGNORED]).float().mean()
+        self.log_losses({"mlm": self.captioner.mlm(batch).mean(), "mlm_accuracy": right}, "val", len(batch["before"]))

@@ -1,0 +1,210 @@
+"""One training stage from its command line to its run folder: resume, checkpoints, logs, and the mark that it is finished.
+
+The folder holds `config.yaml` (resolved), `last.ckpt` (to resume from), `best.ckpt` (best on val; stages that select),
+`logs/` (CSV), and at the end `finished.json`, which Make looks for.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+
+from diffcap.lit.cli import StageCLI
+from diffcap.provenance import provenance
+from diffcap.records import read_json, write_json
+
+# A run that differs from an earlier one only here continues it.
+_SAME_RUN = (
+    "trainer.devices", "trainer.accelerator", "trainer.strategy", "trainer.num_nodes", "trainer.enable_progress_bar",
+    "data.num_workers", "run.logger", "run.project", "config",
+)  # fmt: skip
+
+
+@dataclass
+class RunSettings:
+    """Where a training stage writes, and what it selects by.
+
+    Args:
+        out: the run's folder, e.g. runs/blocks/pcl/finetune.
+        monitor: logged value that chooses `best.ckpt`, e.g. val/CIDEr-D; null: the last checkpoint is the result.
+        mode: whether larger or smaller is better.
+        select_after: steps before which nothing is selected (IDC-PCL on the birds: 2,000).
+        patience: stop after so many validations without gain; null: never.
+        checkpoint_every: steps between two `last.ckpt`.
+        logger: "wandb" logs to Weights & Biases (offline without an account) beside the CSV file; "none" to CSV only.
+        project: of Weights & Biases.
+    """
+
+    out: str
+    monitor: str | None = None
+    mode: Literal["max", "min"] = "max"
+    select_after: int = 0
+    patience: int | None = None
+    checkpoint_every: int = 200
+    logger: Literal["wandb", "none"] = "none"
+    project: str = "diffcap"
+
+
+class SaveLast(Callback):
+    """Writes `last.ckpt` between two steps, after whatever validation belongs to the step before."""
+
+    def __init__(self, path: Path, every: int) -> None:
+        self.path, self.every = path, every
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Save at every `every`-th step."""
+        if trainer.global_step and trainer.global_step % self.every == 0:
+            trainer.save_checkpoint(self.path)
+
+
+class SelectAfter(ModelCheckpoint):
+    """`best.ckpt` by a monitored value, from a given step on."""
+
+    def __init__(self, after: int, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.after = after
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Compare and save, unless it is too early."""
+        if trainer.global_step >= self.after:
+            super().on_validation_end(trainer, pl_module)
+
+
+class PrintScores(Callback):
+    """One line a validation, for logs where a progress bar cannot live."""
+
+    def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Print step and validation values."""
+        if trainer.is_global_zero and not trainer.sanity_checking:
+            values = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
+            shown = "  ".join(f"{name.removeprefix('val/')} {float(value):.4f}" for name, value in values.items())
+            print(f"step {trainer.global_step} of {trainer.max_steps}  val: {shown}", flush=True)
+
+
+def _main_process() -> bool:
+    return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "RANK", "SLURM_PROCID"))
+
+
+def _logged_in() -> bool:
+    """Whether Weights & Biases has an account to log to."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE"):
+        return True
+    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    return netrc.is_file() and "wandb" in netrc.read_text(encoding="utf-8", errors="ignore")
+
+
+class TrainingCLI(StageCLI):
+    """The command line of a training stage: `--model.*`, `--data.*`, `--trainer.*` and `--run.*`."""
+
+    def add_arguments_to_parser(self, parser: Any) -> None:
+        """Add `--run.*`, and take the sizes that the data decide from the data."""
+        super().add_arguments_to_parser(parser)
+        parser.add_class_arguments(RunSettings, "run")
+        for size in ("vocabulary_size", "feature_channels"):
+            parser.link_arguments(f"data.{size}", f"model.captioner.init_args.{size}", apply_on="instantiate")
+
+    def before_instantiate_classes(self) -> None:
+        """Decide between a fresh start, going on, and nothing to do; put another run's folder aside."""
+        self.settings = RunSettings(**self.config.run.as_dict())
+        if "WANDB_SWEEP_ID" in os.environ:  # every run of a sweep has a folder of its own
+            self.settings.out = str(Path(self.settings.out) / os.environ.get("WANDB_RUN_ID", "run"))
+        self.out = Path(self.settings.out)
+        config = json.loads(self.parser.dump(self.config, format="json", skip_validation=True))
+        self.identity = _identity(config)
+        if _main_process():
+            self.finished = _prepare(self.out, self.identity)
+            if not self.finished:
+                self.parser.save(self.config, self.out / "config.yaml", overwrite=True, skip_validation=True)
+        else:
+            self.finished = False
+        if self.finished:
+            print(f"{self.out}: finished already, with these settings")
+            sys.exit(0)
+
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        """A trainer with the run's callbacks and loggers."""
+        settings = self.settings
+        callbacks: list[Callback] = [SaveLast(self.out / "last.ckpt", settings.checkpoint_every), PrintScores()]
+        if settings.monitor:
+            callbacks.append(
+                SelectAfter(
+                    settings.select_after, dirpath=self.out, filename="best", monitor=settings.monitor,
+                    mode=settings.mode, enable_version_counter=False,
+                )
+            )  # fmt: skip
+            if settings.patience is not None:
+                callbacks.append(EarlyStopping(settings.monitor, mode=settings.mode, patience=settings.patience))
+        loggers: list[Logger] = [CSVLogger(self.out, name="logs")]
+        if settings.logger == "wandb":
+            loggers.append(
+                WandbLogger(project=settings.project, save_dir=str(self.out), offline=not _logged_in(), log_model=False)
+            )
+        callbacks.append(LearningRateMonitor("step"))
+        return super().instantiate_trainer(
+            callbacks=callbacks, logger=loggers, enable_checkpointing=bool(settings.monitor),
+            default_root_dir=str(self.out), **kwargs,
+        )  # fmt: skip
+
+    def train(self, stage: str) -> None:
+        """Fit, from `last.ckpt` if there is one, and mark the run finished."""
+        last = self.out / "last.ckpt"
+        self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=str(last) if last.is_file() else None)
+        if self.trainer.interrupted:
+            sys.exit(f"error: interrupted at step {self.trainer.global_step}; run the same command again to go on.")
+        self.trainer.save_checkpoint(last)
+        self.trainer.strategy.barrier()
+        if not self.trainer.is_global_zero:
+            return
+        best = self.out / "best.ckpt"
+        if self.settings.monitor and not best.is_file():
+            shutil.copyfile(last, best)
+        chosen = self.trainer.checkpoint_callback
+        score = getattr(chosen, "best_model_score", None)
+        write_json(
+            self.out / "finished.json",
+            {
+                "stage": stage,
+                "checkpoint": best.name if self.settings.monitor else last.name,
+                "steps": self.trainer.global_step,
+                "train_seconds": round(self.model.train_seconds, 1),
+                "monitor": self.settings.monitor,
+                "best": None if score is None else float(score),
+                "identity": self.identity,
+                "provenance": provenance(seed=self.datamodule.seed, dataset=self.datamodule.dataset.name),
+            },
+        )
+
+
+def _identity(config: dict[str, Any]) -> str:
+    """Hash of a resolved configuration, without what does not change the result."""
+    kept = json.loads(json.dumps(config))
+    for path in _SAME_RUN:
+        *groups, key = path.split(".")
+        place = kept
+        for group in groups:
+            place = place.get(group) or {}
+        place.pop(key, None)
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _prepare(out: Path, identity: str) -> bool:
+    """Make the folder ready; True when its run is finished already. A run with other settings is put aside, not lost."""
+    mark = out / "identity.json"
+    if mark.is_file():
+        if read_json(mark, "run")["identity"] == identity:
+            return (out / "finished.json").is_file()
+        number = next(n for n in range(1, 10_000) if not out.with_name(f"{out.name}.{n}").exists())
+        aside = out.with_name(f"{out.name}.{number}")
+        out.rename(aside)
+        print(f"{out}: held a run with other settings; it is {aside} now")
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(mark, {"identity": identity})
+    return False

@@ -1,0 +1,33 @@
+"""Learning-rate schedules as factors of the base rate."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+Schedule = Literal["noam", "piecewise", "cosine", "constant"]
+
+
+def factor(
+    kind: Schedule, *, warmup: int = 0, milestones: Sequence[int] = (10_000, 20_000), total: int = 0
+) -> Callable[[int], float]:
+    """The factor at every optimiser step, from 0.
+
+    Args:
+        kind: "noam": rises linearly over `warmup` steps, then falls with the inverse square root (IDC-PCL's
+            pre-training, authors' code); "piecewise": halves at each milestone (its fine-tuning); "cosine": linear
+            warm-up, then half a cosine to 0 at `total`; "constant": after the warm-up.
+        warmup, milestones, total: in steps.
+    """
+
+    def rate(step: int) -> float:
+        rising = min(1.0, (step + 1) / warmup) if warmup else 1.0
+        if kind == "noam":
+            return (step + 1) / warmup if step < warmup else math.sqrt(max(warmup, 1) / (step + 1))
+        if kind == "piecewise":
+            return rising * 0.5 ** sum(step >= milestone for milestone in milestones)
+        if kind == "cosine":
+            done = min(1.0, max(0, step - warmup) / max(1, total - warmup))
+            return rising * 0.5 * (1 + math.cos(math.pi * done))
+        return rising
+
+    return rate

@@ -1,0 +1,135 @@
+"""What the training stages' LightningModules share: optimiser, per-step seeds, and what a checkpoint says of itself."""
+
+import time
+from typing import Any, ClassVar
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+
+import diffcap
+from diffcap.captioner import FORMAT, read_checkpoint
+from diffcap.data import FeatureData
+from diffcap.errors import DiffcapError
+from diffcap.lit.schedules import Schedule, factor
+
+
+class TrainingModule(pl.LightningModule):
+    """Adam with a schedule by step, the same random numbers at a step whether or not the run was interrupted.
+
+    Args:
+        captioner: what is trained; its parameters are the checkpoint's "captioner.*".
+        lr, weight_decay: of Adam; the decay is L2 in the gradient, as in the authors' code.
+        schedule, warmup, milestones: see `schedules.factor`; the cosine ends at the trainer's `max_steps`.
+    """
+
+    stage: ClassVar[str]
+
+    def __init__(
+        self,
+        captioner: nn.Module,
+        lr: float,
+        weight_decay: float,
+        schedule: Schedule,
+        warmup: int,
+        milestones: list[int] | None,
+    ) -> None:
+        super().__init__()
+        self.captioner = captioner
+        self.lr, self.weight_decay, self.schedule = lr, weight_decay, schedule
+        self.warmup, self.milestones = warmup, milestones if milestones is not None else [10_000, 20_000]
+        self.train_seconds = 0.0  # of all sessions together; a resumed run goes on counting
+        self._clock = 0.0
+
+    @property
+    def feature_data(self) -> FeatureData:
+        """The stage's DataModule."""
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        assert isinstance(data, FeatureData)
+        return data
+
+    def configure_optimizers(self) -> Any:
+        """Adam, and the schedule stepped after every optimiser step."""
+        optimizer = torch.optim.Adam(self.parameters(), self.lr, weight_decay=self.weight_decay, fused=True)
+        rate = factor(self.schedule, warmup=self.warmup, milestones=self.milestones, total=int(self.trainer.max_steps))
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Seed dropout by step and rank, so that a resumed run draws what an undisturbed one draws."""
+        torch.manual_seed((self.feature_data.seed * 1_000_003 + self.global_step) * 4099 + self.global_rank)
+        self._clock = time.perf_counter()
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Count the time spent training; validation and set-up are not in it."""
+        self.train_seconds += time.perf_counter() - self._clock
+
+    def log_losses(self, parts: dict[str, Tensor], kind: str, batch_size: int) -> None:
+        """Log each part as `kind/name`; over the ranks in validation only, where it costs nothing."""
+        values = {f"{kind}/{name}": value for name, value in parts.items()}
+        self.log_dict(values, prog_bar=True, batch_size=batch_size, sync_dist=kind == "val")
+
+    def facts(self) -> dict[str, Any]:
+        """What the stage adds to its checkpoints' "diffcap" entry."""
+        return {}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Say what the file is, so that it can be used without any other."""
+        data = self.feature_data
+        checkpoint["diffcap"] = {
+            "format": FORMAT,
+            "version": diffcap.__version__,
+            "stage": self.stage,
+            "dataset": data.dataset.name,
+            "manifest_sha256": data.dataset.info.get("manifest_sha256"),
+            "seed": data.seed,
+            "words": data.words,
+            "max_length": data.max_length,
+            "features": {**data.store.meta, "name": data.store_name},
+            "train_seconds": self.train_seconds,
+            **self.facts(),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Go on counting where the interrupted session stopped."""
+        self.train_seconds = checkpoint["diffcap"]["train_seconds"]
+
+
+def init_from(
+    module: nn.Module, path: str, words: list[str], may_miss: tuple[str, ...], may_drop: tuple[str, ...]
+) -> None:
+    """Take the weights of another stage's checkpoint by name.
+
+    Args:
+        module: the captioner that receives them. path: the other stage's checkpoint. words: this stage's vocabulary.
+        may_miss: beginnings of names that only the receiver has; may_drop: that only the file has.
+
+    Raises:
+        DiffcapError: other words, or names or shapes that do not fit; each is listed.
+    """
+    state = read_checkpoint(path)
+    theirs = state["diffcap"]["words"]
+    if theirs != words:
+        different = sorted(set(theirs) ^ set(words))
+        raise DiffcapError(
+            f"{path}: its vocabulary has {len(theirs)} words, this stage's {len(words)} (for example {different[:3]}); "
+            "use the dataset, min_count and manifest that it was trained with."
+        )
+    prefix = "captioner."
+    weights = {
+        name.removeprefix(prefix): value for name, value in state["state_dict"].items() if name.startswith(prefix)
+    }
+    own = module.state_dict()
+    wrong = [name for name in own if name not in weights and not name.startswith(may_miss)]
+    wrong += [name for name in weights if name not in own and not name.startswith(may_drop)]
+    wrong += [
+        f"{name} {tuple(value.shape)} for {tuple(own[name].shape)}"
+        for name, value in weights.items()
+        if name in own and own[name].shape != value.shape
+    ]
+    if wrong:
+        raise DiffcapError(
+            f"{path}: {len(wrong)} parameters do not fit ({', '.join(wrong[:4])}{', ...' if len(wrong) > 4 else ''}); "
+            "give both stages the same width, layers and features."
+        )
+    module.load_state_dict({name: value for name, value in weights.items() if name in own}, strict=False)

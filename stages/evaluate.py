@@ -1,0 +1,92 @@
+"""Caption a split with a checkpoint and score the captions: predictions.json, references.json and metrics.json."""
+
+from pathlib import Path
+from typing import Literal
+
+from jsonargparse import auto_cli
+
+from diffcap.errors import DiffcapError, plain_errors
+
+
+def evaluate(
+    checkpoint: str,
+    out: str,
+    folder: str | None = None,
+    features: str | None = None,
+    split: Literal["test", "val", "train"] = "test",
+    tokenizer: Literal["ptb", "raw"] | None = None,
+    metrics: list[str] | None = None,
+    batch_size: int = 128,
+    beams: int = 1,
+    length_penalty: float = 0.0,
+    limit: int | None = None,
+    devices: int = 1,
+    accelerator: str = "auto",
+) -> None:
+    """Decode every pair of a split, write the captions, score them by the dataset's protocol, print the table.
+
+    Args:
+        checkpoint: best.ckpt of the finetune stage.
+        out: folder for predictions.json, references.json and metrics.json.
+        folder: the dataset's folder; data/<dataset the checkpoint was trained on> by default.
+        features: name of the feature store in it; the one the checkpoint was trained on by default.
+        split: which pairs.
+        tokenizer: of the metrics; the one the checkpoint was selected with by default.
+        metrics: names of the metrics; all that this machine can compute by default.
+        batch_size: pairs decoded at once; the captions do not depend on it.
+        beams: width of the beam search; 1 is greedy decoding, as in all the papers.
+        length_penalty: of the beam search, see diffcap.models.generation.
+        limit: only the first pairs of the split.
+        devices: processes that decode.
+        accelerator: cpu, gpu, auto.
+
+    Raises:
+        DiffcapError: a file is missing or does not fit.
+    """
+    from diffcap.captioner import load
+    from diffcap.evaluation.coco import write_predictions, write_references
+    from diffcap.evaluation.captions import ALL_METRICS
+    from diffcap.evaluation.protocols import evaluate as score
+    from diffcap.evaluation.tables import metrics_table, print_table
+    from diffcap.lit.decoding import decode
+    from diffcap.provenance import provenance
+    from diffcap.records import read_dataset, write_json
+
+    trained = load(checkpoint)
+    dataset = read_dataset(folder or f"data/{trained.facts['dataset']}")
+    pairs = [pair for pair in dataset.pairs if pair.split == split][:limit]
+    if not pairs:
+        raise DiffcapError(f"{dataset.name} has no {split} pairs; choose another --split.")
+    store = Path(folder or f"data/{trained.facts['dataset']}") / "features" / (features or trained.features["name"])
+    captions = decode(
+        trained, pairs, store, batch_size, beams, length_penalty, devices=devices, accelerator=accelerator
+    )
+    if captions is None:  # another rank writes
+        return
+    target = Path(out)
+    target.mkdir(parents=True, exist_ok=True)
+    write_predictions(target / "predictions.json", captions)
+    write_references(target / "references.json", {pair.id: pair.captions for pair in pairs})
+    result = score(
+        captions,
+        pairs,
+        tokenizer=tokenizer or trained.facts["tokenizer"],
+        metrics=metrics or ALL_METRICS,
+        protocol={"dataset": dataset.name, "split": split, "beams": beams, "limit": limit},
+        provenance=provenance(
+            method=trained.facts["method"],
+            seed=trained.facts["seed"],
+            step=trained.facts["step"],
+            features=trained.features["name"],
+            manifest_sha256=dataset.info.get("manifest_sha256"),
+        ),
+    )
+    write_json(target / "metrics.json", result)
+    print_table(metrics_table(result["groups"], title=f"{trained.facts['method']} on {dataset.name} {split}"))
+    if "slots" in result:
+        print_table(metrics_table({"slots": result["slots"]}, title="slot accuracy"))
+
+
+if __name__ == "__main__":
+    with plain_errors():
+        auto_cli(evaluate)
