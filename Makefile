@@ -1,0 +1,100 @@
+# diffcap: every stage, chained by the files they write. `make help` lists the targets.
+# Variables: DATASET METHOD DATA DEVICES ARGS SEED LOGGER TRAINER BACKBONE WEIGHTS TAGGER RUN PRETRAIN
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+DATASET ?= blocks
+METHOD ?= pcl
+DEVICES ?= 1
+SEED ?= 1234
+LOGGER ?= wandb
+TRAINER ?= default
+PRETRAIN ?= yes
+FOLDER ?= data/$(DATASET)
+RUN ?= runs/$(DATASET)/$(METHOD)
+
+# Which features a method reads; the embedded dataset has a backbone of its own.
+BACKBONE_pcl := resnet101_layer4
+BACKBONE ?= $(if $(filter blocks,$(DATASET)),blocks,$(BACKBONE_$(METHOD)))
+TAGGER ?= $(if $(filter blocks,$(DATASET)),blocks,english)
+
+PY := .venv/bin/python
+STORE := $(FOLDER)/features/$(BACKBONE)
+STAGES := data extract negatives pretrain finetune eval
+TRAINING := pretrain finetune
+
+# A stage that is asked for by name is run again when its settings differ; one that is only needed runs when it is missing.
+asked = $(if $(filter $(1),$(MAKECMDGOALS)),FORCE)
+# ARGS goes to the training stages among the goals, or to the one stage that is asked for.
+args = $(if $(filter $(1),$(or $(filter $(TRAINING),$(MAKECMDGOALS)),$(filter $(STAGES),$(MAKECMDGOALS)))),$(ARGS))
+# The settings of a training stage: trainer, method, what the dataset changes, then the command line, which wins.
+configs = $(foreach file,$(wildcard configs/trainer/default.yaml configs/method/$(METHOD)/$(1).yaml \
+	configs/method/$(METHOD)/$(1).$(DATASET).yaml) $(if $(filter-out default,$(TRAINER)),configs/trainer/$(TRAINER).yaml) \
+	$(if $(filter-out 1,$(DEVICES)),configs/trainer/ddp.yaml),--config $(file))
+train = $(call configs,$(1)) --data.folder $(FOLDER) --data.features $(BACKBONE) --seed_everything $(SEED) --data.seed $(SEED) \
+	--run.out $(RUN)/$(1) --run.logger $(LOGGER) --trainer.devices $(DEVICES)
+
+.PHONY: help setup demo test lint data extract negatives pretrain finetune eval backbone tagger clean-runs FORCE
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+
+setup: .venv/ready  ## a virtual environment in .venv with the tested versions; every other target calls it
+.venv/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: diffcap needs Python 3.11 or newer; make PYTHON=/path/to/python3.11 ...")'
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup  ## the whole road on the embedded dataset: every stage, a table of scores, pictures (MINUTES=12 SEED=1234)
+	$(PY) stages/demo.py --minutes $(or $(MINUTES),12) --seed $(SEED) $(ARGS)
+
+test: setup  ## the tests
+	.venv/bin/pytest -q -n 2 $(ARGS)
+
+lint: setup  ## ruff and mypy
+	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
+
+data: $(FOLDER)/manifest.jsonl  ## manifest of a dataset: DATASET=clevr_change DATA=<folder of its files>
+$(FOLDER)/manifest.jsonl: $(call asked,data) | setup
+	$(PY) stages/data.py --dataset $(DATASET) --out $(FOLDER) $(if $(DATA),--source $(DATA)) \
+		$(if $(filter blocks,$(DATASET)),--seed $(SEED)) $(if $(PAIRS),--pairs $(PAIRS)) $(call args,data)
+
+extract: $(STORE)/complete  ## features of every image: BACKBONE=resnet101_layer4 WEIGHTS=<file, if there is no network>
+$(STORE)/complete: $(FOLDER)/manifest.jsonl $(call asked,extract) | setup
+	$(PY) stages/extract.py --config configs/backbone/$(BACKBONE).yaml --data.folder $(FOLDER) \
+		$(if $(WEIGHTS),--model.weights $(WEIGHTS)) --trainer.devices $(DEVICES) \
+		$(if $(filter-out 1,$(DEVICES)),--trainer.strategy ddp) $(call args,extract)
+	@touch $@
+
+negatives: $(FOLDER)/negatives.jsonl  ## hard negative captions for pre-training: TAGGER=english, or a folder
+$(FOLDER)/negatives.jsonl: $(FOLDER)/manifest.jsonl $(call asked,negatives) | setup
+	$(PY) stages/negatives.py --folder $(FOLDER) --tagger $(TAGGER) --seed $(SEED) $(call args,negatives)
+	@touch $@
+
+pretrain: $(RUN)/pretrain/finished.json  ## self-supervised tasks of the method: ARGS="--model.lr=1e-4 --data.batch_size=64"
+$(RUN)/pretrain/finished.json: $(STORE)/complete $(FOLDER)/negatives.jsonl $(call asked,pretrain) | setup
+	$(PY) stages/pretrain.py $(call train,pretrain) $(call args,pretrain)
+	@touch $@
+
+finetune: $(RUN)/finetune/finished.json  ## the captioner, from the pre-training's checkpoint (PRETRAIN=no: from scratch)
+$(RUN)/finetune/finished.json: $(STORE)/complete $(call asked,finetune) \
+		$(if $(filter yes,$(PRETRAIN)),$(RUN)/pretrain/finished.json) | setup
+	$(PY) stages/finetune.py $(call train,finetune) \
+		$(if $(filter yes,$(PRETRAIN)),--model.init_from $(RUN)/pretrain/last.ckpt) $(call args,finetune)
+	@touch $@
+
+eval: $(RUN)/eval/metrics.json  ## captions and scores of the test split, by group
+$(RUN)/eval/metrics.json: $(RUN)/finetune/finished.json $(call asked,eval) | setup
+	$(PY) stages/evaluate.py --checkpoint $(RUN)/finetune/best.ckpt --out $(RUN)/eval --folder $(FOLDER) \
+		--devices $(DEVICES) $(call args,eval)
+
+backbone: setup  ## train the small backbone that ships for blocks
+	$(PY) stages/backbone.py $(ARGS)
+
+tagger: setup  ## train a part-of-speech tagger: from blocks' own grammar, or ARGS="--conllu=FILE"
+	$(PY) stages/tagger.py $(ARGS)
+
+FORCE:
