@@ -49,12 +49,12 @@ def render(scenes: Scenes, size: tuple[int, int] = (128, 96)) -> tuple[Tensor, T
     edge = _edges(faces.view(-1, height, width)).flatten()
 
     colors = torch.stack([channel.flatten() for channel in _ground(stage)])  # (3, pixels)
-    inner = hits.where(~edge[hits.sample])
+    inner = hits.where(~_at(edge, hits.sample))
     colors[:, inner.sample] = _shade(stage, inner)
     fine = _candidates(stage, edge)
     if len(fine.pair):
         where, fine = _split_pixels(stage, fine, edge)
-        mixed = colors[:, where].repeat_interleave(len(SUBPIXELS), 1)
+        mixed = _at(colors, where).repeat_interleave(len(SUBPIXELS), 1)
         close = _cast(stage, fine, mixed.shape[1])
         mixed[:, close.sample] = _shade(stage, close)
         a, b, c, d = mixed.view(3, -1, len(SUBPIXELS)).unbind(2)
@@ -62,8 +62,13 @@ def render(scenes: Scenes, size: tuple[int, int] = (128, 96)) -> tuple[Tensor, T
 
     image = (colors.clamp(0, 1) * 255 + 0.5).to(torch.uint8).view(3, -1, height, width).transpose(0, 1).contiguous()
     index = torch.full((pixels,), -1, device=scenes.eye.device)
-    index[hits.sample] = stage.slot[hits.pair]
+    index[hits.sample] = _at(stage.slot, hits.pair)
     return image, index.view(-1, height, width)
+
+
+def _at(values: Tensor, places: Tensor) -> Tensor:
+    """`values[..., places]`, ten times as fast on a CPU as indexing with brackets."""
+    return values.index_select(-1, places)
 
 
 @dataclass
@@ -95,9 +100,6 @@ class _Rays:
     u: Tensor  # (n,) tangent to the right
     v: Tensor  # (n,) tangent upwards
 
-    def where(self, keep: Tensor) -> _Rays:
-        return _Rays(*(value[keep] for value in vars(self).values()))
-
 
 @dataclass
 class _Hits:
@@ -112,7 +114,7 @@ class _Hits:
 
     def where(self, keep: Tensor) -> _Hits:
         rows = keep.nonzero().flatten()
-        return _Hits(*(value[..., rows] for value in vars(self).values()))
+        return _Hits(*(_at(value, rows) for value in vars(self).values()))
 
 
 def _set_stage(scenes: Scenes, size: tuple[int, int]) -> _Stage:
@@ -153,10 +155,10 @@ def _candidates(stage: _Stage, among: Tensor | None = None) -> _Rays:
         (right / wide + 1) * (width / 2), (1 - bottom / high) * (height / 2),
     )  # fmt: skip
     pair, column, row = _fill(rectangle, stage.size)
-    sample = (stage.picture[pair] * height + row) * width + column
+    sample = (_at(stage.picture, pair) * height + row) * width + column
     if among is not None:
-        keep = among[sample].nonzero().flatten()
-        pair, column, row, sample = pair[keep], column[keep], row[keep], sample[keep]
+        keep = _at(among, sample).nonzero().flatten()
+        pair, column, row, sample = (_at(values, keep) for values in (pair, column, row, sample))
     u, v = _tangents(stage.size, column.float() + 0.5, row.float() + 0.5)
     return _Rays(pair, sample, u, v)
 
@@ -172,16 +174,16 @@ def _fill(rectangle: tuple[Tensor, Tensor, Tensor, Tensor], size: tuple[int, int
     right, bottom = (edge.ceil().clamp(0, end) for edge, end in zip(rectangle[2:], size))
     across, down = (right - left).clamp(min=0), (bottom - top).clamp(min=0)
     which, offset = _expand((across * down).long())
-    across = across[which]
-    offset = offset.float()
-    row = ((offset + 0.5) / across).floor()  # exact: areas are far below 2 ** 24
-    return which, (offset - row * across + left[which]).long(), (row + top[which]).long()
+    wide = _at(across, which)
+    place = offset.float()
+    row = ((place + 0.5) / wide).floor()  # exact: areas are far below 2 ** 24
+    return which, (place - row * wide + _at(left, which)).long(), (row + _at(top, which)).long()
 
 
 def _expand(counts: Tensor) -> tuple[Tensor, Tensor]:
     """For each i, counts[i] entries: i itself, and 0, 1, ... within it."""
     which = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
-    return which, torch.arange(len(which), device=counts.device) - (counts.cumsum(0) - counts)[which]
+    return which, torch.arange(len(which), device=counts.device) - _at(counts.cumsum(0) - counts, which)
 
 
 def _split_pixels(stage: _Stage, rays: _Rays, edge: Tensor) -> tuple[Tensor, _Rays]:
@@ -194,7 +196,7 @@ def _split_pixels(stage: _Stage, rays: _Rays, edge: Tensor) -> tuple[Tensor, _Ra
     wide, high = half_view(stage.size)
     u = rays.u[:, None] + offsets[:, 0] * (2 * wide / stage.size[0])
     v = rays.v[:, None] - offsets[:, 1] * (2 * high / stage.size[1])
-    sample = rank[rays.sample][:, None] * number + torch.arange(number, device=edge.device)
+    sample = _at(rank, rays.sample)[:, None] * number + torch.arange(number, device=edge.device)
     return where, _Rays(rays.pair.repeat_interleave(number), sample.flatten(), u.flatten(), v.flatten())
 
 
@@ -207,7 +209,7 @@ def _cast(stage: _Stage, rays: _Rays, samples: int) -> _Hits:
     ways, depths = [], []
     for (shape, *_), start, end in zip(stage.groups(), bounds, bounds[1:]):
         pair, u, v = rays.pair[start:end], rays.u[start:end], rays.v[start:end]
-        numbers, local = stage.numbers[2:4, pair], stage.local[:, pair]
+        numbers, local = _at(stage.numbers[2:4], pair), _at(stage.local, pair)
         ray = [local[3 + axis] + u * local[6 + axis] + v * local[9 + axis] for axis in range(3)]
         depth = intersect(shape, (local[0], local[1], local[2]), (ray[0], ray[1], ray[2]), numbers[0], numbers[1])
         nearest.scatter_reduce_(0, rays.sample[start:end], depth, "amin")
@@ -216,13 +218,13 @@ def _cast(stage: _Stage, rays: _Rays, samples: int) -> _Hits:
     parts = []
     for (shape, *_), start, end, ray, depth in zip(stage.groups(), bounds, bounds[1:], ways, depths):
         sample = rays.sample[start:end]
-        seen = ((depth == nearest[sample]) & (depth < torch.inf)).nonzero().flatten()
-        pair, depth = rays.pair[start:end][seen], depth[seen]
-        local, numbers = stage.local[:3, pair], stage.numbers[2:4, pair]
-        way = torch.stack([axis[seen] for axis in ray])
+        seen = ((depth == _at(nearest, sample)) & (depth < torch.inf)).nonzero().flatten()
+        pair, depth = _at(rays.pair[start:end], seen), _at(depth, seen)
+        local, numbers = _at(stage.local[:3], pair), _at(stage.numbers[2:4], pair)
+        way = torch.stack([_at(axis, seen) for axis in ray])
         point = local + depth * way
         normal, face = surface(shape, (point[0], point[1], point[2]), numbers[0], numbers[1])
-        parts.append(_Hits(pair, sample[seen], face, point, torch.stack(normal), way))
+        parts.append(_Hits(pair, _at(sample, seen), face, point, torch.stack(normal), way))
     return _Hits(*(torch.cat(values, -1) for values in zip(*(vars(part).values() for part in parts))))
 
 
@@ -253,12 +255,12 @@ def _ground(stage: _Stage) -> list[Tensor]:
     )  # (B, H, W)
     light, dark = torch.ones_like(x).flatten(), torch.zeros_like(x).flatten()
     pair, column, row = _fill(_shadow_rectangles(stage), stage.size)
-    sample = (stage.picture[pair] * height + row) * width + column
+    sample = (_at(stage.picture, pair) * height + row) * width + column
     bounds = torch.searchsorted(pair, torch.tensor([0, *(end for *_, end in stage.groups())], device=device)).tolist()
     for (shape, *_), start, end in zip(stage.groups(), bounds, bounds[1:]):
         one, here = pair[start:end], sample[start:end]
-        numbers, lamp = stage.numbers[:, one], _lamp(stage, one)
-        px, py = _turn(x.flatten()[here] - numbers[0], y.flatten()[here] - numbers[1], numbers[4], numbers[5])
+        numbers, lamp = _at(stage.numbers, one), _lamp(stage, one)
+        px, py = _turn(_at(x.flatten(), here) - numbers[0], _at(y.flatten(), here) - numbers[1], numbers[4], numbers[5])
         passes = lit(shape, (px, py, torch.zeros_like(px)), lamp, numbers[2], numbers[3])
         light.scatter_reduce_(0, here, passes, "amin")
         dark.scatter_reduce_(0, here, nearness(shape, px, py, numbers[2], numbers[3]), "amax")
@@ -273,7 +275,7 @@ def _lamp(stage: _Stage, pair: Tensor) -> Vector:
     """The way to the key light in the frame of each pair."""
     x, y, z = stage.scenes.light[stage.picture].unbind(-1)
     x, y = _turn(x, y, stage.numbers[4], stage.numbers[5])
-    lamp = torch.stack([x, y, z])[:, pair]
+    lamp = _at(torch.stack([x, y, z]), pair)
     return lamp[0], lamp[1], lamp[2]
 
 
@@ -282,7 +284,7 @@ def _shadow_rectangles(stage: _Stage) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     x, y, radius, half, *_ = stage.numbers
     light = stage.scenes.light[stage.picture]
     reach = 2 * half / light[:, 2]
-    foot, tip = radius + 0.9 * half, radius + 0.2 + 0.16 * reach
+    foot, tip = radius + half, radius + 0.2 + 0.16 * reach
     ends = []
     for size, dx, dy in ((foot, 0 * reach, 0 * reach), (tip, -reach * light[:, 0], -reach * light[:, 1])):
         ends += [torch.stack([x + dx + a * size, y + dy + b * size, 0 * x], -1) for a in (-1, 1) for b in (-1, 1)]
@@ -304,10 +306,10 @@ def _shade(stage: _Stage, hits: _Hits) -> Tensor:
     length = (x * x + y * y + z * z).sqrt()
     view = (-x / length, -y / length, -z / length)
     palette = torch.tensor(PALETTE, device=pair.device).T / 255
-    paint = palette[:, scenes.color[stage.picture, stage.slot]][:, pair]
-    metal = (scenes.material[stage.picture, stage.slot] == MATERIALS.index("metal"))[pair]
-    power = scenes.power.T[:, stage.picture][:, pair]
-    height = hits.point[2] + stage.numbers[3, pair]
+    paint = _at(palette[:, scenes.color[stage.picture, stage.slot]], pair)
+    metal = _at(scenes.material[stage.picture, stage.slot] == MATERIALS.index("metal"), pair)
+    power = _at(scenes.power.T[:, stage.picture], pair)
+    height = hits.point[2] + _at(stage.numbers[3], pair)
     passes = _shadows_on(stage, hits, height)
     normal = (hits.normal[0], hits.normal[1], hits.normal[2])
     return torch.stack(solid(normal, view, lamp, power, (paint[0], paint[1], paint[2]), metal, passes, height))
@@ -337,12 +339,12 @@ def _shadows_on(stage: _Stage, hits: _Hits, height: Tensor) -> Tensor:
     for shape, start, end in stage.groups():
         mine = ((caster >= start) & (caster < end)).nonzero().flatten()
         which, offset = _expand(counts[receiver[mine]])
-        to, by = receiver[mine][which], caster[mine][which]
-        here = first[to] + offset
-        px, py = hits.point[0, here], hits.point[1, here]
-        numbers, own = stage.numbers[:, by], stage.numbers[:, to]
+        to, by = _at(receiver[mine], which), _at(caster[mine], which)
+        here = _at(first, to) + offset
+        px, py = _at(hits.point[:2], here)
+        numbers, own = _at(stage.numbers, by), _at(stage.numbers, to)
         px, py = px * own[4] - py * own[5] + own[0] - numbers[0], px * own[5] + py * own[4] + own[1] - numbers[1]
         px, py = _turn(px, py, numbers[4], numbers[5])
-        value = lit(shape, (px, py, height[here]), _lamp(stage, by), numbers[2], numbers[3])
+        value = lit(shape, (px, py, _at(height, here)), _lamp(stage, by), numbers[2], numbers[3])
         passes.scatter_reduce_(0, here, value, "amin")
     return passes

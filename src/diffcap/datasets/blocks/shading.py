@@ -12,7 +12,7 @@ PALETTE = (
     (87, 87, 87), (173, 35, 35), (42, 75, 215), (29, 105, 20),
     (129, 74, 25), (129, 38, 192), (41, 208, 208), (255, 238, 51),
 )  # fmt: skip
-WARM, COOL = (1.0, 0.965, 0.91), (0.88, 0.94, 1.0)
+WARM, COOL = (1.0, 0.955, 0.885), (0.925, 0.95, 1.0)
 _GROUND = 0.60  # grey of the ground
 
 
@@ -26,12 +26,13 @@ def ground(x: Tensor, y: Tensor, pools: Tensor, power: Tensor, light: Tensor, sk
     """
     one = [1] * (x.ndim - 1)
     fall = []
-    for pool, (wide, deep) in enumerate(((0.030, 0.055), (0.050, 0.075))):
-        dx, dy = x - pools[:, pool, 0].view(-1, *one), y - pools[:, pool, 1].view(-1, *one)
-        fall.append(power[:, pool].view(-1, *one) / (1 + wide * dx * dx + deep * dy * dy))
-    key = _GROUND * (0.42 * sky + 0.78 * light) * fall[0]
-    fill = _GROUND * (0.10 + 0.26 * fall[1]) * sky
-    return [warm * key + cool * fill for warm, cool in zip(WARM, COOL)]
+    for pool, (wide, deep) in enumerate(((0.020, 0.030), (0.040, 0.055))):
+        dx, dy = (x - pools[:, pool, 0].view(-1, *one)).square_(), (y - pools[:, pool, 1].view(-1, *one)).square_()
+        spread = dx.mul_(wide).add_(dy.mul_(deep)).add_(1)
+        fall.append(spread.reciprocal_().mul_(power[:, pool].view(-1, *one)))
+    key = (0.22 * _GROUND * sky).add_((0.62 * _GROUND) * light).mul_(fall[0])
+    fill = fall[1].mul_(0.20 * _GROUND).add_(0.38 * _GROUND).mul_(sky)
+    return [(warm * key).add_(cool * fill) for warm, cool in zip(WARM, COOL)]
 
 
 def solid(
@@ -67,16 +68,18 @@ def solid(
     near = height.clamp(max=0.5)
     sky = (0.5 + 0.5 * nz) * (0.72 + 0.56 * near)
     key = toward.clamp(min=0) * lit * power[0]
-    fill = (0.35 * nx - 0.55 * ny + 0.3 * nz).clamp(min=0) * power[1]
+    fill = (0.50 * nx - 0.80 * ny + 0.33 * nz).clamp(min=0) * power[1]
     bounce = (0.5 - 0.5 * nz) * (0.5 + near)
 
     rim = 1 - facing.clamp(min=0)
     rim = rim * rim * rim
-    windows = _window((mx, my, mz), (0.62, -0.60, 0.5)) + 0.7 * _window((mx, my, mz), (-0.35, 0.52, 0.78))
+    mirrored = (mx, my, mz)
+    windows = _window(mirrored, (0.62, -0.60, 0.5)) + 0.7 * _window(mirrored, (-0.35, 0.52, 0.78))
     # A bright strip at the horizon above a floor that grows lighter away from the foot: what makes metal look like it.
     strip = (1 - 4.5 * (mz - 0.10).abs()).clamp(min=0)
     floor = (-mz).clamp(min=0)
-    room = 0.20 + 0.42 * floor * (0.6 + 0.8 * near) + 0.40 * strip + 0.9 * windows + 0.5 * rim
+    streak = (1 - 3.5 * (mx + 0.25 * my + 0.45).abs()).clamp(min=0) + 0.6 * (1 - 5 * (mx - 0.6).abs()).clamp(min=0)
+    room = 0.16 + 0.46 * floor * (0.5 + near) + 0.40 * strip + 0.9 * windows + 0.5 * rim + 0.36 * streak
     glint2 = lamp * lamp
     glint4 = glint2 * glint2
     glint8 = glint4 * glint4
@@ -86,9 +89,9 @@ def solid(
 
     channels = []
     for paint, warm, cool in zip(color, WARM, COOL):
-        diffuse = warm * 0.72 * key + cool * (0.20 * fill + 0.34 * sky) + 0.14 * bounce
+        diffuse = warm * 0.66 * key + cool * (0.34 * fill + 0.40 * sky) + 0.20 * bounce
         rubber = paint * diffuse + wide + 0.02 * rim
-        steel = (0.9 * paint + 0.06) * (0.34 * diffuse + 0.86 * room) + sharp * warm * (0.35 + 0.65 * paint)
+        steel = (0.9 * paint + 0.06) * (0.30 * diffuse + 0.95 * room) + sharp * warm * (0.35 + 0.65 * paint)
         channels.append(torch.where(metal, steel, rubber))
     return channels
 

@@ -47,16 +47,27 @@ def surface(shape: int, point: Vector, radius: Tensor, half: Tensor) -> tuple[Ve
     x, y, z = point
     if shape == SPHERE:
         return (x / radius, y / radius, z / radius), torch.zeros_like(x, dtype=torch.int32)
+    tall = _bevel(z.abs(), half)
     if shape == CUBE:
         ax, ay = x.abs(), y.abs()
         top = (z >= ax) & (z >= ay)
         on_x = ~top & (ax > ay)
-        on_y = ~top & ~on_x
-        normal = (on_x * x.sign(), on_y * y.sign(), top.float())
-        return normal, on_x.int() + 2 * on_y.int()
-    top = z > 0.999 * half
-    side = ~top / radius
-    return (x * side, y * side, top.float()), (~top).int()
+        normal = (x.sign() * _bevel(ax, half), y.sign() * _bevel(ay, half), z.sign() * tall)
+        return _unit(normal), torch.where(top, 0, 2 - on_x.int())
+    from_axis = (x * x + y * y).sqrt()
+    out = _bevel(from_axis, radius) / from_axis.clamp(min=1e-6)
+    return _unit((x * out, y * out, z.sign() * tall)), (z < 0.999 * half).int()
+
+
+def _bevel(distance: Tensor, end: Tensor) -> Tensor:
+    """0 on most of a face, 1 at its end: normals bend there, so that edges catch the light as rounded ones do."""
+    return ((distance - end + 0.075) / 0.075).clamp(0, 1)
+
+
+def _unit(vector: Vector) -> Vector:
+    x, y, z = vector
+    length = (x * x + y * y + z * z).sqrt().clamp(min=1e-6)
+    return x / length, y / length, z / length
 
 
 def lit(shape: int, point: Vector, light: Vector, radius: Tensor, half: Tensor) -> Tensor:
@@ -101,14 +112,17 @@ def _smooth(distance: Tensor, width: Tensor) -> Tensor:
 
 
 def nearness(shape: int, x: Tensor, y: Tensor, radius: Tensor, half: Tensor) -> Tensor:
-    """How much of the sky a solid takes from a point of the ground, in [0, 1): the dark foot of things that stand."""
-    if shape == SPHERE:
-        square = x * x + y * y + half * half
-        return 0.9 * radius * radius * half / (square * square.sqrt())
+    """How much of the sky a solid takes from a point of the ground, in [0, 1): the dark foot of things that stand.
+
+    Nothing further than `half` outside the footprint.
+    """
+    if shape == SPHERE:  # it touches the ground in one point only
+        near = (1 - (x * x + y * y).sqrt() / (radius + half)).clamp(min=0)
+        return 0.9 * near * near
     if shape == CUBE:
         out_x, out_y = (x.abs() - half).clamp(min=0), (y.abs() - half).clamp(min=0)
         away = (out_x * out_x + out_y * out_y).sqrt()
     else:
         away = ((x * x + y * y).sqrt() - radius).clamp(min=0)
-    fall = away / (0.42 * half)
-    return 0.62 / (1 + fall + fall * fall)
+    near = (1 - away / half).clamp(min=0)
+    return 0.65 * near * near * near
