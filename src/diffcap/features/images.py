@@ -1,0 +1,137 @@
+"""The images of a dataset, each once, decoded and preprocessed for a backbone."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from diffcap.errors import DiffcapError
+from diffcap.features.store import Rows
+from diffcap.records import ChangePair
+
+
+def unique_images(pairs: Iterable[ChangePair]) -> list[str]:
+    """Before and after image paths as the manifest writes them, each once, in order of appearance."""
+    return list(dict.fromkeys(path for pair in pairs for path in (pair.before, pair.after)))
+
+
+def load_image(path: str | Path) -> Image.Image:
+    """Decode a picture to RGB.
+
+    Raises:
+        DiffcapError: it is missing, truncated or not a picture.
+    """
+    path = Path(path)
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except FileNotFoundError:
+        raise DiffcapError(f"{path}: no image there; put the file in place or mend the manifest.") from None
+    except UnidentifiedImageError:
+        raise DiffcapError(f"{path}: not an image that can be decoded; fetch the file again.") from None
+    # Pillow raises SyntaxError for a broken PNG chunk, and its own DecompressionBombError for a forged header.
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DiffcapError(f"{path}: truncated or broken image ({error}); fetch the file again.") from None
+
+
+@dataclass
+class ImageBatch:
+    """Some images of a store.
+
+    Attributes:
+        rows: (B,) int64, their rows in the store.
+        images: (B, 3, H, W) preprocessed.
+        problems: a sentence for each image that could not be read; those are not among the rows.
+    """
+
+    rows: Tensor
+    images: Tensor
+    problems: list[str]
+
+
+class _Batches(Dataset[ImageBatch]):
+    """Batches of images; an unreadable one becomes a sentence in the batch.
+
+    Not an exception: a worker's exception arrives as a page of traceback, and one broken file should neither stop the
+    others nor leave the other ranks waiting.
+    """
+
+    def __init__(self, batches: list[Rows], files: Sequence[Path], preprocess: Callable[[Image.Image], Tensor]) -> None:
+        self.batches = batches
+        self.files = files
+        self.preprocess = preprocess
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, number: int) -> ImageBatch:
+        rows, images, problems = [], [], []
+        for row in self.batches[number].tolist():
+            try:
+                images.append(self.preprocess(load_image(self.files[row])))
+                rows.append(row)
+            except DiffcapError as error:
+                problems.append(str(error))
+        stacked = torch.stack(images) if images else torch.empty(0)
+        return ImageBatch(torch.tensor(rows, dtype=torch.int64), stacked, problems)
+
+
+class ImageData(pl.LightningDataModule):
+    """The images of a dataset that still have to go through a backbone, shared out to all ranks.
+
+    Args:
+        folder: the dataset's folder, with `manifest.jsonl` and `dataset.json`.
+        batch_size: images a batch, on each device.
+        num_workers: processes that decode images, for each device; 0 decodes in the main process.
+    """
+
+    def __init__(self, folder: str, batch_size: int = 64, num_workers: int = 1) -> None:
+        super().__init__()
+        self.folder = Path(folder)
+        self.batch_size = batch_size
+        self.num_workers = num_workers
+        self._rows: Rows = np.empty(0, dtype=np.int64)
+        self._files: list[Path] = []
+        self._preprocess: Callable[[Image.Image], Tensor] | None = None
+
+    def assign(self, rows: Rows, files: Sequence[Path], preprocess: Callable[[Image.Image], Tensor]) -> None:
+        """Say what to load: rows of the store, the file of every row of the store, and the backbone's preprocessing."""
+        self._rows = rows
+        self._files = list(files)
+        self._preprocess = preprocess
+
+    def batches(self) -> list[Rows]:
+        """Rows of each batch.
+
+        Always the rows k * batch_size to (k + 1) * batch_size that are wanted, so that an image shares its batch with the
+        same others whatever was done before a kill and however many ranks there are: the last bits of a convolution may
+        depend on the size of the batch.
+        """
+        if not len(self._rows):
+            return []
+        return list(np.split(self._rows, np.flatnonzero(np.diff(self._rows // self.batch_size)) + 1))
+
+    def predict_dataloader(self) -> DataLoader[ImageBatch]:
+        """This rank's batches, every one on exactly one rank; a rank with nothing to do gets one empty batch."""
+        if self._preprocess is None:
+            raise RuntimeError("call assign() first")
+        rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        # One empty batch, because Lightning skips the closing hooks of a rank without any, and the others wait there.
+        mine = self.batches()[rank::world] or [np.empty(0, dtype=np.int64)]
+        data = _Batches(mine, self._files, self._preprocess)
+        return DataLoader(data, batch_size=None, num_workers=self.num_workers)
+
+    def transfer_batch_to_device(self, batch: ImageBatch, device: torch.device, dataloader_idx: int) -> ImageBatch:
+        """Move the images; the rows stay where the store is written from."""
+        return ImageBatch(batch.rows, batch.images.to(device, non_blocking=True), batch.problems)
+
+
+def image_sizes(files: Sequence[Path]) -> list[int]:
+    """Bytes of each file, -1 where there is none: a cheap sign that an image has been replaced."""
+    return [file.stat().st_size if file.is_file() else -1 for file in files]

@@ -1,0 +1,325 @@
+"""The feature store: one memory-mapped float16 array for all images of a dataset, filled by many processes at once.
+
+A store is a folder of plain files, `data/<dataset>/features/<name>/`:
+
+| file | what it holds |
+|---|---|
+| `features.f16` | the array (images, C, H, W), little-endian float16 in C order, no header |
+| `index.json` | `{"paths": [...], "bytes": [...]}`: row i belongs to image `paths[i]`, a file of `bytes[i]` bytes |
+| `done.u8` | one byte a row: 1 once the row is on the disk. A byte, not a bit, so that two processes never share one |
+| `meta.json` | format version, shape of a row, and what made the features: backbone, hash of its weights, preprocessing |
+| `complete` | exists only once every row is done |
+"""
+
+import fcntl
+import json
+import os
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from diffcap.errors import DiffcapError
+from diffcap.records import read_json, write_json, write_text
+
+VERSION = 1
+_DTYPE = np.dtype("<f2")
+_LARGEST = float(np.finfo(_DTYPE).max)
+# Rows that are written wait for their mark until this much or this long has passed, because forcing data to the disk after
+# every batch would cost more than the batch on a fast device.
+_SYNC_BYTES = 64 << 20
+_SYNC_SECONDS = 2.0
+
+Rows = npt.NDArray[np.int64]
+
+
+def _read_meta(folder: Path) -> dict[str, Any]:
+    meta = read_json(folder / "meta.json", "feature store", "write it with `python stages/extract.py`")
+    version = meta.get("version") if isinstance(meta, dict) else None
+    if version != VERSION:
+        raise DiffcapError(
+            f"{folder}: a feature store of version {version}, this program reads version {VERSION}; delete the folder "
+            "and extract again."
+        )
+    return dict(meta)
+
+
+def _read_index(folder: Path) -> tuple[list[str], list[int]]:
+    index = read_json(folder / "index.json", "index of the feature store", "delete the folder and extract again")
+    try:
+        paths, sizes = index["paths"], index["bytes"]
+    except (KeyError, TypeError):
+        raise DiffcapError(
+            f'{folder / "index.json"}: "paths" or "bytes" is missing; delete {folder} and extract again.'
+        ) from None
+    return list(paths), list(sizes)
+
+
+def _read_done(folder: Path, count: int) -> npt.NDArray[np.bool_]:
+    """Marks of the first `count` rows; a row past the end of the file is not done."""
+    done = np.zeros(count, dtype=bool)
+    path = folder / "done.u8"
+    if path.is_file():
+        found = np.fromfile(path, dtype=np.uint8, count=count)
+        done[: len(found)] = found == 1
+    return done
+
+
+class FeatureStore:
+    """A finished store, read-only.
+
+    Attributes:
+        meta: what `meta.json` holds.
+        array: (images, C, H, W) float16, memory-mapped.
+    """
+
+    def __init__(
+        self, folder: Path, meta: dict[str, Any], index: dict[str, int], array: npt.NDArray[np.float16]
+    ) -> None:
+        self.folder = folder
+        self.meta = meta
+        self.array = array
+        self._index = index
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "FeatureStore":
+        """Open a finished store.
+
+        Raises:
+            DiffcapError: there is none, it is of another version, unfinished, or its array is shorter than its index.
+        """
+        folder = Path(folder)
+        meta = _read_meta(folder)
+        paths, _ = _read_index(folder)
+        done = _read_done(folder, len(paths))
+        if not (folder / "complete").is_file():
+            raise DiffcapError(
+                f"{folder}: extraction is not complete ({int(done.sum())} of {len(paths)} images done); run the same "
+                "`stages/extract.py` command again, it goes on where it stopped."
+            )
+        shape = (len(paths), *meta["shape"])
+        expected = int(np.prod(shape, dtype=np.int64)) * _DTYPE.itemsize
+        data = folder / "features.f16"
+        found = data.stat().st_size if data.is_file() else 0
+        if found < expected:
+            raise DiffcapError(
+                f"{data}: truncated, {found} bytes where {len(paths)} images need {expected}; delete {folder} and extract again."
+            )
+        array = np.memmap(data, dtype=_DTYPE, mode="r", shape=shape)
+        index = {path: row for row, path in enumerate(paths) if done[row]}
+        return cls(folder, meta, index, array)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of one image."""
+        channels, height, width = self.meta["shape"]
+        return channels, height, width
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def rows(self, paths: Sequence[str]) -> Rows:
+        """Row numbers of image paths, as the manifest writes them.
+
+        Returns:
+            (n,) int64.
+
+        Raises:
+            DiffcapError: an image is not in the store (the first is named).
+        """
+        try:
+            return np.fromiter((self._index[path] for path in paths), dtype=np.int64, count=len(paths))
+        except KeyError as error:
+            unknown = sum(path not in self._index for path in paths)
+            raise DiffcapError(
+                f"{self.folder}: {unknown} of {len(paths)} images have no features there, the first is {error.args[0]}; "
+                "extract again, only what is missing will be done."
+            ) from None
+
+    def read(self, rows: Rows) -> npt.NDArray[np.float16]:
+        """Copy rows into memory: (n, C, H, W) float16, in the order asked for."""
+        rows = np.asarray(rows, dtype=np.int64)
+        order = np.argsort(rows, kind="stable")  # a disk likes ascending reads
+        out = np.empty((len(rows), *self.shape), dtype=_DTYPE)
+        out[order] = self.array[rows[order]]
+        return out
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, so that of several processes starting together one lays the store out."""
+    with (folder / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+class StoreWriter:
+    """Create a store or go on with one; any number of processes may hold a writer on the same folder.
+
+    A row is forced to the disk before it is marked done, so a process killed at any moment leaves only rows that are
+    whole or will be written again. Images that the store has and `paths` has not are kept. Images that are new, or whose
+    file size has changed since, are missing.
+
+    Args:
+        folder: the store's folder, made if need be.
+        paths: the images wanted, each once.
+        shape: (C, H, W) of one image's features.
+        meta: JSON values that identify what computes the features; a store made by anything else is refused.
+        sizes: bytes of each image file, in the order of `paths`; leave out to trust the paths alone.
+
+    Raises:
+        DiffcapError: the folder holds features of another backbone, weights, preprocessing or shape.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        paths: Sequence[str],
+        shape: tuple[int, int, int],
+        meta: Mapping[str, Any],
+        sizes: Sequence[int] | None = None,
+    ) -> None:
+        self.folder = Path(folder)
+        self.shape = shape
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # Through JSON, so that tuples compare equal to the lists that come back from the file.
+        self.meta = json.loads(json.dumps({"version": VERSION, "shape": shape, "dtype": "float16", **meta}))
+        with _locked(self.folder):
+            self._lay_out(list(paths), list(sizes) if sizes is not None else [-1] * len(paths))
+        self._row_bytes = int(np.prod(shape)) * _DTYPE.itemsize
+        self._data = os.open(self.folder / "features.f16", os.O_RDWR)
+        self._marks = os.open(self.folder / "done.u8", os.O_RDWR)
+        self._unmarked: list[Rows] = []
+        self._unsynced_bytes = 0
+        self._synced_at = time.monotonic()
+        self._warned = False
+
+    def _lay_out(self, paths: list[str], sizes: list[int]) -> None:
+        known: list[str] = []
+        known_sizes: list[int] = []
+        if (self.folder / "meta.json").is_file():
+            self._refuse_other(_read_meta(self.folder))
+            known, known_sizes = _read_index(self.folder)
+        row_of = {path: row for row, path in enumerate(known)}
+        stale = []
+        for path, size in zip(paths, sizes, strict=True):
+            row = row_of.setdefault(path, len(row_of))
+            if row == len(known):
+                known.append(path)
+                known_sizes.append(size)
+            elif known_sizes[row] != size:
+                known_sizes[row] = size
+                stale.append(row)
+        self._wanted = np.fromiter((row_of[path] for path in paths), dtype=np.int64, count=len(paths))
+        self.paths = known
+
+        done = _read_done(self.folder, len(known))
+        done[stale] = False
+        if not done[self._wanted].all():
+            (self.folder / "complete").unlink(missing_ok=True)
+        # The order matters to a kill: marks of changed images go before the index says that the new file is meant.
+        data_bytes = len(known) * int(np.prod(self.shape)) * _DTYPE.itemsize
+        for name, length in (("features.f16", data_bytes), ("done.u8", len(known))):
+            with (self.folder / name).open("ab") as file:
+                if file.tell() < length:
+                    file.truncate(length)  # longer and sparse: no disk is used before a row is written
+        if stale:
+            with (self.folder / "done.u8").open("r+b") as file:
+                for row in stale:
+                    file.seek(row)
+                    file.write(b"\0")
+        write_json(self.folder / "index.json", {"paths": known, "bytes": known_sizes})
+        write_json(self.folder / "meta.json", self.meta)
+
+    def _refuse_other(self, found: dict[str, Any]) -> None:
+        differing = sorted(key for key in {*found, *self.meta} if found.get(key) != self.meta.get(key))
+        if differing:
+            key = differing[0]
+            raise DiffcapError(
+                f"{self.folder}: holds features of another kind ({', '.join(differing)} differ: {key} there is "
+                f"{_short(found.get(key))}, now {_short(self.meta.get(key))}); delete the folder or choose another name."
+            )
+
+    def missing(self) -> Rows:
+        """Rows of the wanted images that are not done yet, ascending, (n,) int64."""
+        done = _read_done(self.folder, len(self.paths))
+        return np.sort(self._wanted[~done[self._wanted]])
+
+    def write(self, rows: Rows, features: npt.NDArray[Any]) -> None:
+        """Write the features of some rows.
+
+        Args:
+            rows: (n,) row numbers.
+            features: (n, C, H, W), any float type; stored as float16, values beyond its range as its largest (which
+                untrained networks need; a warning says so once).
+
+        Raises:
+            DiffcapError: a value is not a number or infinite.
+        """
+        rows = np.asarray(rows, dtype=np.int64)
+        if features.shape != (len(rows), *self.shape):
+            raise ValueError(f"expected features of shape {(len(rows), *self.shape)}, got {features.shape}")
+        finite = np.isfinite(features).reshape(len(rows), -1).all(axis=1)
+        if not finite.all():
+            first = self.paths[int(rows[~finite][0])]
+            raise DiffcapError(
+                f"{first}: its features are infinite or not a number; check the weights file, then run again."
+            )
+        clipped = np.clip(features, -_LARGEST, _LARGEST)
+        if not self._warned and not np.array_equal(clipped, features):
+            warnings.warn(
+                f"{self.folder}: some features are beyond {_LARGEST:.0f}, float16's range, and are cut off there; the "
+                "weights are hardly trained ones.",
+                stacklevel=2,
+            )
+            self._warned = True
+        values = np.ascontiguousarray(clipped, dtype=_DTYPE)
+        for row, value in zip(rows.tolist(), values):
+            _write_at(self._data, value.tobytes(), row * self._row_bytes)
+        self._unmarked.append(rows)
+        self._unsynced_bytes += values.nbytes
+        if self._unsynced_bytes >= _SYNC_BYTES or time.monotonic() - self._synced_at >= _SYNC_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Force what was written to the disk, then mark those rows done."""
+        os.fdatasync(self._data)
+        for rows in self._unmarked:
+            for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
+                if len(run):
+                    _write_at(self._marks, b"\1" * len(run), int(run[0]))
+        self._unmarked.clear()
+        self._unsynced_bytes = 0
+        self._synced_at = time.monotonic()
+
+    def finish(self) -> None:
+        """Declare the store complete. Call it once, after every process has flushed.
+
+        Raises:
+            DiffcapError: some rows are still missing.
+        """
+        self.flush()
+        missing = self.missing()
+        if len(missing):
+            raise DiffcapError(
+                f"{self.folder}: {len(missing)} of {len(self._wanted)} images are still missing, the first is "
+                f"{self.paths[int(missing[0])]}; run the same command again."
+            )
+        os.fdatasync(self._marks)
+        write_text(self.folder / "complete", f"{len(self._wanted)} images\n")
+
+
+def _write_at(file: int, data: bytes, offset: int) -> None:
+    while data:
+        written = os.pwrite(file, data, offset)
+        data, offset = data[written:], offset + written
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True)
+    return text if len(text) <= 100 else text[:97] + "..."

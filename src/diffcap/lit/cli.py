@@ -1,0 +1,94 @@
+"""The command line of every stage that runs a Lightning trainer."""
+
+import difflib
+import logging
+import re
+import sys
+import warnings
+from typing import Any, NoReturn
+
+import diffcap.lit.light_help  # noqa: F401  before Lightning, see there
+
+# isort: split
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+
+class StageParser(LightningArgumentParser):
+    """A parser whose error is one sentence instead of the usage of a hundred options."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Print the sentence and exit with status 2."""
+        known = [option.removeprefix("--") for action in self._actions for option in action.option_strings]
+        sys.stderr.write(f"error: {one_sentence(message, known)}; `--help` lists every option.\n")
+        sys.exit(2)
+
+
+def one_sentence(message: str, known: list[str]) -> str:
+    """Shorten jsonargparse's error to one line.
+
+    Args:
+        message: what jsonargparse says, several lines with nested reasons.
+        known: names of all options, to guess which one a misspelt one was meant to be.
+    """
+    text = " ".join(message.split())
+    typo = re.search(
+        r"[Nn]ested key '([^']+)' .*?[Pp]arser key \"?([\w.]+)|[Kk]ey ['\"]([\w.]+)['\"] is not expected", text
+    )
+    options = re.search(r"[Uu]nrecognized arguments: (.+)", text)
+    name = options.group(1).split("=")[0].split()[0].lstrip("-") if options else (typo and typo.group(3)) or ""
+    if not name:
+        return text[:300].rstrip(".") if len(text) <= 300 else text[:297] + "..."
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"unknown option --{name}" + (f", did you mean --{near[0]}" if near else "")
+
+
+class StageCLI(LightningCLI):
+    """LightningCLI with a stage's own module and data fixed: `--model.lr=1e-4 --data.batch_size=64 --trainer.devices=2`.
+
+    Without subcommands unless `run=True` is given; a seed by default; a run into the same folder replaces its config; a
+    rich progress bar unless `--trainer.enable_progress_bar=false`.
+
+    Args:
+        model_class: the stage's LightningModule.
+        datamodule_class: the stage's LightningDataModule.
+        options: anything else that LightningCLI takes.
+    """
+
+    def __init__(
+        self,
+        model_class: type[LightningModule],
+        datamodule_class: type[LightningDataModule] | None = None,
+        **options: Any,
+    ) -> None:
+        settings: dict[str, Any] = {
+            "run": False,
+            "parser_class": StageParser,
+            "seed_everything_default": 1234,
+            "save_config_kwargs": {"overwrite": True},
+            "auto_configure_optimizers": False,
+        }
+        _hush()
+        super().__init__(model_class, datamodule_class, **{**settings, **options})
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """The trainer; a rich progress bar where there is a terminal, unless the configuration brings its own or none."""
+        config = self._get(self.config_init, "trainer", default={})
+        callbacks = config.get("callbacks") or []
+        callbacks = [*(callbacks if isinstance(callbacks, list) else [callbacks]), *kwargs.pop("callbacks", [])]
+        if not sys.stderr.isatty():
+            kwargs["enable_progress_bar"] = False
+        elif config.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
+            callbacks.append(RichProgressBar())
+        return super().instantiate_trainer(callbacks=callbacks, **kwargs)
+
+
+def _hush() -> None:
+    """Keep Lightning's advertisements and notes about its own internals out of a stage's output."""
+    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero"):
+        logging.getLogger(name).addFilter(lambda record: "Tip:" not in str(record.msg))
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+    warnings.filterwarnings(
+        "ignore", message="Couldn't infer the batch indices"
+    )  # extraction's batches carry their rows

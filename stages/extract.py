@@ -1,0 +1,30 @@
+"""Extract features of every image of a dataset into its store, data/<dataset>/features/<model.name>/."""
+
+from diffcap.errors import plain_errors
+
+
+def main() -> None:
+    """Read the command line, extract what is missing, say where it is."""
+    from diffcap.lit.cli import StageCLI  # first: it makes --help quick
+
+    # isort: split
+    from diffcap.features.images import ImageData
+    from diffcap.lit.extraction import Extraction, extract
+
+    cli = StageCLI(
+        Extraction,
+        ImageData,
+        save_config_callback=None,  # the store's meta.json says what made it
+        trainer_defaults={"logger": False, "enable_checkpointing": False, "use_distributed_sampler": False},
+    )
+    was_complete = (
+        cli.trainer.is_global_zero and (cli.datamodule.folder / "features" / cli.model.name / "complete").is_file()
+    )
+    folder = extract(cli.trainer, cli.model, cli.datamodule)
+    if cli.trainer.is_global_zero:
+        print(f"{folder}: {'already complete' if was_complete else 'complete'}.")
+
+
+if __name__ == "__main__":
+    with plain_errors():
+        main()
