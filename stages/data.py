@@ -32,9 +32,9 @@ def prepare(
             the file exists.
         captions_only: look at no image at all; the manifest then serves the stages that read captions only (negatives,
             vocabulary), and dataset.json says so.
-        pairs: blocks only: how many scenes to render; each gives two pairs, a change and a distractor.
-        seed: blocks only: seed of the scenes.
-        jitter: blocks only: strength of the camera's and the light's jitter; 1 is the usual one.
+        pairs: blocks only: how many pairs to render, half of them changes and half distractors; 6000 by default.
+        seed: blocks only: seed of scenes, captions and splits; 0 by default.
+        jitter: blocks only: how far camera and light stray; 0 keeps them, 1, the default, is about CLEVR-Change's.
 
     Raises:
         DiffcapError: a file is missing or malformed, or images are and `missing` is "refuse".
@@ -47,7 +47,7 @@ def prepare(
         key: value for key, value in {"pairs": pairs, "seed": seed, "jitter": jitter}.items() if value is not None
     }
     if dataset == "blocks":
-        root = _render(folder, source, render)
+        root, render = _render(folder, source, render)
     elif render:
         raise DiffcapError(
             f"--{next(iter(render))} is for blocks only, and {dataset} is read, not rendered; leave it out."
@@ -67,14 +67,16 @@ def prepare(
     _show(write_dataset(folder, dataset, root, records, notes), folder)
 
 
-def _render(folder: Path, source: str | None, settings: dict[str, Any]) -> Path:
+def _render(folder: Path, source: str | None, settings: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """The folder of the rendered files, and every setting that they were rendered with."""
     if source is not None:
         raise DiffcapError("blocks is rendered, not read: leave --source (DATA=) out.")
-    from diffcap.datasets.blocks.write import write_blocks
+    from diffcap.datasets.blocks.write import STAMP, write_blocks
+    from diffcap.records import read_json
 
     official = folder / "official"
     write_blocks(official, **settings)
-    return official
+    return official, read_json(official / STAMP)
 
 
 def _check(

@@ -105,6 +105,25 @@ def test_birds_without_photos_need_the_explicit_option(tmp_path: Path) -> None:
     assert dataset.info["captions_only"] is False and dataset.pairs[0].after == "images/2.png"
 
 
+def test_blocks_are_rendered_and_read_as_clevr_change(tmp_path: Path) -> None:
+    command = ["--dataset", "blocks", "--pairs", "30", "--seed", "3", "--jitter", "0.5"]
+    run = subprocess.Popen([sys.executable, str(STAGE), *command], cwd=tmp_path)
+    while run.poll() is None and not (tmp_path / "data/blocks/official/sc_images").exists():
+        time.sleep(0.01)
+    run.kill()
+    run.wait()
+    done = data(*command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    dataset = read_dataset(tmp_path / "data/blocks")
+    assert len(dataset.pairs) == 30 and dataset.info["root"] == "official"
+    settings = dataset.info["settings"]
+    assert (settings["pairs"], settings["seed"], settings["jitter"], settings["size"]) == (30, 3, 0.5, [128, 96])
+    for pair in dataset.pairs:
+        assert set(pair.extra) == ({"viewpoint_iou"} if pair.is_distractor else {"boxes", "viewpoint_iou", "changed"})
+        assert (pair.change_type is None) == pair.is_distractor and pair.captions
+    assert "holds blocks of other settings (seed)" in refused(data(*command, "--seed", "4", cwd=tmp_path))
+
+
 def test_ones_own_dataset(tmp_path: Path) -> None:
     """The README's example: a folder with images and a line a pair."""
     source = tmp_path / "desk"
