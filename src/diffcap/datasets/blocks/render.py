@@ -318,7 +318,7 @@ def _shade(stage: _Stage, hits: _Hits) -> Tensor:
 def _shadows_on(stage: _Stage, hits: _Hits, height: Tensor) -> Tensor:
     """(n,) what the other objects let through of the key light."""
     passes = torch.ones_like(height)
-    x, y, radius, half, cosine, sine = stage.numbers
+    x, y, radius, half, *_ = stage.numbers
     light = stage.scenes.light[stage.picture]
     reach = 2 * half / light[:, 2]
     # Which object can throw its shadow on which: the receiver's circle against the strip that the shadow sweeps.

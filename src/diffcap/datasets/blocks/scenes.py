@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -278,7 +279,8 @@ def _mean_over(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def _rows(triples: Triples, rows: Tensor) -> Triples:
-    return Triples(*(value[rows] for value in vars(triples).values()))
+    columns: dict[str, Any] = {name: value[rows] for name, value in vars(triples).items()}
+    return Triples(**columns)
 
 
 def _join(parts: list[Triples]) -> Triples:
