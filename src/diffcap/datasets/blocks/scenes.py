@@ -284,8 +284,11 @@ def _rows(triples: Triples, rows: Tensor) -> Triples:
 
 
 def _join(parts: list[Triples]) -> Triples:
-    columns = zip(*(vars(part).values() for part in parts))
-    return Triples(*(Scenes.cat(list(c)) if isinstance(c[0], Scenes) else torch.cat(c) for c in columns))
+    columns: dict[str, Any] = {}
+    for name in vars(parts[0]):
+        values = [getattr(part, name) for part in parts]
+        columns[name] = Scenes.cat(values) if isinstance(values[0], Scenes) else torch.cat(values)
+    return Triples(**columns)
 
 
 def _int64(number: int) -> Tensor:

@@ -79,7 +79,7 @@ def solid(
     strip = (1 - 4.5 * (mz - 0.10).abs()).clamp(min=0)
     floor = (-mz).clamp(min=0)
     streak = (1 - 3.5 * (mx + 0.25 * my + 0.45).abs()).clamp(min=0) + 0.6 * (1 - 5 * (mx - 0.6).abs()).clamp(min=0)
-    room = 0.16 + 0.22 * mz.clamp(min=0) + 0.46 * floor * (0.5 + near)
+    room = 0.18 + 0.30 * mz.clamp(min=0) + 0.46 * floor * (0.5 + near)
     room = room + 0.40 * strip + 0.9 * windows + 0.5 * rim + 0.36 * streak
     glint2 = lamp * lamp
     glint4 = glint2 * glint2
