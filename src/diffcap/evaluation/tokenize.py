@@ -8,7 +8,8 @@ from diffcap.evaluation.java import jar, run_java
 
 Tokenizer = Literal["ptb", "raw"]
 
-# Tokens that the COCO caption evaluation drops after PTB tokenisation.
+# Tokens that the COCO caption evaluation drops after PTB tokenisation. Brackets come out as -lrb- and stay: the list has
+# them in capitals, and published figures were made with it.
 _PUNCTUATION = frozenset(
     ["''", "'", "``", "`", "-LRB-", "-RRB-", "-LCB-", "-RCB-", ".", "?", "!", ",", ":", "-", "--", "...", ";"]
 )

