@@ -35,7 +35,7 @@ COLOR, MATERIAL, ADD, DROP, MOVE = range(5)
 
 GAP = 0.25  # between the circles round two footprints
 LEAST_PIXELS = 34.0  # of a changed object, by a bound from boxes; in a picture of `PICTURE`
-LEAST_MOVE = 14.0  # pixels of `PICTURE`, against the other objects
+LEAST_MOVE = 14.0  # pixels of `PICTURE`, both as such and against the other objects
 _FILL = 0.72  # the least part of its box that a solid covers
 _ROUND = 4  # attempts drawn side by side
 _TRIES = 12  # places drawn for one object
@@ -255,15 +255,15 @@ def _all_visible(triples: Triples) -> Tensor:
 
 
 def _clear_move(triples: Triples) -> Tensor:
-    """(A,) whether a moved object moves visibly against the others, more than any of them seems to (True if none moved)."""
+    """(A,) whether a moved object moves visibly, and more than the camera seems to move any other (True if none moved)."""
     first, second = view_boxes(triples.before), view_boxes(triples.after)
     shift = ((second[..., :2] + second[..., 2:]) - (first[..., :2] + first[..., 2:])) / 2  # (A, N, 2) tangents
     still = triples.before.valid & (torch.arange(first.shape[1]) != triples.changed[:, None])
     drift = torch.stack([_mean_over(shift[..., axis], still) for axis in range(2)], -1)
     pixels = PICTURE[0] / (2 * HALF_VIEW[0])
-    against = shift[torch.arange(len(shift)), triples.changed] - drift
+    own = shift[torch.arange(len(shift)), triples.changed]
     seeming = ((shift * shift).sum(-1) * still).amax(1).sqrt()
-    moved = (against * against).sum(-1).sqrt()
+    moved = torch.minimum((own * own).sum(-1), ((own - drift) * (own - drift)).sum(-1)).sqrt()
     return (triples.change != MOVE) | ((moved * pixels > LEAST_MOVE) & (moved > 1.5 * seeming))
 
 

@@ -92,7 +92,7 @@ def solid(
     for paint, warm, cool in zip(color, WARM, COOL):
         diffuse = warm * 0.66 * key + cool * (0.34 * fill + 0.40 * sky) + 0.20 * bounce
         rubber = paint * diffuse + wide + 0.02 * rim
-        steel = (0.9 * paint + 0.06) * (0.30 * diffuse + 0.95 * room) + sharp * warm * (0.35 + 0.65 * paint)
+        steel = (0.9 * paint + 0.09) * (0.30 * diffuse + 0.95 * room) + sharp * warm * (0.35 + 0.65 * paint)
         channels.append(torch.where(metal, steel, rubber))
     return channels
 
