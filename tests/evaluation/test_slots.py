@@ -2,6 +2,9 @@
 
 import pytest
 
+from diffcap.datasets.blocks.captions import write_captions
+from diffcap.datasets.blocks.geometry import COLORS, MATERIALS, SHAPES, SIZES
+from diffcap.datasets.blocks.scenes import CHANGES, sample_triples
 from diffcap.errors import DiffcapError
 from diffcap.evaluation.slots import Slots, parse_caption, slot_accuracy
 from diffcap.records import ChangePair
@@ -87,3 +90,26 @@ def test_what_is_missing_is_named() -> None:
     plain = ChangePair("9", "b", "a", ["x"], "test", "move")
     with pytest.raises(DiffcapError, match="do not name their changed object"):
         slot_accuracy({"9": "x"}, [plain])
+
+
+def test_every_caption_of_the_blocks_grammar_is_read_right() -> None:
+    triples = sample_triples(range(100), seed=5)
+    changes, unchanged = write_captions(triples, seed=5)
+    read = []
+    for row, captions in enumerate(changes):
+        kind = CHANGES[int(triples.change[row])]
+        scenes, slot = (triples.after if kind == "add" else triples.before), (row, int(triples.changed[row]))
+        names = {"size": SIZES, "color": COLORS, "material": MATERIALS, "shape": SHAPES}
+        truth = {name: values[getattr(scenes, name)[slot]] for name, values in names.items()}
+        for caption in captions:
+            said = parse_caption(caption)
+            read.append(said)
+            assert said.change_type == kind, caption
+            assert {said.size, said.material} <= {None, truth["size"], truth["material"]}, caption
+            assert (said.color, said.shape) == (truth["color"], truth["shape"]), caption
+            if kind in ("color", "material"):
+                assert said.to == {"color": COLORS, "material": MATERIALS}[kind][int(triples.new_value[row])], caption
+            else:
+                assert said.to is None
+    assert {parse_caption(caption) for captions in unchanged for caption in captions} == {Slots("none")}
+    assert sum(said.size is not None and said.material is not None for said in read) > 0.75 * len(read)
