@@ -1,0 +1,88 @@
+"""`negatives.jsonl`: the hard negative captions of every training caption."""
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from diffcap.errors import DiffcapError
+from diffcap.records import read_json_lines
+
+KINDS = ("retrieve", "replace", "confuse")
+_REMEDY = "write it with `make negatives DATASET=<name>`"
+
+
+@dataclass(frozen=True)
+class Negative:
+    """A caption that is wrong for its pair.
+
+    Attributes:
+        kind: the recipe that it stands for, one of `KINDS`.
+        text: tokenised, joined with blanks.
+    """
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class CaptionNegatives:
+    """A training caption and what is wrong beside it.
+
+    Attributes:
+        id: of the pair in the manifest.
+        caption: as it stands in the manifest.
+        negatives: as many for every caption of a file, the kinds in the order of `KINDS`.
+    """
+
+    id: str
+    caption: str
+    negatives: list[Negative]
+
+
+def write_negatives(
+    path: str | Path, rows: Iterable[CaptionNegatives], finish: Callable[[], None] = lambda: None
+) -> None:
+    """Write the file line by line under a temporary name, call `finish`, and only then give it its name."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            for row in rows:
+                negatives = [{"kind": negative.kind, "text": negative.text} for negative in row.negatives]
+                value = {"id": row.id, "caption": row.caption, "negatives": negatives}
+                file.write(json.dumps(value, ensure_ascii=False) + "\n")
+        finish()
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_negatives(path: str | Path) -> list[CaptionNegatives]:
+    """Read every line of a `negatives.jsonl`.
+
+    Raises:
+        DiffcapError: the file is missing, a line is malformed, or a caption has another number of negatives than the
+            others.
+    """
+    rows = []
+    for where, row in read_json_lines(path, "negatives", _REMEDY):
+        negatives = row.get("negatives")
+        if not isinstance(row.get("id"), str) or not isinstance(row.get("caption"), str):
+            raise DiffcapError(f'{where}: "id" and "caption" must be strings; {_REMEDY} again.')
+        if not isinstance(negatives, list) or not negatives or not all(map(_is_negative, negatives)):
+            raise DiffcapError(f'{where}: "negatives" must be a list of {{"kind", "text"}}; {_REMEDY} again.')
+        found = [Negative(each["kind"], each["text"]) for each in negatives]
+        rows.append(CaptionNegatives(row["id"], row["caption"], found))
+        if len(found) != len(rows[0].negatives):
+            raise DiffcapError(
+                f"{where}: {len(found)} negatives, where the first line has {len(rows[0].negatives)}; {_REMEDY} again."
+            )
+    if not rows:
+        raise DiffcapError(f"{path}: holds no caption; {_REMEDY} again.")
+    return rows
+
+
+def _is_negative(value: object) -> bool:
+    return isinstance(value, dict) and value.get("kind") in KINDS and isinstance(value.get("text"), str)
