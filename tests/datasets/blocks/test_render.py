@@ -39,6 +39,12 @@ def test_a_picture_does_not_depend_on_the_batch(triples, pictures):
         assert torch.equal(again, images[rows]) and torch.equal(again_index, index[rows])
 
 
+def test_everything_happens_on_the_device_of_the_scenes(triples, pictures):
+    with torch.device("meta"):  # a tensor made without naming the scenes' device would land there, and not mix
+        images, _ = render(triples.before[:4])
+    assert torch.equal(images, pictures[0][:4])
+
+
 def test_the_changed_object_shows_and_no_object_is_cut_or_hidden(triples, pictures):
     index = pictures[1].view(3, 150, 96, 128)
     for view, scenes in enumerate((triples.before, triples.after, triples.distractor)):
@@ -109,7 +115,9 @@ def test_rays_and_shadows_left_out_would_have_changed_nothing(triples, monkeypat
         return torch.zeros(pairs), torch.zeros(pairs), torch.full((pairs,), 128.0), torch.full((pairs,), 96.0)
 
     monkeypatch.setattr(rendering, "_shadow_rectangles", everywhere)
-    monkeypatch.setattr(rendering, "view_boxes", lambda scenes: torch.tensor([-9.0, -9, 9, 9]).expand(len(scenes), 6, 4))
+    monkeypatch.setattr(
+        rendering, "view_boxes", lambda scenes: torch.tensor([-9.0, -9, 9, 9]).expand(len(scenes), 6, 4)
+    )
     for found, wanted in zip(render(scenes), expected):
         assert torch.equal(found, wanted)
 

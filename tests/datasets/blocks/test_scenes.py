@@ -21,7 +21,9 @@ def test_a_triple_is_the_same_in_any_batch(triples):
     assert alone.indices.tolist() == some
     for name in ("before", "after", "distractor"):
         for field in vars(alone.before):
-            assert torch.equal(getattr(getattr(alone, name), field), getattr(getattr(triples, name), field)[some]), field
+            assert torch.equal(getattr(getattr(alone, name), field), getattr(getattr(triples, name), field)[some]), (
+                field
+            )
     for name in ("change", "changed", "new_value"):
         assert torch.equal(getattr(alone, name), getattr(triples, name)[some])
 
