@@ -193,7 +193,7 @@ def _timm(network: str, stage: str | int | None, weights: str) -> tuple[nn.Modul
     if not timm.is_model(network):
         raise DiffcapError(f"timm has no model {network!r}; `timm.list_models()` lists them.")
     if weights == "default":
-        cfg = timm.create_model(network, pretrained=False).pretrained_cfg
+        cfg: Any = timm.create_model(network, pretrained=False).pretrained_cfg
         hub = (
             f"https://huggingface.co/{cfg['hf_hub_id']} (model.safetensors)" if cfg.get("hf_hub_id") else cfg.get("url")
         )

@@ -33,7 +33,7 @@ _LARGEST = float(np.finfo(_DTYPE).max)
 # Rows that are written wait for their mark until this much or this long has passed, because forcing data to the disk after
 # every batch would cost more than the batch on a fast device.
 _SYNC_BYTES = 64 << 20
-_SYNC_SECONDS = 2.0
+_SYNC_SECONDS = 0.5
 
 Rows = npt.NDArray[np.int64]
 
@@ -239,10 +239,10 @@ class StoreWriter:
     def _refuse_other(self, found: dict[str, Any]) -> None:
         differing = sorted(key for key in {*found, *self.meta} if found.get(key) != self.meta.get(key))
         if differing:
-            key = differing[0]
+            key = differing[0]  # one is enough: with another network everything else differs, too
             raise DiffcapError(
-                f"{self.folder}: holds features of another kind ({', '.join(differing)} differ: {key} there is "
-                f"{_short(found.get(key))}, now {_short(self.meta.get(key))}); delete the folder or choose another name."
+                f"{self.folder}: holds features of another kind ({key} there is {_short(found.get(key))}, now "
+                f"{_short(self.meta.get(key))}); delete the folder or choose another name."
             )
 
     def missing(self) -> Rows:

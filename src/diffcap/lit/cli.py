@@ -33,11 +33,8 @@ def one_sentence(message: str, known: list[str]) -> str:
         known: names of all options, to guess which one a misspelt one was meant to be.
     """
     text = " ".join(message.split())
-    typo = re.search(
-        r"[Nn]ested key '([^']+)' .*?[Pp]arser key \"?([\w.]+)|[Kk]ey ['\"]([\w.]+)['\"] is not expected", text
-    )
-    options = re.search(r"[Uu]nrecognized arguments: (.+)", text)
-    name = options.group(1).split("=")[0].split()[0].lstrip("-") if options else (typo and typo.group(3)) or ""
+    unknown = re.search(r"[Uu]nrecognized arguments: -*([\w.]+)|[Kk]ey ['\"]([\w.]+)['\"] is not expected", text)
+    name = next(filter(None, unknown.groups()), "") if unknown else ""
     if not name:
         return text[:300].rstrip(".") if len(text) <= 300 else text[:297] + "..."
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
@@ -48,7 +45,7 @@ class StageCLI(LightningCLI):
     """LightningCLI with a stage's own module and data fixed: `--model.lr=1e-4 --data.batch_size=64 --trainer.devices=2`.
 
     Without subcommands unless `run=True` is given; a seed by default; a run into the same folder replaces its config; a
-    rich progress bar unless `--trainer.enable_progress_bar=false`.
+    rich progress bar on a terminal, unless `--trainer.enable_progress_bar=false`.
 
     Args:
         model_class: the stage's LightningModule.
@@ -77,10 +74,11 @@ class StageCLI(LightningCLI):
         config = self._get(self.config_init, "trainer", default={})
         callbacks = config.get("callbacks") or []
         callbacks = [*(callbacks if isinstance(callbacks, list) else [callbacks]), *kwargs.pop("callbacks", [])]
-        if not sys.stderr.isatty():
-            kwargs["enable_progress_bar"] = False
-        elif config.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
-            callbacks.append(RichProgressBar())
+        if not any(isinstance(callback, ProgressBar) for callback in callbacks):
+            if not sys.stderr.isatty():
+                kwargs["enable_progress_bar"] = False
+            elif config.get("enable_progress_bar") is not False:
+                callbacks.append(RichProgressBar())
         return super().instantiate_trainer(callbacks=callbacks, **kwargs)
 
 
@@ -89,6 +87,5 @@ def _hush() -> None:
     for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero"):
         logging.getLogger(name).addFilter(lambda record: "Tip:" not in str(record.msg))
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
-    warnings.filterwarnings(
-        "ignore", message="Couldn't infer the batch indices"
-    )  # extraction's batches carry their rows
+    # Extraction's batches carry the rows they belong to.
+    warnings.filterwarnings("ignore", message="Couldn't infer the batch indices")

@@ -1,0 +1,123 @@
+"""Backbones of every library: the map that the library's own layers give, and clear errors."""
+
+import urllib.error
+from pathlib import Path
+
+import numpy as np
+import open_clip
+import pytest
+import safetensors.torch
+import timm
+import torch
+import torchvision
+from PIL import Image
+
+from diffcap.errors import DiffcapError
+from diffcap.features.backbones import build_backbone
+from diffcap.features.weights import read_state_dict
+
+
+@pytest.fixture(scope="module")
+def resnet18() -> torchvision.models.ResNet:
+    torch.manual_seed(5)
+    return torchvision.models.resnet18(weights=None).eval()
+
+
+@pytest.mark.parametrize(("stage", "shape"), [("layer3", (1024, 14, 14)), ("layer4", (2048, 7, 7))])
+def test_resnet101_has_the_shapes_of_the_papers(stage: str, shape: tuple[int, int, int]) -> None:
+    backbone = build_backbone("torchvision", "resnet101", stage, "random")
+    assert backbone.shape() == shape
+    assert not any(parameter.requires_grad for parameter in backbone.parameters())
+
+
+def test_torchvision_stage_from_a_local_file(resnet18, tmp_path: Path) -> None:
+    torch.save(resnet18.state_dict(), tmp_path / "w.pth")
+    wrapped = {f"module.{name}": value for name, value in resnet18.state_dict().items()}
+    torch.save({"state_dict": wrapped, "epoch": 3}, tmp_path / "wrapped.pth")
+    safetensors.torch.save_file(resnet18.state_dict(), tmp_path / "w.safetensors")
+    images = torch.randn(2, 3, 64, 64)
+    x = resnet18.maxpool(resnet18.relu(resnet18.bn1(resnet18.conv1(images))))
+    expected = resnet18.layer3(resnet18.layer2(resnet18.layer1(x)))
+    hashes = set()
+    for name in ("w.pth", "wrapped.pth", "w.safetensors"):
+        backbone = build_backbone("torchvision", "resnet18", "layer3", str(tmp_path / name))
+        torch.testing.assert_close(backbone(images), expected)
+        hashes.add(backbone.describe()["weights_sha256"])
+    assert len(hashes) == 1  # the same weights are the same, whatever file they came in
+    assert build_backbone("torchvision", "resnet18", "layer3", "random").describe()["weights_sha256"] not in hashes
+
+
+def test_pooling_averages_the_map(resnet18, tmp_path: Path) -> None:
+    torch.save(resnet18.state_dict(), tmp_path / "w.pth")
+    whole = build_backbone("torchvision", "resnet18", "layer2", str(tmp_path / "w.pth"))
+    pooled = build_backbone("torchvision", "resnet18", "layer2", str(tmp_path / "w.pth"), pool=(4, 7))
+    images = torch.randn(1, 3, 224, 224)
+    expected = whole(images).reshape(1, 128, 4, 7, 7, 4).mean((3, 5))  # 28 x 28 in blocks of 7 x 4
+    torch.testing.assert_close(pooled(images), expected)
+    assert pooled.shape() == (128, 4, 7) and pooled.describe() != whole.describe()
+
+
+def test_a_node_of_another_torchvision_network() -> None:
+    assert build_backbone("torchvision", "squeezenet1_1", "features.12", "random").shape() == (512, 13, 13)
+
+
+def test_open_clip_gives_the_grid_of_tokens_without_the_class(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = open_clip.create_model("ViT-S-32", pretrained=None, load_weights=False).eval()
+    torch.save(model.state_dict(), tmp_path / "clip.pt")
+    backbone = build_backbone("open_clip", "ViT-S-32", weights=str(tmp_path / "clip.pt"))
+    images = torch.randn(2, 3, 224, 224)
+    visual = model.visual
+    tokens = visual.ln_post(visual.transformer(visual._embeds(images)))[:, 1:]  # (B, 49, 384)
+    got = backbone(images)
+    torch.testing.assert_close(got[1, :, 2, 5], tokens[1, 2 * 7 + 5])
+    assert backbone.shape() == (384, 7, 7)
+    white = backbone.preprocess(Image.fromarray(np.full((40, 90, 3), 255, dtype=np.uint8)))
+    torch.testing.assert_close(white[:, 0, 0], (1 - torch.tensor(visual.image_mean)) / torch.tensor(visual.image_std))
+
+
+def test_timm_stages() -> None:
+    backbone = build_backbone("timm", "test_convnext.r160_in1k", stage=1, weights="random")
+    torch.manual_seed(0)
+    model = timm.create_model("test_convnext.r160_in1k", pretrained=False, num_classes=0).eval()
+    images = torch.randn(2, 3, 160, 160)
+    torch.testing.assert_close(backbone(images), model.stages[1](model.stages[0](model.stem(images))))
+    assert build_backbone("timm", "test_vit.r160_in1k", weights="random").shape() == (64, 10, 10)
+
+
+def test_wrong_files_and_names_are_one_sentence(resnet18, tmp_path: Path) -> None:
+    state = resnet18.state_dict()
+    del state["layer1.0.conv1.weight"], state["bn1.bias"]
+    torch.save(state, tmp_path / "less.pth")
+    with pytest.raises(DiffcapError, match=r"2 of 90 keys are missing .*bn1\.bias.*layer1\.0\.conv1\.weight"):
+        build_backbone("torchvision", "resnet18", "layer3", str(tmp_path / "less.pth"))
+    torch.save({**resnet18.state_dict(), "conv1.weight": torch.zeros(64, 1, 7, 7)}, tmp_path / "gray.pth")
+    with pytest.raises(
+        DiffcapError, match=r"conv1\.weight has shape \(64, 1, 7, 7\), this network needs \(64, 3, 7, 7\)"
+    ):
+        build_backbone("torchvision", "resnet18", "layer3", str(tmp_path / "gray.pth"))
+    with pytest.raises(DiffcapError, match="no weights file there"):
+        build_backbone("torchvision", "resnet18", "layer3", str(tmp_path / "nope.pth"))
+    for name in ("page.pth", "page.safetensors"):
+        (tmp_path / name).write_text("<html>")
+        with pytest.raises(DiffcapError, match=f"{name}: cannot be read"):
+            read_state_dict(tmp_path / name)
+    with pytest.raises(DiffcapError, match="no node 'layer9'"):
+        build_backbone("torchvision", "resnet18", "layer9", "random")
+    with pytest.raises(DiffcapError, match=r"gives \(1, 1000\), not a map"):
+        build_backbone("torchvision", "resnet18", "fc", "random").shape()
+    for library in ("torchvision", "open_clip", "timm"):
+        with pytest.raises(DiffcapError, match="resnet_of_nobody"):
+            build_backbone(library, "resnet_of_nobody", "1", "random")
+
+
+def test_offline_without_weights_names_the_file_to_fetch(monkeypatch, tmp_path: Path) -> None:
+    def no_network(*args: object, **kwargs: object) -> None:
+        raise urllib.error.URLError("Name or service not known")
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr("torch.hub.download_url_to_file", no_network)
+    with pytest.raises(
+        DiffcapError, match=r"fetch https://.*/resnet18-f37072fd\.pth elsewhere .*--model\.weights=PATH"
+    ):
+        build_backbone("torchvision", "resnet18", "layer4")

@@ -1,0 +1,70 @@
+"""Images of a dataset: each once, in batches that do not depend on what was done before, broken ones as sentences."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from diffcap.errors import DiffcapError
+from diffcap.features.images import ImageData, load_image, unique_images
+from diffcap.features.preprocessing import ResizeNormalize
+from diffcap.records import ChangePair
+
+
+def save(path: Path, value: int) -> Path:
+    noise = np.random.default_rng(value).integers(0, 256, (24, 32, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path)
+    return path
+
+
+def test_every_image_once_in_order_of_appearance() -> None:
+    pairs = [ChangePair("0", "b", "a", ["x"], "train"), ChangePair("1", "b", "c", ["x"], "test")]
+    assert unique_images(pairs) == ["b", "a", "c"]
+
+
+def test_broken_images_are_named(tmp_path: Path) -> None:
+    good = save(tmp_path / "good.png", 1)
+    (tmp_path / "short.png").write_bytes(good.read_bytes()[:-400])
+    (tmp_path / "text.png").write_text("not a picture")
+    for name, reason in (
+        ("short.png", "truncated"),
+        ("text.png", "cannot|not an image"),
+        ("gone.png", "no image there"),
+    ):
+        with pytest.raises(DiffcapError, match=rf"{name}: .*{reason}"):
+            load_image(tmp_path / name)
+
+
+def test_other_modes_become_rgb(tmp_path: Path) -> None:
+    Image.fromarray(np.arange(12, dtype=np.uint8).reshape(3, 4)).save(tmp_path / "gray.png")
+    assert load_image(tmp_path / "gray.png").mode == "RGB"
+
+
+def batches_of(folder: Path, rows: list[int], workers: int = 0) -> ImageData:
+    data = ImageData(str(folder), batch_size=3, num_workers=workers)
+    data.assign(np.array(rows, dtype=np.int64), [folder / f"{row}.png" for row in range(10)], ResizeNormalize((24, 32)))
+    return data
+
+
+def test_batches_are_cut_at_the_same_rows_whatever_is_done_already(tmp_path: Path) -> None:
+    assert [batch.tolist() for batch in batches_of(tmp_path, list(range(10))).batches()] == [
+        [0, 1, 2],
+        [3, 4, 5],
+        [6, 7, 8],
+        [9],
+    ]
+    assert [batch.tolist() for batch in batches_of(tmp_path, [2, 3, 4, 5, 9]).batches()] == [[2], [3, 4, 5], [9]]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_broken_image_is_a_sentence_and_the_others_pass(tmp_path: Path, workers: int) -> None:
+    for row in range(5):
+        save(tmp_path / f"{row}.png", row)
+    (tmp_path / "1.png").write_bytes((tmp_path / "1.png").read_bytes()[:60])
+    first, second = batches_of(tmp_path, list(range(5)), workers).predict_dataloader()
+    assert first.rows.tolist() == [0, 2] and len(first.images) == 2
+    assert len(first.problems) == 1 and str(tmp_path / "1.png") in first.problems[0] and not second.problems
+    expected = ResizeNormalize((24, 32))(Image.open(tmp_path / "4.png"))
+    assert torch.equal(second.images[1], expected)

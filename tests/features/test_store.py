@@ -1,0 +1,163 @@
+"""The feature store: what is written is read, by many processes, over kills, and nothing else passes for a store."""
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from diffcap.errors import DiffcapError
+from diffcap.features.store import FeatureStore, StoreWriter
+
+SHAPE = (3, 2, 4)
+META = {"network": "toy", "weights_sha256": "ab", "pool": (4, 6)}
+PATHS = [f"images/{n}.png" for n in range(10)]
+
+
+def features(rows: np.ndarray) -> np.ndarray:
+    """Values that name their own row."""
+    return (np.asarray(rows)[:, None] * 100 + np.arange(24)).reshape(-1, *SHAPE).astype(np.float32)
+
+
+def writer(folder: Path, paths: list[str] = PATHS, **options) -> StoreWriter:
+    return StoreWriter(folder, paths, SHAPE, options.pop("meta", META), **options)
+
+
+def fill(folder: Path, paths: list[str] = PATHS) -> FeatureStore:
+    store = writer(folder, paths)
+    store.write(store.missing(), features(store.missing()))
+    store.finish()
+    return FeatureStore.open(folder)
+
+
+def test_written_rows_are_read_back(tmp_path: Path) -> None:
+    store = fill(tmp_path / "s")
+    assert store.shape == SHAPE and store.array.shape == (10, *SHAPE) and store.array.dtype == np.float16
+    rows = store.rows(["images/7.png", "images/0.png", "images/7.png"])
+    assert rows.tolist() == [7, 0, 7] and rows.dtype == np.int64
+    np.testing.assert_array_equal(store.read(rows), features(rows))
+    assert store.meta["network"] == "toy" and store.meta["pool"] == [4, 6]
+
+
+def test_an_unfinished_store_is_refused_and_goes_on(tmp_path: Path) -> None:
+    first = writer(tmp_path)
+    first.write(np.array([0, 1, 2, 5]), features([0, 1, 2, 5]))
+    first.flush()
+    with pytest.raises(DiffcapError, match=r"not complete \(4 of 10 images done\)"):
+        FeatureStore.open(tmp_path)
+    second = writer(tmp_path)
+    assert second.missing().tolist() == [3, 4, 6, 7, 8, 9]
+    with pytest.raises(DiffcapError, match=r"6 of 10 images are still missing, the first is images/3\.png"):
+        second.finish()
+
+
+def test_rows_that_were_written_but_not_flushed_are_missing(tmp_path: Path) -> None:
+    first = writer(tmp_path)
+    first.write(np.array([0, 1]), features([0, 1]))  # within the first half second: not marked yet
+    assert writer(tmp_path).missing().tolist() == list(range(10))
+
+
+def test_another_kind_of_store_is_refused(tmp_path: Path) -> None:
+    fill(tmp_path)
+    with pytest.raises(DiffcapError, match=r'weights_sha256 there is "ab", now "cd".; delete'):
+        writer(tmp_path, meta={**META, "weights_sha256": "cd"})
+    with pytest.raises(DiffcapError, match="shape"):
+        StoreWriter(tmp_path, PATHS, (3, 2, 5), META)
+
+
+def test_new_images_are_added_and_the_old_ones_kept(tmp_path: Path) -> None:
+    fill(tmp_path)
+    more = writer(tmp_path, ["new.png", *PATHS[5:], "newer.png"])
+    assert not (tmp_path / "complete").exists()
+    assert more.missing().tolist() == [10, 11] and more.paths[10:] == ["new.png", "newer.png"]
+    more.write(np.array([10, 11]), features([10, 11]))
+    more.finish()
+    store = FeatureStore.open(tmp_path)
+    np.testing.assert_array_equal(store.read(store.rows(["newer.png", "images/0.png"])), features([11, 0]))
+
+
+def test_an_image_that_was_replaced_is_extracted_again(tmp_path: Path) -> None:
+    first = writer(tmp_path, sizes=[7] * 10)
+    first.write(first.missing(), features(first.missing()))
+    first.finish()
+    assert not len(writer(tmp_path, sizes=[7] * 10).missing())
+    assert writer(tmp_path, sizes=[7] * 4 + [8] + [7] * 5).missing().tolist() == [4]
+    with pytest.raises(DiffcapError, match="not complete"):
+        FeatureStore.open(tmp_path)
+
+
+def test_broken_stores_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DiffcapError, match="no feature store there"):
+        FeatureStore.open(tmp_path / "nowhere")
+    fill(tmp_path / "a")
+    os.truncate(tmp_path / "a" / "features.f16", 479)
+    with pytest.raises(DiffcapError, match="truncated, 479 bytes where 10 images need 480"):
+        FeatureStore.open(tmp_path / "a")
+    fill(tmp_path / "b")
+    meta = json.loads((tmp_path / "b" / "meta.json").read_text())
+    (tmp_path / "b" / "meta.json").write_text(json.dumps({**meta, "version": 7}))
+    with pytest.raises(DiffcapError, match="version 7, this program reads version 1"):
+        FeatureStore.open(tmp_path / "b")
+
+
+def test_an_unknown_image_is_named(tmp_path: Path) -> None:
+    store = fill(tmp_path)
+    with pytest.raises(DiffcapError, match=r"1 of 2 images have no features there, the first is nope\.png"):
+        store.rows(["images/1.png", "nope.png"])
+
+
+def test_values_beyond_float16_are_cut_off_and_no_number_is_refused(tmp_path: Path) -> None:
+    store = writer(tmp_path)
+    huge = features([0])
+    huge[0, 0, 0, 0] = 1e6
+    with pytest.warns(UserWarning, match="beyond 65504"):
+        store.write(np.array([0]), huge)
+    huge[0, 0, 0, 0] = np.nan
+    with pytest.raises(DiffcapError, match=r"images/1\.png: its features are infinite or not a number"):
+        store.write(np.array([1]), huge)
+
+
+def _every_second(folder: Path, start: int) -> None:
+    store = writer(folder)
+    for row in range(start, 10, 2):
+        store.write(np.array([row]), features([row]))
+    store.flush()
+
+
+def test_two_processes_fill_one_store(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_every_second, args=(tmp_path, start)) for start in (0, 1)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    writer(tmp_path).finish()
+    np.testing.assert_array_equal(FeatureStore.open(tmp_path).array, features(range(10)))
+
+
+def _slowly(folder: Path) -> None:
+    store = writer(folder)
+    for row in store.missing():
+        store.write(np.array([row]), features([row]))
+        store.flush()
+        time.sleep(0.02)
+
+
+def test_a_killed_process_loses_nothing_that_was_marked(tmp_path: Path) -> None:
+    fill(tmp_path / "whole")
+    process = multiprocessing.get_context("fork").Process(target=_slowly, args=(tmp_path / "killed",))
+    process.start()
+    while not (marks := tmp_path / "killed" / "done.u8").exists() or sum(marks.read_bytes()) < 3:
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    store = writer(tmp_path / "killed")
+    assert 0 < len(store.missing()) <= 7
+    store.write(store.missing(), features(store.missing()))
+    store.finish()
+    for name in ("features.f16", "index.json", "meta.json", "done.u8", "complete"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

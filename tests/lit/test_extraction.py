@@ -1,0 +1,72 @@
+"""Extraction through a Lightning trainer, in this process: what reaches the store is what the backbone gives."""
+
+from pathlib import Path
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from diffcap.errors import DiffcapError
+from diffcap.features.images import ImageData
+from diffcap.features.store import FeatureStore
+from diffcap.lit.extraction import Extraction, extract
+from diffcap.records import ChangePair, write_dataset
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    for name in "abcde":
+        Image.fromarray(rng.integers(0, 256, (48, 64, 3), dtype=np.uint8)).save(tmp_path / f"{name}.png")
+    names = ["a.png", "b.png", "c.png", "d.png", "e.png", "a.png"]
+    pairs = [ChangePair(str(n), names[n], names[n + 1], ["x"], "train") for n in range(5)]
+    write_dataset(tmp_path, "toy", tmp_path, pairs, {})
+    return tmp_path
+
+
+def run(folder: Path, pool: tuple[int, int] | None = None, batch_size: int = 2) -> Path:
+    model = Extraction("small", "torchvision", "resnet18", "layer1", "random", pool)
+    options = {"logger": False, "enable_checkpointing": False, "use_distributed_sampler": False, "accelerator": "cpu"}
+    trainer = pl.Trainer(**options, enable_progress_bar=False, enable_model_summary=False)
+    return extract(trainer, model, ImageData(str(folder), batch_size=batch_size, num_workers=0))
+
+
+def test_the_store_holds_what_the_backbone_gives(folder: Path) -> None:
+    store = FeatureStore.open(run(folder))
+    assert store.folder == folder / "features" / "small" and len(store) == 5
+    backbone = Extraction("x", "torchvision", "resnet18", "layer1", "random").backbone
+    images = torch.stack([backbone.preprocess(Image.open(folder / f"{name}.png")) for name in "ca"])
+    with torch.no_grad():
+        expected = backbone(images)
+    got = torch.from_numpy(store.read(store.rows(["c.png", "a.png"]))).float()
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+    assert store.meta["network"] == "resnet18" and store.meta["precision"] == "32-true"
+
+
+def test_nothing_is_computed_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(folder)
+    monkeypatch.setattr(Extraction, "predict_step", lambda *_: pytest.fail("an image was extracted again"))
+    run(folder)
+
+
+def test_the_same_name_for_something_else_is_refused(folder: Path) -> None:
+    run(folder)
+    with pytest.raises(DiffcapError, match=r"holds features of another kind \(pool there is null, now \[4, 6\]"):
+        run(folder, pool=(4, 6))
+
+
+def test_an_unreadable_image_is_named_and_the_others_are_kept(folder: Path) -> None:
+    whole = (folder / "b.png").read_bytes()
+    (folder / "b.png").write_bytes(whole[:50])
+    with pytest.raises(DiffcapError, match=r"b\.png: truncated"):
+        run(folder)
+    assert sum((folder / "features" / "small" / "done.u8").read_bytes()) == 4
+    (folder / "b.png").write_bytes(whole)
+    assert len(FeatureStore.open(run(folder))) == 5
+
+
+def test_without_a_dataset_it_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(DiffcapError, match="make data"):
+        run(tmp_path)
