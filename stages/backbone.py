@@ -1,7 +1,5 @@
 """Train the embedded `blocks` backbone on scenes rendered on the fly, and write the weights that the package ships."""
 
-import shlex
-import sys
 from pathlib import Path
 
 from diffcap.errors import plain_errors
@@ -51,7 +49,11 @@ def main() -> None:
     standardise(network, min(2000, cli.config.probe_images), data.seed, data.jitter)
     scores = linear_probe(network, cli.config.probe_images, data.seed, data.jitter)
     provenance = {
-        "command": shlex.join(["python", *sys.argv]),
+        "command": (
+            f"python stages/backbone.py --seed_everything={cli.config.seed_everything} --model.steps={steps} "
+            f"--model.lr={cli.model.lr} --model.dense_weight={cli.model.dense_weight} --data.batch_size={data.batch_size} "
+            f"--data.batches={data.batches} --data.seed={data.seed} --data.jitter={data.jitter}"
+        ),
         "seed": f"{cli.config.seed_everything} (weights), {data.seed} (scenes)",
         "steps": f"{steps} of {data.batch_size} images",
         "held_out": {**scores, "images": cli.config.probe_images},

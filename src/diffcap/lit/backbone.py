@@ -308,4 +308,5 @@ def ship(network: BlocksNetwork, path: Path, provenance: dict[str, Any]) -> None
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     save_file(state, temporary, metadata)
+    temporary.chmod(0o644)  # safetensors makes it readable for its owner alone
     temporary.replace(path)
