@@ -44,8 +44,8 @@ def evaluate(
         DiffcapError: a file is missing or does not fit.
     """
     from diffcap.captioner import load
-    from diffcap.evaluation.coco import write_predictions, write_references
     from diffcap.evaluation.captions import ALL_METRICS
+    from diffcap.evaluation.coco import write_predictions, write_references
     from diffcap.evaluation.protocols import evaluate as score
     from diffcap.evaluation.tables import metrics_table, print_table
     from diffcap.lit.decoding import decode

@@ -296,13 +296,13 @@ class PretrainData(FeatureData):
     def _aligning(self, table: PairTable) -> tuple[np.ndarray, np.ndarray]:
         """The pair of each caption that has negatives, (n,), and the caption with them, (n, 1 + K, T)."""
         number = {pair_id: index for index, pair_id in enumerate(table.ids)}
-        rows = [row for row in read_negatives(self.negatives_path) if row["id"] in number]
-        widths = {len(row["negatives"]) for row in rows}
+        rows = [row for row in read_negatives(self.negatives_path) if row.id in number]
+        widths = {len(row.negatives) for row in rows}
         if len(widths) != 1:
             fault = "captions have different numbers of negatives" if rows else "no line is of a training pair"
             raise DiffcapError(f"{self.negatives_path}: {fault}; write it again with `make negatives`.")
-        texts = [text for row in rows for text in (row["caption"], *(each["text"] for each in row["negatives"]))]
-        owner = np.array([number[row["id"]] for row in rows])
+        texts = [text for row in rows for text in (row.caption, *(negative.text for negative in row.negatives))]
+        owner = np.array([number[row.id] for row in rows])
         return owner, table.encode(texts).reshape(len(rows), 1 + widths.pop(), -1)
 
     def make_batch(self, step: int) -> Batch:

@@ -19,7 +19,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
 from diffcap.lit.cli import StageCLI
 from diffcap.provenance import provenance
-from diffcap.records import read_json, write_json
+from diffcap.records import file_hash, read_json, write_json
 
 # A run that differs from an earlier one only here continues it.
 _SAME_RUN = (
@@ -118,7 +118,7 @@ class TrainingCLI(StageCLI):
             self.settings.out = str(Path(self.settings.out) / os.environ.get("WANDB_RUN_ID", "run"))
         self.out = Path(self.settings.out)
         config = json.loads(self.parser.dump(self.config, format="json", skip_validation=True))
-        self.identity = _identity(config)
+        self.identity = _identity(config)  # inputs are part of it: see there
         if _main_process():
             self.finished = _prepare(self.out, self.identity)
             if not self.finished:
@@ -184,7 +184,7 @@ class TrainingCLI(StageCLI):
 
 
 def _identity(config: dict[str, Any]) -> str:
-    """Hash of a resolved configuration, without what does not change the result."""
+    """Hash of a resolved configuration, without what does not change the result, and of the files that go in."""
     kept = json.loads(json.dumps(config))
     for path in _SAME_RUN:
         *groups, key = path.split(".")
@@ -192,6 +192,14 @@ def _identity(config: dict[str, Any]) -> str:
         for group in groups:
             place = place.get(group) or {}
         place.pop(key, None)
+    folder = Path(kept["data"]["folder"])
+    inputs = [folder / "dataset.json", folder / "features" / kept["data"]["features"] / "meta.json"]
+    if "tasks" in kept["data"]:
+        inputs.append(Path(kept["data"].get("negatives") or folder / "negatives.jsonl"))
+    kept["inputs"] = [file_hash(path) for path in inputs if path.is_file()]
+    if kept["model"].get("init_from"):  # the weights' bytes hold times; which run they are of is what counts
+        parent = Path(kept["model"]["init_from"]).with_name("identity.json")
+        kept["inputs"].append(read_json(parent, "run")["identity"] if parent.is_file() else None)
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
