@@ -177,7 +177,9 @@ class Builder:
                     yield way, text
 
     def _confuse(self, job: "_Pair", sentence: Sentence, random: Random) -> Iterator[tuple[str, str]]:
-        yield from confuse(sentence, random)
+        for way, text in confuse(sentence, random):
+            if way == "reverse_change" or not job.pair.is_distractor:  # the others would still say that nothing changed
+                yield way, text
         if job.pair.is_distractor:
             change = self._of_before.get(job.pair.before, [])
             for text in random.sample(change, len(change)):

@@ -88,14 +88,16 @@ class WordPool:
             for slot, pool in pools.items()
         }
 
-    def draw(self, word: str, tag: str, avoid: frozenset[str], random: Random, tries: int = 12) -> str | None:
-        """A word of the same tag, kind and ending whose meaning is not in `avoid`; None when `tries` draws find none."""
+    def draw(self, word: str, tag: str, avoid: frozenset[str], random: Random) -> str | None:
+        """A word of the same tag, kind and ending whose meaning is not in `avoid`; None where there is none."""
         words, totals = self._pools.get(_slot(word, tag), ([], [0]))
-        for _ in range(tries if words else 0):
+        for _ in range(4 if words else 0):  # nearly always enough, and cheaper than to look at every word
             drawn = words[bisect(totals, random.random() * totals[-1])]
             if meaning(drawn) not in avoid:
                 return drawn
-        return None
+        free = [place for place, other in enumerate(words) if meaning(other) not in avoid]
+        weights = [totals[place] - (totals[place - 1] if place else 0) for place in free]
+        return words[random.choices(free, weights)[0]] if free else None
 
 
 def says_the_same(sentence: Sentence) -> bool:

@@ -27,6 +27,7 @@ class Report:
     def __init__(self, examples: int = 20, seed: int = 0) -> None:
         self._examples, self._random = examples, Random(seed)
         self._kept: dict[str, list[tuple[int, CaptionNegatives]]] = {kind: [] for kind in KINDS}
+        self._seen = dict.fromkeys(KINDS, 0)
         self.captions = 0
 
     def add(self, row: CaptionNegatives) -> None:
@@ -34,7 +35,8 @@ class Report:
         for kind, kept in self._kept.items():
             if not any(negative.kind == kind for negative in row.negatives):
                 continue
-            place = len(kept) if len(kept) < self._examples else self._random.randrange(self.captions + 1)
+            place = len(kept) if len(kept) < self._examples else self._random.randrange(self._seen[kind] + 1)
+            self._seen[kind] += 1
             if place < self._examples:
                 kept[place : place + 1] = [(self.captions, row)]
         self.captions += 1

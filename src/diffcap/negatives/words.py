@@ -41,7 +41,7 @@ def _set(words: str) -> frozenset[str]:
 FRAME = _set("""
     front back top bottom middle image images picture pictures photo photos scene scenes view position positions
     location locations place places spot way side change changes difference differences other one ones s bit lot kind
-    type animal animals bird birds doesn don isn aren wasn weren hasn haven didn
+    type color colors colour colours coloring material size shape animal animals bird birds doesn don isn aren wasn weren hasn haven didn
 """)
 _FUNCTION_VERBS = _set("is are was were be been being am has have had having do does did done made make s")
 _CONTENT_TAGS = frozenset(("NOUN", "PROPN", "ADJ", "NUM", "VERB"))

@@ -1,0 +1,161 @@
+import random
+
+import pytest
+
+from diffcap.datasets.blocks.captions import NO_CHANGE, tag
+from diffcap.negatives import confuse as ways
+from diffcap.negatives.confuse import confuse
+from diffcap.negatives.corpus import Sentence, read_sentence
+from diffcap.text.tagging import split_sentences
+
+_BIRDS = {
+    "has": "VERB", "is": "AUX", "look": "VERB", "a": "DET", "an": "DET", "the": "DET", "than": "ADP", "and": "CCONJ",
+    ".": "PUNCT", ",": "PUNCT", "animal1": "NOUN", "animal2": "NOUN", "beak": "NOUN", "wings": "NOUN", "head": "NOUN",
+}  # fmt: skip
+
+
+def scene(text: str) -> Sentence:
+    return read_sentence(text, {text: [upos for _, upos in tag(text)]})
+
+
+def bird(text: str) -> Sentence:
+    parts = split_sentences(text.split())
+    return read_sentence(text, {" ".join(part): [_BIRDS.get(word, "ADJ") for word in part] for part in parts})
+
+
+def only(way: str, sentence: Sentence, seed: int = 0) -> str | None:
+    result: str | None = getattr(ways, way)(sentence, random.Random(seed))
+    return result
+
+
+@pytest.mark.parametrize(
+    ("text", "swapped"),
+    [
+        ("animal1 has a black head . animal2 is larger .", "animal2 has a black head . animal1 is larger ."),
+        ("animal1 and animal2 look the same .", None),
+        (
+            "animal1 , animal2 look similar . animal1 is larger .",
+            "animal1 , animal2 look similar . animal2 is larger .",
+        ),
+        ("both animal1 has animal2 .", None),
+        ("the head is black .", None),
+    ],
+)
+def test_animals_are_exchanged_where_it_matters(text: str, swapped: str | None) -> None:
+    assert only("swap_animals", bird(text)) == swapped
+
+
+def test_one_sentence_alone_is_exchanged() -> None:
+    text = "animal1 is larger than animal2 . animal1 is darker than animal2 . the beak is black ."
+    found = {only("swap_animals_once", bird(text), seed) for seed in range(20)}
+    assert found == {
+        "animal2 is larger than animal1 . animal1 is darker than animal2 . the beak is black .",
+        "animal1 is larger than animal2 . animal2 is darker than animal1 . the beak is black .",
+    }
+    assert only("swap_animals_once", bird("animal1 is larger than animal2 .")) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "turned"),
+    [
+        ("animal1 is larger than animal2", "animal1 is smaller than animal2"),
+        ("animal1 has a different beak", "animal1 has the same beak"),
+        ("animal1 and animal2 look the same", "animal1 and animal2 look different"),
+        ("animal1 has the same beak", "animal1 has a different beak"),
+        ("animal1 has the same wings", "animal1 has different wings"),
+        ("animal1 is black", None),
+    ],
+)
+def test_comparisons_are_turned(text: str, turned: str | None) -> None:
+    assert only("turn_comparison", bird(text)) == turned
+
+
+def test_words_change_places_but_not_within_a_list() -> None:
+    assert only("exchange_words", bird("animal1 has a black head and an orange beak")) == (
+        "animal1 has an orange head and a black beak"
+    )
+    assert only("exchange_words", bird("animal1 is black and white")) is None
+    assert only("exchange_words", bird("animal1 is black , animal2 is black")) is None
+    assert only("exchange_words", bird("animal1 is black than speckled")) is None  # a colour and something else
+
+
+@pytest.mark.parametrize(
+    ("text", "swapped"),
+    [
+        (
+            "the red cube that is to the left of the tiny blue shiny ball was added",
+            "the tiny blue shiny ball that is to the left of the red cube was added",
+        ),
+        (
+            "the red cube that is on the right side of the gray block is in a different position",
+            "the gray block that is on the right side of the red cube is in a different position",
+        ),
+        ("the big red cube that is behind the large red block moved", None),  # they mean the same
+        ("the red cube is in a different position", None),
+        ("the red cube became rubber", None),
+        ("both pictures show the same objects", None),
+    ],
+)
+def test_noun_phrases_change_places(text: str, swapped: str | None) -> None:
+    assert only("swap_noun_phrases", scene(text)) == swapped
+
+
+@pytest.mark.parametrize(
+    ("text", "reversed_text"),
+    [
+        ("the red cube was added", "the red cube was removed"),
+        ("the red cube disappeared", "the red cube appeared"),
+        ("the red cube is gone", "the red cube is new"),
+        ("there is a new red cube", "there is a missing red cube"),
+        ("a new red cube appeared", "a new red cube disappeared"),
+        ("the red cube was moved", "the red cube was removed"),
+        ("the red cube moved elsewhere", "the red cube disappeared"),
+        ("the red cube is in another position", "the red cube is in the same position"),
+        ("the red cube has a different position", "the red cube has the same position"),
+        ("the red cube became blue", "the blue cube became red"),
+        (
+            "the tiny red metal cube changed its material to matte",
+            "the tiny red matte cube changed its material to metal",
+        ),
+        ("the red cube became rubber", None),
+        ("nothing is different", "something is different"),
+        ("no object is different", "an object is different"),
+        ("the scene stays the same", "the scene stays different"),
+        ("both pictures show the same objects", "both pictures show different objects"),
+        ("both pictures show the same scene", "both pictures show a different scene"),
+        ("everything is still in its place", "everything is no longer in its place"),
+    ],
+)
+def test_the_change_is_said_the_other_way_round(text: str, reversed_text: str | None) -> None:
+    assert only("reverse_change", scene(text)) == reversed_text
+
+
+@pytest.mark.parametrize(
+    ("text", "reversed_text"),
+    [
+        ("change it from red to blue", "change it from blue to red"),
+        ("the car is no longer there", "the car is now there"),
+        ("there are no visible differences", "there are some visible differences"),
+        ("the scene is the same as before", "the scene is different from before"),
+        ("no change was made", "a change was made"),
+        ("nothing has moved", "something has moved"),
+    ],
+)
+def test_sentences_of_other_datasets_are_reversed(text: str, reversed_text: str) -> None:
+    sentence = read_sentence(text, {text: ["NOUN"] * len(text.split())})
+    assert only("reverse_change", sentence) == reversed_text
+
+
+@pytest.mark.parametrize("text", NO_CHANGE)
+def test_every_sentence_of_no_change_has_a_reverse(text: str) -> None:
+    turned = only("reverse_change", scene(text))
+    assert turned is not None and turned not in NO_CHANGE
+
+
+def test_the_ways_come_in_order_and_never_give_the_caption_back() -> None:
+    text = "the red cube that is behind the tiny blue ball was added"
+    found = list(confuse(scene(text), random.Random(0)))
+    assert [way for way, _ in found][:2] == ["swap_noun_phrases", "reverse_change"]
+    assert text not in [other for _, other in found]
+    birds = "animal1 is larger than animal2 ."
+    assert next(confuse(bird(birds), random.Random(0))) == ("swap_animals", "animal2 is larger than animal1 .")

@@ -1,0 +1,122 @@
+import random
+from collections import Counter
+
+from diffcap.datasets.blocks.captions import tag
+from diffcap.negatives.corpus import Sentence, WordPool, inverse_frequencies, is_replaceable, read_sentence
+from diffcap.negatives.replace import replace_words, telling_words
+from diffcap.negatives.words import kind_of, meaning
+
+
+def scene(text: str) -> Sentence:
+    return read_sentence(text, {text: [upos for _, upos in tag(text)]})
+
+
+def tagged(*pairs: str) -> Sentence:
+    words, tags = zip(*(pair.split("/") for pair in pairs))
+    return read_sentence(" ".join(words), {" ".join(words): list(tags)})
+
+
+SCENES = [
+    scene(f"the {size} {color} {material} {shape} was added")
+    for size in ("large", "tiny")
+    for color in ("red", "blue", "green", "cyan", "gray")
+    for material in ("rubber", "shiny")
+    for shape in ("cube", "ball", "cylinder")
+]
+POOL, IDF = WordPool(SCENES), inverse_frequencies(SCENES)
+
+
+def test_the_top_half_by_tfidf_is_chosen() -> None:
+    idf = {"rare": 3.0, "usual": 2.0, "common": 1.0, "twice": 1.6, "swims": 9.0}
+    words = ["rare/ADJ", "usual/NOUN", "swims/VERB", "common/NOUN", "twice/ADJ", "twice/ADJ"]
+    assert telling_words(tagged(*words), idf) == ["twice", "rare"]  # 2 x 1.6 before 3, 2 and 1; verbs are no candidates
+    assert telling_words(tagged("rare/ADJ", "usual/NOUN", "common/NOUN"), idf) == ["rare", "usual"]
+    assert telling_words(tagged("the/DET", "scene/NOUN", "animal1/NOUN"), idf) == []
+
+
+def test_replaced_words_keep_their_tag_and_say_something_new() -> None:
+    source = scene("the large red rubber cube was added")
+    said = frozenset(source.content)
+    texts = {replace_words(source, IDF, POOL, said, random.Random(seed)) for seed in range(50)}
+    assert len(texts) > 5
+    for text in texts:
+        assert text is not None
+        words = text.split()
+        changed = [(old, new) for old, new in zip(source.words, words) if old != new]
+        assert 1 <= len(changed) <= 2 and words[-2:] == ["was", "added"]
+        for old, new in changed:
+            assert old in telling_words(source, IDF)
+            assert dict(tag(text))[new] == dict(tag(source.text))[old]
+            assert kind_of(new) == kind_of(old) and meaning(new) != meaning(old)
+        assert not set(map(meaning, words)) <= said | {"the", "was"}
+
+
+def test_a_word_is_replaced_by_the_same_one_wherever_it_stands() -> None:
+    source = scene("the large red rubber cube that is behind the large red rubber ball was added")
+    text = replace_words(source, IDF, POOL, frozenset(source.content), random.Random(0))
+    assert text is not None
+    words = text.split()
+    assert words[2] == words[10] != "red"
+
+
+def test_synonyms_are_never_drawn() -> None:
+    source = scene("the large red rubber cube was added")
+    pool = WordPool([scene("the big red matte block was added")] * 9)
+    assert (
+        replace_words(source, inverse_frequencies([source]), pool, frozenset(source.content), random.Random(0)) is None
+    )
+
+
+def test_what_the_references_say_is_avoided() -> None:
+    source = scene("the red ball was added")
+    said = frozenset(map(meaning, ("red", "blue", "green", "cyan", "cube", "ball", "added")))
+    for seed in range(20):
+        text = replace_words(source, IDF, POOL, said, random.Random(seed))
+        assert text is not None and {"gray", "cylinder"} & set(text.split())
+
+
+def test_words_are_drawn_as_often_as_captions_use_them() -> None:
+    pool = WordPool(
+        [scene("the red cube moved")] * 6 + [scene("the green cube moved")] * 3 + [scene("the blue cube moved")]
+    )
+    rng = random.Random(0)
+    drawn = Counter(pool.draw("gray", "ADJ", frozenset(), rng) for _ in range(2000))
+    assert abs(drawn["red"] - 1200) < 120 and abs(drawn["green"] - 600) < 100 and abs(drawn["blue"] - 200) < 70
+
+
+BIRDS = [
+    *[tagged("birds/NOUN", "have/VERB", "an/DET", "orange/ADJ", "wing/NOUN")] * 40,
+    *[tagged("a/DET", "larger/ADJ", "beak/NOUN", "than/ADP", "feathers/NOUN")] * 40,
+    *[tagged("a/DET", "longer/ADJ", "tail/NOUN", "than/ADP", "legs/NOUN")] * 40,
+    tagged("a/DET", "white/ADJ", "wnig/NOUN"),
+]
+
+
+def test_inflections_and_articles_are_kept() -> None:
+    pool, rng = WordPool(BIRDS), random.Random(0)
+    assert {pool.draw("feathers", "NOUN", frozenset({"feathers"}), rng) for _ in range(20)} == {"legs"}
+    assert {pool.draw("larger", "ADJ", frozenset({"larger"}), rng) for _ in range(20)} == {"longer"}
+    text = replace_words(tagged("an/DET", "orange/ADJ", "eye/NOUN"), {"color:orange": 2.0}, pool, frozenset(), rng)
+    assert text == "a white eye"
+
+
+def test_rare_words_are_not_drawn_from_a_big_corpus() -> None:
+    avoid, rng = frozenset({"beak", "tail", "wing"}), random.Random(0)
+    assert WordPool(BIRDS).draw("beak", "NOUN", avoid, rng) == "wnig"  # one in 121 captions
+    assert WordPool(BIRDS + BIRDS[:120] * 9).draw("beak", "NOUN", avoid, rng) is None  # one in 1,201
+    assert WordPool(BIRDS * 5 + BIRDS[:120] * 99).draw("beak", "NOUN", avoid, rng) == "wnig"  # five are enough
+
+
+def test_words_that_are_mostly_something_else_are_not_drawn() -> None:
+    verbs = [tagged("birds/NOUN", "perch/VERB")] * 3 + [tagged("a/DET", "perch/NOUN")] * 2
+    assert (
+        WordPool([*BIRDS, *verbs]).draw("beak", "NOUN", frozenset({"tail", "wing", "wnig"}), random.Random(0)) == "beak"
+    )
+    nouns = WordPool([*BIRDS, *verbs[2:]])
+    assert nouns.draw("beak", "NOUN", frozenset({"beak", "tail", "wing", "wnig"}), random.Random(0)) == "perch"
+
+
+def test_frame_words_animals_and_words_of_change_stay() -> None:
+    for word in ("scene", "animal1", "animal2s", "1animal2", "same", "missing", "new", "position", "of"):
+        assert not is_replaceable(word, "NOUN")
+    assert is_replaceable("cube", "NOUN") and is_replaceable("red", "ADJ") and not is_replaceable("red", "VERB")

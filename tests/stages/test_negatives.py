@@ -1,0 +1,143 @@
+"""`stages/negatives.py` by its real command: its files, kills, broken input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from diffcap.datasets.blocks.captions import write_captions
+from diffcap.datasets.blocks.scenes import CHANGES, sample_triples
+from diffcap.negatives import read_negatives
+from diffcap.records import ChangePair, write_manifest
+from diffcap.text.stanza_tagger import SHIPPED
+
+STAGE = Path(__file__).parents[2] / "stages" / "negatives.py"
+FILES = ("negatives.jsonl", "negatives.md", "negatives.json", "tags.jsonl")
+
+
+def write_scenes(folder: Path, count: int) -> Path:
+    triples = sample_triples(range(count), seed=1)
+    said, unsaid = write_captions(triples, seed=1)
+    pairs = []
+    for number, (change, one, other) in enumerate(zip(triples.change.tolist(), said, unsaid)):
+        image = f"images/{number}.png"
+        split = "val" if number % 10 == 9 else "train"
+        pairs.append(ChangePair(f"{number}.png", image, f"sc/{number}.png", one, split, CHANGES[change]))
+        pairs.append(ChangePair(f"{number}.png_n", image, f"nsc/{number}.png", other, split, None, True))
+    write_manifest(folder / "manifest.jsonl", pairs)
+    return folder
+
+
+def command(folder: Path, *options: str) -> list[str]:
+    return [sys.executable, str(STAGE), "--folder", str(folder), "--tagger=blocks", *options]
+
+
+def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(folder, *options), capture_output=True, text=True, check=False)
+
+
+def test_the_files_of_the_training_split(tmp_path: Path) -> None:
+    folder = write_scenes(tmp_path, 20)
+    done = run(folder)
+    assert done.returncode == 0, done.stderr
+    pairs = [json.loads(line) for line in (folder / "manifest.jsonl").read_text().splitlines()]
+    train = [(pair["id"], caption) for pair in pairs if pair["split"] == "train" for caption in pair["captions"]]
+    rows = read_negatives(folder / "negatives.jsonl")
+    assert [(row.id, row.caption) for row in rows] == train
+    assert {len(row.negatives) for row in rows} == {6}
+    report = (folder / "negatives.md").read_text()
+    assert "| tagger | blocks |" in report and all(
+        f"## {kind}: 20 examples" in report for kind in ("retrieve", "confuse")
+    )
+
+    first = (folder / "negatives.jsonl").read_bytes(), (folder / "negatives.jsonl").stat().st_mtime_ns
+    again = run(folder)
+    assert "already there" in again.stdout
+    assert first == ((folder / "negatives.jsonl").read_bytes(), (folder / "negatives.jsonl").stat().st_mtime_ns)
+    other = run(folder, "--seed=1", "--retrieve=1", "--replace=1", "--confuse=1", "--scope=pair")
+    assert other.returncode == 0, other.stderr
+    assert {len(row.negatives) for row in read_negatives(folder / "negatives.jsonl")} == {3}
+
+
+def test_a_killed_run_is_finished_by_the_next(tmp_path: Path) -> None:
+    whole, killed = write_scenes(tmp_path / "whole", 420), write_scenes(tmp_path / "killed", 420)
+    assert run(whole, "--workers=1").returncode == 0
+    process = subprocess.Popen(command(killed, "--workers=1"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    tags = killed / "tags.jsonl"
+    for _ in range(3000):
+        if tags.exists() and tags.read_bytes().count(b"\n") > 900:
+            break
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (killed / "negatives.jsonl").exists()
+    written = tags.read_bytes()
+    assert 900 < written.count(b"\n") < (whole / "tags.jsonl").read_bytes().count(b"\n")
+    tags.write_bytes(written[:-9])  # as if the kill had come in the middle of a line
+    done = run(killed, "--workers=2")
+    assert done.returncode == 0, done.stderr
+    for name in FILES:
+        assert (killed / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def test_workers_go_when_the_stage_is_killed(tmp_path: Path) -> None:
+    folder = write_scenes(tmp_path, 700)
+    process = subprocess.Popen(
+        command(folder, "--workers=2"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    for _ in range(3000):
+        if (folder / "tags.jsonl").exists() and (folder / "tags.jsonl").read_bytes().count(b"\n") > 900:
+            break
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    for _ in range(1000):
+        try:
+            os.killpg(process.pid, 0)  # asks only whether the group still has a member
+        except ProcessLookupError:
+            return
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    raise AssertionError("workers outlived the stage by 20 seconds")
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--tagger=nowhere"], "nowhere: no such tagger"),
+        (["--split=test"], "no pair of the test split"),
+        (["--retrieve=0", "--replace=0", "--confuse=0"], "not all 0"),
+        (["--retreive=2"], "retreive"),
+    ],
+)
+def test_bad_input_is_one_sentence(tmp_path: Path, options: list[str], complaint: str) -> None:
+    done = run(write_scenes(tmp_path, 2), *options)
+    assert done.returncode != 0 and complaint in done.stderr and "Traceback" not in done.stderr
+
+
+def test_broken_files_are_one_sentence(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    assert done.returncode == 1 and "no manifest there" in done.stderr and done.stderr.count("\n") == 1
+    (tmp_path / "manifest.jsonl").write_text('{"id": \n')
+    done = run(tmp_path)
+    assert done.returncode == 1 and "line 1" in done.stderr and done.stderr.count("\n") == 1
+    write_scenes(tmp_path, 3)
+    broken = tmp_path / "tagger"
+    broken.mkdir()
+    (broken / "resources.json").write_text((SHIPPED / "resources.json").read_text())
+    (broken / "tagger.pt").write_bytes((SHIPPED / "tagger.pt").read_bytes()[:3000])
+    done = run(tmp_path, f"--tagger={broken}")
+    assert done.returncode == 1 and "cannot load this tagger" in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "negatives.jsonl").exists()
+
+
+def test_help_is_quick_and_explains(tmp_path: Path) -> None:
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, STAGE, "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and time.monotonic() - start < 5
+    assert "with roles exchanged or the change reversed" in " ".join(done.stdout.split()) and "--scope" in done.stdout

@@ -1,0 +1,140 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from diffcap.datasets.blocks.captions import LEXICON, tag
+from diffcap.errors import DiffcapError
+from diffcap.text import stanza_tagger, tagging
+from diffcap.text.stanza_tagger import SHIPPED, find_tagger
+from diffcap.text.tagging import split_sentences, tag_sentences
+
+COLORS = ("red", "blue", "green", "cyan", "gray", "brown", "purple", "yellow")
+CAPTIONS = [
+    f"the {size} {color} {material} {shape} that is behind the {color} {other} {end}"
+    for color in COLORS
+    for size, material, shape, other, end in (
+        ("big", "shiny", "ball", "cube", "was added"),
+        ("tiny", "rubber", "block", "sphere", "has a different position"),
+        ("small", "metallic", "cylinder", "ball", "is gone"),
+        ("large", "matte", "cube", "cylinder", f"changed its color to {color}"),
+    )
+]
+
+
+def gold(caption: str) -> list[str]:
+    return [upos for _, upos in tag(caption)]
+
+
+def refuse(*_: object) -> None:
+    raise AssertionError("nothing is left to tag")
+
+
+def test_sentences_are_cut_behind_their_ends() -> None:
+    tokens = ["a", "b", ".", "c", "!", "d", ";", "e", "f"]
+    assert split_sentences(tokens) == [["a", "b", "."], ["c", "!"], ["d", ";"], ["e", "f"]]
+    assert split_sentences(["."]) == [["."]]
+    assert split_sentences([]) == []
+
+
+def test_the_shipped_tagger_knows_the_grammar() -> None:
+    sentences = [
+        *CAPTIONS,
+        "nothing is different",
+        "both pictures show the same objects",
+        "everything is still in place",
+    ]
+    assert {word for sentence in sentences for word in sentence.split()} <= set(LEXICON)
+    assert tag_sentences([*sentences, "", sentences[0]], "blocks") == {each: gold(each) for each in sentences}
+
+
+def test_known_sentences_are_not_tagged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "tags.jsonl"
+    first = tag_sentences(CAPTIONS, "blocks", cache)
+    monkeypatch.setattr(tagging, "load_pipeline", refuse)
+    assert tag_sentences(CAPTIONS[::-1], "blocks", cache) == first
+    with pytest.raises(AssertionError):
+        tag_sentences([*CAPTIONS, "the red cube moved"], "blocks", cache)
+
+
+def test_a_torn_file_is_mended_to_the_undisturbed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tagging, "CHUNK", 8)
+    cache = tmp_path / "tags.jsonl"
+    whole = tag_sentences(CAPTIONS, "blocks", cache, workers=1)
+    text = cache.read_bytes()
+    for cut in (len(text) // 2, text.index(b"\n") + 1, 7):
+        cache.write_bytes(text[:cut])
+        assert tag_sentences(CAPTIONS, "blocks", cache, workers=1) == whole
+        assert cache.read_bytes() == text
+
+
+def test_tags_of_another_tagger_are_not_taken(tmp_path: Path) -> None:
+    cache = tmp_path / "tags.jsonl"
+    header = {"tagger": "blocks", "identity": "of another model"}
+    row = {"sentence": CAPTIONS[0], "tags": " ".join("X" for _ in CAPTIONS[0].split())}
+    cache.write_text(json.dumps(header) + "\n" + json.dumps(row) + "\n")
+    assert tag_sentences(CAPTIONS[:1], "blocks", cache) == {CAPTIONS[0]: gold(CAPTIONS[0])}
+    assert json.loads(cache.read_text().split("\n")[0])["identity"] == find_tagger("blocks").identity
+
+
+def test_several_processes_give_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tagging, "CHUNK", 5)
+    seen: list[tuple[int, int]] = []
+    one = tag_sentences(CAPTIONS, "blocks", tmp_path / "one.jsonl", workers=1)
+    two = tag_sentences(CAPTIONS, "blocks", tmp_path / "two.jsonl", workers=2, progress=lambda *done: seen.append(done))
+    assert one == two
+    assert (tmp_path / "one.jsonl").read_bytes() == (tmp_path / "two.jsonl").read_bytes()
+    assert seen[0] == (0, 32) and seen[-1] == (32, 32) and seen == sorted(seen)
+
+
+def a_folder(path: Path, weights: bytes | None = None) -> Path:
+    path.mkdir()
+    (path / "resources.json").write_text((SHIPPED / "resources.json").read_text())
+    if weights is not None:
+        (path / "tagger.pt").write_bytes(weights)
+    return path
+
+
+def test_a_local_folder_is_a_tagger(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path / "mine", (SHIPPED / "tagger.pt").read_bytes())
+    assert find_tagger(str(folder)).identity == find_tagger("blocks").identity
+    assert tag_sentences(CAPTIONS[:1], str(folder)) == {CAPTIONS[0]: gold(CAPTIONS[0])}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_truncated_model_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    monkeypatch.setattr(tagging, "CHUNK", 5)
+    folder = a_folder(tmp_path / "mine", (SHIPPED / "tagger.pt").read_bytes()[:5000])
+    with pytest.raises(DiffcapError, match=r"tagger\.pt: Stanza cannot load this tagger") as caught:
+        tag_sentences(CAPTIONS, str(folder), workers=workers)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_is_no_tagger_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DiffcapError, match="no such tagger"):
+        find_tagger(str(tmp_path / "nowhere"))
+    with pytest.raises(DiffcapError, match=r"0 \.pt files"):
+        find_tagger(str(a_folder(tmp_path / "empty")))
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "x.pt").write_bytes(b"x")
+    with pytest.raises(DiffcapError, match=r"resources\.json"):
+        find_tagger(str(tmp_path / "bare"))
+
+
+def test_english_offline_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: object, **options: object) -> None:
+        assert options["lang"] == "en"
+        raise ConnectionError("no route to host\nat all")
+
+    monkeypatch.setattr("stanza.Pipeline", offline)
+    with pytest.raises(DiffcapError, match="--tagger=FOLDER") as caught:
+        tag_sentences(CAPTIONS, "english")
+    assert "\n" not in str(caught.value)
+
+
+def test_garbage_collection_is_left_as_it_was() -> None:
+    import gc
+
+    assert gc.isenabled()
+    stanza_tagger.tag_batch(stanza_tagger.load_pipeline(find_tagger("blocks")), CAPTIONS[:1])
+    assert gc.isenabled() and gc.get_freeze_count() == 0
