@@ -89,4 +89,4 @@ def evaluate(
 
 if __name__ == "__main__":
     with plain_errors():
-        auto_cli(evaluate)
+        auto_cli(evaluate, as_positional=False)

@@ -86,10 +86,17 @@ class PairTable:
 
 
 class PairBatches(Dataset):
-    """The pairs of a split in order, batches of them, for validation and decoding; the first caption as the text."""
+    """The pairs of a split in order, batches of them, for decoding; with `mask`, for validation with the first caption.
+
+    Args:
+        table: the pairs. mask: from padded ids to the batch's text entries. limit: only the first pairs.
+    """
 
     def __init__(
-        self, table: PairTable, limit: int | None, mask: Callable[[np.ndarray, torch.Generator], Batch]
+        self,
+        table: PairTable,
+        mask: Callable[[np.ndarray, torch.Generator], Batch] | None = None,
+        limit: int | None = None,
     ) -> None:
         self.table, self.mask = table, mask
         self.count = min(limit or len(table.ids), len(table.ids))

@@ -156,7 +156,9 @@ class TrainingCLI(StageCLI):
     def train(self, stage: str) -> None:
         """Fit, from `last.ckpt` if there is one, and mark the run finished."""
         last = self.out / "last.ckpt"
-        self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=str(last) if last.is_file() else None)
+        self.trainer.fit(
+            self.model, datamodule=self.datamodule, ckpt_path=str(last) if last.is_file() else None, weights_only=True
+        )
         if self.trainer.interrupted:
             sys.exit(f"error: interrupted at step {self.trainer.global_step}; run the same command again to go on.")
         self.trainer.save_checkpoint(last)
