@@ -100,6 +100,14 @@ def test_retrieved_captions_are_more_alike_than_others() -> None:
     assert alike > 1.3 * other
 
 
+def test_captions_of_no_change_are_wrong_somewhere() -> None:
+    """Were they right wherever they stand, distractors could be told without a look at the images."""
+    rows = [row for row in ROWS if not BY_ID[row.id].is_distractor]
+    denied = [row for row in rows if {negative.text for negative in row.negatives} & set(NO_CHANGE)]
+    assert len(rows) / 3 < len(denied) < len(rows)
+    assert all(each.kind == "confuse" for row in denied for each in row.negatives if each.text in NO_CHANGE)
+
+
 def test_the_ways_are_counted() -> None:
     used: Counter[str] = Counter()
     for (kind, _), count in BUILDER.used.items():

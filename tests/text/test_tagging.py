@@ -1,4 +1,8 @@
+import hashlib
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -130,6 +134,26 @@ def test_english_offline_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(DiffcapError, match="--tagger=FOLDER") as caught:
         tag_sentences(CAPTIONS, "english")
     assert "\n" not in str(caught.value)
+
+
+def test_english_is_what_stanza_keeps_on_this_machine(tmp_path: Path) -> None:
+    """A folder of Stanza's own form, as its download leaves it, with the tiny tagger in the place of the real one."""
+    files = {"tokenize": ("none", b"never loaded"), "pos": ("captions", (SHIPPED / "tagger.pt").read_bytes())}
+    packages = {processor: name for processor, (name, _) in files.items()}
+    english: dict[str, object] = {"lang_name": "English", "packages": {"default": packages}}
+    for processor, (name, content) in files.items():
+        (tmp_path / "en" / processor).mkdir(parents=True)
+        (tmp_path / "en" / processor / f"{name}.pt").write_bytes(content)
+        english[processor] = {name: {"md5": hashlib.md5(content).hexdigest()}}
+    (tmp_path / "resources.json").write_text(json.dumps({"url": "http://127.0.0.1:9/{filename}", "en": english}))
+    code = (
+        "from diffcap.text.tagging import tag_sentences\n"
+        f"print(tag_sentences({CAPTIONS[:1]!r}, 'english', {str(tmp_path / 'tags.jsonl')!r}))"
+    )
+    environment = {**os.environ, "STANZA_RESOURCES_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == str({CAPTIONS[0]: gold(CAPTIONS[0])}), done.stderr
+    assert json.loads((tmp_path / "tags.jsonl").read_text().split("\n")[0])["tagger"] == "english"
 
 
 def test_garbage_collection_is_left_as_it_was() -> None:

@@ -6,8 +6,9 @@ gets no caption that says that nothing changed. Where a recipe gives too little,
 * retrieve: any caption of another change pair; on a distractor pair, whose caption is like no change caption, the
   retrieved ones are drawn from the most alike at random;
 * replace: another caption of the same pair with its words replaced; then as the last resort;
-* confuse: on a change pair, a caption that says that nothing changed; on a distractor pair, the caption of the change
-  pair with the same "before" image; then the words of the caption replaced; then as the last resort;
+* confuse: on a change pair, a caption that says that nothing changed (without it such a caption would always be right,
+  and distractors could be told without a look at the images), a comparison turned, two words exchanged, words replaced;
+  on a distractor pair, a caption of the change pair with the same "before" image; then as the last resort;
 * the last resort: a random caption of another change pair; then the words of the caption in another order.
 """
 
@@ -27,6 +28,7 @@ from diffcap.negatives.retrieve import most_similar, tfidf
 from diffcap.records import ChangePair
 
 CANDIDATES = 64  # alike captions looked at for each; those that say nothing but what the references say are left out
+_LESSER = ("turn_comparison", "exchange_words")  # they stand in for a swap or a reversal
 Progress = Callable[[int, int], None]
 
 
@@ -177,18 +179,17 @@ class Builder:
                     yield way, text
 
     def _confuse(self, job: "_Pair", sentence: Sentence, random: Random) -> Iterator[tuple[str, str]]:
-        for way, text in confuse(sentence, random):
-            if way == "reverse_change" or not job.pair.is_distractor:  # the others would still say that nothing changed
-                yield way, text
-        if job.pair.is_distractor:
+        found = list(confuse(sentence, random))
+        if job.pair.is_distractor:  # the other ways would still say that nothing changed
+            yield from ((way, text) for way, text in found if way == "reverse_change")
             change = self._of_before.get(job.pair.before, [])
-            for text in random.sample(change, len(change)):
-                yield "the change that did not happen", text
-        else:
-            if self._unchanged:
-                yield "no change", random.choice(self._unchanged)
-            for way, text in self._replace(job, sentence, random):
-                yield f"{way} instead", text
+            yield from (("the change that did not happen", text) for text in random.sample(change, len(change)))
+            return
+        yield from ((way, text) for way, text in found if way not in _LESSER)
+        if self._unchanged:
+            yield "no change", random.choice(self._unchanged)
+        yield from ((way, text) for way, text in found if way in _LESSER)
+        yield from ((f"{way} instead", text) for way, text in self._replace(job, sentence, random))
 
     def _last_resort(self, job: "_Pair", sentence: Sentence, random: Random) -> Iterator[tuple[str, str]]:
         for _ in range(50 if self._changed else 0):

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,7 @@ _COMMON: dict[str, Any] = {
 }
 
 
+@cache  # loading it to learn where its files are takes seconds
 def _english() -> TaggerModel:
     import stanza
 
