@@ -169,9 +169,9 @@ def _open_clip(network: str, stage: str | int | None, weights: str) -> tuple[nn.
             raise DiffcapError(f"open_clip has no weights for {network}; give a file as --model.weights=PATH.")
         tag = "openai" if "openai" in tags else tags[0]
         cfg = pretrained.get_pretrained_cfg(network, tag)
-        source = (
-            f"https://huggingface.co/{cfg['hf_hub']}open_clip_model.safetensors" if cfg.get("hf_hub") else cfg["url"]
-        )
+        repository, _, file = cfg.get("hf_hub", "").rpartition("/")
+        hub = f"https://huggingface.co/{repository}/resolve/main/{file or 'open_clip_model.safetensors'}"
+        source = hub if repository else cfg["url"]
         model = download(f"{network} ({tag})", source, lambda: open_clip.create_model(network, pretrained=tag))
     else:
         model = open_clip.create_model(network, pretrained=None, load_weights=False)
@@ -194,9 +194,8 @@ def _timm(network: str, stage: str | int | None, weights: str) -> tuple[nn.Modul
         raise DiffcapError(f"timm has no model {network!r}; `timm.list_models()` lists them.")
     if weights == "default":
         cfg: Any = timm.create_model(network, pretrained=False).pretrained_cfg
-        hub = (
-            f"https://huggingface.co/{cfg['hf_hub_id']} (model.safetensors)" if cfg.get("hf_hub_id") else cfg.get("url")
-        )
+        repository = cfg.get("hf_hub_id")
+        hub = f"https://huggingface.co/{repository}/resolve/main/model.safetensors" if repository else cfg.get("url")
         model = download(network, str(hub), lambda: timm.create_model(network, pretrained=True, num_classes=0))
     else:
         model = timm.create_model(network, pretrained=False, num_classes=0)

@@ -1,6 +1,7 @@
 """Weights of backbones: reading a file of any common form, saying what is missing in it, hashing what was loaded."""
 
 import hashlib
+import logging
 import pickle
 import socket
 from collections.abc import Callable, Iterator
@@ -103,8 +104,10 @@ def _quick_when_offline() -> Iterator[None]:
     try:
         if not was and not _resolves("huggingface.co"):
             hub.HF_HUB_OFFLINE = True
+            logging.disable(logging.ERROR)  # open_clip would report the failure once more in its own words
         yield
     finally:
+        logging.disable(logging.NOTSET)
         hub.HF_HUB_OFFLINE = was
 
 
@@ -130,7 +133,7 @@ def download(network: str, file: str, fetch: Callable[[], T]) -> T:
         with _quick_when_offline():
             return fetch()
     except Exception as error:  # every library has its own errors here
-        reason = " ".join(str(error).split("\n")[0].split())[:100] or type(error).__name__
+        reason = " ".join(str(error).split("\n")[0].split())[:200] or type(error).__name__
         raise DiffcapError(
             f"the default weights of {network} are neither cached nor could they be downloaded ({reason}); fetch {file} "
             "elsewhere and give it as --model.weights=PATH."
