@@ -27,6 +27,7 @@ _BLOCK = {
     "sublayer.0.norm": "attention_norm",
     "sublayer.1.norm": "ffn_norm",
 }
+_PROJECTIONS = ("attn.q_linear", "attn.k_linear", "attn.v_linear")
 _NORM = {"a_2": "weight", "b_2": "bias", "weight": "weight", "bias": "bias"}
 _REGRESSION = {
     "feat_regress.bias": "regress.bias",
@@ -51,16 +52,29 @@ def _name(official: str, stage: str) -> str | None:
     if official in _TRUNK:
         return f"trunk.{_TRUNK[official]}"
     stack, _, rest = official.partition(".")
-    if stack in _STACKS:
-        parts = rest.split(".")
-        if parts[0] == "norm":
-            return f"trunk.{_STACKS[stack]}.norm.{_NORM[parts[1]]}"
-        inner, last = ".".join(parts[2:-1]), parts[-1]
+    parts = rest.split(".")
+    inner, last = ".".join(parts[2:-1]), parts[-1]
+    if stack in _STACKS and last in _NORM:
+        if parts[:-1] == ["norm"]:
+            return f"trunk.{_STACKS[stack]}.norm.{_NORM[last]}"
         if parts[0] == "layers" and inner in _BLOCK:
             return f"trunk.{_STACKS[stack]}.layers.{parts[1]}.{_BLOCK[inner]}.{_NORM[last]}"
-        if inner in ("attn.q_linear", "attn.k_linear", "attn.v_linear"):
+        if parts[0] == "layers" and inner in _PROJECTIONS and last in ("weight", "bias"):
             return None
     raise DiffcapError(f"official IDC-PCL checkpoint: parameter {official!r} is unknown; is it of another system?")
+
+
+def _expected(state: dict[str, Tensor], stage: str) -> list[str]:
+    """Official names that a whole checkpoint with as many layers has; the distractor head is CLEVR-Change's alone."""
+    names = [*_TRUNK, *(_REGRESSION if stage == "pretrain" else ())]
+    for stack in _STACKS:
+        names += [f"{stack}.norm.{last}" for last in ("a_2", "b_2")]
+        numbers = {name.split(".")[2] for name in state if name.startswith(f"{stack}.layers.")} or {"0"}
+        for number in sorted(numbers):
+            for inner in (*_BLOCK, *_PROJECTIONS):
+                lasts = ("a_2", "b_2") if inner.endswith("norm") else ("weight", "bias")
+                names += [f"{stack}.layers.{number}.{inner}.{last}" for last in lasts]
+    return names
 
 
 def from_official(state: dict[str, Tensor], stage: str) -> dict[str, Tensor]:
@@ -75,19 +89,19 @@ def from_official(state: dict[str, Tensor], stage: str) -> dict[str, Tensor]:
     Raises:
         DiffcapError: a parameter is unknown or missing.
     """
-    ours: dict[str, Tensor] = {}
-    for official, value in state.items():
-        if official.startswith(_LEFT_OUT[stage]):
-            continue
-        name = _name(official, stage)
-        if name is not None:
-            ours[name] = value
-            continue
-        base, kind = official.split(".attn.")[0], official.rsplit(".", 1)[1]
-        stack, _, layer = base.partition(".")
-        parts = [f"{base}.attn.{letter}_linear.{kind}" for letter in "qkv"]
-        missing = [part for part in parts if part not in state]
-        if missing:
-            raise DiffcapError(f"official IDC-PCL checkpoint: {missing[0]!r} is missing; fetch the file again.")
-        ours[f"trunk.{_STACKS[stack]}.{layer}.attention.qkv.{kind}"] = torch.cat([state[part] for part in parts])
+    kept = [official for official in state if not official.startswith(_LEFT_OUT[stage])]
+    names = {official: _name(official, stage) for official in kept}
+    missing = [official for official in _expected(state, stage) if official not in state]
+    if missing:
+        raise DiffcapError(
+            f"official IDC-PCL checkpoint: {missing[0]!r} is missing, one of {len(missing)}; fetch the file again, or is it "
+            "of another stage?"
+        )
+    ours = {name: state[official] for official, name in names.items() if name is not None}
+    for official, name in names.items():
+        if name is None:
+            base, kind = official.split(".attn.")[0], official.rsplit(".", 1)[1]
+            stack, _, layer = base.partition(".")
+            parts = [state[f"{base}.{projection}.{kind}"] for projection in _PROJECTIONS]
+            ours[f"trunk.{_STACKS[stack]}.{layer}.attention.qkv.{kind}"] = torch.cat(parts)
     return ours

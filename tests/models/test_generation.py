@@ -1,0 +1,145 @@
+"""Greedy and beam decoding: any batch, no beam but the best, and every sentence tried by hand."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from tests.models.tiny import captioner, captions, maps
+from torch import Tensor
+
+from diffcap.models.captioner import Captioner
+from diffcap.models.generation import beam_search, greedy
+from diffcap.models.pcl import BOS, EOS, PCL
+
+
+class Table(Captioner):
+    """Scores the next word from the pair, the position and the last word: a table that can be searched whole."""
+
+    begin, end = 0, 1
+
+    def __init__(self, words: int, positions: int, pairs: int, seed: int) -> None:
+        super().__init__()
+        draws = torch.Generator().manual_seed(seed)
+        self.scores = 2 * torch.randn(pairs, positions, words, words, generator=draws)
+
+    def loss(self, batch: dict) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+    def encode(self, before: Tensor, after: Tensor) -> Tensor:
+        return before[:, 0, 0, 0].long()  # the number of the pair
+
+    def step(self, tokens: Tensor, memory: Tensor, cache: Tensor | None) -> tuple[Tensor, Tensor]:
+        position = torch.zeros_like(tokens) if cache is None else cache
+        return self.scores[memory, position, tokens], position + 1
+
+
+def numbers(pairs: int) -> Tensor:
+    return torch.arange(pairs, dtype=torch.float)[:, None, None, None]
+
+
+def enumerated(model: Table, pair: int, max_length: int, penalty: float) -> list[int]:
+    """The best of all sentences of at most `max_length` positions."""
+    words = model.scores.shape[-1]
+    best: tuple[float, list[int]] = (float("-inf"), [])
+    for length in range(1, max_length):
+        for sentence in itertools.product(range(words), repeat=length):
+            ended = sentence[-1] == model.end
+            if model.end in sentence[:-1] or (not ended and length < max_length - 1):
+                continue
+            score, last = 0.0, model.begin
+            for position, word in enumerate(sentence):
+                score += model.scores[pair, position, last].log_softmax(-1)[word].item()
+                last = word
+            best = max(best, (score / length**penalty, list(sentence)))
+    return best[1]
+
+
+def cut(row: Tensor, end: int) -> list[int]:
+    words = row.tolist()[1:]
+    return words[: words.index(end) + 1] if end in words else words
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.7, 2.0])
+def test_a_wide_beam_finds_the_best_of_all_sentences(penalty: float) -> None:
+    pairs, max_length = 12, 5
+    model = Table(words=4, positions=max_length, pairs=pairs, seed=0)
+    found = beam_search(model, numbers(pairs), numbers(pairs), max_length, beams=4**4, length_penalty=penalty)
+    expected = [enumerated(model, pair, max_length, penalty) for pair in range(pairs)]
+    assert [cut(row, model.end) for row in found] == expected
+    simple = greedy(model, numbers(pairs), numbers(pairs), max_length)
+    assert [cut(row, model.end) for row in simple] != expected  # else the search would prove nothing
+
+
+def test_a_wider_beam_never_finds_a_less_likely_sentence_here() -> None:
+    pairs, model = 12, Table(words=4, positions=6, pairs=12, seed=1)
+
+    def likelihoods(beams: int) -> list[float]:
+        rows = beam_search(model, numbers(pairs), numbers(pairs), 6, beams)
+        sums = []
+        for pair, row in enumerate(rows):
+            last, total = model.begin, 0.0
+            for position, word in enumerate(cut(row, model.end)):
+                total += model.scores[pair, position, last].log_softmax(-1)[word].item()
+                last = word
+            sums.append(total)
+        return sums
+
+    one, all_of_them = likelihoods(1), likelihoods(200)
+    assert all(a <= b + 1e-6 for a, b in zip(one, all_of_them)) and sum(all_of_them) > sum(one) + 0.1
+
+
+@pytest.mark.parametrize("options", [{}, {"text_cls": True}, {"pair_layers": 0}], ids=str)
+def test_words_do_not_depend_on_the_batch(options: dict) -> None:
+    model = trained(**options)
+    before, after = maps(7)
+    whole = greedy(model, before, after, 12)
+    ends = [len(cut(row, EOS)) for row in whole]
+    assert len(set(ends)) > 2  # captions of several lengths, or the test is idle
+    assert whole.shape[1] == 1 + max(ends) and (whole[:, 0] == BOS).all()
+    for row, words in zip(whole, ends):
+        assert (row[1 + words :] == EOS).all()
+    for size in (1, 3):
+        parts = [
+            greedy(model, before[first : first + size], after[first : first + size], 12) for first in range(0, 7, size)
+        ]
+        assert [cut(row, EOS) for part in parts for row in part] == [cut(row, EOS) for row in whole]
+    # As a sampler pads: pairs of the batch again, and others beside them.
+    again = torch.tensor([6, 0, 0, 3, 6])
+    assert [cut(row, EOS) for row in greedy(model, before[again], after[again], 12)] == [
+        cut(whole[pair], EOS) for pair in again
+    ]
+    beams = beam_search(model, before, after, 12, beams=3)
+    alone = [beam_search(model, before[n : n + 1], after[n : n + 1], 12, beams=3)[0] for n in range(7)]
+    assert [cut(row, EOS) for row in beams] == [cut(row, EOS) for row in alone]
+
+
+def trained(**options: Any) -> PCL:
+    """A captioner that has learnt seven captions of different lengths half by heart; untrained ones never end."""
+    model = captioner(0, objective="all_positions", distractor_judging=False, dropout=0.0, **options)
+    before, after = maps(7)
+    batch = {"before": before, "after": after, "tokens": captions([2, 7, 4, 9, 3, 5, 8], 12)}
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(60):
+        optimizer.zero_grad()
+        model.loss(batch)["loss"].backward()
+        optimizer.step()
+    return model
+
+
+def test_one_beam_is_greedy() -> None:
+    model = trained()
+    before, after = maps(7)
+    assert torch.equal(beam_search(model, before, after, 12, beams=1), greedy(model, before, after, 12))
+
+
+def test_length_is_bounded_and_every_word_is_the_most_likely() -> None:
+    model = captioner(0)
+    with torch.no_grad():
+        model.trunk.output_layer.bias[EOS] -= 100  # never ends
+    before, after = maps(2)
+    tokens = greedy(model, before, after, 9)
+    assert tokens.shape == (2, 9) and not (tokens == EOS).any()
+    with torch.no_grad():
+        logits = model.all_position_logits(model.encode(before, after), tokens)
+    assert torch.equal(logits.argmax(-1), tokens[:, 1:])

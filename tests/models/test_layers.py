@@ -1,0 +1,73 @@
+"""The layers against their formulas."""
+
+import math
+
+import pytest
+import torch
+
+from diffcap.models.layers import Attention, PreNormStack, UnbiasedLayerNorm, doubled_sinusoid
+
+
+@pytest.mark.parametrize("eps", [1e-6, 1e-12])
+def test_layer_norm_is_the_annotated_transformers(eps: float) -> None:
+    torch.manual_seed(0)
+    norm = UnbiasedLayerNorm(6, eps)
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    x = 3 * torch.randn(4, 5, 6) + 1
+    for row, got in zip(x.view(-1, 6).double(), norm(x).view(-1, 6)):
+        mean = sum(row) / 6
+        std = math.sqrt(sum((value - mean) ** 2 for value in row) / 5)  # D - 1 below the line
+        expected = norm.weight * ((row - mean) / (std + eps)).float() + norm.bias
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_layer_norm_of_a_constant_row_is_its_bias() -> None:
+    norm = UnbiasedLayerNorm(6)
+    torch.nn.init.normal_(norm.bias)
+    assert torch.equal(norm(torch.full((2, 6), 4.0)), norm.bias.expand(2, 6))
+
+
+def test_positions_are_the_loops() -> None:
+    table = doubled_sinusoid(40, 16)
+    assert table.shape == (40, 16) and table.dtype == torch.float32
+    for position in range(40):
+        for channel in range(16):
+            angle = position / 10000 ** (2 * channel / 16)
+            expected = math.sin(angle) if channel % 2 == 0 else math.cos(angle)
+            assert table[position, channel].item() == pytest.approx(expected, abs=1e-7)
+
+
+def test_attention_is_the_loops() -> None:
+    torch.manual_seed(0)
+    attention, width, heads, length = Attention(8, 2).eval(), 8, 2, 3
+    x = torch.randn(2, length, width)
+    mask = torch.tensor([[True, False, False], [True, True, False], [True, True, True]])
+    got, (keys, values) = attention(x, mask)
+    assert keys.shape == values.shape == (2, heads, length, width // heads)
+    for pair in range(2):
+        query, key, value = (part.view(length, heads, 4) for part in attention.qkv(x[pair]).split(width, 1))
+        for position in range(length):
+            mixed = []
+            for head in range(heads):
+                seen = [other for other in range(length) if mask[position, other]]
+                scores = torch.stack([query[position, head] @ key[other, head] / 2 for other in seen]).softmax(0)
+                mixed.append(sum(score * value[other, head] for score, other in zip(scores, seen)))
+            torch.testing.assert_close(got[pair, position], attention.out(torch.cat(mixed)), atol=1e-5, rtol=1e-5)
+
+
+def test_a_width_that_the_heads_do_not_divide_is_refused() -> None:
+    with pytest.raises(ValueError, match="width 10 is not a multiple of heads 4"):
+        Attention(10, 4)
+
+
+def test_a_stack_normalises_its_input_and_not_its_output() -> None:
+    torch.manual_seed(0)
+    stack = PreNormStack(2, 8, 2, 16, 0.0).eval()
+    x = 5 * torch.randn(2, 4, 8)
+    y = stack.norm(x)
+    for block in stack.layers:
+        y = y + block.attention(block.attention_norm(y))[0]
+        y = y + block.ffn[3](block.ffn[0](block.ffn_norm(y)).relu())
+    torch.testing.assert_close(stack(x)[0], y)
+    assert torch.equal(PreNormStack(0, 8, 2, 16, 0.0)(x)[0], x)

@@ -1,0 +1,280 @@
+"""IDC-PCL: the cache, the one-pass objective, padding, and the options."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.models.tiny import SIZES, WORDS, captioner, captions, maps, pretraining
+from torch import Tensor
+
+from diffcap.losses.mlm import IGNORED
+from diffcap.models.pcl import BOS, MASK, PAD, PCL
+
+CLOSE: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"text_cls": True},
+    {"pair_layers": 0},
+    {"single_layers": 2, "cross_layers": 3},
+    {"image_activation": "linear"},
+]
+
+
+def without_cache(model: PCL, before: Tensor, after: Tensor, words: Tensor) -> Tensor:
+    """Logits of the position after `words` (B, t): visual tokens, words and [MASK] through one masked encoder pass."""
+    visual = model.trunk.visual(before, after)
+    if model.text_cls:
+        visual = torch.cat([visual, model.trunk.cls(len(visual), 5)], 1)
+    text = model.trunk.text(torch.cat([words, torch.full((len(words), 1), MASK)], 1))
+    seen, length = visual.shape[1], text.shape[1]
+    mask = torch.zeros(seen + length, seen + length, dtype=torch.bool)
+    mask[:, :seen] = True
+    for row in range(length):
+        mask[seen + row, seen : seen + row + 1] = True
+    hidden = model.trunk.cross_encoder(torch.cat([visual, text], 1), mask)[0]
+    return model.trunk.output_layer(hidden[:, -1])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+def test_the_cache_changes_no_logit_and_one_pass_gives_all_of_them(options: dict[str, Any]) -> None:
+    model, tokens = captioner(**options), captions([9, 4, 7], 11)
+    before, after = maps(3)
+    memory, cache = model.encode(before, after), None
+    together = model.all_position_logits(memory, tokens)
+    assert together.shape == (3, 10, WORDS)
+    for position in range(10):
+        logits, cache = model.step(tokens[:, position], memory, cache)
+        expected = without_cache(model, before, after, tokens[:, : position + 1])
+        torch.testing.assert_close(logits, expected, **CLOSE)
+        torch.testing.assert_close(together[:, position], expected, **CLOSE)
+    assert together.std() > 0.1  # not all alike
+
+
+@torch.no_grad()
+def test_a_hidden_word_sees_what_stands_before_it_only() -> None:
+    model, memory = captioner(), None
+    before, after = maps(1)
+    memory = model.encode(before, after)
+    tokens = captions([8], 10)
+    labels = torch.full_like(tokens, IGNORED)
+    labels[0, 4] = tokens[0, 4]
+    hidden = tokens.clone()
+    hidden[0, 4] = MASK
+    logits = model.masked_logits(memory, {"mlm_tokens": hidden, "mlm_labels": labels})
+    torch.testing.assert_close(logits, without_cache(model, before, after, tokens[:, :4]), **CLOSE)
+    hidden[0, 5:] = 7
+    torch.testing.assert_close(model.masked_logits(memory, {"mlm_tokens": hidden, "mlm_labels": labels}), logits)
+    hidden[0, 2] = 7
+    assert not torch.allclose(model.masked_logits(memory, {"mlm_tokens": hidden, "mlm_labels": labels}), logits)
+
+
+def masked_batch(padded: int, pairs: int = 3) -> dict[str, Tensor]:
+    tokens = captions([5, 3, 6], padded)[:pairs]
+    labels = torch.full_like(tokens, IGNORED)
+    hidden = tokens.clone()
+    for row, place in enumerate((2, 3, 6)[:pairs]):  # 3 is an EOS-side word, 6 the last word
+        labels[row, place], hidden[row, place] = tokens[row, place], MASK
+    before, after = maps(pairs)
+    change = torch.tensor([1, 0, 1])[:pairs]
+    return {
+        "before": before,
+        "after": after,
+        "tokens": tokens,
+        "mlm_tokens": hidden,
+        "mlm_labels": labels,
+        "is_change": change,
+    }
+
+
+@pytest.mark.parametrize("objective", ["masked", "all_positions"])
+def test_trimming_changes_nothing_in_fine_tuning(objective: str) -> None:
+    model = captioner(objective=objective, dropout=0.0)
+    results = []
+    for padded in (8, 15):
+        model.zero_grad()
+        parts = model.loss(masked_batch(padded))
+        parts["loss"].backward()
+        results.append((parts, [parameter.grad.clone() for parameter in model.parameters()]))
+    (short, short_gradients), (long, long_gradients) = results
+    for name in ("loss", "word_loss", "distractor_loss"):
+        torch.testing.assert_close(short[name], long[name], **CLOSE)
+    for a, b in zip(short_gradients, long_gradients):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_the_pad_mask_makes_trimming_exact_in_pre_training_and_only_it() -> None:
+    for pad_mask in (True, False):
+        model = pretraining(pad_mask=pad_mask)
+        mlm = [model.mlm(masked_batch(padded)) for padded in (8, 15)]
+        before, after = maps(2)
+        fda = []
+        for padded in (8, 15):
+            choices = torch.stack([captions([5, 3, 6], padded, seed) for seed in (2, 3)])
+            fda.append(model.fda_similarity({"before": before, "after": after, "fda_captions": choices}))
+        mvcl = [model.mvcl({**masked_batch(padded), "visual_mask": visual_mask()}) for padded in (8, 15)]
+        for short, long in (mlm, fda, mvcl):
+            assert torch.allclose(short, long, atol=1e-5) == pad_mask
+
+
+def visual_mask() -> Tensor:
+    hide = torch.zeros(3, 12, dtype=torch.bool)
+    hide[0, 2] = hide[1, 7] = hide[2, 11] = hide[2, 6] = True
+    return hide
+
+
+@torch.no_grad()
+def test_the_loss_is_sums_of_words_and_of_judgements() -> None:
+    batch = masked_batch(8)
+    model = captioner(distractor_weight=3.0)
+    memory = model.encode(batch["before"], batch["after"])
+    words, labels = model.masked_logits(memory, batch), batch["mlm_labels"]
+    expected, judged = 0.0, 0.0
+    for row, label in zip(words.log_softmax(-1), labels[labels != IGNORED]):
+        expected -= row[label].item()
+    for row, label in zip(model.distractor_logits(memory).log_softmax(-1), batch["is_change"]):
+        judged -= row[label].item()
+    parts = model.loss(batch)
+    assert parts["loss"].item() == pytest.approx(expected + 3 * judged, rel=1e-5)
+    assert parts["word_loss"].item() == pytest.approx(expected / 3, rel=1e-5)
+    assert parts["distractor_loss"].item() == pytest.approx(judged / 3, rel=1e-5)
+    alone = captioner(distractor_judging=False).loss(batch)
+    assert set(alone) == {"loss", "word_loss"} and alone["loss"].item() == pytest.approx(expected, rel=1e-5)
+
+
+@torch.no_grad()
+def test_the_judge_reads_the_two_cls_of_the_images() -> None:
+    for options in ({}, {"text_cls": True}):
+        model = captioner(**options)
+        before, after = maps(2)
+        memory = model.encode(before, after)
+        both = torch.cat(
+            [memory.final[:, 0], memory.final[:, 1 + 6]], 1
+        )  # [CLS] and 6 patches of the first come before
+        torch.testing.assert_close(model.distractor_logits(memory), model.distractor_head(both))
+
+
+@torch.no_grad()
+def test_hidden_patches_are_zeros_before_the_projection() -> None:
+    model, batch = pretraining(), {**masked_batch(8), "visual_mask": visual_mask()}
+    losses = model.mvcl(batch)
+    assert losses.shape == (4,)  # one a hidden patch
+    shown = dict(batch)
+    for name, mask in zip(("before", "after"), batch["visual_mask"].chunk(2, 1)):
+        shown[name] = batch[name].clone()
+        for pair, patch in mask.nonzero().tolist():
+            shown[name][pair, :, patch // 3, patch % 3] = 0
+    visual = model.trunk.visual(shown["before"], shown["after"])
+    hidden = model.trunk.joint(visual, batch["tokens"])
+    regressed, original, negatives = [], [], []
+    for pair in range(3):
+        for image, name in enumerate(("before", "after")):
+            for patch in range(6):
+                state = hidden[pair, 1 + image * 7 + patch]
+                value = model.regress.inner(state) @ model.trunk.image_projection.weight + model.regress.bias
+                if batch["visual_mask"][pair, image * 6 + patch]:
+                    regressed.append(value)
+                    original.append(batch[name][pair, :, patch // 3, patch % 3])
+                else:
+                    negatives.append(value)
+    # The model puts a pair's two images one after the other, so the order of the loops is its order.
+    cosines = torch.stack(
+        [
+            torch.stack([torch.cosine_similarity(row, other, 0) for other in (*original, *negatives)])
+            for row in regressed
+        ]
+    )
+    torch.testing.assert_close(losses, cosines.logsumexp(1) - cosines.diagonal(), **CLOSE)
+
+
+@torch.no_grad()
+def test_options_of_pre_training_run_and_differ() -> None:
+    batch = {**masked_batch(8), "visual_mask": visual_mask()}
+    batch["fda_captions"] = torch.stack([captions([5, 3, 6], 8, seed) for seed in (2, 3, 4)])
+    variants = {
+        "released": {},
+        "paper's negatives": {"mvcl_negatives": "features"},
+        "temperature": {"temperature": 0.1},
+        "pad_mask": {"pad_mask": True},
+        "no pair encoder": {"pair_layers": 0},
+        "linear": {"image_activation": "linear"},
+    }
+    losses = {}
+    for name, options in variants.items():
+        model = pretraining(**options)
+        losses[name] = [model.loss(task, batch).item() for task in ("mlm", "mvcl", "fda")]
+    released = losses.pop("released")
+    changed = {
+        name: [a != pytest.approx(b, abs=1e-6) for a, b in zip(released, row)] for name, row in losses.items()
+    }
+    assert changed == {
+        "paper's negatives": [False, True, False],
+        "temperature": [False, True, True],
+        "pad_mask": [True, True, True],
+        "no pair encoder": [True, True, True],
+        "linear": [True, True, True],
+    }
+
+
+@torch.no_grad()
+def test_options_of_the_captioner_run_and_differ() -> None:
+    batch = masked_batch(8)
+    variants: dict[str, dict[str, Any]] = {
+        "released": {},
+        "text_cls": {"text_cls": True},
+        "no pair encoder": {"pair_layers": 0},
+        "linear": {"image_activation": "linear"},
+        "all_positions": {"objective": "all_positions"},
+    }
+    losses = {name: captioner(**options).loss(batch)["loss"].item() for name, options in variants.items()}
+    assert len({round(loss, 4) for loss in losses.values()}) == len(variants), losses
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 9), (4, 6), (7, 2)])
+def test_maps_of_any_shape(height: int, width: int) -> None:
+    model = captioner()
+    before, after = maps(2, height, width)
+    memory = model.encode(before, after)
+    patches = height * width
+    assert memory.final.shape == (2, 2 + 2 * patches, SIZES["width"])
+    torch.testing.assert_close(
+        model.distractor_logits(memory),
+        model.distractor_head(torch.cat([memory.final[:, 0], memory.final[:, 1 + patches]], 1)),
+    )
+    # Patches go row by row: the same pictures as one long row give the same states.
+    rows = [image.reshape(2, 5, 1, patches) for image in (before, after)]
+    torch.testing.assert_close(model.encode(*rows).final, memory.final)
+    tokens = torch.full((2, 1), BOS)
+    torch.testing.assert_close(
+        model.step(tokens[:, 0], memory, None)[0], without_cache(model, before, after, tokens), **CLOSE
+    )
+
+
+def test_too_many_positions_say_which_option_to_raise() -> None:
+    with pytest.raises(ValueError, match="raise `positions`"):
+        captioner().encode(*maps(1, 7, 6))
+
+
+def test_hyperparameters_build_the_same_model() -> None:
+    model = captioner(text_cls=True, distractor_weight=2.0)
+    twin = PCL(**model.hyperparameters)
+    twin.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        a, b = (each.eval().encode(*maps(2)).final for each in (model, twin))
+    assert torch.equal(a, b) and model.hyperparameters.keys() >= {"objective", "text_cls", "distractor_weight"}
+    assert all(isinstance(value, int | float | str | bool) for value in model.hyperparameters.values())
+
+
+def test_padding_is_not_a_target_of_all_positions() -> None:
+    model, batch = captioner(objective="all_positions", distractor_judging=False), masked_batch(8)
+    with torch.no_grad():
+        logits = model.all_position_logits(model.encode(batch["before"], batch["after"]), batch["tokens"])
+        expected = 0.0
+        for row in range(3):
+            for place in range(1, 8):
+                word = batch["tokens"][row, place]
+                if word != PAD:
+                    expected -= logits[row, place - 1].log_softmax(-1)[word].item()
+        assert model.loss(batch)["loss"].item() == pytest.approx(expected, rel=1e-5)

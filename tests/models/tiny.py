@@ -1,0 +1,46 @@
+"""Small models and batches that the tests of this folder share."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffcap.models.pcl import BOS, EOS, PAD, PCL, PCLPretraining
+
+WORDS = 23
+SIZES: dict[str, Any] = {
+    "vocabulary_size": WORDS,
+    "feature_channels": 5,
+    "width": 16,
+    "heads": 2,
+    "ffn": 24,
+    "cross_layers": 2,
+    "dropout": 0.2,  # off in eval mode; the tests that train set it to 0
+    "positions": 40,
+}
+
+
+def captioner(seed: int = 0, **options: Any) -> PCL:
+    torch.manual_seed(seed)
+    return PCL(**{**SIZES, **options}).eval()
+
+
+def pretraining(seed: int = 0, **options: Any) -> PCLPretraining:
+    torch.manual_seed(seed)
+    return PCLPretraining(**{**SIZES, **options}).eval()
+
+
+def maps(pairs: int, height: int = 2, width: int = 3, seed: int = 1) -> tuple[Tensor, Tensor]:
+    draws = torch.Generator().manual_seed(seed)
+    before, after = (torch.randn(pairs, 5, height, width, generator=draws) for _ in range(2))
+    return before, after
+
+
+def captions(lengths: list[int], padded: int, seed: int = 2) -> Tensor:
+    """(B, padded): BOS, `lengths` words, EOS, padding."""
+    draws = torch.Generator().manual_seed(seed)
+    text = torch.full((len(lengths), padded), PAD)
+    for row, words in zip(text, lengths):
+        row[0], row[words + 1] = BOS, EOS
+        row[1 : words + 1] = torch.randint(6, WORDS, (words,), generator=draws)
+    return text
