@@ -11,7 +11,6 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from diffcap.errors import DiffcapError
@@ -79,10 +78,9 @@ class PairTable:
         maps = torch.from_numpy(self.store.read(rows.T.reshape(-1))).float()
         return {"before": maps[: len(pairs)], "after": maps[len(pairs) :]}
 
-    def trimmed(self, tokens: np.ndarray) -> Tensor:
-        """Ids without the padding that no row of them needs."""
-        used = int((tokens != self.vocabulary.pad).any(tuple(range(tokens.ndim - 1))).sum())
-        return torch.from_numpy(tokens[..., :used].astype(np.int64))
+    def longest(self, tokens: np.ndarray) -> int:
+        """Positions that the longest of the captions (..., T) needs."""
+        return int((tokens != self.vocabulary.pad).any(tuple(range(tokens.ndim - 1))).sum())
 
 
 class PairBatches(Dataset):
@@ -186,7 +184,7 @@ class FeatureData(pl.LightningDataModule):
             self.val_table = self.table("val")
 
     def _mask(self, tokens: np.ndarray, generator: torch.Generator) -> Batch:
-        text = self.train_table.trimmed(tokens) if self.trim else torch.from_numpy(tokens.astype(np.int64))
+        text = torch.from_numpy(tokens.astype(np.int64))
         hidden, labels = mask_words(
             text,
             eos=self.vocabulary.eos,
@@ -195,7 +193,9 @@ class FeatureData(pl.LightningDataModule):
             ratio=self.mask_ratio,
             generator=generator,
         )
-        return {"tokens": text, "mlm_tokens": hidden, "mlm_labels": labels}
+        # Trimmed only now, so that the same words are hidden with and without it.
+        used = self.val_table.longest(tokens) if self.trim else tokens.shape[1]
+        return {"tokens": text[:, :used], "mlm_tokens": hidden[:, :used], "mlm_labels": labels[:, :used]}
 
     def _share(self, batch: Batch) -> Batch:
         """This rank's part of a global batch."""
@@ -213,8 +213,7 @@ class FeatureData(pl.LightningDataModule):
         """Batches from the step at which the trainer stands."""
         assert self.trainer is not None
         first = self.trainer.global_step * self.trainer.accumulate_grad_batches
-        batches = StepBatches(self.make_batch, first, self.trainer.max_steps)
-        return DataLoader(batches, batch_size=None, num_workers=self.num_workers)
+        return DataLoader(StepBatches(self.make_batch, first), batch_size=None, num_workers=self.num_workers)
 
     def val_dataloader(self) -> DataLoader:
         """The validation pairs in order."""
@@ -222,7 +221,7 @@ class FeatureData(pl.LightningDataModule):
         return DataLoader(pairs, self.eval_batch_size, num_workers=self.num_workers, collate_fn=as_is)
 
 
-def as_is(batch: Batch) -> Batch:
+def as_is(batch: Any) -> Any:
     """Collation of batches that are batches already."""
     return batch
 
@@ -252,10 +251,20 @@ class PretrainData(FeatureData):
     """IDC-PCL's tasks, one a step.
 
     Args:
+        folder: the dataset's folder, with `manifest.jsonl`.
+        features: name of the feature store in its `features/`.
         tasks: shares of "mlm", "mvcl" and "fda" (paper: 8:1:2 on CLEVR-Change, 9:1:2 on the birds).
         negatives: file of hard negatives, null for `negatives.jsonl` in the dataset's folder; read if fda has a share.
-        folder, features, batch_size, eval_batch_size, min_count, max_length, mask_ratio, swap, trim, val_limit,
-            num_workers, seed: as `FeatureData`. fda takes `batch_size // (1 + negatives)` pairs (authors' code).
+        batch_size: of one step over all ranks together; fda takes `batch_size // (1 + negatives)` pairs (authors' code).
+        eval_batch_size: pairs a rank validates at once.
+        min_count: a word must occur this often in the training captions.
+        max_length: positions of a caption, BOS and EOS included; longer ones are cut.
+        mask_ratio: chance of a word, and of a patch in MVCL, to be hidden (paper: 0.15).
+        swap: default and nonsemantic image change roles with probability 1/2 (SCORER's and DIRL's augmentation).
+        trim: leave out the padding that no caption of the batch needs; exact with the model's `pad_mask` only.
+        val_limit: validate on the first pairs only; null for all.
+        num_workers: processes that read ahead; 0 reads in the training process.
+        seed: of every draw.
     """
 
     def __init__(
@@ -320,7 +329,8 @@ class PretrainData(FeatureData):
             count = max(1, self.batch_size // self.fda_tokens.shape[1])
             samples = self.streams[task].take(turn * count, count)
             pairs, tokens = self.fda_owner[samples], self.fda_tokens[samples]
-            text: Batch = {"fda_captions": table.trimmed(tokens) if self.trim else torch.from_numpy(tokens).long()}
+            used = table.longest(tokens) if self.trim else tokens.shape[-1]
+            text: Batch = {"fda_captions": torch.from_numpy(tokens[..., :used]).long()}
         else:
             samples = self.streams[task].take(turn * self.batch_size, self.batch_size)
             pairs = table.owner[samples]

@@ -73,10 +73,10 @@ class TaskSchedule:
 
 
 class StepBatches(IterableDataset):
-    """Batch s for s = first, first + 1, ... from a function of s; its length is the run's, for the progress bar."""
+    """Batch s for s = first, first + 1, ... without end, from a function of s."""
 
-    def __init__(self, make: Callable[[int], Batch], first: int, steps: int) -> None:
-        self.make, self.first, self.steps = make, first, steps
+    def __init__(self, make: Callable[[int], Batch], first: int) -> None:
+        self.make, self.first = make, first
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()

@@ -16,8 +16,12 @@ class Captioning(TrainingModule):
     """Fine-tunes a `Captioner`; validation decodes greedily and scores with the dataset's metrics.
 
     Args:
-        captioner: the method. lr, weight_decay: paper (IDC-PCL): 3e-5, and 0 on CLEVR-Change, 1e-4 on the birds.
-        schedule, warmup, milestones: authors' code (IDC-PCL): halves at 10,000 and 20,000 steps.
+        captioner: the method.
+        lr: Adam's learning rate before the schedule (IDC-PCL: 3e-5).
+        weight_decay: L2 in the gradient (IDC-PCL: 0 on CLEVR-Change, 1e-4 on the birds).
+        schedule: piecewise (IDC-PCL, authors' code), noam, cosine or constant.
+        warmup: steps of rising rate.
+        milestones: steps at which the piecewise schedule halves (null: 10,000 and 20,000, IDC-PCL's authors' code).
         init_from: checkpoint of the pre-training stage.
         tokenizer: of the scores in validation: PTB, or raw as IDC-PCL has it.
     """

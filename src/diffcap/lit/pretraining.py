@@ -6,7 +6,7 @@ from torch import Tensor
 
 from diffcap.lit.schedules import Schedule
 from diffcap.lit.training import TrainingModule, init_from
-from diffcap.losses.mlm import IGNORED
+from diffcap.losses.mlm import IGNORED, masked_cross_entropy
 from diffcap.models.pcl import PCLPretraining
 
 
@@ -15,9 +15,11 @@ class Pretraining(TrainingModule):
 
     Args:
         captioner: the trunk with its pre-training heads.
-        lr, weight_decay: paper: 1e-4 and 0.
-        schedule, warmup: authors' code: noam, 8,000 steps on CLEVR-Change and 4,000 on the birds.
-        milestones: of the piecewise schedule.
+        lr: Adam's learning rate before the schedule (paper: 1e-4).
+        weight_decay: L2 in the gradient (paper: 0).
+        schedule: noam (authors' code), piecewise, cosine or constant.
+        warmup: steps of rising rate (authors' code: 8,000 on CLEVR-Change, 4,000 on the birds).
+        milestones: steps at which the piecewise schedule halves.
         init_from: checkpoint of an earlier pre-training stage; its schedule and steps are not taken over.
     """
 
@@ -50,6 +52,8 @@ class Pretraining(TrainingModule):
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         """Masked words of the validation pairs: loss in nats, and the share predicted right."""
-        logits, labels = self.captioner.mlm_logits(batch), batch["mlm_labels"]
-        right = (logits.argmax(-1) == labels[labels != IGNORED]).float().mean()
-        self.log_losses({"mlm": self.captioner.mlm(batch).mean(), "mlm_accuracy": right}, "val", len(batch["before"]))
+        logits = self.captioner.mlm_logits(batch)
+        labels = batch["mlm_labels"][batch["mlm_labels"] != IGNORED]
+        right = (logits.argmax(-1) == labels).float().mean()
+        loss = masked_cross_entropy(logits, labels).mean()
+        self.log_losses({"mlm": loss, "mlm_accuracy": right}, "val", len(batch["before"]))

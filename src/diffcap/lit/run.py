@@ -5,6 +5,7 @@ The folder holds `config.yaml` (resolved), `last.ckpt` (to resume from), `best.c
 """
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -17,9 +18,12 @@ import diffcap.lit.light_help  # noqa: F401  before Lightning, see there
 
 # isort: split
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 
+from diffcap.captioner import read_checkpoint
 from diffcap.lit.cli import StageCLI
 from diffcap.provenance import provenance
 from diffcap.records import file_hash, read_json, write_json
@@ -62,9 +66,10 @@ class SaveLast(Callback):
     def __init__(self, path: Path, every: int) -> None:
         self.path, self.every = path, every
 
-    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Save at every `every`-th step."""
-        if trainer.global_step and trainer.global_step % self.every == 0:
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, number: int) -> None:
+        """Save at every `every`-th step, before the first of the batches whose gradients it accumulates."""
+        first_of_step = number % trainer.accumulate_grad_batches == 0
+        if first_of_step and trainer.global_step and trainer.global_step % self.every == 0:
             trainer.save_checkpoint(self.path)
 
 
@@ -79,6 +84,36 @@ class SelectAfter(ModelCheckpoint):
         """Compare and save, unless it is too early."""
         if trainer.global_step >= self.after:
             super().on_validation_end(trainer, pl_module)
+
+
+class StopEarly(EarlyStopping):
+    """Stops when validation gains no more; a run that had stopped so, and was killed before it said so, stops again."""
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Look whether the checkpoint is of a run that is over."""
+        trainer.should_stop = trainer.should_stop or self.wait_count >= self.patience
+
+
+class WholeFiles(TorchCheckpointIO):
+    """Writes checkpoints beside their place and renames them, so that a kill or a full disk leaves the last one whole.
+
+    Lightning's own way goes through the system's temporary folder, and from there across file systems by copying.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write one file."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.tmp")
+        content = io.BytesIO()  # torch.save itself would say "unexpected position" where the disk is full
+        torch.save(checkpoint, content)
+        try:
+            temporary.write_bytes(content.getbuffer())
+            temporary.replace(path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            error.filename = error.filename or str(path)
+            raise
 
 
 class PrintScores(Callback):
@@ -122,15 +157,17 @@ class TrainingCLI(StageCLI):
         self.out = Path(self.settings.out)
         config = json.loads(self.parser.dump(self.config, format="json", skip_validation=True))
         self.identity = _identity(config)  # inputs are part of it: see there
-        if _main_process():
-            self.finished = _prepare(self.out, self.identity)
-            if not self.finished:
-                self.parser.save(self.config, self.out / "config.yaml", overwrite=True, skip_validation=True)
-        else:
-            self.finished = False
-        if self.finished:
-            print(f"{self.out}: finished already, with these settings")
+        if _is_finished(self.out, self.identity):  # every rank sees the same files, and leaves
+            if _main_process():
+                print(f"{self.out}: finished already, with these settings")
             sys.exit(0)
+        last = self.out / "last.ckpt"
+        self.resume_from = last if _is_of(self.out, self.identity) and last.is_file() else None
+        if self.resume_from:
+            read_checkpoint(last)  # a damaged one is one sentence
+        if _main_process():
+            _prepare(self.out, self.identity)
+            self.parser.save(self.config, self.out / "config.yaml", overwrite=True, skip_validation=True)
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """A trainer with the run's callbacks and loggers."""
@@ -140,28 +177,33 @@ class TrainingCLI(StageCLI):
             callbacks.append(
                 SelectAfter(
                     settings.select_after, dirpath=self.out, filename="best", monitor=settings.monitor,
-                    mode=settings.mode, enable_version_counter=False,
+                    mode=settings.mode, enable_version_counter=False, save_on_train_epoch_end=False,
                 )
             )  # fmt: skip
             if settings.patience is not None:
-                callbacks.append(EarlyStopping(settings.monitor, mode=settings.mode, patience=settings.patience))
+                callbacks.append(
+                    StopEarly(
+                        settings.monitor, mode=settings.mode, patience=settings.patience, check_on_train_epoch_end=False
+                    )
+                )  # fmt: skip
         loggers: list[Logger] = [CSVLogger(self.out, name="logs")]
         if settings.logger == "wandb":
             loggers.append(
                 WandbLogger(project=settings.project, save_dir=str(self.out), offline=not _logged_in(), log_model=False)
             )
         callbacks.append(LearningRateMonitor("step"))
-        return super().instantiate_trainer(
+        trainer = super().instantiate_trainer(
             callbacks=callbacks, logger=loggers, enable_checkpointing=bool(settings.monitor),
             default_root_dir=str(self.out), **kwargs,
         )  # fmt: skip
+        trainer.strategy.checkpoint_io = WholeFiles()
+        return trainer
 
     def train(self, stage: str) -> None:
         """Fit, from `last.ckpt` if there is one, and mark the run finished."""
         last = self.out / "last.ckpt"
-        self.trainer.fit(
-            self.model, datamodule=self.datamodule, ckpt_path=str(last) if last.is_file() else None, weights_only=True
-        )
+        resume_from = str(self.resume_from) if self.resume_from else None
+        self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=resume_from, weights_only=True)
         if self.trainer.interrupted:
             sys.exit(f"error: interrupted at step {self.trainer.global_step}; run the same command again to go on.")
         self.trainer.save_checkpoint(last)
@@ -170,7 +212,8 @@ class TrainingCLI(StageCLI):
             return
         best = self.out / "best.ckpt"
         if self.settings.monitor and not best.is_file():
-            shutil.copyfile(last, best)
+            shutil.copyfile(last, best.with_name(".best.ckpt.tmp"))
+            best.with_name(".best.ckpt.tmp").replace(best)
         chosen = self.trainer.checkpoint_callback
         score = getattr(chosen, "best_model_score", None)
         write_json(
@@ -208,16 +251,25 @@ def _identity(config: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _prepare(out: Path, identity: str) -> bool:
-    """Make the folder ready; True when its run is finished already. A run with other settings is put aside, not lost."""
+def _is_of(out: Path, identity: str) -> bool:
+    """Whether a folder holds the run with this identity."""
     mark = out / "identity.json"
+    return mark.is_file() and read_json(mark, "run")["identity"] == identity
+
+
+def _is_finished(out: Path, identity: str) -> bool:
+    return _is_of(out, identity) and (out / "finished.json").is_file()
+
+
+def _prepare(out: Path, identity: str) -> None:
+    """Make the folder ready; a run with other settings is put aside, not lost."""
+    mark = out / "identity.json"
+    if _is_of(out, identity):
+        return
     if mark.is_file():
-        if read_json(mark, "run")["identity"] == identity:
-            return (out / "finished.json").is_file()
         number = next(n for n in range(1, 10_000) if not out.with_name(f"{out.name}.{n}").exists())
         aside = out.with_name(f"{out.name}.{number}")
         out.rename(aside)
         print(f"{out}: held a run with other settings; it is {aside} now")
     out.mkdir(parents=True, exist_ok=True)
     write_json(mark, {"identity": identity})
-    return False

@@ -56,8 +56,8 @@ class TrainingModule(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Seed dropout by step and rank, so that a resumed run draws what an undisturbed one draws."""
-        torch.manual_seed((self.feature_data.seed * 1_000_003 + self.global_step) * 4099 + self.global_rank)
+        """Seed dropout by batch and rank, so that a resumed run draws what an undisturbed one draws."""
+        torch.manual_seed((self.feature_data.seed * 1_000_003 + batch_idx) * 4099 + self.global_rank)
         self._clock = time.perf_counter()
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
