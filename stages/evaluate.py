@@ -47,11 +47,14 @@ def evaluate(
     from diffcap.evaluation.captions import ALL_METRICS
     from diffcap.evaluation.coco import write_predictions, write_references
     from diffcap.evaluation.protocols import evaluate as score
+    from diffcap.evaluation.slots import ATTRIBUTES
     from diffcap.evaluation.tables import metrics_table, print_table
+    from diffcap.lit.cli import quiet
     from diffcap.lit.decoding import decode
     from diffcap.provenance import provenance
     from diffcap.records import read_dataset, write_json
 
+    quiet()
     trained = load(checkpoint)
     dataset = read_dataset(folder or f"data/{trained.facts['dataset']}")
     pairs = [pair for pair in dataset.pairs if pair.split == split][:limit]
@@ -84,7 +87,10 @@ def evaluate(
     write_json(target / "metrics.json", result)
     print_table(metrics_table(result["groups"], title=f"{trained.facts['method']} on {dataset.name} {split}"))
     if "slots" in result:
-        print_table(metrics_table({"slots": result["slots"]}, title="slot accuracy"))
+        shown = {
+            name: result["slots"][name] for name in ("type", "object", "to", *ATTRIBUTES) if name in result["slots"]
+        }
+        print_table(metrics_table({"slots": shown}, title="slot accuracy"))
 
 
 if __name__ == "__main__":

@@ -85,3 +85,19 @@ def test_help_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_quiet_silences_what_lightning_says_of_itself_and_keeps_other_warnings() -> None:
+    code = (
+        "import warnings, torch\n"
+        "from diffcap.lit.cli import LightningModule, Trainer, quiet\n"
+        "class Silent(LightningModule):\n"
+        "    def predict_step(self, batch): warnings.warn('of use') if batch == 2 else None\n"
+        "quiet()\n"
+        "options = {'logger': False, 'enable_checkpointing': False, 'enable_progress_bar': False}\n"
+        "Trainer(accelerator='cpu', **options).predict(Silent(), torch.utils.data.DataLoader([1, 2, 3]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "" and next(filter(None, done.stderr.splitlines())).endswith("of use")
+    assert "predict returned" not in done.stderr and "GPU available" not in done.stderr

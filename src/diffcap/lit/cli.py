@@ -66,7 +66,7 @@ class StageCLI(LightningCLI):
             "save_config_kwargs": {"overwrite": True},
             "auto_configure_optimizers": False,
         }
-        _hush()
+        quiet()
         super().__init__(model_class, datamodule_class, **{**settings, **options})
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -82,10 +82,19 @@ class StageCLI(LightningCLI):
         return super().instantiate_trainer(callbacks=callbacks, **kwargs)
 
 
-def _hush() -> None:
-    """Keep Lightning's advertisements and notes about its own internals out of a stage's output."""
-    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero"):
-        logging.getLogger(name).addFilter(lambda record: "Tip:" not in str(record.msg))
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*")
-    # Extraction's batches carry the rows they belong to.
-    warnings.filterwarnings("ignore", message="Couldn't infer the batch indices")
+# Advice about Lightning's own internals, or about what our stages do on purpose.
+_CHATTER = (
+    ".*LeafSpec",
+    "predict returned None",  # the captions are kept by the module, the features by the store
+    "Checkpoint directory .* exists",  # a run's folder has its config and identity before its first checkpoint
+    "Couldn't infer the batch indices",  # extraction's batches carry the rows they belong to
+    "The '\\w+' does not have many workers",  # features are read from a memory map, workers cost more than they bring
+)
+
+
+def quiet() -> None:
+    """Keep Lightning's notes and advertisements out of a stage's output; its other warnings and its errors stay."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for message in _CHATTER:
+        warnings.filterwarnings("ignore", message=message)
