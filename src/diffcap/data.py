@@ -213,12 +213,16 @@ class FeatureData(pl.LightningDataModule):
         """Batches from the step at which the trainer stands."""
         assert self.trainer is not None
         first = self.trainer.global_step * self.trainer.accumulate_grad_batches
-        return DataLoader(StepBatches(self.make_batch, first), batch_size=None, num_workers=self.num_workers)
+        return DataLoader(StepBatches(self.make_batch, first), batch_size=None, **self._workers())
 
     def val_dataloader(self) -> DataLoader:
         """The validation pairs in order."""
         pairs = PairBatches(self.val_table, self._mask, self.val_limit)
-        return DataLoader(pairs, self.eval_batch_size, num_workers=self.num_workers, collate_fn=as_is)
+        return DataLoader(pairs, self.eval_batch_size, collate_fn=as_is, **self._workers())
+
+    def _workers(self) -> dict[str, Any]:
+        # Forked, where another way is the system's default: a trainer cannot be pickled.
+        return {"num_workers": self.num_workers, "multiprocessing_context": "fork" if self.num_workers else None}
 
 
 def as_is(batch: Any) -> Any:
