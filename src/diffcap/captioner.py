@@ -42,10 +42,12 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise DiffcapError(f"{path}: no checkpoint there; train one with `make finetune`, or check the path.")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
-        reason = str(error).splitlines()[0][:120]
+    except (RuntimeError, EOFError, OSError, LookupError, ValueError, TypeError, pickle.UnpicklingError) as error:
+        # Text makes the unpickler stumble over its letters in any of these ways.
+        reason = next(iter(str(error).splitlines()), "")[:120].rstrip(". ") or type(error).__name__
         raise DiffcapError(f"{path}: not a readable checkpoint ({reason}); train it again or copy it again.") from None
-    if not isinstance(state, dict) or "diffcap" not in state:
+    facts = state.get("diffcap") if isinstance(state, dict) else None
+    if not isinstance(facts, dict) or not {"format", "version"} <= facts.keys():
         raise DiffcapError(f"{path}: not a checkpoint of diffcap; official ones come in through diffcap.interop.")
     if state["diffcap"]["format"] != FORMAT:
         raise DiffcapError(
@@ -67,12 +69,21 @@ def load(path: str | Path) -> Checkpoint:
         raise DiffcapError(
             f"{path}: a checkpoint of the {facts['stage']} stage cannot caption; fine-tune from it first."
         )
+    if facts["method"] not in METHODS:
+        raise DiffcapError(
+            f"{path}: its method is {facts['method']!r}, this diffcap knows {', '.join(METHODS)}; "
+            f"use diffcap {facts['version']}, which wrote it."
+        )
     captioner = METHODS[facts["method"]](**facts.pop("hyperparameters"))
     prefix = "captioner."
     weights = {
         name.removeprefix(prefix): value for name, value in state["state_dict"].items() if name.startswith(prefix)
     }
-    captioner.load_state_dict(weights)
+    try:
+        captioner.load_state_dict(weights)
+    except RuntimeError as error:
+        fault = " ".join(str(error).split())[:200]
+        raise DiffcapError(f"{path}: its weights do not fit its own settings ({fault}); train it again.") from None
     facts["step"] = state["global_step"]
     vocabulary, max_length, features = Vocabulary(facts.pop("words")), facts.pop("max_length"), facts.pop("features")
     return Checkpoint(captioner.eval(), vocabulary, max_length, features, facts)

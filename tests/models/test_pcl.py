@@ -205,9 +205,7 @@ def test_options_of_pre_training_run_and_differ() -> None:
         model = pretraining(**options)
         losses[name] = [model.loss(task, batch).item() for task in ("mlm", "mvcl", "fda")]
     released = losses.pop("released")
-    changed = {
-        name: [a != pytest.approx(b, abs=1e-6) for a, b in zip(released, row)] for name, row in losses.items()
-    }
+    changed = {name: [a != pytest.approx(b, abs=1e-6) for a, b in zip(released, row)] for name, row in losses.items()}
     assert changed == {
         "paper's negatives": [False, True, False],
         "temperature": [False, True, True],

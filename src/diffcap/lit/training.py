@@ -110,9 +110,9 @@ def init_from(
     state = read_checkpoint(path)
     theirs = state["diffcap"]["words"]
     if theirs != words:
-        different = sorted(set(theirs) ^ set(words))
+        different = ", ".join(sorted(set(theirs) ^ set(words))[:3]) or "the same ones in another order"
         raise DiffcapError(
-            f"{path}: its vocabulary has {len(theirs)} words, this stage's {len(words)} (for example {different[:3]}); "
+            f"{path}: its vocabulary has {len(theirs)} words, this stage's {len(words)} (not in both: {different}); "
             "use the dataset, min_count and manifest that it was trained with."
         )
     prefix = "captioner."

@@ -1,0 +1,48 @@
+"""Running the stages by their real commands."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+METHOD = ROOT / "configs" / "method" / "pcl"
+
+
+def environment(**more: str) -> dict[str, str]:
+    """One thread a process, and nothing of the caller's accounts or clusters."""
+    dropped = ("WANDB_", "SLURM_", "COVERAGE_")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
+    return {**kept, "OMP_NUM_THREADS": "1", "NETRC": os.devnull, **more}
+
+
+def command(stage: str, configs: Sequence[str | Path], *options: str) -> list[str]:
+    """A training stage's command line: settings of the trainer and the method, then `configs`, then options."""
+    files = [ROOT / "configs/trainer/default.yaml", METHOD / f"{stage}.yaml", *configs]
+    named = [word for path in files for word in ("--config", str(ROOT / path))]
+    return [sys.executable, str(ROOT / "stages" / f"{stage}.py"), *named, *options]
+
+
+def run(words: Sequence[str], cwd: Path, timeout: float = 180, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(
+        words, cwd=cwd, env=environment(**more), capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    """The parameters of a checkpoint."""
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return state["state_dict"]
+
+
+def one_sentence(done: subprocess.CompletedProcess[str]) -> str:
+    """The error of a failed command, which is one line and nothing else."""
+    lines = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("Seed set to")]
+    assert done.returncode not in (0, None), done.stdout
+    assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
+    return lines[0]

@@ -1,0 +1,82 @@
+"""Two gloo processes train to the weights of one at the same global batch, by the real commands."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from tests.commands import METHOD, command, environment, weights
+from tests.toy import write_toy
+
+# The released settings but for size, and no dropout, whose draws belong to a rank. 7 pairs are 4 and 3 on two ranks, and
+# in FDA, where the three negatives leave one pair, 1 and none.
+SMALL = (
+    *(
+        "--model.captioner.init_args.width=16",
+        "--model.captioner.init_args.heads=2",
+        "--model.captioner.init_args.ffn=24",
+    ),
+    *("--model.captioner.init_args.dropout=0", "--data.batch_size=7", "--data.max_length=20", "--data.swap=true"),
+    *("--model.lr=1e-3", "--trainer.max_steps=8", "--trainer.val_check_interval=4", "--trainer.accelerator=cpu"),
+    *("--data.features=toy", "--run.patience=null", "--run.select_after=0", "--data.eval_batch_size=3"),
+)
+STAGES = {
+    "pretrain": ("--data.tasks={mlm: 1, mvcl: 1, fda: 1}", "--model.warmup=2"),
+    "finetune": ("--model.tokenizer=raw",),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every stage trained by one process and by two, at the same time."""
+    folder = write_toy(tmp_path_factory.mktemp("ddp"))
+    processes = []
+    for stage, options in STAGES.items():
+        for devices in (1, 2):
+            configs = ["configs/trainer/ddp.yaml"] if devices > 1 else []
+            settings = (
+                f"--data.folder={folder}",
+                f"--run.out={folder / stage}{devices}",
+                f"--trainer.devices={devices}",
+            )
+            words = command(stage, configs, *SMALL, *options, *settings)
+            processes.append(
+                subprocess.Popen(
+                    words, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                )
+            )
+    for process in processes:
+        said = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+    return folder
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_two_processes_train_to_the_weights_of_one(runs: Path, stage: str) -> None:
+    assert (METHOD / f"{stage}.yaml").is_file()
+    one, two = weights(runs / f"{stage}1" / "last.ckpt"), weights(runs / f"{stage}2" / "last.ckpt")
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        if name.endswith("qkv.bias"):
+            # The keys' bias moves all scores of a query alike: its gradient is rounding, which Adam makes a full step.
+            value, other = (
+                torch.stack([part for n, part in enumerate(v.chunk(3)) if n != 1]) for v in (value, two[name])
+            )
+            torch.testing.assert_close(value, other, atol=1e-5, rtol=0, msg=lambda said, name=name: f"{name}: {said}")
+        else:
+            torch.testing.assert_close(
+                value, two[name], atol=1e-5, rtol=0, msg=lambda said, name=name: f"{name}: {said}"
+            )
+
+
+def test_training_moved_the_weights(runs: Path) -> None:
+    for stage in STAGES:
+        one = weights(runs / f"{stage}1" / "last.ckpt")
+        assert one["captioner.trunk.image_projection.bias"].abs().max() > 1e-3
+        assert (one["captioner.trunk.embedding_norm.weight"] - 1).abs().max() > 1e-3
+
+
+def test_validation_says_the_same(runs: Path) -> None:
+    scores = [(runs / f"finetune{devices}" / "finished.json").read_text() for devices in (1, 2)]
+    best = [[line for line in text.splitlines() if '"best"' in line or '"steps"' in line] for text in scores]
+    assert best[0] == best[1] and len(best[0]) == 2

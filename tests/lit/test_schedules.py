@@ -1,0 +1,43 @@
+"""Learning-rate schedules against their formulas."""
+
+import math
+from itertools import pairwise
+
+import pytest
+
+from diffcap.lit.schedules import factor
+
+
+def test_noam_rises_and_falls_with_the_root() -> None:
+    rate = factor("noam", warmup=8000)
+    for step in (0, 1, 100, 7998):
+        assert rate(step) == pytest.approx((step + 1) / 8000)
+    assert rate(7999) == pytest.approx(1)
+    for step in (8000, 31_999, 249_999):
+        assert rate(step) == pytest.approx(math.sqrt(8000 / (step + 1)))
+    assert rate(31_999) == pytest.approx(0.5)
+
+
+def test_piecewise_halves_at_each_milestone() -> None:
+    rate = factor("piecewise")  # IDC-PCL: at 10,000 and at 20,000
+    assert [rate(step) for step in (0, 9_999, 10_000, 19_999, 20_000, 99_999)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
+    assert [factor("piecewise", milestones=[2])(step) for step in range(4)] == [1, 1, 0.5, 0.5]
+    assert factor("piecewise", warmup=4, milestones=[2])(2) == pytest.approx(0.5 * 3 / 4)
+
+
+def test_cosine_warms_up_and_ends_at_zero() -> None:
+    rate = factor("cosine", warmup=100, total=1100)
+    assert [rate(step) for step in (0, 49, 99)] == pytest.approx([0.01, 0.5, 1.0])
+    for step in (100, 350, 600, 1000):
+        assert rate(step) == pytest.approx(0.5 * (1 + math.cos(math.pi * (step - 100) / 1000)))
+    assert rate(600) == pytest.approx(0.5) and rate(1100) == pytest.approx(0) and rate(2000) == pytest.approx(0)
+
+
+def test_constant_after_the_warm_up() -> None:
+    assert [factor("constant", warmup=2)(step) for step in range(4)] == [0.5, 1, 1, 1]
+
+
+@pytest.mark.parametrize("kind", ["noam", "piecewise", "cosine", "constant"])
+def test_no_warm_up_begins_at_the_full_rate_and_never_grows(kind) -> None:
+    rates = [factor(kind, milestones=[10], total=50)(step) for step in range(50)]
+    assert rates[0] == 1 and all(a >= b for a, b in pairwise(rates)) and min(rates) >= 0

@@ -1,0 +1,78 @@
+"""Weights pass from stage to stage by name; whatever does not fit is listed in one sentence."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.checkpoints import WORDS, write_checkpoint
+from tests.models.tiny import captioner, pretraining
+
+from diffcap.errors import DiffcapError
+from diffcap.lit.training import init_from
+
+SIZE = 6 + len(WORDS)
+
+
+def take_over(path: Path, words: list[str] = WORDS, **options: Any) -> Any:
+    model = captioner(seed=5, vocabulary_size=SIZE, **options)
+    init_from(model, str(path), words, ("distractor_head",), ("regress",))
+    return model
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "last.ckpt", pretraining(vocabulary_size=SIZE), "pretrain")
+
+
+def test_the_trunk_is_taken_over_and_the_new_head_stays(checkpoint: Path) -> None:
+    theirs, fresh = pretraining(vocabulary_size=SIZE).state_dict(), captioner(seed=5, vocabulary_size=SIZE).state_dict()
+    taken = take_over(checkpoint).state_dict()
+    assert {name for name in taken if not name.startswith("distractor_head")} <= theirs.keys()
+    for name, value in taken.items():
+        assert torch.equal(value, (fresh if name.startswith("distractor_head") else theirs)[name]), name
+    assert not torch.equal(theirs["trunk.word_embedding.weight"], fresh["trunk.word_embedding.weight"])
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"width": 24}, "trunk.word_embedding.weight (10, 16) for (10, 24)"),
+        ({"feature_channels": 7}, "1 parameters do not fit (trunk.image_projection.weight (16, 5) for (16, 7))"),
+        ({"cross_layers": 3}, "trunk.cross_encoder.layers.2.attention_norm.weight"),
+        ({"pair_layers": 0}, "trunk.pair_encoder.norm.weight"),
+    ],
+    ids=["width", "features", "more layers", "fewer layers"],
+)
+def test_what_does_not_fit_is_named(checkpoint: Path, options: dict[str, Any], names: str) -> None:
+    with pytest.raises(DiffcapError) as error:
+        take_over(checkpoint, **options)
+    said = str(error.value)
+    assert names in said and str(checkpoint) in said and "\n" not in said and len(said) < 500
+    assert "give both stages the same width, layers and features" in said
+
+
+@pytest.mark.parametrize("words", [[*WORDS[:3], "them"], [*WORDS, "zebra"], list(reversed(WORDS))])
+def test_another_vocabulary_is_refused(checkpoint: Path, words: list[str]) -> None:
+    with pytest.raises(DiffcapError) as error:
+        take_over(checkpoint, words)
+    said = str(error.value)
+    assert ("zebra" in said) == ("zebra" in words) and ("another order" in said) == (words[0] == "the")
+    assert f"its vocabulary has 4 words, this stage's {len(words)}" in said and "min_count" in said and "\n" not in said
+
+
+def test_nothing_is_taken_over_from_a_file_that_does_not_fit(checkpoint: Path) -> None:
+    model = captioner(seed=5, vocabulary_size=SIZE, cross_layers=3)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(DiffcapError):
+        init_from(model, str(checkpoint), WORDS, ("distractor_head",), ("regress",))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_second_pre_training_wants_every_name(checkpoint: Path) -> None:
+    model = pretraining(seed=5, vocabulary_size=SIZE)
+    init_from(model, str(checkpoint), WORDS, (), ())
+    assert torch.equal(model.regress.bias, pretraining(vocabulary_size=SIZE).regress.bias)
+    finetuned = write_checkpoint(checkpoint.with_name("best.ckpt"), captioner(vocabulary_size=SIZE), "finetune")
+    with pytest.raises(DiffcapError, match=r"7 parameters do not fit \(regress\.bias"):
+        init_from(model, str(finetuned), WORDS, (), ())
