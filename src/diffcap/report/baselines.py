@@ -1,0 +1,72 @@
+"""The captions of the two baselines that learn nothing, from a manifest and a feature store."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import adaptive_avg_pool2d
+
+from diffcap.evaluation.baselines import Array, most_common_captions, nearest_captions, pair_vectors
+from diffcap.features.store import FeatureStore
+from diffcap.records import ChangePair
+
+MOST_COMMON, NEAREST = "most common training caption", "nearest neighbour's caption"
+# Numbers that describe one image. The maps of the embedded backbone (116 x 4 x 6) stay whole; 2048 x 7 x 7, at CLEVR-Change's
+# 60,000 training pairs 24 GB, would be too much to search through.
+LARGEST = 4096
+
+
+def coarse_grid(shape: tuple[int, int, int], largest: int = LARGEST) -> tuple[int, int]:
+    """Height and width that a (C, H, W) map is averaged to, so that it holds about `largest` numbers or fewer.
+
+    Channels are never averaged: with more channels than `largest`, the grid is 1 x 1.
+    """
+    channels, height, width = shape
+    scale = min(1.0, math.sqrt(largest / (channels * height * width)))
+    return max(1, int(height * scale)), max(1, int(width * scale))
+
+
+def describe_pairs(store: FeatureStore, pairs: Sequence[ChangePair], chunk: int = 256) -> Array:
+    """One vector a pair, as `pair_vectors` makes them, of maps averaged to a coarse grid.
+
+    Args:
+        store: features of every image of `pairs`.
+        pairs: N pairs.
+        chunk: pairs read at once.
+
+    Returns:
+        (N, 2D) float16: 230 MB for 20,000 pairs of the embedded dataset.
+
+    Raises:
+        DiffcapError: an image is not in the store.
+    """
+    before, after = (store.rows([getattr(pair, side) for pair in pairs]) for side in ("before", "after"))
+    grid = coarse_grid(store.shape)
+
+    def maps(rows: np.ndarray[Any, np.dtype[np.int64]]) -> Array:
+        return adaptive_avg_pool2d(torch.from_numpy(store.read(rows)).float(), grid).numpy()
+
+    vectors = np.empty((len(pairs), 2 * store.shape[0] * grid[0] * grid[1]), dtype=np.float16)
+    for start in range(0, len(pairs), chunk):
+        part = slice(start, start + chunk)
+        vectors[part] = pair_vectors(maps(before[part]), maps(after[part]))
+    return vectors
+
+
+def baseline_captions(
+    train: Sequence[ChangePair], test: Sequence[ChangePair], store: FeatureStore
+) -> dict[str, dict[str, str]]:
+    """Caption the test pairs twice without a model.
+
+    Returns:
+        {`MOST_COMMON`: id -> caption, `NEAREST`: id -> caption}.
+
+    Raises:
+        DiffcapError: the training split has no captions, or an image is not in the store.
+    """
+    told = [pair for pair in train if pair.captions]
+    common = most_common_captions(told, test)
+    nearest = nearest_captions(told, describe_pairs(store, told), test, describe_pairs(store, test))
+    return {MOST_COMMON: common, NEAREST: nearest}

@@ -1,0 +1,129 @@
+"""The rows of the results table: what each run's folder says, what each baseline scores, the mean over several seeds."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diffcap.errors import DiffcapError
+from diffcap.evaluation.coco import read_predictions
+from diffcap.evaluation.protocols import groups_of
+from diffcap.evaluation.slots import slot_accuracy
+from diffcap.records import ChangePair, Dataset, read_json
+
+Row = dict[str, Any]
+_SLOTS = ("type", "object", "to")
+_SAME = ("dataset", "split", "limit", "beams", "tokenizer", "metrics")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run's folder, `runs/<dataset>/<method>`, after its evaluation.
+
+    Attributes:
+        folder: where it is.
+        metrics: eval/metrics.json as it stands.
+        predictions: id -> caption, out of eval/predictions.json.
+        stages: "pretrain" (where there was one) and "finetune" -> finished.json.
+    """
+
+    folder: Path
+    metrics: dict[str, Any]
+    predictions: dict[str, str]
+    stages: dict[str, dict[str, Any]]
+
+
+def read_run(folder: str | Path) -> Run:
+    """Read what a run left.
+
+    Raises:
+        DiffcapError: it was not fine-tuned or not evaluated yet.
+    """
+    folder = Path(folder)
+    metrics = read_json(folder / "eval" / "metrics.json", "scores", "evaluate the run with `make eval`")
+    stages = {
+        "finetune": read_json(folder / "finetune" / "finished.json", "finished fine-tuning", "run `make finetune`")
+    }
+    pretrained = folder / "pretrain" / "finished.json"
+    if pretrained.is_file():
+        stages = {"pretrain": read_json(pretrained), **stages}
+    return Run(folder, metrics, read_predictions(folder / "eval" / "predictions.json"), stages)
+
+
+def common_protocol(runs: Sequence[Run], dataset: Dataset, split: str) -> dict[str, Any]:
+    """The protocol that all runs were scored by, which is then the baselines' too.
+
+    Raises:
+        DiffcapError: two runs differ in it, or a run belongs to another split or manifest.
+    """
+    first = runs[0]
+    for run in runs:
+        protocol, theirs = run.metrics["protocol"], run.metrics["provenance"].get("manifest_sha256")
+        where = run.folder / "eval" / "metrics.json"
+        if theirs != dataset.info["manifest_sha256"]:
+            raise DiffcapError(
+                f"{where}: scored on another manifest than {dataset.name}'s of now; run `make eval` again."
+            )
+        if protocol["split"] != split:
+            raise DiffcapError(
+                f"{where}: holds scores of the {protocol['split']} split, asked for was {split}; "
+                f"evaluate with --split {split}, or report with --split {protocol['split']}."
+            )
+        for key in _SAME:
+            ours = first.metrics["protocol"].get(key)
+            if protocol.get(key) != ours:
+                raise DiffcapError(
+                    f"{where}: its {key} is {protocol.get(key)!r}, that of {first.folder} is {ours!r}; "
+                    "evaluate both in the same way."
+                )
+    return dict(first.metrics["protocol"])
+
+
+def score_row(result: Mapping[str, Any], predictions: Mapping[str, str], pairs: Sequence[ChangePair]) -> Row:
+    """A row from what `protocols.evaluate` returns: its groups, and where there are slots, those too.
+
+    Returns:
+        {group: {metric: fraction}, "slots": {"type", "object", "to"}, "type_accuracy": {group: fraction}}.
+    """
+    row: Row = dict(result["groups"])
+    if "slots" in result:
+        row["slots"] = {name: result["slots"][name] for name in _SLOTS if name in result["slots"]}
+        by_id = {pair.id: pair for pair in pairs}
+        row["type_accuracy"] = {
+            name: slot_accuracy(predictions, [by_id[id] for id in ids])["type"]
+            for name, ids in groups_of(pairs).items()
+        }
+    return row
+
+
+def run_row(run: Run, pairs: Sequence[ChangePair]) -> Row:
+    """`score_row` of a run, with "seconds" of training (all stages) and "steps" by stage."""
+    lacking = [pair.id for pair in pairs if pair.id not in run.predictions]
+    if lacking:
+        raise DiffcapError(
+            f"{run.folder / 'eval' / 'predictions.json'}: {len(lacking)} pairs have no caption (first {lacking[0]}); "
+            "run `make eval` again."
+        )
+    return {
+        **score_row(run.metrics, run.predictions, pairs),
+        "seconds": sum(stage["train_seconds"] for stage in run.stages.values()),
+        "steps": {name: stage["steps"] for name, stage in run.stages.items()},
+    }
+
+
+def mean_row(rows: Sequence[Row]) -> Row:
+    """One row for several seeds: the mean at every number's place, and under "std" the sample standard deviation.
+
+    A single row comes back as it is.
+    """
+    if len(rows) == 1:
+        return rows[0]
+    return {**_merge(rows, statistics.fmean), "std": _merge(rows, statistics.stdev), "runs": len(rows)}
+
+
+def _merge(values: Sequence[Any], reduce: Any) -> Any:
+    if isinstance(values[0], Mapping):
+        shared = [key for key in values[0] if all(key in value for value in values)]
+        return {key: _merge([value[key] for value in values], reduce) for key in shared}
+    return reduce([float(value) for value in values])

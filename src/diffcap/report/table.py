@@ -1,0 +1,106 @@
+"""The results table: `table.json`'s rows for the terminal and as Markdown. Files hold fractions; tables show them x 100."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from diffcap.evaluation.protocols import TYPE_ORDER
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Rows = Mapping[str, Mapping[str, Any]]
+Lines = list[list[str]]
+
+# heading -> where the number stands in a row
+_COLUMNS = {
+    "BLEU-4": ("total", "BLEU-4"),
+    "METEOR": ("total", "METEOR"),
+    "ROUGE-L": ("total", "ROUGE-L"),
+    "CIDEr-D": ("total", "CIDEr-D"),
+    "CIDEr-D semantic": ("semantic", "CIDEr-D"),
+    "CIDEr-D distractor": ("distractor", "CIDEr-D"),
+    "type right": ("slots", "type"),
+    "object right": ("slots", "object"),
+    "training seconds": ("seconds",),
+}
+_NOT_GROUPS = ("slots", "type_accuracy", "seconds", "steps", "std", "runs")
+
+
+def _at(row: Mapping[str, Any], path: Sequence[str]) -> float | None:
+    value: Any = row
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _cell(row: Mapping[str, Any], path: Sequence[str], spread: str) -> str:
+    value, std = _at(row, path), _at(row.get("std", {}), path)
+    if value is None:
+        return "-"
+    shown: Callable[[float], str] = (lambda x: f"{x:,.0f}") if path == ("seconds",) else (lambda x: f"{100 * x:.2f}")
+    return shown(value) + (f"{spread}{shown(std)}" if std is not None else "")
+
+
+def system_lines(rows: Rows, spread: str = " ± ") -> Lines:
+    """Systems by scores, as text: first the headings, then a line a system. Columns that no row has are left out."""
+    columns = {
+        name: path for name, path in _COLUMNS.items() if any(_at(row, path) is not None for row in rows.values())
+    }
+    return [
+        ["", *columns],
+        *([name, *(_cell(row, path, spread) for path in columns.values())] for name, row in rows.items()),
+    ]
+
+
+def type_lines(rows: Rows, spread: str = " ± ") -> Lines:
+    """CIDEr-D and the share of right change types, by change type; empty where the dataset has no types."""
+    names = {name for row in rows.values() for name in row} - {*_NOT_GROUPS, "total", "semantic", "distractor"}
+    if not names:
+        return []
+    order = [*(name for name in TYPE_ORDER if name in names), *sorted(names - set(TYPE_ORDER)), "distractor"]
+    lines = [["", "", *order]]
+    for name, row in rows.items():
+        lines.append([name, "CIDEr-D", *(_cell(row, (group, "CIDEr-D"), spread) for group in order)])
+        if "type_accuracy" in row:
+            lines.append(["", "type right", *(_cell(row, ("type_accuracy", group), spread) for group in order)])
+    return lines
+
+
+def rich_table(lines: Lines, title: str, words: int = 1) -> "Table":
+    """Lines as a rich table; `words` is the number of leading columns that hold words. Headings break at blanks."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for number, heading in enumerate(lines[0]):
+        text = heading.replace(" ", "\n") if number >= words else heading
+        table.add_column(text, justify="left" if number < words else "right", no_wrap=True, vertical="top")
+    for line in lines[1:]:
+        table.add_row(*line)
+    return table
+
+
+def markdown(lines: Lines, words: int = 1) -> str:
+    """Lines as a Markdown table, without a final line break."""
+    rule = [*["---"] * words, *["---:"] * (len(lines[0]) - words)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [lines[0], rule, *lines[1:]])
+
+
+def caption_of(protocol: Mapping[str, Any], rows: Rows) -> str:
+    """One sentence on how the numbers came about."""
+    seeds = sorted({int(row.get("runs", 1)) for row in rows.values() if "seconds" in row})
+    decoding = "greedy decoding" if protocol.get("beams") == 1 else f"beam search of {protocol.get('beams')}"
+    several = f"; mean ± standard deviation over {seeds[-1]} runs" if seeds and seeds[-1] > 1 else ""
+    return (
+        f"{protocol['dataset']}, {protocol['split']} split, {protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} "
+        f"tokens, {decoding}; scores x 100{several}."
+    )
+
+
+def report_text(protocol: Mapping[str, Any], rows: Rows, runs: Sequence[str]) -> str:
+    """What `table.md` holds: the systems, then the runs by change type."""
+    parts = [markdown(system_lines(rows)), caption_of(protocol, rows)]
+    by_type = type_lines({name: rows[name] for name in runs})
+    if by_type:
+        parts.append(markdown(by_type, words=2))
+    return "\n\n".join(parts) + "\n"
