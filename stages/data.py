@@ -134,4 +134,4 @@ def _show(dataset: Dataset, folder: Path) -> None:
 
 if __name__ == "__main__":
     with plain_errors():
-        auto_cli(prepare, as_positional=False)
+        auto_cli(prepare, as_positional=False, allow_abbrev=False)

@@ -95,4 +95,4 @@ def evaluate(
 
 if __name__ == "__main__":
     with plain_errors():
-        auto_cli(evaluate, as_positional=False)
+        auto_cli(evaluate, as_positional=False, allow_abbrev=False)

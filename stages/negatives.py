@@ -131,4 +131,4 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 if __name__ == "__main__":
     with plain_errors():
-        auto_cli(make_negatives, as_positional=False)
+        auto_cli(make_negatives, as_positional=False, allow_abbrev=False)

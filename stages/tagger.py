@@ -77,4 +77,4 @@ def _captions_of_blocks(scenes: int, seed: int) -> list[list[tuple[str, str]]]:
 
 if __name__ == "__main__":
     with plain_errors():
-        auto_cli(make_tagger, as_positional=False)
+        auto_cli(make_tagger, as_positional=False, allow_abbrev=False)

@@ -38,7 +38,7 @@ def test_the_loaded_captioner_writes_what_the_saved_one_writes(tmp_path: Path) -
 
 
 def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
-    assert "no checkpoint there; train one with `make finetune`" in sentence(tmp_path / "best.ckpt")
+    assert "no checkpoint there; train one with `make pretrain finetune`" in sentence(tmp_path / "best.ckpt")
 
 
 def test_another_format_names_the_version_that_wrote_it(tmp_path: Path) -> None:

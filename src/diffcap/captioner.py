@@ -39,7 +39,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     if not path.is_file():
-        raise DiffcapError(f"{path}: no checkpoint there; train one with `make finetune`, or check the path.")
+        raise DiffcapError(f"{path}: no checkpoint there; train one with `make pretrain finetune`, or check the path.")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, OSError, LookupError, ValueError, TypeError, pickle.UnpicklingError) as error:

@@ -153,6 +153,9 @@ class FeatureData(pl.LightningDataModule):
     ) -> None:
         super().__init__()
         self.batch_size, self.eval_batch_size, self.max_length = batch_size, eval_batch_size, max_length
+        for name, least in (("batch_size", 1), ("eval_batch_size", 1), ("max_length", 4)):
+            if getattr(self, name) < least:
+                raise DiffcapError(f"data.{name} is {getattr(self, name)}; it must be at least {least}.")
         self.mask_ratio, self.swap, self.trim = mask_ratio, swap, trim
         self.val_limit, self.num_workers, self.seed = val_limit, num_workers, seed
         self.dataset, self.store_name = read_dataset(folder), features

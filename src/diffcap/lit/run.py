@@ -22,8 +22,10 @@ import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from diffcap.captioner import read_checkpoint
+from diffcap.errors import DiffcapError
 from diffcap.lit.cli import StageCLI
 from diffcap.provenance import provenance
 from diffcap.records import file_hash, read_json, write_json
@@ -82,6 +84,9 @@ class SelectAfter(ModelCheckpoint):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Compare and save, unless it is too early."""
+        logged = sorted(name for name in trainer.callback_metrics if name.startswith("val/"))
+        if self.monitor not in logged:
+            raise DiffcapError(f"run.monitor is {self.monitor!r}; what validation logs is {', '.join(logged)}.")
         if trainer.global_step >= self.after:
             super().on_validation_end(trainer, pl_module)
 
@@ -165,9 +170,13 @@ class TrainingCLI(StageCLI):
         self.resume_from = last if _is_of(self.out, self.identity) and last.is_file() else None
         if self.resume_from:
             read_checkpoint(last)  # a damaged one is one sentence
-        if _main_process():
-            _prepare(self.out, self.identity)
-            self.parser.save(self.config, self.out / "config.yaml", overwrite=True, skip_validation=True)
+
+    def instantiate_classes(self) -> None:
+        """Build module, data and trainer; values that do not go together are one sentence."""
+        try:
+            super().instantiate_classes()
+        except (ValueError, MisconfigurationException) as error:
+            raise DiffcapError(f"the settings do not go together: {' '.join(str(error).split())[:300]}") from error
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """A trainer with the run's callbacks and loggers."""
@@ -203,7 +212,15 @@ class TrainingCLI(StageCLI):
         """Fit, from `last.ckpt` if there is one, and mark the run finished."""
         last = self.out / "last.ckpt"
         resume_from = str(self.resume_from) if self.resume_from else None
-        self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=resume_from, weights_only=True)
+        aside = self._open_folder() if _main_process() else None
+        try:
+            self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=resume_from, weights_only=True)
+        except DiffcapError:
+            if aside and not last.is_file():  # it never began: the run that was there comes back
+                shutil.rmtree(self.out)
+                aside.rename(self.out)
+                print(f"{self.out}: holds the earlier run again")
+            raise
         if self.trainer.interrupted:
             sys.exit(f"error: interrupted at step {self.trainer.global_step}; run the same command again to go on.")
         self.trainer.save_checkpoint(last)
@@ -229,6 +246,13 @@ class TrainingCLI(StageCLI):
                 "provenance": provenance(seed=self.datamodule.seed, dataset=self.datamodule.dataset.name),
             },
         )
+
+    def _open_folder(self) -> Path | None:
+        """Make the folder ready; where the run with other settings is now that it held, if it held one."""
+        aside = _put_aside(self.out, self.identity)
+        write_json(self.out / "identity.json", {"identity": self.identity})
+        self.parser.save(self.config, self.out / "config.yaml", overwrite=True, skip_validation=True)
+        return aside
 
 
 def _identity(config: dict[str, Any]) -> str:
@@ -261,15 +285,11 @@ def _is_finished(out: Path, identity: str) -> bool:
     return _is_of(out, identity) and (out / "finished.json").is_file()
 
 
-def _prepare(out: Path, identity: str) -> None:
-    """Make the folder ready; a run with other settings is put aside, not lost."""
-    mark = out / "identity.json"
-    if _is_of(out, identity):
-        return
-    if mark.is_file():
-        number = next(n for n in range(1, 10_000) if not out.with_name(f"{out.name}.{n}").exists())
-        aside = out.with_name(f"{out.name}.{number}")
-        out.rename(aside)
-        print(f"{out}: held a run with other settings; it is {aside} now")
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(mark, {"identity": identity})
+def _put_aside(out: Path, identity: str) -> Path | None:
+    """Rename the folder of a run with other settings, so that it is not lost; gives the new name."""
+    if not (out / "identity.json").is_file() or _is_of(out, identity):
+        return None
+    aside = next(path for n in range(1, 10_000) if not (path := out.with_name(f"{out.name}.{n}")).exists())
+    out.rename(aside)
+    print(f"{out}: held a run with other settings; it is {aside} now")
+    return aside
