@@ -1,0 +1,84 @@
+"""A small rendered dataset with features, and run folders as the stages leave them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from diffcap.datasets import read_pairs
+from diffcap.datasets.blocks.write import write_blocks
+from diffcap.evaluation.coco import write_predictions
+from diffcap.evaluation.protocols import evaluate
+from diffcap.features.store import StoreWriter
+from diffcap.records import ChangePair, Dataset, write_dataset, write_json
+
+METRICS = ("BLEU-4", "ROUGE-L", "CIDEr-D")
+
+
+def make_dataset(folder: Path, pairs: int = 30) -> Dataset:
+    official = folder / "official"
+    write_blocks(official, pairs, seed=3, size=(64, 48), workers=1)
+    return write_dataset(folder, "blocks", official, read_pairs("blocks", official), {"captions_only": False})
+
+
+def twins(pairs: Sequence[ChangePair]) -> dict[str, ChangePair]:
+    """For every test pair the training pair whose features `make_store` makes nearest to its own."""
+    train = [pair for pair in pairs if pair.split == "train"]
+    tests = [pair for pair in pairs if pair.split == "test"]
+    changes, distractors = ([pair for pair in train if pair.is_distractor is kind] for kind in (False, True))
+    numbers = {pair.before: number for number, pair in enumerate(changes)}
+    scenes = sorted({pair.before for pair in tests})
+    other = {before: changes[scenes.index(before)].before for before in scenes}
+    assert set(other.values()) <= set(numbers)
+    return {
+        pair.id: next(
+            near for near in (distractors if pair.is_distractor else changes) if near.before == other[pair.before]
+        )
+        for pair in tests
+    }
+
+
+def make_store(folder: Path, pairs: Sequence[ChangePair], shape: tuple[int, int, int] = (5, 2, 3)) -> Path:
+    """Features by chance, but each test pair's images nearly those of its twin."""
+    paths = sorted({path for pair in pairs for path in (pair.before, pair.after)})
+    random = np.random.default_rng(0)
+    maps = dict(zip(paths, random.normal(size=(len(paths), *shape))))
+    near = twins(pairs)
+    for pair in pairs:
+        if pair.id in near:
+            for side in ("before", "after"):
+                noise = 0.01 * random.normal(size=shape)
+                maps[getattr(pair, side)] = maps[getattr(near[pair.id], side)] + noise
+    store = folder / "features" / "toy"
+    writer = StoreWriter(store, paths, shape, {"backbone": "toy"})
+    writer.write(np.arange(len(paths)), np.stack([maps[path] for path in paths]))
+    writer.finish()
+    return store
+
+
+def make_run(
+    folder: Path,
+    dataset: Dataset,
+    predictions: Mapping[str, str],
+    seconds: Mapping[str, float],
+    seed: int = 1,
+    tokenizer: str = "raw",
+    manifest: str | None = None,
+) -> Path:
+    test = [pair for pair in dataset.pairs if pair.split == "test"]
+    protocol = {"dataset": dataset.name, "split": "test", "beams": 1, "limit": None}
+    notes = {"seed": seed, "method": "pcl", "manifest_sha256": manifest or dataset.info["manifest_sha256"]}
+    result = evaluate(predictions, test, "raw", METRICS, protocol, notes)
+    result["protocol"]["tokenizer"] = tokenizer
+    write_predictions(folder / "eval" / "predictions.json", predictions)
+    write_json(folder / "eval" / "metrics.json", result)
+    for stage, time in seconds.items():
+        write_json(folder / stage / "finished.json", {"stage": stage, "steps": 100 * len(stage), "train_seconds": time})
+    return folder
+
+
+def captions_of(dataset: Dataset, wrong: int = 0) -> dict[str, str]:
+    """Each test pair's last reference, but for the first `wrong` pairs a sentence about something else."""
+    test = [pair for pair in dataset.pairs if pair.split == "test"]
+    said = {pair.id: pair.captions[-1] for pair in test}
+    return {**said, **{pair.id: "the large pink cone vanished" for pair in test[:wrong]}}

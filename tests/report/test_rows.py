@@ -1,0 +1,62 @@
+"""Rows of the table from run folders."""
+
+import statistics
+from pathlib import Path
+
+import pytest
+from tests.report.layouts import captions_of, make_dataset, make_run
+
+from diffcap.errors import DiffcapError
+from diffcap.evaluation.slots import parse_caption
+from diffcap.records import Dataset, read_json
+from diffcap.report.rows import common_protocol, mean_row, read_run, run_row
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return make_dataset(tmp_path_factory.mktemp("blocks"))
+
+
+def test_a_row_holds_the_metrics_file_and_the_training(dataset: Dataset, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", dataset, captions_of(dataset, wrong=3), {"pretrain": 20.5, "finetune": 40})
+    test = [pair for pair in dataset.pairs if pair.split == "test"]
+    row, metrics = run_row(read_run(folder), test), read_json(folder / "eval" / "metrics.json")
+    assert {name: row[name] for name in metrics["groups"]} == metrics["groups"]
+    assert row["slots"] == {name: metrics["slots"][name] for name in ("type", "object", "to")}
+    assert row["seconds"] == 60.5 and row["steps"] == {"pretrain": 800, "finetune": 800}
+    said = captions_of(dataset, wrong=3)
+    for kind in ("color", "material", "add", "drop", "move"):
+        ids = [pair.id for pair in test if pair.change_type == kind]
+        share = sum(parse_caption(said[id]).change_type == kind for id in ids) / len(ids)
+        assert row["type_accuracy"][kind] == share
+    alone = make_run(tmp_path / "b", dataset, captions_of(dataset), {"finetune": 40})
+    assert run_row(read_run(alone), test)["seconds"] == 40
+
+
+def test_several_seeds_give_mean_and_standard_deviation() -> None:
+    rows = [{"total": {"x": value}, "only": {"y": 1.0}, "seconds": 10 * value} for value in (1.0, 2.0, 6.0)]
+    del rows[1]["only"]
+    row = mean_row(rows[:1] + rows[2:])
+    assert row["total"]["x"] == 3.5 and row["only"] == {"y": 1.0}
+    row = mean_row([rows[1], *rows])
+    assert row["total"]["x"] == pytest.approx(11 / 4) and row["runs"] == 4 and "only" not in row
+    assert row["std"]["total"]["x"] == pytest.approx(statistics.stdev([2, 1, 2, 6]))
+    assert row["seconds"] == pytest.approx(110 / 4)
+    assert mean_row(rows[:1]) is rows[0]
+
+
+def test_what_cannot_be_compared_is_refused(dataset: Dataset, tmp_path: Path) -> None:
+    good = read_run(make_run(tmp_path / "good", dataset, captions_of(dataset), {"finetune": 1}))
+    assert common_protocol([good], dataset, "test")["tokenizer"] == "raw"
+    other = read_run(make_run(tmp_path / "ptb", dataset, captions_of(dataset), {"finetune": 1}, tokenizer="ptb"))
+    with pytest.raises(DiffcapError, match=r"ptb.*tokenizer is 'ptb', that of .*good is 'raw'"):
+        common_protocol([good, other], dataset, "test")
+    old = read_run(make_run(tmp_path / "old", dataset, captions_of(dataset), {"finetune": 1}, manifest="0"))
+    with pytest.raises(DiffcapError, match="another manifest"):
+        common_protocol([old], dataset, "test")
+    with pytest.raises(DiffcapError, match="--split val"):
+        common_protocol([good], dataset, "val")
+    with pytest.raises(DiffcapError, match="make eval"):
+        read_run(tmp_path / "nowhere")
+    with pytest.raises(DiffcapError, match="finetune"):
+        read_run(make_run(tmp_path / "half", dataset, captions_of(dataset), {}))

@@ -1,0 +1,66 @@
+"""The results table as text."""
+
+from diffcap.report.table import caption_of, markdown, report_text, rich_table, system_lines, type_lines
+
+SCORES = {"BLEU-4": 0.5, "CIDEr-D": 1.25}
+PROTOCOL = {"dataset": "toy", "split": "test", "tokenizer": "ptb", "beams": 1, "pairs": {"total": 1234}}
+ROWS = {
+    "base": {"total": SCORES, "seconds": None},
+    "ours": {
+        "total": SCORES,
+        "distractor": {"CIDEr-D": 0.1},
+        "move": {"CIDEr-D": 0.75},
+        "color": {"CIDEr-D": 0.5},
+        "zoom": {"CIDEr-D": 0.25},
+        "type_accuracy": {"move": 0.5, "color": 1.0, "zoom": 0.0, "distractor": 0.75},
+        "seconds": 1234.4,
+        "std": {"total": {"BLEU-4": 0.01}, "seconds": 5.6},
+        "runs": 3,
+    },
+}
+
+
+def test_systems_by_scores() -> None:
+    assert system_lines(ROWS) == [
+        ["", "BLEU-4", "CIDEr-D", "CIDEr-D distractor", "training seconds"],
+        ["base", "50.00", "125.00", "-", "-"],
+        ["ours", "50.00 ± 1.00", "125.00", "10.00", "1,234 ± 6"],
+    ]
+
+
+def test_change_types_in_the_papers_order() -> None:
+    assert type_lines({"ours": ROWS["ours"]}) == [
+        ["", "", "color", "move", "zoom", "distractor"],
+        ["ours", "CIDEr-D", "50.00", "75.00", "25.00", "10.00"],
+        ["", "type right", "100.00", "50.00", "0.00", "75.00"],
+    ]
+    assert type_lines({"base": ROWS["base"]}) == []
+
+
+def test_markdown_and_caption() -> None:
+    assert markdown([["", "a"], ["x", "1"]]) == "|  | a |\n| --- | ---: |\n| x | 1 |"
+    assert caption_of(PROTOCOL, ROWS) == (
+        "toy, test split, 1,234 pairs, ptb tokens, greedy decoding; scores x 100; mean ± standard deviation over 3 runs."
+    )
+    text = report_text(PROTOCOL, ROWS, ["ours"])
+    assert text.count("\n\n") == 2 and "| base | 50.00 |" in text and "|  | type right |" in text
+    assert report_text(PROTOCOL, {"base": ROWS["base"]}, ["base"]).count("\n\n") == 1
+
+
+def test_the_printed_table_fits_a_terminal() -> None:
+    from rich.console import Console
+
+    groups = {name: {"CIDEr-D": 1.23456} for name in ("semantic", "distractor")}
+    total = dict.fromkeys(("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D"), 1.23456)
+    row = {"total": total, **groups, "slots": {"type": 1.0, "object": 1.0}, "seconds": 12345.6}
+    row["std"] = {
+        "total": dict.fromkeys(total, 0.0523),
+        **groups,
+        "slots": {"type": 0.012, "object": 0.123},
+        "seconds": 12.0,
+    }
+    console = Console(width=200, record=True)
+    console.print(rich_table(system_lines({"most common training caption": row}, "\n± "), "title"))
+    lines = console.export_text().splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= 120
+    assert sum("± 5.23" in line for line in lines) == 1

@@ -1,0 +1,97 @@
+"""`stages/report.py` by its real command, on a rendered dataset and run folders of known captions."""
+
+import os
+import statistics
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from tests.report.layouts import METRICS, captions_of, make_dataset, make_run, make_store, twins
+
+from diffcap.evaluation.protocols import evaluate
+from diffcap.records import read_json
+
+SCRIPT = str(Path(__file__).parents[2] / "stages" / "report.py")
+
+
+def report(folder: Path, runs: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        SCRIPT,
+        "--folder",
+        "data",
+        "--features",
+        "toy",
+        "--runs",
+        runs,
+        "--out",
+        "report",
+        *options,
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
+
+
+def test_help_is_quick_and_lists_the_options() -> None:
+    done = subprocess.run([sys.executable, "-X", "importtime", SCRIPT, "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and all(name in done.stdout for name in ("--runs", "--features", "--pictures"))
+    imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
+    assert not {"torch", "numpy", "PIL", "lightning"} & imported
+
+
+def test_the_report_of_two_systems(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path / "data")
+    make_store(tmp_path / "data", dataset.pairs)
+    for seed, wrong in ((1, 0), (2, 4)):
+        seconds = {"pretrain": 30.0, "finetune": 60.0 * seed}
+        make_run(tmp_path / f"runs/pcl{seed}", dataset, captions_of(dataset, wrong), seconds, seed)
+    make_run(tmp_path / "runs/scratch", dataset, captions_of(dataset, 7), {"finetune": 120.0})
+    done = report(
+        tmp_path, '{"PCL": ["runs/pcl1", "runs/pcl2"], "PCL, no pre-training": "runs/scratch"}', "--pictures=6"
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(len(line.rstrip()) <= 120 for line in done.stdout.splitlines())
+    for words in ("PCL, no pre-training", "CIDEr-D", "by change type", "mean ± standard deviation over 2 runs"):
+        assert words in done.stdout
+    table = read_json(tmp_path / "report/table.json")
+    rows = table["rows"]
+    assert list(rows) == ["most common training caption", "nearest neighbour's caption", "PCL", "PCL, no pre-training"]
+
+    scratch = read_json(tmp_path / "runs/scratch/eval/metrics.json")
+    for name, scores in scratch["groups"].items():
+        assert rows["PCL, no pre-training"][name] == scores
+    assert rows["PCL, no pre-training"]["slots"]["object"] == scratch["slots"]["object"]
+    assert rows["PCL, no pre-training"]["seconds"] == 120
+    both = [read_json(tmp_path / f"runs/pcl{seed}/eval/metrics.json")["groups"] for seed in (1, 2)]
+    for name in both[0]:
+        values = [groups[name]["CIDEr-D"] for groups in both]
+        assert rows["PCL"][name]["CIDEr-D"] == pytest.approx(statistics.mean(values))
+        assert rows["PCL"]["std"][name]["CIDEr-D"] == pytest.approx(statistics.stdev(values))
+    assert rows["PCL"]["seconds"] == 120 and rows["PCL"]["runs"] == 2
+
+    # the baselines, scored here on their own
+    test = [pair for pair in dataset.pairs if pair.split == "test"]
+    counts = Counter(caption for pair in dataset.pairs if pair.split == "train" for caption in pair.captions)
+    common = dict.fromkeys((pair.id for pair in test), counts.most_common(1)[0][0])
+    near = {id: pair.captions[0] for id, pair in twins(dataset.pairs).items()}
+    for name, said in (("most common training caption", common), ("nearest neighbour's caption", near)):
+        expected = evaluate(said, test, "raw", METRICS)
+        assert {group: rows[name][group] for group in expected["groups"]} == expected["groups"]
+        assert rows[name]["slots"]["type"] == expected["slots"]["type"] and rows[name]["seconds"] is None
+
+    assert table["protocol"]["tokenizer"] == "raw" and table["protocol"]["pairs"]["total"] == len(test)
+    notes = table["provenance"]
+    assert notes["manifest_sha256"] == dataset.info["manifest_sha256"] and "torch" in notes["versions"]
+    assert [run["seed"] for run in notes["runs"]["PCL"]] == [1, 2]
+    text = (tmp_path / "report/table.md").read_text()
+    assert f"| {100 * rows['PCL']['total']['CIDEr-D']:.2f} ± " in text
+    with Image.open(tmp_path / "report/pairs.png") as sheet:
+        assert sheet.width == 900 and sheet.height > 6 * 192
+    assert sorted(path.name for path in (tmp_path / "report").iterdir()) == ["pairs.png", "table.json", "table.md"]
+
+    missing = report(tmp_path, '{"PCL": "runs/nowhere"}')
+    assert missing.returncode == 1 and missing.stderr.count("\n") == 1
+    assert missing.stderr.startswith("error: runs/nowhere/eval/metrics.json: no scores there")
