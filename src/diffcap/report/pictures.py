@@ -182,7 +182,7 @@ def draw_pairs(pairs: Sequence[ChangePair], root: Path, captions: Captions) -> I
         if pair is not pairs[-1]:
             draw.line([(MARGIN, y - row_gap // 2), (WIDTH - MARGIN, y - row_gap // 2)], _LINE)
     if knows_objects:
-        text = "right: the type of change and all that is said of the changed object, which the box shows"
+        text = "right: the type of change and the words for the changed object (in the box); where it stands is not checked"
         draw.text((MARGIN, y), text, _GRAY, small)
     return sheet
 

@@ -74,7 +74,7 @@ def rich_table(lines: Lines, title: str, words: int = 1) -> "Table":
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for number, heading in enumerate(lines[0]):
         text = heading.replace(" ", "\n") if number >= words else heading
-        table.add_column(text, justify="left" if number < words else "right", no_wrap=True, vertical="top")
+        table.add_column(text, justify="left" if number < words else "right", no_wrap=number >= words)
     for line in lines[1:]:
         table.add_row(*line)
     return table
