@@ -1,18 +1,16 @@
 """The embedded backbone for `DATASET=blocks`: which objects stand where, for each cell of a coarse grid.
 
-One 128 x 96 image becomes 116 channels on 4 x 6 cells of 24 x 24 pixels (the outer columns reach 8 pixels out of the
+One 128 x 96 image becomes 107 channels on 4 x 6 cells of 24 x 24 pixels (the outer columns reach 8 pixels out of the
 picture). Channels are probabilities, not embeddings, so that viewpoint and light, which move an embedding, hardly move
-them, and a single Linear (IDC-PCL's) reads the scene off them. An object belongs to the cell that holds the middle of its
-visible pixels.
+them, and a single Linear (IDC-PCL's) reads the scene off them. The network finds each object in the cell that holds the
+middle of its visible pixels; then the object is shared out over the cells round that place (`BlocksNetwork.values`).
 
-| channels | a cell's value |
+| channels | a cell's value, times the object's share of the cell |
 |---|---|
-| 15 | is an object of this color (8), shape (3), material (2), size (2) here |
-| 24, 16, 16 | ... of this color and shape, color and material, color and size (keeps two objects in a cell apart) |
-| 12 | ... of this shape, material and size |
-| 9 | is an object's middle in this ninth of the cell |
-| 8 | share of the cell's pixels that show an object of this color, wherever its middle is |
-| 16 | x of the color's object in the picture, times its probability; the same for y |
+| 8 x 8 | for each color: an object of it is here; it is of this shape (3), material (2), size (2) |
+| 8 + 8 | how far right, and how far down, of the cell's middle the color's object stands, in cells |
+| 7 + 12 | an object of this shape, material, size is here; of this combination of the three |
+| 8 | share of the cell's pixels that show an object of this color |
 
 Every channel is scaled to zero mean and unit variance over scenes and cells. `stages/backbone.py` trains it.
 """
@@ -44,7 +42,8 @@ GROUPS = {
     "share": COLORS,
 }
 PROBABILITIES = sum(GROUPS.values())
-CHANNELS = PROBABILITIES + 2 * COLORS
+HEAD = PROBABILITIES + 2 * COLORS  # outputs of the network, before they are shared out over the cells
+CHANNELS = COLORS * (1 + SHAPES + MATERIALS + SIZES) + 2 * COLORS + SHAPES + MATERIALS + SIZES + 12 + COLORS
 
 
 def blocks_preprocessing() -> ResizeNormalize:
@@ -67,7 +66,7 @@ def _conv(
 
 
 class BlocksNetwork(nn.Module):
-    """(B, 3, 96, 128) images to (B, 116, 4, 6) features.
+    """(B, 3, 96, 128) images to (B, 107, 4, 6) features.
 
     Args:
         norm: with batch norm, for training; `fused()` gives the same network without, as it is shipped.
@@ -86,7 +85,7 @@ class BlocksNetwork(nn.Module):
         self.body = nn.Sequential(_conv(64, 64, 3, 1, 1, norm), _conv(64, 64, 3, 1, 1, norm))
         # 3 x 3 blocks of 8 pixels make a cell; each cell sees one block further on every side.
         self.cells = _conv(64, 128, 5, 3, (1, 2), norm)  # (B, 128, 4, 6)
-        self.head = nn.Conv2d(128, CHANNELS, 1)
+        self.head = nn.Conv2d(128, HEAD, 1)
         x, y = cell_middles()
         middles = torch.stack([x.expand(ROWS, COLUMNS), y[:, None].expand(ROWS, COLUMNS)])  # (2, 4, 6)
         self.register_buffer("middles", middles.repeat_interleave(COLORS, 0), persistent=False)
@@ -105,12 +104,43 @@ class BlocksNetwork(nn.Module):
         return logits, self.middles + offsets * 0.25  # a cell is 0.375 wide and 0.5 high
 
     def values(self, logits: Tensor, places: Tensor) -> Tensor:
-        """The channels before scaling, (B, 116, 4, 6)."""
-        probabilities = logits.sigmoid()
-        return torch.cat([probabilities, probabilities[:, :COLORS].repeat(1, 2, 1, 1) * places], 1)
+        """The channels before scaling, (B, 107, 4, 6): each object shared out over the cells round its place.
+
+        The share of a cell falls linearly with the distance of its middle, from 1 to 0 over one cell's width and height,
+        so that a small shift of the camera changes the features a little, wherever the edges of the cells are.
+        """
+        parts = dict(zip(GROUPS, logits.sigmoid().split(list(GROUPS.values()), dim=1)))
+        color = parts["color"]  # (B, 8, 4, 6)
+        by_color = torch.stack(
+            [
+                color,
+                *parts["color_shape"].unflatten(1, (COLORS, SHAPES)).unbind(2),
+                *parts["color_material"].unflatten(1, (COLORS, MATERIALS)).unbind(2),
+                *parts["color_size"].unflatten(1, (COLORS, SIZES)).unbind(2),
+            ],
+            2,
+        )  # (B, 8, 8, 4, 6)
+        x, y = places.unflatten(1, (2, COLORS)).unbind(1)  # (B, 8, 4, 6)
+        share, right, down = self._shares(x, y)  # (B, 8, 24, 24): from cell, to cell
+        spread = torch.einsum("bcgi,bcij->bcgj", by_color.flatten(3), share)
+        offsets = [torch.einsum("bci,bcij->bcj", color.flatten(2), share * way) for way in (right, down)]
+        # Groups that name no color go with the mean place of the cell's objects.
+        weight = color / color.sum(1, keepdim=True).clamp(min=1e-6)
+        share, _, _ = self._shares((weight * x).sum(1, keepdim=True), (weight * y).sum(1, keepdim=True))
+        plain = torch.cat([parts[name] for name in ("shape", "material", "size", "solid")], 1).flatten(2)  # (B, 19, 24)
+        plain = torch.einsum("bgi,bij->bgj", plain, share[:, 0])
+        values = torch.cat([spread.flatten(1, 2), *offsets, plain, parts["share"].flatten(2)], 1)
+        return values.unflatten(2, (ROWS, COLUMNS))
+
+    def _shares(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Where objects at (x, y), (B, n, 4, 6), go: shares (B, n, 24, 24), and how far right and down of each cell."""
+        middle_x, middle_y = (self.middles[index].flatten() for index in (0, COLORS))  # (24,) each
+        right = (x.flatten(2)[..., None] - middle_x) / (2 * CELL / WIDTH)  # in cells
+        down = (y.flatten(2)[..., None] - middle_y) / (2 * CELL / HEIGHT)
+        return (1 - right.abs()).clamp(min=0) * (1 - down.abs()).clamp(min=0), right, down
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, 3, 96, 128) to (B, 116, 4, 6), zero mean and unit variance a channel."""
+        """(B, 3, 96, 128) to (B, 107, 4, 6), zero mean and unit variance a channel."""
         values = self.values(*self.raw(self.blocks(images)))
         return (values - self.mean.view(-1, 1, 1)) / self.scale.view(-1, 1, 1)
 
