@@ -48,8 +48,8 @@ setup: .venv/ready  ## a virtual environment in .venv with the tested versions; 
 	.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: setup  ## the whole road on the embedded dataset: every stage, a table of scores, pictures (MINUTES=12 SEED=1234)
-	$(PY) stages/demo.py --minutes $(or $(MINUTES),12) --seed $(SEED) $(ARGS)
+demo: setup  ## the whole road on the embedded dataset: every stage, a table of scores, pictures (MINUTES=12 SEEDS=1234)
+	$(PY) stages/demo.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
 
 test: setup  ## the tests
 	.venv/bin/pytest -q -n 2 $(ARGS)

@@ -74,6 +74,7 @@ class BlocksNetwork(nn.Module):
 
     mean: Tensor
     scale: Tensor
+    middles: Tensor
 
     def __init__(self, norm: bool = False) -> None:
         super().__init__()
