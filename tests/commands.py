@@ -1,6 +1,7 @@
 """Running the stages by their real commands."""
 
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -46,3 +47,18 @@ def one_sentence(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode not in (0, None), done.stdout
     assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
     return lines[0]
+
+
+def in_process(words: Sequence[str]) -> str | int | None:
+    """Run a stage's script as `__main__` of this process, which has imported everything already; gives its exit status."""
+    given, threads = sys.argv, torch.get_num_threads()
+    torch.set_num_threads(1)  # as `environment` has it for the others
+    sys.argv = list(words[1:])
+    try:
+        runpy.run_path(words[1], run_name="__main__")
+    except SystemExit as stop:
+        return stop.code
+    finally:
+        sys.argv = given
+        torch.set_num_threads(threads)
+    return None

@@ -1,0 +1,32 @@
+"""A tiny `blocks` dataset made by the real commands, once for all tests of the training stages."""
+
+import fcntl
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from tests.commands import ROOT, run
+
+PAIRS = 60
+
+
+@pytest.fixture(scope="session")
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the dataset: manifest, features of the embedded backbone, negatives."""
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent  # of all workers
+    folder = base / "blocks"
+    with (base / "blocks.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "negatives.jsonl").is_file():
+            backbone = ROOT / "configs/backbone/blocks.yaml"
+            for stage, *options in (
+                ("data", "--dataset=blocks", f"--pairs={PAIRS}", f"--out={folder}", "--seed=1"),
+                ("extract", f"--config={backbone}", f"--data.folder={folder}", "--data.num_workers=0"),
+                ("negatives", f"--folder={folder}", "--tagger=blocks", "--workers=1"),
+            ):
+                done = run([sys.executable, str(ROOT / "stages" / f"{stage}.py"), *options], base)
+                assert done.returncode == 0, done.stderr
+    return folder

@@ -1,0 +1,277 @@
+"""The training stages and the evaluation by their real commands: kills, full disks, smoke settings, bad input.
+
+Where the kind of process does not matter the script runs inside this one, which has imported everything already.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tests.commands import METHOD, ROOT, command, environment, in_process, one_sentence, run, weights
+
+from diffcap.lit.pretraining import Pretraining
+
+SMOKE = ROOT / "configs/trainer/smoke.yaml"
+# Small enough for seconds; dropout and swapping on, because their draws are what a resumed run could get wrong.
+SMALL = (
+    *(
+        "--model.captioner.init_args.width=16",
+        "--model.captioner.init_args.heads=2",
+        "--model.captioner.init_args.ffn=24",
+    ),
+    *("--model.captioner.init_args.dropout=0.2", "--data.batch_size=14", "--data.swap=true", "--data.features=blocks"),
+    *("--model.lr=3e-3", "--trainer.accelerator=cpu", "--trainer.max_steps=90", "--trainer.val_check_interval=15"),
+    *("--run.checkpoint_every=4", "--run.patience=null", "--run.select_after=0", "--trainer.limit_val_batches=1"),
+)
+SETTINGS = {"pretrain": ("--model.warmup=10",), "finetune": ("--model.tokenizer=raw", "--model.schedule=cosine")}
+
+
+def training(stage: str, folder: Path, runs: Path, *options: str) -> list[str]:
+    chain = [f"--model.init_from={runs / 'pretrain' / 'last.ckpt'}"] if stage == "finetune" else []
+    files = f"--data.folder={folder}", f"--run.out={runs / stage}"
+    return command(stage, [], *SMALL, *SETTINGS[stage], *files, *chain, *options)
+
+
+def smoke(stage: str, folder: Path, out: Path, *options: str) -> list[str]:
+    """What `make <stage> DATASET=blocks TRAINER=smoke` runs."""
+    files = f"--data.folder={folder}", "--data.features=blocks", f"--run.out={out}"
+    return command(stage, [METHOD / f"{stage}.blocks.yaml", SMOKE], *files, *options)
+
+
+def evaluation(folder: Path, runs: Path, *options: str) -> list[str]:
+    # METEOR's Java would cost more than all the rest.
+    quick = "--tokenizer=raw", "--metrics=[BLEU-1, BLEU-4, ROUGE-L, CIDEr-D]"
+    files = f"--checkpoint={runs / 'finetune' / 'best.ckpt'}", f"--out={runs / 'eval'}", f"--folder={folder}"
+    return [sys.executable, str(ROOT / "stages/evaluate.py"), *files, *quick, *options]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(blocks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of all stages that nobody killed."""
+    runs = tmp_path_factory.mktemp("undisturbed")
+    for words in (*(training(stage, blocks, runs) for stage in SETTINGS), evaluation(blocks, runs)):
+        assert in_process(words) is None
+    return runs
+
+
+def kill_when(words: list[str], sign: Path, cwd: Path) -> None:
+    """Start a command, and SIGKILL it and its children at a random moment after `sign` is there."""
+    process = subprocess.Popen(
+        words, cwd=cwd, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    while not sign.exists():
+        assert process.poll() is None, "ended before it could be killed"
+        time.sleep(0.002)
+    time.sleep(random.uniform(0, 0.3))
+    os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, "ended before it could be killed"
+
+
+def same_training(one: Path, other: Path) -> None:
+    """Weights, optimiser, schedule and step of two checkpoints are equal to the last bit."""
+    a, b = (torch.load(path, map_location="cpu", weights_only=True) for path in (one, other))
+    assert a["global_step"] == b["global_step"] > 0
+    for name, value in a["state_dict"].items():
+        assert torch.equal(value, b["state_dict"][name]), name
+    moments, others = (state["optimizer_states"][0]["state"] for state in (a, b))
+    assert all(
+        torch.equal(moments[n][key], others[n][key]) for n in moments for key in ("exp_avg", "exp_avg_sq", "step")
+    )
+    assert a["lr_schedulers"] == b["lr_schedulers"]
+
+
+def test_killed_stages_run_again_end_as_undisturbed_ones(blocks: Path, undisturbed: Path, tmp_path: Path) -> None:
+    for stage in SETTINGS:
+        words = training(stage, blocks, tmp_path)
+        kill_when(words, tmp_path / stage / "last.ckpt", tmp_path)
+        assert not (tmp_path / stage / "finished.json").exists()
+        done = run(words, tmp_path)
+        assert done.returncode == 0, done.stderr
+        for name in ("last.ckpt", "best.ckpt")[: 1 + (stage == "finetune")]:
+            same_training(tmp_path / stage / name, undisturbed / stage / name)
+        assert not list((tmp_path / stage).glob(".*.tmp"))
+    kill_when(evaluation(blocks, tmp_path), tmp_path, tmp_path)  # at any time of its start
+    done = run(evaluation(blocks, tmp_path), tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name in ("predictions.json", "references.json", "metrics.json"):
+        assert (tmp_path / "eval" / name).read_bytes() == (undisturbed / "eval" / name).read_bytes(), name
+    finished = json.loads((tmp_path / "finetune/finished.json").read_text())
+    assert finished["steps"] == 90 and finished["checkpoint"] == "best.ckpt" and finished["monitor"] == "val/CIDEr-D"
+
+
+def test_a_run_of_two_processes_goes_on_in_one(blocks: Path, tmp_path: Path) -> None:
+    still = "--model.captioner.init_args.dropout=0"  # dropout is drawn by each rank
+    two = "--trainer.devices=2", "--trainer.strategy=ddp"
+    kill_when(training("pretrain", blocks, tmp_path / "a", still, *two), tmp_path / "a/pretrain/last.ckpt", tmp_path)
+    assert in_process(training("pretrain", blocks, tmp_path / "a", still)) is None
+    assert in_process(training("pretrain", blocks, tmp_path / "b", still)) is None
+    one, other = weights(tmp_path / "a/pretrain/last.ckpt"), weights(tmp_path / "b/pretrain/last.ckpt")
+    for name, value in one.items():
+        if not name.endswith("qkv.bias"):  # see tests/lit/test_distributed.py
+            torch.testing.assert_close(
+                value, other[name], atol=2e-3, rtol=0, msg=lambda said, name=name: f"{name}: {said}"
+            )
+
+
+def test_accumulated_gradients_go_on_at_a_whole_step(
+    blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = "--trainer.accumulate_grad_batches=3", "--trainer.max_steps=20", "--trainer.val_check_interval=30"
+    assert in_process(training("pretrain", blocks, tmp_path / "a", *options)) is None
+    real = Pretraining.training_step
+
+    def stumble(self: Pretraining, batch: dict, batch_idx: int) -> torch.Tensor:
+        if batch_idx == 28:  # in the middle of step 9; the last checkpoint is of step 8
+            raise RuntimeError("power cut")
+        return real(self, batch, batch_idx)
+
+    words = training("pretrain", blocks, tmp_path / "b", *options)
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
+        patch.setattr(Pretraining, "training_step", stumble)
+        in_process(words)
+    assert in_process(words) is None
+    same_training(tmp_path / "b/pretrain/last.ckpt", tmp_path / "a/pretrain/last.ckpt")
+
+
+def test_a_run_killed_in_its_last_moment_does_not_train_on(blocks: Path, tmp_path: Path) -> None:
+    """Whether it was over by its steps or by its patience."""
+    for number, options in enumerate((["--run.patience=1", "--model.lr=0"], ["--trainer.max_steps=30"])):
+        out = tmp_path / str(number)
+        words = command(
+            "finetune", [], *SMALL, *SETTINGS["finetune"], f"--data.folder={blocks}", f"--run.out={out}", *options
+        )
+        assert in_process(words) is None
+        steps = json.loads((out / "finished.json").read_text())["steps"]
+        assert steps == 30 < 90
+        before = {name: weights(out / name) for name in ("last.ckpt", "best.ckpt")}
+        (out / "finished.json").unlink()
+        assert in_process(words) is None
+        assert json.loads((out / "finished.json").read_text())["steps"] == steps
+        for name, state in before.items():
+            assert all(torch.equal(value, state[key]) for key, value in weights(out / name).items())
+
+
+def test_smoke_settings_run_every_stage(blocks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for stage in SETTINGS:
+        chain = [f"--model.init_from={tmp_path / 'pretrain/last.ckpt'}"] if stage == "finetune" else []
+        assert in_process(smoke(stage, blocks, tmp_path / stage, *chain)) is None
+        assert json.loads((tmp_path / stage / "finished.json").read_text())["steps"] == 4
+        names = {path.name for path in (tmp_path / stage).iterdir()}
+        assert names == {"config.yaml", "identity.json", "last.ckpt", "logs", "finished.json"} | (
+            {"best.ckpt"} if stage == "finetune" else set()
+        )
+        rows = (tmp_path / stage / "logs/version_0/metrics.csv").read_text().splitlines()
+        assert {"pretrain": "val/mlm", "finetune": "val/CIDEr-D"}[stage] in rows[0] and len(rows) > 4
+    assert in_process(evaluation(blocks, tmp_path, "--beams=2", "--limit=4")) is None
+    assert len(json.loads((tmp_path / "eval/predictions.json").read_text())) == 4
+    capsys.readouterr()
+
+    # Again: finished. With other settings: the old run is put aside. With more workers: the same run.
+    words = smoke("pretrain", blocks, tmp_path / "pretrain")
+    assert in_process([*words, "--data.num_workers=1"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'pretrain'}: finished already, with these settings\n"
+    old = (tmp_path / "pretrain/last.ckpt").read_bytes()
+    assert in_process([*words, "--model.lr=1e-5"]) is None
+    said = capsys.readouterr().out
+    assert f"{tmp_path / 'pretrain'}: held a run with other settings; it is {tmp_path / 'pretrain.1'} now" in said
+    assert (tmp_path / "pretrain.1/last.ckpt").read_bytes() == old != (tmp_path / "pretrain/last.ckpt").read_bytes()
+
+
+def test_settings_that_cannot_run_leave_the_earlier_run_alone(
+    blocks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "pretrain"
+    assert in_process(smoke("pretrain", blocks, out)) is None
+    files = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    (tmp_path / "broken.ckpt").write_bytes((out / "last.ckpt").read_bytes()[:5000])
+    cases = {
+        f"--data.folder={tmp_path / 'nowhere'}": "nowhere/dataset.json: no dataset there; write it with `make data",
+        "--data.features=resnet": "features/resnet/meta.json: no feature store there",
+        "--data.negatives=nowhere.jsonl": "nowhere.jsonl: no negatives there; write it with `make negatives",
+        "--data.tasks={nabirds: 1}": "data.tasks names 'nabirds'",
+        "--data.max_length=2": "data.max_length is 2; it must be at least 4",
+        "--data.batch_size=0": "data.batch_size is 0; it must be at least 1",
+        "--model.captioner.init_args.heads=5": "width 64 is not a multiple of heads 5",
+        "--model.init_from=nowhere.ckpt": "nowhere.ckpt: no checkpoint there; train one with",
+        f"--model.init_from={tmp_path / 'broken.ckpt'}": "broken.ckpt: not a readable checkpoint",
+    }
+    for option, sentence in cases.items():
+        code = in_process([*smoke("pretrain", blocks, out), option])
+        assert isinstance(code, str) and sentence in code and code.startswith("error: ") and "\n" not in code, (
+            option,
+            code,
+        )
+        assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == files, option
+        assert not out.with_name("pretrain.1").exists()
+    capsys.readouterr()
+    for option, sentence in {
+        "--model.lrr=1": "unknown option --model.lrr, did you mean --model.lr",
+        "--trainer.max_step=3": "unknown option --trainer.max_step, did you mean --trainer.max_steps",
+        "--model.captioner.init_args.widht=3": "unknown option --model.captioner.init_args.widht",
+        "--model.schedule=linear": "'constant']. Got value: linear",
+        "--config=nowhere.yaml": "nowhere.yaml",
+    }.items():
+        assert in_process([*smoke("finetune", blocks, tmp_path / "finetune"), option]) == 2
+        error = capsys.readouterr().err
+        assert sentence in error and error.startswith("error: ") and error.count("\n") == 1, error
+    assert not (tmp_path / "finetune").exists()
+
+
+def test_bad_input_of_the_real_commands_is_one_line(blocks: Path, undisturbed: Path, tmp_path: Path) -> None:
+    typo = run(smoke("finetune", blocks, tmp_path / "x", "--data.batchsize=3"), tmp_path)
+    assert "unknown option --data.batchsize, did you mean --data.batch_size" in one_sentence(typo)
+    other = run(
+        smoke("finetune", blocks, tmp_path / "x", f"--model.init_from={undisturbed / 'pretrain/last.ckpt'}"), tmp_path
+    )
+    said = one_sentence(other)
+    assert "parameters do not fit (trunk.cross_encoder.layers.2." in said and "give both stages the same width" in said
+    words = evaluation(blocks, tmp_path)
+    assert "finetune/best.ckpt: no checkpoint there; train one with" in one_sentence(run(words, tmp_path))
+    for option, sentence in {
+        f"--checkpoint={undisturbed / 'pretrain/last.ckpt'}": "of the pretrain stage cannot caption",
+        "--features=resnet": "features/resnet/meta.json: no feature store there",
+        f"--folder={tmp_path}": "no dataset there; write it with `make data",
+        "--split=dev": "dev",
+        "--beem=3": "beem",
+    }.items():
+        code = in_process([*evaluation(blocks, undisturbed), f"--out={tmp_path / 'eval'}", option])
+        assert code not in (None, 0) and (not isinstance(code, str) or (sentence in code and "\n" not in code)), option
+    assert not (tmp_path / "eval").exists()
+
+
+def test_a_damaged_last_checkpoint_is_one_sentence(blocks: Path, tmp_path: Path) -> None:
+    out = tmp_path / "pretrain"
+    assert in_process(smoke("pretrain", blocks, out)) is None
+    (out / "finished.json").unlink()
+    (out / "last.ckpt").write_bytes((out / "last.ckpt").read_bytes()[:-3000])
+    code = in_process(smoke("pretrain", blocks, out))
+    assert isinstance(code, str) and "last.ckpt: not a readable checkpoint" in code
+
+
+def test_a_full_disk_is_one_sentence_and_costs_nothing(blocks: Path, tmp_path: Path) -> None:
+    words, out = smoke("pretrain", blocks, tmp_path / "pretrain"), tmp_path / "pretrain"
+    out.mkdir()
+    (out / ".last.ckpt.tmp").symlink_to("/dev/full")  # where the checkpoint is written before it gets its name
+    done = run(words, tmp_path)
+    assert f"no space left on the disk while writing {out / 'last.ckpt'}" in one_sentence(done)
+    assert done.returncode == 1 and not (out / "last.ckpt").exists() and not (out / "finished.json").exists()
+    assert in_process(words) is None
+    assert (out / "finished.json").is_file()
+
+
+def test_wandb_logs_offline_without_an_account(blocks: Path, tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    done = run(smoke("finetune", blocks, tmp_path / "run", "--run.logger=wandb"), here, HOME=str(tmp_path / "home"))
+    assert done.returncode == 0, done.stderr
+    assert list(here.iterdir()) == []
+    logs = list((tmp_path / "run/wandb").glob("offline-run-*/run-*.wandb"))
+    assert len(logs) == 1 and b"val/CIDEr-D" in logs[0].read_bytes()
+    assert (tmp_path / "run/logs/version_0/metrics.csv").is_file()  # beside it, always
