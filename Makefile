@@ -36,10 +36,14 @@ configs = $(foreach file,$(wildcard configs/trainer/default.yaml configs/method/
 train = $(call configs,$(1)) --data.folder $(FOLDER) --data.features $(BACKBONE) --seed_everything $(SEED) --data.seed $(SEED) \
 	--run.out $(RUN)/$(1) --run.logger $(LOGGER) --trainer.devices $(DEVICES)
 
-.PHONY: help setup demo test lint data extract negatives pretrain finetune eval backbone tagger clean-runs FORCE
+# A stage that found nothing to do leaves its file as it is: where that is older than what the stage reads, Make has to be
+# told that it is up to date, and only there, or whatever comes after it would count as out of date.
+touch = @$(if $(filter-out FORCE,$?),touch $@,:)
+
+.PHONY: help setup demo test lint data extract negatives pretrain finetune eval backbone tagger FORCE
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: .venv/ready  ## a virtual environment in .venv with the tested versions; every other target calls it
 .venv/ready: pyproject.toml constraints.txt
@@ -67,24 +71,24 @@ $(STORE)/complete: $(FOLDER)/manifest.jsonl $(call asked,extract) | setup
 	$(PY) stages/extract.py --config configs/backbone/$(BACKBONE).yaml --data.folder $(FOLDER) \
 		$(if $(WEIGHTS),--model.weights $(WEIGHTS)) --trainer.devices $(DEVICES) \
 		$(if $(filter-out 1,$(DEVICES)),--trainer.strategy ddp) $(call args,extract)
-	@touch $@
+	$(touch)
 
 negatives: $(FOLDER)/negatives.jsonl  ## hard negative captions for pre-training: TAGGER=english, or a folder
 $(FOLDER)/negatives.jsonl: $(FOLDER)/manifest.jsonl $(call asked,negatives) | setup
 	$(PY) stages/negatives.py --folder $(FOLDER) --tagger $(TAGGER) --seed $(SEED) $(call args,negatives)
-	@touch $@
+	$(touch)
 
 pretrain: $(RUN)/pretrain/finished.json  ## self-supervised tasks of the method: ARGS="--model.lr=1e-4 --data.batch_size=64"
 $(RUN)/pretrain/finished.json: $(STORE)/complete $(FOLDER)/negatives.jsonl $(call asked,pretrain) | setup
 	$(PY) stages/pretrain.py $(call train,pretrain) $(call args,pretrain)
-	@touch $@
+	$(touch)
 
 finetune: $(RUN)/finetune/finished.json  ## the captioner, from the pre-training's checkpoint (PRETRAIN=no: from scratch)
 $(RUN)/finetune/finished.json: $(STORE)/complete $(call asked,finetune) \
 		$(if $(filter yes,$(PRETRAIN)),$(RUN)/pretrain/finished.json) | setup
 	$(PY) stages/finetune.py $(call train,finetune) \
 		$(if $(filter yes,$(PRETRAIN)),--model.init_from $(RUN)/pretrain/last.ckpt) $(call args,finetune)
-	@touch $@
+	$(touch)
 
 eval: $(RUN)/eval/metrics.json  ## captions and scores of the test split, by group
 $(RUN)/eval/metrics.json: $(RUN)/finetune/finished.json $(call asked,eval) | setup

@@ -1,0 +1,215 @@
+"""The chain that Make builds: what it runs, in which order, with which options, and what it leaves alone.
+
+The stages are played by a script that notes its command line and writes the files that the real one writes, and only
+where they are missing, as a finished stage does.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ALL = ["data", "extract", "negatives", "pretrain", "finetune", "evaluate"]
+
+ACTOR = """#!{python}
+import pathlib, sys
+stage, options = pathlib.Path(sys.argv[1]).stem, sys.argv[2:]
+with open("log", "a") as log:
+    log.write(" ".join([stage, *options]) + chr(10))
+value = lambda name: options[options.index(name) + 1]
+if stage == "data": files = [value("--out") + "/manifest.jsonl"]
+if stage == "extract": files = [value("--data.folder") + "/features/" + pathlib.Path(value("--config")).stem + "/complete"]
+if stage == "negatives": files = [value("--folder") + "/negatives.jsonl"]
+if stage in ("pretrain", "finetune"):
+    files = [value("--run.out") + "/" + name for name in ("last.ckpt", "best.ckpt", "finished.json")]
+if stage == "evaluate": files = [value("--out") + "/metrics.json"]
+for path in map(pathlib.Path, files):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists() or "--again" in options:
+        path.write_text(stage)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with the Makefile, the settings and a virtual environment that only plays."""
+    for name in ("configs", "stages", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(ACTOR.replace("{python}", sys.executable))
+    python.chmod(0o755)
+    (tmp_path / ".venv" / "ready").touch()
+    return tmp_path
+
+
+def make(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
+    plain = {key: value for key, value in kept.items() if key not in ("DATASET", "METHOD", "ARGS", "DEVICES", "DATA")}
+    return subprocess.run(["make", *words], cwd=project, env=plain, capture_output=True, text=True, check=False)
+
+
+def played(project: Path, *words: str) -> dict[str, str]:
+    """Make something; each stage that ran, in order, with its options."""
+    (project / "log").unlink(missing_ok=True)
+    done = make(project, *words)
+    assert done.returncode == 0, done.stderr
+    log = project / "log"
+    lines = log.read_text().splitlines() if log.exists() else []
+    stages = [line.partition(" ")[0] for line in lines]
+    assert len(set(stages)) == len(stages), "a stage ran twice"
+    time.sleep(0.02)  # the next files are newer, whatever the clock's grain
+    return {stage: line.partition(" ")[2] for stage, line in zip(stages, lines)}
+
+
+def age(path: Path, seconds: float) -> None:
+    os.utime(path, (time.time() - seconds,) * 2)
+
+
+def test_from_nothing_everything_runs_in_order_and_then_only_what_is_asked_for(project: Path) -> None:
+    assert list(played(project, "eval")) == ALL
+    assert list(played(project, "runs/blocks/pcl/eval/metrics.json")) == []
+    for goal in ("data", "extract", "negatives", "pretrain", "finetune"):
+        # The stage itself sees whether its settings are new; whatever comes after it is still up to date.
+        assert list(played(project, goal)) == [goal]
+        assert list(played(project, "runs/blocks/pcl/eval/metrics.json")) == []
+    assert list(played(project, "eval")) == ["evaluate"]
+
+
+def test_dry_run_says_the_same(project: Path) -> None:
+    said = re.findall(r"stages/(\w+)\.py", make(project, "-n", "eval").stdout)
+    assert said == ALL and not (project / "log").exists()
+
+
+def test_without_an_environment_it_is_made_first(project: Path) -> None:
+    (project / ".venv" / "ready").unlink()
+    lines = make(project, "-n", "data").stdout
+    assert lines.index("-m venv .venv") < lines.index("-c constraints.txt -e '.[dev]'") < lines.index("stages/data.py")
+
+
+def test_what_is_missing_runs_again_and_what_comes_after_it(project: Path) -> None:
+    played(project, "eval")
+    (project / "data/blocks/negatives.jsonl").unlink()
+    assert list(played(project, "eval")) == ["negatives", "pretrain", "finetune", "evaluate"]
+    (project / "runs/blocks/pcl/finetune/finished.json").unlink()
+    assert list(played(project, "eval")) == ["finetune", "evaluate"]
+    (project / "runs/blocks/pcl/eval/metrics.json").unlink()
+    assert list(played(project, "runs/blocks/pcl/eval/metrics.json")) == ["evaluate"]
+    (project / "data/blocks/features/blocks/complete").unlink()
+    assert list(played(project, "eval")) == ["extract", "pretrain", "finetune", "evaluate"]
+
+
+def test_a_stage_that_is_done_over_makes_the_later_ones_old(project: Path) -> None:
+    played(project, "eval")
+    assert list(played(project, "pretrain", "ARGS=--again")) == ["pretrain"]
+    assert list(played(project, "eval")) == ["finetune", "evaluate"]
+
+
+def test_a_newer_input_that_changes_nothing_is_noted_once(project: Path) -> None:
+    """The stage finds itself finished and writes nothing; Make must not ask it again every time."""
+    played(project, "eval")
+    age(project / "runs/blocks/pcl/pretrain/finished.json", 1000)
+    assert list(played(project, "runs/blocks/pcl/eval/metrics.json")) == ["pretrain", "finetune", "evaluate"]
+    assert list(played(project, "runs/blocks/pcl/finetune/finished.json")) == []
+
+
+def test_args_go_to_the_training_stages_or_to_the_one_that_is_asked_for(project: Path) -> None:
+    extra = "ARGS=--extra=1"
+    assert _with_extra(project, "eval", extra) == ["evaluate"]
+    assert _with_extra(project, "pretrain", "finetune", "eval", extra) == ["pretrain", "finetune"]
+    assert _with_extra(project, "data", extra) == ["data"]
+    assert _with_extra(project, "extract", extra) == ["extract"]
+    assert _with_extra(project, "negatives", extra) == ["negatives"]
+    assert _with_extra(project, "finetune", extra) == ["finetune"]
+    assert _with_extra(project, "finetune", "eval", extra) == ["finetune"]
+    for line in make(project, "-n", "pretrain", "finetune", extra).stdout.splitlines():
+        if "--extra" in line:
+            assert line.rstrip().endswith("--extra=1")  # last, so that it wins
+
+
+def _with_extra(project: Path, *words: str) -> list[str]:
+    text = make(project, "-n", *words).stdout.replace("\\\n", " ")
+    return [re.findall(r"stages/(\w+)\.py", line)[0] for line in text.splitlines() if "--extra=1" in line]
+
+
+def test_settings_of_method_dataset_trainer_and_devices_come_in_this_order(project: Path) -> None:
+    for stage in ("pretrain", "finetune"):
+        options = played(project, stage, "DATASET=birds2words", "DATA=birds", "TRAINER=smoke", "DEVICES=2", "SEED=7")
+        files = re.findall(r"--config (\S+)", options[stage])
+        assert files == [
+            "configs/trainer/default.yaml",
+            f"configs/method/pcl/{stage}.yaml",
+            f"configs/method/pcl/{stage}.birds2words.yaml",
+            "configs/trainer/smoke.yaml",
+            "configs/trainer/ddp.yaml",
+        ]
+        rest = options[stage].rpartition("--config")[2]
+        for option in (
+            *(
+                "--data.folder data/birds2words",
+                "--data.features resnet101_layer4",
+                "--seed_everything 7",
+                "--data.seed 7",
+            ),
+            *(f"--run.out runs/birds2words/pcl/{stage}", "--run.logger wandb", "--trainer.devices 2"),
+        ):
+            assert option in rest
+
+
+def test_devices_and_sources_reach_every_stage(project: Path) -> None:
+    options = played(
+        project, "eval", "DATASET=clevr_change", "DATA=/some/where", "DEVICES=2", "WEIGHTS=w.pth", "LOGGER=none"
+    )
+    assert options["data"] == "--dataset clevr_change --out data/clevr_change --source /some/where"
+    assert "--config configs/backbone/resnet101_layer4.yaml" in options["extract"]
+    assert "--model.weights w.pth --trainer.devices 2 --trainer.strategy ddp" in options["extract"]
+    assert options["negatives"].startswith("--folder data/clevr_change --tagger english --seed ")
+    assert "ddp.yaml" in options["pretrain"] and "ddp.yaml" in options["finetune"]
+    assert "--run.logger none" in options["pretrain"] and "--run.logger none" in options["finetune"]
+    assert options["evaluate"].endswith("--devices 2")
+    alone = played(project, "eval", "DATASET=blocks")
+    assert not any("ddp" in line for line in alone.values())
+    assert "--tagger blocks" in alone["negatives"] and "configs/backbone/blocks.yaml" in alone["extract"]
+    assert "--dataset blocks --out data/blocks --seed" in alone["data"]
+
+
+def test_checkpoints_pass_from_stage_to_stage(project: Path) -> None:
+    options = played(project, "eval")
+    assert "--run.out runs/blocks/pcl/pretrain" in options["pretrain"]
+    assert "--model.init_from runs/blocks/pcl/pretrain/last.ckpt" in options["finetune"]
+    assert "--checkpoint runs/blocks/pcl/finetune/best.ckpt --out runs/blocks/pcl/eval" in options["evaluate"]
+
+
+def test_without_pre_training(project: Path) -> None:
+    options = played(project, "eval", "PRETRAIN=no", "RUN=runs/scratch")
+    assert list(options) == ["data", "extract", "finetune", "evaluate"]
+    assert "init_from" not in options["finetune"]
+    assert "--checkpoint runs/scratch/finetune/best.ckpt --out runs/scratch/eval" in options["evaluate"]
+
+
+def test_a_failed_stage_stops_the_chain(project: Path) -> None:
+    python = project / ".venv/bin/python"
+    python.write_text(python.read_text() + 'sys.exit(stage == "negatives")\n')
+    (project / "log").unlink(missing_ok=True)
+    done = make(project, "eval")
+    assert done.returncode != 0
+    assert [line.split()[0] for line in (project / "log").read_text().splitlines()] == ["data", "extract", "negatives"]
+
+
+def test_help_has_a_line_for_every_target(project: Path) -> None:
+    text = (ROOT / "Makefile").read_text()
+    targets = set(re.search(r"^\.PHONY: (.*)$", text, re.M)[1].split()) - {"FORCE"}
+    lines = make(project, "help").stdout.splitlines()
+    assert lines == make(project).stdout.splitlines()  # the default
+    found = {line.split()[1]: " ".join(line.split()[2:]) for line in lines}
+    assert found.keys() == targets and all(len(words) > 5 for words in found.values())
+    assert {"demo", "test", "lint", "help", "data", "extract", "negatives", "pretrain", "finetune", "eval"} <= targets
+    for target in targets:
+        assert make(project, "-n", target).returncode == 0
