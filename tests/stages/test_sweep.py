@@ -1,0 +1,98 @@
+"""The sweep files: their own command line, as Weights & Biases' agent writes it, with sampled values, trains."""
+
+import json
+import math
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.commands import METHOD, ROOT, command, in_process, run
+from wandb.sdk.launch.sweeps import utils as agent
+
+SWEEPS = {"pcl": "finetune", "pcl_pretrain": "pretrain"}
+SMOKE = ["--trainer.max_steps=4", "--trainer.val_check_interval=2", "--trainer.limit_val_batches=1"]
+
+
+def read(name: str) -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "configs" / "sweep" / f"{name}.yaml").read_text())
+
+
+def sample(parameter: dict[str, Any]) -> Any:
+    if "values" in parameter:
+        return random.choice(parameter["values"])
+    low, high = parameter["min"], parameter["max"]
+    assert 0 < low < high
+    if parameter["distribution"] == "log_uniform_values":
+        return math.exp(random.uniform(math.log(low), math.log(high)))
+    assert parameter["distribution"] == "uniform"
+    return random.uniform(low, high)
+
+
+def agents_command(sweep: dict[str, Any], values: dict[str, Any]) -> list[str]:
+    """What `wandb agent` runs: its own functions fill in `${...}`."""
+    given = {"args": {name: {"value": value} for name, value in values.items()}, "program": sweep["program"]}
+    filled = {**agent.create_sweep_command_args(given), "env": ["/usr/bin/env"]}
+    words = []
+    for word in agent.create_sweep_command(sweep["command"]):
+        words += filled[word[2:-1]] if word.startswith("${") else [word]
+    return words
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_files_come_first_and_the_sampled_values_last(name: str) -> None:
+    sweep, stage = read(name), SWEEPS[name]
+    words = sweep["command"]
+    assert words[:3] == ["${env}", "python", f"stages/{stage}.py"] and words[-1] == "${args}"
+    assert sweep["program"] == f"stages/{stage}.py"
+    last_file = max(number for number, word in enumerate(words) if word == "--config") + 1
+    assert all(word == "--config" for word in words[3:last_file:2])
+    assert all((ROOT / path).is_file() for path in words[4 : last_file + 1 : 2])
+    assert all(word.startswith("--") and "=" in word for word in words[last_file + 1 : -1])
+    assert not {word.partition("=")[0].removeprefix("--") for word in words} & sweep["parameters"].keys()
+    header = (ROOT / "configs" / "sweep" / f"{name}.yaml").read_text().partition("\nproject:")[0]
+    assert f"# Command: wandb sweep configs/sweep/{name}.yaml" in header
+
+
+@pytest.fixture(scope="module")
+def project(blocks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project's folder as `make pretrain DATASET=blocks` leaves it, and `python` as the active environment has it."""
+    folder = tmp_path_factory.mktemp("project")
+    for name in ("configs", "stages"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "data").mkdir()
+    (folder / "data/blocks").symlink_to(blocks)
+    files = f"--data.folder={blocks}", "--data.features=blocks", f"--run.out={folder / 'runs/blocks/pcl/pretrain'}"
+    assert in_process(command("pretrain", [METHOD / "pretrain.blocks.yaml"], *files, *SMOKE)) is None
+    (folder / "bin").mkdir()
+    (folder / "bin/python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (folder / "bin/python").chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_the_command_of_a_sweep_trains_with_sampled_values(project: Path, name: str) -> None:
+    sweep, stage = read(name), SWEEPS[name]
+    values = {key: sample(parameter) for key, parameter in sweep["parameters"].items()}
+    words = agents_command(sweep, values)
+    assert words[-len(values) :] == [f"--{key}={value}" for key, value in values.items()]
+    path = f"{project / 'bin'}:/usr/bin:/bin"
+    identifiers = {"WANDB_SWEEP_ID": "s1", "WANDB_RUN_ID": "abc123", "WANDB_MODE": "offline"}
+    done = run([*words, *SMOKE], project, PATH=path, **identifiers)
+    assert done.returncode == 0, (values, done.stderr)
+    out = project / "runs/blocks/pcl/sweep" / stage / "abc123"  # each run of a sweep has its own
+    assert json.loads((out / "finished.json").read_text())["steps"] == 4
+    settings = yaml.safe_load((out / "config.yaml").read_text())
+    for key, value in values.items():
+        place = settings
+        for part in key.split("."):
+            place = place[part]
+        assert place == (yaml.safe_load(value) if isinstance(value, str) else pytest.approx(value)), key
+    columns = (out / "logs/version_0/metrics.csv").read_text().splitlines()[0].split(",")
+    assert sweep["metric"]["name"] in columns
+    assert sweep["metric"]["goal"] == {"val/CIDEr-D": "maximize", "val/mlm": "minimize"}[sweep["metric"]["name"]]
+    logged = list((out / "wandb").glob("offline-run-*-abc123"))
+    assert len(logged) == 1
+    assert {path.name for path in project.iterdir()} == {"configs", "stages", "data", "runs", "bin"}
