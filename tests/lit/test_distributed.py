@@ -19,9 +19,10 @@ SMALL = (
     *("--model.captioner.init_args.dropout=0", "--data.batch_size=7", "--data.max_length=20", "--data.swap=true"),
     *("--model.lr=1e-3", "--trainer.max_steps=8", "--trainer.val_check_interval=4", "--trainer.accelerator=cpu"),
     *("--data.features=toy", "--run.patience=null", "--run.select_after=0", "--data.eval_batch_size=3"),
+    *("--data.val_limit=7", "--run.monitor=val/BLEU-1"),
 )
 STAGES = {
-    "pretrain": ("--data.tasks={mlm: 1, mvcl: 1, fda: 1}", "--model.warmup=2"),
+    "pretrain": ("--data.tasks={mlm: 1, mvcl: 1, fda: 1}", "--model.warmup=2", "--run.monitor=null"),
     "finetune": ("--model.tokenizer=raw",),
 }
 
@@ -80,3 +81,4 @@ def test_validation_says_the_same(runs: Path) -> None:
     scores = [(runs / f"finetune{devices}" / "finished.json").read_text() for devices in (1, 2)]
     best = [[line for line in text.splitlines() if '"best"' in line or '"steps"' in line] for text in scores]
     assert best[0] == best[1] and len(best[0]) == 2
+    assert float(best[0][-1].partition(":")[2].strip(", ")) > 0

@@ -246,6 +246,16 @@ def test_bad_input_of_the_real_commands_is_one_line(blocks: Path, undisturbed: P
     assert not (tmp_path / "eval").exists()
 
 
+def test_two_processes_write_the_captions_of_one(blocks: Path, undisturbed: Path, tmp_path: Path) -> None:
+    out = f"--out={tmp_path / 'two'}", "--limit=9"  # of which one process gets five and the other four, and one again
+    done = run(evaluation(blocks, undisturbed, *out, "--devices=2", "--accelerator=cpu", "--batch_size=2"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert in_process(evaluation(blocks, undisturbed, f"--out={tmp_path / 'one'}", "--limit=9")) is None
+    for name in ("predictions.json", "references.json", "metrics.json"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
+    assert len(json.loads((tmp_path / "one/predictions.json").read_text())) == 9
+
+
 def test_a_damaged_last_checkpoint_is_one_sentence(blocks: Path, tmp_path: Path) -> None:
     out = tmp_path / "pretrain"
     assert in_process(smoke("pretrain", blocks, out)) is None

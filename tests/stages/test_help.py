@@ -1,0 +1,45 @@
+"""`--help` of the training stages: quick, and with a word about every option of ours."""
+
+import re
+import resource
+import subprocess
+import sys
+
+import pytest
+from tests.commands import ROOT, environment
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "finetune", "evaluate"])
+def test_help_is_quick_and_explains_every_option(stage: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    script = str(ROOT / "stages" / f"{stage}.py")
+    wide = environment(COLUMNS="400")
+    done = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True, env=wide, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # Time on the processor, not on the clock: the machine may be busy with other tests.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 5
+    assert done.returncode == 0 and done.stderr == ""
+    ours = r"(?:model|data|run)\.[a-z_]+" if stage != "evaluate" else "[a-z_]+"
+    options = re.findall(rf"^  --({ours})[ ,].*?(?=^  -|^\S|\Z)", done.stdout, re.M | re.S)
+    texts = re.findall(rf"^  (--{ours}[ ,].*?)(?=^  -|^\S|\Z)", done.stdout, re.M | re.S)
+    wanted = {"evaluate": {"checkpoint", "beams", "split"}}.get(stage, {"model.lr", "data.folder", "run.out"})
+    assert wanted <= set(options) and len(options) >= 12
+    silent = [text.split()[0] for text in texts if not re.search(r"\s{2,}[^\s(-][^\n]{8,}", text[2:])]
+    assert silent == [], silent
+
+
+def test_settings_are_printed_without_running(tmp_path) -> None:
+    files = ROOT / "configs/trainer/default.yaml", ROOT / "configs/method/pcl/finetune.yaml"
+    words = [word for path in files for word in ("--config", str(path))]
+    needed = "--data.folder=x", "--data.features=y", "--run.out=z", "--model.lr=0.5"
+    script = str(ROOT / "stages/finetune.py")
+    done = subprocess.run(
+        [sys.executable, script, *words, *needed, "--print_config"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "lr: 0.5" in done.stdout and "class_path: diffcap.models.pcl.PCL" in done.stdout
+    assert list(tmp_path.iterdir()) == []
