@@ -38,7 +38,7 @@ train = $(call configs,$(1)) --data.folder $(FOLDER) --data.features $(BACKBONE)
 
 # A stage that found nothing to do leaves its file as it is: where that is older than what the stage reads, Make has to be
 # told that it is up to date, and only there, or whatever comes after it would count as out of date.
-touch = @$(if $(filter-out FORCE,$?),touch $@,:)
+touch = @$(if $(filter-out FORCE,$?),touch -c $@,:)
 
 .PHONY: help setup demo test lint data extract negatives pretrain finetune eval backbone tagger FORCE
 

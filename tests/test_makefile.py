@@ -203,6 +203,15 @@ def test_a_failed_stage_stops_the_chain(project: Path) -> None:
     assert [line.split()[0] for line in (project / "log").read_text().splitlines()] == ["data", "extract", "negatives"]
 
 
+def test_a_stage_that_wrote_nothing_is_not_marked_as_done(project: Path) -> None:
+    python = project / ".venv/bin/python"
+    python.write_text(
+        python.read_text().replace("if not path.exists()", 'if stage != "pretrain" and not path.exists()')
+    )
+    make(project, "pretrain")
+    assert not (project / "runs/blocks/pcl/pretrain/finished.json").exists()
+
+
 def test_help_has_a_line_for_every_target(project: Path) -> None:
     text = (ROOT / "Makefile").read_text()
     targets = set(re.search(r"^\.PHONY: (.*)$", text, re.M)[1].split()) - {"FORCE"}

@@ -106,6 +106,25 @@ def test_killed_stages_run_again_end_as_undisturbed_ones(blocks: Path, undisturb
     assert finished["steps"] == 90 and finished["checkpoint"] == "best.ckpt" and finished["monitor"] == "val/CIDEr-D"
 
 
+def test_an_interrupted_run_says_so_and_goes_on(blocks: Path, undisturbed: Path, tmp_path: Path) -> None:
+    words, last = training("pretrain", blocks, tmp_path), tmp_path / "pretrain/last.ckpt"
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before = last.stat().st_mtime_ns if last.exists() else 0
+        process = subprocess.Popen(
+            words, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        while not last.exists() or last.stat().st_mtime_ns == before:
+            assert process.poll() is None
+            time.sleep(0.002)
+        process.send_signal(number)
+        error = process.communicate(timeout=60)[1].strip()
+        assert process.returncode == 1, error  # not 0: Make would go on with half a run
+        assert error.splitlines()[-1].startswith("error: interrupted at step") and "Traceback" not in error
+        assert not (tmp_path / "pretrain/finished.json").exists()
+    assert in_process(words) is None
+    same_training(last, undisturbed / "pretrain/last.ckpt")
+
+
 def test_a_run_of_two_processes_goes_on_in_one(blocks: Path, tmp_path: Path) -> None:
     still = "--model.captioner.init_args.dropout=0"  # dropout is drawn by each rank
     two = "--trainer.devices=2", "--trainer.strategy=ddp"

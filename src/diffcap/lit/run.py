@@ -215,14 +215,16 @@ class TrainingCLI(StageCLI):
         aside = self._open_folder() if _main_process() else None
         try:
             self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=resume_from, weights_only=True)
+        except SystemExit:  # Ctrl-C or SIGTERM, for which Lightning would leave without a word, and with status 0
+            if self.trainer.is_global_zero:
+                sys.exit(f"error: interrupted at step {self.trainer.global_step}; run the same command again to go on.")
+            sys.exit(1)
         except DiffcapError:
             if aside and not last.is_file():  # it never began: the run that was there comes back
                 shutil.rmtree(self.out)
                 aside.rename(self.out)
                 print(f"{self.out}: holds the earlier run again")
             raise
-        if self.trainer.interrupted:
-            sys.exit(f"error: interrupted at step {self.trainer.global_step}; run the same command again to go on.")
         self.trainer.save_checkpoint(last)
         self.trainer.strategy.barrier()
         if not self.trainer.is_global_zero:
