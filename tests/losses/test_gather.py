@@ -26,7 +26,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict:
     folder = tmp_path_factory.mktemp("gather")
     torch.save(data, folder / "data.pt")
     worker = Path(__file__).with_name("gather_worker.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    paths = f"{Path(__file__).parents[2]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     ranks = [
         subprocess.Popen(
             [sys.executable, worker, str(n), folder / "meet", folder / "data.pt", folder / f"{n}.pt"],

@@ -1,6 +1,7 @@
 """Greedy and beam decoding: any batch, no beam but the best, and every sentence tried by hand."""
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,14 +15,15 @@ from diffcap.models.pcl import BOS, EOS, PCL
 
 
 class Table(Captioner):
-    """Scores the next word from the pair, the position and the last word: a table that can be searched whole."""
+    """Scores the next word from the pair and all words so far, which the cache carries: it can be searched whole."""
 
     begin, end = 0, 1
 
     def __init__(self, words: int, positions: int, pairs: int, seed: int) -> None:
         super().__init__()
         draws = torch.Generator().manual_seed(seed)
-        self.scores = 2 * torch.randn(pairs, positions, words, words, generator=draws)
+        self.words = words
+        self.scores = 2 * torch.randn(pairs, words**positions, words, generator=draws)
 
     def loss(self, batch: dict) -> dict[str, Tensor]:
         raise NotImplementedError
@@ -30,8 +32,15 @@ class Table(Captioner):
         return before[:, 0, 0, 0].long()  # the number of the pair
 
     def step(self, tokens: Tensor, memory: Tensor, cache: Tensor | None) -> tuple[Tensor, Tensor]:
-        position = torch.zeros_like(tokens) if cache is None else cache
-        return self.scores[memory, position, tokens], position + 1
+        past = tokens if cache is None else cache * self.words + tokens  # the opening token is word 0
+        return self.scores[memory, past], past
+
+    def likelihood(self, pair: int, sentence: Sequence[int]) -> float:
+        past, score = 0, 0.0
+        for word in sentence:
+            score += self.scores[pair, past].log_softmax(-1)[word].item()
+            past = past * self.words + word
+        return score
 
 
 def numbers(pairs: int) -> Tensor:
@@ -40,18 +49,13 @@ def numbers(pairs: int) -> Tensor:
 
 def enumerated(model: Table, pair: int, max_length: int, penalty: float) -> list[int]:
     """The best of all sentences of at most `max_length` positions."""
-    words = model.scores.shape[-1]
     best: tuple[float, list[int]] = (float("-inf"), [])
     for length in range(1, max_length):
-        for sentence in itertools.product(range(words), repeat=length):
+        for sentence in itertools.product(range(model.words), repeat=length):
             ended = sentence[-1] == model.end
             if model.end in sentence[:-1] or (not ended and length < max_length - 1):
                 continue
-            score, last = 0.0, model.begin
-            for position, word in enumerate(sentence):
-                score += model.scores[pair, position, last].log_softmax(-1)[word].item()
-                last = word
-            best = max(best, (score / length**penalty, list(sentence)))
+            best = max(best, (model.likelihood(pair, sentence) / length**penalty, list(sentence)))
     return best[1]
 
 
@@ -76,14 +80,7 @@ def test_a_wider_beam_never_finds_a_less_likely_sentence_here() -> None:
 
     def likelihoods(beams: int) -> list[float]:
         rows = beam_search(model, numbers(pairs), numbers(pairs), 6, beams)
-        sums = []
-        for pair, row in enumerate(rows):
-            last, total = model.begin, 0.0
-            for position, word in enumerate(cut(row, model.end)):
-                total += model.scores[pair, position, last].log_softmax(-1)[word].item()
-                last = word
-            sums.append(total)
-        return sums
+        return [model.likelihood(pair, cut(row, model.end)) for pair, row in enumerate(rows)]
 
     one, all_of_them = likelihoods(1), likelihoods(200)
     assert all(a <= b + 1e-6 for a, b in zip(one, all_of_them)) and sum(all_of_them) > sum(one) + 0.1
