@@ -1,7 +1,6 @@
 from pathlib import Path
 
 import pytest
-
 from tests.parity.loading import FIXTURES, find
 
 

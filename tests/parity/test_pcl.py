@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.parity.loading import Fixture, load
 from torch import Tensor
 
 from diffcap.interop.pcl import from_official
 from diffcap.losses.mlm import IGNORED, masked_cross_entropy
 from diffcap.models.generation import beam_search, greedy
-from diffcap.models.pcl import BOS, CLS, EOS, MASK, PAD, UNK, PCL, PCLPretraining
-from tests.parity.loading import Fixture, load
+from diffcap.models.pcl import BOS, CLS, EOS, MASK, PAD, PCL, UNK, PCLPretraining
 
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 
