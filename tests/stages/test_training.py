@@ -220,6 +220,7 @@ def test_settings_that_cannot_run_leave_the_earlier_run_alone(
         "--model.captioner.init_args.heads=5": "width 64 is not a multiple of heads 5",
         "--model.init_from=nowhere.ckpt": "nowhere.ckpt: no checkpoint there; train one with",
         f"--model.init_from={tmp_path / 'broken.ckpt'}": "broken.ckpt: not a readable checkpoint",
+        "--run.monitor=val/CIDEr-D": "run.monitor is 'val/CIDEr-D'; what validation logs is val/mlm, val/mlm_accuracy",
     }
     for option, sentence in cases.items():
         code = in_process([*smoke("pretrain", blocks, out), option])

@@ -53,6 +53,17 @@ def _option(word: str) -> str:
     return word.removeprefix("--").partition("=")[0] if word.startswith("--") else ""
 
 
+class StageProgressBar(RichProgressBar):
+    """Lightning's bar without what means nothing here: the one endless epoch, and the number of the log folder."""
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        return "training"
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        """The logged values beside the bar."""
+        return {name: value for name, value in super().get_metrics(trainer, pl_module).items() if name != "v_num"}
+
+
 class StageCLI(LightningCLI):
     """LightningCLI with a stage's own module and data fixed: `--model.lr=1e-4 --data.batch_size=64 --trainer.devices=2`.
 
@@ -90,7 +101,7 @@ class StageCLI(LightningCLI):
             if not sys.stderr.isatty():
                 kwargs["enable_progress_bar"] = False
             elif config.get("enable_progress_bar") is not False:
-                callbacks.append(RichProgressBar())
+                callbacks.append(StageProgressBar())
         return super().instantiate_trainer(callbacks=callbacks, **kwargs)
 
 
