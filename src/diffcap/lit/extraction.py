@@ -114,6 +114,11 @@ def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> Path:
         DiffcapError: no dataset there, a store of another kind under that name, or an image that cannot be read.
     """
     dataset = read_dataset(data.folder)
+    if dataset.info.get("captions_only"):
+        raise DiffcapError(
+            f"{data.folder}: a manifest of captions only; run `make data` again with the images in place and without "
+            "--captions_only."
+        )
     paths, root = unique_images(dataset.pairs), dataset.root
     meta = {**model.backbone.describe(), "precision": str(trainer.precision)}
     folder = data.folder / "features" / model.name
