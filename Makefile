@@ -27,11 +27,13 @@ TRAINING := pretrain finetune
 
 # A stage that is asked for by name is run again when its settings differ; one that is only needed runs when it is missing.
 asked = $(if $(filter $(1),$(MAKECMDGOALS)),FORCE)
-# ARGS goes to the training stages among the goals, or to the one stage that is asked for.
-args = $(if $(filter $(1),$(or $(filter $(TRAINING),$(MAKECMDGOALS)),$(filter $(STAGES),$(MAKECMDGOALS)))),$(ARGS))
-# The settings of a training stage: trainer, method, what the dataset changes, then the command line, which wins.
+# ARGS goes to the training stages among the goals, or, without any, to the first stage that is asked for; data_ARGS,
+# extract_ARGS, negatives_ARGS, pretrain_ARGS, finetune_ARGS and eval_ARGS always go to theirs.
+takers := $(or $(filter $(TRAINING),$(MAKECMDGOALS)),$(firstword $(filter $(STAGES),$(MAKECMDGOALS))))
+args = $($(1)_ARGS) $(if $(filter $(1),$(takers)),$(ARGS))
+# The settings of a training stage: trainer, method, dataset, what the method changes there, then the command line, which wins.
 configs = $(foreach file,$(wildcard configs/trainer/default.yaml configs/method/$(METHOD)/$(1).yaml \
-	configs/method/$(METHOD)/$(1).$(DATASET).yaml) $(if $(filter-out default,$(TRAINER)),configs/trainer/$(TRAINER).yaml) \
+	configs/dataset/$(DATASET).yaml configs/method/$(METHOD)/$(1).$(DATASET).yaml) $(if $(filter-out default,$(TRAINER)),configs/trainer/$(TRAINER).yaml) \
 	$(if $(filter-out 1,$(DEVICES)),configs/trainer/ddp.yaml),--config $(file))
 train = $(call configs,$(1)) --data.folder $(FOLDER) --data.features $(BACKBONE) --seed_everything $(SEED) --data.seed $(SEED) \
 	--run.out $(RUN)/$(1) --run.logger $(LOGGER) --trainer.devices $(DEVICES)
@@ -40,7 +42,15 @@ train = $(call configs,$(1)) --data.folder $(FOLDER) --data.features $(BACKBONE)
 # told that it is up to date, and only there, or whatever comes after it would count as out of date.
 touch = @$(if $(filter-out FORCE,$?),touch -c $@,:)
 
-.PHONY: help setup demo test lint data extract negatives pretrain finetune eval backbone tagger FORCE
+.PHONY: help setup demo test lint data extract negatives pretrain finetune eval report backbone tagger FORCE
+
+# A misspelt name stops here, not after an hour of other stages.
+known = $(if $(wildcard configs/$(2)),,$(error $(1) is unknown; configs/$(dir $(2)) has: $(basename $(notdir $(wildcard configs/$(dir $(2))*)))))
+ifneq ($(filter $(STAGES) report,$(MAKECMDGOALS)),)
+$(call known,METHOD=$(METHOD),method/$(METHOD))
+$(call known,BACKBONE=$(BACKBONE),backbone/$(BACKBONE).yaml)
+$(call known,TRAINER=$(TRAINER),trainer/$(TRAINER).yaml)
+endif
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -62,7 +72,7 @@ lint: setup  ## ruff and mypy
 	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
 
 data: $(FOLDER)/manifest.jsonl  ## manifest of a dataset: DATASET=clevr_change DATA=<folder of its files>
-$(FOLDER)/manifest.jsonl: $(call asked,data) | setup
+$(FOLDER)/manifest.jsonl: $(call asked,data) $(if $(DATA),FORCE) | setup
 	$(PY) stages/data.py --dataset $(DATASET) --out $(FOLDER) $(if $(DATA),--source $(DATA)) \
 		$(if $(filter blocks,$(DATASET)),--seed $(SEED)) $(if $(PAIRS),--pairs $(PAIRS)) $(call args,data)
 
@@ -94,6 +104,10 @@ eval: $(RUN)/eval/metrics.json  ## captions and scores of the test split, by gro
 $(RUN)/eval/metrics.json: $(RUN)/finetune/finished.json $(call asked,eval) | setup
 	$(PY) stages/evaluate.py --checkpoint $(RUN)/finetune/best.ckpt --out $(RUN)/eval --folder $(FOLDER) \
 		--devices $(DEVICES) $(call args,eval)
+
+report: $(RUN)/eval/metrics.json  ## the run beside baselines that learn nothing: table and pictures in RUN/report
+	$(PY) stages/report.py --folder $(FOLDER) --features $(BACKBONE) --runs '{"$(METHOD)": "$(RUN)"}' --out $(RUN)/report \
+		$(report_ARGS)
 
 backbone: setup  ## train the small backbone that ships for blocks
 	$(PY) stages/backbone.py $(ARGS)

@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from jsonargparse import auto_cli
-
-from diffcap.errors import DiffcapError, plain_errors
+from diffcap.console import run
+from diffcap.errors import DiffcapError
 from diffcap.records import SPLITS, ChangePair, Dataset
 
 
@@ -41,6 +40,7 @@ def prepare(
     """
     from diffcap.datasets import read_pairs
     from diffcap.records import write_dataset
+    from diffcap.text.vocabulary import build_vocabulary, write_vocabulary
 
     folder = Path(out or f"data/{dataset}")
     render = {
@@ -64,7 +64,11 @@ def prepare(
         records, skipped = _check(records, root, folder, missing, check)
     settings = {"missing": missing, "check": check, **render}
     notes = {"captions_only": captions_only, "skipped": skipped, "settings": settings}
-    _show(write_dataset(folder, dataset, root, records, notes), folder)
+    written = write_dataset(folder, dataset, root, records, notes)
+    vocabulary = build_vocabulary(caption for pair in records if pair.split == "train" for caption in pair.captions)
+    write_vocabulary(folder / "vocabulary.json", vocabulary)
+    _show(written, folder)
+    print(f"{len(vocabulary.words):,} words in the training captions, {folder / 'vocabulary.json'}")
 
 
 def _render(folder: Path, source: str | None, settings: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
@@ -133,5 +137,4 @@ def _show(dataset: Dataset, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    with plain_errors():
-        auto_cli(prepare, as_positional=False, allow_abbrev=False)
+    run(prepare)

@@ -7,9 +7,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from jsonargparse import auto_cli
-
-from diffcap.errors import DiffcapError, plain_errors
+from diffcap.console import run
+from diffcap.errors import DiffcapError
 
 # Minutes of a 12-minute demo on two cores that are not training. Steps are fixed numbers, not a clock, so that the same
 # command gives the same scores; they grow with the minutes that are left.
@@ -31,7 +30,7 @@ def demo(minutes: float = 12.0, seeds: str = "1234", pairs: int = 24_000, jitter
     Raises:
         DiffcapError: too few minutes, or a stage failed.
     """
-    if minutes <= OTHER_MINUTES:
+    if minutes < OTHER_MINUTES + 1:
         raise DiffcapError(f"{minutes:g} minutes leave no time to train; give at least {OTHER_MINUTES + 1:g}.")
     begin = time.perf_counter()
     scale = (minutes - OTHER_MINUTES) / (12 - OTHER_MINUTES)
@@ -54,15 +53,17 @@ def demo(minutes: float = 12.0, seeds: str = "1234", pairs: int = 24_000, jitter
     rows = {"IDC-PCL": folders[0::2], "the same without pre-training": folders[1::2]}
     out = runs / f"{minutes:g}min-report"
     command = ["--folder", folder, "--features", "blocks", "--runs", json.dumps(rows), "--out", out, "--pictures", "8"]
-    run([".venv/bin/python", "stages/report.py", *map(str, command)], "the report")
+    call([".venv/bin/python", "stages/report.py", *map(str, command)], "the report")
     print(f"\n{(time.perf_counter() - begin) / 60:.1f} minutes; look at {out}/pairs.png and {out}/table.md")
 
 
-def run(command: list[str], title: str) -> None:
+def call(command: list[str], title: str) -> None:
     """Run a command with one thread a process; its failure is ours."""
     begin = time.perf_counter()
     print(f"== {title}: {' '.join(command[:3])}", flush=True)
-    if subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False).returncode:
+    # What `make demo` itself was given is not for the targets below it.
+    kept = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS")}
+    if subprocess.run(command, env={**kept, "OMP_NUM_THREADS": "1"}, check=False).returncode:
         raise DiffcapError(f"{title} failed, see above; mend it and run `make demo` again: it goes on there.")
     print(f"== {title}: done after {time.perf_counter() - begin:.0f} s", flush=True)
 
@@ -75,7 +76,7 @@ class Make:
 
     def __call__(self, title: str, target: str, *variables: str) -> None:
         """Run one target."""
-        run(["make", "--no-print-directory", target, *self.variables, *variables], title)
+        call(["make", "--no-print-directory", target, *self.variables, *variables], title)
 
     def road(self, title: str, folder: Path, seed: int, pretrain: int, finetune: int) -> str:
         """Pre-train (0 steps: not at all), fine-tune and evaluate one model; the folder of its run."""
@@ -93,5 +94,4 @@ def _steps(steps: int) -> str:
 
 
 if __name__ == "__main__":
-    with plain_errors():
-        auto_cli(demo)
+    run(demo)

@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
-from jsonargparse import auto_cli
-
-from diffcap.errors import DiffcapError, plain_errors
+from diffcap.console import run
+from diffcap.errors import DiffcapError
 
 
 def evaluate(
@@ -113,5 +112,4 @@ def evaluate(
 
 
 if __name__ == "__main__":
-    with plain_errors():
-        auto_cli(evaluate, as_positional=False, allow_abbrev=False)
+    run(evaluate)

@@ -5,9 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from jsonargparse import auto_cli
-
-from diffcap.errors import DiffcapError, plain_errors
+from diffcap.console import run
+from diffcap.errors import DiffcapError
 
 if TYPE_CHECKING:
     from diffcap.negatives import Builder, CaptionNegatives
@@ -130,5 +129,4 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 if __name__ == "__main__":
-    with plain_errors():
-        auto_cli(make_negatives, as_positional=False, allow_abbrev=False)
+    run(make_negatives)

@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
-from jsonargparse import auto_cli
-
-from diffcap.errors import DiffcapError, plain_errors
+from diffcap.console import run
+from diffcap.errors import DiffcapError
 
 
 def report(
@@ -87,5 +86,4 @@ def _origin(notes: dict[str, object]) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    with plain_errors():
-        auto_cli(report, as_positional=False)
+    run(report)

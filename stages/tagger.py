@@ -1,8 +1,7 @@
 """Train a part-of-speech tagger with Stanza: from the captions of blocks, or from any CoNLL-U file."""
 
-from jsonargparse import auto_cli
-
-from diffcap.errors import DiffcapError, plain_errors
+from diffcap.console import run
+from diffcap.errors import DiffcapError
 
 
 def make_tagger(
@@ -76,5 +75,4 @@ def _captions_of_blocks(scenes: int, seed: int) -> list[list[tuple[str, str]]]:
 
 
 if __name__ == "__main__":
-    with plain_errors():
-        auto_cli(make_tagger, as_positional=False, allow_abbrev=False)
+    run(make_tagger)

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
-from diffcap.errors import plain_errors
+from diffcap.console import run
 
 
 def score(predictions: Path, references: Path, tokenizer: Literal["ptb", "raw"] = "ptb", json: bool = False) -> None:
@@ -60,11 +60,8 @@ def _spell_out(arguments: list[str], flags: tuple[str, ...] = ("--json",)) -> li
 
 def main(arguments: list[str] | None = None) -> None:
     """Run `diffcap COMMAND ...`; `arguments` are those of the process unless given."""
-    import jsonargparse
-
-    with plain_errors():
-        words = sys.argv[1:] if arguments is None else arguments
-        jsonargparse.auto_cli(COMMANDS, args=_spell_out(words), prog="diffcap", description=__doc__.split(":")[0])
+    words = sys.argv[1:] if arguments is None else arguments
+    run(COMMANDS, _spell_out(words), as_positional=True, prog="diffcap", description=__doc__.split(":")[0])
 
 
 if __name__ == "__main__":

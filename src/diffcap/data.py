@@ -51,11 +51,12 @@ class PairTable:
 
     def encode(self, captions: Sequence[str]) -> np.ndarray:
         """Sentences to padded ids, (captions, max_length)."""
-        tokens = np.full((len(captions), self.max_length), self.vocabulary.pad, dtype=np.int32)
-        for number, caption in enumerate(captions):
+        row_of = {caption: row for row, caption in enumerate(dict.fromkeys(captions))}  # many stand in many places
+        tokens = np.full((len(row_of), self.max_length), self.vocabulary.pad, dtype=np.int32)
+        for caption, row in row_of.items():
             ids = self.vocabulary.encode(caption, self.max_length)
-            tokens[number, : len(ids)] = ids
-        return tokens
+            tokens[row, : len(ids)] = ids
+        return tokens[[row_of[caption] for caption in captions]]
 
     def _other_roles(self, pairs: Sequence[ChangePair]) -> np.ndarray:
         """Rows with the default and the nonsemantic image swapped; where a scene has no distractor, as they are.

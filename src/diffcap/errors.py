@@ -12,7 +12,7 @@ class DiffcapError(Exception):
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Wrap a command's body: a `DiffcapError` or a full disk becomes one line on stderr and exit status 1."""
+    """Wrap a command's body: a `DiffcapError`, or a file that the system refuses, is one line and exit status 1."""
     try:
         yield
     except DiffcapError as error:
@@ -24,4 +24,6 @@ def plain_errors() -> Iterator[None]:
                 f"error: no space left on the disk while writing {where}; "
                 "free some and run the same command again: it goes on where it stopped."
             )
-        raise
+        if error.filename is None:
+            raise
+        sys.exit(f"error: {error.filename}: {error.strerror}; check the path and its permissions.")

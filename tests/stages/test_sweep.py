@@ -16,19 +16,22 @@ SWEEPS = {"pcl": "finetune", "pcl_pretrain": "pretrain"}
 SMOKE = ["--trainer.max_steps=4", "--trainer.val_check_interval=2", "--trainer.limit_val_batches=1"]
 
 
+DRAWS = random.Random(20)  # of the sampled values, the same in every run
+
+
 def read(name: str) -> dict[str, Any]:
     return yaml.safe_load((ROOT / "configs" / "sweep" / f"{name}.yaml").read_text())
 
 
 def sample(parameter: dict[str, Any]) -> Any:
     if "values" in parameter:
-        return random.choice(parameter["values"])
+        return DRAWS.choice(parameter["values"])
     low, high = parameter["min"], parameter["max"]
     assert 0 < low < high
     if parameter["distribution"] == "log_uniform_values":
-        return math.exp(random.uniform(math.log(low), math.log(high)))
+        return math.exp(DRAWS.uniform(math.log(low), math.log(high)))
     assert parameter["distribution"] == "uniform"
-    return random.uniform(low, high)
+    return DRAWS.uniform(low, high)
 
 
 def agents_command(sweep: dict[str, Any], values: dict[str, Any]) -> list[str]:

@@ -125,12 +125,13 @@ def _read_table(path: Path) -> Iterator[Annotation]:
             raise DiffcapError(
                 f'{where}: the column split must be train, val or test, found "{row["split"]:.60}"; mend that line.'
             )
+        photos = (
+            photo_id(row["img1ImgURL"], row["img1ObservationURL"]),
+            photo_id(row["img2ImgURL"], row["img2ObservationURL"]),
+        )
         yield Annotation(
-            photos=(
-                photo_id(row["img1ImgURL"], row["img1ObservationURL"]),
-                photo_id(row["img2ImgURL"], row["img2ObservationURL"]),
-            ),
-            key=(row["img1ImgURL"], row["img2ImgURL"]),
+            photos=photos,
+            key=photos,  # not the URLs: one photo is found under several
             split=SPLIT_NAMES[row["split"]],
             captions=[tokenised(row["description"])],
             where=where,

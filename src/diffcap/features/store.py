@@ -212,7 +212,7 @@ class StoreWriter:
             if row == len(known):
                 known.append(path)
                 known_sizes.append(size)
-            elif known_sizes[row] != size:
+            elif size >= 0 and known_sizes[row] != size:  # an image out of reach keeps the features it has
                 known_sizes[row] = size
                 stale.append(row)
         self._wanted = np.fromiter((row_of[path] for path in paths), dtype=np.int64, count=len(paths))

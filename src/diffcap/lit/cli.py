@@ -1,11 +1,9 @@
 """The command line of every stage that runs a Lightning trainer."""
 
-import difflib
 import logging
-import re
 import sys
 import warnings
-from typing import Any, NoReturn
+from typing import Any
 
 import diffcap.lit.light_help  # noqa: F401  before Lightning, see there
 
@@ -14,43 +12,14 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
+from diffcap.console import OneSentenceMixin
 
-class StageParser(LightningArgumentParser):
-    """A parser whose error is one sentence instead of the usage of a hundred options; half an option's name is a typo."""
+
+class StageParser(OneSentenceMixin, LightningArgumentParser):
+    """Lightning's parser with errors of one sentence; half an option's name is a typo."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **options})
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print the sentence and exit with status 2."""
-        known = [option.removeprefix("--") for action in self._actions for option in action.option_strings]
-        sys.stderr.write(f"error: {one_sentence(message, known)}; `--help` lists every option.\n")
-        sys.exit(2)
-
-
-def one_sentence(message: str, known: list[str]) -> str:
-    """Shorten jsonargparse's error to one line.
-
-    Args:
-        message: what jsonargparse says, several lines with nested reasons.
-        known: names of all options, to guess which one a misspelt one was meant to be.
-    """
-    text = " ".join(message.split())
-    unknown = re.search(
-        r"[Uu]nrecognized arguments: -*([\w.]+)|(?:[Kk]ey|[Oo]ption) ['\"]([\w.]+)['\"] is not (?:expected|accepted)",
-        text,
-    )
-    name = next(filter(None, unknown.groups()), "") if unknown else ""
-    # Of an argument of a class (init_args) only the last word is in the message.
-    name = next((given for given in map(_option, sys.argv) if given.endswith(f".{name}")), name) if name else ""
-    if not name:
-        return text[:300].rstrip(".") if len(text) <= 300 else text[:297] + "..."
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"unknown option --{name}" + (f", did you mean --{near[0]}" if near else "")
-
-
-def _option(word: str) -> str:
-    return word.removeprefix("--").partition("=")[0] if word.startswith("--") else ""
 
 
 class StageProgressBar(RichProgressBar):

@@ -198,7 +198,15 @@ class TrainingCLI(StageCLI):
         loggers: list[Logger] = [CSVLogger(self.out, name="logs")]
         if settings.logger == "wandb":
             loggers.append(
-                WandbLogger(project=settings.project, save_dir=str(self.out), offline=not _logged_in(), log_model=False)
+                WandbLogger(
+                    name=None if "WANDB_SWEEP_ID" in os.environ else "/".join(self.out.parts[-3:]),
+                    id=os.environ.get("WANDB_RUN_ID", self.identity),  # a resumed run goes on in its own curves
+                    resume="allow",
+                    project=settings.project,
+                    save_dir=str(self.out),
+                    offline=not _logged_in(),
+                    log_model=False,
+                )
             )
         callbacks.append(LearningRateMonitor("step"))
         trainer = super().instantiate_trainer(

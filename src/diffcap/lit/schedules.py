@@ -14,8 +14,9 @@ def factor(
 
     Args:
         kind: "noam": rises linearly over `warmup` steps, then falls with the inverse square root (IDC-PCL's
-            pre-training, authors' code); "piecewise": halves at each milestone (its fine-tuning); "cosine": linear
-            warm-up, then half a cosine to 0 at `total`; "constant": after the warm-up.
+            pre-training, authors' code, which counts steps from 0 with 1e-8 there; here from 1); "piecewise": halves at
+            each milestone (its fine-tuning); "cosine": linear warm-up, then half a cosine to 0 at `total`; "constant":
+            after the warm-up.
         warmup, milestones, total: in steps.
     """
 

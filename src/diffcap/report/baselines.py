@@ -13,7 +13,7 @@ from diffcap.features.store import FeatureStore
 from diffcap.records import ChangePair
 
 MOST_COMMON, NEAREST = "most common training caption", "nearest neighbour's caption"
-# Numbers that describe one image. The maps of the embedded backbone (116 x 4 x 6) stay whole; 2048 x 7 x 7, at CLEVR-Change's
+# Numbers that describe one image. The maps of the embedded backbone (107 x 4 x 6) stay whole; 2048 x 7 x 7, at CLEVR-Change's
 # 60,000 training pairs 24 GB, would be too much to search through.
 LARGEST = 4096
 

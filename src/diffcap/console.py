@@ -1,0 +1,59 @@
+"""The command line of everything that is a function: its signature is the options, its docstring the help."""
+
+import difflib
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from jsonargparse import ArgumentParser, auto_cli
+
+from diffcap.errors import plain_errors
+
+
+def one_sentence(message: str, known: list[str]) -> str:
+    """Shorten jsonargparse's error to one line.
+
+    Args:
+        message: what jsonargparse says, several lines with nested reasons.
+        known: names of all options, to guess which one a misspelt one was meant to be.
+    """
+    text = " ".join(message.split())
+    unknown = re.search(
+        r"[Uu]nrecognized arguments: -*([\w.]+)|(?:[Kk]ey|[Oo]ption) ['\"]([\w.]+)['\"] is not (?:expected|accepted)",
+        text,
+    )
+    name = next(filter(None, unknown.groups()), "") if unknown else ""
+    # Of an argument of a class (init_args) only the last word is in the message.
+    name = next((given for given in map(_option, sys.argv) if given.endswith(f".{name}")), name) if name else ""
+    if not name:
+        return text[:300].rstrip(".") if len(text) <= 300 else text[:297] + "..."
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"unknown option --{name}" + (f", did you mean --{near[0]}" if near else "")
+
+
+def _option(word: str) -> str:
+    return word.removeprefix("--").partition("=")[0] if word.startswith("--") else ""
+
+
+class OneSentenceMixin:
+    """For a parser: its error is one sentence instead of the usage of all options."""
+
+    _actions: list[Any]
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Print the sentence and exit with status 2."""
+        known = [option.removeprefix("--") for action in self._actions for option in action.option_strings]
+        sys.stderr.write(f"error: {one_sentence(message, known)}; `--help` lists every option.\n")
+        sys.exit(2)
+
+
+class OneSentenceParser(OneSentenceMixin, ArgumentParser):
+    """jsonargparse's parser with errors of one sentence."""
+
+
+def run(command: Callable[..., Any] | dict[str, Any], arguments: Sequence[str] | None = None, **options: Any) -> None:
+    """Run a function (or the one a command names) with the process's arguments; every fault is one sentence."""
+    settings = {"as_positional": False, "allow_abbrev": False, "parser_class": OneSentenceParser, **options}
+    with plain_errors():
+        auto_cli(command, args=None if arguments is None else list(arguments), **settings)
