@@ -48,4 +48,5 @@ if __name__ == "__main__":
         gathered, first = gather_rows(rows)
         result[case]["gathered"], result[case]["first"] = gathered, first
     torch.save({"rank": rank(), "world": world_size(), "cases": result}, out)
+    dist.barrier()  # a rank that leaves while the other is still talking makes gloo abort
     dist.destroy_process_group()

@@ -4,6 +4,8 @@ Everything is the identity on one process. The scaled losses are made so that th
 is the gradient of the global loss: 2 ranks x B / 2 give what 1 rank x B gives.
 """
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -49,11 +51,25 @@ def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
     """
     if world_size() == 1:
         return rows, 0
-    from torch.distributed.nn.functional import all_gather
-
     counts = [torch.zeros((), dtype=torch.long, device=rows.device) for _ in range(world_size())]
     dist.all_gather(counts, torch.tensor(len(rows), device=rows.device))
     sizes = [int(count) for count in counts]
     padded = torch.cat([rows, rows.new_zeros(max(sizes) - len(rows), *rows.shape[1:])])
-    gathered = all_gather(padded)
+    gathered = _Gather.apply(padded)
     return torch.cat([part[:size] for part, size in zip(gathered, sizes)]), sum(sizes[: rank()])
+
+
+class _Gather(torch.autograd.Function):
+    """(n, ...) of every rank to (ranks, n, ...); the gradient of a rank's rows is what all ranks found for them."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        parts = [torch.empty_like(rows) for _ in range(world_size())]
+        dist.all_gather(parts, rows.contiguous())
+        return torch.stack(parts)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        gradient = gradient.contiguous().clone()
+        dist.all_reduce(gradient)
+        return gradient[rank()]
