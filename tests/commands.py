@@ -7,18 +7,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
 ROOT = Path(__file__).parents[1]
 METHOD = ROOT / "configs" / "method" / "pcl"
+# Results name the commit they come from; the checkout that the tests run in may get another one between two runs.
+NO_COMMIT = {"GIT_DIR": os.devnull}
 
 
 def environment(**more: str) -> dict[str, str]:
     """One thread a process, and nothing of the caller's accounts or clusters."""
     dropped = ("WANDB_", "SLURM_", "COVERAGE_")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
-    return {**kept, "OMP_NUM_THREADS": "1", "NETRC": os.devnull, **more}
+    return {**kept, **NO_COMMIT, "OMP_NUM_THREADS": "1", "NETRC": os.devnull, **more}
 
 
 def command(stage: str, configs: Sequence[str | Path], *options: str) -> list[str]:
@@ -55,7 +58,8 @@ def in_process(words: Sequence[str]) -> str | int | None:
     torch.set_num_threads(1)  # as `environment` has it for the others
     sys.argv = list(words[1:])
     try:
-        runpy.run_path(words[1], run_name="__main__")
+        with mock.patch.dict(os.environ, NO_COMMIT):
+            runpy.run_path(words[1], run_name="__main__")
     except SystemExit as stop:
         return stop.code
     finally:
