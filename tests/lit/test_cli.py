@@ -7,7 +7,8 @@ import pytest
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import RichProgressBar
 
-from diffcap.lit.cli import StageCLI, one_sentence
+from diffcap.console import one_sentence
+from diffcap.lit.cli import StageCLI
 
 
 class Module(LightningModule):
