@@ -146,6 +146,7 @@ def test_settings_of_method_dataset_trainer_and_devices_come_in_this_order(proje
         assert files == [
             "configs/trainer/default.yaml",
             f"configs/method/pcl/{stage}.yaml",
+            "configs/dataset/birds2words.yaml",
             f"configs/method/pcl/{stage}.birds2words.yaml",
             "configs/trainer/smoke.yaml",
             "configs/trainer/ddp.yaml",
