@@ -139,6 +139,28 @@ def _with_extra(project: Path, *words: str) -> list[str]:
     return [re.findall(r"stages/(\w+)\.py", line)[0] for line in text.splitlines() if "--extra=1" in line]
 
 
+def test_every_stage_has_arguments_of_its_own(project: Path) -> None:
+    stages = {"data": "data", "extract": "extract", "negatives": "negatives", "pretrain": "pretrain"}
+    stages |= {"finetune": "finetune", "eval": "evaluate"}
+    options = played(project, "eval", *(f"{name}_ARGS=--its={name}" for name in stages), "ARGS=--extra=1")
+    for name, stage in stages.items():
+        assert f"--its={name}" in options[stage] and ("--extra=1" in options[stage]) == (name == "eval")
+        assert options[stage].count("--its") == 1
+
+
+def test_a_misspelt_name_stops_before_anything_runs(project: Path) -> None:
+    for word, known in (("METHOD=pcx", "pcl"), ("BACKBONE=resnet", "resnet101_layer4"), ("TRAINER=smok", "smoke")):
+        done = make(project, "eval", word)
+        assert done.returncode != 0 and f"{word} is unknown" in done.stderr and known in done.stderr
+        assert not (project / "log").exists()
+
+
+def test_a_folder_of_files_is_always_looked_at(project: Path) -> None:
+    words = "eval", "DATASET=clevr_change", "DATA=/some/where"
+    assert list(played(project, *words)) == ALL
+    assert list(played(project, *words)) == ["data", "evaluate"]
+
+
 def test_settings_of_method_dataset_trainer_and_devices_come_in_this_order(project: Path) -> None:
     for stage in ("pretrain", "finetune"):
         options = played(project, stage, "DATASET=birds2words", "DATA=birds", "TRAINER=smoke", "DEVICES=2", "SEED=7")
