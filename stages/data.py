@@ -40,7 +40,7 @@ def prepare(
     """
     from diffcap.datasets import read_pairs
     from diffcap.records import write_dataset
-    from diffcap.text.vocabulary import build_vocabulary, write_vocabulary
+    from diffcap.text.vocabulary import build_vocabulary, read_vocabulary, write_vocabulary
 
     folder = Path(out or f"data/{dataset}")
     render = {
@@ -64,11 +64,13 @@ def prepare(
         records, skipped = _check(records, root, folder, missing, check)
     settings = {"missing": missing, "check": check, **render}
     notes = {"captions_only": captions_only, "skipped": skipped, "settings": settings}
-    written = write_dataset(folder, dataset, root, records, notes)
+    # Before the manifest, which is what Make looks for; untouched where it is the same already.
     vocabulary = build_vocabulary(caption for pair in records if pair.split == "train" for caption in pair.captions)
-    write_vocabulary(folder / "vocabulary.json", vocabulary)
-    _show(written, folder)
-    print(f"{len(vocabulary.words):,} words in the training captions, {folder / 'vocabulary.json'}")
+    words = folder / "vocabulary.json"
+    if not words.is_file() or read_vocabulary(words).words != vocabulary.words:
+        write_vocabulary(words, vocabulary)
+    _show(write_dataset(folder, dataset, root, records, notes), folder)
+    print(f"{len(vocabulary.words):,} words in the training captions, {words}")
 
 
 def _render(folder: Path, source: str | None, settings: dict[str, Any]) -> tuple[Path, dict[str, Any]]:

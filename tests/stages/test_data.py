@@ -40,7 +40,12 @@ def test_clevr_change_with_all_its_images(official: Path, tmp_path: Path) -> Non
     assert dataset.info["splits"]["train"]["distractors"] == 3
     assert dataset.info["skipped"] == {"pairs": 0, "images": 0} and dataset.info["captions_only"] is False
     folder = tmp_path / "data/clevr_change"
-    assert sorted(path.name for path in folder.iterdir()) == ["checked.json", "dataset.json", "manifest.jsonl"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "checked.json",
+        "dataset.json",
+        "manifest.jsonl",
+        "vocabulary.json",
+    ]
     before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
     assert data("--dataset", "clevr_change", "--source", official, cwd=tmp_path).returncode == 0
     assert {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()} == before
