@@ -206,8 +206,16 @@ class FeatureData(pl.LightningDataModule):
         ranks, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
         return {key: value if isinstance(value, str) else value[rank::ranks] for key, value in batch.items()}
 
-    def _coins(self, count: int, generator: torch.Generator) -> np.ndarray | None:
-        return (torch.rand(count, generator=generator) < 0.5).numpy() if self.swap else None
+    def _with_images(self, batch: Batch, pairs: np.ndarray, generator: torch.Generator) -> Batch:
+        """This rank's part of a global batch, with the feature maps of its pairs only."""
+        swap = (
+            torch.rand(len(pairs), generator=generator) < 0.5
+            if self.swap
+            else torch.zeros(len(pairs), dtype=torch.bool)
+        )
+        share = self._share({**batch, "pairs": pairs, "swap": swap.numpy()})
+        images = self.train_table.images(share.pop("pairs"), share.pop("swap"))
+        return {**share, **images}
 
     def make_batch(self, step: int) -> Batch:
         """This rank's share of training batch `step`."""
@@ -249,10 +257,8 @@ class CaptionData(FeatureData):
         samples = self.stream.take(step * self.batch_size, self.batch_size)
         pairs = table.owner[samples]
         text = self._mask(table.tokens[samples], generator)
-        swap = self._coins(len(pairs), generator)
-        share = self._share({**text, "is_change": torch.from_numpy(table.is_change[pairs]).long(), "pairs": pairs})
-        kept = share.pop("pairs")
-        return {**share, **table.images(kept, None if swap is None else self._share({"s": swap})["s"])}
+        batch = {**text, "is_change": torch.from_numpy(table.is_change[pairs]).long()}
+        return self._with_images(batch, pairs, generator)
 
 
 class PretrainData(FeatureData):
@@ -349,7 +355,4 @@ class PretrainData(FeatureData):
                     "tokens": text["tokens"],
                     "visual_mask": mask_patches(len(pairs), height * width, self.mask_ratio, generator),
                 }
-        swap = self._coins(len(pairs), generator)
-        share = self._share({"task": task, **text, "pairs": pairs})
-        kept = share.pop("pairs")
-        return {**share, **table.images(kept, None if swap is None else self._share({"s": swap})["s"])}
+        return self._with_images({"task": task, **text}, pairs, generator)
