@@ -13,7 +13,7 @@ from diffcap.errors import DiffcapError
 # Minutes of a 12-minute demo on two cores that are not training. Steps are fixed numbers, not a clock, so that the same
 # command gives the same scores; they grow with the minutes that are left.
 OTHER_MINUTES = 3.5
-PRETRAIN_STEPS, FINETUNE_STEPS = 900, 8000
+PRETRAIN_STEPS, FINETUNE_STEPS = 720, 6400
 # A control without pre-training gets the time of both stages: this many of its steps cost one pre-training step.
 STEPS_PER_PRETRAIN_STEP = 1.1
 

@@ -93,7 +93,7 @@ def test_words_change_places_but_not_within_a_list() -> None:
         ("the big red cube that is behind the large red block moved", None),  # they mean the same
         ("the red cube is in a different position", None),
         ("the red cube became rubber", None),
-        ("both pictures show the same objects", None),
+        ("the two pictures are identical", None),
     ],
 )
 def test_noun_phrases_change_places(text: str, swapped: str | None) -> None:
@@ -121,8 +121,6 @@ def test_noun_phrases_change_places(text: str, swapped: str | None) -> None:
         ("nothing is different", "something is different"),
         ("no object is different", "an object is different"),
         ("the scene stays the same", "the scene stays different"),
-        ("both pictures show the same objects", "both pictures show different objects"),
-        ("both pictures show the same scene", "both pictures show a different scene"),
         ("everything is still in its place", "everything is no longer in its place"),
     ],
 )
@@ -139,6 +137,8 @@ def test_the_change_is_said_the_other_way_round(text: str, reversed_text: str | 
         ("the scene is the same as before", "the scene is different from before"),
         ("no change was made", "a change was made"),
         ("nothing has moved", "something has moved"),
+        ("both pictures show the same objects", "both pictures show different objects"),
+        ("both pictures show the same scene", "both pictures show a different scene"),
     ],
 )
 def test_sentences_of_other_datasets_are_reversed(text: str, reversed_text: str) -> None:
