@@ -3,11 +3,18 @@ from pathlib import Path
 import pytest
 from tests.parity.loading import FIXTURES, find
 
+# A test that takes one of these runs over every such fixture of the folder, whatever its name and dimensions.
+KINDS: dict[str, dict] = {
+    "pcl_fixture": {"method": "pcl", "single_image": None},
+    "scorer_fixture": {"method": "scorer"},
+    "dirl_fixture": {"method": "dirl"},
+}
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`pcl_fixture` runs over every IDC-PCL fixture of the folder, whatever its name and dimensions."""
-    if "pcl_fixture" in metafunc.fixturenames:
-        folder = Path(metafunc.config.getoption("--parity-dir", default=None) or FIXTURES)
-        paths = find(folder, "pcl", single_image=None)
-        assert paths, f"no IDC-PCL fixture in {folder}"
-        metafunc.parametrize("pcl_fixture", paths, ids=[path.stem for path in paths])
+    folder = Path(metafunc.config.getoption("--parity-dir", default=None) or FIXTURES)
+    for name in KINDS.keys() & set(metafunc.fixturenames):
+        paths = find(folder, **KINDS[name])
+        # A folder given on the command line may hold one system's fixtures only.
+        assert paths or folder != FIXTURES, f"no fixture for {name} in {folder}"
+        metafunc.parametrize(name, paths, ids=[path.stem for path in paths])

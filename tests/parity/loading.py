@@ -15,14 +15,18 @@ FIXTURES = Path(__file__).parent / "fixtures"
 class Fixture(NamedTuple):
     path: Path
     hyperparameters: dict[str, Any]
-    shapes: dict[str, dict[str, list[int]]]
+    shapes: dict[str, Any]
     arrays: dict[str, Tensor]
 
-    def weights(self, group: str) -> dict[str, Tensor]:
-        return {name: fill(name, shape) for name, shape in self.shapes[group].items()}
+    def weights(self, group: str | None = None) -> dict[str, Tensor]:
+        """Of one of several models, or of the one that the fixture is of."""
+        shapes = self.shapes if group is None else self.shapes[group]
+        return {name: fill(name, shape) for name, shape in shapes.items()}
 
 
 def fill(name: str, shape: list[int]) -> Tensor:
+    if not shape:  # a logit scale, left at its initial value
+        return torch.ones(())
     values = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
     if len(shape) >= 2:
         values = values / np.sqrt(np.prod(shape[1:]))

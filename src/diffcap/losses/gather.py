@@ -43,6 +43,28 @@ def global_sum(values: Tensor) -> Tensor:
     return values.sum() * world_size()
 
 
+def first_row(rows: Tensor) -> int:
+    """Where this rank's rows, (n, ...), begin among all ranks'; n may differ between ranks."""
+    return sum(_counts(rows)[: rank()])
+
+
+def _counts(rows: Tensor) -> list[int]:
+    """How many rows each rank has."""
+    if world_size() == 1:
+        return [len(rows)]
+    counts = [torch.zeros((), dtype=torch.long, device=rows.device) for _ in range(world_size())]
+    dist.all_gather(counts, torch.tensor(len(rows), device=rows.device))
+    return [int(count) for count in counts]
+
+
+def sum_over_ranks(value: Tensor) -> Tensor:
+    """Sum of a tensor over the ranks, with gradients.
+
+    A loss of such sums is the same on every rank; DDP's average of the gradients is then the gradient of it.
+    """
+    return value if world_size() == 1 else _Sum.apply(value)
+
+
 def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
     """Every rank's rows, (n, D) to (total, D) in rank order, with gradients to the rank they came from.
 
@@ -51,9 +73,7 @@ def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
     """
     if world_size() == 1:
         return rows, 0
-    counts = [torch.zeros((), dtype=torch.long, device=rows.device) for _ in range(world_size())]
-    dist.all_gather(counts, torch.tensor(len(rows), device=rows.device))
-    sizes = [int(count) for count in counts]
+    sizes = _counts(rows)
     padded = torch.cat([rows, rows.new_zeros(max(sizes) - len(rows), *rows.shape[1:])])
     gathered = _Gather.apply(padded)
     return torch.cat([part[:size] for part, size in zip(gathered, sizes)]), sum(sizes[: rank()])
@@ -73,3 +93,19 @@ class _Gather(torch.autograd.Function):
         gradient = gradient.contiguous().clone()
         dist.all_reduce(gradient)
         return gradient[rank()]
+
+
+class _Sum(torch.autograd.Function):
+    """All-reduce; the gradient of a rank's part is the sum of what all ranks found for the total."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        value = value.clone()
+        dist.all_reduce(value)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        gradient = gradient.contiguous().clone()
+        dist.all_reduce(gradient)
+        return gradient

@@ -1,11 +1,25 @@
 """What every captioner offers, whatever it is inside."""
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 Batch = dict[str, Any]
+
+
+class WordMaps(NamedTuple):
+    """Where each word looked.
+
+    Attributes:
+        before, after: (B, T, h, w), for the word after each of T tokens; they sum to 1 over the places.
+        alignment: (B, h w, h w): for each place before the change, where the same thing stands after it; None where the
+            method does not align.
+    """
+
+    before: Tensor
+    after: Tensor
+    alignment: Tensor | None
 
 
 class Captioner(nn.Module, ABC):
@@ -39,3 +53,14 @@ class Captioner(nn.Module, ABC):
         Returns:
             (B, V) logits of the next position, and the new cache.
         """
+
+    def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> WordMaps:
+        """Where each word looked, for pictures.
+
+        Args:
+            before, after: (B, C, h, w). tokens: (B, T), beginning with the opening token.
+
+        Raises:
+            NotImplementedError: the method has no such maps.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no attention maps")

@@ -36,19 +36,51 @@ class UnbiasedLayerNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention whose queries may also look at keys and values of earlier positions.
+    """Multi-head attention; called on one sequence it is self-attention, whose queries may also look at earlier positions.
 
     Args:
         width: D. heads: H, which divides D. dropout: on the attention probabilities.
+        projected: a last linear layer over the joined heads. bias: of all its linear layers.
     """
 
-    def __init__(self, width: int, heads: int, dropout: float = 0.0) -> None:
+    def __init__(self, width: int, heads: int, dropout: float = 0.0, projected: bool = True, bias: bool = True) -> None:
         super().__init__()
         if width % heads:
             raise ValueError(f"width {width} is not a multiple of heads {heads}")
-        self.heads, self.dropout = heads, dropout
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
+        self.width, self.heads, self.dropout = width, heads, dropout
+        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.out = nn.Linear(width, width, bias=bias) if projected else nn.Identity()
+
+    def _heads(self, x: Tensor, first: int, parts: int) -> tuple[Tensor, ...]:
+        """The query (0), key (1) or value (2) heads of x (B, T, D), `parts` of them from `first` on: (B, H, T, D / H) each."""
+        rows = slice(first * self.width, (first + parts) * self.width)
+        bias = self.qkv.bias if self.qkv.bias is None else self.qkv.bias[rows]
+        heads = F.linear(x, self.qkv.weight[rows], bias)
+        return heads.view(*x.shape[:2], parts, self.heads, -1).permute(2, 0, 3, 1, 4).unbind()
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value of x (B, T, D): (B, H, T, D / H) each."""
+        query, key, value = self._heads(x, 0, 3)
+        return query, key, value
+
+    def queries(self, x: Tensor) -> Tensor:
+        """The queries of x alone."""
+        return self._heads(x, 0, 1)[0]
+
+    def keys_values(self, x: Tensor) -> KeysValues:
+        """The keys and values of x alone: what cross-attention needs of the other sequence, once."""
+        key, value = self._heads(x, 1, 2)
+        return key, value
+
+    def attend(self, query: Tensor, keys_values: KeysValues, mask: Tensor | None = None) -> Tensor:
+        """Queries (B, H, T, D / H) over keys and values to (B, T, D)."""
+        drop = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, *keys_values, attn_mask=mask, dropout_p=drop)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+    def weights(self, query: Tensor, key: Tensor) -> Tensor:
+        """Where queries (B, H, T, D / H) look among keys (B, H, S, D / H), mean over the heads: (B, T, S)."""
+        return (query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).softmax(-1).mean(1)
 
     def forward(
         self, x: Tensor, mask: Tensor | None = None, past: KeysValues | None = None
@@ -63,15 +95,11 @@ class Attention(nn.Module):
         Returns:
             (B, T, D), and the keys and values of x alone.
         """
-        batch, length, width = x.shape
-        heads = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
-        query, key, value = heads.permute(2, 0, 3, 1, 4)  # (B, H, T, D / H) each
+        query, key, value = self.project(x)
         own = (key, value)
         if past is not None:
             key, value = torch.cat([past[0], key], 2), torch.cat([past[1], value], 2)
-        drop = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=drop)
-        return self.out(mixed.transpose(1, 2).reshape(batch, length, width)), own
+        return self.attend(query, (key, value), mask), own
 
 
 class PreNormBlock(nn.Module):
@@ -127,3 +155,55 @@ def doubled_sinusoid(length: int, width: int) -> Tensor:
     channel = torch.arange(width, dtype=torch.float64)
     angle = torch.arange(length, dtype=torch.float64)[:, None] / 10000 ** (2 * channel / width)
     return torch.where(channel % 2 == 0, angle.sin(), angle.cos()).float()
+
+
+def sinusoid(length: int, width: int) -> Tensor:
+    """Fixed positions of the transformer, (length, width): sine on even channels, cosine on odd ones.
+
+    Channels 2 j and 2 j + 1 have the angle `p / 10000 ** (2 j / width)` at position p.
+    """
+    channel = torch.arange(width, dtype=torch.float64) // 2 * 2
+    angle = torch.arange(length, dtype=torch.float64)[:, None] / 10000 ** (channel / width)
+    return torch.where(torch.arange(width) % 2 == 0, angle.sin(), angle.cos()).float()
+
+
+class GridEmbedding(nn.Module):
+    """Feature maps to tokens: a linear layer at every place, and a learned position of a column and a row half each.
+
+    Args:
+        channels: C. grid: rows and columns. width: D.
+        coordinates: two more channels before the layer, x `2 j / columns - 1` and y `2 i / rows - 1` (methods of the
+            RobustChangeCaptioning code base).
+    """
+
+    coordinate_channels: Tensor
+
+    def __init__(self, channels: int, grid: tuple[int, int], width: int, coordinates: bool) -> None:
+        super().__init__()
+        rows, columns = grid
+        self.grid, self.channels = (rows, columns), channels
+        self.projection = nn.Linear(channels + 2 * coordinates, width)
+        self.columns, self.rows = nn.Embedding(columns, width // 2), nn.Embedding(rows, width // 2)
+        y, x = torch.meshgrid(2 * torch.arange(rows) / rows - 1, 2 * torch.arange(columns) / columns - 1, indexing="ij")
+        self.register_buffer("coordinate_channels", torch.stack([x, y], -1).view(-1, 2), persistent=False)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """(B, C, rows, columns) to (B, rows * columns, D), row by row."""
+        if tuple(maps.shape[1:]) != (self.channels, *self.grid):
+            raise ValueError(
+                f"features are {tuple(maps.shape[1:])}, the model was built for {(self.channels, *self.grid)}"
+            )
+        rows, columns = self.grid
+        places = torch.cat(
+            [self.columns.weight.expand(rows, -1, -1), self.rows.weight[:, None].expand(-1, columns, -1)], -1
+        ).flatten(0, 1)  # (N, D)
+        weight = self.projection.weight
+        if weight.shape[1] > self.channels:  # the same at that place in every image: no need to append them to the maps
+            places = places + F.linear(self.coordinate_channels, weight[:, self.channels :])
+        tokens = maps.flatten(2).transpose(1, 2)  # (B, N, C)
+        return F.linear(tokens, weight[:, : self.channels], self.projection.bias) + places
+
+
+def tile(x: Tensor, times: int) -> Tensor:
+    """`times` copies of a batch, one after the other: (B, ...) to (times * B, ...)."""
+    return x if times == 1 else torch.cat([x] * times)
