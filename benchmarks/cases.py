@@ -1,0 +1,198 @@
+"""One measurement, alone in its process: reads a case as JSON, prints what it took as JSON. Started by methods.py.
+
+The peak is the process's own (`ru_maxrss`), libraries included; that is why every case has a process to itself.
+
+Letters: B pairs, T text positions, L positions of a caption, N visual tokens of one image, D width, V vocabulary.
+"""
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+from unittest import mock
+
+import torch
+from forms import EveryLayerSCORER, dense_matching, uncached
+from torch import Tensor
+
+from diffcap.losses.mlm import IGNORED
+from diffcap.losses.token_matching import token_matching
+from diffcap.models import pcl, words
+from diffcap.models.captioner import Batch, Captioner
+from diffcap.models.dirl import DIRL
+from diffcap.models.generation import greedy
+from diffcap.models.pcl import PCL
+from diffcap.models.scorer import SCORER
+
+SEED = 0
+MODELS: dict[str, type[Captioner]] = {"scorer": SCORER, "dirl": DIRL, "pcl": PCL}
+WORD_MASKING = 0.15  # IDC-PCL, paper
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a method's data and model.
+
+    Attributes:
+        channels, grid: C, and rows and columns of a feature map. width: D. length: L. vocabulary: V.
+    """
+
+    channels: int
+    grid: int
+    width: int
+    length: int
+    vocabulary: int = 76
+
+
+PAPER = {
+    "scorer": Sizes(1024, 14, 512, 24),
+    "dirl": Sizes(1024, 14, 512, 24),
+    "pcl": Sizes(2048, 7, 512, 40),
+}
+SMALL = {name: Sizes(16, 4, 32, 8) for name in PAPER}
+
+
+def build(method: str, sizes: Sizes, form: str = "") -> Captioner:
+    """A method's model with its papers' defaults; `form` "dense" is SCORER that matches in every layer."""
+    kind: Any = EveryLayerSCORER if form == "dense" else MODELS[method]
+    own = {} if method == "pcl" else {"grid": (sizes.grid, sizes.grid), "max_length": sizes.length}
+    return kind(sizes.vocabulary, sizes.channels, width=sizes.width, **own)
+
+
+def maps(batch: int, sizes: Sizes) -> Tensor:
+    """Feature maps (B, C, h, w) as a ResNet's last ReLU leaves them: half zeros."""
+    return torch.randn(batch, sizes.channels, sizes.grid, sizes.grid).relu_()
+
+
+def captions(batch: int, sizes: Sizes, begin: int, end: int, first: int) -> Tensor:
+    """Ids (B, L): an opening token, words from id `first` on, a closing token, padding 0; from half of L to all of it."""
+    tokens = torch.randint(first, sizes.vocabulary, (batch, sizes.length))
+    last = torch.randint(sizes.length // 2, sizes.length, (batch, 1))
+    place = torch.arange(sizes.length)
+    tokens[:, 0] = begin
+    return tokens.masked_fill(place == last, end).masked_fill(place > last, 0)
+
+
+def training_batch(method: str, batch: int, streams: int, sizes: Sizes) -> Batch:
+    """What `Captioner.loss` reads: `batch` before maps, `streams` times as many after maps and captions."""
+    data: Batch = {"before": maps(batch, sizes), "after": maps(batch * streams, sizes)}
+    if method != "pcl":
+        return {**data, "tokens": captions(batch * streams, sizes, words.START, words.END, words.END + 1)}
+    tokens = captions(batch, sizes, pcl.BOS, pcl.EOS, pcl.MASK + 1)
+    hide = (tokens > pcl.MASK) & (torch.rand(tokens.shape) < WORD_MASKING)
+    hide[:, 1] = True  # no batch without a hidden word
+    labels = tokens.masked_fill(~hide, IGNORED)
+    is_change = torch.arange(batch) % 2
+    return {**data, "mlm_tokens": tokens.masked_fill(hide, pcl.MASK), "mlm_labels": labels, "is_change": is_change}
+
+
+def training(method: str, form: str, batch: int, streams: int, sizes: Sizes, timed: "Timer") -> dict[str, Any]:
+    """Loss, backward and Adam; one item is one before map, with both its streams where there are two."""
+    model = build(method, sizes, form).train()
+    data = training_batch(method, batch, streams, sizes)
+    optimizer = torch.optim.Adam((weight for weight in model.parameters() if weight.requires_grad), lr=2e-4)
+    losses = []
+
+    def step() -> None:
+        loss = model.loss(data)["loss"]
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    matching = dense_matching if form == "dense" else token_matching
+    with mock.patch("diffcap.models.scorer.token_matching", matching):
+        seconds = timed(step)
+    return {"items_per_s": batch / seconds, "check": losses[:1]}
+
+
+def matching(form: str, batch: int, sizes: Sizes, timed: "Timer") -> dict[str, Any]:
+    """Both passes of the matching of B images with B images; the loss keeps every image's match with its own."""
+    query, key = (torch.randn(batch, sizes.grid**2, sizes.width, requires_grad=True) for _ in range(2))
+    match = dense_matching if form == "dense" else token_matching
+    norms: list[list[float]] = []
+
+    def step() -> None:
+        query.grad = key.grad = None
+        score = match(query, key)
+        (score.diagonal().sum() - score.logsumexp(1).sum()).backward()
+        assert query.grad is not None and key.grad is not None
+        norms.append([score.mean().item(), query.grad.norm().item(), key.grad.norm().item()])
+
+    seconds = timed(step)
+    return {"items_per_s": batch / seconds, "check": norms[0]}
+
+
+def decoding(method: str, form: str, batch: int, sizes: Sizes, timed: "Timer") -> dict[str, Any]:
+    """Feature maps to words, greedily; closing token and padding are forbidden, so that every caption has all L positions."""
+    model = build(method, sizes).eval()
+    classifier: Any = model.trunk.output_layer if isinstance(model, PCL) else model.decoder.logit  # type: ignore[union-attr]
+    with torch.no_grad():
+        classifier.bias[[0, model.end]] = float("-inf")
+    before, after = maps(batch, sizes), maps(batch, sizes)
+    decode = greedy if form == "cached" else uncached
+    said: list[Tensor] = []
+    seconds = timed(lambda: said.append(decode(model, before, after, sizes.length)))
+    return {"items_per_s": batch / seconds, "words": said[0].tolist()}
+
+
+class Timer:
+    """Seconds of a call: the median of `repeats`, after one that is not counted.
+
+    Attributes:
+        seconds: of every counted call.
+    """
+
+    def __init__(self, repeats: int) -> None:
+        self.repeats, self.seconds = repeats, [0.0]
+
+    def __call__(self, call: Callable[[], Any]) -> float:
+        """Run and time it."""
+        self.seconds = []
+        for _ in range(1 + self.repeats):
+            start = time.perf_counter()
+            call()
+            self.seconds.append(time.perf_counter() - start)
+        self.seconds = self.seconds[1:]
+        return median(self.seconds)
+
+
+def peak_mb() -> float:
+    """The most memory that this process has held so far, in MB (1e6 bytes)."""
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return held / 1e6 if sys.platform == "darwin" else held * 1024 / 1e6  # bytes there, KiB here
+
+
+def measure(case: dict[str, Any]) -> dict[str, Any]:
+    """Run one case.
+
+    Args:
+        case: `kind` "training", "matching" or "decoding"; `method`, `form`, `batch`, `streams`; `repeats`, `threads`
+            (None: torch's choice) and `small`.
+
+    Returns:
+        items_per_s, seconds (of every repeat), peak_mb, libraries_mb (the peak before anything was made), threads,
+        sizes, and `check` or `words`, which do not depend on the form.
+    """
+    libraries = peak_mb()
+    if case["threads"]:
+        torch.set_num_threads(case["threads"])
+    torch.manual_seed(SEED)
+    method, form, batch = case["method"], case["form"], case["batch"]
+    sizes, timed = (SMALL if case["small"] else PAPER)[method], Timer(case["repeats"])
+    if case["kind"] == "training":
+        result = training(method, form, batch, case["streams"], sizes, timed)
+    elif case["kind"] == "matching":
+        result = matching(form, batch, sizes, timed)
+    else:
+        result = decoding(method, form, batch, sizes, timed)
+    memory = {"peak_mb": peak_mb(), "libraries_mb": libraries}
+    return {**result, "seconds": timed.seconds, **memory, "threads": torch.get_num_threads(), "sizes": asdict(sizes)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(json.loads(sys.argv[1]))))

@@ -1,0 +1,88 @@
+"""The straightforward forms that the package's own are measured against: dense matching, decoding without a cache.
+
+Letters: B pairs, T text positions, L positions of a caption, N visual tokens of one image, D width.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from diffcap.models.captioner import Captioner
+from diffcap.models.dirl import DIRL
+from diffcap.models.pcl import MASK, PCL
+from diffcap.models.scorer import SCORER, Views
+from diffcap.models.words import NULL, UNK, streams_of
+
+
+def dense_matching(query: Tensor, key: Tensor, block: int = 0) -> Tensor:
+    """Token-wise matching (SCORER, eq. 2 and 3) as the equations read, differentiated by autograd.
+
+    Args:
+        query: (A, N, D). key: (B, M, D). block: without effect; `diffcap.losses.token_matching` has it.
+
+    Returns:
+        (A, B) scores.
+    """
+    similarity = torch.einsum("and,bmd->abnm", query, key)
+    return (similarity.max(3).values.mean(2) + similarity.max(2).values.mean(2)) / 2
+
+
+class EveryLayerSCORER(SCORER):
+    """SCORER that matches in every encoder layer, and keeps the last layer's scores, as the released code does."""
+
+    def compare(self, before: Tensor, after: Tensor) -> Views | None:
+        """See `SCORER.compare`; the scores of the layers before the last are made and forgotten."""
+        views, streams = None, streams_of(before, after)
+        for layer in self.encoder:
+            if views is not None:
+                for rows in streams:
+                    self.similarities(tree_map(lambda leaf, rows=rows: leaf[rows], views))
+            views = layer(before, after) if views is None else layer(views.before, views.after)
+        return views
+
+
+@torch.no_grad()
+def uncached(captioner: Captioner, before: Tensor, after: Tensor, length: int) -> Tensor:
+    """Greedy words (B, L) without anything remembered from one position to the next.
+
+    SCORER and DIRL run the decoder over the whole padded buffer at every position, and project the visual tokens for
+    its cross-attention again; IDC-PCL runs its cross-modal encoder over the visual tokens, the words so far and [MASK].
+    The images are encoded once.
+    """
+    if isinstance(captioner, PCL):
+        return _pcl_words(captioner, before, after, length)
+    assert isinstance(captioner, SCORER | DIRL)
+    visual = _fused(captioner, before, after)
+    tokens = torch.full((len(after), length), NULL)
+    tokens[:, 0] = captioner.begin
+    for position in range(length - 1):
+        hidden = captioner.decoder(tokens, captioner.decoder.memory(visual)).last.hidden
+        logits = captioner.decoder.logit(hidden[:, position])
+        logits[:, UNK] = float("-inf")
+        tokens[:, position + 1] = logits.argmax(1)
+    return tokens
+
+
+def _fused(captioner: Any, before: Tensor, after: Tensor) -> Tensor:
+    """The difference representation of two feature maps, (B, N, D)."""
+    before, after = captioner.embedding(before), captioner.embedding(after)
+    if isinstance(captioner, SCORER):
+        return captioner.fuse(before, after, captioner.compare(before, after))
+    return captioner.fusion(torch.cat(captioner.differences(before, after), -1))
+
+
+def _pcl_words(captioner: PCL, before: Tensor, after: Tensor, length: int) -> Tensor:
+    trunk = captioner.trunk
+    visual = trunk.visual(before, after)  # (B, M, D)
+    seen = visual.shape[1]
+    tokens = torch.full((len(after), 1), captioner.begin)
+    hidden_word = torch.full_like(tokens, MASK)
+    for _ in range(length - 1):
+        text = trunk.text(torch.cat([tokens, hidden_word], 1))
+        mask = torch.ones(seen + text.shape[1], seen + text.shape[1], dtype=torch.bool).tril()
+        mask[:seen, :seen] = True  # visual tokens see each other and no word
+        hidden, _ = trunk.cross_encoder(torch.cat([visual, text], 1), mask)
+        tokens = torch.cat([tokens, trunk.output_layer(hidden[:, -1]).argmax(1, keepdim=True)], 1)
+    return tokens

@@ -1,0 +1,202 @@
+"""Speed and memory of training, token matching and decoding on synthetic data at the papers' sizes, on the CPU."""
+
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from diffcap.console import run  # brings no torch: a child's peak memory begins with that of the process that starts it
+
+Method = Literal["scorer", "dirl", "pcl"]
+NAMES = {"scorer": "SCORER", "dirl": "DIRL", "pcl": "IDC-PCL"}
+
+
+def methods(
+    out: str,
+    methods: list[Method] = ["scorer", "dirl", "pcl"],  # noqa: B006
+    batch: int = 16,
+    large_batch: int = 64,
+    repeats: int = 5,
+    threads: int | None = None,
+    small: bool = False,
+) -> None:
+    """Measure every case in a process of its own, write the numbers and a table.
+
+    Args:
+        out: the JSON file; the table goes beside it, as .md.
+        methods: which; "scorer" brings the token matching, dense against blocked.
+        batch: pairs a training step and pairs decoded at once.
+        large_batch: pairs of a second training step of SCORER.
+        repeats: timed runs of each case; the median counts, after one run that does not.
+        threads: of torch. None: its own choice.
+        small: tiny sizes, one repeat and small batches, to see that everything runs.
+
+    Raises:
+        DiffcapError: two forms of the same computation disagree, or a case failed.
+    """
+    from diffcap.provenance import provenance
+    from diffcap.records import write_json, write_text
+
+    if small:
+        batch, large_batch, repeats = 2, 2, 1
+    settings = {"repeats": repeats, "threads": threads, "small": small}
+    facts = {**machine(), "load_before": load()}
+    rows = []
+    for case in cases(methods, batch, large_batch, small):
+        rows.append({**case, **measured({**case, **settings})})
+        print(f"{label(rows[-1])}: {rows[-1]['items_per_s']:.2f} items/s, {rows[-1]['peak_mb']:.0f} MB")
+    agree(rows)
+    facts.update(threads=rows[0]["threads"], load_after=load())
+    compared = ratios(rows)
+    notes = provenance(settings={**settings, "methods": list(methods), "batch": batch, "large_batch": large_batch})
+    target = Path(out)
+    write_json(target, {"machine": facts, "ratios": compared, "cases": rows, "provenance": notes})
+    write_text(target.with_suffix(".md"), table(facts, compared, rows, notes))
+    print(f"{target}, {target.with_suffix('.md').name}")
+
+
+def cases(methods: list[Method], batch: int, large_batch: int, small: bool) -> list[dict[str, Any]]:
+    """What is measured, in order; the form that others are compared with comes right after them, at the same load."""
+    training: list[tuple[Method, str, int, int]] = [  # method, form, batch, streams
+        ("scorer", "dense", batch, 2),
+        ("scorer", "blocked", batch, 2),
+        ("scorer", "dense", large_batch, 2),
+        ("scorer", "blocked", large_batch, 2),
+        ("dirl", "", batch, 1),
+        ("dirl", "", batch, 2),
+        ("pcl", "", batch, 1),
+    ]
+    sizes = (2, 2, 2) if small else (8, 16, 32)
+    rows = [_case("training", *row) for row in training]
+    rows += [_case("matching", "scorer", form, size) for size in sizes[:2] for form in ("dense", "blocked")]
+    rows.append(_case("matching", "scorer", "blocked", sizes[2]))
+    rows += [_case("decoding", method, form, batch) for method in methods for form in ("uncached", "cached")]
+    return [row for index, row in enumerate(rows) if row["method"] in methods and row not in rows[:index]]
+
+
+def _case(kind: str, method: str, form: str, batch: int, streams: int = 1) -> dict[str, Any]:
+    return {"kind": kind, "method": method, "form": form, "batch": batch, "streams": streams}
+
+
+def measured(case: dict[str, Any]) -> dict[str, Any]:
+    """Run one case in a new process, see `cases.measure`."""
+    from diffcap.errors import DiffcapError
+
+    command = [sys.executable, str(Path(__file__).with_name("cases.py")), json.dumps(case)]
+    child = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if child.returncode:
+        raise DiffcapError(f"{label(case)}: the process ended with status {child.returncode}; its error is above.")
+    return json.loads(child.stdout.splitlines()[-1])
+
+
+def label(case: dict[str, Any]) -> str:
+    """A case's name for people."""
+    words = [NAMES[case["method"]], case["kind"], case["form"], f"batch {case['batch']}"]
+    return ", ".join(filter(None, [*words, "two streams" if case["streams"] == 2 else ""]))
+
+
+def pairs_of_forms(rows: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """(straightforward form, ours) of every computation that was run in both."""
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["kind"], row["method"], row["batch"], row["streams"]), []).append(row)
+    return [(forms[0], forms[1]) for forms in found.values() if len(forms) == 2]
+
+
+def agree(rows: list[dict[str, Any]]) -> None:
+    """See that both forms of a computation gave the same: the same words, or the same numbers to 1e-3.
+
+    Raises:
+        DiffcapError: they did not.
+    """
+    from diffcap.errors import DiffcapError
+
+    for plain, ours in pairs_of_forms(rows):
+        if "words" in ours:
+            same = plain["words"] == ours["words"]
+        else:
+            same = all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(plain["check"], ours["check"], strict=True))
+        if not same:
+            raise DiffcapError(
+                f"{label(ours)} and {plain['form']} disagree; the times mean nothing until that is mended."
+            )
+    for row in rows:
+        row.pop("words", None)
+
+
+def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Ours over the straightforward form: `speed` of the rates, `memory` of the peaks (also without the libraries)."""
+    return [
+        {
+            "case": label({**ours, "form": ""}),
+            "forms": f"{ours['form']} / {plain['form']}",
+            "speed": ours["items_per_s"] / plain["items_per_s"],
+            "memory": ours["peak_mb"] / plain["peak_mb"],
+            "memory_without_libraries": _own(ours) / _own(plain),
+        }
+        for plain, ours in pairs_of_forms(rows)
+    ]
+
+
+def _own(row: dict[str, Any]) -> float:
+    return max(1.0, row["peak_mb"] - row["libraries_mb"])  # 1 MB: what a tiny case needs may lie within the libraries'
+
+
+def machine() -> dict[str, Any]:
+    """The processor, its cores for this process, the system and the date (UTC)."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"cpu": processor(), "cores": cores, "system": platform.platform(), "date": date}
+
+
+def processor() -> str:
+    """The processor's name, from Linux's own list where there is one."""
+    listed = Path("/proc/cpuinfo")
+    lines = listed.read_text().splitlines() if listed.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def load() -> float:
+    """Processes that wanted a core in the last minute: what else the machine was doing."""
+    return round(os.getloadavg()[0], 2)
+
+
+def table(
+    facts: dict[str, Any], compared: list[dict[str, Any]], rows: list[dict[str, Any]], notes: dict[str, Any]
+) -> str:
+    """results.md: ratios, then every case, then the machine."""
+    small = ", **tiny sizes: the numbers mean nothing**" if notes["settings"]["small"] else ""
+    lines = [
+        "# Speed and memory",
+        "",
+        f"`python benchmarks/methods.py`: synthetic data at the papers' sizes{small}, float32, one process a case.",
+        "",
+        "| ratio | | speed | peak memory | without libraries |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {row['case']} | {row['forms']} | {row['speed']:.2f} x | {row['memory']:.2f} x |"
+            f" {row['memory_without_libraries']:.2f} x |"
+            for row in compared
+        ),
+        "",
+        "| case | items/s | peak, MB | libraries, MB |",
+        "|---|---|---|---|",
+        *(
+            f"| {label(row)} | {row['items_per_s']:.2f} | {row['peak_mb']:.0f} | {row['libraries_mb']:.0f} |"
+            for row in rows
+        ),
+        "",
+        f"{facts['cpu']}, {facts['cores']} cores, {facts['threads']} threads, torch {notes['versions']['torch']}, load"
+        f" {facts['load_before']} before and {facts['load_after']} after, {facts['date']}, commit {notes['commit']}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    run(methods)
