@@ -1,0 +1,157 @@
+"""Token-wise matching in blocks against naive loops and the dense form."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from diffcap.losses.token_matching import BLOCK, token_matching
+
+SIZES = [(3, 4, 3, 4), (2, 5, 4, 3), (4, 2, 3, 7), (1, 1, 1, 1), (5, 3, 1, 2)]  # A, N, B, M
+BLOCKS = [1, 7, 13, 40, 100, BLOCK]  # an image pair has up to 15 similarities: the first ones are smaller than it
+
+
+def naive(query: Tensor, key: Tensor) -> Tensor:
+    """SCORER, eq. 2 and 3, one pair of tokens at a time."""
+    table = torch.zeros(len(query), len(key), dtype=torch.float64)
+    for a, one in enumerate(query):
+        for b, other in enumerate(key):
+            forward = sum(max(float(q @ k) for k in other) for q in one) / len(one)
+            backward = sum(max(float(q @ k) for q in one) for k in other) / len(other)
+            table[a, b] = (forward + backward) / 2
+    return table
+
+
+def dense(query: Tensor, key: Tensor) -> Tensor:
+    """All B x B x N x N similarities at once, as the authors have them."""
+    similarity = torch.einsum("and,bmd->abnm", query, key)
+    return (similarity.amax(3).mean(2) + similarity.amax(2).mean(2)) / 2
+
+
+def draw(a: int, n: int, b: int, m: int, width: int = 6) -> tuple[Tensor, Tensor, Tensor]:
+    draws = torch.Generator().manual_seed(a + 10 * n)
+    query, key = torch.randn(a, n, width, generator=draws), torch.randn(b, m, width, generator=draws)
+    return query, key, torch.randn(a, b, generator=draws)
+
+
+def gradients(match, query: Tensor, key: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The scores, and the gradients of their sum weighted by `upstream`."""
+    query, key = query.clone().requires_grad_(), key.clone().requires_grad_()
+    score = match(query, key)
+    score.backward(upstream.to(score.dtype))
+    assert query.grad is not None and key.grad is not None
+    return score.detach(), query.grad, key.grad
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_scores_and_gradients_are_the_dense_forms(sizes: tuple[int, int, int, int], block: int) -> None:
+    query, key, upstream = draw(*sizes)
+    torch.testing.assert_close(dense(query.double(), key.double()), naive(query.double(), key.double()))
+    got = gradients(lambda q, k: token_matching(q, k, block), query, key, upstream)
+    expected = gradients(dense, query.double(), key.double(), upstream)
+    assert got[0].dtype == torch.float32
+    for ours, theirs in zip(got, expected):
+        torch.testing.assert_close(ours.double(), theirs, atol=2e-6, rtol=2e-6)
+
+
+def test_images_of_more_tokens_than_a_short_integer_counts() -> None:
+    query, key, upstream = draw(1, 2, 2, 40_000, width=2)
+    got, expected = gradients(token_matching, query, key, upstream), gradients(dense, query, key, upstream)
+    key_gradient = expected[2][:, 2**15 :].abs().amax((1, 2))
+    assert (key_gradient > 1e-3).any()  # a late token won, or the test is idle
+    for ours, theirs in zip(got, expected):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("learning", ["query", "key"])
+def test_one_side_may_be_fixed(learning: str) -> None:
+    query, key, upstream = draw(3, 4, 2, 5)
+    expected = dict(zip(("query", "key"), gradients(dense, query, key, upstream)[1:]))[learning]
+    learner = query if learning == "query" else key
+    learner.requires_grad_()
+    token_matching(query, key, 50).backward(upstream)
+    assert learner.grad is not None
+    torch.testing.assert_close(learner.grad, expected, atol=2e-6, rtol=2e-6)
+    assert (key if learning == "query" else query).grad is None
+
+
+def test_an_image_set_against_itself() -> None:
+    images, _, upstream = draw(4, 3, 4, 3)
+    grads = []
+    for match in (token_matching, dense):
+        both = images.clone().requires_grad_()
+        match(both, both).backward(upstream)
+        grads.append(both.grad)
+    torch.testing.assert_close(*grads, atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_half_precision_is_matched_in_single(autocast: bool) -> None:
+    query, key, upstream = draw(3, 4, 3, 5)
+    short = torch.float32 if autocast else torch.bfloat16
+    query, key = (8 * part.bfloat16().to(short) for part in (query, key))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        got = gradients(lambda q, k: token_matching(q, k, 100), query, key, upstream)
+    expected = gradients(dense, query.double(), key.double(), upstream)
+    assert [part.dtype for part in got] == [torch.float32, short, short]
+    torch.testing.assert_close(got[0].double(), expected[0], atol=2e-6, rtol=2e-6)  # the inputs alone were rounded
+    for ours, theirs in zip(got[1:], expected[1:]):
+        torch.testing.assert_close(ours.double(), theirs, atol=0.02, rtol=1e-6 if autocast else 2**-8)
+    rounded = dense(query.bfloat16(), key.bfloat16()).double()
+    assert (rounded - expected[0]).abs().max() > 0.01  # what computing in half precision would have given
+
+
+def test_heads_are_matched_as_they_lie() -> None:
+    draws = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(3, 4, 2, 5, generator=draws).transpose(1, 2) for _ in range(2))  # (B, H, N, D / H)
+    upstream = torch.randn(3, 3, generator=draws)
+    for head in range(2):
+        one, other = query[:, head], key[:, head]
+        assert not one.is_contiguous()
+        torch.testing.assert_close(token_matching(one, other).double(), naive(one.double(), other.double()))
+        got = gradients(lambda q, k: token_matching(q, k, 30), one, other, upstream)
+        for ours, theirs in zip(got, gradients(dense, one, other, upstream)):
+            torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=2e-6)
+
+
+def test_of_equals_one_wins() -> None:
+    query = torch.tensor([[[1.0, 2.0]]])
+    key = torch.tensor([[[3.0, 1.0], [3.0, 1.0]]], requires_grad=True)
+    score = token_matching(query, key)
+    assert score.item() == 5
+    score.backward()
+    # Half of the query's winner, and a quarter from either key's: the winner of two equals has both.
+    assert key.grad is not None
+    first, second = sorted(key.grad[0].tolist())
+    assert (first, second) == ([0.25, 0.5], [0.75, 1.5])
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor that any operation gave."""
+
+    size = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for part in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(part, Tensor):
+                self.size = max(self.size, part.numel())
+        return out
+
+
+@pytest.mark.parametrize(("block", "held"), [(800, 800), (1600, 1600), (14_400, 14_400), (10**6, 14_400)])
+def test_no_more_similarities_than_a_block_are_held(block: int, held: int) -> None:
+    query, key, upstream = draw(6, 20, 6, 20, width=2)
+    with Largest() as largest:
+        gradients(lambda q, k: token_matching(q, k, block), query, key, upstream)
+    assert held == largest.size
+
+
+@pytest.mark.parametrize(
+    ("query", "key"), [((2, 3, 4), (2, 3, 5)), ((2, 3), (2, 3, 4)), ((2, 3, 4), (3, 4)), ((2, 1, 3, 4), (2, 1, 3, 4))]
+)
+def test_sizes_that_do_not_fit_are_refused(query: tuple[int, ...], key: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"need \(A, N, D\) and \(B, M, D\), got") as error:
+        token_matching(torch.zeros(query), torch.zeros(key))
+    assert str(query) in str(error.value) and str(key) in str(error.value)

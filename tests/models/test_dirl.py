@@ -1,0 +1,351 @@
+"""DIRL with CCR: how it begins, what each loss compares, and what every option changes."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.models.test_scorer import only_appearance, things, token_mean
+from tests.models.test_words import CLOSE, LENGTH, SIZES, batch_of, build, captions, gradients, maps
+from torch import Tensor, nn
+
+from diffcap.models.dirl import DIRL, DIRLBlock
+from diffcap.models.layers import Attention
+from diffcap.models.words import NULL
+
+WEIGHTS = {"decorrelation_weight": 0.03, "ccr_weight": 0.2}
+
+
+def dirl(**options: Any) -> DIRL:
+    return build(DIRL, **options)
+
+
+def torchs(attention: Attention) -> nn.MultiheadAttention:
+    """Torch's module with the same weights."""
+    twin = nn.MultiheadAttention(attention.width, attention.heads, batch_first=True).eval()
+    twin.load_state_dict(
+        {
+            "in_proj_weight": attention.qkv.weight,
+            "in_proj_bias": attention.qkv.bias,
+            "out_proj.weight": attention.out.weight,
+            "out_proj.bias": attention.out.bias,
+        }
+    )
+    return twin
+
+
+def is_xavier(weight: Tensor) -> bool:
+    """Fills the interval of Xavier's uniform, and no more."""
+    bound = (6 / sum(weight.shape)) ** 0.5
+    return 0.97 * bound < weight.abs().max().item() <= bound * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("variant", ["plain", "ln_xavier"])
+def test_how_it_begins(variant: Any) -> None:
+    torch.manual_seed(0)
+    sizes = {**SIZES, "width": 64, "word_width": 48, "vocabulary_size": 90, "grid": (14, 14), "feature_channels": 30}
+    model = DIRL(**sizes, ffn=100, projector_width=80, decoder_variant=variant)
+    assert model.projector is not None
+    drawn = [model.embedding.projection, model.embedding.columns, model.embedding.rows]
+    drawn += [model.projector[0], model.projector[3]]
+    drawn += [layer.attention.out for layer in model.encoder]
+    assert all(is_xavier(layer.weight) for layer in drawn)
+    attentions = [module for module in model.modules() if isinstance(module, Attention)]
+    assert len(attentions) == 2 + 2 * 2
+    for attention in attentions:
+        assert is_xavier(attention.qkv.weight)  # as one matrix
+        assert (attention.qkv.bias == 0).all() and (attention.out.bias == 0).all()
+    assert model.projector[0].bias.abs().max() > 0.05 and model.embedding.projection.bias.abs().max() > 0.05
+    block, table = model.decoder.blocks[0], model.decoder.embedding.weight
+    of_decoder = [
+        model.fusion[0],
+        model.decoder.lift[0],
+        model.decoder.logit,
+        block.ffn[0],
+        block.ffn[3],
+        block.cross.out,
+    ]
+    if variant == "ln_xavier":
+        assert all(is_xavier(layer.weight) for layer in of_decoder)
+        assert is_xavier(table) and table[NULL].abs().max() > 0.1  # drawn, never trained
+    else:
+        for layer in of_decoder:
+            bound = layer.weight.shape[1] ** -0.5
+            assert 0.95 * bound < layer.weight.abs().max().item() <= bound * (1 + 1e-6)
+        assert (table[NULL] == 0).all() and table[1:].std().item() == pytest.approx(1, rel=0.05)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("normed", [False, True])
+def test_the_variants_differ_in_two_norms(normed: bool) -> None:
+    model = dirl(decoder_variant="ln_xavier" if normed else "plain")
+    draws = torch.Generator().manual_seed(0)
+    differences, words = torch.randn(2, 6, 32, generator=draws), torch.randn(2, 4, 12, generator=draws)
+    fused, lifted = (part @ layer.weight.T + layer.bias for part, layer in (
+        (differences, model.fusion[0]), (words, model.decoder.lift[0])
+    ))  # fmt: skip
+    if normed:
+        norms = model.fusion[1], model.decoder.lift[1]
+        fused, lifted = (F.layer_norm(x, (16,), n.weight, n.bias, 1e-5) for x, n in zip((fused, lifted), norms))
+    torch.testing.assert_close(model.fusion(differences), fused.relu(), **CLOSE)
+    torch.testing.assert_close(model.decoder.lift(words), lifted, **CLOSE)
+    assert sum(isinstance(module, nn.LayerNorm) for module in model.modules()) == 2 + 2 * 3 + 2 * normed
+
+
+@torch.no_grad()
+def test_differences_are_what_torchs_attention_does_not_share() -> None:
+    model, (before, after) = dirl(), maps(3)
+    start = model.embedding(before), model.embedding(after)
+    one, two = start
+    for layer in model.encoder:
+        attention = torchs(layer.attention)
+        one, two = layer.norm(one + attention(one, two, two)[0]), layer.norm(two + attention(two, one, one)[0])
+    found = model.differences(*start)
+    for ours, theirs in zip(found, (start[0] - one, start[1] - two)):
+        torch.testing.assert_close(ours, theirs, **CLOSE)
+    joined = torch.cat(found, -1) @ model.fusion[0].weight.T + model.fusion[0].bias
+    memory = model.decoder.memory(joined.relu())
+    for ours, theirs in zip(model.encode(before, after), memory):
+        torch.testing.assert_close(ours, theirs, **CLOSE)
+
+
+@torch.no_grad()
+def test_a_block_is_torchs_decoder_layer() -> None:
+    torch.manual_seed(0)
+    block, twin = DIRLBlock(8, 2, 12, 0.0), nn.TransformerDecoderLayer(8, 2, 12, 0.0, batch_first=True).eval()
+    for parameter in block.parameters():
+        parameter.add_(0.3 * torch.randn_like(parameter))
+    twin.self_attn, twin.multihead_attn = torchs(block.self_attention), torchs(block.cross)
+    twin.linear1, twin.linear2 = block.ffn[0], block.ffn[3]
+    twin.norm1, twin.norm2, twin.norm3 = block.norm1, block.norm2, block.norm3
+    x, visual = torch.randn(2, 4, 8), torch.randn(2, 6, 8)
+    causal = torch.ones(4, 4, dtype=torch.bool).tril()
+    out = block(x, block.cross.keys_values(visual), causal, None)
+    torch.testing.assert_close(out.hidden, twin(x, visual, tgt_mask=~causal), **CLOSE)
+    said = block.norm1(x + twin.self_attn(x, x, x, attn_mask=~causal)[0])
+    torch.testing.assert_close(out.said, said, **CLOSE)
+    torch.testing.assert_close(out.seen, block.norm2(said + twin.multihead_attn(said, visual, visual)[0]), **CLOSE)
+
+
+def naive_decorrelation(model: DIRL, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+    """Both sums over the projected tokens of embedded images (B, N, D), rows of all places of all images."""
+    assert model.projector is not None
+    up, down = model.projector[0], model.projector[3]
+    rows = [
+        ((part @ up.weight.T + up.bias).relu() @ down.weight.T + down.bias).reshape(-1, 16) for part in (before, after)
+    ]
+    first, second = ((part - part.mean(0)) / part.std(0) for part in rows)
+    correlation = first.T @ second / len(first)
+    diagonal = sum((correlation[i, i] - 1) ** 2 for i in range(16))
+    return diagonal, sum(correlation[i, j] ** 2 for i in range(16) for j in range(16) if i != j)
+
+
+def naive_ccr(text: Tensor, vision: Tensor, form: str = "symmetrised") -> Tensor:
+    g, own = text @ vision.T / 0.5, torch.arange(len(text))
+    if form == "symmetrised":
+        return F.cross_entropy((g + g.T) / 2, own)
+    return (F.cross_entropy(g, own) + F.cross_entropy(g.T, own)) / 2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"diagonal_weight": 0.0, "off_diagonal_weight": 0.7}, {"diagonal_weight": 2.0, "off_diagonal_weight": 0.0}],
+    ids=str,
+)
+def test_the_loss_is_the_weighted_sum_of_its_parts(options: dict[str, Any]) -> None:
+    model, batch = dirl(**WEIGHTS, **options), batch_of([3, 8, 5])
+    before, after, tokens = model.embedding(batch["before"]), model.embedding(batch["after"]), batch["tokens"]
+    last = model.decoder(tokens, model.encode(batch["before"], batch["after"])).last
+    diagonal, off_diagonal = naive_decorrelation(model, before, after)
+    expected = {
+        "caption_loss": token_mean(model.decoder.logit(last.hidden), tokens),
+        "diagonal_loss": diagonal,
+        "off_diagonal_loss": off_diagonal,
+        "ccr_loss": naive_ccr(last.said.sum(1) / LENGTH, last.seen.sum(1) / LENGTH),
+    }
+    parts = model.loss(batch)
+    assert parts.keys() == expected.keys() | {"loss"}
+    for name, value in expected.items():
+        assert value > 0.01, name
+        torch.testing.assert_close(parts[name], value, **CLOSE)
+    one, other = options.get("diagonal_weight", 1.0), options.get("off_diagonal_weight", 0.003)
+    total = expected["caption_loss"] + 0.03 * (one * diagonal + other * off_diagonal) + 0.2 * expected["ccr_loss"]
+    torch.testing.assert_close(parts["loss"], total, **CLOSE)
+
+
+def test_the_projector_serves_its_loss_alone() -> None:
+    model, batch = dirl(ccr_weight=0.0, diagonal_weight=0.0, off_diagonal_weight=0.0), batch_of([3, 8, 5])
+    found = gradients(model, model.loss(batch)["loss"])
+    inside = [name for name in found if name.startswith("projector")]
+    assert len(inside) == 4 and all((found[name] == 0).all() for name in inside)
+    model = dirl()
+    found = gradients(model, model.loss(batch)["loss"])
+    assert all(found[name].abs().max() > 1e-3 for name in inside if name.endswith("weight"))
+    with torch.no_grad():
+        logits = model.step(torch.tensor([2, 2]), model.encode(*maps(2)), None)[0]
+        assert model.projector is not None
+        model.projector[0].weight.zero_()
+        assert torch.equal(model.step(torch.tensor([2, 2]), model.encode(*maps(2)), None)[0], logits)
+
+
+@torch.no_grad()
+def test_the_regularisation_takes_the_last_blocks_means() -> None:
+    tokens = captions([3, 8, 1])
+    for masked in (False, True):
+        model = dirl(ccr_mask_padding=masked)
+        last = model.decoder(tokens, model.encode(*maps(3))).last
+        for found, part in zip(model.sentence_and_sight(last, tokens), (last.said, last.seen)):
+            for pair in range(3):
+                taken = [place for place in range(LENGTH) if not masked or tokens[pair, place] != NULL]
+                assert len(taken) == ([5, 10, 3][pair] if masked else LENGTH)
+                expected = sum(part[pair, place] for place in taken) / len(taken)
+                torch.testing.assert_close(found[pair], expected, **CLOSE)
+
+
+@torch.no_grad()
+def test_trimming_changes_the_regularisation_over_padding_alone() -> None:
+    for masked in (False, True):
+        model = dirl(ccr_mask_padding=masked)
+        short, long = (model.loss(batch_of([3, 6, 5], padded)) for padded in (8, LENGTH))
+        for name in ("caption_loss", "diagonal_loss", "off_diagonal_loss"):
+            torch.testing.assert_close(short[name], long[name], **CLOSE)
+        assert torch.allclose(short["ccr_loss"], long["ccr_loss"], atol=1e-5) == masked
+
+
+@torch.no_grad()
+def test_every_option_changes_its_own_part() -> None:
+    released = dirl(**WEIGHTS).loss(batch_of([3, 8, 5]))
+    words = {"caption_loss", "ccr_loss"}
+    variants: dict[str, tuple[dict[str, Any], set[str]]] = {
+        "ccr_form": ({"ccr_form": "two_way"}, {"ccr_loss"}),
+        "ccr_mask_padding": ({"ccr_mask_padding": True}, {"ccr_loss"}),
+        "ccr_temperature": ({"ccr_temperature": 2.0}, {"ccr_loss"}),
+        "decoder_variant": ({"decoder_variant": "ln_xavier"}, words),
+        "diagonal": ({"diagonal_weight": 0.1}, set()),
+        "off_diagonal": ({"off_diagonal_weight": 0.1}, set()),
+        "coordinates": ({"coordinates": False}, {*words, "diagonal_loss", "off_diagonal_loss"}),
+        "projector": ({"projector_width": 30}, {"diagonal_loss", "off_diagonal_loss"}),
+        "heads": ({"heads": 4}, words),
+    }
+    for name, (options, changed) in variants.items():
+        parts = dirl(**{**WEIGHTS, **options}).loss(batch_of([3, 8, 5]))
+        differ = {key for key in released if parts[key].item() != pytest.approx(released[key].item(), abs=1e-5)}
+        assert differ == {*changed, "loss"}, name
+
+
+@torch.no_grad()
+def test_a_weight_of_zero_leaves_the_part_out() -> None:
+    batch = batch_of([3, 8, 5])
+    whole = dirl(**WEIGHTS).loss(batch)
+    plain = dirl(**{**WEIGHTS, "decorrelation_weight": 0.0})
+    assert plain.projector is None
+    parts = plain.loss(batch)
+    assert parts.keys() == whole.keys() - {"diagonal_loss", "off_diagonal_loss"}
+    torch.testing.assert_close(parts["loss"], whole["caption_loss"] + 0.2 * whole["ccr_loss"], **CLOSE)
+    parts = dirl(**{**WEIGHTS, "ccr_weight": 0.0}).loss(batch)
+    assert parts.keys() == whole.keys() - {"ccr_loss"}
+    torch.testing.assert_close(parts["loss"], whole["loss"] - 0.2 * whole["ccr_loss"], **CLOSE)
+
+
+@torch.no_grad()
+def test_the_papers_form_of_the_regularisation() -> None:
+    model, batch = dirl(ccr_form="two_way"), batch_of([3, 8, 5])
+    last = model.decoder(batch["tokens"], model.encode(batch["before"], batch["after"])).last
+    expected = naive_ccr(last.said.mean(1), last.seen.mean(1), "two_way")
+    torch.testing.assert_close(model.loss(batch)["ccr_loss"], expected, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"decoder_variant": "ln_xavier", "ccr_form": "two_way", "ccr_mask_padding": True}, {"encoder_layers": 1}],
+    ids=str,
+)
+def test_two_streams_are_the_mean_of_two_losses(options: dict[str, Any]) -> None:
+    model, both = dirl(**WEIGHTS, **options), batch_of([3, 8, 5], streams=2)
+    streams = [
+        {"before": both["before"], **{name: both[name][rows] for name in ("after", "tokens")}}
+        for rows in (slice(0, 3), slice(3, 6))
+    ]
+    parts, apart = model.loss(both), [model.loss(stream) for stream in streams]
+    for name, value in parts.items():
+        assert abs(apart[0][name] - apart[1][name]) > 1e-3, name
+        torch.testing.assert_close(value, (apart[0][name] + apart[1][name]) / 2, **CLOSE)
+    together = gradients(model, parts["loss"])
+    separate = gradients(model, (apart[0]["loss"] + apart[1]["loss"]) / 2)
+    assert together.keys() == separate.keys()
+    for name, value in together.items():
+        torch.testing.assert_close(value, separate[name], atol=1e-5, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("options", [{"coordinates": False}, {"width": 24, "heads": 3}, {"grid": (4, 1)}], ids=str)
+def test_other_sizes_learn_and_speak(options: dict[str, Any]) -> None:
+    model, batch = dirl(**options), batch_of([3, 8, 5])
+    if "grid" in options:
+        batch |= dict(zip(("before", "after"), maps(3, options["grid"])))
+    found = gradients(model, model.loss(batch)["loss"])
+    assert found.keys() == dict(model.named_parameters()).keys()
+    assert all(part.abs().max() > 0 for part in found.values())
+    logits, _ = model.step(torch.tensor([2, 2, 2]), model.encode(batch["before"], batch["after"]), None)
+    assert logits.shape == (3, 17)
+
+
+def test_maps_of_another_shape_are_refused() -> None:
+    model = dirl()
+    for shape in ((3, 2), (2, 4)):
+        with pytest.raises(ValueError, match=r"the model was built for \(5, 2, 3\)"):
+            model.loss({**batch_of([3, 4]), "after": maps(2, shape)[1]})
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("encoder_layers", [1, 2])
+def test_maps_of_the_words(encoder_layers: int) -> None:
+    model, tokens = dirl(encoder_layers=encoder_layers), captions([3, 8])
+    before, after = maps(2)
+    found = model.attention(before, after, tokens)
+    assert found.before.shape == found.after.shape == (2, LENGTH, 2, 3)
+    assert found.alignment is not None and found.alignment.shape == (2, 6, 6)
+    for part in (found.before.flatten(2), found.after.flatten(2), found.alignment):
+        assert part.std() > 0.01 and (part >= 0).all()
+        torch.testing.assert_close(part.sum(-1), torch.ones(part.shape[:-1]))
+    # The last layer's attention, as torch's module gives it.
+    one, two = model.embedding(before), model.embedding(after)
+    for layer in model.encoder[:-1]:
+        one, two = layer(one, two)
+    attention = torchs(model.encoder[-1].attention)
+    to_after, to_before = attention(one, two, two)[1], attention(two, one, one)[1]
+    torch.testing.assert_close(found.alignment, to_after, **CLOSE)
+    looked = model.decoder.attention(tokens, model.encode(before, after))
+    for map_of, moved in ((found.before, to_before), (found.after, to_after)):
+        torch.testing.assert_close(map_of.flatten(2), (looked + looked @ moved) / 2, **CLOSE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("moved", [[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 0], [2, 0, 1, 4, 5, 3]], ids=str)
+def test_the_alignment_follows_a_thing_that_moves(moved: list[int]) -> None:
+    model = dirl(feature_channels=6, encoder_layers=1)
+    only_appearance(model)
+    after = [moved.index(place) for place in range(6)]  # the thing of place p stands at moved[p]
+    found = model.attention(things(list(range(6))), things(after), captions([3]))
+    assert found.alignment is not None
+    assert found.alignment[0].argmax(1).tolist() == moved and found.alignment.amax(2).min() > 0.9
+
+
+def test_dropout_is_of_training_alone() -> None:
+    model, batch = dirl(dropout=0.4), batch_of([3, 8, 5])
+    with torch.no_grad():
+        assert torch.equal(model.loss(batch)["loss"], model.loss(batch)["loss"])
+        model.train()
+        assert not torch.equal(model.loss(batch)["loss"], model.loss(batch)["loss"])
+
+
+def test_hyperparameters_build_the_same_model() -> None:
+    options: dict[str, Any] = {"decoder_variant": "ln_xavier", "ccr_form": "two_way", "ccr_mask_padding": True}
+    model = dirl(**options, diagonal_weight=0.4, off_diagonal_weight=0.2, ccr_temperature=0.8)
+    twin = DIRL(**model.hyperparameters)
+    twin.load_state_dict(model.state_dict())
+    batch = batch_of([3, 8, 5])
+    for name, value in twin.eval().loss(batch).items():
+        assert torch.equal(value, model.loss(batch)[name])
+    assert model.hyperparameters.items() >= options.items() and model.hyperparameters["grid"] == [2, 3]
+    assert all(isinstance(value, int | float | str | bool | list) for value in model.hyperparameters.values())
