@@ -1,4 +1,4 @@
-"""Put runs side by side with the baselines that learn nothing: table.json, table.md and pairs.png."""
+"""Put runs side by side with the baselines that learn nothing: a table, pairs, attention maps, scores by viewpoint."""
 
 from pathlib import Path
 from typing import Literal
@@ -14,19 +14,24 @@ def report(
     out: str,
     split: Literal["test", "val", "train"] = "test",
     pictures: int = 8,
+    attention: int = 4,
+    bins: int = 5,
     seed: int = 0,
 ) -> None:
-    """Collect the scores of runs, score two trivial baselines in the same way, print and write the table, draw pairs.
+    """Collect the scores of runs, score two trivial baselines in the same way, print and write the table, draw pictures.
 
     Args:
         folder: data/<dataset>, with its manifest and its features.
         features: name of the feature store in it, where the nearest neighbours are looked for.
         runs: what each row is called and its run's folder, or the folders of several seeds, which give a mean and a
             standard deviation: '{"IDC-PCL": "runs/blocks/pcl"}', '{"IDC-PCL": ["runs/a", "runs/b"]}'.
-        out: folder for table.json, table.md and pairs.png.
+        out: folder for table.json, table.md, pairs.png, attention.png, viewpoint.json and viewpoint.png.
         split: which pairs; the one that the runs were evaluated on.
         pictures: how many pairs pairs.png shows; 0 for none.
-        seed: of the choice of these pairs.
+        attention: how many pairs of each run (of several seeds, the first) attention.png shows, where the method knows
+            where it looked; 0 for none.
+        bins: into how many bins of viewpoint IoU viewpoint.png parts the pairs, where they know it; 0 for none.
+        seed: of the choice of the pairs that are shown.
 
     Raises:
         DiffcapError: a run is not evaluated yet, two runs were not scored in the same way, or a file is missing.
@@ -51,10 +56,13 @@ def report(
     test = [pair for pair in dataset.pairs if pair.split == split][: protocol.get("limit")]
     train = [pair for pair in dataset.pairs if pair.split == "train"]
     store = FeatureStore.open(Path(folder) / "features" / features)
-    rows = {}
+    rows, systems = {}, {}
     for name, captions in baseline_captions(train, test, store).items():
         result = score(captions, test, protocol["tokenizer"], protocol["metrics"])
         rows[name] = {**score_row(result, captions, test), "seconds": None, "steps": None}
+        systems[name] = [captions]
+    baselines = list(systems)
+    systems.update({name: [run.predictions for run in group] for name, group in read.items()})
     rows.update({name: mean_row([run_row(run, test) for run in group]) for name, group in read.items()})
 
     origin = {
@@ -68,11 +76,40 @@ def report(
     write_text(target / "table.md", report_text(protocol, rows, list(read)))
     written = ["table.json", "table.md"]
     if pictures and not dataset.info.get("captions_only"):
-        from diffcap.report.pictures import choose_pairs, draw_pairs, write_pairs
+        from diffcap.report.drawing import write_png
+        from diffcap.report.pictures import choose_pairs, draw_pairs
 
         said = {name: group[0].predictions for name, group in read.items()}
-        write_pairs(target / "pairs.png", draw_pairs(choose_pairs(test, pictures, seed), dataset.root, said))
+        write_png(target / "pairs.png", draw_pairs(choose_pairs(test, pictures, seed), dataset.root, said))
         written.append("pairs.png")
+    if attention and not dataset.info.get("captions_only"):
+        from diffcap.report.attention import draw_attention, look_at
+        from diffcap.report.drawing import write_png
+        from diffcap.report.pictures import choose_pairs
+
+        chosen, looks = choose_pairs(test, attention, seed), {}
+        for name, group in read.items():
+            looked = look_at(group[0].folder / "finetune" / "best.ckpt", Path(folder), chosen, group[0].predictions)
+            if isinstance(looked, str):
+                print(f"attention.png leaves out {name}: {looked}")
+            else:
+                looks[name] = looked
+        if looks:
+            write_png(target / "attention.png", draw_attention(looks, dataset.root))
+            written.append("attention.png")
+    if bins:
+        from diffcap.report.drawing import write_png
+        from diffcap.report.viewpoint import draw_viewpoint, quantile_bins, viewpoint_scores
+
+        parts = quantile_bins(test, bins)
+        if parts:
+            by_viewpoint = viewpoint_scores(systems, parts, protocol["tokenizer"])
+            scored_by = {**protocol, "metrics": ["CIDEr-D"]}
+            write_json(target / "viewpoint.json", {"protocol": scored_by, **by_viewpoint, "provenance": notes})
+            write_png(target / "viewpoint.png", draw_viewpoint(by_viewpoint, baselines))
+            written += ["viewpoint.json", "viewpoint.png"]
+        else:
+            print("viewpoint.png is left out: the pairs do not know their viewpoint IoU, or all have the same")
     print_table(rich_table(system_lines(rows, spread="\n± "), f"{dataset.name} {split}"))
     by_type = type_lines({name: rows[name] for name in read}, spread="\n± ")
     if by_type:

@@ -4,12 +4,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from diffcap.captioner import FORMAT
 from diffcap.datasets import read_pairs
 from diffcap.datasets.blocks.write import write_blocks
 from diffcap.evaluation.coco import write_predictions
 from diffcap.evaluation.protocols import evaluate
 from diffcap.features.store import StoreWriter
+from diffcap.models.captioner import Captioner
+from diffcap.models.scorer import SCORER
 from diffcap.records import ChangePair, Dataset, write_dataset, write_json
 
 METRICS = ("BLEU-4", "ROUGE-L", "CIDEr-D")
@@ -82,3 +86,24 @@ def captions_of(dataset: Dataset, wrong: int = 0) -> dict[str, str]:
     test = [pair for pair in dataset.pairs if pair.split == "test"]
     said = {pair.id: pair.captions[-1] for pair in test}
     return {**said, **{pair.id: "the large pink cone vanished" for pair in test[:wrong]}}
+
+
+def write_checkpoint(
+    path: Path, method: str, captioner: Captioner, words: Sequence[str], shape: tuple[int, int, int]
+) -> Path:
+    """A fine-tuning checkpoint as `diffcap.captioner.load` reads it, of features called toy."""
+    facts = {"format": FORMAT, "version": "0", "stage": "finetune", "method": method, "dataset": "blocks", "seed": 1}
+    features = {"name": "toy", "backbone": "toy", "shape": list(shape)}
+    facts |= {"words": list(words), "vocabulary_layout": "pcl" if method == "pcl" else "rcc", "max_length": 24}
+    facts |= {"features": features, "hyperparameters": captioner.hyperparameters}
+    weights = {f"captioner.{name}": value for name, value in captioner.state_dict().items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"diffcap": facts, "state_dict": weights, "global_step": 1}, path)
+    return path
+
+
+def make_scorer(path: Path, words: Sequence[str], shape: tuple[int, int, int] = (5, 2, 3)) -> Path:
+    """The checkpoint of a small SCORER that has learnt nothing."""
+    torch.manual_seed(0)
+    captioner = SCORER(len(words) + 4, shape[0], grid=shape[1:], max_length=24, width=16, heads=2, word_width=8)
+    return write_checkpoint(path, "scorer", captioner, words, shape)

@@ -9,7 +9,8 @@ from PIL import Image
 
 from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair
-from diffcap.report.pictures import GAP, MARGIN, PICTURE, WIDTH, choose_pairs, draw_pairs, is_right, write_pairs
+from diffcap.report.drawing import GAP, MARGIN, PICTURE, WIDTH, write_png
+from diffcap.report.pictures import choose_pairs, draw_pairs, is_right
 
 CHANGED = {"size": "large", "color": "gray", "material": "metal", "shape": "cube", "to": None}
 
@@ -85,7 +86,7 @@ def test_other_datasets_get_a_plain_sheet(tmp_path: Path) -> None:
     assert not {(20, 125, 55), (190, 40, 40), (255, 0, 200)} & colors(sheet)
     shown = (np.asarray(sheet)[:, : MARGIN + PICTURE[0]] == 90).all(-1).sum()
     assert shown == 2 * 96 * 192  # scaled to fit, not stretched
-    write_pairs(tmp_path / "out" / "pairs.png", sheet)
+    write_png(tmp_path / "out" / "pairs.png", sheet)
     assert Image.open(tmp_path / "out" / "pairs.png").size == sheet.size
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["pairs.png"]
     with pytest.raises(DiffcapError, match=r"2\.png: cannot be read"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from tests.report.layouts import METRICS, captions_of, make_dataset, make_run, make_store, twins
+from tests.report.layouts import METRICS, captions_of, make_dataset, make_run, make_scorer, make_store, twins
 
 from diffcap.evaluation.protocols import evaluate
 from diffcap.records import read_json
@@ -37,7 +37,9 @@ def report(folder: Path, runs: str, *options: str) -> subprocess.CompletedProces
 
 def test_help_is_quick_and_lists_the_options() -> None:
     done = subprocess.run([sys.executable, "-X", "importtime", SCRIPT, "--help"], capture_output=True, text=True)
-    assert done.returncode == 0 and all(name in done.stdout for name in ("--runs", "--features", "--pictures"))
+    assert done.returncode == 0 and all(
+        name in done.stdout for name in ("--runs", "--features", "--pictures", "--attention", "--bins")
+    )
     imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
     assert not {"torch", "numpy", "PIL", "lightning"} & imported
 
@@ -49,8 +51,14 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
         seconds = {"pretrain": 30.0, "finetune": 60.0 * seed}
         make_run(tmp_path / f"runs/pcl{seed}", dataset, captions_of(dataset, wrong), seconds, seed)
     make_run(tmp_path / "runs/scratch", dataset, captions_of(dataset, 7), {"finetune": 120.0})
+    words = sorted({word for pair in dataset.pairs for caption in pair.captions for word in caption.split()})
+    make_scorer(tmp_path / "runs/pcl1/finetune/best.ckpt", words)
     done = report(
-        tmp_path, '{"PCL": ["runs/pcl1", "runs/pcl2"], "PCL, no pre-training": "runs/scratch"}', "--pictures=6"
+        tmp_path,
+        '{"PCL": ["runs/pcl1", "runs/pcl2"], "PCL, no pre-training": "runs/scratch"}',
+        "--pictures=6",
+        "--attention=2",
+        "--bins=3",
     )
     assert done.returncode == 0, done.stderr
     assert all(len(line.rstrip()) <= 120 for line in done.stdout.splitlines())
@@ -90,7 +98,22 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
     assert f"| {100 * rows['PCL']['total']['CIDEr-D']:.2f} ± " in text
     with Image.open(tmp_path / "report/pairs.png") as sheet:
         assert sheet.width == 900 and sheet.height > 6 * 192
-    assert sorted(path.name for path in (tmp_path / "report").iterdir()) == ["pairs.png", "table.json", "table.md"]
+    assert "attention.png leaves out PCL, no pre-training: runs/scratch/finetune/best.ckpt is not there" in done.stdout
+    with Image.open(tmp_path / "report/attention.png") as sheet:
+        assert sheet.width == 900 and sheet.height > 2 * (192 + 2 * 88)
+    by_viewpoint = read_json(tmp_path / "report/viewpoint.json")
+    assert sum(part["pairs"]["total"] for part in by_viewpoint["bins"]) == len(test)
+    for part, row in zip(by_viewpoint["bins"], by_viewpoint["systems"]["most common training caption"]):
+        inside = [pair for pair in test if part["low"] <= pair.extra["viewpoint_iou"] <= part["high"]]
+        alone = evaluate({pair.id: common[pair.id] for pair in inside}, inside, "raw", ["CIDEr-D"])
+        assert row["CIDEr-D"]["total"] == pytest.approx(alone["groups"]["total"]["CIDEr-D"])
+    assert all("std" in row for row in by_viewpoint["systems"]["PCL"])
+    names = ["attention.png", "pairs.png", "table.json", "table.md", "viewpoint.json", "viewpoint.png"]
+    assert sorted(path.name for path in (tmp_path / "report").iterdir()) == names
+
+    none = report(tmp_path, '{"PCL": "runs/pcl1"}', "--pictures=0", "--attention=0", "--bins=0", "--out=bare")
+    assert none.returncode == 0, none.stderr
+    assert sorted(path.name for path in (tmp_path / "bare").iterdir()) == ["table.json", "table.md"]
 
     missing = report(tmp_path, '{"PCL": "runs/nowhere"}')
     assert missing.returncode == 1 and missing.stderr.count("\n") == 1

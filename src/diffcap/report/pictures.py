@@ -5,22 +5,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
-from diffcap.errors import DiffcapError
 from diffcap.evaluation.protocols import TYPE_ORDER
 from diffcap.evaluation.slots import ATTRIBUTES, parse_caption
 from diffcap.records import ChangePair
+from diffcap.report.drawing import (
+    GAP,
+    GRAY,
+    INK,
+    LINE,
+    MARGIN,
+    PICTURE,
+    RIGHT,
+    WIDTH,
+    WRONG,
+    Color,
+    Font,
+    fonts,
+    leading,
+    picture,
+    wrap,
+)
 
 Captions = Mapping[str, Mapping[str, str]]
-Color = tuple[int, int, int]
-Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
-WIDTH, MARGIN, GAP = 900, 16, 8  # as wide as a README is shown
-PICTURE = (256, 192)  # twice the size of the embedded dataset's images
-_TEXT = MARGIN + 2 * PICTURE[0] + GAP + 2 * GAP  # where the words begin
-_INK, _GRAY, _LINE = (30, 30, 30), (120, 120, 120), (225, 225, 225)
-_RIGHT, _WRONG, _BOX = (20, 125, 55), (190, 40, 40), (255, 0, 200)
+TEXT = MARGIN + 2 * PICTURE[0] + GAP + 2 * GAP  # where the words beside a pair begin
 
 
 def choose_pairs(pairs: Sequence[ChangePair], count: int, seed: int = 0) -> list[ChangePair]:
@@ -69,79 +79,45 @@ def is_right(caption: str, pair: ChangePair) -> bool | None:
 
 
 @dataclass(frozen=True)
-class _Line:
+class Line:
+    """A line of the words beside a pair."""
+
     text: str
     color: Color
     font: Font
     space: int = 0  # pixels above it
 
 
-def _fonts() -> tuple[Font, Font]:
-    return ImageFont.load_default(15), ImageFont.load_default(12)
-
-
-def _wrap(text: str, font: Font, width: int) -> list[str]:
-    lines: list[str] = []
-    for word in text.split():
-        longer = f"{lines[-1]} {word}" if lines else word
-        if lines and font.getlength(longer) <= width:
-            lines[-1] = longer
-        else:
-            lines.append(word)
-    return lines or ["(nothing)"]
-
-
-def _words(pair: ChangePair, captions: Captions, knows_objects: bool) -> list[_Line]:
+def words_beside(pair: ChangePair, captions: Captions, knows_objects: bool) -> list[Line]:
     """What stands beside a pair, line by line."""
-    font, small = _fonts()
-    width = WIDTH - MARGIN - _TEXT
+    font, small = fonts()
+    width = WIDTH - MARGIN - TEXT
     kind = "distractor: nothing changed" if pair.is_distractor else pair.change_type
-    lines = [_Line(kind, _GRAY, small)] if kind else []
+    lines = [Line(kind, GRAY, small)] if kind else []
     said = [("reference", pair.captions[0], None)] if pair.captions else []
     told = {name: of[pair.id] for name, of in captions.items()}
     for name, text, right in [
         *said,
         *((name, text, is_right(text, pair) if knows_objects else None) for name, text in told.items()),
     ]:
-        color = _INK if right is None else _RIGHT if right else _WRONG
+        color = INK if right is None else RIGHT if right else WRONG
         mark = "" if right is None else ": right" if right else ": wrong"
-        lines.append(_Line(f"{name}{mark}", _GRAY if right is None else color, small, space=7))
-        lines += [_Line(part, color, font) for part in _wrap(text, font, width)]
+        lines.append(Line(f"{name}{mark}", GRAY if right is None else color, small, space=7))
+        lines += [Line(part, color, font) for part in wrap(text, font, width)]
     return lines
 
 
-def _picture(root: Path, path: str, box: Sequence[float] | None) -> Image.Image:
-    """An image in its frame, with the changed object's box."""
-    try:
-        with Image.open(root / path) as file:
-            image = file.convert("RGB")
-    except OSError as error:
-        raise DiffcapError(
-            f"{root / path}: cannot be read ({error}); fetch the image, or report with --pictures 0."
-        ) from None
-    scale = min(PICTURE[0] / image.width, PICTURE[1] / image.height)
-    size = round(image.width * scale), round(image.height * scale)
-    image = image.resize(size, Image.Resampling.BICUBIC)
-    if box:
-        corners = [round(value * scale) for value in box]
-        ImageDraw.Draw(image).rectangle(
-            [
-                max(0, corners[0] - 2),
-                max(0, corners[1] - 2),
-                min(size[0] - 1, corners[2] + 1),
-                min(size[1] - 1, corners[3] + 1),
-            ],
-            outline=_BOX,
-        )
-    return image
+def height_of(lines: Sequence[Line]) -> int:
+    """Pixels that the lines take."""
+    return sum(line.space + leading(line.font) for line in lines)
 
 
-def _height(lines: Sequence[_Line]) -> int:
-    return sum(line.space + _leading(line.font) for line in lines)
-
-
-def _leading(font: Font) -> int:
-    return round(1.3 * getattr(font, "size", 11))
+def write_lines(draw: ImageDraw.ImageDraw, lines: Sequence[Line], y: int) -> None:
+    """Write the words beside a pair from `y` on."""
+    for line in lines:
+        y += line.space
+        draw.text((TEXT, y), line.text, line.color, line.font)
+        y += leading(line.font)
 
 
 def draw_pairs(pairs: Sequence[ChangePair], root: Path, captions: Captions) -> Image.Image:
@@ -156,41 +132,28 @@ def draw_pairs(pairs: Sequence[ChangePair], root: Path, captions: Captions) -> I
         DiffcapError: an image is missing or broken.
     """
     knows_objects = any("changed" in pair.extra for pair in pairs)
-    _, small = _fonts()
-    words = [_words(pair, captions, knows_objects) for pair in pairs]
-    heights = [max(PICTURE[1], _height(lines)) for lines in words]
-    top = MARGIN + _leading(small) + GAP
+    _, small = fonts()
+    words = [words_beside(pair, captions, knows_objects) for pair in pairs]
+    heights = [max(PICTURE[1], height_of(lines)) for lines in words]
+    top = MARGIN + leading(small) + GAP
     row_gap = 2 * GAP
-    foot = _leading(small) + GAP if knows_objects else 0
+    foot = leading(small) + GAP if knows_objects else 0
     sheet = Image.new("RGB", (WIDTH, top + sum(heights) + row_gap * len(pairs) + foot), "white")
     draw = ImageDraw.Draw(sheet)
     for x, title in ((MARGIN, "before"), (MARGIN + PICTURE[0] + GAP, "after")):
-        draw.text((x, MARGIN), title, _GRAY, small)
+        draw.text((x, MARGIN), title, GRAY, small)
     y = top
     for pair, lines, height in zip(pairs, words, heights):
         boxes = pair.extra.get("boxes") or {}
         for number, side in enumerate(("before", "after")):
-            picture = _picture(root, getattr(pair, side), boxes.get(side))
+            image = picture(root, getattr(pair, side), boxes.get(side))
             x = MARGIN + number * (PICTURE[0] + GAP)
-            sheet.paste(picture, (x + (PICTURE[0] - picture.width) // 2, y))
-        at = y
-        for line in lines:
-            at += line.space
-            draw.text((_TEXT, at), line.text, line.color, line.font)
-            at += _leading(line.font)
+            sheet.paste(image, (x + (PICTURE[0] - image.width) // 2, y))
+        write_lines(draw, lines, y)
         y += height + row_gap
         if pair is not pairs[-1]:
-            draw.line([(MARGIN, y - row_gap // 2), (WIDTH - MARGIN, y - row_gap // 2)], _LINE)
+            draw.line([(MARGIN, y - row_gap // 2), (WIDTH - MARGIN, y - row_gap // 2)], LINE)
     if knows_objects:
         text = "right: the type of change and the words for the changed object (in the box); where it stands is not checked"
-        draw.text((MARGIN, y), text, _GRAY, small)
+        draw.text((MARGIN, y), text, GRAY, small)
     return sheet
-
-
-def write_pairs(path: str | Path, sheet: Image.Image) -> None:
-    """Write the sheet as PNG, whole or not at all."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    sheet.save(temporary, format="PNG", optimize=True)
-    temporary.replace(path)

@@ -1,0 +1,279 @@
+"""`attention.png`: where a captioner looked as it wrote each word, and which places of the two images it took for the same."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image, ImageDraw
+
+from diffcap.captioner import Checkpoint, load
+from diffcap.errors import DiffcapError
+from diffcap.features.store import FeatureStore
+from diffcap.models.captioner import Captioner
+from diffcap.records import ChangePair
+from diffcap.report.drawing import GAP, GRAY, INK, LINE, MARGIN, PICTURE, WIDTH, Color, fonts, leading, picture
+from diffcap.report.pictures import height_of, words_beside, write_lines
+
+Array = npt.NDArray[np.floating[Any]]
+
+COLUMNS = 7  # words in a row
+TILE = ((WIDTH - 2 * MARGIN - (COLUMNS - 1) * GAP) // COLUMNS, 88)
+_SEAM = 2  # pixels between a word's two images
+# From nothing to where a word looked most; each lighter than the one before, so that it reads in gray, too.
+_HEAT = np.array([(60, 0, 90), (150, 20, 110), (225, 60, 60), (250, 140, 20), (255, 235, 90)], dtype=float)
+_OPAQUE, _FADED = 0.85, 0.45  # of the hottest place; of the picture's own colours below the heat
+_EVEN = 4  # a word whose highest place has less than so many times an even look stays pale
+_ALIKE, _OTHER = (0, 160, 230), (240, 120, 0)
+_MOST_LINES = 24
+_FINE = 4  # lines are drawn so many times larger and shrunk, for smooth edges
+
+
+@dataclass(frozen=True)
+class Look:
+    """Where a captioner looked.
+
+    Attributes:
+        words: T words. before, after: (T, h, w), where each looked; a word's map sums to 1.
+        alignment: (h w, h w), for each place before where the same thing stands after; None where nobody aligns.
+    """
+
+    pair: ChangePair
+    caption: str
+    words: list[str]
+    before: Array
+    after: Array
+    alignment: Array | None
+
+
+@torch.no_grad()
+def look(checkpoint: Checkpoint, store: FeatureStore, pair: ChangePair, caption: str) -> Look:
+    """Ask a captioner where it looked for each word of a caption.
+
+    Raises:
+        NotImplementedError: its method has no such maps.
+        DiffcapError: an image is not in the store.
+    """
+    vocabulary = checkpoint.vocabulary
+    tokens = vocabulary.encode(caption, checkpoint.max_length)[:-1]  # the map of a token is that of the word after it
+    before, after = torch.from_numpy(store.read(store.rows([pair.before, pair.after]))).float().split(1)
+    maps = checkpoint.captioner.attention(before, after, torch.tensor([tokens]))
+    count = len(tokens) - 1
+    return Look(
+        pair,
+        caption,
+        [vocabulary.decode([token]) for token in tokens[1:]],
+        maps.before[0, :count].numpy(),
+        maps.after[0, :count].numpy(),
+        None if maps.alignment is None else maps.alignment[0].numpy(),
+    )
+
+
+def open_store(checkpoint: Checkpoint, folder: Path) -> FeatureStore:
+    """The feature store of the dataset in `folder` that a captioner was trained on.
+
+    Raises:
+        DiffcapError: it is missing, or of another shape or backbone by now.
+    """
+    store = FeatureStore.open(folder / "features" / checkpoint.features["name"])
+    for key in ("shape", "backbone"):
+        if store.meta.get(key) != checkpoint.features.get(key):
+            raise DiffcapError(
+                f"{store.folder}: its features have {key} {store.meta.get(key)}, the captioner was trained on "
+                f"{checkpoint.features.get(key)}; extract with that backbone, or report with --attention 0."
+            )
+    return store
+
+
+def look_at(path: Path, folder: Path, pairs: Sequence[ChangePair], captions: Mapping[str, str]) -> list[Look] | str:
+    """Looks of a run's checkpoint at pairs; or, where there is nothing to see, one sentence why.
+
+    Args:
+        path: the checkpoint, read once. folder: the dataset's, with its features. captions: what the run said, by id.
+
+    Raises:
+        DiffcapError: the checkpoint or the features are damaged or do not fit.
+    """
+    if not path.is_file():
+        return f"{path} is not there (any more)."
+    checkpoint = load(path)
+    if type(checkpoint.captioner).attention is Captioner.attention:
+        return f"{checkpoint.facts['method']} has no attention maps."
+    store = open_store(checkpoint, folder)
+    return [look(checkpoint, store, pair, captions[pair.id]) for pair in pairs]
+
+
+def heat(strength: Array) -> Array:
+    """Colours of strengths from 0 to 1: (...) to (..., 3) on the scale 0 to 255."""
+    place = np.linspace(0, 1, len(_HEAT))
+    return np.stack([np.interp(strength, place, _HEAT[:, channel]) for channel in range(3)], axis=-1)
+
+
+def overlay(image: Image.Image, strengths: Array) -> Image.Image:
+    """Lay a map (h, w) of strengths from 0 to 1, smoothly enlarged, over a faded image: the stronger, the less see-through."""
+    large = Image.fromarray(strengths.astype(np.float32)).resize(image.size, Image.Resampling.BICUBIC)
+    strength = np.clip(np.asarray(large), 0, 1)
+    pixels = np.asarray(image, dtype=float)
+    pixels = _FADED * pixels + (1 - _FADED) * pixels.mean(-1, keepdims=True)
+    alpha = _OPAQUE * np.minimum(1, 1.5 * strength)[..., None]
+    return Image.fromarray(((1 - alpha) * pixels + alpha * heat(strength)).round().astype(np.uint8))
+
+
+def strengths_of(before: Array, after: Array) -> tuple[Array, Array]:
+    """Scale a word's two maps (h, w) alike: 0 up to an even look, 1 where it looked most, less where that is not much."""
+    even = 1 / before.size
+    highest = max(before.max(), after.max(), _EVEN * even)
+    first, second = (np.clip((looked - even) / (highest - even), 0, 1) for looked in (before, after))
+    return first, second
+
+
+class Match(NamedTuple):
+    """A place before, (x, y) in parts of the image's size, the place it looks at after, and how much of its look goes there.
+
+    `alike`: it moved as most did, by a place more or less.
+    """
+
+    start: tuple[float, float]
+    end: tuple[float, float]
+    weight: float
+    alike: bool
+
+
+def matches(alignment: Array, grid: tuple[int, int], most: int = _MOST_LINES) -> list[Match]:
+    """Read correspondences off an alignment.
+
+    Args:
+        alignment: (h w, h w), rows are places before. grid: (h, w).
+        most: how many matches to keep, the surest.
+
+    Returns:
+        A match for each place whose highest weight is at least half the pair's highest and twice an even look,
+        surest first; none where all is even.
+    """
+    weights, ends = alignment.max(1), alignment.argmax(1)
+    sure = [int(start) for start in np.argsort(-weights, kind="stable")[:most]]
+    sure = [start for start in sure if weights[start] >= max(weights.max() / 2, 2 / len(weights))]
+    if not sure:
+        return []
+    places = np.stack([np.arange(len(weights)) % grid[1], np.arange(len(weights)) // grid[1]], 1)  # (N, 2), x and y
+    shifts = places[ends[sure]] - places[sure]
+    alike = (np.abs(shifts - np.median(shifts, axis=0)) <= 1).all(1)
+
+    def at(place: int) -> tuple[float, float]:
+        x, y = places[place]
+        return float((x + 0.5) / grid[1]), float((y + 0.5) / grid[0])
+
+    return [
+        Match(at(start), at(int(ends[start])), float(weights[start]), bool(same)) for start, same in zip(sure, alike)
+    ]
+
+
+def draw_attention(looks: Mapping[str, Sequence[Look]], root: Path) -> Image.Image:
+    """Draw the sheet: for each run and pair the two images, lines between the places that it aligned, and a tile a word.
+
+    Args:
+        looks: run -> a look for each pair.
+        root: folder that the image paths are relative to.
+
+    Raises:
+        DiffcapError: an image is missing or broken.
+    """
+    knows_objects = any("changed" in one.pair.extra for of in looks.values() for one in of)
+    parts = [_block(name, one, root, knows_objects) for name, of in looks.items() for one in of]
+    legend = _legend(any(one.alignment is not None for of in looks.values() for one in of))
+    _, small = fonts()
+    y = MARGIN + leading(small) + GAP
+    sheet = Image.new("RGB", (WIDTH, y + sum(part.height for part in parts) + legend.height), "white")
+    for x, title in ((MARGIN, "before"), (MARGIN + PICTURE[0] + GAP, "after")):
+        ImageDraw.Draw(sheet).text((x, MARGIN), title, GRAY, small)
+    for part in parts:
+        sheet.paste(part, (0, y))
+        y += part.height
+        ImageDraw.Draw(sheet).line([(MARGIN, y - 2 * GAP), (WIDTH - MARGIN, y - 2 * GAP)], LINE)
+    sheet.paste(legend, (0, y))
+    return sheet
+
+
+def _block(name: str, one: Look, root: Path, knows_objects: bool) -> Image.Image:
+    font, _ = fonts()
+    lines = words_beside(one.pair, {name: {one.pair.id: one.caption}}, knows_objects)
+    top = max(PICTURE[1], height_of(lines)) + 2 * GAP
+    row = 2 * TILE[1] + _SEAM + leading(font) + GAP
+    rows = -(-len(one.words) // COLUMNS)
+    block = Image.new("RGB", (WIDTH, top + rows * row + 3 * GAP), "white")
+    boxes = one.pair.extra.get("boxes") or {}
+    corners = []
+    for number, side in enumerate(("before", "after")):
+        image = picture(root, getattr(one.pair, side), boxes.get(side))
+        corner = MARGIN + number * (PICTURE[0] + GAP) + (PICTURE[0] - image.width) // 2, 0
+        block.paste(image, corner)
+        corners.append((corner, image.size))
+    if one.alignment is not None:
+        grid = one.before.shape[1], one.before.shape[2]
+        _draw_matches(block, matches(one.alignment, grid), corners, grid[0])
+    draw = ImageDraw.Draw(block)
+    write_lines(draw, lines, 0)
+    small = {side: picture(root, getattr(one.pair, side), frame=TILE) for side in ("before", "after")}
+    for number, word in enumerate(one.words):
+        x = MARGIN + number % COLUMNS * (TILE[0] + GAP)
+        y = top + number // COLUMNS * row
+        for place, (image, strengths) in enumerate(
+            zip(small.values(), strengths_of(one.before[number], one.after[number]))
+        ):
+            left = x + (TILE[0] - image.width) // 2
+            block.paste(overlay(image, strengths), (left, y + place * (TILE[1] + _SEAM)))
+        draw.text((x + TILE[0] // 2, y + 2 * TILE[1] + _SEAM + 2), word, INK, font, anchor="ma")
+    return block
+
+
+def _draw_matches(
+    block: Image.Image,
+    found: Sequence[Match],
+    corners: Sequence[tuple[tuple[int, int], tuple[int, int]]],
+    rows: int,
+) -> None:
+    """Lines from the before image to the after image, each given as its corner and size on the block.
+
+    Lines of one row of the map would cover each other: they bend, by less than a row, the more the further out they begin.
+    """
+    lines = Image.new("RGBA", (block.width * _FINE, PICTURE[1] * _FINE))
+    draw = ImageDraw.Draw(lines)
+    along = np.linspace(0, 1, 33)[:, None]
+    for match in sorted(found, key=lambda match: match.weight):
+        start, end = (
+            np.array([corner[0] + at[0] * size[0], corner[1] + at[1] * size[1]])
+            for at, (corner, size) in zip((match.start, match.end), corners)
+        )
+        bend = (match.start[0] - 0.5) * corners[0][1][1] / rows
+        path = (start + along * (end - start) + np.sin(np.pi * along) * (0, bend)) * _FINE
+        color: Color = _ALIKE if match.alike else _OTHER
+        draw.line([(x, y) for x, y in path.tolist()], (*color, round(255 * match.weight / found[0].weight)), 6)
+        for x, y in (path[0], path[-1]):
+            size = 3.5 * _FINE
+            draw.ellipse([x - size, y - size, x + size, y + size], color, "white", _FINE // 2)
+    lines = lines.resize((block.width, PICTURE[1]), Image.Resampling.LANCZOS)
+    block.paste(lines, (0, 0), lines)
+
+
+def _legend(aligned: bool) -> Image.Image:
+    """What the colours mean."""
+    _, small = fonts()
+    line = leading(small)
+    legend = Image.new("RGB", (WIDTH, 3 * line + MARGIN), "white")
+    draw = ImageDraw.Draw(legend)
+    bar = Image.fromarray(heat(np.tile(np.linspace(0, 1, 120), (10, 1))).astype(np.uint8))
+    legend.paste(bar, (MARGIN, 3))
+    text = (
+        "where each word looked, before (above) and after (below), little to most; no colour: no more than at any place"
+    )
+    draw.text((MARGIN + 128, 0), text, GRAY, small)
+    if aligned:
+        x = MARGIN
+        for color, said in ((_ALIKE, "place seen again after, shifted as most are"), (_OTHER, "shifted otherwise")):
+            draw.line([(x, line + line // 2), (x + 24, line + line // 2)], color, 2)
+            draw.text((x + 32, line), said, GRAY, small)
+            x += 32 + round(small.getlength(said)) + 3 * GAP
+    return legend

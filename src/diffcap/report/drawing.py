@@ -1,0 +1,77 @@
+"""What the report's pictures share: sizes, colours, fonts, a pair's images."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+
+from diffcap.errors import DiffcapError
+
+Color = tuple[int, int, int]
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+WIDTH, MARGIN, GAP = 900, 16, 8  # as wide as a README is shown
+PICTURE = (256, 192)  # twice the size of the embedded dataset's images
+INK, GRAY, LINE = (30, 30, 30), (120, 120, 120), (225, 225, 225)
+RIGHT, WRONG, BOX = (20, 125, 55), (190, 40, 40), (255, 0, 200)
+
+
+def fonts() -> tuple[Font, Font]:
+    """For what is read, and for what stands beside it."""
+    return ImageFont.load_default(15), ImageFont.load_default(12)
+
+
+def leading(font: Font) -> int:
+    """Pixels from one line of text to the next."""
+    return round(1.3 * getattr(font, "size", 11))
+
+
+def wrap(text: str, font: Font, width: int) -> list[str]:
+    """Break a text between words into lines of at most `width` pixels, as far as its words allow."""
+    lines: list[str] = []
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and font.getlength(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines or ["(nothing)"]
+
+
+def picture(root: Path, path: str, box: Sequence[float] | None = None, frame: tuple[int, int] = PICTURE) -> Image.Image:
+    """An image scaled to fit a frame (width, height), with the changed object's box.
+
+    Raises:
+        DiffcapError: it is missing or broken.
+    """
+    try:
+        with Image.open(root / path) as file:
+            image = file.convert("RGB")
+    except OSError as error:
+        raise DiffcapError(
+            f"{root / path}: cannot be read ({error}); fetch the image, or report with --pictures 0 --attention 0."
+        ) from None
+    scale = min(frame[0] / image.width, frame[1] / image.height)
+    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    image = image.resize(size, Image.Resampling.BICUBIC)
+    if box:
+        corners = [round(value * scale) for value in box]
+        ImageDraw.Draw(image).rectangle(
+            [
+                max(0, corners[0] - 2),
+                max(0, corners[1] - 2),
+                min(size[0] - 1, corners[2] + 1),
+                min(size[1] - 1, corners[3] + 1),
+            ],
+            outline=BOX,
+        )
+    return image
+
+
+def write_png(path: str | Path, sheet: Image.Image) -> None:
+    """Write a picture as PNG, whole or not at all."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    sheet.save(temporary, format="PNG", optimize=True)
+    temporary.replace(path)

@@ -1,0 +1,124 @@
+"""Scores by viewpoint."""
+
+import math
+import statistics
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from diffcap.evaluation.protocols import evaluate
+from diffcap.evaluation.slots import parse_caption
+from diffcap.records import ChangePair
+from diffcap.report.drawing import WIDTH
+from diffcap.report.viewpoint import axis_step, draw_viewpoint, quantile_bins, score_bins, viewpoint_scores
+
+CUBE = {"size": "large", "color": "gray", "material": "metal", "shape": "cube", "to": None}
+BLUE = (0, 114, 178)
+SAID = ("the cube vanished", "the gray cube was moved", "there is no change", "the small ball appeared")
+
+
+def pairs_of(values: list[float | None], knows_objects: bool = True) -> list[ChangePair]:
+    pairs = []
+    for number, value in enumerate(values):
+        still = number % 3 == 0
+        extra = {} if value is None else {"viewpoint_iou": value}
+        if knows_objects and not still:
+            extra["changed"] = CUBE
+        captions = ["no change was made", "there is no change"] if still else [f"the gray cube was moved {number}"]
+        pairs.append(ChangePair(str(number), "b", "a", captions, "test", None if still else "move", still, extra))
+    return pairs
+
+
+def captions_for(pairs: list[ChangePair], seed: int = 0) -> dict[str, str]:
+    random = np.random.default_rng(seed)
+    return {pair.id: SAID[random.integers(4)] for pair in pairs}
+
+
+def near(chart: Image.Image, color: tuple[int, int, int]) -> np.ndarray:
+    return np.abs(np.asarray(chart).astype(int) - color).sum(-1) < 60
+
+
+def test_bins_part_all_pairs_that_know_their_viewpoint() -> None:
+    values = np.random.default_rng(0).uniform(0.3, 0.9, 53).round(4).tolist()
+    pairs = pairs_of([*values, None, None])
+    bins = quantile_bins(pairs, 5)
+    assert sorted(pair.id for part in bins for pair in part.pairs) == sorted(pair.id for pair in pairs[:53])
+    assert {len(part.pairs) for part in bins} <= {10, 11} and len(bins) == 5
+    for part in bins:
+        inside = [pair.extra["viewpoint_iou"] for pair in part.pairs]
+        assert (part.low, part.high) == (min(inside), max(inside))
+    assert all(one.high < two.low for one, two in pairwise(bins))
+
+
+def test_equal_viewpoints_stay_together() -> None:
+    bins = quantile_bins(pairs_of([1.0] * 8 + [0.5, 0.6]), 5)
+    assert [(part.low, part.high, len(part.pairs)) for part in bins] == [(0.5, 0.6, 2), (1.0, 1.0, 8)]
+    assert len(quantile_bins(pairs_of([0.1, 0.2, 0.3]), 5)) == 3
+    assert quantile_bins(pairs_of([1.0] * 8), 5) == [] == quantile_bins(pairs_of([None] * 4), 5)
+
+
+def test_each_bin_scores_as_a_split_of_its_own() -> None:
+    pairs = pairs_of(np.random.default_rng(1).uniform(size=40).tolist())
+    said = captions_for(pairs)
+    bins = quantile_bins(pairs, 3)
+    rows = score_bins(said, bins, "raw")
+    for part, row in zip(bins, rows):
+        own = {pair.id: said[pair.id] for pair in part.pairs}
+        alone = evaluate(own, part.pairs, "raw", ["CIDEr-D"])
+        for group in ("total", "semantic", "distractor"):
+            assert row["CIDEr-D"][group] == pytest.approx(alone["groups"][group]["CIDEr-D"])
+        right = [parse_caption(own[pair.id]).change_type == (pair.change_type or "none") for pair in part.pairs]
+        assert row["type_accuracy"]["total"] == sum(right) / len(right) == alone["slots"]["type"]
+    plain = score_bins(said, quantile_bins(pairs_of([0.1, 0.5, 0.8, 0.9], knows_objects=False), 2), "raw")
+    assert all(row.keys() == {"CIDEr-D"} for row in plain)
+
+
+def test_seeds_give_mean_and_whisker_and_the_chart_a_panel_a_score() -> None:
+    pairs = pairs_of(np.random.default_rng(2).uniform(size=40).tolist())
+    bins = quantile_bins(pairs, 4)
+    seeds = [captions_for(pairs, seed) for seed in (1, 2)]
+    scores = viewpoint_scores({"base": seeds[:1], "run": seeds}, bins, "raw")
+    assert [part["pairs"]["total"] for part in scores["bins"]] == [10] * 4
+    each = [score_bins(said, bins, "raw") for said in seeds]
+    for number, row in enumerate(scores["systems"]["run"]):
+        values = [rows[number]["CIDEr-D"]["total"] for rows in each]
+        assert row["CIDEr-D"]["total"] == pytest.approx(statistics.mean(values))
+        assert row["std"]["CIDEr-D"]["total"] == pytest.approx(statistics.stdev(values)) and row["runs"] == 2
+    assert scores["systems"]["base"] == each[0]
+    chart = draw_viewpoint(scores, ["base"])
+    assert chart.width == WIDTH and near(chart, BLUE).sum() > 500 and near(chart, (150, 150, 150)).sum() > 500
+    still = {
+        name: [{key: value for key, value in row.items() if key != "std"} for row in rows]
+        for name, rows in scores["systems"].items()
+    }
+    without = near(draw_viewpoint({**scores, "systems": still}, ["base"]), BLUE)[:265]
+    assert near(chart, BLUE)[:265].sum() > without.sum() + 4 * 10  # the whiskers
+    alone = {
+        **scores,
+        "systems": {name: [{"CIDEr-D": row["CIDEr-D"]} for row in rows] for name, rows in scores["systems"].items()},
+    }
+    assert draw_viewpoint(alone).height < 0.6 * chart.height
+
+
+def test_a_line_runs_through_the_heights_of_its_values() -> None:
+    bins = [{"low": 0.1 * n, "high": 0.1 * n + 0.1, "pairs": {"total": 7}} for n in range(3)]
+    rows = [{"CIDEr-D": {"total": value}} for value in (0.0, 0.5, 1.0)]
+    blue = near(draw_viewpoint({"bins": bins, "systems": {"a": rows}}), BLUE)[
+        :265, 80:
+    ]  # the chart alone, without the values below it
+    heights, columns = np.nonzero(blue)
+    low, high = heights[columns == columns.min()].mean(), heights[columns == columns.max()].mean()
+    middle = heights[np.abs(columns - columns.mean().round()) <= 1].mean()
+    assert low > middle > high and middle == pytest.approx((low + high) / 2, abs=3)
+    assert low - high == pytest.approx(220, abs=5)  # from 0 to 100, the whole height
+
+
+@pytest.mark.parametrize("highest", [1, 2.9, 3, 47, 99.9, 100, 180, 612])
+def test_ticks_are_round_and_few(highest: float) -> None:
+    step = axis_step(highest)
+    assert step / 10 ** math.floor(math.log10(step) + 1e-9) == pytest.approx(
+        round(step / 10 ** math.floor(math.log10(step) + 1e-9))
+    )
+    assert 3 <= highest / step <= 8
