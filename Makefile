@@ -1,5 +1,5 @@
 # diffcap: every stage, chained by the files they write. `make help` lists the targets.
-# Variables: DATASET METHOD DATA DEVICES ARGS SEED LOGGER TRAINER BACKBONE WEIGHTS TAGGER RUN PRETRAIN
+# Variables: DATASET METHOD ABLATION DATA DEVICES ARGS SEED LOGGER TRAINER BACKBONE WEIGHTS TAGGER RUN PRETRAIN
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
@@ -11,12 +11,17 @@ DEVICES ?= 1
 SEED ?= 1234
 LOGGER ?= wandb
 TRAINER ?= default
-PRETRAIN ?= yes
+# A method without settings for it has no pre-training stage.
+PRETRAINS := $(wildcard configs/method/$(METHOD)/pretrain.yaml)
+PRETRAIN ?= $(if $(PRETRAINS),yes,no)
+ABLATION ?=
 FOLDER ?= data/$(DATASET)
-RUN ?= runs/$(DATASET)/$(METHOD)
+RUN ?= runs/$(DATASET)/$(METHOD)$(ABLATION:%=-%)
 
 # Which features a method reads; the embedded dataset has a backbone of its own.
 BACKBONE_pcl := resnet101_layer4
+BACKBONE_scorer := resnet101_layer3
+BACKBONE_dirl := resnet101_layer3
 BACKBONE ?= $(if $(filter blocks,$(DATASET)),blocks,$(BACKBONE_$(METHOD)))
 TAGGER ?= $(if $(filter blocks,$(DATASET)),blocks,english)
 
@@ -31,9 +36,11 @@ asked = $(if $(filter $(1),$(MAKECMDGOALS)),FORCE)
 # extract_ARGS, negatives_ARGS, pretrain_ARGS, finetune_ARGS and eval_ARGS always go to theirs.
 takers := $(or $(filter $(TRAINING),$(MAKECMDGOALS)),$(firstword $(filter $(STAGES),$(MAKECMDGOALS))))
 args = $($(1)_ARGS) $(if $(filter $(1),$(takers)),$(ARGS))
-# The settings of a training stage: trainer, method, dataset, what the method changes there, then the command line, which wins.
+# The settings of a training stage: trainer, method, dataset, what the method changes there, its ablation, then the command
+# line, which wins.
 configs = $(foreach file,$(wildcard configs/trainer/default.yaml configs/method/$(METHOD)/$(1).yaml \
-	configs/dataset/$(DATASET).yaml configs/method/$(METHOD)/$(1).$(DATASET).yaml) $(if $(filter-out default,$(TRAINER)),configs/trainer/$(TRAINER).yaml) \
+	configs/dataset/$(DATASET).yaml configs/method/$(METHOD)/$(1).$(DATASET).yaml) \
+	$(ABLATION:%=configs/method/$(METHOD)/ablation/%.yaml) $(if $(filter-out default,$(TRAINER)),configs/trainer/$(TRAINER).yaml) \
 	$(if $(filter-out 1,$(DEVICES)),configs/trainer/ddp.yaml),--config $(file))
 train = $(call configs,$(1)) --data.folder $(FOLDER) --data.features $(BACKBONE) --seed_everything $(SEED) --data.seed $(SEED) \
 	--run.out $(RUN)/$(1) --run.logger $(LOGGER) --trainer.devices $(DEVICES)
@@ -50,6 +57,7 @@ ifneq ($(filter $(STAGES) report,$(MAKECMDGOALS)),)
 $(call known,METHOD=$(METHOD),method/$(METHOD))
 $(call known,BACKBONE=$(BACKBONE),backbone/$(BACKBONE).yaml)
 $(call known,TRAINER=$(TRAINER),trainer/$(TRAINER).yaml)
+$(if $(ABLATION),$(call known,ABLATION=$(ABLATION),method/$(METHOD)/ablation/$(ABLATION).yaml))
 endif
 
 help:  ## this list
@@ -88,16 +96,20 @@ $(FOLDER)/negatives.jsonl: $(FOLDER)/manifest.jsonl $(call asked,negatives) | se
 	$(PY) stages/negatives.py --folder $(FOLDER) --tagger $(TAGGER) --seed $(SEED) $(call args,negatives)
 	$(touch)
 
-pretrain: $(RUN)/pretrain/finished.json  ## self-supervised tasks of the method: ARGS="--model.lr=1e-4 --data.batch_size=64"
+pretrain: $(if $(PRETRAINS),$(RUN)/pretrain/finished.json,nothing-to-pretrain)  ## self-supervised tasks of the method: ARGS="--model.lr=1e-4 --data.batch_size=64"
 $(RUN)/pretrain/finished.json: $(STORE)/complete $(FOLDER)/negatives.jsonl $(call asked,pretrain) | setup
 	$(PY) stages/pretrain.py $(call train,pretrain) $(call args,pretrain)
 	$(touch)
 
+.PHONY: nothing-to-pretrain
+nothing-to-pretrain:
+	@echo "$(METHOD) has no pre-training stage; go on with: make finetune METHOD=$(METHOD) DATASET=$(DATASET)"
+
 finetune: $(RUN)/finetune/finished.json  ## the captioner, from the pre-training's checkpoint (PRETRAIN=no: from scratch)
 $(RUN)/finetune/finished.json: $(STORE)/complete $(call asked,finetune) \
-		$(if $(filter yes,$(PRETRAIN)),$(RUN)/pretrain/finished.json) | setup
+		$(if $(filter yes,$(and $(PRETRAINS),$(PRETRAIN))),$(RUN)/pretrain/finished.json) | setup
 	$(PY) stages/finetune.py $(call train,finetune) \
-		$(if $(filter yes,$(PRETRAIN)),--model.init_from $(RUN)/pretrain/last.ckpt) $(call args,finetune)
+		$(if $(filter yes,$(and $(PRETRAINS),$(PRETRAIN))),--model.init_from $(RUN)/pretrain/last.ckpt) $(call args,finetune)
 	$(touch)
 
 eval: $(RUN)/eval/metrics.json  ## captions and scores of the test split, by group

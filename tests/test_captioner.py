@@ -99,7 +99,9 @@ def test_a_pre_training_checkpoint_cannot_caption(tmp_path: Path) -> None:
 
 
 def test_an_unknown_method_or_other_weights_are_one_sentence(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "best.ckpt", model(), "finetune", method="duda")
+    assert "'duda'" in sentence(path, load)
     path = write_checkpoint(tmp_path / "best.ckpt", model(), "finetune", method="scorer")
-    assert "'scorer'" in sentence(path, load)
+    assert "settings are of another diffcap" in sentence(path, load)
     path = write_checkpoint(tmp_path / "best.ckpt", model(), "finetune", hyperparameters=captioner().hyperparameters)
     assert "weights do not fit" in sentence(path, load)

@@ -8,10 +8,12 @@ import torch
 
 from diffcap.errors import DiffcapError
 from diffcap.models.captioner import Captioner
+from diffcap.models.dirl import DIRL
 from diffcap.models.pcl import PCL
+from diffcap.models.scorer import SCORER
 from diffcap.text.vocabulary import Vocabulary
 
-METHODS: dict[str, type[Captioner]] = {"pcl": PCL}
+METHODS: dict[str, type[Captioner]] = {"pcl": PCL, "scorer": SCORER, "dirl": DIRL}
 FORMAT = 1  # of the "diffcap" entry; raised when an older file could no longer be read
 
 
@@ -74,7 +76,12 @@ def load(path: str | Path) -> Checkpoint:
             f"{path}: its method is {facts['method']!r}, this diffcap knows {', '.join(METHODS)}; "
             f"use diffcap {facts['version']}, which wrote it."
         )
-    captioner = METHODS[facts["method"]](**facts.pop("hyperparameters"))
+    try:
+        captioner = METHODS[facts["method"]](**facts.pop("hyperparameters"))
+    except TypeError as error:
+        raise DiffcapError(
+            f"{path}: its settings are of another diffcap ({error}); use diffcap {facts['version']}, which wrote it."
+        ) from None
     prefix = "captioner."
     weights = {
         name.removeprefix(prefix): value for name, value in state["state_dict"].items() if name.startswith(prefix)
@@ -85,5 +92,6 @@ def load(path: str | Path) -> Checkpoint:
         fault = " ".join(str(error).split())[:200]
         raise DiffcapError(f"{path}: its weights do not fit its own settings ({fault}); train it again.") from None
     facts["step"] = state["global_step"]
-    vocabulary, max_length, features = Vocabulary(facts.pop("words")), facts.pop("max_length"), facts.pop("features")
+    vocabulary = Vocabulary(facts.pop("words"), facts.pop("vocabulary_layout", "pcl"))
+    max_length, features = facts.pop("max_length"), facts.pop("features")
     return Checkpoint(captioner.eval(), vocabulary, max_length, features, facts)

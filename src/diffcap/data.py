@@ -6,7 +6,7 @@ step alone, over the global batch, of which each rank takes its share; see `stre
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 import numpy as np
@@ -20,7 +20,7 @@ from diffcap.losses.mvcl import mask_patches
 from diffcap.negatives import read_negatives
 from diffcap.records import ChangePair, read_dataset
 from diffcap.streams import StepBatches, Stream, TaskSchedule, step_generator
-from diffcap.text.vocabulary import Vocabulary, build_vocabulary
+from diffcap.text.vocabulary import LayoutName, Vocabulary, build_vocabulary
 
 Batch = dict[str, Any]
 
@@ -33,6 +33,7 @@ class PairTable:
 
     Attributes:
         ids, is_change: of each pair. tokens: (captions, T) padded ids. owner: (captions,) the pair of each caption.
+        counts: (pairs,) captions of each pair.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class PairTable:
         self.captions = [caption for pair in pairs for caption in pair.captions]
         self.owner = np.repeat(np.arange(len(pairs)), [len(pair.captions) for pair in pairs])
         self.tokens = self.encode(self.captions)
+        self.counts = np.bincount(self.owner, minlength=len(pairs))
         self.swapped = self._other_roles(pairs)
 
     def encode(self, captions: Sequence[str]) -> np.ndarray:
@@ -72,12 +74,32 @@ class PairTable:
         return swapped
 
     def images(self, pairs: np.ndarray, swap: np.ndarray | None = None) -> Batch:
-        """Feature maps of some pairs, {"before", "after"}: float32 (B, C, h, w) each."""
-        rows = self.rows[pairs]
+        """Feature maps of some pairs, {"before", "after"}: float32 (B, C, h, w) each.
+
+        Args:
+            pairs: (B,), or (b, 2) for two pairs of one scene, whose first images are one: then "before" has b maps and
+                "after" 2 b, those of the first pairs in front.
+            swap: (B,) or (b,): which have default and nonsemantic image swapped.
+        """
+        columns = pairs[:, None] if pairs.ndim == 1 else pairs
+        rows = self.rows[columns]  # (b, 1 or 2, 2)
         if swap is not None:
-            rows = np.where(swap[:, None], self.swapped[pairs], rows)
-        maps = torch.from_numpy(self.store.read(rows.T.reshape(-1))).float()
+            rows = np.where(swap[:, None, None], self.swapped[columns], rows)
+        wanted = np.concatenate([rows[:, 0, 0], rows[:, :, 1].T.reshape(-1)])
+        maps = torch.from_numpy(self.store.read(wanted)).float()
         return {"before": maps[: len(pairs)], "after": maps[len(pairs) :]}
+
+    def scenes(self) -> np.ndarray:
+        """The change pair and the distractor pair of each scene that has both: (scenes, 2)."""
+        view = {self.rows[number, 0]: number for number in np.flatnonzero(~self.is_change)}
+        changes = [number for number in np.flatnonzero(self.is_change) if self.rows[number, 0] in view]
+        return np.array([(number, view[self.rows[number, 0]]) for number in changes], dtype=np.int64).reshape(-1, 2)
+
+    def draw_captions(self, pairs: np.ndarray, generator: torch.Generator) -> np.ndarray:
+        """One caption of each pair by chance, ids of the same shape and (..., T)."""
+        draw = torch.rand(pairs.shape, generator=generator, dtype=torch.float64).numpy()
+        first = np.cumsum(self.counts) - self.counts
+        return self.tokens[first[pairs] + (draw * self.counts[pairs]).astype(np.int64)]
 
     def longest(self, tokens: np.ndarray) -> int:
         """Positions that the longest of the captions (..., T) needs."""
@@ -135,6 +157,7 @@ class FeatureData(pl.LightningDataModule):
         val_limit: validate on the first pairs only; null for all.
         num_workers: processes that read ahead; 0 reads in the training process.
         seed: of every draw.
+        vocabulary_layout: "pcl", or "rcc" as SCORER and DIRL have it; see `diffcap.text.vocabulary`.
     """
 
     def __init__(
@@ -151,6 +174,7 @@ class FeatureData(pl.LightningDataModule):
         val_limit: int | None = None,
         num_workers: int = 0,
         seed: int = 1234,
+        vocabulary_layout: LayoutName = "pcl",
     ) -> None:
         super().__init__()
         self.batch_size, self.eval_batch_size, self.max_length = batch_size, eval_batch_size, max_length
@@ -162,10 +186,12 @@ class FeatureData(pl.LightningDataModule):
         self.dataset, self.store_name = read_dataset(folder), features
         self.store = FeatureStore.open(Path(folder) / "features" / features)
         train = self._pairs("train")
-        self.vocabulary = build_vocabulary((caption for pair in train for caption in pair.captions), min_count)
+        self.vocabulary = build_vocabulary(
+            (caption for pair in train for caption in pair.captions), min_count, vocabulary_layout
+        )
         self.words = self.vocabulary.words
         self.vocabulary_size = len(self.vocabulary)
-        self.feature_channels = self.store.shape[0]
+        self.feature_channels, *self.grid = self.store.shape
         self.val_references = {pair.id: pair.captions for pair in self._pairs("val")[:val_limit]}
 
     def _pairs(self, split: str) -> list[ChangePair]:
@@ -187,8 +213,13 @@ class FeatureData(pl.LightningDataModule):
         if stage in ("fit", "validate"):
             self.val_table = self.table("val")
 
-    def _mask(self, tokens: np.ndarray, generator: torch.Generator) -> Batch:
+    def _text(self, tokens: np.ndarray, generator: torch.Generator) -> Batch:
+        """The batch's entries for captions (B, T): `tokens`; with a mask token `mlm_tokens` and `mlm_labels` too."""
         text = torch.from_numpy(tokens.astype(np.int64))
+        # Trimmed only after the draws, so that the same words are hidden with and without it.
+        used = self.val_table.longest(tokens) if self.trim else tokens.shape[1]
+        if self.vocabulary.mask is None:
+            return {"tokens": text[:, :used]}
         hidden, labels = mask_words(
             text,
             eos=self.vocabulary.eos,
@@ -197,8 +228,6 @@ class FeatureData(pl.LightningDataModule):
             ratio=self.mask_ratio,
             generator=generator,
         )
-        # Trimmed only now, so that the same words are hidden with and without it.
-        used = self.val_table.longest(tokens) if self.trim else tokens.shape[1]
         return {"tokens": text[:, :used], "mlm_tokens": hidden[:, :used], "mlm_labels": labels[:, :used]}
 
     def _share(self, batch: Batch) -> Batch:
@@ -229,7 +258,7 @@ class FeatureData(pl.LightningDataModule):
 
     def val_dataloader(self) -> DataLoader:
         """The validation pairs in order."""
-        pairs = PairBatches(self.val_table, self._mask, self.val_limit)
+        pairs = PairBatches(self.val_table, self._text, self.val_limit)
         return DataLoader(pairs, self.eval_batch_size, collate_fn=as_is, **self._workers())
 
     def _workers(self) -> dict[str, Any]:
@@ -243,22 +272,63 @@ def as_is(batch: Any) -> Any:
 
 
 class CaptionData(FeatureData):
-    """Captioning: every caption of every training pair is a sample."""
+    """Captioning.
+
+    Args:
+        folder: the dataset's folder, with `manifest.jsonl`.
+        features: name of the feature store in its `features/`.
+        samples: "captions": every caption of every training pair is a sample (IDC-PCL). "pairs": every pair is, with one
+            of its captions by chance (SCORER, DIRL). "scenes": every scene is, with its change pair and its distractor
+            pair (SCORER and DIRL on CLEVR-Change); `batch_size` counts scenes then.
+        settings: see `FeatureData`.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        features: str,
+        samples: Literal["captions", "pairs", "scenes"] = "captions",
+        **settings: Any,
+    ) -> None:
+        super().__init__(folder, features, **settings)
+        self.samples = samples
 
     def setup(self, stage: str) -> None:
         """Encode the captions and lay out the samples."""
         super().setup(stage)
-        if stage == "fit":
-            self.stream = Stream(len(self.train_table.owner), self.seed)
+        if stage != "fit":
+            return
+        table = self.train_table
+        self.choices = {
+            "captions": lambda: table.owner,
+            "pairs": lambda: np.flatnonzero(table.counts),
+            "scenes": table.scenes,
+        }[self.samples]()
+        if self.samples == "scenes":
+            self.choices = self.choices[table.counts[self.choices].all(1)]
+            if not len(self.choices):
+                raise DiffcapError(
+                    f"{self.dataset.name}: no training scene has a change pair and a distractor pair; set data.samples to pairs."
+                )
+        self.stream = Stream(len(self.choices), self.seed)
 
     def make_batch(self, step: int) -> Batch:
-        """See `FeatureData`: `before`, `after`, `tokens`, `mlm_tokens`, `mlm_labels`, `is_change`."""
+        """See `FeatureData`: `before`, `after`, the text, `is_change`; see `PairTable.images` for two pairs a scene."""
         generator, table = step_generator(self.seed, step), self.train_table
         samples = self.stream.take(step * self.batch_size, self.batch_size)
-        pairs = table.owner[samples]
-        text = self._mask(table.tokens[samples], generator)
-        batch = {**text, "is_change": torch.from_numpy(table.is_change[pairs]).long()}
+        pairs = self.choices[samples]
+        tokens = table.tokens[samples] if self.samples == "captions" else table.draw_captions(pairs, generator)
+        if self.samples == "scenes":
+            return self._scene_batch(pairs, tokens, generator)
+        batch = {**self._text(tokens, generator), "is_change": torch.from_numpy(table.is_change[pairs]).long()}
         return self._with_images(batch, pairs, generator)
+
+    def _scene_batch(self, pairs: np.ndarray, tokens: np.ndarray, generator: torch.Generator) -> Batch:
+        """Pairs (b, 2) and captions (b, 2, T) to a batch of change pairs, then distractor pairs; shared out by scene."""
+        text = self._text(tokens.reshape(-1, tokens.shape[-1]), generator)
+        by_scene = {key: value.unflatten(0, (-1, 2)) for key, value in text.items()}
+        batch = self._with_images(by_scene, pairs, generator)
+        return {key: value.transpose(0, 1).flatten(0, 1) if key in text else value for key, value in batch.items()}
 
 
 class PretrainData(FeatureData):
@@ -269,16 +339,8 @@ class PretrainData(FeatureData):
         features: name of the feature store in its `features/`.
         tasks: shares of "mlm", "mvcl" and "fda" (paper: 8:1:2 on CLEVR-Change, 9:1:2 on the birds).
         negatives: file of hard negatives, null for `negatives.jsonl` in the dataset's folder; read if fda has a share.
-        batch_size: of one step over all ranks together; fda takes `batch_size // (1 + negatives)` pairs (authors' code).
-        eval_batch_size: pairs a rank validates at once.
-        min_count: a word must occur this often in the training captions.
-        max_length: positions of a caption, BOS and EOS included; longer ones are cut.
-        mask_ratio: chance of a word, and of a patch in MVCL, to be hidden (paper: 0.15).
-        swap: default and nonsemantic image change roles with probability 1/2 (SCORER's and DIRL's augmentation).
-        trim: leave out the padding that no caption of the batch needs; exact with the model's `pad_mask` only.
-        val_limit: validate on the first pairs only; null for all.
-        num_workers: processes that read ahead; 0 reads in the training process.
-        seed: of every draw.
+        settings: see `FeatureData`; of a batch, fda takes `batch_size // (1 + negatives)` pairs (authors' code), and
+            `trim` is exact with the model's `pad_mask` only.
     """
 
     def __init__(
@@ -287,26 +349,14 @@ class PretrainData(FeatureData):
         features: str,
         tasks: dict[str, int] | None = None,
         negatives: str | None = None,
-        batch_size: int = 200,
-        eval_batch_size: int = 256,
-        min_count: int = 1,
-        max_length: int = 40,
-        mask_ratio: float = 0.15,
-        swap: bool = False,
-        trim: bool = False,
-        val_limit: int | None = None,
-        num_workers: int = 0,
-        seed: int = 1234,
+        **settings: Any,
     ) -> None:
-        super().__init__(
-            folder, features, batch_size, eval_batch_size, min_count, max_length, mask_ratio, swap, trim, val_limit,
-            num_workers, seed,
-        )  # fmt: skip
+        super().__init__(folder, features, **settings)
         shares = {"mlm": 8, "mvcl": 1, "fda": 2} if tasks is None else tasks
         unknown = sorted(set(shares) - {"mlm", "mvcl", "fda"})
         if unknown:
             raise DiffcapError(f"data.tasks names {unknown[0]!r}; the tasks are mlm, mvcl and fda.")
-        self.schedule = TaskSchedule(shares, seed)
+        self.schedule = TaskSchedule(shares, self.seed)
         self.negatives_path = Path(negatives) if negatives else Path(folder) / "negatives.jsonl"
 
     def setup(self, stage: str) -> None:
@@ -348,7 +398,7 @@ class PretrainData(FeatureData):
         else:
             samples = self.streams[task].take(turn * self.batch_size, self.batch_size)
             pairs = table.owner[samples]
-            text = self._mask(table.tokens[samples], generator)
+            text = self._text(table.tokens[samples], generator)
             if task == "mvcl":
                 height, width = self.store.shape[1:]
                 text = {

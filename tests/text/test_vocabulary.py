@@ -4,6 +4,7 @@ import pytest
 
 from diffcap.errors import DiffcapError
 from diffcap.text import SPECIALS, Vocabulary, build_vocabulary, read_vocabulary, tokenize, write_vocabulary
+from diffcap.text.vocabulary import tokenize_rcc
 
 VOCABULARY = Vocabulary(["a", "ball", "red", "the"])
 
@@ -26,8 +27,8 @@ def test_tokenize_and_again(text: str, tokens: str) -> None:
 
 
 def test_specials_have_the_ids_of_the_released_models() -> None:
-    assert [VOCABULARY.pad, VOCABULARY.bos, VOCABULARY.eos, VOCABULARY.unk, VOCABULARY.cls, VOCABULARY.mask] == [
-        SPECIALS.index(name) for name in ("<PAD>", "<BOS>", "<EOS>", "<UNK>", "<CLS>", "<MASK>")
+    assert [VOCABULARY.pad, VOCABULARY.bos, VOCABULARY.eos, VOCABULARY.unk, VOCABULARY.mask] == [
+        SPECIALS.index(name) for name in ("<PAD>", "<BOS>", "<EOS>", "<UNK>", "<MASK>")
     ]
     assert SPECIALS.index("<MASK>") == 5 and len(VOCABULARY) == 10
 
@@ -81,3 +82,15 @@ def test_file_round_trip_and_its_errors(tmp_path) -> None:
         read_vocabulary(path)
     with pytest.raises(DiffcapError, match="no vocabulary there"):
         read_vocabulary(tmp_path / "none.json")
+
+
+def test_the_other_layout_is_that_of_scorer_and_dirl() -> None:
+    """Ids, cutting and room as in the RobustChangeCaptioning code base: case stays, two blanks give an empty word."""
+    assert tokenize_rcc("Add a hat, please.  Now; why?") == ["Add", "a", "hat", ",", "please", "", "Now", ";", "why"]
+    vocabulary = build_vocabulary(["the  Cube moved.", "the cube moved"], min_count=1, layout="rcc")
+    assert vocabulary.words == ["", "Cube", "cube", "moved", "the"]
+    assert [vocabulary.pad, vocabulary.unk, vocabulary.bos, vocabulary.eos, vocabulary.mask] == [0, 1, 2, 3, None]
+    ids = vocabulary.encode("the ball moved", max_length=5)
+    assert ids == [2, 8, 1, 7, 3]  # it fills all five positions
+    assert vocabulary.encode("the ball moved", max_length=4) == [2, 8, 1, 3]
+    assert vocabulary.decode([*ids, 0, 0]) == "the <UNK> moved"

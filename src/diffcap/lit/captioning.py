@@ -19,9 +19,9 @@ class Captioning(TrainingModule):
         captioner: the method.
         lr: Adam's learning rate before the schedule (IDC-PCL: 3e-5).
         weight_decay: L2 in the gradient (IDC-PCL: 0 on CLEVR-Change, 1e-4 on the birds).
-        schedule: piecewise (IDC-PCL, authors' code), noam, cosine or constant.
+        schedule: piecewise (IDC-PCL, authors' code), step (SCORER, DIRL), noam, cosine or constant; see `schedules`.
         warmup: steps of rising rate.
-        milestones: steps at which the piecewise schedule halves (null: 10,000 and 20,000, IDC-PCL's authors' code).
+        milestones: steps at which the rate falls (null: 10,000 and 20,000, IDC-PCL's authors' code).
         init_from: checkpoint of the pre-training stage.
         tokenizer: of the scores in validation: PTB, or raw as IDC-PCL has it.
     """
@@ -65,9 +65,7 @@ class Captioning(TrainingModule):
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         """Decode; the loss is of each pair's first caption."""
-        parts = self.captioner.loss(batch)
-        size = len(batch["before"])
-        self.log_losses({key: value for key, value in parts.items() if key != "loss"}, "val", size)
+        self.log_losses(self.captioner.validate(batch), "val", len(batch["before"]))
         tokens = greedy(self.captioner, batch["before"], batch["after"], self.feature_data.max_length)
         self.metric.update(batch["id"], [self.feature_data.vocabulary.decode(row) for row in tokens])
 

@@ -151,7 +151,8 @@ class TrainingCLI(StageCLI):
         """Add `--run.*`, and take the sizes that the data decide from the data."""
         super().add_arguments_to_parser(parser)
         parser.add_class_arguments(RunSettings, "run")
-        for size in ("vocabulary_size", "feature_channels"):
+        # A method that does not take one of them leaves it.
+        for size in ("vocabulary_size", "feature_channels", "grid", "max_length"):
             parser.link_arguments(f"data.{size}", f"model.captioner.init_args.{size}", apply_on="instantiate")
 
     def before_instantiate_classes(self) -> None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-Schedule = Literal["noam", "piecewise", "cosine", "constant"]
+Schedule = Literal["noam", "piecewise", "step", "cosine", "constant"]
 
 
 def factor(
@@ -15,7 +15,7 @@ def factor(
     Args:
         kind: "noam": rises linearly over `warmup` steps, then falls with the inverse square root (IDC-PCL's
             pre-training, authors' code, which counts steps from 0 with 1e-8 there; here from 1); "piecewise": halves at
-            each milestone (its fine-tuning); "cosine": linear warm-up, then half a cosine to 0 at `total`; "constant":
+            each milestone (its fine-tuning); "step": falls to a tenth at each milestone (SCORER and DIRL); "cosine": linear warm-up, then half a cosine to 0 at `total`; "constant":
             after the warm-up.
         warmup, milestones, total: in steps.
     """
@@ -24,8 +24,8 @@ def factor(
         rising = min(1.0, (step + 1) / warmup) if warmup else 1.0
         if kind == "noam":
             return (step + 1) / warmup if step < warmup else math.sqrt(max(warmup, 1) / (step + 1))
-        if kind == "piecewise":
-            return rising * 0.5 ** sum(step >= milestone for milestone in milestones)
+        if kind in ("piecewise", "step"):
+            return rising * (0.5 if kind == "piecewise" else 0.1) ** sum(step >= milestone for milestone in milestones)
         if kind == "cosine":
             done = min(1.0, max(0, step - warmup) / max(1, total - warmup))
             return rising * 0.5 * (1 + math.cos(math.pi * done))

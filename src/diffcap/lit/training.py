@@ -84,6 +84,7 @@ class TrainingModule(pl.LightningModule):
             "manifest_sha256": data.dataset.info.get("manifest_sha256"),
             "seed": data.seed,
             "words": data.words,
+            "vocabulary_layout": data.vocabulary.layout,
             "max_length": data.max_length,
             "features": {**data.store.meta, "name": data.store_name},
             "train_seconds": self.train_seconds,

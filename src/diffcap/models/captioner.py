@@ -38,6 +38,10 @@ class Captioner(nn.Module, ABC):
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Scalars to log, of which "loss" is minimised."""
 
+    def validate(self, batch: Batch) -> dict[str, Tensor]:
+        """Scalars to watch on validation pairs: by default the parts of `loss`."""
+        return {name: value for name, value in self.loss(batch).items() if name != "loss"}
+
     @abstractmethod
     def encode(self, before: Tensor, after: Tensor) -> Any:
         """Whatever decoding needs of a pair, computed once: a tree of tensors whose first dimension is B."""

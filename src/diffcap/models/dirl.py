@@ -149,7 +149,7 @@ class DIRL(Captioner):
             if isinstance(module, Attention):
                 nn.init.xavier_uniform_(module.qkv.weight)
                 nn.init.zeros_(module.qkv.bias)
-                nn.init.zeros_(module.out.bias)
+                nn.init.zeros_(module.out.bias)  # type: ignore[arg-type]
         self.decorrelation_weight, self.ccr_weight = decorrelation_weight, ccr_weight
         self.term_weights = diagonal_weight, off_diagonal_weight
         self.ccr_temperature, self.ccr_form, self.ccr_mask_padding = ccr_temperature, ccr_form, ccr_mask_padding
@@ -180,7 +180,7 @@ class DIRL(Captioner):
         looked = self.decoder.attention(tokens, self._memory(first, second))
         for layer in self.encoder[:-1]:
             first, second = layer(first, second)
-        last = self.encoder[-1].attention
+        last: Attention = self.encoder[-1].attention  # type: ignore[assignment]
         one, two = last.project(first), last.project(second)
         return roll_out(looked, last.weights(two[0], one[1]), last.weights(one[0], two[1]), self.embedding.grid)
 
@@ -194,6 +194,11 @@ class DIRL(Captioner):
             return output.said.mean(1), output.seen.mean(1)
         real = (tokens != NULL).to(output.said.dtype)[..., None]
         return tuple((part * real).sum(1) / real.sum(1) for part in (output.said, output.seen))  # type: ignore[return-value]
+
+    def validate(self, batch: Batch) -> dict[str, Tensor]:
+        """The words' loss alone: what the others compare would depend on the size of the batch."""
+        hidden = self.decoder(batch["tokens"], self.encode(batch["before"], batch["after"])).last.hidden
+        return {"caption_loss": next_word_losses(self.decoder.logit(hidden), batch["tokens"]).mean()}
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """`caption + lambda_d decorrelation + lambda_c ccr` over the global batch, each the mean of the streams'.

@@ -213,7 +213,7 @@ class SCORER(Captioner):
         looked = self.decoder.attention(tokens, self.decoder.memory(self.fuse(first, second, views)))
         if views is None:
             return roll_out(looked, None, None, self.embedding.grid)
-        layer = self.encoder[-1].attention
+        layer: Attention = self.encoder[-1].attention  # type: ignore[assignment]
         to_after = layer.weights(views.before_heads[0], views.after_heads[1])
         to_before = layer.weights(views.after_heads[0], views.before_heads[1])
         return roll_out(looked, to_before, to_after, self.embedding.grid)
@@ -251,6 +251,11 @@ class SCORER(Captioner):
         if world_size() == 1:
             return score, score.T
         return score, scale * token_matching(real, gather_rows(imagined)[0])
+
+    def validate(self, batch: Batch) -> dict[str, Tensor]:
+        """The words' loss alone: what the others compare would depend on the size of the batch."""
+        hidden = self.decoder(batch["tokens"], self.encode(batch["before"], batch["after"])).last.hidden
+        return {"caption_loss": next_word_losses(self.decoder.logit(hidden), batch["tokens"]).mean()}
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """`caption + lambda_v cross_view + lambda_m cbr` over the global batch (section 3.5), each the mean of the streams'.

@@ -1,16 +1,21 @@
-"""The word vocabulary of PCL, SCORER and DIRL captions: tokens, ids, and back (IDC-PCL, authors' code)."""
+"""The word vocabularies of PCL, SCORER and DIRL captions: tokens, ids, and back.
+
+Two layouts, each as its authors' code has it: special tokens and their ids, how a sentence is cut into words, and how much
+room is left behind it.
+"""
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from diffcap.errors import DiffcapError
 from diffcap.records import read_json, write_json
 
-SPECIALS = ("<PAD>", "<BOS>", "<EOS>", "<UNK>", "<CLS>", "<MASK>")  # ids 0..5; BOS 1 and MASK 5 as in the authors' code
+SPECIALS = ("<PAD>", "<BOS>", "<EOS>", "<UNK>", "<CLS>", "<MASK>")  # ids 0..5; BOS 1 and MASK 5 as in IDC-PCL's code
+LayoutName = Literal["pcl", "rcc"]
 
-# The double backquote is one token in the public Birds-to-Words files; every other punctuation mark stands alone.
 _TOKEN = re.compile(r"``|[^\W_]+|[^\w\s]|_")
 _ANIMAL = re.compile(r"\banimal\s+([12])\b")  # "Animal 1" of the Birds-to-Words annotators
 
@@ -23,53 +28,64 @@ def tokenize(text: str) -> list[str]:
     return _TOKEN.findall(_ANIMAL.sub(r"animal\1", " ".join(_TOKEN.findall(text.lower()))))
 
 
-class Vocabulary:
-    """Ids of words: the six of `SPECIALS`, then `words` in the order given.
+def tokenize_rcc(text: str) -> list[str]:
+    """Cut a sentence as SCORER's and DIRL's code base (RobustChangeCaptioning) does.
+
+    Commas and semicolons stand alone, full stops and question marks go, and every single blank separates: two blanks in a
+    row give an empty word, which the released vocabularies hold. Case stays.
+    """
+    for mark in ";,":
+        text = text.replace(mark, f" {mark}")
+    for mark in "?.":
+        text = text.replace(mark, "")
+    return text.split(" ")
+
+
+class Layout(NamedTuple):
+    """How a code base numbers its words.
 
     Attributes:
-        words: the words after the specials, a plain list, so that a checkpoint can store it.
+        specials: tokens of the ids 0, 1, ...; the first is padding. begin, end, unknown: which of them open and close a
+            caption and stand for other words. tokenize: sentence to words. spare: positions left free behind a caption.
+    """
+
+    specials: tuple[str, ...]
+    begin: str
+    end: str
+    unknown: str
+    tokenize: Callable[[str], list[str]]
+    spare: int
+
+
+LAYOUTS: dict[LayoutName, Layout] = {
+    "pcl": Layout(SPECIALS, "<BOS>", "<EOS>", "<UNK>", tokenize, spare=1),  # authors' code: room for one more
+    "rcc": Layout(("<NULL>", "<UNK>", "<START>", "<END>"), "<START>", "<END>", "<UNK>", tokenize_rcc, spare=0),
+}
+
+
+class Vocabulary:
+    """Ids of words: the specials of a layout, then `words` in the order given.
+
+    Attributes:
+        words: the words after the specials, a plain list, so that a checkpoint can store it. layout: "pcl", or "rcc"
+            (SCORER and DIRL). pad, bos, eos, unk: ids. mask: id of the token to be predicted, None where there is none.
 
     Raises:
         ValueError: a word stands twice, or is one of the specials.
     """
 
-    def __init__(self, words: list[str]) -> None:
-        self.words = list(words)
-        self._tokens = [*SPECIALS, *self.words]
+    def __init__(self, words: list[str], layout: LayoutName = "pcl") -> None:
+        self.words, self.layout = list(words), layout
+        self._form = LAYOUTS[layout]
+        self._tokens = [*self._form.specials, *self.words]
         self._ids = {word: number for number, word in enumerate(self._tokens)}
         if len(self._ids) != len(self._tokens):
             repeated = next(word for word, count in Counter(self._tokens).items() if count > 1)
             raise ValueError(f"the word {repeated!r} stands twice in the vocabulary, or is one of its special tokens")
-
-    @property
-    def pad(self) -> int:
-        """Id of the padding."""
-        return 0
-
-    @property
-    def bos(self) -> int:
-        """Id of the token before the first word."""
-        return 1
-
-    @property
-    def eos(self) -> int:
-        """Id of the token after the last word."""
-        return 2
-
-    @property
-    def unk(self) -> int:
-        """Id that stands for every word outside the vocabulary."""
-        return 3
-
-    @property
-    def cls(self) -> int:
-        """Id of the sentence token."""
-        return 4
-
-    @property
-    def mask(self) -> int:
-        """Id of the token to be predicted."""
-        return 5
+        self.pad = 0
+        self.bos, self.eos = self._ids[self._form.begin], self._ids[self._form.end]
+        self.unk = self._ids[self._form.unknown]
+        self.mask = self._ids["<MASK>"] if "<MASK>" in self._form.specials else None
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -78,26 +94,28 @@ class Vocabulary:
         """Turn a caption into ids, without padding.
 
         Args:
-            caption: a sentence, split by `tokenize`; or tokens, taken as they are.
-            max_length: length of the padded sequence that the ids go into. Words after the first `max_length - 3` are
-                cut off (authors' code: room for BOS, EOS and one more).
+            caption: a sentence, cut as the layout does; or tokens, taken as they are.
+            max_length: length of the padded sequence that the ids go into; words that do not fit are cut off.
 
         Returns:
-            BOS, the words, EOS: at most `max_length - 1` ids; unknown words as UNK.
+            The opening token, the words, the closing token: at most `max_length` ids less the layout's `spare`; unknown
+            words as UNK.
 
         Raises:
             ValueError: `max_length` leaves no room for a word.
         """
-        if max_length < 4:
-            raise ValueError(f"max_length must be at least 4 (BOS, a word, EOS and one more), got {max_length}")
-        tokens = tokenize(caption) if isinstance(caption, str) else caption
-        return [self.bos, *(self._ids.get(token, self.unk) for token in tokens[: max_length - 3]), self.eos]
+        room = max_length - 2 - self._form.spare
+        if room < 1:
+            least = 3 + self._form.spare
+            raise ValueError(f"max_length must be at least {least} (to open, a word, to close), got {max_length}")
+        tokens = self._form.tokenize(caption) if isinstance(caption, str) else caption
+        return [self.bos, *(self._ids.get(token, self.unk) for token in tokens[:room]), self.eos]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Turn ids into a sentence: up to the first EOS, words joined with blanks, no specials but <UNK>.
+        """Turn ids into a sentence: up to the first closing token, words joined with blanks, no specials but unknown words.
 
         Args:
-            ids: one sequence, with or without BOS and padding; numbers or a 1-D tensor.
+            ids: one sequence, with or without the opening token and padding; numbers or a 1-D tensor.
 
         Raises:
             ValueError: an id is outside the vocabulary.
@@ -108,22 +126,27 @@ class Vocabulary:
                 break
             if not 0 <= number < len(self._tokens):
                 raise ValueError(f"id {number} is outside the vocabulary of {len(self._tokens)} tokens")
-            if number >= len(SPECIALS) or number == self.unk:
+            if number >= len(self._form.specials) or number == self.unk:
                 words.append(self._tokens[number])
         return " ".join(words)
 
 
-def build_vocabulary(captions: Iterable[str | Sequence[str]], min_count: int = 1) -> Vocabulary:
+def build_vocabulary(
+    captions: Iterable[str | Sequence[str]], min_count: int = 1, layout: LayoutName = "pcl"
+) -> Vocabulary:
     """Collect the words that occur at least `min_count` times, in sorted order.
 
     Args:
-        captions: the training captions: sentences, split by `tokenize`, or lists of tokens, taken as they are.
+        captions: the training captions: sentences, cut as the layout does, or lists of tokens, taken as they are.
         min_count: 1 for CLEVR-Change and blocks, 2 for Birds-to-Words.
+        layout: see `LAYOUTS`.
     """
+    form = LAYOUTS[layout]
     counts: Counter[str] = Counter()
     for caption in captions:
-        counts.update(tokenize(caption) if isinstance(caption, str) else caption)
-    return Vocabulary(sorted(word for word, count in counts.items() if count >= min_count and word not in SPECIALS))
+        counts.update(form.tokenize(caption) if isinstance(caption, str) else caption)
+    words = sorted(word for word, count in counts.items() if count >= min_count and word not in form.specials)
+    return Vocabulary(words, layout)
 
 
 def write_vocabulary(path: str | Path, vocabulary: Vocabulary) -> None:
