@@ -49,7 +49,7 @@ train = $(call configs,$(1)) --data.folder $(FOLDER) --data.features $(BACKBONE)
 # told that it is up to date, and only there, or whatever comes after it would count as out of date.
 touch = @$(if $(filter-out FORCE,$?),touch -c $@,:)
 
-.PHONY: help setup demo test lint data extract negatives pretrain finetune eval report backbone tagger FORCE
+.PHONY: help setup demo test lint data extract negatives pretrain finetune eval report ablation backbone tagger FORCE
 
 # A misspelt name stops here, not after an hour of other stages.
 known = $(if $(wildcard configs/$(2)),,$(error $(1) is unknown; configs/$(dir $(2)) has: $(basename $(notdir $(wildcard configs/$(dir $(2))*)))))
@@ -70,8 +70,8 @@ setup: .venv/ready  ## a virtual environment in .venv with the tested versions; 
 	.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: setup  ## the whole road on the embedded dataset: every stage, a table of scores, pictures (MINUTES=12 SEEDS=1234)
-	$(PY) stages/demo.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
+demo: setup  ## the systems on the embedded dataset: every stage, one table, pictures (METHOD=scorer MINUTES=12 SEEDS=1234)
+	$(PY) stages/demo.py $(if $(filter-out file,$(origin METHOD)),--method $(METHOD)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
 
 test: setup  ## the tests
 	.venv/bin/pytest -q -n 2 $(ARGS)
@@ -120,6 +120,10 @@ $(RUN)/eval/metrics.json: $(RUN)/finetune/finished.json $(call asked,eval) | set
 report: $(RUN)/eval/metrics.json  ## the run beside baselines that learn nothing: table and pictures in RUN/report
 	$(PY) stages/report.py --folder $(FOLDER) --features $(BACKBONE) --runs '{"$(METHOD)": "$(RUN)"}' --out $(RUN)/report \
 		$(report_ARGS)
+
+ablation: setup  ## a method beside its papers' ablations: METHOD=scorer DATASET=blocks SEEDS=1,2,3 ARGS="--steps=2000"
+	$(PY) stages/ablation.py --method $(METHOD) --dataset $(DATASET) --folder $(FOLDER) --features $(BACKBONE) \
+		$(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
 
 backbone: setup  ## train the small backbone that ships for blocks
 	$(PY) stages/backbone.py $(ARGS)

@@ -15,8 +15,8 @@ def factor(
     Args:
         kind: "noam": rises linearly over `warmup` steps, then falls with the inverse square root (IDC-PCL's
             pre-training, authors' code, which counts steps from 0 with 1e-8 there; here from 1); "piecewise": halves at
-            each milestone (its fine-tuning); "step": falls to a tenth at each milestone (SCORER and DIRL); "cosine": linear warm-up, then half a cosine to 0 at `total`; "constant":
-            after the warm-up.
+            each milestone (its fine-tuning); "step": falls to a tenth at each milestone (SCORER and DIRL, authors'
+            code); "cosine": linear warm-up, then half a cosine to 0 at `total`; "constant": after the warm-up.
         warmup, milestones, total: in steps.
     """
 
