@@ -24,9 +24,9 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, **NO_COMMIT, "OMP_NUM_THREADS": "1", "NETRC": os.devnull, **more}
 
 
-def command(stage: str, configs: Sequence[str | Path], *options: str) -> list[str]:
+def command(stage: str, configs: Sequence[str | Path], *options: str, method: str = "pcl") -> list[str]:
     """A training stage's command line: settings of the trainer and the method, then `configs`, then options."""
-    files = [ROOT / "configs/trainer/default.yaml", METHOD / f"{stage}.yaml", *configs]
+    files = [ROOT / "configs/trainer/default.yaml", METHOD.with_name(method) / f"{stage}.yaml", *configs]
     named = [word for path in files for word in ("--config", str(ROOT / path))]
     return [sys.executable, str(ROOT / "stages" / f"{stage}.py"), *named, *options]
 

@@ -257,3 +257,66 @@ def test_the_same_seed_gives_the_same_batches_and_another_does_not(folder: Path)
     a, b, c = captioning(folder), captioning(folder), captioning(folder, seed=9)
     assert all(equal(a.make_batch(step), b.make_batch(step)) for step in (3, 0, 17))
     assert not np.array_equal(a.make_batch(0)["tokens"], c.make_batch(0)["tokens"])
+
+
+def test_pairs_come_once_an_epoch_with_one_of_their_captions(folder: Path) -> None:
+    data = captioning(folder, batch_size=5, samples="pairs", vocabulary_layout="rcc")
+    train = {(pair.before, pair.after): pair for pair in read_dataset(folder).pairs if pair.split == "train"}
+    found: list[tuple[str, str]] = []
+    said: dict[tuple[str, str], set[str]] = {paths: set() for paths in train}
+    for step in range(20 * len(train) // 5):
+        batch = data.make_batch(step)
+        assert batch.keys() == {"before", "after", "tokens", "is_change"}
+        for paths, text, change in zip(images(data, batch), sentences(data, batch["tokens"]), batch["is_change"]):
+            found.append(paths)
+            said[paths].add(text)
+            assert change == (not train[paths].is_distractor)
+    assert sorted(found[: len(train)]) == sorted(train) and sorted(found[len(train) : 2 * len(train)]) == sorted(train)
+    assert said == {paths: set(pair.captions) for paths, pair in train.items()}
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_scenes_bring_their_change_and_their_distractor_pair(folder: Path, swap: bool) -> None:
+    data = captioning(folder, batch_size=5, samples="scenes", vocabulary_layout="rcc", swap=swap)
+    captions = {pair.id: pair.captions for pair in read_dataset(folder).pairs}
+    scenes, views = [], set()
+    for step in range(6):
+        batch = data.make_batch(step)
+        assert len(batch["before"]) == 5 and len(batch["after"]) == len(batch["tokens"]) == 10
+        assert batch["is_change"].tolist() == [1] * 5 + [0] * 5
+        both = {**batch, "before": torch.cat([batch["before"]] * 2)}
+        text = sentences(data, batch["tokens"])
+        for number, (before, after) in enumerate(images(data, both)):
+            kind, scene = before.split("/")
+            change = number < 5
+            other = "nonsemantic" if kind == "default" else "default"
+            assert after == (f"semantic/{scene}" if change else f"{other}/{scene}")
+            assert text[number] in captions[scene if change else f"{scene}_n"]
+            views.add(kind)
+            if change:
+                scenes.append(scene)
+    assert views == ({"default", "nonsemantic"} if swap else {"default"})
+    train = {pair.id for pair in read_dataset(folder).pairs if pair.split == "train" and not pair.is_distractor}
+    assert sorted(scenes[: len(train)]) == sorted(train)
+
+
+def test_ranks_share_scenes_out_whole(folder: Path) -> None:
+    data = captioning(folder, batch_size=7, samples="scenes", swap=True, trim=True)
+    for step in range(4):
+        whole = data.make_batch(step)
+        for rank in range(3):
+            data.trainer = trainer(rank=rank, ranks=3)
+            share = data.make_batch(step)
+            data.trainer = None
+            assert torch.equal(share["before"], whole["before"][rank::3])
+            for key in whole.keys() - {"before"}:
+                halves = [half[rank::3] for half in whole[key].chunk(2)]
+                assert torch.equal(share[key], torch.cat(halves)), key
+
+
+def test_scenes_need_distractor_pairs(folder: Path, tmp_path: Path) -> None:
+    write_toy(tmp_path)
+    changes = [pair for pair in pairs(24) if not pair.is_distractor]
+    write_dataset(tmp_path, "toy", tmp_path, changes, {})
+    with pytest.raises(DiffcapError, match="no training scene has a change pair and a distractor pair"):
+        captioning(tmp_path, samples="scenes")

@@ -245,3 +245,29 @@ def test_help_has_a_line_for_every_target(project: Path) -> None:
     assert {"demo", "test", "lint", "help", "data", "extract", "negatives", "pretrain", "finetune", "eval"} <= targets
     for target in targets:
         assert make(project, "-n", target).returncode == 0
+
+
+@pytest.mark.parametrize("method", ["scorer", "dirl"])
+def test_a_method_without_pre_training_says_so_and_goes_on(project: Path, method: str) -> None:
+    done = make(project, "pretrain", f"METHOD={method}")
+    assert done.returncode == 0 and not (project / "log").exists()
+    assert (
+        done.stdout == f"{method} has no pre-training stage; go on with: make finetune METHOD={method} DATASET=blocks\n"
+    )
+    ran = played(
+        project, "pretrain", "finetune", "eval", f"METHOD={method}", "DATASET=clevr_change", "ARGS=--model.lr=1"
+    )
+    assert list(ran) == ["data", "extract", "finetune", "evaluate"]  # no negatives either
+    assert "resnet101_layer3" in ran["extract"] and "init_from" not in ran["finetune"]
+    assert ran["finetune"].endswith("--model.lr=1")
+    again = played(project, "finetune", f"METHOD={method}", "DATASET=clevr_change", "PRETRAIN=yes")
+    assert "init_from" not in again["finetune"]
+
+
+def test_an_ablation_is_one_more_file_of_settings_and_a_run_of_its_own(project: Path) -> None:
+    ran = played(project, "eval", "METHOD=scorer", "ABLATION=rr")
+    files = re.findall(r"--config (\S+)", ran["finetune"])
+    assert files[-2:] == ["configs/method/scorer/finetune.blocks.yaml", "configs/method/scorer/ablation/rr.yaml"]
+    assert "--run.out runs/blocks/scorer-rr/finetune" in ran["finetune"]
+    done = make(project, "eval", "METHOD=scorer", "ABLATION=rrr")
+    assert done.returncode != 0 and "ABLATION=rrr is unknown" in done.stderr and "subtraction" in done.stderr

@@ -326,6 +326,7 @@ class CaptionData(FeatureData):
     def _scene_batch(self, pairs: np.ndarray, tokens: np.ndarray, generator: torch.Generator) -> Batch:
         """Pairs (b, 2) and captions (b, 2, T) to a batch of change pairs, then distractor pairs; shared out by scene."""
         text = self._text(tokens.reshape(-1, tokens.shape[-1]), generator)
+        text["is_change"] = torch.from_numpy(self.train_table.is_change[pairs].reshape(-1)).long()
         by_scene = {key: value.unflatten(0, (-1, 2)) for key, value in text.items()}
         batch = self._with_images(by_scene, pairs, generator)
         return {key: value.transpose(0, 1).flatten(0, 1) if key in text else value for key, value in batch.items()}

@@ -153,7 +153,6 @@ def test_unknown_parameters_are_one_sentence(name: str) -> None:
     assert repr(name) in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.xfail(strict=True, reason="any last part of a known layer's name is taken")
 @pytest.mark.parametrize("name", ["speaker_state.logit.scale", "change_detector_state.scorer.0.attention.key.gain"])
 def test_a_known_layer_has_weight_and_bias_alone(name: str) -> None:
     with pytest.raises(DiffcapError, match="is unknown; is it of another system") as error:

@@ -25,6 +25,11 @@ def test_piecewise_halves_at_each_milestone() -> None:
     assert factor("piecewise", warmup=4, milestones=[2])(2) == pytest.approx(0.5 * 3 / 4)
 
 
+def test_step_falls_to_a_tenth_at_each_milestone() -> None:
+    rate = factor("step", milestones=[3975, 7950])  # SCORER on CLEVR-Change
+    assert [rate(step) for step in (0, 3974, 3975, 7949, 7950)] == pytest.approx([1, 1, 0.1, 0.1, 0.01])
+
+
 def test_cosine_warms_up_and_ends_at_zero() -> None:
     rate = factor("cosine", warmup=100, total=1100)
     assert [rate(step) for step in (0, 49, 99)] == pytest.approx([0.01, 0.5, 1.0])

@@ -68,7 +68,6 @@ def test_products_of_hundreds_do_not_overflow(form: Form) -> None:
     torch.testing.assert_close(losses.double(), expected, atol=1e-3, rtol=1e-5)
 
 
-@pytest.mark.xfail(strict=True, reason="autocast takes the product to half precision")
 @pytest.mark.parametrize("form", ["symmetrised", "two_way"])
 def test_mixed_precision_does_not_round_the_products(form: Form) -> None:
     text, vision = (20 * part for part in draw())

@@ -72,7 +72,6 @@ def test_a_constant_channel_is_not_a_number() -> None:
     assert unknown.tolist() == [[row == 1 or column == 2 for column in range(4)] for row in range(4)]
 
 
-@pytest.mark.xfail(strict=True, reason="autocast takes the product to half precision")
 def test_mixed_precision_does_not_round_the_correlation() -> None:
     before, after = draw(rows=50)
     expected = plain(before, after)

@@ -12,7 +12,7 @@ import yaml
 from tests.commands import METHOD, ROOT, command, in_process, run
 from wandb.sdk.launch.sweeps import utils as agent
 
-SWEEPS = {"pcl": "finetune", "pcl_pretrain": "pretrain"}
+SWEEPS = {"pcl": "finetune", "pcl_pretrain": "pretrain", "scorer": "finetune", "dirl": "finetune"}
 SMOKE = ["--trainer.max_steps=4", "--trainer.val_check_interval=2", "--trainer.limit_val_batches=1"]
 
 
@@ -85,7 +85,9 @@ def test_the_command_of_a_sweep_trains_with_sampled_values(project: Path, name: 
     identifiers = {"WANDB_SWEEP_ID": "s1", "WANDB_RUN_ID": "abc123", "WANDB_MODE": "offline"}
     done = run([*words, *SMOKE], project, PATH=path, **identifiers)
     assert done.returncode == 0, (values, done.stderr)
-    out = project / "runs/blocks/pcl/sweep" / stage / "abc123"  # each run of a sweep has its own
+    out = (
+        project / "runs/blocks" / name.partition("_")[0] / "sweep" / stage / "abc123"
+    )  # each run of a sweep has its own
     assert json.loads((out / "finished.json").read_text())["steps"] == 4
     settings = yaml.safe_load((out / "config.yaml").read_text())
     for key, value in values.items():

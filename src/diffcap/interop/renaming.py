@@ -39,7 +39,8 @@ def rename(state: Mapping[str, Tensor], rules: Sequence[Rule], system: str) -> d
     joined: dict[str, dict[int, Tensor]] = {}
     for official, value in state.items():
         module, _, last = official.rpartition(".")
-        found = [(match, new) for pattern, new in rules if (match := re.fullmatch(pattern, module))]
+        layer = module if last in ("weight", "bias") else ""
+        found = [(match, new) for pattern, new in rules if (match := re.fullmatch(pattern, layer))]
         found += [(match, new) for pattern, new in rules if (match := re.fullmatch(pattern, official))]
         if not found:
             raise DiffcapError(

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from diffcap.captioner import METHODS
+from diffcap.errors import DiffcapError
 from diffcap.evaluation.metric import CaptionMetric
 from diffcap.lit.schedules import Schedule
 from diffcap.lit.training import TrainingModule, init_from
@@ -47,10 +48,19 @@ class Captioning(TrainingModule):
         """Take over the pre-training's weights; prepare the references."""
         if stage != "fit":
             return
+        self._check_data()
         if self.init_from:
             # The distractor head is new here, and the regression head of MVCL has done its work (IDC-PCL, 6.6).
             init_from(self.captioner, self.init_from, self.feature_data.words, ("distractor_head",), ("regress",))
         self.metric = CaptionMetric(self.feature_data.val_references, tokenizer=self.tokenizer)
+
+    def _check_data(self) -> None:
+        data, method = self.feature_data, type(self.captioner).__name__
+        if data.vocabulary.layout != self.captioner.vocabulary_layout:
+            needed = self.captioner.vocabulary_layout
+            raise DiffcapError(f"data.vocabulary_layout is {data.vocabulary.layout}; {method} needs {needed}.")
+        if getattr(data, "samples", None) == "scenes" and not self.captioner.two_streams:
+            raise DiffcapError(f"data.samples is scenes; {method} takes captions or pairs.")
 
     def facts(self) -> dict[str, Any]:
         """Method and constructor arguments."""

@@ -27,7 +27,8 @@ def cross_modal_contrast(text: Tensor, vision: Tensor, temperature: float = 0.5,
     text, vision = text.float(), vision.float()
     texts, first = gather_rows(text)
     visions, _ = gather_rows(vision)
-    asked, answered = text @ visions.T / temperature, vision @ texts.T / temperature  # rows of G, and of G^T
+    with torch.autocast(text.device.type, enabled=False):
+        asked, answered = text @ visions.T / temperature, vision @ texts.T / temperature  # rows of G, and of G^T
     own = torch.arange(len(text), device=text.device) + first
     if form == "symmetrised":
         return F.cross_entropy((asked + answered) / 2, own, reduction="none")

@@ -25,7 +25,8 @@ def cross_correlation(before: Tensor, after: Tensor) -> Tensor:
     centred = both - sum_over_ranks(both.sum(1, keepdim=True)) / rows
     variance = sum_over_ranks((centred * centred).sum(1, keepdim=True)) / (rows - 1)
     first, second = centred / variance.sqrt()
-    return sum_over_ranks(first.T @ second) / rows
+    with torch.autocast(before.device.type, enabled=False):
+        return sum_over_ranks(first.T @ second) / rows
 
 
 def decorrelation(correlation: Tensor) -> tuple[Tensor, Tensor]:

@@ -92,6 +92,7 @@ class DIRL(Captioner):
     """
 
     begin, end = START, END
+    vocabulary_layout, two_streams = "rcc", True
 
     def __init__(
         self,

@@ -267,6 +267,7 @@ class PCL(Captioner):
     """
 
     begin, end = BOS, EOS
+    vocabulary_layout = "pcl"
 
     def __init__(
         self,

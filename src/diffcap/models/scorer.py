@@ -128,6 +128,7 @@ class SCORER(Captioner):
     """
 
     begin, end = START, END
+    vocabulary_layout, two_streams = "rcc", True
 
     def __init__(
         self,
