@@ -20,6 +20,13 @@ def test_every_picture_is_there_and_nothing_is_left_to_fill_in() -> None:
     assert "@@" not in README
 
 
+def test_its_tables_are_those_of_the_files_that_commands_wrote() -> None:
+    tables = re.findall(r"<!-- table: (\S+) -->\n(.*?)\n<!-- end -->", README, re.DOTALL)
+    assert len(tables) == README.count("<!-- table:") > 0
+    for path, table in tables:
+        assert table in (ROOT / path).read_text(encoding="utf-8"), path
+
+
 def test_every_make_target_that_it_names_exists() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
