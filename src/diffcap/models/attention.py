@@ -1,26 +1,25 @@
 """Attention with dropout on the CPU.
 
 Torch's fused attention has no dropout on the CPU: it falls back to separate operations over all B x H x T x S
-probabilities, and keeps several copies of them for the backward pass. Here a few pairs are computed at a time, in the
+probabilities, and keeps several copies of them for the backward pass. Here one pair is computed at a time, in the
 processor's cache, and nothing is kept but which probabilities were dropped, a byte each; the backward pass makes the
 probabilities again, as the fused kernels do.
 
 Letters: B pairs, H heads, T queries, S keys, E channels of a head.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK = 1 << 16  # probabilities made at once: 256 KB, or more where a pair alone has more
 LEVELS = 1 << 16  # of the random numbers: two bytes a probability are enough
+WORTHWHILE = 1 << 14  # probabilities of a pair, H x T x S, below which a loop over pairs costs more than it saves
 
 
 def dropped_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
-    """`softmax(query key^T / sqrt(E)) * kept / (1 - p) value`, each probability dropped with p on its own.
+    """`(softmax(query key^T / sqrt(E)) * kept / (1 - p)) value`, each probability dropped with p on its own.
 
     Args:
         query: (B, H, T, E) float32 on the CPU. key, value: (B, H, S, E). Where the batch of one is a multiple of the
@@ -37,8 +36,15 @@ def dropped_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float)
     if not 0 <= drop < LEVELS:
         raise ValueError(f"dropout must be in [0, 1), got {dropout}")
     if max(len(query), len(key)) % min(len(query), len(key)):
-        raise ValueError(f"{len(query)} queries' and {len(key)} keys' batches: neither is a multiple of the other")
+        raise ValueError(f"{len(query)} rows of queries, {len(key)} of keys: neither is a multiple of the other")
     return _Dropped.apply(query, key, value, drop)
+
+
+def is_worthwhile(query: Tensor, key: Tensor) -> bool:
+    """Whether `dropped_attention` may take the place of torch's own with dropout, and is faster."""
+    if query.device.type != "cpu" or query.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
+        return False
+    return query[0, ..., 0].numel() * key.shape[2] >= WORTHWHILE
 
 
 class _Dropped(torch.autograd.Function):
@@ -46,49 +52,41 @@ class _Dropped(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, drop: int) -> Tensor:
         batch, (_, heads, length, width) = max(len(query), len(key)), query.shape
         kept = torch.empty(batch, heads, length, key.shape[2], dtype=torch.bool)
-        out = query.new_empty(batch, length, heads, width)
-        for rows, asked, seen in _chunks(query, key):
-            probabilities = _probabilities(query[asked], key[seen])
-            torch.ge(_random(probabilities.shape), drop - LEVELS // 2, out=kept[rows])
-            mixed = probabilities.mul_(kept[rows]) @ value[seen]
-            torch.mul(mixed.transpose(1, 2), LEVELS / (LEVELS - drop), out=out[rows])
-        ctx.save_for_backward(query, key, value, kept)
+        out = query.new_empty(batch, length, heads, width).transpose(1, 2)
         ctx.scale = LEVELS / (LEVELS - drop)
-        return out.transpose(1, 2)
+        for row in range(batch):
+            asked, seen = row % len(query), row % len(key)
+            probabilities = _probabilities(query[asked], key[seen])
+            torch.ge(_random(probabilities.shape), drop - LEVELS // 2, out=kept[row])
+            out[row] = probabilities.mul_(kept[row]) @ (value[seen] * ctx.scale)
+        ctx.save_for_backward(query, key, value, kept)
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         query, key, value, kept = ctx.saved_tensors
         to_query, to_key, to_value = (_empty(part) for part in (query, key, value))
-        for rows, asked, seen in _chunks(query, key):
+        for row in range(len(gradient)):
+            asked, seen = row % len(query), row % len(key)
             probabilities = _probabilities(query[asked], key[seen])
-            above = gradient[rows] * ctx.scale
-            _put(to_value, seen, rows, (probabilities * kept[rows]).transpose(-1, -2) @ above)
-            to_probabilities = (above @ value[seen].transpose(-1, -2)).mul_(kept[rows])
+            above = gradient[row] * ctx.scale
+            _put(to_value, seen, row, (probabilities * kept[row]).transpose(1, 2) @ above)
+            to_probabilities = (above @ value[seen].transpose(1, 2)).mul_(kept[row])
             to_scores = torch._softmax_backward_data(to_probabilities, probabilities, -1, torch.float32)
-            to_scores *= query.shape[-1] ** -0.5
-            _put(to_query, asked, rows, to_scores @ key[seen])
-            _put(to_key, seen, rows, to_scores.transpose(-1, -2) @ query[asked])
+            to_scores *= query.shape[3] ** -0.5
+            _put(to_query, asked, row, to_scores @ key[seen])
+            _put(to_key, seen, row, to_scores.transpose(1, 2) @ query[asked])
         return to_query, to_key, to_value, None
 
 
-def _chunks(query: Tensor, key: Tensor) -> Iterator[tuple[slice, slice, slice]]:
-    """Rows of the result with those of the queries and of the keys, so that about `CHUNK` probabilities are made at once."""
-    shared, batch = sorted((len(query), len(key)))
-    size = max(1, CHUNK // (query[0, ..., 0].numel() * key.shape[2]))
-    for first in range(0, batch, shared):
-        for start in range(0, shared, size):
-            part, rows = (slice(at + start, at + min(start + size, shared)) for at in (0, first))
-            yield rows, *(rows if len(side) == batch else part for side in (query, key))
-
-
 def _probabilities(query: Tensor, key: Tensor) -> Tensor:
-    return torch.softmax(query * query.shape[-1] ** -0.5 @ key.transpose(-1, -2), -1)
+    """(H, T, E) and (H, S, E) to (H, T, S)."""
+    return torch.softmax((query * query.shape[2] ** -0.5) @ key.transpose(1, 2), 2)
 
 
 def _random(shape: torch.Size) -> Tensor:
-    """Random 16-bit integers of every value; four of them from each number drawn."""
+    """Random 16-bit integers, all values alike; four of them from each number drawn."""
     count = shape.numel()
     return torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)[:count].view(shape)
 
@@ -98,9 +96,9 @@ def _empty(heads: Tensor) -> Tensor:
     return heads.new_empty(heads.transpose(1, 2).shape).transpose(1, 2)
 
 
-def _put(target: Tensor, place: slice, rows: slice, part: Tensor) -> None:
-    """Write the first part that a place gets, add what the further rows that it serves bring."""
-    if place == rows:
+def _put(target: Tensor, place: int, row: int, part: Tensor) -> None:
+    """Write what a place gets from its own row, add what it gets from the further rows that it serves."""
+    if place == row:
         target[place] = part
     else:
         target[place] += part

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diffcap.models.attention import dropped_attention, is_worthwhile
+
 KeysValues = tuple[Tensor, Tensor]  # each (B, H, positions, D / H)
 
 
@@ -73,9 +75,17 @@ class Attention(nn.Module):
         return key, value
 
     def attend(self, query: Tensor, keys_values: KeysValues, mask: Tensor | None = None) -> Tensor:
-        """Queries (B, H, T, D / H) over keys and values to (B, T, D)."""
-        drop = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, *keys_values, attn_mask=mask, dropout_p=drop)
+        """Queries (B, H, T, D / H) over keys and values to (B, T, D).
+
+        Where one side has fewer rows, b of B = n b, each of its rows serves n of the other's, every b-th one.
+        """
+        drop, (key, value) = self.dropout if self.training else 0.0, keys_values
+        if 0 < drop < 1 and mask is None and is_worthwhile(query, key):
+            mixed = dropped_attention(query, key, value, drop)
+        else:
+            batch = max(len(query), len(key))
+            query, key, value = (tile(part, batch // len(part)) for part in (query, key, value))
+            mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=drop)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
     def weights(self, query: Tensor, key: Tensor) -> Tensor:

@@ -1,0 +1,121 @@
+"""Attention with dropout on the CPU against the plain form under its own mask."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffcap.models import attention, layers
+from diffcap.models.attention import dropped_attention, is_worthwhile
+from diffcap.models.layers import Attention
+
+HEADS, WIDTH = 2, 4
+SIZES = [(3, 3, 5, 5), (2, 2, 1, 7), (6, 3, 4, 5), (2, 4, 5, 3), (1, 1, 3, 1)]  # rows of queries, of keys; T, S
+
+
+def draw(asked: int, seen: int, queries: int, keys: int) -> list[Tensor]:
+    """Query, key and value as a projection leaves them: heads beside one another, the three beside one another."""
+    draws = torch.Generator().manual_seed(asked + 10 * queries)
+    first = torch.randn(asked, queries, 3, HEADS, WIDTH, generator=draws).permute(2, 0, 3, 1, 4)[0]
+    second = torch.randn(seen, keys, 3, HEADS, WIDTH, generator=draws).permute(2, 0, 3, 1, 4)[1:]
+    return [part.detach().requires_grad_() for part in (first, *second)]
+
+
+def plain(query: Tensor, key: Tensor, value: Tensor, kept: Tensor, dropout: float) -> Tensor:
+    """As the equation reads, every row repeated."""
+    rows = torch.arange(max(len(query), len(key)))
+    query, key, value = (part[rows % len(part)].double() for part in (query, key, value))
+    probabilities = (query @ key.transpose(-1, -2) / WIDTH**0.5).softmax(-1)
+    return (probabilities * kept / (1 - dropout)) @ value
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.25, 0.875])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_values_and_gradients_are_the_plain_forms(sizes: tuple[int, int, int, int], dropout: float) -> None:
+    torch.manual_seed(0)
+    parts = draw(*sizes)
+    out = dropped_attention(*parts, dropout)
+    kept = out.grad_fn.saved_tensors[3]  # type: ignore[union-attr]
+    expected = plain(*parts, kept, dropout)
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+    upstream = torch.randn(out.shape)
+    ours = torch.autograd.grad(out, parts, upstream)
+    for part, theirs in zip(ours, torch.autograd.grad(expected, parts, upstream.double())):
+        torch.testing.assert_close(part, theirs, atol=1e-5, rtol=1e-5)
+    assert out.transpose(1, 2).is_contiguous() and all(part.transpose(1, 2).is_contiguous() for part in ours)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1, 0.5, 0.9])
+def test_each_probability_is_dropped_as_often_as_is_said(dropout: float) -> None:
+    torch.manual_seed(0)
+    parts = draw(4, 4, 150, 150)
+    kept = [dropped_attention(*parts, dropout).grad_fn.saved_tensors[3].double() for _ in range(2)]
+    for mask in kept:
+        assert mask.mean().item() == pytest.approx(1 - dropout, abs=0.005)  # 180,000 draws: four deviations or more
+        assert (mask.mean((0, 1, 2)) - (1 - dropout)).abs().max() < 0.08  # at every key
+    if dropout:
+        first, second = (mask.flatten() for mask in kept)
+        for one, other in [(first, second), *((first[:-lag], first[lag:]) for lag in (1, 2, 3, 4, 150))]:
+            assert abs(torch.corrcoef(torch.stack([one, other]))[0, 1].item()) < 0.012  # neither again nor beside
+
+
+def test_the_seed_draws_the_mask_and_the_mean_is_attention_without_dropout() -> None:
+    parts = [part.detach() for part in draw(1, 1, 2, 3)]
+    found = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        found.append(dropped_attention(*parts, 0.5))
+    assert torch.equal(found[0], found[1]) and not torch.allclose(found[0], found[2])
+    mean = torch.stack([dropped_attention(*parts, 0.5) for _ in range(20_000)]).mean(0)
+    torch.testing.assert_close(mean, dropped_attention(*parts, 0.0), atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1.0, 1.5])
+def test_a_dropout_that_is_no_probability_is_refused(dropout: float) -> None:
+    with pytest.raises(ValueError, match=r"dropout must be in \[0, 1\), got"):
+        dropped_attention(*draw(1, 1, 2, 2), dropout)
+
+
+def test_batches_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 rows of queries, 3 of keys: neither is a multiple of the other"):
+        dropped_attention(*draw(2, 3, 2, 2), 0.1)
+
+
+def test_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[float] = []
+
+    def counted(*parts: Tensor, **_: None) -> Tensor:
+        calls.append(parts[3])  # type: ignore[arg-type]
+        return dropped_attention(*parts)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(layers, "dropped_attention", counted)
+    monkeypatch.setattr(attention, "WORTHWHILE", 2 * 5 * 5)
+    layer, x = Attention(8, 2, 0.25), torch.randn(3, 5, 8)
+    layer(x)
+    assert calls == [0.25]
+    layer(x, mask=torch.ones(5, 5, dtype=torch.bool))
+    layer(x[:, :4])
+    layer.eval()(x)
+    layer.train().to(torch.bfloat16)(x.bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(x)
+    assert calls == [0.25]
+    query = torch.zeros(1, 2, 5, 4)
+    assert is_worthwhile(query, query) and not is_worthwhile(query.to("meta"), query.to("meta"))
+
+
+@pytest.mark.parametrize("rows", [(2, 4), (6, 2), (3, 3)], ids=str)
+def test_the_smaller_batch_serves_every_part_of_the_larger_with_and_without_dropout(
+    rows: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "WORTHWHILE", 0)
+    layer, (query, key, value) = Attention(8, 2, 1e-9), draw(*rows, 3, 5)
+    times = torch.arange(max(rows))
+    apart = [part[times % len(part)] for part in (query, key, value)]
+    expected = layer.eval().attend(apart[0], (apart[1], apart[2]))
+    upstream = torch.randn(expected.shape)
+    gradients = torch.autograd.grad(expected, (query, key, value), upstream)
+    for training in (True, False):
+        out = layer.train(training).attend(query, (key, value))
+        torch.testing.assert_close(out, expected)
+        for ours, theirs in zip(torch.autograd.grad(out, (query, key, value), upstream), gradients):
+            torch.testing.assert_close(ours, theirs)
