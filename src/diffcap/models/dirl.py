@@ -9,14 +9,13 @@ Letters: B pairs, N visual tokens of one image, T text positions, D width, C fea
 
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from diffcap.losses.ccr import cross_modal_contrast
 from diffcap.losses.decorrelation import cross_correlation, decorrelation
 from diffcap.losses.gather import global_mean
 from diffcap.models.captioner import Batch, Captioner, WordMaps
-from diffcap.models.layers import Attention, GridEmbedding, KeysValues, tile
+from diffcap.models.layers import Attention, GridEmbedding, KeysValues, linear_of_both, tiled_sum
 from diffcap.models.words import (
     END,
     NULL,
@@ -40,14 +39,10 @@ class SharedParts(nn.Module):
 
     def forward(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
         """(b, N, D) and (B, N, D) to (B, N, D) each; where B is 2 b, `before` serves both halves of `after`."""
-        times = len(after) // len(before)
-        first = [tile(part, times) for part in self.attention.project(before)]
-        second = self.attention.project(after)
-        taken = (
-            self.attention.attend(first[0], (second[1], second[2])),
-            self.attention.attend(second[0], (first[1], first[2])),
-        )
-        return self.norm(tile(before, times) + self.dropout(taken[0])), self.norm(after + self.dropout(taken[1]))
+        first, second = self.attention.project(before), self.attention.project(after)
+        to_before = self.dropout(self.attention.attend(first[0], (second[1], second[2])))
+        to_after = self.dropout(self.attention.attend(second[0], (first[1], first[2])))
+        return self.norm(tiled_sum(to_before, before)), self.norm(after + to_after)
 
 
 class DIRLBlock(nn.Module):
@@ -160,14 +155,15 @@ class DIRL(Captioner):
         first, second = before, after
         for layer in self.encoder:
             first, second = layer(first, second)
-        return tile(before, len(after) // len(before)) - first, after - second
+        return tiled_sum(-first, before), after - second
 
     def encode(self, before: Tensor, after: Tensor) -> list[KeysValues]:
         """Two feature maps (B, C, h, w) to each decoder block's keys and values of the fused difference."""
         return self._memory(self.embedding(before), self.embedding(after))
 
     def _memory(self, before: Tensor, after: Tensor) -> list[KeysValues]:
-        return self.decoder.memory(self.fusion(torch.cat(self.differences(before, after), -1)))
+        fused = linear_of_both(self.fusion[0], *self.differences(before, after))  # type: ignore[arg-type]
+        return self.decoder.memory(self.fusion[1:](fused))
 
     def step(
         self, tokens: Tensor, memory: list[KeysValues], cache: list[KeysValues] | None

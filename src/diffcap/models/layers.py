@@ -57,8 +57,12 @@ class Attention(nn.Module):
         """The query (0), key (1) or value (2) heads of x (B, T, D), `parts` of them from `first` on: (B, H, T, D / H) each."""
         rows = slice(first * self.width, (first + parts) * self.width)
         bias = self.qkv.bias if self.qkv.bias is None else self.qkv.bias[rows]
-        heads = F.linear(x, self.qkv.weight[rows], bias)
-        return heads.view(*x.shape[:2], parts, self.heads, -1).permute(2, 0, 3, 1, 4).unbind()
+        joined = F.linear(x, self.qkv.weight[rows], bias).split(self.width, 2)
+        return tuple(self.apart(part) for part in joined)
+
+    def apart(self, joined: Tensor) -> Tensor:
+        """Heads beside one another, (B, T, D), to one after another, (B, H, T, D / H); copies nothing."""
+        return joined.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value of x (B, T, D): (B, H, T, D / H) each."""
@@ -210,10 +214,22 @@ class GridEmbedding(nn.Module):
         weight = self.projection.weight
         if weight.shape[1] > self.channels:  # the same at that place in every image: no need to append them to the maps
             places = places + F.linear(self.coordinate_channels, weight[:, self.channels :])
-        tokens = maps.flatten(2).transpose(1, 2)  # (B, N, C)
-        return F.linear(tokens, weight[:, : self.channels], self.projection.bias) + places
+        # A linear layer as a convolution: the maps need not be copied channels last, nor the copy kept for the gradient.
+        tokens = F.conv2d(maps, weight[:, : self.channels, None, None], self.projection.bias)  # (B, D, rows, columns)
+        return places + tokens.flatten(2).transpose(1, 2)  # in this order the sum is laid out as `places`
 
 
 def tile(x: Tensor, times: int) -> Tensor:
     """`times` copies of a batch, one after the other: (B, ...) to (times * B, ...)."""
     return x if times == 1 else torch.cat([x] * times)
+
+
+def tiled_sum(x: Tensor, y: Tensor) -> Tensor:
+    """`x + tile(y)` of (B, ...) and (b, ...), B a multiple of b, without the copies."""
+    return x + y if len(x) == len(y) else (x.unflatten(0, (-1, len(y))) + y).flatten(0, 1)
+
+
+def linear_of_both(layer: nn.Linear, first: Tensor, second: Tensor) -> Tensor:
+    """`layer(torch.cat([first, second], -1))` without that copy, which would be kept for the gradient."""
+    one, two = layer.weight.split([first.shape[-1], second.shape[-1]], 1)
+    return F.linear(first, one, layer.bias) + F.linear(second, two)

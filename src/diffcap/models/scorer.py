@@ -13,13 +13,13 @@ from typing import Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from diffcap.losses.cross_view import cross_view_nce
 from diffcap.losses.gather import gather_rows, global_mean, world_size
 from diffcap.losses.token_matching import token_matching
 from diffcap.models.captioner import Batch, Captioner, WordMaps
-from diffcap.models.layers import Attention, GridEmbedding, KeysValues, tile
+from diffcap.models.layers import Attention, GridEmbedding, KeysValues, linear_of_both, tile, tiled_sum
 from diffcap.models.words import (
     END,
     NULL,
@@ -37,12 +37,12 @@ Matching = Literal["collapsed", "per_head"]
 
 
 class Views(NamedTuple):
-    """Both images after an encoder layer, (B, N, D) each, and the queries and keys of what went in, (B, H, N, D / H) each."""
+    """Both images after an encoder layer, and the queries and keys of what went in: (B, N, D) each."""
 
     before: Tensor
     after: Tensor
-    before_heads: tuple[Tensor, Tensor]
-    after_heads: tuple[Tensor, Tensor]
+    before_projected: tuple[Tensor, Tensor]
+    after_projected: tuple[Tensor, Tensor]
 
 
 class CrossView(nn.Module):
@@ -55,12 +55,16 @@ class CrossView(nn.Module):
 
     def forward(self, before: Tensor, after: Tensor) -> Views:
         """(b, N, D) and (B, N, D); where B is 2 b, `before` serves both halves of `after`."""
-        times = len(after) // len(before)
-        first = [tile(part, times) for part in self.attention.project(before)]
-        second = self.attention.project(after)
-        rebuilt_before = self.norm(tile(before, times) + self.attention.attend(first[0], (second[1], second[2])))
-        rebuilt_after = self.norm(after + self.attention.attend(second[0], (first[1], first[2])))
-        return Views(rebuilt_before, rebuilt_after, (first[0], first[1]), (second[0], second[1]))
+        first, second = self.attention.project(before), self.attention.project(after)
+        to_before = self.attention.attend(first[0], (second[1], second[2]))
+        to_after = self.attention.attend(second[0], (first[1], first[2]))
+        asked = [tile(_join(part), len(after) // len(before)) for part in first[:2]]
+        return Views(
+            self.norm(tiled_sum(to_before, before)),
+            self.norm(after + to_after),
+            (asked[0], asked[1]),
+            (_join(second[0]), _join(second[1])),
+        )
 
 
 class SCORERBlock(nn.Module):
@@ -193,8 +197,8 @@ class SCORER(Captioner):
     def fuse(self, before: Tensor, after: Tensor, views: Views | None) -> Tensor:
         """The difference representation of embedded images and their views, (B, N, D)."""
         if views is None:
-            return self.fusion(tile(before, len(after) // len(before)) - after)
-        return self.fusion(torch.cat([views.before, views.after], -1))
+            return self.fusion(tiled_sum(-after, before))
+        return self.fusion[1:](linear_of_both(self.fusion[0], views.before, views.after))  # type: ignore[arg-type]
 
     def encode(self, before: Tensor, after: Tensor) -> list[KeysValues]:
         """Two feature maps (B, C, h, w) to each decoder block's keys and values of the difference."""
@@ -215,8 +219,10 @@ class SCORER(Captioner):
         if views is None:
             return roll_out(looked, None, None, self.embedding.grid)
         layer: Attention = self.encoder[-1].attention  # type: ignore[assignment]
-        to_after = layer.weights(views.before_heads[0], views.after_heads[1])
-        to_before = layer.weights(views.after_heads[0], views.before_heads[1])
+        (one, key_one), (two, key_two) = (
+            map(layer.apart, part) for part in (views.before_projected, views.after_projected)
+        )
+        to_after, to_before = layer.weights(one, key_two), layer.weights(two, key_one)
         return roll_out(looked, to_before, to_after, self.embedding.grid)
 
     def similarities(self, views: Views) -> tuple[Tensor, Tensor]:
@@ -227,15 +233,16 @@ class SCORER(Captioner):
         """
         assert self.logit_scale is not None
         scale = self.logit_scale.exp()
-        one = scale * self._match(views.before_heads[0], views.after_heads[1])
-        return one, scale * self._match(views.after_heads[0], views.before_heads[1])
+        one = scale * self._match(views.before_projected[0], views.after_projected[1])
+        return one, scale * self._match(views.after_projected[0], views.before_projected[1])
 
     def _match(self, query: Tensor, key: Tensor) -> Tensor:
-        """(B, H, N, D / H) each; the heads joined to one dot product, or matched one by one."""
+        """(B, N, D) each; one dot product over all heads' channels, or the mean of the heads' own."""
         key = gather_rows(key)[0]
         if self.mtm == "collapsed":
-            return token_matching(_join(query), _join(key))
-        return torch.stack([token_matching(query[:, h], key[:, h]) for h in range(query.shape[1])]).mean(0)
+            return token_matching(query, key)
+        heads = (part.chunk(self.encoder[-1].attention.heads, 2) for part in (query, key))  # type: ignore[union-attr, arg-type]
+        return torch.stack([token_matching(*pair) for pair in zip(*heads)]).mean(0)
 
     def cbr_similarities(self, before: Tensor, after: Tensor, hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Imagined against real after images, this rank's rows against all: the matrix, and its transpose.
@@ -274,8 +281,7 @@ class SCORER(Captioner):
             if self.training:
                 with torch.no_grad():
                     self.logit_scale.clamp_(max=math.log(100))
-            taken = [tree_map(lambda leaf, rows=rows: leaf[rows], views) for rows in streams]
-            losses = [cross_view_losses(self.similarities(stream)) for stream in taken]
+            losses = [cross_view_losses(self.similarities(stream)) for stream in _views_of_streams(views, len(before))]
             parts["cross_view_loss"] = mean(losses)
             loss = loss + self.cross_view_weight * parts["cross_view_loss"]
         if self.cbr is not None:
@@ -288,10 +294,16 @@ class SCORER(Captioner):
         return {"loss": loss, **{name: value.detach() for name, value in parts.items()}}
 
 
+def _views_of_streams(views: Views, size: int) -> list[Views]:
+    """The views of every `size` pairs; by `split`, whose gradient is made at once, and not as a sum of padded slices."""
+    leaves, shape = tree_flatten(views)
+    return [tree_unflatten(list(parts), shape) for parts in zip(*(leaf.split(size) for leaf in leaves))]
+
+
 def cross_view_losses(similarities: tuple[Tensor, Tensor]) -> Tensor:
     """Half of each direction's contrast (SCORER, eq. 4)."""
     return (global_mean(cross_view_nce(similarities[0])) + global_mean(cross_view_nce(similarities[1]))) / 2
 
 
 def _join(heads: Tensor) -> Tensor:
-    return heads.transpose(1, 2).flatten(2)  # (B, N, D)
+    return heads.transpose(1, 2).flatten(2)  # (B, N, D), a view of the projection
