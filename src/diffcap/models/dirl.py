@@ -209,8 +209,8 @@ class DIRL(Captioner):
         parts = {"caption_loss": mean([global_mean(next_word_losses(logits[rows], tokens[rows])) for rows in streams])}
         loss = parts["caption_loss"]
         if self.projector is not None:
-            first, second = self.projector(before), self.projector(after)
-            terms = [self.decorrelation_terms(first, second[rows]) for rows in streams]
+            first, second = self.projector(before), self.projector(after).split(len(before))
+            terms = [self.decorrelation_terms(first, stream) for stream in second]
             for name, values in zip(("diagonal", "off_diagonal"), zip(*terms)):
                 parts[f"{name}_loss"] = mean(list(values))
             weighted = self.term_weights[0] * parts["diagonal_loss"] + self.term_weights[1] * parts["off_diagonal_loss"]

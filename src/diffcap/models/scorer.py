@@ -104,11 +104,26 @@ class CBR(nn.Module):
         self.logit_scale = nn.Parameter(torch.ones(()))
 
     def forward(self, before: Tensor, sentence: Tensor) -> Tensor:
-        """Image (B, N, D) and sentence (B, D) to queries of the imagined after image, (B, N, D)."""
-        width = before.shape[2]
-        image, words = self.join.weight.split(width, 1)  # the sentence is the same at every place: project it once
-        joined = F.linear(before, image, self.join.bias) + F.linear(sentence, words)[:, None]
-        return self.query(self.out(self.attention(joined)[0]))
+        """Images (b, N, D) and sentences (B, D), B a multiple of b, to queries of the imagined after images, (B, N, D).
+
+        Linear layers that follow one another are one matrix. A sentence is the same at every place: among the keys it
+        would change no probability, to the values' mean it is added; so each image has one set of keys and values.
+        """
+        width, qkv = before.shape[2], self.attention.qkv.weight
+        to_query, _, to_value = qkv.split(width)
+        image, words = self.join.weight.split(width, 1)
+        last = self.query.weight @ self.out.weight @ self.attention.out.weight  # type: ignore[operator]
+        last_bias = F.linear(self.out.bias, self.query.weight, self.query.bias)
+        query, key, value = F.linear(before, qkv @ image).split(width, 2)  # (b, N, D) each
+        said = (
+            F.linear(sentence, words, self.join.bias).unflatten(0, (-1, len(before))).transpose(0, 1)
+        )  # (b, B / b, D)
+        query = query[:, None] + F.linear(said, to_query)[:, :, None]  # (b, B / b, N, D)
+        apart = self.attention.apart
+        mixed = F.scaled_dot_product_attention(apart(query.flatten(1, 2)), apart(key), apart(value))
+        mixed = _join(mixed).view(query.shape)
+        imagined = F.linear(mixed, last) + F.linear(F.linear(said, to_value), last, last_bias)[:, :, None]
+        return imagined.transpose(0, 1).flatten(0, 1)
 
 
 class SCORER(Captioner):
@@ -245,15 +260,24 @@ class SCORER(Captioner):
         return torch.stack([token_matching(*pair) for pair in zip(*heads)]).mean(0)
 
     def cbr_similarities(self, before: Tensor, after: Tensor, hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Imagined against real after images, this rank's rows against all: the matrix, and its transpose.
+        """Imagined against real after images of one stream, see `imagined_and_real` and `_cbr_match`."""
+        return self._cbr_match(*self.imagined_and_real(before, after, hidden, tokens))
+
+    def imagined_and_real(self, before: Tensor, after: Tensor, hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """What CBR matches, (B, N, D) each.
 
         Args:
-            before, after: (B, N, D), embedded only. hidden: (B, T, D) of the caption's last block. tokens: (B, T).
+            before, after: (b, N, D) and (B, N, D), embedded only. hidden: (B, T, D) of the caption's last block.
+            tokens: (B, T).
         """
         assert self.cbr is not None
         said = (tokens != NULL).to(hidden.dtype)[..., None]
         sentence = (hidden * said).sum(1) / self.max_length  # not by the number of words (authors' code)
-        imagined, real = self.cbr(before, sentence), self.cbr.key(after)
+        return self.cbr(before, sentence), self.cbr.key(after)
+
+    def _cbr_match(self, imagined: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+        """This rank's rows against all: the matrix, and its transpose."""
+        assert self.cbr is not None
         scale = self.cbr.logit_scale.exp()
         score = scale * token_matching(imagined, gather_rows(real)[0])
         if world_size() == 1:
@@ -285,10 +309,9 @@ class SCORER(Captioner):
             parts["cross_view_loss"] = mean(losses)
             loss = loss + self.cross_view_weight * parts["cross_view_loss"]
         if self.cbr is not None:
-            losses = [
-                cross_view_losses(self.cbr_similarities(before, after[rows], decoded.last.hidden[rows], tokens[rows]))
-                for rows in streams
-            ]
+            pair = self.imagined_and_real(before, after, decoded.last.hidden, tokens)
+            matched = zip(*(part.split(len(before)) for part in pair))
+            losses = [cross_view_losses(self._cbr_match(*stream)) for stream in matched]
             parts["cbr_loss"] = mean(losses)
             loss = loss + self.cbr_weight * parts["cbr_loss"]
         return {"loss": loss, **{name: value.detach() for name, value in parts.items()}}
