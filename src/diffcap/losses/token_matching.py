@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-BLOCK = 1 << 23  # similarities held at once: 32 MB
+BLOCK = 1 << 21  # similarities held at once: 8 MB
 
 
 def token_matching(query: Tensor, key: Tensor, block: int = BLOCK) -> Tensor:

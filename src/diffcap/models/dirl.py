@@ -40,9 +40,10 @@ class SharedParts(nn.Module):
     def forward(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
         """(b, N, D) and (B, N, D) to (B, N, D) each; where B is 2 b, `before` serves both halves of `after`."""
         first, second = self.attention.project(before), self.attention.project(after)
-        to_before = self.dropout(self.attention.attend(first[0], (second[1], second[2])))
-        to_after = self.dropout(self.attention.attend(second[0], (first[1], first[2])))
-        return self.norm(tiled_sum(to_before, before)), self.norm(after + to_after)
+        taken = self.dropout(self.attention.attend(first[0], (second[1], second[2])))
+        rebuilt_before = self.norm(tiled_sum(taken, before))
+        taken = self.dropout(self.attention.attend(second[0], (first[1], first[2])))
+        return rebuilt_before, self.norm(after + taken)
 
 
 class DIRLBlock(nn.Module):
@@ -118,8 +119,11 @@ class DIRL(Captioner):
         self.hyperparameters["grid"] = list(grid)
         self.embedding = GridEmbedding(feature_channels, (grid[0], grid[1]), width, coordinates)
         self.projector = (
-            nn.Sequential(
-                nn.Linear(width, projector_width), nn.ReLU(), nn.Dropout(dropout), nn.Linear(projector_width, width)
+            nn.Sequential(  # ReLU after dropout: the same value, and one tensor less is kept for the gradient
+                nn.Linear(width, projector_width),
+                nn.Dropout(dropout),
+                nn.ReLU(inplace=True),
+                nn.Linear(projector_width, width),
             )
             if decorrelation_weight
             else None
@@ -129,7 +133,7 @@ class DIRL(Captioner):
             _xavier(part)
         normed = decoder_variant == "ln_xavier"
         norm = (nn.LayerNorm(width),) if normed else ()
-        self.fusion = nn.Sequential(nn.Linear(2 * width, width), *norm, nn.Dropout(dropout), nn.ReLU())
+        self.fusion = nn.Sequential(nn.Linear(2 * width, width), *norm, nn.Dropout(dropout), nn.ReLU(inplace=True))
         self.decoder = WordDecoder(
             vocabulary_size,
             max_length,

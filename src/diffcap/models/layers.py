@@ -232,4 +232,4 @@ def tiled_sum(x: Tensor, y: Tensor) -> Tensor:
 def linear_of_both(layer: nn.Linear, first: Tensor, second: Tensor) -> Tensor:
     """`layer(torch.cat([first, second], -1))` without that copy, which would be kept for the gradient."""
     one, two = layer.weight.split([first.shape[-1], second.shape[-1]], 1)
-    return F.linear(first, one, layer.bias) + F.linear(second, two)
+    return F.linear(first, one, layer.bias).add_(F.linear(second, two))

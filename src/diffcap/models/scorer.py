@@ -56,15 +56,10 @@ class CrossView(nn.Module):
     def forward(self, before: Tensor, after: Tensor) -> Views:
         """(b, N, D) and (B, N, D); where B is 2 b, `before` serves both halves of `after`."""
         first, second = self.attention.project(before), self.attention.project(after)
-        to_before = self.attention.attend(first[0], (second[1], second[2]))
-        to_after = self.attention.attend(second[0], (first[1], first[2]))
-        asked = [tile(_join(part), len(after) // len(before)) for part in first[:2]]
-        return Views(
-            self.norm(tiled_sum(to_before, before)),
-            self.norm(after + to_after),
-            (asked[0], asked[1]),
-            (_join(second[0]), _join(second[1])),
-        )
+        rebuilt_before = self.norm(tiled_sum(self.attention.attend(first[0], (second[1], second[2])), before))
+        rebuilt_after = self.norm(after + self.attention.attend(second[0], (first[1], first[2])))
+        query, key = (tile(_join(part), len(after) // len(before)) for part in first[:2])
+        return Views(rebuilt_before, rebuilt_after, (query, key), (_join(second[0]), _join(second[1])))
 
 
 class SCORERBlock(nn.Module):
@@ -103,8 +98,8 @@ class CBR(nn.Module):
         self.query, self.key = nn.Linear(width, width), nn.Linear(width, width)
         self.logit_scale = nn.Parameter(torch.ones(()))
 
-    def forward(self, before: Tensor, sentence: Tensor) -> Tensor:
-        """Images (b, N, D) and sentences (B, D), B a multiple of b, to queries of the imagined after images, (B, N, D).
+    def forward(self, before: Tensor, sentences: Tensor) -> list[Tensor]:
+        """Images (b, N, D) and sentences (B, D), B a multiple of b, to queries of the imagined after images: b at a time.
 
         Linear layers that follow one another are one matrix. A sentence is the same at every place: among the keys it
         would change no probability, to the values' mean it is added; so each image has one set of keys and values.
@@ -115,15 +110,12 @@ class CBR(nn.Module):
         last = self.query.weight @ self.out.weight @ self.attention.out.weight  # type: ignore[operator]
         last_bias = F.linear(self.out.bias, self.query.weight, self.query.bias)
         query, key, value = F.linear(before, qkv @ image).split(width, 2)  # (b, N, D) each
-        said = (
-            F.linear(sentence, words, self.join.bias).unflatten(0, (-1, len(before))).transpose(0, 1)
-        )  # (b, B / b, D)
-        query = query[:, None] + F.linear(said, to_query)[:, :, None]  # (b, B / b, N, D)
-        apart = self.attention.apart
-        mixed = F.scaled_dot_product_attention(apart(query.flatten(1, 2)), apart(key), apart(value))
-        mixed = _join(mixed).view(query.shape)
-        imagined = F.linear(mixed, last) + F.linear(F.linear(said, to_value), last, last_bias)[:, :, None]
-        return imagined.transpose(0, 1).flatten(0, 1)
+        apart, imagined = self.attention.apart, []
+        for said in F.linear(sentences, words, self.join.bias)[:, None].split(len(before)):  # (b, 1, D)
+            asked = query + F.linear(said, to_query)
+            mixed = _join(F.scaled_dot_product_attention(apart(asked), apart(key), apart(value)))
+            imagined.append(F.linear(mixed, last).add_(F.linear(F.linear(said, to_value), last, last_bias)))
+        return imagined
 
 
 class SCORER(Captioner):
@@ -177,7 +169,7 @@ class SCORER(Captioner):
             CrossView(width, heads, dropout) for _ in range(encoder_layers if difference == "reconstruction" else 0)
         )
         if difference == "reconstruction":
-            self.fusion = nn.Sequential(nn.Linear(2 * width, width), nn.Dropout(dropout), nn.ReLU())
+            self.fusion = nn.Sequential(nn.Linear(2 * width, width), nn.Dropout(dropout), nn.ReLU(inplace=True))
         else:
             if cross_view_weight:
                 raise ValueError("difference: subtraction has no cross-view contrast; set cross_view_weight to 0")
@@ -206,7 +198,9 @@ class SCORER(Captioner):
         """The last encoder layer's views of two embedded images (b, N, D) and (B, N, D); None for the subtraction."""
         views = None
         for layer in self.encoder:
-            views = layer(before, after) if views is None else layer(views.before, views.after)
+            views = None  # what the layer before compared is not needed any more
+            views = layer(before, after)
+            before, after = views.before, views.after
         return views
 
     def fuse(self, before: Tensor, after: Tensor, views: Views | None) -> Tensor:
@@ -261,10 +255,12 @@ class SCORER(Captioner):
 
     def cbr_similarities(self, before: Tensor, after: Tensor, hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Imagined against real after images of one stream, see `imagined_and_real` and `_cbr_match`."""
-        return self._cbr_match(*self.imagined_and_real(before, after, hidden, tokens))
+        return self._cbr_match(*self.imagined_and_real(before, after, hidden, tokens)[0])
 
-    def imagined_and_real(self, before: Tensor, after: Tensor, hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """What CBR matches, (B, N, D) each.
+    def imagined_and_real(
+        self, before: Tensor, after: Tensor, hidden: Tensor, tokens: Tensor
+    ) -> list[tuple[Tensor, Tensor]]:
+        """What CBR matches, of each stream: (b, N, D) each.
 
         Args:
             before, after: (b, N, D) and (B, N, D), embedded only. hidden: (B, T, D) of the caption's last block.
@@ -273,7 +269,7 @@ class SCORER(Captioner):
         assert self.cbr is not None
         said = (tokens != NULL).to(hidden.dtype)[..., None]
         sentence = (hidden * said).sum(1) / self.max_length  # not by the number of words (authors' code)
-        return self.cbr(before, sentence), self.cbr.key(after)
+        return list(zip(self.cbr(before, sentence), self.cbr.key(after).split(len(before))))
 
     def _cbr_match(self, imagined: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
         """This rank's rows against all: the matrix, and its transpose."""
@@ -309,9 +305,8 @@ class SCORER(Captioner):
             parts["cross_view_loss"] = mean(losses)
             loss = loss + self.cross_view_weight * parts["cross_view_loss"]
         if self.cbr is not None:
-            pair = self.imagined_and_real(before, after, decoded.last.hidden, tokens)
-            matched = zip(*(part.split(len(before)) for part in pair))
-            losses = [cross_view_losses(self._cbr_match(*stream)) for stream in matched]
+            pairs = self.imagined_and_real(before, after, decoded.last.hidden, tokens)
+            losses = [cross_view_losses(self._cbr_match(*stream)) for stream in pairs]
             parts["cbr_loss"] = mean(losses)
             loss = loss + self.cbr_weight * parts["cbr_loss"]
         return {"loss": loss, **{name: value.detach() for name, value in parts.items()}}
