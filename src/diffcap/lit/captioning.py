@@ -59,8 +59,6 @@ class Captioning(TrainingModule):
         if data.vocabulary.layout != self.captioner.vocabulary_layout:
             needed = self.captioner.vocabulary_layout
             raise DiffcapError(f"data.vocabulary_layout is {data.vocabulary.layout}; {method} needs {needed}.")
-        if getattr(data, "samples", None) == "scenes" and not self.captioner.two_streams:
-            raise DiffcapError(f"data.samples is scenes; {method} takes captions or pairs.")
 
     def facts(self) -> dict[str, Any]:
         """Method and constructor arguments."""

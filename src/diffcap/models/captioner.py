@@ -28,18 +28,19 @@ class Captioner(nn.Module, ABC):
     Attributes:
         hyperparameters: the constructor's arguments (primitives), enough to build the same model again.
         begin, end: token ids that open and close a caption. vocabulary_layout: whose ids they are, see `Vocabulary`.
-        two_streams: whether `loss` takes twice as many "after" as "before": change pairs, then distractor pairs.
     """
 
     hyperparameters: dict[str, Any]
     begin: int
     end: int
     vocabulary_layout: str
-    two_streams: bool = False
 
     @abstractmethod
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """Scalars to log, of which "loss" is minimised."""
+        """Scalars to log, of which "loss" is minimised.
+
+        A batch may hold twice as many "after" as "before" images: change pairs, then distractor pairs of the same scenes.
+        """
 
     def validate(self, batch: Batch) -> dict[str, Tensor]:
         """Scalars to watch on validation pairs: by default the parts of `loss`."""

@@ -88,7 +88,7 @@ class DIRL(Captioner):
     """
 
     begin, end = START, END
-    vocabulary_layout, two_streams = "rcc", True
+    vocabulary_layout = "rcc"
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from diffcap.losses.gather import global_mean, global_sum
 from diffcap.losses.mlm import IGNORED, masked_cross_entropy
 from diffcap.losses.mvcl import masked_visual_nce
 from diffcap.models.captioner import Batch, Captioner
-from diffcap.models.layers import KeysValues, PreNormStack, UnbiasedLayerNorm, doubled_sinusoid
+from diffcap.models.layers import Attention, KeysValues, PreNormStack, UnbiasedLayerNorm, doubled_sinusoid, tile
 
 PAD, BOS, EOS, UNK, CLS, MASK = range(6)  # BOS and MASK are fixed in the authors' decoder; the others are ours
 FIRST_CLS, FIRST_IMAGE, SECOND_CLS, SECOND_IMAGE, TEXT_CLS, TEXT = range(1, 7)  # type ids; 0 is unused
@@ -58,6 +58,7 @@ class PCLTrunk(nn.Module):
         image_activation: Literal["sigmoid", "linear"] = "sigmoid",
         word_std: float = 1.0,
         type_std: float = 1.0,
+        pair_init: Literal["random", "difference"] = "random",
     ) -> None:
         super().__init__()
         self.width = width
@@ -73,6 +74,9 @@ class PCLTrunk(nn.Module):
         self.output_layer = nn.Linear(width, vocabulary_size)
         nn.init.normal_(self.word_embedding.weight, std=word_std)
         nn.init.normal_(self.type_embedding.weight, std=type_std)
+        if pair_init == "difference":
+            for layer in self.pair_encoder.layers:
+                begin_with_the_difference(layer.attention)  # type: ignore[arg-type]
         self.register_buffer("positions", doubled_sinusoid(positions, width), persistent=False)
 
     def _embed(self, content: Tensor, kind: int) -> Tensor:
@@ -134,6 +138,26 @@ class PCLTrunk(nn.Module):
         return self.cross_encoder(x, mask)[0]
 
 
+@torch.no_grad()
+def begin_with_the_difference(attention: Attention, sharpness: float = 1.5, noise: float = 0.1) -> None:
+    """Draw an attention over both images' tokens so that, at first, a token becomes what it differs by from its likes.
+
+    Queries equal keys, so a token looks at the same place and content in both images; values come back turned round, so
+    what they share is taken away. After "Mimetic initialization of self-attention layers" (Trockman and Kolter, ICML 2023),
+    where trained transformers are found to look so.
+
+    Args:
+        sharpness: scale of queries and keys. noise: share of PyTorch's own draw that stays in the output layer.
+    """
+    query, _, value = attention.qkv.weight.chunk(3)
+    nn.init.orthogonal_(query, sharpness)
+    nn.init.orthogonal_(value)
+    attention.qkv.weight[len(query) : 2 * len(query)] = query
+    out = attention.out.weight
+    assert isinstance(out, Tensor)
+    out.mul_(noise).sub_(value.T)
+
+
 class RegressionHead(nn.Module):
     """Back from D to feature channels for MVCL: a layer, then the image projection's own weights turned round."""
 
@@ -151,7 +175,7 @@ class PCLPretraining(nn.Module):
     """The three self-supervised tasks of IDC-PCL over one trunk; a batch carries what its task needs.
 
     Args:
-        vocabulary_size, feature_channels: as `PCLTrunk`; so are width ... type_std.
+        vocabulary_size, feature_channels: as `PCLTrunk`; so are width ... pair_init.
         pad_mask: hide padding from attention (released code: False).
         mvcl_negatives: "predictions" at unmasked positions (released code) or their original "features" (paper).
         temperature: tau of MVCL and FDA (paper and code: 1).
@@ -172,6 +196,7 @@ class PCLPretraining(nn.Module):
         image_activation: Literal["sigmoid", "linear"] = "sigmoid",
         word_std: float = 1.0,
         type_std: float = 1.0,
+        pair_init: Literal["random", "difference"] = "random",
         pad_mask: bool = False,
         mvcl_negatives: Literal["predictions", "features"] = "predictions",
         temperature: float = 1.0,
@@ -191,6 +216,7 @@ class PCLPretraining(nn.Module):
             image_activation,
             word_std,
             type_std,
+            pair_init,
         )
         self.regress = RegressionHead(width, feature_channels)
         self.pad_mask, self.mvcl_negatives, self.temperature = pad_mask, mvcl_negatives, temperature
@@ -258,7 +284,7 @@ class PCL(Captioner):
     """The fine-tuned captioner: visual tokens see each other, a word sees all visual tokens and the words before it.
 
     Args:
-        vocabulary_size, feature_channels: as `PCLTrunk`; so are width ... type_std.
+        vocabulary_size, feature_channels: as `PCLTrunk`; so are width ... pair_init.
         distractor_judging: learn beside the words whether anything changed (paper: on CLEVR-Change).
         distractor_weight: factor of that loss (authors' code: 1, on sums).
         objective: "masked" hides 15 % of the words and predicts those (released); "all_positions" predicts every word
@@ -284,6 +310,7 @@ class PCL(Captioner):
         image_activation: Literal["sigmoid", "linear"] = "sigmoid",
         word_std: float = 1.0,
         type_std: float = 1.0,
+        pair_init: Literal["random", "difference"] = "random",
         distractor_judging: bool = True,
         distractor_weight: float = 1.0,
         objective: Literal["masked", "all_positions"] = "masked",
@@ -305,6 +332,7 @@ class PCL(Captioner):
             image_activation,
             word_std,
             type_std,
+            pair_init,
         )
         self.distractor_head = nn.Linear(2 * width, 2) if distractor_judging else None
         self.distractor_weight, self.objective, self.text_cls = distractor_weight, objective, text_cls
@@ -365,12 +393,13 @@ class PCL(Captioner):
         return self.distractor_head(torch.cat([memory.final[:, 0], memory.final[:, tokens // 2]], -1))
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """Sums over the global batch, as the released code has them (section 6.6 of its facts: weight 1, no averaging).
+        """Sums over the global batch, as the released code has them: weight 1, no averaging.
 
-        Needs `before`, `after` (B, C, h, w); `tokens` (B, T), or `mlm_tokens` and `mlm_labels`; with distractor judging
+        Needs `before`, `after` (B, C, h, w), or half as many `before`, each for both of its scene's pairs; `tokens` (B, T), or `mlm_tokens` and `mlm_labels`; with distractor judging
         `is_change` (B,), 1 where something changed. Logged beside the loss: means per word and per pair.
         """
-        memory = self.encode(batch["before"], batch["after"])
+        before, after = batch["before"], batch["after"]
+        memory = self.encode(tile(before, len(after) // len(before)), after)
         if self.objective == "masked":
             labels = batch["mlm_labels"]
             words = masked_cross_entropy(self.masked_logits(memory, batch), labels[labels != IGNORED])

@@ -139,7 +139,7 @@ class SCORER(Captioner):
     """
 
     begin, end = START, END
-    vocabulary_layout, two_streams = "rcc", True
+    vocabulary_layout = "rcc"
 
     def __init__(
         self,
