@@ -395,8 +395,9 @@ class PCL(Captioner):
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Sums over the global batch, as the released code has them: weight 1, no averaging.
 
-        Needs `before`, `after` (B, C, h, w), or half as many `before`, each for both of its scene's pairs; `tokens` (B, T), or `mlm_tokens` and `mlm_labels`; with distractor judging
-        `is_change` (B,), 1 where something changed. Logged beside the loss: means per word and per pair.
+        Needs `before`, `after` (B, C, h, w), or half as many `before`, each for both of its scene's pairs; `tokens` (B, T), or
+        `mlm_tokens` and `mlm_labels`; with distractor judging `is_change` (B,), 1 where something changed. Logged beside
+        the loss: means per word and per pair.
         """
         before, after = batch["before"], batch["after"]
         memory = self.encode(tile(before, len(after) // len(before)), after)
