@@ -61,7 +61,6 @@ def test_the_decoder_begins_small_and_the_encoder_as_torch_does() -> None:
     assert model.logit_scale.item() == model.cbr.logit_scale.item() == 1
 
 
-@pytest.mark.xfail(strict=True, reason="drawn as a linear layer, not by Xavier as torch's attention is")
 def test_backward_reasoning_begins_as_torchs_attention_does() -> None:
     """It stays as it was drawn, so its scale is part of the method."""
     torch.manual_seed(0)

@@ -266,7 +266,6 @@ def test_streams() -> None:
     assert mean([torch.tensor(1.0), torch.tensor(4.0)]) == 2.5
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="the encoder stumbles over the sizes first")
 @pytest.mark.parametrize("name", ["scorer", "dirl"])
 def test_after_images_without_a_before_are_refused(name: str) -> None:
     model, batch = build(*KINDS[name][:1]), batch_of([3, 4, 5])

@@ -207,9 +207,9 @@ class DIRL(Captioner):
         Needs `before` (b, C, h, w), `after` (B, C, h, w) with B = b, or B = 2 b for two streams, and `tokens` (B, T).
         """
         before, after, tokens = self.embedding(batch["before"]), self.embedding(batch["after"]), batch["tokens"]
+        streams = streams_of(before, after)
         output = self.decoder(tokens, self._memory(before, after)).last
         logits = self.decoder.logit(output.hidden)
-        streams = streams_of(before, after)
         parts = {"caption_loss": mean([global_mean(next_word_losses(logits[rows], tokens[rows])) for rows in streams])}
         loss = parts["caption_loss"]
         if self.projector is not None:

@@ -94,6 +94,7 @@ class CBR(nn.Module):
         super().__init__()
         self.join = nn.Linear(2 * width, width)  # image channels, then the sentence's
         self.attention = Attention(width, heads, bias=False)
+        nn.init.xavier_uniform_(self.attention.qkv.weight)  # as torch's own; it stays as it was drawn
         self.out = nn.Linear(width, width)
         self.query, self.key = nn.Linear(width, width), nn.Linear(width, width)
         self.logit_scale = nn.Parameter(torch.ones(()))
@@ -291,10 +292,10 @@ class SCORER(Captioner):
         Needs `before` (b, C, h, w), `after` (B, C, h, w) with B = b, or B = 2 b for two streams, and `tokens` (B, T).
         """
         before, after, tokens = self.embedding(batch["before"]), self.embedding(batch["after"]), batch["tokens"]
+        streams = streams_of(before, after)
         views = self.compare(before, after)
         decoded = self.decoder(tokens, self.decoder.memory(self.fuse(before, after, views)))
         logits = self.decoder.logit(decoded.last.hidden)
-        streams = streams_of(before, after)
         parts = {"caption_loss": mean([global_mean(next_word_losses(logits[rows], tokens[rows])) for rows in streams])}
         loss = parts["caption_loss"]
         if self.logit_scale is not None and views is not None:
