@@ -23,6 +23,7 @@ from diffcap.streams import StepBatches, Stream, TaskSchedule, step_generator
 from diffcap.text.vocabulary import LayoutName, Vocabulary, build_vocabulary
 
 Batch = dict[str, Any]
+Samples = Literal["captions", "pairs", "scenes"]
 
 
 class PairTable:
@@ -246,6 +247,21 @@ class FeatureData(pl.LightningDataModule):
         images = self.train_table.images(share.pop("pairs"), share.pop("swap"))
         return {**share, **images}
 
+    def _choices(self, samples: Samples) -> np.ndarray:
+        """The training samples: the pair of each, (n,), or the two pairs of each scene, (n, 2)."""
+        table = self.train_table
+        if samples == "captions":
+            return table.owner
+        if samples == "pairs":
+            return np.flatnonzero(table.counts)
+        scenes = table.scenes()
+        scenes = scenes[table.counts[scenes].all(1)]
+        if not len(scenes):
+            raise DiffcapError(
+                f"{self.dataset.name}: no training scene has a change pair and a distractor pair; set data.samples to pairs."
+            )
+        return scenes
+
     def make_batch(self, step: int) -> Batch:
         """This rank's share of training batch `step`."""
         raise NotImplementedError
@@ -287,7 +303,7 @@ class CaptionData(FeatureData):
         self,
         folder: str,
         features: str,
-        samples: Literal["captions", "pairs", "scenes"] = "captions",
+        samples: Samples = "captions",
         **settings: Any,
     ) -> None:
         super().__init__(folder, features, **settings)
@@ -298,18 +314,7 @@ class CaptionData(FeatureData):
         super().setup(stage)
         if stage != "fit":
             return
-        table = self.train_table
-        self.choices = {
-            "captions": lambda: table.owner,
-            "pairs": lambda: np.flatnonzero(table.counts),
-            "scenes": table.scenes,
-        }[self.samples]()
-        if self.samples == "scenes":
-            self.choices = self.choices[table.counts[self.choices].all(1)]
-            if not len(self.choices):
-                raise DiffcapError(
-                    f"{self.dataset.name}: no training scene has a change pair and a distractor pair; set data.samples to pairs."
-                )
+        self.choices = self._choices(self.samples)
         self.stream = Stream(len(self.choices), self.seed)
 
     def make_batch(self, step: int) -> Batch:
@@ -340,6 +345,8 @@ class PretrainData(FeatureData):
         features: name of the feature store in its `features/`.
         tasks: shares of "mlm", "mvcl" and "fda" (paper: 8:1:2 on CLEVR-Change, 9:1:2 on the birds).
         negatives: file of hard negatives, null for `negatives.jsonl` in the dataset's folder; read if fda has a share.
+        samples: of mlm and mvcl: "captions" (released), "pairs" or "scenes" as `CaptionData` has them, but with `batch_size`
+            pairs, so half as many scenes.
         settings: see `FeatureData`; of a batch, fda takes `batch_size // (1 + negatives)` pairs (authors' code), and
             `trim` is exact with the model's `pad_mask` only.
     """
@@ -350,9 +357,11 @@ class PretrainData(FeatureData):
         features: str,
         tasks: dict[str, int] | None = None,
         negatives: str | None = None,
+        samples: Samples = "captions",
         **settings: Any,
     ) -> None:
         super().__init__(folder, features, **settings)
+        self.samples = samples
         shares = {"mlm": 8, "mvcl": 1, "fda": 2} if tasks is None else tasks
         unknown = sorted(set(shares) - {"mlm", "mvcl", "fda"})
         if unknown:
@@ -366,7 +375,8 @@ class PretrainData(FeatureData):
         if stage != "fit":
             return
         table, counts = self.train_table, {}
-        counts["mlm"] = counts["mvcl"] = len(table.owner)
+        self.choices = self._choices(self.samples)
+        counts["mlm"] = counts["mvcl"] = len(self.choices)
         if "fda" in self.schedule.tasks:
             self.fda_owner, self.fda_tokens = self._aligning(table)
             counts["fda"] = len(self.fda_owner)
@@ -397,9 +407,11 @@ class PretrainData(FeatureData):
             used = table.longest(tokens) if self.trim else tokens.shape[-1]
             text: Batch = {"fda_captions": torch.from_numpy(tokens[..., :used]).long()}
         else:
-            samples = self.streams[task].take(turn * self.batch_size, self.batch_size)
-            pairs = table.owner[samples]
-            text = self._text(table.tokens[samples], generator)
+            count = self.batch_size // (2 if self.samples == "scenes" else 1)
+            samples = self.streams[task].take(turn * count, count)
+            pairs = self.choices[samples].T.reshape(-1)  # of scenes: all change pairs, then all distractor pairs
+            tokens = table.tokens[samples] if self.samples == "captions" else table.draw_captions(pairs, generator)
+            text = self._text(tokens, generator)
             if task == "mvcl":
                 height, width = self.store.shape[1:]
                 text = {
