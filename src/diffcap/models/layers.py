@@ -62,7 +62,7 @@ class Attention(nn.Module):
 
     def apart(self, joined: Tensor) -> Tensor:
         """Heads beside one another, (B, T, D), to one after another, (B, H, T, D / H); copies nothing."""
-        return joined.unflatten(2, (self.heads, -1)).transpose(1, 2)
+        return joined.unflatten(2, (self.heads, self.width // self.heads)).transpose(1, 2)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value of x (B, T, D): (B, H, T, D / H) each."""
@@ -88,7 +88,7 @@ class Attention(nn.Module):
             mixed = dropped_attention(query, key, value, drop)
         else:
             batch = max(len(query), len(key))
-            query, key, value = (tile(part, batch // len(part)) for part in (query, key, value))
+            query, key, value = (tile(part, batch) for part in (query, key, value))
             mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=drop)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
@@ -219,9 +219,9 @@ class GridEmbedding(nn.Module):
         return places + tokens.flatten(2).transpose(1, 2)  # in this order the sum is laid out as `places`
 
 
-def tile(x: Tensor, times: int) -> Tensor:
-    """`times` copies of a batch, one after the other: (B, ...) to (times * B, ...)."""
-    return x if times == 1 else torch.cat([x] * times)
+def tile(x: Tensor, rows: int) -> Tensor:
+    """Copies of a batch (b, ...), one after the other, that make (rows, ...)."""
+    return x if len(x) == rows else torch.cat([x] * (rows // len(x)))
 
 
 def tiled_sum(x: Tensor, y: Tensor) -> Tensor:

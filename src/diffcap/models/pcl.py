@@ -400,7 +400,7 @@ class PCL(Captioner):
         the loss: means per word and per pair.
         """
         before, after = batch["before"], batch["after"]
-        memory = self.encode(tile(before, len(after) // len(before)), after)
+        memory = self.encode(tile(before, len(after)), after)
         if self.objective == "masked":
             labels = batch["mlm_labels"]
             words = masked_cross_entropy(self.masked_logits(memory, batch), labels[labels != IGNORED])

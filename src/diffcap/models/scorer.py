@@ -58,7 +58,7 @@ class CrossView(nn.Module):
         first, second = self.attention.project(before), self.attention.project(after)
         rebuilt_before = self.norm(tiled_sum(self.attention.attend(first[0], (second[1], second[2])), before))
         rebuilt_after = self.norm(after + self.attention.attend(second[0], (first[1], first[2])))
-        query, key = (tile(_join(part), len(after) // len(before)) for part in first[:2])
+        query, key = (tile(_join(part), len(after)) for part in first[:2])
         return Views(rebuilt_before, rebuilt_after, (query, key), (_join(second[0]), _join(second[1])))
 
 
