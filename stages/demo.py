@@ -48,10 +48,7 @@ def demo(
             done.result()
     scale = (minutes - OTHER_MINUTES) / (MINUTES - OTHER_MINUTES)
     numbers = [int(seed) for seed in seeds.split(",")]
-    rows = {
-        name: [row.road(name, place, seed) for seed in numbers]
-        for name, row in _rows(method, scale).items()
-    }
+    rows = {name: [row.road(name, place, seed) for seed in numbers] for name, row in _rows(method, scale).items()}
     side_by_side(make, _lanes(rows, method))
     compare(folder, "blocks", rows, place / "report", "--pictures", "8")
     print(f"\n{(time.perf_counter() - begin) / 60:.1f} minutes; look at the pictures and table.md in {place}/report")
