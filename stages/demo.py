@@ -15,7 +15,7 @@ MINUTES, OTHER_MINUTES = 12.0, 4.0
 PRETRAIN_STEPS, FINETUNE_STEPS = 1440, 6400  # of IDC-PCL: one core's time
 SCORER_STEPS, DIRL_STEPS = 3000, 3000  # half a core's time each; all of it where one is trained alone
 # A control without pre-training gets the time of both stages: this many of its steps cost one pre-training step.
-STEPS_PER_PRETRAIN_STEP = 0.75
+STEPS_PER_PRETRAIN_STEP = 1.0
 
 Method = Literal["all", "pcl", "scorer", "dirl"]
 
