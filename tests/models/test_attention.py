@@ -119,3 +119,9 @@ def test_the_smaller_batch_serves_every_part_of_the_larger_with_and_without_drop
         torch.testing.assert_close(out, expected)
         for ours, theirs in zip(torch.autograd.grad(out, (query, key, value), upstream), gradients):
             torch.testing.assert_close(ours, theirs)
+
+
+def test_a_rank_without_pairs_passes_through() -> None:
+    layer = Attention(64, 4, dropout=0.5).train()
+    mixed, (key, value) = layer(torch.zeros(0, 70, 64))
+    assert mixed.shape == (0, 70, 64) and key.shape == value.shape == (0, 4, 70, 16)
