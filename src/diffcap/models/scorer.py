@@ -137,6 +137,7 @@ class SCORER(Captioner):
             ("per_head", as the paper has it; how it joins the heads is not said).
         cbr_trainable: train CBR's own layers; the authors leave them as they were drawn.
         decoder_ffn_residual: see `SCORERBlock`.
+        decoder_std: of the decoder's first weights (authors' code: 0.02, for a width of 512).
     """
 
     begin, end = START, END
@@ -161,6 +162,7 @@ class SCORER(Captioner):
         mtm: Matching = "collapsed",
         cbr_trainable: bool = False,
         decoder_ffn_residual: Literal["gelu", "input"] = "gelu",
+        decoder_std: float = 0.02,
     ) -> None:
         super().__init__()
         self.hyperparameters = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
@@ -185,7 +187,7 @@ class SCORER(Captioner):
         )
         for module in self.decoder.modules():
             if isinstance(module, nn.Linear | nn.Embedding):  # the padding's row too, which is never trained
-                nn.init.normal_(module.weight, std=0.02)
+                nn.init.normal_(module.weight, std=decoder_std)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
         self.logit_scale = nn.Parameter(torch.ones(())) if cross_view_weight else None
