@@ -56,15 +56,14 @@ class Make:
         """Run one target."""
         call(["make", "--no-print-directory", target, *self.variables, *variables], title)
 
-    def along(self, road: Road) -> str:
-        """Pre-train (0 steps: not at all), fine-tune and evaluate; the folder of the run."""
+    def along(self, road: Road) -> None:
+        """Pre-train (0 steps: not at all), fine-tune and evaluate."""
         fixed = (f"RUN={road.folder}", f"METHOD={road.method}", f"SEED={road.seed}", *road.options)
         fixed = (*fixed, f"PRETRAIN={'yes' if road.pretrain else 'no'}")
         if road.pretrain:
             self(f"{road.title}, pre-training", "pretrain", *fixed, *_steps(road.pretrain))
         self(f"{road.title}, captioning", "finetune", *fixed, *_steps(road.finetune))
         self(f"{road.title}, test captions", "eval", *fixed)
-        return str(road.folder)
 
 
 def side_by_side(make: Make, lanes: Sequence[Sequence[Road]]) -> None:

@@ -34,7 +34,7 @@ class PairTable:
 
     Attributes:
         ids, is_change: of each pair. tokens: (captions, T) padded ids. owner: (captions,) the pair of each caption.
-        counts: (pairs,) captions of each pair.
+        counts, first: (pairs,) captions of each pair, and the number of its first one.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class PairTable:
         self.owner = np.repeat(np.arange(len(pairs)), [len(pair.captions) for pair in pairs])
         self.tokens = self.encode(self.captions)
         self.counts = np.bincount(self.owner, minlength=len(pairs))
+        self.first = np.cumsum(self.counts) - self.counts
         self.swapped = self._other_roles(pairs)
 
     def encode(self, captions: Sequence[str]) -> np.ndarray:
@@ -99,8 +100,7 @@ class PairTable:
     def draw_captions(self, pairs: np.ndarray, generator: torch.Generator) -> np.ndarray:
         """One caption of each pair by chance, ids of the same shape and (..., T)."""
         draw = torch.rand(pairs.shape, generator=generator, dtype=torch.float64).numpy()
-        first = np.cumsum(self.counts) - self.counts
-        return self.tokens[first[pairs] + (draw * self.counts[pairs]).astype(np.int64)]
+        return self.tokens[self.first[pairs] + (draw * self.counts[pairs]).astype(np.int64)]
 
     def longest(self, tokens: np.ndarray) -> int:
         """Positions that the longest of the captions (..., T) needs."""
@@ -122,7 +122,6 @@ class PairBatches(Dataset):
     ) -> None:
         self.table, self.mask = table, mask
         self.count = min(limit or len(table.ids), len(table.ids))
-        self.first_caption = np.searchsorted(table.owner, np.arange(self.count))
 
     def __len__(self) -> int:
         return self.count
@@ -138,7 +137,7 @@ class PairBatches(Dataset):
             **self.table.images(pairs),
         }
         if self.mask is not None:
-            batch.update(self.mask(self.table.tokens[self.first_caption[pairs]], step_generator(0, indices[0])))
+            batch.update(self.mask(self.table.tokens[self.table.first[pairs]], step_generator(0, indices[0])))
         return batch
 
 

@@ -1,13 +1,11 @@
 """Losses over the global batch: two gloo processes with unequal shares give the loss and the gradients of one."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from tests.losses.gather_worker import gradients, losses
+from tests.losses.ranks import on_two_ranks
 
 from diffcap.losses.gather import gather_rows, global_mean, global_sum, rank, total, world_size
 
@@ -24,23 +22,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict:
         "cuts": CUTS,
     }
     folder = tmp_path_factory.mktemp("gather")
-    torch.save(data, folder / "data.pt")
-    worker = Path(__file__).with_name("gather_worker.py")
-    paths = f"{Path(__file__).parents[2]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, worker, str(n), folder / "meet", folder / "data.pt", folder / f"{n}.pt"],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for n in range(2)
-    ]
-    for process in ranks:
-        said = process.communicate(timeout=120)[1]
-        assert process.returncode == 0, said
-    return {**data, "ranks": [torch.load(folder / f"{n}.pt") for n in range(2)]}
+    return {**data, "ranks": on_two_ranks(Path(__file__).with_name("gather_worker.py"), data, folder)}
 
 
 def test_one_process_is_the_identity() -> None:

@@ -1,13 +1,11 @@
 """SCORER and DIRL over the global batch: two gloo processes with shares of it give the loss and the gradients of one."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.losses.ranks import on_two_ranks
 from tests.losses.views_worker import METHODS, learn, share
 from tests.models.test_words import batch_of, build
 
@@ -29,23 +27,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     batches = {streams: batch_of([3, 8, 5, 1, 6, 4], streams=streams) for streams in (1, 2)}
     data = {"models": models, "batches": batches, "cuts": CUTS}
     folder = tmp_path_factory.mktemp("views")
-    torch.save(data, folder / "data.pt")
-    worker = Path(__file__).with_name("views_worker.py")
-    paths = f"{Path(__file__).parents[2]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, worker, str(n), folder / "meet", folder / "data.pt", folder / f"{n}.pt"],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for n in range(2)
-    ]
-    for process in ranks:
-        said = process.communicate(timeout=120)[1]
-        assert process.returncode == 0, said
-    return {**data, "ranks": [torch.load(folder / f"{n}.pt") for n in range(2)]}
+    return {**data, "ranks": on_two_ranks(Path(__file__).with_name("views_worker.py"), data, folder)}
 
 
 @pytest.mark.parametrize("cut", CUTS)

@@ -86,7 +86,7 @@ def test_a_baseline_trains_by_its_ablations_file(blocks: Path, tmp_path: Path) -
         assert not [name for name in weights(tmp_path / row / "last.ckpt") if name.startswith(f"captioner.{absent}")]
 
 
-def test_scenes_without_distractors_and_the_wrong_words_are_one_sentence(blocks: Path, tmp_path: Path) -> None:
+def test_the_wrong_words_are_one_sentence_and_long_captions_are_cut(blocks: Path, tmp_path: Path) -> None:
     done = run(finetune("scorer", blocks, tmp_path / "x", "--data.vocabulary_layout=pcl"), tmp_path)
     assert "data.vocabulary_layout is pcl; SCORER needs rcc" in one_sentence(done)
     done = run(finetune("scorer", blocks, tmp_path / "y", "--data.max_length=9"), tmp_path)
