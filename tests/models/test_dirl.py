@@ -6,7 +6,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.models.test_scorer import only_appearance, things, token_mean
-from tests.models.test_words import CLOSE, LENGTH, SIZES, batch_of, build, captions, gradients, maps
+from tests.models.test_words import (
+    CLOSE,
+    LENGTH,
+    SIZES,
+    batch_of,
+    build,
+    captions,
+    gradients,
+    maps,
+    streams_are_averaged,
+)
 from torch import Tensor, nn
 
 from diffcap.models.dirl import DIRL, DIRLBlock
@@ -262,20 +272,7 @@ def test_the_papers_form_of_the_regularisation() -> None:
     ids=str,
 )
 def test_two_streams_are_the_mean_of_two_losses(options: dict[str, Any]) -> None:
-    model, both = dirl(**WEIGHTS, **options), batch_of([3, 8, 5], streams=2)
-    streams = [
-        {"before": both["before"], **{name: both[name][rows] for name in ("after", "tokens")}}
-        for rows in (slice(0, 3), slice(3, 6))
-    ]
-    parts, apart = model.loss(both), [model.loss(stream) for stream in streams]
-    for name, value in parts.items():
-        assert abs(apart[0][name] - apart[1][name]) > 1e-3, name
-        torch.testing.assert_close(value, (apart[0][name] + apart[1][name]) / 2, **CLOSE)
-    together = gradients(model, parts["loss"])
-    separate = gradients(model, (apart[0]["loss"] + apart[1]["loss"]) / 2)
-    assert together.keys() == separate.keys()
-    for name, value in together.items():
-        torch.testing.assert_close(value, separate[name], atol=1e-5, rtol=1e-4, msg=name)
+    streams_are_averaged(dirl(**WEIGHTS, **options))
 
 
 @pytest.mark.parametrize("options", [{"coordinates": False}, {"width": 24, "heads": 3}, {"grid": (4, 1)}], ids=str)

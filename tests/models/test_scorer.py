@@ -6,7 +6,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.models.test_words import CLOSE, LENGTH, SIZES, batch_of, build, captions, gradients, maps
+from tests.models.test_words import (
+    CLOSE,
+    LENGTH,
+    SIZES,
+    batch_of,
+    build,
+    captions,
+    gradients,
+    maps,
+    streams_are_averaged,
+)
 from torch import Tensor, nn
 
 from diffcap.models.layers import GridEmbedding
@@ -342,20 +352,7 @@ def test_subtraction_is_the_papers_baseline() -> None:
     "options", [{}, {"mtm": "per_head", "cbr_trainable": True}, {"encoder_layers": 1}, SUBTRACTION], ids=str
 )
 def test_two_streams_are_the_mean_of_two_losses(options: dict[str, Any]) -> None:
-    model, both = scorer(**{**WEIGHTS, **options}), batch_of([3, 8, 5], streams=2)
-    streams = [
-        {"before": both["before"], **{name: both[name][rows] for name in ("after", "tokens")}}
-        for rows in (slice(0, 3), slice(3, 6))
-    ]
-    parts, apart = model.loss(both), [model.loss(stream) for stream in streams]
-    for name, value in parts.items():
-        assert abs(apart[0][name] - apart[1][name]) > 1e-3, name
-        torch.testing.assert_close(value, (apart[0][name] + apart[1][name]) / 2, **CLOSE)
-    together = gradients(model, parts["loss"])
-    separate = gradients(model, (apart[0]["loss"] + apart[1]["loss"]) / 2)
-    assert together.keys() == separate.keys()
-    for name, value in together.items():
-        torch.testing.assert_close(value, separate[name], atol=1e-5, rtol=1e-4, msg=name)
+    streams_are_averaged(scorer(**{**WEIGHTS, **options}))
 
 
 @torch.no_grad()

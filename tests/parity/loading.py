@@ -50,3 +50,20 @@ def find(folder: Path, method: str, **conditions: Any) -> list[Path]:
         if facts.get("method") == method and matches:
             found.append(path)
     return found
+
+
+def view_sizes(official: Fixture) -> dict[str, Any]:
+    """The arguments of SCORER and DIRL that a fixture of either names."""
+    names = [
+        "feature_channels",
+        "grid",
+        "max_length",
+        "width",
+        "heads",
+        "encoder_layers",
+        "decoder_layers",
+        "word_width",
+        "coordinates",
+    ]
+    facts = official.hyperparameters
+    return {"vocabulary_size": facts["vocabulary"], **{name: facts[name] for name in names}}

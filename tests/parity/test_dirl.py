@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.parity.loading import Fixture, load
+from tests.parity.loading import Fixture, load, view_sizes
 from tests.parity.test_scorer import words
 
 from diffcap.interop.dirl import from_official
@@ -26,18 +26,9 @@ def captioner(official: Fixture, **options) -> DIRL:
     facts = official.hyperparameters
     shapes = official.shapes
     model = DIRL(
-        vocabulary_size=facts["vocabulary"],
-        feature_channels=facts["feature_channels"],
-        grid=facts["grid"],
-        max_length=facts["max_length"],
-        width=facts["width"],
-        heads=facts["heads"],
+        **view_sizes(official),
         ffn=shapes["speaker_state.core.layer.0.linear1.weight"][0],
-        encoder_layers=facts["encoder_layers"],
-        decoder_layers=facts["decoder_layers"],
-        word_width=facts["word_width"],
         projector_width=shapes["change_detector_state.mlp.0.weight"][0],
-        coordinates=facts["coordinates"],
         decoder_variant=DECODERS[facts["variant"]],
         **options,
     )

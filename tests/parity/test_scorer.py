@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.parity.loading import Fixture, load
+from tests.parity.loading import Fixture, load, view_sizes
 from torch import Tensor
 
 from diffcap.interop.scorer import from_official
@@ -21,18 +21,8 @@ def official(scorer_fixture: Path) -> Fixture:
 
 
 def captioner(official: Fixture, **options) -> SCORER:
-    facts = official.hyperparameters
     model = SCORER(
-        vocabulary_size=facts["vocabulary"],
-        feature_channels=facts["feature_channels"],
-        grid=facts["grid"],
-        max_length=facts["max_length"],
-        width=facts["width"],
-        heads=facts["heads"],
-        encoder_layers=facts["encoder_layers"],
-        decoder_layers=facts["decoder_layers"],
-        word_width=facts["word_width"],
-        coordinates=facts["coordinates"],
+        **view_sizes(official),
         **options,
     )
     model.load_state_dict(from_official(official.weights()))
