@@ -12,8 +12,8 @@ from diffcap.errors import DiffcapError
 # Minutes of the demo on two cores that are not training. Steps are fixed numbers, not a clock, so that the same command
 # gives the same scores; they grow with the minutes that are left.
 MINUTES, OTHER_MINUTES = 12.0, 4.0
-PRETRAIN_STEPS, FINETUNE_STEPS = 1440, 6400  # of IDC-PCL: one core's time
-SCORER_STEPS, DIRL_STEPS = 3000, 3000  # half a core's time each; all of it where one is trained alone
+PRETRAIN_STEPS, FINETUNE_STEPS = 1300, 5760  # of IDC-PCL: one core's time
+SCORER_STEPS, DIRL_STEPS = 2700, 2700  # half a core's time each; all of it where one is trained alone
 # A control without pre-training gets the time of both stages: this many of its steps cost one pre-training step.
 STEPS_PER_PRETRAIN_STEP = 1.0
 

@@ -178,6 +178,16 @@ def test_a_resumed_run_goes_on_with_the_batch_of_its_step(
         assert all(equal(a, b) for a, b in zip(undisturbed, again))
 
 
+def test_fewer_samples_than_processes_are_refused(folder: Path) -> None:
+    for make in (captioning, pretraining):
+        data = make(folder, batch_size=2)
+        data.trainer = trainer(ranks=2)
+        data.train_dataloader()
+        data.trainer = trainer(ranks=3)
+        with pytest.raises(DiffcapError, match=r"batch_size is 2, fewer than the 3 processes.*trainer\.devices"):
+            data.train_dataloader()
+
+
 def test_trimming_cuts_padding_and_nothing_else(folder: Path) -> None:
     for make in (captioning, pretraining):
         plain, trimmed = make(folder), make(folder, trim=True)

@@ -268,6 +268,11 @@ class FeatureData(pl.LightningDataModule):
     def train_dataloader(self) -> DataLoader:
         """Batches from the step at which the trainer stands."""
         assert self.trainer is not None
+        if self.batch_size < self.trainer.world_size:
+            raise DiffcapError(
+                f"data.batch_size is {self.batch_size}, fewer than the {self.trainer.world_size} processes that share it; "
+                "raise it, or lower trainer.devices."
+            )
         first = self.trainer.global_step * self.trainer.accumulate_grad_batches
         return DataLoader(StepBatches(self.make_batch, first), batch_size=None, **self._workers())
 
