@@ -70,3 +70,11 @@ def test_an_unreadable_image_is_named_and_the_others_are_kept(folder: Path) -> N
 def test_without_a_dataset_it_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(DiffcapError, match="make data"):
         run(tmp_path)
+
+
+def test_a_manifest_of_captions_only_is_refused(tmp_path: Path) -> None:
+    pairs = [ChangePair("1", "a.png", "b.png", ["x"], "train")]
+    write_dataset(tmp_path, "toy", tmp_path, pairs, {"captions_only": True})
+    with pytest.raises(DiffcapError, match="captions only; run `make data` again with the images in place"):
+        run(tmp_path)
+    assert not (tmp_path / "features").exists()

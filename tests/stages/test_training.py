@@ -296,6 +296,19 @@ def test_two_processes_write_the_captions_of_one(blocks: Path, undisturbed: Path
     assert len(json.loads((tmp_path / "one/predictions.json").read_text())) == 9
 
 
+def test_scores_of_raw_tokens_come_with_those_of_ptb_tokens_beside_them(
+    blocks: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    for out, *options in (("ptb",), ("raw", "--tokenizer=raw")):
+        assert in_process([*evaluation(blocks, undisturbed, "--limit=6"), f"--out={tmp_path / out}", *options]) is None
+    raw, beside, ptb = (
+        json.loads((tmp_path / name).read_text())
+        for name in ("raw/metrics.json", "raw/metrics-ptb.json", "ptb/metrics.json")
+    )
+    assert raw["protocol"]["tokenizer"] == "raw" and not (tmp_path / "ptb/metrics-ptb.json").exists()
+    assert beside["protocol"] == ptb["protocol"] and beside["groups"] == ptb["groups"]
+
+
 def test_a_damaged_last_checkpoint_is_one_sentence(blocks: Path, tmp_path: Path) -> None:
     out = tmp_path / "pretrain"
     assert in_process(smoke("pretrain", blocks, out)) is None
