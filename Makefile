@@ -49,6 +49,9 @@ train = $(call configs,$(1)) --data.folder $(FOLDER) --data.features $(BACKBONE)
 # told that it is up to date, and only there, or whatever comes after it would count as out of date.
 touch = @$(if $(filter-out FORCE,$?),touch -c $@,:)
 
+# The options of `make demo` and `make ablation` are not for the targets that those run; other variables reach them.
+unexport ARGS
+
 .PHONY: help setup demo test lint data extract negatives pretrain finetune eval report ablation backbone tagger FORCE
 
 # A misspelt name stops here, not after an hour of other stages.

@@ -18,10 +18,13 @@ ROOT = Path(__file__).parents[1]
 ALL = ["data", "extract", "negatives", "pretrain", "finetune", "evaluate"]
 
 ACTOR = """#!{python}
-import pathlib, sys
+import os, pathlib, sys
+if sys.argv[1] in ("stages/demo.py", "stages/ablation.py"):  # they only run make, so they are the real ones
+    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 stage, options = pathlib.Path(sys.argv[1]).stem, sys.argv[2:]
 with open("log", "a") as log:
     log.write(" ".join([stage, *options]) + chr(10))
+if stage == "report": sys.exit()
 value = lambda name: options[options.index(name) + 1]
 if stage == "data": files = [value("--out") + "/manifest.jsonl"]
 if stage == "extract": files = [value("--data.folder") + "/features/" + pathlib.Path(value("--config")).stem + "/complete"]
@@ -67,6 +70,16 @@ def played(project: Path, *words: str) -> dict[str, str]:
     assert len(set(stages)) == len(stages), "a stage ran twice"
     time.sleep(0.02)  # the next files are newer, whatever the clock's grain
     return {stage: line.partition(" ")[2] for stage, line in zip(stages, lines)}
+
+
+def logged(project: Path, *words: str) -> dict[str, list[str]]:
+    """Make something that runs make targets side by side; the options of every run of each stage, sorted."""
+    done = make(project, *words)
+    assert done.returncode == 0, done.stderr
+    runs: dict[str, list[str]] = {}
+    for stage, _, options in (line.partition(" ") for line in sorted((project / "log").read_text().splitlines())):
+        runs.setdefault(stage, []).append(options)
+    return runs
 
 
 def age(path: Path, seconds: float) -> None:
@@ -271,3 +284,51 @@ def test_an_ablation_is_one_more_file_of_settings_and_a_run_of_its_own(project: 
     assert "--run.out runs/blocks/scorer-rr/finetune" in ran["finetune"]
     done = make(project, "eval", "METHOD=scorer", "ABLATION=rrr")
     assert done.returncode != 0 and "ABLATION=rrr is unknown" in done.stderr and "subtraction" in done.stderr
+
+
+def test_the_rows_of_an_ablation_take_equal_steps_and_only_they_do(project: Path) -> None:
+    words = "SEEDS=1,2", "ARGS=--steps=8 --rows=subtraction,scorer_cbr", "FOLDER=data/x", "PAIRS=60", "TRAINER=smoke"
+    runs = logged(project, "ablation", "METHOD=scorer", *words)
+    assert {stage: len(found) for stage, found in runs.items()} == {
+        "data": 1,
+        "extract": 1,
+        "finetune": 4,
+        "evaluate": 4,
+        "report": 1,
+    }
+    assert runs["data"][0].endswith("--seed 1234 --pairs 60") and "--steps" not in str(runs)
+    places = [f"runs/blocks/scorer-ablation/{row}-{seed}" for row in ("scorer_cbr", "subtraction") for seed in (1, 2)]
+    for place in places:
+        row, seed = place.rpartition("/")[2].split("-")
+        (found,) = [options for options in runs["finetune"] if f"--run.out {place}/finetune " in options]
+        assert f"--config configs/method/scorer/ablation/{row}.yaml --config configs/trainer/smoke.yaml" in found
+        assert f"--seed_everything {seed} --data.seed {seed} " in found
+        assert found.endswith("--trainer.max_steps=8 --trainer.val_check_interval=2")
+    assert all(place in runs["report"][0] for place in places) and "--out runs/blocks/scorer-ablation/report" in str(
+        runs
+    )
+    assert "METHOD=pcl has no ablations" in make(project, "ablation").stderr
+    assert "no ablation 'rrr'" in make(project, "ablation", "METHOD=scorer", "ARGS=--rows=rrr").stderr
+
+
+def test_the_demo_trains_every_system_on_the_same_files(project: Path) -> None:
+    runs = logged(project, "demo", "ARGS=--pairs=60 --jitter=0.5")
+    assert {stage: len(found) for stage, found in runs.items()} == {
+        **dict.fromkeys(("data", "extract", "negatives", "pretrain", "report"), 1),
+        **dict.fromkeys(("finetune", "evaluate"), 3),
+    }
+    assert runs["data"][0].endswith("--pairs 60 --jitter=0.5") and "--jitter" not in str(list(runs.values())[1:])
+    assert all("--data.folder data/blocks-demo " in found for found in runs["finetune"])
+
+
+def test_the_demo_of_one_system_has_its_baseline_beside_it_for_as_long(project: Path) -> None:
+    runs = logged(project, "demo", "METHOD=pcl", "SEEDS=1,2", "MINUTES=20")
+    steps = {
+        stage: [int(re.search(r"max_steps=(\d+)", found)[1]) for found in runs[stage]]
+        for stage in ("pretrain", "finetune")
+    }
+    before, after = steps["pretrain"][0], min(steps["finetune"])
+    assert sorted(steps["finetune"]) == [after] * 2 + [before + after] * 2 and steps["pretrain"] == [before] * 2
+    assert sum("init_from" in found for found in runs["finetune"]) == 2
+    assert "the same without pre-training" in runs["report"][0]
+    assert "leave no time to train" in make(project, "demo", "MINUTES=4").stderr
