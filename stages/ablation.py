@@ -59,6 +59,7 @@ def ablation(
     place = Path(out or f"runs/{dataset}/{method}-ablation")
     make = Make(f"FOLDER={folder}", f"DATASET={dataset}", f"BACKBONE={features}", "LOGGER=none")
     make("the features", "extract")
+    make = Make(*make.variables, "DATA=")  # the manifest is there now; its files need not be looked at for every row
     table = {
         ROWS[method][row]: [
             Road(

@@ -310,6 +310,20 @@ def test_scenes_bring_their_change_and_their_distractor_pair(folder: Path, swap:
     assert sorted(scenes[: len(train)]) == sorted(train)
 
 
+def test_pairs_that_scenes_leave_out_are_counted(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    captioning(folder, samples="scenes")
+    assert capsys.readouterr().out == ""
+    dataset = read_dataset(folder)
+    gone = next(pair for pair in dataset.pairs if pair.split == "train" and pair.is_distractor)
+    write_dataset(tmp_path, "toy", dataset.root, [pair for pair in dataset.pairs if pair != gone], {})
+    (tmp_path / "features").symlink_to(folder / "features")
+    captioning(tmp_path, samples="scenes")
+    said = capsys.readouterr().out
+    assert said.startswith(
+        f"toy: 1 training pairs (first {gone.id.removesuffix('_n')}) have no change or no distractor"
+    )
+
+
 def test_ranks_share_scenes_out_whole(folder: Path) -> None:
     data = captioning(folder, batch_size=7, samples="scenes", swap=True, trim=True)
     for step in range(4):

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader, Dataset
 
 from diffcap.errors import DiffcapError
@@ -258,6 +259,12 @@ class FeatureData(pl.LightningDataModule):
         if not len(scenes):
             raise DiffcapError(
                 f"{self.dataset.name}: no training scene has a change pair and a distractor pair; set data.samples to pairs."
+            )
+        alone = np.setdiff1d(np.flatnonzero(table.counts), scenes)
+        if len(alone):
+            rank_zero_only(print)(
+                f"{self.dataset.name}: {len(alone):,} training pairs (first {table.ids[alone[0]]}) have no change or no "
+                "distractor pair beside them and are left out; data.samples=pairs trains on them, too"
             )
         return scenes
 

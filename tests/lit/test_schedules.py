@@ -28,6 +28,9 @@ def test_piecewise_halves_at_each_milestone() -> None:
 def test_step_falls_to_a_tenth_at_each_milestone() -> None:
     rate = factor("step", milestones=[3975, 7950])  # SCORER on CLEVR-Change
     assert [rate(step) for step in (0, 3974, 3975, 7949, 7950)] == pytest.approx([1, 1, 0.1, 0.1, 0.01])
+    assert [factor("step", milestones=[0.5, 9], total=6)(step) for step in (2, 3, 8, 9)] == pytest.approx(
+        [1, 0.1, 0.1, 0.01]
+    )
 
 
 def test_cosine_warms_up_and_ends_at_zero() -> None:

@@ -13,6 +13,8 @@ KINDS: dict[str, dict] = {
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     folder = Path(metafunc.config.getoption("--parity-dir", default=None) or FIXTURES)
+    if not any(find(folder, **kind) for kind in KINDS.values()):
+        raise pytest.UsageError(f"--parity-dir: {folder} holds no fixture of {', '.join(KINDS)}; see tests/parity")
     for name in KINDS.keys() & set(metafunc.fixturenames):
         paths = find(folder, **KINDS[name])
         # A folder given on the command line may hold one system's fixtures only.

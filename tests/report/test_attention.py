@@ -117,23 +117,23 @@ def test_a_checkpoint_is_asked_for_the_words_of_its_own_caption(tmp_path: Path) 
     writer = StoreWriter(tmp_path / "features" / "toy", ["a.png", "b.png"], (5, 2, 3), {"backbone": "toy"})
     writer.write(np.arange(2), maps)
     writer.finish()
-    words = ["a", "cube", "red", "the", "vanished"]
+    words = [",", "a", "cube", "red", "vanished"]
     path = make_scorer(tmp_path / "best.ckpt", words, (5, 2, 3))
-    pair = ChangePair("1", "a.png", "b.png", ["the red cube vanished"], "test")
-    (found,) = look_at(path, tmp_path, [pair], {"1": "the red cube vanished"})
-    assert isinstance(found, Look) and found.words == ["the", "red", "cube", "vanished"]
+    pair = ChangePair("1", "a.png", "b.png", ["red , cube vanished"], "test")
+    (found,) = look_at(path, tmp_path, [pair], {"1": "red , cube vanished"})
+    assert isinstance(found, Look) and found.words == ["red", ",", "cube", "vanished"]
     captioner = load(path).captioner
     features = torch.from_numpy(maps).float()
-    tokens = torch.tensor([[2, 7, 6, 5, 8]])  # START, then the words in the order of the vocabulary after four specials
+    tokens = torch.tensor([[2, 7, 4, 6, 8]])  # START, then the words in the order of the vocabulary after four specials
     with torch.no_grad():
         expected = captioner.attention(features[:1], features[1:], tokens)
-    # the map of "red" stands at the position of "the"
+    # the map of "," stands at the position of "red"
     np.testing.assert_allclose(found.before[1], expected.before[0, 1], atol=1e-6)
     np.testing.assert_allclose(found.after, expected.after[0, :4], atol=1e-6)
     assert found.before.shape == (4, 2, 3) and found.alignment is not None and found.alignment.shape == (6, 6)
     other = make_scorer(tmp_path / "other.ckpt", words, (6, 2, 3))
     with pytest.raises(DiffcapError, match=r"shape \[5, 2, 3\], the captioner was trained on \[6, 2, 3\]"):
-        look_at(other, tmp_path, [pair], {"1": "the"})
+        look_at(other, tmp_path, [pair], {"1": "red"})
 
 
 def test_runs_with_nothing_to_see_say_why(tmp_path: Path) -> None:

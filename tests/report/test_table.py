@@ -1,6 +1,6 @@
 """The results table as text."""
 
-from diffcap.report.table import caption_of, markdown, report_text, rich_table, system_lines, type_lines
+from diffcap.report.table import caption_of, group_lines, markdown, report_text, rich_table, system_lines, type_lines
 
 SCORES = {"BLEU-4": 0.5, "CIDEr-D": 1.25}
 PROTOCOL = {"dataset": "toy", "split": "test", "tokenizer": "ptb", "beams": 1, "pairs": {"total": 1234}}
@@ -37,13 +37,27 @@ def test_change_types_in_the_papers_order() -> None:
     assert type_lines({"base": ROWS["base"]}) == []
 
 
+def test_all_metrics_by_group_as_in_the_papers() -> None:
+    assert group_lines(ROWS) == [
+        ["", "", "BLEU-4", "CIDEr-D"],
+        ["total", "base", "50.00", "125.00"],
+        ["", "ours", "50.00 ± 1.00", "125.00"],
+        ["distractor", "base", "-", "-"],
+        ["", "ours", "-", "10.00"],
+    ]
+    assert group_lines({"base": ROWS["base"]}) == []
+    spice = {"a": {"total": {**SCORES, "SPICE": 0.3}, "semantic": {"SPICE": 0.2}}}
+    assert [line[-1] for line in group_lines(spice)] == ["SPICE", "30.00", "20.00"]
+    assert system_lines(spice)[0][-1] == "SPICE"
+
+
 def test_markdown_and_caption() -> None:
     assert markdown([["", "a"], ["x", "1"]]) == "|  | a |\n| --- | ---: |\n| x | 1 |"
     assert caption_of(PROTOCOL, ROWS) == (
         "toy, test split, 1,234 pairs, ptb tokens, greedy decoding; scores x 100; mean ± standard deviation over 3 runs."
     )
     text = report_text(PROTOCOL, ROWS, ["ours"])
-    assert text.count("\n\n") == 2 and "| base | 50.00 |" in text and "|  | type right |" in text
+    assert text.count("\n\n") == 3 and "| base | 50.00 |" in text and "|  | type right |" in text
     assert report_text(PROTOCOL, {"base": ROWS["base"]}, ["base"]).count("\n\n") == 1
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from diffcap.errors import DiffcapError
 from diffcap.text import SPECIALS, Vocabulary, build_vocabulary, read_vocabulary, tokenize, write_vocabulary
-from diffcap.text.vocabulary import tokenize_rcc
+from diffcap.text.vocabulary import LayoutName, tokenize_rcc
 
 VOCABULARY = Vocabulary(["a", "ball", "red", "the"])
 
@@ -94,3 +94,15 @@ def test_the_other_layout_is_that_of_scorer_and_dirl() -> None:
     assert ids == [2, 8, 1, 7, 3]  # it fills all five positions
     assert vocabulary.encode("the ball moved", max_length=4) == [2, 8, 1, 3]
     assert vocabulary.decode([*ids, 0, 0]) == "the <UNK> moved"
+    assert vocabulary.decode([2, 8, 0, 7, 3]) == "the"  # padding ends a caption, too (authors' code)
+
+
+@pytest.mark.parametrize("layout", ["pcl", "rcc", "rcc_tokens"])
+def test_captions_of_tokens_come_back_whole(layout: LayoutName) -> None:
+    """Birds-to-Words' captions are tokens joined with blanks; the layout that cuts sentences loses full stops."""
+    captions = ["animal1 is gray , animal2 brown .", "they look the same ."]
+    vocabulary = build_vocabulary(captions, layout=layout)
+    back = [vocabulary.decode(vocabulary.encode(caption, 20)) for caption in captions]
+    assert (back == captions) == (layout != "rcc")
+    for said in back:
+        assert vocabulary.decode(vocabulary.encode(said.split(" "), 20)) == said

@@ -11,6 +11,7 @@ from diffcap.lit.schedules import Schedule
 from diffcap.lit.training import TrainingModule, init_from
 from diffcap.models.captioner import Captioner
 from diffcap.models.generation import greedy
+from diffcap.text.vocabulary import LAYOUTS
 
 
 class Captioning(TrainingModule):
@@ -22,7 +23,8 @@ class Captioning(TrainingModule):
         weight_decay: L2 in the gradient (IDC-PCL: 0 on CLEVR-Change, 1e-4 on the birds).
         schedule: piecewise (IDC-PCL, authors' code), step (SCORER, DIRL), noam, cosine or constant; see `schedules`.
         warmup: steps of rising rate.
-        milestones: steps at which the rate falls (null: 10,000 and 20,000, IDC-PCL's authors' code).
+        milestones: steps at which the rate falls (null: 10,000 and 20,000, IDC-PCL's authors' code); below 1: parts of
+            the trainer's `max_steps`.
         init_from: checkpoint of the pre-training stage.
         tokenizer: of the scores in validation: PTB, or raw as IDC-PCL has it.
     """
@@ -36,7 +38,7 @@ class Captioning(TrainingModule):
         weight_decay: float = 0.0,
         schedule: Schedule = "piecewise",
         warmup: int = 0,
-        milestones: list[int] | None = None,
+        milestones: list[float] | None = None,
         init_from: str | None = None,
         tokenizer: Literal["ptb", "raw"] = "ptb",
     ) -> None:
@@ -56,7 +58,7 @@ class Captioning(TrainingModule):
 
     def _check_data(self) -> None:
         data, method = self.feature_data, type(self.captioner).__name__
-        if data.vocabulary.layout != self.captioner.vocabulary_layout:
+        if LAYOUTS[data.vocabulary.layout].family != self.captioner.vocabulary_layout:
             needed = self.captioner.vocabulary_layout
             raise DiffcapError(f"data.vocabulary_layout is {data.vocabulary.layout}; {method} needs {needed}.")
 

@@ -19,7 +19,7 @@ class Pretraining(TrainingModule):
         weight_decay: L2 in the gradient (paper: 0).
         schedule: noam (authors' code), piecewise, cosine or constant.
         warmup: steps of rising rate (authors' code: 8,000 on CLEVR-Change, 4,000 on the birds).
-        milestones: steps at which the piecewise schedule halves.
+        milestones: steps at which the piecewise schedule halves; below 1: parts of the trainer's `max_steps`.
         init_from: checkpoint of an earlier pre-training stage; its schedule and steps are not taken over.
     """
 
@@ -32,7 +32,7 @@ class Pretraining(TrainingModule):
         weight_decay: float = 0.0,
         schedule: Schedule = "noam",
         warmup: int = 8000,
-        milestones: list[int] | None = None,
+        milestones: list[float] | None = None,
         init_from: str | None = None,
     ) -> None:
         super().__init__(captioner, lr, weight_decay, schedule, warmup, milestones)

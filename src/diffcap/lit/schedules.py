@@ -8,7 +8,7 @@ Schedule = Literal["noam", "piecewise", "step", "cosine", "constant"]
 
 
 def factor(
-    kind: Schedule, *, warmup: int = 0, milestones: Sequence[int] = (10_000, 20_000), total: int = 0
+    kind: Schedule, *, warmup: int = 0, milestones: Sequence[float] = (10_000, 20_000), total: int = 0
 ) -> Callable[[int], float]:
     """The factor at every optimiser step, from 0.
 
@@ -17,15 +17,16 @@ def factor(
             pre-training, authors' code, which counts steps from 0 with 1e-8 there; here from 1); "piecewise": halves at
             each milestone (its fine-tuning); "step": falls to a tenth at each milestone (SCORER and DIRL, authors'
             code); "cosine": linear warm-up, then half a cosine to 0 at `total`; "constant": after the warm-up.
-        warmup, milestones, total: in steps.
+        warmup, milestones, total: in steps; a milestone below 1 is a part of `total`.
     """
+    places = [milestone * total if milestone < 1 else milestone for milestone in milestones]
 
     def rate(step: int) -> float:
         rising = min(1.0, (step + 1) / warmup) if warmup else 1.0
         if kind == "noam":
             return (step + 1) / warmup if step < warmup else math.sqrt(max(warmup, 1) / (step + 1))
         if kind in ("piecewise", "step"):
-            return rising * (0.5 if kind == "piecewise" else 0.1) ** sum(step >= milestone for milestone in milestones)
+            return rising * (0.5 if kind == "piecewise" else 0.1) ** sum(step >= place for place in places)
         if kind == "cosine":
             done = min(1.0, max(0, step - warmup) / max(1, total - warmup))
             return rising * 0.5 * (1 + math.cos(math.pi * done))

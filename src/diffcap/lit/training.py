@@ -32,7 +32,7 @@ class TrainingModule(pl.LightningModule):
         weight_decay: float,
         schedule: Schedule,
         warmup: int,
-        milestones: list[int] | None,
+        milestones: list[float] | None,
     ) -> None:
         super().__init__()
         self.captioner = captioner

@@ -113,6 +113,8 @@ def next_word_losses(logits: Tensor, tokens: Tensor) -> Tensor:
 def streams_of(before: Tensor, after: Tensor) -> list[slice]:
     """Which pairs of a batch are one stream: all, or, with twice as many after images, change pairs, then distractors."""
     size = len(before)
+    if not size:
+        raise ValueError("a process without a pair cannot know the streams of the others; give each at least one")
     if len(after) % size:
         raise ValueError(f"{len(after)} after images are no multiple of {size} before images")
     return [slice(start, start + size) for start in range(0, len(after), size)]

@@ -17,12 +17,15 @@ _COLUMNS = {
     "METEOR": ("total", "METEOR"),
     "ROUGE-L": ("total", "ROUGE-L"),
     "CIDEr-D": ("total", "CIDEr-D"),
+    "SPICE": ("total", "SPICE"),
     "CIDEr-D semantic": ("semantic", "CIDEr-D"),
     "CIDEr-D distractor": ("distractor", "CIDEr-D"),
     "type right": ("slots", "type"),
     "object right": ("slots", "object"),
     "training seconds": ("seconds",),
 }
+_GROUPS = ("total", "semantic", "distractor")
+_METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "SPICE")
 _NOT_GROUPS = ("slots", "type_accuracy", "seconds", "steps", "std", "runs")
 
 
@@ -54,7 +57,7 @@ def system_lines(rows: Rows, spread: str = " ± ") -> Lines:
 
 def type_lines(rows: Rows, spread: str = " ± ") -> Lines:
     """CIDEr-D and the share of right change types, by change type; empty where the dataset has no types."""
-    names = {name for row in rows.values() for name in row} - {*_NOT_GROUPS, "total", "semantic", "distractor"}
+    names = {name for row in rows.values() for name in row} - {*_NOT_GROUPS, *_GROUPS}
     if not names:
         return []
     order = [*(name for name in TYPE_ORDER if name in names), *sorted(names - set(TYPE_ORDER)), "distractor"]
@@ -64,6 +67,25 @@ def type_lines(rows: Rows, spread: str = " ± ") -> Lines:
         if "type_accuracy" in row:
             lines.append(["", "type right", *(_cell(row, ("type_accuracy", group), spread) for group in order)])
     return lines
+
+
+def group_lines(rows: Rows, spread: str = " ± ") -> Lines:
+    """The five metrics on all pairs, changes alone and distractors alone, as the papers' tables have them.
+
+    Empty where the dataset has one group only; a metric that no row has is left out.
+    """
+    groups = [group for group in _GROUPS if any(group in row for row in rows.values())]
+    if len(groups) < 2:
+        return []
+    metrics = [name for name in _METRICS if any(_at(row, ("total", name)) is not None for row in rows.values())]
+    return [
+        ["", "", *metrics],
+        *(
+            [group if first == 0 else "", name, *(_cell(row, (group, metric), spread) for metric in metrics)]
+            for group in groups
+            for first, (name, row) in enumerate(rows.items())
+        ),
+    ]
 
 
 def rich_table(lines: Lines, title: str, words: int = 1) -> "Table":
@@ -98,8 +120,11 @@ def caption_of(protocol: Mapping[str, Any], rows: Rows) -> str:
 
 
 def report_text(protocol: Mapping[str, Any], rows: Rows, runs: Sequence[str]) -> str:
-    """What `table.md` holds: the systems, then the runs by change type."""
+    """What `table.md` holds: the systems, then all metrics by group, then the runs by change type."""
     parts = [markdown(system_lines(rows)), caption_of(protocol, rows)]
+    by_group = group_lines(rows)
+    if by_group:
+        parts.append(markdown(by_group, words=2))
     by_type = type_lines({name: rows[name] for name in runs})
     if by_type:
         parts.append(markdown(by_type, words=2))

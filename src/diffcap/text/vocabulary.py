@@ -14,7 +14,7 @@ from diffcap.errors import DiffcapError
 from diffcap.records import read_json, write_json
 
 SPECIALS = ("<PAD>", "<BOS>", "<EOS>", "<UNK>", "<CLS>", "<MASK>")  # ids 0..5; BOS 1 and MASK 5 as in IDC-PCL's code
-LayoutName = Literal["pcl", "rcc"]
+LayoutName = Literal["pcl", "rcc", "rcc_tokens"]
 
 _TOKEN = re.compile(r"``|[^\W_]+|[^\w\s]|_")
 _ANIMAL = re.compile(r"\banimal\s+([12])\b")  # "Animal 1" of the Birds-to-Words annotators
@@ -45,9 +45,13 @@ class Layout(NamedTuple):
     """How a code base numbers its words.
 
     Attributes:
+        family: of layouts with the same ids, so that a model made for one can be trained with another.
         specials: tokens of the ids 0, 1, ...; the first is padding. begin, end, unknown: which of them open and close a
             caption and stand for other words. tokenize: sentence to words. spare: positions left free behind a caption.
+        padding_ends: padding closes a caption, too, when ids are turned into words (authors' code of "rcc").
     """
+
+    family: str
 
     specials: tuple[str, ...]
     begin: str
@@ -55,11 +59,24 @@ class Layout(NamedTuple):
     unknown: str
     tokenize: Callable[[str], list[str]]
     spare: int
+    padding_ends: bool
 
 
+_RCC = Layout(
+    "rcc",
+    ("<NULL>", "<UNK>", "<START>", "<END>"),
+    "<START>",
+    "<END>",
+    "<UNK>",
+    tokenize_rcc,
+    spare=0,
+    padding_ends=True,
+)
 LAYOUTS: dict[LayoutName, Layout] = {
-    "pcl": Layout(SPECIALS, "<BOS>", "<EOS>", "<UNK>", tokenize, spare=1),  # authors' code: room for one more
-    "rcc": Layout(("<NULL>", "<UNK>", "<START>", "<END>"), "<START>", "<END>", "<UNK>", tokenize_rcc, spare=0),
+    # authors' code: room for one more
+    "pcl": Layout("pcl", SPECIALS, "<BOS>", "<EOS>", "<UNK>", tokenize, spare=1, padding_ends=False),
+    "rcc": _RCC,
+    "rcc_tokens": _RCC._replace(tokenize=str.split),  # for captions that are tokens already, joined with blanks
 }
 
 
@@ -67,8 +84,9 @@ class Vocabulary:
     """Ids of words: the specials of a layout, then `words` in the order given.
 
     Attributes:
-        words: the words after the specials, a plain list, so that a checkpoint can store it. layout: "pcl", or "rcc"
-            (SCORER and DIRL). pad, bos, eos, unk: ids. mask: id of the token to be predicted, None where there is none.
+        words: the words after the specials, a plain list, so that a checkpoint can store it. layout: "pcl", or "rcc" and
+            "rcc_tokens" (SCORER and DIRL), see `LAYOUTS`. pad, bos, eos, unk: ids. mask: id of the token to be predicted,
+            None where there is none.
 
     Raises:
         ValueError: a word stands twice, or is one of the specials.
@@ -114,6 +132,8 @@ class Vocabulary:
     def decode(self, ids: Iterable[int]) -> str:
         """Turn ids into a sentence: up to the first closing token, words joined with blanks, no specials but unknown words.
 
+        `encode(sentence.split(" "), ...)` gives the ids again.
+
         Args:
             ids: one sequence, with or without the opening token and padding; numbers or a 1-D tensor.
 
@@ -122,7 +142,7 @@ class Vocabulary:
         """
         words = []
         for number in map(int, ids):
-            if number == self.eos:
+            if number == self.eos or (number == self.pad and self._form.padding_ends):
                 break
             if not 0 <= number < len(self._tokens):
                 raise ValueError(f"id {number} is outside the vocabulary of {len(self._tokens)} tokens")
