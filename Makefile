@@ -30,11 +30,14 @@ STORE := $(FOLDER)/features/$(BACKBONE)
 STAGES := data extract negatives pretrain finetune eval
 TRAINING := pretrain finetune
 
+# A path of the user's as one word for the shell, which then leaves a tilde alone.
+quoted = '$(patsubst ~/%,$(HOME)/%,$(1))'
+
 # A stage that is asked for by name is run again when its settings differ; one that is only needed runs when it is missing.
 asked = $(if $(filter $(1),$(MAKECMDGOALS)),FORCE)
 # ARGS goes to the training stages among the goals, or, without any, to the first stage that is asked for; data_ARGS,
-# extract_ARGS, negatives_ARGS, pretrain_ARGS, finetune_ARGS and eval_ARGS always go to theirs.
-takers := $(or $(filter $(TRAINING),$(MAKECMDGOALS)),$(firstword $(filter $(STAGES),$(MAKECMDGOALS))))
+# extract_ARGS, negatives_ARGS, pretrain_ARGS, finetune_ARGS, eval_ARGS and report_ARGS always go to theirs.
+takers := $(or $(filter $(TRAINING),$(MAKECMDGOALS)),$(firstword $(filter $(STAGES) report,$(MAKECMDGOALS))))
 args = $($(1)_ARGS) $(if $(filter $(1),$(takers)),$(ARGS))
 # The settings of a training stage: trainer, method, dataset, what the method changes there, its ablation, then the command
 # line, which wins.
@@ -44,6 +47,10 @@ configs = $(foreach file,$(wildcard configs/trainer/default.yaml configs/method/
 	$(if $(filter-out 1,$(DEVICES)),configs/trainer/ddp.yaml),--config $(file))
 train = $(call configs,$(1)) --data.folder $(FOLDER) --data.features $(BACKBONE) --seed_everything $(SEED) --data.seed $(SEED) \
 	--run.out $(RUN)/$(1) --run.logger $(LOGGER) --trainer.devices $(DEVICES)
+
+# What fine-tuning starts from; a captioner that was trained without it stays as it is until one of the two is asked for.
+ALONE = $(if $(wildcard $(RUN)/pretrain/finished.json),,$(wildcard $(RUN)/finetune/finished.json))
+FROM = $(if $(filter yes,$(and $(PRETRAINS),$(PRETRAIN))),$(if $(filter $(TRAINING),$(MAKECMDGOALS)),yes,$(if $(ALONE),,yes)))
 
 # A stage that found nothing to do leaves its file as it is: where that is older than what the stage reads, Make has to be
 # told that it is up to date, and only there, or whatever comes after it would count as out of date.
@@ -62,6 +69,8 @@ $(call known,BACKBONE=$(BACKBONE),backbone/$(BACKBONE).yaml)
 $(call known,TRAINER=$(TRAINER),trainer/$(TRAINER).yaml)
 $(if $(ABLATION),$(call known,ABLATION=$(ABLATION),method/$(METHOD)/ablation/$(ABLATION).yaml))
 endif
+# Make parts its lists at blanks, so the names that it builds paths from cannot have any.
+$(foreach name,DATASET METHOD BACKBONE FOLDER RUN,$(if $(word 2,$($(name))),$(error $(name)=$($(name)) has a blank in it; make cannot build paths from that, choose another name)))
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -84,19 +93,19 @@ lint: setup  ## ruff and mypy
 
 data: $(FOLDER)/manifest.jsonl  ## manifest of a dataset: DATASET=clevr_change DATA=<folder of its files>
 $(FOLDER)/manifest.jsonl: $(call asked,data) $(if $(DATA),FORCE) | setup
-	$(PY) stages/data.py --dataset $(DATASET) --out $(FOLDER) $(if $(DATA),--source $(DATA)) \
+	$(PY) stages/data.py --dataset $(DATASET) --out $(FOLDER) $(if $(DATA),--source $(call quoted,$(DATA))) \
 		$(if $(filter blocks,$(DATASET)),--seed $(SEED)) $(if $(PAIRS),--pairs $(PAIRS)) $(call args,data)
 
 extract: $(STORE)/complete  ## features of every image: BACKBONE=resnet101_layer4 WEIGHTS=<file, if there is no network>
 $(STORE)/complete: $(FOLDER)/manifest.jsonl $(call asked,extract) | setup
 	$(PY) stages/extract.py --config configs/backbone/$(BACKBONE).yaml --data.folder $(FOLDER) \
-		$(if $(WEIGHTS),--model.weights $(WEIGHTS)) --trainer.devices $(DEVICES) \
+		$(if $(WEIGHTS),--model.weights $(call quoted,$(WEIGHTS))) --trainer.devices $(DEVICES) \
 		$(if $(filter-out 1,$(DEVICES)),--trainer.strategy ddp) $(call args,extract)
 	$(touch)
 
 negatives: $(FOLDER)/negatives.jsonl  ## hard negative captions for pre-training: TAGGER=english, or a folder
 $(FOLDER)/negatives.jsonl: $(FOLDER)/manifest.jsonl $(call asked,negatives) | setup
-	$(PY) stages/negatives.py --folder $(FOLDER) --tagger $(TAGGER) --seed $(SEED) $(call args,negatives)
+	$(PY) stages/negatives.py --folder $(FOLDER) --tagger $(call quoted,$(TAGGER)) --seed $(SEED) $(call args,negatives)
 	$(touch)
 
 pretrain: $(if $(PRETRAINS),$(RUN)/pretrain/finished.json,nothing-to-pretrain)  ## self-supervised tasks of the method: ARGS="--model.lr=1e-4 --data.batch_size=64"
@@ -110,9 +119,9 @@ nothing-to-pretrain:
 
 finetune: $(RUN)/finetune/finished.json  ## the captioner, from the pre-training's checkpoint (PRETRAIN=no: from scratch)
 $(RUN)/finetune/finished.json: $(STORE)/complete $(call asked,finetune) \
-		$(if $(filter yes,$(and $(PRETRAINS),$(PRETRAIN))),$(RUN)/pretrain/finished.json) | setup
+		$(if $(FROM),$(RUN)/pretrain/finished.json) | setup
 	$(PY) stages/finetune.py $(call train,finetune) \
-		$(if $(filter yes,$(and $(PRETRAINS),$(PRETRAIN))),--model.init_from $(RUN)/pretrain/last.ckpt) $(call args,finetune)
+		$(if $(FROM),--model.init_from $(RUN)/pretrain/last.ckpt) $(call args,finetune)
 	$(touch)
 
 eval: $(RUN)/eval/metrics.json  ## captions and scores of the test split, by group
@@ -122,7 +131,7 @@ $(RUN)/eval/metrics.json: $(RUN)/finetune/finished.json $(call asked,eval) | set
 
 report: $(RUN)/eval/metrics.json  ## the run beside baselines that learn nothing: table and pictures in RUN/report
 	$(PY) stages/report.py --folder $(FOLDER) --features $(BACKBONE) --runs '{"$(METHOD)": "$(RUN)"}' --out $(RUN)/report \
-		$(report_ARGS)
+		$(call args,report)
 
 ablation: setup  ## a method beside its papers' ablations: METHOD=scorer DATASET=blocks SEEDS=1,2,3 ARGS="--steps=2000"
 	$(PY) stages/ablation.py --method $(METHOD) --dataset $(DATASET) --folder $(FOLDER) --features $(BACKBONE) \

@@ -24,6 +24,8 @@ def evaluate(
 ) -> None:
     """Decode every pair of a split, write the captions, score them by the dataset's protocol, print the table.
 
+    A pair without references is captioned, and left out of the scores.
+
     Where the protocol's tokens are raw (IDC-PCL on Birds-to-Words), the PTB scores stand beside in metrics-ptb.json.
 
     Args:
@@ -42,10 +44,13 @@ def evaluate(
         accelerator: cpu, gpu, auto.
 
     Raises:
-        DiffcapError: a file is missing or does not fit.
+        DiffcapError: a file is missing or does not fit, a number is out of range, or no pair has a reference.
     """
+    for name, number in {"batch_size": batch_size, "beams": beams, "devices": devices, "limit": limit}.items():
+        if number is not None and number < 1:
+            raise DiffcapError(f"--{name} is {number}; it must be at least 1.")
     from diffcap.captioner import load
-    from diffcap.evaluation.captions import ALL_METRICS
+    from diffcap.evaluation.captions import ALL_METRICS, unavailable_metrics
     from diffcap.evaluation.coco import write_predictions, write_references
     from diffcap.evaluation.protocols import evaluate as score
     from diffcap.evaluation.slots import ATTRIBUTES
@@ -56,6 +61,10 @@ def evaluate(
     from diffcap.records import read_dataset, write_json
 
     quiet()
+    wanted = ALL_METRICS if metrics is None else tuple(metrics)
+    lacking = unavailable_metrics(wanted)
+    if not set(wanted) - set(lacking):
+        raise DiffcapError(f"--metrics: {next(iter(lacking.values()), 'names none; leave it out for all of them.')}")
     trained = load(checkpoint)
     place = Path(folder or f"data/{trained.facts['dataset']}")
     dataset = read_dataset(place)
@@ -92,11 +101,18 @@ def evaluate(
     if captions is None:  # another rank writes
         return
     write_predictions(target / "predictions.json", captions)
-    write_references(target / "references.json", {pair.id: pair.captions for pair in pairs})
-    results = {
-        kind: score(
-            captions, pairs, tokenizer=kind, metrics=metrics or ALL_METRICS, protocol=protocol, provenance=notes
+    told = [pair for pair in pairs if pair.captions]
+    if not told:
+        raise DiffcapError(
+            f"{dataset.name}: none of its {len(pairs):,} {split} pairs has a reference caption to score against; the "
+            f"captions are in {target / 'predictions.json'}."
         )
+    if len(told) < len(pairs):
+        print(f"{len(pairs) - len(told):,} of {len(pairs):,} pairs have no reference caption and are not scored")
+    write_references(target / "references.json", {pair.id: pair.captions for pair in told})
+    captions = {pair.id: captions[pair.id] for pair in told}
+    results = {
+        kind: score(captions, told, tokenizer=kind, metrics=wanted, protocol=protocol, provenance=notes)
         for kind in dict.fromkeys([first, "ptb"])
     }
     for kind, result in results.items():

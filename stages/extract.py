@@ -17,12 +17,9 @@ def main() -> None:
         save_config_callback=None,  # the store's meta.json says what made it
         trainer_defaults={"logger": False, "enable_checkpointing": False, "use_distributed_sampler": False},
     )
-    was_complete = (
-        cli.trainer.is_global_zero and (cli.datamodule.folder / "features" / cli.model.name / "complete").is_file()
-    )
-    folder = extract(cli.trainer, cli.model, cli.datamodule)
+    folder, extracted = extract(cli.trainer, cli.model, cli.datamodule)
     if cli.trainer.is_global_zero:
-        print(f"{folder}: {'already complete' if was_complete else 'complete'}.")
+        print(f"{folder}: {f'complete, {extracted:,} images extracted' if extracted else 'already complete'}.")
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ def report(
     dataset = read_dataset(folder)
     protocol = common_protocol([run for group in read.values() for run in group], dataset, split)
     test = [pair for pair in dataset.pairs if pair.split == split][: protocol.get("limit")]
+    test = [pair for pair in test if pair.captions]
     train = [pair for pair in dataset.pairs if pair.split == "train"]
     store = FeatureStore.open(Path(folder) / "features" / features)
     rows, systems = {}, {}

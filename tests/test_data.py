@@ -1,5 +1,6 @@
 """The DataModules: what a step's batch holds, on one rank and on several, swapped or not, from the start or later on."""
 
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -220,6 +221,23 @@ def test_validation_has_every_pair_once_in_order_with_its_first_caption(folder: 
     assert all(equal(a, b) for a, b in zip(batches, again))
     few = captioning(folder, val_limit=4)
     assert sum(len(batch["id"]) for batch in few.val_dataloader()) == 4 == len(few.val_references)
+
+
+def test_the_hidden_words_of_validation_depend_neither_on_batches_nor_on_ranks(folder: Path) -> None:
+    small, large = (captioning(folder, eval_batch_size=size).val_dataloader() for size in (2, 100))
+    for key in ("tokens", "mlm_tokens", "mlm_labels"):
+        assert torch.equal(torch.cat([batch[key] for batch in small]), torch.cat([batch[key] for batch in large]))
+
+
+def test_pairs_without_captions_are_not_validated_on(folder: Path, tmp_path: Path) -> None:
+    dataset = read_dataset(folder)
+    last = [pair for pair in dataset.pairs if pair.split == "val"][-1]
+    bare = [replace(pair, captions=[]) if pair == last else pair for pair in dataset.pairs]
+    write_dataset(tmp_path, "toy", dataset.root, bare, {})
+    (tmp_path / "features").symlink_to(folder / "features")
+    data = captioning(tmp_path)
+    seen = [name for batch in data.val_dataloader() for name in batch["id"]]
+    assert last.id not in seen and seen == list(data.val_references) and len(seen) > 1
 
 
 def test_sizes_and_words_come_from_the_training_split_and_the_store(folder: Path) -> None:

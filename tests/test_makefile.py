@@ -230,6 +230,37 @@ def test_without_pre_training(project: Path) -> None:
     assert "--checkpoint runs/scratch/finetune/best.ckpt --out runs/scratch/eval" in options["evaluate"]
 
 
+def test_a_captioner_without_pre_training_is_evaluated_as_it_is(project: Path) -> None:
+    played(project, "finetune", "PRETRAIN=no", "RUN=runs/scratch")
+    assert list(played(project, "eval", "RUN=runs/scratch")) == ["evaluate"]
+    assert "init_from" in played(project, "finetune", "RUN=runs/scratch")["finetune"]
+
+
+def test_blanks_in_paths(project: Path) -> None:
+    ran = played(project, "extract", "DATA=/my photos", "WEIGHTS=~/my weights.pth", "DATASET=desk")
+    assert "--source /my photos" in ran["data"]
+    assert f"--model.weights {Path.home()}/my weights.pth" in ran["extract"]
+    for name in ("FOLDER", "RUN", "DATASET"):
+        done = make(project, "data", f"{name}=my desk")
+        assert done.returncode != 0 and f"{name}=my desk has a blank in it" in done.stderr
+
+
+def test_a_report_takes_args_too(project: Path) -> None:
+    played(project, "eval")
+    command = make(project, "-n", "report", "ARGS=--pictures 3", "report_ARGS=--bins 2").stdout
+    assert command.split()[-4:] == ["--bins", "2", "--pictures", "3"]
+
+
+@pytest.mark.parametrize("name", ["pcl", "pcl_pretrain", "scorer", "dirl"])
+def test_a_sweep_tunes_what_make_trains(project: Path, name: str) -> None:
+    method, _, stage = name.partition("_")
+    stage = stage or "finetune"
+    ran = played(project, stage, f"METHOD={method}")
+    words = (ROOT / "configs/sweep" / f"{name}.yaml").read_text().splitlines()
+    files = [line.removeprefix("  - ") for line in words if line.startswith("  - configs/")]
+    assert files == re.findall(r"--config (\S+)", ran[stage])
+
+
 def test_a_failed_stage_stops_the_chain(project: Path) -> None:
     python = project / ".venv/bin/python"
     python.write_text(python.read_text() + 'sys.exit(stage == "negatives")\n')

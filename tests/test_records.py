@@ -9,6 +9,7 @@ from diffcap.records import (
     ChangePair,
     file_hash,
     read_dataset,
+    read_json,
     read_json_lines,
     read_manifest,
     write_dataset,
@@ -66,6 +67,30 @@ def test_a_missing_manifest_says_how_to_write_it(tmp_path: Path) -> None:
 def test_json_lines_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"a": 1}\n', encoding="utf-8-sig")
     assert [row for _, row in read_json_lines(tmp_path / "x.jsonl")] == [{"a": 1}]
+
+
+def test_json_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('[{"caption": "größer"}]', encoding="utf-8-sig")
+    assert read_json(tmp_path / "x.json") == [{"caption": "größer"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"a": "cut \\ud83d"}', r"half a character, \\ud83d"),
+        ('{"a": "x\\u0000.png"}', "a NUL character"),
+        ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "recursion"),
+        ('{"a": ' + "1" * 5_000 + "}", "digits"),
+    ],
+)
+def test_json_that_no_other_program_takes_is_one_sentence(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "x.json").write_text(text + "\n")
+    for read in (read_json, lambda path: list(read_json_lines(path))):
+        with pytest.raises(DiffcapError, match=said) as caught:
+            read(tmp_path / "x.json")
+        assert "\n" not in str(caught.value) and "x.json" in str(caught.value)
+    (tmp_path / "x.json").write_text('{"a": "\\ud83d\\ude00 \\u00e4"}')  # whole characters may be written so
+    assert read_json(tmp_path / "x.json") == {"a": "😀 ä"}
 
 
 def test_a_dataset_comes_back_with_counts_and_root(tmp_path: Path) -> None:

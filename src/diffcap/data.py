@@ -121,8 +121,10 @@ class PairBatches(Dataset):
         mask: Callable[[np.ndarray, torch.Generator], Batch] | None = None,
         limit: int | None = None,
     ) -> None:
-        self.table, self.mask = table, mask
+        self.table = table
         self.count = min(limit or len(table.ids), len(table.ids))
+        # All at once: which words are hidden must not depend on how the pairs fall into batches or on ranks.
+        self.text = mask(table.tokens[table.first[: self.count]], step_generator(0, 0)) if mask else {}
 
     def __len__(self) -> int:
         return self.count
@@ -132,14 +134,12 @@ class PairBatches(Dataset):
 
     def __getitems__(self, indices: list[int]) -> Batch:
         pairs = np.array(indices)
-        batch = {
+        return {
             "id": [self.table.ids[index] for index in indices],
             "is_change": torch.from_numpy(self.table.is_change[pairs]).long(),
             **self.table.images(pairs),
+            **{key: value[pairs] for key, value in self.text.items()},
         }
-        if self.mask is not None:
-            batch.update(self.mask(self.table.tokens[self.table.first[pairs]], step_generator(0, indices[0])))
-        return batch
 
 
 class FeatureData(pl.LightningDataModule):
@@ -196,15 +196,16 @@ class FeatureData(pl.LightningDataModule):
         self.val_references = {pair.id: pair.captions for pair in self._pairs("val")[:val_limit]}
 
     def _pairs(self, split: str) -> list[ChangePair]:
-        pairs = [pair for pair in self.dataset.pairs if pair.split == split]
+        """The pairs of a split that have captions."""
+        pairs = [pair for pair in self.dataset.pairs if pair.split == split and pair.captions]
         if not pairs:
             raise DiffcapError(
-                f"{self.dataset.name}: its manifest has no {split} pairs; add some to the {split} split."
+                f"{self.dataset.name}: its manifest has no {split} pairs with captions; add some to the {split} split."
             )
         return pairs
 
     def table(self, split: str) -> PairTable:
-        """The pairs of a split."""
+        """The pairs of a split that have captions."""
         return PairTable(self._pairs(split), self.store, self.vocabulary, self.max_length)
 
     def setup(self, stage: str) -> None:

@@ -12,9 +12,11 @@ class DiffcapError(Exception):
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Wrap a command's body: a `DiffcapError`, or a file that the system refuses, is one line and exit status 1."""
+    """Wrap a command's body: a `DiffcapError`, a file that the system refuses, or Ctrl-C is one line and exit status 1."""
     try:
         yield
+    except KeyboardInterrupt:
+        sys.exit("error: interrupted; run the same command again, what is done already is kept.")
     except DiffcapError as error:
         sys.exit(f"error: {error}")
     except OSError as error:

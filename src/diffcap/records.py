@@ -199,9 +199,28 @@ def read_json(path: str | Path, what: str = "JSON file", remedy: str = "check th
     if not path.is_file():
         raise DiffcapError(f"{path}: no {what} there; {remedy}.")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        return _loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:
         raise DiffcapError(f"{path}: not valid JSON ({error}); mend it or fetch it again.") from None
+
+
+def _loads(text: str) -> Any:
+    """Parse JSON that other programs can take, too.
+
+    Raises:
+        ValueError: it is not JSON, or holds half a character (a lone surrogate) or a NUL.
+    """
+    value = json.loads(text)
+    if "\\u" in text:  # nothing else can bring one in
+        plain = json.dumps(value, ensure_ascii=False)
+        if "\\u0000" in plain:
+            raise ValueError("it holds a NUL character")
+        try:
+            plain.encode()
+        except UnicodeEncodeError as error:
+            half = plain[error.start : error.end].encode("unicode_escape").decode()
+            raise ValueError(f"it holds half a character, {half}") from None
+    return value
 
 
 def read_json_lines(
@@ -223,13 +242,15 @@ def read_json_lines(
                 continue
             where = f"{path}, line {number}"
             try:
-                row = json.loads(line.decode("utf-8-sig"))
+                row = _loads(line.decode("utf-8-sig"))
             except json.JSONDecodeError as error:
                 raise DiffcapError(
                     f"{where}: not JSON ({error.msg} at column {error.colno}); mend or delete that line."
                 ) from None
             except UnicodeDecodeError:
                 raise DiffcapError(f"{where}: not UTF-8 text; save the file as UTF-8.") from None
+            except (ValueError, RecursionError) as error:
+                raise DiffcapError(f"{where}: not usable JSON ({error}); mend or delete that line.") from None
             if not isinstance(row, dict):
                 raise DiffcapError(f"{where}: expected a JSON object, found {type(row).__name__}; mend that line.")
             yield where, row

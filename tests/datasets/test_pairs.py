@@ -50,11 +50,24 @@ def test_the_same_two_images_fall_into_one_split(tmp_path: Path) -> None:
     assert Counter(pair.split for pair in pairs) == {"train": 96, "val": 12, "test": 12}
 
 
+def test_no_image_of_the_test_pairs_is_seen_in_training(tmp_path: Path) -> None:
+    """A change and a distractor share their first image; a row of photographs shares each with the next."""
+    scenes = [row(number, after=f"{kind}/{number}.jpg") for number in range(50) for kind in "bc"]
+    film = [row(0, before=f"film/{number}.jpg", after=f"film/{number + 1}.jpg") for number in range(5)]
+    write_lines(tmp_path / "pairs.jsonl", scenes + film)
+    images: dict[str, set[str]] = {"train": set(), "val": set(), "test": set()}
+    for pair in read_pairs("desk", tmp_path):
+        images[pair.split] |= {pair.before, pair.after}
+    assert all(images.values())
+    assert not images["train"] & images["test"] and not images["train"] & images["val"]
+    assert len({split for split, seen in images.items() for image in seen if image.startswith("film")}) == 1
+
+
 def test_three_pairs_are_enough_and_two_are_not(tmp_path: Path) -> None:
     write_lines(tmp_path / "pairs.jsonl", [row(number) for number in range(3)])
     assert sorted(pair.split for pair in read_pairs("desk", tmp_path)) == ["test", "train", "val"]
     write_lines(tmp_path / "pairs.jsonl", [row(1), row(1), row(2)])
-    assert "2 pairs cannot be split in three" in refusal(tmp_path)
+    assert "fall into 2 groups that share no image" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(

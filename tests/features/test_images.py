@@ -40,6 +40,21 @@ def test_broken_images_are_named(tmp_path: Path) -> None:
 def test_other_modes_become_rgb(tmp_path: Path) -> None:
     Image.fromarray(np.arange(12, dtype=np.uint8).reshape(3, 4)).save(tmp_path / "gray.png")
     assert load_image(tmp_path / "gray.png").mode == "RGB"
+    deep = np.array([[0, 257, 128 * 257, 65_535]], dtype=np.uint16)
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    assert np.asarray(load_image(tmp_path / "deep.png"))[0].tolist() == [[n] * 3 for n in (0, 1, 128, 255)]
+    Image.fromarray(deep.astype(np.float32)).save(tmp_path / "float.tiff")
+    with pytest.raises(DiffcapError, match=r"float\.tiff: has floating-point pixels"):
+        load_image(tmp_path / "float.tiff")
+
+
+def test_photographs_stand_upright(tmp_path: Path) -> None:
+    picture, notes = Image.new("RGB", (8, 4)), Image.Exif()
+    picture.paste((255, 0, 0), (0, 0, 4, 4))  # left
+    notes[0x0112] = 6  # to be turned clockwise by a quarter
+    picture.save(tmp_path / "phone.png", exif=notes)
+    seen = load_image(tmp_path / "phone.png")
+    assert seen.size == (4, 8) and seen.getpixel((1, 1)) == (255, 0, 0) and seen.getpixel((1, 6)) == (0, 0, 0)
 
 
 def batches_of(folder: Path, rows: list[int], workers: int = 0) -> ImageData:

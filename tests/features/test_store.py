@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from diffcap.errors import DiffcapError
-from diffcap.features.store import FeatureStore, StoreWriter
+from diffcap.features.store import SUMS, FeatureStore, StoreWriter
 
 SHAPE = (3, 2, 4)
 META = {"network": "toy", "weights_sha256": "ab", "pool": (4, 6)}
@@ -81,13 +81,28 @@ def test_new_images_are_added_and_the_old_ones_kept(tmp_path: Path) -> None:
 
 
 def test_an_image_that_was_replaced_is_extracted_again(tmp_path: Path) -> None:
-    first = writer(tmp_path, sizes=[7] * 10)
+    first = writer(tmp_path, stamps=["7"] * 10)
     first.write(first.missing(), features(first.missing()))
     first.finish()
-    assert not len(writer(tmp_path, sizes=[7] * 10).missing())
-    assert writer(tmp_path, sizes=[7] * 4 + [8] + [7] * 5).missing().tolist() == [4]
+    sums = (tmp_path / SUMS).read_bytes()
+    assert not len(writer(tmp_path, stamps=["7"] * 5 + [""] + ["7"] * 4).missing())  # one is out of reach
+    again = writer(tmp_path, stamps=["7"] * 4 + ["8"] + ["7"] * 5)
+    assert again.missing().tolist() == [4]
     with pytest.raises(DiffcapError, match="not complete"):
         FeatureStore.open(tmp_path)
+    again.write(np.array([4]), features([4]))
+    assert (tmp_path / SUMS).read_bytes() == sums  # the same features: nobody has to train again
+    again.write(np.array([4]), features([5]))
+    changed = (tmp_path / SUMS).read_bytes()
+    assert [n for n in range(10) if changed[4 * n : 4 * n + 4] != sums[4 * n : 4 * n + 4]] == [4]
+
+
+def test_a_captioner_reads_features_of_its_own_kind_only(tmp_path: Path) -> None:
+    store = fill(tmp_path)
+    store.require({**store.meta, "name": "another"})
+    for key, other in {"weights_sha256": "cd", "pool": None, "network": "resnet", "shape": [3, 2, 5]}.items():
+        with pytest.raises(DiffcapError, match=rf"its features have {key} .*, the captioner was trained on"):
+            store.require({**store.meta, key: other})
 
 
 def test_broken_stores_are_named(tmp_path: Path) -> None:
@@ -100,7 +115,7 @@ def test_broken_stores_are_named(tmp_path: Path) -> None:
     fill(tmp_path / "b")
     meta = json.loads((tmp_path / "b" / "meta.json").read_text())
     (tmp_path / "b" / "meta.json").write_text(json.dumps({**meta, "version": 7}))
-    with pytest.raises(DiffcapError, match="version 7, this program reads version 1"):
+    with pytest.raises(DiffcapError, match="version 7, this program reads version 2"):
         FeatureStore.open(tmp_path / "b")
 
 

@@ -30,7 +30,7 @@ def run(folder: Path, pool: tuple[int, int] | None = None, batch_size: int = 2) 
     model = Extraction("small", "torchvision", "resnet18", "layer1", "random", pool)
     options = {"logger": False, "enable_checkpointing": False, "use_distributed_sampler": False, "accelerator": "cpu"}
     trainer = pl.Trainer(**options, enable_progress_bar=False, enable_model_summary=False)
-    return extract(trainer, model, ImageData(str(folder), batch_size=batch_size, num_workers=0))
+    return extract(trainer, model, ImageData(str(folder), batch_size=batch_size, num_workers=0))[0]
 
 
 def test_the_store_holds_what_the_backbone_gives(folder: Path) -> None:

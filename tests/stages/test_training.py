@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ import torch
 from tests.commands import METHOD, ROOT, command, environment, in_process, one_sentence, run, weights
 
 from diffcap.lit.pretraining import Pretraining
+from diffcap.records import read_dataset, write_dataset
 
 SMOKE = ROOT / "configs/trainer/smoke.yaml"
 # Small enough for seconds; dropout and swapping on, because their draws are what a resumed run could get wrong.
@@ -280,10 +282,59 @@ def test_bad_input_of_the_real_commands_is_one_line(blocks: Path, undisturbed: P
         f"--folder={tmp_path}": "no dataset there; write it with `make data",
         "--split=dev": "dev",
         "--beem=3": "beem",
+        "--batch_size=0": "--batch_size is 0; it must be at least 1",
+        "--beams=0": "--beams is 0",
+        "--devices=0": "--devices is 0",
+        "--limit=-3": "--limit is -3",
+        "--metrics=[]": "names none",
+        "--accelerator=gpus": "the settings do not go together",
     }.items():
         code = in_process([*evaluation(blocks, undisturbed), f"--out={tmp_path / 'eval'}", option])
         assert code not in (None, 0) and (not isinstance(code, str) or (sentence in code and "\n" not in code)), option
     assert not list((tmp_path / "eval").glob("*.json"))
+
+
+def test_other_features_are_another_run_and_not_for_this_captioner(
+    blocks: Path, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One image has been replaced: its row in the store, and nothing in the manifest or in the store's name, is new."""
+    folder = tmp_path / "data"
+    shutil.copytree(blocks, folder)
+    out = tmp_path / "pretrain"
+    words = smoke("pretrain", folder, out)
+    assert in_process(words) is None
+    capsys.readouterr()
+    assert in_process(words) == 0 and "finished already" in capsys.readouterr().out
+    store = folder / "features/blocks"
+    with (store / "sums.u32").open("r+b") as file:
+        file.write(b"\1\2\3\4")
+    assert in_process(words) is None
+    assert "held a run with other settings; it is" in capsys.readouterr().out and (tmp_path / "pretrain.1").is_dir()
+    meta = json.loads((store / "meta.json").read_text())
+    (store / "meta.json").write_text(json.dumps({**meta, "weights_sha256": "0" * 64}))
+    said = in_process([*evaluation(folder, undisturbed), f"--out={tmp_path / 'eval'}"])
+    assert isinstance(said, str) and "its features have weights_sha256" in said and "\n" not in said
+
+
+def test_pairs_without_references_are_captioned_and_not_scored(
+    blocks: Path, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset, folder = read_dataset(blocks), tmp_path / "data"
+    test = [pair.id for pair in dataset.pairs if pair.split == "test"]
+    for silent in (test[:2], test):
+        pairs = [replace(pair, captions=[]) if pair.id in silent else pair for pair in dataset.pairs]
+        write_dataset(folder, "blocks", dataset.root, pairs, {})
+        if not (folder / "features").exists():
+            (folder / "features").symlink_to(blocks / "features")
+        status = in_process([*evaluation(folder, undisturbed), f"--out={tmp_path / 'eval'}"])
+        said = json.loads((tmp_path / "eval/predictions.json").read_text())
+        assert [row["image_id"] for row in said] == test
+        if silent == test:
+            assert isinstance(status, str) and f"none of its {len(test)} test pairs has a reference caption" in status
+        else:
+            assert status is None and f"2 of {len(test)} pairs have no reference caption" in capsys.readouterr().out
+            counted = json.loads((tmp_path / "eval/metrics.json").read_text())["protocol"]["pairs"]["total"]
+            assert counted == len(test) - 2
 
 
 def test_two_processes_write_the_captions_of_one(blocks: Path, undisturbed: Path, tmp_path: Path) -> None:

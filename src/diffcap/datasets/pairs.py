@@ -8,7 +8,7 @@ none), `change_type` (a name of yours), `is_distractor` (true where nothing chan
 the manifest as it is.
 
 Without `split`, 80 % of the pairs train, 10 % validate and 10 % test (at least one each), drawn with a fixed seed. Lines
-that show the same two images, in either order, are drawn together, so no test pair was seen in training.
+that share an image, directly or through others, are drawn together, so no test image was seen in training.
 """
 
 import random
@@ -28,7 +28,7 @@ def read(folder: Path) -> list[ChangePair]:
 
     Raises:
         DiffcapError: the file is missing, a line is malformed, only some lines have a split, or there are fewer than
-            three different pairs to split.
+            three groups to split.
     """
     path = folder / "pairs.jsonl"
     pairs: list[ChangePair] = []
@@ -49,24 +49,39 @@ def read(folder: Path) -> list[ChangePair]:
 
 
 def draw_splits(pairs: list[ChangePair], path: Path) -> list[ChangePair]:
-    """Give every pair a split, 80 : 10 : 10 by pairs of images; the same draw for the same images.
+    """Give every pair a split, 80 : 10 : 10 by groups that share no image; the same draw for the same images.
 
     Raises:
-        DiffcapError: fewer than three different pairs of images (`path` is named in the sentence).
+        DiffcapError: fewer than three such groups (`path` is named in the sentence).
     """
-    keys = sorted({_images(pair) for pair in pairs})
+    group = _groups(pairs)
+    keys = sorted(set(group.values()))
     if len(keys) < 3:
-        raise DiffcapError(f'{path}: {len(keys)} pairs cannot be split in three; add pairs or write "split" yourself.')
+        raise DiffcapError(
+            f"{path}: its pairs fall into {len(keys)} groups that share no image, and three are needed to split them; "
+            'add pairs or write "split" yourself.'
+        )
     random.Random(SPLIT_SEED).shuffle(keys)
     held = max(1, round(HELD_OUT * len(keys)))
     split = (
         dict.fromkeys(keys, "train") | dict.fromkeys(keys[:held], "val") | dict.fromkeys(keys[held : 2 * held], "test")
     )
-    return [replace(pair, split=split[_images(pair)]) for pair in pairs]
+    return [replace(pair, split=split[group[pair.before]]) for pair in pairs]
 
 
-def _images(pair: ChangePair) -> tuple[str, ...]:
-    return tuple(sorted((pair.before, pair.after)))
+def _groups(pairs: list[ChangePair]) -> dict[str, str]:
+    """The first image, by name, of all those that each image is tied to by pairs."""
+    parent: dict[str, str] = {}
+
+    def first(image: str) -> str:
+        while parent.setdefault(image, image) != image:
+            parent[image] = image = parent[parent[image]]
+        return image
+
+    for pair in pairs:
+        one, other = sorted((first(pair.before), first(pair.after)))
+        parent[other] = one
+    return {image: first(image) for image in parent}
 
 
 def _pair(row: dict[str, Any], where: str, number: int) -> ChangePair:

@@ -7,7 +7,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -22,15 +22,20 @@ def unique_images(pairs: Iterable[ChangePair]) -> list[str]:
 
 
 def load_image(path: str | Path) -> Image.Image:
-    """Decode a picture to RGB.
+    """Decode a picture to RGB, upright as its EXIF data have it; 16 bits a pixel become 8.
 
     Raises:
-        DiffcapError: it is missing, truncated or not a picture.
+        DiffcapError: it is missing, truncated, not a picture, or has floating-point pixels, whose range nobody knows.
     """
     path = Path(path)
     try:
-        with Image.open(path) as image:
-            return image.convert("RGB")
+        with Image.open(path) as file:
+            if file.mode == "F":
+                raise DiffcapError(f"{path}: has floating-point pixels; save it with 8 or 16 bits a pixel.")
+            upright = ImageOps.exif_transpose(file)
+            if upright.mode.startswith("I"):  # convert() would cut off at 255
+                upright = Image.fromarray((np.asarray(upright).clip(0, 65_535) // 257).astype(np.uint8))
+            return upright.convert("RGB")
     except FileNotFoundError:
         raise DiffcapError(f"{path}: no image there; put the file in place or mend the manifest.") from None
     except UnidentifiedImageError:
@@ -132,6 +137,11 @@ class ImageData(pl.LightningDataModule):
         return ImageBatch(batch.rows, batch.images.to(device, non_blocking=True), batch.problems)
 
 
-def image_sizes(files: Sequence[Path]) -> list[int]:
-    """Bytes of each file, -1 where there is none: a cheap sign that an image has been replaced."""
-    return [file.stat().st_size if file.is_file() else -1 for file in files]
+def image_stamps(files: Sequence[Path]) -> list[str]:
+    """Size and time of each file, "" where there is none: a cheap sign that an image has been replaced."""
+
+    def stamp(file: Path) -> str:
+        found = file.stat()
+        return f"{found.st_size} {found.st_mtime_ns}"
+
+    return [stamp(file) if file.is_file() else "" for file in files]

@@ -5,7 +5,8 @@ A store is a folder of plain files, `data/<dataset>/features/<name>/`:
 | file | what it holds |
 |---|---|
 | `features.f16` | the array (images, C, H, W), little-endian float16 in C order, no header |
-| `index.json` | `{"paths": [...], "bytes": [...]}`: row i belongs to image `paths[i]`, a file of `bytes[i]` bytes |
+| `index.json` | `{"paths": [...], "stamps": [...]}`: row i belongs to image `paths[i]`, a file with size and time `stamps[i]` |
+| `sums.u32` | CRC-32 of each row, little-endian: what a training run's identity knows the features by |
 | `done.u8` | one byte a row: 1 once the row is on the disk. A byte, not a bit, so that two processes never share one |
 | `meta.json` | format version, shape of a row, and what made the features: backbone, hash of its weights, preprocessing |
 | `complete` | exists only once every row is done |
@@ -16,6 +17,7 @@ import json
 import os
 import time
 import warnings
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,8 +29,11 @@ import numpy.typing as npt
 from diffcap.errors import DiffcapError
 from diffcap.records import read_json, write_json, write_text
 
-VERSION = 1
+VERSION = 2
+SUMS = "sums.u32"
 _DTYPE = np.dtype("<f2")
+# What of a store's `meta.json` must agree for a captioner to read another store than its own.
+_KIND = ("shape", "library", "network", "stage", "weights_sha256", "preprocessing", "pool")
 _LARGEST = float(np.finfo(_DTYPE).max)
 # Rows that are written wait for their mark until this much or this long has passed, because forcing data to the disk after
 # every batch would cost more than the batch on a fast device.
@@ -49,15 +54,15 @@ def _read_meta(folder: Path) -> dict[str, Any]:
     return dict(meta)
 
 
-def _read_index(folder: Path) -> tuple[list[str], list[int]]:
+def _read_index(folder: Path) -> tuple[list[str], list[str]]:
     index = read_json(folder / "index.json", "index of the feature store", "delete the folder and extract again")
     try:
-        paths, sizes = index["paths"], index["bytes"]
+        paths, stamps = index["paths"], index["stamps"]
     except (KeyError, TypeError):
         raise DiffcapError(
-            f'{folder / "index.json"}: "paths" or "bytes" is missing; delete {folder} and extract again.'
+            f'{folder / "index.json"}: "paths" or "stamps" is missing; delete {folder} and extract again.'
         ) from None
-    return list(paths), list(sizes)
+    return list(paths), list(stamps)
 
 
 def _read_done(folder: Path, count: int) -> npt.NDArray[np.bool_]:
@@ -123,6 +128,22 @@ class FeatureStore:
     def __len__(self) -> int:
         return len(self._index)
 
+    def require(self, meta: Mapping[str, Any]) -> None:
+        """Insist on the features that a captioner was trained on, whatever the store is called.
+
+        Args:
+            meta: of the store that it was trained on.
+
+        Raises:
+            DiffcapError: another backbone, other weights, another preprocessing or shape.
+        """
+        for key in _KIND:
+            if self.meta.get(key) != meta.get(key):
+                raise DiffcapError(
+                    f"{self.folder}: its features have {key} {_short(self.meta.get(key))}, the captioner was trained on "
+                    f"{_short(meta.get(key))}; extract with that backbone and its weights."
+                )
+
     def rows(self, paths: Sequence[str]) -> Rows:
         """Row numbers of image paths, as the manifest writes them.
 
@@ -163,14 +184,15 @@ class StoreWriter:
 
     A row is forced to the disk before it is marked done, so a process killed at any moment leaves only rows that are
     whole or will be written again. Images that the store has and `paths` has not are kept. Images that are new, or whose
-    file size has changed since, are missing.
+    file has changed since, are missing.
 
     Args:
         folder: the store's folder, made if need be.
         paths: the images wanted, each once.
         shape: (C, H, W) of one image's features.
         meta: JSON values that identify what computes the features; a store made by anything else is refused.
-        sizes: bytes of each image file, in the order of `paths`; leave out to trust the paths alone.
+        stamps: what changes with each image file, in the order of `paths`, "" for one out of reach, which keeps the
+            features that it has; leave out to trust the paths alone.
 
     Raises:
         DiffcapError: the folder holds features of another backbone, weights, preprocessing or shape.
@@ -182,7 +204,7 @@ class StoreWriter:
         paths: Sequence[str],
         shape: tuple[int, int, int],
         meta: Mapping[str, Any],
-        sizes: Sequence[int] | None = None,
+        stamps: Sequence[str] | None = None,
     ) -> None:
         self.folder = Path(folder)
         self.shape = shape
@@ -190,30 +212,31 @@ class StoreWriter:
         # Through JSON, so that tuples compare equal to the lists that come back from the file.
         self.meta = json.loads(json.dumps({"version": VERSION, "shape": shape, "dtype": "float16", **meta}))
         with _locked(self.folder):
-            self._lay_out(list(paths), list(sizes) if sizes is not None else [-1] * len(paths))
+            self._lay_out(list(paths), list(stamps) if stamps is not None else [""] * len(paths))
         self._row_bytes = int(np.prod(shape)) * _DTYPE.itemsize
         self._data = os.open(self.folder / "features.f16", os.O_RDWR)
         self._marks = os.open(self.folder / "done.u8", os.O_RDWR)
+        self._sums = os.open(self.folder / SUMS, os.O_RDWR)
         self._unmarked: list[Rows] = []
         self._unsynced_bytes = 0
         self._synced_at = time.monotonic()
         self._warned = False
 
-    def _lay_out(self, paths: list[str], sizes: list[int]) -> None:
+    def _lay_out(self, paths: list[str], stamps: list[str]) -> None:
         known: list[str] = []
-        known_sizes: list[int] = []
+        known_stamps: list[str] = []
         if (self.folder / "meta.json").is_file():
             self._refuse_other(_read_meta(self.folder))
-            known, known_sizes = _read_index(self.folder)
+            known, known_stamps = _read_index(self.folder)
         row_of = {path: row for row, path in enumerate(known)}
         stale = []
-        for path, size in zip(paths, sizes, strict=True):
+        for path, stamp in zip(paths, stamps, strict=True):
             row = row_of.setdefault(path, len(row_of))
             if row == len(known):
                 known.append(path)
-                known_sizes.append(size)
-            elif size >= 0 and known_sizes[row] != size:  # an image out of reach keeps the features it has
-                known_sizes[row] = size
+                known_stamps.append(stamp)
+            elif stamp and known_stamps[row] != stamp:  # an image out of reach keeps the features it has
+                known_stamps[row] = stamp
                 stale.append(row)
         self._wanted = np.fromiter((row_of[path] for path in paths), dtype=np.int64, count=len(paths))
         self.paths = known
@@ -224,7 +247,7 @@ class StoreWriter:
             (self.folder / "complete").unlink(missing_ok=True)
         # The order matters to a kill: marks of changed images go before the index says that the new file is meant.
         data_bytes = len(known) * int(np.prod(self.shape)) * _DTYPE.itemsize
-        for name, length in (("features.f16", data_bytes), ("done.u8", len(known))):
+        for name, length in (("features.f16", data_bytes), ("done.u8", len(known)), (SUMS, 4 * len(known))):
             with (self.folder / name).open("ab") as file:
                 if file.tell() < length:
                     file.truncate(length)  # longer and sparse: no disk is used before a row is written
@@ -233,7 +256,7 @@ class StoreWriter:
                 for row in stale:
                     file.seek(row)
                     file.write(b"\0")
-        write_json(self.folder / "index.json", {"paths": known, "bytes": known_sizes})
+        write_json(self.folder / "index.json", {"paths": known, "stamps": known_stamps})
         write_json(self.folder / "meta.json", self.meta)
 
     def _refuse_other(self, found: dict[str, Any]) -> None:
@@ -281,6 +304,7 @@ class StoreWriter:
         values = np.ascontiguousarray(clipped, dtype=_DTYPE)
         for row, value in zip(rows.tolist(), values):
             _write_at(self._data, value.tobytes(), row * self._row_bytes)
+            _write_at(self._sums, zlib.crc32(value.tobytes()).to_bytes(4, "little"), 4 * row)
         self._unmarked.append(rows)
         self._unsynced_bytes += values.nbytes
         if self._unsynced_bytes >= _SYNC_BYTES or time.monotonic() - self._synced_at >= _SYNC_SECONDS:
@@ -289,6 +313,7 @@ class StoreWriter:
     def flush(self) -> None:
         """Force what was written to the disk, then mark those rows done."""
         os.fdatasync(self._data)
+        os.fdatasync(self._sums)
         for rows in self._unmarked:
             for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
                 if len(run):

@@ -3,6 +3,8 @@
 import logging
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import diffcap.lit.light_help  # noqa: F401  before Lightning, see there
@@ -11,8 +13,10 @@ import diffcap.lit.light_help  # noqa: F401  before Lightning, see there
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from diffcap.console import OneSentenceMixin
+from diffcap.errors import DiffcapError
 
 
 class StageParser(OneSentenceMixin, LightningArgumentParser):
@@ -61,6 +65,11 @@ class StageCLI(LightningCLI):
         quiet()
         super().__init__(model_class, datamodule_class, **{**settings, **options})
 
+    def instantiate_classes(self) -> None:
+        """Build module, data and trainer."""
+        with plain_settings():
+            super().instantiate_classes()
+
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The trainer; a rich progress bar where there is a terminal, unless the configuration brings its own or none."""
         config = self._get(self.config_init, "trainer", default={})
@@ -72,6 +81,15 @@ class StageCLI(LightningCLI):
             elif config.get("enable_progress_bar") is not False:
                 callbacks.append(StageProgressBar())
         return super().instantiate_trainer(callbacks=callbacks, **kwargs)
+
+
+@contextmanager
+def plain_settings() -> Iterator[None]:
+    """Wrap the building of trainers and models: values that do not go together are one sentence."""
+    try:
+        yield
+    except (ValueError, TypeError, MisconfigurationException) as error:
+        raise DiffcapError(f"the settings do not go together: {' '.join(str(error).split())[:300]}") from error
 
 
 # Advice about Lightning's own internals, or about what our stages do on purpose.

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 
 from diffcap.captioner import Checkpoint
 from diffcap.data import PairBatches, PairTable, as_is
-from diffcap.errors import DiffcapError
 from diffcap.features.store import FeatureStore
+from diffcap.lit.cli import plain_settings
 from diffcap.losses.gather import world_size
 from diffcap.models.generation import beam_search, greedy
 from diffcap.records import ChangePair
@@ -69,19 +69,15 @@ def decode(
         DiffcapError: the store is missing, or of another shape or backbone than the captioner was trained on.
     """
     features = FeatureStore.open(store)
-    for key in ("shape", "backbone"):
-        theirs, ours = checkpoint.features.get(key), features.meta.get(key)
-        if theirs != ours:
-            raise DiffcapError(
-                f"{store}: its features have {key} {ours}, the captioner was trained on {theirs}; extract with that backbone."
-            )
+    features.require(checkpoint.features)
     table = PairTable(pairs, features, checkpoint.vocabulary, checkpoint.max_length)
     loader = DataLoader(PairBatches(table), batch_size, collate_fn=as_is)
-    trainer = pl.Trainer(
-        devices=devices, accelerator=accelerator, strategy="ddp" if devices > 1 else "auto", logger=False,
-        enable_checkpointing=False, enable_progress_bar=sys.stderr.isatty(), enable_model_summary=False,
-        callbacks=[RichProgressBar()] if sys.stderr.isatty() else [],
-    )  # fmt: skip
+    with plain_settings():
+        trainer = pl.Trainer(
+            devices=devices, accelerator=accelerator, strategy="ddp" if devices > 1 else "auto", logger=False,
+            enable_checkpointing=False, enable_progress_bar=sys.stderr.isatty(), enable_model_summary=False,
+            callbacks=[RichProgressBar()] if sys.stderr.isatty() else [],
+        )  # fmt: skip
     module = Decoding(checkpoint, beams, length_penalty)
     trainer.predict(module, loader, return_predictions=False)
     return {pair.id: module.captions[pair.id] for pair in pairs} if trainer.is_global_zero else None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diffcap.errors import DiffcapError
 from diffcap.features.backbones import Library, build_backbone
-from diffcap.features.images import ImageBatch, ImageData, image_sizes, unique_images
+from diffcap.features.images import ImageBatch, ImageData, image_stamps, unique_images
 from diffcap.features.store import StoreWriter
 from diffcap.records import read_dataset
 
@@ -104,11 +104,11 @@ def _all_ranks(mine: list[str]) -> list[str]:
     return [problem for problems in gathered for problem in problems]
 
 
-def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> Path:
+def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Path, int]:
     """Extract what is missing in the store of a dataset; nothing is computed when nothing is.
 
     Returns:
-        The store's folder, complete.
+        The store's folder, complete, and how many images were extracted now.
 
     Raises:
         DiffcapError: no dataset there, a store of another kind under that name, or an image that cannot be read.
@@ -122,11 +122,11 @@ def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> Path:
     paths, root = unique_images(dataset.pairs), dataset.root
     meta = {**model.backbone.describe(), "precision": str(trainer.precision)}
     folder = data.folder / "features" / model.name
-    writer = StoreWriter(folder, paths, model.backbone.shape(), meta, image_sizes([root / path for path in paths]))
+    writer = StoreWriter(folder, paths, model.backbone.shape(), meta, image_stamps([root / path for path in paths]))
     missing = writer.missing()
     if not len(missing) and (folder / "complete").is_file():
-        return folder
+        return folder, 0
     data.assign(missing, [root / path for path in writer.paths], model.backbone.preprocess)
     trainer.callbacks.append(StoreFiller(writer))  # type: ignore[attr-defined]
     trainer.predict(model, datamodule=data, return_predictions=False)
-    return folder
+    return folder, len(missing)

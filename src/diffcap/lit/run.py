@@ -22,10 +22,10 @@ import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from diffcap.captioner import read_checkpoint
 from diffcap.errors import DiffcapError
+from diffcap.features.store import SUMS
 from diffcap.lit.cli import StageCLI
 from diffcap.provenance import provenance
 from diffcap.records import file_hash, read_json, write_json
@@ -172,13 +172,6 @@ class TrainingCLI(StageCLI):
         if self.resume_from:
             read_checkpoint(last)  # a damaged one is one sentence
 
-    def instantiate_classes(self) -> None:
-        """Build module, data and trainer; values that do not go together are one sentence."""
-        try:
-            super().instantiate_classes()
-        except (ValueError, MisconfigurationException) as error:
-            raise DiffcapError(f"the settings do not go together: {' '.join(str(error).split())[:300]}") from error
-
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """A trainer with the run's callbacks and loggers."""
         settings = self.settings
@@ -276,7 +269,8 @@ def _identity(config: dict[str, Any]) -> str:
             place = place.get(group) or {}
         place.pop(key, None)
     folder = Path(kept["data"]["folder"])
-    inputs = [folder / "dataset.json", folder / "features" / kept["data"]["features"] / "meta.json"]
+    store = folder / "features" / kept["data"]["features"]
+    inputs = [folder / "dataset.json", store / "meta.json", store / SUMS]
     if "tasks" in kept["data"]:
         inputs.append(Path(kept["data"].get("negatives") or folder / "negatives.jsonl"))
     kept["inputs"] = [file_hash(path) for path in inputs if path.is_file()]

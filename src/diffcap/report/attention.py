@@ -11,7 +11,6 @@ import torch
 from PIL import Image, ImageDraw
 
 from diffcap.captioner import Checkpoint, load
-from diffcap.errors import DiffcapError
 from diffcap.features.store import FeatureStore
 from diffcap.models.captioner import Captioner
 from diffcap.records import ChangePair
@@ -80,12 +79,7 @@ def open_store(checkpoint: Checkpoint, folder: Path) -> FeatureStore:
         DiffcapError: it is missing, or of another shape or backbone by now.
     """
     store = FeatureStore.open(folder / "features" / checkpoint.features["name"])
-    for key in ("shape", "backbone"):
-        if store.meta.get(key) != checkpoint.features.get(key):
-            raise DiffcapError(
-                f"{store.folder}: its features have {key} {store.meta.get(key)}, the captioner was trained on "
-                f"{checkpoint.features.get(key)}; extract with that backbone, or report with --attention 0."
-            )
+    store.require(checkpoint.features)
     return store
 
 
