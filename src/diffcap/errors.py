@@ -10,13 +10,20 @@ class DiffcapError(Exception):
     """Bad input from outside (a file, a key, a checkpoint): the message says what, where, and what to do next."""
 
 
+_INTERRUPTED = "error: interrupted; run the same command again, what is done already is kept."
+
+
 @contextmanager
 def plain_errors() -> Iterator[None]:
     """Wrap a command's body: a `DiffcapError`, a file that the system refuses, or Ctrl-C is one line and exit status 1."""
     try:
         yield
     except KeyboardInterrupt:
-        sys.exit("error: interrupted; run the same command again, what is done already is kept.")
+        sys.exit(_INTERRUPTED)
+    except SystemExit as stop:
+        if stop.code == 1 and isinstance(stop.__context__, KeyboardInterrupt):  # Lightning's, which says nothing
+            sys.exit(_INTERRUPTED)
+        raise
     except DiffcapError as error:
         sys.exit(f"error: {error}")
     except OSError as error:
