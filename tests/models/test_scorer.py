@@ -19,7 +19,6 @@ from tests.models.test_words import (
 )
 from torch import Tensor, nn
 
-from diffcap.models.layers import GridEmbedding
 from diffcap.models.scorer import CBR, SCORER, SCORERBlock
 from diffcap.models.words import NULL, next_word_losses
 
@@ -84,25 +83,6 @@ def test_the_paddings_word_vector_is_seen_by_none_and_never_trained() -> None:
     found = gradients(model, model.loss(batch_of([3, 8, 5]))["loss"])
     row = found["decoder.embedding.weight"]
     assert (row[NULL] == 0).all() and row[1:].abs().max() > 1e-3
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("coordinates", [True, False])
-@pytest.mark.parametrize("grid", [(3, 4), (4, 2), (1, 5)], ids=str)
-def test_tokens_of_a_grid_are_the_loops(grid: tuple[int, int], coordinates: bool) -> None:
-    torch.manual_seed(0)
-    (rows, columns), embedding = grid, GridEmbedding(5, grid, 8, coordinates)
-    image = torch.randn(2, 5, rows, columns)
-    tokens = embedding(image)
-    assert tokens.shape == (2, rows * columns, 8) and embedding.projection.in_features == 5 + 2 * coordinates
-    for pair in range(2):
-        for row in range(rows):
-            for column in range(columns):
-                features = image[pair, :, row, column].tolist()
-                features += [2 * column / columns - 1, 2 * row / rows - 1] if coordinates else []
-                place = torch.cat([embedding.columns.weight[column], embedding.rows.weight[row]])
-                expected = embedding.projection(torch.tensor(features)) + place
-                torch.testing.assert_close(tokens[pair, row * columns + column], expected, **CLOSE)
 
 
 @pytest.mark.parametrize("options", [{"coordinates": False}, {"width": 24, "heads": 3}, {"grid": (4, 1)}], ids=str)

@@ -2,8 +2,8 @@
 
 Torch's fused attention has no dropout on the CPU: it falls back to separate operations over all B x H x T x S
 probabilities, and keeps several copies of them for the backward pass. Here one pair is computed at a time, in the
-processor's cache, and nothing is kept but which probabilities were dropped, a byte each; the backward pass makes the
-probabilities again, as the fused kernels do.
+processor's cache, and nothing is kept but the state of the random numbers; the backward pass makes the probabilities and
+the draws again, as the fused kernels do.
 
 Letters: B pairs, H heads, T queries, S keys, E channels of a head.
 """
@@ -53,28 +53,28 @@ class _Dropped(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, drop: int) -> Tensor:
         batch, (_, heads, length, width) = max(len(query), len(key)), query.shape
-        kept = torch.empty(batch, heads, length, key.shape[2], dtype=torch.bool)
         out = query.new_empty(batch, length, heads, width).transpose(1, 2)
-        ctx.scale = LEVELS / (LEVELS - drop)
+        ctx.drop, ctx.scale, ctx.drawn = drop, LEVELS / (LEVELS - drop), torch.get_rng_state()
         for row in range(batch):
             asked, seen = row % len(query), row % len(key)
             probabilities = _probabilities(query[asked], key[seen])
-            torch.ge(_random(probabilities.shape), drop - LEVELS // 2, out=kept[row])
-            out[row] = probabilities.mul_(kept[row]) @ (value[seen] * ctx.scale)
-        ctx.save_for_backward(query, key, value, kept)
+            out[row] = probabilities.mul_(_kept(probabilities, drop)) @ (value[seen] * ctx.scale)
+        ctx.save_for_backward(query, key, value)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        query, key, value, kept = ctx.saved_tensors
+        query, key, value = ctx.saved_tensors
+        again = torch.Generator()
+        again.set_state(ctx.drawn)
         to_query, to_key, to_value = (_empty(part) for part in (query, key, value))
         for row in range(len(gradient)):
             asked, seen = row % len(query), row % len(key)
             probabilities = _probabilities(query[asked], key[seen])
-            above = gradient[row] * ctx.scale
-            _put(to_value, seen, row, (probabilities * kept[row]).transpose(1, 2) @ above)
-            to_probabilities = (above @ value[seen].transpose(1, 2)).mul_(kept[row])
+            kept, above = _kept(probabilities, ctx.drop, again), gradient[row] * ctx.scale
+            _put(to_value, seen, row, (probabilities * kept).transpose(1, 2) @ above)
+            to_probabilities = (above @ value[seen].transpose(1, 2)).mul_(kept)
             to_scores = torch._softmax_backward_data(to_probabilities, probabilities, -1, torch.float32)
             to_scores *= query.shape[3] ** -0.5
             _put(to_query, asked, row, to_scores @ key[seen])
@@ -87,10 +87,11 @@ def _probabilities(query: Tensor, key: Tensor) -> Tensor:
     return torch.softmax((query * query.shape[2] ** -0.5) @ key.transpose(1, 2), 2)
 
 
-def _random(shape: torch.Size) -> Tensor:
-    """Random 16-bit integers, all values alike; four of them from each number drawn."""
-    count = shape.numel()
-    return torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)[:count].view(shape)
+def _kept(probabilities: Tensor, drop: int, generator: torch.Generator | None = None) -> Tensor:
+    """Which of (H, T, S) are kept: random 16-bit integers, four from each number drawn, that reach `drop`; boolean."""
+    count = probabilities.numel()
+    drawn = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None, generator=generator)
+    return (drawn.view(torch.int16)[:count] >= drop - LEVELS // 2).view(probabilities.shape)
 
 
 def _empty(heads: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ from diffcap.losses.ccr import cross_modal_contrast
 from diffcap.losses.decorrelation import cross_correlation, decorrelation
 from diffcap.losses.gather import global_mean
 from diffcap.models.captioner import Batch, Captioner, WordMaps
-from diffcap.models.layers import Attention, GridEmbedding, KeysValues, linear_of_both, tiled_sum
+from diffcap.models.grid import GridEmbedding
+from diffcap.models.layers import Attention, KeysValues, linear_of_both, tiled_sum
 from diffcap.models.words import (
     END,
     NULL,

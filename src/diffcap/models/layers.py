@@ -181,44 +181,6 @@ def sinusoid(length: int, width: int) -> Tensor:
     return torch.where(torch.arange(width) % 2 == 0, angle.sin(), angle.cos()).float()
 
 
-class GridEmbedding(nn.Module):
-    """Feature maps to tokens: a linear layer at every place, and a learned position of a column and a row half each.
-
-    Args:
-        channels: C. grid: rows and columns. width: D.
-        coordinates: two more channels before the layer, x `2 j / columns - 1` and y `2 i / rows - 1` (methods of the
-            RobustChangeCaptioning code base).
-    """
-
-    coordinate_channels: Tensor
-
-    def __init__(self, channels: int, grid: tuple[int, int], width: int, coordinates: bool) -> None:
-        super().__init__()
-        rows, columns = grid
-        self.grid, self.channels = (rows, columns), channels
-        self.projection = nn.Linear(channels + 2 * coordinates, width)
-        self.columns, self.rows = nn.Embedding(columns, width // 2), nn.Embedding(rows, width // 2)
-        y, x = torch.meshgrid(2 * torch.arange(rows) / rows - 1, 2 * torch.arange(columns) / columns - 1, indexing="ij")
-        self.register_buffer("coordinate_channels", torch.stack([x, y], -1).view(-1, 2), persistent=False)
-
-    def forward(self, maps: Tensor) -> Tensor:
-        """(B, C, rows, columns) to (B, rows * columns, D), row by row."""
-        if tuple(maps.shape[1:]) != (self.channels, *self.grid):
-            raise ValueError(
-                f"features are {tuple(maps.shape[1:])}, the model was built for {(self.channels, *self.grid)}"
-            )
-        rows, columns = self.grid
-        places = torch.cat(
-            [self.columns.weight.expand(rows, -1, -1), self.rows.weight[:, None].expand(-1, columns, -1)], -1
-        ).flatten(0, 1)  # (N, D)
-        weight = self.projection.weight
-        if weight.shape[1] > self.channels:  # the same at that place in every image: no need to append them to the maps
-            places = places + F.linear(self.coordinate_channels, weight[:, self.channels :])
-        # A linear layer as a convolution: the maps need not be copied channels last, nor the copy kept for the gradient.
-        tokens = F.conv2d(maps, weight[:, : self.channels, None, None], self.projection.bias)  # (B, D, rows, columns)
-        return places + tokens.flatten(2).transpose(1, 2)  # in this order the sum is laid out as `places`
-
-
 def tile(x: Tensor, rows: int) -> Tensor:
     """Copies of a batch (b, ...), one after the other, that make (rows, ...)."""
     return x if len(x) == rows else torch.cat([x] * (rows // len(x)))

@@ -19,7 +19,8 @@ from diffcap.losses.cross_view import cross_view_nce
 from diffcap.losses.gather import gather_rows, global_mean, world_size
 from diffcap.losses.token_matching import token_matching
 from diffcap.models.captioner import Batch, Captioner, WordMaps
-from diffcap.models.layers import Attention, GridEmbedding, KeysValues, linear_of_both, tile, tiled_sum
+from diffcap.models.grid import GridEmbedding
+from diffcap.models.layers import Attention, KeysValues, linear_of_both, tile, tiled_sum
 from diffcap.models.words import (
     END,
     NULL,
