@@ -78,6 +78,19 @@ def test_backward_reasoning_begins_as_torchs_attention_does() -> None:
     assert ours.out.weight.std().item() == pytest.approx(torchs.out_proj.weight.std().item(), rel=0.05)
 
 
+def test_first_weights_are_as_large_as_is_said() -> None:
+    torch.manual_seed(0)
+    for options in ({}, {"position_std": 0.3, "decoder_std": 0.04}):
+        model = SCORER(900, 5, grid=(40, 50), width=64, heads=4, word_width=32, **options)
+        for weight, std in (
+            (model.embedding.columns.weight, options.get("position_std", 1.0)),
+            (model.embedding.rows.weight, options.get("position_std", 1.0)),
+            (model.decoder.embedding.weight, options.get("decoder_std", 0.02)),
+            (model.decoder.logit.weight, options.get("decoder_std", 0.02)),
+        ):
+            assert weight.std().item() == pytest.approx(std, rel=0.06)
+
+
 def test_the_paddings_word_vector_is_seen_by_none_and_never_trained() -> None:
     model = scorer()
     found = gradients(model, model.loss(batch_of([3, 8, 5]))["loss"])

@@ -139,6 +139,8 @@ class SCORER(Captioner):
         cbr_trainable: train CBR's own layers; the authors leave them as they were drawn.
         decoder_ffn_residual: see `SCORERBlock`.
         decoder_std: of the decoder's first weights (authors' code: 0.02, for a width of 512).
+        position_std: of the learned positions' first values (authors' code: 1, which narrow features drown in; DIRL's
+            begin at Xavier's).
     """
 
     begin, end = START, END
@@ -164,11 +166,14 @@ class SCORER(Captioner):
         cbr_trainable: bool = False,
         decoder_ffn_residual: Literal["gelu", "input"] = "gelu",
         decoder_std: float = 0.02,
+        position_std: float = 1.0,
     ) -> None:
         super().__init__()
         self.hyperparameters = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
         self.hyperparameters["grid"] = list(grid)
         self.embedding = GridEmbedding(feature_channels, (grid[0], grid[1]), width, coordinates)
+        for positions in (self.embedding.columns, self.embedding.rows):
+            nn.init.normal_(positions.weight, std=position_std)
         self.encoder = nn.ModuleList(
             CrossView(width, heads, dropout) for _ in range(encoder_layers if difference == "reconstruction" else 0)
         )
