@@ -319,7 +319,8 @@ def test_an_ablation_is_one_more_file_of_settings_and_a_run_of_its_own(project: 
 
 def test_the_rows_of_an_ablation_take_equal_steps_and_only_they_do(project: Path) -> None:
     words = "SEEDS=1,2", "ARGS=--steps=8 --rows=subtraction,scorer_cbr", "FOLDER=data/x", "PAIRS=60", "TRAINER=smoke"
-    runs = logged(project, "ablation", "METHOD=scorer", "DATA=/x", *words)  # its files are looked at once, not by every row
+    # The dataset's files are looked at once, not by every row.
+    runs = logged(project, "ablation", "METHOD=scorer", "DATA=/x", *words)
     assert {stage: len(found) for stage, found in runs.items()} == {
         "data": 1,
         "extract": 1,
