@@ -30,8 +30,9 @@ STORE := $(FOLDER)/features/$(BACKBONE)
 STAGES := data extract negatives pretrain finetune eval
 TRAINING := pretrain finetune
 
-# A path of the user's as one word for the shell, which then leaves a tilde alone.
-quoted = '$(patsubst ~/%,$(HOME)/%,$(1))'
+# A path of the user's as one word for the shell, which leaves a quoted tilde alone.
+homeless = $(subst @start@,,$(subst @start@~/,/,@start@$(1)))
+quoted = $(if $(filter ~/%,$(firstword $(1))),"$$HOME")'$(subst ','\'',$(call homeless,$(1)))'
 
 # A stage that is asked for by name is run again when its settings differ; one that is only needed runs when it is missing.
 asked = $(if $(filter $(1),$(MAKECMDGOALS)),FORCE)

@@ -24,7 +24,7 @@ def evaluate(
 ) -> None:
     """Decode every pair of a split, write the captions, score them by the dataset's protocol, print the table.
 
-    A pair without references is captioned, and left out of the scores.
+    A pair without references is captioned, into predictions-unscored.json, and left out of the scores.
 
     Where the protocol's tokens are raw (IDC-PCL on Birds-to-Words), the PTB scores stand beside in metrics-ptb.json.
 
@@ -100,17 +100,19 @@ def evaluate(
     )
     if captions is None:  # another rank writes
         return
-    write_predictions(target / "predictions.json", captions)
-    told = [pair for pair in pairs if pair.captions]
+    told, unscored = [pair for pair in pairs if pair.captions], target / "predictions-unscored.json"
+    if len(told) < len(pairs):
+        write_predictions(unscored, {pair.id: captions[pair.id] for pair in pairs if not pair.captions})
     if not told:
         raise DiffcapError(
             f"{dataset.name}: none of its {len(pairs):,} {split} pairs has a reference caption to score against; the "
-            f"captions are in {target / 'predictions.json'}."
+            f"captions are in {unscored}."
         )
     if len(told) < len(pairs):
-        print(f"{len(pairs) - len(told):,} of {len(pairs):,} pairs have no reference caption and are not scored")
-    write_references(target / "references.json", {pair.id: pair.captions for pair in told})
+        print(f"{len(pairs) - len(told):,} of {len(pairs):,} pairs have no reference caption: see {unscored}")
     captions = {pair.id: captions[pair.id] for pair in told}
+    write_predictions(target / "predictions.json", captions)
+    write_references(target / "references.json", {pair.id: pair.captions for pair in told})
     results = {
         kind: score(captions, told, tokenizer=kind, metrics=wanted, protocol=protocol, provenance=notes)
         for kind in dict.fromkeys([first, "ptb"])

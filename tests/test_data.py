@@ -185,8 +185,12 @@ def test_fewer_samples_than_processes_are_refused(folder: Path) -> None:
         data.trainer = trainer(ranks=2)
         data.train_dataloader()
         data.trainer = trainer(ranks=3)
-        with pytest.raises(DiffcapError, match=r"batch_size is 2, fewer than the 3 processes.*trainer\.devices"):
+        with pytest.raises(DiffcapError, match=r"batch_size is 2, which makes 2 samples a step for 3 processes; raise"):
             data.train_dataloader()
+    data = pretraining(folder, batch_size=5, samples="scenes")
+    data.trainer = trainer(ranks=3)
+    with pytest.raises(DiffcapError, match=r"batch_size is 5, which makes 2 samples a step for 3 processes"):
+        data.train_dataloader()
 
 
 def test_trimming_cuts_padding_and_nothing_else(folder: Path) -> None:
@@ -229,13 +233,16 @@ def test_the_hidden_words_of_validation_depend_neither_on_batches_nor_on_ranks(f
         assert torch.equal(torch.cat([batch[key] for batch in small]), torch.cat([batch[key] for batch in large]))
 
 
-def test_pairs_without_captions_are_not_validated_on(folder: Path, tmp_path: Path) -> None:
+def test_pairs_without_captions_are_not_validated_on(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     dataset = read_dataset(folder)
     last = [pair for pair in dataset.pairs if pair.split == "val"][-1]
     bare = [replace(pair, captions=[]) if pair == last else pair for pair in dataset.pairs]
     write_dataset(tmp_path, "toy", dataset.root, bare, {})
     (tmp_path / "features").symlink_to(folder / "features")
     data = captioning(tmp_path)
+    assert capsys.readouterr().out == f"toy: 1 val pairs (first {last.id}) have no caption and are left out\n"
     seen = [name for batch in data.val_dataloader() for name in batch["id"]]
     assert last.id not in seen and seen == list(data.val_references) and len(seen) > 1
 

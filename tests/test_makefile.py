@@ -6,6 +6,7 @@ where they are missing, as a finished stage does.
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,12 +19,12 @@ ROOT = Path(__file__).parents[1]
 ALL = ["data", "extract", "negatives", "pretrain", "finetune", "evaluate"]
 
 ACTOR = """#!{python}
-import os, pathlib, sys
+import os, pathlib, shlex, sys
 if sys.argv[1] in ("stages/demo.py", "stages/ablation.py"):  # they only run make, so they are the real ones
     os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 stage, options = pathlib.Path(sys.argv[1]).stem, sys.argv[2:]
 with open("log", "a") as log:
-    log.write(" ".join([stage, *options]) + chr(10))
+    log.write(shlex.join([stage, *options]) + chr(10))
 if stage == "report": sys.exit()
 value = lambda name: options[options.index(name) + 1]
 if stage == "data": files = [value("--out") + "/manifest.jsonl"]
@@ -237,9 +238,11 @@ def test_a_captioner_without_pre_training_is_evaluated_as_it_is(project: Path) -
 
 
 def test_blanks_in_paths(project: Path) -> None:
-    ran = played(project, "extract", "DATA=/my photos", "WEIGHTS=~/my weights.pth", "DATASET=desk")
-    assert "--source /my photos" in ran["data"]
-    assert f"--model.weights {Path.home()}/my weights.pth" in ran["extract"]
+    ran = played(project, "extract", "DATA=/o'brien's  photos~/", "WEIGHTS=~/my weights.pth", "DATASET=desk")
+    assert "/o'brien's  photos~/" in shlex.split(ran["data"])
+    assert f"{Path.home()}/my weights.pth" in shlex.split(ran["extract"])
+    ran = played(project, "negatives", "DATASET=desk", "TAGGER=~/stanza")
+    assert f"--tagger {Path.home()}/stanza" in ran["negatives"]
     for name in ("FOLDER", "RUN", "DATASET"):
         done = make(project, "data", f"{name}=my desk")
         assert done.returncode != 0 and f"{name}=my desk has a blank in it" in done.stderr

@@ -89,8 +89,8 @@ def test_json_that_no_other_program_takes_is_one_sentence(tmp_path: Path, text: 
         with pytest.raises(DiffcapError, match=said) as caught:
             read(tmp_path / "x.json")
         assert "\n" not in str(caught.value) and "x.json" in str(caught.value)
-    (tmp_path / "x.json").write_text('{"a": "\\ud83d\\ude00 \\u00e4"}')  # whole characters may be written so
-    assert read_json(tmp_path / "x.json") == {"a": "😀 ä"}
+    (tmp_path / "x.json").write_text(r'{"a": "\ud83d\ude00 \u00e4 C:\\u0000dir"}')  # whole characters may be written so
+    assert read_json(tmp_path / "x.json") == {"a": r"😀 ä C:\u0000dir"}
 
 
 def test_a_dataset_comes_back_with_counts_and_root(tmp_path: Path) -> None:

@@ -193,6 +193,12 @@ class FeatureData(pl.LightningDataModule):
         self.words = self.vocabulary.words
         self.vocabulary_size = len(self.vocabulary)
         self.feature_channels, *self.grid = self.store.shape
+        for split in ("train", "val"):
+            bare = [pair.id for pair in self.dataset.pairs if pair.split == split and not pair.captions]
+            if bare:
+                rank_zero_only(print)(
+                    f"{self.dataset.name}: {len(bare):,} {split} pairs (first {bare[0]}) have no caption and are left out"
+                )
         self.val_references = {pair.id: pair.captions for pair in self._pairs("val")[:val_limit]}
 
     def _pairs(self, split: str) -> list[ChangePair]:
@@ -273,12 +279,18 @@ class FeatureData(pl.LightningDataModule):
         """This rank's share of training batch `step`."""
         raise NotImplementedError
 
+    @property
+    def samples_a_step(self) -> int:
+        """What the ranks share out: a process without any cannot take part in every loss."""
+        return self.batch_size
+
     def train_dataloader(self) -> DataLoader:
         """Batches from the step at which the trainer stands."""
         assert self.trainer is not None
-        if self.batch_size < self.trainer.world_size:
+        samples, ranks = self.samples_a_step, self.trainer.world_size
+        if samples < ranks:
             raise DiffcapError(
-                f"data.batch_size is {self.batch_size}, fewer than the {self.trainer.world_size} processes that share it; "
+                f"data.batch_size is {self.batch_size}, which makes {samples} samples a step for {ranks} processes; "
                 "raise it, or lower trainer.devices."
             )
         first = self.trainer.global_step * self.trainer.accumulate_grad_batches
@@ -396,6 +408,11 @@ class PretrainData(FeatureData):
             task: Stream(counts[task], self.seed + 1 + number) for number, task in enumerate(self.schedule.tasks)
         }
 
+    @property
+    def samples_a_step(self) -> int:
+        """Of mlm and mvcl; fda has fewer, and works on a process without any."""
+        return self.batch_size // (2 if self.samples == "scenes" else 1)
+
     def _aligning(self, table: PairTable) -> tuple[np.ndarray, np.ndarray]:
         """The pair of each caption that has negatives, (n,), and the caption with them, (n, 1 + K, T)."""
         number = {pair_id: index for index, pair_id in enumerate(table.ids)}
@@ -419,7 +436,7 @@ class PretrainData(FeatureData):
             used = table.longest(tokens) if self.trim else tokens.shape[-1]
             text: Batch = {"fda_captions": torch.from_numpy(tokens[..., :used]).long()}
         else:
-            count = self.batch_size // (2 if self.samples == "scenes" else 1)
+            count = self.samples_a_step
             samples = self.streams[task].take(turn * count, count)
             pairs = self.choices[samples].T.reshape(-1)  # of scenes: all change pairs, then all distractor pairs
             tokens = table.tokens[samples] if self.samples == "captions" else table.draw_captions(pairs, generator)

@@ -213,7 +213,7 @@ def _loads(text: str) -> Any:
     value = json.loads(text)
     if "\\u" in text:  # nothing else can bring one in
         plain = json.dumps(value, ensure_ascii=False)
-        if "\\u0000" in plain:
+        if "\\u0000" in plain.replace("\\\\", ""):
             raise ValueError("it holds a NUL character")
         try:
             plain.encode()

@@ -63,6 +63,15 @@ def test_no_image_of_the_test_pairs_is_seen_in_training(tmp_path: Path) -> None:
     assert len({split for split, seen in images.items() for image in seen if image.startswith("film")}) == 1
 
 
+@pytest.mark.parametrize("name", "abcdefgh")  # where the large group comes in the drawn order depends on its name
+def test_a_large_group_does_not_take_the_whole_of_a_split(tmp_path: Path, name: str) -> None:
+    chain = [row(0, before=f"{name}x/{number:02}.jpg", after=f"{name}x/{number + 1:02}.jpg") for number in range(60)]
+    write_lines(tmp_path / "pairs.jsonl", chain + [row(number, before=f"d5/{number}.jpg") for number in range(40)])
+    assert Counter(pair.split for pair in read_pairs("desk", tmp_path)) == {"train": 80, "val": 10, "test": 10}
+    write_lines(tmp_path / "pairs.jsonl", chain + chain[:1] + [row(1), row(2)])
+    assert Counter(pair.split for pair in read_pairs("desk", tmp_path))["train"] == 61
+
+
 def test_three_pairs_are_enough_and_two_are_not(tmp_path: Path) -> None:
     write_lines(tmp_path / "pairs.jsonl", [row(number) for number in range(3)])
     assert sorted(pair.split for pair in read_pairs("desk", tmp_path)) == ["test", "train", "val"]
@@ -91,7 +100,7 @@ def test_a_malformed_line_is_named_by_number(tmp_path: Path, bad: dict[str, obje
 
 def test_a_drawn_training_pair_needs_a_caption_too(tmp_path: Path) -> None:
     write_lines(tmp_path / "pairs.jsonl", [row(number, captions=[]) for number in range(3)])
-    assert "has no caption" in refusal(tmp_path)
+    assert "line 1: this pair has no caption" in refusal(tmp_path)
 
 
 def test_a_name_without_a_reader_needs_pairs(tmp_path: Path) -> None:

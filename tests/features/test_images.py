@@ -43,9 +43,10 @@ def test_other_modes_become_rgb(tmp_path: Path) -> None:
     deep = np.array([[0, 257, 128 * 257, 65_535]], dtype=np.uint16)
     Image.fromarray(deep).save(tmp_path / "deep.png")
     assert np.asarray(load_image(tmp_path / "deep.png"))[0].tolist() == [[n] * 3 for n in (0, 1, 128, 255)]
-    Image.fromarray(deep.astype(np.float32)).save(tmp_path / "float.tiff")
-    with pytest.raises(DiffcapError, match=r"float\.tiff: has floating-point pixels"):
-        load_image(tmp_path / "float.tiff")
+    for kind in (np.float32, np.int32):
+        Image.fromarray(deep.astype(kind)).save(tmp_path / "long.tiff")
+        with pytest.raises(DiffcapError, match=r"long\.tiff: has pixels of 32 bits"):
+            load_image(tmp_path / "long.tiff")
 
 
 def test_photographs_stand_upright(tmp_path: Path) -> None:

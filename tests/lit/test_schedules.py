@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from diffcap.errors import DiffcapError
 from diffcap.lit.schedules import factor
 
 
@@ -31,6 +32,8 @@ def test_step_falls_to_a_tenth_at_each_milestone() -> None:
     assert [factor("step", milestones=[0.5, 9], total=6)(step) for step in (2, 3, 8, 9)] == pytest.approx(
         [1, 0.1, 0.1, 0.01]
     )
+    with pytest.raises(DiffcapError, match=r"parts of trainer\.max_steps, which is not set"):
+        factor("step", milestones=[0.5], total=-1)
 
 
 def test_cosine_warms_up_and_ends_at_zero() -> None:

@@ -18,6 +18,8 @@ import pytest
 import torch
 from tests.commands import METHOD, ROOT, command, environment, in_process, one_sentence, run, weights
 
+from diffcap.evaluation.captions import score_captions
+from diffcap.evaluation.coco import read_predictions, read_references
 from diffcap.lit.pretraining import Pretraining
 from diffcap.records import read_dataset, write_dataset
 
@@ -327,12 +329,18 @@ def test_pairs_without_references_are_captioned_and_not_scored(
         if not (folder / "features").exists():
             (folder / "features").symlink_to(blocks / "features")
         status = in_process([*evaluation(folder, undisturbed), f"--out={tmp_path / 'eval'}"])
-        said = json.loads((tmp_path / "eval/predictions.json").read_text())
-        assert [row["image_id"] for row in said] == test
+        said = json.loads((tmp_path / "eval/predictions-unscored.json").read_text())
+        assert [row["image_id"] for row in said] == silent
         if silent == test:
             assert isinstance(status, str) and f"none of its {len(test)} test pairs has a reference caption" in status
         else:
             assert status is None and f"2 of {len(test)} pairs have no reference caption" in capsys.readouterr().out
+            files = [tmp_path / "eval" / name for name in ("predictions.json", "references.json")]
+            again = score_captions(read_predictions(files[0]), read_references(files[1]), metrics=["CIDEr-D"])
+            assert (
+                again["CIDEr-D"]
+                == json.loads((tmp_path / "eval/metrics.json").read_text())["groups"]["total"]["CIDEr-D"]
+            )
             counted = json.loads((tmp_path / "eval/metrics.json").read_text())["protocol"]["pairs"]["total"]
             assert counted == len(test) - 2
 

@@ -7,11 +7,13 @@ Optional: `id` (default: the line's number, six digits, blank lines not counted)
 none), `change_type` (a name of yours), `is_distractor` (true where nothing changed but the view). Any other key stays in
 the manifest as it is.
 
-Without `split`, 80 % of the pairs train, 10 % validate and 10 % test (at least one each), drawn with a fixed seed. Lines
-that share an image, directly or through others, are drawn together, so no test image was seen in training.
+Without `split`, every line needs a caption, and about 80 % of the pairs train, 10 % validate and 10 % test (at least one
+each), drawn with a fixed seed. Lines that share an image, directly or through others, are drawn together, so no test image
+was seen in training.
 """
 
 import random
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,11 +47,19 @@ def read(folder: Path) -> list[ChangePair]:
         return pairs
     if any(pair.split for pair in pairs):
         raise DiffcapError(f'{without}: no "split", while other lines have one; give it on every line or on none.')
+    bare = next((pair for pair in pairs if not pair.captions), None)
+    if bare:
+        raise DiffcapError(
+            f'{seen[bare.id]}: this pair has no caption, so it cannot train; give every line a "split", and this one "test".'
+        )
     return draw_splits(pairs, path)
 
 
 def draw_splits(pairs: list[ChangePair], path: Path) -> list[ChangePair]:
-    """Give every pair a split, 80 : 10 : 10 by groups that share no image; the same draw for the same images.
+    """Give every pair a split, about 80 : 10 : 10, groups that share no image whole; the same draw for the same images.
+
+    Groups are taken in a drawn order, for val and then for test, as long as they fit into the tenth; where none does, the
+    smallest is taken.
 
     Raises:
         DiffcapError: fewer than three such groups (`path` is named in the sentence).
@@ -62,10 +72,16 @@ def draw_splits(pairs: list[ChangePair], path: Path) -> list[ChangePair]:
             'add pairs or write "split" yourself.'
         )
     random.Random(SPLIT_SEED).shuffle(keys)
-    held = max(1, round(HELD_OUT * len(keys)))
-    split = (
-        dict.fromkeys(keys, "train") | dict.fromkeys(keys[:held], "val") | dict.fromkeys(keys[held : 2 * held], "test")
-    )
+    size, split = Counter(group[pair.before] for pair in pairs), dict.fromkeys(keys, "train")
+    held = max(1, round(HELD_OUT * len(pairs)))
+    for part, others in (("val", 2), ("test", 1)):  # a group at least stays for each of the others
+        free = [key for key in keys if split[key] == "train"]
+        chosen: list[str] = []
+        room = held
+        for key in free:
+            if size[key] <= room and len(chosen) < len(free) - others:
+                chosen, room = [*chosen, key], room - size[key]
+        split |= dict.fromkeys(chosen or [min(free, key=lambda key: size[key])], part)
     return [replace(pair, split=split[group[pair.before]]) for pair in pairs]
 
 

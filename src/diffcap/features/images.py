@@ -25,13 +25,13 @@ def load_image(path: str | Path) -> Image.Image:
     """Decode a picture to RGB, upright as its EXIF data have it; 16 bits a pixel become 8.
 
     Raises:
-        DiffcapError: it is missing, truncated, not a picture, or has floating-point pixels, whose range nobody knows.
+        DiffcapError: it is missing, truncated, not a picture, or has pixels of 32 bits.
     """
     path = Path(path)
     try:
         with Image.open(path) as file:
-            if file.mode == "F":
-                raise DiffcapError(f"{path}: has floating-point pixels; save it with 8 or 16 bits a pixel.")
+            if file.mode == "F" or (file.mode == "I" and file.format != "PNG"):
+                raise DiffcapError(f"{path}: has pixels of 32 bits, whose range nobody knows; save it with 8 or 16.")
             upright = ImageOps.exif_transpose(file)
             if upright.mode.startswith("I"):  # convert() would cut off at 255
                 upright = Image.fromarray((np.asarray(upright).clip(0, 65_535) // 257).astype(np.uint8))

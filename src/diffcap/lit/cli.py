@@ -80,15 +80,21 @@ class StageCLI(LightningCLI):
                 kwargs["enable_progress_bar"] = False
             elif config.get("enable_progress_bar") is not False:
                 callbacks.append(StageProgressBar())
-        return super().instantiate_trainer(callbacks=callbacks, **kwargs)
+        with plain_settings(TypeError):
+            return super().instantiate_trainer(callbacks=callbacks, **kwargs)
 
 
 @contextmanager
-def plain_settings() -> Iterator[None]:
-    """Wrap the building of trainers and models: values that do not go together are one sentence."""
+def plain_settings(*more: type[Exception]) -> Iterator[None]:
+    """Wrap the building of module, data and trainer: values that do not go together are one sentence.
+
+    Args:
+        more: what else a wrong value raises there; Lightning's trainer says TypeError of devices that are no number.
+    """
+    kinds: tuple[type[Exception], ...] = (ValueError, MisconfigurationException, *more)
     try:
         yield
-    except (ValueError, TypeError, MisconfigurationException) as error:
+    except kinds as error:
         raise DiffcapError(f"the settings do not go together: {' '.join(str(error).split())[:300]}") from error
 
 

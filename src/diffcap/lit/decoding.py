@@ -72,7 +72,7 @@ def decode(
     features.require(checkpoint.features)
     table = PairTable(pairs, features, checkpoint.vocabulary, checkpoint.max_length)
     loader = DataLoader(PairBatches(table), batch_size, collate_fn=as_is)
-    with plain_settings():
+    with plain_settings(TypeError):
         trainer = pl.Trainer(
             devices=devices, accelerator=accelerator, strategy="ddp" if devices > 1 else "auto", logger=False,
             enable_checkpointing=False, enable_progress_bar=sys.stderr.isatty(), enable_model_summary=False,

@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from diffcap.errors import DiffcapError
+
 Schedule = Literal["noam", "piecewise", "step", "cosine", "constant"]
 
 
@@ -18,7 +20,14 @@ def factor(
             each milestone (its fine-tuning); "step": falls to a tenth at each milestone (SCORER and DIRL, authors'
             code); "cosine": linear warm-up, then half a cosine to 0 at `total`; "constant": after the warm-up.
         warmup, milestones, total: in steps; a milestone below 1 is a part of `total`.
+
+    Raises:
+        DiffcapError: a part of a `total` that is not known.
     """
+    if kind in ("piecewise", "step") and total <= 0 and any(milestone < 1 for milestone in milestones):
+        raise DiffcapError(
+            f"model.milestones {list(milestones)} are parts of trainer.max_steps, which is not set; set it, or give steps."
+        )
     places = [milestone * total if milestone < 1 else milestone for milestone in milestones]
 
     def rate(step: int) -> float:
