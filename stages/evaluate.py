@@ -100,17 +100,16 @@ def evaluate(
     )
     if captions is None:  # another rank writes
         return
-    told, unscored = [pair for pair in pairs if pair.captions], target / "predictions-unscored.json"
-    if len(told) < len(pairs):
-        write_predictions(unscored, {pair.id: captions[pair.id] for pair in pairs if not pair.captions})
+    told = [pair for pair in pairs if pair.captions]
+    bare = {pair.id: captions.pop(pair.id) for pair in pairs if not pair.captions}
+    if bare:
+        unscored = target / "predictions-unscored.json"
+        write_predictions(unscored, bare)
+        print(f"{len(bare):,} of {len(pairs):,} pairs have no reference caption: see {unscored}")
     if not told:
         raise DiffcapError(
-            f"{dataset.name}: none of its {len(pairs):,} {split} pairs has a reference caption to score against; the "
-            f"captions are in {unscored}."
+            f"{dataset.name}: none of its {len(pairs):,} {split} pairs has a reference caption to score against."
         )
-    if len(told) < len(pairs):
-        print(f"{len(pairs) - len(told):,} of {len(pairs):,} pairs have no reference caption: see {unscored}")
-    captions = {pair.id: captions[pair.id] for pair in told}
     write_predictions(target / "predictions.json", captions)
     write_references(target / "references.json", {pair.id: pair.captions for pair in told})
     results = {

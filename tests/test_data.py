@@ -11,11 +11,12 @@ import pytest
 import torch
 from tests.toy import NEGATIVES, SHAPE, pairs, write_toy
 
-from diffcap.data import CaptionData, FeatureData, PairBatches, PretrainData
+from diffcap.data import CaptionData, FeatureData, PretrainData
 from diffcap.errors import DiffcapError
 from diffcap.features.store import FeatureStore
 from diffcap.losses.mlm import IGNORED
 from diffcap.negatives import read_negatives
+from diffcap.pair_table import PairBatches
 from diffcap.records import read_dataset, write_dataset
 
 

@@ -99,10 +99,10 @@ def test_an_image_that_was_replaced_is_extracted_again(tmp_path: Path) -> None:
 
 def test_a_captioner_reads_features_of_its_own_kind_only(tmp_path: Path) -> None:
     store = fill(tmp_path)
-    store.require({**store.meta, "name": "another"})
+    FeatureStore.open(tmp_path, {**store.meta, "name": "another"})
     for key, other in {"weights_sha256": "cd", "pool": None, "network": "resnet", "shape": [3, 2, 5]}.items():
         with pytest.raises(DiffcapError, match=rf"its features have {key} .*, the captioner was trained on"):
-            store.require({**store.meta, key: other})
+            FeatureStore.open(tmp_path, {**store.meta, key: other})
 
 
 def test_broken_stores_are_named(tmp_path: Path) -> None:

@@ -92,14 +92,26 @@ class FeatureStore:
         self._index = index
 
     @classmethod
-    def open(cls, folder: str | Path) -> "FeatureStore":
+    def open(cls, folder: str | Path, trained_on: Mapping[str, Any] | None = None) -> "FeatureStore":
         """Open a finished store.
 
+        Args:
+            folder: the store's. trained_on: `meta` of the store that a captioner was trained on, which is to read this
+                one, whatever either is called.
+
         Raises:
-            DiffcapError: there is none, it is of another version, unfinished, or its array is shorter than its index.
+            DiffcapError: there is none, it is of another version, unfinished, its array is shorter than its index, or its
+                features are of another backbone, other weights, another preprocessing or shape than the captioner's.
         """
         folder = Path(folder)
         meta = _read_meta(folder)
+        wanted = meta if trained_on is None else trained_on
+        for key in _KIND:
+            if meta.get(key) != wanted.get(key):
+                raise DiffcapError(
+                    f"{folder}: its features have {key} {_short(meta.get(key))}, the captioner was trained on "
+                    f"{_short(wanted.get(key))}; extract with that backbone and its weights."
+                )
         paths, _ = _read_index(folder)
         done = _read_done(folder, len(paths))
         if not (folder / "complete").is_file():
@@ -127,22 +139,6 @@ class FeatureStore:
 
     def __len__(self) -> int:
         return len(self._index)
-
-    def require(self, meta: Mapping[str, Any]) -> None:
-        """Insist on the features that a captioner was trained on, whatever the store is called.
-
-        Args:
-            meta: of the store that it was trained on.
-
-        Raises:
-            DiffcapError: another backbone, other weights, another preprocessing or shape.
-        """
-        for key in _KIND:
-            if self.meta.get(key) != meta.get(key):
-                raise DiffcapError(
-                    f"{self.folder}: its features have {key} {_short(self.meta.get(key))}, the captioner was trained on "
-                    f"{_short(meta.get(key))}; extract with that backbone and its weights."
-                )
 
     def rows(self, paths: Sequence[str]) -> Rows:
         """Row numbers of image paths, as the manifest writes them.

@@ -11,11 +11,11 @@ from lightning.pytorch.callbacks import RichProgressBar
 from torch.utils.data import DataLoader
 
 from diffcap.captioner import Checkpoint
-from diffcap.data import PairBatches, PairTable, as_is
 from diffcap.features.store import FeatureStore
 from diffcap.lit.cli import plain_settings
 from diffcap.losses.gather import world_size
 from diffcap.models.generation import beam_search, greedy
+from diffcap.pair_table import PairBatches, PairTable, as_is
 from diffcap.records import ChangePair
 
 
@@ -68,8 +68,7 @@ def decode(
     Raises:
         DiffcapError: the store is missing, or of another shape or backbone than the captioner was trained on.
     """
-    features = FeatureStore.open(store)
-    features.require(checkpoint.features)
+    features = FeatureStore.open(store, checkpoint.features)
     table = PairTable(pairs, features, checkpoint.vocabulary, checkpoint.max_length)
     loader = DataLoader(PairBatches(table), batch_size, collate_fn=as_is)
     with plain_settings(TypeError):

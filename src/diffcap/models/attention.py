@@ -42,11 +42,14 @@ def dropped_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float)
 
 def is_worthwhile(query: Tensor, key: Tensor) -> bool:
     """Whether `dropped_attention` may take the place of torch's own with dropout, and is faster."""
-    if query.device.type != "cpu" or query.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
-        return False
-    if not len(query) or not len(key):  # a rank may have no pairs
+    if not is_plain(query) or not len(query) or not len(key):  # a rank may have no pairs
         return False
     return query.shape[1] * query.shape[2] * key.shape[2] >= WORTHWHILE
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether the package's own passes for the CPU may compute with `x`: float32 there, and nothing else asked for."""
+    return x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
 
 
 class _Dropped(torch.autograd.Function):

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from diffcap.models.attention import is_plain
+
 
 class GridEmbedding(nn.Module):
     """A linear layer at every place, and a learned position of a column and a row half each.
@@ -45,17 +47,11 @@ class GridEmbedding(nn.Module):
         if weight.shape[1] > self.channels:  # the same at that place in every image: no need to append them to the maps
             places = places + F.linear(self.coordinate_channels, weight[:, self.channels :])
         places, weight = places + self.projection.bias, weight[:, : self.channels]
-        if _one_by_one(maps, weight):
+        if is_plain(maps) and is_plain(weight):
             return _MapsToTokens.apply(maps.flatten(2), weight, places)
         # A linear layer as a convolution: the maps need not be copied channels last, nor the copy kept for the gradient.
         tokens = F.conv2d(maps, weight[..., None, None])  # (B, D, rows, columns)
         return places + tokens.flatten(2).transpose(1, 2)  # in this order the sum is laid out as `places`
-
-
-def _one_by_one(maps: Tensor, weight: Tensor) -> bool:
-    """Whether `_MapsToTokens` may take the convolution's place: on the CPU, in the weights' own float32."""
-    plain = maps.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    return plain and maps.device.type == "cpu"
 
 
 class _MapsToTokens(torch.autograd.Function):

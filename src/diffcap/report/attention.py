@@ -72,17 +72,6 @@ def look(checkpoint: Checkpoint, store: FeatureStore, pair: ChangePair, caption:
     )
 
 
-def open_store(checkpoint: Checkpoint, folder: Path) -> FeatureStore:
-    """The feature store of the dataset in `folder` that a captioner was trained on.
-
-    Raises:
-        DiffcapError: it is missing, or of another shape or backbone by now.
-    """
-    store = FeatureStore.open(folder / "features" / checkpoint.features["name"])
-    store.require(checkpoint.features)
-    return store
-
-
 def look_at(path: Path, folder: Path, pairs: Sequence[ChangePair], captions: Mapping[str, str]) -> list[Look] | str:
     """Looks of a run's checkpoint at pairs; or, where there is nothing to see, one sentence why.
 
@@ -97,7 +86,7 @@ def look_at(path: Path, folder: Path, pairs: Sequence[ChangePair], captions: Map
     checkpoint = load(path)
     if type(checkpoint.captioner).attention is Captioner.attention:
         return f"{checkpoint.facts['method']} has no attention maps."
-    store = open_store(checkpoint, folder)
+    store = FeatureStore.open(folder / "features" / checkpoint.features["name"], checkpoint.features)
     return [look(checkpoint, store, pair, captions[pair.id]) for pair in pairs]
 
 

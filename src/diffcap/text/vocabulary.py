@@ -52,7 +52,6 @@ class Layout(NamedTuple):
     """
 
     family: str
-
     specials: tuple[str, ...]
     begin: str
     end: str
