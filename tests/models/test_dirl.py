@@ -130,7 +130,7 @@ def test_a_block_is_torchs_decoder_layer() -> None:
     twin.norm1, twin.norm2, twin.norm3 = block.norm1, block.norm2, block.norm3
     x, visual = torch.randn(2, 4, 8), torch.randn(2, 6, 8)
     causal = torch.ones(4, 4, dtype=torch.bool).tril()
-    out = block(x, block.cross.keys_values(visual), causal, None)
+    out = block(x, block.cross.keys_values(visual), causal, ())
     torch.testing.assert_close(out.hidden, twin(x, visual, tgt_mask=~causal), **CLOSE)
     said = block.norm1(x + twin.self_attn(x, x, x, attn_mask=~causal)[0])
     torch.testing.assert_close(out.said, said, **CLOSE)

@@ -71,3 +71,25 @@ def test_a_stack_normalises_its_input_and_not_its_output() -> None:
         y = y + block.ffn[3](block.ffn[0](block.ffn_norm(y)).relu())
     torch.testing.assert_close(stack(x)[0], y)
     assert torch.equal(PreNormStack(0, 8, 2, 16, 0.0)(x)[0], x)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("parts", [(), (5,), (5, 1), (3, 2, 4)])
+@pytest.mark.parametrize("rows", [slice(None), slice(1, 3), slice(0)])
+@pytest.mark.parametrize("layers", [0, 1, 3])
+def test_a_stack_gives_the_wanted_rows_after_a_past_in_any_parts(
+    parts: tuple[int, ...], rows: slice, layers: int
+) -> None:
+    torch.manual_seed(0)
+    stack = PreNormStack(layers, 8, 2, 16, 0.0).eval()
+    x, past = torch.randn(2, sum(parts) + 4, 8), []
+    mask = torch.ones(len(x[0]), len(x[0]), dtype=torch.bool).tril()
+    whole, seen = stack(x, mask)
+    for key, value in seen:
+        places = [*parts, 4]
+        past.append(list(zip(key.split(places, 2), value.split(places, 2)))[:-1])
+    output, own = stack(x[:, -4:], mask[-4:], past, rows)
+    torch.testing.assert_close(output, whole[:, -4:][:, rows])
+    for ours, theirs in zip(own, seen, strict=True):
+        torch.testing.assert_close(ours[0], theirs[0][:, :, -4:])
+        torch.testing.assert_close(ours[1], theirs[1][:, :, -4:])

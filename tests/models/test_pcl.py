@@ -128,12 +128,12 @@ def visual_mask() -> Tensor:
 def test_the_loss_is_sums_of_words_and_of_judgements() -> None:
     batch = masked_batch(8)
     model = captioner(distractor_weight=3.0)
-    memory = model.encode(batch["before"], batch["after"])
-    words, labels = model.masked_logits(memory, batch), batch["mlm_labels"]
+    seen, final = model.states(batch["before"], batch["after"])
+    words, labels = model.masked_logits(seen, batch), batch["mlm_labels"]
     expected, judged = 0.0, 0.0
     for row, label in zip(words.log_softmax(-1), labels[labels != IGNORED]):
         expected -= row[label].item()
-    for row, label in zip(model.distractor_logits(memory).log_softmax(-1), batch["is_change"]):
+    for row, label in zip(model.distractor_logits(final).log_softmax(-1), batch["is_change"]):
         judged -= row[label].item()
     parts = model.loss(batch)
     assert parts["loss"].item() == pytest.approx(expected + 3 * judged, rel=1e-5)
@@ -148,11 +148,9 @@ def test_the_judge_reads_the_two_cls_of_the_images() -> None:
     for options in ({}, {"text_cls": True}):
         model = captioner(**options)
         before, after = maps(2)
-        memory = model.encode(before, after)
-        both = torch.cat(
-            [memory.final[:, 0], memory.final[:, 1 + 6]], 1
-        )  # [CLS] and 6 patches of the first come before
-        torch.testing.assert_close(model.distractor_logits(memory), model.distractor_head(both))
+        final = model.states(before, after).final
+        both = torch.cat([final[:, 0], final[:, 1 + 6]], 1)  # [CLS] and 6 patches of the first come before
+        torch.testing.assert_close(model.distractor_logits(final), model.distractor_head(both))
 
 
 @torch.no_grad()
@@ -236,14 +234,14 @@ def test_maps_of_any_shape(height: int, width: int) -> None:
     before, after = maps(2, height, width)
     memory = model.encode(before, after)
     patches = height * width
-    assert memory.final.shape == (2, 2 + 2 * patches, SIZES["width"])
+    final = model.states(before, after).final
+    assert final.shape == (2, 2 + 2 * patches, SIZES["width"])
     torch.testing.assert_close(
-        model.distractor_logits(memory),
-        model.distractor_head(torch.cat([memory.final[:, 0], memory.final[:, 1 + patches]], 1)),
+        model.distractor_logits(final), model.distractor_head(torch.cat([final[:, 0], final[:, 1 + patches]], 1))
     )
     # Patches go row by row: the same pictures as one long row give the same states.
     rows = [image.reshape(2, 5, 1, patches) for image in (before, after)]
-    torch.testing.assert_close(model.encode(*rows).final, memory.final)
+    torch.testing.assert_close(model.states(*rows).final, final)
     tokens = torch.full((2, 1), BOS)
     torch.testing.assert_close(
         model.step(tokens[:, 0], memory, None)[0], without_cache(model, before, after, tokens), **CLOSE
@@ -260,7 +258,7 @@ def test_hyperparameters_build_the_same_model() -> None:
     twin = PCL(**model.hyperparameters)
     twin.load_state_dict(model.state_dict())
     with torch.no_grad():
-        a, b = (each.eval().encode(*maps(2)).final for each in (model, twin))
+        a, b = (each.eval().states(*maps(2)).final for each in (model, twin))
     assert torch.equal(a, b) and model.hyperparameters.keys() >= {"objective", "text_cls", "distractor_weight"}
     assert all(isinstance(value, int | float | str | bool) for value in model.hyperparameters.values())
 

@@ -151,7 +151,7 @@ def test_the_blocks_last_residual(residual: Any) -> None:
     torch.manual_seed(0)
     block = SCORERBlock(8, 2, 0.0, residual)
     x, visual = torch.randn(2, 4, 8), torch.randn(2, 6, 8)
-    out = block(x, block.cross.keys_values(visual), None, None)
+    out = block(x, block.cross.keys_values(visual), None, ())
 
     def attend(query: Tensor, source: Tensor, layer: nn.Module) -> Tensor:
         """Torch's own, with a last layer that changes nothing: there is none in the block."""

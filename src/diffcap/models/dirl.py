@@ -16,7 +16,7 @@ from diffcap.losses.decorrelation import cross_correlation, decorrelation
 from diffcap.losses.gather import global_mean
 from diffcap.models.captioner import Batch, Captioner, WordMaps
 from diffcap.models.grid import GridEmbedding
-from diffcap.models.layers import Attention, KeysValues, linear_of_both, tiled_sum
+from diffcap.models.layers import Attention, KeysValues, Past, linear_of_both, tiled_sum
 from diffcap.models.words import (
     END,
     NULL,
@@ -58,7 +58,7 @@ class DIRLBlock(nn.Module):
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width) for _ in range(3))
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, memory: KeysValues, mask: Tensor | None, past: KeysValues | None) -> BlockOutput:
+    def forward(self, x: Tensor, memory: KeysValues, mask: Tensor | None, past: Past) -> BlockOutput:
         """See `BlockOutput`; arguments as `Attention`."""
         mixed, own = self.self_attention(x, mask, past)
         said = self.norm1(x + self.dropout(mixed))

@@ -4,6 +4,7 @@ Letters: B pairs, T text positions, N visual tokens of one image, D width, H hea
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from diffcap.models.attention import dropped_attention, is_worthwhile
 
 KeysValues = tuple[Tensor, Tensor]  # each (B, H, positions, D / H)
+Past = Sequence[KeysValues]  # of earlier positions, in one part or several
+ALL = slice(None)
 
 
 class UnbiasedLayerNorm(nn.Module):
@@ -78,6 +81,23 @@ class Attention(nn.Module):
         key, value = self._heads(x, 1, 2)
         return key, value
 
+    def attend_parts(self, query: Tensor, parts: Sequence[KeysValues], mask: Tensor | None = None) -> Tensor:
+        """`attend` over keys and values that stand in several places, for the few queries of one decoding step.
+
+        Joining them would copy them all at every step, which takes longer than the attention. No dropout.
+
+        Args:
+            query: (B, H, T, D / H). parts: (B, H, S_i, D / H) each, fastest where they are contiguous.
+            mask: boolean, broadcast to (B, H, T, sum of S_i).
+        """
+        query = query * query.shape[3] ** -0.5
+        scores = torch.cat([query @ key.transpose(2, 3) for key, _ in parts], 3)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float("-inf"))
+        shares = scores.softmax(3).split([key.shape[2] for key, _ in parts], 3)
+        mixed = torch.stack([share @ value for share, (_, value) in zip(shares, parts)]).sum(0)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
     def attend(self, query: Tensor, keys_values: KeysValues, mask: Tensor | None = None) -> Tensor:
         """Queries (B, H, T, D / H) over keys and values to (B, T, D).
 
@@ -97,22 +117,28 @@ class Attention(nn.Module):
         return (query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).softmax(-1).mean(1)
 
     def forward(
-        self, x: Tensor, mask: Tensor | None = None, past: KeysValues | None = None
+        self, x: Tensor, mask: Tensor | None = None, past: Past = (), rows: slice = ALL
     ) -> tuple[Tensor, KeysValues]:
         """Attend from x (B, T, D) to `past` and x.
 
         Args:
             x: (B, T, D).
-            mask: boolean, True where a query may look; broadcast to (B, H, T, past + T). None: everywhere.
-            past: keys and values of earlier positions, (B, H, P, D / H) each.
+            mask: boolean, True where a query may look; broadcast to (B, H, rows of T, past + T). None: everywhere.
+            past: keys and values of earlier positions, (B, H, P, D / H) each, in one part or several, see `attend_parts`.
+            rows: the positions of x whose output is wanted.
 
         Returns:
-            (B, T, D), and the keys and values of x alone.
+            (B, rows of T, D), and the keys and values of all of x.
         """
-        query, key, value = self.project(x)
+        if rows == ALL:
+            query, key, value = self.project(x)
+        else:
+            query, (key, value) = self.queries(x[:, rows]), self.keys_values(x)
         own = (key, value)
-        if past is not None:
-            key, value = torch.cat([past[0], key], 2), torch.cat([past[1], value], 2)
+        if len(past) > 1:
+            return self.attend_parts(query, [*past, own], mask), own
+        for before, beside in past:
+            key, value = torch.cat([before, key], 2), torch.cat([beside, value], 2)
         return self.attend(query, (key, value), mask), own
 
 
@@ -128,11 +154,11 @@ class PreNormBlock(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, x: Tensor, mask: Tensor | None = None, past: KeysValues | None = None
+        self, x: Tensor, mask: Tensor | None = None, past: Past = (), rows: slice = ALL
     ) -> tuple[Tensor, KeysValues]:
-        """(B, T, D) to (B, T, D), and the keys and values of x; arguments as `Attention`."""
-        mixed, own = self.attention(self.attention_norm(x), mask, past)
-        x = x + self.dropout(mixed)
+        """(B, T, D) to (B, rows of T, D), and the keys and values of all of x; arguments as `Attention`."""
+        mixed, own = self.attention(self.attention_norm(x), mask, past, rows)
+        x = x[:, rows] + self.dropout(mixed)
         return x + self.dropout(self.ffn(self.ffn_norm(x))), own
 
 
@@ -149,15 +175,22 @@ class PreNormStack(nn.Module):
         self.layers = nn.ModuleList(PreNormBlock(width, heads, ffn, dropout) for _ in range(layers))
 
     def forward(
-        self, x: Tensor, mask: Tensor | None = None, past: list[KeysValues] | None = None
+        self, x: Tensor, mask: Tensor | None = None, past: Sequence[Past] | None = None, rows: slice = ALL
     ) -> tuple[Tensor, list[KeysValues]]:
-        """(B, T, D) to (B, T, D), and each layer's keys and values of x; `past` has one entry a layer."""
+        """(B, T, D) to (B, rows of T, D), and each layer's keys and values of all of x.
+
+        Args:
+            x: (B, T, D). mask: as `Attention`, (..., T, past + T). past: of each layer.
+            rows: the positions whose output is wanted; the last layer computes no others.
+        """
         x = self.norm(x)
         cache = []
         for index, layer in enumerate(self.layers):
-            x, own = layer(x, mask, None if past is None else past[index])
+            wanted = rows if index == len(self.layers) - 1 else ALL
+            shown = mask if mask is None or wanted == ALL else mask[..., wanted, :]
+            x, own = layer(x, shown, past[index] if past else (), wanted)
             cache.append(own)
-        return x, cache
+        return x if len(self.layers) else x[:, rows], cache
 
 
 def doubled_sinusoid(length: int, width: int) -> Tensor:

@@ -17,7 +17,7 @@ from diffcap.losses.gather import global_mean, global_sum
 from diffcap.losses.mlm import IGNORED, masked_cross_entropy
 from diffcap.losses.mvcl import masked_visual_nce
 from diffcap.models.captioner import Batch, Captioner
-from diffcap.models.layers import Attention, KeysValues, PreNormStack, UnbiasedLayerNorm, doubled_sinusoid, tile
+from diffcap.models.layers import ALL, Attention, KeysValues, PreNormStack, UnbiasedLayerNorm, doubled_sinusoid, tile
 
 PAD, BOS, EOS, UNK, CLS, MASK = range(6)  # BOS and MASK are fixed in the authors' decoder; the others are ours
 FIRST_CLS, FIRST_IMAGE, SECOND_CLS, SECOND_IMAGE, TEXT_CLS, TEXT = range(1, 7)  # type ids; 0 is unused
@@ -273,7 +273,7 @@ class PCLPretraining(nn.Module):
         return difference_aligning(self.fda_similarity(batch), self.temperature)
 
 
-class Memory(NamedTuple):
+class States(NamedTuple):
     """A pair after encoding: each cross-encoder layer's keys and values of the visual tokens, and their final states."""
 
     keys_values: list[KeysValues]
@@ -337,37 +337,47 @@ class PCL(Captioner):
         self.distractor_head = nn.Linear(2 * width, 2) if distractor_judging else None
         self.distractor_weight, self.objective, self.text_cls = distractor_weight, objective, text_cls
 
-    def encode(self, before: Tensor, after: Tensor) -> Memory:
-        """Two feature maps (B, C, h, w) through all encoders; the cross-modal one over visual rows only."""
+    def states(self, before: Tensor, after: Tensor, rows: slice = ALL) -> States:
+        """Two feature maps (B, C, h, w) through all encoders; the cross-modal one over visual rows only.
+
+        Args:
+            rows: the visual tokens whose final states are wanted.
+        """
         visual = self.trunk.visual(before, after)
         if self.text_cls:
             visual = torch.cat([visual, self.trunk.cls(len(visual), TEXT_CLS)], 1)
-        final, keys_values = self.trunk.cross_encoder(visual)
-        return Memory(keys_values, final)
+        final, keys_values = self.trunk.cross_encoder(visual, rows=rows)
+        return States(keys_values, final)
 
-    def step(self, tokens: Tensor, memory: Memory, cache: list[KeysValues] | None) -> tuple[Tensor, list[KeysValues]]:
+    def encode(self, before: Tensor, after: Tensor) -> list[KeysValues]:
+        """Two feature maps (B, C, h, w) to what words see: each cross-encoder layer's keys and values, contiguous."""
+        seen = self.states(before, after, rows=slice(0)).keys_values
+        return [(key.contiguous(), value.contiguous()) for key, value in seen]
+
+    def step(
+        self, tokens: Tensor, memory: list[KeysValues], cache: list[KeysValues] | None
+    ) -> tuple[Tensor, list[KeysValues]]:
         """Put [MASK] after the words so far and score what it hides; the word joins the cache, the [MASK] does not."""
-        past, position = memory.keys_values, 0
+        past, position = [[seen] for seen in memory], 0
         if cache is not None:
             position = cache[0][0].shape[2]
-            past = [(torch.cat([k, ck], 2), torch.cat([v, cv], 2)) for (k, v), (ck, cv) in zip(past, cache)]
+            past = [[seen, said] for seen, said in zip(memory, cache)]
         pair = torch.stack([tokens, torch.full_like(tokens, MASK)], 1)  # (B, 2)
-        hidden, own = self.trunk.cross_encoder(
-            self.trunk.text(pair, first=position), _causal(2, past[0][0].shape[2], tokens.device), past
-        )
+        mask = _causal(2, memory[0][0].shape[2] + position, tokens.device)
+        hidden, own = self.trunk.cross_encoder(self.trunk.text(pair, first=position), mask, past, rows=slice(1, 2))
         word = [(key[:, :, :1], value[:, :, :1]) for key, value in own]
         if cache is not None:
             word = [(torch.cat([ck, k], 2), torch.cat([cv, v], 2)) for (ck, cv), (k, v) in zip(cache, word)]
-        return self.trunk.output_layer(hidden[:, 1]), word
+        return self.trunk.output_layer(hidden[:, 0]), word
 
-    def masked_logits(self, memory: Memory, batch: Batch) -> Tensor:
+    def masked_logits(self, seen: list[KeysValues], batch: Batch) -> Tensor:
         """Word scores at the hidden positions of `mlm_tokens` (B, T), each from the words before it: (n, V)."""
         tokens = batch["mlm_tokens"]
-        mask = _causal(tokens.shape[1], memory.final.shape[1], tokens.device)
-        hidden, _ = self.trunk.cross_encoder(self.trunk.text(tokens), mask, memory.keys_values)
+        mask = _causal(tokens.shape[1], seen[0][0].shape[2], tokens.device)
+        hidden, _ = self.trunk.cross_encoder(self.trunk.text(tokens), mask, [(part,) for part in seen])
         return self.trunk.output_layer(hidden[batch["mlm_labels"] != IGNORED])
 
-    def all_position_logits(self, memory: Memory, tokens: Tensor) -> Tensor:
+    def all_position_logits(self, seen: list[KeysValues], tokens: Tensor) -> Tensor:
         """Word scores at positions 1 ... T - 1 of `tokens` (B, T), each exactly as `step` would give: (B, T - 1, V).
 
         The text stands twice: the real words at positions 0 ... T - 2, and a copy of [MASK] alone at 1 ... T - 1. The
@@ -381,16 +391,16 @@ class PCL(Captioner):
         causal = position[:, None] >= position  # (words, words): real word i sees 0 ... i; the copy for i + 1 likewise
         itself = torch.eye(words, dtype=torch.bool, device=device)
         real = torch.cat([causal, torch.zeros_like(causal)], 1)
-        visual = torch.ones(2 * words, memory.final.shape[1], dtype=torch.bool, device=device)
+        visual = torch.ones(2 * words, seen[0][0].shape[2], dtype=torch.bool, device=device)
         mask = torch.cat([visual, torch.cat([real, torch.cat([causal, itself], 1)])], 1)
-        hidden, _ = self.trunk.cross_encoder(x, mask, memory.keys_values)
+        hidden, _ = self.trunk.cross_encoder(x, mask, [(part,) for part in seen])
         return self.trunk.output_layer(hidden[:, words:])
 
-    def distractor_logits(self, memory: Memory) -> Tensor:
+    def distractor_logits(self, final: Tensor) -> Tensor:
         """Scores of "nothing changed" and "something changed" from the final states of the two [CLS]: (B, 2)."""
         assert self.distractor_head is not None
-        tokens = memory.final.shape[1] - self.text_cls
-        return self.distractor_head(torch.cat([memory.final[:, 0], memory.final[:, tokens // 2]], -1))
+        tokens = final.shape[1] - self.text_cls
+        return self.distractor_head(torch.cat([final[:, 0], final[:, tokens // 2]], -1))
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Sums over the global batch, as the released code has them: weight 1, no averaging.
@@ -400,17 +410,17 @@ class PCL(Captioner):
         the loss: means per word and per pair.
         """
         before, after = batch["before"], batch["after"]
-        memory = self.encode(tile(before, len(after)), after)
+        seen, final = self.states(tile(before, len(after)), after)
         if self.objective == "masked":
             labels = batch["mlm_labels"]
-            words = masked_cross_entropy(self.masked_logits(memory, batch), labels[labels != IGNORED])
+            words = masked_cross_entropy(self.masked_logits(seen, batch), labels[labels != IGNORED])
         else:
             target = batch["tokens"][:, 1:]
             real = target != PAD
-            words = masked_cross_entropy(self.all_position_logits(memory, batch["tokens"])[real], target[real])
+            words = masked_cross_entropy(self.all_position_logits(seen, batch["tokens"])[real], target[real])
         parts = {"loss": global_sum(words), "word_loss": words.mean().detach()}
         if self.distractor_head is not None:
-            judged = masked_cross_entropy(self.distractor_logits(memory), batch["is_change"].long())
+            judged = masked_cross_entropy(self.distractor_logits(final), batch["is_change"].long())
             parts["loss"] = parts["loss"] + self.distractor_weight * global_sum(judged)
             parts["distractor_loss"] = judged.mean().detach()
         return parts

@@ -20,7 +20,7 @@ from diffcap.losses.gather import gather_rows, global_mean, world_size
 from diffcap.losses.token_matching import token_matching
 from diffcap.models.captioner import Batch, Captioner, WordMaps
 from diffcap.models.grid import GridEmbedding
-from diffcap.models.layers import Attention, KeysValues, linear_of_both, tile, tiled_sum
+from diffcap.models.layers import Attention, KeysValues, Past, linear_of_both, tile, tiled_sum
 from diffcap.models.words import (
     END,
     NULL,
@@ -78,7 +78,7 @@ class SCORERBlock(nn.Module):
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width, EPS) for _ in range(3))
         self.dropout, self.ffn_residual = nn.Dropout(dropout), ffn_residual
 
-    def forward(self, x: Tensor, memory: KeysValues, mask: Tensor | None, past: KeysValues | None) -> BlockOutput:
+    def forward(self, x: Tensor, memory: KeysValues, mask: Tensor | None, past: Past) -> BlockOutput:
         """See `BlockOutput`; arguments as `Attention`."""
         mixed, own = self.self_attention(x, mask, past)
         said = self.norm1(x + mixed)

@@ -80,7 +80,7 @@ class WordDecoder(nn.Module):
             mask = causal & (tokens != NULL)[:, None, None]  # (B, 1, T, T)
         cache = []
         for index, block in enumerate(self.blocks):
-            output = block(x, memory[index], mask, past[index] if past else None)
+            output = block(x, memory[index], mask, past[index : index + 1] if past else ())
             key, value = output.own
             cache.append(
                 (torch.cat([past[index][0], key], 2), torch.cat([past[index][1], value], 2)) if past else (key, value)
