@@ -52,6 +52,22 @@ def test_values_and_gradients_are_the_plain_forms(sizes: tuple[int, int, int, in
     assert out.transpose(1, 2).is_contiguous() and all(part.transpose(1, 2).is_contiguous() for part in ours)
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("sizes", [(6, 3, 40, 50), (2, 4, 50, 30)], ids=str)
+def test_bfloat16_is_the_plain_form_to_its_precision(sizes: tuple[int, int, int, int], autocast: bool) -> None:
+    torch.manual_seed(0)
+    parts = [part.bfloat16().detach().requires_grad_() for part in draw(*sizes)]
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        out = dropped_attention(*parts, 0.25)
+    upstream = torch.randn(out.shape).bfloat16()
+    ours = (out, *torch.autograd.grad(out, parts, upstream))
+    exact = [part.detach().double().requires_grad_() for part in parts]
+    expected = plain(*exact, mask_of(out, *sizes[2:]), 0.25)
+    for mine, theirs in zip(ours, (expected, *torch.autograd.grad(expected, exact, upstream.double()))):
+        assert mine.dtype == torch.bfloat16
+        assert (mine.double() - theirs).norm() < 0.01 * theirs.norm()
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.1, 0.5, 0.9])
 def test_each_probability_is_dropped_as_often_as_is_said(dropout: float) -> None:
     torch.manual_seed(0)
@@ -103,10 +119,14 @@ def test_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     layer(x, mask=torch.ones(5, 5, dtype=torch.bool))
     layer(x[:, :4])
     layer.eval()(x)
-    layer.train().to(torch.bfloat16)(x.bfloat16())
+    assert calls == [0.25]
+    layer.train()
     with torch.autocast("cpu", torch.bfloat16):
         layer(x)
-    assert calls == [0.25]
+    layer.to(torch.bfloat16)(x.bfloat16())
+    assert calls == [0.25] * 3
+    layer.to(torch.float64)(x.double())
+    assert calls == [0.25] * 3
     query = torch.zeros(1, 2, 5, 4)
     assert is_worthwhile(query, query) and not is_worthwhile(query.to("meta"), query.to("meta"))
 

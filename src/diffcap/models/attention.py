@@ -3,7 +3,7 @@
 Torch's fused attention has no dropout on the CPU: it falls back to separate operations over all B x H x T x S
 probabilities, and keeps several copies of them for the backward pass. Here one pair is computed at a time, in the
 processor's cache, and nothing is kept but the state of the random numbers; the backward pass makes the probabilities and
-the draws again, as the fused kernels do.
+the draws again, as the fused kernels do. In bfloat16 products are of that type, probabilities float32.
 
 Letters: B pairs, H heads, T queries, S keys, E channels of a head.
 """
@@ -22,7 +22,7 @@ def dropped_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float)
     """`(softmax(query key^T / sqrt(E)) * kept / (1 - p)) value`, each probability dropped with p on its own.
 
     Args:
-        query: (B, H, T, E) float32 on the CPU. key, value: (B, H, S, E). Where the batch of one is a multiple of the
+        query: (B, H, T, E) float32 or bfloat16 on the CPU. key, value: (B, H, S, E). Where the batch of one is a multiple of the
             other's, the smaller one serves every part of the larger: row i goes with row i modulo its length.
         dropout: p, in [0, 1); rounded to a multiple of 1 / 65536.
 
@@ -42,7 +42,9 @@ def dropped_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float)
 
 def is_worthwhile(query: Tensor, key: Tensor) -> bool:
     """Whether `dropped_attention` may take the place of torch's own with dropout, and is faster."""
-    if not is_plain(query) or not len(query) or not len(key):  # a rank may have no pairs
+    if query.device.type != "cpu" or query.dtype not in (torch.float32, torch.bfloat16):
+        return False
+    if not len(query) or not len(key):  # a rank may have no pairs
         return False
     return query.shape[1] * query.shape[2] * key.shape[2] >= WORTHWHILE
 
@@ -58,10 +60,12 @@ class _Dropped(torch.autograd.Function):
         batch, (_, heads, length, width) = max(len(query), len(key)), query.shape
         out = query.new_empty(batch, length, heads, width).transpose(1, 2)
         ctx.drop, ctx.scale, ctx.drawn = drop, LEVELS / (LEVELS - drop), torch.get_rng_state()
-        for row in range(batch):
-            asked, seen = row % len(query), row % len(key)
-            probabilities = _probabilities(query[asked], key[seen])
-            out[row] = probabilities.mul_(_kept(probabilities, drop)) @ (value[seen] * ctx.scale)
+        with torch.autocast("cpu", enabled=False):
+            for row in range(batch):
+                asked, seen = row % len(query), row % len(key)
+                probabilities = _probabilities(query[asked], key[seen])
+                left = probabilities.mul_(_kept(probabilities, drop)).to(value.dtype)
+                out[row] = left @ (value[seen] * ctx.scale)
         ctx.save_for_backward(query, key, value)
         return out
 
@@ -76,18 +80,18 @@ class _Dropped(torch.autograd.Function):
             asked, seen = row % len(query), row % len(key)
             probabilities = _probabilities(query[asked], key[seen])
             kept, above = _kept(probabilities, ctx.drop, again), gradient[row] * ctx.scale
-            _put(to_value, seen, row, (probabilities * kept).transpose(1, 2) @ above)
-            to_probabilities = (above @ value[seen].transpose(1, 2)).mul_(kept)
+            _put(to_value, seen, row, (probabilities * kept).to(above.dtype).transpose(1, 2) @ above)
+            to_probabilities = (above @ value[seen].transpose(1, 2)).float().mul_(kept)
             to_scores = torch._softmax_backward_data(to_probabilities, probabilities, -1, torch.float32)
-            to_scores *= query.shape[3] ** -0.5
+            to_scores = to_scores.mul_(query.shape[3] ** -0.5).to(query.dtype)
             _put(to_query, asked, row, to_scores @ key[seen])
             _put(to_key, seen, row, to_scores.transpose(1, 2) @ query[asked])
         return to_query, to_key, to_value, None
 
 
 def _probabilities(query: Tensor, key: Tensor) -> Tensor:
-    """(H, T, E) and (H, S, E) to (H, T, S)."""
-    return torch.softmax((query * query.shape[2] ** -0.5) @ key.transpose(1, 2), 2)
+    """(H, T, E) and (H, S, E) to (H, T, S), float32."""
+    return torch.softmax((query * query.shape[2] ** -0.5) @ key.transpose(1, 2), 2, torch.float32)
 
 
 def _kept(probabilities: Tensor, drop: int, generator: torch.Generator | None = None) -> Tensor:
