@@ -90,7 +90,9 @@ def training_batch(method: str, batch: int, streams: int, sizes: Sizes) -> Batch
     return {**data, "mlm_tokens": tokens.masked_fill(hide, pcl.MASK), "mlm_labels": labels, "is_change": is_change}
 
 
-def training(method: str, form: str, batch: int, streams: int, sizes: Sizes, timed: "Timer") -> dict[str, Any]:
+def training(
+    method: str, form: str, batch: int, streams: int, precision: str, sizes: Sizes, timed: "Timer"
+) -> dict[str, Any]:
     """Loss, backward and Adam; one item is one before map, with both its streams where there are two."""
     model = build(method, sizes, form).train()
     data = training_batch(method, batch, streams, sizes)
@@ -98,7 +100,8 @@ def training(method: str, form: str, batch: int, streams: int, sizes: Sizes, tim
     losses = []
 
     def step() -> None:
-        loss = model.loss(data)["loss"]
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            loss = model.loss(data)["loss"]
         losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
@@ -171,8 +174,8 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     """Run one case.
 
     Args:
-        case: `kind` "training", "matching" or "decoding"; `method`, `form`, `batch`, `streams`; `repeats`, `threads`
-            (None: torch's choice) and `small`.
+        case: `kind` "training", "matching" or "decoding"; `method`, `form`, `batch`, `streams`, `precision`; `repeats`,
+            `threads` (None: torch's choice) and `small`.
 
     Returns:
         items_per_s, seconds (of every repeat), peak_mb, libraries_mb (the peak before anything was made), threads,
@@ -185,7 +188,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     method, form, batch = case["method"], case["form"], case["batch"]
     sizes, timed = (SMALL if case["small"] else PAPER)[method], Timer(case["repeats"])
     if case["kind"] == "training":
-        result = training(method, form, batch, case["streams"], sizes, timed)
+        result = training(method, form, batch, case["streams"], case["precision"], sizes, timed)
     elif case["kind"] == "matching":
         result = matching(form, batch, sizes, timed)
     else:

@@ -62,14 +62,18 @@ def methods(
 
 def cases(methods: list[Method], batch: int, large_batch: int, small: bool) -> list[dict[str, Any]]:
     """What is measured, in order; the form that others are compared with comes right after them, at the same load."""
-    training: list[tuple[Method, str, int, int]] = [  # method, form, batch, streams
+    training: list[tuple[Any, ...]] = [  # method, form, batch, streams, precision
         ("scorer", "dense", batch, 2),
         ("scorer", "blocked", batch, 2),
+        ("scorer", "blocked", batch, 2, "bf16"),
         ("scorer", "dense", large_batch, 2),
         ("scorer", "blocked", large_batch, 2),
+        ("scorer", "blocked", large_batch, 2, "bf16"),
         ("dirl", "", batch, 1),
+        ("dirl", "", batch, 1, "bf16"),
         ("dirl", "", batch, 2),
         ("pcl", "", batch, 1),
+        ("pcl", "", batch, 1, "bf16"),
     ]
     sizes = (2, 2, 2) if small else (8, 16, 32)
     rows = [_case("training", *row) for row in training]
@@ -79,8 +83,11 @@ def cases(methods: list[Method], batch: int, large_batch: int, small: bool) -> l
     return [row for index, row in enumerate(rows) if row["method"] in methods and row not in rows[:index]]
 
 
-def _case(kind: str, method: str, form: str, batch: int, streams: int = 1) -> dict[str, Any]:
-    return {"kind": kind, "method": method, "form": form, "batch": batch, "streams": streams}
+def _case(
+    kind: str, method: str, form: str, batch: int, streams: int = 1, precision: str = "float32"
+) -> dict[str, Any]:
+    names = {"kind": kind, "method": method, "form": form}
+    return {**names, "batch": batch, "streams": streams, "precision": precision}
 
 
 def measured(case: dict[str, Any]) -> dict[str, Any]:
@@ -97,14 +104,16 @@ def measured(case: dict[str, Any]) -> dict[str, Any]:
 def label(case: dict[str, Any]) -> str:
     """A case's name for people."""
     words = [NAMES[case["method"]], case["kind"], case["form"], f"batch {case['batch']}"]
-    return ", ".join(filter(None, [*words, "two streams" if case["streams"] == 2 else ""]))
+    streams = "two streams" if case["streams"] == 2 else ""
+    return ", ".join(filter(None, [*words, streams, "bf16" if case["precision"] == "bf16" else ""]))
 
 
 def pairs_of_forms(rows: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """(straightforward form, ours) of every computation that was run in both."""
     found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        found.setdefault((row["kind"], row["method"], row["batch"], row["streams"]), []).append(row)
+        same = (row["kind"], row["method"], row["batch"], row["streams"], row["precision"])
+        found.setdefault(same, []).append(row)
     return [(forms[0], forms[1]) for forms in found.values() if len(forms) == 2]
 
 
@@ -175,7 +184,8 @@ def table(
     lines = [
         "# Speed and memory",
         "",
-        f"`python benchmarks/methods.py`: synthetic data at the papers' sizes{small}, float32, one process a case.",
+        f"`python benchmarks/methods.py`: synthetic data at the papers' sizes{small}, one process a case;"
+        " float32, or where it says bf16 mixed precision (`--trainer.precision=bf16-mixed`).",
         "",
         "| ratio | | speed | peak memory | without libraries |",
         "|---|---|---|---|---|",

@@ -112,7 +112,7 @@ def test_relations_hold_in_every_picture_where_the_object_stands(triples, said):
                 distance = {"left": -right, "right": right, "front": -away, "behind": away}[names[found[1]]]
                 assert distance > 0.45 and distance > 0.57 * math.hypot(right, away), caption
             seen[names[found[1]]] += 1
-    assert min(seen.values()) > 50
+    assert min(seen.values()) > 25
     assert 0.12 < sum(seen.values()) / total < 0.28
 
 

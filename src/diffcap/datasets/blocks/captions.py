@@ -33,6 +33,10 @@ RELATIONS: dict[str, tuple[str, ...]] = {
     "behind": ("behind",),
 }
 
+# How often a place follows the object. After the object each verb comes in 10 to 40 of 100 captions: were "that" as likely,
+# greedy decoding would say it of most objects, and CIDEr-D would tell how close that race was, not what was seen.
+RELATED = 0.08
+
 # {o}: the changed object with its place, no article; {v}: the new color or material.
 _NEW_VALUE = (
     "the {o} became {v}",
@@ -198,7 +202,7 @@ def _change_captions(
             phrase = f"{changed[1]} {_word(rng, changed[3])}"
         else:
             phrase = _phrase(rng, changed)
-            if places and form > 0.8:
+            if places and form > 1 - RELATED:
                 relation, other = rng.choice(places)
                 assert other is not None
                 phrase += f" that is {rng.choice(RELATIONS[relation])} the {_phrase(rng, other)}"

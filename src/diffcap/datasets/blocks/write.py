@@ -42,7 +42,7 @@ from diffcap.records import read_json, write_json, write_text
 CHUNK = 16  # triples drawn together; a killed run does at most one chunk a worker again
 VIEWS = (("images", "default"), ("sc_images", "semantic"), ("nsc_images", "nonsemantic"))
 STAMP = "blocks.json"
-LOOK = 2  # raise it when the same seed comes to give other pictures or captions
+LOOK = 3  # raise it when the same seed comes to give other pictures or captions
 _PARTS = ".parts"
 _OFFICIAL = ("change_captions.json", "no_change_captions.json", "type_mapping.json", "scenes.json", "splits.json")
 _PER_WORKER = 160  # triples that pay for the start of one more process
