@@ -4,7 +4,7 @@ import re
 import pytest
 
 from diffcap.datasets.blocks import captions as grammar
-from diffcap.datasets.blocks.captions import LEXICON, RELATIONS, TEMPLATES, WORDS, tag, write_captions
+from diffcap.datasets.blocks.captions import LEXICON, RELATED, RELATIONS, TEMPLATES, WORDS, tag, write_captions
 from diffcap.datasets.blocks.geometry import COLORS, MATERIALS, SHAPES, SIZES
 from diffcap.datasets.blocks.scenes import CHANGES, sample_triples
 from diffcap.errors import DiffcapError
