@@ -8,6 +8,7 @@ KINDS: dict[str, dict] = {
     "pcl_fixture": {"method": "pcl", "single_image": None},
     "scorer_fixture": {"method": "scorer"},
     "dirl_fixture": {"method": "dirl"},
+    "clip4idc_fixture": {"method": "clip4idc"},
 }
 
 

@@ -52,7 +52,7 @@ def rename(state: Mapping[str, Tensor], rules: Sequence[Rule], system: str) -> d
         whole = match.group(0) == official  # a rule for this very parameter
         place, _, part = match.expand(new).partition(":")
         name = place if whole else f"{place}.{last}"
-        value = value.flatten(1) if value.ndim == 4 else value
+        value = value.flatten(1) if value.ndim == 4 and value.shape[2:] == (1, 1) else value
         if part:
             joined.setdefault(name, {})[PARTS[part]] = value
         else:

@@ -6,7 +6,7 @@ self-attention, cross-attention to the fused visual tokens and an FFN; a linear 
 Letters: B pairs, T text positions, N visual tokens, D width, H heads, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -74,19 +74,8 @@ class WordDecoder(nn.Module):
                 f"{first + length} text positions, the decoder has {len(self.positions)}: raise max_length"
             )
         x = self.lift(self.embedding(tokens) + self.positions[first : first + length])
-        mask = None
-        if not past:
-            causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
-            mask = causal & (tokens != NULL)[:, None, None]  # (B, 1, T, T)
-        cache = []
-        for index, block in enumerate(self.blocks):
-            output = block(x, memory[index], mask, past[index : index + 1] if past else ())
-            key, value = output.own
-            cache.append(
-                (torch.cat([past[index][0], key], 2), torch.cat([past[index][1], value], 2)) if past else (key, value)
-            )
-            x = output.hidden
-        return Decoded(output, cache)
+        mask = None if past else causal_mask(tokens != NULL)
+        return run_blocks(self.blocks, x, memory, mask, past)
 
     def step(
         self, tokens: Tensor, memory: list[KeysValues], cache: list[KeysValues] | None
@@ -101,6 +90,31 @@ class WordDecoder(nn.Module):
         said = self(tokens, memory).last.said
         cross = self.blocks[-1].cross
         return cross.weights(cross.queries(said), memory[-1][0])  # type: ignore[union-attr, operator]
+
+
+def causal_mask(real: Tensor) -> Tensor:
+    """Which positions each may look at, (B, 1, T, T): itself and those before it that are `real` (B, T)."""
+    length = real.shape[1]
+    return torch.ones(length, length, dtype=torch.bool, device=real.device).tril() & real[:, None, None]
+
+
+def run_blocks(
+    blocks: Iterable[nn.Module],
+    x: Tensor,
+    memory: Sequence[KeysValues],
+    mask: Tensor | None,
+    past: Sequence[KeysValues] | None,
+) -> Decoded:
+    """Run x (B, T, D) through decoder blocks, each with its own memory; `past` holds each one's earlier positions."""
+    cache = []
+    for index, block in enumerate(blocks):
+        output = block(x, memory[index], mask, past[index : index + 1] if past else ())
+        key, value = output.own
+        cache.append(
+            (torch.cat([past[index][0], key], 2), torch.cat([past[index][1], value], 2)) if past else (key, value)
+        )
+        x = output.hidden
+    return Decoded(output, cache)
 
 
 def next_word_losses(logits: Tensor, tokens: Tensor) -> Tensor:

@@ -1,0 +1,69 @@
+"""The contrast of pairs and sentences against a naive loop; two processes against one."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from tests.losses.ranks import on_two_ranks
+from torch import Tensor
+
+from diffcap.losses.pair_text import pair_text_contrast, pair_text_similarity
+
+
+def draw(rows: int = 5, width: int = 3) -> tuple[Tensor, Tensor]:
+    draws = torch.Generator().manual_seed(0)
+    return 2 * torch.randn(rows, width, generator=draws), 3 * torch.randn(rows, width, generator=draws)
+
+
+def naive(text: Tensor, pair: Tensor, scale: float) -> list[float]:
+    def cosine(one: list[float], other: list[float]) -> float:
+        product = sum(x * y for x, y in zip(one, other))
+        return product / math.sqrt(sum(x * x for x in one)) / math.sqrt(sum(y * y for y in other))
+
+    texts, pairs = text.tolist(), pair.tolist()
+    losses = []
+    for own, (sentence, images) in enumerate(zip(texts, pairs)):
+        row = [scale * cosine(sentence, other) for other in pairs]
+        column = [scale * cosine(other, images) for other in texts]
+        each = [-math.log(math.exp(part[own]) / sum(map(math.exp, part))) for part in (row, column)]
+        losses.append(sum(each) / 2)
+    return losses
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_the_loss_is_the_naive_loops(scale: float) -> None:
+    text, pair = draw()
+    found = pair_text_contrast(text, pair, torch.tensor(scale))
+    torch.testing.assert_close(found, torch.tensor(naive(text, pair, scale)), atol=1e-5, rtol=1e-5)
+
+
+def test_rows_are_sentences() -> None:
+    text, pair = draw()
+    by_text, by_pair, first = pair_text_similarity(text, pair, torch.tensor(2.0))
+    assert first == 0 and torch.allclose(by_pair, by_text.T)
+    expected = 2 * torch.cosine_similarity(text[1], pair[3], dim=0)
+    torch.testing.assert_close(by_text[1, 3], expected)
+
+
+def test_mixed_precision_does_not_round_the_cosines() -> None:
+    text, pair = draw(16, 64)
+    expected = pair_text_contrast(text, pair, torch.tensor(100.0))
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(pair_text_contrast(text, pair, torch.tensor(100.0)), expected)
+
+
+@pytest.mark.parametrize("cut", [3, 2])
+def test_two_ranks_give_the_loss_and_the_gradients_of_one(tmp_path: Path, cut: int) -> None:
+    text, pair, scale = *draw(6, 4), torch.tensor(1.2)
+    leaves = [part.clone().requires_grad_() for part in (text, pair, scale)]
+    whole = pair_text_contrast(leaves[0], leaves[1], leaves[2].exp()).mean()
+    wanted = torch.autograd.grad(whole, leaves)
+    data = {"text": text, "pair": pair, "scale": scale, "cut": cut}
+    shares = on_two_ranks(Path(__file__).with_name("pair_text_worker.py"), data, tmp_path)
+    torch.testing.assert_close((shares[0]["loss"] + shares[1]["loss"]) / 2, whole.detach())
+    for part, (rows, expected) in enumerate(zip(("text", "pair"), wanted)):
+        found = torch.cat([share["gradients"][part] for share in shares]) / 2  # DDP's average
+        torch.testing.assert_close(found, expected, msg=rows)
+    found = (shares[0]["gradients"][2] + shares[1]["gradients"][2]) / 2
+    torch.testing.assert_close(found, wanted[2])

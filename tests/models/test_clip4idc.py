@@ -1,0 +1,246 @@
+"""CLIP4IDC's towers, captioner and baselines on small networks; the authors' numbers are in tests/parity."""
+
+import zlib
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffcap.models.clip import PairTower, TextTower, build_clip
+from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation, with_vocabulary
+from diffcap.models.generation import beam_search, greedy
+
+WORDS = 23
+NETWORK: dict[str, Any] = {
+    "embed_dim": 12,
+    "quick_gelu": True,
+    "vision_cfg": {"image_size": 16, "patch_size": 4, "width": 16, "head_width": 8, "layers": 4},
+    "text_cfg": {"context_length": 14, "vocab_size": WORDS, "width": 12, "heads": 2, "layers": 2},
+}
+SIZES: dict[str, Any] = {"network": NETWORK, "image_size": (8, 12), "max_length": 10}
+CAPTIONER: dict[str, Any] = {
+    "width": 12,
+    "heads": 2,
+    "ffn": 20,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "dropout": 0.0,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "released": {},
+    "all see the last": {"layerwise_cross_attention": False},
+    "wider": {"width": 16},
+    "ft1": {"images": "apart", "decoder": "clip_text"},
+    "ft2": {"images": "apart"},
+    "no encoder": {"encoder_layers": 0},
+    "padding": {"padding": "released"},
+}
+CLOSE: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-4}
+
+
+def build(**options: Any) -> CLIP4IDC:
+    """A small captioner in evaluation mode whose weights all matter, those that begin at nothing too."""
+    model = CLIP4IDC(WORDS, **{**SIZES, **CAPTIONER, **options})
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            draws = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            values = torch.randn(parameter.shape, generator=draws)
+            scale = 1.2 / parameter[0].numel() ** 0.5 if parameter.ndim >= 2 else 0.2
+            parameter.copy_(values * scale + (parameter.ndim == 1 and "norm" in name and name.endswith("weight")))
+    return model.eval()
+
+
+def pixels(pairs: int, size: tuple[int, int] = (8, 12), seed: int = 0) -> Tensor:
+    return torch.randint(0, 256, (pairs, 3, *size), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+
+
+def captions(lengths: list[int], padded: int, pad: int = WORDS, seed: int = 2) -> Tensor:
+    """(B, padded): START, words, END, padding."""
+    draws = torch.Generator().manual_seed(seed)
+    text = torch.full((len(lengths), padded), pad)
+    for row, words in zip(text, lengths):
+        row[0], row[words + 1] = WORDS - 2, WORDS - 1
+        row[1 : words + 1] = torch.randint(1, WORDS - 2, (words,), generator=draws)
+    return text
+
+
+@torch.no_grad()
+def test_intra_layers_see_one_image_and_inter_layers_both() -> None:
+    clip = build_clip(NETWORK, (8, 12))
+    tower = PairTower(clip, intra_layers=3).eval()
+    before, after, other = (tower.normalize(pixels(2, seed=seed)) for seed in (0, 1, 2))
+    alone = tower.alone(before)
+    maps = tower.visual.forward_intermediates(before, indices=[2], intermediates_only=True)["image_intermediates"][0]
+    torch.testing.assert_close(alone[:, 1:], maps.flatten(2).transpose(1, 2))  # open_clip's own way to block 2
+    tokens = tower(before, after)
+    assert tokens.shape == (2, 2 * (1 + 2 * 3), 12) and tower.grid == (2, 3)
+    moved = (tower(before, other) - tokens).abs().amax(2)
+    assert (moved > 1e-4).all()  # every token, those of the first image too
+    first, second = tower.class_tokens(tokens)
+    assert torch.equal(first, tokens[:, 0]) and torch.equal(second, tokens[:, 7])
+
+
+@torch.no_grad()
+def test_the_pair_is_marks_positions_norm_and_the_last_blocks() -> None:
+    tower = PairTower(build_clip(NETWORK), intra_layers=1).eval()
+    first, second = (tower.alone(tower.normalize(pixels(2, (16, 16), seed))) for seed in (0, 1))
+    x = torch.cat([first + tower.before_mark, second + tower.after_mark], 1) + tower.joint_positions
+    x = tower.ln_mid(x)
+    for block in list(tower.visual.transformer.resblocks)[1:]:
+        x = block(x)
+    torch.testing.assert_close(tower.both(first, second), tower.visual.ln_post(x) @ tower.visual.proj)
+
+
+@torch.no_grad()
+def test_apart_the_images_do_not_meet() -> None:
+    tower = PairTower(build_clip(NETWORK, (8, 12)), together=False).eval()
+    before, after, other = (tower.normalize(pixels(2, seed=seed)) for seed in (0, 1, 2))
+    tokens, changed = tower(before, after), tower(before, other)
+    assert torch.equal(tokens[:, :7], changed[:, :7]) and not torch.allclose(tokens[:, 7:], changed[:, 7:])
+    whole = tower.visual(before)  # CLIP's own vector of an image
+    torch.testing.assert_close(tokens[:, 0] - tower.before_mark, whole)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("ends", [[3, 5], [8, 1]])
+def test_a_sentence_is_read_at_its_end_whatever_pads_it(ends: list[int]) -> None:
+    clip = build_clip(NETWORK)
+    tower = TextTower(clip).eval()
+    with_own, with_zeros = captions(ends, 12), captions(ends, 12, pad=0)
+    text = tower(with_own)
+    torch.testing.assert_close(text, tower(with_zeros))
+    torch.testing.assert_close(text[0], tower(with_own[:1, : ends[0] + 2])[0])
+    full = torch.zeros(2, NETWORK["text_cfg"]["context_length"], dtype=torch.long)
+    full[:, :12] = with_zeros
+    torch.testing.assert_close(text, clip.encode_text(full))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@torch.no_grad()
+def test_the_cache_changes_no_word(name: str) -> None:
+    model = build(**VARIANTS[name])
+    before, after = pixels(3, seed=1), pixels(3, seed=2)
+    memory, tokens = model.encode(before, after), captions([4, 7, 2], 10, pad=model.pad)
+    whole, cache = model.logits(model.decode(tokens, memory).last.hidden), None
+    for position in range(10):
+        logits, cache = model.step(tokens[:, position], memory, cache)
+        real = tokens[:, position] != model.pad
+        torch.testing.assert_close(logits[real], whole[real, position], **CLOSE)
+    assert whole.std() > 0.1
+    said = greedy(model, before, after, 10)
+    assert torch.equal(beam_search(model, before, after, 10, beams=1), said)
+    assert torch.equal(greedy(model, before[1:2], after[1:2], 10)[0, :4], said[1, :4])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_loss_is_the_mean_over_real_words_added_over_streams(name: str) -> None:
+    model = build(**VARIANTS[name])
+    before, after = pixels(2, seed=1), pixels(4, seed=2)
+    tokens = captions([4, 7, 2, 5], 10, pad=model.pad)
+    parts = model.loss({"before": before, "after": after, "tokens": tokens})
+    expected = []
+    for rows in (slice(0, 2), slice(2, 4)):
+        memory = model.encode(before, after[rows])
+        log = model.logits(model.decode(tokens[rows], memory).last.hidden).log_softmax(-1)
+        losses = [
+            -log[pair, place, word].item()
+            for pair, row in enumerate(tokens[rows].tolist())
+            for place, word in enumerate(row[1:])
+            if word != model.pad
+        ]
+        expected.append(sum(losses) / len(losses))
+    assert parts["loss"].item() == pytest.approx(sum(expected), rel=1e-4)
+    assert parts["distractor_caption_loss"].item() == pytest.approx(expected[1], rel=1e-4)
+    parts["loss"].backward()
+    idle = {name for name, part in model.named_parameters() if part.requires_grad and part.grad is None}
+    assert not idle  # DDP would wait for them
+    assert sum(part.grad.abs().sum().item() == 0 for part in model.parameters() if part.grad is not None) == 0
+
+
+def test_an_exclamation_mark_is_a_word_unless_released() -> None:
+    for padding, learned in (("own", True), ("released", False)):
+        model = build(padding=padding)
+        tokens = captions([4], 10, pad=model.pad)
+        tokens[0, 3] = 0  # "!" in CLIP's vocabulary
+        with torch.no_grad():
+            count = len(model.word_losses(tokens, model.encode(pixels(1), pixels(1, seed=1))))
+        assert (count == 5) == learned and count >= 4
+
+
+def test_recomputing_blocks_changes_neither_loss_nor_gradient() -> None:
+    found = []
+    batch = {"before": pixels(2), "after": pixels(2, seed=1), "tokens": captions([4, 2], 10)}
+    for again in (False, True):
+        model = build(checkpointing=again).train()
+        parts = model.loss(batch)
+        parts["loss"].backward()
+        found.append([parts["loss"].detach(), *(p.grad for p in model.images.parameters() if p.grad is not None)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_what_learns_at_which_rate() -> None:
+    groups = build().rates()
+    assert sum(len(part) for part in groups.values()) == sum(p.requires_grad for p in build().parameters())
+    model = build(train_words=True)
+    clip = {id(part) for part in model.rates()["clip"]}
+    assert id(model.words.token_embedding.weight) in clip and id(model.images.joint_positions) in clip
+    assert id(model.word_bias) not in clip
+    assert not build().words.token_embedding.weight.requires_grad
+
+
+def test_hyperparameters_build_the_same_model() -> None:
+    for options in VARIANTS.values():
+        model = build(**options)
+        twin = CLIP4IDC(**model.hyperparameters)
+        twin.load_state_dict(model.state_dict())
+        batch = {"before": pixels(2), "after": pixels(2, seed=1), "tokens": captions([4, 2], 10, pad=model.pad)}
+        assert torch.equal(twin.eval().loss(batch)["loss"], model.loss(batch)["loss"])
+
+
+def test_the_first_block_of_ft1_begins_as_clips() -> None:
+    torch.manual_seed(0)
+    model = CLIP4IDC(WORDS, **{**SIZES, **CAPTIONER, **VARIANTS["ft1"]}).eval()
+    block, x = model.decoder[0], torch.randn(2, 5, 12)
+    memory = model.encode(pixels(2), pixels(2, seed=1))[0]
+    with torch.no_grad():
+        output = block(x, memory, None, ())
+    torch.testing.assert_close(output.said, output.seen)  # nothing comes from the images yet
+
+
+def test_adaptation_learns_everything_and_keeps_its_scale() -> None:
+    torch.manual_seed(0)
+    model = CLIP4IDCAdaptation(NETWORK, (8, 12))
+    batch = {"before": pixels(4), "after": pixels(4, seed=1), "tokens": captions([3, 5, 2, 7], 10)}
+    loss = model.loss(batch)
+    loss.backward()
+    assert 0.5 < loss.item() < 8 and all(part.grad is not None for part in model.parameters())
+    with torch.no_grad():
+        model.logit_scale.fill_(9.0)
+    model.clamp()
+    assert model.logit_scale.exp().item() == pytest.approx(100, rel=1e-5)
+
+
+def test_networks_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="open_clip has no model 'ViT-B-33'"):
+        build_clip("ViT-B-33")
+    with pytest.raises(ValueError, match="patches of 4 pixels do not divide an image side of 10"):
+        build_clip(NETWORK, (10, 12))
+    with pytest.raises(ValueError, match=r"RN50 has no .* to take apart; choose a ViT"):
+        build_clip("RN50")
+    for layers in (0, 4):
+        with pytest.raises(ValueError, match=f"intra_layers {layers} of 4 blocks leaves none"):
+            PairTower(build_clip(NETWORK), layers)
+    with pytest.raises(ValueError, match=r"images are \(3, 8, 8\), the model was built for \(3, 8, 12\)"):
+        build().encode(pixels(1, (8, 8)), pixels(1, (8, 8)))
+    with pytest.raises(ValueError, match="15 text positions, CLIP has 14: lower max_length"):
+        build().words(torch.zeros(1, 15, dtype=torch.long))
+
+
+def test_a_vocabulary_of_another_size() -> None:
+    assert with_vocabulary(NETWORK, WORDS) is NETWORK and with_vocabulary(NETWORK, None) is NETWORK
+    assert with_vocabulary("ViT-B-32-quickgelu", 49408) == "ViT-B-32-quickgelu"
+    smaller = with_vocabulary("ViT-B-32-quickgelu", 50)
+    assert isinstance(smaller, dict) and smaller["text_cfg"]["vocab_size"] == 50 and smaller["quick_gelu"]
+    assert CLIP4IDC(9, **{**SIZES, **CAPTIONER}).words.token_embedding.num_embeddings == 9

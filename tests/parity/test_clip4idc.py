@@ -1,0 +1,136 @@
+"""CLIP4IDC against the authors' implementation, both stages: every array of the fixture."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.parity.loading import Fixture, load
+
+from diffcap.interop.clip4idc import from_official
+from diffcap.losses.pair_text import pair_text_contrast, pair_text_similarity
+from diffcap.models.captioner import Batch
+from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation
+
+TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
+
+
+@pytest.fixture
+def official(clip4idc_fixture: Path) -> Fixture:
+    return load(clip4idc_fixture)
+
+
+def sizes(official: Fixture) -> dict[str, Any]:
+    """The network of a fixture; its pixels are normalised already, so the tower has to leave them as they are."""
+    facts = official.hyperparameters
+    return {
+        "network": {
+            "embed_dim": facts["embed"],
+            "quick_gelu": True,
+            "vision_cfg": {
+                "image_size": facts["image_size"],
+                "patch_size": facts["patch"],
+                "width": facts["vision_width"],
+                "head_width": facts["vision_width"] // facts["vision_heads"],
+                "layers": facts["vision_layers"],
+            },
+            "text_cfg": {
+                "context_length": facts["context"],
+                "vocab_size": facts["vocabulary"],
+                "width": facts["text_width"],
+                "heads": facts["text_heads"],
+                "layers": facts["text_layers"],
+            },
+        },
+        "intra_layers": facts["intra_layers"],
+    }
+
+
+def loaded(model: Any, official: Fixture, group: str, stage: str, half: bool = False) -> Any:
+    state = official.weights(group)
+    if half:  # as the official files have CLIP's own
+        state = {name: value.half() if name.startswith("clip.") else value for name, value in state.items()}
+    model.load_state_dict(from_official(state, stage))
+    model.images.mean.zero_()
+    model.images.std.fill_(1 / 255)
+    return model.eval()
+
+
+def adaptation(official: Fixture, **options: Any) -> CLIP4IDCAdaptation:
+    return loaded(CLIP4IDCAdaptation(**sizes(official)), official, "retrieval", "pretrain", **options)
+
+
+def captioner(official: Fixture, half: bool = False, **options: Any) -> CLIP4IDC:
+    facts = official.hyperparameters
+    model = CLIP4IDC(
+        vocabulary_size=facts["vocabulary"],
+        **sizes(official),
+        max_length=facts["context"] + 1,
+        width=facts["captioner_width"],
+        heads=facts["captioner_heads"],
+        ffn=facts["captioner_ffn"],
+        encoder_layers=facts["captioner_layers"],
+        decoder_layers=facts["captioner_layers"],
+        padding="released",
+        **options,
+    )
+    return loaded(model, official, "caption", "finetune", half)
+
+
+@torch.no_grad()
+def test_retrieval(official: Fixture) -> None:
+    model, arrays = adaptation(official), official.arrays
+    text, pair = model.words(arrays["tokens"]), model.pair(arrays["before"], arrays["after"])
+    torch.testing.assert_close(text, arrays["text_embedding"][:, 0], **TOLERANCE)
+    torch.testing.assert_close(pair, arrays["pair_embedding"][:, 0], **TOLERANCE)
+    scale = model.logit_scale.exp()
+    by_text, by_pair, _ = pair_text_similarity(text, pair, scale)
+    torch.testing.assert_close(by_text, arrays["similarity"], **TOLERANCE)
+    torch.testing.assert_close(by_pair, arrays["similarity"].T, **TOLERANCE)
+    torch.testing.assert_close(pair_text_contrast(text, pair, scale).mean(), arrays["adaptation_loss"], **TOLERANCE)
+    batch: Batch = {name: arrays[name] for name in ("before", "after", "tokens")}
+    torch.testing.assert_close(model.loss(batch), arrays["adaptation_loss"], **TOLERANCE)
+
+
+@torch.no_grad()
+def test_visual_tokens(official: Fixture) -> None:
+    model, arrays = captioner(official), official.arrays
+    views = model.views(arrays["before"], arrays["after"])
+    # The fixture's tokens are of the retrieval model, whose image tower has the same names and so the same weights.
+    torch.testing.assert_close(views, arrays["visual_tokens"], **TOLERANCE)
+
+
+@torch.no_grad()
+def test_words(official: Fixture) -> None:
+    model, arrays = captioner(official), official.arrays
+    shown = arrays["decoder_input"]
+    memory = model.encode(arrays["before"], arrays["after"])
+    assert torch.equal(shown != model.pad, arrays["decoder_mask"] == 1)
+    logits = model.logits(model.decode(shown, memory).last.hidden)
+    torch.testing.assert_close(logits, arrays["decoder_logits"], **TOLERANCE)
+    # Input and target are one caption, shifted: the input's first word, then the targets.
+    tokens = torch.cat([shown[:, :1], arrays["decoder_target"]], 1)
+    assert torch.equal(tokens[:, :-1][shown != model.pad], shown[shown != model.pad])
+    losses = model.word_losses(tokens, memory)
+    torch.testing.assert_close(losses.mean(), arrays["caption_loss"], **TOLERANCE)
+
+
+@torch.no_grad()
+def test_steps_give_the_logits_of_one_pass(official: Fixture) -> None:
+    model, arrays = captioner(official), official.arrays
+    memory, cache = model.encode(arrays["before"], arrays["after"]), None
+    shown, rows = arrays["decoder_input"], torch.arange(len(arrays["decoder_input"]))
+    for position in range(shown.shape[1]):
+        logits, cache = model.step(shown[:, position], memory, cache)
+        real = rows[shown[:, position] != model.pad]
+        torch.testing.assert_close(logits[real], arrays["decoder_logits"][real, position], **TOLERANCE)
+
+
+@torch.no_grad()
+def test_half_precision_files(official: Fixture) -> None:
+    model, arrays = adaptation(official, half=True), official.arrays
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+    similar = pair_text_similarity(
+        model.words(arrays["tokens"]), model.pair(arrays["before"], arrays["after"]), model.logit_scale.exp()
+    )
+    torch.testing.assert_close(similar[0], arrays["similarity"], atol=0.02, rtol=0)
