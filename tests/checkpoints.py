@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import diffcap
-from diffcap.captioner import FORMAT
+from diffcap.checkpoint import FORMAT
 
 WORDS = ["cube", "moved", "red", "the"]
 

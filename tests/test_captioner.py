@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 from tests.checkpoints import WORDS, write_checkpoint
 from tests.models.tiny import captioner, maps, pretraining
 
-from diffcap.captioner import load, read_checkpoint
+from diffcap.captioner import load
+from diffcap.checkpoint import read_checkpoint
 from diffcap.errors import DiffcapError
 from diffcap.models.generation import greedy
 

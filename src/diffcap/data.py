@@ -21,7 +21,7 @@ from diffcap.negatives import read_negatives
 from diffcap.pair_table import PairBatches, PairTable, as_is
 from diffcap.records import ChangePair, read_dataset
 from diffcap.streams import Batch, StepBatches, Stream, TaskSchedule, step_generator
-from diffcap.text.vocabulary import LayoutName, build_vocabulary
+from diffcap.text.layouts import AnyLayout, vocabulary_for
 
 Samples = Literal["captions", "pairs", "scenes"]
 
@@ -45,7 +45,8 @@ class FeatureData(pl.LightningDataModule):
         val_limit: validate on the first pairs only; null for all.
         num_workers: processes that read ahead; 0 reads in the training process.
         seed: of every draw.
-        vocabulary_layout: "pcl", or "rcc" as SCORER and DIRL have it; see `diffcap.text.vocabulary`.
+        vocabulary_layout: "pcl", "rcc" as SCORER and DIRL have it (see `diffcap.text.vocabulary`), or "clip" (see
+            `diffcap.text.bpe`).
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class FeatureData(pl.LightningDataModule):
         val_limit: int | None = None,
         num_workers: int = 0,
         seed: int = 1234,
-        vocabulary_layout: LayoutName = "pcl",
+        vocabulary_layout: AnyLayout = "pcl",
     ) -> None:
         super().__init__()
         self.batch_size, self.eval_batch_size, self.max_length = batch_size, eval_batch_size, max_length
@@ -74,7 +75,7 @@ class FeatureData(pl.LightningDataModule):
         self.dataset, self.store_name = read_dataset(folder), features
         self.store = FeatureStore.open(Path(folder) / "features" / features)
         train = self._pairs("train")
-        self.vocabulary = build_vocabulary(
+        self.vocabulary = vocabulary_for(
             (caption for pair in train for caption in pair.captions), min_count, vocabulary_layout
         )
         self.words = self.vocabulary.words

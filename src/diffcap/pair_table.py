@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from diffcap.features.store import FeatureStore
 from diffcap.records import ChangePair
 from diffcap.streams import Batch, step_generator
-from diffcap.text.vocabulary import Vocabulary
+from diffcap.text.layouts import AnyVocabulary
 
 
 class PairTable:
@@ -25,7 +25,7 @@ class PairTable:
     """
 
     def __init__(
-        self, pairs: Sequence[ChangePair], store: FeatureStore, vocabulary: Vocabulary, max_length: int
+        self, pairs: Sequence[ChangePair], store: FeatureStore, vocabulary: AnyVocabulary, max_length: int
     ) -> None:
         self.store, self.vocabulary, self.max_length = store, vocabulary, max_length
         self.ids = [pair.id for pair in pairs]
@@ -63,7 +63,7 @@ class PairTable:
         return swapped
 
     def images(self, pairs: np.ndarray, swap: np.ndarray | None = None) -> Batch:
-        """Feature maps of some pairs, {"before", "after"}: float32 (B, C, h, w) each.
+        """Feature maps of some pairs, {"before", "after"}: float32 (B, C, h, w) each; pixels stay uint8.
 
         Args:
             pairs: (B,), or (b, 2) for two pairs of one scene, whose first images are one: then "before" has b maps and
@@ -75,7 +75,9 @@ class PairTable:
         if swap is not None:
             rows = np.where(swap[:, None, None], self.swapped[columns], rows)
         wanted = np.concatenate([rows[:, 0, 0], rows[:, :, 1].T.reshape(-1)])
-        maps = torch.from_numpy(self.store.read(wanted)).float()
+        maps = torch.from_numpy(self.store.read(wanted))
+        if maps.dtype != torch.uint8:
+            maps = maps.float()
         return {"before": maps[: len(pairs)], "after": maps[len(pairs) :]}
 
     def scenes(self) -> np.ndarray:

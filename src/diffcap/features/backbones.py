@@ -6,6 +6,8 @@
 | `open_clip` | a model's name | a block's number, or null for the last | the tag `openai` if there is one, else the first |
 | `timm` | a model's name | a block's number, or null for the last | those of the tag in the name |
 | `blocks` | null | null | shipped with the package |
+| `pixels` | null | null | none: the picture itself, resized to `image_size`, uint8 |
+| `clip4idc` | null | null | none: `weights` is a checkpoint of ours; the tokens that its layers for both images take |
 
 `resnet101` gives 1024 x 14 x 14 at `layer3` and 2048 x 7 x 7 at `layer4`.
 """
@@ -20,11 +22,12 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
+from diffcap.checkpoint import read_checkpoint, weights_of
 from diffcap.errors import DiffcapError
-from diffcap.features.preprocessing import ResizeNormalize
+from diffcap.features.preprocessing import Pixels, ResizeNormalize
 from diffcap.features.weights import download, load_weights, read_state_dict, state_hash
 
-Library = Literal["torchvision", "open_clip", "timm", "blocks"]
+Library = Literal["torchvision", "open_clip", "timm", "blocks", "pixels", "clip4idc"]
 
 
 class Backbone(nn.Module):
@@ -40,7 +43,7 @@ class Backbone(nn.Module):
     def __init__(
         self,
         trunk: nn.Module,
-        preprocess: ResizeNormalize,
+        preprocess: ResizeNormalize | Pixels,
         description: dict[str, Any],
         pool: tuple[int, int] | None = None,
     ) -> None:
@@ -93,6 +96,7 @@ def build_backbone(
     stage: str | int | None = None,
     weights: str = "default",
     pool: tuple[int, int] | None = None,
+    image_size: tuple[int, int] | None = None,
 ) -> Backbone:
     """Build a backbone.
 
@@ -102,17 +106,24 @@ def build_backbone(
         stage: where in the network the map is taken (see the table above); null for the last map.
         weights: "default" (the library's own download), "random" (seed 0, for tests), or the path of a weights file.
         pool: rows and columns to average the map to.
+        image_size: height and width of `pixels` (null: 224 each); the other libraries' networks have their own.
 
     Raises:
         DiffcapError: unknown network or stage, or the weights cannot be had.
     """
-    builders: dict[Library, Callable[[str, str | int | None, str], tuple[nn.Module, ResizeNormalize]]] = {
+    if image_size is not None and library != "pixels":
+        raise DiffcapError(f"--model.image_size is for pixels; {library} has a size of its own: leave the option out.")
+    if library == "pixels":
+        size = Pixels() if image_size is None else Pixels((image_size[0], image_size[1]))
+        return Backbone(nn.Identity(), size, {"library": library, "dtype": "uint8"})
+    builders: dict[Library, Callable[[str, str | int | None, str], tuple[nn.Module, ResizeNormalize | Pixels]]] = {
         "torchvision": _torchvision,
         "open_clip": _open_clip,
         "timm": _timm,
         "blocks": _blocks,
+        "clip4idc": _clip4idc,
     }
-    if library != "blocks" and not network:
+    if library not in ("blocks", "clip4idc") and not network:
         raise DiffcapError(f"--model.network is missing: name one of the networks of {library}.")
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the libraries, about weights that are replaced below
@@ -242,3 +253,37 @@ def _blocks(network: str, stage: str | int | None, weights: str) -> tuple[nn.Mod
         path = SHIPPED if weights == "default" else Path(weights)
         load_weights(trunk, read_state_dict(path), str(path))
     return trunk, blocks_preprocessing()
+
+
+def _clip4idc(network: str, stage: str | int | None, weights: str) -> tuple[nn.Module, Pixels]:
+    if weights in ("default", "random"):
+        raise DiffcapError(
+            "--model.weights is missing: give the checkpoint of an adaptation, for example "
+            "runs/blocks/clip4idc/pretrain/best.ckpt."
+        )
+    from diffcap.models.clip import PairTower, build_clip  # brings open_clip: not for a stage's --help
+
+    state = read_checkpoint(weights)
+    facts = state["diffcap"]
+    if facts.get("method") != "clip4idc":
+        raise DiffcapError(
+            f"{weights}: not a checkpoint of CLIP4IDC; give that of its pre-training or captioning stage."
+        )
+    sizes = facts["hyperparameters"]
+    if sizes.get("images", "together") != "together":
+        raise DiffcapError(f"{weights}: its images stay apart (FT1, FT2); give the checkpoint of an adaptation.")
+    tower = PairTower(build_clip(sizes["network"], sizes["image_size"]), sizes["intra_layers"])
+    tower.load_state_dict(weights_of(state, "captioner.images."))
+    return _Alone(tower), Pixels(tower.image_size)
+
+
+class _Alone(nn.Module):
+    """What the layers for both images of a `PairTower` take of one image, as a map; the class token is left out."""
+
+    def __init__(self, tower: nn.Module) -> None:
+        super().__init__()
+        self.tower: Any = tower
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.tower.ln_mid(self.tower.alone(self.tower.normalize(images)))[:, 1:]
+        return tokens.transpose(1, 2).unflatten(2, self.tower.grid)

@@ -8,9 +8,30 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
+from torchvision.transforms import v2
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Resize the whole picture to one size, PIL's bicubic (CLIP4IDC, authors' code), and leave its values as they are.
+
+    Attributes:
+        size: (height, width) in pixels; a picture of that size already is left as it is.
+    """
+
+    size: tuple[int, int] = (224, 224)
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        """RGB picture to (3, H, W) float32, whole numbers 0 ... 255."""
+        resized = v2.functional.resize(image, list(self.size), v2.InterpolationMode.BICUBIC, antialias=True)
+        return v2.functional.pil_to_tensor(resized).float()
+
+    def describe(self) -> dict[str, Any]:
+        """JSON values that identify the preprocessing."""
+        return {"resize": "bicubic of PIL, whole image", **asdict(self)}
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""The feature store: one memory-mapped float16 array for all images of a dataset, filled by many processes at once.
+"""The feature store: one memory-mapped array for all images of a dataset, filled by many processes at once.
 
 A store is a folder of plain files, `data/<dataset>/features/<name>/`:
 
 | file | what it holds |
 |---|---|
-| `features.f16` | the array (images, C, H, W), little-endian float16 in C order, no header |
+| `features.f16` | the array (images, C, H, W), little-endian float16 in C order, no header; pixels: `features.u8`, uint8 |
 | `index.json` | `{"paths": [...], "stamps": [...]}`: row i belongs to image `paths[i]`, a file with size and time `stamps[i]` |
 | `sums.u32` | CRC-32 of each row, little-endian: what a training run's identity knows the features by |
 | `done.u8` | one byte a row: 1 once the row is on the disk. A byte, not a bit, so that two processes never share one |
@@ -31,10 +31,14 @@ from diffcap.records import read_json, write_json, write_text
 
 VERSION = 2
 SUMS = "sums.u32"
-_DTYPE = np.dtype("<f2")
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "float16": np.dtype("<f2"),
+    "uint8": np.dtype("u1"),
+}  # by the name that meta.json has
+_FILES = {"float16": "features.f16", "uint8": "features.u8"}
 # What of a store's `meta.json` must agree for a captioner to read another store than its own.
-_KIND = ("shape", "library", "network", "stage", "weights_sha256", "preprocessing", "pool")
-_LARGEST = float(np.finfo(_DTYPE).max)
+_KIND = ("shape", "dtype", "library", "network", "stage", "weights_sha256", "preprocessing", "pool")
+_LARGEST = float(np.finfo(np.float16).max)
 # Rows that are written wait for their mark until this much or this long has passed, because forcing data to the disk after
 # every batch would cost more than the batch on a fast device.
 _SYNC_BYTES = 64 << 20
@@ -80,12 +84,10 @@ class FeatureStore:
 
     Attributes:
         meta: what `meta.json` holds.
-        array: (images, C, H, W) float16, memory-mapped.
+        array: (images, C, H, W) float16, or uint8 of pixels; memory-mapped.
     """
 
-    def __init__(
-        self, folder: Path, meta: dict[str, Any], index: dict[str, int], array: npt.NDArray[np.float16]
-    ) -> None:
+    def __init__(self, folder: Path, meta: dict[str, Any], index: dict[str, int], array: npt.NDArray[Any]) -> None:
         self.folder = folder
         self.meta = meta
         self.array = array
@@ -120,14 +122,15 @@ class FeatureStore:
                 "`stages/extract.py` command again, it goes on where it stopped."
             )
         shape = (len(paths), *meta["shape"])
-        expected = int(np.prod(shape, dtype=np.int64)) * _DTYPE.itemsize
-        data = folder / "features.f16"
+        dtype = _DTYPES[meta["dtype"]]
+        expected = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        data = folder / _FILES[meta["dtype"]]
         found = data.stat().st_size if data.is_file() else 0
         if found < expected:
             raise DiffcapError(
                 f"{data}: truncated, {found} bytes where {len(paths)} images need {expected}; delete {folder} and extract again."
             )
-        array = np.memmap(data, dtype=_DTYPE, mode="r", shape=shape)
+        array = np.memmap(data, dtype=dtype, mode="r", shape=shape)
         index = {path: row for row, path in enumerate(paths) if done[row]}
         return cls(folder, meta, index, array)
 
@@ -158,11 +161,11 @@ class FeatureStore:
                 "extract again, only what is missing will be done."
             ) from None
 
-    def read(self, rows: Rows) -> npt.NDArray[np.float16]:
-        """Copy rows into memory: (n, C, H, W) float16, in the order asked for."""
+    def read(self, rows: Rows) -> npt.NDArray[Any]:
+        """Copy rows into memory: (n, C, H, W) float16 or uint8, in the order asked for."""
         rows = np.asarray(rows, dtype=np.int64)
         order = np.argsort(rows, kind="stable")  # a disk likes ascending reads
-        out = np.empty((len(rows), *self.shape), dtype=_DTYPE)
+        out = np.empty((len(rows), *self.shape), dtype=self.array.dtype)
         out[order] = self.array[rows[order]]
         return out
 
@@ -207,10 +210,11 @@ class StoreWriter:
         self.folder.mkdir(parents=True, exist_ok=True)
         # Through JSON, so that tuples compare equal to the lists that come back from the file.
         self.meta = json.loads(json.dumps({"version": VERSION, "shape": shape, "dtype": "float16", **meta}))
+        self._dtype, self._file = _DTYPES[self.meta["dtype"]], _FILES[self.meta["dtype"]]
         with _locked(self.folder):
             self._lay_out(list(paths), list(stamps) if stamps is not None else [""] * len(paths))
-        self._row_bytes = int(np.prod(shape)) * _DTYPE.itemsize
-        self._data = os.open(self.folder / "features.f16", os.O_RDWR)
+        self._row_bytes = int(np.prod(shape)) * self._dtype.itemsize
+        self._data = os.open(self.folder / self._file, os.O_RDWR)
         self._marks = os.open(self.folder / "done.u8", os.O_RDWR)
         self._sums = os.open(self.folder / SUMS, os.O_RDWR)
         self._unmarked: list[Rows] = []
@@ -242,8 +246,8 @@ class StoreWriter:
         if not done[self._wanted].all():
             (self.folder / "complete").unlink(missing_ok=True)
         # The order matters to a kill: marks of changed images go before the index says that the new file is meant.
-        data_bytes = len(known) * int(np.prod(self.shape)) * _DTYPE.itemsize
-        for name, length in (("features.f16", data_bytes), ("done.u8", len(known)), (SUMS, 4 * len(known))):
+        data_bytes = len(known) * int(np.prod(self.shape)) * self._dtype.itemsize
+        for name, length in ((self._file, data_bytes), ("done.u8", len(known)), (SUMS, 4 * len(known))):
             with (self.folder / name).open("ab") as file:
                 if file.tell() < length:
                     file.truncate(length)  # longer and sparse: no disk is used before a row is written
@@ -275,7 +279,7 @@ class StoreWriter:
         Args:
             rows: (n,) row numbers.
             features: (n, C, H, W), any float type; stored as float16, values beyond its range as its largest (which
-                untrained networks need; a warning says so once).
+                untrained networks need; a warning says so once). Pixels are whole numbers from 0 to 255.
 
         Raises:
             DiffcapError: a value is not a number or infinite.
@@ -289,7 +293,8 @@ class StoreWriter:
             raise DiffcapError(
                 f"{first}: its features are infinite or not a number; check the weights file, then run again."
             )
-        clipped = np.clip(features, -_LARGEST, _LARGEST)
+        lowest, largest = (0, 255) if self._dtype.kind == "u" else (-_LARGEST, _LARGEST)
+        clipped = np.clip(features, lowest, largest)
         if not self._warned and not np.array_equal(clipped, features):
             warnings.warn(
                 f"{self.folder}: some features are beyond {_LARGEST:.0f}, float16's range, and are cut off there; the "
@@ -297,7 +302,7 @@ class StoreWriter:
                 stacklevel=2,
             )
             self._warned = True
-        values = np.ascontiguousarray(clipped, dtype=_DTYPE)
+        values = np.ascontiguousarray(clipped, dtype=self._dtype)
         for row, value in zip(rows.tolist(), values):
             _write_at(self._data, value.tobytes(), row * self._row_bytes)
             _write_at(self._sums, zlib.crc32(value.tobytes()).to_bytes(4, "little"), 4 * row)

@@ -11,7 +11,6 @@ from diffcap.lit.schedules import Schedule
 from diffcap.lit.training import TrainingModule, init_from
 from diffcap.models.captioner import Captioner
 from diffcap.models.generation import greedy
-from diffcap.text.vocabulary import LAYOUTS
 
 
 class Captioning(TrainingModule):
@@ -58,7 +57,7 @@ class Captioning(TrainingModule):
 
     def _check_data(self) -> None:
         data, method = self.feature_data, type(self.captioner).__name__
-        if LAYOUTS[data.vocabulary.layout].family != self.captioner.vocabulary_layout:
+        if data.vocabulary.family != self.captioner.vocabulary_layout:
             needed = self.captioner.vocabulary_layout
             raise DiffcapError(f"data.vocabulary_layout is {data.vocabulary.layout}; {method} needs {needed}.")
 

@@ -20,12 +20,14 @@ class Extraction(pl.LightningModule):
 
     Args:
         name: folder of the store, under `<data.folder>/features/`.
-        library: where the network comes from: torchvision, open_clip, timm, or the embedded blocks.
+        library: where the network comes from: torchvision, open_clip, timm, the embedded blocks, clip4idc (a checkpoint
+            of ours), or pixels: the images themselves.
         network: the network's name in that library, for example resnet101.
         stage: where in the network the map is taken: a node's name of torchvision (layer3, layer4), a block's number of
             open_clip or timm (null for the last).
         weights: "default" for the library's own download, "random", or the path of a .safetensors or .pth file.
         pool: rows and columns that the map is averaged to, null to keep it as it is.
+        image_size: height and width that pixels are resized to.
     """
 
     def __init__(
@@ -36,10 +38,11 @@ class Extraction(pl.LightningModule):
         stage: str | int | None = None,
         weights: str = "default",
         pool: tuple[int, int] | None = None,
+        image_size: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
         self.name = name
-        self.backbone = build_backbone(library, network, stage, weights, pool)
+        self.backbone = build_backbone(library, network, stage, weights, pool, image_size)
 
     def predict_step(self, batch: ImageBatch, batch_idx: int) -> Tensor | None:
         """(B, C, h, w) features of a batch, None for a batch without a readable image."""

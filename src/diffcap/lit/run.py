@@ -23,7 +23,7 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMon
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from diffcap.captioner import read_checkpoint
+from diffcap.checkpoint import read_checkpoint
 from diffcap.errors import DiffcapError
 from diffcap.features.store import SUMS
 from diffcap.lit.cli import StageCLI

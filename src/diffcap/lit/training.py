@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import diffcap
-from diffcap.captioner import FORMAT, read_checkpoint
+from diffcap.checkpoint import FORMAT, read_checkpoint, weights_of
 from diffcap.data import FeatureData
 from diffcap.errors import DiffcapError
 from diffcap.lit.schedules import Schedule, factor
@@ -116,10 +116,7 @@ def init_from(
             f"{path}: its vocabulary has {len(theirs)} words, this stage's {len(words)} (not in both: {different}); "
             "use the dataset, min_count and manifest that it was trained with."
         )
-    prefix = "captioner."
-    weights = {
-        name.removeprefix(prefix): value for name, value in state["state_dict"].items() if name.startswith(prefix)
-    }
+    weights = weights_of(state)
     own = module.state_dict()
     wrong = [name for name in own if name not in weights and not name.startswith(may_miss)]
     wrong += [name for name in weights if name not in own and not name.startswith(may_drop)]

@@ -84,7 +84,8 @@ class Vocabulary:
 
     Attributes:
         words: the words after the specials, a plain list, so that a checkpoint can store it. layout: "pcl", or "rcc" and
-            "rcc_tokens" (SCORER and DIRL), see `LAYOUTS`. pad, bos, eos, unk: ids. mask: id of the token to be predicted,
+            "rcc_tokens" (SCORER and DIRL), see `LAYOUTS`. family: what a model needs, see `Layout`.
+        pad, bos, eos, unk: ids. mask: id of the token to be predicted,
             None where there is none.
 
     Raises:
@@ -94,6 +95,7 @@ class Vocabulary:
     def __init__(self, words: list[str], layout: LayoutName = "pcl") -> None:
         self.words, self.layout = list(words), layout
         self._form = LAYOUTS[layout]
+        self.family = self._form.family
         self._tokens = [*self._form.specials, *self.words]
         self._ids = {word: number for number, word in enumerate(self._tokens)}
         if len(self._ids) != len(self._tokens):

@@ -1,0 +1,81 @@
+"""Pixels as features: decoded once, resized as PIL does, stored as bytes; and the maps of an adapted CLIP4IDC."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tests.models.test_clip4idc import NETWORK
+
+import diffcap
+from diffcap.checkpoint import FORMAT
+from diffcap.errors import DiffcapError
+from diffcap.features.backbones import build_backbone
+from diffcap.features.store import FeatureStore, StoreWriter
+from diffcap.models.clip4idc import CLIP4IDCAdaptation
+
+
+def picture(width: int, height: int) -> Image.Image:
+    values = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(values)
+
+
+def test_pixels_are_pils_bicubic() -> None:
+    backbone = build_backbone("pixels", image_size=(24, 32))
+    assert backbone.shape() == (3, 24, 32) and backbone.describe()["dtype"] == "uint8"
+    image = picture(50, 40)
+    found = backbone.preprocess(image)
+    expected = np.asarray(image.resize((32, 24), Image.Resampling.BICUBIC))
+    assert np.array_equal(found.permute(1, 2, 0).numpy(), expected)
+    same = picture(32, 24)
+    assert np.array_equal(backbone.preprocess(same).permute(1, 2, 0).numpy(), np.asarray(same))
+    assert build_backbone("pixels").shape() == (3, 224, 224)
+
+
+def test_a_store_of_bytes(tmp_path: Path) -> None:
+    backbone = build_backbone("pixels", image_size=(4, 6))
+    writer = StoreWriter(tmp_path, ["a.png", "b.png"], backbone.shape(), backbone.describe())
+    images = torch.stack([backbone.preprocess(picture(9, 7)), torch.zeros(3, 4, 6)])
+    writer.write(np.array([0, 1]), images.numpy())
+    writer.finish()
+    assert (tmp_path / "features.u8").stat().st_size == 2 * 3 * 4 * 6
+    store = FeatureStore.open(tmp_path)
+    assert store.read(np.array([1, 0])).dtype == np.uint8
+    assert np.array_equal(store.read(np.array([0]))[0], images[0].numpy())
+    with pytest.raises(DiffcapError, match="its features have dtype"):
+        FeatureStore.open(tmp_path, {**store.meta, "dtype": "float16"})
+
+
+def test_other_libraries_have_a_size_of_their_own() -> None:
+    with pytest.raises(DiffcapError, match="--model.image_size is for pixels; torchvision has a size of its own"):
+        build_backbone("torchvision", "resnet18", "layer3", "random", image_size=(64, 64))
+
+
+def write_adaptation(path: Path, **facts: Any) -> CLIP4IDCAdaptation:
+    torch.manual_seed(0)
+    sizes = {"network": NETWORK, "image_size": [8, 12], "intra_layers": 3}
+    model = CLIP4IDCAdaptation(NETWORK, (8, 12), 3).eval()
+    state = {f"captioner.{name}": value for name, value in model.state_dict().items()}
+    entry = {"format": FORMAT, "version": diffcap.__version__, "method": "clip4idc", "hyperparameters": sizes, **facts}
+    torch.save({"state_dict": state, "diffcap": entry}, path)
+    return model
+
+
+@torch.no_grad()
+def test_an_adapted_clip_gives_maps(tmp_path: Path) -> None:
+    model = write_adaptation(tmp_path / "best.ckpt")
+    backbone = build_backbone("clip4idc", weights=str(tmp_path / "best.ckpt"))
+    assert backbone.shape() == (16, 2, 3)
+    image = picture(12, 8)
+    found = backbone(backbone.preprocess(image)[None])
+    tower = model.images
+    tokens = tower.ln_mid(tower.alone(tower.normalize(backbone.preprocess(image)[None])))
+    torch.testing.assert_close(found[0, :, 1, 2], tokens[0, 1 + 5])
+    other = write_adaptation(tmp_path / "other.ckpt", method="pcl")
+    assert other is not model
+    with pytest.raises(DiffcapError, match="not a checkpoint of CLIP4IDC"):
+        build_backbone("clip4idc", weights=str(tmp_path / "other.ckpt"))
+    with pytest.raises(DiffcapError, match="give the checkpoint of an adaptation"):
+        build_backbone("clip4idc")
