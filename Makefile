@@ -13,8 +13,13 @@ LOGGER ?= wandb
 TRAINER ?= default
 # A method without settings for it has no pre-training stage.
 PRETRAINS := $(wildcard configs/method/$(METHOD)/pretrain.yaml)
-PRETRAIN ?= $(if $(PRETRAINS),yes,no)
 ABLATION ?=
+# Ablations whose point it is to go without.
+PRETRAIN ?= $(if $(and $(PRETRAINS),$(if $(filter unadapted ft1 ft2,$(ABLATION)),,yes)),yes,no)
+# Its script, the checkpoint that it leaves, and whether it needs hard negatives.
+PRETRAINER := $(if $(filter clip4idc,$(METHOD)),adapt,pretrain)
+PRETRAINED := $(if $(filter clip4idc,$(METHOD)),best,last).ckpt
+NEGATIVES := $(if $(filter clip4idc,$(METHOD)),,yes)
 FOLDER ?= data/$(DATASET)
 RUN ?= runs/$(DATASET)/$(METHOD)$(ABLATION:%=-%)
 
@@ -22,7 +27,9 @@ RUN ?= runs/$(DATASET)/$(METHOD)$(ABLATION:%=-%)
 BACKBONE_pcl := resnet101_layer4
 BACKBONE_scorer := resnet101_layer3
 BACKBONE_dirl := resnet101_layer3
-BACKBONE ?= $(if $(filter blocks,$(DATASET)),blocks,$(BACKBONE_$(METHOD)))
+BACKBONE_clip4idc := pixels
+BLOCKS_clip4idc := blocks_pixels
+BACKBONE ?= $(if $(filter blocks,$(DATASET)),$(or $(BLOCKS_$(METHOD)),blocks),$(BACKBONE_$(METHOD)))
 TAGGER ?= $(if $(filter blocks,$(DATASET)),blocks,english)
 
 PY := .venv/bin/python
@@ -110,8 +117,8 @@ $(FOLDER)/negatives.jsonl: $(FOLDER)/manifest.jsonl $(call asked,negatives) | se
 	$(touch)
 
 pretrain: $(if $(PRETRAINS),$(RUN)/pretrain/finished.json,nothing-to-pretrain)  ## self-supervised tasks of the method: ARGS="--model.lr=1e-4 --data.batch_size=64"
-$(RUN)/pretrain/finished.json: $(STORE)/complete $(FOLDER)/negatives.jsonl $(call asked,pretrain) | setup
-	$(PY) stages/pretrain.py $(call train,pretrain) $(call args,pretrain)
+$(RUN)/pretrain/finished.json: $(STORE)/complete $(if $(NEGATIVES),$(FOLDER)/negatives.jsonl) $(call asked,pretrain) | setup
+	$(PY) stages/$(PRETRAINER).py $(call train,pretrain) $(call args,pretrain)
 	$(touch)
 
 .PHONY: nothing-to-pretrain
@@ -122,7 +129,7 @@ finetune: $(RUN)/finetune/finished.json  ## the captioner, from the pre-training
 $(RUN)/finetune/finished.json: $(STORE)/complete $(call asked,finetune) \
 		$(if $(FROM),$(RUN)/pretrain/finished.json) | setup
 	$(PY) stages/finetune.py $(call train,finetune) \
-		$(if $(FROM),--model.init_from $(RUN)/pretrain/last.ckpt) $(call args,finetune)
+		$(if $(FROM),--model.init_from $(RUN)/pretrain/$(PRETRAINED)) $(call args,finetune)
 	$(touch)
 
 eval: $(RUN)/eval/metrics.json  ## captions and scores of the test split, by group

@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 from diffcap.checkpoint import read_checkpoint, weights_of
 from diffcap.errors import DiffcapError
 from diffcap.models.captioner import Captioner
+from diffcap.models.clip4idc import CLIP4IDC
 from diffcap.models.dirl import DIRL
 from diffcap.models.pcl import PCL
 from diffcap.models.scorer import SCORER
 from diffcap.text.layouts import AnyVocabulary, vocabulary_of
 
-METHODS: dict[str, type[Captioner]] = {"pcl": PCL, "scorer": SCORER, "dirl": DIRL}
+METHODS: dict[str, type[Captioner]] = {"pcl": PCL, "scorer": SCORER, "dirl": DIRL, "clip4idc": CLIP4IDC}
 
 
 class Checkpoint(NamedTuple):

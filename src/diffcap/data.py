@@ -18,7 +18,7 @@ from diffcap.features.store import FeatureStore
 from diffcap.losses.mlm import mask_words
 from diffcap.losses.mvcl import mask_patches
 from diffcap.negatives import read_negatives
-from diffcap.pair_table import PairBatches, PairTable, as_is
+from diffcap.pair_table import PairBatches, PairTable, RetrievalBatches, as_is
 from diffcap.records import ChangePair, read_dataset
 from diffcap.streams import Batch, StepBatches, Stream, TaskSchedule, step_generator
 from diffcap.text.layouts import AnyLayout, vocabulary_for
@@ -81,6 +81,7 @@ class FeatureData(pl.LightningDataModule):
         self.words = self.vocabulary.words
         self.vocabulary_size = len(self.vocabulary)
         self.feature_channels, *self.grid = self.store.shape
+        self.image_size = self.grid  # where the features are pixels
         for split in ("train", "val"):
             bare = [pair.id for pair in self.dataset.pairs if pair.split == split and not pair.captions]
             if bare:
@@ -242,6 +243,42 @@ class CaptionData(FeatureData):
         by_scene = {key: value.unflatten(0, (-1, 2)) for key, value in text.items()}
         batch = self._with_images(by_scene, pairs, generator)
         return {key: value.transpose(0, 1).flatten(0, 1) if key in text else value for key, value in batch.items()}
+
+
+class AdaptData(FeatureData):
+    """CLIP4IDC's adaptation: every caption of every training pair that shows a change is a sample (authors' code).
+
+    Args:
+        folder: the dataset's folder, with `manifest.jsonl`.
+        features: name of the store of pixels in its `features/`.
+        settings: see `FeatureData`; with `swap` the first image is the nonsemantic one half of the time.
+    """
+
+    def __init__(self, folder: str, features: str, **settings: Any) -> None:
+        super().__init__(folder, features, **settings)
+
+    def setup(self, stage: str) -> None:
+        """Encode the captions and lay out the samples."""
+        super().setup(stage)
+        if stage == "fit":
+            table = self.train_table
+            self.samples = np.flatnonzero(table.is_change[table.owner])
+            if not len(self.samples):
+                raise DiffcapError(
+                    f"{self.dataset.name}: no training pair shows a change; there is nothing to retrieve."
+                )
+            self.stream = Stream(len(self.samples), self.seed)
+
+    def make_batch(self, step: int) -> Batch:
+        """See `FeatureData`: `before`, `after`, `tokens`."""
+        generator, table = step_generator(self.seed, step), self.train_table
+        samples = self.samples[self.stream.take(step * self.batch_size, self.batch_size)]
+        return self._with_images(self._text(table.tokens[samples], generator), table.owner[samples], generator)
+
+    def val_dataloader(self) -> DataLoader:
+        """The validation pairs that show a change, in order, each with all its captions."""
+        pairs = RetrievalBatches(self.val_table, self.val_limit)
+        return DataLoader(pairs, self.eval_batch_size, collate_fn=as_is, **self._workers())
 
 
 class PretrainData(FeatureData):

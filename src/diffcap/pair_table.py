@@ -130,6 +130,35 @@ class PairBatches(Dataset):
         }
 
 
+class RetrievalBatches(Dataset):
+    """The pairs of a split that show a change, in order, batches of them with all their captions.
+
+    Args:
+        table: the pairs. limit: only the first of those pairs.
+    """
+
+    def __init__(self, table: PairTable, limit: int | None = None) -> None:
+        self.table = table
+        self.pairs = np.flatnonzero(table.is_change & (table.counts > 0))[:limit]
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.__getitems__([index])
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        table, pairs = self.table, self.pairs[indices]
+        texts = np.concatenate([np.arange(table.first[pair], table.first[pair] + table.counts[pair]) for pair in pairs])
+        return {
+            "number": torch.from_numpy(pairs),
+            "texts": torch.from_numpy(table.tokens[texts]).long(),
+            "text_number": torch.from_numpy(texts),
+            "text_owner": torch.from_numpy(table.owner[texts]),
+            **table.images(pairs),
+        }
+
+
 def as_is(batch: Any) -> Any:
     """Collation of batches that are batches already."""
     return batch

@@ -49,7 +49,7 @@ def test_a_store_of_bytes(tmp_path: Path) -> None:
 
 
 def test_other_libraries_have_a_size_of_their_own() -> None:
-    with pytest.raises(DiffcapError, match="--model.image_size is for pixels; torchvision has a size of its own"):
+    with pytest.raises(DiffcapError, match=r"--model\.image_size is for pixels; torchvision has a size of its own"):
         build_backbone("torchvision", "resnet18", "layer3", "random", image_size=(64, 64))
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from diffcap.models.clip import PairTower, TextTower, build_clip
-from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation, with_vocabulary
+from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation
 from diffcap.models.generation import beam_search, greedy
 
 WORDS = 23
@@ -183,8 +183,10 @@ def test_recomputing_blocks_changes_neither_loss_nor_gradient() -> None:
 def test_what_learns_at_which_rate() -> None:
     groups = build().rates()
     assert sum(len(part) for part in groups.values()) == sum(p.requires_grad for p in build().parameters())
+    assert not build().images.visual.conv1.weight.requires_grad and build().images.joint_positions.requires_grad
+    assert all(part.requires_grad for part in build(freeze_embeddings=False).parameters())
     model = build(train_words=True)
-    clip = {id(part) for part in model.rates()["clip"]}
+    clip = {id(part) for part in model.rates()["trained"]}
     assert id(model.words.token_embedding.weight) in clip and id(model.images.joint_positions) in clip
     assert id(model.word_bias) not in clip
     assert not build().words.token_embedding.weight.requires_grad
@@ -211,7 +213,9 @@ def test_the_first_block_of_ft1_begins_as_clips() -> None:
 
 def test_adaptation_learns_everything_and_keeps_its_scale() -> None:
     torch.manual_seed(0)
-    model = CLIP4IDCAdaptation(NETWORK, (8, 12))
+    model = CLIP4IDCAdaptation(NETWORK, (8, 12), freeze_embeddings=False)
+    frozen = {name for name, part in CLIP4IDCAdaptation(NETWORK).named_parameters() if not part.requires_grad}
+    assert len(frozen) == 7 and "words.token_embedding.weight" in frozen and "images.visual.conv1.weight" in frozen
     batch = {"before": pixels(4), "after": pixels(4, seed=1), "tokens": captions([3, 5, 2, 7], 10)}
     loss = model.loss(batch)
     loss.backward()
@@ -238,9 +242,7 @@ def test_networks_that_do_not_fit_are_refused() -> None:
         build().words(torch.zeros(1, 15, dtype=torch.long))
 
 
-def test_a_vocabulary_of_another_size() -> None:
-    assert with_vocabulary(NETWORK, WORDS) is NETWORK and with_vocabulary(NETWORK, None) is NETWORK
-    assert with_vocabulary("ViT-B-32-quickgelu", 49408) == "ViT-B-32-quickgelu"
-    smaller = with_vocabulary("ViT-B-32-quickgelu", 50)
-    assert isinstance(smaller, dict) and smaller["text_cfg"]["vocab_size"] == 50 and smaller["quick_gelu"]
+def test_a_vocabulary_of_another_size_and_a_network_of_the_package() -> None:
     assert CLIP4IDC(9, **{**SIZES, **CAPTIONER}).words.token_embedding.num_embeddings == 9
+    tower = PairTower(build_clip("ViT-blocks-16", vocabulary_size=50))
+    assert tower.grid == (6, 8) and tower.image_size == (96, 128)

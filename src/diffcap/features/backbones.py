@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from diffcap.checkpoint import read_checkpoint, weights_of
 from diffcap.errors import DiffcapError
 from diffcap.features.preprocessing import Pixels, ResizeNormalize
-from diffcap.features.weights import download, load_weights, read_state_dict, state_hash
+from diffcap.features.weights import download, load_weights, pretrained_clip, read_state_dict, state_hash
 
 Library = Literal["torchvision", "open_clip", "timm", "blocks", "pixels", "clip4idc"]
 
@@ -170,20 +170,11 @@ class _TakeMap(nn.Module):
 
 def _open_clip(network: str, stage: str | int | None, weights: str) -> tuple[nn.Module, ResizeNormalize]:
     import open_clip
-    from open_clip import pretrained
 
     if network not in open_clip.list_models():
         raise DiffcapError(f"open_clip has no model {network!r}; `open_clip.list_models()` lists them.")
     if weights == "default":
-        tags = open_clip.list_pretrained_tags_by_model(network)
-        if not tags:
-            raise DiffcapError(f"open_clip has no weights for {network}; give a file as --model.weights=PATH.")
-        tag = "openai" if "openai" in tags else tags[0]
-        cfg = pretrained.get_pretrained_cfg(network, tag)
-        repository, _, file = cfg.get("hf_hub", "").rpartition("/")
-        hub = f"https://huggingface.co/{repository}/resolve/main/{file or 'open_clip_model.safetensors'}"
-        source = hub if repository else cfg["url"]
-        model = download(f"{network} ({tag})", source, lambda: open_clip.create_model(network, pretrained=tag))
+        model = pretrained_clip(network)
     else:
         model = open_clip.create_model(network, pretrained=None, load_weights=False)
     visual = model.visual

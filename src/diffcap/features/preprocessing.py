@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms import v2
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -26,6 +25,8 @@ class Pixels:
 
     def __call__(self, image: Image.Image) -> Tensor:
         """RGB picture to (3, H, W) float32, whole numbers 0 ... 255."""
+        from torchvision.transforms import v2  # not for a stage's --help
+
         resized = v2.functional.resize(image, list(self.size), v2.InterpolationMode.BICUBIC, antialias=True)
         return v2.functional.pil_to_tensor(resized).float()
 

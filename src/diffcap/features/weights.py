@@ -123,8 +123,31 @@ def _resolves(host: str) -> bool:
     return True
 
 
-def download(network: str, file: str, fetch: Callable[[], T]) -> T:
-    """Run a library's own download; `network` and `file` (where it comes from) are for the error.
+def pretrained_clip(network: str, option: str = "--model.weights") -> Any:
+    """An open_clip model with the weights of its tag "openai" if it has that, else of its first.
+
+    Args:
+        network: open_clip's name. option: that takes a file instead, for the error.
+
+    Raises:
+        DiffcapError: no weights are known, or they could not be downloaded.
+    """
+    import open_clip
+    from open_clip import pretrained
+
+    tags = open_clip.list_pretrained_tags_by_model(network)
+    if not tags:
+        raise DiffcapError(f"open_clip has no weights for {network}; give a file as {option}=PATH.")
+    tag = "openai" if "openai" in tags else tags[0]
+    cfg = pretrained.get_pretrained_cfg(network, tag)
+    repository, _, file = cfg.get("hf_hub", "").rpartition("/")
+    hub = f"https://huggingface.co/{repository}/resolve/main/{file or 'open_clip_model.safetensors'}"
+    source = hub if repository else cfg["url"]
+    return download(f"{network} ({tag})", source, lambda: open_clip.create_model(network, pretrained=tag), option)
+
+
+def download(network: str, file: str, fetch: Callable[[], T], option: str = "--model.weights") -> T:
+    """Run a library's own download; `network`, `file` (where it comes from) and `option` are for the error.
 
     Raises:
         DiffcapError: it failed; says which file to fetch by other means.
@@ -136,5 +159,5 @@ def download(network: str, file: str, fetch: Callable[[], T]) -> T:
         reason = " ".join(str(error).split("\n")[0].split())[:200] or type(error).__name__
         raise DiffcapError(
             f"the default weights of {network} are neither cached nor could they be downloaded ({reason}); fetch {file} "
-            "elsewhere and give it as --model.weights=PATH."
+            f"elsewhere and give it as {option}=PATH."
         ) from None

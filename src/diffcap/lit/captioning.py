@@ -2,14 +2,17 @@
 
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from diffcap.captioner import METHODS
 from diffcap.errors import DiffcapError
 from diffcap.evaluation.metric import CaptionMetric
+from diffcap.lit.clip_weights import load_clip
 from diffcap.lit.schedules import Schedule
-from diffcap.lit.training import TrainingModule, init_from
+from diffcap.lit.training import TrainingModule, adamw, init_from
 from diffcap.models.captioner import Captioner
+from diffcap.models.clip4idc import CLIP4IDC
 from diffcap.models.generation import greedy
 
 
@@ -19,13 +22,16 @@ class Captioning(TrainingModule):
     Args:
         captioner: the method.
         lr: Adam's learning rate before the schedule (IDC-PCL: 3e-5).
-        weight_decay: L2 in the gradient (IDC-PCL: 0 on CLEVR-Change, 1e-4 on the birds).
-        schedule: piecewise (IDC-PCL, authors' code), step (SCORER, DIRL), noam, cosine or constant; see `schedules`.
-        warmup: steps of rising rate.
+        weight_decay: L2 in the gradient (IDC-PCL: 0 on CLEVR-Change, 1e-4 on the birds); with `pretrained_lr` decoupled.
+        schedule: piecewise (IDC-PCL, authors' code), step (SCORER, DIRL), linear (CLIP4IDC), noam, cosine or constant; see
+            `schedules`.
+        warmup: steps of rising rate; below 1: a part of the trainer's `max_steps`.
         milestones: steps at which the rate falls (null: 10,000 and 20,000, IDC-PCL's authors' code); below 1: parts of
             the trainer's `max_steps`.
         init_from: checkpoint of the pre-training stage.
         tokenizer: of the scores in validation: PTB, or raw as IDC-PCL has it.
+        pretrained_lr: rate of what comes trained into this stage, CLIP in CLIP4IDC; null: as the rest.
+        clip_weights: of CLIP, for a CLIP4IDC that starts from no adaptation: default, random, or a file.
     """
 
     stage = "finetune"
@@ -36,14 +42,24 @@ class Captioning(TrainingModule):
         lr: float = 3e-5,
         weight_decay: float = 0.0,
         schedule: Schedule = "piecewise",
-        warmup: int = 0,
+        warmup: int | float = 0,
         milestones: list[float] | None = None,
         init_from: str | None = None,
         tokenizer: Literal["ptb", "raw"] = "ptb",
+        pretrained_lr: float | None = None,
+        clip_weights: str | None = None,
     ) -> None:
         super().__init__(captioner, lr, weight_decay, schedule, warmup, milestones)
         self.captioner: Captioner
         self.init_from, self.tokenizer = init_from, tokenizer
+        self.pretrained_lr, self.clip_weights = pretrained_lr, clip_weights
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Adam; for a captioner with parts that came trained AdamW at two rates."""
+        if self.pretrained_lr is None:
+            return super().optimizer()
+        parts = self.captioner.rates()
+        return adamw({self.lr: parts["new"], self.pretrained_lr: parts["trained"]}, self.weight_decay, (0.9, 0.999))
 
     def setup(self, stage: str) -> None:
         """Take over the pre-training's weights; prepare the references."""
@@ -51,8 +67,14 @@ class Captioning(TrainingModule):
             return
         self._check_data()
         if self.init_from:
-            # The distractor head is new here, and the regression head of MVCL has done its work (IDC-PCL, 6.6).
-            init_from(self.captioner, self.init_from, self.feature_data.words, ("distractor_head",), ("regress",))
+            captioner = self.captioner
+            init_from(
+                captioner, self.init_from, self.feature_data.words, captioner.fresh_parts, captioner.earlier_parts
+            )
+        elif self.clip_weights:
+            if not isinstance(self.captioner, CLIP4IDC):
+                raise DiffcapError(f"model.clip_weights is for CLIP4IDC; {type(self.captioner).__name__} has no CLIP.")
+            load_clip(self.captioner, self.clip_weights, self.feature_data.vocabulary)
         self.metric = CaptionMetric(self.feature_data.val_references, tokenizer=self.tokenizer)
 
     def _check_data(self) -> None:

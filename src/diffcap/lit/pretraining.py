@@ -31,7 +31,7 @@ class Pretraining(TrainingModule):
         lr: float = 1e-4,
         weight_decay: float = 0.0,
         schedule: Schedule = "noam",
-        warmup: int = 8000,
+        warmup: int | float = 8000,
         milestones: list[float] | None = None,
         init_from: str | None = None,
     ) -> None:

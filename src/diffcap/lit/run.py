@@ -152,7 +152,7 @@ class TrainingCLI(StageCLI):
         super().add_arguments_to_parser(parser)
         parser.add_class_arguments(RunSettings, "run")
         # A method that does not take one of them leaves it.
-        for size in ("vocabulary_size", "feature_channels", "grid", "max_length"):
+        for size in ("vocabulary_size", "feature_channels", "grid", "image_size", "max_length"):
             parser.link_arguments(f"data.{size}", f"model.captioner.init_args.{size}", apply_on="instantiate")
 
     def before_instantiate_classes(self) -> None:

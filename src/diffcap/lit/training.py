@@ -14,6 +14,23 @@ from diffcap.errors import DiffcapError
 from diffcap.lit.schedules import Schedule, factor
 
 
+def adamw(rates: dict[float, list[nn.Parameter]], weight_decay: float, betas: tuple[float, float]) -> torch.optim.AdamW:
+    """AdamW whose parameters learn at several rates; only those of two dimensions or more decay.
+
+    For CLIP4IDC's BertAdam (authors' code), which lets CLIP's own scales of layer norms decay, too, corrects no bias of the
+    moments, and clips the gradient of each tensor once more.
+
+    Args:
+        rates: parameters by learning rate. betas: of the moments; eps is 1e-6 (authors' code).
+    """
+    groups = [
+        {"params": [part for part in parts if (part.ndim >= 2) == wide], "lr": lr, "weight_decay": weight_decay * wide}
+        for lr, parts in rates.items()
+        for wide in (True, False)
+    ]
+    return torch.optim.AdamW([group for group in groups if group["params"]], betas=betas, eps=1e-6, fused=True)
+
+
 class TrainingModule(pl.LightningModule):
     """Adam with a schedule by step, the same random numbers at a step whether or not the run was interrupted.
 
@@ -31,7 +48,7 @@ class TrainingModule(pl.LightningModule):
         lr: float,
         weight_decay: float,
         schedule: Schedule,
-        warmup: int,
+        warmup: int | float,
         milestones: list[float] | None,
     ) -> None:
         super().__init__()
@@ -48,9 +65,13 @@ class TrainingModule(pl.LightningModule):
         assert isinstance(data, FeatureData)
         return data
 
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Adam over all parameters at one rate."""
+        return torch.optim.Adam(self.parameters(), self.lr, weight_decay=self.weight_decay, fused=True)
+
     def configure_optimizers(self) -> Any:
-        """Adam, and the schedule stepped after every optimiser step."""
-        optimizer = torch.optim.Adam(self.parameters(), self.lr, weight_decay=self.weight_decay, fused=True)
+        """The optimiser, and the schedule stepped after every one of its steps."""
+        optimizer = self.optimizer()
         rate = factor(self.schedule, warmup=self.warmup, milestones=self.milestones, total=int(self.trainer.max_steps))
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

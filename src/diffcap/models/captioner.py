@@ -1,7 +1,7 @@
 """What every captioner offers, whatever it is inside."""
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
@@ -28,8 +28,12 @@ class Captioner(nn.Module, ABC):
     Attributes:
         hyperparameters: the constructor's arguments (primitives), enough to build the same model again.
         begin, end: token ids that open and close a caption. vocabulary_layout: whose ids they are, see `Vocabulary`.
+        fresh_parts: beginnings of parameter names that the method's pre-training does not have. earlier_parts: of those
+            that only it has.
     """
 
+    fresh_parts: ClassVar[tuple[str, ...]] = ()
+    earlier_parts: ClassVar[tuple[str, ...]] = ()
     hyperparameters: dict[str, Any]
     begin: int
     end: int
@@ -45,6 +49,10 @@ class Captioner(nn.Module, ABC):
     def validate(self, batch: Batch) -> dict[str, Tensor]:
         """Scalars to watch on validation pairs: by default the parts of `loss`."""
         return {name: value for name, value in self.loss(batch).items() if name != "loss"}
+
+    def rates(self) -> dict[str, list[nn.Parameter]]:
+        """Parameters that learn: "trained", those that came trained from elsewhere, and "new", all others."""
+        return {"trained": [], "new": [part for part in self.parameters() if part.requires_grad]}
 
     @abstractmethod
     def encode(self, before: Tensor, after: Tensor) -> Any:

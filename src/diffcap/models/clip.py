@@ -7,15 +7,16 @@ Letters: B pairs, N patches of an image, T text positions, W width of a tower, E
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-import open_clip
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from diffcap.models.layers import tile
 
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's, of R, G and B
 Network = str | dict[str, Any]
 Clip = Any  # open_clip.CLIP or open_clip.CustomTextCLIP, whose parts torch's modules do not type
 # What a tower must have to be taken apart; those of timm and the ones without a class token lack some of it.
@@ -23,26 +24,33 @@ _IMAGE_PARTS = ("_embeds", "class_embedding", "grid_size", "ln_post", "proj", "t
 _TEXT_PARTS = ("token_embedding", "positional_embedding", "transformer", "ln_final", "text_projection")
 
 
-def build_clip(network: Network, image_size: tuple[int, int] | None = None) -> Clip:
+def build_clip(network: Network, image_size: tuple[int, int] | None = None, vocabulary_size: int | None = None) -> Clip:
     """An open_clip model with random weights.
 
     Args:
-        network: a name of `open_clip.list_models()`, or such a model's configuration. image_size: height and width in
-            pixels, None for the network's own; the patch must divide both.
+        network: a name of `open_clip.list_models()` or of a file in `networks/`, or such a model's configuration.
+        image_size: height and width in pixels, None for the network's own; the patch must divide both.
+        vocabulary_size: words, None for the network's own number.
 
     Raises:
         ValueError: unknown, no ViT with a class token, or the patch does not divide the image.
     """
+    import open_clip  # brings timm and torchvision: not for a stage's --help
+
+    if isinstance(network, str) and network not in open_clip.list_models():
+        open_clip.add_model_config(Path(__file__).with_name("networks"))  # ours
     config = open_clip.get_model_config(network) if isinstance(network, str) else dict(network)
     if config is None:
         raise ValueError(f"open_clip has no model {network!r}; `open_clip.list_models()` lists them")
-    vision = dict(config["vision_cfg"])
+    vision, words = dict(config["vision_cfg"]), dict(config["text_cfg"])
     if image_size is not None:
         vision["image_size"] = tuple(image_size)
+    if vocabulary_size is not None:
+        words["vocab_size"] = vocabulary_size
     custom = config.pop("custom_text", False)
     kept = {key: value for key, value in config.items() if key in ("embed_dim", "quick_gelu", "init_logit_scale")}
     kind = open_clip.CustomTextCLIP if custom else open_clip.CLIP
-    model: Clip = kind(**kept, vision_cfg=vision, text_cfg=dict(config["text_cfg"]))
+    model: Clip = kind(**kept, vision_cfg=vision, text_cfg=words)
     lacking = [part for part in _IMAGE_PARTS if getattr(model.visual, part, None) is None]
     lacking += [part for part in _TEXT_PARTS if getattr(text_of(model), part, None) is None]
     if lacking:
@@ -83,8 +91,8 @@ class PairTower(nn.Module):
         clip: Clip,
         intra_layers: int | None = None,
         together: bool = True,
-        mean: Sequence[float] = open_clip.OPENAI_DATASET_MEAN,
-        std: Sequence[float] = open_clip.OPENAI_DATASET_STD,
+        mean: Sequence[float] = MEAN,
+        std: Sequence[float] = STD,
         checkpointing: bool = False,
     ) -> None:
         super().__init__()
@@ -148,6 +156,13 @@ class PairTower(nn.Module):
         x = torch.cat([before + self.before_mark, after + self.after_mark], 1) + self.joint_positions
         return self._out(self._run(self.ln_mid(x), self.visual.transformer.resblocks[self.intra_layers :]))
 
+    def freeze_embeddings(self) -> None:
+        """Leave what stands before the blocks as it is (authors' code)."""
+        self.visual.conv1.requires_grad_(False)
+        self.visual.ln_pre.requires_grad_(False)
+        self.visual.class_embedding.requires_grad_(False)
+        self.visual.positional_embedding.requires_grad_(False)
+
     def _out(self, x: Tensor) -> Tensor:
         return self.visual.ln_post(x) @ self.visual.proj
 
@@ -172,6 +187,11 @@ class WordTable(nn.Module):
         text = text_of(clip)
         self.token_embedding: nn.Embedding = text.token_embedding
         self.positional_embedding: nn.Parameter = text.positional_embedding
+
+    def requires_grad_embeddings(self, learn: bool) -> None:
+        """Whether word vectors and positions learn."""
+        self.token_embedding.requires_grad_(learn)
+        self.positional_embedding.requires_grad_(learn)
 
     def forward(self, tokens: Tensor, first: int = 0) -> Tensor:
         """Ids (B, T) at positions `first`, ... to (B, T, W).

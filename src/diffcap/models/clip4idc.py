@@ -7,6 +7,7 @@ Letters: B pairs, N patches of an image, T text positions, D width of the captio
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
@@ -32,6 +33,8 @@ class CLIP4IDCAdaptation(nn.Module):
         network: open_clip's name of the model, or its configuration. image_size: height and width in pixels.
         intra_layers: blocks of the image tower that see one image only (null: three quarters, 9 of ViT-B/32's 12).
         checkpointing: compute the image tower's blocks again in the backward pass; less memory, a third more time.
+        freeze_embeddings: leave what stands before the blocks as it came: patches, class token, positions of both towers,
+            word vectors and the first norm (authors' code).
         vocabulary_size: of the captions' ids; null for the network's own.
     """
 
@@ -41,13 +44,19 @@ class CLIP4IDCAdaptation(nn.Module):
         image_size: tuple[int, int] | None = None,
         intra_layers: int | None = None,
         checkpointing: bool = False,
+        freeze_embeddings: bool = True,
         vocabulary_size: int | None = None,
     ) -> None:
         super().__init__()
-        clip = build_clip(with_vocabulary(network, vocabulary_size), image_size)
+        self.hyperparameters = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
+        self.hyperparameters["image_size"] = list(image_size) if image_size is not None else None
+        clip = build_clip(network, image_size, vocabulary_size)
         self.images = PairTower(clip, intra_layers, checkpointing=checkpointing)
         self.words = TextTower(clip)
         self.logit_scale: nn.Parameter = clip.logit_scale
+        if freeze_embeddings:
+            self.images.freeze_embeddings()
+            self.words.requires_grad_embeddings(False)
 
     def pair(self, before: Tensor, after: Tensor) -> Tensor:
         """Pixels (B, 3, height, width) each to one vector a pair, (B, E): the mean of both class tokens."""
@@ -67,14 +76,13 @@ class CLIP4IDCAdaptation(nn.Module):
         self.logit_scale.clamp_(max=LARGEST_SCALE)
 
 
-def with_vocabulary(network: Network, size: int | None) -> Network:
-    """A network's configuration with another number of words; the network itself where it has that number."""
-    import open_clip
-
-    config = open_clip.get_model_config(network) if isinstance(network, str) else network
-    if size is None or config is None or config["text_cfg"].get("vocab_size", 49408) == size:
-        return network
-    return {**config, "text_cfg": {**config["text_cfg"], "vocab_size": size}}
+def by_origin(module: nn.Module, trained: Iterable[nn.Parameter]) -> dict[str, list[nn.Parameter]]:
+    """The parameters of a module that learn, "trained" (those given) and "new"."""
+    old, named = {id(part) for part in trained}, {"trained": [], "new": []}  # type: ignore[var-annotated]
+    for part in module.parameters():
+        if part.requires_grad:
+            named["trained" if id(part) in old else "new"].append(part)
+    return named
 
 
 class EncoderBlock(nn.Module):
@@ -136,7 +144,7 @@ class CLIP4IDC(Captioner):
     distractor pairs; their losses are added (authors' code).
 
     Args:
-        vocabulary_size: V. network, image_size, intra_layers, checkpointing: as `CLIP4IDCAdaptation`.
+        vocabulary_size: V. network, image_size, intra_layers, checkpointing, freeze_embeddings: as `CLIP4IDCAdaptation`.
         max_length: positions of a caption, START and END included (authors' code: 33, of which 32 go in).
         width: D (authors' code: 512; paper: 768, for which linear layers lead in from CLIP's width and out again, ours).
         heads: 8 (paper: 12). ffn: 2048. encoder_layers, decoder_layers: 3 and 3 (authors' code).
@@ -145,12 +153,14 @@ class CLIP4IDC(Captioner):
         images: "together" after the intra layers, or "apart" (FT1, FT2).
         decoder: "captioner", or "clip_text": CLIP's text tower with cross-attention put in (FT1). The latter has as many
             blocks and the widths of the tower, and the encoder blocks' last output for memory.
-        train_words: train CLIP's word vectors (authors' code: on Spot-the-Diff only).
+        train_words: train CLIP's word vectors even so (authors' code: on Spot-the-Diff only).
         padding: "own": an id beyond the vocabulary. "released": id 0, which is the word "!" of CLIP: never learned, and
             said it ends the caption (authors' code).
     """
 
     vocabulary_layout = "clip"
+    fresh_parts = ("visual_in", "words_in", "words_norm", "encoder", "decoder", "head", "word_bias")
+    earlier_parts = ("words.transformer", "words.ln_final", "words.text_projection", "logit_scale")
 
     def __init__(
         self,
@@ -159,6 +169,7 @@ class CLIP4IDC(Captioner):
         image_size: tuple[int, int] | None = None,
         intra_layers: int | None = None,
         checkpointing: bool = False,
+        freeze_embeddings: bool = True,
         max_length: int = 33,
         width: int = 512,
         heads: int = 8,
@@ -175,7 +186,7 @@ class CLIP4IDC(Captioner):
         super().__init__()
         self.hyperparameters = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
         self.hyperparameters["image_size"] = list(image_size) if image_size is not None else None
-        clip = build_clip(with_vocabulary(network, vocabulary_size), image_size)
+        clip = build_clip(network, image_size, vocabulary_size)
         self.images = PairTower(clip, intra_layers, images == "together", checkpointing=checkpointing)
         self.words = WordTable(clip)
         self.begin, self.end = vocabulary_size - 2, vocabulary_size - 1  # the last two, as CLIP has them
@@ -210,7 +221,11 @@ class CLIP4IDC(Captioner):
         if decoder == "clip_text":
             for block in self.decoder:
                 nn.init.zeros_(block.cross.out.weight)  # type: ignore[union-attr, arg-type]
-        self.words.token_embedding.requires_grad_(train_words)
+        if freeze_embeddings:
+            self.images.freeze_embeddings()
+            self.words.requires_grad_embeddings(False)
+        if train_words:
+            self.words.token_embedding.requires_grad_(True)
 
     def views(self, before: Tensor, after: Tensor) -> Tensor:
         """Pixels (b, 3, height, width) and (B, ...), B a multiple of b, to the pair's tokens (B, 2 + 2 N, E)."""
@@ -272,13 +287,8 @@ class CLIP4IDC(Captioner):
         return {"loss": torch.stack(losses).sum(), **parts}
 
     def rates(self) -> dict[str, list[nn.Parameter]]:
-        """Parameters by what they learn at: "clip" (image tower and word table), "new" (all others)."""
-        old = {id(parameter) for parameter in (*self.images.parameters(), *self.words.parameters())}
-        named: dict[str, list[nn.Parameter]] = {"clip": [], "new": []}
-        for parameter in self.parameters():
-            if parameter.requires_grad:
-                named["clip" if id(parameter) in old else "new"].append(parameter)
-        return named
+        """See `Captioner.rates`: CLIP, with what the adaptation has put into it, and the captioner."""
+        return by_origin(self, [*self.images.parameters(), *self.words.parameters()])
 
 
 def _begin(module: Any) -> None:

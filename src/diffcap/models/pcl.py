@@ -294,6 +294,8 @@ class PCL(Captioner):
 
     begin, end = BOS, EOS
     vocabulary_layout = "pcl"
+    # The distractor head is new, and the regression head of MVCL has done its work (authors' code).
+    fresh_parts, earlier_parts = ("distractor_head",), ("regress",)
 
     def __init__(
         self,

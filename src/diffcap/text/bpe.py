@@ -55,6 +55,17 @@ class ClipVocabulary:
     def __len__(self) -> int:
         return self._size
 
+    @property
+    def clip_ids(self) -> list[int]:
+        """CLIP's id of each of ours."""
+        first = self._clip_ids if self._ids is not None else list(range(self._size - 2))
+        return [*first, self.clip_size - 2, self.clip_size - 1]
+
+    @property
+    def clip_size(self) -> int:
+        """Of CLIP's own vocabulary."""
+        return tokenizer().vocab_size
+
     def encode(self, caption: str | Sequence[str], max_length: int) -> list[int]:
         """Turn a caption into ids, without padding: START, the tokens that fit, END.
 

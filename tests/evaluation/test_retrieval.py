@@ -1,0 +1,63 @@
+"""Recall and rank against a loop over every sentence and every pair."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffcap.evaluation.retrieval import PairRetrieval
+
+
+def naive(pairs: Tensor, texts: Tensor, owners: list[int]) -> dict[str, float]:
+    def cosine(one: Tensor, other: Tensor) -> float:
+        return torch.cosine_similarity(one, other, dim=0).item()
+
+    places: dict[str, list[int]] = {"t2p": [], "p2t": []}
+    for text, owner in zip(texts, owners):
+        own = cosine(text, pairs[owner])
+        places["t2p"].append(1 + sum(cosine(text, pairs[p]) > own for p in range(len(pairs)) if p != owner))
+    for number, pair in enumerate(pairs):
+        best = max(cosine(text, pair) for text, owner in zip(texts, owners) if owner == number)
+        others = [cosine(text, pair) for text, owner in zip(texts, owners) if owner != number]
+        places["p2t"].append(1 + sum(other > best for other in others))
+    scores = {}
+    for way, found in places.items():
+        scores |= {f"{way}_R@{cut}": sum(place <= cut for place in found) / len(found) for cut in (1, 5, 10)}
+        scores[f"{way}_mean_rank"] = sum(found) / len(found)
+    return scores
+
+
+def draw() -> tuple[Tensor, Tensor, list[int]]:
+    draws = torch.Generator().manual_seed(0)
+    pairs, owners = torch.randn(15, 4, generator=draws), [number for number in range(15) for _ in range(1 + number % 3)]
+    texts = pairs[owners] + 0.8 * torch.randn(len(owners), 4, generator=draws)
+    return pairs, texts, owners
+
+
+def test_scores_are_the_loops_in_any_batches_and_order() -> None:
+    pairs, texts, owners = draw()
+    expected = naive(pairs, texts, owners)
+    assert 0.1 < expected["t2p_R@1"] < 0.9 and 0.1 < expected["p2t_R@1"] < 0.9
+    for order in (range(15), [*range(7, 15), *range(7)]):
+        metric = PairRetrieval()
+        for number in order:
+            mine = torch.tensor([place for place, owner in enumerate(owners) if owner == number])
+            metric.update(pairs[[number]], torch.tensor([number]), texts[mine], mine, torch.tensor(owners)[mine])
+        assert {name: value.item() for name, value in metric.compute().items()} == pytest.approx(expected)
+
+
+def test_a_pair_added_twice_counts_once() -> None:
+    pairs, texts, owners = draw()
+    metric = PairRetrieval()
+    numbers, places, owned = torch.arange(15), torch.arange(len(texts)), torch.tensor(owners)
+    metric.update(pairs, numbers, texts, places, owned)
+    metric.update(pairs[:2], numbers[:2], texts[:3], places[:3], owned[:3])
+    assert {name: value.item() for name, value in metric.compute().items()} == pytest.approx(
+        naive(pairs, texts, owners)
+    )
+
+
+def test_vectors_that_are_all_alike_score_nothing() -> None:
+    metric = PairRetrieval()
+    metric.update(torch.ones(20, 3), torch.arange(20), torch.ones(20, 3), torch.arange(20), torch.arange(20))
+    scores = metric.compute()
+    assert scores["t2p_R@10"] == 0 and scores["p2t_mean_rank"] == 20
