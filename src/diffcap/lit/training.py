@@ -28,7 +28,7 @@ def adamw(rates: dict[float, list[nn.Parameter]], weight_decay: float, betas: tu
         for lr, parts in rates.items()
         for wide in (True, False)
     ]
-    return torch.optim.AdamW([group for group in groups if group["params"]], betas=betas, eps=1e-6, fused=True)
+    return torch.optim.AdamW([group for group in groups if group["params"]], betas=betas, eps=1e-6)
 
 
 class TrainingModule(pl.LightningModule):
@@ -67,7 +67,8 @@ class TrainingModule(pl.LightningModule):
 
     def optimizer(self) -> torch.optim.Optimizer:
         """Adam over all parameters at one rate."""
-        return torch.optim.Adam(self.parameters(), self.lr, weight_decay=self.weight_decay, fused=True)
+        fused = self.trainer.gradient_clip_val is None  # Lightning clips no gradient of a fused one in mixed precision
+        return torch.optim.Adam(self.parameters(), self.lr, weight_decay=self.weight_decay, fused=fused)
 
     def configure_optimizers(self) -> Any:
         """The optimiser, and the schedule stepped after every one of its steps."""

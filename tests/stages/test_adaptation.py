@@ -1,0 +1,143 @@
+"""CLIP4IDC by the real commands: adaptation, captioning from it, two processes against one, a kill, what does not fit."""
+
+import csv
+import fcntl
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tests.commands import ROOT, in_process, one_sentence, run, weights
+from tests.stages.test_training import evaluation, kill_when, same_training
+
+from diffcap.captioner import load
+from diffcap.checkpoint import read_checkpoint
+
+SETTINGS = ROOT / "configs" / "method" / "clip4idc"
+SMALL = (
+    *("--data.batch_size=6", "--data.features=blocks_pixels", "--trainer.accelerator=cpu"),
+    *("--trainer.max_steps=20", "--trainer.val_check_interval=10", "--trainer.log_every_n_steps=1"),
+    "--run.checkpoint_every=4",
+)
+
+
+@pytest.fixture(scope="module")
+def pixels(blocks: Path) -> Path:
+    """The dataset's folder, with its pixels."""
+    with (blocks.parent / "pixels.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (blocks / "features/blocks_pixels/complete").is_file():
+            config = ROOT / "configs/backbone/blocks_pixels.yaml"
+            options = f"--config={config}", f"--data.folder={blocks}", "--data.num_workers=0"
+            done = run([sys.executable, str(ROOT / "stages/extract.py"), *options], blocks.parent)
+            assert done.returncode == 0, done.stderr
+    return blocks
+
+
+def words(stage: str, folder: Path, out: Path, *options: str, ablation: str | None = None) -> list[str]:
+    kind = "pretrain" if stage == "adapt" else stage
+    files = [
+        ROOT / "configs/trainer/default.yaml",
+        SETTINGS / f"{kind}.yaml",
+        ROOT / "configs/dataset/blocks.yaml",
+        SETTINGS / f"{kind}.blocks.yaml",
+        *([SETTINGS / f"ablation/{ablation}.yaml"] if ablation else []),
+    ]
+    named = [word for path in files for word in ("--config", str(path))]
+    script = str(ROOT / "stages" / f"{stage}.py")
+    return [sys.executable, script, *named, *SMALL, f"--data.folder={folder}", f"--run.out={out}", *options]
+
+
+def curve(out: Path) -> list[float]:
+    """The loss of every step."""
+    with next(out.glob("logs/*/metrics.csv")).open() as file:
+        return [float(row["train/contrast"]) for row in csv.DictReader(file) if row["train/contrast"]]
+
+
+@pytest.fixture(scope="module")
+def adapted(pixels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adaptation of 20 steps on one process."""
+    out = tmp_path_factory.mktemp("adapted") / "pretrain"
+    assert in_process(words("adapt", pixels, out)) is None
+    return out
+
+
+def test_two_processes_repeat_the_loss_curve_of_one(pixels: Path, tmp_path: Path) -> None:
+    """At a rate that does not blow rounding up: at the blocks settings' tenfold one the curves part by 5e-5 in 20 steps."""
+    slow = "--model.lr=1e-4", "--model.clip_lr=1e-4"
+    assert in_process(words("adapt", pixels, tmp_path / "one", *slow)) is None
+    ddp = "--trainer.devices=2", "--trainer.strategy=ddp"
+    done = run(words("adapt", pixels, tmp_path / "two", *slow, *ddp), tmp_path, timeout=300)
+    assert done.returncode == 0, done.stderr
+    one, two = curve(tmp_path / "one"), curve(tmp_path / "two")
+    assert len(one) == len(two) == 20 and max(one) - min(one) > 0.01
+    assert max(abs(a - b) for a, b in zip(one, two)) < 1e-5
+    scores = [json.loads((tmp_path / out / "finished.json").read_text())["best"] for out in ("one", "two")]
+    assert scores[0] == pytest.approx(scores[1])
+
+
+def test_a_killed_adaptation_ends_as_an_undisturbed_one(pixels: Path, adapted: Path, tmp_path: Path) -> None:
+    command = words("adapt", pixels, tmp_path / "pretrain")
+    kill_when(command, tmp_path / "pretrain/last.ckpt", tmp_path)
+    assert in_process(command) is None
+    for name in ("last.ckpt", "best.ckpt"):
+        same_training(tmp_path / "pretrain" / name, adapted / name)
+
+
+def test_what_the_adaptation_logs_and_leaves(adapted: Path) -> None:
+    columns = next(adapted.glob("logs/*/metrics.csv")).read_text().splitlines()[0].split(",")
+    both = [f"val/{way}_{name}" for way in ("t2p", "p2t") for name in ("R@1", "R@5", "R@10", "mean_rank")]
+    assert set(both) <= set(columns)
+    facts = read_checkpoint(adapted / "best.ckpt")["diffcap"]
+    assert facts["method"] == "clip4idc" and facts["stage"] == "pretrain"
+    assert facts["hyperparameters"]["image_size"] == [96, 128] and facts["vocabulary_layout"] == "clip_used"
+
+
+def test_captioning_takes_the_adaptation_over(pixels: Path, adapted: Path, tmp_path: Path) -> None:
+    start = f"--model.init_from={adapted / 'best.ckpt'}"
+    rates = "--model.lr=0", "--model.pretrained_lr=0", "--trainer.max_steps=1", "--trainer.val_check_interval=1"
+    out = tmp_path / "run/finetune"
+    assert in_process(words("finetune", pixels, out, start, *rates)) is None
+    ours, theirs = weights(out / "last.ckpt"), weights(adapted / "best.ckpt")
+    shared = ours.keys() & theirs.keys()
+    assert {"captioner.images.joint_positions", "captioner.words.token_embedding.weight"} <= shared
+    assert all(torch.equal(ours[name], theirs[name]) for name in shared)
+    assert not [name for name in theirs.keys() - ours.keys() if name.startswith("captioner.images")]
+    assert in_process(evaluation(pixels, tmp_path / "run")) is None
+    assert {"total", "semantic"} <= json.loads((tmp_path / "run/eval/metrics.json").read_text())["groups"].keys()
+    assert load(out / "best.ckpt").vocabulary.decode([0, 1, 2])
+
+
+@pytest.mark.parametrize("ablation", ["unadapted", "ft1", "ft2"])
+def test_the_baselines_train_without_an_adaptation(ablation: str, pixels: Path, tmp_path: Path) -> None:
+    short = "--trainer.max_steps=2", "--trainer.val_check_interval=2", "--trainer.limit_val_batches=1"
+    out = tmp_path / "run/finetune"
+    assert in_process(words("finetune", pixels, out, *short, ablation=ablation)) is None
+    facts = load(out / "best.ckpt").captioner.hyperparameters
+    assert facts["images"] == ("together" if ablation == "unadapted" else "apart")
+    assert facts["decoder"] == ("clip_text" if ablation == "ft1" else "captioner")
+
+
+def test_mixed_precision_and_recomputed_blocks_train(pixels: Path, tmp_path: Path) -> None:
+    options = "--trainer.precision=bf16-mixed", "--model.captioner.init_args.checkpointing=true"
+    short = "--trainer.max_steps=4", "--trainer.val_check_interval=4", "--trainer.limit_val_batches=1"
+    assert in_process(words("adapt", pixels, tmp_path / "a", *options, *short)) is None
+    losses = curve(tmp_path / "a")
+    assert len(losses) == 4 and all(0 < loss < 20 for loss in losses)
+
+
+def test_what_does_not_fit_is_one_sentence(pixels: Path, adapted: Path, tmp_path: Path) -> None:
+    def said(*options: str, stage: str = "adapt") -> str:
+        return one_sentence(run(words(stage, pixels, tmp_path / "x", *options), tmp_path))
+
+    assert "open_clip has no weights for ViT-blocks-16; give a file as --model.clip_weights" in said(
+        "--model.clip_weights=default"
+    )
+    assert "no weights file there" in said("--model.clip_weights=missing.pt")
+    assert "data.vocabulary_layout is pcl; CLIP4IDC needs clip" in said("--data.vocabulary_layout=pcl")
+    wide = "--model.captioner.init_args.intra_layers=6"
+    assert "intra_layers 6 of 6 blocks leaves none for both images together" in said(wide)
+    old = f"--model.init_from={adapted / 'best.ckpt'}", "--model.captioner.init_args.images=apart"
+    assert "parameters do not fit" in said(*old, stage="finetune")
+    assert not (tmp_path / "x/finished.json").exists()
