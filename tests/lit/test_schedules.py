@@ -44,11 +44,20 @@ def test_cosine_warms_up_and_ends_at_zero() -> None:
     assert rate(600) == pytest.approx(0.5) and rate(1100) == pytest.approx(0) and rate(2000) == pytest.approx(0)
 
 
+def test_linear_ends_at_zero_and_a_warm_up_may_be_a_part_of_the_run() -> None:
+    rate = factor("linear", warmup=0.1, total=1000)  # CLIP4IDC's captioning
+    assert [rate(step) for step in (0, 49, 99)] == pytest.approx([0.01, 0.5, 1.0])
+    assert [rate(step) for step in (100, 325, 550, 1000, 2000)] == pytest.approx([1, 0.75, 0.5, 0, 0])
+    assert [factor("cosine", warmup=0.5, total=4)(step) for step in range(2)] == [0.5, 1]
+    with pytest.raises(DiffcapError, match=r"model\.warmup 0\.1 is a part of trainer\.max_steps, which is not set"):
+        factor("linear", warmup=0.1, total=-1)
+
+
 def test_constant_after_the_warm_up() -> None:
     assert [factor("constant", warmup=2)(step) for step in range(4)] == [0.5, 1, 1, 1]
 
 
-@pytest.mark.parametrize("kind", ["noam", "piecewise", "cosine", "constant"])
+@pytest.mark.parametrize("kind", ["noam", "piecewise", "cosine", "linear", "constant"])
 def test_no_warm_up_begins_at_the_full_rate_and_never_grows(kind) -> None:
     rates = [factor(kind, milestones=[10], total=50)(step) for step in range(50)]
     assert rates[0] == 1 and all(a >= b for a, b in pairwise(rates)) and min(rates) >= 0

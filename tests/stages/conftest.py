@@ -30,3 +30,16 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 done = run([sys.executable, str(ROOT / "stages" / f"{stage}.py"), *options], base)
                 assert done.returncode == 0, done.stderr
     return folder
+
+
+@pytest.fixture(scope="session")
+def pixels(blocks: Path) -> Path:
+    """The dataset's folder, with its pixels."""
+    with (blocks.parent / "pixels.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (blocks / "features/blocks_pixels/complete").is_file():
+            config = ROOT / "configs/backbone/blocks_pixels.yaml"
+            options = f"--config={config}", f"--data.folder={blocks}", "--data.num_workers=0"
+            done = run([sys.executable, str(ROOT / "stages/extract.py"), *options], blocks.parent)
+            assert done.returncode == 0, done.stderr
+    return blocks

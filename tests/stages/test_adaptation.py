@@ -1,7 +1,6 @@
 """CLIP4IDC by the real commands: adaptation, captioning from it, two processes against one, a kill, what does not fit."""
 
 import csv
-import fcntl
 import json
 import sys
 from pathlib import Path
@@ -20,19 +19,6 @@ SMALL = (
     *("--trainer.max_steps=20", "--trainer.val_check_interval=10", "--trainer.log_every_n_steps=1"),
     "--run.checkpoint_every=4",
 )
-
-
-@pytest.fixture(scope="module")
-def pixels(blocks: Path) -> Path:
-    """The dataset's folder, with its pixels."""
-    with (blocks.parent / "pixels.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (blocks / "features/blocks_pixels/complete").is_file():
-            config = ROOT / "configs/backbone/blocks_pixels.yaml"
-            options = f"--config={config}", f"--data.folder={blocks}", "--data.num_workers=0"
-            done = run([sys.executable, str(ROOT / "stages/extract.py"), *options], blocks.parent)
-            assert done.returncode == 0, done.stderr
-    return blocks
 
 
 def words(stage: str, folder: Path, out: Path, *options: str, ablation: str | None = None) -> list[str]:

@@ -10,9 +10,19 @@ from typing import Any
 import pytest
 import yaml
 from tests.commands import METHOD, ROOT, command, in_process, run
+from tests.stages.test_adaptation import words as words_of
 from wandb.sdk.launch.sweeps import utils as agent
 
-SWEEPS = {"pcl": "finetune", "pcl_pretrain": "pretrain", "scorer": "finetune", "dirl": "finetune"}
+# The script of each, and the folder that its runs are of.
+SWEEPS = {
+    "pcl": ("finetune", "finetune"),
+    "pcl_pretrain": ("pretrain", "pretrain"),
+    "scorer": ("finetune", "finetune"),
+    "dirl": ("finetune", "finetune"),
+    "clip4idc": ("finetune", "finetune"),
+    "clip4idc_pretrain": ("adapt", "pretrain"),
+}
+GOALS = {"val/CIDEr-D": "maximize", "val/t2p_R@1": "maximize", "val/mlm": "minimize"}
 SMOKE = ["--trainer.max_steps=4", "--trainer.val_check_interval=2", "--trainer.limit_val_batches=1"]
 
 
@@ -46,7 +56,7 @@ def agents_command(sweep: dict[str, Any], values: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_files_come_first_and_the_sampled_values_last(name: str) -> None:
-    sweep, stage = read(name), SWEEPS[name]
+    sweep, (stage, _) = read(name), SWEEPS[name]
     words = sweep["command"]
     assert words[:3] == ["${env}", "python", f"stages/{stage}.py"] and words[-1] == "${args}"
     assert sweep["program"] == f"stages/{stage}.py"
@@ -60,15 +70,16 @@ def test_files_come_first_and_the_sampled_values_last(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def project(blocks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(pixels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project's folder as `make pretrain DATASET=blocks` leaves it, and `python` as the active environment has it."""
     folder = tmp_path_factory.mktemp("project")
     for name in ("configs", "stages"):
         (folder / name).symlink_to(ROOT / name)
     (folder / "data").mkdir()
-    (folder / "data/blocks").symlink_to(blocks)
-    files = f"--data.folder={blocks}", "--data.features=blocks", f"--run.out={folder / 'runs/blocks/pcl/pretrain'}"
+    (folder / "data/blocks").symlink_to(pixels)
+    files = f"--data.folder={pixels}", "--data.features=blocks", f"--run.out={folder / 'runs/blocks/pcl/pretrain'}"
     assert in_process(command("pretrain", [METHOD / "pretrain.blocks.yaml"], *files, *SMOKE)) is None
+    assert in_process(words_of("adapt", pixels, folder / "runs/blocks/clip4idc/pretrain", *SMOKE)) is None
     (folder / "bin").mkdir()
     (folder / "bin/python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (folder / "bin/python").chmod(0o755)
@@ -77,7 +88,7 @@ def project(blocks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_the_command_of_a_sweep_trains_with_sampled_values(project: Path, name: str) -> None:
-    sweep, stage = read(name), SWEEPS[name]
+    sweep, (_, stage) = read(name), SWEEPS[name]
     values = {key: sample(parameter) for key, parameter in sweep["parameters"].items()}
     words = agents_command(sweep, values)
     assert words[-len(values) :] == [f"--{key}={value}" for key, value in values.items()]
@@ -97,7 +108,7 @@ def test_the_command_of_a_sweep_trains_with_sampled_values(project: Path, name: 
         assert place == (yaml.safe_load(value) if isinstance(value, str) else pytest.approx(value)), key
     columns = (out / "logs/version_0/metrics.csv").read_text().splitlines()[0].split(",")
     assert sweep["metric"]["name"] in columns
-    assert sweep["metric"]["goal"] == {"val/CIDEr-D": "maximize", "val/mlm": "minimize"}[sweep["metric"]["name"]]
+    assert sweep["metric"]["goal"] == GOALS[sweep["metric"]["name"]]
     logged = list((out / "wandb").glob("offline-run-*-abc123"))
     assert len(logged) == 1
     assert {path.name for path in project.iterdir()} == {"configs", "stages", "data", "runs", "bin"}

@@ -149,7 +149,8 @@ class CLIP4IDC(Captioner):
         width: D (authors' code: 512; paper: 768, for which linear layers lead in from CLIP's width and out again, ours).
         heads: 8 (paper: 12). ffn: 2048. encoder_layers, decoder_layers: 3 and 3 (authors' code).
         dropout: 0.1.
-        layerwise_cross_attention: decoder block i sees encoder block i (authors' code), or all see the last (paper).
+        layerwise_cross_attention: decoder block i sees encoder block i (authors' code), or all see the last (paper); the
+            latter, too, where there are not as many of either.
         images: "together" after the intra layers, or "apart" (FT1, FT2).
         decoder: "captioner", or "clip_text": CLIP's text tower with cross-attention put in (FT1). The latter has as many
             blocks and the widths of the tower, and the encoder blocks' last output for memory.

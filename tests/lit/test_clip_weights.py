@@ -1,0 +1,109 @@
+"""CLIP's own weights into CLIP4IDC: by name, positions interpolated, word vectors picked out, FT1's decoder filled."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from tests.models.test_clip4idc import CAPTIONER, NETWORK, captions, pixels
+
+from diffcap.errors import DiffcapError
+from diffcap.lit.clip_weights import load_clip
+from diffcap.models.clip import Clip, build_clip
+from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation
+from diffcap.text.bpe import ClipVocabulary
+
+WHOLE = 49408
+# All of CLIP's tokens, so that those of a vocabulary can be picked out.
+FULL: dict[str, Any] = {**NETWORK, "text_cfg": {**NETWORK["text_cfg"], "vocab_size": WHOLE}}
+
+
+@pytest.fixture(scope="module")
+def clip() -> Clip:
+    torch.manual_seed(3)
+    return build_clip(FULL).eval()
+
+
+@pytest.fixture(scope="module")
+def file(clip: Clip, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("clip") / "clip.safetensors"
+    safetensors.torch.save_file({name: value.contiguous() for name, value in clip.state_dict().items()}, path)
+    return path
+
+
+@torch.no_grad()
+def test_the_towers_are_clips(clip: Clip, file: Path) -> None:
+    model = CLIP4IDCAdaptation(FULL).eval()
+    marks = model.images.before_mark.clone()
+    load_clip(model, str(file), ClipVocabulary())
+    assert torch.equal(model.images.before_mark, marks)  # what the pair adds stays as it was drawn
+    tokens = torch.zeros(2, NETWORK["text_cfg"]["context_length"], dtype=torch.long)
+    tokens[:, :5] = torch.tensor([WHOLE - 2, 320, 1000, 7, WHOLE - 1])
+    torch.testing.assert_close(model.words(tokens), clip.encode_text(tokens))
+    for name, value in clip.visual.state_dict().items():
+        assert torch.equal(model.images.visual.state_dict()[name], value), name
+    assert torch.equal(model.logit_scale, clip.logit_scale)
+
+
+@torch.no_grad()
+def test_word_vectors_of_a_cut_down_vocabulary(clip: Clip, file: Path) -> None:
+    vocabulary = ClipVocabulary(["a</w>", "the</w>", "cube</w>"], "clip_used")
+    model = CLIP4IDCAdaptation(FULL, vocabulary_size=len(vocabulary)).eval()
+    load_clip(model, str(file), vocabulary)
+    whole = ClipVocabulary()
+    ours = torch.tensor([vocabulary.encode("the cube", 10)])
+    theirs = torch.tensor([whole.encode("the cube", 10)])
+    torch.testing.assert_close(model.words(ours), _text(clip, theirs))
+
+
+def _text(clip: Clip, tokens: torch.Tensor) -> torch.Tensor:
+    padded = torch.zeros(1, NETWORK["text_cfg"]["context_length"], dtype=torch.long)
+    padded[:, : tokens.shape[1]] = tokens
+    return clip.encode_text(padded)
+
+
+@torch.no_grad()
+def test_another_image_size_interpolates_the_positions(clip: Clip, file: Path) -> None:
+    model = CLIP4IDCAdaptation(FULL, (8, 24))
+    load_clip(model, str(file), ClipVocabulary())
+    found, source = model.images.visual.positional_embedding, clip.visual.positional_embedding
+    assert found.shape == (1 + 2 * 6, 16) and torch.equal(found[0], source[0])
+    grid = source[1:].T.reshape(1, 16, 4, 4)
+    expected = torch.nn.functional.interpolate(grid, (2, 6), mode="bicubic", antialias=True, align_corners=False)
+    torch.testing.assert_close(found[1:].T.reshape(1, 16, 2, 6), expected)
+
+
+@torch.no_grad()
+def test_ft1s_decoder_begins_as_clips_text_tower(clip: Clip, file: Path) -> None:
+    options = {**CAPTIONER, "images": "apart", "decoder": "clip_text", "max_length": 10}
+    model = CLIP4IDC(WHOLE, FULL, **options).eval()
+    load_clip(model, str(file), ClipVocabulary())
+    tokens = captions([5, 3], 9).clamp(max=22)
+    hidden = model.decode(tokens, model.encode(pixels(2, (16, 16)), pixels(2, (16, 16), 1))).last.hidden
+    x = clip.token_embedding(tokens) + clip.positional_embedding[:9]
+    expected = clip.ln_final(clip.transformer(x, attn_mask=clip.attn_mask[:9, :9]))
+    real = torch.arange(9) < torch.tensor([[7], [5]])
+    torch.testing.assert_close(model.head_norm(hidden)[real], expected[real])
+
+
+def test_what_does_not_fit_is_named(file: Path, tmp_path: Path) -> None:
+    state = safetensors.torch.load_file(file)
+    del state["visual.proj"], state["ln_final.weight"]
+    safetensors.torch.save_file(state, tmp_path / "part.safetensors")
+    model = CLIP4IDCAdaptation(FULL)
+    with pytest.raises(DiffcapError, match=r"2 of CLIP's parameters .*images\.visual\.proj") as error:
+        load_clip(model, str(tmp_path / "part.safetensors"), ClipVocabulary())
+    assert "\n" not in str(error.value) and "this network" in str(error.value)
+    other = {**FULL, "vision_cfg": {**FULL["vision_cfg"], "width": 24}}
+    with pytest.raises(DiffcapError, match=r"images\.visual\.\S+ \(16,\) for \(24,\)"):
+        load_clip(CLIP4IDCAdaptation(other), str(file), ClipVocabulary())
+    with pytest.raises(DiffcapError, match="needs a network by name; give a file, or random"):
+        load_clip(model, "default", ClipVocabulary())
+
+
+def test_random_leaves_everything(file: Path) -> None:
+    model = CLIP4IDCAdaptation(FULL)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    load_clip(model, "random", ClipVocabulary())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
