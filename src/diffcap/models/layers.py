@@ -90,13 +90,13 @@ class Attention(nn.Module):
             query: (B, H, T, D / H). parts: (B, H, S_i, D / H) each, fastest where they are contiguous.
             mask: boolean, broadcast to (B, H, T, sum of S_i).
         """
-        query = query * query.shape[3] ** -0.5
+        query = (query * query.shape[3] ** -0.5).contiguous()  # once, not for each part
         scores = torch.cat([query @ key.transpose(2, 3) for key, _ in parts], 3)
         if mask is not None:
             scores = scores.masked_fill(~mask, float("-inf"))
         shares = scores.softmax(3).split([key.shape[2] for key, _ in parts], 3)
-        mixed = torch.stack([share @ value for share, (_, value) in zip(shares, parts)]).sum(0)
-        return self.out(mixed.transpose(1, 2).flatten(2))
+        mixed = [share @ value for share, (_, value) in zip(shares, parts)]
+        return self.out(sum(mixed[1:], mixed[0]).transpose(1, 2).flatten(2))
 
     def attend(self, query: Tensor, keys_values: KeysValues, mask: Tensor | None = None) -> Tensor:
         """Queries (B, H, T, D / H) over keys and values to (B, T, D).
@@ -135,10 +135,10 @@ class Attention(nn.Module):
         else:
             query, (key, value) = self.queries(x[:, rows]), self.keys_values(x)
         own = (key, value)
-        if len(past) > 1:
-            return self.attend_parts(query, [*past, own], mask), own
-        for before, beside in past:
+        for before, beside in past[-1:]:
             key, value = torch.cat([before, key], 2), torch.cat([beside, value], 2)
+        if len(past) > 1:
+            return self.attend_parts(query, [*past[:-1], (key, value)], mask), own
         return self.attend(query, (key, value), mask), own
 
 
