@@ -116,14 +116,14 @@ $(FOLDER)/negatives.jsonl: $(FOLDER)/manifest.jsonl $(call asked,negatives) | se
 	$(PY) stages/negatives.py --folder $(FOLDER) --tagger $(call quoted,$(TAGGER)) --seed $(SEED) $(call args,negatives)
 	$(touch)
 
-pretrain: $(if $(PRETRAINS),$(RUN)/pretrain/finished.json,nothing-to-pretrain)  ## self-supervised tasks of the method: ARGS="--model.lr=1e-4 --data.batch_size=64"
+pretrain: $(if $(and $(PRETRAINS),$(filter yes,$(PRETRAIN))),$(RUN)/pretrain/finished.json,nothing-to-pretrain)  ## self-supervised tasks of the method: ARGS="--model.lr=1e-4 --data.batch_size=64"
 $(RUN)/pretrain/finished.json: $(STORE)/complete $(if $(NEGATIVES),$(FOLDER)/negatives.jsonl) $(call asked,pretrain) | setup
 	$(PY) stages/$(PRETRAINER).py $(call train,pretrain) $(call args,pretrain)
 	$(touch)
 
 .PHONY: nothing-to-pretrain
 nothing-to-pretrain:
-	@echo "$(METHOD) has no pre-training stage; go on with: make finetune METHOD=$(METHOD) DATASET=$(DATASET)"
+	@echo "$(METHOD)$(ABLATION:%=, %,) has no pre-training stage$(if $(PRETRAINS), with PRETRAIN=$(PRETRAIN)); go on with: make finetune METHOD=$(METHOD) DATASET=$(DATASET)"
 
 finetune: $(RUN)/finetune/finished.json  ## the captioner, from the pre-training's checkpoint (PRETRAIN=no: from scratch)
 $(RUN)/finetune/finished.json: $(STORE)/complete $(call asked,finetune) \

@@ -23,7 +23,15 @@ ROWS = {
         "dirl_diagonal": "DIRL, diagonal term",
         "dirl_off_diagonal": "DIRL, off-diagonal term",
     },
+    "clip4idc": {
+        "ft1": "FT1",
+        "ft2": "FT2",
+        "unadapted": "CLIP4IDC without adaptation",
+        "clip4idc": "CLIP4IDC",
+    },
 }
+# Those with a pre-training stage, whose length is that of the method's settings.
+PRETRAINED = {"clip4idc"}
 
 
 def ablation(
@@ -39,11 +47,11 @@ def ablation(
     """Train and score every row at equal steps, and write the table: BLEU-4, METEOR, ROUGE-L, CIDEr-D, by change type.
 
     Args:
-        method: scorer or dirl.
+        method: scorer, dirl or clip4idc.
         dataset: name; its manifest and features are made if they are missing.
         folder: data/<dataset>. features: name of the feature store in it.
         seeds: of the training, separated by commas; several give means and standard deviations.
-        steps: of every row; the method's settings by default.
+        steps: of every row's captioning; the method's settings by default.
         rows: only these, separated by commas, as the files of configs/method/<method>/ablation are called.
         out: folder of the runs and of the table; runs/<dataset>/<method>-ablation by default.
 
@@ -68,7 +76,7 @@ def ablation(
                 method,
                 int(seed),
                 steps,
-                0,
+                None if row in PRETRAINED else 0,
                 (f"ABLATION={row}",),
             )
             for seed in seeds.split(",")

@@ -17,8 +17,8 @@ class Road:
     """One model's way to its test captions.
 
     Attributes:
-        title: of messages. folder: of its run. method, seed: of it. finetune, pretrain: steps; 0 or null: as the settings have
-            them (fine-tuning), or none at all (pre-training).
+        title: of messages. folder: of its run. method, seed: of it. finetune, pretrain: steps; null: as the settings have
+            them; 0 pre-training steps: none at all.
         options: more make variables, such as ABLATION=rr.
     """
 
@@ -27,7 +27,7 @@ class Road:
     method: str
     seed: int
     finetune: int | None = None
-    pretrain: int = 0
+    pretrain: int | None = 0
     options: tuple[str, ...] = ()
 
 
@@ -59,8 +59,8 @@ class Make:
     def along(self, road: Road) -> None:
         """Pre-train (0 steps: not at all), fine-tune and evaluate."""
         fixed = (f"RUN={road.folder}", f"METHOD={road.method}", f"SEED={road.seed}", *road.options)
-        fixed = (*fixed, f"PRETRAIN={'yes' if road.pretrain else 'no'}")
-        if road.pretrain:
+        fixed = (*fixed, f"PRETRAIN={'no' if road.pretrain == 0 else 'yes'}")
+        if road.pretrain != 0:
             self(f"{road.title}, pre-training", "pretrain", *fixed, *_steps(road.pretrain))
         self(f"{road.title}, captioning", "finetune", *fixed, *_steps(road.finetune))
         self(f"{road.title}, test captions", "eval", *fixed)

@@ -56,8 +56,11 @@ def test_a_pair_added_twice_counts_once() -> None:
     )
 
 
-def test_vectors_that_are_all_alike_score_nothing() -> None:
+@pytest.mark.parametrize("value", [1.0, float("nan")])
+def test_vectors_that_are_all_alike_score_nothing(value: float) -> None:
     metric = PairRetrieval()
-    metric.update(torch.ones(20, 3), torch.arange(20), torch.ones(20, 3), torch.arange(20), torch.arange(20))
+    metric.update(
+        torch.full((20, 3), value), torch.arange(20), torch.full((20, 3), value), torch.arange(20), torch.arange(20)
+    )
     scores = metric.compute()
     assert scores["t2p_R@10"] == 0 and scores["p2t_mean_rank"] == 20

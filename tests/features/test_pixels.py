@@ -53,10 +53,15 @@ def test_other_libraries_have_a_size_of_their_own() -> None:
         build_backbone("torchvision", "resnet18", "layer3", "random", image_size=(64, 64))
 
 
+def test_pixels_take_no_weights() -> None:
+    with pytest.raises(DiffcapError, match="pixels have no network, stage, pool or weights: leave those options out"):
+        build_backbone("pixels", weights="clip.pt")
+
+
 def write_adaptation(path: Path, **facts: Any) -> CLIP4IDCAdaptation:
     torch.manual_seed(0)
     sizes = {"network": NETWORK, "image_size": [8, 12], "intra_layers": 3}
-    model = CLIP4IDCAdaptation(NETWORK, (8, 12), 3).eval()
+    model = CLIP4IDCAdaptation(NETWORK, (8, 12), 3, max_length=14).eval()
     state = {f"captioner.{name}": value for name, value in model.state_dict().items()}
     entry = {"format": FORMAT, "version": diffcap.__version__, "method": "clip4idc", "hyperparameters": sizes, **facts}
     torch.save({"state_dict": state, "diffcap": entry}, path)

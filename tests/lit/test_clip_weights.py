@@ -34,7 +34,7 @@ def file(clip: Clip, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @torch.no_grad()
 def test_the_towers_are_clips(clip: Clip, file: Path) -> None:
-    model = CLIP4IDCAdaptation(FULL).eval()
+    model = CLIP4IDCAdaptation(FULL, max_length=14).eval()
     marks = model.images.before_mark.clone()
     load_clip(model, str(file), ClipVocabulary())
     assert torch.equal(model.images.before_mark, marks)  # what the pair adds stays as it was drawn
@@ -49,7 +49,7 @@ def test_the_towers_are_clips(clip: Clip, file: Path) -> None:
 @torch.no_grad()
 def test_word_vectors_of_a_cut_down_vocabulary(clip: Clip, file: Path) -> None:
     vocabulary = ClipVocabulary(["a</w>", "the</w>", "cube</w>"], "clip_used")
-    model = CLIP4IDCAdaptation(FULL, vocabulary_size=len(vocabulary)).eval()
+    model = CLIP4IDCAdaptation(FULL, vocabulary_size=len(vocabulary), max_length=14).eval()
     load_clip(model, str(file), vocabulary)
     whole = ClipVocabulary()
     ours = torch.tensor([vocabulary.encode("the cube", 10)])
@@ -65,7 +65,7 @@ def _text(clip: Clip, tokens: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def test_another_image_size_interpolates_the_positions(clip: Clip, file: Path) -> None:
-    model = CLIP4IDCAdaptation(FULL, (8, 24))
+    model = CLIP4IDCAdaptation(FULL, (8, 24), max_length=14)
     load_clip(model, str(file), ClipVocabulary())
     found, source = model.images.visual.positional_embedding, clip.visual.positional_embedding
     assert found.shape == (1 + 2 * 6, 16) and torch.equal(found[0], source[0])
@@ -91,19 +91,29 @@ def test_what_does_not_fit_is_named(file: Path, tmp_path: Path) -> None:
     state = safetensors.torch.load_file(file)
     del state["visual.proj"], state["ln_final.weight"]
     safetensors.torch.save_file(state, tmp_path / "part.safetensors")
-    model = CLIP4IDCAdaptation(FULL)
+    model = CLIP4IDCAdaptation(FULL, max_length=14)
     with pytest.raises(DiffcapError, match=r"2 of CLIP's parameters .*images\.visual\.proj") as error:
         load_clip(model, str(tmp_path / "part.safetensors"), ClipVocabulary())
     assert "\n" not in str(error.value) and "this network" in str(error.value)
     other = {**FULL, "vision_cfg": {**FULL["vision_cfg"], "width": 24}}
     with pytest.raises(DiffcapError, match=r"images\.visual\.\S+ \(16,\) for \(24,\)"):
-        load_clip(CLIP4IDCAdaptation(other), str(file), ClipVocabulary())
+        load_clip(CLIP4IDCAdaptation(other, max_length=14), str(file), ClipVocabulary())
     with pytest.raises(DiffcapError, match="needs a network by name; give a file, or random"):
         load_clip(model, "default", ClipVocabulary())
 
 
+def test_weights_of_another_activation_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenAI's were trained with QuickGELU, which "ViT-B-32" is not built with."""
+    official = build_clip({**FULL, "quick_gelu": False})
+    monkeypatch.setattr("diffcap.lit.clip_weights.pretrained_clip", lambda *_: official)
+    model = CLIP4IDCAdaptation(FULL, max_length=14)
+    model.hyperparameters["network"] = "ViT-tiny"
+    with pytest.raises(DiffcapError, match="were trained with GELU, and the network is built with QuickGELU"):
+        load_clip(model, "default", ClipVocabulary())
+
+
 def test_random_leaves_everything(file: Path) -> None:
-    model = CLIP4IDCAdaptation(FULL)
+    model = CLIP4IDCAdaptation(FULL, max_length=14)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     load_clip(model, "random", ClipVocabulary())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

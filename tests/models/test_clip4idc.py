@@ -33,7 +33,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "wider": {"width": 16},
     "ft1": {"images": "apart", "decoder": "clip_text"},
     "ft2": {"images": "apart"},
-    "no encoder": {"encoder_layers": 0},
+    "no encoder": {"encoder_layers": 0, "layerwise_cross_attention": False},
     "padding": {"padding": "released"},
 }
 CLOSE: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-4}
@@ -190,6 +190,11 @@ def test_what_learns_at_which_rate() -> None:
     assert id(model.words.token_embedding.weight) in clip and id(model.images.joint_positions) in clip
     assert id(model.word_bias) not in clip
     assert not build().words.token_embedding.weight.requires_grad
+    ft1 = build(**VARIANTS["ft1"])
+    names = {id(part): name for name, part in ft1.named_parameters()}
+    trained = {names[id(part)] for part in ft1.rates()["trained"]}
+    assert {"decoder.1.self_attention.qkv.weight", "decoder.0.norm1.bias", "head_norm.weight"} <= trained
+    assert not [name for name in trained if "cross" in name or name.startswith("encoder")]
 
 
 def test_hyperparameters_build_the_same_model() -> None:
@@ -213,8 +218,10 @@ def test_the_first_block_of_ft1_begins_as_clips() -> None:
 
 def test_adaptation_learns_everything_and_keeps_its_scale() -> None:
     torch.manual_seed(0)
-    model = CLIP4IDCAdaptation(NETWORK, (8, 12), freeze_embeddings=False)
-    frozen = {name for name, part in CLIP4IDCAdaptation(NETWORK).named_parameters() if not part.requires_grad}
+    model = CLIP4IDCAdaptation(NETWORK, (8, 12), freeze_embeddings=False, max_length=14)
+    frozen = {
+        name for name, part in CLIP4IDCAdaptation(NETWORK, max_length=14).named_parameters() if not part.requires_grad
+    }
     assert len(frozen) == 7 and "words.token_embedding.weight" in frozen and "images.visual.conv1.weight" in frozen
     batch = {"before": pixels(4), "after": pixels(4, seed=1), "tokens": captions([3, 5, 2, 7], 10)}
     loss = model.loss(batch)
@@ -238,6 +245,14 @@ def test_networks_that_do_not_fit_are_refused() -> None:
             PairTower(build_clip(NETWORK), layers)
     with pytest.raises(ValueError, match=r"images are \(3, 8, 8\), the model was built for \(3, 8, 12\)"):
         build().encode(pixels(1, (8, 8)), pixels(1, (8, 8)))
+    with pytest.raises(ValueError, match="max_length 16 needs 15 text positions, CLIP has 14; lower it"):
+        build(max_length=16)
+    with pytest.raises(ValueError, match="max_length 15 needs as many text positions, CLIP has 14; lower it"):
+        CLIP4IDCAdaptation(NETWORK, max_length=15)
+    with pytest.raises(
+        ValueError, match="layerwise_cross_attention needs as many encoder as decoder blocks, not 3 and 2"
+    ):
+        build(encoder_layers=3)
     with pytest.raises(ValueError, match="15 text positions, CLIP has 14: lower max_length"):
         build().words(torch.zeros(1, 15, dtype=torch.long))
 

@@ -57,7 +57,13 @@ def loaded(model: Any, official: Fixture, group: str, stage: str, half: bool = F
 
 
 def adaptation(official: Fixture, **options: Any) -> CLIP4IDCAdaptation:
-    return loaded(CLIP4IDCAdaptation(**sizes(official)), official, "retrieval", "pretrain", **options)
+    return loaded(
+        CLIP4IDCAdaptation(**sizes(official), max_length=official.hyperparameters["context"]),
+        official,
+        "retrieval",
+        "pretrain",
+        **options,
+    )
 
 
 def captioner(official: Fixture, half: bool = False, **options: Any) -> CLIP4IDC:

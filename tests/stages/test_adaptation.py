@@ -71,6 +71,14 @@ def test_a_killed_adaptation_ends_as_an_undisturbed_one(pixels: Path, adapted: P
         same_training(tmp_path / "pretrain" / name, adapted / name)
 
 
+def test_a_fresh_run_says_where_it_begins(pixels: Path, tmp_path: Path) -> None:
+    short = "--trainer.max_steps=2", "--trainer.val_check_interval=2", "--model.lr=0", "--model.clip_lr=0"
+    done = run(words("adapt", pixels, tmp_path / "a", *short), tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = [line.partition("val: ")[2] for line in done.stdout.splitlines() if line.startswith("step ")]
+    assert len(said) == 2 and said[0] == said[1] and "t2p_R@1" in said[0]  # nothing was learned in between
+
+
 def test_what_the_adaptation_logs_and_leaves(adapted: Path) -> None:
     columns = next(adapted.glob("logs/*/metrics.csv")).read_text().splitlines()[0].split(",")
     both = [f"val/{way}_{name}" for way in ("t2p", "p2t") for name in ("R@1", "R@5", "R@10", "mean_rank")]
@@ -78,6 +86,17 @@ def test_what_the_adaptation_logs_and_leaves(adapted: Path) -> None:
     facts = read_checkpoint(adapted / "best.ckpt")["diffcap"]
     assert facts["method"] == "clip4idc" and facts["stage"] == "pretrain"
     assert facts["hyperparameters"]["image_size"] == [96, 128] and facts["vocabulary_layout"] == "clip_used"
+
+
+def test_everything_learns_at_equal_rates(pixels: Path, tmp_path: Path) -> None:
+    """The blocks settings have one rate for both groups: neither may get lost."""
+    short = "--trainer.max_steps=2", "--trainer.val_check_interval=2", "--model.lr=1e-3", "--model.clip_lr=1e-3"
+    assert in_process(words("adapt", pixels, tmp_path / "a", *short)) is None
+    trained, settled = weights(tmp_path / "a/last.ckpt"), tmp_path / "b"
+    still = "--trainer.max_steps=1", "--trainer.val_check_interval=1", "--model.lr=0", "--model.clip_lr=0"
+    assert in_process(words("adapt", pixels, settled, *still)) is None
+    first = weights(settled / "last.ckpt")
+    assert [name for name, value in trained.items() if torch.equal(value, first[name])] == []
 
 
 def test_captioning_takes_the_adaptation_over(pixels: Path, adapted: Path, tmp_path: Path) -> None:
@@ -120,8 +139,16 @@ def test_what_does_not_fit_is_one_sentence(pixels: Path, adapted: Path, tmp_path
     assert "open_clip has no weights for ViT-blocks-16; give a file as --model.clip_weights" in said(
         "--model.clip_weights=default"
     )
-    assert "no weights file there" in said("--model.clip_weights=missing.pt")
+    assert "no weights file there; check the path given as --model.clip_weights" in said(
+        "--model.clip_weights=missing.pt"
+    )
     assert "data.vocabulary_layout is pcl; CLIP4IDC needs clip" in said("--data.vocabulary_layout=pcl")
+    other = "--model.captioner.init_args.intra_layers=3"
+    assert "it was trained with intra_layers 4, this stage has 3" in said(
+        f"--model.init_from={adapted / 'best.ckpt'}", other, stage="finetune"
+    )
+    long = "--data.max_length=40"
+    assert "max_length 40 needs as many text positions, CLIP has 32; lower it" in said(long)
     wide = "--model.captioner.init_args.intra_layers=6"
     assert "intra_layers 6 of 6 blocks leaves none for both images together" in said(wide)
     old = f"--model.init_from={adapted / 'best.ckpt'}", "--model.captioner.init_args.images=apart"

@@ -18,7 +18,8 @@ class PairRetrieval(Metric):
     """R@1, R@5, R@10 and mean rank both ways, by cosine.
 
     "t2p": for each sentence the place of its pair among all pairs. "p2t": for each pair the place of its best sentence
-    among all sentences. Of equals the worst place counts, so that vectors that are all alike score nothing.
+    among all sentences. Of equals the worst place counts, so that vectors that are all alike, or no numbers,
+    score nothing.
     """
 
     full_state_update = False
@@ -60,9 +61,9 @@ class PairRetrieval(Metric):
         own = owners[:, None] == numbers  # (C, P)
         found = {}
         of_text = similarity.masked_fill(~own, float("-inf")).amax(1)  # with its own pair
-        found["t2p"] = 1 + ((similarity >= of_text[:, None]) & ~own).sum(1)
+        found["t2p"] = 1 + (~(similarity < of_text[:, None]) & ~own).sum(1)
         of_pair = similarity.masked_fill(~own, float("-inf")).amax(0)  # with the best of its sentences
-        found["p2t"] = 1 + ((similarity >= of_pair) & ~own).sum(0)
+        found["p2t"] = 1 + (~(similarity < of_pair) & ~own).sum(0)
         scores: dict[str, Tensor] = {}
         for way, place in found.items():
             scores |= {f"{way}_R@{cut}": (place <= cut).float().mean() for cut in CUTS}

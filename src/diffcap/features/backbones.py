@@ -7,7 +7,7 @@
 | `timm` | a model's name | a block's number, or null for the last | those of the tag in the name |
 | `blocks` | null | null | shipped with the package |
 | `pixels` | null | null | none: the picture itself, resized to `image_size`, uint8 |
-| `clip4idc` | null | null | none: `weights` is a checkpoint of ours; the tokens that its layers for both images take |
+| `clip4idc` | null | null | none: `weights` is a checkpoint of ours; the tokens of its layers for one image, normalised |
 
 `resnet101` gives 1024 x 14 x 14 at `layer3` and 2048 x 7 x 7 at `layer4`.
 """
@@ -114,6 +114,11 @@ def build_backbone(
     if image_size is not None and library != "pixels":
         raise DiffcapError(f"--model.image_size is for pixels; {library} has a size of its own: leave the option out.")
     if library == "pixels":
+        if weights != "default" or network is not None or stage is not None or pool is not None:
+            raise DiffcapError(
+                "pixels have no network, stage, pool or weights: leave those options out; CLIP's weights for CLIP4IDC are "
+                "given to its training, as --model.clip_weights=FILE."
+            )
         size = Pixels() if image_size is None else Pixels((image_size[0], image_size[1]))
         return Backbone(nn.Identity(), size, {"library": library, "dtype": "uint8"})
     builders: dict[Library, Callable[[str, str | int | None, str], tuple[nn.Module, ResizeNormalize | Pixels]]] = {
@@ -269,7 +274,10 @@ def _clip4idc(network: str, stage: str | int | None, weights: str) -> tuple[nn.M
 
 
 class _Alone(nn.Module):
-    """What the layers for both images of a `PairTower` take of one image, as a map; the class token is left out."""
+    """The tokens of a `PairTower`'s layers for one image, through the norm before the layers for both, as a map.
+
+    Without marks and joint positions, which say which of two images it is, and without the class token.
+    """
 
     def __init__(self, tower: nn.Module) -> None:
         super().__init__()

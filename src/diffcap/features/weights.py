@@ -21,7 +21,7 @@ _PREFIX = "module."
 T = TypeVar("T")
 
 
-def read_state_dict(path: str | Path) -> dict[str, Tensor]:
+def read_state_dict(path: str | Path, option: str = "--model.weights") -> dict[str, Tensor]:
     """Read weights from a `.safetensors` file, or from a `.pth`, `.pt` or `.bin` file of tensors (no code is run).
 
     Raises:
@@ -29,7 +29,7 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
     """
     path = Path(path)
     if not path.is_file():
-        raise DiffcapError(f"{path}: no weights file there; check the path given as --model.weights.")
+        raise DiffcapError(f"{path}: no weights file there; check the path given as {option}.")
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file

@@ -22,8 +22,8 @@ class Adaptation(TrainingModule):
         lr: AdamW's rate of what the pair adds to CLIP: marks, joint positions, `ln_mid` (paper: 1e-4).
         clip_lr: of the rest of CLIP (authors' code: 1e-7, in half precision; 1e-6 here, as float32 moves differently).
         weight_decay: decoupled (authors' code: 0.2).
-        schedule, warmup: cosine after a tenth of the steps (authors' code); a warm-up below 1 is a part of the trainer's
-            `max_steps`.
+        schedule, warmup: cosine after a tenth of the steps (authors' code, whose cosine runs from the first step, so that
+            the rate jumps a little where the warm-up ends); a warm-up below 1 is a part of the trainer's `max_steps`.
         milestones: of schedules that have them.
         clip_weights: where it starts from: "default" (open_clip's download), "random", or a file of an open_clip model.
         init_from: checkpoint of an earlier adaptation, in place of `clip_weights`.
@@ -76,7 +76,20 @@ class Adaptation(TrainingModule):
         tower, text = self.captioner.images, self.captioner.words
         clip = [*tower.visual.parameters(), *text.parameters(), self.captioner.logit_scale]
         parts = by_origin(self.captioner, clip)
-        return adamw({self.lr: parts["new"], self.clip_lr: parts["trained"]}, self.weight_decay, (0.9, 0.98))
+        return adamw([(self.lr, parts["new"]), (self.clip_lr, parts["trained"])], self.weight_decay, (0.9, 0.98))
+
+    def on_train_start(self) -> None:
+        """Say where a fresh run begins: the scores before anything was adapted."""
+        if self.global_step or not self.trainer.is_global_zero:
+            return
+        start = PairRetrieval(sync_on_compute=False).to(self.device)
+        self.captioner.eval()
+        with torch.no_grad():
+            for batch in self.pair_data.val_dataloader():
+                self._retrieve(start, self.transfer_batch_to_device(batch, self.device, 0))
+        self.captioner.train()
+        said = "  ".join(f"{name} {float(value):.4f}" for name, value in start.compute().items())
+        print(f"step 0 of {self.trainer.max_steps}  val: {said}", flush=True)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The contrast over the global batch."""
@@ -92,10 +105,11 @@ class Adaptation(TrainingModule):
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         """Vectors of pairs and of all their captions."""
-        pairs = self.captioner.pair(batch["before"], batch["after"])
-        self.metric.update(
-            pairs, batch["number"], self.captioner.words(batch["texts"]), batch["text_number"], batch["text_owner"]
-        )
+        self._retrieve(self.metric, batch)
+
+    def _retrieve(self, metric: PairRetrieval, batch: dict[str, Any]) -> None:
+        pairs, texts = self.captioner.pair(batch["before"], batch["after"]), self.captioner.words(batch["texts"])
+        metric.update(pairs, batch["number"], texts, batch["text_number"], batch["text_owner"])
 
     def on_validation_epoch_end(self) -> None:
         """Recall and mean rank over all ranks' pairs: `val/t2p_R@1` and the others."""

@@ -59,7 +59,7 @@ class Captioning(TrainingModule):
         if self.pretrained_lr is None:
             return super().optimizer()
         parts = self.captioner.rates()
-        return adamw({self.lr: parts["new"], self.pretrained_lr: parts["trained"]}, self.weight_decay, (0.9, 0.999))
+        return adamw([(self.lr, parts["new"]), (self.pretrained_lr, parts["trained"])], self.weight_decay, (0.9, 0.999))
 
     def setup(self, stage: str) -> None:
         """Take over the pre-training's weights; prepare the references."""

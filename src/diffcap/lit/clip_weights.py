@@ -1,6 +1,7 @@
 """CLIP's own weights into the parts of CLIP4IDC, before anything has been adapted."""
 
 import re
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,9 +50,11 @@ def load_clip(module: CLIP4IDC | CLIP4IDCAdaptation, weights: str, vocabulary: A
     if weights == "default":
         if not isinstance(network, str):
             raise DiffcapError("model.clip_weights=default needs a network by name; give a file, or random.")
-        state = dict(pretrained_clip(network, "--model.clip_weights").state_dict())
+        official = pretrained_clip(network, "--model.clip_weights")
+        _same_activation(official.visual, module.images.visual, network)
+        state = dict(official.state_dict())
     else:
-        state = read_state_dict(weights)
+        state = read_state_dict(weights, "--model.clip_weights")
     state = {name: value.float() for name, value in state.items()}
     resize_pos_embed(state, module.images)  # type: ignore[arg-type]
     own = module.state_dict()
@@ -73,6 +76,16 @@ def load_clip(module: CLIP4IDC | CLIP4IDCAdaptation, weights: str, vocabulary: A
             f"{', ...' if len(wrong) > 3 else ''}); give the file of {called}."
         )
     module.load_state_dict(ours, strict=False)
+
+
+def _same_activation(official: Any, ours: Any, network: str) -> None:
+    """open_clip builds a network with the form of GELU that its weights were trained with, whatever its name says."""
+    theirs, built = (type(visual.transformer.resblocks[0].mlp.gelu).__name__ for visual in (official, ours))
+    if theirs != built:
+        raise DiffcapError(
+            f"the weights of {network} were trained with {theirs}, and the network is built with {built}; set "
+            f"model.captioner.init_args.network to {network}-quickgelu in both stages."
+        )
 
 
 def _renamed(state: dict[str, Tensor], module: CLIP4IDC | CLIP4IDCAdaptation) -> dict[str, Tensor]:

@@ -274,6 +274,8 @@ def _identity(config: dict[str, Any]) -> str:
     if "tasks" in kept["data"]:
         inputs.append(Path(kept["data"].get("negatives") or folder / "negatives.jsonl"))
     kept["inputs"] = [file_hash(path) for path in inputs if path.is_file()]
+    if (clip := kept["model"].get("clip_weights")) and Path(clip).is_file():
+        kept["inputs"].append(file_hash(Path(clip)))
     if kept["model"].get("init_from"):  # the weights' bytes hold times; which run they are of is what counts
         parent = Path(kept["model"]["init_from"]).with_name("identity.json")
         kept["inputs"].append(read_json(parent, "run")["identity"] if parent.is_file() else None)

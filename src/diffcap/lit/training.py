@@ -14,18 +14,20 @@ from diffcap.errors import DiffcapError
 from diffcap.lit.schedules import Schedule, factor
 
 
-def adamw(rates: dict[float, list[nn.Parameter]], weight_decay: float, betas: tuple[float, float]) -> torch.optim.AdamW:
+def adamw(
+    rates: list[tuple[float, list[nn.Parameter]]], weight_decay: float, betas: tuple[float, float]
+) -> torch.optim.AdamW:
     """AdamW whose parameters learn at several rates; only those of two dimensions or more decay.
 
-    For CLIP4IDC's BertAdam (authors' code), which lets CLIP's own scales of layer norms decay, too, corrects no bias of the
-    moments, and clips the gradient of each tensor once more.
+    For CLIP4IDC's BertAdam (authors' code), which lets the marks of the images, the scale of the cosines and CLIP's own
+    scales of layer norms decay, too, corrects no bias of the moments, and clips the gradient of each tensor once more.
 
     Args:
-        rates: parameters by learning rate. betas: of the moments; eps is 1e-6 (authors' code).
+        rates: learning rates, each with its parameters. betas: of the moments; eps is 1e-6 (authors' code).
     """
     groups = [
         {"params": [part for part in parts if (part.ndim >= 2) == wide], "lr": lr, "weight_decay": weight_decay * wide}
-        for lr, parts in rates.items()
+        for lr, parts in rates
         for wide in (True, False)
     ]
     return torch.optim.AdamW([group for group in groups if group["params"]], betas=betas, eps=1e-6)
@@ -118,6 +120,19 @@ class TrainingModule(pl.LightningModule):
         self.train_seconds = checkpoint["diffcap"]["train_seconds"]
 
 
+# What changes what a method's weights mean, but neither their names nor their shapes.
+_MEANING = ("network", "intra_layers", "image_size")
+
+
+def _same_shape(theirs: dict[str, Any] | None, ours: dict[str, Any], path: str) -> None:
+    for key in _MEANING:
+        if theirs is not None and key in theirs and key in ours and theirs[key] != ours[key]:
+            raise DiffcapError(
+                f"{path}: it was trained with {key} {theirs[key]}, this stage has {ours[key]}; give both the same "
+                f"model.captioner.init_args.{key}."
+            )
+
+
 def init_from(
     module: nn.Module, path: str, words: list[str], may_miss: tuple[str, ...], may_drop: tuple[str, ...]
 ) -> None:
@@ -131,6 +146,7 @@ def init_from(
         DiffcapError: other words, or names or shapes that do not fit; each is listed.
     """
     state = read_checkpoint(path)
+    _same_shape(state["diffcap"].get("hyperparameters"), getattr(module, "hyperparameters", {}), path)
     theirs = state["diffcap"]["words"]
     if theirs != words:
         different = ", ".join(sorted(set(theirs) ^ set(words))[:3]) or "the same ones in another order"

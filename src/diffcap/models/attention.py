@@ -3,7 +3,7 @@
 Torch's fused attention has no dropout on the CPU: it falls back to separate operations over all B x H x T x S
 probabilities, and keeps several copies of them for the backward pass. Here one pair is computed at a time, in the
 processor's cache, and nothing is kept but the state of the random numbers; the backward pass makes the probabilities and
-the draws again, as the fused kernels do. In bfloat16 products are of that type, probabilities float32.
+the draws again, as the fused kernels do. In bfloat16 the scores and probabilities are float32.
 
 Letters: B pairs, H heads, T queries, S keys, E channels of a head.
 """
@@ -91,7 +91,7 @@ class _Dropped(torch.autograd.Function):
 
 def _probabilities(query: Tensor, key: Tensor) -> Tensor:
     """(H, T, E) and (H, S, E) to (H, T, S), float32."""
-    return torch.softmax((query * query.shape[2] ** -0.5) @ key.transpose(1, 2), 2, torch.float32)
+    return torch.softmax((query.float() * query.shape[2] ** -0.5) @ key.float().transpose(1, 2), 2)
 
 
 def _kept(probabilities: Tensor, drop: int, generator: torch.Generator | None = None) -> Tensor:

@@ -35,7 +35,7 @@ class CLIP4IDCAdaptation(nn.Module):
         checkpointing: compute the image tower's blocks again in the backward pass; less memory, a third more time.
         freeze_embeddings: leave what stands before the blocks as it came: patches, class token, positions of both towers,
             word vectors and the first norm (authors' code).
-        vocabulary_size: of the captions' ids; null for the network's own.
+        vocabulary_size: of the captions' ids; null for the network's own. max_length: positions of a caption; CLIP has 77.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class CLIP4IDCAdaptation(nn.Module):
         checkpointing: bool = False,
         freeze_embeddings: bool = True,
         vocabulary_size: int | None = None,
+        max_length: int = 32,
     ) -> None:
         super().__init__()
         self.hyperparameters = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
@@ -53,6 +54,10 @@ class CLIP4IDCAdaptation(nn.Module):
         clip = build_clip(network, image_size, vocabulary_size)
         self.images = PairTower(clip, intra_layers, checkpointing=checkpointing)
         self.words = TextTower(clip)
+        if max_length > len(self.words.positional_embedding):
+            raise ValueError(
+                f"max_length {max_length} needs as many text positions, CLIP has {len(self.words.positional_embedding)}; lower it"
+            )
         self.logit_scale: nn.Parameter = clip.logit_scale
         if freeze_embeddings:
             self.images.freeze_embeddings()
@@ -149,8 +154,7 @@ class CLIP4IDC(Captioner):
         width: D (authors' code: 512; paper: 768, for which linear layers lead in from CLIP's width and out again, ours).
         heads: 8 (paper: 12). ffn: 2048. encoder_layers, decoder_layers: 3 and 3 (authors' code).
         dropout: 0.1.
-        layerwise_cross_attention: decoder block i sees encoder block i (authors' code), or all see the last (paper); the
-            latter, too, where there are not as many of either.
+        layerwise_cross_attention: decoder block i sees encoder block i (authors' code), or all see the last (paper).
         images: "together" after the intra layers, or "apart" (FT1, FT2).
         decoder: "captioner", or "clip_text": CLIP's text tower with cross-attention put in (FT1). The latter has as many
             blocks and the widths of the tower, and the encoder blocks' last output for memory.
@@ -199,6 +203,15 @@ class CLIP4IDC(Captioner):
         text_blocks = text_of(clip).transformer.resblocks
         if decoder == "clip_text":
             width, heads, decoder_layers = word_width, text_blocks[0].attn.num_heads, len(text_blocks)
+        if layerwise_cross_attention and encoder_layers != decoder_layers:
+            raise ValueError(
+                f"layerwise_cross_attention needs as many encoder as decoder blocks, not {encoder_layers} and {decoder_layers}"
+            )
+        positions = len(self.words.positional_embedding)
+        if max_length - 1 > positions:
+            raise ValueError(
+                f"max_length {max_length} needs {max_length - 1} text positions, CLIP has {positions}; lower it"
+            )
         self.visual_in = nn.Linear(visual_width, width) if width != visual_width else nn.Identity()
         self.words_in = nn.Linear(word_width, width) if width != word_width else nn.Identity()
         self.encoder = nn.ModuleList(EncoderBlock(width, heads, ffn, dropout) for _ in range(encoder_layers))
@@ -238,10 +251,7 @@ class CLIP4IDC(Captioner):
         for block in self.encoder:
             x = block(x)
             encoded.append(x)
-        levels = len(self.decoder)
-        if not encoded:
-            encoded = [x]
-        seen = encoded if self.layerwise and len(encoded) == levels else [encoded[-1]] * levels
+        seen = encoded if self.layerwise else [x] * len(self.decoder)
         return [block.cross.keys_values(part) for block, part in zip(self.decoder, seen)]  # type: ignore[union-attr, operator]
 
     def encode(self, before: Tensor, after: Tensor) -> list[KeysValues]:
@@ -289,7 +299,14 @@ class CLIP4IDC(Captioner):
 
     def rates(self) -> dict[str, list[nn.Parameter]]:
         """See `Captioner.rates`: CLIP, with what the adaptation has put into it, and the captioner."""
-        return by_origin(self, [*self.images.parameters(), *self.words.parameters()])
+        trained = [*self.images.parameters(), *self.words.parameters()]
+        for block in self.decoder:
+            if isinstance(block, TextBlock):  # CLIP's, but for what looks at the images
+                new = {id(part) for module in (block.cross, block.norm_cross) for part in module.parameters()}
+                trained += [part for part in block.parameters() if id(part) not in new]
+        if any(isinstance(block, TextBlock) for block in self.decoder):
+            trained += self.head_norm.parameters()
+        return by_origin(self, trained)
 
 
 def _begin(module: Any) -> None:
