@@ -93,7 +93,7 @@ def write_checkpoint(
 ) -> Path:
     """A fine-tuning checkpoint as `diffcap.captioner.load` reads it, of features called toy."""
     facts = {"format": FORMAT, "version": "0", "stage": "finetune", "method": method, "dataset": "blocks", "seed": 1}
-    features = {"name": "toy", "backbone": "toy", "shape": list(shape)}
+    features = {"name": "toy", "backbone": "toy", "shape": list(shape), "dtype": "float16"}
     facts |= {"words": list(words), "vocabulary_layout": "pcl" if method == "pcl" else "rcc", "max_length": 24}
     facts |= {"features": features, "hyperparameters": captioner.hyperparameters}
     weights = {f"captioner.{name}": value for name, value in captioner.state_dict().items()}

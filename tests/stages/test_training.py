@@ -259,7 +259,7 @@ def test_settings_that_cannot_run_leave_the_earlier_run_alone(
         "--model.lrr=1": "unknown option --model.lrr, did you mean --model.lr",
         "--trainer.max_step=3": "unknown option --trainer.max_step, did you mean --trainer.max_steps",
         "--model.captioner.init_args.widht=3": "unknown option --model.captioner.init_args.widht",
-        "--model.schedule=linear": "'constant']. Got value: linear",
+        "--model.schedule=stairs": "'constant']. Got value: stairs",
         "--config=nowhere.yaml": "nowhere.yaml",
     }.items():
         assert in_process([*smoke("finetune", blocks, tmp_path / "finetune"), option]) == 2

@@ -22,8 +22,9 @@ class Adaptation(TrainingModule):
         lr: AdamW's rate of what the pair adds to CLIP: marks, joint positions, `ln_mid` (paper: 1e-4).
         clip_lr: of the rest of CLIP (authors' code: 1e-7, in half precision; 1e-6 here, as float32 moves differently).
         weight_decay: decoupled (authors' code: 0.2).
-        schedule, warmup: cosine after a tenth of the steps (authors' code, whose cosine runs from the first step, so that
-            the rate jumps a little where the warm-up ends); a warm-up below 1 is a part of the trainer's `max_steps`.
+        schedule: cosine after the warm-up (in the authors' code it runs from the first step, so that the rate jumps a little
+            where the warm-up ends); see `schedules`.
+        warmup: steps of rising rate (authors' code: a tenth of all); below 1: a part of the trainer's `max_steps`.
         milestones: of schedules that have them.
         clip_weights: where it starts from: "default" (open_clip's download), "random", or a file of an open_clip model.
         init_from: checkpoint of an earlier adaptation, in place of `clip_weights`.
