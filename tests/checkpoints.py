@@ -16,7 +16,12 @@ def write_checkpoint(path: Path, model: nn.Module, stage: str, words: list[str] 
     """A file of `stage` ("pretrain" or "finetune") around a model's weights."""
     state = {f"captioner.{name}": value for name, value in model.state_dict().items()}
     entry = {"format": FORMAT, "version": diffcap.__version__, "stage": stage, "words": words, "max_length": 12}
-    entry |= {"features": {"name": "toy", "shape": [5, 2, 3], "dtype": "float16"}, "dataset": "toy", "seed": 1, "train_seconds": 0.0}
+    entry |= {
+        "features": {"name": "toy", "shape": [5, 2, 3], "dtype": "float16"},
+        "dataset": "toy",
+        "seed": 1,
+        "train_seconds": 0.0,
+    }
     if stage == "finetune":
         entry |= {"method": "pcl", "hyperparameters": model.hyperparameters, "tokenizer": "raw"}
     torch.save({"state_dict": state, "global_step": 7, "diffcap": {**entry, **facts}}, path)
