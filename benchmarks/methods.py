@@ -139,17 +139,30 @@ def agree(rows: list[dict[str, Any]]) -> None:
 
 
 def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Ours over the straightforward form: `speed` of the rates, `memory` of the peaks (also without the libraries)."""
+    """Ours over the straightforward form, and bf16 over float32: `speed` of the rates, `memory` of the peaks."""
+    compared = [
+        (label({**ours, "form": ""}), f"{ours['form']} / {plain['form']}", ours, plain)
+        for plain, ours in pairs_of_forms(rows)
+    ]
+    for ours in rows:
+        exact = [row for row in rows if ours["precision"] == "bf16" and _is_exact(row, ours)]
+        compared += [(label({**plain, "form": ""}), "bf16 / float32", ours, plain) for plain in exact]
     return [
         {
-            "case": label({**ours, "form": ""}),
-            "forms": f"{ours['form']} / {plain['form']}",
+            "case": case,
+            "forms": forms,
             "speed": ours["items_per_s"] / plain["items_per_s"],
             "memory": ours["peak_mb"] / plain["peak_mb"],
             "memory_without_libraries": _own(ours) / _own(plain),
         }
-        for plain, ours in pairs_of_forms(rows)
+        for case, forms, ours, plain in compared
     ]
+
+
+def _is_exact(row: dict[str, Any], ours: dict[str, Any]) -> bool:
+    """Whether a row is the same case in float32."""
+    keys = ("kind", "method", "form", "batch", "streams")
+    return row["precision"] == "float32" and all(row[key] == ours[key] for key in keys)
 
 
 def _own(row: dict[str, Any]) -> float:
