@@ -24,8 +24,6 @@ from diffcap.streams import Batch, StepBatches, Stream, TaskSchedule, step_gener
 from diffcap.text.layouts import AnyLayout, vocabulary_for
 
 Samples = Literal["captions", "pairs", "scenes"]
-
-
 say = rank_zero_only(print)
 
 

@@ -14,14 +14,11 @@ _VISUAL: tuple[Rule, ...] = (
     (r"clip\.visual\.aft_embedding", "images.after_mark"),
     (r"clip\.visual\.joint_positional_embedding", "images.joint_positions"),
     (r"clip\.visual\.ln_mid", "images.ln_mid"),
-    (r"clip\.visual\.([\w.]+\.in_proj_(?:weight|bias))", r"images.visual.\1"),
-    (r"clip\.visual\.((?:class|positional)_embedding|proj)", r"images.visual.\1"),
     (r"clip\.visual\.([\w.]+)", r"images.visual.\1"),
     (r"clip\.token_embedding", "words.token_embedding"),
     (r"clip\.positional_embedding", "words.positional_embedding"),
 )
 _TEXT: tuple[Rule, ...] = (
-    (r"clip\.(transformer\.[\w.]+\.in_proj_(?:weight|bias))", r"words.\1"),
     (r"clip\.(transformer\.[\w.]+)", r"words.\1"),
     (r"clip\.(ln_final|text_projection)", r"words.\1"),
     (r"clip\.logit_scale", "logit_scale"),

@@ -124,7 +124,7 @@ class TrainingModule(pl.LightningModule):
 _MEANING = ("network", "intra_layers", "image_size")
 
 
-def _same_shape(theirs: dict[str, Any] | None, ours: dict[str, Any], path: str) -> None:
+def _same_meaning(theirs: dict[str, Any] | None, ours: dict[str, Any], path: str) -> None:
     for key in _MEANING:
         if theirs is not None and key in theirs and key in ours and theirs[key] != ours[key]:
             raise DiffcapError(
@@ -146,7 +146,7 @@ def init_from(
         DiffcapError: other words, or names or shapes that do not fit; each is listed.
     """
     state = read_checkpoint(path)
-    _same_shape(state["diffcap"].get("hyperparameters"), getattr(module, "hyperparameters", {}), path)
+    _same_meaning(state["diffcap"].get("hyperparameters"), getattr(module, "hyperparameters", {}), path)
     theirs = state["diffcap"]["words"]
     if theirs != words:
         different = ", ".join(sorted(set(theirs) ^ set(words))[:3]) or "the same ones in another order"

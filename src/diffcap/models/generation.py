@@ -20,7 +20,7 @@ def greedy(captioner: Captioner, before: Tensor, after: Tensor, max_length: int)
         (B, T) ids with T <= max_length, beginning with the opening token; once a caption has ended, only the closing
         token follows. T is where the last caption of the batch ended.
     """
-    memory = captioner.encode(before, after)
+    memory = tree_map(Tensor.contiguous, captioner.encode(before, after))  # laid out once for all steps
     tokens = torch.full((len(before), 1), captioner.begin, device=before.device)
     ended = torch.zeros(len(before), dtype=torch.bool, device=before.device)
     cache = None

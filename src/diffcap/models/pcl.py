@@ -352,9 +352,8 @@ class PCL(Captioner):
         return States(keys_values, final)
 
     def encode(self, before: Tensor, after: Tensor) -> list[KeysValues]:
-        """Two feature maps (B, C, h, w) to what words see: each cross-encoder layer's keys and values, contiguous."""
-        seen = self.states(before, after, rows=slice(0)).keys_values
-        return [(key.contiguous(), value.contiguous()) for key, value in seen]
+        """Two feature maps (B, C, h, w) to what words see: each cross-encoder layer's keys and values."""
+        return self.states(before, after, rows=slice(0)).keys_values
 
     def step(
         self, tokens: Tensor, memory: list[KeysValues], cache: list[KeysValues] | None

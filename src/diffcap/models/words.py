@@ -63,10 +63,7 @@ class WordDecoder(nn.Module):
 
     def memory(self, visual: Tensor) -> list[KeysValues]:
         """Each block's keys and values of the visual tokens (B, N, D), computed once a pair."""
-        seen = [block.cross.keys_values(visual) for block in self.blocks]  # type: ignore[union-attr, operator]
-        if torch.is_grad_enabled():
-            return seen
-        return [(key.contiguous(), value.contiguous()) for key, value in seen]  # as the steps of decoding read them
+        return [block.cross.keys_values(visual) for block in self.blocks]  # type: ignore[union-attr, operator]
 
     def forward(self, tokens: Tensor, memory: list[KeysValues], past: list[KeysValues] | None = None) -> Decoded:
         """Run ids (B, T) at the positions after `past` through the blocks; without `past`, padding is not seen."""
