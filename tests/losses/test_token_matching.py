@@ -86,12 +86,12 @@ def test_an_image_set_against_itself() -> None:
     torch.testing.assert_close(*grads, atol=2e-6, rtol=2e-6)
 
 
-@pytest.mark.parametrize("autocast", [False, True])
-def test_half_precision_is_matched_in_single(autocast: bool) -> None:
+@pytest.mark.parametrize("autocast", [None, torch.float16])
+def test_half_precision_is_matched_in_single(autocast: torch.dtype | None) -> None:
     query, key, upstream = draw(3, 4, 3, 5)
     short = torch.float32 if autocast else torch.bfloat16
     query, key = (8 * part.bfloat16().to(short) for part in (query, key))
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+    with torch.autocast("cpu", autocast, enabled=autocast is not None):
         got = gradients(lambda q, k: token_matching(q, k, 100), query, key, upstream)
     expected = gradients(dense, query.double(), key.double(), upstream)
     assert [part.dtype for part in got] == [torch.float32, short, short]
@@ -100,6 +100,25 @@ def test_half_precision_is_matched_in_single(autocast: bool) -> None:
         torch.testing.assert_close(ours.double(), theirs, atol=0.02, rtol=1e-6 if autocast else 2**-8)
     rounded = dense(query.bfloat16(), key.bfloat16()).double()
     assert (rounded - expected[0]).abs().max() > 0.01  # what computing in half precision would have given
+
+
+def test_bfloat16_autocast_rounds_a_similarity_and_nothing_else() -> None:
+    query, key, upstream = draw(3, 40, 3, 50)
+    with torch.autocast("cpu", torch.bfloat16):
+        score, to_query, to_key = gradients(token_matching, query, key, upstream)
+    assert {part.dtype for part in (score, to_query, to_key)} == {torch.float32}
+    similarity = torch.einsum("and,bmd->abnm", query.bfloat16().float(), key.bfloat16().float()).bfloat16().float()
+    means = similarity.amax(3).mean(2), similarity.amax(2).mean(2)
+    torch.testing.assert_close(score, (means[0] + means[1]) / 2, atol=1e-4, rtol=0)  # a rounding may fall otherwise
+    by_query, by_key = similarity.argmax(3), similarity.argmax(2)  # gradients: the winners' own values, unrounded
+    half = upstream / 2
+    expected = torch.zeros_like(query)
+    for a in range(3):
+        for b in range(3):
+            expected[a] += half[a, b] / 40 * key[b, by_query[a, b]]
+            expected[a].index_add_(0, by_key[a, b], half[a, b] / 50 * key[b])
+    agree = (to_query - expected).abs().amax(2) < 1e-6
+    assert agree.float().mean() > 0.9  # equals, after rounding, may be won by another token
 
 
 def test_heads_are_matched_as_they_lie() -> None:

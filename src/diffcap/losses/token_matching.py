@@ -18,8 +18,11 @@ def token_matching(query: Tensor, key: Tensor, block: int = BLOCK) -> Tensor:
     The A x N x B x M similarities are made and forgotten `block` at a time. Which token won is all that the gradient
     needs, so the backward pass multiplies winners only: a 1 / N th of the dense form's work. Of equals one wins.
 
+    Computed in float32 whatever the type of the inputs. Under bfloat16 autocast each similarity alone is rounded to
+    bfloat16, which is where the winners are sought; means, scores and gradients are float32.
+
     Args:
-        query: (A, N, D). key: (B, M, D). Computed in float32 whatever their type.
+        query: (A, N, D). key: (B, M, D).
         block: similarities held at once.
 
     Returns:
@@ -36,11 +39,13 @@ def token_matching(query: Tensor, key: Tensor, block: int = BLOCK) -> Tensor:
 class _TokenMatching(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, block: int) -> Tensor:
-        with torch.autocast(query.device.type, enabled=False):
-            return _TokenMatching._match(ctx, query, key, block)
+        device = query.device.type
+        mixed = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16
+        with torch.autocast(device, enabled=False):  # float16 would overflow: nothing bounds a similarity
+            return _TokenMatching._match(ctx, query, key, block, torch.bfloat16 if mixed else torch.float32)
 
     @staticmethod
-    def _match(ctx: Any, query: Tensor, key: Tensor, block: int) -> Tensor:
+    def _match(ctx: Any, query: Tensor, key: Tensor, block: int, kind: torch.dtype) -> Tensor:
         (queries, n, width), (keys, m, _) = query.shape, key.shape
         score = query.new_empty(queries, keys, dtype=torch.float32)
         small = torch.int16 if max(n, m) < 2**15 else torch.int32
@@ -49,17 +54,18 @@ class _TokenMatching(torch.autograd.Function):
         columns = max(1, min(keys, block // (n * m)))
         rows = max(1, min(queries, block // (n * m * columns)))
         for left in range(0, keys, columns):
-            part = key[left : left + columns].float()
+            part = key[left : left + columns].to(kind)
             table = part.reshape(-1, width).T  # (D, b M)
             for top in range(0, queries, rows):
-                asked = query[top : top + rows].float()
+                asked = query[top : top + rows].to(kind)
                 similarity = (asked.reshape(-1, width) @ table).view(len(asked), n, len(part), m)
                 by_query, winner = similarity.max(3)  # (a, N, b)
                 place = slice(top, top + rows), slice(None), slice(left, left + columns)
                 best_key[place] = winner.to(small)
                 by_key, winner = similarity.max(1)  # (a, b, M)
                 best_query[top : top + rows, left : left + columns] = winner.to(small)
-                score[top : top + rows, left : left + columns] = (by_query.mean(1) + by_key.mean(2)) / 2
+                means = by_query.mean(1, dtype=torch.float32), by_key.mean(2, dtype=torch.float32)
+                score[top : top + rows, left : left + columns] = (means[0] + means[1]) / 2
         ctx.save_for_backward(query, key, best_key, best_query)
         return score
 
