@@ -1,5 +1,5 @@
 # diffcap: every stage, chained by the files they write. `make help` lists the targets.
-# Variables: DATASET METHOD ABLATION DATA DEVICES ARGS SEED LOGGER TRAINER BACKBONE WEIGHTS TAGGER RUN PRETRAIN
+# Variables: DATASET METHOD ABLATION DATA DEVICES ARGS SEED LOGGER TRAINER BACKBONE FEATURES WEIGHTS TAGGER RUN PRETRAIN
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
@@ -30,10 +30,12 @@ BACKBONE_dirl := resnet101_layer3
 BACKBONE_clip4idc := pixels
 BLOCKS_clip4idc := blocks_pixels
 BACKBONE ?= $(if $(filter blocks,$(DATASET)),$(or $(BLOCKS_$(METHOD)),blocks),$(BACKBONE_$(METHOD)))
+# What the features are called: more than one of a backbone's weights need more than one name.
+FEATURES ?= $(BACKBONE)
 TAGGER ?= $(if $(filter blocks,$(DATASET)),blocks,english)
 
 PY := .venv/bin/python
-STORE := $(FOLDER)/features/$(BACKBONE)
+STORE := $(FOLDER)/features/$(FEATURES)
 STAGES := data extract negatives pretrain finetune eval
 TRAINING := pretrain finetune
 
@@ -53,7 +55,7 @@ configs = $(foreach file,$(wildcard configs/trainer/default.yaml configs/method/
 	configs/dataset/$(DATASET).yaml configs/method/$(METHOD)/$(1).$(DATASET).yaml) \
 	$(ABLATION:%=configs/method/$(METHOD)/ablation/%.yaml) $(if $(filter-out default,$(TRAINER)),configs/trainer/$(TRAINER).yaml) \
 	$(if $(filter-out 1,$(DEVICES)),configs/trainer/ddp.yaml),--config $(file))
-train = $(call configs,$(1)) --data.folder $(FOLDER) --data.features $(BACKBONE) --seed_everything $(SEED) --data.seed $(SEED) \
+train = $(call configs,$(1)) --data.folder $(FOLDER) --data.features $(FEATURES) --seed_everything $(SEED) --data.seed $(SEED) \
 	--run.out $(RUN)/$(1) --run.logger $(LOGGER) --trainer.devices $(DEVICES)
 
 # What fine-tuning starts from; a captioner that was trained without it stays as it is until one of the two is asked for.
@@ -67,7 +69,7 @@ touch = @$(if $(filter-out FORCE,$?),touch -c $@,:)
 # The options of `make demo` and `make ablation` are not for the targets that those run; other variables reach them.
 unexport ARGS
 
-.PHONY: help setup demo test lint data extract negatives pretrain finetune eval report ablation backbone tagger FORCE
+.PHONY: help setup demo test lint data extract negatives pretrain finetune eval report ablation backbone clip tagger FORCE
 
 # A misspelt name stops here, not after an hour of other stages.
 known = $(if $(wildcard configs/$(2)),,$(error $(1) is unknown; configs/$(dir $(2)) has: $(basename $(notdir $(wildcard configs/$(dir $(2))*)))))
@@ -78,7 +80,7 @@ $(call known,TRAINER=$(TRAINER),trainer/$(TRAINER).yaml)
 $(if $(ABLATION),$(call known,ABLATION=$(ABLATION),method/$(METHOD)/ablation/$(ABLATION).yaml))
 endif
 # Make parts its lists at blanks, so the names that it builds paths from cannot have any.
-$(foreach name,DATASET METHOD BACKBONE FOLDER RUN,$(if $(word 2,$($(name))),$(error $(name)=$($(name)) has a blank in it; make cannot build paths from that, choose another name)))
+$(foreach name,DATASET METHOD BACKBONE FEATURES FOLDER RUN,$(if $(word 2,$($(name))),$(error $(name)=$($(name)) has a blank in it; make cannot build paths from that, choose another name)))
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -107,6 +109,7 @@ $(FOLDER)/manifest.jsonl: $(call asked,data) $(if $(DATA),FORCE) | setup
 extract: $(STORE)/complete  ## features of every image: BACKBONE=resnet101_layer4 WEIGHTS=<file, if there is no network>
 $(STORE)/complete: $(FOLDER)/manifest.jsonl $(call asked,extract) | setup
 	$(PY) stages/extract.py --config configs/backbone/$(BACKBONE).yaml --data.folder $(FOLDER) \
+		$(if $(filter-out $(BACKBONE),$(FEATURES)),--model.name $(FEATURES)) \
 		$(if $(WEIGHTS),--model.weights $(call quoted,$(WEIGHTS))) --trainer.devices $(DEVICES) \
 		$(if $(filter-out 1,$(DEVICES)),--trainer.strategy ddp) $(call args,extract)
 	$(touch)
@@ -138,15 +141,18 @@ $(RUN)/eval/metrics.json: $(RUN)/finetune/finished.json $(call asked,eval) | set
 		--devices $(DEVICES) $(call args,eval)
 
 report: $(RUN)/eval/metrics.json  ## the run beside baselines that learn nothing: table and pictures in RUN/report
-	$(PY) stages/report.py --folder $(FOLDER) --features $(BACKBONE) --runs '{"$(METHOD)": "$(RUN)"}' --out $(RUN)/report \
+	$(PY) stages/report.py --folder $(FOLDER) --features $(FEATURES) --runs '{"$(METHOD)": "$(RUN)"}' --out $(RUN)/report \
 		$(call args,report)
 
 ablation: setup  ## a method beside its papers' ablations: METHOD=scorer DATASET=blocks SEEDS=1,2,3 ARGS="--steps=2000"
-	$(PY) stages/ablation.py --method $(METHOD) --dataset $(DATASET) --folder $(FOLDER) --features $(BACKBONE) \
+	$(PY) stages/ablation.py --method $(METHOD) --dataset $(DATASET) --folder $(FOLDER) --features $(FEATURES) \
 		$(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
 
 backbone: setup  ## train the small backbone that ships for blocks
 	$(PY) stages/backbone.py $(ARGS)
+
+clip: setup  ## train the small CLIP that ships for blocks
+	$(PY) stages/clip.py $(ARGS)
 
 tagger: setup  ## train a part-of-speech tagger: from blocks' own grammar, or ARGS="--conllu=FILE"
 	$(PY) stages/tagger.py $(ARGS)

@@ -16,7 +16,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from forms import EveryLayerSCORER, dense_matching, uncached
+from forms import EveryLayerSCORER, TokensCLIP4IDC, dense_matching, uncached
 from torch import Tensor
 
 from diffcap.losses.mlm import IGNORED
@@ -38,7 +38,8 @@ class Sizes:
     """The sizes of a method's data and model.
 
     Attributes:
-        channels, grid: C, and rows and columns of a feature map. width: D. length: L. vocabulary: V.
+        channels, grid: C, and rows and columns of a feature map, or of the pixels that CLIP4IDC reads. width: D. length: L.
+        vocabulary: V. network: CLIP4IDC's.
     """
 
     channels: int
@@ -46,43 +47,64 @@ class Sizes:
     width: int
     length: int
     vocabulary: int = 76
+    network: str | dict[str, Any] = ""
 
 
 PAPER = {
     "scorer": Sizes(1024, 14, 512, 24),
     "dirl": Sizes(1024, 14, 512, 24),
     "pcl": Sizes(2048, 7, 512, 40),
+    "clip4idc": Sizes(3, 224, 512, 33, 49408, "ViT-B-32-quickgelu"),
 }
-SMALL = {name: Sizes(16, 4, 32, 8) for name in PAPER}
+TINY_CLIP = {
+    "embed_dim": 32,
+    "vision_cfg": {"image_size": 16, "patch_size": 8, "width": 32, "head_width": 16, "layers": 4},
+    "text_cfg": {"context_length": 8, "vocab_size": 76, "width": 32, "heads": 2, "layers": 2},
+}
+SMALL = {name: Sizes(16, 4, 32, 8) for name in PAPER} | {"clip4idc": Sizes(3, 16, 32, 8, 76, TINY_CLIP)}
 
 
 def build(method: str, sizes: Sizes, form: str = "") -> Captioner:
-    """A method's model with its papers' defaults; `form` "dense" is SCORER that matches in every layer."""
+    """A method's model with its papers' defaults; `form` "dense" is SCORER that matches in every layer, "recomputed" CLIP4IDC
+    that computes its image tower's blocks again in the backward pass."""
+    if method == "clip4idc":
+        return TokensCLIP4IDC(
+            sizes.vocabulary,
+            sizes.network,
+            checkpointing=form == "recomputed",
+            max_length=sizes.length,
+            width=sizes.width,
+        )
     kind: Any = EveryLayerSCORER if form == "dense" else MODELS[method]
     own = {} if method == "pcl" else {"grid": (sizes.grid, sizes.grid), "max_length": sizes.length}
     return kind(sizes.vocabulary, sizes.channels, width=sizes.width, **own)
 
 
 def maps(batch: int, sizes: Sizes) -> Tensor:
-    """Feature maps (B, C, h, w) as a ResNet's last ReLU leaves them: half zeros."""
+    """Feature maps (B, C, h, w) as a ResNet's last ReLU leaves them: half zeros; of CLIP4IDC pixels, uint8."""
+    if sizes.network:
+        return torch.randint(0, 256, (batch, sizes.channels, sizes.grid, sizes.grid), dtype=torch.uint8)
     return torch.randn(batch, sizes.channels, sizes.grid, sizes.grid).relu_()
 
 
-def captions(batch: int, sizes: Sizes, begin: int, end: int, first: int) -> Tensor:
-    """Ids (B, L): an opening token, words from id `first` on, a closing token, padding 0; from half of L to all of it."""
-    tokens = torch.randint(first, sizes.vocabulary, (batch, sizes.length))
+def captions(batch: int, sizes: Sizes, begin: int, end: int, first: int, beyond: int, pad: int = 0) -> Tensor:
+    """Ids (B, L): an opening token, words from id `first` to `beyond`, a closing token, padding; from half of L to all of it."""
+    tokens = torch.randint(first, beyond, (batch, sizes.length))
     last = torch.randint(sizes.length // 2, sizes.length, (batch, 1))
     place = torch.arange(sizes.length)
     tokens[:, 0] = begin
-    return tokens.masked_fill(place == last, end).masked_fill(place > last, 0)
+    return tokens.masked_fill(place == last, end).masked_fill(place > last, pad)
 
 
 def training_batch(method: str, batch: int, streams: int, sizes: Sizes) -> Batch:
     """What `Captioner.loss` reads: `batch` before maps, `streams` times as many after maps and captions."""
     data: Batch = {"before": maps(batch, sizes), "after": maps(batch * streams, sizes)}
+    beyond = sizes.vocabulary
+    if method == "clip4idc":
+        return {**data, "tokens": captions(batch * streams, sizes, beyond - 2, beyond - 1, 0, beyond - 2, beyond)}
     if method != "pcl":
-        return {**data, "tokens": captions(batch * streams, sizes, words.START, words.END, words.END + 1)}
-    tokens = captions(batch, sizes, pcl.BOS, pcl.EOS, pcl.MASK + 1)
+        return {**data, "tokens": captions(batch * streams, sizes, words.START, words.END, words.END + 1, beyond)}
+    tokens = captions(batch, sizes, pcl.BOS, pcl.EOS, pcl.MASK + 1, beyond)
     hide = (tokens > pcl.MASK) & (torch.rand(tokens.shape) < WORD_MASKING)
     hide[:, 1] = True  # no batch without a hidden word
     labels = tokens.masked_fill(~hide, IGNORED)
@@ -130,13 +152,23 @@ def matching(form: str, batch: int, sizes: Sizes, timed: "Timer") -> dict[str, A
     return {"items_per_s": batch / seconds, "check": norms[0]}
 
 
-def decoding(method: str, form: str, batch: int, sizes: Sizes, timed: "Timer") -> dict[str, Any]:
-    """Feature maps to words, greedily; closing token and padding are forbidden, so that every caption has all L positions."""
+def decoding(
+    method: str, form: str, batch: int, sizes: Sizes, timed: "Timer", from_pixels: bool = True
+) -> dict[str, Any]:
+    """Feature maps to words, greedily; closing token and padding are forbidden, so that every caption has all L positions.
+
+    CLIP4IDC: pixels to words, or from what its image tower made of them.
+    """
     model = build(method, sizes).eval()
-    classifier: Any = model.trunk.output_layer if isinstance(model, PCL) else model.decoder.logit  # type: ignore[union-attr]
-    with torch.no_grad():
-        classifier.bias[[0, model.end]] = float("-inf")
     before, after = maps(batch, sizes), maps(batch, sizes)
+    with torch.no_grad():
+        if isinstance(model, TokensCLIP4IDC):
+            model.word_bias[model.end] = float("-inf")
+            if not from_pixels:
+                before = after = model.views(before, after)
+        else:
+            classifier: Any = model.trunk.output_layer if isinstance(model, PCL) else model.decoder.logit  # type: ignore[union-attr]
+            classifier.bias[[0, model.end]] = float("-inf")
     decode = greedy if form == "cached" else uncached
     said: list[Tensor] = []
     seconds = timed(lambda: said.append(decode(model, before, after, sizes.length)))
@@ -174,8 +206,8 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     """Run one case.
 
     Args:
-        case: `kind` "training", "matching" or "decoding"; `method`, `form`, `batch`, `streams`, `precision`; `repeats`,
-            `threads` (None: torch's choice) and `small`.
+        case: `kind` "training", "matching", "decoding" or "captioning" (from pixels); `method`, `form`, `batch`,
+            `streams`, `precision`; `repeats`, `threads` (None: torch's choice) and `small`.
 
     Returns:
         items_per_s, seconds (of every repeat), peak_mb, libraries_mb (the peak before anything was made), threads,
@@ -192,7 +224,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     elif case["kind"] == "matching":
         result = matching(form, batch, sizes, timed)
     else:
-        result = decoding(method, form, batch, sizes, timed)
+        result = decoding(method, form, batch, sizes, timed, case["kind"] == "captioning")
     memory = {"peak_mb": peak_mb(), "libraries_mb": libraries}
     return {**result, "seconds": timed.seconds, **memory, "threads": torch.get_num_threads(), "sizes": asdict(sizes)}
 

@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from diffcap.models.captioner import Captioner
+from diffcap.models.clip4idc import CLIP4IDC
 from diffcap.models.dirl import DIRL
+from diffcap.models.layers import KeysValues
 from diffcap.models.pcl import MASK, PCL
 from diffcap.models.scorer import SCORER, Views
 from diffcap.models.words import NULL, UNK, streams_of
@@ -43,14 +45,24 @@ class EveryLayerSCORER(SCORER):
         return views
 
 
+class TokensCLIP4IDC(CLIP4IDC):
+    """CLIP4IDC that may be given a pair's tokens in place of pixels, to decode without the time of its image tower."""
+
+    def encode(self, before: Tensor, after: Tensor) -> list[KeysValues]:
+        """See `Captioner.encode`; or the pair's tokens (B, 2 + 2 N, E), twice."""
+        return self.memory(self.encoded(before if before.ndim == 3 else self.views(before, after)))
+
+
 @torch.no_grad()
 def uncached(captioner: Captioner, before: Tensor, after: Tensor, length: int) -> Tensor:
     """Greedy words (B, L) without anything remembered from one position to the next.
 
     SCORER and DIRL run the decoder over the whole padded buffer at every position, and project the visual tokens for
-    its cross-attention again; IDC-PCL runs its cross-modal encoder over the visual tokens, the words so far and [MASK].
-    The images are encoded once.
+    its cross-attention again; IDC-PCL runs its cross-modal encoder over the visual tokens, the words so far and [MASK];
+    CLIP4IDC the captioner's encoder over the pair's tokens and its decoder over the words so far. The images are encoded once.
     """
+    if isinstance(captioner, CLIP4IDC):
+        return _clip4idc_words(captioner, before, after, length)
     if isinstance(captioner, PCL):
         return _pcl_words(captioner, before, after, length)
     assert isinstance(captioner, SCORER | DIRL)
@@ -71,6 +83,15 @@ def _fused(captioner: Any, before: Tensor, after: Tensor) -> Tensor:
     if isinstance(captioner, SCORER):
         return captioner.fuse(before, after, captioner.compare(before, after))
     return captioner.fusion(torch.cat(captioner.differences(before, after), -1))
+
+
+def _clip4idc_words(captioner: CLIP4IDC, before: Tensor, after: Tensor, length: int) -> Tensor:
+    views = before if before.ndim == 3 else captioner.views(before, after)
+    tokens = torch.full((len(after), 1), captioner.begin)
+    for _ in range(length - 1):
+        hidden = captioner.decode(tokens, captioner.memory(captioner.encoded(views))).last.hidden
+        tokens = torch.cat([tokens, captioner.logits(hidden[:, -1]).argmax(1, keepdim=True)], 1)
+    return tokens
 
 
 def _pcl_words(captioner: PCL, before: Tensor, after: Tensor, length: int) -> Tensor:

@@ -12,13 +12,13 @@ from typing import Any, Literal
 
 from diffcap.console import run  # brings no torch: a child's peak memory begins with that of the process that starts it
 
-Method = Literal["scorer", "dirl", "pcl"]
-NAMES = {"scorer": "SCORER", "dirl": "DIRL", "pcl": "IDC-PCL"}
+Method = Literal["scorer", "dirl", "pcl", "clip4idc"]
+NAMES = {"scorer": "SCORER", "dirl": "DIRL", "pcl": "IDC-PCL", "clip4idc": "CLIP4IDC"}
 
 
 def methods(
     out: str,
-    methods: list[Method] = ["scorer", "dirl", "pcl"],  # noqa: B006
+    methods: list[Method] = ["scorer", "dirl", "pcl", "clip4idc"],  # noqa: B006
     batch: int = 16,
     large_batch: int = 64,
     repeats: int = 5,
@@ -74,12 +74,16 @@ def cases(methods: list[Method], batch: int, large_batch: int, small: bool) -> l
         ("dirl", "", batch, 2),
         ("pcl", "", batch, 1),
         ("pcl", "", batch, 1, "bf16"),
+        ("clip4idc", "kept", batch, 1),
+        ("clip4idc", "recomputed", batch, 1),
+        ("clip4idc", "kept", batch, 1, "bf16"),
     ]
     sizes = (2, 2, 2) if small else (8, 16, 32)
     rows = [_case("training", *row) for row in training]
     rows += [_case("matching", "scorer", form, size) for size in sizes[:2] for form in ("dense", "blocked")]
     rows.append(_case("matching", "scorer", "blocked", sizes[2]))
     rows += [_case("decoding", method, form, batch) for method in methods for form in ("uncached", "cached")]
+    rows += [_case("captioning", "clip4idc", form, batch) for form in ("uncached", "cached")]
     return [row for index, row in enumerate(rows) if row["method"] in methods and row not in rows[:index]]
 
 

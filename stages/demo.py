@@ -14,10 +14,15 @@ from diffcap.errors import DiffcapError
 MINUTES, OTHER_MINUTES = 12.0, 4.0
 PRETRAIN_STEPS, FINETUNE_STEPS = 1300, 5760  # of IDC-PCL: one core's time
 SCORER_STEPS, DIRL_STEPS = 2700, 2700  # half a core's time each; all of it where one is trained alone
+ADAPT_STEPS, CLIP4IDC_STEPS, CROSS_STEPS = (
+    150,
+    700,
+    1500,
+)  # CLIP4IDC, and DIRL on its features: one core's time together
 # A control without pre-training gets the time of both stages: this many of its steps cost one pre-training step.
 STEPS_PER_PRETRAIN_STEP = 1.0
 
-Method = Literal["all", "pcl", "scorer", "dirl"]
+Method = Literal["all", "pcl", "scorer", "dirl", "clip4idc"]
 
 
 def demo(
@@ -27,7 +32,8 @@ def demo(
 
     Args:
         method: one alone: pcl comes with the same model without pre-training, trained as long, scorer and dirl with their
-            papers' baseline, trained for as many steps.
+            papers' baseline, trained for as many steps, clip4idc (from pixels) with the same captioner without adaptation,
+            and with DIRL+CCR on the features of the adapted CLIP.
         minutes: aimed-at time on two cores for one seed; more minutes train longer.
         seeds: of the training, separated by commas; several give means and standard deviations.
         pairs: of the dataset, change and distractor pairs together.
@@ -43,8 +49,10 @@ def demo(
     make = Make(f"FOLDER={folder}", "DATASET=blocks", "LOGGER=none")
     make("the dataset", "data", f"PAIRS={pairs}", f"ARGS=--jitter={jitter}")
     with ThreadPoolExecutor(cores()) as pool:
-        needs = [("features", "extract")] + [("hard negatives", "negatives")] * (method in ("all", "pcl"))
-        for done in [pool.submit(make, title, target) for title, target in needs]:
+        needs: list[tuple[str, ...]] = [("features", "extract")]
+        needs += [("hard negatives", "negatives")] if method in ("all", "pcl") else []
+        needs += [("pixels", "extract", "METHOD=clip4idc")] if method == "clip4idc" else []
+        for done in [pool.submit(make, *what) for what in needs]:
             done.result()
     scale = (minutes - OTHER_MINUTES) / (MINUTES - OTHER_MINUTES)
     numbers = [int(seed) for seed in seeds.split(",")]
@@ -55,25 +63,27 @@ def demo(
 
 
 class Row(NamedTuple):
-    """A row of the table: its folder's name, its method, its steps of fine-tuning and pre-training, more make variables."""
+    """A row of the table: its folder's name, its method, its steps of fine-tuning and pre-training, more make variables.
+
+    `adapted`: the row whose adapted CLIP makes the features, where it is one.
+    """
 
     place: str
     method: str
     finetune: int
     pretrain: int = 0
     options: tuple[str, ...] = ()
+    adapted: str | None = None
 
     def road(self, name: str, folder: Path, seed: int) -> Road:
         """The row's road for a seed."""
-        return Road(
-            f"{name}, seed {seed}",
-            folder / f"{self.place}-{seed}",
-            self.method,
-            seed,
-            self.finetune,
-            self.pretrain,
-            self.options,
-        )
+        options = self.options
+        if self.adapted:
+            weights = folder / f"{self.adapted}-{seed}" / "pretrain" / "best.ckpt"
+            features = f"clip4idc-{folder.name}-{seed}"
+            options = (*options, "BACKBONE=clip4idc", f"FEATURES={features}", f"WEIGHTS={weights}")
+        place = folder / f"{self.place}-{seed}"
+        return Road(f"{name}, seed {seed}", place, self.method, seed, self.finetune, self.pretrain, options)
 
 
 def _rows(method: Method, scale: float) -> dict[str, Row]:
@@ -87,6 +97,13 @@ def _rows(method: Method, scale: float) -> dict[str, Row]:
     }
     if method == "all":
         return systems
+    if method == "clip4idc":
+        adapt, clip, cross = (round(steps * scale) for steps in (ADAPT_STEPS, CLIP4IDC_STEPS, CROSS_STEPS))
+        return {
+            "CLIP4IDC": Row("clip4idc", "clip4idc", clip, adapt),
+            "the same without adaptation": Row("unadapted", "clip4idc", clip, options=("ABLATION=unadapted",)),
+            "DIRL+CCR on CLIP4IDC's features": Row("cross", "dirl", cross, adapted="clip4idc"),
+        }
     controls = {
         "the same without pre-training": Row("scratch", "pcl", finetune + round(pretrain * STEPS_PER_PRETRAIN_STEP)),
         "Subtraction": Row("subtraction", "scorer", scorer, options=("ABLATION=subtraction",)),
@@ -96,10 +113,12 @@ def _rows(method: Method, scale: float) -> dict[str, Row]:
 
 
 def _lanes(rows: dict[str, list[Road]], method: Method) -> list[list[Road]]:
-    """IDC-PCL takes as long as the two others together."""
+    """IDC-PCL takes as long as the two others together; what reads another's features waits for it."""
     seeds = zip(*rows.values())
     if method == "all":
         return [lane for pcl, *others in seeds for lane in ([pcl], others)]
+    if method == "clip4idc":
+        return [lane for adapted, control, cross in seeds for lane in ([adapted, cross], [control])]
     return [[road] for roads in seeds for road in roads]
 
 

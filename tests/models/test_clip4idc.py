@@ -134,6 +134,36 @@ def test_the_cache_changes_no_word(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
+@torch.no_grad()
+def test_maps_of_the_words(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Naively: the softmax of what the last cross-attention is given, class tokens left out."""
+    model, tokens = build(**VARIANTS[name]), captions([4, 7], 10, pad=build(**VARIANTS[name]).pad)
+    before, after = pixels(2, seed=1), pixels(2, seed=2)
+    asked: list[tuple[Tensor, Tensor]] = []
+    last = model.decoder[-1].cross
+    last.qkv.weight[: last.width] *= 100  # so that it looks somewhere
+    attend = last.attend
+    monkeypatch.setattr(last, "attend", lambda query, seen: asked.append((query, seen[0])) or attend(query, seen))
+    found = model.attention(before, after, tokens)
+    assert found.before.shape == found.after.shape == (2, 10, 2, 3)
+    query, key = asked[0]
+    weights = torch.einsum("bhtd,bhsd->bhts", query, key).div(query.shape[3] ** 0.5).softmax(3).mean(1)  # (B, T, 14)
+    patches = weights[..., [1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13]]
+    expected = 2 * patches / patches.sum(2, keepdim=True)
+    torch.testing.assert_close(torch.cat([found.before.flatten(2), found.after.flatten(2)], 2), expected)
+    assert expected.std() > 0.02
+    if name == "no encoder":
+        assert found.alignment is None
+        return
+    assert found.alignment is not None and found.alignment.shape == (2, 6, 6)
+    torch.testing.assert_close(found.alignment.sum(2), torch.ones(2, 6))
+    states, block = model.encoded(model.views(before, after)), model.encoder[-1].attention
+    one, two = states[-2][:, 1:7], states[-2][:, 8:]
+    pairs = torch.einsum("bhtd,bhsd->bhts", block.queries(one), block.keys_values(two)[0])
+    torch.testing.assert_close(found.alignment, pairs.div((block.width // block.heads) ** 0.5).softmax(3).mean(1))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
 def test_the_loss_is_the_mean_over_real_words_added_over_streams(name: str) -> None:
     model = build(**VARIANTS[name])
     before, after = pixels(2, seed=1), pixels(4, seed=2)

@@ -58,7 +58,7 @@ def test_the_stage_trains_goes_on_and_writes_weights_that_load(tmp_path: Path) -
 
     done = run(4, "w.safetensors")
     assert done.returncode == 0, done.stderr
-    assert "linear probe" in done.stdout
+    assert "on held-out scenes" in done.stdout
     with safe_open(tmp_path / "w.safetensors", "pt") as file:
         notes = file.metadata()
     assert notes["steps"] == "4 of 4 images" and "--model.steps=4" in notes["command"]

@@ -73,7 +73,7 @@ def test_an_ablations_settings_build_a_model(path: Path, blocks: Path, tmp_path:
     method = path.parts[-3]
     given = yaml.safe_load(path.read_text())["model"]["captioner"]["init_args"]
     base = yaml.safe_load((SETTINGS / method / "finetune.yaml").read_text())["model"]["captioner"]["init_args"]
-    small = {"network": "ViT-blocks-16", "intra_layers": 4} if method == "clip4idc" else {"feature_channels": 3}
+    small = {"network": "ViT-blocks-16", "intra_layers": 3} if method == "clip4idc" else {"feature_channels": 3}
     model = MODELS[method](**{**base, "width": 16, "heads": 2, "vocabulary_size": 9, **small, **given})
     assert all(model.hyperparameters[key] == value for key, value in given.items())
 

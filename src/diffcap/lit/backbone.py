@@ -1,17 +1,15 @@
 """Training of the embedded `blocks` backbone on scenes rendered on the fly, and the proof of what its features tell."""
 
-import datetime
-import json
-import math
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
 from diffcap.features.blocks_backbone import (
     CELL,
@@ -29,9 +27,13 @@ from diffcap.features.blocks_backbone import (
     BlocksNetwork,
     blocks_preprocessing,
 )
+from diffcap.lit.shipped import RenderedScenes, warmed_cosine
+
+if TYPE_CHECKING:
+    from diffcap.datasets.blocks.geometry import Scenes
 
 BLOCK = 8  # pixels of a block of the auxiliary dense prediction
-_DENSE = (COLORS + 1, SHAPES + 1, MATERIALS + 1, SIZES + 1)  # class 0 is the ground
+DENSE = (COLORS + 1, SHAPES + 1, MATERIALS + 1, SIZES + 1)  # class 0 is the ground
 HELD_OUT = 1 << 40  # triples from this number on are never trained on
 
 
@@ -109,59 +111,35 @@ def targets_of(attributes: dict[str, Tensor], slots: Tensor) -> Targets:
     return Targets(probabilities, places.view(batch, -1, ROWS, COLUMNS), dense, objects.view(batch, ROWS, COLUMNS))
 
 
+def attributes_of(scenes: Scenes) -> dict[str, Tensor]:
+    """What `targets_of` reads: (B, N) each."""
+    return {name: getattr(scenes, name) for name in ("color", "shape", "material", "size")}
+
+
+def rendered(numbers: Sequence[int], seed: int, jitter: float) -> tuple[Tensor, Tensor, Scenes]:
+    """The before pictures of triples by number: (B, 3, 96, 128) uint8, the slot seen in every pixel, and what they are."""
+    from diffcap.datasets.blocks.render import render
+    from diffcap.datasets.blocks.scenes import sample_triples
+
+    scenes = sample_triples(numbers, seed=seed, jitter=jitter).before
+    images, slots = render(scenes, (WIDTH, HEIGHT))
+    return images, slots, scenes
+
+
 def scene_batch(first: int, count: int, seed: int, jitter: float) -> tuple[Tensor, Targets]:
     """Render the before pictures of triples number `first` to `first + count`.
 
     Returns:
         (count, 3, 96, 128) preprocessed images, and what they show.
     """
-    from diffcap.datasets.blocks.render import render
-    from diffcap.datasets.blocks.scenes import sample_triples
-
-    scenes = sample_triples(range(first, first + count), seed=seed, jitter=jitter).before
-    images, slots = render(scenes, (WIDTH, HEIGHT))
-    attributes = {name: getattr(scenes, name) for name in ("color", "shape", "material", "size")}
-    return blocks_preprocessing().normalize(images.float()), targets_of(attributes, slots)
+    images, slots, scenes = rendered(range(first, first + count), seed, jitter)
+    return blocks_preprocessing().normalize(images.float()), targets_of(attributes_of(scenes), slots)
 
 
-class _Rendered(Dataset[tuple[Tensor, Targets]]):
-    def __init__(self, first_batch: int, batches: int, batch_size: int, seed: int, jitter: float) -> None:
-        self.first_batch, self.batches, self.batch_size = first_batch, batches, batch_size
-        self.seed, self.jitter = seed, jitter
+class RenderedObjects(RenderedScenes):
+    """Scenes of `blocks` and where their objects are; options as `RenderedScenes`."""
 
-    def __len__(self) -> int:
-        return self.batches
-
-    def __getitem__(self, number: int) -> tuple[Tensor, Targets]:
-        first = (self.first_batch + number) * self.batch_size
-        return scene_batch(first, self.batch_size, self.seed, self.jitter)
-
-
-class RenderedScenes(pl.LightningDataModule):
-    """Scenes of `blocks`, every one rendered for one step and never seen again.
-
-    Args:
-        batch_size: images a step.
-        batches: steps an epoch; a killed run goes on from the last whole epoch.
-        seed: of the scenes.
-        jitter: of camera and light, as in `datasets.blocks`.
-        num_workers: processes that render.
-    """
-
-    def __init__(
-        self, batch_size: int = 64, batches: int = 100, seed: int = 90210, jitter: float = 1.0, num_workers: int = 1
-    ) -> None:
-        super().__init__()
-        self.batch_size, self.batches, self.seed, self.jitter = batch_size, batches, seed, jitter
-        self.num_workers = num_workers
-
-    def train_dataloader(self) -> DataLoader[tuple[Tensor, Targets]]:
-        """The scenes of this epoch; the same ones whether the run was killed before or not."""
-        epoch = self.trainer.current_epoch if self.trainer else 0
-        data = _Rendered(epoch * self.batches, self.batches, self.batch_size, self.seed, self.jitter)
-        return DataLoader(
-            data, batch_size=None, num_workers=self.num_workers, prefetch_factor=4 if self.num_workers else None
-        )
+    make = staticmethod(scene_batch)
 
 
 class BackboneTraining(pl.LightningModule):
@@ -181,7 +159,7 @@ class BackboneTraining(pl.LightningModule):
         # The share of cells that hold an object at all is about a fifth; starting from there saves the first steps.
         assert self.network.head.bias is not None
         nn.init.constant_(self.network.head.bias[:PROBABILITIES], -3.5)
-        self.dense_head = nn.Conv2d(64, sum(_DENSE), 1)
+        self.dense_head = nn.Conv2d(64, sum(DENSE), 1)
 
     def training_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> Tensor:
         """Loss of a batch: cross-entropy of all groups, places where an object is, and the dense task."""
@@ -193,33 +171,28 @@ class BackboneTraining(pl.LightningModule):
         place = (F.smooth_l1_loss(places, targets.places, beta=0.1, reduction="none") * here).sum() / here.sum().clamp(
             min=1
         )
-        dense = self._dense_loss(self.dense_head(blocks), targets.dense)
+        dense = dense_loss(self.dense_head(blocks), targets.dense)
         loss = presence + 2 * place + self.dense_weight * dense
         self.log_dict({"loss": loss, "presence": presence, "place": place, "dense": dense}, prog_bar=True)
         return loss
 
-    def _dense_loss(self, logits: Tensor, classes: Tensor) -> Tensor:
-        # Objects cover about a tenth of the blocks: they count ten times.
-        losses = [
-            F.cross_entropy(part, classes[:, task], part.new_tensor([0.1] + [1.0] * (part.shape[1] - 1)))
-            for task, part in enumerate(logits.split(_DENSE, dim=1))
-        ]
-        return torch.stack(losses).sum()
-
     def configure_optimizers(self) -> Any:
         """AdamW, warmed up over a tenth of the steps, then down along a cosine."""
-        optimizer = torch.optim.AdamW(self.parameters(), self.lr, weight_decay=0.01)
-        warm = max(1, self.steps // 10)
+        return warmed_cosine(self.parameters(), self.lr, self.steps)
 
-        def factor(step: int) -> float:
-            return (
-                (step + 1) / warm
-                if step < warm
-                else 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warm) / (self.steps - warm))))
-            )
 
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+def dense_loss(logits: Tensor, classes: Tensor) -> Tensor:
+    """Cross-entropy of color, shape, material and size in the middle of every 8 x 8 pixels, added up.
+
+    Args:
+        logits: (B, sum of `DENSE`, 12, 16). classes: `Targets.dense`.
+    """
+    # Objects cover about a tenth of the blocks: they count ten times.
+    losses = [
+        F.cross_entropy(part, classes[:, task], part.new_tensor([0.1] + [1.0] * (part.shape[1] - 1)))
+        for task, part in enumerate(logits.split(DENSE, dim=1))
+    ]
+    return torch.stack(losses).sum()
 
 
 @torch.no_grad()
@@ -297,18 +270,12 @@ def linear_probe(network: BlocksNetwork, images: int, seed: int, jitter: float) 
     return {name: round(value, 4) for name, value in scores.items()}
 
 
-def ship(network: BlocksNetwork, path: Path, provenance: dict[str, Any]) -> None:
-    """Write weights in float16 (the scaling in float32) and where they come from, whole or not at all."""
-    from safetensors.torch import save_file
-
-    state = {
-        name: value.contiguous() if name in ("mean", "scale") else value.half().contiguous()
-        for name, value in network.state_dict().items()
-    }
-    notes = {"date": datetime.date.today().isoformat(), **provenance}
-    metadata = {key: value if isinstance(value, str) else json.dumps(value) for key, value in notes.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    save_file(state, temporary, metadata)
-    temporary.chmod(0o644)  # safetensors makes it readable for its owner alone
-    temporary.replace(path)
+def finish(
+    training: BackboneTraining, scenes: RenderedScenes, probe_images: int
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """See `shipped.train_and_ship`: weights in float16, the scaling in float32; scores are `linear_probe`'s."""
+    network = training.network.fused()
+    standardise(network, min(2000, probe_images), scenes.seed, scenes.jitter)
+    scores = linear_probe(network, probe_images, scenes.seed, scenes.jitter)
+    state = {name: value if name in ("mean", "scale") else value.half() for name, value in network.state_dict().items()}
+    return state, scores

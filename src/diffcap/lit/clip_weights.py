@@ -8,6 +8,7 @@ from torch import Tensor
 
 from diffcap.errors import DiffcapError
 from diffcap.features.weights import pretrained_clip, read_state_dict
+from diffcap.models.clip import networks
 from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation
 from diffcap.text.bpe import ClipVocabulary
 from diffcap.text.layouts import AnyVocabulary
@@ -33,11 +34,11 @@ def load_clip(module: CLIP4IDC | CLIP4IDCAdaptation, weights: str, vocabulary: A
     """Fill what a module has of CLIP; what the pair adds to it stays as it was drawn.
 
     Positions of patches are interpolated to the module's grid (bicubic). Of the word vectors, those of the vocabulary's
-    tokens are taken.
+    tokens are taken; a file may have a part of CLIP's only, with their tokens in `token_ids`.
 
     Args:
-        weights: "default" (open_clip's download for the module's network), "random" (nothing is done), or a file of an
-            open_clip state dict. vocabulary: of the captions.
+        weights: "default" (the package's own for its networks, open_clip's download for others), "random" (nothing is
+            done), or a file of an open_clip state dict. vocabulary: of the captions.
 
     Raises:
         DiffcapError: they cannot be had, or do not fit; the first names are given.
@@ -47,7 +48,10 @@ def load_clip(module: CLIP4IDC | CLIP4IDCAdaptation, weights: str, vocabulary: A
     from open_clip.model import resize_pos_embed  # brings timm and torchvision: not for a stage's --help
 
     network = module.hyperparameters["network"]
-    if weights == "default":
+    shipped = networks() / f"{network if isinstance(network, str) else ''}.safetensors"
+    if weights == "default" and shipped.is_file():
+        state = read_state_dict(shipped)
+    elif weights == "default":
         if not isinstance(network, str):
             raise DiffcapError("model.clip_weights=default needs a network by name; give a file, or random.")
         official = pretrained_clip(network, "--model.clip_weights")
@@ -55,13 +59,17 @@ def load_clip(module: CLIP4IDC | CLIP4IDCAdaptation, weights: str, vocabulary: A
         state = dict(official.state_dict())
     else:
         state = read_state_dict(weights, "--model.clip_weights")
+    token_ids = state.pop("token_ids", None)
     state = {name: value.float() for name, value in state.items()}
     resize_pos_embed(state, module.images)  # type: ignore[arg-type]
     own = module.state_dict()
     ours = {name: value for name, value in _renamed(state, module).items() if name in own}
     table = "words.token_embedding.weight"
-    if table in ours and isinstance(vocabulary, ClipVocabulary) and len(ours[table]) == vocabulary.clip_size:
-        ours[table] = ours[table][torch.tensor(vocabulary.clip_ids)]
+    if table in ours and isinstance(vocabulary, ClipVocabulary):
+        if token_ids is None and len(ours[table]) == vocabulary.clip_size:
+            token_ids = torch.arange(vocabulary.clip_size)
+        if token_ids is not None:
+            ours[table] = _of_tokens(ours[table], token_ids, vocabulary.clip_ids, own[table])
     wanted = [name for name in own if name.startswith(("images.visual.", "words."))]
     wrong = [name for name in wanted if name not in ours]
     wrong += [
@@ -76,6 +84,15 @@ def load_clip(module: CLIP4IDC | CLIP4IDCAdaptation, weights: str, vocabulary: A
             f"{', ...' if len(wrong) > 3 else ''}); give the file of {called}."
         )
     module.load_state_dict(ours, strict=False)
+
+
+def _of_tokens(vectors: Tensor, token_ids: Tensor, wanted: list[int], drawn: Tensor) -> Tensor:
+    """The vectors of the wanted tokens; of those that the file lacks, the ones that were drawn for them."""
+    rows = {number: row for row, number in enumerate(token_ids.tolist())}
+    known = torch.tensor([number in rows for number in wanted])
+    table = drawn.clone()
+    table[known] = vectors[torch.tensor([rows[number] for number in wanted if number in rows], dtype=torch.int64)]
+    return table
 
 
 def _same_activation(official: Any, ours: Any, network: str) -> None:

@@ -12,7 +12,8 @@ class WordMaps(NamedTuple):
     """Where each word looked.
 
     Attributes:
-        before, after: (B, T, h, w), for the word after each of T tokens; they sum to 1 over the places.
+        before, after: (B, T, h, w), for the word after each of T tokens; they sum to 1 over the places, or, where a word shares
+            its look out between the images, to 2 over the places of both.
         alignment: (B, h w, h w): for each place before the change, where the same thing stands after it; None where the
             method does not align.
     """

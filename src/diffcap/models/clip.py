@@ -38,7 +38,7 @@ def build_clip(network: Network, image_size: tuple[int, int] | None = None, voca
     import open_clip  # brings timm and torchvision: not for a stage's --help
 
     if isinstance(network, str) and network not in open_clip.list_models():
-        open_clip.add_model_config(Path(__file__).with_name("networks"))  # ours
+        open_clip.add_model_config(networks())  # ours
     config = open_clip.get_model_config(network) if isinstance(network, str) else dict(network)
     if config is None:
         raise ValueError(f"open_clip has no model {network!r}; `open_clip.list_models()` lists them")
@@ -62,6 +62,11 @@ def build_clip(network: Network, image_size: tuple[int, int] | None = None, voca
         if side % patch:
             raise ValueError(f"patches of {patch} pixels do not divide an image side of {side}; choose another size")
     return model
+
+
+def networks() -> Path:
+    """The folder of the package's own configurations of open_clip models, each with its weights beside it."""
+    return Path(__file__).with_name("networks")
 
 
 def _name(network: Network) -> str:
@@ -152,9 +157,9 @@ class PairTower(nn.Module):
         """Tokens of both images, (b, 1 + N, W) and (B, 1 + N, W), B a multiple of b, to the pair's (B, 2 + 2 N, E)."""
         before = tile(before, len(after))
         if not self.together:
-            return torch.cat([self._out(before) + self.before_mark, self._out(after) + self.after_mark], 1)
+            return torch.cat([self.out(before) + self.before_mark, self.out(after) + self.after_mark], 1)
         x = torch.cat([before + self.before_mark, after + self.after_mark], 1) + self.joint_positions
-        return self._out(self._run(self.ln_mid(x), self.visual.transformer.resblocks[self.intra_layers :]))
+        return self.out(self._run(self.ln_mid(x), self.visual.transformer.resblocks[self.intra_layers :]))
 
     def freeze_embeddings(self) -> None:
         """Leave what stands before the blocks as it is (authors' code)."""
@@ -163,7 +168,8 @@ class PairTower(nn.Module):
         self.visual.class_embedding.requires_grad_(False)
         self.visual.positional_embedding.requires_grad_(False)
 
-    def _out(self, x: Tensor) -> Tensor:
+    def out(self, x: Tensor) -> Tensor:
+        """The last blocks' tokens (..., W) to CLIP's common space, (..., E); CLIP itself does so with the class token only."""
         return self.visual.ln_post(x) @ self.visual.proj
 
     def forward(self, before: Tensor, after: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from diffcap.losses.gather import global_mean
 from diffcap.losses.pair_text import pair_text_contrast
-from diffcap.models.captioner import Batch, Captioner
+from diffcap.models.captioner import Batch, Captioner, WordMaps
 from diffcap.models.clip import Network, PairTower, TextTower, WordTable, build_clip, text_of
 from diffcap.models.layers import Attention, KeysValues, Past
 from diffcap.models.words import BlockOutput, Decoded, causal_mask, run_blocks, streams_of
@@ -114,11 +114,15 @@ class DecoderBlock(nn.Module):
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width, EPS) for _ in range(3))
         self.inner, self.outer, self.dropout = nn.Linear(width, ffn), nn.Linear(ffn, width), nn.Dropout(dropout)
 
+    def looks(self, said: Tensor) -> Tensor:
+        """What words (B, T, D) look for in the images: queries (B, H, T, D / H)."""
+        return self.cross.queries(said)
+
     def forward(self, x: Tensor, memory: KeysValues, mask: Tensor | None, past: Past) -> BlockOutput:
         """See `BlockOutput`; arguments as `Attention`."""
         mixed, own = self.self_attention(x, mask, past)
         said = self.norm1(x + self.dropout(mixed))
-        seen = self.norm2(said + self.dropout(self.cross.attend(self.cross.queries(said), memory)))
+        seen = self.norm2(said + self.dropout(self.cross.attend(self.looks(said), memory)))
         return BlockOutput(said, seen, self.norm3(seen + self.dropout(self.outer(F.gelu(self.inner(seen))))), own)
 
 
@@ -134,11 +138,15 @@ class TextBlock(nn.Module):
         self.norm1, self.norm_cross, self.norm2 = (nn.LayerNorm(width) for _ in range(3))
         self.inner, self.outer, self.activation = nn.Linear(width, ffn), nn.Linear(ffn, width), activation
 
+    def looks(self, said: Tensor) -> Tensor:
+        """What words (B, T, D) look for in the images: queries (B, H, T, D / H)."""
+        return self.cross.queries(self.norm_cross(said))
+
     def forward(self, x: Tensor, memory: KeysValues, mask: Tensor | None, past: Past) -> BlockOutput:
         """See `BlockOutput`; arguments as `Attention`."""
         mixed, own = self.self_attention(self.norm1(x), mask, past)
         said = x + mixed
-        seen = said + self.cross.attend(self.cross.queries(self.norm_cross(said)), memory)
+        seen = said + self.cross.attend(self.looks(said), memory)
         return BlockOutput(said, seen, seen + self.outer(self.activation(self.inner(self.norm2(seen)))), own)
 
 
@@ -245,18 +253,21 @@ class CLIP4IDC(Captioner):
         """Pixels (b, 3, height, width) and (B, ...), B a multiple of b, to the pair's tokens (B, 2 + 2 N, E)."""
         return self.images(self.images.normalize(before), self.images.normalize(after))
 
-    def memory(self, views: Tensor) -> list[KeysValues]:
-        """The pair's tokens to each decoder block's keys and values."""
-        x, encoded = self.visual_in(views), []
+    def encoded(self, views: Tensor) -> list[Tensor]:
+        """The pair's tokens (B, 2 + 2 N, E) as they enter the captioner's encoder, then after each of its blocks, (B, 2 + 2 N, D)."""
+        states = [self.visual_in(views)]
         for block in self.encoder:
-            x = block(x)
-            encoded.append(x)
-        seen = encoded if self.layerwise else [x] * len(self.decoder)
+            states.append(block(states[-1]))
+        return states
+
+    def memory(self, encoded: list[Tensor]) -> list[KeysValues]:
+        """What `encoded` gives to each decoder block's keys and values."""
+        seen = encoded[1:] if self.layerwise else encoded[-1:] * len(self.decoder)
         return [block.cross.keys_values(part) for block, part in zip(self.decoder, seen)]  # type: ignore[union-attr, operator]
 
     def encode(self, before: Tensor, after: Tensor) -> list[KeysValues]:
         """Pixels (B, 3, height, width) each to each decoder block's keys and values."""
-        return self.memory(self.views(before, after))
+        return self.memory(self.encoded(self.views(before, after)))
 
     def decode(self, tokens: Tensor, memory: list[KeysValues], past: list[KeysValues] | None = None) -> Decoded:
         """Run ids (B, T) at the positions after `past`; without `past`, padding is not seen."""
@@ -274,6 +285,30 @@ class CLIP4IDC(Captioner):
         """See `Captioner.step`."""
         last, cache = self.decode(tokens[:, None], memory, cache)
         return self.logits(last.hidden[:, 0]), cache
+
+    def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> WordMaps:
+        """See `Captioner.attention`: the decoder's last cross-attention, and the encoder's last from before to after.
+
+        Means over the heads; what class tokens get is shared out among the patches.
+        """
+        states = self.encoded(self.views(before, after))
+        memory = self.memory(states)
+        said, last = self.decode(tokens, memory).last.said, self.decoder[-1]
+        looked = last.cross.weights(last.looks(said), memory[-1][0])  # type: ignore[union-attr, operator]
+        one, two = (looked[..., rows] for rows in self._patches(looked.shape[2]))
+        both = (one.sum(2) + two.sum(2))[..., None, None] / 2
+        grid, alignment = self.images.grid, None
+        if len(self.encoder):
+            attention: Attention = self.encoder[-1].attention  # type: ignore[assignment]
+            query, key, _ = attention.project(states[-2])
+            first, second = self._patches(query.shape[2])
+            alignment = attention.weights(query[:, :, first], key[:, :, second])
+        return WordMaps(one.unflatten(2, grid) / both, two.unflatten(2, grid) / both, alignment)
+
+    @staticmethod
+    def _patches(tokens: int) -> tuple[slice, slice]:
+        """Where the patches of each image stand among a pair's tokens."""
+        return slice(1, tokens // 2), slice(tokens // 2 + 1, tokens)
 
     def word_losses(self, tokens: Tensor, memory: list[KeysValues]) -> Tensor:
         """Cross-entropy of every word and END of captions (B, T) given the words before, (n,) in nats."""

@@ -1,4 +1,4 @@
-"""What the captions of `blocks` say: sentences for each change and for none, and the part of speech of every word.
+"""What the captions of `blocks` say: sentences for each change, for none and of one picture, and every word's part of speech.
 
 A caption begins with the changed object (before the change, for a new color or material), then may place it against
 another object, and says what happened in words that no other kind of change uses. For a color or a material, the new
@@ -8,6 +8,7 @@ value is the last word.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -101,6 +102,7 @@ _TAGS = {
     "ADP": "to on of in behind",
     "ADV": "now elsewhere still",
     "AUX": "is are was has been be can",
+    "CCONJ": "and",
     "DET": "the a another no",
     "NOUN": "rubber metal cube block sphere ball cylinder left right side front color material position location "
     "object difference scene scenes pictures place",
@@ -147,6 +149,24 @@ def write_captions(triples: Triples, seed: int = 0) -> tuple[list[list[str]], li
         said.append(_change_captions(rng, triples, row, objects, places))
         unsaid.append(rng.sample(NO_CHANGE, rng.randint(5, 7)))
     return said, unsaid
+
+
+def describe(scenes: Scenes, seen: Tensor, indices: Sequence[int], seed: int = 0, most: int = 4) -> list[str]:
+    """A sentence of each single picture: what some of its objects are, in any order.
+
+    Args:
+        scenes: B pictures. seen: (B, N) bool, the objects that may be named; at least one a picture.
+        indices: the pictures' numbers, by which and by `seed` the words are drawn.
+        most: objects that a sentence names.
+    """
+    said = []
+    for row, index in enumerate(indices):
+        rng = random.Random(f"blocks description {seed} {index}")
+        objects = _objects(scenes, row)
+        there = [objects[slot] for slot in seen[row].nonzero().flatten().tolist()]
+        phrases = [_phrase(rng, values) for values in rng.sample(there, min(most, len(there))) if values]
+        said.append(" and ".join(f"a {phrase}" for phrase in phrases))
+    return said
 
 
 def true_relations(triples: Triples) -> Tensor:

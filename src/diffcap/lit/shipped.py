@@ -1,0 +1,141 @@
+"""Training of the small networks that the package ships for `blocks`: scenes rendered on the fly, and the file at the end."""
+
+import datetime
+import json
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+
+class _Rendered(Dataset[Any]):
+    def __init__(self, make: Callable[[int, int, int, float], Any], first: int, data: "RenderedScenes") -> None:
+        self.make, self.first, self.batches, self.batch_size = make, first, data.batches, data.batch_size
+        self.seed, self.jitter = data.seed, data.jitter
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __getitem__(self, number: int) -> Any:
+        return self.make((self.first + number) * self.batch_size, self.batch_size, self.seed, self.jitter)
+
+
+class RenderedScenes(pl.LightningDataModule):
+    """Scenes of `blocks`, every one rendered for one step and never seen again.
+
+    Args:
+        batch_size: images a step.
+        batches: steps an epoch; a killed run goes on from the last whole epoch.
+        seed: of the scenes.
+        jitter: of camera and light, as in `datasets.blocks`.
+        num_workers: processes that render.
+    """
+
+    make: Callable[[int, int, int, float], Any]  # first triple, how many, seed, jitter: a batch
+
+    def __init__(
+        self, batch_size: int = 64, batches: int = 100, seed: int = 90210, jitter: float = 1.0, num_workers: int = 1
+    ) -> None:
+        super().__init__()
+        self.batch_size, self.batches, self.seed, self.jitter = batch_size, batches, seed, jitter
+        self.num_workers = num_workers
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """The scenes of this epoch; the same ones whether the run was killed before or not."""
+        epoch = self.trainer.current_epoch if self.trainer else 0
+        data = _Rendered(self.make, epoch * self.batches, self)
+        return DataLoader(
+            data, batch_size=None, num_workers=self.num_workers, prefetch_factor=4 if self.num_workers else None
+        )
+
+
+def warmed_cosine(parameters: Iterable[nn.Parameter], lr: float, steps: int) -> dict[str, Any]:
+    """AdamW, warmed up over a tenth of the steps, then down along a cosine, as Lightning takes it."""
+    optimizer = torch.optim.AdamW(parameters, lr, weight_decay=0.01)
+    warm = max(1, steps // 10)
+
+    def factor(step: int) -> float:
+        if step < warm:
+            return (step + 1) / warm
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warm) / (steps - warm))))
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def train_and_ship(
+    stage: str,
+    model: type[pl.LightningModule],
+    data: type[RenderedScenes],
+    folder: Path,
+    shipped: Path,
+    finish: Callable[[Any, RenderedScenes, int], tuple[dict[str, Tensor], dict[str, float]]],
+) -> None:
+    """Read the command line, train or go on with a killed run, measure, write the weights and where they come from.
+
+    Args:
+        stage: file of stages/, for the record. model: with `steps`, the length of the training. data: what it sees.
+        folder: of the run. shipped: where the weights go if the command line does not say.
+        finish: from the trained model, its data and the number of held-out scenes to the state to be written and scores.
+    """
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from diffcap.lit.cli import StageCLI
+
+    class ShippedCLI(StageCLI):
+        """Adds where the weights go and how many scenes measure them."""
+
+        def add_arguments_to_parser(self, parser):  # type: ignore[no-untyped-def]
+            """Two options of the stage itself."""
+            parser.add_argument("--output", type=str, default=str(shipped), help="file of the weights, .safetensors")
+            parser.add_argument("--probe_images", type=int, default=6000, help="held-out scenes that measure them")
+
+    cli = ShippedCLI(
+        model,
+        data,
+        trainer_defaults={
+            "accelerator": "auto",
+            "devices": 1,
+            "logger": False,
+            "default_root_dir": str(folder),
+            "reload_dataloaders_every_n_epochs": 1,
+            "enable_model_summary": False,
+            "callbacks": [ModelCheckpoint(filename="last", enable_version_counter=False)],
+        },
+    )
+    steps, scenes = cli.model.steps, cli.datamodule
+    last = Path(cli.trainer.default_root_dir) / "checkpoints" / "last.ckpt"
+    cli.trainer.fit_loop.epoch_loop.max_steps = steps
+    cli.trainer.fit(cli.model, datamodule=scenes, ckpt_path=str(last) if last.is_file() else None)
+    if cli.trainer.global_step < steps:
+        return  # stopped by hand: run again to go on
+    state, scores = finish(cli.model.cpu().eval(), scenes, cli.config.probe_images)
+    options = {f"model.{name}": value for name, value in cli.model.hparams.items()}
+    options |= {f"data.{name}": getattr(scenes, name) for name in ("batch_size", "batches", "seed", "jitter")}
+    told = " ".join(f"--{name}={value}" for name, value in options.items())
+    provenance = {
+        "date": datetime.date.today().isoformat(),
+        "command": f"python stages/{stage}.py --seed_everything={cli.config.seed_everything} {told}",
+        "seed": f"{cli.config.seed_everything} (weights), {scenes.seed} (scenes)",
+        "steps": f"{steps} of {scenes.batch_size} images",
+        "held_out": json.dumps({**scores, "images": cli.config.probe_images}),
+    }
+    output = Path(cli.config.output)
+    write_weights(state, output, provenance)
+    print(f"{output}: {output.stat().st_size / 1e6:.2f} MB; on held-out scenes: {scores}")
+
+
+def write_weights(state: dict[str, Tensor], path: Path, notes: dict[str, str]) -> None:
+    """Write a safetensors file with its notes, whole or not at all."""
+    from safetensors.torch import save_file
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    save_file({name: value.contiguous() for name, value in state.items()}, temporary, notes)
+    temporary.chmod(0o644)  # safetensors makes it readable for its owner alone
+    temporary.replace(path)

@@ -1,0 +1,23 @@
+"""Train the small CLIP of `blocks` on scenes rendered on the fly and sentences about them, and write the weights that the package ships."""
+
+from pathlib import Path
+
+from diffcap.errors import plain_errors
+
+FOLDER = Path("runs/blocks/clip")
+
+
+def main() -> None:
+    """Read the command line, train or go on with a killed run, measure, write the weights."""
+    import diffcap.lit.cli  # noqa: F401  first: it makes --help quick
+
+    # isort: split
+    from diffcap.lit.clip_training import SHIPPED, ClipTraining, DescribedScenes, finish
+    from diffcap.lit.shipped import train_and_ship
+
+    train_and_ship("clip", ClipTraining, DescribedScenes, FOLDER, SHIPPED, finish)
+
+
+if __name__ == "__main__":
+    with plain_errors():
+        main()
