@@ -31,7 +31,7 @@ _TEXT_BLOCK = {
 
 
 def load_clip(module: CLIP4IDC | CLIP4IDCAdaptation, weights: str, vocabulary: AnyVocabulary) -> None:
-    """Fill what a module has of CLIP; what the pair adds to it stays as it was drawn.
+    """Fill what a module has of CLIP; what the pair adds to it stays as it was drawn, but see `pair_init`.
 
     Positions of patches are interpolated to the module's grid (bicubic). Of the word vectors, those of the vocabulary's
     tokens are taken; a file may have a part of CLIP's only, with their tokens in `token_ids`.
@@ -43,8 +43,13 @@ def load_clip(module: CLIP4IDC | CLIP4IDCAdaptation, weights: str, vocabulary: A
     Raises:
         DiffcapError: they cannot be had, or do not fit; the first names are given.
     """
-    if weights == "random":
-        return
+    if weights != "random":
+        _load(module, weights, vocabulary)
+    if module.images.together and module.hyperparameters["pair_init"] == "difference":
+        module.images.begin_with_the_difference()
+
+
+def _load(module: CLIP4IDC | CLIP4IDCAdaptation, weights: str, vocabulary: AnyVocabulary) -> None:
     from open_clip.model import resize_pos_embed  # brings timm and torchvision: not for a stage's --help
 
     network = module.hyperparameters["network"]

@@ -115,7 +115,7 @@ def train_and_ship(
     if cli.trainer.global_step < steps:
         return  # stopped by hand: run again to go on
     state, scores = finish(cli.model.cpu().eval(), scenes, cli.config.probe_images)
-    options = {f"model.{name}": value for name, value in cli.model.hparams.items()}
+    options = {f"model.{name}": value for name, value in cli.model.hparams.items() if name[0] != "_"}
     options |= {f"data.{name}": getattr(scenes, name) for name in ("batch_size", "batches", "seed", "jitter")}
     told = " ".join(f"--{name}={value}" for name, value in options.items())
     provenance = {

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from diffcap.models.layers import tile
+from diffcap.models.layers import begin_with_the_difference, tile
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's, of R, G and B
 Network = str | dict[str, Any]
@@ -160,6 +160,14 @@ class PairTower(nn.Module):
             return torch.cat([self.out(before) + self.before_mark, self.out(after) + self.after_mark], 1)
         x = torch.cat([before + self.before_mark, after + self.after_mark], 1) + self.joint_positions
         return self.out(self._run(self.ln_mid(x), self.visual.transformer.resblocks[self.intra_layers :]))
+
+    @torch.no_grad()
+    def begin_with_the_difference(self) -> None:
+        """Draw the first inter block's attention anew, see `layers.begin_with_the_difference` (ours)."""
+        attention = self.visual.transformer.resblocks[self.intra_layers].attn
+        begin_with_the_difference(attention.in_proj_weight, attention.out_proj.weight)
+        attention.in_proj_bias.zero_()
+        attention.out_proj.bias.zero_()
 
     def freeze_embeddings(self) -> None:
         """Leave what stands before the blocks as it is (authors' code)."""

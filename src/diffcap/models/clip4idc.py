@@ -24,6 +24,7 @@ from diffcap.models.words import BlockOutput, Decoded, causal_mask, run_blocks, 
 EPS = 1e-12  # of the captioner's layer norms (BERT)
 LARGEST_SCALE = math.log(100)
 Padding = Literal["own", "released"]
+PairInit = Literal["clip", "difference"]
 
 
 class CLIP4IDCAdaptation(nn.Module):
@@ -36,6 +37,8 @@ class CLIP4IDCAdaptation(nn.Module):
         freeze_embeddings: leave what stands before the blocks as it came: patches, class token, positions of both towers,
             word vectors and the first norm (authors' code).
         vocabulary_size: of the captions' ids; null for the network's own. max_length: positions of a caption; CLIP has 77.
+        pair_init: "clip": the inter layers begin as CLIP's last ones (paper); "difference": the first one's attention begins
+            as what an image's places differ by from their likes in the other (ours, where data or steps are few).
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class CLIP4IDCAdaptation(nn.Module):
         freeze_embeddings: bool = True,
         vocabulary_size: int | None = None,
         max_length: int = 32,
+        pair_init: PairInit = "clip",
     ) -> None:
         super().__init__()
         self.hyperparameters = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
@@ -167,6 +171,9 @@ class CLIP4IDC(Captioner):
         decoder: "captioner", or "clip_text": CLIP's text tower with cross-attention put in (FT1). The latter has as many
             blocks and the widths of the tower, and the encoder blocks' last output for memory.
         train_words: train CLIP's word vectors even so (authors' code: on Spot-the-Diff only).
+        pair_init: as `CLIP4IDCAdaptation`; where there is no adaptation's checkpoint.
+        init_std: of the captioner's first weights (authors' code: 0.02 at widths of 512; far less than 1 / sqrt(width) leaves
+            what words see in the images too faint to be learned from).
         padding: "own": an id beyond the vocabulary. "released": id 0, which is the word "!" of CLIP: never learned, and
             said it ends the caption (authors' code).
     """
@@ -195,6 +202,8 @@ class CLIP4IDC(Captioner):
         decoder: Literal["captioner", "clip_text"] = "captioner",
         train_words: bool = False,
         padding: Padding = "own",
+        pair_init: PairInit = "clip",
+        init_std: float = 0.02,
     ) -> None:
         super().__init__()
         self.hyperparameters = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
@@ -239,7 +248,8 @@ class CLIP4IDC(Captioner):
         self.dropout = nn.Dropout(dropout)
         self.word_bias = nn.Parameter(torch.zeros(vocabulary_size))
         for module in (self.visual_in, self.words_in, self.encoder, self.decoder, self.head):
-            module.apply(_begin)
+            for part in module.modules():
+                _begin(part, init_std)
         if decoder == "clip_text":
             for block in self.decoder:
                 nn.init.zeros_(block.cross.out.weight)  # type: ignore[union-attr, arg-type]
@@ -344,9 +354,9 @@ class CLIP4IDC(Captioner):
         return by_origin(self, trained)
 
 
-def _begin(module: Any) -> None:
-    """BERT's first weights: N(0, 0.02) and no bias (authors' code)."""
+def _begin(module: nn.Module, std: float) -> None:
+    """BERT's first weights: N(0, std) and no bias (authors' code)."""
     if isinstance(module, nn.Linear):
-        nn.init.normal_(module.weight, std=0.02)
+        nn.init.normal_(module.weight, std=std)
         if module.bias is not None:
             nn.init.zeros_(module.bias)

@@ -196,6 +196,27 @@ class PreNormStack(nn.Module):
         return x if len(self.layers) else x[:, rows], cache
 
 
+@torch.no_grad()
+def begin_with_the_difference(
+    qkv_weight: Tensor, out_weight: Tensor, sharpness: float = 1.5, noise: float = 0.1
+) -> None:
+    """Draw an attention over both images' tokens so that, at first, a token becomes what it differs by from its likes.
+
+    Queries equal keys, so a token looks at the same place and content in both images; values come back turned round, so
+    what they share is taken away. After "Mimetic initialization of self-attention layers" (Trockman and Kolter, ICML 2023),
+    where trained transformers are found to look so.
+
+    Args:
+        qkv_weight: (3 D, D), filled anew. out_weight: (D, D) of the layer over the joined heads.
+        sharpness: scale of queries and keys. noise: share of what the output layer was that stays in it.
+    """
+    query, _, value = qkv_weight.chunk(3)
+    nn.init.orthogonal_(query, sharpness)
+    nn.init.orthogonal_(value)
+    qkv_weight[len(query) : 2 * len(query)] = query
+    out_weight.mul_(noise).sub_(value.T)
+
+
 def doubled_sinusoid(length: int, width: int) -> Tensor:
     """Fixed positions of IDC-PCL, (length, width): the angle of channel j at position p is `p / 10000 ** (2 j / width)`.
 

@@ -76,7 +76,7 @@ class PCLTrunk(nn.Module):
         nn.init.normal_(self.type_embedding.weight, std=type_std)
         if pair_init == "difference":
             for layer in self.pair_encoder.layers:
-                begin_with_the_difference(layer.attention)  # type: ignore[arg-type]
+                begin_with_the_difference(layer.attention.qkv.weight, layer.attention.out.weight)  # type: ignore[union-attr, arg-type]
         self.register_buffer("positions", doubled_sinusoid(positions, width), persistent=False)
 
     def _embed(self, content: Tensor, kind: int) -> Tensor:
@@ -136,26 +136,6 @@ class PCLTrunk(nn.Module):
             seen[:, -tokens.shape[1] :] = tokens != PAD
             mask = seen[:, None, None]
         return self.cross_encoder(x, mask)[0]
-
-
-@torch.no_grad()
-def begin_with_the_difference(attention: Attention, sharpness: float = 1.5, noise: float = 0.1) -> None:
-    """Draw an attention over both images' tokens so that, at first, a token becomes what it differs by from its likes.
-
-    Queries equal keys, so a token looks at the same place and content in both images; values come back turned round, so
-    what they share is taken away. After "Mimetic initialization of self-attention layers" (Trockman and Kolter, ICML 2023),
-    where trained transformers are found to look so.
-
-    Args:
-        sharpness: scale of queries and keys. noise: share of PyTorch's own draw that stays in the output layer.
-    """
-    query, _, value = attention.qkv.weight.chunk(3)
-    nn.init.orthogonal_(query, sharpness)
-    nn.init.orthogonal_(value)
-    attention.qkv.weight[len(query) : 2 * len(query)] = query
-    out = attention.out.weight
-    assert isinstance(out, Tensor)
-    out.mul_(noise).sub_(value.T)
 
 
 class RegressionHead(nn.Module):
