@@ -263,6 +263,32 @@ def test_adaptation_learns_everything_and_keeps_its_scale() -> None:
     assert model.logit_scale.exp().item() == pytest.approx(100, rel=1e-5)
 
 
+@torch.no_grad()
+def test_a_pair_may_begin_with_the_difference() -> None:
+    """What stands alike in both images leaves its place; what one image alone has stays."""
+    torch.manual_seed(0)
+    tower = PairTower(build_clip(NETWORK, (8, 12)), intra_layers=2)
+    untouched = {name: value.clone() for name, value in tower.state_dict().items()}
+    tower.begin_with_the_difference()
+    changed = {name for name, value in tower.state_dict().items() if not torch.equal(value, untouched[name])}
+    assert changed == {f"visual.transformer.resblocks.2.attn.{name}" for name in ("in_proj_weight", "out_proj.weight")}
+    block = tower.visual.transformer.resblocks[2]
+    x = torch.nn.functional.layer_norm(torch.randn(1, 6, 16) * 3, (16,))
+    pair = torch.cat([x, x], 1)
+    pair[0, 4] = torch.nn.functional.layer_norm(torch.randn(16), (16,))  # another thing there before
+    left = (pair + block.attn(pair, pair, pair, need_weights=False)[0])[0].norm(dim=1)
+    assert left[[4, 10]].mean() > 1.5 * left[[0, 1, 2, 3, 5, 6, 7, 8, 9, 11]].mean()
+
+
+def test_the_captioner_begins_as_wide_as_asked() -> None:
+    torch.manual_seed(0)
+    narrow, wide = (CLIP4IDC(WORDS, **{**SIZES, **CAPTIONER, "init_std": std}) for std in (0.02, 0.2))
+    for model, std in ((narrow, 0.02), (wide, 0.2)):
+        drawn = [part.weight for part in model.decoder.modules() if isinstance(part, torch.nn.Linear)]
+        drawn += [model.encoder[0].attention.qkv.weight, model.head[0].weight]  # type: ignore[index, union-attr]
+        assert torch.cat([weight.flatten() for weight in drawn]).std().item() == pytest.approx(std, rel=0.1)
+
+
 def test_networks_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="open_clip has no model 'ViT-B-33'"):
         build_clip("ViT-B-33")

@@ -136,21 +136,20 @@ def test_what_does_not_fit_is_one_sentence(pixels: Path, adapted: Path, tmp_path
     def said(*options: str, stage: str = "adapt") -> str:
         return one_sentence(run(words(stage, pixels, tmp_path / "x", *options), tmp_path))
 
-    assert "open_clip has no weights for ViT-blocks-16; give a file as --model.clip_weights" in said(
-        "--model.clip_weights=default"
-    )
+    other = "--model.captioner.init_args.network=ViT-S-32", "--model.captioner.init_args.image_size=[96,128]"
+    assert "open_clip has no weights for ViT-S-32; give a file as --model.clip_weights" in said(*other)
     assert "no weights file there; check the path given as --model.clip_weights" in said(
         "--model.clip_weights=missing.pt"
     )
     assert "data.vocabulary_layout is pcl; CLIP4IDC needs clip" in said("--data.vocabulary_layout=pcl")
-    other = "--model.captioner.init_args.intra_layers=3"
-    assert "it was trained with intra_layers 4, this stage has 3" in said(
-        f"--model.init_from={adapted / 'best.ckpt'}", other, stage="finetune"
+    fewer = "--model.captioner.init_args.intra_layers=3"
+    assert "it was trained with intra_layers 2, this stage has 3" in said(
+        f"--model.init_from={adapted / 'best.ckpt'}", fewer, stage="finetune"
     )
     long = "--data.max_length=40"
     assert "max_length 40 needs as many text positions, CLIP has 32; lower it" in said(long)
-    wide = "--model.captioner.init_args.intra_layers=6"
-    assert "intra_layers 6 of 6 blocks leaves none for both images together" in said(wide)
+    wide = "--model.captioner.init_args.intra_layers=5"
+    assert "intra_layers 5 of 5 blocks leaves none for both images together" in said(wide)
     old = f"--model.init_from={adapted / 'best.ckpt'}", "--model.captioner.init_args.images=apart"
     assert "parameters do not fit" in said(*old, stage="finetune")
     assert not (tmp_path / "x/finished.json").exists()

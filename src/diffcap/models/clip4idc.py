@@ -8,7 +8,7 @@ Letters: B pairs, N patches of an image, T text positions, D width of the captio
 
 import math
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
