@@ -17,7 +17,15 @@ from diffcap.losses.gather import global_mean, global_sum
 from diffcap.losses.mlm import IGNORED, masked_cross_entropy
 from diffcap.losses.mvcl import masked_visual_nce
 from diffcap.models.captioner import Batch, Captioner
-from diffcap.models.layers import ALL, KeysValues, PreNormStack, UnbiasedLayerNorm, doubled_sinusoid, tile
+from diffcap.models.layers import (
+    ALL,
+    KeysValues,
+    PreNormStack,
+    UnbiasedLayerNorm,
+    begin_with_the_difference,
+    doubled_sinusoid,
+    tile,
+)
 
 PAD, BOS, EOS, UNK, CLS, MASK = range(6)  # BOS and MASK are fixed in the authors' decoder; the others are ours
 FIRST_CLS, FIRST_IMAGE, SECOND_CLS, SECOND_IMAGE, TEXT_CLS, TEXT = range(1, 7)  # type ids; 0 is unused
