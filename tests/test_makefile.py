@@ -28,9 +28,11 @@ with open("log", "a") as log:
 if stage == "report": sys.exit()
 value = lambda name: options[options.index(name) + 1]
 if stage == "data": files = [value("--out") + "/manifest.jsonl"]
-if stage == "extract": files = [value("--data.folder") + "/features/" + pathlib.Path(value("--config")).stem + "/complete"]
+if stage == "extract":
+    name = value("--model.name") if "--model.name" in options else pathlib.Path(value("--config")).stem
+    files = [value("--data.folder") + "/features/" + name + "/complete"]
 if stage == "negatives": files = [value("--folder") + "/negatives.jsonl"]
-if stage in ("pretrain", "finetune"):
+if stage in ("pretrain", "adapt", "finetune"):
     files = [value("--run.out") + "/" + name for name in ("last.ckpt", "best.ckpt", "finished.json")]
 if stage == "evaluate": files = [value("--out") + "/metrics.json"]
 for path in map(pathlib.Path, files):
@@ -367,3 +369,29 @@ def test_the_demo_of_one_system_has_its_baseline_beside_it_for_as_long(project: 
     assert sum("init_from" in found for found in runs["finetune"]) == 2
     assert "the same without pre-training" in runs["report"][0]
     assert "leave no time to train" in make(project, "demo", "MINUTES=4").stderr
+
+
+def test_the_demo_of_clip4idc_brings_another_method_on_its_features(project: Path) -> None:
+    runs = logged(project, "demo", "METHOD=clip4idc", "SEEDS=1,2")
+    counts = {"data": 1, "extract": 4, "adapt": 2, "finetune": 6, "evaluate": 6, "report": 1}
+    assert {stage: len(found) for stage, found in runs.items()} == counts
+    place = "runs/blocks-demo/12min-clip4idc"
+    for seed in (1, 2):
+        features = f"clip4idc-12min-clip4idc-{seed}"
+        (found,) = [options for options in runs["extract"] if f"--model.name {features} " in options]
+        assert f"--model.weights {place}/clip4idc-{seed}/pretrain/best.ckpt" in found
+        (crossed,) = [options for options in runs["finetune"] if f"--data.features {features} " in options]
+        assert "configs/method/dirl/finetune.blocks.yaml" in crossed and "init_from" not in crossed
+        (adapted,) = [
+            options for options in runs["finetune"] if f"--run.out {place}/clip4idc-{seed}/finetune" in options
+        ]
+        assert f"--model.init_from {place}/clip4idc-{seed}/pretrain/best.ckpt" in adapted
+    (alone,) = [options for options in runs["finetune"] if f"{place}/unadapted-2/finetune" in options]
+    assert "ablation/unadapted.yaml" in alone and "init_from" not in alone and "max_steps" in alone
+    assert "--features blocks " in runs["report"][0]
+
+
+def test_features_of_other_weights_have_a_name_of_their_own(project: Path) -> None:
+    ran = played(project, "finetune", "METHOD=dirl", "BACKBONE=clip4idc", "FEATURES=mine", "WEIGHTS=x.ckpt")
+    assert "--config configs/backbone/clip4idc.yaml" in ran["extract"] and "--model.name mine" in ran["extract"]
+    assert "--data.features mine" in ran["finetune"]

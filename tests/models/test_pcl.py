@@ -274,3 +274,16 @@ def test_padding_is_not_a_target_of_all_positions() -> None:
                 if word != PAD:
                     expected -= logits[row, place - 1].log_softmax(-1)[word].item()
         assert model.loss(batch)["loss"].item() == pytest.approx(expected, rel=1e-5)
+
+
+@torch.no_grad()
+def test_the_pair_encoder_may_begin_with_the_difference() -> None:
+    """Equal queries and keys, values turned back by the output layer: what is alike in both images cancels out."""
+    torch.manual_seed(0)
+    plain, ours = (PCL(**{**SIZES, "pair_init": init}).trunk for init in ("random", "difference"))
+    attention = ours.pair_encoder.layers[0].attention
+    query, key, value = attention.qkv.weight.chunk(3)
+    assert torch.equal(query, key) and not torch.equal(*plain.pair_encoder.layers[0].attention.qkv.weight.chunk(3)[:2])
+    torch.testing.assert_close(value @ value.T, torch.eye(len(value)), **CLOSE)
+    turned = (attention.out.weight @ value).diagonal()
+    assert turned.mean().item() == pytest.approx(-1, abs=0.05)
