@@ -117,3 +117,18 @@ def test_random_leaves_everything(file: Path) -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     load_clip(model, "random", ClipVocabulary())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_what_begins_with_the_difference_is_not_clips(clip: Clip, file: Path) -> None:
+    for init in ("clip", "difference"):
+        model = CLIP4IDCAdaptation(FULL, intra_layers=2, max_length=14, pair_init=init)  # type: ignore[arg-type]
+        drawn = {name: value.clone() for name, value in model.images.visual.state_dict().items()}
+        load_clip(model, str(file), ClipVocabulary())
+        kept = {name for name, value in model.images.visual.state_dict().items() if torch.equal(value, drawn[name])}
+        moved = "transformer.resblocks.2.attn.in_proj_weight"
+        assert (moved in kept) == (init == "difference")
+        assert torch.equal(model.images.visual.transformer.resblocks[3].attn.in_proj_weight, _block(clip, 3))
+
+
+def _block(clip: Clip, number: int) -> torch.Tensor:
+    return clip.visual.transformer.resblocks[number].attn.in_proj_weight

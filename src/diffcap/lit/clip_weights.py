@@ -31,7 +31,7 @@ _TEXT_BLOCK = {
 
 
 def load_clip(module: CLIP4IDC | CLIP4IDCAdaptation, weights: str, vocabulary: AnyVocabulary) -> None:
-    """Fill what a module has of CLIP; what the pair adds to it stays as it was drawn, but see `pair_init`.
+    """Fill what a module has of CLIP; what the pair adds to it stays as it was drawn.
 
     Positions of patches are interpolated to the module's grid (bicubic). Of the word vectors, those of the vocabulary's
     tokens are taken; a file may have a part of CLIP's only, with their tokens in `token_ids`.
@@ -43,13 +43,8 @@ def load_clip(module: CLIP4IDC | CLIP4IDCAdaptation, weights: str, vocabulary: A
     Raises:
         DiffcapError: they cannot be had, or do not fit; the first names are given.
     """
-    if weights != "random":
-        _load(module, weights, vocabulary)
-    if module.images.together and module.hyperparameters["pair_init"] == "difference":
-        module.images.begin_with_the_difference()
-
-
-def _load(module: CLIP4IDC | CLIP4IDCAdaptation, weights: str, vocabulary: AnyVocabulary) -> None:
+    if weights == "random":
+        return
     from open_clip.model import resize_pos_embed  # brings timm and torchvision: not for a stage's --help
 
     network = module.hyperparameters["network"]
@@ -88,7 +83,9 @@ def _load(module: CLIP4IDC | CLIP4IDCAdaptation, weights: str, vocabulary: AnyVo
             f"{weights}: {len(wrong)} of CLIP's parameters are missing or of another shape ({', '.join(wrong[:3])}"
             f"{', ...' if len(wrong) > 3 else ''}); give the file of {called}."
         )
-    module.load_state_dict(ours, strict=False)
+    module.load_state_dict(
+        {name: value for name, value in ours.items() if not module.images.is_drawn(name)}, strict=False
+    )
 
 
 def _of_tokens(vectors: Tensor, token_ids: Tensor, wanted: list[int], drawn: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ Letters: B pairs, N patches of an image, T text positions, W width of a tower, E
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from diffcap.models.layers import begin_with_the_difference, tile
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's, of R, G and B
 Network = str | dict[str, Any]
+PairInit = Literal["clip", "difference"]
 Clip = Any  # open_clip.CLIP or open_clip.CustomTextCLIP, whose parts torch's modules do not type
 # What a tower must have to be taken apart; those of timm and the ones without a class token lack some of it.
 _IMAGE_PARTS = ("_embeds", "class_embedding", "grid_size", "ln_post", "proj", "transformer")
@@ -85,6 +86,8 @@ class PairTower(nn.Module):
         clip: the open_clip model whose image tower this becomes. intra_layers: blocks that see one image only; None: three
             quarters of them (9 of ViT-B/32's 12). together: False leaves the images apart all the way (FT1, FT2): then all
             blocks are intra, and the marks of the two images are added at the end.
+        pair_init: "clip": all blocks begin as CLIP's (paper); "difference": the attention of the first inter block is drawn anew,
+            see `layers.begin_with_the_difference` (ours, where data or steps are few).
         mean, std: of R, G, B on the scale 0 ... 1. checkpointing: compute each block again in the backward pass.
     """
 
@@ -96,6 +99,7 @@ class PairTower(nn.Module):
         clip: Clip,
         intra_layers: int | None = None,
         together: bool = True,
+        pair_init: PairInit = "clip",
         mean: Sequence[float] = MEAN,
         std: Sequence[float] = STD,
         checkpointing: bool = False,
@@ -108,7 +112,7 @@ class PairTower(nn.Module):
             raise ValueError(
                 f"intra_layers {self.intra_layers} of {blocks} blocks leaves none for both images together"
             )
-        self.together, self.checkpointing = together, checkpointing
+        self.together, self.pair_init, self.checkpointing = together, pair_init, checkpointing
         width, tokens = self.visual.positional_embedding.shape[1], self.visual.positional_embedding.shape[0]
         scale = width**-0.5
         marked = width if together else self.visual.proj.shape[1]
@@ -117,6 +121,9 @@ class PairTower(nn.Module):
         if together:
             self.joint_positions = nn.Parameter(scale * torch.randn(2 * tokens, width))
             self.ln_mid = nn.LayerNorm(width)
+            if pair_init == "difference":
+                attention = self.visual.transformer.resblocks[self.intra_layers].attn
+                begin_with_the_difference(attention.in_proj_weight, attention.out_proj.weight)
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(3, 1, 1), persistent=False)
 
@@ -161,13 +168,10 @@ class PairTower(nn.Module):
         x = torch.cat([before + self.before_mark, after + self.after_mark], 1) + self.joint_positions
         return self.out(self._run(self.ln_mid(x), self.visual.transformer.resblocks[self.intra_layers :]))
 
-    @torch.no_grad()
-    def begin_with_the_difference(self) -> None:
-        """Draw the first inter block's attention anew, see `layers.begin_with_the_difference` (ours)."""
-        attention = self.visual.transformer.resblocks[self.intra_layers].attn
-        begin_with_the_difference(attention.in_proj_weight, attention.out_proj.weight)
-        attention.in_proj_bias.zero_()
-        attention.out_proj.bias.zero_()
+    def is_drawn(self, name: str) -> bool:
+        """Whether a parameter, by its name in the captioner, is not CLIP's, as the pair begins with another."""
+        block = f"images.visual.transformer.resblocks.{self.intra_layers}.attn."
+        return self.together and self.pair_init == "difference" and name.startswith(block)
 
     def freeze_embeddings(self) -> None:
         """Leave what stands before the blocks as it is (authors' code)."""

@@ -17,14 +17,13 @@ from torch import Tensor, nn
 from diffcap.losses.gather import global_mean
 from diffcap.losses.pair_text import pair_text_contrast
 from diffcap.models.captioner import Batch, Captioner, WordMaps
-from diffcap.models.clip import Network, PairTower, TextTower, WordTable, build_clip, text_of
+from diffcap.models.clip import Network, PairInit, PairTower, TextTower, WordTable, build_clip, text_of
 from diffcap.models.layers import Attention, KeysValues, Past
 from diffcap.models.words import BlockOutput, Decoded, causal_mask, run_blocks, streams_of
 
 EPS = 1e-12  # of the captioner's layer norms (BERT)
 LARGEST_SCALE = math.log(100)
 Padding = Literal["own", "released"]
-PairInit = Literal["clip", "difference"]
 
 
 class CLIP4IDCAdaptation(nn.Module):
@@ -37,8 +36,7 @@ class CLIP4IDCAdaptation(nn.Module):
         freeze_embeddings: leave what stands before the blocks as it came: patches, class token, positions of both towers,
             word vectors and the first norm (authors' code).
         vocabulary_size: of the captions' ids; null for the network's own. max_length: positions of a caption; CLIP has 77.
-        pair_init: "clip": the inter layers begin as CLIP's last ones (paper); "difference": the first one's attention begins
-            as what an image's places differ by from their likes in the other (ours, where data or steps are few).
+        pair_init: what the inter layers begin with, see `PairTower`.
     """
 
     def __init__(
@@ -56,7 +54,7 @@ class CLIP4IDCAdaptation(nn.Module):
         self.hyperparameters = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
         self.hyperparameters["image_size"] = list(image_size) if image_size is not None else None
         clip = build_clip(network, image_size, vocabulary_size)
-        self.images = PairTower(clip, intra_layers, checkpointing=checkpointing)
+        self.images = PairTower(clip, intra_layers, pair_init=pair_init, checkpointing=checkpointing)
         self.words = TextTower(clip)
         if max_length > len(self.words.positional_embedding):
             raise ValueError(
@@ -171,7 +169,7 @@ class CLIP4IDC(Captioner):
         decoder: "captioner", or "clip_text": CLIP's text tower with cross-attention put in (FT1). The latter has as many
             blocks and the widths of the tower, and the encoder blocks' last output for memory.
         train_words: train CLIP's word vectors even so (authors' code: on Spot-the-Diff only).
-        pair_init: as `CLIP4IDCAdaptation`; where there is no adaptation's checkpoint.
+        pair_init: see `PairTower`; where there is no adaptation's checkpoint.
         init_std: of the captioner's first weights (authors' code: 0.02 at widths of 512; far less than 1 / sqrt(width) leaves
             what words see in the images too faint to be learned from).
         padding: "own": an id beyond the vocabulary. "released": id 0, which is the word "!" of CLIP: never learned, and
@@ -209,7 +207,7 @@ class CLIP4IDC(Captioner):
         self.hyperparameters = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
         self.hyperparameters["image_size"] = list(image_size) if image_size is not None else None
         clip = build_clip(network, image_size, vocabulary_size)
-        self.images = PairTower(clip, intra_layers, images == "together", checkpointing=checkpointing)
+        self.images = PairTower(clip, intra_layers, images == "together", pair_init, checkpointing=checkpointing)
         self.words = WordTable(clip)
         self.begin, self.end = vocabulary_size - 2, vocabulary_size - 1  # the last two, as CLIP has them
         self.pad = 0 if padding == "released" else vocabulary_size
