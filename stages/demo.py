@@ -14,11 +14,8 @@ from diffcap.errors import DiffcapError
 MINUTES, OTHER_MINUTES = 12.0, 4.0
 PRETRAIN_STEPS, FINETUNE_STEPS = 1300, 5760  # of IDC-PCL: one core's time
 SCORER_STEPS, DIRL_STEPS = 2700, 2700  # half a core's time each; all of it where one is trained alone
-ADAPT_STEPS, CLIP4IDC_STEPS, CROSS_STEPS = 300, 400, 700  # CLIP4IDC, and DIRL on its features, one after the other
-    150,
-    700,
-    1500,
-)  # CLIP4IDC, and DIRL on its features: one core's time together
+# CLIP4IDC, and DIRL on its features, one after the other.
+ADAPT_STEPS, CLIP4IDC_STEPS, CROSS_STEPS = 300, 400, 700
 # A control without pre-training gets the time of both stages: this many of its steps cost one pre-training step.
 STEPS_PER_PRETRAIN_STEP = 1.0
 
