@@ -107,7 +107,7 @@ $(FOLDER)/manifest.jsonl: $(call asked,data) $(if $(DATA),FORCE) | setup
 		$(if $(filter blocks,$(DATASET)),--seed $(SEED)) $(if $(PAIRS),--pairs $(PAIRS)) $(call args,data)
 
 extract: $(STORE)/complete  ## features of every image: BACKBONE=resnet101_layer4 WEIGHTS=<file, if there is no network>
-$(STORE)/complete: $(FOLDER)/manifest.jsonl $(call asked,extract) | setup
+$(STORE)/complete: $(FOLDER)/manifest.jsonl $(call asked,extract) $(if $(filter clip4idc,$(BACKBONE)),$(wildcard $(WEIGHTS))) | setup
 	$(PY) stages/extract.py --config configs/backbone/$(BACKBONE).yaml --data.folder $(FOLDER) \
 		$(if $(filter-out $(BACKBONE),$(FEATURES)),--model.name $(FEATURES)) \
 		$(if $(WEIGHTS),--model.weights $(call quoted,$(WEIGHTS))) --trainer.devices $(DEVICES) \
@@ -146,7 +146,7 @@ report: $(RUN)/eval/metrics.json  ## the run beside baselines that learn nothing
 
 ablation: setup  ## a method beside its papers' ablations: METHOD=scorer DATASET=blocks SEEDS=1,2,3 ARGS="--steps=2000"
 	$(PY) stages/ablation.py --method $(METHOD) --dataset $(DATASET) --folder $(FOLDER) --features $(FEATURES) \
-		$(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
+		--backbone $(BACKBONE) $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
 
 backbone: setup  ## train the small backbone that ships for blocks
 	$(PY) stages/backbone.py $(ARGS)

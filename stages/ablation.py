@@ -39,6 +39,7 @@ def ablation(
     dataset: str,
     folder: str,
     features: str,
+    backbone: str | None = None,
     seeds: str = "1234",
     steps: int | None = None,
     rows: str | None = None,
@@ -49,7 +50,7 @@ def ablation(
     Args:
         method: scorer, dirl or clip4idc.
         dataset: name; its manifest and features are made if they are missing.
-        folder: data/<dataset>. features: name of the feature store in it.
+        folder: data/<dataset>. features: name of the feature store in it. backbone: what makes them, where it is called otherwise.
         seeds: of the training, separated by commas; several give means and standard deviations.
         steps: of every row's captioning; the method's settings by default.
         rows: only these, separated by commas, as the files of configs/method/<method>/ablation are called.
@@ -65,7 +66,13 @@ def ablation(
     if unknown:
         raise DiffcapError(f"{method} has no ablation {unknown[0]!r}; choose among {', '.join(ROWS[method])}.")
     place = Path(out or f"runs/{dataset}/{method}-ablation")
-    make = Make(f"FOLDER={folder}", f"DATASET={dataset}", f"BACKBONE={features}", "LOGGER=none")
+    make = Make(
+        f"FOLDER={folder}",
+        f"DATASET={dataset}",
+        f"BACKBONE={backbone or features}",
+        f"FEATURES={features}",
+        "LOGGER=none",
+    )
     make("the features", "extract")
     make = Make(*make.variables, "DATA=")  # the manifest is there now; its files need not be looked at for every row
     table = {

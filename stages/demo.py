@@ -16,7 +16,7 @@ PRETRAIN_STEPS, FINETUNE_STEPS = 1300, 5760  # of IDC-PCL: one core's time
 SCORER_STEPS, DIRL_STEPS = 2700, 2700  # half a core's time each; all of it where one is trained alone
 # CLIP4IDC, and DIRL on its features, one after the other.
 ADAPT_STEPS, CLIP4IDC_STEPS, CROSS_STEPS = 300, 400, 700
-# A control without pre-training gets the time of both stages: this many of its steps cost one pre-training step.
+# IDC-PCL's control without pre-training gets the time of both stages: this many of its steps cost one pre-training step.
 STEPS_PER_PRETRAIN_STEP = 1.0
 
 Method = Literal["all", "pcl", "scorer", "dirl", "clip4idc"]
@@ -46,7 +46,7 @@ def demo(
     make = Make(f"FOLDER={folder}", "DATASET=blocks", "LOGGER=none")
     make("the dataset", "data", f"PAIRS={pairs}", f"ARGS=--jitter={jitter}")
     with ThreadPoolExecutor(cores()) as pool:
-        needs: list[tuple[str, ...]] = [("features", "extract")]
+        needs: list[tuple[str, ...]] = [("features", "extract", "BACKBONE=blocks")]
         needs += [("hard negatives", "negatives")] if method in ("all", "pcl") else []
         needs += [("pixels", "extract", "METHOD=clip4idc")] if method == "clip4idc" else []
         for done in [pool.submit(make, *what) for what in needs]:

@@ -375,6 +375,8 @@ def test_the_demo_of_clip4idc_brings_another_method_on_its_features(project: Pat
     runs = logged(project, "demo", "METHOD=clip4idc", "SEEDS=1,2")
     counts = {"data": 1, "extract": 4, "adapt": 2, "finetune": 6, "evaluate": 6, "report": 1}
     assert {stage: len(found) for stage, found in runs.items()} == counts
+    for backbone in ("blocks", "blocks_pixels"):  # the neighbours' features, and the pixels
+        assert sum(f"configs/backbone/{backbone}.yaml" in found for found in runs["extract"]) == 1
     place = "runs/blocks-demo/12min-clip4idc"
     for seed in (1, 2):
         features = f"clip4idc-12min-clip4idc-{seed}"
@@ -395,3 +397,12 @@ def test_features_of_other_weights_have_a_name_of_their_own(project: Path) -> No
     ran = played(project, "finetune", "METHOD=dirl", "BACKBONE=clip4idc", "FEATURES=mine", "WEIGHTS=x.ckpt")
     assert "--config configs/backbone/clip4idc.yaml" in ran["extract"] and "--model.name mine" in ran["extract"]
     assert "--data.features mine" in ran["finetune"]
+    weights = project / "x.ckpt"
+    weights.touch()
+    age(weights, -60)  # another adaptation than the one that made them: the stage looks, and refuses what does not fit
+    words = "METHOD=dirl", "BACKBONE=clip4idc", "FEATURES=mine", "WEIGHTS=x.ckpt"
+    assert "extract" in played(project, "finetune", *words)
+    options = "ARGS=--rows=dirl", "BACKBONE=clip4idc", "FEATURES=other", "WEIGHTS=y.ckpt"
+    runs = logged(project, "ablation", "METHOD=dirl", *options)
+    for stage, option in (("extract", "--model.name other "), ("finetune", "--data.features other ")):
+        assert any(option in found for found in runs[stage])

@@ -102,7 +102,7 @@ def test_half_precision_is_matched_in_single(autocast: torch.dtype | None) -> No
     assert (rounded - expected[0]).abs().max() > 0.01  # what computing in half precision would have given
 
 
-def test_bfloat16_autocast_rounds_a_similarity_and_nothing_else() -> None:
+def test_bfloat16_autocast_rounds_tokens_and_similarities_and_no_mean_or_gradient() -> None:
     query, key, upstream = draw(3, 40, 3, 50)
     with torch.autocast("cpu", torch.bfloat16):
         score, to_query, to_key = gradients(token_matching, query, key, upstream)

@@ -152,15 +152,7 @@ def test_maps_of_the_words(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = 2 * patches / patches.sum(2, keepdim=True)
     torch.testing.assert_close(torch.cat([found.before.flatten(2), found.after.flatten(2)], 2), expected)
     assert expected.std() > 0.02
-    if name == "no encoder":
-        assert found.alignment is None
-        return
-    assert found.alignment is not None and found.alignment.shape == (2, 6, 6)
-    torch.testing.assert_close(found.alignment.sum(2), torch.ones(2, 6))
-    states, block = model.encoded(model.views(before, after)), model.encoder[-1].attention
-    one, two = states[-2][:, 1:7], states[-2][:, 8:]
-    pairs = torch.einsum("bhtd,bhsd->bhts", block.queries(one), block.keys_values(two)[0])
-    torch.testing.assert_close(found.alignment, pairs.div((block.width // block.heads) ** 0.5).softmax(3).mean(1))
+    assert found.alignment is None
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -50,15 +50,15 @@ def adapted(pixels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_two_processes_repeat_the_loss_curve_of_one(pixels: Path, tmp_path: Path) -> None:
-    """At the authors' rates: those of the blocks settings, hundreds of times as high, blow rounding up."""
-    slow = "--model.lr=1e-4", "--model.clip_lr=1e-6"
+    """From random weights, at a low rate: trained ones' larger losses, and the blocks settings' rates, blow rounding up."""
+    slow = "--model.lr=1e-4", "--model.clip_lr=1e-4", "--model.clip_weights=random"
     assert in_process(words("adapt", pixels, tmp_path / "one", *slow)) is None
     ddp = "--trainer.devices=2", "--trainer.strategy=ddp"
     done = run(words("adapt", pixels, tmp_path / "two", *slow, *ddp), tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr
     one, two = curve(tmp_path / "one"), curve(tmp_path / "two")
     assert len(one) == len(two) == 20 and max(one) - min(one) > 0.01
-    assert two == pytest.approx(one, rel=1e-5)
+    assert max(abs(a - b) for a, b in zip(one, two)) < 1e-5
     scores = [json.loads((tmp_path / out / "finished.json").read_text())["best"] for out in ("one", "two")]
     assert scores[0] == pytest.approx(scores[1])
 

@@ -26,7 +26,8 @@ class Adaptation(TrainingModule):
             where the warm-up ends); see `schedules`.
         warmup: steps of rising rate (authors' code: a tenth of all); below 1: a part of the trainer's `max_steps`.
         milestones: of schedules that have them.
-        clip_weights: where it starts from: "default" (open_clip's download), "random", or a file of an open_clip model.
+        clip_weights: where it starts from: "default" (the package's own for its networks, open_clip's
+            download for others), "random", or a file of an open_clip model.
         init_from: checkpoint of an earlier adaptation, in place of `clip_weights`.
     """
 

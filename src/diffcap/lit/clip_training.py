@@ -52,7 +52,7 @@ class ClipTraining(pl.LightningModule):
         dense_weight: weight of the prediction of color, shape, material and size for every 8 x 8 pixels from its patch.
     """
 
-    def __init__(self, lr: float = 1e-3, steps: int = 4000, dense_weight: float = 1.0) -> None:
+    def __init__(self, lr: float = 1e-3, steps: int = 3500, dense_weight: float = 1.0) -> None:
         super().__init__()
         self.save_hyperparameters()
         self.lr, self.steps, self.dense_weight = lr, steps, dense_weight
@@ -120,5 +120,6 @@ def finish(
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """See `shipped.train_and_ship`: open_clip's names, float16, the words' vectors with the tokens that they belong to."""
     state = {name: value.half() for name, value in training.clip.state_dict().items()}
+    training.clip.load_state_dict({name: value.float() for name, value in state.items()})  # what is shipped is measured
     state["token_ids"] = torch.tensor(training.vocabulary.clip_ids)
     return state, measure(training, probe_images, scenes.seed, scenes.jitter)

@@ -1,18 +1,21 @@
 """CLIP's own weights into the parts of CLIP4IDC, before anything has been adapted."""
 
+import math
 import re
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from diffcap.errors import DiffcapError
 from diffcap.features.weights import pretrained_clip, read_state_dict
-from diffcap.models.clip import networks
+from diffcap.models.clip import networks, own_grid
 from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation
 from diffcap.text.bpe import ClipVocabulary
 from diffcap.text.layouts import AnyVocabulary
 
+_POSITIONS = "visual.positional_embedding"
 # A text block of CLIP's as FT1 has it in its decoder.
 _TEXT_BLOCK = {
     "attn.in_proj_weight": "self_attention.qkv.weight",
@@ -45,8 +48,6 @@ def load_clip(module: CLIP4IDC | CLIP4IDCAdaptation, weights: str, vocabulary: A
     """
     if weights == "random":
         return
-    from open_clip.model import resize_pos_embed  # brings timm and torchvision: not for a stage's --help
-
     network = module.hyperparameters["network"]
     shipped = networks() / f"{network if isinstance(network, str) else ''}.safetensors"
     if weights == "default" and shipped.is_file():
@@ -61,7 +62,8 @@ def load_clip(module: CLIP4IDC | CLIP4IDCAdaptation, weights: str, vocabulary: A
         state = read_state_dict(weights, "--model.clip_weights")
     token_ids = state.pop("token_ids", None)
     state = {name: value.float() for name, value in state.items()}
-    resize_pos_embed(state, module.images)  # type: ignore[arg-type]
+    if _POSITIONS in state:
+        state[_POSITIONS] = _interpolated(state[_POSITIONS], own_grid(network), module.images.grid, weights)
     own = module.state_dict()
     ours = {name: value for name, value in _renamed(state, module).items() if name in own}
     table = "words.token_embedding.weight"
@@ -86,6 +88,23 @@ def load_clip(module: CLIP4IDC | CLIP4IDCAdaptation, weights: str, vocabulary: A
     module.load_state_dict(
         {name: value for name, value in ours.items() if not module.images.is_drawn(name)}, strict=False
     )
+
+
+def _interpolated(positions: Tensor, own: tuple[int, int], wanted: tuple[int, int], weights: str) -> Tensor:
+    """Positions (1 + rows * columns, W) of the network's own grid, or of a square one, as those of another grid (bicubic)."""
+    count = len(positions) - 1
+    if count != own[0] * own[1]:
+        own = (math.isqrt(count), math.isqrt(count))
+    if count != own[0] * own[1]:
+        raise DiffcapError(
+            f"{weights}: {count} positions of patches are neither the network's own grid nor a square; give the file of this "
+            "network."
+        )
+    if own == wanted:
+        return positions
+    grid = positions[1:].T.reshape(1, -1, *own)
+    grid = F.interpolate(grid, wanted, mode="bicubic", antialias=True, align_corners=False)  # as open_clip does
+    return torch.cat([positions[:1], grid.flatten(2)[0].T])
 
 
 def _of_tokens(vectors: Tensor, token_ids: Tensor, wanted: list[int], drawn: Tensor) -> Tensor:

@@ -18,8 +18,9 @@ def token_matching(query: Tensor, key: Tensor, block: int = BLOCK) -> Tensor:
     The A x N x B x M similarities are made and forgotten `block` at a time. Which token won is all that the gradient
     needs, so the backward pass multiplies winners only: a 1 / N th of the dense form's work. Of equals one wins.
 
-    Computed in float32 whatever the type of the inputs. Under bfloat16 autocast each similarity alone is rounded to
-    bfloat16, which is where the winners are sought; means, scores and gradients are float32.
+    Computed in float32 whatever the type of the inputs. Under bfloat16 autocast the tokens are rounded to bfloat16, and so are
+    their similarities, among which the winners are sought; the means are float32, and the gradient is that of the winners'
+    unrounded tokens.
 
     Args:
         query: (A, N, D). key: (B, M, D).

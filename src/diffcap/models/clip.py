@@ -38,11 +38,7 @@ def build_clip(network: Network, image_size: tuple[int, int] | None = None, voca
     """
     import open_clip  # brings timm and torchvision: not for a stage's --help
 
-    if isinstance(network, str) and network not in open_clip.list_models():
-        open_clip.add_model_config(networks())  # ours
-    config = open_clip.get_model_config(network) if isinstance(network, str) else dict(network)
-    if config is None:
-        raise ValueError(f"open_clip has no model {network!r}; `open_clip.list_models()` lists them")
+    config = _configuration(network)
     vision, words = dict(config["vision_cfg"]), dict(config["text_cfg"])
     if image_size is not None:
         vision["image_size"] = tuple(image_size)
@@ -63,6 +59,25 @@ def build_clip(network: Network, image_size: tuple[int, int] | None = None, voca
         if side % patch:
             raise ValueError(f"patches of {patch} pixels do not divide an image side of {side}; choose another size")
     return model
+
+
+def _configuration(network: Network) -> dict[str, Any]:
+    import open_clip
+
+    if isinstance(network, str) and network not in open_clip.list_models():
+        open_clip.add_model_config(networks())  # ours
+    config = open_clip.get_model_config(network) if isinstance(network, str) else dict(network)
+    if config is None:
+        raise ValueError(f"open_clip has no model {network!r}; `open_clip.list_models()` lists them")
+    return config
+
+
+def own_grid(network: Network) -> tuple[int, int]:
+    """Rows and columns of patches at a network's own image size, which its weights were trained with."""
+    vision = _configuration(network)["vision_cfg"]
+    sizes = (vision[name] for name in ("image_size", "patch_size"))
+    (height, width), (tall, wide) = ((size, size) if isinstance(size, int) else size for size in sizes)
+    return height // tall, width // wide
 
 
 def networks() -> Path:

@@ -295,23 +295,17 @@ class CLIP4IDC(Captioner):
         return self.logits(last.hidden[:, 0]), cache
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> WordMaps:
-        """See `Captioner.attention`: the decoder's last cross-attention, and the encoder's last from before to after.
+        """See `Captioner.attention`: the decoder's last cross-attention, mean over the heads.
 
-        Means over the heads; what class tokens get is shared out among the patches.
+        What class tokens get is shared out among the patches. Nothing in the method aligns the images.
         """
-        states = self.encoded(self.views(before, after))
-        memory = self.memory(states)
+        memory = self.encode(before, after)
         said, last = self.decode(tokens, memory).last.said, self.decoder[-1]
         looked = last.cross.weights(last.looks(said), memory[-1][0])  # type: ignore[union-attr, operator]
         one, two = (looked[..., rows] for rows in self._patches(looked.shape[2]))
         both = (one.sum(2) + two.sum(2))[..., None, None] / 2
-        grid, alignment = self.images.grid, None
-        if len(self.encoder):
-            attention: Attention = self.encoder[-1].attention  # type: ignore[assignment]
-            query, key, _ = attention.project(states[-2])
-            first, second = self._patches(query.shape[2])
-            alignment = attention.weights(query[:, :, first], key[:, :, second])
-        return WordMaps(one.unflatten(2, grid) / both, two.unflatten(2, grid) / both, alignment)
+        grid = self.images.grid
+        return WordMaps(one.unflatten(2, grid) / both, two.unflatten(2, grid) / both, None)
 
     @staticmethod
     def _patches(tokens: int) -> tuple[slice, slice]:
