@@ -44,7 +44,9 @@ def test_every_word_has_one_tag_and_every_entry_is_used(said):
     written = [word for words in grammar._TAGS.values() for word in words.split()]
     assert len(written) == len(set(written)) == len(LEXICON)
     used = set()
-    for caption in (caption for captions in said[0] + said[1] for caption in captions):
+    scenes = sample_triples(range(20)).before
+    described = grammar.describe(scenes, scenes.valid, range(20))
+    for caption in [*(caption for captions in said[0] + said[1] for caption in captions), *described]:
         assert re.fullmatch(r"[a-z]+( [a-z]+)*", caption)
         assert [word for word, _ in tag(caption)] == caption.split()
         used |= set(caption.split())
