@@ -71,7 +71,10 @@ def test_two_processes_train_to_the_weights_of_one(method: str, blocks: Path, tm
 @pytest.mark.parametrize("path", sorted(SETTINGS.glob("*/ablation/*.yaml")), ids=lambda path: path.stem)
 def test_an_ablations_settings_build_a_model(path: Path, blocks: Path, tmp_path: Path) -> None:
     method = path.parts[-3]
-    given = yaml.safe_load(path.read_text())["model"]["captioner"]["init_args"]
+    settings = yaml.safe_load(path.read_text())["model"]
+    # The row that is the whole method by default need not name a part of it.
+    given = settings.get("captioner", {"init_args": {}})["init_args"]
+    assert settings
     base = yaml.safe_load((SETTINGS / method / "finetune.yaml").read_text())["model"]["captioner"]["init_args"]
     small = {"network": "ViT-blocks-16", "intra_layers": 3} if method == "clip4idc" else {"feature_channels": 3}
     model = MODELS[method](**{**base, "width": 16, "heads": 2, "vocabulary_size": 9, **small, **given})
