@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,14 +26,13 @@ from diffcap.features.blocks_backbone import (
     BlocksNetwork,
     blocks_preprocessing,
 )
-from diffcap.lit.shipped import RenderedScenes, warmed_cosine
+from diffcap.lit.shipped import HELD_OUT, RenderedScenes, rendered, warmed_cosine
 
 if TYPE_CHECKING:
     from diffcap.datasets.blocks.geometry import Scenes
 
 BLOCK = 8  # pixels of a block of the auxiliary dense prediction
 DENSE = (COLORS + 1, SHAPES + 1, MATERIALS + 1, SIZES + 1)  # class 0 is the ground
-HELD_OUT = 1 << 40  # triples from this number on are never trained on
 
 
 @dataclass
@@ -114,16 +112,6 @@ def targets_of(attributes: dict[str, Tensor], slots: Tensor) -> Targets:
 def attributes_of(scenes: Scenes) -> dict[str, Tensor]:
     """What `targets_of` reads: (B, N) each."""
     return {name: getattr(scenes, name) for name in ("color", "shape", "material", "size")}
-
-
-def rendered(numbers: Sequence[int], seed: int, jitter: float) -> tuple[Tensor, Tensor, Scenes]:
-    """The before pictures of triples by number: (B, 3, 96, 128) uint8, the slot seen in every pixel, and what they are."""
-    from diffcap.datasets.blocks.render import render
-    from diffcap.datasets.blocks.scenes import sample_triples
-
-    scenes = sample_triples(numbers, seed=seed, jitter=jitter).before
-    images, slots = render(scenes, (WIDTH, HEIGHT))
-    return images, slots, scenes
 
 
 def scene_batch(first: int, count: int, seed: int, jitter: float) -> tuple[Tensor, Targets]:

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from diffcap.datasets.blocks.captions import LEXICON, describe
 from diffcap.evaluation.retrieval import PairRetrieval
-from diffcap.lit.backbone import BLOCK, DENSE, HELD_OUT, attributes_of, dense_loss, rendered, targets_of
-from diffcap.lit.shipped import RenderedScenes, warmed_cosine
+from diffcap.lit.backbone import BLOCK, DENSE, attributes_of, dense_loss, targets_of
+from diffcap.lit.shipped import HELD_OUT, RenderedScenes, rendered, warmed_cosine
 from diffcap.losses.pair_text import pair_text_contrast
-from diffcap.models.clip import PairTower, TextTower, build_clip, networks, text_of
+from diffcap.models.clip import PairTower, TextTower, build_clip, clamp_scale, networks
 from diffcap.text.bpe import build_clip_vocabulary
 
 NETWORK = "ViT-blocks-16"
@@ -60,7 +60,7 @@ class ClipTraining(pl.LightningModule):
         self.clip = build_clip(NETWORK, vocabulary_size=len(self.vocabulary))
         self.images, self.words = PairTower(self.clip, together=False), TextTower(self.clip)  # the same modules
         patch = self.clip.visual.patch_size[0] // BLOCK
-        self.dense_head = nn.Sequential(nn.Linear(self.clip.visual.proj.shape[1], sum(DENSE) * patch**2))
+        self.dense_head = nn.Linear(self.clip.visual.proj.shape[1], sum(DENSE) * patch**2)
         self.unfold = nn.PixelShuffle(patch)
 
     def tokens(self, images: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class ClipTraining(pl.LightningModule):
 
     def text(self, sentences: list[str]) -> Tensor:
         """B sentences to (B, E)."""
-        length = len(text_of(self.clip).positional_embedding)
+        length = len(self.words.positional_embedding)
         rows = [torch.tensor(self.vocabulary.encode(sentence, length)) for sentence in sentences]
         return self.words(nn.utils.rnn.pad_sequence(rows, True, self.vocabulary.pad).to(self.device))
 
@@ -90,8 +90,7 @@ class ClipTraining(pl.LightningModule):
 
     def on_train_batch_end(self, *_: Any) -> None:
         """Keep the scale of the cosines at 100 or less."""
-        with torch.no_grad():
-            self.clip.logit_scale.clamp_(max=torch.tensor(100.0).log().item())
+        clamp_scale(self.clip.logit_scale)
 
     def configure_optimizers(self) -> Any:
         """AdamW, warmed up over a tenth of the steps, then down along a cosine."""

@@ -1,20 +1,39 @@
 """Training of the small networks that the package ships for `blocks`: scenes rendered on the fly, and the file at the end."""
 
+from __future__ import annotations
+
 import datetime
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from diffcap.features.blocks_backbone import HEIGHT, WIDTH
+
+if TYPE_CHECKING:
+    from diffcap.datasets.blocks.geometry import Scenes
+
+HELD_OUT = 1 << 40  # triples from this number on are never trained on
+
+
+def rendered(numbers: Sequence[int], seed: int, jitter: float) -> tuple[Tensor, Tensor, Scenes]:
+    """The before pictures of triples by number: (B, 3, 96, 128) uint8, the slot seen in every pixel, and what they are."""
+    from diffcap.datasets.blocks.render import render
+    from diffcap.datasets.blocks.scenes import sample_triples
+
+    scenes = sample_triples(numbers, seed=seed, jitter=jitter).before
+    images, slots = render(scenes, (WIDTH, HEIGHT))
+    return images, slots, scenes
+
 
 class _Rendered(Dataset[Any]):
-    def __init__(self, make: Callable[[int, int, int, float], Any], first: int, data: "RenderedScenes") -> None:
+    def __init__(self, make: Callable[[int, int, int, float], Any], first: int, data: RenderedScenes) -> None:
         self.make, self.first, self.batches, self.batch_size = make, first, data.batches, data.batch_size
         self.seed, self.jitter = data.seed, data.jitter
 

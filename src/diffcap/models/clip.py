@@ -6,6 +6,7 @@ both together ("inter").
 Letters: B pairs, N patches of an image, T text positions, W width of a tower, E width of CLIP's common space.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -87,6 +88,12 @@ def networks() -> Path:
 
 def _name(network: Network) -> str:
     return network if isinstance(network, str) else "the configuration"
+
+
+@torch.no_grad()
+def clamp_scale(logit_scale: Tensor) -> None:
+    """Keep the scale of the cosines at 100 or less, in place (CLIP)."""
+    logit_scale.clamp_(max=math.log(100))
 
 
 def text_of(clip: Clip) -> Any:

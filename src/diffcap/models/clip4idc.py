@@ -6,7 +6,6 @@ FT1 and FT2. Where paper and released code differ the code is the default, and t
 Letters: B pairs, N patches of an image, T text positions, D width of the captioner, E width of CLIP's words, V vocabulary.
 """
 
-import math
 from collections.abc import Iterable
 from typing import Literal
 
@@ -17,12 +16,11 @@ from torch import Tensor, nn
 from diffcap.losses.gather import global_mean
 from diffcap.losses.pair_text import pair_text_contrast
 from diffcap.models.captioner import Batch, Captioner, WordMaps
-from diffcap.models.clip import Network, PairInit, PairTower, TextTower, WordTable, build_clip, text_of
+from diffcap.models.clip import Network, PairInit, PairTower, TextTower, WordTable, build_clip, clamp_scale, text_of
 from diffcap.models.layers import Attention, KeysValues, Past
 from diffcap.models.words import BlockOutput, Decoded, causal_mask, run_blocks, streams_of
 
 EPS = 1e-12  # of the captioner's layer norms (BERT)
-LARGEST_SCALE = math.log(100)
 Padding = Literal["own", "released"]
 
 
@@ -77,10 +75,9 @@ class CLIP4IDCAdaptation(nn.Module):
         text, pair = self.words(batch["tokens"]), self.pair(batch["before"], batch["after"])
         return global_mean(pair_text_contrast(text, pair, self.logit_scale.exp()))
 
-    @torch.no_grad()
     def clamp(self) -> None:
         """Keep the scale of the cosines at 100 or less, after an optimiser's step (authors' code)."""
-        self.logit_scale.clamp_(max=LARGEST_SCALE)
+        clamp_scale(self.logit_scale)
 
 
 def by_origin(module: nn.Module, trained: Iterable[nn.Parameter]) -> dict[str, list[nn.Parameter]]:
