@@ -1,0 +1,71 @@
+"""Pickles of others: what is plain comes in, anything else is named and never run."""
+
+import pickle
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from diffcap.errors import DiffcapError
+from diffcap.unpickling import load_arrays, load_tensors
+
+
+class AttrDict(dict):
+    """As the configuration of some released checkpoints."""
+
+
+class Hostile:
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self):
+        return Path.touch, (self.target,)
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_arrays_come_in(tmp_path, protocol):
+    value = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": [1, "two"], "c": np.float64(0.5)}
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps(value, protocol))
+    loaded = load_arrays(tmp_path / "x.pkl")
+    np.testing.assert_array_equal(loaded["a"], value["a"])
+    assert (loaded["b"], loaded["c"]) == (value["b"], 0.5)
+
+
+@pytest.mark.parametrize("new_form", [True, False])
+def test_tensors_come_in_with_the_admitted_class(tmp_path, new_form):
+    value = {
+        "state": OrderedDict(w=torch.randn(3, 2), h=torch.randn(4).half(), p=torch.nn.Parameter(torch.ones(2))),
+        "cfg": AttrDict(depth=AttrDict(layers=2)),
+    }
+    torch.save(value, tmp_path / "x.pt", _use_new_zipfile_serialization=new_form)
+    with pytest.raises(DiffcapError, match="AttrDict"):
+        load_tensors(tmp_path / "x.pt")
+    loaded = load_tensors(tmp_path / "x.pt", admit={".AttrDict": AttrDict})
+    assert loaded["cfg"]["depth"]["layers"] == 2
+    for name, tensor in value["state"].items():
+        torch.testing.assert_close(loaded["state"][name], tensor)
+
+
+@pytest.mark.parametrize("form", ["arrays", "new", "old"])
+def test_a_hostile_pickle_runs_nothing_and_is_named(tmp_path, form):
+    file, touched = tmp_path / "x", tmp_path / "touched"
+    if form == "arrays":
+        file.write_bytes(pickle.dumps({"a": Hostile(touched)}))
+    else:
+        torch.save({"a": Hostile(touched)}, file, _use_new_zipfile_serialization=form == "new")
+    with pytest.raises(DiffcapError, match=r"nothing of it was run.*not admitted"):
+        load_arrays(file) if form == "arrays" else load_tensors(file)
+    assert not touched.exists()
+
+
+def test_damage_is_one_sentence(tmp_path):
+    file = tmp_path / "x"
+    for data in (b"", b"garbage\n", pickle.dumps({"a": np.ones(50)})[:60]):
+        file.write_bytes(data)
+        for load in (load_arrays, load_tensors):
+            with pytest.raises(DiffcapError, match=str(file)):
+                load(file)
+    with pytest.raises(DiffcapError, match="no such file"):
+        load_arrays(tmp_path / "none")
