@@ -22,7 +22,8 @@ def prepare(
     """Write the manifest of a dataset, and dataset.json with its counts beside it.
 
     Args:
-        dataset: clevr_change, birds2words, blocks (rendered here), or any other name for your own pairs.jsonl.
+        dataset: clevr_change, clevr_dc, spot_the_diff, image_editing_request, birds2words, blocks (rendered here), or any
+            other name for your own pairs.jsonl.
         source: the folder that holds the dataset's files; not for blocks.
         out: where the manifest goes; data/<dataset> by default.
         missing: what to do with a pair whose image is missing or broken: refuse the dataset, or skip the pair. Either
@@ -38,7 +39,7 @@ def prepare(
     Raises:
         DiffcapError: a file is missing or malformed, or images are and `missing` is "refuse".
     """
-    from diffcap.datasets import read_pairs
+    from diffcap.datasets import describe, read_pairs
     from diffcap.records import write_dataset
     from diffcap.text.vocabulary import build_vocabulary, read_vocabulary, write_vocabulary
 
@@ -57,13 +58,14 @@ def prepare(
     else:
         root = Path(source)
     records = read_pairs(dataset, root)
+    describe(dataset, records, root)  # refuses what cannot be the dataset before its images are looked at
     skipped = {"pairs": 0, "images": 0}
     if captions_only:
         (folder / "problems.txt").unlink(missing_ok=True)
     else:
         records, skipped = _check(records, root, folder, missing, check)
     settings = {"missing": missing, "check": check, **render}
-    notes = {"captions_only": captions_only, "skipped": skipped, "settings": settings}
+    notes = {"captions_only": captions_only, "skipped": skipped, "settings": settings, **describe(dataset, records, root)}
     # Before the manifest, which is what Make looks for; untouched where it is the same already.
     vocabulary = build_vocabulary(caption for pair in records if pair.split == "train" for caption in pair.captions)
     words = folder / "vocabulary.json"
@@ -136,6 +138,27 @@ def _show(dataset: Dataset, folder: Path) -> None:
         f"{info['skipped']['pairs']:,} pairs skipped",
         highlight=False,
     )
+    for line in _remarks(info):
+        console.print(line, highlight=False)
+
+
+def _remarks(info: dict[str, Any]) -> list[str]:
+    """How the dataset stands to the official one, what stands twice in it, and what its reader says."""
+    lines = []
+    official, twice = info["official"], info["repetitions"]
+    if official and official["state"] == "whole":
+        lines.append(f"whole: every split has its official number of {official['unit']}")
+    elif official:
+        parts = ", ".join(f"{split} {found:,} of {all_:,}" for split, (found, all_) in official["splits"].items())
+        lines.append(f"part of the official dataset: {parts} {official['unit']}; its scores compare with no paper's")
+    for split, count in twice["image_pairs"].items():
+        ids = official["splits"][split][0] if official and official["unit"] == "pairs" else count
+        if ids > count:
+            lines.append(f"{split}: {ids:,} pairs of {count:,} different image pairs")
+    for key in ("image_pairs_in_two_splits", "repeated_captions", "blank_captions"):
+        if twice[key]:
+            lines.append(f"{key.replace('_', ' ')}: {twice[key]:,}")
+    return lines + info["notes"]
 
 
 if __name__ == "__main__":

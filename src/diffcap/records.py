@@ -5,14 +5,16 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from diffcap.errors import DiffcapError
 
 SPLITS = ("train", "val", "test")
 _FIELDS = {"id": str, "before": str, "after": str, "captions": list, "split": str}
+Changes = Literal["single", "multi"]
+MULTI_WORDS = 60  # CARD's released captions end there
 _REMEDY = "write it with `make data DATASET=<name> DATA=<folder>`"
 
 
@@ -94,6 +96,22 @@ def read_manifest(path: str | Path) -> list[ChangePair]:
         seen[pair.id] = where
         pairs.append(pair)
     return pairs
+
+
+def take_changes(pairs: Iterable[ChangePair], changes: Changes | None) -> list[ChangePair]:
+    """The pairs with the captions of a protocol, for datasets whose sentences tell one change each (Spot-the-Diff).
+
+    Args:
+        changes: "single": every sentence is a caption of its own, and a reference (SCORER, DIRL, CLIP4IDC). "multi": the
+            sentences of a pair, joined with ". " and cut behind the 60th word, are its one caption and reference (CARD's
+            released files). None: as they are; the protocol has no name.
+    """
+    if changes != "multi":
+        return list(pairs)
+    return [
+        replace(pair, captions=[" ".join(". ".join(pair.captions).split(" ")[:MULTI_WORDS])]) if pair.captions else pair
+        for pair in pairs
+    ]
 
 
 def manifest_text(pairs: Iterable[ChangePair]) -> str:

@@ -2,12 +2,16 @@
 
 A reader is a module with one function, `read(folder) -> list[ChangePair]`: every pair of the dataset, in an order that
 depends on the files' content alone, image paths relative to `folder`. It does not look at the images; the data stage
-does (`diffcap.datasets.images`). A new dataset is a new file here and one line in `READERS`.
+does (`diffcap.datasets.images`). A new dataset is a new file here and one line in `READERS`, and one in `official.OFFICIAL` where
+its authors say its sizes. A reader may also have `notes(pairs)`, sentences that the data stage says and keeps; `NOTES`, what
+`dataset.json` says of every such dataset; and `BLANK_CAPTIONS = True`, where the released files have empty captions that are scored.
 """
 
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+from diffcap.datasets.official import compare, repetitions
 from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair
 
@@ -15,6 +19,9 @@ READERS = {
     "birds2words": "diffcap.datasets.birds2words",
     "blocks": "diffcap.datasets.clevr_change",  # rendered in the official layout
     "clevr_change": "diffcap.datasets.clevr_change",
+    "clevr_dc": "diffcap.datasets.clevr_dc",
+    "image_editing_request": "diffcap.datasets.image_editing_request",
+    "spot_the_diff": "diffcap.datasets.spot_the_diff",
 }
 OWN = "diffcap.datasets.pairs"  # any other name is one's own dataset, described by a `pairs.jsonl`
 
@@ -38,12 +45,32 @@ def read_pairs(dataset: str, folder: str | Path) -> list[ChangePair]:
             f"{folder}: no pairs.jsonl there, which one's own dataset needs; write one, or choose a dataset that has a "
             f"reader ({', '.join(sorted(READERS))})."
         )
-    pairs: list[ChangePair] = import_module(READERS.get(dataset, OWN)).read(folder)
-    _check(pairs, folder)
+    reader = import_module(READERS.get(dataset, OWN))
+    pairs: list[ChangePair] = reader.read(folder)
+    _check(pairs, folder, getattr(reader, "BLANK_CAPTIONS", False))
     return pairs
 
 
-def _check(pairs: list[ChangePair], folder: Path) -> None:
+def describe(dataset: str, pairs: list[ChangePair], folder: str | Path) -> dict[str, Any]:
+    """What `dataset.json` says of a dataset's files beside the counts.
+
+    Returns:
+        "official" (see `official.compare`), "repetitions" (see `official.repetitions`), "notes", a list of sentences, and what
+        the reader's `NOTES` holds.
+
+    Raises:
+        DiffcapError: the sizes cannot be the official ones, nor those of a part.
+    """
+    reader = import_module(READERS.get(dataset, OWN))
+    return {
+        "official": compare(dataset, pairs, Path(folder)),
+        "repetitions": repetitions(pairs),
+        "notes": reader.notes(pairs) if hasattr(reader, "notes") else [],
+        **getattr(reader, "NOTES", {}),
+    }
+
+
+def _check(pairs: list[ChangePair], folder: Path, blanks: bool) -> None:
     if not pairs:
         raise DiffcapError(f"{folder}: the files there name no pair; check that they are whole.")
     seen: dict[str, str] = {}
@@ -55,5 +82,5 @@ def _check(pairs: list[ChangePair], folder: Path) -> None:
         seen[pair.id] = pair.split
         if pair.split == "train" and not pair.captions:
             raise DiffcapError(f"{folder}: the training pair {pair.id!r} has no caption; give it one or take it out.")
-        if not all(caption.strip() for caption in pair.captions):
+        if not blanks and not all(caption.strip() for caption in pair.captions):
             raise DiffcapError(f"{folder}: the pair {pair.id!r} has a blank caption; fill it or take it out.")

@@ -29,7 +29,7 @@ def read(folder: Path) -> list[ChangePair]:
     """
     changed = _captions(folder / "change_captions.json")
     unchanged = _captions(folder / "no_change_captions.json")
-    splits = _splits(folder / "splits.json")
+    splits = read_splits(folder / "splits.json")
     kinds = _change_types(folder / "type_mapping.json")
     extras = _extras(folder / "scenes.json")
     for captions, name in ((changed, "change_captions.json"), (unchanged, "no_change_captions.json")):
@@ -55,7 +55,12 @@ def _captions(path: Path) -> dict[str, list[str]]:
     return captions
 
 
-def _splits(path: Path) -> dict[str, list[int]]:
+def read_splits(path: Path) -> dict[str, list[int]]:
+    """Split -> the numbers of its images.
+
+    Raises:
+        DiffcapError: the file is missing or malformed, or a number stands twice.
+    """
     splits = _object(path, "splits")
     home: dict[int, str] = {}
     for split in SPLITS:

@@ -1,0 +1,108 @@
+"""The sizes that the datasets' authors released, and what a folder holds of them.
+
+A folder is whole when every split has its official size, and part of a dataset when any is smaller and none is larger. A whole
+one must also have the official number of each change type, where the authors say it. A larger split is an error: somebody's
+files are mixed, and scores on them could be compared with no table.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from diffcap.errors import DiffcapError
+from diffcap.records import SPLITS, ChangePair
+
+
+class Sizes(NamedTuple):
+    """What a dataset's authors released.
+
+    Attributes:
+        unit: what is counted. splits: how many of it by split. scenes: distractors are not counted, but there are as many.
+        types: pairs of each change type over all splits; empty where it is not said.
+    """
+
+    unit: str
+    splits: dict[str, int]
+    scenes: bool = False
+    types: dict[str, int] = {}  # noqa: RUF012  of a tuple: nobody changes it
+
+
+def _splits(train: int, val: int, test: int) -> dict[str, int]:
+    return dict(zip(SPLITS, (train, val, test)))
+
+
+# Counted in the released split files (CLEVR-Change's also in its type_mapping.json).
+OFFICIAL = {
+    "clevr_change": Sizes(
+        "scenes",
+        _splits(33_830, 1_988, 3_985),
+        scenes=True,
+        types={"color": 7_958, "material": 7_963, "add": 7_966, "drop": 7_961, "move": 7_955},
+    ),
+    "clevr_dc": Sizes("pairs", _splits(40_800, 2_400, 4_800)),
+    "spot_the_diff": Sizes("pairs", _splits(8_566, 1_493, 1_270)),
+    "image_editing_request": Sizes("pairs", _splits(3_061, 383, 495)),
+}
+
+
+def compare(dataset: str, pairs: Sequence[ChangePair], folder: Path) -> dict[str, Any] | None:
+    """What `folder` holds of the official dataset; None where no official size is known.
+
+    Returns:
+        {"state": "whole" or "part", "unit", "splits": split -> [found, official]}.
+
+    Raises:
+        DiffcapError: a split is larger than the official one, scenes lack their distractor, or a whole dataset has other
+            numbers of the change types.
+    """
+    sizes = OFFICIAL.get(dataset)
+    if sizes is None:
+        return None
+    found = Counter(pair.split for pair in pairs if not (sizes.scenes and pair.is_distractor))
+    for split, official in sizes.splits.items():
+        if found[split] > official:
+            raise DiffcapError(
+                f"{folder}: its {split} split has {found[split]:,} {sizes.unit}, the official one of {dataset} has "
+                f"{official:,}; take the split file from the authors' release."
+            )
+    whole = all(found[split] == official for split, official in sizes.splits.items())
+    if whole and sizes.scenes:
+        distractors = Counter(pair.split for pair in pairs if pair.is_distractor)
+        lacking = next((split for split in SPLITS if distractors[split] != found[split]), None)
+        if lacking:
+            raise DiffcapError(
+                f"{folder}: its {lacking} split has {found[lacking]:,} changes and {distractors[lacking]:,} distractors; "
+                "every scene needs both: fetch the files again."
+            )
+    kinds = Counter(pair.change_type for pair in pairs if pair.change_type)
+    if whole and kinds:
+        for kind, official in sizes.types.items():
+            if kinds[kind] != official:
+                raise DiffcapError(
+                    f"{folder}: {kinds[kind]:,} changes of type {kind}, the whole {dataset} has {official:,}; take "
+                    "type_mapping.json from the authors' release."
+                )
+    return {
+        "state": "whole" if whole else "part",
+        "unit": sizes.unit,
+        "splits": {split: [found[split], official] for split, official in sizes.splits.items()},
+    }
+
+
+def repetitions(pairs: Sequence[ChangePair]) -> dict[str, Any]:
+    """What stands more than once: datasets do repeat themselves, and a reader should know where.
+
+    Returns:
+        "image_pairs": split -> different (before, after); "image_pairs_in_two_splits": of those, how many stand in more than
+        one; "repeated_captions": captions that their pair has already; "blank_captions".
+    """
+    images: dict[tuple[str, str], set[str]] = {}
+    for pair in pairs:
+        images.setdefault((pair.before, pair.after), set()).add(pair.split)
+    return {
+        "image_pairs": {split: sum(split in splits for splits in images.values()) for split in SPLITS},
+        "image_pairs_in_two_splits": sum(len(splits) > 1 for splits in images.values()),
+        "repeated_captions": sum(len(pair.captions) - len(set(pair.captions)) for pair in pairs),
+        "blank_captions": sum(not caption.strip() for pair in pairs for caption in pair.captions),
+    }
