@@ -1,5 +1,5 @@
 # diffcap: every stage, chained by the files they write. `make help` lists the targets.
-# Variables: DATASET METHOD ABLATION DATA DEVICES ARGS SEED LOGGER TRAINER BACKBONE FEATURES WEIGHTS TAGGER RUN PRETRAIN
+# Variables: DATASET METHOD ABLATION DATA DEVICES ARGS SEED LOGGER TRAINER BACKBONE FEATURES FEATURES_FROM WEIGHTS TAGGER RUN PRETRAIN
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
@@ -31,7 +31,9 @@ BACKBONE_clip4idc := pixels
 BLOCKS_clip4idc := blocks_pixels
 BACKBONE ?= $(if $(filter blocks,$(DATASET)),$(or $(BLOCKS_$(METHOD)),blocks),$(BACKBONE_$(METHOD)))
 # What the features are called: more than one of a backbone's weights need more than one name.
-FEATURES ?= $(BACKBONE)
+FEATURES ?= $(if $(FEATURES_FROM),authors,$(BACKBONE))
+# Where the authors of a system have extracted them: a folder of their .npy files or pickles.
+FEATURES_FROM ?=
 TAGGER ?= $(if $(filter blocks,$(DATASET)),blocks,english)
 
 PY := .venv/bin/python
@@ -106,12 +108,16 @@ $(FOLDER)/manifest.jsonl: $(call asked,data) $(if $(DATA),FORCE) | setup
 	$(PY) stages/data.py --dataset $(DATASET) --out $(FOLDER) $(if $(DATA),--source $(call quoted,$(DATA))) \
 		$(if $(filter blocks,$(DATASET)),--seed $(SEED)) $(if $(PAIRS),--pairs $(PAIRS)) $(call args,data)
 
-extract: $(STORE)/complete  ## features of every image: BACKBONE=resnet101_layer4 WEIGHTS=<file, if there is no network>
+extract: $(STORE)/complete  ## features of every image: BACKBONE=resnet101_layer4 WEIGHTS=<file, if there is no network>; or FEATURES_FROM=<the authors' folder>
 $(STORE)/complete: $(FOLDER)/manifest.jsonl $(call asked,extract) $(if $(filter clip4idc,$(BACKBONE)),$(wildcard $(WEIGHTS))) | setup
+ifneq ($(FEATURES_FROM),)
+	$(PY) stages/import_features.py --folder $(FOLDER) --source $(call quoted,$(FEATURES_FROM)) --name $(FEATURES) $(call args,extract)
+else
 	$(PY) stages/extract.py --config configs/backbone/$(BACKBONE).yaml --data.folder $(FOLDER) \
 		$(if $(filter-out $(BACKBONE),$(FEATURES)),--model.name $(FEATURES)) \
 		$(if $(WEIGHTS),--model.weights $(call quoted,$(WEIGHTS))) --trainer.devices $(DEVICES) \
 		$(if $(filter-out 1,$(DEVICES)),--trainer.strategy ddp) $(call args,extract)
+endif
 	$(touch)
 
 negatives: $(FOLDER)/negatives.jsonl  ## hard negative captions for pre-training: TAGGER=english, or a folder

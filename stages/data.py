@@ -65,7 +65,12 @@ def prepare(
     else:
         records, skipped = _check(records, root, folder, missing, check)
     settings = {"missing": missing, "check": check, **render}
-    notes = {"captions_only": captions_only, "skipped": skipped, "settings": settings, **describe(dataset, records, root)}
+    notes = {
+        "captions_only": captions_only,
+        "skipped": skipped,
+        "settings": settings,
+        **describe(dataset, records, root),
+    }
     # Before the manifest, which is what Make looks for; untouched where it is the same already.
     vocabulary = build_vocabulary(caption for pair in records if pair.split == "train" for caption in pair.captions)
     words = folder / "vocabulary.json"

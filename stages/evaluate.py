@@ -14,6 +14,7 @@ def evaluate(
     features: str | None = None,
     split: Literal["test", "val", "train"] = "test",
     tokenizer: Literal["ptb", "raw"] | None = None,
+    changes: Literal["single", "multi"] | None = None,
     metrics: list[str] | None = None,
     batch_size: int = 128,
     beams: int = 1,
@@ -35,6 +36,8 @@ def evaluate(
         features: name of the feature store in it; the one the checkpoint was trained on by default.
         split: which pairs.
         tokenizer: of the metrics; the one the checkpoint was selected with by default.
+        changes: protocol of a dataset whose pairs have several changes (Spot-the-Diff): every sentence a reference, or all of
+            a pair one; the one the checkpoint was trained for by default.
         metrics: names of the metrics; all that this machine can compute by default.
         batch_size: pairs decoded at once; the captions do not depend on it.
         beams: width of the beam search; 1 is greedy decoding, as in all the papers.
@@ -58,7 +61,7 @@ def evaluate(
     from diffcap.lit.cli import quiet
     from diffcap.lit.decoding import decode
     from diffcap.provenance import provenance
-    from diffcap.records import read_dataset, write_json
+    from diffcap.records import read_dataset, take_changes, write_json
 
     quiet()
     wanted = ALL_METRICS if metrics is None else tuple(metrics)
@@ -68,7 +71,8 @@ def evaluate(
     trained = load(checkpoint)
     place = Path(folder or f"data/{trained.facts['dataset']}")
     dataset = read_dataset(place)
-    pairs = [pair for pair in dataset.pairs if pair.split == split][:limit]
+    changes = changes or trained.facts.get("changes") or dataset.info.get("changes")
+    pairs = take_changes([pair for pair in dataset.pairs if pair.split == split][:limit], changes)
     if not pairs:
         raise DiffcapError(f"{dataset.name} has no {split} pairs; choose another --split.")
     first = tokenizer or trained.facts["tokenizer"]
@@ -78,7 +82,9 @@ def evaluate(
         "beams": beams,
         "length_penalty": length_penalty,
         "limit": limit,
+        **({"changes": changes} if changes else {}),
     }
+    scored_as = f" {changes} change," if changes else ""
     notes = provenance(
         method=trained.facts["method"],
         seed=trained.facts["seed"],
@@ -117,7 +123,7 @@ def evaluate(
         for kind in dict.fromkeys([first, "ptb"])
     }
     for kind, result in results.items():
-        title = f"{trained.facts['method']} on {dataset.name} {split}, {kind} tokens"
+        title = f"{trained.facts['method']} on {dataset.name} {split},{scored_as} {kind} tokens"
         print_table(metrics_table(result["groups"], title=title))
         if kind != first:
             write_json(target / f"metrics-{kind}.json", result)

@@ -48,14 +48,14 @@ def make_negatives(
     from diffcap.negatives.corpus import sentence_texts, tokenised
     from diffcap.negatives.file import write_negatives
     from diffcap.negatives.report import Report
-    from diffcap.records import file_hash, read_manifest, write_json
+    from diffcap.records import file_hash, read_manifest, with_words, write_json
     from diffcap.text.stanza_tagger import find_tagger
     from diffcap.text.tagging import tag_sentences
 
     recipe = Recipe(retrieve, replace, confuse, scope, seed)
     home = Path(folder)
     target, report_path, notes = (home / f"negatives.{suffix}" for suffix in ("jsonl", "md", "json"))
-    pairs = [pair for pair in read_manifest(home / "manifest.jsonl") if pair.split == split and pair.captions]
+    pairs = with_words(pair for pair in read_manifest(home / "manifest.jsonl") if pair.split == split)
     if not pairs:
         raise DiffcapError(
             f"{home / 'manifest.jsonl'}: no pair of the {split} split has a caption; check the manifest."

@@ -40,7 +40,7 @@ def report(
     from diffcap.evaluation.tables import print_table
     from diffcap.features.store import FeatureStore
     from diffcap.provenance import provenance
-    from diffcap.records import read_dataset, write_json, write_text
+    from diffcap.records import read_dataset, take_changes, write_json, write_text
     from diffcap.report.baselines import baseline_captions
     from diffcap.report.rows import common_protocol, mean_row, read_run, run_row, score_row
     from diffcap.report.table import caption_of, report_text, rich_table, system_lines, type_lines
@@ -54,8 +54,8 @@ def report(
     dataset = read_dataset(folder)
     protocol = common_protocol([run for group in read.values() for run in group], dataset, split)
     test = [pair for pair in dataset.pairs if pair.split == split][: protocol.get("limit")]
-    test = [pair for pair in test if pair.captions]
-    train = [pair for pair in dataset.pairs if pair.split == "train"]
+    test = take_changes([pair for pair in test if pair.captions], protocol.get("changes"))
+    train = take_changes([pair for pair in dataset.pairs if pair.split == "train"], protocol.get("changes"))
     store = FeatureStore.open(Path(folder) / "features" / features)
     rows, systems = {}, {}
     for name, captions in baseline_captions(train, test, store).items():

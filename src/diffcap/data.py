@@ -4,6 +4,7 @@ Every random choice of a training step (samples, hidden words and patches, swapp
 step alone, over the global batch, of which each rank takes its share; see `streams`.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from diffcap.losses.mlm import mask_words
 from diffcap.losses.mvcl import mask_patches
 from diffcap.negatives import read_negatives
 from diffcap.pair_table import PairBatches, PairTable, RetrievalBatches, as_is
-from diffcap.records import ChangePair, read_dataset
+from diffcap.records import ChangePair, Changes, read_dataset, take_changes
 from diffcap.streams import Batch, StepBatches, Stream, TaskSchedule, step_generator
 from diffcap.text.layouts import AnyLayout, vocabulary_for
 
@@ -45,6 +46,8 @@ class FeatureData(pl.LightningDataModule):
         seed: of every draw.
         vocabulary_layout: "pcl", "rcc" as SCORER and DIRL have it (see `diffcap.text.vocabulary`), or "clip" (see
             `diffcap.text.bpe`).
+        changes: protocol of a dataset whose pairs have several changes, "single" or "multi", see `records.take_changes`; null
+            for the dataset's own, where it has one.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class FeatureData(pl.LightningDataModule):
         num_workers: int = 0,
         seed: int = 1234,
         vocabulary_layout: AnyLayout = "pcl",
+        changes: Changes | None = None,
     ) -> None:
         super().__init__()
         self.batch_size, self.eval_batch_size, self.max_length = batch_size, eval_batch_size, max_length
@@ -70,7 +74,9 @@ class FeatureData(pl.LightningDataModule):
                 raise DiffcapError(f"data.{name} is {getattr(self, name)}; it must be at least {least}.")
         self.mask_ratio, self.swap, self.trim = mask_ratio, swap, trim
         self.val_limit, self.num_workers, self.seed = val_limit, num_workers, seed
-        self.dataset, self.store_name = read_dataset(folder), features
+        found, self.store_name = read_dataset(folder), features
+        self.changes: Changes | None = changes or found.info.get("changes")
+        self.dataset = replace(found, pairs=take_changes(found.pairs, self.changes))
         self.store = FeatureStore.open(Path(folder) / "features" / features)
         train = self._pairs("train")
         self.vocabulary = vocabulary_for(

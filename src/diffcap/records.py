@@ -114,6 +114,12 @@ def take_changes(pairs: Iterable[ChangePair], changes: Changes | None) -> list[C
     ]
 
 
+def with_words(pairs: Iterable[ChangePair]) -> list[ChangePair]:
+    """The pairs that have a caption with a word in it, with those captions only: nothing can be put for an empty one."""
+    told = (replace(pair, captions=[text for text in pair.captions if text.strip()]) for pair in pairs)
+    return [pair for pair in told if pair.captions]
+
+
 def manifest_text(pairs: Iterable[ChangePair]) -> str:
     """The text of a `manifest.jsonl`: one JSON object a line, keys always in the same order."""
     lines = []

@@ -5,8 +5,9 @@ Two forms are read, whichever the folder holds:
 * the official `birds-to-words-v1.0.tsv` (or the folder's only `*.tsv`), 11 columns, one annotation a row, with or without
   a first row of names. Rows with the same two image addresses are one pair. Text becomes what the tokenised form holds:
   lower case, every punctuation mark a token of its own, "animal 1" one word.
-* the tokenised `train.jsonl`, `val.jsonl` (or `dev.jsonl`), `test.jsonl`: `{"img1", "img2", "description"}`, where the
-  description is one caption (a list of tokens; lines with the same two photos are one pair) or a list of captions.
+* the tokenised `train.jsonl`, `val.jsonl` (or `dev.jsonl`), `test.jsonl`, or the same named `.json` as in IDC-PCL's code:
+  `{"img1", "img2", "description"}`, where the description is one caption (a list of tokens; lines with the same two photos
+  are one pair) or a list of captions.
 
 The photos are the user's to fetch. They stand in `images/`, named by photo id: the number behind `photos/` in the image's
 address, or in the observation's where the image's has none, or else the last part of the image's address without its
@@ -50,7 +51,10 @@ def read(folder: Path) -> list[ChangePair]:
     Raises:
         DiffcapError: neither form is there, or both; a line is malformed; or a pair stands in two splits.
     """
-    tables, lines = sorted(folder.glob("*.tsv")), folder / "train.jsonl"
+    tables = sorted(folder.glob("*.tsv"))
+    lines = next(
+        (folder / name for name in ("train.jsonl", "train.json") if (folder / name).is_file()), folder / "train.jsonl"
+    )
     if len(tables) > 1 or (tables and lines.is_file()):
         both = ", ".join(path.name for path in [*tables, lines] if path.is_file())
         raise DiffcapError(f"{folder}: holds {both}; leave only one form of Birds-to-Words there.")
@@ -151,9 +155,8 @@ def _unquote(field: str) -> str:
 
 def _read_lines(folder: Path) -> Iterator[Annotation]:
     for split in SPLITS:
-        path = folder / f"{split}.jsonl"
-        if split == "val" and not path.is_file() and (folder / "dev.jsonl").is_file():
-            path = folder / "dev.jsonl"
+        names = [f"{name}.{ending}" for ending in ("jsonl", "json") for name, of in SPLIT_NAMES.items() if of == split]
+        path = next((folder / name for name in names if (folder / name).is_file()), folder / names[0])
         remedy = "put the official birds-to-words-v1.0.tsv or train.jsonl, val.jsonl and test.jsonl into this folder"
         for where, row in read_json_lines(path, "annotations", remedy):
             first, second = (row.get(key) for key in ("img1", "img2"))

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from diffcap.datasets import pcl_lines
 from diffcap.errors import DiffcapError
 from diffcap.records import SPLITS, ChangePair, read_json
 
@@ -22,15 +23,19 @@ _REMEDY = "unpack the whole dataset into this folder"
 
 
 def read(folder: Path) -> list[ChangePair]:
-    """Two pairs an id: "000123.png", the change, and "000123.png_n", the distractor; by split, then by number.
+    """The pairs of the official layout, or of IDC-PCL's JSON lines (`pcl_lines`), whichever the folder holds.
+
+    Two pairs an id: "000123.png", the change, and "000123.png_n", the distractor; by split, then by number.
 
     Raises:
         DiffcapError: a JSON file is missing or malformed, or an id of `splits.json` has no captions.
     """
+    kinds = _change_types(folder / "type_mapping.json")
+    if pcl_lines.is_there(folder):
+        return pcl_lines.read(folder, kinds)
     changed = _captions(folder / "change_captions.json")
     unchanged = _captions(folder / "no_change_captions.json")
     splits = read_splits(folder / "splits.json")
-    kinds = _change_types(folder / "type_mapping.json")
     extras = _extras(folder / "scenes.json")
     for captions, name in ((changed, "change_captions.json"), (unchanged, "no_change_captions.json")):
         _require_captions((number for numbers in splits.values() for number in numbers), captions, folder, name)

@@ -80,10 +80,10 @@ def _saying(sentence: str) -> str | None:
     for kind, words in _SAYINGS:
         if words.search(text):
             return kind
-    words = re.findall("[a-z]+", text)
-    if not _TURN.intersection(words):
+    tokens = re.findall("[a-z]+", text)
+    if not _TURN.intersection(tokens):
         return None
-    return "color" if words[-1] in _COLORS else "material" if words[-1] in _MATERIALS else None
+    return "color" if tokens[-1] in _COLORS else "material" if tokens[-1] in _MATERIALS else None
 
 
 def _captions(path: Path) -> dict[int, list[str]]:

@@ -112,6 +112,7 @@ class TrainingModule(pl.LightningModule):
             "max_length": data.max_length,
             "features": {**data.store.meta, "name": data.store_name},
             "train_seconds": self.train_seconds,
+            "changes": data.changes,
             **self.facts(),
         }
 

@@ -14,7 +14,7 @@ from diffcap.records import ChangePair, Dataset, read_json
 
 Row = dict[str, Any]
 _SLOTS = ("type", "object", "to")
-_SAME = ("dataset", "split", "limit", "beams", "tokenizer", "metrics")
+_SAME = ("dataset", "split", "limit", "beams", "tokenizer", "changes", "metrics")
 
 
 @dataclass(frozen=True)

@@ -112,9 +112,10 @@ def caption_of(protocol: Mapping[str, Any], rows: Rows) -> str:
     """One sentence on how the numbers came about."""
     seeds = sorted({int(row.get("runs", 1)) for row in rows.values() if "seconds" in row})
     decoding = "greedy decoding" if protocol.get("beams") == 1 else f"beam search of {protocol.get('beams')}"
+    changes = f", {protocol['changes']} change" if protocol.get("changes") else ""
     several = f"; mean ± standard deviation over {seeds[-1]} runs" if seeds and seeds[-1] > 1 else ""
     return (
-        f"{protocol['dataset']}, {protocol['split']} split, {protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} "
+        f"{protocol['dataset']}{changes}, {protocol['split']} split, {protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} "
         f"tokens, {decoding}; scores x 100{several}."
     )
 

@@ -1,0 +1,82 @@
+"""CLEVR-Change as IDC-PCL's authors preprocessed it: JSON lines, a line a pair, and a dictionary.
+
+    train.json, val.json, test.json   {"img1": "CLEVR_default_000123", "img2": "CLEVR_semantic_000123", "sentences": [...]}
+    dict.json                         {"the": 17, ...}, optional
+    full/img.pkl, sc_img.pkl, nsc_img.pkl   features, see `diffcap.features.authors`
+
+The names may carry their extension. The second word of `img2` says whether it is the change ("semantic") or the distractor
+("nonsemantic"). Ids and image paths become the official ones, so that scores and features fit either form.
+"""
+
+import re
+from pathlib import Path
+
+from diffcap.errors import DiffcapError
+from diffcap.records import SPLITS, ChangePair, read_json, read_json_lines
+from diffcap.text.vocabulary import SPECIALS, build_vocabulary
+
+_NAME = re.compile(r"CLEVR_(default|semantic|nonsemantic)_(\d+)(?:\.png)?")
+_FOLDERS = {"semantic": "sc_images", "nonsemantic": "nsc_images"}
+
+
+def is_there(folder: Path) -> bool:
+    """Whether a folder holds this form and not the official one."""
+    return (folder / "train.json").is_file() and not (folder / "change_captions.json").is_file()
+
+
+def read(folder: Path, kinds: dict[str, str]) -> list[ChangePair]:
+    """The pairs by split, then in the order of the lines.
+
+    Args:
+        kinds: change type by file name ("000123.png"), from `type_mapping.json` where there is one.
+
+    Raises:
+        DiffcapError: a file is missing, a line is malformed, or a pair stands twice.
+    """
+    pairs: list[ChangePair] = []
+    seen: dict[str, str] = {}
+    for split in SPLITS:
+        for where, row in read_json_lines(folder / f"{split}.json", "annotations", "put IDC-PCL's three files here"):
+            first, second = (_NAME.fullmatch(str(row.get(key))) for key in ("img1", "img2"))
+            if (
+                not first
+                or not second
+                or first[1] != "default"
+                or second[1] == "default"
+                or int(first[2]) != int(second[2])
+            ):
+                raise DiffcapError(
+                    f'{where}: "img1" and "img2" must be CLEVR_default_N and CLEVR_semantic_N or CLEVR_nonsemantic_N, found '
+                    f"{row.get('img1')!r:.40} and {row.get('img2')!r:.40}; mend that line."
+                )
+            captions = row.get("sentences")
+            if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
+                raise DiffcapError(
+                    f'{where}: "sentences" must be a list of strings, found {captions!r:.60}; mend that line.'
+                )
+            file, kind = f"{int(first[2]):06d}.png", second[1]
+            distractor = kind == "nonsemantic"
+            name = f"{file}_n" if distractor else file
+            if name in seen:
+                raise DiffcapError(f"{where}: the pair {name} stands already in {seen[name]}; keep one of the two.")
+            seen[name] = where
+            after = f"{_FOLDERS[kind]}/CLEVR_{kind}_{file}"
+            change = None if distractor else kinds.get(file)
+            before = f"images/CLEVR_default_{file}"
+            pairs.append(ChangePair(name, before, after, captions, split, change, distractor))
+    _check_dictionary(folder / "dict.json", pairs)
+    return pairs
+
+
+def _check_dictionary(path: Path, pairs: list[ChangePair]) -> None:
+    """Say how the authors' dictionary and the words of the training captions differ, if they do."""
+    if not path.is_file():
+        return
+    words = read_json(path, "dictionary")
+    if not isinstance(words, dict) or not all(type(number) is int for number in words.values()):
+        raise DiffcapError(f"{path}: expected an object from words to ids; fetch it again, or take it away.")
+    ours = set(build_vocabulary(caption for pair in pairs if pair.split == "train" for caption in pair.captions).words)
+    theirs = set(words) - set(SPECIALS)
+    if ours != theirs:
+        examples = ", ".join(sorted(ours ^ theirs)[:3])
+        print(f"{path}: has {len(theirs):,} words, the training captions {len(ours):,} (not in both: {examples})")
