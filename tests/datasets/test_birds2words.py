@@ -119,6 +119,12 @@ def test_a_malformed_line_is_named_by_number(tmp_path: Path, description: object
     assert f'{tmp_path / "train.jsonl"}, line 2: "description" must be' in refusal(tmp_path)
 
 
+def test_the_authors_files_may_end_in_json(tmp_path: Path) -> None:
+    for split in ("train", "val", "test"):
+        write_lines(tmp_path / f"{split}.json", [{"img1": f"1{split}", "img2": "2", "description": ["a", "bird"]}])
+    assert [pair.captions for pair in read_pairs("birds2words", tmp_path)] == [["a bird"]] * 3
+
+
 def test_one_form_and_all_of_it(tmp_path: Path) -> None:
     assert "put the official birds-to-words-v1.0.tsv or train.jsonl" in refusal(tmp_path)
     write_lines(tmp_path / "train.jsonl", [{"img1": "1", "img2": "2", "description": ["a"]}])

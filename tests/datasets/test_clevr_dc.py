@@ -1,0 +1,81 @@
+import json
+from pathlib import Path
+
+import pytest
+from tests.datasets.layouts import DC_CAPTIONS, write_clevr_dc, write_image
+
+from diffcap.datasets import describe, read_pairs
+from diffcap.datasets.clevr_dc import change_type
+from diffcap.errors import DiffcapError
+
+SPLITS = {"train": [9, 0, 1, 2, 3], "val": [4], "test": [5, 47999]}
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(DiffcapError) as caught:
+        read_pairs("clevr_dc", folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_both_forms_give_the_same_pairs(tmp_path: Path, renamed: bool) -> None:
+    folder = write_clevr_dc(tmp_path, SPLITS, renamed)
+    pairs = read_pairs("clevr_dc", folder)
+    assert [(pair.id, pair.split) for pair in pairs] == [
+        ("000000.png", "train"), ("000001.png", "train"), ("000002.png", "train"), ("000003.png", "train"),
+        ("000009.png", "train"), ("000004.png", "val"), ("000005.png", "test"), ("047999.png", "test"),
+    ]  # fmt: skip
+    assert [pair.change_type for pair in pairs] == ["color", "material", "add", "drop", "drop", "move", None, None]
+    assert [pair.id for pair in pairs if pair.is_distractor] == ["000005.png", "047999.png"]
+    assert all((folder / path).is_file() for pair in pairs for path in (pair.before, pair.after))
+    assert pairs[0].before.split("/")[0] == ("images" if renamed else "bef")
+    said = describe("clevr_dc", pairs, folder)
+    assert "derived from the captions' words" in said["notes"][0] and len(said["notes"]) == 1
+    assert said["official"]["state"] == "part" and said["official"]["splits"]["train"] == [5, 40_800]
+
+
+def test_split_json_beside_renamed_captions(tmp_path: Path) -> None:
+    folder = write_clevr_dc(tmp_path, SPLITS, renamed=True)
+    (folder / "splits.json").rename(folder / "split.json")
+    assert len(read_pairs("clevr_dc", folder)) == 8
+
+
+def test_images_are_found_by_their_number(tmp_path: Path) -> None:
+    folder = write_clevr_dc(tmp_path, SPLITS)
+    (folder / "bef/9.png").rename(folder / "bef/CLEVR_default_000009.png")
+    assert {pair.id: pair.before for pair in read_pairs("clevr_dc", folder)}[
+        "000009.png"
+    ] == "bef/CLEVR_default_000009.png"
+    write_image(folder / "bef/9.png")
+    assert "has the same number" in refusal(folder)
+
+
+def test_types_are_voted_for() -> None:
+    assert [change_type(sentences) for _, sentences in DC_CAPTIONS] == [kind or "none" for kind, _ in DC_CAPTIONS]
+    assert change_type(["the cube moved", "the cube is gone"]) is None
+    assert change_type(["the cube moved", "the cube is gone", "it shifted"]) == "move"
+    assert change_type(["a cube"]) is None and change_type([]) is None
+
+
+def test_a_pair_whose_type_cannot_be_told_is_counted(tmp_path: Path) -> None:
+    folder = write_clevr_dc(tmp_path, SPLITS)
+    captions = json.loads((folder / "captions.json").read_text())
+    (folder / "captions.json").write_text(json.dumps({**captions, "3": ["two cubes"]}))
+    pairs = read_pairs("clevr_dc", folder)
+    assert describe("clevr_dc", pairs, folder)["notes"][1].startswith("1 pairs (first 000003.png)")
+
+
+def test_one_sentence_for_each_fault(tmp_path: Path) -> None:
+    assert "no captions.json there" in refusal(tmp_path)
+    folder = write_clevr_dc(tmp_path, SPLITS)
+    good = (folder / "split.json").read_text()
+    (folder / "split.json").write_text(json.dumps({**SPLITS, "val": [4, 5]}))
+    assert "5 stands twice (in val and test)" in refusal(folder)
+    (folder / "split.json").write_text(json.dumps({**SPLITS, "val": [77]}))
+    assert "no captions for the id 77" in refusal(folder)
+    (folder / "split.json").write_text(good)
+    (folder / "captions.json").write_text(json.dumps({"a": ["x"]}))
+    assert 'the key "a" is not the number of a pair' in refusal(folder)
+    (folder / "change_captions.json").write_text("{}")
+    assert "both captions.json and change_captions.json" in refusal(folder)

@@ -1,0 +1,62 @@
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.datasets.layouts import write_clevr_change
+
+from diffcap.datasets import describe, read_pairs
+from diffcap.datasets.official import OFFICIAL, Sizes, compare, repetitions
+from diffcap.errors import DiffcapError
+from diffcap.records import ChangePair
+
+
+def pairs_of(**counts: int) -> Iterator[ChangePair]:
+    for split, count in counts.items():
+        for number in range(count):
+            yield ChangePair(f"{split}{number}", f"{split}{number}", f"{split}{number}_2", ["a"], split)
+
+
+def test_the_released_sizes() -> None:
+    assert {name: sum(sizes.splits.values()) for name, sizes in OFFICIAL.items()} == {
+        "clevr_change": 39_803, "clevr_dc": 48_000, "spot_the_diff": 11_329, "image_editing_request": 3_939,
+    }  # fmt: skip
+    assert sum(OFFICIAL["clevr_change"].types.values()) == 39_803
+
+
+def test_whole_part_and_too_much() -> None:
+    folder = Path("folder")
+    whole = list(pairs_of(train=3_061, val=383, test=495))
+    assert compare("image_editing_request", whole, folder) == {
+        "state": "whole", "unit": "pairs", "splits": {"train": [3061, 3061], "val": [383, 383], "test": [495, 495]},
+    }  # fmt: skip
+    part = compare("image_editing_request", whole[1:], folder)
+    assert part is not None and part["state"] == "part" and part["splits"]["train"] == [3060, 3061]
+    moved = [*whole[1:], replace(whole[0], split="test")]  # as many in all
+    with pytest.raises(
+        DiffcapError, match=r"its test split has 496 pairs, the official one of image_editing_request has 495"
+    ):
+        compare("image_editing_request", moved, folder)
+    assert compare("desk", whole, folder) is None
+
+
+def test_a_whole_dataset_has_its_distractors_and_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = Sizes("scenes", {"train": 2, "val": 1, "test": 1}, scenes=True, types={"color": 2, "add": 2})
+    monkeypatch.setitem(OFFICIAL, "clevr_change", small)
+    pairs = read_pairs("clevr_change", write_clevr_change(tmp_path, [0, 1], [2], [3]))
+    assert describe("clevr_change", pairs, tmp_path)["official"]["state"] == "whole"
+    with pytest.raises(DiffcapError, match="1 changes and 0 distractors"):
+        compare("clevr_change", [pair for pair in pairs if pair.id != "000002.png_n"], tmp_path)
+    kinds = json.loads((tmp_path / "type_mapping.json").read_text())
+    (tmp_path / "type_mapping.json").write_text(json.dumps({"color": kinds["color"] + kinds["add"]}))
+    with pytest.raises(DiffcapError, match="4 changes of type color, the whole clevr_change has 2"):
+        compare("clevr_change", read_pairs("clevr_change", tmp_path), tmp_path)
+
+
+def test_what_stands_twice_is_counted() -> None:
+    pairs = [*pairs_of(train=2, test=1)]
+    pairs += [replace(pairs[0], id="again", captions=["b", "b", " "]), replace(pairs[0], id="there", split="test")]
+    assert repetitions(pairs) == {
+        "image_pairs": {"train": 2, "val": 0, "test": 2}, "image_pairs_in_two_splits": 1, "repeated_captions": 1, "blank_captions": 1,
+    }  # fmt: skip
