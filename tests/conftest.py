@@ -10,11 +10,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--parity-dir", default=None, help="folder of parity fixtures to use in place of the committed ones"
     )
     parser.addoption(
+        "--real-dir", default=None, help="folder of official files (clevr_change/, spot_the_diff/, ...) to count"
+    )
+    parser.addoption(
         "--oracle-dir", default=None, help="folder of published predictions, references and expected scores to score"
     )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    if collection_path.name == "test_oracle.py" and config.getoption("--oracle-dir") is None:
-        return True
-    return None
+    needed = {"test_oracle.py": "--oracle-dir", "test_real.py": "--real-dir"}.get(collection_path.name)
+    return True if needed and config.getoption(needed) is None else None

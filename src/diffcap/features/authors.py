@@ -13,6 +13,7 @@ An array is (C, h, w), (1, C, h, w), or (C, h * h) as IDC-PCL has it of birds.
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -60,13 +61,16 @@ def fill_store(dataset: Dataset, source: str | Path, store: str | Path) -> int:
     row_of = {path: row for row, path in enumerate(writer.paths)}
     missing = set(writer.missing().tolist())
     done |= {path for path in paths if row_of[path] not in missing}
-    for path, array in _chain(first, parts):
-        if array.shape != shape:
-            raise DiffcapError(
-                f"{origin[path]}: {path} has features of {array.shape}, others of {shape}; fetch it again."
-            )
-        if row_of[path] in missing:
-            writer.write(np.array([row_of[path]]), array[None])
+    try:
+        for path, array in chain([first], parts):
+            if array.shape != shape:
+                raise DiffcapError(
+                    f"{origin[path]}: {path} has features of {array.shape}, others of {shape}; fetch it again."
+                )
+            if path not in done:
+                writer.write(np.array([row_of[path]]), array[None])
+    finally:
+        writer.flush()  # a file that is refused costs nothing of the others
     taken = len(missing)
     note: dict[str, Any] = {"folder": str(source.absolute()), "form": meta["form"], "images": len(paths)}
     used = sorted(set(origin.values()))
@@ -81,11 +85,6 @@ def fill_store(dataset: Dataset, source: str | Path, store: str | Path) -> int:
     write_json(Path(store) / "source.json", note)
     writer.finish()
     return taken
-
-
-def _chain(first: tuple[str, Array], rest: Iterator[tuple[str, Array]]) -> Iterator[tuple[str, Array]]:
-    yield first
-    yield from rest
 
 
 def _pickles(source: Path) -> dict[str, Path]:

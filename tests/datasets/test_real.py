@@ -1,0 +1,95 @@
+"""The official files' own counts: pytest tests/datasets/test_real.py --real-dir DIR, of whatever datasets DIR has."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from diffcap.datasets import describe, read_pairs
+from diffcap.records import SPLITS, ChangePair, take_changes
+from diffcap.text.vocabulary import build_vocabulary, tokenize_rcc
+
+
+@pytest.fixture
+def real(request: pytest.FixtureRequest) -> Path:
+    return Path(request.config.getoption("--real-dir"))
+
+
+def folder_of(real: Path, name: str) -> Path:
+    if not (real / name).is_dir():
+        pytest.skip(f"{real} has no {name}")
+    return real / name
+
+
+def counts(pairs: list[ChangePair]) -> dict[str, tuple[int, int]]:
+    return {
+        split: (len(ours), sum(len(pair.captions) for pair in ours))
+        for split in SPLITS
+        for ours in [[pair for pair in pairs if pair.split == split]]
+    }
+
+
+def words(pairs: list[ChangePair], min_count: int) -> int:
+    """Size of the authors' vocabulary, its four special tokens included."""
+    train = (caption for pair in pairs if pair.split == "train" for caption in pair.captions)
+    return len(build_vocabulary(train, min_count, "rcc"))
+
+
+def longest(pairs: list[ChangePair]) -> int:
+    """Positions that the longest caption of all splits needs, START and END included."""
+    return 2 + max(len(tokenize_rcc(caption)) for pair in pairs for caption in pair.captions)
+
+
+def test_spot_the_diff(real: Path) -> None:
+    folder = folder_of(real, "spot_the_diff")
+    pairs = read_pairs("spot_the_diff", folder)
+    assert counts(pairs) == {"train": (8_566, 17_676), "val": (1_493, 3_310), "test": (1_270, 2_107)}
+    said = describe("spot_the_diff", pairs, folder)
+    assert said["official"]["state"] == "whole" and said["repetitions"]["image_pairs_in_two_splits"] == 0
+    assert said["repetitions"]["blank_captions"] == 66
+    assert said["notes"] == ["annotators' rows, merged by pair: train 9,524, val 1,634, test 1,404"]
+    assert (words(pairs, 1), words(pairs, 5), longest(pairs)) == (2_059, 743, 58)
+    assert words(take_changes(pairs, "multi"), 1) + 1 == 2_033  # and <SEP>
+
+
+def test_image_editing_request(real: Path) -> None:
+    folder = folder_of(real, "image_editing_request")
+    pairs = read_pairs("image_editing_request", folder)
+    assert counts(pairs) == {"train": (3_061, 3_061), "val": (383, 1_149), "test": (495, 1_485)}
+    said = describe("image_editing_request", pairs, folder)
+    assert said["official"]["state"] == "whole"
+    assert said["repetitions"]["image_pairs"] == {"train": 2_507, "val": 357, "test": 446}
+    assert said["repetitions"]["image_pairs_in_two_splits"] == 56
+    assert (words(pairs, 1), longest(pairs)) == (2_459, 62)
+
+
+def test_birds2words(real: Path) -> None:
+    folder = folder_of(real, "birds2words")
+    pairs = read_pairs("birds2words", folder)
+    assert counts(pairs) == {"train": (2_685, 12_890), "val": (325, 1_556), "test": (337, 1_604)}
+    assert describe("birds2words", pairs, folder)["repetitions"]["repeated_captions"] == 34
+    train = [caption.split(" ") for pair in pairs if pair.split == "train" for caption in pair.captions]
+    assert [len(build_vocabulary(train, least).words) for least in (1, 2)] == [2_630, 1_653]
+
+
+def test_clevr_change_whole(real: Path, tmp_path: Path) -> None:
+    """The official ids and types, with a caption put for each."""
+    folder = folder_of(real, "clevr_change")
+    for name in ("splits", "type_mapping"):
+        (tmp_path / f"{name}.json").write_bytes((folder / f"official_{name}.json").read_bytes())
+    ids = [number for group in json.loads((tmp_path / "splits.json").read_text()).values() for number in group]
+    for name in ("change_captions", "no_change_captions"):
+        (tmp_path / f"{name}.json").write_text(json.dumps({f"CLEVR_default_{n:06d}.png": ["a"] for n in ids}))
+    pairs = read_pairs("clevr_change", tmp_path)
+    assert counts(pairs) == {"train": (67_660, 67_660), "val": (3_976, 3_976), "test": (7_970, 7_970)}
+    assert describe("clevr_change", pairs, tmp_path)["official"]["state"] == "whole"
+    kinds = [pair.change_type for pair in pairs if pair.split == "test" and pair.change_type]
+    assert {kind: kinds.count(kind) for kind in set(kinds)} == dict.fromkeys(
+        ("color", "material", "add", "drop", "move"), 797
+    )
+
+
+def test_clevr_change_part(real: Path) -> None:
+    folder = folder_of(real, "clevr_change")
+    official = describe("clevr_change", read_pairs("clevr_change", folder), folder)["official"]
+    assert official["splits"]["train"] == [12, 33_830] and official["state"] == "part"
