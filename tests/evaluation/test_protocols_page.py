@@ -1,0 +1,34 @@
+"""The worked figure of docs/protocols.md, computed from the pairs that the page prints."""
+
+from pathlib import Path
+
+import pytest
+
+from diffcap.evaluation.captions import score_groups
+
+PAGE = Path(__file__).parents[2] / "docs/protocols.md"
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the Markdown table that begins with a heading."""
+    text = PAGE.read_text().split(f"\n| {heading} |", 1)[1].split("\n\n", 1)[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[2:]]
+
+
+def test_total_is_no_average() -> None:
+    pairs = rows("pair")
+    predictions = {name: said for name, _, said, _ in pairs}
+    references = {name: [reference] for name, _, _, reference in pairs}
+    groups = {
+        kind: [name for name, group, *_ in pairs if kind in (group, "total")]
+        for kind in ("semantic", "distractor", "total")
+    }
+    scores = score_groups(predictions, references, groups, "raw", ["ROUGE-L", "CIDEr-D"])
+    printed = {group: (float(rouge), float(cider)) for group, rouge, cider in rows("group | ROUGE-L | CIDEr-D")}
+    assert printed.keys() == scores.keys() == groups.keys()
+    for group, (rouge, cider) in printed.items():
+        assert 100 * scores[group]["ROUGE-L"] == pytest.approx(rouge, abs=0.005)
+        assert 100 * scores[group]["CIDEr-D"] == pytest.approx(cider, abs=0.005)
+    semantic, distractor, total = (scores[group] for group in ("semantic", "distractor", "total"))
+    assert total["ROUGE-L"] == pytest.approx((semantic["ROUGE-L"] + distractor["ROUGE-L"]) / 2)
+    assert total["CIDEr-D"] > max(semantic["CIDEr-D"], distractor["CIDEr-D"])
