@@ -17,9 +17,10 @@ from diffcap.fetching import transfer as module
 from diffcap.fetching.hosts import Hosts, retry_after
 from diffcap.fetching.settings import FetchSettings
 from diffcap.fetching.transfer import Refused, Unreachable, Wanted, part_of, transfer
+from diffcap.fetching.workers import in_parallel
 
 BODY = random.Random(1).randbytes(200_000)
-QUICK = FetchSettings(retries=3, timeout=0.3, backoff=0.01, patience=5)
+QUICK = FetchSettings(retries=3, timeout=0.6, backoff=0.01, patience=5)
 
 
 def bring(target: Path, *urls: str, settings: FetchSettings = QUICK, hosts: Hosts | None = None, **more: object) -> str:
@@ -316,3 +317,26 @@ def test_no_room_is_noticed_before_and_while_writing(site: Site, target: Path, m
     assert said.value.filename == str(part_of(target)) and not target.exists()
     bring(target, url)
     assert whole(target)
+
+
+def test_whatever_happens_every_file_comes_whole(site: Site, tmp_path: Path) -> None:
+    chance = random.Random(7)
+    faults = ["hang", "drop", "status 500", "status 503 Retry-After=0", "status 429", "cut", "stall", "careless"]
+    bodies = {}
+    for n in range(60):
+        body = chance.randbytes(chance.choice([0, 1, 900, 5000, 70_000, 150_000]))
+        named = chance.choice([{"etag": f'"{n}"'}, {"modified": "Mon, 02 Jan 2017 00:00:00 GMT"}, {}])
+        planned = chance.choices(faults, k=chance.randrange(5))
+        planned = [
+            f"{fault} {chance.randrange(len(body) + 1)}" if fault in ("cut", "stall") else fault for fault in planned
+        ]
+        site.put(f"/{n}", body, ranges=chance.random() < 0.7, chunked=chance.random() < 0.3, faults=planned, **named)
+        bodies[n] = body
+    settings, hosts = FetchSettings(retries=10, timeout=0.5, backoff=0.001), Hosts(0.001)
+
+    def work(n: int) -> str:
+        return bring(tmp_path / "files" / str(n), site.url(f"/{n}"), settings=settings, hosts=hosts)
+
+    assert len(list(in_parallel(work, list(bodies), 16, hosts.stop))) == 60
+    assert {int(path.name): path.read_bytes() for path in (tmp_path / "files").iterdir()} == bodies
+    assert site.busiest > 8

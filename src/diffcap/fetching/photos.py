@@ -12,6 +12,7 @@ from diffcap.fetching.hosts import Hosts
 from diffcap.fetching.place import Failure, Place
 from diffcap.fetching.progress import count_bar
 from diffcap.fetching.settings import FetchSettings
+from diffcap.fetching.sources import is_web_address
 from diffcap.fetching.transfer import Refused, Unreachable, Wanted, transfer
 from diffcap.fetching.workers import in_parallel
 
@@ -50,10 +51,10 @@ def _work(place: Place, hosts: Hosts, settings: FetchSettings) -> Callable[[Job]
         name = place.name(target)
         check = photo_check(name, place.ledger)
         if target.is_file():
-            problem = place.present(target, check, "")
-            return (
-                Failure(name, urls[0] if urls else "", f"{problem}; delete it to have it fetched") if problem else None
-            )
+            if problem := place.present(target, check):
+                return Failure(name, urls[0] if urls else "", f"{problem}; delete it to have it fetched")
+            place.note(target, "")
+            return None
         if not urls:
             return Failure(name, "", "no web address is given for it", gone=True)
         wanted = Wanted(urls, target, None, check, known=bool(place.ledger.sha256(name)), vouched=True)
@@ -69,6 +70,6 @@ def _work(place: Place, hosts: Hosts, settings: FetchSettings) -> Callable[[Job]
 
 def _addresses(own: list[str], mirrors: tuple[str, ...]) -> tuple[str, ...]:
     """The photo's own addresses first, each once; what cannot be asked over the web is left out."""
-    usable = [url for url in own if urlsplit(url).scheme in ("http", "https")]
+    usable = [url for url in own if is_web_address(url)]
     others = [mirror.rstrip("/") + urlsplit(url).path for mirror in mirrors for url in usable]
     return tuple(dict.fromkeys([*usable, *others]))

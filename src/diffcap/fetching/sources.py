@@ -112,6 +112,14 @@ def read_sources(path: str | Path) -> Sources:
     )
 
 
+def is_web_address(url: str) -> bool:
+    """Whether a URL names a host that can be asked over HTTP."""
+    try:
+        return urlsplit(url).scheme in ("http", "https") and bool(urlsplit(url).hostname)
+    except ValueError:
+        return False
+
+
 def _entry(row: Any, where: str, needed: tuple[str, ...]) -> Entry:
     row = _checked(row, _ENTRY, where, needed)
     if "url" in row:
@@ -142,7 +150,7 @@ def _checked(row: Any, known: dict[str, type], where: str, needed: tuple[str, ..
 
 
 def _check_url(url: Any, where: str) -> None:
-    if not isinstance(url, str) or urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+    if not isinstance(url, str) or not is_web_address(url):
         raise DiffcapError(f"{where}: {url!r:.100} is not an http or https address; mend it.")
 
 
