@@ -103,7 +103,7 @@ test: setup  ## the tests
 lint: setup  ## ruff and mypy
 	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
 
-data: $(FOLDER)/manifest.jsonl  ## manifest of a dataset: DATASET=clevr_change DATA=<folder of its files>
+data: $(FOLDER)/manifest.jsonl  ## manifest of a dataset: DATASET=clevr_change DATA=<folder of its files>; without DATA they are fetched
 $(FOLDER)/manifest.jsonl: $(call asked,data) $(if $(DATA),FORCE) | setup
 	$(PY) stages/data.py --dataset $(DATASET) --out $(FOLDER) $(if $(DATA),--source $(call quoted,$(DATA))) \
 		$(if $(filter blocks,$(DATASET)),--seed $(SEED)) $(if $(PAIRS),--pairs $(PAIRS)) $(call args,data)

@@ -5,7 +5,11 @@ from typing import Any, Literal
 
 from diffcap.console import run
 from diffcap.errors import DiffcapError
+from diffcap.fetching.settings import FetchSettings
 from diffcap.records import SPLITS, ChangePair, Dataset
+
+SOURCES = Path(__file__).parents[1] / "configs/sources"
+FETCH = FetchSettings()
 
 
 def prepare(
@@ -18,13 +22,15 @@ def prepare(
     pairs: int | None = None,
     seed: int | None = None,
     jitter: float | None = None,
+    fetch: FetchSettings = FETCH,
 ) -> None:
     """Write the manifest of a dataset, and dataset.json with its counts beside it.
 
     Args:
         dataset: clevr_change, clevr_dc, spot_the_diff, image_editing_request, birds2words, blocks (rendered here), or any
             other name for your own pairs.jsonl.
-        source: the folder that holds the dataset's files; not for blocks.
+        source: the folder that holds the dataset's files; without it they are fetched, as far as they may be. Not for
+            blocks.
         out: where the manifest goes; data/<dataset> by default.
         missing: what to do with a pair whose image is missing or broken: refuse the dataset, or skip the pair. Either
             way problems.txt in the output folder lists the images.
@@ -35,9 +41,11 @@ def prepare(
         pairs: blocks only: how many pairs to render, half of them changes and half distractors; 6000 by default.
         seed: blocks only: seed of scenes, captions and splits; 0 by default.
         jitter: blocks only: how far camera and light stray; 0 keeps them, 1, the default, is about CLEVR-Change's.
+        fetch: how the files are fetched where no source is given.
 
     Raises:
-        DiffcapError: a file is missing or malformed, or images are and `missing` is "refuse".
+        DiffcapError: a file is missing or malformed, or images are and `missing` is "refuse"; pairs whose photos are gone
+            from the web are left out all the same, and counted.
     """
     from diffcap.datasets import describe, read_pairs
     from diffcap.records import write_dataset
@@ -47,6 +55,7 @@ def prepare(
     render = {
         key: value for key, value in {"pairs": pairs, "seed": seed, "jitter": jitter}.items() if value is not None
     }
+    gone: frozenset[str] = frozenset()
     if dataset == "blocks":
         root, render = _render(folder, source, render)
     elif render:
@@ -54,7 +63,7 @@ def prepare(
             f"--{next(iter(render))} is for blocks only, and {dataset} is read, not rendered; leave it out."
         )
     elif source is None:
-        raise DiffcapError(f"{dataset} needs its files: give their folder with --source (DATA=<folder> with make).")
+        root, gone = _fetch(dataset, folder, fetch, captions_only, missing)
     else:
         root = Path(source)
     records = read_pairs(dataset, root)
@@ -63,7 +72,7 @@ def prepare(
     if captions_only:
         (folder / "problems.txt").unlink(missing_ok=True)
     else:
-        records, skipped = _check(records, root, folder, missing, check)
+        records, skipped = _check(records, root, folder, missing, check, gone)
     settings = {"missing": missing, "check": check, **render}
     notes = {
         "captions_only": captions_only,
@@ -92,10 +101,28 @@ def _render(folder: Path, source: str | None, settings: dict[str, Any]) -> tuple
     return official, read_json(official / STAMP)
 
 
+def _fetch(
+    dataset: str, folder: Path, settings: FetchSettings, captions_only: bool, missing: str
+) -> tuple[Path, frozenset[str]]:
+    """The folder of the fetched files, and the images that are gone from the web."""
+    from diffcap.fetching.fetch import fetch
+
+    sources = Path(settings.sources or SOURCES / f"{dataset}.yaml")
+    if not settings.sources and not sources.is_file():
+        raise DiffcapError(f"{dataset} needs its files: give their folder with --source (DATA=<folder> with make).")
+    fetched = fetch(dataset, folder, sources, settings, captions_only, incomplete=missing == "skip")
+    return fetched.root, fetched.gone
+
+
 def _check(
-    pairs: list[ChangePair], root: Path, folder: Path, missing: str, check: Literal["decode", "exists"]
+    pairs: list[ChangePair],
+    root: Path,
+    folder: Path,
+    missing: str,
+    check: Literal["decode", "exists"],
+    gone: frozenset[str],
 ) -> tuple[list[ChangePair], dict[str, int]]:
-    """The pairs whose images are both good, and what was left out; refuses unless told to skip."""
+    """The pairs whose images are both good, and what was left out; refuses unless told to skip, or all that lack are `gone`."""
     from diffcap.datasets.images import MISSING, check_images, image_paths
     from diffcap.records import write_text
 
@@ -115,7 +142,7 @@ def _check(
     )
     lost = len(pairs) - len(good)
     summary = f"{root}: of {len(paths)} images {said}, so {lost} of {len(pairs)} pairs are lost; all are in {report}"
-    if missing == "refuse":
+    if missing == "refuse" and not gone.issuperset(problems):
         raise DiffcapError(f"{summary}: fetch them again, or leave those pairs out with --missing skip.")
     if not good:
         raise DiffcapError(f"{summary}, and no pair is left; check the folder.")

@@ -151,7 +151,7 @@ def test_ones_own_dataset(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--dataset", "clevr_change"], "needs its files: give their folder with --source"),
+        (["--dataset", "desk"], "needs its files: give their folder with --source"),
         (["--dataset", "clevr_change", "--source", "nowhere"], "nowhere: no such folder"),
         (["--dataset", "clevr_change", "--source", "."], "change_captions.json: no captions there"),
         (["--dataset", "clevr_chnage", "--source", "."], "no pairs.jsonl there"),

@@ -9,10 +9,10 @@ Two forms are read, whichever the folder holds:
   `{"img1", "img2", "description"}`, where the description is one caption (a list of tokens; lines with the same two photos
   are one pair) or a list of captions.
 
-The photos are the user's to fetch. They stand in `images/`, named by photo id: the number behind `photos/` in the image's
-address, or in the observation's where the image's has none, or else the last part of the image's address without its
-extension; `https://www.inaturalist.org/photos/647514` is `images/647514.jpg`. `.jpeg` and `.png` are found too. A pair's
-id is "<photo id>_<photo id>".
+The photos are not part of it (`photo_urls` says where they are). They stand in `images/`, named by photo id: the number
+behind `photos/` in the image's address, or in the observation's where the image's has none, or else the last part of the
+image's address without its extension; `https://www.inaturalist.org/photos/647514` is `images/647514.jpg`. `.jpeg` and
+`.png` are found too. A pair's id is "<photo id>_<photo id>".
 """
 
 import re
@@ -62,6 +62,22 @@ def read(folder: Path) -> list[ChangePair]:
     return _group(annotations, _photo_files(folder / "images"))
 
 
+def photo_urls(folder: Path) -> dict[str, list[str]]:
+    """Where the photos of the TSV are: path below `folder` -> its addresses, of which one is enough.
+
+    Raises:
+        DiffcapError: a line of the TSV is malformed.
+    """
+    files, urls = _photo_files(folder / "images"), dict[str, list[str]]()
+    for table in sorted(folder.glob("*.tsv")):
+        for _, row in _rows(table):
+            for photo, url in zip(_photos(row), (row["img1ImgURL"], row["img2ImgURL"])):
+                known = urls.setdefault(files.get(photo, f"images/{photo}{EXTENSIONS[0]}"), [])
+                if url.strip() not in known:
+                    known.append(url.strip())
+    return urls
+
+
 def photo_id(image_url: str, observation_url: str) -> str:
     """The name, without extension, that a photo's file has in `images/`; see the module's docstring."""
     for url in (image_url, observation_url):
@@ -105,12 +121,40 @@ def _photo_files(folder: Path) -> dict[str, str]:
 
 
 def _read_table(path: Path) -> Iterator[Annotation]:
+    for where, row in _rows(path):
+        if row["split"] not in SPLIT_NAMES:
+            raise DiffcapError(
+                f'{where}: the column split must be train, val or test, found "{row["split"]:.60}"; mend that line.'
+            )
+        photos = _photos(row)
+        yield Annotation(
+            photos=photos,
+            key=photos,  # not the URLs: one photo is found under several
+            split=SPLIT_NAMES[row["split"]],
+            captions=[tokenised(row["description"])],
+            where=where,
+            extra={
+                "species": [row["img1Species"], row["img2Species"]],
+                "selection": [row["img1Selection"], row["img2Selection"]],
+            },
+        )
+
+
+def _photos(row: dict[str, str]) -> tuple[str, str]:
+    return (
+        photo_id(row["img1ImgURL"], row["img1ObservationURL"]),
+        photo_id(row["img2ImgURL"], row["img2ObservationURL"]),
+    )
+
+
+def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Where each line of the TSV stands, and what is in its columns."""
     try:
-        rows = path.read_text(encoding="utf-8-sig").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise DiffcapError(f"{path}: not UTF-8 text (byte {error.start}); fetch the file again.") from None
     columns: tuple[str, ...] = COLUMNS
-    for number, line in enumerate(rows, 1):
+    for number, line in enumerate(lines, 1):
         where, fields = f"{path}, line {number}", [_unquote(field) for field in line.rstrip("\r").split("\t")]
         if not line.strip():
             continue
@@ -125,25 +169,7 @@ def _read_table(path: Path) -> Iterator[Annotation]:
         for column in ("img1ImgURL", "img2ImgURL", "description"):
             if not row[column].strip():
                 raise DiffcapError(f"{where}: the column {column} is empty; mend or delete that line.")
-        if row["split"] not in SPLIT_NAMES:
-            raise DiffcapError(
-                f'{where}: the column split must be train, val or test, found "{row["split"]:.60}"; mend that line.'
-            )
-        photos = (
-            photo_id(row["img1ImgURL"], row["img1ObservationURL"]),
-            photo_id(row["img2ImgURL"], row["img2ObservationURL"]),
-        )
-        yield Annotation(
-            photos=photos,
-            key=photos,  # not the URLs: one photo is found under several
-            split=SPLIT_NAMES[row["split"]],
-            captions=[tokenised(row["description"])],
-            where=where,
-            extra={
-                "species": [row["img1Species"], row["img2Species"]],
-                "selection": [row["img1Selection"], row["img2Selection"]],
-            },
-        )
+        yield where, row
 
 
 def _unquote(field: str) -> str:

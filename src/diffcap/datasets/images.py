@@ -77,6 +77,11 @@ def check_images(
     return problems
 
 
+def image_problem(path: str | Path) -> str:
+    """What is wrong with one image, decoded to its last pixel; "" for nothing."""
+    return _look(Path(path), "decode", None).problem
+
+
 def _look(path: Path, check: str, known: list[int] | None) -> Look:
     from PIL import Image, UnidentifiedImageError
 

@@ -1,0 +1,183 @@
+"""A web server on this machine that can be told to behave badly, and remembers what it was asked."""
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass
+class Page:
+    """What stands at one path, and the faults of its next answers, one each ("" for none)."""
+
+    body: bytes = b""
+    kind: str = "application/octet-stream"
+    etag: str = ""
+    modified: str = ""
+    ranges: bool = True
+    length: bool = True
+    chunked: bool = False
+    headers: dict[str, str] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+    always: str = ""
+    pace: float = 0.0  # seconds a kilobyte
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request."""
+
+    path: str
+    range: str
+    if_range: str
+    agent: str
+    when: float
+
+
+class Site:
+    """Pages by path; `asked` are the requests so far."""
+
+    def __init__(self) -> None:
+        self.pages: dict[str, Page] = {}
+        self.asked: list[Asked] = []
+        self.sent = 0
+        self.address = ""
+        self.busy = self.busiest = 0
+        self.over = threading.Event()
+        self.lock = threading.Lock()
+
+    def url(self, path: str) -> str:
+        return self.address + path
+
+    def put(self, path: str, body: bytes = b"", **more: object) -> str:
+        """Put a page there; gives its address."""
+        self.pages[path] = Page(body, **more)  # type: ignore[arg-type]
+        return self.url(path)
+
+    def times(self, path: str) -> int:
+        return sum(asked.path == path for asked in self.asked)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    site: Site
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        site, headers = self.site, self.headers
+        with site.lock:
+            site.asked.append(
+                Asked(
+                    self.path,
+                    headers.get("Range", ""),
+                    headers.get("If-Range", ""),
+                    headers.get("User-Agent", ""),
+                    time.monotonic(),
+                )
+            )
+            site.busy += 1
+            site.busiest = max(site.busiest, site.busy)
+        try:
+            self._answer(site.pages.get(self.path))
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
+        finally:
+            with site.lock:
+                site.busy -= 1
+
+    def _answer(self, page: Page | None) -> None:
+        if page is None:
+            return self._plain(404, {})
+        fault = page.faults.pop(0) if page.faults else page.always
+        word, _, given = fault.partition(" ")
+        if word == "status":  # "status 429 Retry-After=1"
+            status, _, header = given.partition(" ")
+            return self._plain(int(status), dict([header.split("=", 1)]) if header else {})
+        if word == "to":
+            return self._plain(302, {"Location": given})
+        if word == "hang":  # before the first byte
+            self.site.over.wait(30)
+            self.close_connection = True
+            return None
+        if word == "drop":
+            self.close_connection = True
+            return None
+        body, start, status = page.body, 0, 200
+        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        fits = self.headers.get("If-Range", page.etag or page.modified) in (page.etag, page.modified)
+        if asked and page.ranges and (fits or word == "careless"):
+            start, status = int(asked[1]), 206
+            if start >= len(body):
+                return self._plain(416, {"Content-Range": f"bytes */{len(body)}"})
+        return self._send(page, status, start, body[start:], word, given)
+
+    def _send(self, page: Page, status: int, start: int, body: bytes, word: str, given: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", page.kind)
+        for name, value in {"ETag": page.etag, "Last-Modified": page.modified, **page.headers}.items():
+            if value:
+                self.send_header(name, value)
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {start}-{len(page.body) - 1}/{len(page.body)}")
+        if page.chunked:
+            self.send_header("Transfer-Encoding", "chunked")
+        elif page.length:
+            self.send_header("Content-Length", str(len(body)))
+        else:
+            self.send_header("Connection", "close")
+            self.close_connection = True
+        self.end_headers()
+        if word in ("cut", "stall"):  # after so many bytes of this answer
+            self._pour(page, body[: int(given)])
+            if word == "stall":
+                self.site.over.wait(30)
+            self.close_connection = True
+            return
+        if word == "drip":  # a byte now and then
+            for n in range(len(body)):
+                self._pour(page, body[n : n + 1])
+                if self.site.over.wait(0.05):
+                    return
+        self._pour(page, body)
+        if page.chunked:
+            self.wfile.write(b"0\r\n\r\n")
+
+    def _pour(self, page: Page, body: bytes) -> None:
+        size = 1024 if page.pace else max(1, len(body))
+        for n in range(0, len(body), size):
+            piece = body[n : n + size]
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece) if page.chunked else piece)
+            self.wfile.flush()
+            with self.site.lock:
+                self.site.sent += len(piece)
+            if page.pace and self.site.over.wait(page.pace):
+                return
+
+    def _plain(self, status: int, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": "0", **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+
+@contextmanager
+def served() -> Iterator[Site]:
+    """A site on a free port of this machine, until the block ends."""
+    site = Site()
+    handler = type("Handler", (_Handler,), {"site": site})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    site.address = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield site
+    finally:
+        site.over.set()
+        server.shutdown()
+        server.server_close()

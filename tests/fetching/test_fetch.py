@@ -1,0 +1,432 @@
+"""`stages/data.py` without a source, against a server on this machine: official files, archives, photos, things by hand."""
+
+import fcntl
+import hashlib
+import io
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.commands import ROOT, environment, in_process, one_sentence, run
+from tests.datasets.layouts import BIRD_COLUMNS, bird_row, write_clevr_change, write_image
+from tests.fetching.site import Site
+
+from diffcap.records import read_dataset
+
+STAGE = str(ROOT / "stages/data.py")
+QUICK = ("--fetch.timeout=1", "--fetch.backoff=0.01", "--fetch.retries=2")
+TOP = {"name": "Desk", "page": "https://desk.invalid", "licence": "CC BY 4.0", "citation": "A. Author. Desks. 2020."}
+
+
+class Folder:
+    """Where one test fetches to."""
+
+    def __init__(self, path: Path, site: Site):
+        self.path, self.site, self.dataset = path, site, "clevr_change"
+
+    @property
+    def out(self) -> Path:
+        return self.path / "data"
+
+    def words(self, *options: str) -> list[str]:
+        named = f"--dataset={self.dataset}", f"--out={self.out}", f"--fetch.sources={self.path / 'sources.yaml'}"
+        return [sys.executable, STAGE, *named, *QUICK, *options]
+
+    def sources(self, **more: object) -> None:
+        (self.path / "sources.yaml").write_text(yaml.safe_dump({**TOP, **more}))
+
+    def fetch(self, *options: str) -> str:
+        """Run the stage in this process; the sentence with which it stopped, "" where it went well."""
+        return str(in_process(self.words(*options)) or "")
+
+    def json(self, name: str) -> dict:
+        return json.loads((self.out / name).read_text())
+
+    def asked(self) -> list[str]:
+        """The paths that were asked for since the last call."""
+        paths = [asked.path for asked in self.site.asked]
+        self.site.asked.clear()
+        return sorted(paths)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, site: Site) -> Folder:
+    return Folder(tmp_path, site)
+
+
+def packed(source: Path, top: str = "data") -> bytes:
+    """A folder as .tar.gz."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        archive.add(source, arcname=top)
+    return out.getvalue()
+
+
+@pytest.fixture
+def clevr(folder: Folder, site: Site) -> Folder:
+    """CLEVR-Change as one archive and two files beside it."""
+    official = write_clevr_change(folder.path / "made", train=[0, 1], val=[2], test=[3])
+    site.put("/splits.json", (official / "splits.json").read_bytes(), etag='"s"')
+    site.put("/types.json", (official / "type_mapping.json").read_bytes(), etag='"t"')
+    for name in ("splits.json", "type_mapping.json"):
+        (official / name).unlink()
+    body = packed(official)
+    site.put("/clevr.tar.gz", body, etag='"c"')
+    shutil.rmtree(official)
+    folder.sources(
+        files=[
+            {"url": site.url("/splits.json")},
+            {"url": site.url("/types.json"), "file": "type_mapping.json"},
+            {
+                "url": site.url("/clevr.tar.gz"),
+                "sha256": hashlib.sha256(body).hexdigest(),
+                "size": len(body),
+                "unpack": True,
+                "strip": "data",
+                "gives": ["images", "sc_images", "nsc_images", "change_captions.json", "no_change_captions.json"],
+            },
+        ]
+    )
+    return folder
+
+
+def test_everything_is_fetched_checked_and_read(clevr: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    clevr.site.pages["/clevr.tar.gz"].faults = ["cut 900", "stall 500"]
+    assert clevr.fetch() == ""
+    said = capsys.readouterr().out
+    assert "licence: CC BY 4.0" in said and "please cite: A. Author. Desks. 2020." in said
+    assert "8 pairs" in said and "12 images, all there" in said
+    dataset = read_dataset(clevr.out)
+    assert dataset.root == clevr.out / "official" and dataset.info["root"] == "official"
+    sums = clevr.json("checksums.json")
+    assert set(sums) == {"downloads/clevr.tar.gz", "official/splits.json", "official/type_mapping.json"}
+    for name, row in sums.items():
+        assert row["sha256"] == hashlib.sha256((clevr.out / name).read_bytes()).hexdigest()
+    assert not (clevr.out / "fetch-failures.json").exists() and not list(clevr.out.rglob("*.part*"))
+    clevr.asked()
+
+    assert clevr.fetch() == "" and clevr.asked() == []  # nothing is missing
+    (clevr.out / "downloads/clevr.tar.gz").unlink()
+    assert clevr.fetch() == "" and clevr.asked() == []  # it was unpacked
+    (clevr.out / "official/splits.json").unlink()
+    assert clevr.fetch() == "" and clevr.asked() == ["/splits.json"]
+    shutil.rmtree(clevr.out / "official")
+    assert clevr.fetch() == "" and clevr.asked() == ["/clevr.tar.gz", "/splits.json", "/types.json"]
+
+
+def test_what_fails_is_listed_and_only_that_is_fetched_the_next_time(clevr: Folder) -> None:
+    clevr.site.pages["/splits.json"].always = "status 500"
+    clevr.site.pages["/types.json"].always = "status 404"
+    said = clevr.fetch()
+    assert (
+        said.startswith("error: clevr_change: official/") and "could not be fetched; then run the same command" in said
+    )
+    failed = {row["name"]: row for row in clevr.json("fetch-failures.json")["failed"]}
+    assert failed["official/splits.json"]["why"] == "the server says 500 Internal Server Error (3 times)"
+    assert failed["official/type_mapping.json"]["why"] == "the server says 404 Not Found"
+    assert not (clevr.out / "manifest.jsonl").exists()
+    for page in clevr.site.pages.values():
+        page.always = ""
+    clevr.asked()
+    assert clevr.fetch() == "" and clevr.asked() == ["/splits.json", "/types.json"]
+    assert not (clevr.out / "fetch-failures.json").exists()
+
+
+def test_files_come_side_by_side(clevr: Folder) -> None:
+    for page in clevr.site.pages.values():
+        page.pace = 0.1
+    assert clevr.fetch() == "" and clevr.site.busiest == 3
+    shutil.rmtree(clevr.out)
+    clevr.site.busiest = 0
+    assert clevr.fetch("--fetch.jobs=1") == "" and clevr.site.busiest == 1
+
+
+def test_another_content_than_at_the_first_fetch_is_an_error(clevr: Folder) -> None:
+    assert clevr.fetch() == ""
+    splits = clevr.out / "official/splits.json"
+    body = splits.read_bytes()
+    splits.write_bytes(body + b" ")
+    assert "not the file any more whose checksum stands in" in clevr.fetch()
+    splits.unlink()
+    clevr.site.put("/splits.json", body + b"\n")
+    said = clevr.fetch()
+    assert "at the first fetch it was" in said and "take the lines of official/splits.json out of" in said
+    assert not splits.exists() and not list(clevr.out.rglob("*.part*"))
+    sums = clevr.json("checksums.json")
+    del sums["official/splits.json"]
+    (clevr.out / "checksums.json").write_text(json.dumps(sums))
+    assert clevr.fetch() == "" and splits.read_bytes() == body + b"\n"
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "md5"])
+def test_a_checksum_of_the_publisher_that_does_not_fit(clevr: Folder, algorithm: str) -> None:
+    url = clevr.site.url("/splits.json")
+    clevr.sources(files=[{"url": url, algorithm: hashlib.new(algorithm, b"other").hexdigest()}])
+    assert "the publisher's is" in clevr.fetch() and not (clevr.out / "official/splits.json").exists()
+    fits = hashlib.new(algorithm, clevr.site.pages["/splits.json"].body).hexdigest().upper()
+    clevr.sources(files=[{"url": url, algorithm: fits}])
+    assert "no captions there" in clevr.fetch() and (clevr.out / "official/splits.json").exists()
+
+
+def test_json_that_is_none_and_an_evil_archive(clevr: Folder) -> None:
+    clevr.site.put("/splits.json", b'{"train": [', kind="application/json")
+    assert "not valid JSON" in clevr.fetch()
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("../evil.txt"))
+    clevr.site.put("/evil.tar.gz", out.getvalue())
+    clevr.sources(files=[{"url": clevr.site.url("/evil.tar.gz"), "unpack": True}])
+    assert "would be written outside its folder" in clevr.fetch()
+    assert not list(clevr.path.rglob("evil.txt"))
+
+
+def by_hand(clevr: Folder) -> bytes:
+    """The archive behind a page that only a person can use; gives its content."""
+    body = clevr.site.pages.pop("/clevr.tar.gz").body
+    page = {"file": "clevr.tar.gz", "page": "https://drive.invalid/view", "how": "Press the button.", "unpack": True}
+    page |= {"strip": "data", "gives": ["images", "sc_images", "nsc_images", "change_captions.json"]}
+    files = [
+        {"url": clevr.site.url("/splits.json")},
+        {"url": clevr.site.url("/types.json"), "file": "type_mapping.json"},
+    ]
+    clevr.sources(files=files, by_hand=[page])
+    return body
+
+
+def test_what_a_person_has_to_fetch_is_said_precisely(clevr: Folder) -> None:
+    body = by_hand(clevr)
+    done = run(clevr.words(), clevr.path)
+    downloads = clevr.out / "downloads"
+    said = one_sentence(done)
+    assert f"a person has to fetch clevr.tar.gz (from https://drive.invalid/view into {downloads})" in said
+    for line in ("from  https://drive.invalid/view", "how   Press the button.", f"into  {downloads}/"):
+        assert line in done.stdout
+    assert "make data DATASET=clevr_change DATA=<their folder>" in done.stdout
+    assert clevr.json("fetch-failures.json")["by_hand"][0]["put_into"] == str(downloads)
+    assert clevr.asked() == ["/splits.json", "/types.json"]  # the rest is there already
+
+    (downloads / "clevr.tar.gz").write_bytes(body[:900])  # still being copied
+    assert "damaged archive" in clevr.fetch()
+    (downloads / "clevr.tar.gz").write_bytes(body)
+    assert clevr.fetch() == "" and clevr.asked() == []
+    assert len(read_dataset(clevr.out).pairs) == 8 and "downloads/clevr.tar.gz" in clevr.json("checksums.json")
+
+
+def test_files_that_a_person_unpacked_are_taken_as_they_are(clevr: Folder) -> None:
+    body = by_hand(clevr)
+    with tarfile.open(fileobj=io.BytesIO(body)) as archive:
+        archive.extractall(clevr.path, filter="data")
+    shutil.copytree(clevr.path / "data", clevr.out / "official")  # the folder is called data, too
+    shutil.rmtree(clevr.out / "official/images")
+    (clevr.out / "official/images").mkdir()
+    assert "a person has to fetch" in clevr.fetch()
+    (clevr.out / "official/images").rmdir()
+    shutil.copytree(clevr.path / "data/images", clevr.out / "official/images")
+    assert clevr.fetch() == ""
+
+
+def test_an_archive_without_what_it_should_have(clevr: Folder) -> None:
+    body = by_hand(clevr)
+    assert "a person has to fetch" in clevr.fetch()
+    sources = yaml.safe_load((clevr.path / "sources.yaml").read_text())
+    sources["by_hand"][0]["gives"] = ["features"]
+    (clevr.path / "sources.yaml").write_text(yaml.safe_dump(sources))
+    (clevr.out / "downloads/clevr.tar.gz").write_bytes(body)
+    assert "unpacked, but it has no features" in clevr.fetch()
+
+
+def test_captions_need_no_images(clevr: Folder) -> None:
+    made = write_clevr_change(clevr.path / "made", train=[0], val=[1], test=[2])
+    files = []
+    for name in ("splits", "type_mapping", "change_captions", "no_change_captions"):
+        files.append({"url": clevr.site.put(f"/{name}.json", (made / f"{name}.json").read_bytes())})
+    page = {"file": "*.zip", "page": "https://drive.invalid", "how": "Press.", "gives": ["images"], "unpack": True}
+    clevr.sources(files=files, by_hand=[{**page, "images": True}])
+    assert "a person has to fetch *.zip" in clevr.fetch()
+    assert clevr.fetch("--captions_only=true") == "" and read_dataset(clevr.out).info["captions_only"]
+
+
+def test_one_process_at_a_time(clevr: Folder) -> None:
+    (clevr.out / "downloads").mkdir(parents=True)
+    with (clevr.out / "downloads/.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "another process is fetching into this folder" in clevr.fetch()
+    assert clevr.fetch() == ""
+
+
+@pytest.mark.parametrize("option", ["--fetch.jobs=0", "--fetch.timeout=0", "--fetch.retries=-1", "--fetch.backoff=-1"])
+def test_options_out_of_range(clevr: Folder, option: str) -> None:
+    assert "--fetch.jobs must be at least 1" in clevr.fetch(option)
+
+
+def test_killed_at_any_time_it_goes_on_with_what_is_there(clevr: Folder) -> None:
+    site, body = clevr.site, clevr.site.pages["/clevr.tar.gz"].body
+    size = len(body)
+    site.pages["/clevr.tar.gz"].pace = 2 * 1024 / size  # two seconds for all of it
+    process = subprocess.Popen(
+        clevr.words("--fetch.timeout=5"),
+        cwd=clevr.path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    part = clevr.out / "downloads/clevr.tar.gz.part"
+    deadline = time.monotonic() + 30
+    while not (part.exists() and part.stat().st_size > size / 3 and (clevr.out / "official/splits.json").exists()):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    there = part.stat().st_size
+    assert 0 < there < size and part.read_bytes() == body[:there]
+    assert not (clevr.out / "manifest.jsonl").exists()
+    clevr.asked()
+    site.pages["/clevr.tar.gz"].pace = 0
+    ranges = site.asked
+    assert clevr.fetch() == ""
+    assert [(asked.path, asked.range) for asked in ranges if asked.path == "/clevr.tar.gz"] == [
+        ("/clevr.tar.gz", f"bytes={there}-")
+    ]
+    assert "/splits.json" not in clevr.asked() and len(read_dataset(clevr.out).pairs) == 8
+
+
+def test_ctrl_c_ends_it_at_once_even_where_a_server_says_nothing(clevr: Folder) -> None:
+    clevr.site.pages["/splits.json"].always = "hang"
+    words = clevr.words("--fetch.timeout=60")
+    process = subprocess.Popen(words, cwd=clevr.path, env=environment(), stderr=subprocess.PIPE, text=True)
+    while not clevr.site.times("/splits.json"):
+        time.sleep(0.01)
+    asked = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 1 and time.monotonic() - asked < 20  # of 60
+    assert said == "error: interrupted; run the same command again, what is done already is kept.\n"
+
+
+@pytest.fixture
+def birds(folder: Folder, site: Site) -> Folder:
+    """Birds-to-Words with six photos, of which five pairs are made."""
+    folder.dataset = "birds2words"
+    rows = [
+        bird_row("1", "2", "train", "Animal 1 is red."),
+        bird_row("1", "2", "train", "Animal 2 is blue.", 2),
+        bird_row("2", "3", "train", "Animal 1 is big."),
+        bird_row("3", "4", "val", "Animal 1 is small."),
+        bird_row("4", "5", "test", "Animal 1 has a beak."),
+        bird_row("5", "6", "test", "Animal 2 has a beak."),
+    ]
+    table = "\t".join(BIRD_COLUMNS) + "\n" + "\n".join(rows) + "\n"
+    table = table.replace("https://www.inaturalist.org/photos/", site.url("/photos/"))
+    folder.sources(files=[{"url": site.put("/birds.tsv", table.encode(), kind="text/plain")}], photos={})
+    for n in range(1, 7):
+        write_image(folder.path / "made.jpg", n)
+        site.put(f"/photos/{n}", (folder.path / "made.jpg").read_bytes(), kind="image/jpeg")
+    return folder
+
+
+def failed(birds: Folder) -> dict[str, tuple[str, bool]]:
+    return {row["name"]: (row["why"], row["gone"]) for row in birds.json("fetch-failures.json")["failed"]}
+
+
+def test_photos_by_address(birds: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert birds.fetch() == ""
+    images = sorted(path.name for path in (birds.out / "official/images").iterdir())
+    assert images == [f"{n}.jpg" for n in range(1, 7)]
+    assert "photos: 6 of 6 are there, 6 of them new; 0 are gone for good" in capsys.readouterr().out
+    dataset = read_dataset(birds.out)
+    assert len(dataset.pairs) == 5 and dataset.info["skipped"] == {"pairs": 0, "images": 0}
+    assert len(birds.json("checksums.json")) == 7
+    birds.asked()
+    assert birds.fetch() == "" and birds.asked() == []
+    (birds.out / "official/images/3.jpg").unlink()
+    assert birds.fetch() == "" and birds.asked() == ["/photos/3"]
+
+
+def test_dead_photos_are_listed_and_their_pairs_dropped(birds: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    site = birds.site
+    whole = site.pages["/photos/2"].body
+    site.pages["/photos/1"].always = "status 404"
+    site.put("/photos/6", b"<html>This photo was removed</html>", kind="text/html")
+    assert birds.fetch() == ""
+    assert failed(birds) == {
+        "official/images/1.jpg": ("the server says 404 Not Found", True),
+        "official/images/6.jpg": ("a web page came in place of the file", True),
+    }
+    said = capsys.readouterr().out
+    assert "2 are gone for good" in said and "2 of 5 pairs are lost" in said and "2 pairs skipped" in said
+    dataset = read_dataset(birds.out)
+    assert dataset.info["skipped"] == {"pairs": 2, "images": 2}
+    assert [pair.id for pair in dataset.pairs] == ["2_3", "3_4", "4_5"]
+    birds.asked()
+
+    site.put("/photos/1", whole, kind="image/jpeg")
+    site.put("/photos/6", whole[: len(whole) // 2], kind="image/jpeg")  # cut on the server's own disk
+    assert birds.fetch() == "" and birds.asked() == ["/photos/1", "/photos/6"]
+    assert list(failed(birds)) == ["official/images/6.jpg"] and failed(birds)["official/images/6.jpg"][1]
+    assert "broken" in failed(birds)["official/images/6.jpg"][0]
+    site.put("/photos/6", b"<html>lies about its kind</html>", kind="image/jpeg")
+    assert birds.fetch() == "" and failed(birds) == {"official/images/6.jpg": ("broken: not an image", True)}
+    assert not (birds.out / "official/images/6.jpg").exists() and not list(birds.out.rglob("*.part*"))
+
+
+def test_photos_that_fail_only_now_lose_no_pair_unless_told_to(birds: Folder) -> None:
+    birds.site.pages["/photos/1"].always = "status 503"
+    birds.site.pages["/photos/6"].always = "status 404"
+    said = birds.fetch()
+    assert "photos could not be fetched now, 1 in all: official/images/1.jpg" in said and "--missing skip" in said
+    assert failed(birds)["official/images/1.jpg"] == ("the server says 503 Service Unavailable (3 times)", False)
+    assert not (birds.out / "manifest.jsonl").exists()
+    assert birds.fetch("--missing=skip") == "" and len(read_dataset(birds.out).pairs) == 3
+    birds.site.pages["/photos/1"].always = ""
+    assert birds.fetch() == "" and len(read_dataset(birds.out).pairs) == 4
+
+
+def test_a_photo_that_broke_here_is_not_dropped_in_silence(birds: Folder) -> None:
+    birds.site.pages["/photos/6"].always = "status 404"
+    assert birds.fetch() == ""
+    photo = birds.out / "official/images/2.jpg"
+    photo.write_bytes(photo.read_bytes()[:100])
+    assert "not the file any more whose checksum stands in" in birds.fetch()
+    photo.unlink()
+    assert birds.fetch() == "" and len(read_dataset(birds.out).pairs) == 4
+
+
+def test_photos_on_another_host(birds: Folder) -> None:
+    birds.site.pages["/photos/1"].always = "status 404"
+    birds.sources(files=[{"url": birds.site.url("/birds.tsv")}], photos={"mirrors": [birds.site.url("/mirror/")]})
+    birds.site.put("/mirror/photos/1", birds.site.pages["/photos/2"].body, kind="image/jpeg")
+    assert birds.fetch() == "" and len(read_dataset(birds.out).pairs) == 5
+    assert birds.json("checksums.json")["official/images/1.jpg"]["url"].endswith("/mirror/photos/1")
+
+
+def test_a_photo_that_a_person_brought_is_left_alone(birds: Folder) -> None:
+    birds.site.pages["/photos/1"].always = "status 404"
+    write_image(birds.out / "official/images/1.png")
+    assert birds.fetch() == "" and "/photos/1" not in birds.asked()
+    assert "images/1.png" in {pair.before for pair in read_dataset(birds.out).pairs}
+
+
+def test_captions_of_birds_need_the_table_alone(birds: Folder) -> None:
+    assert birds.fetch("--captions_only=true") == "" and birds.asked() == ["/birds.tsv"]
+
+
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1/photos/6", "http://[half/photos/6", "photos/6"])
+def test_an_address_in_the_table_that_is_none(birds: Folder, url: str) -> None:
+    page = birds.site.pages["/birds.tsv"]
+    page.body = page.body.replace(birds.site.url("/photos/6").encode(), url.encode())
+    assert birds.fetch() == "" and failed(birds) == {"official/images/6.jpg": ("no web address is given for it", True)}
+
+
+def test_without_sources_the_folder_is_asked_for(folder: Folder) -> None:
+    words = [sys.executable, STAGE, "--dataset=desk", f"--out={folder.out}"]
+    assert "desk needs its files: give their folder with --source" in str(in_process(words))
+    words = [sys.executable, STAGE, "--dataset=nabirds", f"--out={folder.out}"]
+    assert "a person has to fetch nabirds.tar.gz (from https://dl.allaboutbirds.org/nabirds" in str(in_process(words))
+    assert "no such file; it should say where" in str(in_process([*words, "--fetch.sources=nowhere.yaml"]))

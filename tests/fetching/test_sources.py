@@ -1,0 +1,62 @@
+from pathlib import Path
+
+import pytest
+
+from diffcap.errors import DiffcapError
+from diffcap.fetching.sources import read_sources
+
+SOURCES = Path(__file__).parents[2] / "configs/sources"
+TOP = "name: Desk\npage: https://desk.invalid\nlicence: none\ncitation: nobody\n"
+
+
+@pytest.mark.parametrize("path", sorted(SOURCES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_ours_are_complete(path: Path) -> None:
+    sources = read_sources(path)
+    assert sources.files or sources.by_hand
+    text = path.read_text()
+    assert text.startswith("# ") and f"make data DATASET={path.stem}" in text and "not tried here" in text
+    for entry in (*sources.files, *sources.by_hand):
+        assert entry.url.startswith("https://") or entry.page.startswith("https://")
+        assert entry.gives or not entry.unpack
+    assert "Baidu" in text or "google" in text.lower() or sources.photos is not None or path.stem == "nabirds"
+
+
+def test_there_is_one_for_every_published_dataset() -> None:
+    wanted = {"birds2words", "clevr_change", "clevr_dc", "cub", "image_editing_request", "nabirds", "spot_the_diff"}
+    assert wanted == {path.stem for path in SOURCES.iterdir()}
+
+
+def test_names_come_from_the_address(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"{TOP}files:\n- url: https://desk.invalid/some%20file.json?download=1\n")
+    assert [entry.file for entry in read_sources(tmp_path / "a.yaml").files] == ["some file.json"]
+
+
+@pytest.mark.parametrize(
+    "text, complaint",
+    [
+        ("a: [", "not YAML"),
+        ("- a", "must be keys and values"),
+        ("name: Desk", "lacks page, licence, citation; add it"),
+        (TOP + "fils: []", "unknown key 'fils'; the keys are"),
+        (TOP + "files: {}", "files must be a list"),
+        (TOP + "files: [{file: a}]", "files, entry 1: lacks url"),
+        (TOP + "files: [{url: 'file:///etc/passwd'}]", "is not an http or https address"),
+        (TOP + "files: [{url: 'https://desk.invalid/'}]", "file must be the name of a file"),
+        (TOP + "files: [{url: 'https://desk.invalid/a', to: ../b}]", "must be a path inside the dataset's folder"),
+        (TOP + "files: [{url: 'https://desk.invalid/a', to: /b}]", "must be a path inside the dataset's folder"),
+        (TOP + "files: [{url: 'https://desk.invalid/..'}]", "must be a path inside the dataset's folder"),
+        (TOP + "files: [{url: 'https://desk.invalid/a', size: big}]", "size must be a int"),
+        (TOP + "by_hand: [{file: a.zip}]", "by_hand, entry 1: lacks page, how, gives"),
+        (TOP + "photos: {mirrors: [desk]}", "is not an http or https address"),
+    ],
+)
+def test_faults_get_one_sentence(tmp_path: Path, text: str, complaint: str) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(DiffcapError, match=complaint) as said:
+        read_sources(tmp_path / "a.yaml")
+    assert str(said.value).startswith(str(tmp_path / "a.yaml"))
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    with pytest.raises(DiffcapError, match="no such file"):
+        read_sources(tmp_path / "a.yaml")
