@@ -137,7 +137,8 @@ def _show(dataset: Dataset, folder: Path) -> None:
     from rich.table import Table
 
     table = Table(title=f"{dataset.name}: {folder / 'manifest.jsonl'}", title_justify="left")
-    records = "images" if all(pair.after is None for pair in dataset.pairs) else "pairs"
+    single = all(pair.after is None for pair in dataset.pairs)
+    records, one = ("images", "an image") if single else ("pairs", "a pair")
     for column in ("split", records, "distractors", "captions", "change types"):
         table.add_column(column, justify="left" if column in ("split", "change types") else "right")
     for split in SPLITS:
@@ -149,7 +150,7 @@ def _show(dataset: Dataset, folder: Path) -> None:
     console = Console()
     console.print(table)
     console.print(
-        f"{info['pairs']:,} {records}, {info['captions_per_pair']} captions each, {looked}, "
+        f"{info['pairs']:,} {records}, {info['captions_per_pair']} captions {one}, {looked}, "
         f"{info['skipped']['pairs']:,} {records} skipped",
         highlight=False,
     )

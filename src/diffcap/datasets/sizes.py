@@ -18,7 +18,7 @@ class Size(NamedTuple):
 
 SIZES = {
     "cub": Size(11_788, {"train": 8_855, "val": 2_933}),  # L2C's split, which is by class (Yan et al., ACL 2021)
-    "nabirds": Size(48_562, {}, classes=555),
+    "nabirds": Size(48_562, {"train": 23_929, "test": 24_633}, classes=555),
 }
 
 
