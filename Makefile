@@ -70,7 +70,7 @@ args = $($(1)_ARGS) $(if $(filter $(1),$(takers)),$(ARGS))
 # line, which wins.
 configs = $(foreach file,$(wildcard configs/trainer/default.yaml configs/method/$(METHOD)/$(1).yaml \
 	$(foreach name,$(DATASET) $(2),configs/dataset/$(name).yaml configs/method/$(METHOD)/$(1).$(name).yaml) \
-	$(ABLATION:%=configs/method/$(METHOD)/ablation/%.yaml configs/method/$(METHOD)/ablation/%.$(1).yaml)) $(if $(filter-out default,$(TRAINER)),configs/trainer/$(TRAINER).yaml) \
+	$(foreach kind,yaml $(1).yaml,$(ABLATION:%=configs/method/$(METHOD)/ablation/%.$(kind)))) $(if $(filter-out default,$(TRAINER)),configs/trainer/$(TRAINER).yaml) \
 	$(if $(filter-out 1,$(DEVICES)),configs/trainer/ddp.yaml),--config $(file))
 train = $(call configs,$(1),$(2)) --data.folder $(or $(3),$(FOLDER)) --data.features $(FEATURES) --seed_everything $(SEED) \
 	--data.seed $(SEED) --run.out $(or $(4),$(RUN)/$(1)) --run.logger $(LOGGER) --trainer.devices $(DEVICES) \
@@ -87,11 +87,11 @@ touch = @$(if $(filter-out FORCE,$?),touch -c $@,:)
 # The options of `make demo` and `make ablation` are not for the targets that those run; other variables reach them.
 unexport ARGS
 
-.PHONY: help setup demo test lint data extract negatives pretrain finetune eval report ablation backbone clip tagger FORCE
+.PHONY: help setup demo test lint data extra extract negatives pretrain finetune eval report ablation backbone clip tagger FORCE
 
 # A misspelt name stops here, not after an hour of other stages.
 known = $(if $(wildcard configs/$(2)),,$(error $(1) is unknown; configs/$(dir $(2)) has: $(basename $(notdir $(wildcard configs/$(dir $(2))*)))))
-ifneq ($(filter $(STAGES) report,$(MAKECMDGOALS)),)
+ifneq ($(filter $(STAGES) extra report,$(MAKECMDGOALS)),)
 $(call known,METHOD=$(METHOD),method/$(METHOD))
 $(call known,BACKBONE=$(BACKBONE),backbone/$(BACKBONE).yaml)
 $(call known,TRAINER=$(TRAINER),trainer/$(TRAINER).yaml)
@@ -146,6 +146,8 @@ $(RUN)/pretrain/finished.json: $(STORE)/complete $(if $(NEGATIVES),$(FOLDER)/neg
 	$(PY) stages/$(PRETRAINER).py $(call train,pretrain,$(NABIRDS:%=$(STAND_IN)%)) \
 		$(if $(NABIRDS),--data.labelled $(NABIRDS_FOLDER)) $(if $(CUB),--model.init_from $(CUB_RUN)/last.ckpt) $(call args,pretrain)
 	$(touch)
+
+extra: $(if $(CUB),$(CUB_STORE)/complete $(CUB_FOLDER)/negatives.jsonl) $(if $(NABIRDS),$(NABIRDS_STORE)/complete)  ## manifests, features and negatives of EXTRA=cub,nabirds (CUB_DATA=, NABIRDS_DATA=), which the targets below call for
 
 # IDC-PCL's first stage, on CUB alone; cub_ARGS are for it only.
 $(CUB_RUN)/finished.json: $(CUB_STORE)/complete $(CUB_FOLDER)/negatives.jsonl $(FOLDER)/manifest.jsonl $(call asked,pretrain) | setup
