@@ -1,5 +1,5 @@
 # diffcap: every stage, chained by the files they write. `make help` lists the targets.
-# Variables: DATASET METHOD ABLATION DATA DEVICES ARGS SEED LOGGER TRAINER BACKBONE FEATURES FEATURES_FROM WEIGHTS TAGGER RUN PRETRAIN
+# Variables: DATASET METHOD ABLATION DATA DEVICES ARGS SEED LOGGER TRAINER BACKBONE FEATURES FEATURES_FROM WEIGHTS TAGGER RUN PRETRAIN EXTRA
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
@@ -15,13 +15,28 @@ TRAINER ?= default
 PRETRAINS := $(wildcard configs/method/$(METHOD)/pretrain.yaml)
 ABLATION ?=
 # Ablations whose point it is to go without.
-PRETRAIN ?= $(if $(and $(PRETRAINS),$(if $(filter unadapted ft1 ft2,$(ABLATION)),,yes)),yes,no)
+PRETRAIN ?= $(if $(and $(PRETRAINS),$(if $(filter unadapted ft1 ft2 no_pretraining,$(ABLATION)),,yes)),yes,no)
 # Its script, the checkpoint that it leaves, and whether it needs hard negatives.
 PRETRAINER := $(if $(filter clip4idc,$(METHOD)),adapt,pretrain)
 PRETRAINED := $(if $(filter clip4idc,$(METHOD)),best,last).ckpt
 NEGATIVES := $(if $(filter clip4idc,$(METHOD)),,yes)
 FOLDER ?= data/$(DATASET)
-RUN ?= runs/$(DATASET)/$(METHOD)$(ABLATION:%=-%)
+# Datasets that help IDC-PCL's pre-training, EXTRA=cub,nabirds: CUB in a stage before, NABirds beside the dataset itself.
+EXTRA ?=
+comma := ,
+EXTRAS := $(subst $(comma), ,$(EXTRA))
+CUB := $(filter cub,$(EXTRAS))
+NABIRDS := $(filter nabirds,$(EXTRAS))
+CUB_DATA ?=
+NABIRDS_DATA ?=
+# blocks has stand-ins of its own for both.
+STAND_IN := $(if $(filter blocks,$(DATASET)),blocks_)
+CUB_FOLDER ?= data/$(STAND_IN)cub
+NABIRDS_FOLDER ?= data/$(STAND_IN)nabirds
+RUN ?= runs/$(DATASET)/$(METHOD)$(ABLATION:%=-%)$(if $(EXTRAS),$(patsubst %,-%,$(CUB))$(patsubst %,-%,$(NABIRDS)))
+# The stage on CUB may be shared by runs that differ in later stages only, and so may a whole pre-training.
+CUB_RUN ?= $(RUN)/pretrain-cub
+PRETRAINING ?= $(RUN)/pretrain
 
 # Which features a method reads; the embedded dataset has a backbone of its own.
 BACKBONE_pcl := resnet101_layer4
@@ -29,15 +44,17 @@ BACKBONE_scorer := resnet101_layer3
 BACKBONE_dirl := resnet101_layer3
 BACKBONE_clip4idc := pixels
 BLOCKS_clip4idc := blocks_pixels
-BACKBONE ?= $(if $(filter blocks,$(DATASET)),$(or $(BLOCKS_$(METHOD)),blocks),$(BACKBONE_$(METHOD)))
+BACKBONE ?= $(if $(filter blocks%,$(DATASET)),$(or $(BLOCKS_$(METHOD)),blocks),$(BACKBONE_$(METHOD)))
 # What the features are called: more than one of a backbone's weights need more than one name.
 FEATURES ?= $(if $(FEATURES_FROM),authors,$(BACKBONE))
 # Where the authors of a system have extracted them: a folder of their .npy files or pickles.
 FEATURES_FROM ?=
-TAGGER ?= $(if $(filter blocks,$(DATASET)),blocks,english)
+TAGGER ?= $(if $(filter blocks%,$(DATASET)),blocks,english)
 
 PY := .venv/bin/python
 STORE := $(FOLDER)/features/$(FEATURES)
+CUB_STORE := $(CUB_FOLDER)/features/$(FEATURES)
+NABIRDS_STORE := $(NABIRDS_FOLDER)/features/$(FEATURES)
 STAGES := data extract negatives pretrain finetune eval
 TRAINING := pretrain finetune
 
@@ -54,14 +71,15 @@ args = $($(1)_ARGS) $(if $(filter $(1),$(takers)),$(ARGS))
 # The settings of a training stage: trainer, method, dataset, what the method changes there, its ablation, then the command
 # line, which wins.
 configs = $(foreach file,$(wildcard configs/trainer/default.yaml configs/method/$(METHOD)/$(1).yaml \
-	configs/dataset/$(DATASET).yaml configs/method/$(METHOD)/$(1).$(DATASET).yaml) \
-	$(ABLATION:%=configs/method/$(METHOD)/ablation/%.yaml) $(if $(filter-out default,$(TRAINER)),configs/trainer/$(TRAINER).yaml) \
+	$(foreach name,$(DATASET) $(2),configs/dataset/$(name).yaml configs/method/$(METHOD)/$(1).$(name).yaml) \
+	$(foreach kind,yaml $(1).yaml,$(ABLATION:%=configs/method/$(METHOD)/ablation/%.$(kind)))) $(if $(filter-out default,$(TRAINER)),configs/trainer/$(TRAINER).yaml) \
 	$(if $(filter-out 1,$(DEVICES)),configs/trainer/ddp.yaml),--config $(file))
-train = $(call configs,$(1)) --data.folder $(FOLDER) --data.features $(FEATURES) --seed_everything $(SEED) --data.seed $(SEED) \
-	--run.out $(RUN)/$(1) --run.logger $(LOGGER) --trainer.devices $(DEVICES)
+train = $(call configs,$(1),$(2)) --data.folder $(or $(3),$(FOLDER)) --data.features $(FEATURES) --seed_everything $(SEED) \
+	--data.seed $(SEED) --run.out $(or $(4),$(RUN)/$(1)) --run.logger $(LOGGER) --trainer.devices $(DEVICES) \
+	$(if $(CUB),--data.vocabulary_with '[$(if $(3),$(FOLDER),$(CUB_FOLDER))]')
 
 # What fine-tuning starts from; a captioner that was trained without it stays as it is until one of the two is asked for.
-ALONE = $(if $(wildcard $(RUN)/pretrain/finished.json),,$(wildcard $(RUN)/finetune/finished.json))
+ALONE = $(if $(wildcard $(PRETRAINING)/finished.json),,$(wildcard $(RUN)/finetune/finished.json))
 FROM = $(if $(filter yes,$(and $(PRETRAINS),$(PRETRAIN))),$(if $(filter $(TRAINING),$(MAKECMDGOALS)),yes,$(if $(ALONE),,yes)))
 
 # A stage that found nothing to do leaves its file as it is: where that is older than what the stage reads, Make has to be
@@ -71,18 +89,20 @@ touch = @$(if $(filter-out FORCE,$?),touch -c $@,:)
 # The options of `make demo` and `make ablation` are not for the targets that those run; other variables reach them.
 unexport ARGS
 
-.PHONY: help setup demo test lint data extract negatives pretrain finetune eval report ablation backbone clip tagger FORCE
+.PHONY: help setup demo test lint data extra extract negatives pretrain finetune eval report ablation backbone clip tagger FORCE
 
 # A misspelt name stops here, not after an hour of other stages.
 known = $(if $(wildcard configs/$(2)),,$(error $(1) is unknown; configs/$(dir $(2)) has: $(basename $(notdir $(wildcard configs/$(dir $(2))*)))))
-ifneq ($(filter $(STAGES) report,$(MAKECMDGOALS)),)
+ifneq ($(filter $(STAGES) extra report,$(MAKECMDGOALS)),)
 $(call known,METHOD=$(METHOD),method/$(METHOD))
 $(call known,BACKBONE=$(BACKBONE),backbone/$(BACKBONE).yaml)
 $(call known,TRAINER=$(TRAINER),trainer/$(TRAINER).yaml)
-$(if $(ABLATION),$(call known,ABLATION=$(ABLATION),method/$(METHOD)/ablation/$(ABLATION).yaml))
+$(if $(ABLATION),$(if $(wildcard configs/method/$(METHOD)/ablation/$(ABLATION).*),,$(call known,ABLATION=$(ABLATION),method/$(METHOD)/ablation/$(ABLATION).yaml)))
+$(foreach name,$(filter-out cub nabirds,$(EXTRAS)),$(error EXTRA=$(EXTRA) is unknown; give cub, nabirds, or cub,nabirds))
+$(if $(EXTRAS),$(if $(filter pcl,$(METHOD)),,$(error EXTRA=$(EXTRA) is for METHOD=pcl, whose pre-training takes it)))
 endif
 # Make parts its lists at blanks, so the names that it builds paths from cannot have any.
-$(foreach name,DATASET METHOD BACKBONE FEATURES FOLDER RUN,$(if $(word 2,$($(name))),$(error $(name)=$($(name)) has a blank in it; make cannot build paths from that, choose another name)))
+$(foreach name,DATASET METHOD BACKBONE FEATURES FOLDER RUN CUB_FOLDER NABIRDS_FOLDER CUB_RUN PRETRAINING,$(if $(word 2,$($(name))),$(error $(name)=$($(name)) has a blank in it; make cannot build paths from that, choose another name)))
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -106,7 +126,8 @@ lint: setup  ## ruff and mypy
 data: $(FOLDER)/manifest.jsonl  ## manifest of a dataset: DATASET=clevr_change DATA=<folder of its files>; without DATA they are fetched
 $(FOLDER)/manifest.jsonl: $(call asked,data) $(if $(DATA),FORCE) | setup
 	$(PY) stages/data.py --dataset $(DATASET) --out $(FOLDER) $(if $(DATA),--source $(call quoted,$(DATA))) \
-		$(if $(filter blocks,$(DATASET)),--seed $(SEED)) $(if $(PAIRS),--pairs $(PAIRS)) $(call args,data)
+		$(if $(filter blocks%,$(DATASET)),--seed $(SEED)) $(if $(PAIRS),--pairs $(PAIRS)) $(if $(filter blocks_%,$(DATASET)),$(IMAGES:%=--images %)) \
+		$(call args,data)
 
 extract: $(STORE)/complete  ## features of every image: BACKBONE=resnet101_layer4 WEIGHTS=<file, if there is no network>; or FEATURES_FROM=<the authors' folder>
 $(STORE)/complete: $(FOLDER)/manifest.jsonl $(call asked,extract) $(if $(filter clip4idc,$(BACKBONE)),$(wildcard $(WEIGHTS))) | setup
@@ -125,10 +146,37 @@ $(FOLDER)/negatives.jsonl: $(FOLDER)/manifest.jsonl $(call asked,negatives) | se
 	$(PY) stages/negatives.py --folder $(FOLDER) --tagger $(call quoted,$(TAGGER)) --seed $(SEED) $(call args,negatives)
 	$(touch)
 
-pretrain: $(if $(and $(PRETRAINS),$(filter yes,$(PRETRAIN))),$(RUN)/pretrain/finished.json,nothing-to-pretrain)  ## self-supervised tasks of the method: ARGS="--model.lr=1e-4 --data.batch_size=64"
-$(RUN)/pretrain/finished.json: $(STORE)/complete $(if $(NEGATIVES),$(FOLDER)/negatives.jsonl) $(call asked,pretrain) | setup
-	$(PY) stages/$(PRETRAINER).py $(call train,pretrain) $(call args,pretrain)
+pretrain: $(if $(and $(PRETRAINS),$(filter yes,$(PRETRAIN))),$(RUN)/pretrain/finished.json,nothing-to-pretrain)  ## self-supervised tasks of the method: ARGS="--model.lr=1e-4 --data.batch_size=64" EXTRA=cub,nabirds
+$(RUN)/pretrain/finished.json: $(STORE)/complete $(if $(NEGATIVES),$(FOLDER)/negatives.jsonl) $(call asked,pretrain) \
+		$(if $(CUB),$(CUB_RUN)/finished.json) $(if $(NABIRDS),$(NABIRDS_STORE)/complete) | setup
+	$(PY) stages/$(PRETRAINER).py $(call train,pretrain,$(NABIRDS:%=$(STAND_IN)%)) \
+		$(if $(NABIRDS),--data.labelled $(NABIRDS_FOLDER)) $(if $(CUB),--model.init_from $(CUB_RUN)/last.ckpt) $(call args,pretrain)
 	$(touch)
+
+extra: $(if $(CUB),$(CUB_STORE)/complete $(CUB_FOLDER)/negatives.jsonl) $(if $(NABIRDS),$(NABIRDS_STORE)/complete)  ## manifests, features and negatives of EXTRA=cub,nabirds (CUB_DATA=, NABIRDS_DATA=), which the targets below call for
+
+# IDC-PCL's first stage, on CUB alone; cub_ARGS are for it only.
+$(CUB_RUN)/finished.json: $(CUB_STORE)/complete $(CUB_FOLDER)/negatives.jsonl $(FOLDER)/manifest.jsonl $(call asked,pretrain) | setup
+	$(PY) stages/pretrain.py $(call train,pretrain,$(STAND_IN)cub,$(CUB_FOLDER),$(CUB_RUN)) $(call args,pretrain) $(cub_ARGS)
+	$(touch)
+
+# What the extra datasets lack is made by the targets of their own; CUB_DATA=, NABIRDS_DATA= say where their files are.
+lend = +$(MAKE) --no-print-directory $@ DATASET=$(STAND_IN)$(1) FOLDER=$(2) DATA=$(call quoted,$(3)) BACKBONE=$(BACKBONE) \
+	FEATURES=$(FEATURES) TAGGER=$(call quoted,$(TAGGER)) EXTRA= ABLATION= ARGS= PAIRS=
+ifneq ($(CUB),)
+$(CUB_STORE)/complete: $(CUB_FOLDER)/manifest.jsonl
+	$(call lend,cub,$(CUB_FOLDER),)
+$(CUB_FOLDER)/negatives.jsonl: $(CUB_FOLDER)/manifest.jsonl
+	$(call lend,cub,$(CUB_FOLDER),)
+$(CUB_FOLDER)/manifest.jsonl: $(if $(CUB_DATA),FORCE)
+	$(call lend,cub,$(CUB_FOLDER),$(CUB_DATA))
+endif
+ifneq ($(NABIRDS),)
+$(NABIRDS_STORE)/complete: $(NABIRDS_FOLDER)/manifest.jsonl
+	$(call lend,nabirds,$(NABIRDS_FOLDER),)
+$(NABIRDS_FOLDER)/manifest.jsonl: $(if $(NABIRDS_DATA),FORCE)
+	$(call lend,nabirds,$(NABIRDS_FOLDER),$(NABIRDS_DATA))
+endif
 
 .PHONY: nothing-to-pretrain
 nothing-to-pretrain:
@@ -136,9 +184,9 @@ nothing-to-pretrain:
 
 finetune: $(RUN)/finetune/finished.json  ## the captioner, from the pre-training's checkpoint (PRETRAIN=no: from scratch)
 $(RUN)/finetune/finished.json: $(STORE)/complete $(call asked,finetune) \
-		$(if $(FROM),$(RUN)/pretrain/finished.json) | setup
+		$(if $(FROM),$(PRETRAINING)/finished.json) | setup
 	$(PY) stages/finetune.py $(call train,finetune) \
-		$(if $(FROM),--model.init_from $(RUN)/pretrain/$(PRETRAINED)) $(call args,finetune)
+		$(if $(FROM),--model.init_from $(PRETRAINING)/$(PRETRAINED)) $(call args,finetune)
 	$(touch)
 
 eval: $(RUN)/eval/metrics.json  ## captions and scores of the test split, by group

@@ -8,6 +8,17 @@ from diffcap.errors import DiffcapError
 
 # In the order and the words of the papers' tables; each is a file of configs/method/<method>/ablation.
 ROWS = {
+    "pcl": {
+        "no_pretraining": "without pre-training",
+        "mlm": "MLM",
+        "mlm_mvcl": "MLM+MVCL",
+        "pcl": "MLM+MVCL+FDA",
+        "no_difference_encoder": "all, without difference encoder",
+        "no_distractor_judging": "all, without distractor judging",
+        "cub": "all, +CUB",
+        "nabirds": "all, +NABirds",
+        "cub_nabirds": "all, +CUB +NABirds",
+    },
     "scorer": {
         "subtraction": "Subtraction",
         "rr": "RR",
@@ -30,8 +41,14 @@ ROWS = {
         "clip4idc": "CLIP4IDC",
     },
 }
-# Those with a pre-training stage, whose length is that of the method's settings.
-PRETRAINED = {"clip4idc"}
+# Those with a pre-training stage.
+PRETRAINED = {"clip4idc", *ROWS["pcl"]} - {"no_pretraining"}
+# Those that are no file, but the whole method with more datasets in its pre-training; their stage on CUB is the same one.
+EXTRA = {"cub": "cub", "nabirds": "nabirds", "cub_nabirds": "cub,nabirds"}
+# Those that differ from another row in fine-tuning only begin with its pre-training.
+BEGINS_WITH = {"no_distractor_judging": "pcl"}
+# What has to wait for another row travels behind it.
+BEHIND = {**BEGINS_WITH, "cub_nabirds": "cub"}
 
 
 def ablation(
@@ -42,18 +59,21 @@ def ablation(
     backbone: str | None = None,
     seeds: str = "1234",
     steps: int | None = None,
+    pretrain_steps: int | None = None,
     rows: str | None = None,
     out: str | None = None,
 ) -> None:
     """Train and score every row at equal steps, and write the table: BLEU-4, METEOR, ROUGE-L, CIDEr-D, by change type.
 
     Args:
-        method: scorer, dirl or clip4idc.
+        method: pcl, scorer, dirl or clip4idc.
         dataset: name; its manifest and features are made if they are missing.
         folder: data/<dataset>. features: name of the feature store in it. backbone: what makes them, where it is called otherwise.
         seeds: of the training, separated by commas; several give means and standard deviations.
         steps: of every row's captioning; the method's settings by default.
-        rows: only these, separated by commas, as the files of configs/method/<method>/ablation are called.
+        pretrain_steps: of the pre-training of rows that have one, and of the stage on CUB before it; the settings' by default.
+        rows: only these, separated by commas, as the files of configs/method/<method>/ablation are called, and for pcl
+            cub, nabirds and cub_nabirds, the whole method with more datasets.
         out: folder of the runs and of the table; runs/<dataset>/<method>-ablation by default.
 
     Raises:
@@ -74,25 +94,46 @@ def ablation(
         "LOGGER=none",
     )
     make("the features", "extract")
-    make = Make(*make.variables, "DATA=")  # the manifest is there now; its files need not be looked at for every row
-    table = {
-        ROWS[method][row]: [
-            Road(
-                f"{ROWS[method][row]}, seed {seed}",
-                place / f"{row}-{seed}",
-                method,
-                int(seed),
-                steps,
-                None if row in PRETRAINED else 0,
-                (f"ABLATION={row}",),
-            )
-            for seed in seeds.split(",")
-        ]
+    if method == "pcl":  # before the rows, two of which would make them at the same time
+        make("hard negatives", "negatives")
+        wanted = sorted({name for row in chosen for name in EXTRA.get(row, "").split(",") if name})
+        if wanted:
+            make("the extra datasets", "extra", "METHOD=pcl", f"EXTRA={','.join(wanted)}")
+    make = Make(
+        *make.variables, "DATA=", "CUB_DATA=", "NABIRDS_DATA="
+    )  # the manifest is there now; its files need not be looked at for every row
+    numbers = [int(seed) for seed in seeds.split(",")]
+    roads = {
+        (row, seed): Road(
+            f"{ROWS[method][row]}, seed {seed}",
+            place / f"{row}-{seed}",
+            method,
+            seed,
+            steps,
+            pretrain_steps if row in PRETRAINED else 0,
+            _options(row, place, seed),
+            place / f"{BEGINS_WITH[row]}-{seed}" if BEGINS_WITH.get(row) in chosen else None,
+        )
         for row in chosen
+        for seed in numbers
     }
-    # Seed by seed, so that an interrupted command leaves whole tables of fewer seeds.
-    side_by_side(make, [[road] for roads in zip(*table.values()) for road in roads])
+    # Seed by seed, so that an interrupted command leaves whole tables of fewer seeds; rows that wait for others begin first.
+    heads = sorted((row for row in chosen if BEHIND.get(row) not in chosen), key=lambda row: row not in BEHIND.values())
+    lanes = [
+        [roads[row, seed] for row in (head, *(row for row in chosen if BEHIND.get(row) == head))]
+        for seed in numbers
+        for head in heads
+    ]
+    side_by_side(make, lanes)
+    table = {ROWS[method][row]: [roads[row, seed] for seed in numbers] for row in chosen}
     compare(Path(folder), features, table, place / "report", "--pictures", "0", "--attention", "0")
+
+
+def _options(row: str, place: Path, seed: int) -> tuple[str, ...]:
+    """The make variables that tell a row from the others."""
+    if row not in EXTRA:
+        return (f"ABLATION={row}",)
+    return (f"EXTRA={EXTRA[row]}", f"CUB_RUN={place / f'pretrain-cub-{seed}'}")
 
 
 if __name__ == "__main__":

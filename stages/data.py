@@ -10,6 +10,7 @@ from diffcap.records import SPLITS, ChangePair, Dataset
 
 SOURCES = Path(__file__).parents[1] / "configs/sources"
 FETCH = FetchSettings()
+RENDERED = ("blocks", "blocks_cub", "blocks_nabirds")
 
 
 def prepare(
@@ -20,6 +21,7 @@ def prepare(
     check: Literal["decode", "exists"] = "decode",
     captions_only: bool = False,
     pairs: int | None = None,
+    images: int | None = None,
     seed: int | None = None,
     jitter: float | None = None,
     fetch: FetchSettings = FETCH,
@@ -27,10 +29,11 @@ def prepare(
     """Write the manifest of a dataset, and dataset.json with its counts beside it.
 
     Args:
-        dataset: clevr_change, clevr_dc, spot_the_diff, image_editing_request, birds2words, blocks (rendered here), or any
-            other name for your own pairs.jsonl.
-        source: the folder that holds the dataset's files; without it they are fetched, as far as they may be. Not for
-            blocks.
+        dataset: clevr_change, clevr_dc, spot_the_diff, image_editing_request, birds2words, blocks (rendered here), cub and
+            nabirds or their stand-ins blocks_cub and blocks_nabirds (rendered here) for pre-training, or any other name for
+            your own pairs.jsonl.
+        source: the folder that holds the dataset's files; without it they are fetched, as far as they may be. Not for what
+            is rendered.
         out: where the manifest goes; data/<dataset> by default.
         missing: what to do with a pair whose image is missing or broken: refuse the dataset, or skip the pair. Either
             way problems.txt in the output folder lists the images.
@@ -39,8 +42,9 @@ def prepare(
         captions_only: look at no image at all; the manifest then serves the stages that read captions only (negatives,
             vocabulary), and dataset.json says so.
         pairs: blocks only: how many pairs to render, half of them changes and half distractors; 6000 by default.
-        seed: blocks only: seed of scenes, captions and splits; 0 by default.
-        jitter: blocks only: how far camera and light stray; 0 keeps them, 1, the default, is about CLEVR-Change's.
+        images: blocks_cub and blocks_nabirds only: how many pictures to render; 4000 and 3840 by default.
+        seed: of what is rendered: of scenes, captions and splits; 0 by default.
+        jitter: of what is rendered: how far camera and light stray; 0 keeps them, 1, the default, is about CLEVR-Change's.
         fetch: how the files are fetched where no source is given.
 
     Raises:
@@ -52,12 +56,11 @@ def prepare(
     from diffcap.text.vocabulary import build_vocabulary, read_vocabulary, write_vocabulary
 
     folder = Path(out or f"data/{dataset}")
-    render = {
-        key: value for key, value in {"pairs": pairs, "seed": seed, "jitter": jitter}.items() if value is not None
-    }
+    wanted = {"pairs": pairs, "images": images, "seed": seed, "jitter": jitter}
+    render = {key: value for key, value in wanted.items() if value is not None}
     gone: frozenset[str] = frozenset()
-    if dataset == "blocks":
-        root, render = _render(folder, source, render)
+    if dataset in RENDERED:
+        root, render = _render(dataset, folder, source, render)
     elif render:
         raise DiffcapError(
             f"--{next(iter(render))} is for blocks only, and {dataset} is read, not rendered; leave it out."
@@ -83,21 +86,30 @@ def prepare(
     # Before the manifest, which is what Make looks for; untouched where it is the same already.
     vocabulary = build_vocabulary(caption for pair in records if pair.split == "train" for caption in pair.captions)
     words = folder / "vocabulary.json"
-    if not words.is_file() or read_vocabulary(words).words != vocabulary.words:
+    if not vocabulary.words:  # classes and no captions
+        words.unlink(missing_ok=True)
+    elif not words.is_file() or read_vocabulary(words).words != vocabulary.words:
         write_vocabulary(words, vocabulary)
     _show(write_dataset(folder, dataset, root, records, notes), folder)
-    print(f"{len(vocabulary.words):,} words in the training captions, {words}")
+    if vocabulary.words:
+        print(f"{len(vocabulary.words):,} words in the training captions, {words}")
 
 
-def _render(folder: Path, source: str | None, settings: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+def _render(dataset: str, folder: Path, source: str | None, settings: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
     """The folder of the rendered files, and every setting that they were rendered with."""
     if source is not None:
-        raise DiffcapError("blocks is rendered, not read: leave --source (DATA=) out.")
-    from diffcap.datasets.blocks.write import STAMP, write_blocks
+        raise DiffcapError(f"{dataset} is rendered, not read: leave --source (DATA=) out.")
+    other = "images" if dataset == "blocks" else "pairs"
+    if other in settings:
+        raise DiffcapError(f"--{other} is not for {dataset}; leave it out.")
+    from diffcap.datasets.blocks.chunks import STAMP
+    from diffcap.datasets.blocks.singles import write_cub, write_nabirds
+    from diffcap.datasets.blocks.write import write_blocks
     from diffcap.records import read_json
 
     official = folder / "official"
-    write_blocks(official, **settings)
+    writers: dict[str, Any] = dict(zip(RENDERED, (write_blocks, write_cub, write_nabirds)))
+    writers[dataset](official, **settings)
     return official, read_json(official / STAMP)
 
 
@@ -132,7 +144,7 @@ def _check(
         report.unlink(missing_ok=True)
         return pairs, {"pairs": 0, "images": 0}
     write_text(report, "".join(f"{path}\t{what}\n" for path, what in problems.items()))
-    good = [pair for pair in pairs if pair.before not in problems and pair.after not in problems]
+    good = [pair for pair in pairs if not any(image in problems for image in pair.images)]
     absent = [path for path, what in problems.items() if what == MISSING]
     broken = [path for path, what in problems.items() if what != MISSING]
     said = " and ".join(
@@ -155,7 +167,9 @@ def _show(dataset: Dataset, folder: Path) -> None:
     from rich.table import Table
 
     table = Table(title=f"{dataset.name}: {folder / 'manifest.jsonl'}", title_justify="left")
-    for column in ("split", "pairs", "distractors", "captions", "change types"):
+    single = all(pair.after is None for pair in dataset.pairs)
+    records, one = ("images", "an image") if single else ("pairs", "a pair")
+    for column in ("split", records, "distractors", "captions", "change types"):
         table.add_column(column, justify="left" if column in ("split", "change types") else "right")
     for split in SPLITS:
         row = dataset.info["splits"][split]
@@ -166,8 +180,8 @@ def _show(dataset: Dataset, folder: Path) -> None:
     console = Console()
     console.print(table)
     console.print(
-        f"{info['pairs']:,} pairs, {info['captions_per_pair']} captions a pair, {looked}, "
-        f"{info['skipped']['pairs']:,} pairs skipped",
+        f"{info['pairs']:,} {records}, {info['captions_per_pair']} captions {one}, {looked}, "
+        f"{info['skipped']['pairs']:,} {records} skipped",
         highlight=False,
     )
     for line in _remarks(info):

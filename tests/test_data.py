@@ -11,12 +11,13 @@ import pytest
 import torch
 from tests.toy import NEGATIVES, SHAPE, pairs, write_toy
 
-from diffcap.data import CaptionData, FeatureData, PretrainData
+from diffcap.data import CaptionData, FeatureData
 from diffcap.errors import DiffcapError
 from diffcap.features.store import FeatureStore
 from diffcap.losses.mlm import IGNORED
 from diffcap.negatives import read_negatives
 from diffcap.pair_table import PairBatches
+from diffcap.pretrain_data import PretrainData
 from diffcap.records import read_dataset, write_dataset
 
 
@@ -263,7 +264,7 @@ def test_decoding_batches_hold_no_text(folder: Path) -> None:
 
 
 def test_bad_input_is_one_sentence(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(DiffcapError, match="'nab'; the tasks are mlm, mvcl and fda"):
+    with pytest.raises(DiffcapError, match=r"'nab'; the tasks are mlm, mvcl, fda, single_mlm, .* and fgvc"):
         pretraining(folder, tasks={"nab": 3})
     with pytest.raises(DiffcapError, match=r"nowhere\.jsonl: no negatives there; write it with `make negatives"):
         pretraining(folder, negatives=str(tmp_path / "nowhere.jsonl"))

@@ -36,12 +36,22 @@ def test_a_manifest_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["manifest.jsonl"]
 
 
+def test_single_images_come_back_without_a_second_one(tmp_path: Path) -> None:
+    images = [ChangePair("3", "a/3.png", None, [], "train", extra={"class": 4})]
+    write_manifest(tmp_path / "manifest.jsonl", [*PAIRS, *images])
+    found = read_manifest(tmp_path / "manifest.jsonl")
+    assert found[3:] == images and found[3].images == ("a/3.png",) and found[0].images == ("a/1.png", "b/1.png")
+    assert write_dataset(tmp_path / "x", "x", tmp_path, images, {}).info["images"] == 1
+
+
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
         ('{"id": "2",\n', "not JSON"),
         ("[1]\n", "expected a JSON object"),
         (line(id="2", before=...), '"before" must be a str'),
+        (line(id="2", after=...), '"after" must be a str or null, found nothing'),
+        (line(id="2", after=3), '"after" must be a str or null, found 3'),
         (line(id="2", captions="c"), '"captions" must be a list'),
         (line(id="2", captions=[1]), "list of strings"),
         (line(id="2", split="dev"), '"split" must be one of'),

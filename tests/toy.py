@@ -42,6 +42,42 @@ def write_toy(folder: Path, scenes: int = 24) -> Path:
     features[:, 0] = np.arange(len(paths))[:, None, None] / 16  # exact in float16
     store.write(np.arange(len(paths)), features)
     store.finish()
+    _write_negatives(folder, rows)
+    return folder
+
+
+def write_toy_singles(folder: Path, images: int = 20, meta: str = "toy") -> Path:
+    """Captioned single images, the CUB form: words that the pairs do not have, a store "toy", negatives."""
+    rows = [
+        ChangePair(f"s{n}", f"single/{n}.png", None, [f"a {COLORS[n % 4]} bird", f"bird number{n} flies"], split)
+        for n in range(images)
+        for split in ["val" if n % 5 == 4 else "train"]
+    ]
+    _write_images(folder, "toy_singles", rows, meta)
+    _write_negatives(folder, rows)
+    return folder
+
+
+def write_toy_labelled(folder: Path, images: int = 18, meta: str = "toy") -> Path:
+    """Single images of three classes, the NABirds form, in a store "toy"."""
+    rows = [
+        ChangePair(f"l{n}", f"labelled/{n}.png", None, [], "train" if n % 2 else "test", extra={"class": n % 3})
+        for n in range(images)
+    ]
+    _write_images(folder, "toy_labelled", rows, meta)
+    return folder
+
+
+def _write_images(folder: Path, name: str, rows: list[ChangePair], meta: str) -> None:
+    write_dataset(folder, name, folder, rows, {})
+    store = StoreWriter(folder / "features" / "toy", [row.before for row in rows], SHAPE, {"backbone": meta})
+    features = np.random.default_rng(1).standard_normal((len(rows), *SHAPE)).astype(np.float32)
+    features[:, 0] = np.arange(len(rows))[:, None, None] / 16
+    store.write(np.arange(len(rows)), features)
+    store.finish()
+
+
+def _write_negatives(folder: Path, rows: list[ChangePair]) -> None:
     lines = []
     for pair in rows:
         if pair.split == "train":
@@ -51,4 +87,3 @@ def write_toy(folder: Path, scenes: int = 24) -> Path:
                 found = [Negative(kind, f"{text} {COLORS[number]}") for kind, text in zip(kinds, wrong)]
                 lines.append(CaptionNegatives(pair.id, caption, found))
     write_negatives(folder / "negatives.jsonl", lines)
-    return folder

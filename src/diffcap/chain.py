@@ -20,6 +20,7 @@ class Road:
         title: of messages. folder: of its run. method, seed: of it. finetune, pretrain: steps; null: as the settings have
             them; 0 pre-training steps: none at all.
         options: more make variables, such as ABLATION=rr.
+        begins_with: folder of the run whose pre-training it takes over, instead of one of its own.
     """
 
     title: str
@@ -29,6 +30,7 @@ class Road:
     finetune: int | None = None
     pretrain: int | None = 0
     options: tuple[str, ...] = ()
+    begins_with: Path | None = None
 
 
 def call(command: Sequence[str], title: str) -> None:
@@ -60,7 +62,9 @@ class Make:
         """Pre-train (0 steps: not at all), fine-tune and evaluate."""
         fixed = (f"RUN={road.folder}", f"METHOD={road.method}", f"SEED={road.seed}", *road.options)
         fixed = (*fixed, f"PRETRAIN={'no' if road.pretrain == 0 else 'yes'}")
-        if road.pretrain != 0:
+        if road.begins_with:
+            fixed = (*fixed, f"PRETRAINING={road.begins_with / 'pretrain'}")
+        elif road.pretrain != 0:
             self(f"{road.title}, pre-training", "pretrain", *fixed, *_steps(road.pretrain))
         self(f"{road.title}, captioning", "finetune", *fixed, *_steps(road.finetune))
         self(f"{road.title}, test captions", "eval", *fixed)

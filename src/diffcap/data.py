@@ -1,4 +1,4 @@
-"""The LightningDataModules: feature maps of pairs with captions, for pre-training and for captioning.
+"""The LightningDataModules: feature maps of pairs with captions; those of pre-training stand in `pretrain_data`.
 
 Every random choice of a training step (samples, hidden words and patches, swapped images) comes from the seed and the
 step alone, over the global batch, of which each rank takes its share; see `streams`.
@@ -6,7 +6,7 @@ step alone, over the global batch, of which each rank takes its share; see `stre
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import lightning.pytorch as pl
 import numpy as np
@@ -17,11 +17,9 @@ from torch.utils.data import DataLoader
 from diffcap.errors import DiffcapError
 from diffcap.features.store import FeatureStore
 from diffcap.losses.mlm import mask_words
-from diffcap.losses.mvcl import mask_patches
-from diffcap.negatives import read_negatives
 from diffcap.pair_table import PairBatches, PairTable, RetrievalBatches, as_is
 from diffcap.records import ChangePair, Changes, read_dataset, take_changes
-from diffcap.streams import Batch, StepBatches, Stream, TaskSchedule, step_generator
+from diffcap.streams import Batch, StepBatches, Stream, step_generator
 from diffcap.text.layouts import AnyLayout, vocabulary_for
 
 Samples = Literal["captions", "pairs", "scenes"]
@@ -48,7 +46,12 @@ class FeatureData(pl.LightningDataModule):
             `diffcap.text.bpe`).
         changes: protocol of a dataset whose pairs have several changes, "single" or "multi", see `records.take_changes`; null
             for the dataset's own, where it has one.
+        vocabulary_with: folders of more datasets whose training captions count for the vocabulary; the stages of one
+            model need the same ones (IDC-PCL: CUB and Birds-to-Words share one).
     """
+
+    takes_single_images: ClassVar[bool] = False
+    classes = 0  # of images, where there are any
 
     def __init__(
         self,
@@ -66,6 +69,7 @@ class FeatureData(pl.LightningDataModule):
         seed: int = 1234,
         vocabulary_layout: AnyLayout = "pcl",
         changes: Changes | None = None,
+        vocabulary_with: list[str] | None = None,
     ) -> None:
         super().__init__()
         self.batch_size, self.eval_batch_size, self.max_length = batch_size, eval_batch_size, max_length
@@ -79,9 +83,14 @@ class FeatureData(pl.LightningDataModule):
         self.dataset = replace(found, pairs=take_changes(found.pairs, self.changes))
         self.store = FeatureStore.open(Path(folder) / "features" / features)
         train = self._pairs("train")
-        self.vocabulary = vocabulary_for(
-            (caption for pair in train for caption in pair.captions), min_count, vocabulary_layout
-        )
+        if not self.takes_single_images and any(pair.after is None for pair in train):
+            raise DiffcapError(
+                f"{self.dataset.name}: made of single images, which only pre-training takes (make pretrain DATASET=<pairs> "
+                "EXTRA=cub); give a dataset of pairs here."
+            )
+        others = [pair for other in vocabulary_with or [] for pair in read_dataset(other).pairs]
+        captions = (caption for pair in (*train, *others) if pair.split == "train" for caption in pair.captions)
+        self.vocabulary = vocabulary_for(captions, min_count, vocabulary_layout)
         self.words = self.vocabulary.words
         self.vocabulary_size = len(self.vocabulary)
         self.feature_channels, *self.grid = self.store.shape
@@ -97,6 +106,11 @@ class FeatureData(pl.LightningDataModule):
     def _pairs(self, split: str) -> list[ChangePair]:
         """The pairs of a split that have captions."""
         pairs = [pair for pair in self.dataset.pairs if pair.split == split and pair.captions]
+        if not pairs and any("class" in pair.extra for pair in self.dataset.pairs):
+            raise DiffcapError(
+                f"{self.dataset.name}: its images have classes and no captions; it helps in the pre-training of another "
+                "dataset only (make pretrain DATASET=<pairs> EXTRA=nabirds)."
+            )
         if not pairs:
             raise DiffcapError(
                 f"{self.dataset.name}: its manifest has no {split} pairs with captions; add some to the {split} split."
@@ -136,15 +150,17 @@ class FeatureData(pl.LightningDataModule):
         ranks, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
         return {key: value if isinstance(value, str) else value[rank::ranks] for key, value in batch.items()}
 
-    def _with_images(self, batch: Batch, pairs: np.ndarray, generator: torch.Generator) -> Batch:
-        """This rank's part of a global batch, with the feature maps of its pairs only."""
+    def _with_images(
+        self, batch: Batch, pairs: np.ndarray, generator: torch.Generator, table: PairTable | None = None
+    ) -> Batch:
+        """This rank's part of a global batch, with the feature maps of its pairs (of the training table) only."""
         swap = (
             torch.rand(len(pairs), generator=generator) < 0.5
             if self.swap
             else torch.zeros(len(pairs), dtype=torch.bool)
         )
         share = self._share({**batch, "pairs": pairs, "swap": swap.numpy()})
-        images = self.train_table.images(share.pop("pairs"), share.pop("swap"))
+        images = (table or self.train_table).images(share.pop("pairs"), share.pop("swap"))
         return {**share, **images}
 
     def _choices(self, samples: Samples) -> np.ndarray:
@@ -283,92 +299,3 @@ class AdaptData(FeatureData):
         """The validation pairs that show a change, in order, each with all its captions."""
         pairs = RetrievalBatches(self.val_table, self.val_limit)
         return DataLoader(pairs, self.eval_batch_size, collate_fn=as_is, **self._workers())
-
-
-class PretrainData(FeatureData):
-    """IDC-PCL's tasks, one a step.
-
-    Args:
-        folder: the dataset's folder, with `manifest.jsonl`.
-        features: name of the feature store in its `features/`.
-        tasks: shares of "mlm", "mvcl" and "fda" (paper: 8:1:2 on CLEVR-Change, 9:1:2 on the birds).
-        negatives: file of hard negatives, null for `negatives.jsonl` in the dataset's folder; read if fda has a share.
-        samples: of mlm and mvcl: "captions" (released), "pairs" or "scenes" as `CaptionData` has them, but with `batch_size`
-            pairs, so half as many scenes.
-        settings: see `FeatureData`; of a batch, fda takes `batch_size // (1 + negatives)` pairs (authors' code), and
-            `trim` is exact with the model's `pad_mask` only.
-    """
-
-    def __init__(
-        self,
-        folder: str,
-        features: str,
-        tasks: dict[str, int] | None = None,
-        negatives: str | None = None,
-        samples: Samples = "captions",
-        **settings: Any,
-    ) -> None:
-        super().__init__(folder, features, **settings)
-        self.samples = samples
-        shares = {"mlm": 8, "mvcl": 1, "fda": 2} if tasks is None else tasks
-        unknown = sorted(set(shares) - {"mlm", "mvcl", "fda"})
-        if unknown:
-            raise DiffcapError(f"data.tasks names {unknown[0]!r}; the tasks are mlm, mvcl and fda.")
-        self.schedule = TaskSchedule(shares, self.seed)
-        self.negatives_path = Path(negatives) if negatives else Path(folder) / "negatives.jsonl"
-
-    def setup(self, stage: str) -> None:
-        """Encode captions and negatives, and lay out each task's samples."""
-        super().setup(stage)
-        if stage != "fit":
-            return
-        table, counts = self.train_table, {}
-        self.choices = self._choices(self.samples)
-        counts["mlm"] = counts["mvcl"] = len(self.choices)
-        if "fda" in self.schedule.tasks:
-            self.fda_owner, self.fda_tokens = self._aligning(table)
-            counts["fda"] = len(self.fda_owner)
-        self.streams = {
-            task: Stream(counts[task], self.seed + 1 + number) for number, task in enumerate(self.schedule.tasks)
-        }
-
-    @property
-    def samples_a_step(self) -> int:
-        """Of mlm and mvcl; fda has fewer, and works on a process without any."""
-        return self.batch_size // (2 if self.samples == "scenes" else 1)
-
-    def _aligning(self, table: PairTable) -> tuple[np.ndarray, np.ndarray]:
-        """The pair of each caption that has negatives, (n,), and the caption with them, (n, 1 + K, T)."""
-        number = {pair_id: index for index, pair_id in enumerate(table.ids)}
-        rows = [row for row in read_negatives(self.negatives_path) if row.id in number]
-        widths = {len(row.negatives) for row in rows}
-        if len(widths) != 1:
-            fault = "captions have different numbers of negatives" if rows else "no line is of a training pair"
-            raise DiffcapError(f"{self.negatives_path}: {fault}; write it again with `make negatives`.")
-        texts = [text for row in rows for text in (row.caption, *(negative.text for negative in row.negatives))]
-        owner = np.array([number[row.id] for row in rows])
-        return owner, table.encode(texts).reshape(len(rows), 1 + widths.pop(), -1)
-
-    def make_batch(self, step: int) -> Batch:
-        """See `FeatureData`: `task`, the feature maps, and what the task needs."""
-        task, turn = self.schedule.at(step)
-        generator, table = step_generator(self.seed, step), self.train_table
-        if task == "fda":
-            count = max(1, self.batch_size // self.fda_tokens.shape[1])
-            samples = self.streams[task].take(turn * count, count)
-            pairs, tokens = self.fda_owner[samples], self.fda_tokens[samples]
-            used = table.longest(tokens) if self.trim else tokens.shape[-1]
-            text: Batch = {"fda_captions": torch.from_numpy(tokens[..., :used]).long()}
-        else:
-            count = self.samples_a_step
-            samples = self.streams[task].take(turn * count, count)
-            pairs = self.choices[samples].T.reshape(-1)  # of scenes: all change pairs, then all distractor pairs
-            tokens = table.tokens[samples] if self.samples == "captions" else table.draw_captions(pairs, generator)
-            text = self._text(tokens, generator)
-            if task == "mvcl":
-                height, width = self.store.shape[1:]
-                text = {
-                    "tokens": text["tokens"],
-                    "visual_mask": mask_patches(len(pairs), height * width, self.mask_ratio, generator),
-                }
-        return self._with_images({"task": task, **text}, pairs, generator)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from diffcap.errors import DiffcapError
 from diffcap.features.store import FeatureStore
 from diffcap.records import ChangePair
 from diffcap.streams import Batch, step_generator
@@ -20,7 +21,8 @@ class PairTable:
         pairs: the split's pairs. store: where their features are. vocabulary, max_length: of the captions.
 
     Attributes:
-        ids, is_change: of each pair. tokens: (captions, T) padded ids. owner: (captions,) the pair of each caption.
+        ids, is_change: of each pair. images_each: 2, or 1 of single images, which have no "after".
+        tokens: (captions, T) padded ids. owner: (captions,) the pair of each caption.
         counts, first: (pairs,) captions of each pair, and the number of its first one.
     """
 
@@ -30,9 +32,13 @@ class PairTable:
         self.store, self.vocabulary, self.max_length = store, vocabulary, max_length
         self.ids = [pair.id for pair in pairs]
         self.is_change = np.array([not pair.is_distractor for pair in pairs])
-        self.rows = np.stack(
-            [store.rows([pair.before for pair in pairs]), store.rows([pair.after for pair in pairs])], 1
-        )
+        self.images_each = len(pairs[0].images)
+        if any(len(pair.images) != self.images_each for pair in pairs):
+            raise DiffcapError(
+                "the manifest has pairs and single images side by side; keep them in datasets of their own."
+            )
+        columns = zip(*(pair.images for pair in pairs))
+        self.rows = np.stack([store.rows(column) for column in columns], 1)  # (pairs, 2), or (pairs, 1)
         self.captions = [caption for pair in pairs for caption in pair.captions]
         self.owner = np.repeat(np.arange(len(pairs)), [len(pair.captions) for pair in pairs])
         self.tokens = self.encode(self.captions)
@@ -55,7 +61,7 @@ class PairTable:
         Change (default, semantic) becomes (nonsemantic, semantic), distractor (default, nonsemantic) becomes
         (nonsemantic, default): the augmentation of SCORER and DIRL.
         """
-        view = {pair.before: row for pair, row in zip(pairs, self.rows[:, 1]) if pair.is_distractor}
+        view = {pair.before: row for pair, row in zip(pairs, self.rows[:, -1]) if pair.is_distractor}
         swapped = self.rows.copy()
         for number, pair in enumerate(pairs):
             if pair.before in view:
@@ -65,20 +71,23 @@ class PairTable:
     def images(self, pairs: np.ndarray, swap: np.ndarray | None = None) -> Batch:
         """Feature maps of some pairs, {"before", "after"}: float32 (B, C, h, w) each; pixels stay uint8.
 
+        Single images have "before" only.
+
         Args:
             pairs: (B,), or (b, 2) for two pairs of one scene, whose first images are one: then "before" has b maps and
                 "after" 2 b, those of the first pairs in front.
             swap: (B,) or (b,): which have default and nonsemantic image swapped.
         """
         columns = pairs[:, None] if pairs.ndim == 1 else pairs
-        rows = self.rows[columns]  # (b, 1 or 2, 2)
+        rows = self.rows[columns]  # (b, 1 or 2, 2), or (b, 1, 1)
         if swap is not None:
             rows = np.where(swap[:, None, None], self.swapped[columns], rows)
-        wanted = np.concatenate([rows[:, 0, 0], rows[:, :, 1].T.reshape(-1)])
+        wanted = np.concatenate([rows[:, 0, 0], rows[:, :, 1:].T.reshape(-1)])
         maps = torch.from_numpy(self.store.read(wanted))
         if maps.dtype != torch.uint8:
             maps = maps.float()
-        return {"before": maps[: len(pairs)], "after": maps[len(pairs) :]}
+        images = {"before": maps[: len(pairs)]}
+        return images if self.images_each == 1 else {**images, "after": maps[len(pairs) :]}
 
     def scenes(self) -> np.ndarray:
         """The change pair and the distractor pair of each scene that has both: (scenes, 2)."""
@@ -109,6 +118,8 @@ class PairBatches(Dataset):
         mask: Callable[[np.ndarray, torch.Generator], Batch] | None = None,
         limit: int | None = None,
     ) -> None:
+        if mask is None and table.images_each == 1:
+            raise DiffcapError("these are single images, with no pair to caption; give a dataset of pairs.")
         self.table = table
         self.count = min(limit or len(table.ids), len(table.ids))
         # All at once: which words are hidden must not depend on how the pairs fall into batches or on ranks.

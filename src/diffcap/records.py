@@ -12,7 +12,7 @@ from typing import Any, Literal
 from diffcap.errors import DiffcapError
 
 SPLITS = ("train", "val", "test")
-_FIELDS = {"id": str, "before": str, "after": str, "captions": list, "split": str}
+_FIELDS: dict[str, Any] = {"id": str, "before": str, "after": str | None, "captions": list, "split": str}
 Changes = Literal["single", "multi"]
 MULTI_WORDS = 60  # CARD's released captions end there
 _REMEDY = "write it with `make data DATASET=<name> DATA=<folder>`"
@@ -22,11 +22,15 @@ _REMEDY = "write it with `make data DATASET=<name> DATA=<folder>`"
 class ChangePair:
     """Two images of one place and the sentences that say what changed between them.
 
+    Datasets that only lend a hand in pre-training are of single images instead: `after` is None, and a picture has
+    captions that describe it (CUB), or none and its class, `extra["class"]`, 0 ... K - 1 (NABirds).
+
     Attributes:
         id: unique in its manifest; the id that predictions and references carry (CLEVR-Change: "000123.png", and
             "000123.png_n" for the distractor pair).
         before, after: image paths, relative to the dataset's root.
-        captions: reference sentences, at least one for a training pair; empty only where a dataset hides them.
+        captions: reference sentences, at least one for a training pair; empty only where a dataset hides them, or where
+            it has classes.
         split: "train", "val" or "test".
         change_type: the dataset's own name for the kind of change ("color", "move", ...), None where it has none.
         is_distractor: True when nothing changed but the viewpoint or the light.
@@ -35,12 +39,17 @@ class ChangePair:
 
     id: str
     before: str
-    after: str
+    after: str | None
     captions: list[str]
     split: str
     change_type: str | None = None
     is_distractor: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """Path of the one image, or of both."""
+        return (self.before,) if self.after is None else (self.before, self.after)
 
 
 @dataclass(frozen=True)
@@ -63,9 +72,10 @@ class Dataset:
 
 def _pair(row: dict[str, Any], where: str) -> ChangePair:
     for key, kind in _FIELDS.items():
-        if not isinstance(row.get(key), kind):
+        if key not in row or not isinstance(row[key], kind):
             found = "nothing" if key not in row else repr(row[key])[:60]
-            raise DiffcapError(f'{where}: "{key}" must be a {kind.__name__}, found {found}; mend that line.')
+            name = getattr(kind, "__name__", "str or null")
+            raise DiffcapError(f'{where}: "{key}" must be a {name}, found {found}; mend that line.')
     if row["split"] not in SPLITS:
         raise DiffcapError(
             f'{where}: "split" must be one of {", ".join(SPLITS)}, found {row["split"]!r}; mend that line.'
@@ -196,7 +206,7 @@ def _counts(pairs: list[ChangePair]) -> dict[str, Any]:
         }
     return {
         "pairs": len(pairs),
-        "images": len({path for pair in pairs for path in (pair.before, pair.after)}),
+        "images": len({path for pair in pairs for path in pair.images}),
         "captions": captions,
         "captions_per_pair": round(captions / max(1, len(pairs)), 2),
         "splits": splits,

@@ -21,6 +21,7 @@ def pairs_of(**counts: int) -> Iterator[ChangePair]:
 def test_the_released_sizes() -> None:
     assert {name: sum(sizes.splits.values()) for name, sizes in OFFICIAL.items()} == {
         "clevr_change": 39_803, "clevr_dc": 48_000, "spot_the_diff": 11_329, "image_editing_request": 3_939,
+        "cub": 11_788, "nabirds": 48_562,
     }  # fmt: skip
     assert sum(OFFICIAL["clevr_change"].types.values()) == 39_803
 
@@ -52,6 +53,23 @@ def test_a_whole_dataset_has_its_distractors_and_types(tmp_path: Path, monkeypat
     (tmp_path / "type_mapping.json").write_text(json.dumps({"color": kinds["color"] + kinds["add"]}))
     with pytest.raises(DiffcapError, match="4 changes of type color, the whole clevr_change has 2"):
         compare("clevr_change", read_pairs("clevr_change", tmp_path), tmp_path)
+
+
+def test_single_images_and_their_classes() -> None:
+    def images(split: str, count: int, classes: int) -> list[ChangePair]:
+        return [
+            ChangePair(f"{split}{n}", f"{split}{n}", None, [], split, extra={"class": n % classes})
+            for n in range(count)
+        ]
+
+    whole = compare("nabirds", [*images("train", 23_929, 555), *images("test", 24_633, 555)], Path("birds"))
+    assert whole is not None and whole["state"] == "whole" and whole["unit"] == "images"
+    with pytest.raises(DiffcapError, match="its images have 554 classes, those of the whole nabirds 555"):
+        compare("nabirds", [*images("train", 23_929, 554), *images("test", 24_633, 554)], Path("birds"))
+    part = compare("nabirds", images("train", 7, 3), Path("birds"))
+    assert part is not None and part["state"] == "part"
+    with pytest.raises(DiffcapError, match="its val split has 2,934 images, the official one of cub has 2,933"):
+        compare("cub", [*pairs_of(train=8_854, val=2_934)], Path("cub"))
 
 
 def test_what_stands_twice_is_counted() -> None:

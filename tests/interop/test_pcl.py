@@ -8,7 +8,8 @@ from torch import Tensor
 
 from diffcap.errors import DiffcapError
 from diffcap.interop.pcl import from_official
-from diffcap.models.pcl import PCL, PCLPretraining
+from diffcap.models.pcl import PCL
+from diffcap.models.pcl_pretraining import PCLPretraining
 
 WIDTH, FFN, CHANNELS, WORDS = 8, 12, 5, 10
 SIZES: dict[str, Any] = {"vocabulary_size": WORDS, "feature_channels": CHANNELS, "width": WIDTH, "heads": 2, "ffn": FFN}
@@ -37,6 +38,9 @@ def official(stage: str, layers: int = 2) -> dict[str, Tensor]:
             "feat_regress.net.2.a_2": (WIDTH,),
             "feat_regress.net.2.b_2": (WIDTH,),
             "classifier.0.weight": (555, WIDTH),
+            "classifier.0.bias": (555,),
+            "aligner.0.weight": (2, 2 * WIDTH),
+            "aligner.0.bias": (2,),
         }
     for stack, count in (("single_img_encoder", 1), ("double_img_encoder", 1), ("encoder", layers)):
         shapes |= {f"{stack}.norm.{name}": (WIDTH,) for name in ("a_2", "b_2")}
@@ -66,6 +70,16 @@ def test_a_whole_checkpoint_loads_strictly(stage: str, kind: type) -> None:
     )
 
 
+def test_the_heads_of_nabirds_come_along_when_asked_for() -> None:
+    state = official("pretrain")
+    model = PCLPretraining(**SIZES, cross_layers=2, classes=555)
+    model.load_state_dict(from_official(state, "pretrain", fine_grained=True), strict=True)
+    assert torch.equal(model.matcher.weight, state["aligner.0.weight"])
+    del state["aligner.0.bias"]
+    with pytest.raises(DiffcapError, match=r"'aligner\.0\.bias' is missing, one of 1;"):
+        from_official(state, "pretrain", fine_grained=True)
+
+
 def test_a_captioner_of_birds_has_no_distractor_head() -> None:
     state = {name: value for name, value in official("finetune").items() if not name.startswith("pooler")}
     PCL(**SIZES, cross_layers=2, distractor_judging=False).load_state_dict(
@@ -76,7 +90,7 @@ def test_a_captioner_of_birds_has_no_distractor_head() -> None:
 @pytest.mark.parametrize("stage", ["pretrain", "finetune"])
 def test_every_missing_parameter_is_named(stage: str) -> None:
     state = official(stage)
-    optional = ("pooler", "feat_regress.weight", "classifier")
+    optional = ("pooler", "feat_regress.weight", "classifier", "aligner")
     for name in state:
         if name.startswith(optional):
             continue

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffcap.models.pcl import BOS, EOS, PAD, PCL, PCLPretraining
+from diffcap.models.pcl import BOS, EOS, PAD, PCL
+from diffcap.models.pcl_pretraining import PCLPretraining
 
 WORDS = 23
 SIZES: dict[str, Any] = {

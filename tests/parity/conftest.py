@@ -6,6 +6,7 @@ from tests.parity.loading import FIXTURES, find
 # A test that takes one of these runs over every such fixture of the folder, whatever its name and dimensions.
 KINDS: dict[str, dict] = {
     "pcl_fixture": {"method": "pcl", "single_image": None},
+    "pcl_single_fixture": {"method": "pcl", "single_image": True},
     "scorer_fixture": {"method": "scorer"},
     "dirl_fixture": {"method": "dirl"},
     "clip4idc_fixture": {"method": "clip4idc"},

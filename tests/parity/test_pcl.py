@@ -1,4 +1,4 @@
-"""IDC-PCL against the authors' implementation: every array of the fixture but NABirds' ones."""
+"""IDC-PCL against the authors' implementation: every array of the fixtures, of pairs and of single images."""
 
 from pathlib import Path
 
@@ -10,7 +10,8 @@ from torch import Tensor
 from diffcap.interop.pcl import from_official
 from diffcap.losses.mlm import IGNORED, masked_cross_entropy
 from diffcap.models.generation import beam_search, greedy
-from diffcap.models.pcl import BOS, CLS, EOS, MASK, PAD, PCL, UNK, PCLPretraining
+from diffcap.models.pcl import BOS, CLS, EOS, MASK, PAD, PCL, UNK
+from diffcap.models.pcl_pretraining import PCLPretraining
 
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 
@@ -33,9 +34,12 @@ def sizes(official: Fixture) -> dict:
     }
 
 
-def pretraining(official: Fixture) -> PCLPretraining:
-    model = PCLPretraining(**sizes(official), temperature=official.hyperparameters["temperature"])
-    model.load_state_dict(from_official(official.weights("pretrain"), "pretrain"))
+def pretraining(official: Fixture, fine_grained: bool = False) -> PCLPretraining:
+    facts = official.hyperparameters
+    classes = facts["classes"] if fine_grained else 0
+    model = PCLPretraining(**sizes(official), temperature=facts["temperature"], classes=classes)
+    weights = official.weights("pretrain_fgvc" if fine_grained else "pretrain")
+    model.load_state_dict(from_official(weights, "pretrain", fine_grained))
     return model.eval()
 
 
@@ -78,7 +82,31 @@ def test_fda(official: Fixture) -> None:
     similarity = model.fda_similarity(batch)
     torch.testing.assert_close(similarity[:, 0].mean(), official.arrays["fda_positive_similarity"], **TOLERANCE)
     torch.testing.assert_close(similarity[:, 1:].mean(), official.arrays["fda_negative_similarity"], **TOLERANCE)
-    torch.testing.assert_close(model.loss("fda", batch), official.arrays["fda_loss"], **TOLERANCE)
+    torch.testing.assert_close(model.loss("fda", batch)["loss"], official.arrays["fda_loss"], **TOLERANCE)
+
+
+@torch.no_grad()
+def test_fine_grained_classification(official: Fixture) -> None:
+    arrays = official.arrays
+    classes = {f"class_{name}": arrays[f"class_{name}"][:, 0] for name in ("before", "after")}
+    assert torch.equal(classes["class_before"] == classes["class_after"], arrays["same_class"][:, 0].bool())
+    model, batch = pretraining(official, fine_grained=True), {**batch_of(official), **classes}
+    parts = model.loss("fgvc", batch)
+    torch.testing.assert_close(parts["loss"], arrays["fgvc_loss"], **TOLERANCE)
+    torch.testing.assert_close(parts["contrast"], arrays["fgvc_contrastive_loss"], **TOLERANCE)
+
+
+@torch.no_grad()
+def test_single_images(pcl_single_fixture: Path) -> None:
+    """The second image absent, as released."""
+    single = load(pcl_single_fixture)
+    arrays, model = single.arrays, pretraining(single)
+    batch = {**arrays, "before": maps(arrays["image"])}
+    torch.testing.assert_close(model.mlm_logits(batch), arrays["mlm_logits"], **TOLERANCE)
+    torch.testing.assert_close(model.mlm(batch), arrays["mlm_loss_per_token"], **TOLERANCE)
+    assert torch.equal(arrays["image"].masked_fill(arrays["visual_mask"][..., None], 0.0), arrays["image_masked"])
+    torch.testing.assert_close(model.mvcl(batch), arrays["mvcl_loss_per_feature"], **TOLERANCE)
+    torch.testing.assert_close(model.loss("fda", batch)["loss"], arrays["fda_loss"], **TOLERANCE)
 
 
 @torch.no_grad()

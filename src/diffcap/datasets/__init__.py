@@ -18,9 +18,13 @@ from diffcap.records import ChangePair
 READERS = {
     "birds2words": "diffcap.datasets.birds2words",
     "blocks": "diffcap.datasets.clevr_change",  # rendered in the official layout
+    "blocks_cub": "diffcap.datasets.cub",  # so are the stand-ins for the two datasets of single images
+    "blocks_nabirds": "diffcap.datasets.nabirds",
     "clevr_change": "diffcap.datasets.clevr_change",
     "clevr_dc": "diffcap.datasets.clevr_dc",
+    "cub": "diffcap.datasets.cub",
     "image_editing_request": "diffcap.datasets.image_editing_request",
+    "nabirds": "diffcap.datasets.nabirds",
     "spot_the_diff": "diffcap.datasets.spot_the_diff",
 }
 OWN = "diffcap.datasets.pairs"  # any other name is one's own dataset, described by a `pairs.jsonl`
@@ -80,7 +84,7 @@ def _check(pairs: list[ChangePair], folder: Path, blanks: bool) -> None:
                 f"{folder}: id {pair.id!r} stands twice (in {seen[pair.id]} and {pair.split}); keep one of the two pairs."
             )
         seen[pair.id] = pair.split
-        if pair.split == "train" and not pair.captions:
+        if pair.split == "train" and not pair.captions and "class" not in pair.extra:
             raise DiffcapError(f"{folder}: the training pair {pair.id!r} has no caption; give it one or take it out.")
         if not blanks and not all(caption.strip() for caption in pair.captions):
             raise DiffcapError(f"{folder}: the pair {pair.id!r} has a blank caption; fill it or take it out.")

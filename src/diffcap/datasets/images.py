@@ -31,7 +31,7 @@ class Look(NamedTuple):
 
 def image_paths(pairs: Iterable[ChangePair]) -> list[str]:
     """Every image that the pairs name, once, sorted."""
-    return sorted({path for pair in pairs for path in (pair.before, pair.after)})
+    return sorted({path for pair in pairs for path in pair.images})
 
 
 def check_images(

@@ -19,13 +19,14 @@ class Sizes(NamedTuple):
 
     Attributes:
         unit: what is counted. splits: how many of it by split. scenes: distractors are not counted, but there are as many.
-        types: pairs of each change type over all splits; empty where it is not said.
+        types: pairs of each change type over all splits; empty where it is not said. classes: of images; 0 where they have none.
     """
 
     unit: str
     splits: dict[str, int]
     scenes: bool = False
     types: dict[str, int] = {}  # noqa: RUF012  of a tuple: nobody changes it
+    classes: int = 0
 
 
 def _splits(train: int, val: int, test: int) -> dict[str, int]:
@@ -43,6 +44,8 @@ OFFICIAL = {
     "clevr_dc": Sizes("pairs", _splits(40_800, 2_400, 4_800)),
     "spot_the_diff": Sizes("pairs", _splits(8_566, 1_493, 1_270)),
     "image_editing_request": Sizes("pairs", _splits(3_061, 383, 495)),
+    "cub": Sizes("images", _splits(8_855, 2_933, 0)),  # L2C's split, which is by class (Yan et al., ACL 2021)
+    "nabirds": Sizes("images", _splits(23_929, 0, 24_633), classes=555),
 }
 
 
@@ -54,7 +57,7 @@ def compare(dataset: str, pairs: Sequence[ChangePair], folder: Path) -> dict[str
 
     Raises:
         DiffcapError: a split is larger than the official one, scenes lack their distractor, or a whole dataset has other
-            numbers of the change types.
+            numbers of the change types or of classes.
     """
     sizes = OFFICIAL.get(dataset)
     if sizes is None:
@@ -83,6 +86,11 @@ def compare(dataset: str, pairs: Sequence[ChangePair], folder: Path) -> dict[str
                     f"{folder}: {kinds[kind]:,} changes of type {kind}, the whole {dataset} has {official:,}; take "
                     "type_mapping.json from the authors' release."
                 )
+    classes = len({pair.extra["class"] for pair in pairs if "class" in pair.extra})
+    if whole and classes != sizes.classes:
+        raise DiffcapError(
+            f"{folder}: its images have {classes:,} classes, those of the whole {dataset} {sizes.classes:,}; fetch its lists again."
+        )
     return {
         "state": "whole" if whole else "part",
         "unit": sizes.unit,
@@ -97,7 +105,7 @@ def repetitions(pairs: Sequence[ChangePair]) -> dict[str, Any]:
         "image_pairs": split -> different (before, after); "image_pairs_in_two_splits": of those, how many stand in more than
         one; "repeated_captions": captions that their pair has already; "blank_captions".
     """
-    images: dict[tuple[str, str], set[str]] = {}
+    images: dict[tuple[str, str | None], set[str]] = {}
     for pair in pairs:
         images.setdefault((pair.before, pair.after), set()).add(pair.split)
     return {

@@ -95,7 +95,7 @@ def _groups(pairs: list[ChangePair]) -> dict[str, str]:
         return image
 
     for pair in pairs:
-        one, other = sorted((first(pair.before), first(pair.after)))
+        one, other = sorted(first(image) for image in pair.images)
         parent[other] = one
     return {image: first(image) for image in parent}
 

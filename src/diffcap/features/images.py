@@ -18,7 +18,7 @@ from diffcap.records import ChangePair
 
 def unique_images(pairs: Iterable[ChangePair]) -> list[str]:
     """Before and after image paths as the manifest writes them, each once, in order of appearance."""
-    return list(dict.fromkeys(path for pair in pairs for path in (pair.before, pair.after)))
+    return list(dict.fromkeys(path for pair in pairs for path in pair.images))
 
 
 def load_image(path: str | Path) -> Image.Image:

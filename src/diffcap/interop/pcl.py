@@ -37,16 +37,18 @@ _REGRESSION = {
     "feat_regress.net.2.b_2": "regress.inner.2.bias",
 }
 _DISTRACTOR = {"pooler.0.weight": "distractor_head.weight", "pooler.0.bias": "distractor_head.bias"}
-# The tied copy of the image projection, the unused matching head, and NABirds' heads, which come with that dataset.
-_LEFT_OUT = {
-    "pretrain": ("feat_regress.weight", "pooler.", "classifier.", "aligner."),
-    "finetune": (),
+_FINE_GRAINED = {
+    f"{theirs}.0.{last}": f"{ours}.{last}"
+    for theirs, ours in (("classifier", "classifier"), ("aligner", "matcher"))
+    for last in ("weight", "bias")
 }
+# The tied copy of the image projection, the unused matching head, and, unless asked for, the heads of NABirds' tasks.
+_LEFT_OUT = {"pretrain": ("feat_regress.weight", "pooler."), "finetune": ()}
 
 
 def _name(official: str, stage: str) -> str | None:
     """Our name of an official parameter; None when it has no single counterpart (a query, key or value projection)."""
-    heads = _REGRESSION if stage == "pretrain" else _DISTRACTOR
+    heads = {**_REGRESSION, **_FINE_GRAINED} if stage == "pretrain" else _DISTRACTOR
     if official in heads:
         return heads[official]
     if official in _TRUNK:
@@ -77,11 +79,12 @@ def _expected(state: dict[str, Tensor], stage: str) -> list[str]:
     return names
 
 
-def from_official(state: dict[str, Tensor], stage: str) -> dict[str, Tensor]:
+def from_official(state: dict[str, Tensor], stage: str, fine_grained: bool = False) -> dict[str, Tensor]:
     """Rename an official state dict onto `PCLPretraining` ("pretrain") or `PCL` ("finetune").
 
     Args:
         state: the official parameters by name. stage: "pretrain" or "finetune".
+        fine_grained: take over the heads of NABirds' tasks, too, for a model with `classes`.
 
     Returns:
         A state dict to load strictly.
@@ -89,9 +92,11 @@ def from_official(state: dict[str, Tensor], stage: str) -> dict[str, Tensor]:
     Raises:
         DiffcapError: a parameter is unknown or missing.
     """
-    kept = [official for official in state if not official.startswith(_LEFT_OUT[stage])]
+    left_out = (*_LEFT_OUT[stage], *(() if fine_grained or stage == "finetune" else _FINE_GRAINED))
+    kept = [official for official in state if not official.startswith(left_out)]
     names = {official: _name(official, stage) for official in kept}
-    missing = [official for official in _expected(state, stage) if official not in state]
+    expected = [*_expected(state, stage), *(_FINE_GRAINED if fine_grained else ())]
+    missing = [official for official in expected if official not in state]
     if missing:
         raise DiffcapError(
             f"official IDC-PCL checkpoint: {missing[0]!r} is missing, one of {len(missing)}; fetch the file again, or is it "

@@ -1,4 +1,4 @@
-"""The pre-training stage of IDC-PCL: masked words, masked patches and hard negatives, one task a step."""
+"""The pre-training stage of IDC-PCL: masked words, masked patches, hard negatives, image classes; one task a step."""
 
 from typing import Any
 
@@ -7,7 +7,9 @@ from torch import Tensor
 from diffcap.lit.schedules import Schedule
 from diffcap.lit.training import TrainingModule, init_from
 from diffcap.losses.mlm import IGNORED, masked_cross_entropy
-from diffcap.models.pcl import PCLPretraining
+from diffcap.models.pcl_pretraining import PCLPretraining
+
+FGVC_HEADS = ("classifier", "matcher")  # a stage with NABirds may follow one without, and the other way round
 
 
 class Pretraining(TrainingModule):
@@ -42,12 +44,14 @@ class Pretraining(TrainingModule):
     def setup(self, stage: str) -> None:
         """Take over an earlier stage's weights."""
         if stage == "fit" and self.init_from:
-            init_from(self.captioner, self.init_from, self.feature_data.words, (), ())
+            init_from(self.captioner, self.init_from, self.feature_data.words, FGVC_HEADS, FGVC_HEADS)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """One task; parameters it does not use get a zero gradient, so that DDP waits for none."""
-        loss = self.captioner.loss(batch["task"], batch)
-        self.log(f"train/{batch['task']}", loss.detach(), prog_bar=True, batch_size=len(batch["before"]))
+        parts = self.captioner.loss(batch["task"].removeprefix("single_"), batch)
+        loss = parts.pop("loss")
+        named = {batch["task"]: loss.detach(), **{f"{batch['task']}_{name}": part for name, part in parts.items()}}
+        self.log_losses(named, "train", len(batch["before"]))
         return loss + 0.0 * sum(parameter.sum() for parameter in self.captioner.parameters())
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:

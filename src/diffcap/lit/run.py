@@ -152,7 +152,7 @@ class TrainingCLI(StageCLI):
         super().add_arguments_to_parser(parser)
         parser.add_class_arguments(RunSettings, "run")
         # A method that does not take one of them leaves it.
-        for size in ("vocabulary_size", "feature_channels", "grid", "image_size", "max_length"):
+        for size in ("vocabulary_size", "feature_channels", "grid", "image_size", "max_length", "classes"):
             parser.link_arguments(f"data.{size}", f"model.captioner.init_args.{size}", apply_on="instantiate")
 
     def before_instantiate_classes(self) -> None:
@@ -268,18 +268,31 @@ def _identity(config: dict[str, Any]) -> str:
         for group in groups:
             place = place.get(group) or {}
         place.pop(key, None)
-    folder = Path(kept["data"]["folder"])
-    store = folder / "features" / kept["data"]["features"]
-    inputs = [folder / "dataset.json", store / "meta.json", store / SUMS]
-    if "tasks" in kept["data"]:
-        inputs.append(Path(kept["data"].get("negatives") or folder / "negatives.jsonl"))
-    kept["inputs"] = [file_hash(path) for path in inputs if path.is_file()]
+    kept["inputs"] = [file_hash(path) for path in _inputs(kept["data"]) if path.is_file()]
     if (clip := kept["model"].get("clip_weights")) and Path(clip).is_file():
         kept["inputs"].append(file_hash(Path(clip)))
     if kept["model"].get("init_from"):  # the weights' bytes hold times; which run they are of is what counts
         parent = Path(kept["model"]["init_from"]).with_name("identity.json")
         kept["inputs"].append(read_json(parent, "run")["identity"] if parent.is_file() else None)
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _inputs(data: dict[str, Any]) -> list[Path]:
+    """The files that decide what a stage reads: counts and features of its datasets, and their negatives."""
+
+    def dataset(folder: Path) -> list[Path]:
+        store = folder / "features" / data["features"]
+        return [folder / "dataset.json", store / "meta.json", store / SUMS]
+
+    folder = Path(data["folder"])
+    inputs = dataset(folder)
+    if "tasks" in data:
+        inputs.append(Path(data.get("negatives") or folder / "negatives.jsonl"))
+    for name in ("singles", "labelled"):
+        inputs += dataset(Path(data[name])) if data.get(name) else []
+    if data.get("singles"):
+        inputs.append(Path(data["singles"]) / "negatives.jsonl")
+    return inputs + [Path(other) / "dataset.json" for other in data.get("vocabulary_with") or []]
 
 
 def _is_of(out: Path, identity: str) -> bool:

@@ -153,7 +153,7 @@ def init_from(
         different = ", ".join(sorted(set(theirs) ^ set(words))[:3]) or "the same ones in another order"
         raise DiffcapError(
             f"{path}: its vocabulary has {len(theirs)} words, this stage's {len(words)} (not in both: {different}); "
-            "use the dataset, min_count and manifest that it was trained with."
+            "use the dataset, min_count, manifest and data.vocabulary_with that it was trained with."
         )
     weights = weights_of(state)
     own = module.state_dict()

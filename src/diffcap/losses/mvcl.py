@@ -32,16 +32,20 @@ def masked_visual_nce(predicted: Tensor, target: Tensor, negatives: Tensor, temp
     return F.cross_entropy(logits, torch.arange(len(predicted), device=logits.device) + first, reduction="none")
 
 
-def mask_patches(pairs: int, patches: int, ratio: float = 0.15, generator: torch.Generator | None = None) -> Tensor:
+def mask_patches(
+    pairs: int, patches: int, ratio: float = 0.15, generator: torch.Generator | None = None, images: int = 2
+) -> Tensor:
     """Which patches MVCL hides: of one image of each pair, chosen by a fair coin, each with probability `ratio`.
 
-    At least one a pair (authors' code).
+    At least one a pair (authors' code). With `images=1` of the only one.
 
     Returns:
-        Boolean (pairs, 2 * patches): the first image's patches, then the second's.
+        Boolean (pairs, images * patches): the first image's patches, then the second's.
     """
     hide = torch.rand(pairs, patches, generator=generator) < ratio
     spare = torch.randint(patches, (pairs, 1), generator=generator)
     hide |= torch.zeros_like(hide).scatter_(1, spare, True) & ~hide.any(1, keepdim=True)
+    if images == 1:
+        return hide
     second = torch.rand(pairs, 1, generator=generator) < 0.5
     return torch.cat([hide & ~second, hide & second], 1)

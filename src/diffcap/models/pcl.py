@@ -1,7 +1,7 @@
 """IDC-PCL (Yao, Wang and Jin, "Image Difference Captioning with Pre-training and Contrastive Learning", AAAI 2022).
 
-Order of the file: embeddings and encoders (`PCLTrunk`), the three pre-training tasks (`PCLPretraining`), and the
-captioner with its [MASK] decoding (`PCL`). Where paper and released code differ the code is the default, and the
+Order of the file: embeddings and encoders (`PCLTrunk`), and the captioner with its [MASK] decoding (`PCL`); the
+pre-training tasks stand in `pcl_pretraining`. Where paper and released code differ the code is the default, and the
 paper's way is an option.
 
 Letters: B pairs, N patches of an image, T text positions, D width, C feature channels, V vocabulary.
@@ -12,10 +12,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from diffcap.losses.fda import difference_aligning
-from diffcap.losses.gather import global_mean, global_sum
+from diffcap.losses.gather import global_sum
 from diffcap.losses.mlm import IGNORED, masked_cross_entropy
-from diffcap.losses.mvcl import masked_visual_nce
 from diffcap.models.captioner import Batch, Captioner
 from diffcap.models.layers import (
     ALL,
@@ -112,19 +110,38 @@ class PCLTrunk(nn.Module):
             )
         return self.positions[first : first + length]
 
+    def _singles(self, images: list[Tensor]) -> tuple[Tensor, ...]:
+        """Feature maps, (B, C, h, w) each, through the single-image encoder in one pass: (B, 1 + N, D) each."""
+        kinds = ((FIRST_CLS, FIRST_IMAGE), (SECOND_CLS, SECOND_IMAGE))
+        embedded = [
+            torch.cat([self.cls(len(image), cls), self.patches(image, patch)], 1)
+            for image, (cls, patch) in zip(images, kinds)
+        ]
+        return self.single_encoder(torch.cat(embedded))[0].chunk(len(images))
+
     def visual(self, before: Tensor, after: Tensor) -> Tensor:
         """Two feature maps (B, C, h, w) through the single-image and pair encoders: (B, 2 + 2 N, D).
 
         Order: [CLS] of the first image, its patches, [CLS] of the second, its patches.
         """
-        batch = len(before)
-        singles = torch.cat(
-            [
-                torch.cat([self.cls(batch, FIRST_CLS), self.patches(before, FIRST_IMAGE)], 1),
-                torch.cat([self.cls(batch, SECOND_CLS), self.patches(after, SECOND_IMAGE)], 1),
-            ]
-        )  # (2 B, 1 + N, D): one pass through the shared encoder
-        first, second = self.single_encoder(singles)[0].chunk(2)
+        return self.pair(before, after)[1]
+
+    def pair(self, before: Tensor, after: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """As `visual`, and before it what the single-image encoder gives for each image, (B, 1 + N, D)."""
+        singles = self._singles([before, after])
+        return singles, self.pair_encoder(torch.cat(singles, 1))[0]
+
+    def visual_of_one(self, image: Tensor, encode_cls: bool = False) -> Tensor:
+        """One feature map (B, C, h, w) where there is no second: (B, 2 + N, D), the second image's [CLS] last.
+
+        Args:
+            encode_cls: take the second [CLS] through the single-image encoder, too, as in a padded image whose patches
+                are masked; else it joins before the pair encoder (authors' code).
+        """
+        (first,) = self._singles([image])
+        second = self.cls(len(image), SECOND_CLS)
+        if encode_cls:
+            second = self.single_encoder(second)[0]
         return self.pair_encoder(torch.cat([first, second], 1))[0]
 
     def joint(self, visual: Tensor, tokens: Tensor, pad_mask: bool = False) -> Tensor:
@@ -144,121 +161,6 @@ class PCLTrunk(nn.Module):
             seen[:, -tokens.shape[1] :] = tokens != PAD
             mask = seen[:, None, None]
         return self.cross_encoder(x, mask)[0]
-
-
-class RegressionHead(nn.Module):
-    """Back from D to feature channels for MVCL: a layer, then the image projection's own weights turned round."""
-
-    def __init__(self, width: int, feature_channels: int) -> None:
-        super().__init__()
-        self.inner = nn.Sequential(nn.Linear(width, width), nn.GELU(), UnbiasedLayerNorm(width, EMBEDDING_EPS))
-        self.bias = nn.Parameter(torch.zeros(feature_channels))
-
-    def forward(self, hidden: Tensor, projection: Tensor) -> Tensor:
-        """(n, D) to (n, C); `projection` is the image projection's weight, (D, C), tied."""
-        return self.inner(hidden) @ projection + self.bias
-
-
-class PCLPretraining(nn.Module):
-    """The three self-supervised tasks of IDC-PCL over one trunk; a batch carries what its task needs.
-
-    Args:
-        vocabulary_size, feature_channels: as `PCLTrunk`; so are width ... pair_init.
-        pad_mask: hide padding from attention (released code: False).
-        mvcl_negatives: "predictions" at unmasked positions (released code) or their original "features" (paper).
-        temperature: tau of MVCL and FDA (paper and code: 1).
-    """
-
-    def __init__(
-        self,
-        vocabulary_size: int,
-        feature_channels: int,
-        width: int = 512,
-        heads: int = 8,
-        ffn: int = 2048,
-        single_layers: int = 1,
-        pair_layers: int = 1,
-        cross_layers: int = 3,
-        dropout: float = 0.2,
-        positions: int = 200,
-        image_activation: Literal["sigmoid", "linear"] = "sigmoid",
-        word_std: float = 1.0,
-        type_std: float = 1.0,
-        pair_init: Literal["random", "difference"] = "random",
-        pad_mask: bool = False,
-        mvcl_negatives: Literal["predictions", "features"] = "predictions",
-        temperature: float = 1.0,
-    ) -> None:
-        super().__init__()
-        self.trunk = PCLTrunk(
-            vocabulary_size,
-            feature_channels,
-            width,
-            heads,
-            ffn,
-            single_layers,
-            pair_layers,
-            cross_layers,
-            dropout,
-            positions,
-            image_activation,
-            word_std,
-            type_std,
-            pair_init,
-        )
-        self.regress = RegressionHead(width, feature_channels)
-        self.pad_mask, self.mvcl_negatives, self.temperature = pad_mask, mvcl_negatives, temperature
-
-    def loss(self, task: str, batch: Batch) -> Tensor:
-        """The global batch's loss of one task: "mlm", "mvcl" or "fda"."""
-        losses = {"mlm": self.mlm, "mvcl": self.mvcl, "fda": self.fda}[task](batch)
-        return global_mean(losses)
-
-    def mlm_logits(self, batch: Batch) -> Tensor:
-        """Word scores at the hidden positions, row by row: (n, V)."""
-        visual = self.trunk.visual(batch["before"], batch["after"])
-        hidden = self.trunk.joint(visual, batch["mlm_tokens"], self.pad_mask)
-        text = hidden[:, visual.shape[1] + 1 :]
-        return self.trunk.output_layer(text[batch["mlm_labels"] != IGNORED])
-
-    def mlm(self, batch: Batch) -> Tensor:
-        """Masked language modelling: (n,) losses, one a hidden word. Needs `mlm_tokens` and `mlm_labels`, (B, T)."""
-        labels = batch["mlm_labels"]
-        return masked_cross_entropy(self.mlm_logits(batch), labels[labels != IGNORED])
-
-    def mvcl(self, batch: Batch) -> Tensor:
-        """Masked visual contrastive learning: (n,) losses, one a hidden patch.
-
-        Needs `tokens` (B, T) and `visual_mask`, boolean (B, 2 N): which patches of the two images are hidden.
-        """
-        maps = batch["before"], batch["after"]
-        original = torch.cat([image.flatten(2).transpose(1, 2) for image in maps], 1)  # (B, 2 N, C)
-        hide = batch["visual_mask"]
-        shown = [
-            image.masked_fill(part.view(len(image), 1, *image.shape[2:]), 0.0)
-            for image, part in zip(maps, hide.chunk(2, dim=1))
-        ]  # raw features are zeroed before the projection (authors' code)
-        visual = self.trunk.visual(*shown)
-        hidden = self.trunk.joint(visual, batch["tokens"], self.pad_mask)
-        patches = hide.shape[1] // 2
-        hidden = torch.cat([hidden[:, 1 : 1 + patches], hidden[:, 2 + patches : 2 + 2 * patches]], 1)
-        regressed = self.regress(hidden, self.trunk.image_projection.weight)  # (B, 2 N, C)
-        negatives = regressed[~hide] if self.mvcl_negatives == "predictions" else original[~hide]
-        return masked_visual_nce(regressed[hide], original[hide], negatives, self.temperature)
-
-    def fda_similarity(self, batch: Batch) -> Tensor:
-        """Cosine of each pair with its caption and its negatives: (B, 1 + K)."""
-        captions = batch["fda_captions"]  # (B, 1 + K, T)
-        pairs, choices, length = captions.shape
-        visual = self.trunk.visual(batch["before"], batch["after"])
-        tokens = visual.shape[1]
-        hidden = self.trunk.joint(visual.repeat_interleave(choices, 0), captions.reshape(-1, length), self.pad_mask)
-        images = (hidden[:, 0] + hidden[:, tokens // 2]) / 2
-        return torch.cosine_similarity(images, hidden[:, tokens], dim=-1).view(pairs, choices)
-
-    def fda(self, batch: Batch) -> Tensor:
-        """Fine-grained difference aligning: (B,) losses. Needs `fda_captions` (B, 1 + K, T), the true one first."""
-        return difference_aligning(self.fda_similarity(batch), self.temperature)
 
 
 class States(NamedTuple):
@@ -282,8 +184,8 @@ class PCL(Captioner):
 
     begin, end = BOS, EOS
     vocabulary_layout = "pcl"
-    # The distractor head is new, and the regression head of MVCL has done its work (authors' code).
-    fresh_parts, earlier_parts = ("distractor_head",), ("regress",)
+    # The distractor head is new, and the heads of MVCL and of NABirds' tasks have done their work (authors' code).
+    fresh_parts, earlier_parts = ("distractor_head",), ("regress", "classifier", "matcher")
 
     def __init__(
         self,

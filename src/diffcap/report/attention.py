@@ -59,7 +59,7 @@ def look(checkpoint: Checkpoint, store: FeatureStore, pair: ChangePair, caption:
     vocabulary = checkpoint.vocabulary
     words = caption.split(" ") if caption else []  # the model's own, not cut as a sentence would be
     tokens = vocabulary.encode(words, checkpoint.max_length)[:-1]  # the map of a token is that of the word after it
-    before, after = torch.from_numpy(store.read(store.rows([pair.before, pair.after]))).float().split(1)
+    before, after = torch.from_numpy(store.read(store.rows(pair.images))).float().split(1)
     maps = checkpoint.captioner.attention(before, after, torch.tensor([tokens]))
     count = len(tokens) - 1
     return Look(

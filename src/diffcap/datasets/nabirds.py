@@ -1,0 +1,76 @@
+"""NABirds (Van Horn et al., CVPR 2015) in its official layout: single images, each with a class, without captions.
+
+    images.txt               "<image id> 0817/0000139e21dc4d0cbfe14cae3c85c829.jpg"
+    images/0817/0000139e21dc4d0cbfe14cae3c85c829.jpg
+    image_class_labels.txt   "<image id> 817"
+    classes.txt              "817 Oak Titmouse": inner nodes of the hierarchy, too, which no image has
+    sizes.txt                "<image id> 341 296", width and height; optional
+    train_test_split.txt     "<image id> 1", 1 for training
+
+The 555 classes that occur are numbered 0 ... 554 in the order of the official numbers.
+"""
+
+from pathlib import Path
+
+from diffcap.datasets.cub import numbered_lines
+from diffcap.errors import DiffcapError
+from diffcap.records import ChangePair
+
+_REMEDY = "unpack nabirds.tar.gz into this folder"
+
+
+def read(folder: Path) -> list[ChangePair]:
+    """An image a record, with `extra["class"]`, 0 ... K - 1, and no caption; by split, then in the order of `images.txt`.
+
+    Raises:
+        DiffcapError: a list is missing or malformed, or does not know an image.
+    """
+    if (folder / "nabirds/images.txt").is_file():
+        return _read(folder / "nabirds", "nabirds/images")
+    return _read(folder, "images")
+
+
+def _read(home: Path, images: str) -> list[ChangePair]:
+    paths = _table(home / "images.txt")
+    labels, splits = _table(home / "image_class_labels.txt"), _table(home / "train_test_split.txt")
+    names = _table(home / "classes.txt")
+    sizes = _table(home / "sizes.txt") if (home / "sizes.txt").is_file() else {}
+    for name, table in (("image_class_labels.txt", labels), ("train_test_split.txt", splits)):
+        without = [image for image in paths if image not in table]
+        if without:
+            raise DiffcapError(
+                f"{home / name}: {len(without)} of the {len(paths)} images are not in it (first {without[0]}); fetch "
+                "the lists again."
+            )
+    strange = next((image for image in paths if not labels[image].isdigit() or labels[image] not in names), None)
+    if strange:
+        raise DiffcapError(
+            f"{home / 'classes.txt'}: no class {labels[strange]!r}, which image {strange} has; fetch it again."
+        )
+    wrong = next((image for image in paths if splits[image] not in ("0", "1")), None)
+    if wrong:
+        raise DiffcapError(
+            f"{home / 'train_test_split.txt'}: {wrong} must have 0 or 1, found {splits[wrong]!r}; fetch it again."
+        )
+    order = {label: number for number, label in enumerate(sorted({labels[image] for image in paths}, key=int))}
+    pairs = []
+    for image, path in paths.items():
+        label = labels[image]
+        extra = {"class": order[label], "species": names[label]}
+        if image in sizes:
+            extra["size"] = [int(length) for length in sizes[image].split()]
+        split = "train" if splits[image] == "1" else "test"
+        pairs.append(ChangePair(image, f"{images}/{path}", None, [], split, extra=extra))
+    return sorted(pairs, key=lambda pair: pair.split, reverse=True)
+
+
+def _table(path: Path) -> dict[str, str]:
+    """The first word of every line -> the rest of it."""
+    table: dict[str, str] = {}
+    for where, line in numbered_lines(path, _REMEDY):
+        key, _, value = line.partition(" ")
+        if not value or key in table:
+            fault = "stands twice" if key in table else "has nothing behind it"
+            raise DiffcapError(f"{where}: {key!r} {fault}; fetch the list again.")
+        table[key] = value.strip()
+    return table

@@ -1,0 +1,143 @@
+"""IDC-PCL's pre-training on single images and on labelled pairs of images."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.models.tiny import WORDS, captions, maps, pretraining
+from torch import Tensor
+
+from diffcap.losses.mlm import IGNORED
+from diffcap.models.pcl import CLS, FIRST_CLS, FIRST_IMAGE, MASK, SECOND_CLS, SECOND_IMAGE, TEXT_CLS
+from diffcap.models.pcl_pretraining import PCLPretraining
+
+CLOSE: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
+PATCHES = 6
+
+
+def single_batch() -> dict[str, Tensor]:
+    tokens = captions([5, 3, 6], 9)
+    labels, hidden = torch.full_like(tokens, IGNORED), tokens.clone()
+    for row, place in enumerate((2, 3, 6)):
+        labels[row, place], hidden[row, place] = tokens[row, place], MASK
+    hide = torch.zeros(3, PATCHES, dtype=torch.bool)
+    hide[0, 2] = hide[1, 5] = hide[2, 0] = hide[2, 4] = True
+    choices = torch.stack([captions([5, 3, 6], 9, seed) for seed in (2, 3, 4)])
+    return {
+        "before": maps(3)[0],
+        "tokens": tokens,
+        "mlm_tokens": hidden,
+        "mlm_labels": labels,
+        "visual_mask": hide,
+        "fda_captions": choices,
+    }
+
+
+def padded(model: PCLPretraining, image: Tensor, tokens: Tensor, padding: Tensor) -> Tensor:
+    """The paper's form word for word: a second image that is padding, masked out of attention in every encoder."""
+    trunk, rows = model.trunk, len(image)
+    seen = torch.ones(rows, 1, 1, 1 + PATCHES, dtype=torch.bool)
+    hidden = seen.clone()
+    hidden[..., 1:] = False
+    first = torch.cat([trunk.cls(rows, FIRST_CLS), trunk.patches(image, FIRST_IMAGE)], 1)
+    second = torch.cat([trunk.cls(rows, SECOND_CLS), trunk.patches(padding, SECOND_IMAGE)], 1)
+    both = [trunk.single_encoder(x, mask)[0] for x, mask in ((first, seen), (second, hidden))]
+    visual = trunk.pair_encoder(torch.cat(both, 1), torch.cat([seen, hidden], -1))[0]
+    x = torch.cat([visual, trunk.cls(rows, TEXT_CLS), trunk.text(tokens)], 1)
+    text = torch.ones(rows, 1, 1, 1 + tokens.shape[1], dtype=torch.bool)
+    return trunk.cross_encoder(x, torch.cat([seen, hidden, text], -1))[0]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"single_layers": 2}, {"pair_layers": 0}], ids=str)
+def test_the_masked_form_is_attention_that_never_sees_the_padding(options: dict[str, Any]) -> None:
+    """Whatever the padding holds: mlm, mvcl and fda come out as with an explicit mask."""
+    model, batch = pretraining(single_image="masked", **options), single_batch()
+    for padding in (torch.zeros_like(batch["before"]), torch.randn_like(batch["before"])):
+        hidden = padded(model, batch["before"], batch["mlm_tokens"], padding)[:, 3 + 2 * PATCHES :]
+        chosen = batch["mlm_labels"] != IGNORED
+        torch.testing.assert_close(model.mlm_logits(batch), model.trunk.output_layer(hidden[chosen]), **CLOSE)
+        for row in range(3):
+            images = batch["before"][row : row + 1].expand(3, -1, -1, -1)
+            hidden = padded(model, images, batch["fda_captions"][row], padding)
+            pair = (hidden[:, 0] + hidden[:, 1 + PATCHES]) / 2
+            expected = torch.cosine_similarity(pair, hidden[:, 2 + 2 * PATCHES], -1)
+            torch.testing.assert_close(model.fda_similarity(batch)[row], expected, **CLOSE)
+
+
+@torch.no_grad()
+def test_the_released_form_has_no_second_image() -> None:
+    """[CLS] of the second image joins before the pair encoder; of its patches there is nothing."""
+    model, batch = pretraining(), single_batch()
+    trunk, image = model.trunk, batch["before"]
+    single = trunk.single_encoder(torch.cat([trunk.cls(3, FIRST_CLS), trunk.patches(image, FIRST_IMAGE)], 1))[0]
+    word = trunk.word_embedding.weight[CLS] + trunk.type_embedding.weight[SECOND_CLS]
+    second = trunk.embedding_norm(word).expand(3, 1, -1)
+    visual = trunk.pair_encoder(torch.cat([single, second], 1))[0]
+    torch.testing.assert_close(trunk.visual_of_one(image), visual, **CLOSE)
+    masked = pretraining(single_image="masked")
+    assert not torch.allclose(model.mlm_logits(batch), masked.mlm_logits(batch), atol=1e-3)
+    assert model.mlm_logits(batch).shape == (3, WORDS)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("form", ["absent", "masked"])
+def test_mvcl_hides_patches_of_the_only_image(form: str) -> None:
+    """Naive loops: the negatives are the other hidden patches and all shown ones of the same images."""
+    model, batch = pretraining(single_image=form), single_batch()
+    image, hide = batch["before"], batch["visual_mask"]
+    shown = image.clone()
+    for row, patch in hide.nonzero().tolist():
+        shown[row, :, patch // 3, patch % 3] = 0
+    visual = model.trunk.visual_of_one(shown, encode_cls=form == "masked")
+    hidden = model.trunk.joint(visual, batch["tokens"])[:, 1 : 1 + PATCHES]
+    regressed = model.regress(hidden, model.trunk.image_projection.weight)
+    predictions, targets, negatives = [], [], []
+    for row in range(3):
+        for patch in range(PATCHES):
+            if hide[row, patch]:
+                predictions.append(regressed[row, patch])
+                targets.append(image[row, :, patch // 3, patch % 3])
+            else:
+                negatives.append(regressed[row, patch])
+    expected = []
+    for number, prediction in enumerate(predictions):
+        cosines = torch.stack([torch.cosine_similarity(prediction, each, 0) for each in (*targets, *negatives)])
+        expected.append(cosines.logsumexp(0) - cosines[number])
+    torch.testing.assert_close(model.mvcl(batch), torch.stack(expected), **CLOSE)
+
+
+def fgvc_batch() -> dict[str, Tensor]:
+    before, after = maps(3)
+    classes = {"class_before": torch.tensor([0, 3, 2]), "class_after": torch.tensor([0, 1, 2])}
+    return {"before": before, "after": after, **classes}
+
+
+@torch.no_grad()
+def test_fine_grained_classification_is_of_the_class_tokens_of_the_two_encoders() -> None:
+    model, batch = pretraining(classes=4), fgvc_batch()
+    trunk = model.trunk
+    tokens = []
+    for name, cls, patch in (("before", FIRST_CLS, FIRST_IMAGE), ("after", SECOND_CLS, SECOND_IMAGE)):
+        tokens.append(trunk.single_encoder(torch.cat([trunk.cls(3, cls), trunk.patches(batch[name], patch)], 1))[0])
+    pair = trunk.pair_encoder(torch.cat(tokens, 1))[0]
+    judged = model.matcher(torch.cat([pair[:, 0], pair[:, 1 + PATCHES]], -1)).log_softmax(-1)
+    classes = [*batch["class_before"].tolist(), *batch["class_after"].tolist()]
+    scores = model.classifier(torch.cat([part[:, 0] for part in tokens])).log_softmax(-1)
+    parts = model.loss("fgvc", batch)
+    expected = -sum(scores[row, label] for row, label in enumerate(classes)) / 6
+    torch.testing.assert_close(parts["classification"], expected, **CLOSE)
+    same = [1, 0, 1]
+    torch.testing.assert_close(
+        parts["matching"], -sum(judged[row, label] for row, label in enumerate(same)) / 3, **CLOSE
+    )
+    torch.testing.assert_close(parts["loss"], sum(parts[name] for name in ("classification", "matching", "contrast")))
+
+
+def test_every_parameter_of_the_visual_side_learns_from_classes() -> None:
+    model = pretraining(classes=4)
+    model.loss("fgvc", fgvc_batch())["loss"].backward()
+    moved = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    for part in ("classifier", "matcher", "trunk.single_encoder", "trunk.pair_encoder", "trunk.image_projection"):
+        assert any(name.startswith(part) for name in moved), part
+    assert not any(name.startswith(("trunk.cross_encoder", "trunk.output_layer", "regress")) for name in moved)

@@ -1,0 +1,140 @@
+"""Pre-training on single images, and on several datasets in one schedule."""
+
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.toy import NEGATIVES, SHAPE, write_toy, write_toy_labelled, write_toy_singles
+
+from diffcap.data import AdaptData, CaptionData
+from diffcap.errors import DiffcapError
+from diffcap.pair_table import PairBatches
+from diffcap.pretrain_data import PretrainData
+from diffcap.records import read_dataset, write_dataset
+
+TASKS = {"mlm": 2, "mvcl": 2, "fda": 2, "single_mlm": 2, "single_mvcl": 2, "single_fda": 2, "fgvc": 3}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {
+        "pairs": write_toy(tmp_path_factory.mktemp("pairs")),
+        "singles": write_toy_singles(tmp_path_factory.mktemp("singles")),
+        "labelled": write_toy_labelled(tmp_path_factory.mktemp("labelled")),
+    }
+
+
+def on(folder: Path, **options: Any) -> PretrainData:
+    data = PretrainData(str(folder), "toy", **{"batch_size": 8, "max_length": 20, **options})
+    data.setup("fit")
+    return data
+
+
+def mixed(folders: dict[str, Path], **options: Any) -> PretrainData:
+    extra = {"singles": str(folders["singles"]), "labelled": str(folders["labelled"])}
+    words = {"vocabulary_with": [str(folders["singles"])]}
+    return on(folders["pairs"], **{"tasks": TASKS, **extra, **words, **options})
+
+
+def rows(maps: torch.Tensor) -> list[int]:
+    """Numbers of the images in their store, which their features tell."""
+    return [round(value * 16) for value in maps[:, 0, 0, 0].tolist()]
+
+
+def test_captioned_single_images_alone(folders: dict[str, Path]) -> None:
+    data = on(folders["singles"], tasks={"mlm": 1, "mvcl": 1, "fda": 1})
+    images = [image for image in read_dataset(folders["singles"]).pairs if image.split == "train"]
+    seen: Counter[str] = Counter()
+    for step in range(40):
+        batch = data.make_batch(step)
+        assert "after" not in batch and batch["before"].shape[1:] == SHAPE
+        tokens = batch["fda_captions"][:, 0] if batch["task"] == "fda" else batch["tokens"]
+        for number, text in zip(rows(batch["before"]), tokens):
+            (image,) = [image for image in images if image.before == f"single/{number}.png"]
+            assert data.vocabulary.decode(text) in image.captions
+        if batch["task"] == "mvcl":
+            assert batch["visual_mask"].shape == (8, SHAPE[1] * SHAPE[2]) and batch["visual_mask"].any(1).all()
+        seen[batch["task"]] += 1
+    assert min(seen.values()) > 5 and len(seen) == 3
+    for batch in data.val_dataloader():
+        assert "after" not in batch and rows(batch["before"]) == [4, 9, 14, 19]
+
+
+def test_all_datasets_in_one_schedule(folders: dict[str, Path]) -> None:
+    data = mixed(folders)
+    labels = [image.extra["class"] for image in read_dataset(folders["labelled"]).pairs]
+    drawn = [data.make_batch(step) for step in range(150)]
+    shares = Counter(batch["task"] for batch in drawn)
+    assert shares.keys() == TASKS.keys() and all(
+        shares[task] / 150 == pytest.approx(TASKS[task] / 15, abs=0.1) for task in TASKS
+    )
+    same = 0
+    for batch in drawn:
+        assert ("after" in batch) != batch["task"].startswith("single_")
+        if batch["task"] == "fgvc":
+            assert set(batch) == {"task", "before", "after", "class_before", "class_after"}
+            for side in ("before", "after"):
+                assert [labels[number] for number in rows(batch[side])] == batch[f"class_{side}"].tolist()
+                assert batch[side].shape == (8, *SHAPE) and batch[side].dtype == torch.float32
+            same += int((batch["class_before"] == batch["class_after"]).sum())
+    assert same / (8 * shares["fgvc"]) == pytest.approx(0.5, abs=0.12)
+    singles = next(batch for batch in drawn if batch["task"] == "single_fda")
+    assert singles["fda_captions"].shape[:2] == (8 // (1 + NEGATIVES), 1 + NEGATIVES)
+    assert data.classes == 3 and on(folders["pairs"]).classes == 0
+
+
+def test_shares_of_the_ranks_make_the_batch_of_one(folders: dict[str, Path]) -> None:
+    data = mixed(folders)
+    seen = set()
+    for step in range(40):
+        whole, shares = data.make_batch(step), []
+        for rank in range(3):
+            data.trainer = SimpleNamespace(global_step=0, global_rank=rank, world_size=3, accumulate_grad_batches=1)
+            shares.append(data.make_batch(step))
+        data.trainer = None
+        seen.add(whole["task"])
+        for rank, share in enumerate(shares):
+            assert share.keys() == whole.keys() and share["task"] == whole["task"]
+            assert all(torch.equal(share[key], value[rank::3]) for key, value in whole.items() if key != "task")
+    assert seen == TASKS.keys()
+
+
+def test_two_datasets_share_a_vocabulary_whichever_comes_first(folders: dict[str, Path]) -> None:
+    one = on(folders["pairs"], vocabulary_with=[str(folders["singles"])], min_count=2)
+    other = on(folders["singles"], vocabulary_with=[str(folders["pairs"])], min_count=2, tasks={"mlm": 1})
+    later = CaptionData(str(folders["pairs"]), "toy", vocabulary_with=[str(folders["singles"])], min_count=2)
+    assert one.words == other.words == later.words
+    alone = on(folders["pairs"], min_count=2).words
+    assert "bird" in one.words and "bird" not in alone and set(alone) < set(one.words)
+
+
+def test_bad_input_is_one_sentence(folders: dict[str, Path], tmp_path: Path) -> None:
+    singles, labelled = str(folders["singles"]), str(folders["labelled"])
+    with pytest.raises(DiffcapError, match=r"names 'fgvc', which draws from data\.labelled; give its folder"):
+        on(folders["pairs"], tasks={"fgvc": 1})
+    with pytest.raises(DiffcapError, match=r"names 'single_fda', which draws from data\.singles"):
+        on(folders["pairs"], tasks={"mlm": 1, "single_fda": 1})
+    with pytest.raises(DiffcapError, match="toy_singles: has no images of two classes"):
+        on(folders["pairs"], tasks={"fgvc": 1}, labelled=singles)
+    with pytest.raises(DiffcapError, match="toy_labelled: has no single training image with captions"):
+        on(folders["pairs"], tasks={"single_mlm": 1}, singles=labelled)
+    with pytest.raises(DiffcapError, match="toy_labelled: its images have classes and no captions; it helps in"):
+        on(folders["labelled"])
+    for kind in (CaptionData, AdaptData):
+        with pytest.raises(DiffcapError, match="toy_singles: made of single images, which only pre-training takes"):
+            kind(singles, "toy")
+    with pytest.raises(DiffcapError, match="these are single images, with no pair to caption"):
+        PairBatches(on(folders["singles"], tasks={"mlm": 1}).table("val"))
+    other = write_toy_labelled(tmp_path / "other", meta="another")
+    with pytest.raises(
+        DiffcapError, match=r"of another kind than those of toy \(another backbone\); extract both with"
+    ):
+        on(folders["pairs"], tasks={"fgvc": 1}, labelled=str(other))
+    both = [*read_dataset(folders["pairs"]).pairs, *read_dataset(folders["singles"]).pairs]
+    write_dataset(tmp_path / "both", "both", folders["pairs"], both, {})
+    (tmp_path / "both/features").symlink_to(folders["pairs"] / "features")
+    with pytest.raises(DiffcapError, match="pairs and single images side by side"):
+        on(tmp_path / "both", tasks={"mlm": 1})
