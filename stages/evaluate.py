@@ -53,6 +53,7 @@ def evaluate(
     from diffcap.evaluation.captions import ALL_METRICS, unavailable_metrics
     from diffcap.evaluation.coco import write_predictions, write_references
     from diffcap.evaluation.protocols import evaluate as score
+    from diffcap.evaluation.protocols import groups_of
     from diffcap.evaluation.slots import ATTRIBUTES
     from diffcap.evaluation.tables import metrics_table, print_table
     from diffcap.lit.cli import quiet
@@ -112,6 +113,7 @@ def evaluate(
         )
     write_predictions(target / "predictions.json", captions)
     write_references(target / "references.json", {pair.id: pair.captions for pair in told})
+    write_json(target / "groups.json", groups_of(told))
     results = {
         kind: score(captions, told, tokenizer=kind, metrics=wanted, protocol=protocol, provenance=notes)
         for kind in dict.fromkeys([first, "ptb"])
