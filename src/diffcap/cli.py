@@ -123,7 +123,21 @@ def compare(
     print("\n\n".join(map(report.pair_text, found["largest"])))
 
 
-COMMANDS: dict[str, Any] = {"score": score, "compare": compare}
+def average(checkpoints: list[Path], out: Path) -> None:
+    """Average the weights of several checkpoints of one model into a new one.
+
+    Args:
+        checkpoints: files, or a training run's folder, which stands for the checkpoints that `--run.keep` has kept in it
+            and its last.ckpt.
+        out: the new checkpoint, which every command takes that takes the others.
+    """
+    from diffcap.combining import average as write_average
+
+    steps = write_average(checkpoints, out)
+    print(f"{out}: the mean of {len(steps)} checkpoints, of steps {', '.join(f'{step:,}' for step in steps)}")
+
+
+COMMANDS: dict[str, Any] = {"score": score, "compare": compare, "average": average}
 
 
 def _spell_out(arguments: list[str], flags: tuple[str, ...] = ("--json",)) -> list[str]:
@@ -135,10 +149,26 @@ def _spell_out(arguments: list[str], flags: tuple[str, ...] = ("--json",)) -> li
     ]
 
 
+def _gathered(arguments: list[str]) -> list[str]:
+    """Let `average` take any number of files: jsonargparse wants a list as one word."""
+    if arguments[:1] != ["average"]:
+        return arguments
+    files, rest = [], []
+    words = iter(arguments[1:])
+    for word in words:
+        if word == "--out":
+            rest += [word, next(words, "")]
+        else:
+            (rest if word.startswith("-") else files).append(word)
+    from json import dumps
+
+    return ["average", *([dumps(files)] if files else []), *rest]
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run `diffcap COMMAND ...`; `arguments` are those of the process unless given."""
     words = sys.argv[1:] if arguments is None else arguments
-    run(COMMANDS, _spell_out(words), as_positional=True, prog="diffcap", description=__doc__.split(":")[0])
+    run(COMMANDS, _gathered(_spell_out(words)), as_positional=True, prog="diffcap", description=__doc__.split(":")[0])
 
 
 if __name__ == "__main__":

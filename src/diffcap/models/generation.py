@@ -81,9 +81,10 @@ def beam_search(
     Returns:
         (B, T) ids of the best caption of each pair, in the form of `greedy`.
     """
-    pairs, end = len(before), captioner.end
-    memory = tree_map(lambda leaf: leaf.repeat_interleave(beams, 0), captioner.encode(before, after))
-    device = before.device
+    memory = captioner.encode(before, after)
+    first, end = tree_leaves(memory)[0], captioner.end
+    pairs, device = len(first), first.device
+    memory = tree_map(lambda leaf: leaf.repeat_interleave(beams, 0), memory)
     tokens = torch.full((pairs * beams, 1), captioner.begin, device=device)
     scores = torch.full((pairs, beams), float("-inf"), device=device)
     scores[:, 0] = 0.0  # all beams begin alike: only the first may branch
