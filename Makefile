@@ -79,10 +79,10 @@ scored = $(RUN)/$(1)/finished.json $(if $(filter $(1),$(CAPTIONER)),$(call asked
 # told that it is up to date, and only there, or whatever comes after it would count as out of date.
 touch = @$(if $(filter-out FORCE,$?),touch -c $@,:)
 
-# The options of `make demo` and `make ablation` are not for the targets that those run; other variables reach them.
+# The options of `make demo`, `make ablation` and `make accuracy` are not for the targets that those run; other variables reach them.
 unexport ARGS
 
-.PHONY: help setup demo test lint data extract negatives pretrain finetune reinforce eval report ablation backbone clip tagger FORCE
+.PHONY: help setup demo test lint data extract negatives pretrain finetune reinforce eval report ablation accuracy backbone clip tagger FORCE
 
 # A misspelt name stops here, not after an hour of other stages.
 known = $(if $(wildcard configs/$(2)),,$(error $(1) is unknown; configs/$(dir $(2)) has: $(basename $(notdir $(wildcard configs/$(dir $(2))*)))))
@@ -165,6 +165,10 @@ report: $(RUN)/eval/metrics.json  ## the run beside baselines that learn nothing
 
 ablation: setup  ## a method beside its papers' ablations: METHOD=scorer DATASET=blocks SEEDS=1,2,3 ARGS="--steps=2000"
 	$(PY) stages/ablation.py --method $(METHOD) --dataset $(DATASET) --folder $(FOLDER) --features $(FEATURES) \
+		--backbone $(BACKBONE) $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
+
+accuracy: setup  ## beams, averaged weights, ensemble, self-critical training beside greedy decoding: METHOD=scorer SEEDS=1,2,3
+	$(PY) stages/accuracy.py --method $(METHOD) --dataset $(DATASET) --folder $(FOLDER) --features $(FEATURES) \
 		--backbone $(BACKBONE) $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
 
 backbone: setup  ## train the small backbone that ships for blocks
