@@ -123,7 +123,7 @@ def compare(
     print("\n\n".join(map(report.pair_text, found["largest"])))
 
 
-def average(checkpoints: list[Path], out: Path) -> None:
+def average(checkpoints: list[Path], out: Path = Path("averaged.ckpt")) -> None:
     """Average the weights of several checkpoints of one model into a new one.
 
     Args:
