@@ -55,7 +55,7 @@ PY := .venv/bin/python
 STORE := $(FOLDER)/features/$(FEATURES)
 CUB_STORE := $(CUB_FOLDER)/features/$(FEATURES)
 NABIRDS_STORE := $(NABIRDS_FOLDER)/features/$(FEATURES)
-STAGES := data extract negatives pretrain finetune eval
+STAGES := data extract negatives pretrain finetune reinforce eval
 TRAINING := pretrain finetune
 
 # A path of the user's as one word for the shell, which leaves a quoted tilde alone.
@@ -65,16 +65,17 @@ quoted = $(if $(filter ~/%,$(firstword $(1))),"$$HOME")'$(subst ','\'',$(call ho
 # A stage that is asked for by name is run again when its settings differ; one that is only needed runs when it is missing.
 asked = $(if $(filter $(1),$(MAKECMDGOALS)),FORCE)
 # ARGS goes to the training stages among the goals, or, without any, to the first stage that is asked for; data_ARGS,
-# extract_ARGS, negatives_ARGS, pretrain_ARGS, finetune_ARGS, eval_ARGS and report_ARGS always go to theirs.
-takers := $(or $(filter $(TRAINING),$(MAKECMDGOALS)),$(firstword $(filter $(STAGES) report,$(MAKECMDGOALS))))
+# extract_ARGS, negatives_ARGS, pretrain_ARGS, finetune_ARGS, reinforce_ARGS, eval_ARGS and report_ARGS always go to theirs.
+takers := $(or $(filter $(TRAINING) reinforce,$(MAKECMDGOALS)),$(firstword $(filter $(STAGES) report,$(MAKECMDGOALS))))
 args = $($(1)_ARGS) $(if $(filter $(1),$(takers)),$(ARGS))
 # The settings of a training stage: trainer, method, dataset, what the method changes there, its ablation, then the command
-# line, which wins.
+# line, which wins; $(3) are files of a stage of its own, $(4) those that also have the last word over the trainer.
 configs = $(foreach file,$(wildcard configs/trainer/default.yaml configs/method/$(METHOD)/$(1).yaml \
 	$(foreach name,$(DATASET) $(2),configs/dataset/$(name).yaml configs/method/$(METHOD)/$(1).$(name).yaml) \
-	$(foreach kind,yaml $(1).yaml,$(ABLATION:%=configs/method/$(METHOD)/ablation/%.$(kind)))) $(if $(filter-out default,$(TRAINER)),configs/trainer/$(TRAINER).yaml) \
+	$(foreach kind,yaml $(1).yaml,$(ABLATION:%=configs/method/$(METHOD)/ablation/%.$(kind)))) $(3) \
+	$(if $(filter-out default,$(TRAINER)),configs/trainer/$(TRAINER).yaml) $(4) \
 	$(if $(filter-out 1,$(DEVICES)),configs/trainer/ddp.yaml),--config $(file))
-train = $(call configs,$(1),$(2)) --data.folder $(or $(3),$(FOLDER)) --data.features $(FEATURES) --seed_everything $(SEED) \
+train = $(call configs,$(1),$(2),$(5),$(6)) --data.folder $(or $(3),$(FOLDER)) --data.features $(FEATURES) --seed_everything $(SEED) \
 	--data.seed $(SEED) --run.out $(or $(4),$(RUN)/$(1)) --run.logger $(LOGGER) --trainer.devices $(DEVICES) \
 	$(if $(CUB),--data.vocabulary_with '[$(if $(3),$(FOLDER),$(CUB_FOLDER))]')
 
@@ -82,14 +83,27 @@ train = $(call configs,$(1),$(2)) --data.folder $(or $(3),$(FOLDER)) --data.feat
 ALONE = $(if $(wildcard $(PRETRAINING)/finished.json),,$(wildcard $(RUN)/finetune/finished.json))
 FROM = $(if $(filter yes,$(and $(PRETRAINS),$(PRETRAIN))),$(if $(filter $(TRAINING),$(MAKECMDGOALS)),yes,$(if $(ALONE),,yes)))
 
+# Self-critical training has the settings of the fine-tuning, and its own on top.
+reinforce = $(call train,finetune,,,$(RUN)/reinforce,$(wildcard configs/reinforce/base.yaml configs/reinforce/$(DATASET).yaml),$(wildcard \
+	configs/reinforce/$(TRAINER).yaml))
+
+# Whose captions `make eval` scores: `make reinforce eval` those of the reinforced captioner, in a folder of its own.
+CAPTIONER ?= $(if $(filter reinforce,$(MAKECMDGOALS)),reinforce,finetune)
+$(if $(filter finetune reinforce,$(CAPTIONER)),,$(error CAPTIONER is $(CAPTIONER); give finetune or reinforce))
+EVAL_finetune := $(RUN)/eval
+EVAL_reinforce := $(RUN)/reinforce-eval
+evaluate = $(PY) stages/evaluate.py --checkpoint $(RUN)/$(1)/best.ckpt --out $(EVAL_$(1)) --folder $(FOLDER) --devices $(DEVICES) \
+	$(call args,eval)
+scored = $(RUN)/$(1)/finished.json $(if $(filter $(1),$(CAPTIONER)),$(call asked,eval))
+
 # A stage that found nothing to do leaves its file as it is: where that is older than what the stage reads, Make has to be
 # told that it is up to date, and only there, or whatever comes after it would count as out of date.
 touch = @$(if $(filter-out FORCE,$?),touch -c $@,:)
 
-# The options of `make demo` and `make ablation` are not for the targets that those run; other variables reach them.
+# The options of `make demo`, `make ablation` and `make accuracy` are not for the targets that those run; other variables reach them.
 unexport ARGS
 
-.PHONY: help setup demo test lint data extra extract negatives pretrain finetune eval report ablation backbone clip tagger FORCE
+.PHONY: help setup demo test lint data extra extract negatives pretrain finetune reinforce eval report ablation accuracy backbone clip tagger FORCE
 
 # A misspelt name stops here, not after an hour of other stages.
 known = $(if $(wildcard configs/$(2)),,$(error $(1) is unknown; configs/$(dir $(2)) has: $(basename $(notdir $(wildcard configs/$(dir $(2))*)))))
@@ -189,10 +203,16 @@ $(RUN)/finetune/finished.json: $(STORE)/complete $(call asked,finetune) \
 		$(if $(FROM),--model.init_from $(PRETRAINING)/$(PRETRAINED)) $(call args,finetune)
 	$(touch)
 
-eval: $(RUN)/eval/metrics.json  ## captions and scores of the test split, by group
-$(RUN)/eval/metrics.json: $(RUN)/finetune/finished.json $(call asked,eval) | setup
-	$(PY) stages/evaluate.py --checkpoint $(RUN)/finetune/best.ckpt --out $(RUN)/eval --folder $(FOLDER) \
-		--devices $(DEVICES) $(call args,eval)
+reinforce: $(RUN)/reinforce/finished.json  ## train it on by the CIDEr-D of its own captions: make reinforce eval
+$(RUN)/reinforce/finished.json: $(RUN)/finetune/finished.json $(call asked,reinforce) | setup
+	$(PY) stages/reinforce.py $(reinforce) --model.init_from $(RUN)/finetune/best.ckpt $(call args,reinforce)
+	$(touch)
+
+eval: $(EVAL_$(CAPTIONER))/metrics.json  ## captions and scores of the test split, by group; CAPTIONER=reinforce: the reinforced ones
+$(EVAL_finetune)/metrics.json: $(call scored,finetune) | setup
+	$(call evaluate,finetune)
+$(EVAL_reinforce)/metrics.json: $(call scored,reinforce) | setup
+	$(call evaluate,reinforce)
 
 report: $(RUN)/eval/metrics.json  ## the run beside baselines that learn nothing: table and pictures in RUN/report
 	$(PY) stages/report.py --folder $(FOLDER) --features $(FEATURES) --runs '{"$(METHOD)": "$(RUN)"}' --out $(RUN)/report \
@@ -200,6 +220,10 @@ report: $(RUN)/eval/metrics.json  ## the run beside baselines that learn nothing
 
 ablation: setup  ## a method beside its papers' ablations: METHOD=scorer DATASET=blocks SEEDS=1,2,3 ARGS="--steps=2000"
 	$(PY) stages/ablation.py --method $(METHOD) --dataset $(DATASET) --folder $(FOLDER) --features $(FEATURES) \
+		--backbone $(BACKBONE) $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
+
+accuracy: setup  ## beams, averaged weights, ensemble, self-critical training beside greedy decoding: METHOD=scorer SEEDS=1,2,3
+	$(PY) stages/accuracy.py --method $(METHOD) --dataset $(DATASET) --folder $(FOLDER) --features $(FEATURES) \
 		--backbone $(BACKBONE) $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
 
 backbone: setup  ## train the small backbone that ships for blocks

@@ -22,6 +22,7 @@ def evaluate(
     limit: int | None = None,
     devices: int = 1,
     accelerator: str = "auto",
+    ensemble: str | None = None,
 ) -> None:
     """Decode every pair of a split, write the captions, score them by the dataset's protocol, print the table.
 
@@ -45,6 +46,8 @@ def evaluate(
         limit: only the first pairs of the split.
         devices: processes that decode.
         accelerator: cpu, gpu, auto.
+        ensemble: more checkpoints of the same vocabulary, separated by commas, whose probabilities are averaged with the
+            checkpoint's at every word; each reads the features that it was trained on, unless `features` names others.
 
     Raises:
         DiffcapError: a file is missing or does not fit, a number is out of range, or no pair has a reference.
@@ -52,10 +55,11 @@ def evaluate(
     for name, number in {"batch_size": batch_size, "beams": beams, "devices": devices, "limit": limit}.items():
         if number is not None and number < 1:
             raise DiffcapError(f"--{name} is {number}; it must be at least 1.")
-    from diffcap.captioner import load
+    from diffcap.combining import load_together
     from diffcap.evaluation.captions import ALL_METRICS, unavailable_metrics
     from diffcap.evaluation.coco import write_predictions, write_references
     from diffcap.evaluation.protocols import evaluate as score
+    from diffcap.evaluation.protocols import groups_of
     from diffcap.evaluation.slots import ATTRIBUTES
     from diffcap.evaluation.tables import metrics_table, print_table
     from diffcap.lit.cli import quiet
@@ -68,7 +72,8 @@ def evaluate(
     lacking = unavailable_metrics(wanted)
     if not set(wanted) - set(lacking):
         raise DiffcapError(f"--metrics: {next(iter(lacking.values()), 'names none; leave it out for all of them.')}")
-    trained = load(checkpoint)
+    members = [checkpoint, *(ensemble.split(",") if ensemble else [])]
+    trained, *others = load_together(members)
     place = Path(folder or f"data/{trained.facts['dataset']}")
     dataset = read_dataset(place)
     changes = changes or trained.facts.get("changes") or dataset.info.get("changes")
@@ -83,6 +88,7 @@ def evaluate(
         "length_penalty": length_penalty,
         "limit": limit,
         **({"changes": changes} if changes else {}),
+        **({"ensemble": len(members)} if others else {}),
     }
     scored_as = f" {changes} change," if changes else ""
     notes = provenance(
@@ -91,6 +97,7 @@ def evaluate(
         step=trained.facts["step"],
         features=features or trained.features["name"],
         manifest_sha256=dataset.info.get("manifest_sha256"),
+        **({"ensemble": members} if others else {}),
     )
     target = Path(out)
     target.mkdir(parents=True, exist_ok=True)
@@ -103,6 +110,7 @@ def evaluate(
         length_penalty,
         devices=devices,
         accelerator=accelerator,
+        others=[(other, place / "features" / (features or other.features["name"])) for other in others],
     )
     if captions is None:  # another rank writes
         return
@@ -118,6 +126,7 @@ def evaluate(
         )
     write_predictions(target / "predictions.json", captions)
     write_references(target / "references.json", {pair.id: pair.captions for pair in told})
+    write_json(target / "groups.json", groups_of(told))
     results = {
         kind: score(captions, told, tokenizer=kind, metrics=wanted, protocol=protocol, provenance=notes)
         for kind in dict.fromkeys([first, "ptb"])

@@ -39,7 +39,7 @@ def load(path: str | Path) -> Checkpoint:
     """
     state = read_checkpoint(path)
     facts = dict(state["diffcap"])
-    if facts["stage"] != "finetune":
+    if facts["stage"] not in ("finetune", "reinforce"):
         raise DiffcapError(
             f"{path}: a checkpoint of the {facts['stage']} stage cannot caption; fine-tune from it first."
         )

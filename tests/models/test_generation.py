@@ -35,6 +35,9 @@ class Table(Captioner):
         past = tokens if cache is None else cache * self.words + tokens  # the opening token is word 0
         return self.scores[memory, past], past
 
+    def next_logits(self, tokens: Tensor, memory: Tensor) -> Tensor:
+        raise NotImplementedError
+
     def likelihood(self, pair: int, sentence: Sequence[int]) -> float:
         past, score = 0, 0.0
         for word in sentence:

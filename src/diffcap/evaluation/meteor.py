@@ -4,10 +4,17 @@ import contextlib
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping
-from typing import IO
+from collections.abc import Iterable, Iterator, Mapping
+from typing import IO, Any, NamedTuple
+
+import numpy as np
 
 from diffcap.evaluation.java import jar, java_command, java_failure
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+# Where the jar's 23 counts of a pair hold: its words and the reference's, chunks, and the words of both that match.
+_SAID, _TOLD, _CHUNKS, _SAID_MATCHED, _TOLD_MATCHED = 0, 1, 20, 21, 22
 
 
 def _send(stream: IO[bytes], lines: Iterable[str]) -> None:
@@ -15,6 +22,65 @@ def _send(stream: IO[bytes], lines: Iterable[str]) -> None:
         for line in lines:
             stream.write(line.encode() + b"\n")
         stream.flush()
+
+
+class _Jar(NamedTuple):
+    """A running METEOR: lines go in, answers come out."""
+
+    process: "subprocess.Popen[bytes]"
+    stderr: IO[bytes]
+
+    def read(self) -> str:
+        """The next answer."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().decode().strip()
+        if not line:
+            self.process.wait()
+            self.stderr.seek(0)
+            raise java_failure("METEOR", self.stderr.read().decode(errors="replace"))
+        return line
+
+    def counts(self, hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) -> dict[str, str]:
+        """Each pair's counts of matches, as the jar writes them; equal pairs are counted once."""
+
+        def clean(text: str) -> str:
+            return text.replace("|||", "").replace("  ", " ")  # the jar's own separator
+
+        requests = {
+            id: " ||| ".join(["SCORE", *map(clean, references[id]), clean(hypothesis)])
+            for id, hypothesis in hypotheses.items()
+        }
+        distinct = list(dict.fromkeys(requests.values()))
+        # Written beside the reading, or both sides would wait on full pipes.
+        writer = threading.Thread(target=_send, args=(self.process.stdin, distinct), daemon=True)
+        writer.start()
+        counts = {request: self.read() for request in distinct}
+        writer.join()
+        return {id: counts[request] for id, request in requests.items()}
+
+    def scores(self, counts: list[str]) -> tuple[list[float], float]:
+        """The score of each of some counts, and of all together."""
+        assert self.process.stdin is not None
+        _send(self.process.stdin, [" ||| ".join(["EVAL", *counts])])
+        return [float(self.read()) for _ in counts], float(self.read())
+
+
+@contextlib.contextmanager
+def _running() -> Iterator[_Jar]:
+    arguments = ["-Xmx2G", "-jar", str(jar("meteor/meteor-1.5.jar")), "-", "-", "-stdio", "-l", "en", "-norm"]
+    with tempfile.TemporaryDirectory(prefix="diffcap-java-") as folder, tempfile.TemporaryFile() as stderr:
+        process = subprocess.Popen(
+            java_command(*arguments), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, cwd=folder
+        )
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            yield _Jar(process, stderr)
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
 
 
 def meteor(
@@ -36,47 +102,26 @@ def meteor(
     Raises:
         DiffcapError: no Java, or the jar failed.
     """
+    with _running() as running:
+        counts = running.counts(hypotheses, references)
+        return {name: running.scores([counts[id] for id in ids])[1] for name, ids in groups.items()}
 
-    def clean(text: str) -> str:
-        return text.replace("|||", "").replace("  ", " ")  # the jar's own separator
 
-    requests = {
-        id: " ||| ".join(["SCORE", *map(clean, references[id]), clean(hypothesis)])
-        for id, hypothesis in hypotheses.items()
-    }
-    distinct = list(dict.fromkeys(requests.values()))
-    arguments = ["-Xmx2G", "-jar", str(jar("meteor/meteor-1.5.jar")), "-", "-", "-stdio", "-l", "en", "-norm"]
-    with tempfile.TemporaryDirectory(prefix="diffcap-java-") as folder, tempfile.TemporaryFile() as stderr:
-        process = subprocess.Popen(
-            java_command(*arguments), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, cwd=folder
-        )
-        assert process.stdin is not None and process.stdout is not None
-        answers = process.stdout
+def meteor_counts(hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) -> Array:
+    """What the corpus score adds up, (N, 23) in the order of `hypotheses`: `meteor_of_sums` of a sum is the jar's own score.
 
-        def read() -> str:
-            line = answers.readline().decode().strip()
-            if not line:
-                process.wait()
-                stderr.seek(0)
-                raise java_failure("METEOR", stderr.read().decode(errors="replace"))
-            return line
+    Arguments and errors as `meteor`. The jar counts no chunk of a sentence that matches its reference whole when it adds
+    up; such a sentence has none here.
+    """
+    with _running() as running:
+        counts = running.counts(hypotheses, references)
+    rows = np.array([[float(number) for number in line.split()] for line in counts.values()])
+    whole = (rows[:, _SAID_MATCHED] == rows[:, _SAID]) & (rows[:, _TOLD_MATCHED] == rows[:, _TOLD])
+    rows[whole & (rows[:, _CHUNKS] == 1), _CHUNKS] = 0
+    return rows
 
-        try:
-            # Written beside the reading, or both sides would wait on full pipes.
-            writer = threading.Thread(target=_send, args=(process.stdin, distinct), daemon=True)
-            writer.start()
-            counts = {request: read() for request in distinct}
-            writer.join()
-            scores = {}
-            for name, ids in groups.items():
-                _send(process.stdin, [" ||| ".join(["EVAL", *(counts[requests[id]] for id in ids)])])
-                for _ in ids:
-                    read()  # a score a pair comes before the corpus score
-                scores[name] = float(read())
-            return scores
-        finally:
-            process.kill()
-            process.wait()
-            answers.close()
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
+
+def meteor_of_sums(sums: Array) -> Array:
+    """The corpus score of each of several sums of `meteor_counts`, (S, 23) to (S,) fractions, by one run of the jar."""
+    with _running() as running:
+        return np.array(running.scores([" ".join(map(repr, row)) for row in sums.tolist()])[0])

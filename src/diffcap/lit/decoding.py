@@ -8,15 +8,33 @@ from typing import Any
 import lightning.pytorch as pl
 import torch.distributed as dist
 from lightning.pytorch.callbacks import RichProgressBar
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from diffcap.captioner import Checkpoint
 from diffcap.features.store import FeatureStore
 from diffcap.lit.cli import plain_settings
 from diffcap.losses.gather import world_size
+from diffcap.models.ensemble import Ensemble
 from diffcap.models.generation import beam_search, greedy
 from diffcap.pair_table import PairBatches, PairTable, as_is
 from diffcap.records import ChangePair
+
+
+class MemberBatches(Dataset):
+    """The pairs of several tables, the same ones, whose maps come as lists: one entry a member of an ensemble."""
+
+    def __init__(self, tables: Sequence[PairTable]) -> None:
+        self.parts = [PairBatches(table) for table in tables]
+
+    def __len__(self) -> int:
+        return len(self.parts[0])
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.__getitems__([index])
+
+    def __getitems__(self, indices: list[int]) -> dict[str, Any]:
+        batches = [part.__getitems__(indices) for part in self.parts]
+        return {"id": batches[0]["id"], **{side: [batch[side] for batch in batches] for side in ("before", "after")}}
 
 
 class Decoding(pl.LightningModule):
@@ -59,8 +77,13 @@ def decode(
     length_penalty: float = 0.0,
     devices: int = 1,
     accelerator: str = "auto",
+    others: Sequence[tuple[Checkpoint, Path]] = (),
 ) -> dict[str, str] | None:
     """Caption pairs whose features are in a store.
+
+    Args:
+        others: more members of an ensemble, of the same vocabulary, each with its own store; captions are then as long as the
+            shortest of the members' `max_length` allows.
 
     Returns:
         id to caption in the order of `pairs`; None on every rank but the first.
@@ -68,9 +91,17 @@ def decode(
     Raises:
         DiffcapError: the store is missing, or of another shape or backbone than the captioner was trained on.
     """
-    features = FeatureStore.open(store, checkpoint.features)
-    table = PairTable(pairs, features, checkpoint.vocabulary, checkpoint.max_length)
-    loader = DataLoader(PairBatches(table), batch_size, collate_fn=as_is)
+    members = [(checkpoint, store), *others]
+    tables = [
+        PairTable(pairs, FeatureStore.open(place, member.features), member.vocabulary, member.max_length)
+        for member, place in members
+    ]
+    batches: Dataset = MemberBatches(tables) if others else PairBatches(tables[0])
+    loader = DataLoader(batches, batch_size, collate_fn=as_is)
+    if others:
+        captioner = Ensemble([member.captioner for member, _ in members]).eval()
+        shortest = min(member.max_length for member, _ in members)
+        checkpoint = checkpoint._replace(captioner=captioner, max_length=shortest)
     with plain_settings(TypeError):
         trainer = pl.Trainer(
             devices=devices, accelerator=accelerator, strategy="ddp" if devices > 1 else "auto", logger=False,

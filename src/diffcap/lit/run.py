@@ -33,7 +33,7 @@ from diffcap.records import file_hash, read_json, write_json
 # A run that differs from an earlier one only here continues it.
 _SAME_RUN = (
     "trainer.devices", "trainer.accelerator", "trainer.strategy", "trainer.num_nodes", "trainer.enable_progress_bar",
-    "data.num_workers", "run.logger", "run.project", "config",
+    "data.num_workers", "run.logger", "run.project", "run.keep", "config",
 )  # fmt: skip
 
 
@@ -48,6 +48,7 @@ class RunSettings:
         select_after: steps before which nothing is selected (IDC-PCL on the birds: 2,000).
         patience: stop after so many validations without gain; null: never.
         checkpoint_every: steps between two `last.ckpt`.
+        keep: so many of them stay, as step-000200.ckpt and so on, to be averaged; 0: the last one only.
         logger: "wandb" logs to Weights & Biases (offline without an account) beside the CSV file; "none" to CSV only.
         project: of Weights & Biases.
     """
@@ -58,21 +59,38 @@ class RunSettings:
     select_after: int = 0
     patience: int | None = None
     checkpoint_every: int = 200
+    keep: int = 0
     logger: Literal["wandb", "none"] = "none"
     project: str = "diffcap"
 
 
 class SaveLast(Callback):
-    """Writes `last.ckpt` between two steps, after whatever validation belongs to the step before."""
+    """Writes `last.ckpt` between two steps, after whatever validation belongs to the step before.
 
-    def __init__(self, path: Path, every: int) -> None:
-        self.path, self.every = path, every
+    Args:
+        path: of `last.ckpt`. every: steps between two. keep: how many of them stay beside it, by their steps.
+    """
+
+    def __init__(self, path: Path, every: int, keep: int = 0) -> None:
+        self.path, self.every, self.keep = path, every, keep
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, number: int) -> None:
         """Save at every `every`-th step, before the first of the batches whose gradients it accumulates."""
         first_of_step = number % trainer.accumulate_grad_batches == 0
         if first_of_step and trainer.global_step and trainer.global_step % self.every == 0:
             trainer.save_checkpoint(self.path)
+            if self.keep and trainer.is_global_zero:
+                self._keep(trainer.global_step)
+
+    def _keep(self, step: int) -> None:
+        """One file more, and one less where there are too many; of those of later steps, which a kill has undone, none."""
+        kept = self.path.with_name(f"step-{step:06d}.ckpt")
+        temporary = kept.with_name(f".{kept.name}.tmp")
+        shutil.copyfile(self.path, temporary)
+        temporary.replace(kept)
+        found = sorted(self.path.parent.glob("step-*.ckpt"))
+        for old in [*found[: found.index(kept) + 1][: -self.keep], *found[found.index(kept) + 1 :]]:
+            old.unlink()
 
 
 class SelectAfter(ModelCheckpoint):
@@ -175,7 +193,10 @@ class TrainingCLI(StageCLI):
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """A trainer with the run's callbacks and loggers."""
         settings = self.settings
-        callbacks: list[Callback] = [SaveLast(self.out / "last.ckpt", settings.checkpoint_every), PrintScores()]
+        callbacks: list[Callback] = [
+            SaveLast(self.out / "last.ckpt", settings.checkpoint_every, settings.keep),
+            PrintScores(),
+        ]
         if settings.monitor:
             callbacks.append(
                 SelectAfter(

@@ -29,6 +29,7 @@ class Captioner(nn.Module, ABC):
     Attributes:
         hyperparameters: the constructor's arguments (primitives), enough to build the same model again.
         begin, end: token ids that open and close a caption. vocabulary_layout: whose ids they are, see `Vocabulary`.
+        closing_pad: id that closes a caption as `end` does where it is said; None where none does.
         fresh_parts: beginnings of parameter names that the method's pre-training does not have. earlier_parts: of those
             that only it has.
     """
@@ -39,6 +40,7 @@ class Captioner(nn.Module, ABC):
     begin: int
     end: int
     vocabulary_layout: str
+    closing_pad: int | None = None
 
     @abstractmethod
     def loss(self, batch: Batch) -> dict[str, Tensor]:
@@ -69,6 +71,17 @@ class Captioner(nn.Module, ABC):
 
         Returns:
             (B, V) logits of the next position, and the new cache.
+        """
+
+    @abstractmethod
+    def next_logits(self, tokens: Tensor, memory: Any) -> Tensor:
+        """What `step` gives at every position of a caption, in one pass and with gradients.
+
+        Args:
+            tokens: (B, T), beginning with the opening token. memory: from `encode`.
+
+        Returns:
+            (B, T - 1, V) logits of positions 1 ... T - 1, equal to those of `step` up to the caption's end.
         """
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> WordMaps:

@@ -209,7 +209,7 @@ class CLIP4IDC(Captioner):
         self.begin, self.end = vocabulary_size - 2, vocabulary_size - 1  # the last two, as CLIP has them
         self.pad = 0 if padding == "released" else vocabulary_size
         if padding == "released":
-            self.vocabulary_layout = "clip_released"
+            self.vocabulary_layout, self.closing_pad = "clip_released", 0
         self.max_length, self.layerwise = max_length, layerwise_cross_attention
         word_width, visual_width = self.words.token_embedding.embedding_dim, self.images.visual.proj.shape[1]
         text_blocks = text_of(clip).transformer.resblocks
@@ -290,6 +290,10 @@ class CLIP4IDC(Captioner):
         """See `Captioner.step`."""
         last, cache = self.decode(tokens[:, None], memory, cache)
         return self.logits(last.hidden[:, 0]), cache
+
+    def next_logits(self, tokens: Tensor, memory: list[KeysValues]) -> Tensor:
+        """See `Captioner.next_logits`."""
+        return self.logits(self.decode(tokens[:, :-1], memory).last.hidden)
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> WordMaps:
         """See `Captioner.attention`: the decoder's last cross-attention, mean over the heads.

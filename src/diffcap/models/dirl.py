@@ -88,7 +88,7 @@ class DIRL(Captioner):
         ccr_mask_padding: means over the words only (authors' code: over padding too).
     """
 
-    begin, end = START, END
+    begin, end, closing_pad = START, END, NULL
     vocabulary_layout = "rcc"
 
     def __init__(
@@ -175,6 +175,10 @@ class DIRL(Captioner):
     ) -> tuple[Tensor, list[KeysValues]]:
         """See `Captioner.step`."""
         return self.decoder.step(tokens, memory, cache)
+
+    def next_logits(self, tokens: Tensor, memory: list[KeysValues]) -> Tensor:
+        """See `Captioner.next_logits`."""
+        return self.decoder.next_logits(tokens, memory)
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> WordMaps:
         """See `Captioner.attention`, and `words.roll_out` for how a fused token is shared out to the two images."""

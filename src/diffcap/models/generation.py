@@ -1,10 +1,11 @@
-"""Greedy and beam decoding, one function each, over any captioner's `step`."""
+"""Greedy, sampled and beam decoding, one function each, over any captioner's `step`."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from diffcap.models.captioner import Captioner
 
@@ -20,13 +21,45 @@ def greedy(captioner: Captioner, before: Tensor, after: Tensor, max_length: int)
         (B, T) ids with T <= max_length, beginning with the opening token; once a caption has ended, only the closing
         token follows. T is where the last caption of the batch ended.
     """
-    memory = tree_map(Tensor.contiguous, captioner.encode(before, after))  # laid out once for all steps
-    tokens = torch.full((len(before), 1), captioner.begin, device=before.device)
-    ended = torch.zeros(len(before), dtype=torch.bool, device=before.device)
+    return greedy_from(captioner, captioner.encode(before, after), max_length)
+
+
+@torch.no_grad()
+def greedy_from(captioner: Captioner, memory: Any, max_length: int) -> Tensor:
+    """`greedy` from what `encode` gave."""
+    return _one_by_one(captioner, memory, max_length, lambda logits, _: logits.argmax(-1))
+
+
+@torch.no_grad()
+def sample_from(captioner: Captioner, memory: Any, draws: Tensor) -> Tensor:
+    """Draw every word by its probability, from what `encode` gave.
+
+    Args:
+        memory: of B captions. draws: (B, T - 1) uniform in [0, 1): position t's word is where draw t falls among the
+            probabilities laid end to end.
+
+    Returns:
+        (B, at most T) ids in the form of `greedy`.
+    """
+
+    def draw(logits: Tensor, position: int) -> Tensor:
+        heights = logits.double().softmax(-1).cumsum(-1)
+        wanted = draws[:, position, None].to(heights) * heights[:, -1:]  # rounding leaves the last height off 1
+        return torch.searchsorted(heights, wanted, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
+
+    return _one_by_one(captioner, memory, draws.shape[1] + 1, draw)
+
+
+def _one_by_one(captioner: Captioner, memory: Any, max_length: int, choose: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """Captions whose next words are chosen from logits (B, V) at positions 0, 1, ..., until all have ended."""
+    memory = tree_map(Tensor.contiguous, memory)  # laid out once for all steps
+    first = tree_leaves(memory)[0]
+    tokens = torch.full((len(first), 1), captioner.begin, device=first.device)
+    ended = torch.zeros(len(first), dtype=torch.bool, device=first.device)
     cache = None
-    for _ in range(max_length - 1):
+    for position in range(max_length - 1):
         logits, cache = captioner.step(tokens[:, -1], memory, cache)
-        word = logits.argmax(-1).masked_fill(ended, captioner.end)
+        word = choose(logits, position).masked_fill(ended, captioner.end)
         tokens = torch.cat([tokens, word[:, None]], 1)
         ended = ended | (word == captioner.end)
         if ended.all():
@@ -48,9 +81,10 @@ def beam_search(
     Returns:
         (B, T) ids of the best caption of each pair, in the form of `greedy`.
     """
-    pairs, end = len(before), captioner.end
-    memory = tree_map(lambda leaf: leaf.repeat_interleave(beams, 0), captioner.encode(before, after))
-    device = before.device
+    memory = captioner.encode(before, after)
+    first, end = tree_leaves(memory)[0], captioner.end
+    pairs, device = len(first), first.device
+    memory = tree_map(lambda leaf: leaf.repeat_interleave(beams, 0), memory)
     tokens = torch.full((pairs * beams, 1), captioner.begin, device=device)
     scores = torch.full((pairs, beams), float("-inf"), device=device)
     scores[:, 0] = 0.0  # all beams begin alike: only the first may branch

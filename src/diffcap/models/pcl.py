@@ -243,7 +243,7 @@ class PCL(Captioner):
 
     def encode(self, before: Tensor, after: Tensor) -> list[KeysValues]:
         """Two feature maps (B, C, h, w) to what words see: each cross-encoder layer's keys and values."""
-        return self.states(before, after, rows=slice(0)).keys_values
+        return self.states(tile(before, len(after)), after, rows=slice(0)).keys_values
 
     def step(
         self, tokens: Tensor, memory: list[KeysValues], cache: list[KeysValues] | None
@@ -260,6 +260,10 @@ class PCL(Captioner):
         if cache is not None:
             word = [(torch.cat([ck, k], 2), torch.cat([cv, v], 2)) for (ck, cv), (k, v) in zip(cache, word)]
         return self.trunk.output_layer(hidden[:, 0]), word
+
+    def next_logits(self, tokens: Tensor, memory: list[KeysValues]) -> Tensor:
+        """See `Captioner.next_logits`, and `all_position_logits`."""
+        return self.all_position_logits(memory, tokens)
 
     def masked_logits(self, seen: list[KeysValues], batch: Batch) -> Tensor:
         """Word scores at the hidden positions of `mlm_tokens` (B, T), each from the words before it: (n, V)."""

@@ -143,7 +143,7 @@ class SCORER(Captioner):
             begin at Xavier's).
     """
 
-    begin, end = START, END
+    begin, end, closing_pad = START, END, NULL
     vocabulary_layout = "rcc"
 
     def __init__(
@@ -228,6 +228,10 @@ class SCORER(Captioner):
     ) -> tuple[Tensor, list[KeysValues]]:
         """See `Captioner.step`."""
         return self.decoder.step(tokens, memory, cache)
+
+    def next_logits(self, tokens: Tensor, memory: list[KeysValues]) -> Tensor:
+        """See `Captioner.next_logits`."""
+        return self.decoder.next_logits(tokens, memory)
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> WordMaps:
         """See `Captioner.attention`, and `words.roll_out` for how a fused token is shared out to the two images."""

@@ -82,8 +82,15 @@ class WordDecoder(nn.Module):
     ) -> tuple[Tensor, list[KeysValues]]:
         """One position, see `Captioner.step`; an unknown word is never said (authors' code)."""
         last, cache = self(tokens[:, None], memory, cache)
-        logits = self.logit(last.hidden[:, 0])
-        return logits.index_fill(1, torch.tensor([UNK], device=logits.device), float("-inf")), cache
+        return self._said(last.hidden[:, 0]), cache
+
+    def next_logits(self, tokens: Tensor, memory: list[KeysValues]) -> Tensor:
+        """All positions in one pass, see `Captioner.next_logits`."""
+        return self._said(self(tokens[:, :-1], memory).last.hidden)
+
+    def _said(self, hidden: Tensor) -> Tensor:
+        logits = self.logit(hidden)
+        return logits.index_fill(-1, torch.tensor([UNK], device=logits.device), float("-inf"))
 
     def attention(self, tokens: Tensor, memory: list[KeysValues]) -> Tensor:
         """Where the last block looks for the word after each of `tokens` (B, T), mean over heads: (B, T, N)."""

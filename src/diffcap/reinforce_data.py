@@ -1,0 +1,39 @@
+"""The LightningDataModule of self-critical training: pairs, and the random numbers that their captions are drawn by."""
+
+from typing import Any
+
+import torch
+
+from diffcap.data import CaptionData
+from diffcap.errors import DiffcapError
+from diffcap.streams import Batch, step_generator
+
+
+class ReinforceData(CaptionData):
+    """Pairs to be captioned by chance.
+
+    Args:
+        folder: the dataset's folder, with `manifest.jsonl`.
+        features: name of the feature store in its `features/`.
+        draws: captions drawn of each pair (Luo: 5).
+        settings: see `CaptionData`; with samples "scenes" `batch_size` counts scenes, of two pairs each.
+    """
+
+    def __init__(self, folder: str, features: str, draws: int = 5, **settings: Any) -> None:
+        super().__init__(folder, features, **settings)
+        if draws < 1:
+            raise DiffcapError(f"data.draws is {draws}; it must be at least 1.")
+        self.draws = draws
+
+    def make_batch(self, step: int) -> Batch:
+        """See `FeatureData`: `before`, `after`, `pair` (B,), and `draws` (B, K, T - 1), uniform in [0, 1).
+
+        The draws are made for the global batch, so that a pair's captions do not depend on the number of processes.
+        """
+        generator = step_generator(self.seed, step)
+        pairs = self.choices[self.stream.take(step * self.batch_size, self.batch_size)]  # (b,) or (b, 2)
+        drawn = torch.rand(*pairs.shape, self.draws, self.max_length - 1, generator=generator)
+        batch = self._with_images({"pair": torch.from_numpy(pairs), "draws": drawn}, pairs, generator)
+        if pairs.ndim == 2:  # as the images: all change pairs, then all distractor pairs
+            batch |= {key: batch[key].transpose(0, 1).flatten(0, 1) for key in ("pair", "draws")}
+        return batch

@@ -1,0 +1,108 @@
+"""The table of `make accuracy`: every way to decode and to train on, beside greedy decoding of the same runs."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from diffcap.console import run
+from diffcap.provenance import provenance
+from diffcap.records import read_dataset, read_json, write_json, write_text
+from diffcap.report.comparison import check_same_pairs, read_evaluated
+from diffcap.report.rows import mean_row, score_row
+from diffcap.report.table import Lines, markdown, rich_table, system_lines, type_lines
+
+
+def accuracy_table(folder: str, rows: dict[str, list[str]], homes: list[str], out: str) -> None:
+    """Collect the evaluations, print and write the table: table.json and table.md.
+
+    Args:
+        folder: data/<dataset>. rows: name -> folders of its evaluations, one a seed; the first row is what the others gain over.
+        homes: the seeds' runs, for the time that their training took. out: folder of the table.
+
+    Raises:
+        DiffcapError: an evaluation is missing, or two are not of the same pairs.
+    """
+    read = {name: [read_evaluated(path) for path in paths] for name, paths in rows.items()}
+    first = next(iter(read.values()))[0]
+    for group in read.values():
+        for evaluated in group:
+            check_same_pairs(first, evaluated)
+    by_id = {pair.id: pair for pair in read_dataset(folder).pairs}
+    pairs = [by_id[id] for id in first.references]
+    single = {
+        name: [
+            {**score_row(one.metrics, one.predictions, pairs), "seconds": _seconds(one.folder, homes)} for one in group
+        ]
+        for name, group in read.items()
+    }
+    merged = {name: mean_row(group) for name, group in single.items()}
+    gains = gained(single)
+    protocol = {**first.metrics["protocol"], "beams": None, "length_penalty": None, "seeds": len(homes)}
+    notes = provenance(runs={name: [one.metrics["provenance"] for one in group] for name, group in read.items()})
+    target = Path(out)
+    write_json(target / "table.json", {"protocol": protocol, "rows": merged, "gains": gains, "provenance": notes})
+    lines = [markdown(system_lines(merged)), caption(protocol), markdown(gain_lines(gains))]
+    if types := type_lines(merged):
+        lines.append(markdown(types, words=2))
+    write_text(target / "table.md", "\n\n".join(lines) + "\n")
+    from diffcap.evaluation.tables import print_table
+
+    print_table(rich_table(system_lines(merged), caption(protocol)))
+    print_table(rich_table(gain_lines(gains), "gained over the first row, scores x 100"))
+    print(f"{target / 'table.json'}, table.md")
+
+
+def gained(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """What each row gains over the first, seed by seed: metric -> {"mean", "std" (None of one), "of": differences}.
+
+    A row of one number (an ensemble) is compared with the first row's mean.
+    """
+    names = list(rows)
+    base = rows[names[0]]
+    found: dict[str, dict[str, Any]] = {}
+    for name in names[1:]:
+        found[name] = {}
+        for metric in base[0]["total"]:
+            before = [row["total"][metric] for row in base]
+            after = [row["total"][metric] for row in rows[name]]
+            paired = len(after) == len(before)
+            gains = [b - a for a, b in zip(before, after)] if paired else [after[0] - statistics.fmean(before)]
+            spread = statistics.stdev(gains) if len(gains) > 1 else None
+            found[name][metric] = {"mean": statistics.fmean(gains), "std": spread, "of": gains}
+    return found
+
+
+def gain_lines(gains: Mapping[str, Mapping[str, Any]]) -> Lines:
+    """The gains as text, in the order of the metrics."""
+    metrics = list(next(iter(gains.values())))
+    shown = {
+        name: [
+            f"{100 * row[metric]['mean']:+.2f}"
+            + ("" if row[metric]["std"] is None else f" ± {100 * row[metric]['std']:.2f}")
+            for metric in metrics
+        ]
+        for name, row in gains.items()
+    }
+    return [["gained over greedy", *metrics], *([name, *cells] for name, cells in shown.items())]
+
+
+def caption(protocol: Mapping[str, Any]) -> str:
+    """How the numbers came about, in two sentences."""
+    several = f"; mean ± standard deviation of {protocol['seeds']} seeds" if protocol["seeds"] > 1 else ""
+    return (
+        f"{protocol['dataset']}, {protocol['split']} split, {protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} "
+        f"tokens; scores x 100{several}. An ensemble of the seeds is one system; training seconds are of all that went into a row."
+    )
+
+
+def _seconds(evaluated: Path, homes: Sequence[str]) -> float:
+    """Training time behind an evaluation: of its own run, or, of an ensemble, of all."""
+    own = [home for home in homes if Path(home) in evaluated.parents] or list(homes)
+    stages = ["pretrain", "finetune", *(["reinforce"] if "reinforce" in evaluated.name else [])]
+    files = [Path(home) / stage / "finished.json" for home in own for stage in stages]
+    return sum(read_json(path)["train_seconds"] for path in files if path.is_file())
+
+
+if __name__ == "__main__":
+    run(accuracy_table)

@@ -1,0 +1,194 @@
+"""Two evaluated runs side by side: what `diffcap compare` reads and prints."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diffcap.errors import DiffcapError
+from diffcap.evaluation.coco import read_predictions, read_references
+from diffcap.evaluation.protocols import groups_of
+from diffcap.records import read_dataset, read_json
+from diffcap.report.table import Lines, markdown
+
+_HEADINGS = ("", "", "A", "B", "B-A", "interval", "B ahead")
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What an evaluation left.
+
+    Attributes:
+        folder: with metrics.json, predictions.json and references.json. metrics: the first of them.
+        predictions, references: id -> caption, id -> captions. groups: name -> ids, where it says so.
+    """
+
+    folder: Path
+    metrics: dict[str, Any]
+    predictions: dict[str, str]
+    references: dict[str, list[str]]
+    groups: dict[str, list[str]] | None
+
+
+def read_evaluated(run: str | Path) -> Evaluated:
+    """Read a run's folder, or the folder of one of its evaluations.
+
+    Raises:
+        DiffcapError: it holds no evaluation, or its files do not belong together.
+    """
+    folder = Path(run)
+    if not (folder / "metrics.json").is_file() and (folder / "eval" / "metrics.json").is_file():
+        folder = folder / "eval"
+    metrics = read_json(folder / "metrics.json", "scores", "give the folder of an evaluated run, or run `make eval`")
+    if not isinstance(metrics, dict) or not {"protocol", "groups"} <= metrics.keys():
+        raise DiffcapError(f'{folder / "metrics.json"}: no "protocol" and "groups" in it; run `make eval` again.')
+    groups = folder / "groups.json"
+    return Evaluated(
+        folder,
+        metrics,
+        read_predictions(folder / "predictions.json"),
+        read_references(folder / "references.json"),
+        read_json(groups) if groups.is_file() else None,
+    )
+
+
+def check_same_pairs(a: Evaluated, b: Evaluated) -> None:
+    """Insist that two runs were scored on the same pairs against the same references, by the same tokens.
+
+    Raises:
+        DiffcapError: naming the first difference.
+    """
+    for run, other in ((a, b), (b, a)):
+        alone = [id for id in run.references if id not in other.references]
+        if alone:
+            raise DiffcapError(
+                f"{run.folder} and {other.folder} are not of the same pairs: {len(alone):,} of the former are not in the "
+                f"latter (first {alone[0]!r}); evaluate both on the same split of one dataset."
+            )
+    other_words = next((id for id, captions in a.references.items() if b.references[id] != captions), None)
+    if other_words is not None:
+        raise DiffcapError(
+            f"{a.folder} and {b.folder} have different references (first at {other_words!r}); "
+            "evaluate both on the same manifest."
+        )
+
+
+def groups_for(a: Evaluated, b: Evaluated, folder: str | Path | None) -> dict[str, list[str]]:
+    """The groups that pairs are scored in: of a dataset's folder where one is given, or those that a run wrote down.
+
+    With neither (a run of an earlier version), all pairs are one group.
+
+    Raises:
+        DiffcapError: the folder's manifest lacks a pair.
+    """
+    if folder is None:
+        found = next((run.groups for run in (a, b) if run.groups), None)
+        if found is None:
+            return {"total": list(a.references)}
+        strange = next((id for ids in found.values() for id in ids if id not in a.references), None)
+        if strange is not None:
+            raise DiffcapError(f"{a.folder}: groups.json names {strange!r}, which has no reference; evaluate again.")
+        return found
+    pairs = {pair.id: pair for pair in read_dataset(folder).pairs}
+    missing = [id for id in a.references if id not in pairs]
+    if missing:
+        raise DiffcapError(
+            f"{folder}: its manifest lacks {len(missing):,} of the runs' pairs (first {missing[0]!r}); "
+            "give the folder of the dataset that they were evaluated on."
+        )
+    return groups_of([pairs[id] for id in a.references])
+
+
+def largest_differences(
+    result: Mapping[str, Any], a: Evaluated, b: Evaluated, groups: Mapping[str, Sequence[str]], count: int
+) -> list[dict[str, Any]]:
+    """The pairs whose CIDEr-D differs most, with both captions and the references.
+
+    Returns:
+        {"id", "group": the smallest it is in, "a", "b": captions, "a_score", "b_score", "references"} each.
+    """
+    group_of = {id: name for name, ids in sorted(groups.items(), key=lambda item: -len(item[1])) for id in ids}
+    order = sorted(result["scores"].items(), key=lambda item: -abs(item[1][1] - item[1][0]))
+    return [
+        {
+            "id": id,
+            "group": group_of[id],
+            "a": a.predictions[id],
+            "b": b.predictions[id],
+            "a_score": one,
+            "b_score": other,
+            "references": a.references[id],
+        }
+        for id, (one, other) in order[:count]
+        if one != other
+    ]
+
+
+def metric_lines(result: Mapping[str, Any]) -> Lines:
+    """Every metric of every group: both scores, their difference, its interval, and in how many draws B is ahead."""
+    lines = [list(_HEADINGS)]
+    for group, metrics in result["groups"].items():
+        for number, (metric, row) in enumerate(metrics.items()):
+            low, high = row["interval"]
+            lines.append(
+                [
+                    "" if number else group,
+                    metric,
+                    *(
+                        f"{_shown(row[key])} [{_shown(row[f'{key}_interval'][0])}, {_shown(row[f'{key}_interval'][1])}]"
+                        for key in "ab"
+                    ),
+                    f"{100 * row['difference']:+.2f}" + ("" if low <= 0 <= high else " *"),
+                    f"[{100 * low:+.2f}, {100 * high:+.2f}]",
+                    f"{100 * row['b_better']:.1f} %",
+                ]
+            )
+    return lines
+
+
+def win_lines(result: Mapping[str, Any]) -> Lines:
+    """On how many pairs of each group B's caption scores higher, as high and lower than A's."""
+    return [
+        ["", "pairs", "B wins", "ties", "B loses"],
+        *(
+            [name, f"{sum(row.values()):,}", f"{row['b']:,}", f"{row['tie']:,}", f"{row['a']:,}"]
+            for name, row in result["wins"].items()
+        ),
+    ]
+
+
+def explained(result: Mapping[str, Any]) -> str:
+    """How the numbers came about, in a few sentences."""
+    protocol = result["protocol"]
+    return (
+        f"{protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} tokens, scores x 100. In brackets: the middle "
+        f"{100 * protocol['level']:g} % of {protocol['samples']:,} draws of the pairs with replacement, the same for both "
+        f"(seed {protocol['seed']}); * where that of the difference leaves 0 out. CIDEr-D keeps the document frequencies "
+        "of the whole group in every draw. Wins are by each pair's CIDEr-D with the document frequencies of all pairs."
+    )
+
+
+def pair_text(row: Mapping[str, Any]) -> str:
+    """One pair with both captions and its references, as lines."""
+    references = "\n".join(f"  reference  {caption}" for caption in row["references"])
+    return (
+        f"{row['id']} ({row['group']})\n  A {100 * row['a_score']:8.2f}  {row['a']}\n"
+        f"  B {100 * row['b_score']:8.2f}  {row['b']}\n{references}"
+    )
+
+
+def comparison_text(result: Mapping[str, Any]) -> str:
+    """The whole comparison as Markdown."""
+    parts = [
+        f"A is `{result['runs']['a']}`, B is `{result['runs']['b']}`.",
+        markdown(metric_lines(result), words=2),
+        explained(result),
+        markdown(win_lines(result)),
+        *(["The pairs where they differ most:"] if result["largest"] else []),
+        *(f"```\n{pair_text(row)}\n```" for row in result["largest"]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _shown(score: float) -> str:
+    return f"{100 * score:.2f}"

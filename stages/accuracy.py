@@ -1,0 +1,127 @@
+"""What more the same checkpoints give: beam search, averaged weights, an ensemble of the seeds, self-critical training; one table."""
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from diffcap.chain import Make, call, cores
+from diffcap.console import run
+from diffcap.errors import DiffcapError
+
+
+def accuracy(
+    method: str,
+    dataset: str,
+    folder: str,
+    features: str,
+    backbone: str | None = None,
+    seeds: str = "1,2,3",
+    steps: int | None = None,
+    reinforce_steps: int | None = None,
+    keep: int = 5,
+    beams: int = 5,
+    length_penalty: float = 1.0,
+    out: str | None = None,
+) -> None:
+    """Train every seed, decode it in every way, train it on by its own captions, and write table.json and table.md.
+
+    What is there already, from an interrupted command or with fewer seeds, is not made again.
+
+    Args:
+        method: pcl, scorer, dirl or clip4idc.
+        dataset: name; its manifest and features are made if they are missing.
+        folder: data/<dataset>. features: name of the feature store in it. backbone: what makes them, where it is called otherwise.
+        seeds: of the training, separated by commas; several give means and standard deviations, and an ensemble.
+        steps: of the captioning; the method's settings by default.
+        reinforce_steps: of the self-critical training; its settings by default.
+        keep: checkpoints that are averaged: so many kept ones of the last part of the training, and the last.
+        beams: width of the beam search.
+        length_penalty: of the beam search: the log-probability is divided by the number of words to this power.
+        out: folder of the runs, and of the table in report/; runs/<dataset>/<method>-accuracy by default.
+
+    Raises:
+        DiffcapError: a seed stands twice, or a stage failed.
+    """
+    numbers = [int(seed) for seed in seeds.split(",")]
+    if len(set(numbers)) < len(numbers):
+        raise DiffcapError(f"--seeds {seeds}: a seed stands twice; an ensemble needs different ones.")
+    for name, number in {"keep": keep, "beams": beams}.items():
+        if number < 1:
+            raise DiffcapError(f"--{name} is {number}; it must be at least 1.")
+    place = Path(out or f"runs/{dataset}/{method}-accuracy")
+    make = Make(
+        f"FOLDER={folder}",
+        f"DATASET={dataset}",
+        f"METHOD={method}",
+        f"BACKBONE={backbone or features}",
+        f"FEATURES={features}",
+        "LOGGER=none",
+    )
+    make("the features", "extract")
+    make = Make(*make.variables, "DATA=")
+    beam = f"beam{beams}-{length_penalty:g}"
+    wide = f"--beams={beams}", f"--length_penalty={length_penalty}"
+
+    def seed_of(number: int) -> None:
+        home = place / str(number)
+        fixed = f"RUN={home}", f"SEED={number}"
+        training = [f"--run.keep={keep}", *_length(steps)]
+        if steps:
+            training.append(
+                f"--run.checkpoint_every={max(1, steps // (4 * keep))}"
+            )  # the kept ones: of the last quarter
+        make(f"seed {number}, captioning", "finetune", *fixed, f"finetune_ARGS={' '.join(training)}")
+        trained, averaged = home / "finetune" / "best.ckpt", home / "averaged" / "best.ckpt"
+        reinforced = home / "reinforce" / "best.ckpt"
+        captions(f"seed {number}, greedy", folder, trained, home / "eval")
+        captions(f"seed {number}, beams", folder, trained, home / f"eval-{beam}", *wide)
+        if not _newer(averaged, home / "finetune" / "last.ckpt"):
+            command = [".venv/bin/diffcap", "average", str(home / "finetune"), "--out", str(averaged)]
+            call(command, f"seed {number}, averaging")
+        captions(f"seed {number}, averaged", folder, averaged, home / "averaged-eval")
+        more = " ".join(_length(reinforce_steps))
+        make(f"seed {number}, self-critical", "reinforce", *fixed, *([f"reinforce_ARGS={more}"] if more else []))
+        captions(f"seed {number}, reinforced", folder, reinforced, home / "reinforce-eval")
+        captions(f"seed {number}, reinforced, beams", folder, reinforced, home / f"reinforce-eval-{beam}", *wide)
+
+    with ThreadPoolExecutor(cores()) as pool:
+        for done in [pool.submit(seed_of, number) for number in numbers]:
+            done.result()
+    homes = [place / str(number) for number in numbers]
+    rows: dict[str, list[Path]] = {
+        "greedy": [home / "eval" for home in homes],
+        f"beam search, {beams} beams": [home / f"eval-{beam}" for home in homes],
+        "averaged checkpoints": [home / "averaged-eval" for home in homes],
+        "reinforced": [home / "reinforce-eval" for home in homes],
+        f"reinforced, {beams} beams": [home / f"reinforce-eval-{beam}" for home in homes],
+    }
+    if len(numbers) > 1:
+        members = [home / "finetune" / "best.ckpt" for home in homes]
+        together = place / f"ensemble-{'-'.join(map(str, numbers))}"
+        captions(
+            "the ensemble", folder, members[0], together, f"--ensemble={','.join(map(str, members[1:]))}", also=members
+        )
+        rows[f"ensemble of {len(numbers)} seeds"] = [together]
+    table = {name: [str(path) for path in paths] for name, paths in rows.items()}
+    command = [".venv/bin/python", "-m", "diffcap.report.accuracy", "--folder", folder, "--rows", json.dumps(table)]
+    call([*command, "--homes", json.dumps([str(home) for home in homes]), "--out", str(place / "report")], "the table")
+
+
+def captions(title: str, folder: str, checkpoint: Path, out: Path, *options: str, also: Sequence[Path] = ()) -> None:
+    """Caption and score the test split, unless that was done after the checkpoint (and the others) came to be."""
+    if not all(_newer(out / "metrics.json", path) for path in (checkpoint, *also)):
+        words = ["--checkpoint", str(checkpoint), "--out", str(out), "--folder", folder, *options]
+        call([".venv/bin/python", "stages/evaluate.py", *words], title)
+
+
+def _newer(path: Path, source: Path) -> bool:
+    return path.is_file() and source.is_file() and path.stat().st_mtime_ns >= source.stat().st_mtime_ns
+
+
+def _length(steps: int | None) -> list[str]:
+    return [f"--trainer.max_steps={steps}", f"--trainer.val_check_interval={max(1, steps // 4)}"] if steps else []
+
+
+if __name__ == "__main__":
+    run(accuracy)

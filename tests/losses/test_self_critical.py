@@ -1,0 +1,67 @@
+"""The self-critical gradient equals a naive loop over captions and words, and the gradient of the expected reward."""
+
+import itertools
+
+import pytest
+import torch
+
+from diffcap.losses.self_critical import mean_of_the_others, said_positions, self_critical
+
+END, PAD = 1, 0
+
+
+def test_the_closing_word_counts_and_nothing_after_it() -> None:
+    tokens = torch.tensor([[2, 5, 1, 1, 1], [2, 5, 0, 4, 1], [2, 3, 4, 5, 6], [2, 1, 1, 1, 1]])
+    with_pad = [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]]
+    assert said_positions(tokens, END, PAD).long().tolist() == with_pad
+    assert said_positions(tokens, END).long().tolist()[1] == [1, 1, 1, 1]
+
+
+def test_loss_and_gradient_are_those_of_a_naive_loop() -> None:
+    draws = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, 4, 7, generator=draws, requires_grad=True)
+    tokens = torch.randint(0, 7, (6, 5), generator=draws)
+    tokens[0, 2], tokens[1, 1] = END, END
+    advantage = torch.randn(6, generator=draws)
+    losses = self_critical(logits, tokens, said_positions(tokens, END, PAD), advantage)
+    expected = []
+    for row in range(6):
+        total = torch.zeros(())
+        for place in range(4):
+            word = int(tokens[row, place + 1])
+            total = total + (logits[row, place, word] - logits[row, place].exp().sum().log())
+            if word in (END, PAD):
+                break
+        expected.append(-advantage[row] * total)
+    torch.testing.assert_close(losses, torch.stack(expected))
+    ours, theirs = (torch.autograd.grad(loss.sum(), logits, retain_graph=True)[0] for loss in (losses, sum(expected)))
+    torch.testing.assert_close(ours, theirs)
+    assert ours.abs().sum() > 1
+
+
+@pytest.mark.parametrize("baseline", [0.0, 0.7])
+def test_its_mean_over_all_captions_is_the_gradient_of_the_expected_reward(baseline: float) -> None:
+    words, length = 3, 2
+    table = torch.randn(1 + words, words, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    captions = [torch.tensor([[2, *rest]]) for rest in itertools.product(range(words), repeat=length)]
+    rewards = torch.rand(len(captions), generator=torch.Generator().manual_seed(2))
+
+    def logits(tokens: torch.Tensor) -> torch.Tensor:
+        return torch.stack([table[3], table[tokens[0, 1]]])[None]  # the second word depends on the first
+
+    def chance(tokens: torch.Tensor) -> torch.Tensor:
+        return logits(tokens).log_softmax(-1).gather(2, tokens[:, 1:, None]).sum().exp()
+
+    expected = torch.autograd.grad(sum(chance(text) * reward for text, reward in zip(captions, rewards)), table)[0]
+    said = torch.ones(1, length, dtype=torch.bool)
+    losses = [
+        chance(text).detach() * self_critical(logits(text), text, said, (reward - baseline)[None])
+        for text, reward in zip(captions, rewards)
+    ]
+    torch.testing.assert_close(-torch.autograd.grad(sum(losses).sum(), table)[0], expected)
+
+
+def test_the_mean_of_the_other_draws() -> None:
+    assert mean_of_the_others(torch.tensor([[1.0, 2.0, 6.0]])).tolist() == [[4.0, 3.5, 1.5]]
+    with pytest.raises(ValueError, match="at least two draws"):
+        mean_of_the_others(torch.ones(3, 1))

@@ -1,0 +1,116 @@
+"""`diffcap compare` on two evaluated runs: the scores that they were given, wins by change type, the pairs; bad input."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.toy import captions, pairs
+
+from diffcap.cli import main
+from diffcap.evaluation.coco import write_predictions, write_references
+from diffcap.evaluation.protocols import evaluate, groups_of
+from diffcap.records import write_json
+
+METRICS = ("BLEU-1", "BLEU-4", "ROUGE-L", "CIDEr-D")
+PAIRS = pairs(12)
+
+
+def write_run(run: Path, predictions: dict[str, str], grouped: bool = True, **changes: list[str]) -> Path:
+    """What an evaluation leaves in RUN/eval."""
+    references = {pair.id: changes.get(pair.id, pair.captions) for pair in PAIRS}
+    result = evaluate(predictions, PAIRS, "raw", METRICS, {"dataset": "toy", "split": "test"})
+    write_json(run / "eval/metrics.json", result)
+    write_predictions(run / "eval/predictions.json", predictions)
+    write_references(run / "eval/references.json", references)
+    if grouped:
+        write_json(run / "eval/groups.json", groups_of(PAIRS))
+    return run
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[Path, Path]:
+    """The second run is right about distractors, where the first is not; both are wrong about changes, one apart."""
+    wrong = {pair.id: captions(30, False)[0] for pair in PAIRS}
+    better = {pair.id: pair.captions[0] if pair.is_distractor else wrong[pair.id] for pair in PAIRS}
+    return write_run(tmp_path / "a", {**wrong, "3.png": PAIRS[6].captions[0]}), write_run(tmp_path / "b", better)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    main(["compare", *map(str, arguments)])
+    return capsys.readouterr().out
+
+
+def refused(*arguments: str | Path) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(["compare", *map(str, arguments)])
+    assert isinstance(stop.value.code, str) and "\n" not in stop.value.code
+    return stop.value.code
+
+
+def test_scores_wins_and_pairs(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    found: dict[str, Any] = json.loads(printed(capsys, *runs, "--json", "--samples=40", "--pairs=3"))
+    scored = [json.loads((run / "eval/metrics.json").read_text())["groups"] for run in runs]
+    assert list(found["groups"]) == ["total", "semantic", "distractor", "move"] == list(scored[0])
+    for group, metrics in found["groups"].items():
+        assert list(metrics) == list(METRICS)
+        for metric, row in metrics.items():
+            assert row["a"] == pytest.approx(scored[0][group][metric], abs=1e-9)
+            assert row["b"] == pytest.approx(scored[1][group][metric], abs=1e-9)
+            assert row["difference"] == pytest.approx(row["b"] - row["a"])
+            assert row["interval"][0] <= row["difference"] <= row["interval"][1]
+    assert found["wins"]["distractor"] == {"b": 12, "a": 0, "tie": 0}
+    assert found["wins"]["move"] == {"b": 0, "a": 1, "tie": 11}
+    assert len(found["largest"]) == 3 and found["protocol"]["samples"] == 40
+    widest = [abs(row["b_score"] - row["a_score"]) for row in found["largest"]]
+    assert widest == sorted(widest, reverse=True) and found["largest"][0]["references"]
+    assert printed(capsys, *runs, "--json", "--samples=40", "--pairs=3") == json.dumps(found, indent=2) + "\n"
+
+
+def test_the_table_and_the_files(runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = printed(capsys, runs[0] / "eval", runs[1], "--samples=40", f"--out={tmp_path / 'c.md'}")
+    assert "B ahead" in shown.replace("\n", " ") or "ahead" in shown
+    assert "distractor" in shown and "middle 95 % of 40 draws" in shown and "reference" in shown
+    text = (tmp_path / "c.md").read_text()
+    assert "| distractor | BLEU-1 |" in text and "| 12 | 0 | 0 |" in text
+    printed(capsys, *runs, "--samples=40", f"--out={tmp_path / 'c.json'}")
+    assert json.loads((tmp_path / "c.json").read_text())["runs"]["a"] == str(runs[0] / "eval")
+
+
+def test_runs_without_groups_are_one_group_unless_the_dataset_is_given(
+    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for run in runs:
+        (run / "eval/groups.json").unlink()
+    assert list(json.loads(printed(capsys, *runs, "--json", "--samples=2"))["groups"]) == ["total"]
+    from tests.toy import write_toy
+
+    folder = write_toy(tmp_path / "toy", scenes=12)
+    found = json.loads(printed(capsys, *runs, "--json", "--samples=2", f"--folder={folder}"))
+    assert list(found["groups"]) == ["total", "semantic", "distractor", "move"]
+    small = write_toy(tmp_path / "small", scenes=4)
+    assert "lacks 16 of the runs' pairs (first '4.png')" in refused(*runs, f"--folder={small}")
+
+
+def test_what_cannot_be_compared_is_one_sentence(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    said = {pair.id: "x" for pair in PAIRS}
+    other = write_run(tmp_path / "other", said, **{"2.png": ["the red cube moved"]})
+    assert "have different references (first at '2.png'); evaluate both on the same manifest" in refused(runs[0], other)
+    references = json.loads((other / "eval/references.json").read_text())
+    references["annotations"] = [row for row in references["annotations"] if row["image_id"] != "5.png"]
+    write_json(other / "eval/references.json", references)
+    assert "are not of the same pairs: 1 of the former" in refused(runs[0], other)
+    assert "no scores there; give the folder of an evaluated run" in refused(runs[0], tmp_path / "nothing")
+    assert "--samples is 0" in refused(*runs, "--samples=0")
+    metrics = json.loads((runs[1] / "eval/metrics.json").read_text())
+    metrics["protocol"]["tokenizer"] = "ptb"
+    write_json(runs[1] / "eval/metrics.json", metrics)
+    assert "was scored by raw tokens" in refused(*runs)
+
+
+def test_the_command_itself(runs: tuple[Path, Path]) -> None:
+    command = [str(Path(sys.executable).with_name("diffcap")), "compare", *map(str, runs), "--samples", "2", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and json.loads(done.stdout)["wins"]["total"]["b"] == 12, done.stderr

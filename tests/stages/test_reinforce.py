@@ -1,0 +1,145 @@
+"""Self-critical training by its real command: the reward rises, a kill costs nothing, two processes do what one does."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.commands import ROOT, command, environment, in_process, one_sentence, run, weights
+from tests.stages.test_training import kill_when, same_training
+from tests.toy import write_toy
+
+from diffcap.captioner import load
+
+BASE = ROOT / "configs/reinforce/base.yaml"
+FILES = [ROOT / "configs/trainer/smoke.yaml"]
+SMALL = (
+    *("width=16", "heads=2", "word_width=12", "dropout=0.0", "decoder_std=0.3", "position_std=0.3"),
+)  # fmt: skip
+TRAINING = ("--data.features=toy", "--data.max_length=16", "--data.samples=scenes", "--trainer.accelerator=cpu")
+
+
+def settings(method: str = "scorer") -> list[str]:
+    sizes = SMALL if method == "scorer" else ("width=16", "heads=2", "ffn=24", "dropout=0.0")
+    return [f"--model.captioner.init_args.{size}" for size in sizes]
+
+
+def finetuning(folder: Path, out: Path, method: str, *options: str) -> list[str]:
+    files = f"--data.folder={folder}", f"--run.out={out / 'finetune'}", "--data.batch_size=7"
+    return command("finetune", FILES, *settings(method), *TRAINING, *files, *options, method=method)
+
+
+def reinforcing(folder: Path, out: Path, method: str, *options: str) -> list[str]:
+    """The fine-tuning's settings with the stage's own on top, as Make gives them."""
+    words = finetuning(folder, out, method)
+    words[1] = str(ROOT / "stages/reinforce.py")
+    place = words.index(str(FILES[0])) - 1
+    own = f"--run.out={out / 'reinforce'}", f"--model.init_from={out / 'finetune' / 'best.ckpt'}", "--data.batch_size=7"
+    return [*words[:place], "--config", str(BASE), *words[place:], *own, *options]
+
+
+LONG = ("--model.lr=3e-3", "--trainer.max_steps=60", "--trainer.val_check_interval=20", "--run.checkpoint_every=4")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A toy dataset, a SCORER that has begun to learn its captions, and its self-critical training that nobody killed."""
+    out = tmp_path_factory.mktemp("reinforce")
+    folder = write_toy(out / "data")
+    learnt = (
+        "--trainer.max_steps=150",
+        "--trainer.val_check_interval=75",
+        "--model.lr=5e-3",
+        "--model.schedule=constant",
+    )
+    assert in_process(finetuning(folder, out, "scorer", *learnt)) is None
+    assert in_process(reinforcing(folder, out, "scorer", *LONG)) is None
+    return out
+
+
+def test_the_reward_rises(undisturbed: Path) -> None:
+    with next((undisturbed / "reinforce/logs").glob("*/metrics.csv")).open() as file:
+        rewards = [float(row["train/reward"]) for row in csv.DictReader(file) if row["train/reward"]]
+    assert len(rewards) == 60
+    first, last = sum(rewards[:10]) / 10, sum(rewards[-10:]) / 10
+    assert first > 0.05 and last > 1.3 * first, (first, last)
+    finished = json.loads((undisturbed / "reinforce/finished.json").read_text())
+    assert finished["stage"] == "reinforce" and finished["monitor"] == "val/CIDEr-D" and finished["steps"] == 60
+
+
+def test_its_checkpoint_captions(undisturbed: Path) -> None:
+    checkpoint = load(undisturbed / "reinforce/best.ckpt")
+    assert checkpoint.facts["stage"] == "reinforce" and checkpoint.facts["method"] == "scorer"
+    start, end = (
+        weights(undisturbed / stage / name) for stage, name in (("finetune", "best.ckpt"), ("reinforce", "last.ckpt"))
+    )
+    moved = {name.split(".")[1] for name, value in end.items() if not value.equal(start[name])}
+    assert "decoder" in moved and "encoder" in moved and not moved & {"cbr", "logit_scale"}
+    files = f"--checkpoint={undisturbed / 'reinforce/best.ckpt'}", f"--folder={undisturbed / 'data'}"
+    quick = f"--out={undisturbed / 'reinforce-eval'}", "--tokenizer=raw", "--metrics=[CIDEr-D]", "--beams=2"
+    assert in_process([sys.executable, str(ROOT / "stages/evaluate.py"), *files, *quick]) is None
+    assert (undisturbed / "reinforce-eval/metrics.json").is_file()
+
+
+def test_a_killed_run_ends_as_an_undisturbed_one(undisturbed: Path, tmp_path: Path) -> None:
+    (tmp_path / "finetune").symlink_to(undisturbed / "finetune")
+    words = reinforcing(undisturbed / "data", tmp_path, "scorer", *LONG)
+    kill_when(words, tmp_path / "reinforce/last.ckpt", tmp_path)
+    assert not (tmp_path / "reinforce/finished.json").exists()
+    done = run(words, tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name in ("last.ckpt", "best.ckpt"):
+        same_training(tmp_path / "reinforce" / name, undisturbed / "reinforce" / name)
+
+
+def test_two_processes_train_to_the_weights_of_one(undisturbed: Path, tmp_path: Path) -> None:
+    (tmp_path / "finetune").symlink_to(undisturbed / "finetune")
+    short = "--model.lr=1e-3", "--trainer.max_steps=4", "--model.baseline=greedy"
+    processes = []
+    for devices in (1, 2):
+        more = ["--trainer.strategy=ddp"] if devices == 2 else []
+        own = f"--trainer.devices={devices}", f"--run.out={tmp_path / str(devices)}", *more
+        words = reinforcing(undisturbed / "data", tmp_path, "scorer", *short, *own)
+        processes.append(
+            subprocess.Popen(words, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        )
+    for process in processes:
+        said = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+    one, two = (weights(tmp_path / str(devices) / "last.ckpt") for devices in (1, 2))
+    start = weights(tmp_path / "finetune/best.ckpt")
+    # The keys' bias moves all scores of a query alike: its gradient is rounding, which Adam makes a full step.
+    names = [name for name in one if not name.endswith("qkv.bias")]
+    for name in names:
+        assert (one[name] - two[name]).abs().max() < 2e-5, name
+    assert max((one[name] - start[name]).abs().max() for name in names) > 1e-3
+
+
+@pytest.mark.parametrize("method", ["pcl", "dirl"])
+def test_other_methods_train_on_by_it(method: str, undisturbed: Path, tmp_path: Path) -> None:
+    assert in_process(finetuning(undisturbed / "data", tmp_path, method)) is None
+    half = "--trainer.precision=bf16-mixed", "--trainer.max_steps=2"
+    assert in_process(reinforcing(undisturbed / "data", tmp_path, method, *half)) is None
+    assert load(tmp_path / "reinforce/best.ckpt").facts["method"] == method
+
+
+def test_clip4idc_trains_on_by_it(pixels: Path, tmp_path: Path) -> None:
+    own = "--data.features=blocks_pixels", "--data.max_length=33", "--data.batch_size=2", "--trainer.max_steps=2"
+    blocks = [ROOT / "configs/method/clip4idc/finetune.blocks.yaml", *FILES]
+    files = f"--data.folder={pixels}", "--trainer.accelerator=cpu", "--model.clip_weights=random", *own
+    first = command("finetune", blocks, *files, f"--run.out={tmp_path / 'finetune'}", method="clip4idc")
+    assert in_process(first) is None
+    words = command("finetune", [*blocks[:1], BASE, *FILES], *files, method="clip4idc")
+    words[1] = str(ROOT / "stages/reinforce.py")
+    out = f"--run.out={tmp_path / 'reinforce'}", f"--model.init_from={tmp_path / 'finetune/best.ckpt'}"
+    assert in_process([*words, *out]) is None
+    assert load(tmp_path / "reinforce/best.ckpt").facts["stage"] == "reinforce"
+
+
+def test_without_a_fine_tuned_run_it_says_so(undisturbed: Path, tmp_path: Path) -> None:
+    status = in_process(reinforcing(undisturbed / "data", tmp_path, "scorer"))
+    assert isinstance(status, str) and "best.ckpt: no checkpoint there" in status
+    done = run(reinforcing(undisturbed / "data", tmp_path, "scorer", "--model.baselin=mean"), tmp_path)
+    assert "did you mean --model.baseline" in one_sentence(done)
