@@ -55,6 +55,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--trainer.val_check_interval=75",
         "--model.lr=5e-3",
         "--model.schedule=constant",
+        "--run.keep=2",
+        "--run.checkpoint_every=40",
     )
     assert in_process(finetuning(folder, out, "scorer", *learnt)) is None
     assert in_process(reinforcing(folder, out, "scorer", *LONG)) is None
