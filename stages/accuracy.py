@@ -1,6 +1,5 @@
 """What more the same checkpoints give: beam search, averaged weights, an ensemble of the seeds, self-critical training; one table."""
 
-import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -103,9 +102,9 @@ def accuracy(
             "the ensemble", folder, members[0], together, f"--ensemble={','.join(map(str, members[1:]))}", also=members
         )
         rows[f"ensemble of {len(numbers)} seeds"] = [together]
-    table = {name: [str(path) for path in paths] for name, paths in rows.items()}
-    command = [".venv/bin/python", "-m", "diffcap.report.accuracy", "--folder", folder, "--rows", json.dumps(table)]
-    call([*command, "--homes", json.dumps([str(home) for home in homes]), "--out", str(place / "report")], "the table")
+    from diffcap.report.accuracy import accuracy_table
+
+    accuracy_table(folder, rows, homes, place / "report")
 
 
 def captions(title: str, folder: str, checkpoint: Path, out: Path, *options: str, also: Sequence[Path] = ()) -> None:

@@ -32,7 +32,7 @@ if stage == "extract":
     name = value("--model.name") if "--model.name" in options else pathlib.Path(value("--config")).stem
     files = [value("--data.folder") + "/features/" + name + "/complete"]
 if stage == "negatives": files = [value("--folder") + "/negatives.jsonl"]
-if stage in ("pretrain", "adapt", "finetune"):
+if stage in ("pretrain", "adapt", "finetune", "reinforce"):
     files = [value("--run.out") + "/" + name for name in ("last.ckpt", "best.ckpt", "finished.json")]
 if stage == "evaluate": files = [value("--out") + "/metrics.json"]
 for path in map(pathlib.Path, files):
@@ -163,6 +163,35 @@ def test_every_stage_has_arguments_of_its_own(project: Path) -> None:
     for name, stage in stages.items():
         assert f"--its={name}" in options[stage] and ("--extra=1" in options[stage]) == (name == "eval")
         assert options[stage].count("--its") == 1
+
+
+def test_reinforce_goes_on_from_the_fine_tuned_captioner_and_is_scored_beside_it(project: Path) -> None:
+    options = played(project, "reinforce", "eval", "METHOD=scorer", "ARGS=--extra=1")
+    assert list(options) == ["data", "extract", "finetune", "reinforce", "evaluate"]
+    run = "runs/blocks/scorer"
+    assert f"--model.init_from {run}/finetune/best.ckpt" in options["reinforce"]
+    own = ["scorer/finetune.yaml", "scorer/finetune.blocks.yaml", "reinforce/base.yaml", "reinforce/blocks.yaml"]
+    assert [options["reinforce"].index(name) for name in own] == sorted(
+        options["reinforce"].index(name) for name in own
+    )
+    assert f"--run.out {run}/reinforce " in options["reinforce"] and "reinforce" not in options["finetune"]
+    assert [stage for stage, words in options.items() if "--extra=1" in words] == ["reinforce"]
+    assert f"--checkpoint {run}/reinforce/best.ckpt --out {run}/reinforce-eval" in options["evaluate"]
+    # The fine-tuned one keeps its own scores.
+    assert f"--out {run}/eval " in played(project, "eval", "METHOD=scorer")["evaluate"]
+    again = played(project, "eval", "METHOD=scorer", "CAPTIONER=reinforce")
+    assert list(again) == ["evaluate"] and "reinforce-eval" in again["evaluate"]
+    assert "CAPTIONER is best; give finetune or reinforce" in make(project, "eval", "CAPTIONER=best").stderr
+    words = played(project, "reinforce", "METHOD=scorer", "TRAINER=smoke", "ABLATION=rr")["reinforce"]
+    assert words.index("reinforce/blocks.yaml") < words.index("trainer/smoke.yaml")
+    words = played(project, "reinforce", "METHOD=scorer", "TRAINER=short", "RUN=runs/short")["reinforce"]
+    assert words.index("trainer/short.yaml") < words.index("reinforce/short.yaml")
+
+
+def test_accuracy_gets_what_its_runs_need(project: Path) -> None:
+    said = make(project, "-n", "accuracy", "METHOD=scorer", "SEEDS=1,2", "ARGS=--steps=9").stdout
+    assert "stages/accuracy.py --method scorer --dataset blocks --folder data/blocks --features blocks" in said
+    assert "--seeds 1,2 --steps=9" in " ".join(said.split())
 
 
 def test_a_misspelt_name_stops_before_anything_runs(project: Path) -> None:

@@ -153,7 +153,8 @@ def _gathered(arguments: list[str]) -> list[str]:
     """Let `average` take any number of files: jsonargparse wants a list as one word."""
     if arguments[:1] != ["average"]:
         return arguments
-    files, rest = [], []
+    files: list[str] = []
+    rest: list[str] = []
     words = iter(arguments[1:])
     for word in words:
         if word == "--out":

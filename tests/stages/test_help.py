@@ -9,7 +9,7 @@ import pytest
 from tests.commands import ROOT, environment
 
 
-@pytest.mark.parametrize("stage", ["pretrain", "adapt", "finetune", "evaluate"])
+@pytest.mark.parametrize("stage", ["pretrain", "adapt", "finetune", "reinforce", "evaluate"])
 def test_help_is_quick_and_explains_every_option(stage: str) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     script = str(ROOT / "stages" / f"{stage}.py")

@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from tests.commands import ROOT, command, environment, in_process, one_sentence, run, weights
 from tests.stages.test_training import kill_when, same_training
 from tests.toy import write_toy
 
 from diffcap.captioner import load
+from diffcap.combining import average
 
 BASE = ROOT / "configs/reinforce/base.yaml"
 FILES = [ROOT / "configs/trainer/smoke.yaml"]
@@ -53,6 +55,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--trainer.val_check_interval=75",
         "--model.lr=5e-3",
         "--model.schedule=constant",
+        "--run.keep=2",
+        "--run.checkpoint_every=40",
     )
     assert in_process(finetuning(folder, out, "scorer", *learnt)) is None
     assert in_process(reinforcing(folder, out, "scorer", *LONG)) is None
@@ -69,6 +73,16 @@ def test_the_reward_rises(undisturbed: Path) -> None:
     assert finished["stage"] == "reinforce" and finished["monitor"] == "val/CIDEr-D" and finished["steps"] == 60
 
 
+def test_kept_checkpoints_are_averaged(undisturbed: Path, tmp_path: Path) -> None:
+    names = sorted(path.name for path in (undisturbed / "finetune").glob("*.ckpt"))
+    assert names == ["best.ckpt", "last.ckpt", "step-000080.ckpt", "step-000120.ckpt"]
+    assert average([undisturbed / "finetune"], tmp_path / "mean.ckpt") == [80, 120, 150]
+    parts = [weights(undisturbed / "finetune" / name) for name in names[1:]]
+    for name, value in weights(tmp_path / "mean.ckpt").items():
+        torch.testing.assert_close(value, torch.stack([part[name] for part in parts]).mean(0))
+    assert load(tmp_path / "mean.ckpt").facts["step"] == 150
+
+
 def test_its_checkpoint_captions(undisturbed: Path) -> None:
     checkpoint = load(undisturbed / "reinforce/best.ckpt")
     assert checkpoint.facts["stage"] == "reinforce" and checkpoint.facts["method"] == "scorer"
@@ -78,9 +92,24 @@ def test_its_checkpoint_captions(undisturbed: Path) -> None:
     moved = {name.split(".")[1] for name, value in end.items() if not value.equal(start[name])}
     assert "decoder" in moved and "encoder" in moved and not moved & {"cbr", "logit_scale"}
     files = f"--checkpoint={undisturbed / 'reinforce/best.ckpt'}", f"--folder={undisturbed / 'data'}"
-    quick = f"--out={undisturbed / 'reinforce-eval'}", "--tokenizer=raw", "--metrics=[CIDEr-D]", "--beams=2"
-    assert in_process([sys.executable, str(ROOT / "stages/evaluate.py"), *files, *quick]) is None
-    assert (undisturbed / "reinforce-eval/metrics.json").is_file()
+    quick = "--tokenizer=raw", "--metrics=[CIDEr-D]", "--batch_size=3"
+    said = {}
+    for name, *options in (
+        ("alone",),
+        ("beams", "--beams=2", "--length_penalty=1"),
+        ("twice", f"--ensemble={files[0][13:]}"),
+    ):
+        out = undisturbed / f"eval-{name}"
+        words = [sys.executable, str(ROOT / "stages/evaluate.py"), *files, *quick, f"--out={out}", *options]
+        assert in_process(words) is None
+        said[name] = (out / "predictions.json").read_text()
+        if name == "twice":
+            assert json.loads((out / "metrics.json").read_text())["protocol"]["ensemble"] == 2
+            groups = json.loads((out / "groups.json").read_text())
+            assert set(groups) == {"total", "semantic", "distractor", "move"}
+    assert said["alone"] == said["twice"]  # a captioner beside itself says what it says alone
+    fine = f"--ensemble={undisturbed / 'finetune/best.ckpt'}"
+    assert in_process([*words[:-2], f"--out={undisturbed / 'eval-two'}", fine]) is None
 
 
 def test_a_killed_run_ends_as_an_undisturbed_one(undisturbed: Path, tmp_path: Path) -> None:

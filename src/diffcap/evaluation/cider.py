@@ -23,7 +23,7 @@ class _Grams(NamedTuple):
 
     caption: Array
     key: Array  # the words' numbers as digits to `BASE`
-    count: Array
+    times: Array
 
 
 class _Order(NamedTuple):
@@ -93,7 +93,7 @@ class CiderD:
         seen = np.unique(np.repeat(images, count[rows]) * len(keys) + place[_ranges(first[rows], count[rows])])
         frequency = np.bincount(seen % max(1, len(keys)), minlength=len(keys))
         rarity = self._log_images - np.log(np.maximum(1.0, frequency))
-        weights = grams.count * rarity[place]
+        weights = grams.times * rarity[place]
         norms = np.sqrt(np.bincount(grams.caption, weights**2, minlength=len(count) + 1))
         return _Order(keys, rarity, grams.caption * len(keys) + place, weights, norms)
 
@@ -113,10 +113,11 @@ class CiderD:
             raise ValueError(f"got {len(images)} images and {len(hypotheses)} hypotheses")
         if not len(images):
             return np.zeros(0)
-        row: dict[str, int] = {}  # an image's equal hypotheses are scored once
-        said = np.array([row.setdefault((self._image[i], text), len(row)) for i, text in zip(images, hypotheses)])  # type: ignore[call-overload]
-        owners = np.array([image for image, _ in row])  # type: ignore[misc]
-        words, starts = self._numbers([text for _, text in row], dict(self._words))  # type: ignore[misc]
+        distinct: dict[tuple[int, str], int] = {}  # an image's equal hypotheses are scored once
+        pairs = [(self._image[image], text) for image, text in zip(images, hypotheses)]
+        said = np.array([distinct.setdefault(pair, len(distinct)) for pair in pairs])
+        owners = np.array([image for image, _ in distinct])
+        words, starts = self._numbers([text for _, text in distinct], dict(self._words))
         references = self._rows[owners]  # (b, R)
         closeness = np.zeros(references.shape)
         for number, order in enumerate(self._orders, 1):
@@ -132,7 +133,7 @@ class CiderD:
             return np.zeros(references.shape)
         place = np.minimum(np.searchsorted(order.keys, grams.key), size - 1)
         known = order.keys[place] == grams.key
-        weights = grams.count * np.where(known, order.rarity[place], self._log_images)
+        weights = grams.times * np.where(known, order.rarity[place], self._log_images)
         norms = np.sqrt(np.bincount(grams.caption, weights**2, minlength=len(references)))
         owner, place, weights = grams.caption[known], place[known], weights[known]
         codes = references[owner] * size + place[:, None]  # (M, R)

@@ -73,6 +73,7 @@ class Reinforcement(Captioning):
         for part in self.captioner.parameters():
             part.requires_grad_(part.grad is not None)
             part.grad = None
+        self.captioner.train()
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """Draw captions of each pair, and make those likelier that beat the baseline. Logs both rewards."""

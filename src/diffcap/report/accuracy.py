@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffcap.console import run
 from diffcap.provenance import provenance
 from diffcap.records import read_dataset, read_json, write_json, write_text
 from diffcap.report.comparison import check_same_pairs, read_evaluated
@@ -13,7 +12,9 @@ from diffcap.report.rows import mean_row, score_row
 from diffcap.report.table import Lines, markdown, rich_table, system_lines, type_lines
 
 
-def accuracy_table(folder: str, rows: dict[str, list[str]], homes: list[str], out: str) -> None:
+def accuracy_table(
+    folder: str | Path, rows: Mapping[str, Sequence[Path]], homes: Sequence[Path], out: str | Path
+) -> None:
     """Collect the evaluations, print and write the table: table.json and table.md.
 
     Args:
@@ -96,13 +97,9 @@ def caption(protocol: Mapping[str, Any]) -> str:
     )
 
 
-def _seconds(evaluated: Path, homes: Sequence[str]) -> float:
+def _seconds(evaluated: Path, homes: Sequence[Path]) -> float:
     """Training time behind an evaluation: of its own run, or, of an ensemble, of all."""
-    own = [home for home in homes if Path(home) in evaluated.parents] or list(homes)
+    own = [home for home in homes if home in evaluated.parents] or homes
     stages = ["pretrain", "finetune", *(["reinforce"] if "reinforce" in evaluated.name else [])]
-    files = [Path(home) / stage / "finished.json" for home in own for stage in stages]
+    files = [home / stage / "finished.json" for home in own for stage in stages]
     return sum(read_json(path)["train_seconds"] for path in files if path.is_file())
-
-
-if __name__ == "__main__":
-    run(accuracy_table)
