@@ -16,6 +16,7 @@ SMALL = (
     ),
     *("--model.captioner.init_args.dropout=0", "--data.batch_size=7", "--data.max_length=20", "--data.features=toy"),
     *("--model.lr=1e-3", "--trainer.max_steps=14", "--trainer.val_check_interval=7", "--trainer.accelerator=cpu"),
+    "--trainer.log_every_n_steps=1",
 )
 ALL = "--data.tasks={mlm: 1, single_mlm: 1, single_mvcl: 1, single_fda: 1, fgvc: 2}"
 
