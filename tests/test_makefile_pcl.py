@@ -1,0 +1,115 @@
+"""What Make builds for IDC-PCL's pre-training on more datasets, and for its ablations."""
+
+# ruff: noqa: F811  the fixture of the tests of Make itself
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from tests.test_makefile import logged, make, project  # noqa: F401
+
+
+def test_extra_datasets_are_made_and_trained_on_in_two_stages(project: Path) -> None:
+    words = "DATASET=birds2words", "EXTRA=cub,nabirds", "DATA=/b", "CUB_DATA=/o'c ub", "NABIRDS_DATA=/n", "LOGGER=none"
+    runs = logged(project, "pretrain", "finetune", "eval", *words)
+    assert [shlex.split(options)[1:6:2] for options in runs["data"]] == [
+        ["birds2words", "data/birds2words", "/b"],
+        ["cub", "data/cub", "/o'c ub"],
+        ["nabirds", "data/nabirds", "/n"],
+    ]
+    backbone = "--config configs/backbone/resnet101_layer4.yaml"
+    folders = [re.search(r"--data.folder (\S+)", options)[1] for options in runs["extract"]]
+    assert folders == ["data/birds2words", "data/cub", "data/nabirds"] and all(
+        backbone in one for one in runs["extract"]
+    )
+    assert [re.search(r"--folder (\S+)", options)[1] for options in runs["negatives"]] == folders[:2]
+    second, first = sorted(runs["pretrain"], key=lambda options: "pretrain-cub " in options)
+    (last,) = runs["finetune"]
+    place = "runs/birds2words/pcl-cub-nabirds"
+    assert (
+        f"--data.folder data/cub --data.features resnet101_layer4 --seed_everything 1234 --data.seed 1234 --run.out {place}/pretrain-cub "
+        in first
+    )
+    assert "--data.folder data/birds2words " in second and f"--run.out {place}/pretrain " in second
+    assert "--data.labelled data/nabirds " in second and f"--model.init_from {place}/pretrain-cub/last.ckpt" in second
+    assert "init_from" not in first and "labelled" not in first and f"{place}/pretrain/last.ckpt" in last
+    assert re.findall(r"--data.vocabulary_with (\S+)", " ".join((first, second, last))) == [
+        "'[data/birds2words]'",
+        "'[data/cub]'",
+        "'[data/cub]'",
+    ]
+    settings = [re.findall(r"--config configs/(\S+)", options)[-2:] for options in (first, second, last)]
+    assert settings == [
+        ["dataset/cub.yaml", "method/pcl/pretrain.cub.yaml"],
+        ["method/pcl/pretrain.birds2words.yaml", "method/pcl/pretrain.nabirds.yaml"],
+        ["dataset/birds2words.yaml", "method/pcl/finetune.birds2words.yaml"],
+    ]
+    again = logged(project, "pretrain", "finetune", "eval", *words)  # folders that were named are looked at again
+    assert {stage: len(found) for stage, found in again.items()} == {
+        "data": 3,
+        "pretrain": 2,
+        "finetune": 1,
+        "evaluate": 1,
+    }
+
+
+@pytest.mark.parametrize("extra", ["cub", "nabirds"])
+def test_either_extra_dataset_alone_and_stand_ins_for_blocks(project: Path, extra: str) -> None:
+    runs = logged(project, "pretrain", f"EXTRA={extra}", "IMAGES=400", "PAIRS=60", "SEED=3")
+    assert runs["data"] == [
+        "--dataset blocks --out data/blocks --seed 3 --pairs 60",
+        f"--dataset blocks_{extra} --out data/blocks_{extra} --seed 3 --images 400",
+    ]
+    assert len(runs["negatives"]) == 1 + (extra == "cub") and len(runs["pretrain"]) == 1 + (extra == "cub")
+    assert all("configs/backbone/blocks.yaml" in options for options in runs["extract"]) and len(runs["extract"]) == 2
+    (last,) = [options for options in runs["pretrain"] if f"--run.out runs/blocks/pcl-{extra}/pretrain " in options]
+    assert ("--data.labelled data/blocks_nabirds" in last) == (extra == "nabirds")
+    assert ("init_from" in last) == (extra == "cub")
+    assert ("method/pcl/pretrain.blocks_nabirds.yaml" in last) == (extra == "nabirds")
+    assert logged(project, "pretrain", f"EXTRA={extra}").keys() == {"pretrain"}
+
+
+def test_an_unknown_extra_dataset_stops_before_anything_runs(project: Path) -> None:
+    for words, said in (
+        ("EXTRA=cup", "EXTRA=cup is unknown; give cub"),
+        ("EXTRA=cub METHOD=dirl", "is for METHOD=pcl"),
+    ):
+        done = make(project, "pretrain", *words.split())
+        assert done.returncode != 0 and said in done.stderr and not (project / "log").exists()
+
+
+def test_the_ablations_of_pcl_share_what_is_the_same(project: Path) -> None:
+    runs = logged(project, "ablation", "SEEDS=1,2", "ARGS=--steps=8 --pretrain_steps=4", "PAIRS=60", "IMAGES=400")
+    rows = ["no_pretraining", "mlm", "mlm_mvcl", "pcl", "no_difference_encoder", "no_distractor_judging"]
+    rows += ["cub", "nabirds", "cub_nabirds"]
+    place = "runs/blocks/pcl-ablation"
+    counts = {
+        "data": 3,
+        "extract": 3,
+        "negatives": 2,
+        "pretrain": 2 * (7 + 2),  # the stage on CUB is asked for by two rows, and found finished by the second
+        "finetune": 18,
+        "evaluate": 18,
+        "report": 1,
+    }
+    assert {stage: len(found) for stage, found in runs.items()} == counts
+    for seed in (1, 2):
+        tuned = {
+            row: next(found for found in runs["finetune"] if f"--run.out {place}/{row}-{seed}/finetune " in found)
+            for row in rows
+        }
+        begun = {row: re.findall(r"init_from (\S+)", options) for row, options in tuned.items()}
+        own = {row: [f"{place}/{row}-{seed}/pretrain/last.ckpt"] for row in rows}
+        assert begun == {**own, "no_pretraining": [], "no_distractor_judging": own["pcl"]}
+        assert "ablation/no_distractor_judging.finetune.yaml" in tuned["no_distractor_judging"]
+        trained = {re.search(r"--run.out (\S+)", found)[1]: found for found in runs["pretrain"]}
+        for row in ("cub", "cub_nabirds"):
+            assert f"init_from {place}/pretrain-cub-{seed}/last.ckpt" in trained[f"{place}/{row}-{seed}/pretrain"]
+        for row, file in (("mlm", "mlm.pretrain"), ("no_difference_encoder", "no_difference_encoder"), ("pcl", "pcl")):
+            assert f"ablation/{file}.yaml" in trained[f"{place}/{row}-{seed}/pretrain"]
+        assert "ablation/no_difference_encoder.yaml" in tuned["no_difference_encoder"]
+    assert all("--trainer.max_steps=4 --trainer.val_check_interval=1" in found for found in runs["pretrain"])
+    assert all("--trainer.max_steps=8 " in found for found in runs["finetune"])
+    alone = logged(project, "ablation", "ARGS=--rows=no_distractor_judging", "FOLDER=data/other")
+    assert "no_distractor_judging-1234/pretrain/last.ckpt" in alone["finetune"][0] and len(alone["pretrain"]) == 1
