@@ -87,7 +87,9 @@ def _rouge(hypotheses: Mapping[str, str], references: Mapping[str, list[str]], g
     return {name: {"ROUGE-L": math.fsum(scores[id] for id in ids) / len(ids)} for name, ids in groups.items()}
 
 
-def _cider_items(hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) -> Callable[[list[str]], list[float]]:
+def _cider_items(
+    hypotheses: Mapping[str, str], references: Mapping[str, list[str]]
+) -> Callable[[list[str]], list[float]]:
     """CIDEr-D of each pair of a group, with the group's document frequencies; the captions are counted once for all groups."""
     # pycocoevalcap's CIDEr is CIDEr-D: clipped counts and a length penalty. The penalty compares numbers of bigrams,
     # not of words, and so do all published figures.

@@ -143,9 +143,7 @@ def _by_viewpoint(title: str, key: str, group: str, scores: Mapping[str, Any], n
     up = _ticks(0.0, max(highest, 1.0))
     lines = []
     for name, values in means.items():
-        places = [
-            (_x_of(number + 0.5, 0, len(bins)), _y_of(value, 0.0, up[-1])) for number, value in enumerate(values)
-        ]
+        places = [(_x_of(number + 0.5, 0, len(bins)), _y_of(value, 0.0, up[-1])) for number, value in enumerate(values)]
         dots = []
         for part, place, value, std in zip(bins, places, values, stds[name]):
             spread = f" ± {std:.1f}" if std else ""
@@ -158,7 +156,7 @@ def _by_viewpoint(title: str, key: str, group: str, scores: Mapping[str, Any], n
         title,
         "viewpoint IoU, pairs",
         f"{title}, from unlike to alike viewpoints: {ends}",
-        [(x, f"{part['low']:.2f}–{part['high']:.2f}") for x, part in zip(centers, bins)],
+        [(x, f"{part['low']:.2f} to {part['high']:.2f}") for x, part in zip(centers, bins)],
         [(_y_of(value, 0.0, up[-1]), f"{value:g}") for value in up],
         lines,
         [(x, f"{part['pairs'].get(group, 0):,}") for x, part in zip(centers, bins)],
