@@ -80,6 +80,10 @@ def parse_caption(caption: str) -> Slots:
     return Slots(change_type=change_type, to=to, **said)
 
 
+# What `word_kinds` tells apart, in the order of a caption.
+WORD_KINDS = (*ATTRIBUTES, "other object", "change", "new value", "other")
+
+
 def word_kinds(words: Sequence[str]) -> list[str]:
     """What each word of a caption of the `blocks` grammar is about, for scores by word.
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from diffcap.evaluation.localisation import Looked, box_in_parts, localisation
-from diffcap.evaluation.slots import word_kinds
+from diffcap.evaluation.slots import WORD_KINDS, word_kinds
 from diffcap.records import ChangePair
 from diffcap.report.attention import Look, look_each, matches, strengths_of
 
@@ -102,6 +102,7 @@ def collect(
             for kind, looked in looked_at(one, sizes):
                 kinds.append(looked._replace(name=kind))
                 words.append(looked)
-    by_word = localisation(words)
+    by_word, by_kind = localisation(words), localisation(kinds)
     common = sorted(by_word, key=lambda word: (-by_word[word]["looks"], word))[:_COMMON]
-    return packed, {"kinds": localisation(kinds), "words": {word: by_word[word] for word in common}}
+    ordered = {kind: by_kind[kind] for kind in WORD_KINDS if kind in by_kind}
+    return packed, {"kinds": ordered, "words": {word: by_word[word] for word in common}}

@@ -164,12 +164,13 @@ function theme() {
   });
 }
 
-// The pair at the head of the page, with the word pinned that looked at the fewest places.
+// The pair at the head of the page, with the longer word pinned that looked at the fewest places.
 function feature() {
   if (INDEX.featured === null) return;
   const card = cardOf(INDEX.featured);
   field("featured").append(card);
-  const words = [...card.querySelectorAll(".word")].sort((a, b) => b.style.getPropertyValue("--peak") - a.style.getPropertyValue("--peak"));
+  const rank = (word) => Number(word.style.getPropertyValue("--peak")) + (word.textContent.length > 3 ? 1 : 0);
+  const words = [...card.querySelectorAll(".word")].sort((a, b) => rank(b) - rank(a));
   if (words.length) pin(card, words[0]);
 }
 

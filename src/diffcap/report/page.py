@@ -24,7 +24,7 @@ from diffcap.report.curves import Curve
 from diffcap.report.drawing import system_colors
 from diffcap.report.looks import Localised
 from diffcap.report.pictures import is_right
-from diffcap.report.table import Rows, caption_of
+from diffcap.report.table import Rows, scoring_of
 from diffcap.report.thumbnails import Thumbnail
 
 _SCRIPTS = ("looks.js", "card.js", "page.js")
@@ -86,7 +86,7 @@ def render(page: Page) -> str:
     )
     return environment.from_string(_own("page.html.j2")).render(
         page=page,
-        caption=caption_of(page.protocol, page.rows),
+        caption=scoring_of(page.protocol, page.rows),
         tiles=_tiles(page),
         colors=_colors(page),
         numbers=_numbers(page),
