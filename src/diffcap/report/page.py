@@ -184,9 +184,10 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
     entries: list[dict[str, Any]] = []
     looks: list[list[dict[str, Any] | None]] = []
     for pair in page.pairs:
+        kind = _type(pair)
         entry: dict[str, Any] = {
             "id": pair.id,
-            "t": types.index(_type(pair)) if _type(pair) in types else -1,
+            "t": -1 if kind is None else types.index(kind),
             "r": [texts.setdefault(text, len(texts)) for text in pair.captions],
             "s": [texts.setdefault(system.captions[pair.id], len(texts)) for system in systems],
             "c": [round(100 * system.scores[pair.id], 1) for system in systems],
