@@ -1,4 +1,4 @@
-"""Put runs side by side with the baselines that learn nothing: a table, pairs, attention maps, scores by viewpoint."""
+"""Put runs side by side with the baselines that learn nothing: a page for the browser, a table, pictures of pairs."""
 
 from pathlib import Path
 from typing import Literal
@@ -16,21 +16,28 @@ def report(
     pictures: int = 8,
     attention: int = 4,
     bins: int = 5,
+    page: int = 10_000,
+    looks: int = 300,
     seed: int = 0,
 ) -> None:
     """Collect the scores of runs, score two trivial baselines in the same way, print and write the table, draw pictures.
+
+    report.html holds all of it and every pair, one file that needs no network: see what was said, and where a word looked.
 
     Args:
         folder: data/<dataset>, with its manifest and its features.
         features: name of the feature store in it, where the nearest neighbours are looked for.
         runs: what each row is called and its run's folder, or the folders of several seeds, which give a mean and a
             standard deviation: '{"IDC-PCL": "runs/blocks/pcl"}', '{"IDC-PCL": ["runs/a", "runs/b"]}'.
-        out: folder for table.json, table.md, pairs.png, attention.png, viewpoint.json and viewpoint.png.
+        out: folder for report.html, table.json, table.md, pairs.png, attention.png, viewpoint.json and viewpoint.png.
         split: which pairs; the one that the runs were evaluated on.
         pictures: how many pairs pairs.png shows; 0 for none.
         attention: how many pairs of each run (of several seeds, the first) attention.png shows, where the method knows
             where it looked; 0 for none.
         bins: into how many bins of viewpoint IoU viewpoint.png parts the pairs, where they know it; 0 for none.
+        page: how many pairs report.html lists, drawn by chance if there are more, about 3 kB each; 0 for no page.
+        looks: at how many of these, drawn evenly over the change types, report.html can show where each word looked, and
+            measures whether it found the changed object; the best and the worst pairs are added. 0 for none.
         seed: of the choice of the pairs that are shown.
 
     Raises:
@@ -49,6 +56,15 @@ def report(
         name: [read_run(place) for place in ([places] if isinstance(places, str) else places)]
         for name, places in runs.items()
     }
+    for name, number in {
+        "pictures": pictures,
+        "attention": attention,
+        "bins": bins,
+        "page": page,
+        "looks": looks,
+    }.items():
+        if number < 0:
+            raise DiffcapError(f"--{name} is {number}; it must be at least 0.")
     if not all(read.values()) or not read:
         raise DiffcapError('--runs names no folder; give at least one, as in \'{"IDC-PCL": "runs/blocks/pcl"}\'.')
     dataset = read_dataset(folder)
@@ -88,16 +104,17 @@ def report(
         from diffcap.report.drawing import write_png
         from diffcap.report.pictures import choose_pairs
 
-        chosen, looks = choose_pairs(test, attention, seed), {}
+        chosen, seen = choose_pairs(test, attention, seed), {}
         for name, group in read.items():
             looked = look_at(group[0].folder / "finetune" / "best.ckpt", Path(folder), chosen, group[0].predictions)
             if isinstance(looked, str):
                 print(f"attention.png leaves out {name}: {looked}")
             else:
-                looks[name] = looked
-        if looks:
-            write_png(target / "attention.png", draw_attention(looks, dataset.root))
+                seen[name] = looked
+        if seen:
+            write_png(target / "attention.png", draw_attention(seen, dataset.root))
             written.append("attention.png")
+    by_viewpoint = None
     if bins:
         from diffcap.report.drawing import write_png
         from diffcap.report.viewpoint import draw_viewpoint, quantile_bins, viewpoint_scores
@@ -111,6 +128,20 @@ def report(
             written += ["viewpoint.json", "viewpoint.png"]
         else:
             print("viewpoint.png is left out: the pairs do not know their viewpoint IoU, or all have the same")
+    if page:
+        from diffcap.report.gather import gather
+        from diffcap.report.page import render
+
+        gathered = gather(dataset, Path(folder), test, read, rows, protocol, notes, by_viewpoint, page, looks, seed)
+        write_text(target / "report.html", render(gathered))
+        measured = {name: system.localised for name, system in gathered.systems.items() if system.localised}
+        if measured:
+            write_json(target / "localisation.json", {"systems": measured, "provenance": notes})
+            written.append("localisation.json")
+        lost = sum(picture is None for picture in gathered.pictures.values())
+        if lost:
+            print(f"report.html goes without {lost:,} of {len(gathered.pictures):,} pictures, which cannot be read")
+        written.append("report.html")
     print_table(rich_table(system_lines(rows, spread="\n± "), f"{dataset.name} {split}"))
     by_type = type_lines({name: rows[name] for name in read}, spread="\n± ")
     if by_type:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from diffcap.errors import DiffcapError
-from diffcap.evaluation.captions import FAST_METRICS, score_captions, score_groups, unavailable_metrics
+from diffcap.evaluation.captions import FAST_METRICS, score_captions, score_groups, score_pairs, unavailable_metrics
 from diffcap.evaluation.java import find_java, jar
 
 REFERENCES = {
@@ -222,3 +222,15 @@ def test_pycocoevalcap_carries_the_jars_that_are_named() -> None:
     assert jar("spice/spice-1.0.jar").is_file()
     with pytest.raises(DiffcapError, match="pip install"):
         jar("meteor/meteor-9.jar")
+
+
+def test_the_scores_of_single_pairs_average_to_the_score_of_all() -> None:
+    perfect = {id: captions[0] for id, captions in REFERENCES.items()}
+    scores = score_pairs({"ours": PREDICTIONS, "perfect": perfect}, REFERENCES, "raw")
+    for name, said in (("ours", PREDICTIONS), ("perfect", perfect)):
+        corpus = score_captions(said, REFERENCES, "raw", ["CIDEr-D"])["CIDEr-D"]
+        assert list(scores[name]) == list(REFERENCES)
+        assert math.fsum(scores[name].values()) / len(REFERENCES) == pytest.approx(corpus)
+    assert scores["perfect"]["c"] == pytest.approx(10) and scores["ours"]["e"] < scores["perfect"]["e"]
+    with pytest.raises(DiffcapError, match=r"^ours: 1 of 5 reference ids have no prediction \('e'\)"):
+        score_pairs({"ours": {id: said for id, said in PREDICTIONS.items() if id != "e"}}, REFERENCES, "raw")

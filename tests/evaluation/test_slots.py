@@ -6,7 +6,7 @@ from diffcap.datasets.blocks.captions import write_captions
 from diffcap.datasets.blocks.geometry import COLORS, MATERIALS, SHAPES, SIZES
 from diffcap.datasets.blocks.scenes import CHANGES, sample_triples
 from diffcap.errors import DiffcapError
-from diffcap.evaluation.slots import Slots, parse_caption, slot_accuracy
+from diffcap.evaluation.slots import ATTRIBUTES, Slots, parse_caption, slot_accuracy, word_kinds
 from diffcap.records import ChangePair
 
 
@@ -113,3 +113,36 @@ def test_every_caption_of_the_blocks_grammar_is_read_right() -> None:
                 assert said.to is None
     assert {parse_caption(caption) for captions in unchanged for caption in captions} == {Slots("none")}
     assert sum(said.size is not None and said.material is not None for said in read) > 0.75 * len(read)
+
+
+def test_every_word_has_a_kind_and_the_kinds_say_what_the_slots_say() -> None:
+    words = [
+        "the",
+        "big",
+        "cyan",
+        "shiny",
+        "block",
+        "that",
+        "is",
+        "behind",
+        "the",
+        "small",
+        "red",
+        "ball",
+        "turned",
+        "matte",
+        ".",
+    ]
+    assert word_kinds(words) == [
+        *("other", "size", "color", "material", "shape", "other", "other", "other", "other"),
+        *("other object", "other object", "other object", "change", "new value", "other"),
+    ]
+    assert word_kinds(["a", "new", "Cube", "appeared"]) == ["other", "change", "shape", "change"]
+    assert word_kinds(["the", "scene", "is", "the", "same"]) == ["other"] * 4 + ["change"] and word_kinds([]) == []
+    changes, unchanged = write_captions(sample_triples(range(60), seed=5), seed=5)
+    for captions in [*changes, *unchanged]:
+        for caption in captions:
+            said, kinds = parse_caption(caption), word_kinds(caption.split())
+            assert len(kinds) == len(caption.split())
+            assert {name for name in ATTRIBUTES if getattr(said, name)} == {*kinds} & {*ATTRIBUTES}
+            assert (said.to is not None) == ("new value" in kinds)

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from tests.report.layouts import METRICS, captions_of, make_dataset, make_run, make_scorer, make_store, twins
+from tests.report.test_page import blocks_of
 
+from diffcap.evaluation.coco import read_predictions
 from diffcap.evaluation.protocols import evaluate
 from diffcap.records import read_json
 
@@ -38,7 +40,8 @@ def report(folder: Path, runs: str, *options: str) -> subprocess.CompletedProces
 def test_help_is_quick_and_lists_the_options() -> None:
     done = subprocess.run([sys.executable, "-X", "importtime", SCRIPT, "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and all(
-        name in done.stdout for name in ("--runs", "--features", "--pictures", "--attention", "--bins")
+        name in done.stdout
+        for name in ("--runs", "--features", "--pictures", "--attention", "--bins", "--page", "--looks")
     )
     imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
     assert not {"torch", "numpy", "PIL", "lightning"} & imported
@@ -108,12 +111,50 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
         alone = evaluate({pair.id: common[pair.id] for pair in inside}, inside, "raw", ["CIDEr-D"])
         assert row["CIDEr-D"]["total"] == pytest.approx(alone["groups"]["total"]["CIDEr-D"])
     assert all("std" in row for row in by_viewpoint["systems"]["PCL"])
-    names = ["attention.png", "pairs.png", "table.json", "table.md", "viewpoint.json", "viewpoint.png"]
+    names = ["attention.png", "localisation.json", "pairs.png", "report.html", "table.json", "table.md"]
+    names += ["viewpoint.json", "viewpoint.png"]
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == names
 
-    none = report(tmp_path, '{"PCL": "runs/pcl1"}', "--pictures=0", "--attention=0", "--bins=0", "--out=bare")
+    html = (tmp_path / "report/report.html").read_text()
+    index = blocks_of(html)["index"]
+    assert [pair["id"] for pair in index["pairs"]] == [pair.id for pair in test]
+    assert [system["name"] for system in index["systems"]] == ["PCL", "PCL, no pre-training"]
+    said = read_predictions(tmp_path / "runs/scratch/eval/predictions.json")
+    assert [index["texts"][pair["s"][1]] for pair in index["pairs"]] == [said[pair.id] for pair in test]
+    mean = statistics.mean(pair["c"][1] for pair in index["pairs"])
+    assert mean == pytest.approx(100 * rows["PCL, no pre-training"]["total"]["CIDEr-D"], abs=0.06)
+    assert all("l" in pair for pair in index["pairs"]) and "No attention of" not in html.split('id="pairs"')[0]
+    assert "PCL, no pre-training: runs/scratch/finetune/best.ckpt is not there" in html.split('id="pairs"')[1]
+    measured = read_json(tmp_path / "report/localisation.json")["systems"]
+    looked = sum(bool(pair["x"].get(side)) for pair in index["pairs"] for side in "ba")
+    assert list(measured) == ["PCL"] and looked > 0
+    assert max(row["looks"] for row in measured["PCL"]["kinds"].values()) >= looked
+
+    for pair in test:
+        (dataset.root / pair.before).unlink(missing_ok=True)
+    few = report(
+        tmp_path,
+        '{"PCL": "runs/pcl1"}',
+        "--pictures=0",
+        "--attention=0",
+        "--bins=0",
+        "--page=2",
+        "--looks=0",
+        "--out=few",
+    )
+    assert few.returncode == 0, few.stderr
+    index = blocks_of((tmp_path / "few/report.html").read_text())["index"]
+    assert "pictures, which cannot be read" in few.stdout
+    assert len(index["pairs"]) == 2 and not any("l" in pair for pair in index["pairs"])
+    assert not (tmp_path / "few/localisation.json").exists()
+
+    options = ("--pictures=0", "--attention=0", "--bins=0", "--page=0", "--out=bare")
+    none = report(tmp_path, '{"PCL": "runs/pcl1"}', *options)
     assert none.returncode == 0, none.stderr
     assert sorted(path.name for path in (tmp_path / "bare").iterdir()) == ["table.json", "table.md"]
+
+    below = report(tmp_path, '{"PCL": "runs/pcl1"}', "--looks=-1")
+    assert below.returncode == 1 and below.stderr == "error: --looks is -1; it must be at least 0.\n"
 
     missing = report(tmp_path, '{"PCL": "runs/nowhere"}')
     assert missing.returncode == 1 and missing.stderr.count("\n") == 1

@@ -80,6 +80,36 @@ def parse_caption(caption: str) -> Slots:
     return Slots(change_type=change_type, to=to, **said)
 
 
+# What `word_kinds` tells apart, in the order of a caption.
+WORD_KINDS = (*ATTRIBUTES, "other object", "change", "new value", "other")
+
+
+def word_kinds(words: Sequence[str]) -> list[str]:
+    """What each word of a caption of the `blocks` grammar is about, for scores by word.
+
+    Returns:
+        For each word: "size", "color", "material" or "shape" of the first object named, as `parse_caption` reads it; "new value"
+        of a colour or material change; "change" for a key word of a type of change; "other object" for the attributes of
+        whatever the object is placed against; "other" for the rest.
+    """
+    plain = [re.sub(r"[^a-z]", "", word.lower()) for word in words]
+    keys = set().union(*_KEYS.values())
+    turned = parse_caption(" ".join(plain)).to is not None
+    last = max((place for place, word in enumerate(plain) if word), default=-1)
+    kinds, begun, over = [], False, False
+    for place, word in enumerate(plain):
+        attribute = _WORDS[word][0] if word in _WORDS else None
+        over = over or (begun and attribute is None)
+        if turned and place == last:
+            kinds.append("new value")
+        elif attribute:
+            kinds.append("other object" if over else attribute)
+            begun, over = True, over or attribute == "shape"
+        else:
+            kinds.append("change" if word in keys else "other")
+    return kinds
+
+
 def _share(flags: Sequence[bool]) -> float:
     return sum(flags) / len(flags)
 

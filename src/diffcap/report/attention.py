@@ -1,6 +1,6 @@
 """`attention.png`: where a captioner looked as it wrote each word, and which places of the two images it took for the same."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ COLUMNS = 7  # words in a row
 TILE = ((WIDTH - 2 * MARGIN - (COLUMNS - 1) * GAP) // COLUMNS, 88)
 _SEAM = 2  # pixels between a word's two images
 # From nothing to where a word looked most; each lighter than the one before, so that it reads in gray, too.
-_HEAT = np.array([(60, 0, 90), (150, 20, 110), (225, 60, 60), (250, 140, 20), (255, 235, 90)], dtype=float)
+HEAT = np.array([(60, 0, 90), (150, 20, 110), (225, 60, 60), (250, 140, 20), (255, 235, 90)], dtype=float)
 _OPAQUE, _FADED = 0.85, 0.45  # of the hottest place; of the picture's own colours below the heat
 _EVEN = 4  # a word whose highest place has less than so many times an even look stays pale
 _ALIKE, _OTHER = (0, 160, 230), (240, 120, 0)
@@ -72,8 +72,10 @@ def look(checkpoint: Checkpoint, store: FeatureStore, pair: ChangePair, caption:
     )
 
 
-def look_at(path: Path, folder: Path, pairs: Sequence[ChangePair], captions: Mapping[str, str]) -> list[Look] | str:
-    """Looks of a run's checkpoint at pairs; or, where there is nothing to see, one sentence why.
+def look_each(
+    path: Path, folder: Path, pairs: Sequence[ChangePair], captions: Mapping[str, str]
+) -> Iterator[Look] | str:
+    """Looks of a run's checkpoint at pairs, one at a time; or, where there is nothing to see, one sentence why.
 
     Args:
         path: the checkpoint, read once. folder: the dataset's, with its features. captions: what the run said, by id.
@@ -87,13 +89,19 @@ def look_at(path: Path, folder: Path, pairs: Sequence[ChangePair], captions: Map
     if type(checkpoint.captioner).attention is Captioner.attention:
         return f"{checkpoint.facts['method']} has no attention maps."
     store = FeatureStore.open(folder / "features" / checkpoint.features["name"], checkpoint.features)
-    return [look(checkpoint, store, pair, captions[pair.id]) for pair in pairs]
+    return (look(checkpoint, store, pair, captions[pair.id]) for pair in pairs)
+
+
+def look_at(path: Path, folder: Path, pairs: Sequence[ChangePair], captions: Mapping[str, str]) -> list[Look] | str:
+    """`look_each`, all at once."""
+    found = look_each(path, folder, pairs, captions)
+    return found if isinstance(found, str) else list(found)
 
 
 def heat(strength: Array) -> Array:
     """Colours of strengths from 0 to 1: (...) to (..., 3) on the scale 0 to 255."""
-    place = np.linspace(0, 1, len(_HEAT))
-    return np.stack([np.interp(strength, place, _HEAT[:, channel]) for channel in range(3)], axis=-1)
+    place = np.linspace(0, 1, len(HEAT))
+    return np.stack([np.interp(strength, place, HEAT[:, channel]) for channel in range(3)], axis=-1)
 
 
 def overlay(image: Image.Image, strengths: Array) -> Image.Image:

@@ -1,6 +1,7 @@
 """What the report's pictures share: sizes, colours, fonts, a pair's images."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import cycle
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
@@ -14,6 +15,22 @@ WIDTH, MARGIN, GAP = 900, 16, 8  # as wide as a README is shown
 PICTURE = (256, 192)  # twice the size of the embedded dataset's images
 INK, GRAY, LINE = (30, 30, 30), (120, 120, 120), (225, 225, 225)
 RIGHT, WRONG, BOX = (20, 125, 55), (190, 40, 40), (255, 0, 200)
+# Of systems: Okabe and Ito's colours, which differ for colour-blind readers too; the baselines are gray.
+COLORS: tuple[Color, ...] = (
+    (0, 114, 178),
+    (213, 94, 0),
+    (0, 158, 115),
+    (204, 121, 167),
+    (230, 159, 0),
+    (86, 180, 233),
+)
+GRAYS: tuple[Color, ...] = ((150, 150, 150), (90, 90, 90))
+
+
+def system_colors(names: Sequence[str], baselines: Collection[str] = ()) -> dict[str, Color]:
+    """A colour for each system, over again where there are more systems than colours."""
+    grays, bright = cycle(GRAYS), cycle(COLORS)
+    return {name: next(grays if name in baselines else bright) for name in names}
 
 
 def fonts() -> tuple[Font, Font]:

@@ -12,7 +12,7 @@ Rows = Mapping[str, Mapping[str, Any]]
 Lines = list[list[str]]
 
 # heading -> where the number stands in a row
-_COLUMNS = {
+COLUMNS = {
     "BLEU-4": ("total", "BLEU-4"),
     "METEOR": ("total", "METEOR"),
     "ROUGE-L": ("total", "ROUGE-L"),
@@ -24,12 +24,13 @@ _COLUMNS = {
     "object right": ("slots", "object"),
     "training seconds": ("seconds",),
 }
-_GROUPS = ("total", "semantic", "distractor")
-_METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "SPICE")
+GROUPS = ("total", "semantic", "distractor")
+METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "SPICE")
 _NOT_GROUPS = ("slots", "type_accuracy", "seconds", "steps", "std", "runs")
 
 
-def _at(row: Mapping[str, Any], path: Sequence[str]) -> float | None:
+def number_at(row: Mapping[str, Any], path: Sequence[str]) -> float | None:
+    """The number at a place of a row, such as ("total", "CIDEr-D"); None where it has none."""
     value: Any = row
     for key in path:
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -37,7 +38,7 @@ def _at(row: Mapping[str, Any], path: Sequence[str]) -> float | None:
 
 
 def _cell(row: Mapping[str, Any], path: Sequence[str], spread: str) -> str:
-    value, std = _at(row, path), _at(row.get("std", {}), path)
+    value, std = number_at(row, path), number_at(row.get("std", {}), path)
     if value is None:
         return "-"
     shown: Callable[[float], str] = (lambda x: f"{x:,.0f}") if path == ("seconds",) else (lambda x: f"{100 * x:.2f}")
@@ -47,7 +48,7 @@ def _cell(row: Mapping[str, Any], path: Sequence[str], spread: str) -> str:
 def system_lines(rows: Rows, spread: str = " ± ") -> Lines:
     """Systems by scores, as text: first the headings, then a line a system. Columns that no row has are left out."""
     columns = {
-        name: path for name, path in _COLUMNS.items() if any(_at(row, path) is not None for row in rows.values())
+        name: path for name, path in COLUMNS.items() if any(number_at(row, path) is not None for row in rows.values())
     }
     return [
         ["", *columns],
@@ -55,12 +56,19 @@ def system_lines(rows: Rows, spread: str = " ± ") -> Lines:
     ]
 
 
-def type_lines(rows: Rows, spread: str = " ± ") -> Lines:
-    """CIDEr-D and the share of right change types, by change type; empty where the dataset has no types."""
-    names = {name for row in rows.values() for name in row} - {*_NOT_GROUPS, *_GROUPS}
+def type_groups(rows: Rows) -> list[str]:
+    """The groups that change types form, in the order of the papers, then the distractors; none where there are no types."""
+    names = {name for row in rows.values() for name in row} - {*_NOT_GROUPS, *GROUPS}
     if not names:
         return []
-    order = [*(name for name in TYPE_ORDER if name in names), *sorted(names - set(TYPE_ORDER)), "distractor"]
+    return [*(name for name in TYPE_ORDER if name in names), *sorted(names - set(TYPE_ORDER)), "distractor"]
+
+
+def type_lines(rows: Rows, spread: str = " ± ") -> Lines:
+    """CIDEr-D and the share of right change types, by change type; empty where the dataset has no types."""
+    order = type_groups(rows)
+    if not order:
+        return []
     lines = [["", "", *order]]
     for name, row in rows.items():
         lines.append([name, "CIDEr-D", *(_cell(row, (group, "CIDEr-D"), spread) for group in order)])
@@ -74,10 +82,10 @@ def group_lines(rows: Rows, spread: str = " ± ") -> Lines:
 
     Empty where the dataset has one group only; a metric that no row has is left out.
     """
-    groups = [group for group in _GROUPS if any(group in row for row in rows.values())]
+    groups = [group for group in GROUPS if any(group in row for row in rows.values())]
     if len(groups) < 2:
         return []
-    metrics = [name for name in _METRICS if any(_at(row, ("total", name)) is not None for row in rows.values())]
+    metrics = [name for name in METRICS if any(number_at(row, ("total", name)) is not None for row in rows.values())]
     return [
         ["", "", *metrics],
         *(
@@ -110,14 +118,16 @@ def markdown(lines: Lines, words: int = 1) -> str:
 
 def caption_of(protocol: Mapping[str, Any], rows: Rows) -> str:
     """One sentence on how the numbers came about."""
+    changes = f", {protocol['changes']} change" if protocol.get("changes") else ""
+    return f"{protocol['dataset']}{changes}, {protocol['split']} split, {scoring_of(protocol, rows)}"
+
+
+def scoring_of(protocol: Mapping[str, Any], rows: Rows) -> str:
+    """What `caption_of` says after the dataset and the split."""
     seeds = sorted({int(row.get("runs", 1)) for row in rows.values() if "seconds" in row})
     decoding = "greedy decoding" if protocol.get("beams") == 1 else f"beam search of {protocol.get('beams')}"
-    changes = f", {protocol['changes']} change" if protocol.get("changes") else ""
     several = f"; mean ± standard deviation over {seeds[-1]} runs" if seeds and seeds[-1] > 1 else ""
-    return (
-        f"{protocol['dataset']}{changes}, {protocol['split']} split, {protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} "
-        f"tokens, {decoding}; scores x 100{several}."
-    )
+    return f"{protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} tokens, {decoding}; scores x 100{several}."
 
 
 def report_text(protocol: Mapping[str, Any], rows: Rows, runs: Sequence[str]) -> str:

@@ -4,7 +4,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,22 +15,12 @@ from diffcap.evaluation.protocols import groups_of
 from diffcap.evaluation.slots import slot_accuracy
 from diffcap.evaluation.tokenize import Tokenizer
 from diffcap.records import ChangePair
-from diffcap.report.drawing import GAP, GRAY, INK, LINE, MARGIN, WIDTH, Color, fonts, leading
+from diffcap.report.drawing import GAP, GRAY, INK, LINE, MARGIN, WIDTH, Color, fonts, leading, system_colors
 from diffcap.report.rows import Row, mean_row
 
 KEY = "viewpoint_iou"
 _GROUPS = ("total", "semantic", "distractor")
 _PANELS = {"CIDEr-D": "CIDEr-D x 100", "type_accuracy": "right change types, %"}
-# Okabe and Ito's colours, which differ for colour-blind readers too; the baselines are gray.
-_COLORS: tuple[Color, ...] = (
-    (0, 114, 178),
-    (213, 94, 0),
-    (0, 158, 115),
-    (204, 121, 167),
-    (230, 159, 0),
-    (86, 180, 233),
-)
-_GRAYS: tuple[Color, ...] = ((150, 150, 150), (90, 90, 90))
 _FINE = 4  # lines are drawn so many times larger and shrunk, for smooth edges
 _PLOT_HEIGHT = 220
 
@@ -121,8 +111,7 @@ def draw_viewpoint(scores: Mapping[str, Any], baselines: Sequence[str] = ()) -> 
         baselines: names of the systems to draw in gray.
     """
     systems = scores["systems"]
-    grays, bright = cycle(_GRAYS), cycle(_COLORS)
-    colors = {name: next(grays if name in baselines else bright) for name in systems}
+    colors = system_colors(list(systems), baselines)
     panels = [key for key in _PANELS if all(key in row for rows in systems.values() for row in rows)]
     _, small = fonts()
     line = leading(small)

@@ -1,0 +1,98 @@
+"""The page's tables as cells: the number as text, its bar or its heat, and whether it is the best of its column."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from diffcap.report.table import COLUMNS, GROUPS, METRICS, Rows, number_at, type_groups
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number; `share` from 0 to 1 is the length of its bar, or its heat. An empty `text` is a number nobody has."""
+
+    text: str
+    spread: str = ""
+    share: float = 0.0
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table: its headings, and for each system its cells."""
+
+    name: str
+    columns: list[str]
+    rows: dict[str, list[Cell]]
+
+
+def score_grids(rows: Rows) -> list[Grid]:
+    """The systems by their main scores, then by all metrics of each group that the papers' tables have."""
+    grids = [_grid("overview", COLUMNS, rows)]
+    for group in GROUPS:
+        if any(group in row for row in rows.values()):
+            grids.append(_grid(group, {metric: (group, metric) for metric in METRICS}, rows))
+    return grids if len(grids) > 2 else [grids[0], *(grid for grid in grids[1:] if len(grid.columns) > 1)]
+
+
+def group_grid(name: str, rows: Rows) -> Grid:
+    """All metrics of all pairs, under another name: scores by a second protocol."""
+    return _grid(name, {metric: ("total", metric) for metric in METRICS}, rows)
+
+
+def type_grids(rows: Rows) -> list[Grid]:
+    """The systems by change types, a table a score; none where the dataset has no types. The heat is of the whole table."""
+    order = type_groups(rows)
+    if not order:
+        return []
+    wanted = {"CIDEr-D": [(group, "CIDEr-D") for group in order]}
+    wanted["type right"] = [("type_accuracy", group) for group in order]
+    wanted |= {metric: [(group, metric) for group in order] for metric in METRICS if metric != "CIDEr-D"}
+    grids = []
+    for name, paths in wanted.items():
+        grid = _grid(name, dict(zip(order, paths)), rows)
+        if grid.columns:
+            grids.append(_heated(grid, rows, dict(zip(order, paths))))
+    return grids
+
+
+def _text(value: float, path: Sequence[str]) -> str:
+    return f"{value:,.0f}" if tuple(path) == ("seconds",) else f"{100 * value:.2f}"
+
+
+def _grid(name: str, places: Mapping[str, tuple[str, ...]], rows: Rows) -> Grid:
+    kept = {
+        heading: path
+        for heading, path in places.items()
+        if any(number_at(row, path) is not None for row in rows.values())
+    }
+    cells: dict[str, list[Cell]] = {system: [] for system in rows}
+    for path in kept.values():
+        values = {system: number_at(row, path) for system, row in rows.items()}
+        highest = max(value for value in values.values() if value is not None)
+        scored = tuple(path) != ("seconds",)
+        for system, value in values.items():
+            if value is None:
+                cells[system].append(Cell(""))
+                continue
+            std = number_at(rows[system].get("std", {}), path)
+            best = scored and len(rows) > 1 and highest > 0 and _text(value, path) == _text(highest, path)
+            spread = "" if std is None else _text(std, path)
+            share = max(0.0, value / highest) if scored and highest > 0 else 0.0
+            cells[system].append(Cell(_text(value, path), spread, round(share, 4), best))
+    return Grid(name, list(kept), cells)
+
+
+def _heated(grid: Grid, rows: Rows, places: Mapping[str, tuple[str, ...]]) -> Grid:
+    paths = [places[column] for column in grid.columns]
+    values = {system: [number_at(row, path) for path in paths] for system, row in rows.items()}
+    known = [value for of in values.values() for value in of if value is not None]
+    low, high = min(known), max(known)
+
+    def heat(value: float | None) -> float:
+        return 0.0 if value is None or high == low else round((value - low) / (high - low), 4)
+
+    heated = {
+        system: [Cell(cell.text, cell.spread, heat(value), cell.best) for cell, value in zip(cells, values[system])]
+        for system, cells in grid.rows.items()
+    }
+    return Grid(grid.name, grid.columns, heated)

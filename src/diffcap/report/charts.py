@@ -1,0 +1,163 @@
+"""Line charts of the page: places, paths and ticks, which the template writes down as SVG."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from diffcap.report.curves import Curve, thinned
+from diffcap.report.viewpoint import axis_step
+
+WIDTH, HEIGHT = 420, 236
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 12, 44
+_DOTS = 24  # a curve of more points has none
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A point of a line, with what it says; `spread`: half the height of its whisker, 0 for none."""
+
+    x: float
+    y: float
+    text: str
+    spread: float = 0.0
+
+
+@dataclass(frozen=True)
+class Line:
+    """One system's line: its number among the systems, its path in SVG's words, and its points where they are few."""
+
+    name: str
+    system: int
+    path: str
+    dots: list[Dot]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart of `WIDTH` by `HEIGHT`; ticks are (place, label)."""
+
+    title: str
+    axis: str
+    summary: str
+    across: list[tuple[float, str]]
+    up: list[tuple[float, str]]
+    lines: list[Line]
+    below: list[tuple[float, str]]
+    width: int = WIDTH
+    height: int = HEIGHT
+    left: int = _LEFT
+    right: int = WIDTH - _RIGHT
+    bottom: int = HEIGHT - _BOTTOM
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    step = axis_step(high - low)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [number * step for number in range(first, last + 1)]
+
+
+def _x_of(value: float, low: float, high: float) -> float:
+    return round(_LEFT + (value - low) / (high - low) * (WIDTH - _LEFT - _RIGHT), 1)
+
+
+def _y_of(value: float, low: float, high: float) -> float:
+    return round(HEIGHT - _BOTTOM - (value - low) / (high - low) * (HEIGHT - _BOTTOM - _TOP), 1)
+
+
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x:g} {y:g}" for x, y in points)
+
+
+def curve_chart(title: str, curves: Sequence[tuple[str, int, Curve]]) -> Chart:
+    """A value against the optimiser's steps.
+
+    Args:
+        title: what was logged; scores come as fractions and are shown x 100.
+        curves: (name, system's number, points), several of one system for its seeds; none empty.
+    """
+    factor = 100.0 if is_score(title) else 1.0
+    thin = [(name, system, [(x, factor * y) for x, y in thinned(curve)]) for name, system, curve in curves]
+    every = [y for _, _, curve in thin for _, y in curve]
+    low, high = min(every), max(every)
+    if low > 0 and (is_score(title) or low < 0.5 * high):
+        low = 0.0
+    up = _ticks(low, high if high > low else low + (abs(low) or 1.0))
+    steps = max(x for _, _, curve in thin for x, _ in curve) or 1.0
+    across = [step for step in _ticks(0, steps) if step <= steps * 1.0001]
+    lines = []
+    for name, system, curve in thin:
+        points = [(_x_of(x, 0, steps), _y_of(y, up[0], up[-1])) for x, y in curve]
+        dots = [
+            Dot(*place, f"{name}, step {x:,.0f}: {y:.4g}")
+            for place, (x, y) in zip(points if len(points) <= _DOTS else [], curve)
+        ]
+        lines.append(Line(name, system, _path(points), dots))
+    last = "; ".join(f"{name} ends at {curve[-1][1]:.4g}" for name, _, curve in thin)
+    return Chart(
+        title + (" x 100" if factor > 1 else ""),
+        "optimiser steps",
+        f"{title} by step: {last}",
+        [(_x_of(step, 0, steps), f"{step:,.0f}") for step in across],
+        [(_y_of(value, up[0], up[-1]), f"{value:,.6g}") for value in up],
+        lines,
+        [],
+    )
+
+
+def is_score(title: str) -> bool:
+    """Whether a logged value is a caption score, a fraction that people read x 100."""
+    return title.rsplit("/", 1)[-1].split("-")[0] in ("BLEU", "METEOR", "ROUGE", "CIDEr", "SPICE")
+
+
+# What of viewpoint.json: heading -> (key, group)
+_PANELS = {
+    "CIDEr-D x 100, all pairs": ("CIDEr-D", "total"),
+    "CIDEr-D x 100, changes": ("CIDEr-D", "semantic"),
+    "CIDEr-D x 100, distractors": ("CIDEr-D", "distractor"),
+    "right change types, %": ("type_accuracy", "total"),
+}
+
+
+def viewpoint_charts(scores: Mapping[str, Any], numbers: Mapping[str, int]) -> list[Chart]:
+    """The charts of what `viewpoint.viewpoint_scores` returns; those that no bin of it lacks.
+
+    Args:
+        scores: what it returns. numbers: each system's number, which decides its colour.
+    """
+    return [
+        _by_viewpoint(title, key, group, scores, numbers)
+        for title, (key, group) in _PANELS.items()
+        if all(group in row.get(key, {}) for rows in scores["systems"].values() for row in rows)
+    ]
+
+
+def _by_viewpoint(title: str, key: str, group: str, scores: Mapping[str, Any], numbers: Mapping[str, int]) -> Chart:
+    bins = scores["bins"]
+    means = {name: [100 * row[key][group] for row in rows] for name, rows in scores["systems"].items()}
+    stds = {
+        name: [100 * row["std"][key][group] if "std" in row else 0.0 for row in rows]
+        for name, rows in scores["systems"].items()
+    }
+    highest = max(mean + std for name in means for mean, std in zip(means[name], stds[name]))
+    up = _ticks(0.0, max(highest, 1.0))
+    lines = []
+    for name, values in means.items():
+        places = [(_x_of(number + 0.5, 0, len(bins)), _y_of(value, 0.0, up[-1])) for number, value in enumerate(values)]
+        dots = []
+        for part, place, value, std in zip(bins, places, values, stds[name]):
+            spread = f" ± {std:.1f}" if std else ""
+            text = f"{name}, IoU {part['low']:.2f} to {part['high']:.2f}: {value:.1f}{spread}"
+            dots.append(Dot(*place, text, round(std / up[-1] * (HEIGHT - _BOTTOM - _TOP), 1)))
+        lines.append(Line(name, numbers[name], _path(places), dots))
+    ends = "; ".join(f"{name} from {values[0]:.1f} to {values[-1]:.1f}" for name, values in means.items())
+    centers = [_x_of(number + 0.5, 0, len(bins)) for number in range(len(bins))]
+    return Chart(
+        title,
+        "viewpoint IoU, pairs",
+        f"{title}, from unlike to alike viewpoints: {ends}",
+        [(x, f"{part['low']:.2f} to {part['high']:.2f}") for x, part in zip(centers, bins)],
+        [(_y_of(value, 0.0, up[-1]), f"{value:g}") for value in up],
+        lines,
+        [(x, f"{part['pairs'].get(group, 0):,}") for x, part in zip(centers, bins)],
+    )

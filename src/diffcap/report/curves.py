@@ -1,0 +1,67 @@
+"""Training curves: what a run's stages logged, out of Lightning's CSV files."""
+
+import csv
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+Curve = list[tuple[float, float]]
+
+STAGES = ("pretrain", "finetune")
+_MOST_POINTS = 240  # of a curve; a longer one is averaged, since a screen shows no more
+
+
+def read_curves(folder: str | Path) -> dict[str, dict[str, Curve]]:
+    """Read every value that a run's stages logged.
+
+    A run that was interrupted has a file for each session; where two hold the same step, the later one counts, since it
+    went on from an earlier checkpoint.
+
+    Args:
+        folder: the run's, `runs/<dataset>/<method>`.
+
+    Returns:
+        stage -> name ("val/CIDEr-D") -> (optimiser step, value) by step; only stages and names with a number.
+    """
+    stages = {}
+    for stage in STAGES:
+        sessions = sorted(Path(folder).glob(f"{stage}/logs/version_*/metrics.csv"), key=_session)
+        values: dict[str, dict[float, float]] = {}
+        for path in sessions:
+            for step, name, value in _rows(path):
+                values.setdefault(name, {})[step] = value
+        if values:
+            stages[stage] = {name: sorted(points.items()) for name, points in sorted(values.items())}
+    return stages
+
+
+def _session(path: Path) -> tuple[int, str]:
+    number = path.parent.name.removeprefix("version_")
+    return int(number) if number.isdecimal() else -1, path.parent.name
+
+
+def _rows(path: Path) -> Iterable[tuple[float, str, float]]:
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        for row in csv.DictReader(file):
+            step = _number(row.get("step"))
+            if step is None:  # a line that was cut off
+                continue
+            for name, text in row.items():
+                value = _number(text)
+                if name not in ("step", "epoch", None) and value is not None:
+                    yield step, name, value
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text) if text else math.nan
+    except (TypeError, ValueError):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def thinned(curve: Sequence[tuple[float, float]], most: int = _MOST_POINTS) -> Curve:
+    """At most so many points: means of neighbouring ones, as many to a point as it takes."""
+    size = -(-len(curve) // most) or 1
+    parts = [curve[start : start + size] for start in range(0, len(curve), size)]
+    return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]

@@ -1,0 +1,267 @@
+"""`report.html`: everything about some runs on one page that needs nothing else, no network least of all.
+
+The page's head, tables and charts are written as HTML and SVG and stand on their own. The pairs come as JSON, in blocks that
+the page's script reads when a pair is scrolled to: an index of all pairs first, then pictures and looks a few at a time.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from diffcap.evaluation.protocols import TYPE_ORDER
+from diffcap.records import ChangePair
+from diffcap.report.attention import HEAT
+from diffcap.report.cells import group_grid, score_grids, type_grids
+from diffcap.report.charts import Chart, curve_chart, viewpoint_charts
+from diffcap.report.curves import Curve
+from diffcap.report.drawing import system_colors
+from diffcap.report.looks import Localised
+from diffcap.report.pictures import is_right
+from diffcap.report.table import Rows, scoring_of
+from diffcap.report.thumbnails import Thumbnail
+
+_SCRIPTS = ("looks.js", "card.js", "page.js")
+_PICTURES, _LOOKS = 16, 8  # in a block
+_FIRST_CURVES = ("val/CIDEr-D", "val/BLEU-4", "val/caption_loss", "val/mlm", "train/loss", "train/caption_loss")
+
+
+@dataclass(frozen=True)
+class System:
+    """What the page shows of one run, or of the first of several seeds.
+
+    Attributes:
+        captions, scores: id -> caption, CIDEr-D of that pair. looks: id -> packed look. why: one sentence where there are none.
+        curves: for every seed, stage -> name -> curve. facts: (heading, text) for the foot of the page.
+    """
+
+    captions: Mapping[str, str]
+    scores: Mapping[str, float]
+    looks: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    why: str | None = None
+    localised: Localised | None = None
+    curves: Sequence[Mapping[str, Mapping[str, Curve]]] = ()
+    facts: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a page is made of.
+
+    Attributes:
+        pairs: those that it lists. pictures: path -> thumbnail, None where the picture cannot be read; empty: without pictures.
+        rows: the results table, baselines included. second: tables by another protocol, heading -> rows.
+        viewpoint: what `viewpoint_scores` returns, or None.
+    """
+
+    dataset: str
+    split: str
+    protocol: Mapping[str, Any]
+    rows: Rows
+    systems: Mapping[str, System]
+    pairs: Sequence[ChangePair]
+    pictures: Mapping[str, Thumbnail | None]
+    viewpoint: Mapping[str, Any] | None = None
+    second: Mapping[str, Rows] = field(default_factory=dict)
+    facts: Sequence[tuple[str, str]] = ()
+
+
+def render(page: Page) -> str:
+    """Write the page as one HTML document.
+
+    Whatever comes from data (captions, ids, names) is escaped, and a policy in its head lets no script run but its own and
+    nothing be fetched.
+    """
+    script = "\n".join(_own(name) for name in _SCRIPTS)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    index, blocks = page_data(page)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(_own("page.html.j2")).render(
+        page=page,
+        caption=scoring_of(page.protocol, page.rows),
+        tiles=_tiles(page),
+        colors=_colors(page),
+        numbers=_numbers(page),
+        grids=score_grids(page.rows),
+        second=[group_grid(name, rows) for name, rows in page.second.items()],
+        by_type=type_grids(page.rows),
+        viewpoint=viewpoint_charts(page.viewpoint, _numbers(page)) if page.viewpoint else [],
+        curves=curve_charts(page),
+        localised={name: system.localised for name, system in page.systems.items() if system.localised},
+        lacking={name: system.why for name, system in page.systems.items() if system.why},
+        style=Markup(_own("page.css")),
+        script=Markup(script),
+        policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
+        index=as_json(index),
+        blocks={name: as_json(block) for name, block in blocks.items()},
+    )
+
+
+def _own(name: str) -> str:
+    return files("diffcap.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def as_json(value: Any) -> Markup:
+    """JSON for the inside of a script element: no text in it can end the element or open a comment."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+def _numbers(page: Page) -> dict[str, int]:
+    return {name: number for number, name in enumerate(page.rows)}
+
+
+def _colors(page: Page) -> list[str]:
+    """By the system's number."""
+    baselines = set(page.rows) - set(page.systems)
+    return ["#{:02x}{:02x}{:02x}".format(*color) for color in system_colors(list(page.rows), baselines).values()]
+
+
+def _tiles(page: Page) -> list[dict[str, str]]:
+    """The best run by the scores that people ask for first."""
+    tiles = []
+    runs = {name: page.rows[name] for name in page.systems}
+    for grid in score_grids(runs)[:1]:
+        for heading in ("CIDEr-D", "BLEU-4", "METEOR", "type right", "object right"):
+            if heading in grid.columns:
+                place = grid.columns.index(heading)
+                best = max(
+                    (name for name in runs if grid.rows[name][place].text),
+                    key=lambda name: grid.rows[name][place].share,
+                )
+                cell = grid.rows[best][place]
+                tiles.append({"heading": heading, "text": cell.text, "spread": cell.spread, "system": best})
+    return tiles[:4]
+
+
+def curve_charts(page: Page) -> list[tuple[str, list[Chart], list[Chart]]]:
+    """For each stage its name, the charts to show, and the rest of what was logged."""
+    numbers = _numbers(page)
+    stages: dict[str, dict[str, list[tuple[str, int, Curve]]]] = {}
+    for name, system in page.systems.items():
+        for seed in system.curves:
+            for stage, curves in seed.items():
+                for title, curve in curves.items():
+                    stages.setdefault(stage, {}).setdefault(title, []).append((name, numbers[name], curve))
+    charts = []
+    for stage, titles in stages.items():
+        first = [title for title in _FIRST_CURVES if title in titles][:3] or sorted(titles)[:3]
+        rest = [title for title in sorted(titles) if title not in first]
+        charts.append(
+            (
+                stage,
+                [curve_chart(title, titles[title]) for title in first],
+                [curve_chart(title, titles[title]) for title in rest],
+            )
+        )
+    return charts
+
+
+def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The index of the pairs, and the blocks of pictures and looks by the id of their element.
+
+    Returns:
+        {"systems", "judged", "heat", "types", "texts", "pairs", "pictures", "looks", "featured"}; a pair's captions are numbers
+        of "texts". Its keys are short because there are thousands: "t" type, "v" viewpoint IoU, "b" and "a" pictures, "r"
+        references, "s" captions, "c" scores and "o" verdicts (1 right, 0 wrong, null open) by system, "x" boxes in parts of the
+        pictures, "l" the number among the pairs with looks.
+    """
+    texts: dict[str, int] = {}
+    pictures = {path: number for number, path in enumerate(page.pictures)}
+    systems = list(page.systems.values())
+    verdicts, judged = _verdicts(page)
+    types = _types(page.pairs)
+    entries: list[dict[str, Any]] = []
+    looks: list[list[dict[str, Any] | None]] = []
+    for pair in page.pairs:
+        kind = _type(pair)
+        entry: dict[str, Any] = {
+            "id": pair.id,
+            "t": -1 if kind is None else types.index(kind),
+            "r": [texts.setdefault(text, len(texts)) for text in pair.captions],
+            "s": [texts.setdefault(system.captions[pair.id], len(texts)) for system in systems],
+            "c": [round(100 * system.scores[pair.id], 1) for system in systems],
+            "o": [verdict[pair.id] for verdict in verdicts],
+        }
+        if pair.extra.get("viewpoint_iou") is not None:
+            entry["v"] = pair.extra["viewpoint_iou"]
+        if pictures:
+            entry |= {"b": pictures[pair.before], "a": pictures[pair.after], "x": _boxes(pair, page.pictures)}
+        if any(pair.id in system.looks for system in systems):
+            entry["l"] = len(looks)
+            looks.append([system.looks.get(pair.id) for system in systems])
+        entries.append(entry)
+    shown = [None if one is None else [one.width, one.height, one.data] for one in page.pictures.values()]
+    blocks: dict[str, Any] = {
+        f"pictures-{start // _PICTURES}": shown[start : start + _PICTURES] for start in range(0, len(shown), _PICTURES)
+    }
+    blocks |= {f"looks-{start // _LOOKS}": looks[start : start + _LOOKS] for start in range(0, len(looks), _LOOKS)}
+    numbers = _numbers(page)
+    index = {
+        "systems": [{"name": name, "number": numbers[name]} for name in page.systems],
+        "judged": judged,
+        "heat": HEAT.tolist(),
+        "types": types,
+        "texts": list(texts),
+        "pairs": entries,
+        "pictures": _PICTURES,
+        "looks": _LOOKS,
+        "featured": _featured(entries),
+    }
+    return index, blocks
+
+
+def _type(pair: ChangePair) -> str | None:
+    return "distractor" if pair.is_distractor else pair.change_type
+
+
+def _types(pairs: Sequence[ChangePair]) -> list[str]:
+    names: Collection[str] = {name for pair in pairs if (name := _type(pair)) is not None}
+    others = sorted(set(names) - {*TYPE_ORDER, "distractor"})
+    return [name for name in (*TYPE_ORDER, *others, "distractor") if name in names]
+
+
+def _verdicts(page: Page) -> tuple[list[dict[str, int | None]], dict[str, Any]]:
+    """Right or wrong by the words where the dataset knows its objects; by the higher and lower third of scores elsewhere."""
+    systems = page.systems.values()
+    if any("changed" in pair.extra for pair in page.pairs):
+        told = [{pair.id: is_right(system.captions[pair.id], pair) for pair in page.pairs} for system in systems]
+        return [{id: None if right is None else int(right) for id, right in of.items()} for of in told], {"by": "words"}
+    every = sorted(system.scores[pair.id] for system in systems for pair in page.pairs)
+    low, high = (every[len(every) * third // 3] if every else 0.0 for third in (1, 2))
+
+    def verdict(score: float) -> int | None:
+        return 1 if score >= high > low else 0 if score <= low < high else None
+
+    verdicts: list[dict[str, int | None]] = [
+        {pair.id: verdict(system.scores[pair.id]) for pair in page.pairs} for system in systems
+    ]
+    return verdicts, {"by": "score", "low": round(100 * low, 1), "high": round(100 * high, 1)}
+
+
+def _boxes(pair: ChangePair, pictures: Mapping[str, Thumbnail | None]) -> dict[str, list[float]]:
+    """The changed object's boxes as left, top, width and height in parts of the pictures."""
+    boxes = {}
+    for side, box in (pair.extra.get("boxes") or {}).items():
+        one = pictures.get(getattr(pair, side, ""))
+        if box and one:
+            left, right, top, bottom = box[0] / one.width, box[2] / one.width, box[1] / one.height, box[3] / one.height
+            boxes[side[0]] = [round(value, 4) for value in (left, top, right - left, bottom - top)]
+    return boxes
+
+
+def _featured(entries: Sequence[Mapping[str, Any]]) -> int | None:
+    """The pair at the head of the page: the first that all systems have right and that can be looked into, or what comes near."""
+    changes = [number for number, entry in enumerate(entries) if entry.get("x")] or list(range(len(entries)))
+    wishes = (lambda entry: "l" in entry and all(entry["o"]), lambda entry: "l" in entry, lambda entry: True)
+    return next((number for wish in wishes for number in changes if wish(entries[number])), None)

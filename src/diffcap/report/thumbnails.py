@@ -1,0 +1,45 @@
+"""Pictures small enough that a page can hold thousands of them."""
+
+import base64
+import io
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+# Frames (width, height): of pairs in a list of thousands, and of those that people look into. Never enlarged.
+SMALL, LARGE = (144, 108), (320, 240)
+_QUALITY = {SMALL: 55, LARGE: 80}
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """A picture of at most a frame's size as WebP in base64, and the size of the picture that it is of."""
+
+    width: int
+    height: int
+    data: str
+
+
+def thumbnail(path: Path, frame: tuple[int, int]) -> Thumbnail | None:
+    """Shrink a picture into a frame, `SMALL` or `LARGE`; None where it is missing or broken."""
+    try:
+        with Image.open(path) as file:
+            size = file.size
+            file.draft("RGB", frame)  # a large JPEG is decoded small
+            image = file.convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # what Pillow says of damaged files
+        return None
+    image.thumbnail(frame, Image.Resampling.LANCZOS)
+    content = io.BytesIO()
+    image.save(content, "WEBP", quality=_QUALITY[frame], method=4)
+    return Thumbnail(*size, base64.b64encode(content.getvalue()).decode())
+
+
+def thumbnails(root: Path, frames: Mapping[str, tuple[int, int]]) -> dict[str, Thumbnail | None]:
+    """Thumbnails of pictures, by path relative to `root`, in the order of `frames` (path -> frame); on all cores."""
+    with ThreadPoolExecutor() as pool:
+        made = pool.map(lambda entry: thumbnail(root / entry[0], entry[1]), frames.items())
+        return dict(zip(frames, made))

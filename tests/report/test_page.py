@@ -1,0 +1,210 @@
+"""The page: nothing on it comes from elsewhere, nothing of the data is taken for markup, and its data say what was measured."""
+
+import base64
+import fnmatch
+import hashlib
+import json
+import re
+import tomllib
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import diffcap.report
+from diffcap.records import ChangePair
+from diffcap.report.page import Page, System, as_json, page_data, render
+from diffcap.report.thumbnails import Thumbnail
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> & \u2028 \"'<!--"
+ROOM = Path(diffcap.report.__file__).parent
+
+
+class Elements(HTMLParser):
+    """Every element with its attributes and the text from its beginning to the next element's."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None], list[str]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs), []))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "script":  # what follows is none of its text
+            self.found.append(("", {}, []))
+
+    def handle_data(self, data: str) -> None:
+        if self.found:
+            self.found[-1][2].append(data)
+
+    def named(self, tag: str) -> list[tuple[dict[str, str | None], str]]:
+        return [(attributes, "".join(text)) for name, attributes, text in self.found if name == tag]
+
+
+def blocks_of(html: str) -> dict[str, Any]:
+    scripts = Elements(html).named("script")
+    return {str(attributes["id"]): json.loads(text) for attributes, text in scripts if "id" in attributes}
+
+
+def a_look(words: list[str]) -> dict[str, Any]:
+    map = base64.b64encode(bytes(6 * len(words))).decode()
+    return {"w": words, "g": [2, 3], "b": map, "a": map, "m": None}
+
+
+def a_page(name: str = "one", text: str = "the small red cube moved", knows_objects: bool = True) -> Page:
+    changed = {"size": "small", "color": "red", "material": "metal", "shape": "cube"}
+    extra = {"changed": changed, "boxes": {"before": [10, 20, 30, 60], "after": None}} if knows_objects else {}
+    pairs = [
+        ChangePair(
+            f"{number} {text}", f"b{number}", f"a{number}", [text, "it moved"], "test", "move", False, dict(extra)
+        )
+        for number in range(3)
+    ]
+    pairs.append(ChangePair("same", "b0", "n", ["nothing changed"], "test", None, True, {"viewpoint_iou": 0.5}))
+    ids = [pair.id for pair in pairs]
+    first = System(
+        captions=dict(zip(ids, ["the small red cube moved", "the blue cube moved", text, "the scene is the same"])),
+        scores=dict(zip(ids, [4.0, 1.0, 0.5, 2.0])),
+        looks={ids[1]: a_look(["the", text])},
+        localised={"kinds": {text: dict.fromkeys(("pointing", "pointing_chance", "mass", "mass_chance"), 0.5) | {"looks": 3}}, "words": {}},
+        curves=[{"finetune": {"val/CIDEr-D": [(10.0, 0.5), (20.0, 1.5)], f"train/{text}": [(10.0, 2.0)]}}],
+        facts=[(name, text)],
+    )  # fmt: skip
+    second = System(captions=dict.fromkeys(ids, "it moved"), scores=dict(zip(ids, [0.0, 3.0, 2.5, 0.1])), why=text)
+    row = {"total": {"BLEU-4": 0.5, "CIDEr-D": 1.25}, text: {"CIDEr-D": 0.5}, "seconds": 60.0}
+    better = {"total": {"BLEU-4": 0.75, "CIDEr-D": 1.5}, text: {"CIDEr-D": 0.75}, "seconds": 90.0}
+    bins = [{"low": 0.1, "high": 0.5, "pairs": {"total": 4}}, {"low": 0.6, "high": 0.9, "pairs": {"total": 0}}]
+    scored = [{"CIDEr-D": {"total": 0.5}}, {"CIDEr-D": {"total": 0.75}}]
+    picture = Thumbnail(100, 80, base64.b64encode(b"picture").decode())
+    return Page(
+        dataset=text,
+        split="test",
+        protocol={"dataset": text, "split": "test", "pairs": {"total": 4}, "tokenizer": "raw", "beams": 1},
+        rows={"baseline": row, name: better, "two": row},
+        systems={name: first, "two": second},
+        pairs=pairs,
+        pictures={"b0": picture, "a0": None, "b1": picture, "a1": picture, "b2": picture, "a2": picture, "n": picture},
+        viewpoint={"bins": bins, "systems": dict.fromkeys(("baseline", name, "two"), scored)},
+        second={text: {name: better, "two": row}},
+        facts=[("commit", text)],
+    )
+
+
+def test_nothing_is_fetched_and_no_script_runs_but_its_own() -> None:
+    html = render(a_page(HOSTILE, HOSTILE))
+    page = Elements(html)
+    scripts = page.named("script")
+    own = [text for attributes, text in scripts if attributes.get("type") != "application/json"]
+    assert len(own) == 1 and "INDEX" in own[0] and not any("src" in attributes for attributes, _ in scripts)
+    digest = base64.b64encode(hashlib.sha256(own[0].encode()).digest()).decode()
+    policy = next(attributes["content"] for attributes, _ in page.named("meta") if "http-equiv" in attributes)
+    assert policy == f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    assert not page.named("img") and not page.named("link") and "<!--" not in html
+    for tag, attributes, _ in page.found:
+        assert not any(name.startswith("on") for name in attributes), (tag, attributes)
+        assert (attributes.get("href") or "#").startswith("#") and "src" not in attributes
+    style = "".join(text for _, text in page.named("style"))
+    assert "url(" not in style and "@import" not in style and "</" not in own[0]
+    assert set(re.findall(r"https?://[^\"' ]+", html)) == {"http://www.w3.org/2000/svg"}  # a name, not an address
+
+
+def test_hostile_text_is_there_as_text() -> None:
+    page, html = a_page(HOSTILE, HOSTILE), render(a_page(HOSTILE, HOSTILE))
+    index = blocks_of(html)["index"]
+    assert HOSTILE in index["texts"] and index["systems"][0]["name"] == HOSTILE
+    assert [pair["id"] for pair in index["pairs"]] == [pair.id for pair in page.pairs]
+    assert blocks_of(html)["looks-0"][0][0]["w"] == ["the", HOSTILE]
+    told = Elements(html)
+    for tag in ("th", "h3", "title", "figcaption", "dd", "h1", "p"):
+        every = " ".join(text for _, text in told.named(tag)) + " ".join(text for _, text in told.named("i"))
+        assert HOSTILE in every, tag
+    assert as_json([HOSTILE]).count("<") == 0 and json.loads(as_json([HOSTILE])) == [HOSTILE]
+
+
+def test_the_index_says_what_was_said_and_how_good_it_was() -> None:
+    page = a_page()
+    index, blocks = page_data(page)
+    assert index["judged"] == {"by": "words"} and index["types"] == ["move", "distractor"]
+    for pair, entry in zip(page.pairs, index["pairs"]):
+        assert [index["texts"][text] for text in entry["r"]] == pair.captions
+        for number, system in enumerate(page.systems.values()):
+            assert index["texts"][entry["s"][number]] == system.captions[pair.id]
+            assert entry["c"][number] == 100 * system.scores[pair.id]
+        shown = [
+            [*blocks["pictures-0"][entry[side]][:2]] if blocks["pictures-0"][entry[side]] else None for side in "ba"
+        ]
+        assert shown == [[100, 80], None if pair.after == "a0" else [100, 80]]
+    assert [entry["o"] for entry in index["pairs"]] == [[1, 0], [0, 0], [1, 0], [1, 0]]
+    assert index["pairs"][1]["x"] == {"b": [0.1, 0.25, 0.2, 0.5]} and index["pairs"][3]["x"] == {}
+    assert [entry.get("l") for entry in index["pairs"]] == [None, 0, None, None]
+    assert index["pairs"][3]["v"] == 0.5 and index["featured"] == 1
+    assert blocks["looks-0"] == [[page.systems["one"].looks[page.pairs[1].id], None]]
+
+
+def test_without_known_objects_the_thirds_of_the_scores_judge() -> None:
+    index, _ = page_data(a_page(knows_objects=False))
+    scores = sorted([4.0, 1.0, 0.5, 2.0, 0.0, 3.0, 2.5, 0.1])
+    low, high = scores[8 // 3], scores[16 // 3]
+    assert index["judged"] == {"by": "score", "low": 100 * low, "high": 100 * high}
+    for entry in index["pairs"]:
+        for score, verdict in zip(entry["c"], entry["o"]):
+            assert verdict == (1 if score >= 100 * high else 0 if score <= 100 * low else None)
+    page = a_page(knows_objects=False)
+    flat = {name: replace(system, scores=dict.fromkeys(system.scores, 1.0)) for name, system in page.systems.items()}
+    index, _ = page_data(replace(page, systems=flat))
+    assert all(entry["o"] == [None, None] for entry in index["pairs"])
+
+
+def test_pictures_and_looks_come_in_blocks_that_are_found_again() -> None:
+    page = a_page()
+    pairs = [replace(page.pairs[0], id=str(number), before=f"b{number}", after=f"a{number}") for number in range(40)]
+    pictures = {path: Thumbnail(9, 9, path) for pair in pairs for path in (pair.before, pair.after)}
+    system = System(dict.fromkeys(map(str, range(40)), "it moved"), dict.fromkeys(map(str, range(40)), 1.0))
+    system = replace(system, looks={str(number): a_look([str(number)]) for number in range(0, 40, 2)})
+    index, blocks = page_data(replace(page, pairs=pairs, pictures=pictures, systems={"one": system}))
+    for number, entry in enumerate(index["pairs"]):
+        for side, path in (("b", f"b{number}"), ("a", f"a{number}")):
+            block, place = divmod(entry[side], index["pictures"])
+            assert blocks[f"pictures-{block}"][place] == [9, 9, path]
+        if number % 2 == 0:
+            block, place = divmod(entry["l"], index["looks"])
+            assert blocks[f"looks-{block}"][place][0]["w"] == [str(number)]
+    bare, blocks = page_data(replace(page, pictures={}))
+    assert all("b" not in entry for entry in bare["pairs"]) and not any(name.startswith("pictures") for name in blocks)
+
+
+def test_the_tables_mark_the_best_and_the_runs_have_tiles_and_charts() -> None:
+    html = render(a_page())
+    page = Elements(html)
+    assert {"150.00", "75.00"} <= {text.strip() for _, text in page.named("b")}
+    assert "125.00" not in {text.strip() for _, text in page.named("b")}
+    rows = [attributes.get("class") for attributes, _ in page.named("tr")]
+    assert rows.count("baseline") == html.count('scope="row"><i class="dot" style="--c:#969696"></i>baseline')
+    labels = [attributes["aria-label"] for attributes, _ in page.named("svg") if attributes.get("role") == "img"]
+    assert "val/CIDEr-D by step: one ends at 150" in labels
+    assert any("from unlike to alike viewpoints: baseline from 50.0 to 75.0" in str(label) for label in labels)
+    bare = render(
+        replace(a_page(), viewpoint=None, second={}, rows={"one": {"total": {"CIDEr-D": 1.0}}, "two": {"total": {}}})
+    )
+    assert 'id="viewpoint"' not in bare and 'id="types"' not in bare
+
+
+def test_the_script_finds_the_elements_that_it_asks_for() -> None:
+    script = "\n".join((ROOM / name).read_text(encoding="utf-8") for name in ("looks.js", "card.js", "page.js"))
+    asked = set(re.findall(r"""(?:field|getElementById)\("([a-z-]+)"\)""", script))
+    ids = {attributes.get("id") for _, attributes, _ in Elements(render(a_page())).found}
+    assert {"index", "list", "filters", "theme"} <= asked <= ids
+    classes = set(re.findall(r'class: "([a-z]+)"', script)) - {"iou", "id"}
+    style = (ROOM / "page.css").read_text(encoding="utf-8")
+    assert classes and all(f".{name}" in style for name in classes)
+
+
+def test_the_package_holds_what_the_page_is_made_of() -> None:
+    settings = tomllib.loads((ROOM.parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = settings["tool"]["setuptools"]["package-data"]["diffcap"]
+    parts = [path.name for path in ROOM.iterdir() if path.is_file() and path.suffix not in (".py", ".pyc")]
+    assert {"page.html.j2", "page.css", "page.js", "card.js", "looks.js"} == set(parts)
+    assert all(any(fnmatch.fnmatch(f"x/{name}", pattern) for pattern in patterns) for name in parts)
+    assert any(line.startswith("jinja2") for line in settings["project"]["dependencies"])
