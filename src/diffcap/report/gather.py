@@ -55,8 +55,8 @@ def gather(
     measured = choose_pairs(listed, looks, seed) if looks and with_pictures else []
     ends = set(ends_of(scores)) if measured else set()
     into = [*measured, *(pair for pair in listed if pair.id in ends - {pair.id for pair in measured})]
-    frames = {path: SMALL for pair in listed for path in (pair.before, pair.after)} if with_pictures else {}
-    frames |= {path: LARGE for pair in into for path in (pair.before, pair.after)}
+    frames = {path: SMALL for pair in listed for path in pair.images} if with_pictures else {}
+    frames |= {path: LARGE for pair in into for path in pair.images}
     pictures = thumbnails(dataset.root, frames)
     sizes = {path: (one.width, one.height) for path, one in pictures.items() if one}
     systems = {}

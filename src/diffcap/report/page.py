@@ -196,7 +196,8 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
         if pair.extra.get("viewpoint_iou") is not None:
             entry["v"] = pair.extra["viewpoint_iou"]
         if pictures:
-            entry |= {"b": pictures[pair.before], "a": pictures[pair.after], "x": _boxes(pair, page.pictures)}
+            before, after = pair.images
+            entry |= {"b": pictures[before], "a": pictures[after], "x": _boxes(pair, page.pictures)}
         if any(pair.id in system.looks for system in systems):
             entry["l"] = len(looks)
             looks.append([system.looks.get(pair.id) for system in systems])

@@ -118,16 +118,16 @@ def markdown(lines: Lines, words: int = 1) -> str:
 
 def caption_of(protocol: Mapping[str, Any], rows: Rows) -> str:
     """One sentence on how the numbers came about."""
-    changes = f", {protocol['changes']} change" if protocol.get("changes") else ""
-    return f"{protocol['dataset']}{changes}, {protocol['split']} split, {scoring_of(protocol, rows)}"
+    return f"{protocol['dataset']}, {protocol['split']} split, {scoring_of(protocol, rows)}"
 
 
 def scoring_of(protocol: Mapping[str, Any], rows: Rows) -> str:
     """What `caption_of` says after the dataset and the split."""
     seeds = sorted({int(row.get("runs", 1)) for row in rows.values() if "seconds" in row})
     decoding = "greedy decoding" if protocol.get("beams") == 1 else f"beam search of {protocol.get('beams')}"
+    changes = f"{protocol['changes']} change, " if protocol.get("changes") else ""
     several = f"; mean ± standard deviation over {seeds[-1]} runs" if seeds and seeds[-1] > 1 else ""
-    return f"{protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} tokens, {decoding}; scores x 100{several}."
+    return f"{changes}{protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} tokens, {decoding}; scores x 100{several}."
 
 
 def report_text(protocol: Mapping[str, Any], rows: Rows, runs: Sequence[str]) -> str:
