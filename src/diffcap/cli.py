@@ -46,16 +46,69 @@ def score(predictions: Path, references: Path, tokenizer: Literal["ptb", "raw"] 
         print(f"{name} is unavailable: {remedy}.")
 
 
-COMMANDS: dict[str, Any] = {"score": score}
+def caption(
+    before: str,
+    after: str | None = None,
+    checkpoint: str | None = None,
+    beam: int = 1,
+    length_penalty: float = 0.0,
+    heatmap: str | None = None,
+    json: bool = False,
+    batch_size: int = 16,
+    device: str = "auto",
+    backbone_weights: str | None = None,
+) -> None:
+    """Say what changed between two pictures: diffcap caption BEFORE AFTER; or of many pairs: a folder, or a CSV of pairs.
+
+    Args:
+        before: The picture before the change, in any format that Pillow reads; or a folder with pairs.csv, with folders
+            before and after, or with pictures X_before and X_after; or a .csv, .tsv or .jsonl file with columns before, after
+            and, if you like, id.
+        after: The picture after it, which may stand right behind the first; with two folders, pictures of the same name.
+        checkpoint: best.ckpt of a captioner, a folder of `diffcap export` or `diffcap import`, or user/name on the Hugging
+            Face hub; by default the small captioner of rendered blocks scenes that ships with diffcap.
+        beam: Width of the search; 1 takes the most likely word at every place, 5 tries more and lists what else was found.
+        length_penalty: Sums of log-probabilities are divided by words to this power when beams are compared.
+        heatmap: PNG file for both images and where each word looked; for many pairs a folder.
+        json: Print JSON: one object for a pair, a line a pair for many.
+        batch_size: Pairs at once.
+        device: cpu, cuda, or auto.
+        backbone_weights: File of the backbone's weights, where there is no network to download them.
+    """
+    from diffcap.commands.caption import run as run_caption
+
+    run_caption(before, after, checkpoint, beam, length_penalty, heatmap, json, batch_size, device, backbone_weights)
+
+
+COMMANDS: dict[str, Any] = {"score": score, "caption": caption}
+_SECOND = {"caption": "--after"}  # commands that take a second word without an option's name
 
 
 def _spell_out(arguments: list[str], flags: tuple[str, ...] = ("--json",)) -> list[str]:
-    """Let a flag stand alone: jsonargparse wants a value after every option."""
+    """Put into jsonargparse's form what people write: flags alone, words joined with hyphens, a second name alone."""
+    command = next((word for word in arguments if not word.startswith("-")), "")
+    words: list[str] = []
+    plain, value_follows = (
+        0,
+        False,
+    )  # words that are no option's name or value; whether the next one is an option's value
     following = [*arguments[1:], ""]
-    return [
-        f"{word}=true" if word in flags and after not in ("true", "false") else word
-        for word, after in zip(arguments, following)
-    ]
+    for word, after in zip(arguments, following):
+        if value_follows:
+            value_follows = False
+        elif word.startswith("--"):
+            name, equals, value = word.partition("=")
+            word = name.replace("-", "_").replace("__", "--", 1) + equals + value
+            if name in flags and not equals and after not in ("true", "false"):
+                word = f"{word}=true"
+            else:
+                value_follows = not equals and name != "--help"
+        elif not word.startswith("-"):
+            plain += 1
+            if plain == 3 and command in _SECOND:
+                word = f"{_SECOND[command]}={word}"
+        words.append(word)
+    return words
 
 
 def main(arguments: list[str] | None = None) -> None:

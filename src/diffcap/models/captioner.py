@@ -71,6 +71,14 @@ class Captioner(nn.Module, ABC):
             (B, V) logits of the next position, and the new cache.
         """
 
+    def nothing_changed(self, before: Tensor, after: Tensor) -> Tensor | None:
+        """The probability that nothing changed but the view, (B,), where the method judges that; else None.
+
+        Args:
+            before, after: (B, C, h, w).
+        """
+        return None
+
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> WordMaps:
         """Where each word looked, for pictures.
 

@@ -167,7 +167,7 @@ def draw_attention(looks: Mapping[str, Sequence[Look]], root: Path) -> Image.Ima
     """
     knows_objects = any("changed" in one.pair.extra for of in looks.values() for one in of)
     parts = [_block(name, one, root, knows_objects) for name, of in looks.items() for one in of]
-    legend = _legend(any(one.alignment is not None for of in looks.values() for one in of))
+    legend = draw_legend(any(one.alignment is not None for of in looks.values() for one in of))
     _, small = fonts()
     y = MARGIN + leading(small) + GAP
     sheet = Image.new("RGB", (WIDTH, y + sum(part.height for part in parts) + legend.height), "white")
@@ -182,12 +182,9 @@ def draw_attention(looks: Mapping[str, Sequence[Look]], root: Path) -> Image.Ima
 
 
 def _block(name: str, one: Look, root: Path, knows_objects: bool) -> Image.Image:
-    font, _ = fonts()
     lines = words_beside(one.pair, {name: {one.pair.id: one.caption}}, knows_objects)
     top = max(PICTURE[1], height_of(lines)) + 2 * GAP
-    row = 2 * TILE[1] + _SEAM + leading(font) + GAP
-    rows = -(-len(one.words) // COLUMNS)
-    block = Image.new("RGB", (WIDTH, top + rows * row + 3 * GAP), "white")
+    block = Image.new("RGB", (WIDTH, top + rows_height(len(one.words)) + 3 * GAP), "white")
     boxes = one.pair.extra.get("boxes") or {}
     corners = []
     for number, side in enumerate(("before", "after")):
@@ -197,23 +194,50 @@ def _block(name: str, one: Look, root: Path, knows_objects: bool) -> Image.Image
         corners.append((corner, image.size))
     if one.alignment is not None:
         grid = one.before.shape[1], one.before.shape[2]
-        _draw_matches(block, matches(one.alignment, grid), corners, grid[0])
+        draw_matches(block, matches(one.alignment, grid), corners, grid[0])
     draw = ImageDraw.Draw(block)
     write_lines(draw, lines, 0)
-    small = {side: picture(root, getattr(one.pair, side), frame=TILE) for side in ("before", "after")}
-    for number, word in enumerate(one.words):
-        x = MARGIN + number % COLUMNS * (TILE[0] + GAP)
-        y = top + number // COLUMNS * row
-        for place, (image, strengths) in enumerate(
-            zip(small.values(), strengths_of(one.before[number], one.after[number]))
-        ):
-            left = x + (TILE[0] - image.width) // 2
-            block.paste(overlay(image, strengths), (left, y + place * (TILE[1] + _SEAM)))
-        draw.text((x + TILE[0] // 2, y + 2 * TILE[1] + _SEAM + 2), word, INK, font, anchor="ma")
+    small = [picture(root, getattr(one.pair, side), frame=TILE) for side in ("before", "after")]
+    draw_words(block, small, one.words, one.before, one.after, top)
     return block
 
 
-def _draw_matches(
+def rows_height(words: int, notes: bool = False) -> int:
+    """Pixels that the tiles of so many words take."""
+    font, small = fonts()
+    return -(-words // COLUMNS) * (2 * TILE[1] + _SEAM + leading(font) + notes * leading(small) + GAP)
+
+
+def draw_words(
+    sheet: Image.Image,
+    images: Sequence[Image.Image],
+    words: Sequence[str],
+    before: Array,
+    after: Array,
+    top: int,
+    notes: Sequence[str] | None = None,
+) -> None:
+    """A tile for each word from `top` on: both images, with where the word looked, and the word below.
+
+    Args:
+        images: before and after, fitted into `TILE`. before, after: (T, h, w). notes: a few characters below each word.
+    """
+    font, small = fonts()
+    draw = ImageDraw.Draw(sheet)
+    row = rows_height(1, notes is not None)
+    for number, word in enumerate(words):
+        x = MARGIN + number % COLUMNS * (TILE[0] + GAP)
+        y = top + number // COLUMNS * row
+        for place, (image, strengths) in enumerate(zip(images, strengths_of(before[number], after[number]))):
+            left = x + (TILE[0] - image.width) // 2
+            sheet.paste(overlay(image, strengths), (left, y + place * (TILE[1] + _SEAM)))
+        below = y + 2 * TILE[1] + _SEAM + 2
+        draw.text((x + TILE[0] // 2, below), word, INK, font, anchor="ma")
+        if notes is not None:
+            draw.text((x + TILE[0] // 2, below + leading(font)), notes[number], GRAY, small, anchor="ma")
+
+
+def draw_matches(
     block: Image.Image,
     found: Sequence[Match],
     corners: Sequence[tuple[tuple[int, int], tuple[int, int]]],
@@ -242,7 +266,7 @@ def _draw_matches(
     block.paste(lines, (0, 0), lines)
 
 
-def _legend(aligned: bool) -> Image.Image:
+def draw_legend(aligned: bool) -> Image.Image:
     """What the colours mean."""
     _, small = fonts()
     line = leading(small)
