@@ -80,11 +80,102 @@ def caption(
     run_caption(before, after, checkpoint, beam, length_penalty, heatmap, json, batch_size, device, backbone_weights)
 
 
-COMMANDS: dict[str, Any] = {"score": score, "caption": caption}
+def import_(
+    method: Literal["scorer", "dirl", "pcl", "clip4idc"],
+    file: Path,
+    vocabulary: Path | None = None,
+    out: Path | None = None,
+    dataset: str = "clevr_change",
+    heads: int = 8,
+    vision_heads: int | None = None,
+    max_length: int | None = None,
+    coordinates: bool | None = None,
+    grid: tuple[int, int] | None = None,
+    intra_layers: int | None = None,
+) -> None:
+    """Turn a checkpoint that the authors of a method released into one of diffcap's; nothing pickled in it is run.
+
+    Sizes are read off the weights; the options hold what cannot be.
+
+    Args:
+        method: Whose checkpoint it is.
+        file: The authors' file.
+        vocabulary: JSON from word to id, vocab.json of SCORER and DIRL, dict.json of IDC-PCL; not for CLIP4IDC.
+        out: Folder to write; the file's name with -diffcap behind it by default.
+        dataset: That it was trained on: birds2words has scores of raw tokens.
+        heads: Of every attention but CLIP's own.
+        vision_heads: Of CLIP's image tower; 64 channels each by default.
+        max_length: Positions of a caption; by default what the authors' code has on CLEVR-Change.
+        coordinates: Whether SCORER's or DIRL's features have x and y appended; by default seen by their number.
+        grid: Rows and columns of IDC-PCL's features; 7 and 7 by default.
+        intra_layers: Blocks of CLIP4IDC's image tower that see one image only; three quarters by default.
+    """
+    from diffcap.commands.interchange import run_import
+    from diffcap.interop.official import Unseen
+
+    unseen = Unseen(heads, vision_heads, max_length, coordinates, grid, intra_layers, dataset)
+    run_import(method, file, vocabulary, out, unseen)
+
+
+def export(checkpoint: Path, out: Path | None = None) -> None:
+    """Write a checkpoint as model.safetensors and config.json, which other programs read, too.
+
+    Args:
+        checkpoint: best.ckpt of any stage, or a folder of this form.
+        out: Folder to write; the checkpoint's folder with -exported behind it by default.
+    """
+    from diffcap.commands.interchange import run_export
+
+    run_export(checkpoint, out)
+
+
+def push(
+    checkpoint: Path,
+    name: str,
+    metrics: Path | None = None,
+    pictures: list[Path] | None = None,
+    license: str = "other",
+    private: bool = False,
+) -> None:
+    """Put a captioner on the Hugging Face hub: weights, configuration, and a model card with its scores and pictures.
+
+    Args:
+        checkpoint: best.ckpt of the finetune stage, or a folder of `diffcap export`.
+        name: Of the repository, user/name; it is made if it is not there.
+        metrics: metrics.json of its evaluation; by default that of the run that the checkpoint is of.
+        pictures: PNG files for the card, a JSON list; by default those of the run's report.
+        license: Of the weights, as the hub names it, for example apache-2.0; the dataset's decides what is allowed.
+        private: Make the repository private.
+    """
+    from diffcap.commands.interchange import run_push
+
+    run_push(checkpoint, name, metrics, pictures, license, private)
+
+
+def pull(name: str, out: Path | None = None) -> None:
+    """Fetch a captioner from the Hugging Face hub.
+
+    Args:
+        name: Of the repository, user/name.
+        out: Folder to write; the repository's name by default.
+    """
+    from diffcap.commands.interchange import run_pull
+
+    run_pull(name, out)
+
+
+COMMANDS: dict[str, Any] = {
+    "caption": caption,
+    "score": score,
+    "import": import_,
+    "export": export,
+    "push": push,
+    "pull": pull,
+}
 _SECOND = {"caption": "--after"}  # commands that take a second word without an option's name
 
 
-def _spell_out(arguments: list[str], flags: tuple[str, ...] = ("--json",)) -> list[str]:
+def _spell_out(arguments: list[str], flags: tuple[str, ...] = ("--json", "--private")) -> list[str]:
     """Put into jsonargparse's form what people write: flags alone, words joined with hyphens, a second name alone."""
     command = next((word for word in arguments if not word.startswith("-")), "")
     words: list[str] = []

@@ -12,7 +12,10 @@ from diffcap.records import read_json_lines
 _TABLES = (".csv", ".tsv", ".jsonl")
 _BEFORE, _AFTER = ("before", "bef", "images"), ("after", "aft", "sc_images")
 _ENDINGS = (("_before", "_after"), ("-before", "-after"), ("_1", "_2"), ("", "_2"))  # the last: Spot-the-Diff
-_PICTURES = ".bmp .gif .jpg .jpeg .png .tif .tiff .webp .avif .jp2 .ppm .pgm .tga".split()
+_PICTURES = {
+    f".{kind}"
+    for kind in ("bmp", "gif", "jpg", "jpeg", "png", "tif", "tiff", "webp", "avif", "jp2", "ppm", "pgm", "tga")
+}
 
 
 class PicturePair(NamedTuple):
