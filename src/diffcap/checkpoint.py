@@ -18,8 +18,11 @@ FORMAT = 1  # of the "diffcap" entry; raised when an older file could no longer 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
+def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
     """Load a checkpoint of ours, a file or an exported folder, onto the CPU without running pickled code.
+
+    Args:
+        mapped: read a file's weights only when they are used, for what wants to know what it says of itself.
 
     Returns:
         {"diffcap": what it says of itself, "state_dict": its weights, "global_step": steps of its training}.
@@ -33,7 +36,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise DiffcapError(f"{path}: no checkpoint there; train one with `make pretrain finetune`, or check the path.")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except (RuntimeError, EOFError, OSError, LookupError, ValueError, TypeError, pickle.UnpicklingError) as error:
         # Text makes the unpickler stumble over its letters in any of these ways.
         reason = next(iter(str(error).splitlines()), "")[:120].rstrip(". ") or type(error).__name__

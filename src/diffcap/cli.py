@@ -164,6 +164,29 @@ def pull(name: str, out: Path | None = None) -> None:
     run_pull(name, out)
 
 
+def serve(
+    checkpoint: list[str] | None = None,
+    host: str = "127.0.0.1",
+    port: int = 7860,
+    runs: Path = Path("runs"),
+    device: str = "auto",
+    backbone_weights: str | None = None,
+) -> None:
+    """Serve a web page: two drop zones, the caption word by word with where each word looked; needs diffcap[web].
+
+    Args:
+        checkpoint: Captioners to offer first, each as `diffcap caption` takes it: --checkpoint A B.
+        host: Address to listen at; the default lets only this machine in, 0.0.0.0 everybody who reaches it.
+        port: Port to listen at; 0 takes any that is free.
+        runs: Folder whose captioners are offered, too, beside the one that ships with diffcap.
+        device: cpu, cuda, or auto.
+        backbone_weights: File of the backbone's weights for the captioners of --checkpoint, where there is no network.
+    """
+    from diffcap.web.server import serve as run_serve
+
+    run_serve(checkpoint or [], runs, host, port, device, backbone_weights)
+
+
 COMMANDS: dict[str, Any] = {
     "caption": caption,
     "score": score,
@@ -171,8 +194,10 @@ COMMANDS: dict[str, Any] = {
     "export": export,
     "push": push,
     "pull": pull,
+    "serve": serve,
 }
 _SECOND = {"caption": "--after"}  # commands that take a second word without an option's name
+_LISTS = {"serve": "--checkpoint"}  # options that take several words, or are given several times
 
 
 def _spell_out(arguments: list[str], flags: tuple[str, ...] = ("--json", "--private")) -> list[str]:
@@ -202,10 +227,31 @@ def _spell_out(arguments: list[str], flags: tuple[str, ...] = ("--json", "--priv
     return words
 
 
+def _gather(arguments: list[str]) -> list[str]:
+    """Put the words of an option that takes several into one JSON list, jsonargparse's form."""
+    from json import dumps
+
+    name = _LISTS.get(next((word for word in arguments if not word.startswith("-")), ""))
+    words: list[str] = []
+    found: list[str] = []
+    taking = False
+    for word in arguments:
+        option, equals, value = word.partition("=")
+        if word.startswith("--"):
+            taking = option == name
+        if not taking:
+            words.append(word)
+        elif not word.startswith("--"):
+            found.append(word)
+        elif equals:
+            found.append(value)
+    return [*words, f"{name}={dumps(found)}"] if found else words
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run `diffcap COMMAND ...`; `arguments` are those of the process unless given."""
     words = sys.argv[1:] if arguments is None else arguments
-    run(COMMANDS, _spell_out(words), as_positional=True, prog="diffcap", description=__doc__.split(":")[0])
+    run(COMMANDS, _spell_out(_gather(words)), as_positional=True, prog="diffcap", description=__doc__.split(":")[0])
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ TILE = ((WIDTH - 2 * MARGIN - (COLUMNS - 1) * GAP) // COLUMNS, 88)
 _SEAM = 2  # pixels between a word's two images
 # From nothing to where a word looked most; each lighter than the one before, so that it reads in gray, too.
 _HEAT = np.array([(60, 0, 90), (150, 20, 110), (225, 60, 60), (250, 140, 20), (255, 235, 90)], dtype=float)
-_OPAQUE, _FADED = 0.85, 0.45  # of the hottest place; of the picture's own colours below the heat
+_OPAQUE, FADED = 0.85, 0.45  # of the hottest place; of the picture's own colours below the heat
 _EVEN = 4  # a word whose highest place has less than so many times an even look stays pale
 _ALIKE, _OTHER = (0, 160, 230), (240, 120, 0)
 _MOST_LINES = 24
@@ -96,14 +96,23 @@ def heat(strength: Array) -> Array:
     return np.stack([np.interp(strength, place, _HEAT[:, channel]) for channel in range(3)], axis=-1)
 
 
-def overlay(image: Image.Image, strengths: Array) -> Image.Image:
-    """Lay a map (h, w) of strengths from 0 to 1, smoothly enlarged, over a faded image: the stronger, the less see-through."""
-    large = Image.fromarray(strengths.astype(np.float32)).resize(image.size, Image.Resampling.BICUBIC)
+def coat(size: tuple[int, int], strengths: Array) -> tuple[Array, Array]:
+    """What a map is covered with: opacities (H, W, 1) from 0 to 1, the stronger the less see-through, and colours (H, W, 3).
+
+    Args:
+        size: (W, H) in pixels. strengths: (h, w) from 0 to 1, which are smoothly enlarged.
+    """
+    large = Image.fromarray(strengths.astype(np.float32)).resize(size, Image.Resampling.BICUBIC)
     strength = np.clip(np.asarray(large), 0, 1)
+    return _OPAQUE * np.minimum(1, 1.5 * strength)[..., None], heat(strength)
+
+
+def overlay(image: Image.Image, strengths: Array) -> Image.Image:
+    """Lay a map (h, w) of strengths from 0 to 1 over a faded image."""
     pixels = np.asarray(image, dtype=float)
-    pixels = _FADED * pixels + (1 - _FADED) * pixels.mean(-1, keepdims=True)
-    alpha = _OPAQUE * np.minimum(1, 1.5 * strength)[..., None]
-    return Image.fromarray(((1 - alpha) * pixels + alpha * heat(strength)).round().astype(np.uint8))
+    pixels = FADED * pixels + (1 - FADED) * pixels.mean(-1, keepdims=True)
+    alpha, colors = coat(image.size, strengths)
+    return Image.fromarray(((1 - alpha) * pixels + alpha * colors).round().astype(np.uint8))
 
 
 def strengths_of(before: Array, after: Array) -> tuple[Array, Array]:
