@@ -31,16 +31,6 @@ _decoding = threading.Lock()
 Side = Literal["before", "after"]
 
 
-class Zone(gr.Image):
-    """A drop zone that hands over the file as it was uploaded: what can be read, and how, `read_picture` decides."""
-
-    is_template = True  # gradio's own front end of an image
-
-    def preprocess(self, payload: Any) -> str | None:
-        """The path of the uploaded file."""
-        return None if payload is None else payload.path
-
-
 def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
     """Build the page.
 
@@ -133,9 +123,9 @@ def _text(name: str) -> str:
     return (_HERE / name).read_text(encoding="utf-8")
 
 
-def _zone(side: str) -> tuple[Zone, gr.HTML]:
+def _zone(side: str) -> tuple[gr.Image, gr.HTML]:
     with gr.Column(min_width=260):
-        zone = Zone(
+        zone = gr.Image(
             label=side.capitalize(),
             type="filepath",
             format="png",
@@ -145,6 +135,9 @@ def _zone(side: str) -> tuple[Zone, gr.HTML]:
             placeholder=f"### The picture {side}\nDrop it here, paste it, or press to choose a file",
             elem_id=f"zone-{side}",
         )
+        # Not gradio's reading of pictures: what can be read, and how, `read_picture` decides. Set on the component, since
+        # a class of its own would make gradio write a file beside this one.
+        zone.preprocess = lambda payload: None if payload is None else payload.path  # type: ignore[method-assign]
         return zone, gr.HTML("", js_on_load=None, apply_default_css=False, padding=False, elem_id=f"told-{side}")
 
 

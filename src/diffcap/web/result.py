@@ -19,6 +19,9 @@ from diffcap.report.heatmap import percent
 _SHOWN = 720  # most pixels along a side of a picture
 _HEAT = 96  # and of a layer of heat, which is smooth
 
+# Words of any sentence: the page rests at one that says more.
+_SMALL = frozenset("a an the is are was were be been has have had there it its that this to of in on at and now no not".split())
+
 
 class Answer(NamedTuple):
     """What there is to show.
@@ -59,7 +62,8 @@ def result(answer: Answer) -> str:
     if look is not None:
         strengths = [strengths_of(*maps) for maps in zip(look.before, look.after)]
     highest = [max(float(side.max()) for side in sides) for sides in strengths]
-    best = int(np.argmax(highest)) if highest else -1
+    telling = [number for number, word in enumerate(caption.words) if word.text not in _SMALL and number < len(highest)]
+    best = max(telling or range(len(highest)), key=highest.__getitem__, default=-1)
     sides = [
         _picture(image, title, [pair[place] for pair in strengths])
         for place, (title, image) in enumerate((("before", answer.before), ("after", answer.after)))
@@ -122,7 +126,7 @@ def _data(image: Image.Image, kind: str) -> str:
 
 
 def _legend(looks: bool) -> str:
-    sure = '<span><i class="dc-doubtful"></i>the stronger, the less sure of the word</span>'
+    sure = '<span><i class="dc-doubtful"></i>less and less sure of the word</span>'
     if not looks:
         return f'<div class="dc-legend">{sure}</div>'
     stops = ", ".join(
@@ -140,7 +144,7 @@ def _alternatives(caption: Caption) -> str:
         return ""
     rows = []
     for one in (caption, *caption.alternatives):
-        width = 100 * math.exp(min(0.0, one.log_probability))
+        width = 100 * math.exp(min(0.0, one.log_probability - caption.log_probability))
         chosen = ' class="dc-chosen"' if one is caption else ""
         rows.append(
             f'<tr{chosen}><td>{safe(one.text) or "(nothing)"}</td><td class="dc-bar"><i style="width: {width:.1f}%"></i></td>'
