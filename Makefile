@@ -69,7 +69,7 @@ touch = @$(if $(filter-out FORCE,$?),touch -c $@,:)
 # The options of `make demo` and `make ablation` are not for the targets that those run; other variables reach them.
 unexport ARGS
 
-.PHONY: help setup demo test lint data extract negatives pretrain finetune eval report ablation backbone clip tagger FORCE
+.PHONY: help setup demo test lint data extract negatives pretrain finetune eval report ablation backbone clip captioner tagger FORCE
 
 # A misspelt name stops here, not after an hour of other stages.
 known = $(if $(wildcard configs/$(2)),,$(error $(1) is unknown; configs/$(dir $(2)) has: $(basename $(notdir $(wildcard configs/$(dir $(2))*)))))
@@ -153,6 +153,9 @@ backbone: setup  ## train the small backbone that ships for blocks
 
 clip: setup  ## train the small CLIP that ships for blocks
 	$(PY) stages/clip.py $(ARGS)
+
+captioner: setup  ## train the captioner that ships for blocks, by the demo's stages
+	$(PY) stages/captioner.py $(ARGS)
 
 tagger: setup  ## train a part-of-speech tagger: from blocks' own grammar, or ARGS="--conllu=FILE"
 	$(PY) stages/tagger.py $(ARGS)

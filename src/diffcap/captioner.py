@@ -318,11 +318,11 @@ def load_captioner(
         DiffcapError: it cannot be had, is none of diffcap's, or cannot caption.
     """
     path = Path(source) if source is not None else SHIPPED
-    if isinstance(source, str) and not path.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", source):
-        if path.suffix != ".ckpt":
-            from diffcap.hub import fetch
+    named = isinstance(source, str) and not path.exists() and path.suffix != ".ckpt"
+    if named and re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
+        from diffcap.hub import fetch
 
-            path = fetch(source)
+        path = fetch(str(source))
     return PairCaptioner(load(path), device, backbone_weights)
 
 

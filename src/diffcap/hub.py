@@ -1,6 +1,7 @@
 """Captioners to and from the Hugging Face hub, with a model card made of what is known of them."""
 
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -108,8 +109,6 @@ def _asked(name: str, ask: Callable[[], T]) -> T:
     """Ask the hub; whatever it says is one sentence."""
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import disable_progress_bars
-
-    import sys
 
     if not sys.stderr.isatty():
         disable_progress_bars()

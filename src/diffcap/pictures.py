@@ -1,6 +1,7 @@
 """Any picture to RGB: the one place that opens images for extraction, captioning and reports."""
 
 import io
+import re
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,10 +17,11 @@ MOST_PIXELS = 100_000_000  # of a picture that is decoded whole: about 400 MB wi
 MOST_SHRUNK = 1_000_000_000  # of a JPEG that can be shrunk as it is decoded
 LARGE = 25_000_000  # more pixels than a network of this field could use by far: shrunk by a whole number first
 _NEVER = {"EPS"}  # its reader runs Ghostscript
+_ORIENTATION = 0x0112  # of EXIF
 _UNKNOWN_RANGE = "has pixels of 32 bits, whose range nobody knows; save it with 8 or 16"
 
-# The limits here are lower than the size at which Pillow refuses, and say more than its warning does.
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+# Of large pictures, for which the limits here are lower than Pillow's, and of broken EXIF data, which turn nothing.
+warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 class Picture(NamedTuple):
@@ -93,8 +95,10 @@ def _open(source: Path | io.BytesIO, name: str) -> Image.Image:
         if isinstance(source, io.BytesIO):
             source.seek(0)
         if _start_of(source)[:3] != b"\xff\xd8\xff":
+            found = re.search(r"\d+", str(error))
+            pixels = f"{int(found[0]):,} pixels are" if found else "its pixels are"
             raise DiffcapError(
-                f"{name}: more pixels than the {MOST_PIXELS:,} that are read ({_short(error)}); shrink it first."
+                f"{name}: {pixels} more than the {MOST_PIXELS:,} that are read; shrink it first."
             ) from None
         return JpegImagePlugin.JpegImageFile(source)
 
@@ -127,7 +131,7 @@ def _to_rgb(image: Image.Image, name: str) -> Picture:
         image = Image.fromarray((np.asarray(image).clip(0, 65_535) // 257).astype(np.uint8))
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         image = _on_white(image)
-    return Picture(image.convert("RGB"), name, tuple(notes))
+    return Picture(image if image.mode == "RGB" else image.convert("RGB"), name, tuple(notes))
 
 
 def _factor(pixels: int) -> int:
@@ -141,10 +145,11 @@ def _factor(pixels: int) -> int:
 def _upright(image: Image.Image) -> Image.Image:
     image.load()  # a truncated file is said to be so, not to have broken notes
     try:
-        turned = ImageOps.exif_transpose(image)
+        if image.getexif().get(_ORIENTATION, 1) == 1:
+            return image  # exif_transpose would copy it
+        return ImageOps.exif_transpose(image)
     except Exception:  # notes that are broken turn nothing
         return image
-    return image if turned is None else turned
 
 
 def _on_white(image: Image.Image) -> Image.Image:

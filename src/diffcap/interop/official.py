@@ -2,7 +2,7 @@
 
 | system | file | vocabulary |
 |---|---|---|
-| SCORER, DIRL | a pickled dict of `change_detector_state`, `speaker_state` and `model_cfg`, an attribute-dict class | `vocab.json`, word to id |
+| SCORER, DIRL | a pickled dict of `change_detector_state`, `speaker_state`, and `model_cfg` of a class | `vocab.json`, word to id |
 | IDC-PCL | a plain state dict of the pre-training or the fine-tuning model | `dict.json`, word to id |
 | CLIP4IDC | a plain state dict, `clip.*` in half precision; stage 2 has `decoder.*` beside | CLIP's own |
 
