@@ -69,7 +69,7 @@ touch = @$(if $(filter-out FORCE,$?),touch -c $@,:)
 # The options of `make demo` and `make ablation` are not for the targets that those run; other variables reach them.
 unexport ARGS
 
-.PHONY: help setup demo test lint data extract negatives pretrain finetune eval report ablation backbone clip captioner tagger FORCE
+.PHONY: help setup demo test test-web lint data extract negatives pretrain finetune eval report ablation serve backbone clip captioner tagger FORCE
 
 # A misspelt name stops here, not after an hour of other stages.
 known = $(if $(wildcard configs/$(2)),,$(error $(1) is unknown; configs/$(dir $(2)) has: $(basename $(notdir $(wildcard configs/$(dir $(2))*)))))
@@ -97,6 +97,10 @@ demo: setup  ## the systems on the embedded dataset: every stage, one table, pic
 
 test: setup  ## the tests
 	.venv/bin/pytest -q -n 2 $(ARGS)
+
+test-web: setup  ## the page in a real browser: Debian's chromium and chromium-driver, or CHROMIUM=/usr/bin/chromium
+	.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	.venv/bin/pytest -q -n 0 tests/web/test_browser.py --chromium $(or $(CHROMIUM),chromium) $(ARGS)
 
 lint: setup  ## ruff and mypy
 	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
@@ -147,6 +151,10 @@ report: $(RUN)/eval/metrics.json  ## the run beside baselines that learn nothing
 ablation: setup  ## a method beside its papers' ablations: METHOD=scorer DATASET=blocks SEEDS=1,2,3 ARGS="--steps=2000"
 	$(PY) stages/ablation.py --method $(METHOD) --dataset $(DATASET) --folder $(FOLDER) --features $(FEATURES) \
 		--backbone $(BACKBONE) $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
+
+# A method that is named is offered first; what else stands under runs, and the captioner that ships, can be chosen, too.
+serve: setup  ## a page to point the captioners at two pictures: http://127.0.0.1:7860, METHOD=scorer ARGS="--port=8000"
+	.venv/bin/diffcap serve $(if $(filter-out file,$(origin METHOD)),--checkpoint $(RUN)/finetune/best.ckpt) $(ARGS)
 
 backbone: setup  ## train the small backbone that ships for blocks
 	$(PY) stages/backbone.py $(ARGS)

@@ -57,7 +57,7 @@ def find_choices(checkpoints: Sequence[str], runs: Path, backbone_weights: str |
                 if path.is_dir()
                 else read_checkpoint(path, mapped=True)["diffcap"]
             )
-            if facts.get("stage") == "finetune" and facts.get("method") in METHODS:
+            if isinstance(facts, dict) and facts.get("stage") == "finetune" and facts.get("method") in METHODS:
                 shown = path if path.is_dir() else path.parent.parent
                 choices.append(Choice(_label(facts, _short(shown)), path))
         except DiffcapError as error:

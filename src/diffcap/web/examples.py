@@ -7,7 +7,7 @@ from PIL import Image
 from diffcap.datasets.blocks.render import render
 from diffcap.datasets.blocks.scenes import CHANGES, sample_triples
 
-_SEED = 2026
+_SEED, _FIRST = 2026, 5  # in the ones before, the changed object of a pair is half hidden
 _SIZE = (256, 192)  # twice that of the dataset's, to look at
 _JITTER = 0.3  # what the shipped captioner was trained on
 _TITLES = {
@@ -29,7 +29,7 @@ class Example(NamedTuple):
 
 def render_examples() -> list[Example]:
     """The pairs; always the same."""
-    triples = sample_triples(range(len(CHANGES) + 1), _SEED, _JITTER)
+    triples = sample_triples(range(_FIRST, _FIRST + len(CHANGES) + 1), _SEED, _JITTER)
     images = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in render(triples.scenes(), _SIZE)[0]]
     count = len(triples)
     pairs = [

@@ -67,7 +67,6 @@ def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
                 [(choice.label, str(number)) for number, choice in enumerate(captioners.choices)],
                 value="0",
                 label="Captioner",
-                info="method, dataset it was trained on, where it is from",
                 filterable=False,
                 scale=4,
                 min_width=260,
@@ -79,7 +78,6 @@ def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
                 _BEAMS,
                 step=1,
                 label="Beams",
-                info="1: the likeliest word each time",
                 scale=2,
                 min_width=180,
             )
@@ -124,14 +122,14 @@ def _text(name: str) -> str:
 
 
 def _zone(side: str) -> tuple[gr.Image, gr.HTML]:
-    with gr.Column(min_width=260):
+    with gr.Column(min_width=150):
         zone = gr.Image(
             label=side.capitalize(),
             type="filepath",
             format="png",
             sources=["upload", "clipboard"],
             buttons=["fullscreen"],
-            height=300,
+            height=280,
             placeholder=f"### The picture {side}\nDrop it here, paste it, or press to choose a file",
             elem_id=f"zone-{side}",
         )
@@ -194,7 +192,7 @@ def _answer(captioners: Captioners, before: str | None, after: str | None, choic
 def _read(side: Side, path: str) -> tuple[Picture, str | None]:
     """A picture, named as the visitor knows it, and its file's format."""
     with _decoding:
-        picture = read_picture(path, f"the picture {side} ({Path(path).name})")
+        picture = read_picture(path, f"The picture {side} ({Path(path).name})")
         try:
             with Image.open(path) as file:
                 return picture, file.format

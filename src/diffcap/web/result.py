@@ -126,7 +126,7 @@ def _data(image: Image.Image, kind: str) -> str:
 
 
 def _legend(looks: bool) -> str:
-    sure = '<span><i class="dc-doubtful"></i>less and less sure of the word</span>'
+    sure = '<span><i class="dc-doubtful"></i>not sure of the word</span>'
     if not looks:
         return f'<div class="dc-legend">{sure}</div>'
     stops = ", ".join(
@@ -134,7 +134,7 @@ def _legend(looks: bool) -> str:
     )
     return (
         f'<div class="dc-legend"><span><i style="background: linear-gradient(90deg, {stops})"></i>'
-        f"where it looked for the word, little to most</span>{sure}"
+        f"where it looked for the word</span>{sure}"
         '<span class="dc-hint">point at a word, or press it to hold it</span></div>'
     )
 
@@ -152,7 +152,7 @@ def _alternatives(caption: Caption) -> str:
         )
     return (
         '<table class="dc-beams"><caption>What the search found</caption><thead><tr><th scope="col">sentence</th>'
-        '<th scope="col" colspan="2">probability</th><th scope="col">log</th></tr></thead>'
+        '<th class="dc-bar"></th><th scope="col">probability</th><th scope="col">log</th></tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table>"
     )
 
