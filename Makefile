@@ -103,7 +103,8 @@ touch = @$(if $(filter-out FORCE,$?),touch -c $@,:)
 # The options of `make demo`, `make ablation` and `make accuracy` are not for the targets that those run; other variables reach them.
 unexport ARGS
 
-.PHONY: help setup demo test lint data extra extract negatives pretrain finetune reinforce eval report ablation accuracy backbone clip tagger FORCE
+.PHONY: help setup demo test test-web lint data extra extract negatives pretrain finetune reinforce eval report ablation accuracy serve \
+	backbone clip captioner tagger FORCE
 
 # A misspelt name stops here, not after an hour of other stages.
 known = $(if $(wildcard configs/$(2)),,$(error $(1) is unknown; configs/$(dir $(2)) has: $(basename $(notdir $(wildcard configs/$(dir $(2))*)))))
@@ -133,6 +134,10 @@ demo: setup  ## the systems on the embedded dataset: every stage, one table, pic
 
 test: setup  ## the tests
 	.venv/bin/pytest -q -n 2 $(ARGS)
+
+test-web: setup  ## the page in a real browser: Debian's chromium and chromium-driver, or CHROMIUM=/usr/bin/chromium
+	.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	.venv/bin/pytest -q -n 0 tests/web/test_browser.py --chromium $(or $(CHROMIUM),chromium) $(ARGS)
 
 lint: setup  ## ruff and mypy
 	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
@@ -226,11 +231,18 @@ accuracy: setup  ## beams, averaged weights, ensemble, self-critical training be
 	$(PY) stages/accuracy.py --method $(METHOD) --dataset $(DATASET) --folder $(FOLDER) --features $(FEATURES) \
 		--backbone $(BACKBONE) $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
 
+# A method that is named is offered first; what else stands under runs, and the captioner that ships, can be chosen, too.
+serve: setup  ## a page to point the captioners at two pictures: http://127.0.0.1:7860, METHOD=scorer ARGS="--port=8000"
+	.venv/bin/diffcap serve $(if $(filter-out file,$(origin METHOD)),--checkpoint $(RUN)/finetune/best.ckpt) $(ARGS)
+
 backbone: setup  ## train the small backbone that ships for blocks
 	$(PY) stages/backbone.py $(ARGS)
 
 clip: setup  ## train the small CLIP that ships for blocks
 	$(PY) stages/clip.py $(ARGS)
+
+captioner: setup  ## train the captioner that ships for blocks, by the demo's stages
+	$(PY) stages/captioner.py $(ARGS)
 
 tagger: setup  ## train a part-of-speech tagger: from blocks' own grammar, or ARGS="--conllu=FILE"
 	$(PY) stages/tagger.py $(ARGS)

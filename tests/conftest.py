@@ -15,8 +15,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--oracle-dir", default=None, help="folder of published predictions, references and expected scores to score"
     )
+    parser.addoption(
+        "--chromium", default=None, help="a Chromium to look at the page with, whose chromedriver is beside it"
+    )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    needed = {"test_oracle.py": "--oracle-dir", "test_real.py": "--real-dir"}.get(collection_path.name)
+    needed = {"test_oracle.py": "--oracle-dir", "test_real.py": "--real-dir", "test_browser.py": "--chromium"}.get(
+        collection_path.name
+    )
     return True if needed and config.getoption(needed) is None else None

@@ -1,3 +1,18 @@
 """diffcap: say in a sentence what changed between two similar images."""
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from diffcap.captioner import Caption, PairCaptioner, load_captioner
+
 __version__ = "0.1.0"
+__all__ = ["Caption", "PairCaptioner", "load_captioner"]
+
+
+def __getattr__(name: str) -> Any:
+    """The captioner's names, looked up when they are used: torch takes seconds to import."""
+    if name in __all__:
+        import diffcap.captioner
+
+        return getattr(diffcap.captioner, name)
+    raise AttributeError(f"module 'diffcap' has no attribute {name!r}")

@@ -1,18 +1,38 @@
-"""A checkpoint alone can caption: the model, its words, and how its features are made, out of one file."""
+"""A captioner to point at two pictures; and, below it, what a checkpoint alone holds: the model, its words, its features.
 
+```
+caption = load_captioner("runs/desk/scorer/finetune/best.ckpt")("before.jpg", "after.jpg")
+print(caption.text, caption.log_probability)
+```
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from diffcap.checkpoint import read_checkpoint, weights_of
 from diffcap.errors import DiffcapError
 from diffcap.models.captioner import Captioner
 from diffcap.models.clip4idc import CLIP4IDC
 from diffcap.models.dirl import DIRL
+from diffcap.models.generation import beam_hypotheses, greedy
 from diffcap.models.pcl import PCL
 from diffcap.models.scorer import SCORER
+from diffcap.models.scoring import token_log_probabilities
+from diffcap.pictures import Source, read_picture
 from diffcap.text.layouts import AnyVocabulary, vocabulary_of
 
 METHODS: dict[str, type[Captioner]] = {"pcl": PCL, "scorer": SCORER, "dirl": DIRL, "clip4idc": CLIP4IDC}
+SHIPPED = Path(__file__).parent / "models" / "captioners" / "blocks"
+Maps = npt.NDArray[np.floating[Any]]
 
 
 class Checkpoint(NamedTuple):
@@ -43,14 +63,16 @@ def load(path: str | Path) -> Checkpoint:
         raise DiffcapError(
             f"{path}: a checkpoint of the {facts['stage']} stage cannot caption; fine-tune from it first."
         )
-    if facts["method"] not in METHODS:
+    if facts.get("method") not in METHODS:
         raise DiffcapError(
-            f"{path}: its method is {facts['method']!r}, this diffcap knows {', '.join(METHODS)}; "
+            f"{path}: its method is {facts.get('method')!r}, this diffcap knows {', '.join(METHODS)}; "
             f"use diffcap {facts['version']}, which wrote it."
         )
     try:
         captioner = METHODS[facts["method"]](**facts.pop("hyperparameters"))
-    except TypeError as error:
+        vocabulary = vocabulary_of(facts.pop("words"), facts.pop("vocabulary_layout", "pcl"))
+        max_length, features = int(facts.pop("max_length")), dict(facts.pop("features"))
+    except (TypeError, ValueError, KeyError) as error:
         raise DiffcapError(
             f"{path}: its settings are of another diffcap ({error}); use diffcap {facts['version']}, which wrote it."
         ) from None
@@ -60,6 +82,285 @@ def load(path: str | Path) -> Checkpoint:
         fault = " ".join(str(error).split())[:200]
         raise DiffcapError(f"{path}: its weights do not fit its own settings ({fault}); train it again.") from None
     facts["step"] = state["global_step"]
-    vocabulary = vocabulary_of(facts.pop("words"), facts.pop("vocabulary_layout", "pcl"))
-    max_length, features = facts.pop("max_length"), facts.pop("features")
     return Checkpoint(captioner.eval(), vocabulary, max_length, features, facts)
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of a caption, and the natural logarithm of its probability given what stands before it."""
+
+    text: str
+    log_probability: float
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Another sentence that a beam search ended with."""
+
+    text: str
+    log_probability: float
+
+
+@dataclass(frozen=True)
+class Caption:
+    """What a captioner says of two pictures.
+
+    Attributes:
+        text: the sentence. log_probability: natural logarithm of its probability, that it ends there included.
+        words: the words with theirs.
+        nothing_changed: the probability that nothing changed but the view, None where the method does not judge that.
+        alternatives: the other sentences of a beam search, best first.
+        notes: what was done to the pictures that one would not expect, a sentence each.
+        tokens: the ids that were said, from the opening token to the closing one.
+    """
+
+    text: str
+    log_probability: float
+    words: tuple[Word, ...]
+    nothing_changed: float | None = None
+    alternatives: tuple[Alternative, ...] = ()
+    notes: tuple[str, ...] = ()
+    tokens: tuple[int, ...] = field(default=(), repr=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values of all but the ids."""
+        values = asdict(self)
+        del values["tokens"]
+        return values
+
+
+class Look(NamedTuple):
+    """Where a captioner looked as it wrote a caption.
+
+    Attributes:
+        words: W words. before, after: (W, h, w), where each looked; they sum to 1, or to 2 over both images.
+        alignment: (h w, h w), for each place before where the same thing stands after; None where nobody aligns.
+    """
+
+    words: list[str]
+    before: Maps
+    after: Maps
+    alignment: Maps | None
+
+
+class _Seen(NamedTuple):
+    """Two pictures, preprocessed for the backbone, (2, 3, H, W), and what was done to them."""
+
+    images: Tensor
+    notes: tuple[str, ...]
+
+
+class PairCaptioner:
+    """Says what changed between two pictures.
+
+    Pictures are paths, the bytes of a file, PIL images or arrays, see `pictures.read_picture`.
+
+    Args:
+        checkpoint: the trained captioner.
+        device: "auto" (CUDA if there is one), or torch's name of one.
+        backbone_weights: file of the backbone's weights, where its library cannot download them.
+
+    Attributes:
+        facts: of the checkpoint: method, dataset, step, version.
+
+    Raises:
+        DiffcapError: the backbone cannot be had or is not the one that it was trained on, or there is no such device.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, device: str = "auto", backbone_weights: str | None = None) -> None:
+        from diffcap.features.online import backbone_of
+
+        self.vocabulary, self.max_length = checkpoint.vocabulary, checkpoint.max_length
+        self.facts, self._meta = checkpoint.facts, checkpoint.features
+        self.device = _device(device)
+        self._backbone = backbone_of(self._meta, backbone_weights).to(self.device)
+        self._captioner = checkpoint.captioner.eval().to(self.device)
+
+    def __call__(self, before: Source, after: Source, beams: int = 1, length_penalty: float = 0.0) -> Caption:
+        """Caption one pair.
+
+        Args:
+            beams: width of the search; 1 takes the most likely word at every place. length_penalty: see `beam_search`.
+
+        Raises:
+            DiffcapError: a picture cannot be read.
+        """
+        _check_beams(beams)
+        return self._say([self._see(before, after)], beams, length_penalty)[0]
+
+    def batch(
+        self,
+        pairs: Iterable[tuple[Source, Source]],
+        beams: int = 1,
+        length_penalty: float = 0.0,
+        batch_size: int = 16,
+        errors: Literal["raise", "return"] = "raise",
+    ) -> Iterator[Caption | DiffcapError]:
+        """Caption many pairs, in their order, so many at once.
+
+        Args:
+            pairs: read as they are needed. beams, length_penalty: as for one pair.
+            errors: "return" gives the error in the place of the caption of a pair that cannot be read, and goes on.
+
+        Raises:
+            DiffcapError: a picture cannot be read, and `errors` is "raise".
+        """
+        _check_beams(beams)
+        for chunk in _chunks(pairs, max(1, batch_size)):
+            seen: list[_Seen | DiffcapError] = []
+            for before, after in chunk:
+                try:
+                    seen.append(self._see(before, after))
+                except DiffcapError as error:
+                    if errors == "raise":
+                        raise
+                    seen.append(error)
+            good = [one for one in seen if isinstance(one, _Seen)]
+            captions = iter(self._say(good, beams, length_penalty)) if good else iter(())
+            yield from (one if isinstance(one, DiffcapError) else next(captions) for one in seen)
+
+    def look(self, before: Source, after: Source, caption: Caption) -> Look:
+        """Where it looked for each word of a caption of its own.
+
+        Raises:
+            DiffcapError: a picture cannot be read, or the method has no such maps.
+        """
+        first, second = self._features([self._see(before, after)])
+        said = caption.tokens[: max(1, len(caption.tokens) - 2)]  # the map of a token is that of the word after it
+        tokens = torch.tensor([said], device=self.device)
+        try:
+            with torch.no_grad():
+                maps = self._captioner.attention(first, second, tokens)
+        except NotImplementedError:
+            raise DiffcapError(f"{self.facts['method']} has no maps of where its words looked.") from None
+        spans = _spans(self.vocabulary, caption.tokens)
+        sides = [
+            np.stack([side[0, places].mean(0).cpu().numpy() for _, places in spans] or [np.zeros(side.shape[2:])])
+            for side in (maps.before, maps.after)
+        ]
+        alignment = None if maps.alignment is None else maps.alignment[0].cpu().numpy()
+        count = len(spans)
+        return Look([word for word, _ in spans], sides[0][:count], sides[1][:count], alignment)
+
+    def _see(self, before: Source, after: Source) -> _Seen:
+        images, notes = [], []
+        for source, side in ((before, "before"), (after, "after")):
+            picture = read_picture(source, None if isinstance(source, str | Path) else f"the picture {side}")
+            images.append(self._backbone.preprocess(picture.image))
+            notes += [f"{picture.name}: {note}" for note in picture.notes]
+        return _Seen(torch.stack(images), tuple(notes))
+
+    def _features(self, seen: list[_Seen]) -> tuple[Tensor, Tensor]:
+        from diffcap.features.online import features_of
+
+        images = torch.stack([one.images for one in seen], 1).to(self.device)  # (2, B, 3, H, W)
+        before, after = features_of(self._backbone, images.flatten(0, 1), self._meta).chunk(2)
+        return before, after
+
+    @torch.no_grad()
+    def _say(self, seen: list[_Seen], beams: int, length_penalty: float) -> list[Caption]:
+        before, after = self._features(seen)
+        if beams == 1:
+            hypotheses = greedy(self._captioner, before, after, self.max_length)[:, None]
+        else:
+            hypotheses = beam_hypotheses(
+                self._captioner, before, after, self.max_length, beams, length_penalty
+            )  # (B, beams, T)
+        memory = tree_map(
+            lambda leaf: leaf.repeat_interleave(hypotheses.shape[1], 0).contiguous(),
+            self._captioner.encode(before, after),
+        )
+        tokens = hypotheses.flatten(0, 1)
+        scores = token_log_probabilities(self._captioner, memory, tokens).unflatten(0, hypotheses.shape[:2]).cpu()
+        unchanged = self._captioner.nothing_changed(before, after)
+        captions = []
+        for number, one in enumerate(seen):
+            rows = [self._closed(row) for row in hypotheses[number].tolist()]
+            said = scores[number].tolist()
+            texts = [self.vocabulary.decode(row) for row in rows]
+            others: dict[str, float] = {}  # the best ids of each sentence, which may have several
+            for text, row in zip(texts[1:], said[1:]):
+                if text != texts[0]:
+                    others.setdefault(text, sum(row))
+            captions.append(
+                Caption(
+                    texts[0],
+                    sum(said[0]),
+                    tuple(
+                        Word(text, sum(said[0][place] for place in places))
+                        for text, places in _spans(self.vocabulary, rows[0])
+                    ),
+                    None if unchanged is None else float(unchanged[number]),
+                    tuple(Alternative(text, score) for text, score in others.items()),
+                    one.notes,
+                    tuple(rows[0]),
+                )
+            )
+        return captions
+
+    def _closed(self, tokens: list[int]) -> list[int]:
+        """Ids up to the first closing token."""
+        end = self._captioner.end
+        return tokens[: tokens.index(end) + 1] if end in tokens else [*tokens, end]
+
+
+def load_captioner(
+    source: str | Path | None = None, device: str = "auto", backbone_weights: str | None = None
+) -> PairCaptioner:
+    """A captioner to point at two pictures.
+
+    Args:
+        source: a checkpoint's file; a folder that `diffcap export` or `diffcap import` wrote; `user/name` on the
+            Hugging Face hub; None for the small captioner of rendered `blocks` scenes that ships with the package.
+        device, backbone_weights: see `PairCaptioner`.
+
+    Raises:
+        DiffcapError: it cannot be had, is none of diffcap's, or cannot caption.
+    """
+    path = Path(source) if source is not None else SHIPPED
+    named = isinstance(source, str) and not path.exists() and path.suffix != ".ckpt"
+    if named and re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
+        from diffcap.hub import fetch
+
+        path = fetch(str(source))
+    return PairCaptioner(load(path), device, backbone_weights)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+        torch.empty(0, device=device)
+    except Exception as error:  # torch has an error of its own for every kind of device
+        reason = str(error).splitlines()[0][:120].rstrip(". ")
+        raise DiffcapError(f"--device {name}: there is no such device ({reason}); use cpu.") from None
+    return device
+
+
+def _check_beams(beams: int) -> None:
+    if beams < 1:
+        raise DiffcapError(f"the width of the beam search is {beams}; it must be at least 1.")
+
+
+def _chunks(pairs: Iterable[tuple[Source, Source]], size: int) -> Iterator[list[tuple[Source, Source]]]:
+    chunk: list[tuple[Source, Source]] = []
+    for pair in pairs:
+        chunk.append(pair)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _spans(vocabulary: AnyVocabulary, tokens: Iterable[int]) -> list[tuple[str, list[int]]]:
+    """The words of a caption, each with the places of its tokens among those after the opening one; some have several."""
+    rest = list(tokens)[1:]
+    spans: list[tuple[str, list[int]]] = []
+    for place in range(len(rest)):
+        text = vocabulary.decode(rest[: place + 1])
+        words = text.split(" ") if text else []
+        if len(words) > len(spans):
+            spans.append((words[-1], [place]))
+        elif spans and words[-1] != spans[-1][0]:
+            spans[-1] = (words[-1], [*spans[-1][1], place])
+    return spans

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from diffcap.console import run
-from diffcap.errors import DiffcapError
 
 
 def score(predictions: Path, references: Path, tokenizer: Literal["ptb", "raw"] = "ptb", json: bool = False) -> None:
@@ -73,54 +72,9 @@ def compare(
         json: print everything as JSON.
         out: file to write, too: JSON, or Markdown where its name ends in .md.
     """
-    if samples < 1 or not 0 < level < 1:
-        raise DiffcapError(f"--samples is {samples} and --level is {level}; give at least 1, and between 0 and 1.")
-    from diffcap.evaluation.bootstrap import compare as bootstrap
-    from diffcap.evaluation.captions import unavailable_metrics
-    from diffcap.evaluation.tables import print_table
-    from diffcap.provenance import provenance
-    from diffcap.records import write_json, write_text
-    from diffcap.report import comparison as report
-    from diffcap.report.table import rich_table
+    from diffcap.commands.compare import run as run_compare
 
-    a, b = report.read_evaluated(run_a), report.read_evaluated(run_b)
-    report.check_same_pairs(a, b)
-    scored_by = [tokenizer or run.metrics["protocol"]["tokenizer"] for run in (a, b)]
-    if len(set(scored_by)) > 1:
-        raise DiffcapError(f"{run_a} was scored by {scored_by[0]} tokens, {run_b} by {scored_by[1]}; give --tokenizer.")
-    groups = report.groups_for(a, b, folder)
-    metrics = [name for name in a.metrics["protocol"]["metrics"] if name in b.metrics["protocol"]["metrics"]]
-    missing = unavailable_metrics(metrics)
-    result = bootstrap(a.predictions, b.predictions, a.references, groups, scored_by[0], metrics, samples, seed, level)
-    protocol = {
-        "tokenizer": scored_by[0],
-        "metrics": [name for name in metrics if name not in missing],
-        "pairs": {name: len(ids) for name, ids in groups.items()},
-        "samples": samples,
-        "seed": seed,
-        "level": level,
-    }
-    found = {
-        "runs": {"a": str(a.folder), "b": str(b.folder)},
-        "protocol": protocol,
-        "groups": result["groups"],
-        "wins": result["wins"],
-        "largest": report.largest_differences(result, a, b, groups, pairs),
-        "provenance": provenance(runs=[run.metrics.get("provenance") for run in (a, b)], unavailable=missing),
-    }
-    if out is not None and out.suffix == ".md":
-        write_text(out, report.comparison_text(found))
-    elif out is not None:
-        write_json(out, found)
-    if json:
-        from json import dumps
-
-        print(dumps(found, indent=2, ensure_ascii=False))
-        return
-    print_table(rich_table(report.metric_lines(found), f"A: {a.folder}\nB: {b.folder}", words=2))
-    print(f"{report.explained(found)}\n")
-    print_table(rich_table(report.win_lines(found), "pairs on which B's caption scores higher, as high, lower"))
-    print("\n\n".join(map(report.pair_text, found["largest"])))
+    run_compare(run_a, run_b, samples, seed, level, pairs, folder, tokenizer, json, out)
 
 
 def average(checkpoints: list[Path], out: Path = Path("averaged.ckpt")) -> None:
@@ -137,19 +91,211 @@ def average(checkpoints: list[Path], out: Path = Path("averaged.ckpt")) -> None:
     print(f"{out}: the mean of {len(steps)} checkpoints, of steps {', '.join(f'{step:,}' for step in steps)}")
 
 
-COMMANDS: dict[str, Any] = {"score": score, "compare": compare, "average": average}
+def caption(
+    before: str,
+    after: str | None = None,
+    checkpoint: str | None = None,
+    beam: int = 1,
+    length_penalty: float = 0.0,
+    heatmap: str | None = None,
+    json: bool = False,
+    batch_size: int = 16,
+    device: str = "auto",
+    backbone_weights: str | None = None,
+) -> None:
+    """Say what changed between two pictures: diffcap caption BEFORE AFTER; or of many pairs: a folder, or a CSV of pairs.
+
+    Args:
+        before: The picture before the change, in any format that Pillow reads; or a folder with pairs.csv, with folders
+            before and after, or with pictures X_before and X_after; or a .csv, .tsv or .jsonl file with columns before, after
+            and, if you like, id.
+        after: The picture after it, which may stand right behind the first; with two folders, pictures of the same name.
+        checkpoint: best.ckpt of a captioner, a folder of `diffcap export` or `diffcap import`, or user/name on the Hugging
+            Face hub; by default the small captioner of rendered blocks scenes that ships with diffcap.
+        beam: Width of the search; 1 takes the most likely word at every place, 5 tries more and lists what else was found.
+        length_penalty: Sums of log-probabilities are divided by words to this power when beams are compared.
+        heatmap: PNG file for both images and where each word looked; for many pairs a folder.
+        json: Print JSON: one object for a pair, a line a pair for many.
+        batch_size: Pairs at once.
+        device: cpu, cuda, or auto.
+        backbone_weights: File of the backbone's weights, where there is no network to download them.
+    """
+    from diffcap.commands.caption import run as run_caption
+
+    run_caption(before, after, checkpoint, beam, length_penalty, heatmap, json, batch_size, device, backbone_weights)
 
 
-def _spell_out(arguments: list[str], flags: tuple[str, ...] = ("--json",)) -> list[str]:
-    """Let a flag stand alone: jsonargparse wants a value after every option."""
+def import_(
+    method: Literal["scorer", "dirl", "pcl", "clip4idc"],
+    file: Path,
+    vocabulary: Path | None = None,
+    out: Path | None = None,
+    dataset: str = "clevr_change",
+    heads: int = 8,
+    vision_heads: int | None = None,
+    max_length: int | None = None,
+    coordinates: bool | None = None,
+    grid: tuple[int, int] | None = None,
+    intra_layers: int | None = None,
+) -> None:
+    """Turn a checkpoint that the authors of a method released into one of diffcap's; nothing pickled in it is run.
+
+    Sizes are read off the weights; the options hold what cannot be.
+
+    Args:
+        method: Whose checkpoint it is.
+        file: The authors' file.
+        vocabulary: JSON from word to id, vocab.json of SCORER and DIRL, dict.json of IDC-PCL; not for CLIP4IDC.
+        out: Folder to write; the file's name with -diffcap behind it by default.
+        dataset: That it was trained on: birds2words has scores of raw tokens.
+        heads: Of every attention but CLIP's own.
+        vision_heads: Of CLIP's image tower; 64 channels each by default.
+        max_length: Positions of a caption; by default what the authors' code has on CLEVR-Change.
+        coordinates: Whether SCORER's or DIRL's features have x and y appended; by default seen by their number.
+        grid: Rows and columns of IDC-PCL's features; 7 and 7 by default.
+        intra_layers: Blocks of CLIP4IDC's image tower that see one image only; three quarters by default.
+    """
+    from diffcap.commands.interchange import run_import
+    from diffcap.interop.official import Unseen
+
+    unseen = Unseen(heads, vision_heads, max_length, coordinates, grid, intra_layers, dataset)
+    run_import(method, file, vocabulary, out, unseen)
+
+
+def export(checkpoint: Path, out: Path | None = None) -> None:
+    """Write a checkpoint as model.safetensors and config.json, which other programs read, too.
+
+    Args:
+        checkpoint: best.ckpt of any stage, or a folder of this form.
+        out: Folder to write; the checkpoint's folder with -exported behind it by default.
+    """
+    from diffcap.commands.interchange import run_export
+
+    run_export(checkpoint, out)
+
+
+def push(
+    checkpoint: Path,
+    name: str,
+    metrics: Path | None = None,
+    pictures: list[Path] | None = None,
+    license: str = "other",
+    private: bool = False,
+) -> None:
+    """Put a captioner on the Hugging Face hub: weights, configuration, and a model card with its scores and pictures.
+
+    Args:
+        checkpoint: best.ckpt of the finetune stage, or a folder of `diffcap export`.
+        name: Of the repository, user/name; it is made if it is not there.
+        metrics: metrics.json of its evaluation; by default that of the run that the checkpoint is of.
+        pictures: PNG files for the card, a JSON list; by default those of the run's report.
+        license: Of the weights, as the hub names it, for example apache-2.0; the dataset's decides what is allowed.
+        private: Make the repository private.
+    """
+    from diffcap.commands.interchange import run_push
+
+    run_push(checkpoint, name, metrics, pictures, license, private)
+
+
+def pull(name: str, out: Path | None = None) -> None:
+    """Fetch a captioner from the Hugging Face hub.
+
+    Args:
+        name: Of the repository, user/name.
+        out: Folder to write; the repository's name by default.
+    """
+    from diffcap.commands.interchange import run_pull
+
+    run_pull(name, out)
+
+
+def serve(
+    checkpoint: list[str] | None = None,
+    host: str = "127.0.0.1",
+    port: int = 7860,
+    runs: Path = Path("runs"),
+    device: str = "auto",
+    backbone_weights: str | None = None,
+) -> None:
+    """Serve a web page: two drop zones, the caption word by word with where each word looked; needs diffcap[web].
+
+    Args:
+        checkpoint: Captioners to offer first, each as `diffcap caption` takes it: --checkpoint A B.
+        host: Address to listen at; the default lets only this machine in, 0.0.0.0 everybody who reaches it.
+        port: Port to listen at; 0 takes any that is free.
+        runs: Folder whose captioners are offered, too, beside the one that ships with diffcap.
+        device: cpu, cuda, or auto.
+        backbone_weights: File of the backbone's weights for the captioners of --checkpoint, where there is no network.
+    """
+    from diffcap.web.server import serve as run_serve
+
+    run_serve(checkpoint or [], runs, host, port, device, backbone_weights)
+
+
+COMMANDS: dict[str, Any] = {
+    "caption": caption,
+    "score": score,
+    "compare": compare,
+    "average": average,
+    "import": import_,
+    "export": export,
+    "push": push,
+    "pull": pull,
+    "serve": serve,
+}
+_SECOND = {"caption": "--after"}  # commands that take a second word without an option's name
+_LISTS = {"serve": "--checkpoint"}  # options that take several words, or are given several times
+
+
+def _spell_out(arguments: list[str], flags: tuple[str, ...] = ("--json", "--private")) -> list[str]:
+    """Put into jsonargparse's form what people write: flags alone, words joined with hyphens, a second name alone."""
+    command = next((word for word in arguments if not word.startswith("-")), "")
+    words: list[str] = []
+    plain, value_follows = (
+        0,
+        False,
+    )  # words that are no option's name or value; whether the next one is an option's value
     following = [*arguments[1:], ""]
-    return [
-        f"{word}=true" if word in flags and after not in ("true", "false") else word
-        for word, after in zip(arguments, following)
-    ]
+    for word, after in zip(arguments, following):
+        if value_follows:
+            value_follows = False
+        elif word.startswith("--"):
+            name, equals, value = word.partition("=")
+            word = name.replace("-", "_").replace("__", "--", 1) + equals + value
+            if name in flags and not equals and after not in ("true", "false"):
+                word = f"{word}=true"
+            else:
+                value_follows = not equals and name != "--help"
+        elif not word.startswith("-"):
+            plain += 1
+            if plain == 3 and command in _SECOND:
+                word = f"{_SECOND[command]}={word}"
+        words.append(word)
+    return words
 
 
-def _gathered(arguments: list[str]) -> list[str]:
+def _gather(arguments: list[str]) -> list[str]:
+    """Put the words of an option that takes several into one JSON list, jsonargparse's form."""
+    from json import dumps
+
+    name = _LISTS.get(next((word for word in arguments if not word.startswith("-")), ""))
+    words: list[str] = []
+    found: list[str] = []
+    taking = False
+    for word in arguments:
+        option, equals, value = word.partition("=")
+        if word.startswith("--"):
+            taking = option == name
+        if not taking:
+            words.append(word)
+        elif not word.startswith("--"):
+            found.append(word)
+        elif equals:
+            found.append(value)
+    return [*words, f"{name}={dumps(found)}"] if found else words
+
+
+def _gather_files(arguments: list[str]) -> list[str]:
     """Let `average` take any number of files: jsonargparse wants a list as one word."""
     if arguments[:1] != ["average"]:
         return arguments
@@ -169,7 +315,8 @@ def _gathered(arguments: list[str]) -> list[str]:
 def main(arguments: list[str] | None = None) -> None:
     """Run `diffcap COMMAND ...`; `arguments` are those of the process unless given."""
     words = sys.argv[1:] if arguments is None else arguments
-    run(COMMANDS, _gathered(_spell_out(words)), as_positional=True, prog="diffcap", description=__doc__.split(":")[0])
+    words = _spell_out(_gather(_gather_files(words)))
+    run(COMMANDS, words, as_positional=True, prog="diffcap", description=__doc__.split(":")[0])
 
 
 if __name__ == "__main__":

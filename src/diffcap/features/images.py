@@ -7,12 +7,13 @@ from pathlib import Path
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from diffcap.errors import DiffcapError
 from diffcap.features.store import Rows
+from diffcap.pictures import read_picture
 from diffcap.records import ChangePair
 
 
@@ -22,27 +23,12 @@ def unique_images(pairs: Iterable[ChangePair]) -> list[str]:
 
 
 def load_image(path: str | Path) -> Image.Image:
-    """Decode a picture to RGB, upright as its EXIF data have it; 16 bits a pixel become 8.
+    """Decode a picture to RGB, see `read_picture`.
 
     Raises:
-        DiffcapError: it is missing, truncated, not a picture, or has pixels of 32 bits.
+        DiffcapError: it is missing, truncated, or not a picture that can be read.
     """
-    path = Path(path)
-    try:
-        with Image.open(path) as file:
-            if file.mode == "F" or (file.mode == "I" and file.format != "PNG"):
-                raise DiffcapError(f"{path}: has pixels of 32 bits, whose range nobody knows; save it with 8 or 16.")
-            upright = ImageOps.exif_transpose(file)
-            if upright.mode.startswith("I"):  # convert() would cut off at 255
-                upright = Image.fromarray((np.asarray(upright).clip(0, 65_535) // 257).astype(np.uint8))
-            return upright.convert("RGB")
-    except FileNotFoundError:
-        raise DiffcapError(f"{path}: no image there; put the file in place or mend the manifest.") from None
-    except UnidentifiedImageError:
-        raise DiffcapError(f"{path}: not an image that can be decoded; fetch the file again.") from None
-    # Pillow raises SyntaxError for a broken PNG chunk, and its own DecompressionBombError for a forged header.
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DiffcapError(f"{path}: truncated or broken image ({error}); fetch the file again.") from None
+    return read_picture(path).image
 
 
 @dataclass

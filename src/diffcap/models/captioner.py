@@ -84,6 +84,14 @@ class Captioner(nn.Module, ABC):
             (B, T - 1, V) logits of positions 1 ... T - 1, equal to those of `step` up to the caption's end.
         """
 
+    def nothing_changed(self, before: Tensor, after: Tensor) -> Tensor | None:
+        """The probability that nothing changed but the view, (B,), where the method judges that; else None.
+
+        Args:
+            before, after: (B, C, h, w).
+        """
+        return None
+
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> WordMaps:
         """Where each word looked, for pictures.
 

@@ -81,6 +81,14 @@ def beam_search(
     Returns:
         (B, T) ids of the best caption of each pair, in the form of `greedy`.
     """
+    return beam_hypotheses(captioner, before, after, max_length, beams, length_penalty)[:, 0]
+
+
+@torch.no_grad()
+def beam_hypotheses(
+    captioner: Captioner, before: Tensor, after: Tensor, max_length: int, beams: int, length_penalty: float = 0.0
+) -> Tensor:
+    """All that a `beam_search` ends with: (B, beams, T) ids, best first; arguments as there."""
     memory = captioner.encode(before, after)
     first, end = tree_leaves(memory)[0], captioner.end
     pairs, device = len(first), first.device
@@ -108,5 +116,5 @@ def beam_search(
         ended = ended.gather(1, origin) | (word == end)
         if ended.all():
             break
-    choice = (scores / words.clamp(min=1) ** length_penalty).argmax(1)
-    return tokens.view(pairs, beams, -1)[torch.arange(pairs, device=device), choice]
+    ranked = (scores / words.clamp(min=1) ** length_penalty).argsort(dim=1, descending=True, stable=True)
+    return tokens.view(pairs, beams, -1)[torch.arange(pairs, device=device)[:, None], ranked]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from diffcap.losses.gather import global_sum
 from diffcap.losses.mlm import IGNORED, masked_cross_entropy
-from diffcap.models.captioner import Batch, Captioner
+from diffcap.models.captioner import Batch, Captioner, WordMaps
 from diffcap.models.layers import (
     ALL,
     KeysValues,
@@ -278,24 +278,52 @@ class PCL(Captioner):
         The text stands twice: the real words at positions 0 ... T - 2, and a copy of [MASK] alone at 1 ... T - 1. The
         copy at t sees the visual tokens, the real words before t, and itself.
         """
-        words = tokens.shape[1] - 1
-        device = tokens.device
+        x, mask = self._with_copies(tokens[:, :-1], seen[0][0].shape[2])
+        hidden, _ = self.trunk.cross_encoder(x, mask, [(part,) for part in seen])
+        return self.trunk.output_layer(hidden[:, tokens.shape[1] - 1 :])
+
+    def _with_copies(self, tokens: Tensor, visual: int) -> tuple[Tensor, Tensor]:
+        """Words (B, T) and a [MASK] for the one after each, (B, 2 T, D), and what each may see of `visual` + 2 T tokens."""
+        words, device = tokens.shape[1], tokens.device
         position = torch.arange(words, device=device)
-        copies = torch.full_like(tokens[:, 1:], MASK)
-        x = self.trunk.text(torch.cat([tokens[:, :-1], copies], 1), position=torch.cat([position, position + 1]))
+        copies = torch.full_like(tokens, MASK)
+        x = self.trunk.text(torch.cat([tokens, copies], 1), position=torch.cat([position, position + 1]))
         causal = position[:, None] >= position  # (words, words): real word i sees 0 ... i; the copy for i + 1 likewise
         itself = torch.eye(words, dtype=torch.bool, device=device)
         real = torch.cat([causal, torch.zeros_like(causal)], 1)
-        visual = torch.ones(2 * words, seen[0][0].shape[2], dtype=torch.bool, device=device)
-        mask = torch.cat([visual, torch.cat([real, torch.cat([causal, itself], 1)])], 1)
-        hidden, _ = self.trunk.cross_encoder(x, mask, [(part,) for part in seen])
-        return self.trunk.output_layer(hidden[:, words:])
+        shown = torch.ones(2 * words, visual, dtype=torch.bool, device=device)
+        return x, torch.cat([shown, torch.cat([real, torch.cat([causal, itself], 1)])], 1)
 
     def distractor_logits(self, final: Tensor) -> Tensor:
         """Scores of "nothing changed" and "something changed" from the final states of the two [CLS]: (B, 2)."""
         assert self.distractor_head is not None
         tokens = final.shape[1] - self.text_cls
         return self.distractor_head(torch.cat([final[:, 0], final[:, tokens // 2]], -1))
+
+    def nothing_changed(self, before: Tensor, after: Tensor) -> Tensor | None:
+        """See `Captioner.nothing_changed`: what distractor judging has learned."""
+        if self.distractor_head is None:
+            return None
+        return self.distractor_logits(self.states(before, after).final).softmax(-1)[:, 0]
+
+    def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> WordMaps:
+        """See `Captioner.attention`: where each word's [MASK] looks among the patches in the last cross-modal block.
+
+        Mean over the heads; what other tokens get is shared out among the patches. Nothing in the method aligns the images.
+        """
+        seen, count = self.encode(before, after), tokens.shape[1]
+        x, mask = self._with_copies(tokens, seen[0][0].shape[2])
+        x = self.trunk.cross_encoder.norm(x)
+        *layers, last = self.trunk.cross_encoder.layers
+        for layer, part in zip(layers, seen):
+            x, _ = layer(x, mask, (part,))
+        query = last.attention.queries(last.attention_norm(x[:, count:]))  # type: ignore[union-attr, operator]
+        looked = last.attention.weights(query, seen[-1][0])  # type: ignore[union-attr, operator]
+        patches = before.shape[2] * before.shape[3]
+        one, two = looked[..., 1 : 1 + patches], looked[..., 2 + patches : 2 + 2 * patches]
+        both = (one.sum(2) + two.sum(2))[..., None, None] / 2
+        grid = (before.shape[2], before.shape[3])
+        return WordMaps(one.unflatten(2, grid) / both, two.unflatten(2, grid) / both, None)
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Sums over the global batch, as the released code has them: weight 1, no averaging.

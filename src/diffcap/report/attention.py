@@ -24,7 +24,7 @@ TILE = ((WIDTH - 2 * MARGIN - (COLUMNS - 1) * GAP) // COLUMNS, 88)
 _SEAM = 2  # pixels between a word's two images
 # From nothing to where a word looked most; each lighter than the one before, so that it reads in gray, too.
 HEAT = np.array([(60, 0, 90), (150, 20, 110), (225, 60, 60), (250, 140, 20), (255, 235, 90)], dtype=float)
-_OPAQUE, _FADED = 0.85, 0.45  # of the hottest place; of the picture's own colours below the heat
+_OPAQUE, FADED = 0.85, 0.45  # of the hottest place; of the picture's own colours below the heat
 _EVEN = 4  # a word whose highest place has less than so many times an even look stays pale
 _ALIKE, _OTHER = (0, 160, 230), (240, 120, 0)
 _MOST_LINES = 24
@@ -104,14 +104,23 @@ def heat(strength: Array) -> Array:
     return np.stack([np.interp(strength, place, HEAT[:, channel]) for channel in range(3)], axis=-1)
 
 
-def overlay(image: Image.Image, strengths: Array) -> Image.Image:
-    """Lay a map (h, w) of strengths from 0 to 1, smoothly enlarged, over a faded image: the stronger, the less see-through."""
-    large = Image.fromarray(strengths.astype(np.float32)).resize(image.size, Image.Resampling.BICUBIC)
+def coat(size: tuple[int, int], strengths: Array) -> tuple[Array, Array]:
+    """What a map is covered with: opacities (H, W, 1) from 0 to 1, the stronger the less see-through, and colours (H, W, 3).
+
+    Args:
+        size: (W, H) in pixels. strengths: (h, w) from 0 to 1, which are smoothly enlarged.
+    """
+    large = Image.fromarray(strengths.astype(np.float32)).resize(size, Image.Resampling.BICUBIC)
     strength = np.clip(np.asarray(large), 0, 1)
+    return _OPAQUE * np.minimum(1, 1.5 * strength)[..., None], heat(strength)
+
+
+def overlay(image: Image.Image, strengths: Array) -> Image.Image:
+    """Lay a map (h, w) of strengths from 0 to 1 over a faded image."""
     pixels = np.asarray(image, dtype=float)
-    pixels = _FADED * pixels + (1 - _FADED) * pixels.mean(-1, keepdims=True)
-    alpha = _OPAQUE * np.minimum(1, 1.5 * strength)[..., None]
-    return Image.fromarray(((1 - alpha) * pixels + alpha * heat(strength)).round().astype(np.uint8))
+    pixels = FADED * pixels + (1 - FADED) * pixels.mean(-1, keepdims=True)
+    alpha, colors = coat(image.size, strengths)
+    return Image.fromarray(((1 - alpha) * pixels + alpha * colors).round().astype(np.uint8))
 
 
 def strengths_of(before: Array, after: Array) -> tuple[Array, Array]:
@@ -175,7 +184,7 @@ def draw_attention(looks: Mapping[str, Sequence[Look]], root: Path) -> Image.Ima
     """
     knows_objects = any("changed" in one.pair.extra for of in looks.values() for one in of)
     parts = [_block(name, one, root, knows_objects) for name, of in looks.items() for one in of]
-    legend = _legend(any(one.alignment is not None for of in looks.values() for one in of))
+    legend = draw_legend(any(one.alignment is not None for of in looks.values() for one in of))
     _, small = fonts()
     y = MARGIN + leading(small) + GAP
     sheet = Image.new("RGB", (WIDTH, y + sum(part.height for part in parts) + legend.height), "white")
@@ -190,12 +199,9 @@ def draw_attention(looks: Mapping[str, Sequence[Look]], root: Path) -> Image.Ima
 
 
 def _block(name: str, one: Look, root: Path, knows_objects: bool) -> Image.Image:
-    font, _ = fonts()
     lines = words_beside(one.pair, {name: {one.pair.id: one.caption}}, knows_objects)
     top = max(PICTURE[1], height_of(lines)) + 2 * GAP
-    row = 2 * TILE[1] + _SEAM + leading(font) + GAP
-    rows = -(-len(one.words) // COLUMNS)
-    block = Image.new("RGB", (WIDTH, top + rows * row + 3 * GAP), "white")
+    block = Image.new("RGB", (WIDTH, top + rows_height(len(one.words)) + 3 * GAP), "white")
     boxes = one.pair.extra.get("boxes") or {}
     corners = []
     for number, side in enumerate(("before", "after")):
@@ -205,23 +211,50 @@ def _block(name: str, one: Look, root: Path, knows_objects: bool) -> Image.Image
         corners.append((corner, image.size))
     if one.alignment is not None:
         grid = one.before.shape[1], one.before.shape[2]
-        _draw_matches(block, matches(one.alignment, grid), corners, grid[0])
+        draw_matches(block, matches(one.alignment, grid), corners, grid[0])
     draw = ImageDraw.Draw(block)
     write_lines(draw, lines, 0)
-    small = {side: picture(root, getattr(one.pair, side), frame=TILE) for side in ("before", "after")}
-    for number, word in enumerate(one.words):
-        x = MARGIN + number % COLUMNS * (TILE[0] + GAP)
-        y = top + number // COLUMNS * row
-        for place, (image, strengths) in enumerate(
-            zip(small.values(), strengths_of(one.before[number], one.after[number]))
-        ):
-            left = x + (TILE[0] - image.width) // 2
-            block.paste(overlay(image, strengths), (left, y + place * (TILE[1] + _SEAM)))
-        draw.text((x + TILE[0] // 2, y + 2 * TILE[1] + _SEAM + 2), word, INK, font, anchor="ma")
+    small = [picture(root, getattr(one.pair, side), frame=TILE) for side in ("before", "after")]
+    draw_words(block, small, one.words, one.before, one.after, top)
     return block
 
 
-def _draw_matches(
+def rows_height(words: int, notes: bool = False) -> int:
+    """Pixels that the tiles of so many words take."""
+    font, small = fonts()
+    return -(-words // COLUMNS) * (2 * TILE[1] + _SEAM + leading(font) + notes * leading(small) + GAP)
+
+
+def draw_words(
+    sheet: Image.Image,
+    images: Sequence[Image.Image],
+    words: Sequence[str],
+    before: Array,
+    after: Array,
+    top: int,
+    notes: Sequence[str] | None = None,
+) -> None:
+    """A tile for each word from `top` on: both images, with where the word looked, and the word below.
+
+    Args:
+        images: before and after, fitted into `TILE`. before, after: (T, h, w). notes: a few characters below each word.
+    """
+    font, small = fonts()
+    draw = ImageDraw.Draw(sheet)
+    row = rows_height(1, notes is not None)
+    for number, word in enumerate(words):
+        x = MARGIN + number % COLUMNS * (TILE[0] + GAP)
+        y = top + number // COLUMNS * row
+        for place, (image, strengths) in enumerate(zip(images, strengths_of(before[number], after[number]))):
+            left = x + (TILE[0] - image.width) // 2
+            sheet.paste(overlay(image, strengths), (left, y + place * (TILE[1] + _SEAM)))
+        below = y + 2 * TILE[1] + _SEAM + 2
+        draw.text((x + TILE[0] // 2, below), word, INK, font, anchor="ma")
+        if notes is not None:
+            draw.text((x + TILE[0] // 2, below + leading(font)), notes[number], GRAY, small, anchor="ma")
+
+
+def draw_matches(
     block: Image.Image,
     found: Sequence[Match],
     corners: Sequence[tuple[tuple[int, int], tuple[int, int]]],
@@ -250,7 +283,7 @@ def _draw_matches(
     block.paste(lines, (0, 0), lines)
 
 
-def _legend(aligned: bool) -> Image.Image:
+def draw_legend(aligned: bool) -> Image.Image:
     """What the colours mean."""
     _, small = fonts()
     line = leading(small)

@@ -7,6 +7,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from diffcap.errors import DiffcapError
+from diffcap.pictures import read_picture
 
 Color = tuple[int, int, int]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
@@ -62,12 +63,14 @@ def picture(root: Path, path: str, box: Sequence[float] | None = None, frame: tu
         DiffcapError: it is missing or broken.
     """
     try:
-        with Image.open(root / path) as file:
-            image = file.convert("RGB")
-    except OSError as error:
-        raise DiffcapError(
-            f"{root / path}: cannot be read ({error}); fetch the image, or report with --pictures 0 --attention 0."
-        ) from None
+        image = read_picture(root / path).image
+    except DiffcapError as error:
+        raise DiffcapError(f"{error} Or report with --pictures 0 --attention 0.") from None
+    return fit(image, frame, box)
+
+
+def fit(image: Image.Image, frame: tuple[int, int] = PICTURE, box: Sequence[float] | None = None) -> Image.Image:
+    """An image scaled to fit a frame (width, height), with a box of its own pixels."""
     scale = min(frame[0] / image.width, frame[1] / image.height)
     size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
     image = image.resize(size, Image.Resampling.BICUBIC)

@@ -1,0 +1,122 @@
+"""`diffcap caption`: sentences, their probabilities and pictures of where each word looked, for one pair or many."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from diffcap.commands.pairs import PicturePair, find_pairs
+from diffcap.errors import DiffcapError
+
+_SHIPPED = (
+    "no --checkpoint: this is the small captioner of rendered `blocks` scenes that ships with diffcap; of other pictures "
+    "its sentences tell little."
+)
+
+
+def run(
+    before: str,
+    after: str | None,
+    checkpoint: str | None,
+    beam: int,
+    length_penalty: float,
+    heatmap: str | None,
+    as_json: bool,
+    batch_size: int,
+    device: str,
+    backbone_weights: str | None,
+) -> None:
+    """Caption, print, draw; see `cli.caption` for the arguments.
+
+    Raises:
+        DiffcapError: nothing could be captioned, or some of many pairs could not, which stderr names.
+    """
+    for name, number in {"beam": beam, "batch_size": batch_size}.items():
+        if number < 1:
+            raise DiffcapError(f"--{name} is {number}; it must be at least 1.")
+    pairs = find_pairs(before, after)
+    alone = after is not None and not Path(before).is_dir()
+    target = _target(heatmap, alone)
+    from diffcap.captioner import load_captioner
+
+    captioner = load_captioner(checkpoint, device, backbone_weights)
+    if checkpoint is None:
+        print(f"note: {_SHIPPED}", file=sys.stderr)
+    found = captioner.batch(
+        ((pair.before, pair.after) for pair in pairs), beam, length_penalty, batch_size, "raise" if alone else "return"
+    )
+    failed = 0
+    for pair, caption in zip(pairs, _watched(found, len(pairs))):
+        if isinstance(caption, DiffcapError):
+            failed += 1
+            print(f"error: {pair.id}: {caption}", file=sys.stderr)
+            if as_json:
+                print(json.dumps({**_names(pair), "error": str(caption)}, ensure_ascii=False), flush=True)
+            continue
+        for note in caption.notes:
+            print(f"note: {note}.", file=sys.stderr)
+        if as_json:
+            told = {**_names(pair), **caption.as_dict()} if not alone else caption.as_dict()
+            print(json.dumps(told, ensure_ascii=False, indent=2 if alone else None), flush=True)
+        elif alone:
+            _print(caption)
+        else:
+            print(f"{pair.id}\t{caption.text}", flush=True)
+        if target is not None:
+            _draw(captioner, pair, caption, target if alone else target / f"{_file_name(pair.id)}.png")
+    if failed:
+        raise DiffcapError(f"{failed} of {len(pairs)} pairs could not be captioned, see above; the others are done.")
+
+
+def _target(heatmap: str | None, alone: bool) -> Path | None:
+    if heatmap is None:
+        return None
+    path = Path(heatmap)
+    if alone and path.suffix.lower() != ".png":
+        raise DiffcapError(f"--heatmap {heatmap}: the picture is a PNG; give a name that ends in .png.")
+    if not alone and path.is_file():
+        raise DiffcapError(f"--heatmap {heatmap}: a file; for many pairs give a folder, which gets a picture a pair.")
+    return path
+
+
+def _names(pair: PicturePair) -> dict[str, str]:
+    return {"id": pair.id, "before": str(pair.before), "after": str(pair.after)}
+
+
+def _file_name(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name).lstrip(".") or "pair"
+
+
+def _print(caption: Any) -> None:
+    from diffcap.report.heatmap import percent
+
+    print(caption.text)
+    print(f"log-probability {caption.log_probability:.3f} ({percent(caption.log_probability)})")
+    if caption.nothing_changed is not None:
+        print(f"probability that nothing changed {caption.nothing_changed:.3f}")
+    for other in caption.alternatives:
+        print(f"or ({other.log_probability:.3f}): {other.text}")
+
+
+def _draw(captioner: Any, pair: PicturePair, caption: Any, path: Path) -> None:
+    from diffcap.pictures import read_picture
+    from diffcap.report.drawing import write_png
+    from diffcap.report.heatmap import draw_caption
+
+    look = captioner.look(pair.before, pair.after, caption)
+    write_png(path, draw_caption(read_picture(pair.before).image, read_picture(pair.after).image, caption, look))
+
+
+def _watched(found: Iterator[Any], count: int) -> Iterator[Any]:
+    """The captions, with a progress bar where there are many and a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = TextColumn("captioning"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True, disable=count == 1 or not console.is_terminal) as bar:
+        task = bar.add_task("", total=count)
+        for one in found:
+            yield one
+            bar.advance(task)

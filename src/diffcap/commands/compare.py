@@ -1,0 +1,69 @@
+"""`diffcap compare`: two evaluated runs beside each other."""
+
+from pathlib import Path
+from typing import Literal
+
+from diffcap.errors import DiffcapError
+
+
+def run(
+    run_a: Path,
+    run_b: Path,
+    samples: int,
+    seed: int,
+    level: float,
+    pairs: int,
+    folder: Path | None,
+    tokenizer: Literal["ptb", "raw"] | None,
+    json: bool,
+    out: Path | None,
+) -> None:
+    """Compare two runs; see `cli.compare`."""
+    if samples < 1 or not 0 < level < 1:
+        raise DiffcapError(f"--samples is {samples} and --level is {level}; give at least 1, and between 0 and 1.")
+    from diffcap.evaluation.bootstrap import compare as bootstrap
+    from diffcap.evaluation.captions import unavailable_metrics
+    from diffcap.evaluation.tables import print_table
+    from diffcap.provenance import provenance
+    from diffcap.records import write_json, write_text
+    from diffcap.report import comparison as report
+    from diffcap.report.table import rich_table
+
+    a, b = report.read_evaluated(run_a), report.read_evaluated(run_b)
+    report.check_same_pairs(a, b)
+    scored_by = [tokenizer or run.metrics["protocol"]["tokenizer"] for run in (a, b)]
+    if len(set(scored_by)) > 1:
+        raise DiffcapError(f"{run_a} was scored by {scored_by[0]} tokens, {run_b} by {scored_by[1]}; give --tokenizer.")
+    groups = report.groups_for(a, b, folder)
+    metrics = [name for name in a.metrics["protocol"]["metrics"] if name in b.metrics["protocol"]["metrics"]]
+    missing = unavailable_metrics(metrics)
+    result = bootstrap(a.predictions, b.predictions, a.references, groups, scored_by[0], metrics, samples, seed, level)
+    protocol = {
+        "tokenizer": scored_by[0],
+        "metrics": [name for name in metrics if name not in missing],
+        "pairs": {name: len(ids) for name, ids in groups.items()},
+        "samples": samples,
+        "seed": seed,
+        "level": level,
+    }
+    found = {
+        "runs": {"a": str(a.folder), "b": str(b.folder)},
+        "protocol": protocol,
+        "groups": result["groups"],
+        "wins": result["wins"],
+        "largest": report.largest_differences(result, a, b, groups, pairs),
+        "provenance": provenance(runs=[run.metrics.get("provenance") for run in (a, b)], unavailable=missing),
+    }
+    if out is not None and out.suffix == ".md":
+        write_text(out, report.comparison_text(found))
+    elif out is not None:
+        write_json(out, found)
+    if json:
+        from json import dumps
+
+        print(dumps(found, indent=2, ensure_ascii=False))
+        return
+    print_table(rich_table(report.metric_lines(found), f"A: {a.folder}\nB: {b.folder}", words=2))
+    print(f"{report.explained(found)}\n")
+    print_table(rich_table(report.win_lines(found), "pairs on which B's caption scores higher, as high, lower"))
+    print("\n\n".join(map(report.pair_text, found["largest"])))

@@ -1,0 +1,72 @@
+"""`diffcap import`, `export`, `push` and `pull`: captioners from and to other programs and people."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from diffcap.errors import DiffcapError
+
+if TYPE_CHECKING:
+    from diffcap.interop.official import Method, Unseen
+
+
+def run_import(method: "Method", file: Path, vocabulary: Path | None, out: Path | None, unseen: "Unseen") -> None:
+    """Import an official checkpoint; see `cli.import_`."""
+    from diffcap.checkpoint import write_folder
+    from diffcap.interop.official import import_official
+
+    if unseen.heads < 1:
+        raise DiffcapError(f"--heads is {unseen.heads}; it must be at least 1.")
+    state = import_official(file, method, vocabulary, unseen)
+    folder = out or file.with_name(f"{file.name.split('.')[0]}-diffcap")
+    _refuse_file(folder)
+    write_folder(folder, state)
+    sizes = state["diffcap"]["hyperparameters"]
+    told = ", ".join(f"{key} {value}" for key, value in sizes.items() if not isinstance(value, dict))
+    print(f"{folder}: {method}, {state['diffcap']['stage']} stage; {told}")
+    if state["diffcap"]["stage"] == "finetune":
+        print(f"try it: diffcap caption BEFORE AFTER --checkpoint {folder}")
+    else:
+        print("a pre-training checkpoint: fine-tune from it with --model.init_from before it can caption")
+
+
+def run_export(checkpoint: Path, out: Path | None) -> None:
+    """Export a checkpoint; see `cli.export`."""
+    from diffcap.checkpoint import read_checkpoint, write_folder
+
+    state = read_checkpoint(checkpoint)
+    folder = out or checkpoint.with_name(f"{checkpoint.name.removesuffix('.ckpt')}-exported")
+    _refuse_file(folder)
+    write_folder(folder, state)
+    size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    print(f"{folder}: {size / 1e6:.1f} MB")
+
+
+def run_push(
+    checkpoint: Path,
+    name: str,
+    metrics: Path | None,
+    pictures: Sequence[Path] | None,
+    license: str,
+    private: bool,
+) -> None:
+    """Push a captioner; see `cli.push`."""
+    from diffcap.hub import push
+
+    print(push(checkpoint, name, metrics, pictures, license, private))
+
+
+def run_pull(name: str, out: Path | None) -> None:
+    """Pull a captioner; see `cli.pull`."""
+    from diffcap.hub import fetch
+
+    folder = fetch(name, out or Path(name.rpartition("/")[2]))
+    print(f"{folder}: {name}; try it: diffcap caption BEFORE AFTER --checkpoint {folder}")
+
+
+def _refuse_file(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise DiffcapError(f"--out {folder}: a file; give a folder.")
+    found: Any = list(folder.iterdir()) if folder.is_dir() else []
+    if found and not (folder / "config.json").is_file():
+        raise DiffcapError(f"--out {folder}: holds other files ({found[0].name}); give a new folder.")

@@ -1,0 +1,142 @@
+"""Which pictures a command line means: two of them, two folders, a folder of pairs, or a table of pairs."""
+
+import csv
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from diffcap.errors import DiffcapError
+from diffcap.records import read_json_lines
+
+_TABLES = (".csv", ".tsv", ".jsonl")
+_BEFORE, _AFTER = ("before", "bef", "images"), ("after", "aft", "sc_images")
+_ENDINGS = (("_before", "_after"), ("-before", "-after"), ("_1", "_2"), ("", "_2"))  # the last: Spot-the-Diff
+_PICTURES = {
+    f".{kind}"
+    for kind in ("bmp", "gif", "jpg", "jpeg", "png", "tif", "tiff", "webp", "avif", "jp2", "ppm", "pgm", "tga")
+}
+
+
+class PicturePair(NamedTuple):
+    """Two pictures, and what the pair is called."""
+
+    id: str
+    before: Path
+    after: Path
+
+
+def find_pairs(before: str, after: str | None = None) -> list[PicturePair]:
+    """The pairs that one or two arguments name.
+
+    | arguments | pairs |
+    |---|---|
+    | two pictures | that one |
+    | two folders | pictures of the same name, whatever their ending |
+    | a folder | its `pairs.csv` or `pairs.jsonl`; else its folders `before` and `after`; else `X_before.*` with `X_after.*` |
+    | a `.csv`, `.tsv` or `.jsonl` file | its columns "before", "after" and, if there, "id"; paths relative to the file |
+
+    Raises:
+        DiffcapError: there are none, or a table is malformed. Whether the pictures are there is not looked at.
+    """
+    first = Path(before)
+    if after is not None:
+        second = Path(after)
+        if first.is_dir() != second.is_dir() and first.exists() and second.exists():
+            raise DiffcapError(
+                f"{before} and {after}: one is a folder and one is not; give two pictures, or two folders."
+            )
+        return _same_names(first, second) if first.is_dir() else [PicturePair(first.name, first, second)]
+    if first.is_dir():
+        return _of_folder(first)
+    if first.suffix.lower() in _TABLES:
+        return _of_table(first)
+    if not first.exists():
+        raise DiffcapError(f"{before}: nothing there; give BEFORE and AFTER, a folder of pairs, or a table of pairs.")
+    raise DiffcapError(
+        f"{before}: one picture alone; give the one after the change, too: diffcap caption BEFORE AFTER."
+    )
+
+
+def _pictures(folder: Path) -> dict[str, Path]:
+    """Files of a folder that look like pictures, by name without ending, sorted."""
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in _PICTURES and path.is_file())
+    return {path.stem: path for path in files}
+
+
+def _same_names(before: Path, after: Path) -> list[PicturePair]:
+    first, second = _pictures(before), _pictures(after)
+    pairs = [PicturePair(name, first[name], second[name]) for name in first if name in second]
+    if not pairs:
+        raise DiffcapError(
+            f"{before} and {after}: no picture has the same name in both; name them alike, or give a CSV."
+        )
+    return pairs
+
+
+def _of_folder(folder: Path) -> list[PicturePair]:
+    for ending in _TABLES:
+        if (folder / f"pairs{ending}").is_file():
+            return _of_table(folder / f"pairs{ending}")
+    for before, after in zip(_BEFORE, _AFTER):
+        if (folder / before).is_dir() and (folder / after).is_dir():
+            return _same_names(folder / before, folder / after)
+    found = _pictures(folder)
+    for first, second in _ENDINGS:
+        pairs = [
+            PicturePair(name.removesuffix(first), path, found[other])
+            for name, path in found.items()
+            if name.endswith(first) and (other := name.removesuffix(first) + second) in found and other != name
+        ]
+        if pairs:
+            return pairs
+    raise DiffcapError(
+        f"{folder}: no pairs found; put pairs.csv there (columns before, after), folders before and after with pictures of "
+        "the same names, or pictures named X_before and X_after."
+    )
+
+
+def _of_table(path: Path) -> list[PicturePair]:
+    rows: Iterable[tuple[str, dict[str, str]]]
+    rows = read_json_lines(path, "table of pairs") if path.suffix.lower() == ".jsonl" else _csv_rows(path)
+    pairs = []
+    for number, (where, row) in enumerate(rows, 1):
+        for key in ("before", "after"):
+            if not isinstance(row.get(key), str) or not row[key].strip():
+                raise DiffcapError(f'{where}: "{key}" is missing; every pair needs "before" and "after".')
+        name = row.get("id")
+        pairs.append(
+            PicturePair(
+                str(name) if name else str(number), *(path.parent / row[key].strip() for key in ("before", "after"))
+            )
+        )
+    if not pairs:
+        raise DiffcapError(f"{path}: no pairs in it; write a line a pair, with columns before and after.")
+    return pairs
+
+
+def _csv_rows(path: Path) -> Iterable[tuple[str, dict[str, str]]]:
+    if not path.is_file():
+        raise DiffcapError(f"{path}: no table of pairs there; check the path.")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (UnicodeDecodeError, OSError) as error:
+        raise DiffcapError(
+            f"{path}: not a table of UTF-8 text ({' '.join(str(error).split())[:80]}); save it so."
+        ) from None
+    try:
+        if path.suffix.lower() == ".tsv":
+            dialect: type[csv.Dialect] | csv.Dialect = csv.excel_tab
+        else:
+            dialect = csv.excel if "," in text.partition("\n")[0] else csv.Sniffer().sniff(text[:4096], ",;\t")
+        lines = list(csv.reader(text.splitlines(), dialect))
+    except csv.Error as error:
+        raise DiffcapError(f"{path}: not a CSV table ({error}); columns are parted by commas.") from None
+    head = [name.strip().lower() for name in lines[0]] if lines else []
+    if "before" not in head or "after" not in head:
+        if not lines or len(lines[0]) != 2 or not all(re.search(r"\.\w+$", cell.strip()) for cell in lines[0]):
+            raise DiffcapError(f'{path}: its first line must name the columns, among them "before" and "after".')
+        head, lines = ["before", "after"], [[], *lines]  # two columns of pictures, without names
+    for number, line in enumerate(lines[1:], 2):
+        if any(cell.strip() for cell in line):
+            yield f"{path}, line {number}", dict(zip(head, line))

@@ -1,0 +1,249 @@
+"""The authors' released checkpoints as files: read without running them, and turned into checkpoints of ours.
+
+| system | file | vocabulary |
+|---|---|---|
+| SCORER, DIRL | a pickled dict of `change_detector_state`, `speaker_state`, and `model_cfg` of a class | `vocab.json`, word to id |
+| IDC-PCL | a plain state dict of the pre-training or the fine-tuning model | `dict.json`, word to id |
+| CLIP4IDC | a plain state dict, `clip.*` in half precision; stage 2 has `decoder.*` beside | CLIP's own |
+
+Sizes are read off the shapes of the weights; `Unseen` holds what cannot be.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+import diffcap
+from diffcap.checkpoint import FORMAT
+from diffcap.errors import DiffcapError
+from diffcap.interop import clip4idc, dirl, pcl, scorer
+from diffcap.interop.sizes import clip4idc_sizes, dirl_sizes, pcl_sizes, scorer_sizes
+from diffcap.records import read_json
+from diffcap.text.vocabulary import LAYOUTS, LayoutName
+from diffcap.unpickling import load_tensors
+
+Method = Literal["scorer", "dirl", "pcl", "clip4idc"]
+GROUPS = ("change_detector_state", "speaker_state")
+# Tables that are computed, not learned, and numbers that some files carry beside the weights.
+_COMPUTED = re.compile(
+    r"(?:.*\.)?(?:pe|position_ids|attn_mask|num_batches_tracked|input_resolution|context_length|vocab_size)"
+)
+
+
+class AttributeDict(dict):  # type: ignore[type-arg]
+    """What stands in for the one class that SCORER's and DIRL's files name, whatever it is there: a dict."""
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """What no weight's shape tells; None where the system's released value is taken.
+
+    Args:
+        heads: of every attention but CLIP's own (8). vision_heads: of CLIP's image tower (64 channels each).
+        max_length: positions of a caption (SCORER, DIRL: 24, or as the file's table has; PCL: 40; CLIP4IDC: 33).
+        coordinates: whether x and y are appended to the features; None: where the channels are two more than a multiple
+            of four, as 1026 is.
+        grid: rows and columns of the features (PCL: 7 x 7; the other systems' weights tell theirs).
+        intra_layers: blocks of CLIP4IDC's image tower that see one image only; three quarters.
+        dataset: that it was trained on.
+    """
+
+    heads: int = 8
+    vision_heads: int | None = None
+    max_length: int | None = None
+    coordinates: bool | None = None
+    grid: tuple[int, int] | None = None
+    intra_layers: int | None = None
+    dataset: str = "clevr_change"
+
+
+def read_official(path: str | Path, method: Method) -> dict[str, Tensor]:
+    """The parameters of an official file by name, in float32; SCORER's and DIRL's with their group in front.
+
+    Raises:
+        DiffcapError: it names anything but tensors, plain containers and the configuration's class, is damaged, or holds
+            no weights of such a system.
+    """
+    path = Path(path)
+    if path.suffix == ".safetensors":
+        from diffcap.features.weights import read_state_dict
+
+        content: Any = read_state_dict(path, "FILE")
+    else:
+        content = load_tensors(path, {".AttrDict": AttributeDict} if method in ("scorer", "dirl") else None)
+    if isinstance(content, dict) and method not in ("scorer", "dirl"):
+        for wrapper in ("state_dict", "model_state_dict", "model"):
+            if isinstance(content.get(wrapper), dict):
+                content = content[wrapper]
+                break
+    if not isinstance(content, dict):
+        raise DiffcapError(
+            f"{path}: holds a {type(content).__name__}, not weights by name; give the authors' checkpoint."
+        )
+    groups = {group: content[group] for group in GROUPS if isinstance(content.get(group), dict)}
+    if method in ("scorer", "dirl") and groups:
+        missing = [group for group in GROUPS if group not in groups]
+        if missing:
+            raise DiffcapError(f"{path}: {missing[0]!r} is missing; fetch the authors' checkpoint again.")
+        content = {f"{group}.{_plain(name)}": value for group, part in groups.items() for name, value in part.items()}
+    state = {_plain(str(name)): value for name, value in content.items()}
+    wrong = [name for name, value in state.items() if not isinstance(value, Tensor)]
+    if wrong or not state:
+        what = f"{wrong[0]!r} is no tensor" if wrong else "it is empty"
+        raise DiffcapError(f"{path}: not a checkpoint of {method} ({what}); give the authors' checkpoint.")
+    return {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix("module.")  # DataParallel's
+
+
+def read_words(path: str | Path, layout: LayoutName) -> tuple[list[str], list[int]]:
+    """The words of a file from word to id.
+
+    Returns:
+        The words after the layout's specials; and for each of our ids, the specials in front, the file's.
+
+    Raises:
+        DiffcapError: it is no such file, lacks a special token, or ids are missing or stand twice.
+    """
+    ids = read_json(path, "vocabulary", "give the file from word to id that lies beside the authors' data")
+    if isinstance(ids, dict) and isinstance(ids.get("word_to_idx"), dict):
+        ids = ids["word_to_idx"]
+    good = isinstance(ids, dict) and all(type(number) is int for number in ids.values())
+    if not good or sorted(ids.values()) != list(range(len(ids))):
+        raise DiffcapError(f"{path}: not a vocabulary, a JSON object from every word to its id, 0, 1, 2 and so on.")
+    specials = LAYOUTS[layout].specials
+    missing = [word for word in specials if word not in ids]
+    if missing:
+        raise DiffcapError(f"{path}: its special tokens lack {missing[0]}; give the vocabulary of this very system.")
+    words = sorted((word for word in ids if word not in specials), key=lambda word: ids[word])
+    return words, [ids[word] for word in (*specials, *words)]
+
+
+def import_official(
+    path: str | Path, method: Method, vocabulary: str | Path | None = None, unseen: Unseen | None = None
+) -> dict[str, Any]:
+    """Turn an official checkpoint into one of ours.
+
+    Args:
+        path: the file. vocabulary: word to id, for all systems but CLIP4IDC. unseen: what no weight tells.
+
+    Returns:
+        A checkpoint as `checkpoint.read_checkpoint` gives it: of the stage "finetune", or "pretrain" for IDC-PCL's
+        pre-training and CLIP4IDC's adaptation.
+
+    Raises:
+        DiffcapError: the file is refused or damaged, or it and the vocabulary do not fit the system.
+    """
+    unseen = unseen or Unseen()
+    state = read_official(path, method)
+    tables = {name: value for name, value in state.items() if name.endswith("pe") and _COMPUTED.fullmatch(name)}
+    state = {name: value for name, value in state.items() if not _COMPUTED.fullmatch(name)}
+    words, layout, order = _words_of(path, method, vocabulary)
+    stage = _stage(state, method)
+    try:
+        sizes = {"scorer": scorer_sizes, "dirl": dirl_sizes, "pcl": pcl_sizes, "clip4idc": clip4idc_sizes}[method](
+            state, unseen.__dict__, tables
+        )
+    except (KeyError, IndexError, ValueError) as error:
+        raise DiffcapError(
+            f"{path}: not a whole checkpoint of {method} ({error} is missing or odd); fetch it again."
+        ) from None
+    model, features = sizes.model, sizes.features
+    if order is not None and len(order) != model["vocabulary_size"]:
+        raise DiffcapError(
+            f"{vocabulary}: {len(order)} words, {path} was trained with {model['vocabulary_size']}; give its own vocabulary."
+        )
+    renamed = {
+        "scorer": lambda: scorer.from_official(state),
+        "dirl": lambda: dirl.from_official(state),
+        "pcl": lambda: pcl.from_official(state, stage),
+        "clip4idc": lambda: clip4idc.from_official(state, stage),
+    }[method]()
+    if order is not None and order != list(range(len(order))):
+        renamed = _reordered(renamed, order)
+    hyperparameters = {
+        key: value for key, value in model.items() if stage == "finetune" or key not in sizes.finetune_only
+    }
+    _check_fit(method, stage, hyperparameters, renamed, path)
+    return {
+        "diffcap": {
+            "format": FORMAT,
+            "version": diffcap.__version__,
+            "stage": stage,
+            "dataset": unseen.dataset,
+            "manifest_sha256": None,
+            "seed": None,
+            "words": words,
+            "vocabulary_layout": layout,
+            "max_length": sizes.max_length,
+            "features": features,
+            "train_seconds": 0.0,
+            "method": method,
+            "hyperparameters": hyperparameters,
+            "tokenizer": "raw" if unseen.dataset == "birds2words" else "ptb",
+            "imported_from": Path(path).name,
+        },
+        "state_dict": {f"captioner.{name}": value.contiguous() for name, value in renamed.items()},
+        "global_step": 0,
+    }
+
+
+def _words_of(
+    path: str | Path, method: Method, vocabulary: str | Path | None
+) -> tuple[list[str], str, list[int] | None]:
+    if method == "clip4idc":
+        if vocabulary is not None:
+            raise DiffcapError("--vocabulary: CLIP4IDC has CLIP's own tokens; leave it out.")
+        return [], "clip_released", None
+    if vocabulary is None:
+        name = "dict.json" if method == "pcl" else "vocab.json"
+        raise DiffcapError(f"{path}: a checkpoint of {method} holds no words; give its {name} as --vocabulary FILE.")
+    layout: LayoutName = "pcl" if method == "pcl" else "rcc"
+    words, order = read_words(vocabulary, layout)
+    return words, layout, order
+
+
+def _stage(state: Mapping[str, Tensor], method: Method) -> Literal["pretrain", "finetune"]:
+    if method == "pcl":
+        return "pretrain" if any(name.startswith("feat_regress.") for name in state) else "finetune"
+    if method == "clip4idc":
+        return "finetune" if any(name.startswith("decoder.") for name in state) else "pretrain"
+    return "finetune"
+
+
+def _reordered(state: dict[str, Tensor], order: Sequence[int]) -> dict[str, Tensor]:
+    """Rows of words in our order: those of every table, matrix or bias that has one row a word at our names."""
+    rows = torch.tensor(order)
+    tables = ("word_embedding.weight", "output_layer.weight", "output_layer.bias")
+    tables = (*tables, "decoder.embedding.weight", "decoder.logit.weight", "decoder.logit.bias")
+    return {name: value[rows] if name.endswith(tables) else value for name, value in state.items()}
+
+
+def _check_fit(
+    method: Method, stage: str, hyperparameters: dict[str, Any], state: dict[str, Tensor], path: str | Path
+) -> None:
+    from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation
+    from diffcap.models.dirl import DIRL
+    from diffcap.models.pcl import PCL, PCLPretraining
+    from diffcap.models.scorer import SCORER
+
+    kinds: dict[tuple[str, str], Any] = {
+        ("scorer", "finetune"): SCORER,
+        ("dirl", "finetune"): DIRL,
+        ("pcl", "finetune"): PCL,
+        ("pcl", "pretrain"): PCLPretraining,
+        ("clip4idc", "finetune"): CLIP4IDC,
+        ("clip4idc", "pretrain"): CLIP4IDCAdaptation,
+    }
+    try:
+        kinds[method, stage](**hyperparameters).load_state_dict(state)
+    except (RuntimeError, ValueError, AssertionError) as error:
+        fault = " ".join(str(error).split())[:200].rstrip(". ")
+        raise DiffcapError(f"{path}: its weights do not make a whole {method} ({fault}); fetch it again.") from None

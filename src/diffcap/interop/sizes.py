@@ -1,0 +1,182 @@
+"""What the shapes of official weights tell of the models that they were trained in."""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from diffcap.features.preprocessing import Pixels, ResizeNormalize
+
+State = Mapping[str, Tensor]
+
+
+class Sizes(NamedTuple):
+    """Arguments of our model, of which some are of the captioner alone; positions of a caption; meta of the features."""
+
+    model: dict[str, Any]
+    max_length: int
+    features: dict[str, Any]
+    finetune_only: tuple[str, ...] = ()
+
+
+def _count(state: State, pattern: str) -> int:
+    """How many layers there are: the largest number that the pattern finds, and one."""
+    return max((int(match[1]) for name in state if (match := re.match(pattern, name))), default=-1) + 1
+
+
+def _resnet(layer: str, shape: tuple[int, int, int]) -> dict[str, Any]:
+    """Meta of a store of ResNet-101's features, of weights that nobody wrote down (methods' authors: IMAGENET1K_V1)."""
+    return {
+        "name": f"resnet101_{layer}",
+        "library": "torchvision",
+        "network": "resnet101",
+        "stage": layer,
+        "weights_sha256": None,
+        "preprocessing": _plain(ResizeNormalize().describe()),
+        "pool": None,
+        "shape": list(shape),
+        "dtype": "float16",
+    }
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def _of_both(state: State, unseen: Mapping[str, Any], tables: State, decoder_layer: str) -> Sizes:
+    """What SCORER and DIRL share."""
+    front, words = state["change_detector_state.img.0.weight"], state["speaker_state.core.embed.weight"]
+    width, channels = front.shape[:2]
+    coordinates = channels % 4 == 2 if unseen["coordinates"] is None else unseen["coordinates"]
+    grid = [len(state[f"change_detector_state.{side}_embedding.weight"]) for side in "hw"]
+    table = next((value for name, value in tables.items() if name.startswith("speaker_state.")), None)
+    max_length = unseen["max_length"] or (24 if table is None else table.shape[-2])
+    feature_channels = channels - 2 * coordinates
+    model = {
+        "vocabulary_size": len(words),
+        "feature_channels": feature_channels,
+        "grid": grid,
+        "max_length": max_length,
+        "width": width,
+        "heads": unseen["heads"],
+        "word_width": words.shape[1],
+        "coordinates": coordinates,
+        "decoder_layers": _count(state, decoder_layer),
+    }
+    return Sizes(model, max_length, _resnet("layer3", (feature_channels, grid[0], grid[1])))
+
+
+def scorer_sizes(state: State, unseen: Mapping[str, Any], tables: State) -> Sizes:
+    """Of SCORER, without CBR, which no checkpoint holds."""
+    sizes = _of_both(state, unseen, tables, r"speaker_state\.core\.layer\.(\d+)\.")
+    sizes.model["encoder_layers"] = _count(state, r"change_detector_state\.scorer\.(\d+)\.")
+    sizes.model["cbr_weight"] = 0.001 if any(name.startswith("cbr.") for name in state) else 0.0
+    return sizes
+
+
+def dirl_sizes(state: State, unseen: Mapping[str, Any], tables: State) -> Sizes:
+    """Of DIRL, of either decoder."""
+    sizes = _of_both(state, unseen, tables, r"speaker_state\.core\.layer\.(\d+)\.")
+    projector = state.get("change_detector_state.mlp.0.weight")
+    sizes.model.update(
+        {
+            "encoder_layers": _count(state, r"change_detector_state\.transformer\.(\d+)\."),
+            "ffn": len(state["speaker_state.core.layer.0.linear1.weight"]),
+            "decoder_variant": "ln_xavier" if "speaker_state.core.embed_fc.1.weight" in state else "plain",
+            **({"projector_width": len(projector)} if projector is not None else {"decorrelation_weight": 0.0}),
+        }
+    )
+    return sizes
+
+
+def pcl_sizes(state: State, unseen: Mapping[str, Any], tables: State) -> Sizes:
+    """Of IDC-PCL, of either stage."""
+    front = state["img_project.0.weight"]
+    grid = unseen["grid"] or (7, 7)
+    max_length = unseen["max_length"] or 40
+    layers = {ours: _count(state, rf"{theirs}\.layers\.(\d+)\.") for ours, theirs in _PCL_STACKS.items()}
+    model = {
+        "vocabulary_size": len(state["word_embedding.weight"]),
+        "feature_channels": front.shape[1],
+        "width": len(front),
+        "heads": unseen["heads"],
+        "ffn": len(state["encoder.layers.0.feed_forward.w_1.weight"]),
+        **layers,
+        "distractor_judging": "pooler.0.weight" in state,
+    }
+    return Sizes(model, max_length, _resnet("layer4", (front.shape[1], *grid)), ("distractor_judging",))
+
+
+_PCL_STACKS = {"single_layers": "single_img_encoder", "pair_layers": "double_img_encoder", "cross_layers": "encoder"}
+
+
+def clip4idc_sizes(state: State, unseen: Mapping[str, Any], tables: State) -> Sizes:
+    """Of CLIP4IDC, of either stage; its CLIP by name where it is ViT-B/32."""
+    vision_width, _, patch, _ = state["clip.visual.conv1.weight"].shape
+    side = math.isqrt(len(state["clip.visual.positional_embedding"]) - 1)
+    context, text_width = state["clip.positional_embedding"].shape
+    vocabulary = len(state["clip.token_embedding.weight"])
+    text_layers = _count(state, r"clip\.transformer\.resblocks\.(\d+)\.")
+    network: Any = {
+        "embed_dim": state["clip.visual.proj"].shape[1],
+        "quick_gelu": True,
+        "vision_cfg": {
+            "image_size": patch * side,
+            "patch_size": patch,
+            "width": vision_width,
+            "head_width": vision_width // (unseen["vision_heads"] or max(1, vision_width // 64)),  # CLIP's rule
+            "layers": _count(state, r"clip\.visual\.transformer\.resblocks\.(\d+)\."),
+        },
+        "text_cfg": {
+            "context_length": context,
+            "vocab_size": vocabulary,
+            "width": text_width,
+            "heads": max(1, text_width // 64),
+            "layers": max(1, text_layers),
+        },
+    }
+    if network == _VIT_B_32:
+        network = "ViT-B-32-quickgelu"
+    max_length = unseen["max_length"] or min(33, context + 1)
+    pixels = Pixels((patch * side, patch * side))
+    features = {
+        "name": "pixels",
+        "library": "pixels",
+        "network": None,
+        "stage": None,
+        "weights_sha256": None,
+        "preprocessing": _plain(pixels.describe()),
+        "pool": None,
+        "shape": [3, patch * side, patch * side],
+        "dtype": "uint8",
+    }
+    model: dict[str, Any] = {
+        "vocabulary_size": vocabulary,
+        "network": network,
+        "intra_layers": unseen["intra_layers"],
+        "max_length": max_length,
+    }
+    inner = state.get("decoder.decoder.layer.0.intermediate.dense.weight")
+    if inner is not None:
+        model |= {
+            "width": inner.shape[1],
+            "heads": unseen["heads"],
+            "ffn": len(inner),
+            "encoder_layers": _count(state, r"decoder\.encoder\.layer\.(\d+)\."),
+            "decoder_layers": _count(state, r"decoder\.decoder\.layer\.(\d+)\."),
+            "padding": "released",
+        }
+    else:
+        model["max_length"] = max_length = unseen["max_length"] or min(32, context)
+    return Sizes(model, max_length, features)
+
+
+_VIT_B_32 = {
+    "embed_dim": 512,
+    "quick_gelu": True,
+    "vision_cfg": {"image_size": 224, "patch_size": 32, "width": 768, "head_width": 64, "layers": 12},
+    "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 512, "heads": 8, "layers": 12},
+}

@@ -1,0 +1,64 @@
+"""One picture of one caption: both images, the sentence, how sure it was, and where each word looked."""
+
+import math
+
+from PIL import Image, ImageDraw
+
+from diffcap.captioner import Caption, Look
+from diffcap.report.attention import TILE, draw_legend, draw_matches, draw_words, matches, rows_height
+from diffcap.report.drawing import GAP, GRAY, INK, MARGIN, PICTURE, WIDTH, fit, fonts, leading, wrap
+from diffcap.report.pictures import TEXT
+
+
+def draw_caption(before: Image.Image, after: Image.Image, caption: Caption, look: Look | None) -> Image.Image:
+    """Draw the sheet.
+
+    Args:
+        before, after: RGB, of any size.
+        look: where its words looked; None for a method that cannot tell: then only the images and the sentence.
+    """
+    font, small = fonts()
+    lines = [(line, INK, font) for line in wrap(caption.text, font, WIDTH - TEXT - MARGIN)]
+    facts = [f"probability of the sentence: {percent(caption.log_probability)}"]
+    if caption.nothing_changed is not None:
+        facts.append(f"nothing changed: {percent(math.log(max(caption.nothing_changed, 1e-30)))}")
+    if caption.alternatives:
+        facts += ["", "or:", *(f"{percent(one.log_probability)}  {one.text}" for one in caption.alternatives)]
+    lines += [
+        (line, GRAY, small) for fact in facts for line in (wrap(fact, small, WIDTH - TEXT - MARGIN) if fact else [""])
+    ]
+    start = MARGIN + leading(small)
+    top = start + max(PICTURE[1], sum(leading(used) for _, _, used in lines)) + 2 * GAP
+    legend = draw_legend(look.alignment is not None) if look is not None else None
+    tiles = rows_height(len(look.words), notes=True) + GAP if look is not None else 0
+    sheet = Image.new("RGB", (WIDTH, top + tiles + (legend.height if legend else 0)), "white")
+    draw = ImageDraw.Draw(sheet)
+    corners = []
+    for number, (image, title) in enumerate(((before, "before"), (after, "after"))):
+        shown = fit(image)
+        x = MARGIN + number * (PICTURE[0] + GAP)
+        draw.text((x, MARGIN - GAP), title, GRAY, small)
+        corner = x + (PICTURE[0] - shown.width) // 2, 0
+        sheet.paste(shown, (corner[0], start))
+        corners.append((corner, shown.size))
+    y = start
+    for text, color, used in lines:
+        draw.text((TEXT, y), text, color, used)
+        y += leading(used)
+    if look is not None and legend is not None:
+        if look.alignment is not None:
+            band = sheet.crop((0, start, WIDTH, start + PICTURE[1]))
+            draw_matches(band, matches(look.alignment, look.before.shape[1:]), corners, look.before.shape[1])
+            sheet.paste(band, (0, start))
+        sure = [percent(word.log_probability) for word in caption.words]
+        draw_words(
+            sheet, [fit(image, TILE) for image in (before, after)], look.words, look.before, look.after, top, sure
+        )
+        sheet.paste(legend, (0, top + tiles))
+    return sheet
+
+
+def percent(log_probability: float) -> str:
+    """A probability as it is read: "97 %", "0.3 %"."""
+    value = 100 * math.exp(min(0.0, log_probability))
+    return f"{value:.0f} %" if value >= 10 else f"{value:.1f} %" if value >= 0.1 else "< 0.1 %"

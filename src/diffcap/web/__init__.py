@@ -1,0 +1,1 @@
+"""The web page: `diffcap serve`. Needs gradio, the extra `web`."""

@@ -1,0 +1,112 @@
+"""Which captioners the page offers, and the few of them that are in memory."""
+
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from diffcap.captioner import METHODS, SHIPPED, PairCaptioner, load_captioner
+from diffcap.checkpoint import CONFIG, WEIGHTS, read_checkpoint
+from diffcap.errors import DiffcapError
+from diffcap.records import read_json
+
+TITLES = {"pcl": "IDC-PCL", "scorer": "SCORER", "dirl": "DIRL", "clip4idc": "CLIP4IDC"}
+KEPT = 3  # captioners in memory at once
+
+
+class Choice(NamedTuple):
+    """A captioner that visitors may choose.
+
+    Attributes:
+        label: method, dataset and where it comes from. source, weights: for `load_captioner`.
+    """
+
+    label: str
+    source: str | Path | None
+    weights: str | None = None
+
+
+def find_choices(checkpoints: Sequence[str], runs: Path, backbone_weights: str | None = None) -> list[Choice]:
+    """What is offered: the checkpoints that were named, the one that ships, then what stands under `runs`, newest first.
+
+    A file below `runs` that is no captioner of this diffcap is left out, and stderr says why.
+
+    Args:
+        checkpoints: as `load_captioner` takes them. backbone_weights: for these alone, see `PairCaptioner`.
+
+    Raises:
+        DiffcapError: a checkpoint that was named cannot caption.
+    """
+    choices = []
+    for name in checkpoints:
+        facts = load_captioner(name, "cpu", backbone_weights).facts  # a fault is told now, not to the first visitor
+        choices.append(Choice(_label(facts, _short(Path(name))), name, backbone_weights))
+    choices.append(Choice(_label(read_json(SHIPPED / CONFIG, "configuration"), "ships with diffcap"), None))
+    named = {Path(name).resolve() for name in checkpoints}
+    found = [path for path in runs.rglob("best.ckpt") if path.parent.name == "finetune"]
+    found += [path.parent for path in runs.rglob(CONFIG) if (path.parent / WEIGHTS).is_file()]
+    for path in sorted(found, key=lambda path: (-path.stat().st_mtime, str(path))):
+        if path.resolve() in named:
+            continue
+        try:
+            facts = (
+                read_json(path / CONFIG, "configuration")
+                if path.is_dir()
+                else read_checkpoint(path, mapped=True)["diffcap"]
+            )
+            if isinstance(facts, dict) and facts.get("stage") == "finetune" and facts.get("method") in METHODS:
+                shown = path if path.is_dir() else path.parent.parent
+                choices.append(Choice(_label(facts, _short(shown)), path))
+        except DiffcapError as error:
+            print(f"note: left out: {error}", file=sys.stderr)
+    return choices
+
+
+def _label(facts: dict[str, object], where: str) -> str:
+    return f"{TITLES[str(facts['method'])]} · {facts.get('dataset', 'unknown dataset')} · {where}"
+
+
+def _short(path: Path) -> str:
+    """A path as visitors may see it: none of the folders above the one that the server works in."""
+    try:
+        return path.resolve().relative_to(Path.cwd()).as_posix()
+    except ValueError:
+        return "/".join(path.parts[-3:]).lstrip("/")
+
+
+class Captioners:
+    """Loads captioners when somebody asks for them, keeps the last few, and lets one caller at a time use each.
+
+    Args:
+        choices: what may be asked for, by its place. device: see `PairCaptioner`. kept: how many stay in memory.
+    """
+
+    def __init__(self, choices: Sequence[Choice], device: str = "auto", kept: int = KEPT) -> None:
+        self.choices = list(choices)
+        self._device, self._most = device, kept
+        self._locks = [threading.Lock() for _ in self.choices]
+        self._kept: OrderedDict[int, PairCaptioner] = OrderedDict()
+        self._keeping = threading.Lock()
+
+    @contextmanager
+    def use(self, number: int) -> Iterator[PairCaptioner]:
+        """Have a captioner to oneself.
+
+        Raises:
+            DiffcapError: it cannot be loaded (any more).
+        """
+        with self._locks[number]:
+            with self._keeping:
+                captioner = self._kept.get(number)
+            if captioner is None:
+                choice = self.choices[number]
+                captioner = load_captioner(choice.source, self._device, choice.weights)
+            with self._keeping:
+                self._kept[number] = captioner
+                self._kept.move_to_end(number)
+                while len(self._kept) > self._most:
+                    self._kept.popitem(last=False)
+            yield captioner

@@ -1,0 +1,231 @@
+"""The page: two drop zones, examples, a choice of captioner, and the answer."""
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import gradio as gr
+from PIL import Image
+
+from diffcap.errors import DiffcapError
+from diffcap.pictures import Picture, read_picture
+from diffcap.web.captioners import Captioners
+from diffcap.web.examples import Example, render_examples
+from diffcap.web.result import Answer, message, picture_pair, result
+
+MOST_BEAMS = 10
+_BEAMS = 5
+_AT_ONCE, _WAITING = 2, 200  # captions being written, visitors who wait for theirs
+_KEPT = 1800  # seconds that an uploaded file is kept
+_SHOWN_BY_BROWSERS = {"PNG", "JPEG", "GIF", "WEBP", "BMP", "AVIF", "ICO"}
+_HERE = Path(__file__).parent
+
+# The largest pictures take hundreds of megabytes while they are decoded: never two at once.
+_decoding = threading.Lock()
+
+Side = Literal["before", "after"]
+
+
+def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
+    """Build the page.
+
+    Args:
+        captioners: that visitors may choose from. folder: for uploaded files; nobody else's.
+    """
+    os.environ.update(GRADIO_TEMP_DIR=str(folder), GRADIO_ANALYTICS_ENABLED="False", HF_HUB_DISABLE_TELEMETRY="1")
+    examples = render_examples()
+
+    def choose(event: gr.EventData) -> tuple[Any, ...]:  # gradio looks for this type in a plain function's signature
+        return _choose(examples, event)
+
+    with gr.Blocks(
+        title="diffcap: what changed?", analytics_enabled=False, delete_cache=(_KEPT // 3, _KEPT), fill_width=False
+    ) as page:
+        gr.HTML(
+            '<header class="dc-header"><h1>What changed?</h1><p>Two pictures of the same thing, before and after: '
+            "the captioner says in a sentence what changed between them, and where it looked for each word.</p></header>",
+            js_on_load=None,
+            apply_default_css=False,
+        )
+        with gr.Row(equal_height=True, elem_classes="dc-zones"):
+            zones = [_zone(side) for side in ("before", "after")]
+        (before, told_before), (after, told_after) = zones
+        strip = gr.HTML(
+            _strip(examples),
+            js_on_load=_text("examples.js"),
+            apply_default_css=False,
+            elem_id="examples",
+            padding=False,
+        )
+        with gr.Row(elem_classes="dc-controls"):
+            captioner = gr.Dropdown(
+                [(choice.label, str(number)) for number, choice in enumerate(captioners.choices)],
+                value="0",
+                label="Captioner",
+                filterable=False,
+                scale=4,
+                min_width=260,
+                elem_id="captioner",
+            )
+            beams = gr.Slider(
+                1,
+                MOST_BEAMS,
+                _BEAMS,
+                step=1,
+                label="Beams",
+                scale=2,
+                min_width=180,
+            )
+            ask = gr.Button("What changed?", variant="primary", scale=2, min_width=180, elem_id="ask")
+        answer = gr.HTML("", js_on_load=_text("result.js"), apply_default_css=False, elem_id="answer", padding=False)
+
+        inputs = [before, after, captioner, beams]
+        for component in inputs:  # gradio would fetch any address, and any file of the server, that a request names
+            component.async_move_resource_to_block_cache = partial(_uploaded_only, component, folder)
+        caption = {
+            "fn": _plain(partial(_answer, captioners)),
+            "inputs": inputs,
+            "outputs": answer,
+            "api_visibility": "undocumented",
+        }
+        for side, zone, told in (("before", before, told_before), ("after", after, told_after)):
+            look = _plain(partial(_look, side))
+            zone.upload(look, zone, [zone, told], api_name=f"look_{side}", api_visibility="undocumented")
+            zone.clear(lambda: "", None, told, queue=False, api_visibility="private")
+        ask.click(**caption, api_name="caption")
+        strip.choose(choose, None, [before, after, told_before, told_after], api_visibility="private").then(
+            **(caption | {"api_visibility": "private"})
+        )
+    page.queue(default_concurrency_limit=_AT_ONCE, max_size=_WAITING, api_open=False)
+    return page
+
+
+def style() -> dict[str, Any]:
+    """What the page looks like: arguments of `mount_gradio_app`. Fonts are the system's, so that none is fetched."""
+    theme = gr.themes.Default(
+        primary_hue="indigo",
+        neutral_hue="slate",
+        radius_size="lg",
+        font=["system-ui", "sans-serif"],
+        font_mono=["ui-monospace", "monospace"],
+    )
+    return {"theme": theme, "css": _text("page.css"), "footer_links": []}
+
+
+def _text(name: str) -> str:
+    return (_HERE / name).read_text(encoding="utf-8")
+
+
+def _zone(side: str) -> tuple[gr.Image, gr.HTML]:
+    with gr.Column(min_width=150):
+        zone = gr.Image(
+            label=side.capitalize(),
+            type="filepath",
+            format="png",
+            sources=["upload", "clipboard"],
+            buttons=["fullscreen"],
+            height=280,
+            placeholder=f"### The picture {side}\nDrop it here, paste it, or press to choose a file",
+            elem_id=f"zone-{side}",
+        )
+        # Not gradio's reading of pictures: what can be read, and how, `read_picture` decides. Set on the component, since
+        # a class of its own would make gradio write a file beside this one.
+        zone.preprocess = lambda payload: None if payload is None else payload.path  # type: ignore[method-assign]
+        return zone, gr.HTML("", js_on_load=None, apply_default_css=False, padding=False, elem_id=f"told-{side}")
+
+
+def _strip(examples: list[Example]) -> str:
+    cards = "".join(
+        f'<button type="button" class="dc-example" data-index="{number}">{picture_pair(example.before, example.after)}'
+        f"<span>{example.title}</span></button>"
+        for number, example in enumerate(examples)
+    )
+    return f'<div class="dc-examples" role="group" aria-label="Examples"><b>Or try one of these</b><div>{cards}</div></div>'
+
+
+def _choose(examples: list[Example], event: gr.EventData) -> tuple[Any, ...]:
+    try:
+        example = examples[int(event.index) % len(examples)]
+    except (AttributeError, TypeError, ValueError):
+        raise gr.Error("There is no such example.", print_exception=False) from None
+    return example.before, example.after, "", ""
+
+
+def _look(side: Side, path: str | None) -> tuple[Any, str]:
+    """Say at once what is wrong with an uploaded file; show what browsers cannot."""
+    if path is None:
+        return None, ""
+    try:
+        picture, kind = _read(side, path)
+    except DiffcapError as error:
+        return None, message(str(error))
+    notes = "".join(message(f"{note[:1].upper()}{note[1:]}.", "note") for note in picture.notes)
+    return (gr.skip() if kind in _SHOWN_BY_BROWSERS else picture.image), notes
+
+
+def _answer(captioners: Captioners, before: str | None, after: str | None, choice: str, beams: float) -> str:
+    if before is None or after is None:
+        lacking = "both pictures" if before is after else f"the picture {'before' if before is None else 'after'}"
+        return message(f"Give {lacking} first: drop it above, or try an example.")
+    try:
+        first, second = (_read(side, path)[0] for side, path in (("before", before), ("after", after)))
+        number = int(choice)
+        width = max(1, min(MOST_BEAMS, int(beams)))
+        with captioners.use(number) as captioner:
+            caption = captioner(first.image, second.image, width)
+            try:
+                look, notes = captioner.look(first.image, second.image, caption), ()
+            except DiffcapError as error:
+                look, notes = None, (f"No maps: {error}",)
+    except DiffcapError as error:
+        return message(str(error))
+    told = [f"{picture.name}: {note}." for picture in (first, second) for note in picture.notes]
+    label = captioners.choices[number].label
+    return result(Answer(first.image, second.image, caption, look, label, (*notes, *told)))
+
+
+def _read(side: Side, path: str) -> tuple[Picture, str | None]:
+    """A picture, named as the visitor knows it, and its file's format."""
+    with _decoding:
+        picture = read_picture(path, f"The picture {side} ({Path(path).name})")
+        try:
+            with Image.open(path) as file:
+                return picture, file.format
+        except Image.DecompressionBombError:  # a photograph of hundreds of megapixels, which was shrunk
+            return picture, None
+
+
+def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Of a fault of the program visitors see a sentence, and the server's log the rest."""
+
+    def guarded(*values: Any) -> Any:
+        try:
+            return function(*values)
+        except gr.Error:
+            raise
+        except Exception as error:
+            if "out of memory" in str(error).lower() or isinstance(error, MemoryError):
+                raise gr.Error("No memory left for this one; try again later.", print_exception=False) from None
+            traceback.print_exc(file=sys.stderr)
+            raise gr.Error(
+                "Something went wrong on the server, which is no fault of your pictures; its log says what.",
+                print_exception=False,
+            ) from None
+
+    return guarded
+
+
+async def _uploaded_only(component: gr.components.Component, folder: Path, path: str | Path | None) -> str | None:
+    """Files of requests are those that were uploaded here, see `Block.async_move_resource_to_block_cache`."""
+    if path is None:
+        return None
+    real = Path(path).resolve()
+    if not real.is_relative_to(folder.resolve()) or not real.is_file():
+        raise gr.Error("This file was not uploaded here, or is no longer kept; upload it again.", print_exception=False)
+    component.temp_files.add(str(real))
+    return str(real)

@@ -1,0 +1,81 @@
+// Words and heat: a word that is pointed at, or held, shows where the captioner looked for it.
+const STEP = 420; // milliseconds a word, when they come one by one
+let held = -1;
+let timer = null;
+
+const all = (selector) => [...element.querySelectorAll(selector)];
+const words = () => all(".dc-word");
+
+function show(number) {
+  const pictures = element.querySelector(".dc-pictures");
+  if (!pictures) return;
+  const has = all(".dc-heat").some((layer) => Number(layer.dataset.word) === number);
+  pictures.classList.toggle("dc-looking", has);
+  for (const one of all("[data-word]")) one.classList.toggle("dc-on", Number(one.dataset.word) === number);
+  for (const word of words()) word.setAttribute("aria-pressed", String(Number(word.dataset.word) === held));
+}
+
+function stop() {
+  clearInterval(timer);
+  timer = null;
+  for (const word of words()) word.classList.remove("dc-coming");
+}
+
+function play() {
+  stop();
+  const row = words();
+  const result = element.querySelector(".dc-result");
+  if (!row.length || !result) return;
+  held = Number(result.dataset.best);
+  if (matchMedia("(prefers-reduced-motion: reduce)").matches) return show(held);
+  for (const word of row) word.classList.add("dc-coming");
+  let next = 0;
+  const step = () => {
+    if (next === row.length) {
+      stop();
+      return show(held);
+    }
+    row[next].classList.remove("dc-coming");
+    show(next++);
+  };
+  step();
+  timer = setInterval(step, STEP);
+}
+
+const wordOf = (event) => event.target.closest?.(".dc-word");
+
+element.addEventListener("click", (event) => {
+  if (event.target.closest(".dc-play")) return play();
+  const word = wordOf(event);
+  if (!word) return;
+  stop();
+  const number = Number(word.dataset.word);
+  held = held === number ? -1 : number;
+  show(held);
+});
+element.addEventListener("pointerover", (event) => {
+  const word = wordOf(event);
+  if (!word || event.pointerType === "touch" || timer) return;
+  show(Number(word.dataset.word));
+});
+element.addEventListener("pointerout", (event) => {
+  if (wordOf(event) && !timer) show(held);
+});
+element.addEventListener("focusin", (event) => {
+  const word = wordOf(event);
+  if (word && !timer && word.matches(":focus-visible")) show(Number(word.dataset.word));
+});
+element.addEventListener("keydown", (event) => {
+  const word = wordOf(event);
+  const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (!word || !way) return;
+  event.preventDefault();
+  stop();
+  words()[Number(word.dataset.word) + way]?.focus();
+});
+
+watch("value", () => {
+  held = -1;
+  play();
+  element.querySelector(".dc-result, .dc-message")?.scrollIntoView({ behavior: "smooth", block: "nearest" });
+});

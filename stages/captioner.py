@@ -1,0 +1,36 @@
+"""Train the captioner of `blocks` that ships with the package, by the stages that the demo runs, and export it."""
+
+from pathlib import Path
+
+from diffcap.console import run
+
+
+def train(
+    pairs: int = 36_000,
+    steps: int = 8_000,
+    seed: int = 1234,
+    folder: Path = Path("data/blocks-captioner"),
+    out: Path = Path("runs/captioner"),
+    shipped: Path = Path("src/diffcap/models/captioners/blocks"),
+) -> None:
+    """Render pairs with the camera's full shake, extract, train SCORER+CBR, score it on test, export it.
+
+    Args:
+        pairs: to render.
+        steps: of the training.
+        seed: of scenes and weights.
+        folder: of the dataset.
+        out: of the run.
+        shipped: where the exported captioner goes.
+    """
+    from diffcap.chain import Make, Road
+    from diffcap.checkpoint import read_checkpoint, write_folder
+
+    make = Make("DATASET=blocks", f"FOLDER={folder}", f"PAIRS={pairs}", "data_ARGS=--jitter 1", "LOGGER=none")
+    make.along(Road("the captioner", out, "scorer", seed, finetune=steps))
+    write_folder(shipped, read_checkpoint(out / "finetune" / "best.ckpt"))
+    print(f"{shipped}: written; its scores are in {out / 'eval' / 'metrics.json'}")
+
+
+if __name__ == "__main__":
+    run(train)

@@ -1,0 +1,142 @@
+"""A stand-in for the Hugging Face hub: as much of its interface as an upload and a download of small repositories need."""
+
+import base64
+import hashlib
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+TOKEN = "hf_letmein"
+COMMIT = "0" * 39 + "1"
+
+
+class Hub(ThreadingHTTPServer):
+    """`repositories` holds the files of each by path; `stored` what was uploaded beside the commits, by SHA-256."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.repositories: dict[str, dict[str, bytes]] = {}
+        self.stored: dict[str, bytes] = {}
+        self.asked: list[str] = []
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Hub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding", "") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        parts = []
+        while size := int(self.rfile.readline(), 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(parts)
+
+    def _answer(self, value: Any = None, status: int = 200, **headers: str) -> None:
+        data = value if isinstance(value, bytes) else json.dumps(value).encode()
+        self.send_response(status)
+        for name, text in {"Content-Length": str(len(data)), "Content-Type": "application/json", **headers}.items():
+            self.send_header(name.replace("_", "-"), text)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def _allowed(self) -> bool:
+        if self.headers.get("Authorization") == f"Bearer {TOKEN}":
+            return True
+        self._answer({"error": "who are you?"}, 401)
+        return False
+
+    def do_POST(self) -> None:
+        body, path = self._body(), self.path.partition("?")[0]
+        self.server.asked.append(f"POST {path}")
+        if not self._allowed():
+            return
+        if path == "/api/repos/create":
+            facts = json.loads(body)
+            name = f"{facts.get('organization') or 'user'}/{facts['name']}"
+            known = name in self.server.repositories
+            self.server.repositories.setdefault(name, {})
+            self._answer({"url": f"{self.server.url}/{name}"}, 409 if known else 200)
+        elif path == "/api/validate-yaml":
+            self._answer({"errors": [], "warnings": []})
+        elif match := re.fullmatch(r"/api/models/(.+)/preupload/main", path):
+            files = json.loads(body)["files"]
+            modes = [{"path": one["path"], "uploadMode": _mode(one["path"]), "shouldIgnore": False} for one in files]
+            self._answer({"files": modes})
+        elif match := re.fullmatch(r"/(.+)\.git/info/lfs/objects/batch", path):
+            objects = json.loads(body)["objects"]
+            action = [
+                {**one, "actions": {"upload": {"href": f"{self.server.url}/lfs/{one['oid']}"}}} for one in objects
+            ]
+            self._answer({"transfer": "basic", "objects": action})
+        elif match := re.fullmatch(r"/api/models/(.+)/commit/main", path):
+            self._commit(match[1], body)
+        else:
+            self._answer({"error": path}, 404)
+
+    def _commit(self, name: str, body: bytes) -> None:
+        files = self.server.repositories[name]
+        for line in map(json.loads, body.splitlines()):
+            value = line["value"]
+            if line["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "lfsFile":
+                files[value["path"]] = self.server.stored[value["oid"]]
+        url = f"{self.server.url}/{name}/commit/{COMMIT}"
+        self._answer({"success": True, "commitOid": COMMIT, "commitUrl": url, "hookOutput": ""})
+
+    def do_PUT(self) -> None:
+        body = self._body()
+        self.server.asked.append(f"PUT {self.path}")
+        assert hashlib.sha256(body).hexdigest() == self.path.rpartition("/")[2]
+        self.server.stored[self.path.rpartition("/")[2]] = body
+        self._answer({})
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        self.server.asked.append(f"{self.command} {path}")
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/[^/]+)?", path):
+            files = self.server.repositories.get(match[1])
+            if files is None:
+                self._answer({"error": "Repository not found"}, 404, X_Error_Code="RepoNotFound")
+                return
+            siblings = [{"rfilename": file, "size": len(data)} for file, data in files.items()]
+            self._answer({"id": match[1], "modelId": match[1], "sha": COMMIT, "siblings": siblings, "tags": []})
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/[^/]+/?", path):
+            files = self.server.repositories.get(match[1], {})
+            rows = [
+                {"type": "file", "path": file, "size": len(data), "oid": _tag(data)} for file, data in files.items()
+            ]
+            self._answer(rows)
+        elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", path):
+            data = self.server.repositories.get(match[1], {}).get(match[2])
+            if data is None:
+                self._answer({"error": "Entry not found"}, 404, X_Error_Code="EntryNotFound")
+            else:
+                self._answer(data, ETag=f'"{_tag(data)}"', X_Repo_Commit=COMMIT)
+        else:
+            self._answer({"error": path}, 404)
+
+
+def _mode(path: str) -> str:
+    return "lfs" if path.endswith((".safetensors", ".png")) else "regular"
+
+
+def _tag(data: bytes) -> str:
+    return hashlib.sha1(data).hexdigest()

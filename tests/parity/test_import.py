@@ -1,0 +1,164 @@
+"""Import, load, caption: files as the authors write them, through the real command, give the fixtures' own words."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.parity.loading import Fixture, load
+from tests.parity.test_pcl import maps
+from torch import Tensor
+
+from diffcap.captioner import Checkpoint
+from diffcap.captioner import load as load_trained
+from diffcap.cli import main
+from diffcap.models.clip4idc import CLIP4IDC
+from diffcap.models.generation import greedy
+
+RCC = ["<NULL>", "<UNK>", "<START>", "<END>"]
+TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
+
+
+class AttrDict(dict):
+    """As the class of `model_cfg` in the released files, with its state beside its items."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.__dict__["__immutable__"] = True
+
+
+def imported(folder: Path, method: str, content: Any, *options: str, words: dict[str, int] | None = None) -> Checkpoint:
+    """The official file through `diffcap import`, and read again."""
+    torch.save(content, folder / "official.pt")
+    if words is not None:
+        (folder / "words.json").write_text(json.dumps(words))
+        options = (*options, "--vocabulary", str(folder / "words.json"))
+    main(["import", method, str(folder / "official.pt"), "--out", str(folder / "ours"), *options])
+    return load_trained(folder / "ours")
+
+
+def vocabulary(size: int, specials: list[str]) -> dict[str, int]:
+    return {word: number for number, word in enumerate([*specials, *(f"w{n}" for n in range(size - len(specials)))])}
+
+
+def grouped(official: Fixture) -> dict[str, Any]:
+    """The pickled dict of SCORER's and DIRL's files, with a computed table among the weights."""
+    groups: dict[str, Any] = {"change_detector_state": {}, "speaker_state": {}}
+    for name, value in official.weights().items():
+        group, _, rest = name.partition(".")
+        if group in groups:  # CBR is in no checkpoint
+            groups[group][rest] = value
+    groups["speaker_state"]["core.position_enc.pe"] = torch.zeros(
+        1, official.hyperparameters["max_length"], official.hyperparameters["word_width"]
+    )
+    return {**groups, "model_cfg": AttrDict(speaker=AttrDict(word_dim=300), depth=2)}
+
+
+def check_words(trained: Checkpoint, before: Tensor, after: Tensor, official: Tensor) -> None:
+    """The authors write zeros for END and after it, or run on after it."""
+    end = trained.captioner.end
+    tokens = greedy(trained.captioner, before, after, official.shape[1])
+    for ours, theirs in zip(tokens.tolist(), official.tolist()):
+        said = ours[: ours.index(end)] if end in ours else ours
+        theirs = theirs[: theirs.index(end)] if end in theirs else theirs
+        assert said == theirs[: len(said)] and not any(theirs[len(said) :])
+        assert trained.vocabulary.decode(ours) == " ".join(f"w{n - len_of(trained)}" for n in said[1:])
+
+
+def len_of(trained: Checkpoint) -> int:
+    return len(trained.vocabulary) - len(trained.vocabulary.words)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_scorer(scorer_fixture: Path, tmp_path: Path, told: bool) -> None:
+    views(load(scorer_fixture), "scorer", tmp_path, told)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_dirl(dirl_fixture: Path, tmp_path: Path, told: bool) -> None:
+    views(load(dirl_fixture), "dirl", tmp_path, told)
+
+
+def views(official: Fixture, method: str, folder: Path, told: bool) -> None:
+    facts = official.hyperparameters
+    if not told and (facts["feature_channels"] % 4 or facts["heads"] != 8):
+        pytest.skip("a fixture of sizes that no released file has must be told")
+    options = (f"--heads={facts['heads']}", f"--coordinates={str(facts['coordinates']).lower()}") if told else ()
+    trained = imported(folder, method, grouped(official), *options, words=vocabulary(facts["vocabulary"], RCC))
+    assert trained.max_length == facts["max_length"]  # by the table beside the weights
+    assert trained.features["shape"] == [facts["feature_channels"], *facts["grid"]]
+    check_words(trained, official.arrays["before"], official.arrays["after"], official.arrays["greedy_tokens"])
+
+
+def test_pcl(pcl_fixture: Path, tmp_path: Path) -> None:
+    official = load(pcl_fixture)
+    facts = official.hyperparameters
+    options = f"--heads={facts['heads']}", f"--max-length={facts['max_length']}"
+    words = vocabulary(facts["vocabulary"], [f"<{name}>" for name in facts["special"]])
+    trained = imported(tmp_path, "pcl", official.weights("finetune"), *options, words=words)
+    assert trained.max_length == facts["max_length"]
+    before, after = maps(official.arrays["before"]), maps(official.arrays["after"])
+    tokens = greedy(trained.captioner, before, after, trained.max_length).tolist()
+    end = trained.captioner.end
+    for ours, theirs in zip(tokens, official.arrays["greedy_tokens"].tolist()):
+        assert (
+            ours[: ours.index(end) if end in ours else None] == theirs[: theirs.index(end) if end in theirs else None]
+        )
+    unchanged = trained.captioner.nothing_changed(before, after)
+    expected = official.arrays["distractor_logits"].softmax(-1)[:, 0]
+    torch.testing.assert_close(unchanged, expected, **TOLERANCE)
+
+
+def test_pcl_with_its_special_tokens_in_another_order(pcl_fixture: Path, tmp_path: Path) -> None:
+    """Only BOS and MASK are fixed in the authors' code; words keep their meaning, whatever their number."""
+    official = load(pcl_fixture)
+    facts, state = official.hyperparameters, official.weights("finetune")
+    words = vocabulary(facts["vocabulary"], [f"<{name}>" for name in facts["special"]])
+    order = [0, 1, 4, 2, 3, 5, *reversed(range(6, facts["vocabulary"]))]  # what their id n is in the fixture
+    moved = {name: value[torch.tensor(order)] if is_table(name) else value for name, value in state.items()}
+    names = list(words)
+    shuffled = {names[number]: place for place, number in enumerate(order)}
+    (tmp_path / "other").mkdir()
+    options = f"--heads={facts['heads']}", f"--max-length={facts['max_length']}"
+    one = imported(tmp_path, "pcl", state, *options, words=words)
+    two = imported(tmp_path / "other", "pcl", moved, *options, words=shuffled)
+    before, after = maps(official.arrays["before"]), maps(official.arrays["after"])
+    said = [
+        [trained.vocabulary.decode(row) for row in greedy(trained.captioner, before, after, trained.max_length)]
+        for trained in (one, two)
+    ]
+    assert said[0] == said[1] and any(said[0])
+
+
+def is_table(name: str) -> bool:
+    return name in ("word_embedding.weight", "output_layer.weight", "output_layer.bias")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("half", [False, True])
+def test_clip4idc(clip4idc_fixture: Path, tmp_path: Path, half: bool) -> None:
+    """The fixture holds the scores of given words; every next word must be the same, from files in half precision, too."""
+    official = load(clip4idc_fixture)
+    facts, arrays = official.hyperparameters, official.arrays
+    state = official.weights("caption")
+    if half:
+        state = {name: value.half() if name.startswith("clip.") else value for name, value in state.items()}
+    heads = f"--heads={facts['captioner_heads']}", f"--vision-heads={facts['vision_heads']}"
+    trained = imported(tmp_path, "clip4idc", state, *heads, f"--intra-layers={facts['intra_layers']}")
+    model = trained.captioner
+    assert isinstance(model, CLIP4IDC) and trained.features["shape"] == [3, facts["image_size"], facts["image_size"]]
+    model.images.mean.zero_()  # the fixture's pixels are normalised
+    model.images.std.fill_(1 / 255)
+    memory, cache, shown = model.encode(arrays["before"], arrays["after"]), None, arrays["decoder_input"]
+    tolerance = {"atol": 0.03, "rtol": 0.01} if half else TOLERANCE
+    for position in range(shown.shape[1]):
+        logits, cache = model.step(shown[:, position], memory, cache)
+        real = shown[:, position] != model.pad
+        expected = arrays["decoder_logits"][real, position]
+        torch.testing.assert_close(logits[real], expected, **tolerance)
+        sure = expected.topk(2).values.diff().abs()[:, 0] > 0.06  # where rounding weights cannot turn the order
+        assert torch.equal(logits[real].argmax(-1)[sure], expected.argmax(-1)[sure])
+    tokens = greedy(model, arrays["before"], arrays["after"], trained.max_length)
+    first = arrays["decoder_logits"][:, 0]
+    assert torch.equal(tokens[:, 0], shown[:, 0]) and (half or torch.equal(tokens[:, 1], first.argmax(-1)))

@@ -1,0 +1,77 @@
+"""The page, served in this process, and a visitor who talks to it over HTTP as a browser does."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from diffcap.web.captioners import Captioners, Choice
+from diffcap.web.server import build_app, listen
+
+SHIPPED = Choice("SCORER · blocks · ships with diffcap", None)
+
+
+@contextmanager
+def served(folder: Path, captioners: Captioners | None = None) -> Iterator[str]:
+    """The page's address; `folder` takes the uploaded files."""
+    folder.mkdir(exist_ok=True)
+    with listen("127.0.0.1", 0) as listener:
+        server = uvicorn.Server(
+            uvicorn.Config(build_app(captioners or Captioners([SHIPPED], "cpu"), folder), log_level="warning")
+        )
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        end = time.monotonic() + 60
+        while not server.started:
+            assert time.monotonic() < end and thread.is_alive()
+            time.sleep(0.05)
+        port = listener.getsockname()[1]
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.should_exit = True
+            thread.join(20)
+
+
+class Visitor:
+    """Uploads pictures and asks for captions."""
+
+    def __init__(self, address: str) -> None:
+        self.http = httpx.Client(base_url=address, timeout=120, trust_env=False)
+
+    def upload(self, name: str, data: bytes) -> dict[str, Any]:
+        """A file as the page's components refer to it."""
+        answer = self.http.post("/gradio_api/upload", files={"files": (name, data, "application/octet-stream")})
+        answer.raise_for_status()
+        return self.file(answer.json()[0], name)
+
+    @staticmethod
+    def file(path: str, name: str = "picture.png") -> dict[str, Any]:
+        """A reference to a file of the server."""
+        return {"path": path, "orig_name": name, "meta": {"_type": "gradio.FileData"}}
+
+    def ask(self, name: str, *values: Any) -> list[Any]:
+        """Call an event of the page and wait for its outputs; an error is `RuntimeError` with its sentence."""
+        begun = self.http.post(f"/gradio_api/call/{name}", json={"data": list(values)})
+        begun.raise_for_status()
+        with self.http.stream("GET", f"/gradio_api/call/{name}/{begun.json()['event_id']}") as answer:
+            event = ""
+            for line in answer.iter_lines():
+                kind, _, text = line.partition(": ")
+                if kind == "event":
+                    event = text
+                elif kind == "data" and event in ("complete", "error"):
+                    if event == "error":
+                        raise RuntimeError(text)
+                    return json.loads(text)
+        raise RuntimeError("the stream ended without an answer")
+
+    def caption(self, before: Any, after: Any, choice: str = "0", beams: int = 1) -> str:
+        """The HTML of the answer."""
+        return self.ask("caption", before, after, choice, beams)[0]

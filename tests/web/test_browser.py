@@ -1,0 +1,190 @@
+"""The page in a real browser; `make test-web`, since an ordinary machine has none.
+
+Screenshots go to the folder that --basetemp names, or pytest's own.
+"""
+
+import base64
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from PIL import Image
+from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
+from tests.odd_pictures import encoded
+from tests.web.site import SHIPPED, served
+
+from diffcap.captioner import load_captioner
+from diffcap.web.captioners import Captioners, Choice
+from diffcap.web.examples import render_examples
+from diffcap.web.server import MOST_BYTES
+
+SIZES = {"desktop": (1100, 1400), "phone": (400, 900)}
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    choices = [SHIPPED, Choice("SCORER · blocks · the same again", None)]
+    with served(tmp_path_factory.mktemp("uploads"), Captioners(choices, "cpu")) as found:
+        yield found
+
+
+class Browser:
+    """A window of Chromium on the page."""
+
+    def __init__(self, chromium: str, address: str, size: str, dark: bool) -> None:
+        options = webdriver.ChromeOptions()
+        options.binary_location = shutil.which(chromium) or chromium
+        for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-dev-shm-usage"):
+            options.add_argument(word)
+        options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+        service = webdriver.ChromeService(shutil.which("chromedriver") or "chromedriver")
+        self.driver = webdriver.Chrome(options=options, service=service)
+        self.width, height = SIZES[size]
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.cdp("Emulation.setEmulatedMedia", features=[scheme])
+        self.resize(height)
+        self.driver.get(address)
+        self.wait(lambda: self.all(".dc-example"))
+
+    def cdp(self, command: str, **values: Any) -> Any:
+        return self.driver.execute_cdp_cmd(command, values)
+
+    def resize(self, height: int) -> None:
+        metrics = {"width": self.width, "height": height, "deviceScaleFactor": 1, "mobile": self.width < 600}
+        self.cdp("Emulation.setDeviceMetricsOverride", **metrics)
+
+    def all(self, selector: str) -> list[Any]:
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+
+    def wait(self, done: Callable[[], Any], seconds: float = 60) -> Any:
+        return WebDriverWait(self.driver, seconds, 0.1).until(lambda _: done())
+
+    def js(self, script: str, *values: Any) -> Any:
+        return self.driver.execute_script(script, *values)
+
+    def words(self) -> list[str]:
+        """The words of the answer, once all have come."""
+        self.wait(lambda: self.all(".dc-word") and not self.all(".dc-coming"))
+        return [word.get_attribute("aria-label").rpartition(",")[0] for word in self.all(".dc-word")]
+
+    def lit(self) -> list[str]:
+        """The numbers of the words whose heat is to be seen."""
+        return [layer.get_attribute("data-word") for layer in self.all(".dc-heat.dc-on")]
+
+    def put(self, zone: str, path: Path) -> None:
+        self.all(f"#zone-{zone} input[type=file]")[0].send_keys(str(path))
+
+    def said(self, place: str) -> str:
+        return self.wait(lambda: " ".join(one.text for one in self.all(f"{place} .dc-message")))
+
+    def shoot(self, path: Path) -> Image.Image:
+        self.resize(max(600, self.js("return document.documentElement.scrollHeight")))
+        time.sleep(1)
+        path.write_bytes(base64.b64decode(self.cdp("Page.captureScreenshot", format="png")["data"]))
+        return Image.open(path)
+
+    def requests(self) -> list[str]:
+        """Addresses of everything that the page asked for, data and blobs left out."""
+        events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
+        sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
+        asked = [one["request"]["url"] for one in sent]
+        return [url for url in asked if urlsplit(url).scheme not in ("data", "blob")]
+
+
+@pytest.fixture
+def browse(request: pytest.FixtureRequest, address: str) -> Iterator[Callable[..., Browser]]:
+    opened: list[Browser] = []
+
+    def browse(size: str = "desktop", dark: bool = False) -> Browser:
+        opened.append(Browser(request.config.getoption("--chromium"), address, size, dark))
+        return opened[-1]
+
+    yield browse
+    for browser in opened:
+        browser.driver.quit()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dark", [False, True])
+def test_an_example_is_captioned_word_by_word(browse: Any, address: str, size: str, dark: bool, tmp_path: Path) -> None:
+    browser = browse(size, dark)
+    example = render_examples()[0]
+    browser.all(".dc-example")[0].click()
+    caption = load_captioner(device="cpu")(example.before, example.after, 5)
+    assert browser.words() == [word.text for word in caption.words]
+    assert len(browser.all(".dc-beams tbody tr")) == 1 + len(caption.alternatives)
+    picture = browser.shoot(tmp_path / f"page_{size}_{'dark' if dark else 'light'}.png")
+    assert picture.width == SIZES[size][0]
+    assert browser.js("return document.documentElement.scrollWidth") <= picture.width  # nothing sticks out
+    corner = np.asarray(picture.convert("L"))[-40:, :8].mean()
+    assert (corner < 60) if dark else (corner > 200)
+    asked = browser.requests()
+    assert len(asked) > 10 and {urlsplit(url).netloc for url in asked} == {urlsplit(address).netloc}
+    wrong = [entry["message"] for entry in browser.driver.get_log("browser") if entry["level"] == "SEVERE"]
+    assert not wrong
+
+
+def test_pointing_at_a_word_shows_its_heat_and_pressing_holds_it(browse: Any) -> None:
+    browser = browse()
+    browser.all(".dc-example")[1].click()
+    browser.words()
+    words = browser.all(".dc-word")
+    browser.wait(lambda: browser.lit())
+    for number in (0, 3):
+        ActionChains(browser.driver).move_to_element(words[number]).perform()
+        browser.wait(lambda number=number: browser.lit() == [str(number)] * 2)  # one on each picture
+    heat, photo = browser.all('.dc-heat[data-word="3"]')[0], browser.all(".dc-photo")[0]
+    assert heat.rect == photo.rect and heat.rect["width"] > 200
+    browser.wait(lambda: heat.value_of_css_property("opacity") == "1")
+    words[3].click()
+    ActionChains(browser.driver).move_to_element(browser.all("h1")[0]).perform()
+    assert browser.lit() == ["3", "3"] and words[3].get_attribute("aria-pressed") == "true"
+    words[3].click()
+    ActionChains(browser.driver).move_to_element(browser.all("h1")[0]).perform()
+    browser.wait(lambda: browser.lit() == [])
+    words[3].send_keys(Keys.ARROW_RIGHT)
+    browser.wait(lambda: browser.lit() == ["4", "4"])
+    browser.all(".dc-play")[0].click()
+    browser.wait(lambda: browser.all(".dc-coming"))
+    browser.words()
+
+
+def test_ones_own_pictures_and_another_captioner(browse: Any, tmp_path: Path) -> None:
+    browser = browse()
+    example = render_examples()[3]
+    for side, image in (("before", example.before), ("after", example.after)):
+        (tmp_path / f"{side}.tif").write_bytes(encoded(image, "TIFF"))
+        browser.put(side, tmp_path / f"{side}.tif")
+        shown = browser.wait(lambda side=side: browser.all(f"#zone-{side} img"))
+        # A browser cannot show TIFF: the server gave it something that it can.
+        browser.wait(lambda shown=shown: browser.js("return arguments[0].naturalWidth", shown[0]) == 256)
+    browser.all("#captioner input")[0].click()
+    browser.wait(lambda: browser.all("[role=option]"))[1].click()
+    browser.all("#ask")[0].click()
+    caption = load_captioner(device="cpu")(example.before, example.after, 5)
+    assert browser.words() == [word.text for word in caption.words]
+    assert "the same again" in browser.all(".dc-facts")[0].text
+
+
+def test_what_is_no_picture_and_what_is_too_large_is_a_sentence(browse: Any, tmp_path: Path) -> None:
+    browser = browse()
+    browser.all("#ask")[0].click()
+    assert browser.said("#answer") == "Give both pictures first: drop it above, or try an example."
+    (tmp_path / "notes.png").write_bytes(b"dear diary\n")
+    browser.put("before", tmp_path / "notes.png")
+    assert "(notes.png): a text file, not an image" in browser.said("#told-before")
+    assert not browser.all("#zone-before img")
+    with (tmp_path / "large.png").open("wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    browser.put("after", tmp_path / "large.png")
+    browser.wait(lambda: "maximum allowed size" in browser.all("body")[0].text)

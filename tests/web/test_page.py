@@ -1,0 +1,257 @@
+"""The page over HTTP: what visitors are told, what they cannot do, and that many can come at once."""
+
+import io
+import re
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from html import unescape
+from html.parser import HTMLParser
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+from PIL import Image
+from tests.odd_pictures import encoded, png_header, write_all
+from tests.web.site import SHIPPED, Visitor, served
+
+from diffcap.captioner import load_captioner
+from diffcap.errors import DiffcapError
+from diffcap.web.captioners import Captioners
+from diffcap.web.examples import render_examples
+from diffcap.web.page import _answer, _look
+from diffcap.web.server import MOST_BYTES
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("uploaded")
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    with served(folder) as found:
+        yield found
+
+
+@pytest.fixture
+def visitor(address: str) -> Iterator[Visitor]:
+    visitor = Visitor(address)
+    with visitor.http:
+        yield visitor
+
+
+def pair(number: int = 0) -> list[bytes]:
+    example = render_examples()[number]
+    return [encoded(image, "PNG") for image in (example.before, example.after)]
+
+
+class Text(HTMLParser):
+    """The words of a page, and that every tag that is opened is closed."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(page)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag != "img":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += f" {data}"
+
+
+def sentence(page: str) -> str:
+    """What a refusal says, and nothing else."""
+    (said,) = re.findall(r'<div class="dc-message dc-error" role="alert">([^<]*)</div>', page)
+    assert page.count("<") == 2 and "Traceback" not in page and 15 < len(said) < 400 and said.endswith(".")
+    return unescape(said)
+
+
+def test_a_visitor_gets_the_caption_that_the_captioner_writes(visitor: Visitor) -> None:
+    pictures = pair()
+    page = visitor.caption(visitor.upload("a.png", pictures[0]), visitor.upload("b.png", pictures[1]), beams=5)
+    caption = load_captioner(device="cpu")(*pictures, 5)
+    assert re.findall(r'data-word="\d+" style="[^"]*" aria-label="([^,]*), ', page) == [
+        one.text for one in caption.words
+    ]
+    assert len(caption.words) > 3 and page.count('class="dc-heat"') == 2 * len(caption.words)
+    text = Text(page).text
+    assert caption.alternatives and all(other.text in text for other in caption.alternatives)
+    assert f"{caption.alternatives[0].log_probability:.2f}" in text and SHIPPED.label in text
+
+
+def test_a_look_at_an_upload_shows_what_browsers_cannot_and_names_what_was_done(visitor: Visitor) -> None:
+    frames = [Image.new("RGB", (30, 20), color) for color in ("red", "blue")]
+    moving = encoded(frames[0], "TIFF", save_all=True, append_images=frames[1:])
+    shown, told = visitor.ask("look_before", visitor.upload("two.tif", moving))
+    assert "Holds several pictures, the first was taken." in told
+    with Image.open(io.BytesIO(visitor.http.get(shown["url"]).content)) as image:
+        assert image.format == "PNG" and image.convert("RGB").getpixel((0, 0)) == (255, 0, 0)
+    shown, told = visitor.ask("look_after", visitor.upload("one.png", encoded(frames[0], "PNG")))
+    assert told == "" and shown.get("__type__") == "update"  # stays as it is
+    shown, told = visitor.ask("look_after", visitor.upload("<b>{x}.png", b"dear diary"))
+    assert shown is None and "The picture after (" in sentence(told) and "a text file, not an image" in told
+    assert "<b>" not in told and "{x}" not in told
+
+
+def test_no_pictures_or_one_is_a_sentence(visitor: Visitor) -> None:
+    assert "Give both pictures first" in sentence(visitor.caption(None, None))
+    one = visitor.upload("a.png", pair()[0])
+    assert "Give the picture after first" in sentence(visitor.caption(one, None))
+    assert "Give the picture before first" in sentence(visitor.caption(None, one))
+
+
+def test_all_odd_pictures_are_a_caption_or_a_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    good, bad, either = write_all(tmp_path)
+    captioners = Captioners([SHIPPED], "cpu")
+    fine = tmp_path / "fine.png"
+    fine.write_bytes(pair()[0])
+    said = []
+    for path in [*bad, *either]:
+        for page in (_look("before", str(path))[1], _answer(captioners, str(path), str(fine), "0", 1)):
+            if path in bad or "dc-error" in page:
+                said.append(sentence(page))
+                assert path.name in said[-1] and str(tmp_path) not in said[-1]
+    assert len(said) >= 2 * len(bad) > 100
+    for path in good:
+        assert "dc-error" not in _look("after", str(path))[1], path
+    for path in good[::7]:
+        assert 'class="dc-word"' in _answer(captioners, str(fine), str(path), "0", 1), path
+    assert len(good) + len(bad) + len(either) >= 200
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_odd_pictures_over_http(visitor: Visitor, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write_all(tmp_path)
+    fine = visitor.upload("fine.png", pair()[0])
+    for name, reason in {
+        "empty.png": "empty file",
+        "drawing.svg": "SVG",
+        "notes.jpg": "text file",
+        "huge.png": "400,000,000 pixels are more than",
+        "bomb.tif": "400,000,000 pixels",
+        "cut0.5.jpg": "truncated",
+        "noise.png": "not an image",
+    }.items():
+        odd = visitor.upload(name, (tmp_path / name).read_bytes())
+        assert reason in sentence(visitor.caption(odd, fine)), name
+    for name in ("CMYK.jpg", "1x1.png", "moving.gif", "I16.tif", "ünï côde 画像.png", "P.bmp"):
+        odd = visitor.upload(name, (tmp_path / name).read_bytes())
+        page = visitor.caption(fine, odd)
+        assert 'class="dc-word"' in page, name
+        if name == "moving.gif":
+            assert "holds several pictures, the first was taken" in page
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_too_large_uploads_and_requests_are_refused_before_they_are_read(visitor: Visitor, folder: Path) -> None:
+    before = set(folder.rglob("*"))
+    data = png_header(9, 9) + bytes(MOST_BYTES + 100_000)
+    try:
+        answer = visitor.http.post("/gradio_api/upload", files={"files": ("a.png", data)})
+        assert answer.status_code == 413 and "Too large: at most 32 MB" in answer.text
+    except httpx.WriteError:  # it hung up before all was sent
+        pass
+    answer = visitor.http.post("/gradio_api/call/caption", content=b'{"data": ["' + b"x" * 2**21 + b'"]}')
+    assert answer.status_code == 413
+    answer = visitor.http.post("/gradio_api/upload", content=iter([b"some"]))  # sent in chunks, of any length
+    assert answer.status_code == 411
+    assert set(folder.rglob("*")) == before
+
+
+def test_only_uploaded_files_can_be_named(visitor: Visitor, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(pair()[0])
+    asked = []
+
+    class Trap(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+        do_HEAD = do_GET
+
+    with HTTPServer(("127.0.0.1", 0), Trap) as trap:
+        threading.Thread(target=trap.serve_forever, daemon=True).start()
+        fine = visitor.upload("fine.png", pair()[0])
+        inside = str(Path(fine["path"]).parent / ".." / ".." / ".." / "secret.png")
+        address = f"http://127.0.0.1:{trap.server_address[1]}/a.png"
+        for path in (str(secret), address, "/etc/passwd", inside, "pyproject.toml"):
+            for values in ((Visitor.file(path), fine, "0", 1), (fine, fine, Visitor.file(path), 1)):
+                with pytest.raises(RuntimeError):
+                    visitor.caption(*values)
+        linked = {**fine, "path": fine["path"], "url": address}
+        assert 'class="dc-word"' in visitor.caption(linked, fine)
+        trap.shutdown()
+    assert not asked
+    for path in (secret, Path("/etc/passwd"), Path("pyproject.toml").resolve()):
+        assert visitor.http.get(f"/gradio_api/file={path}").status_code == 403
+
+
+def test_choices_that_the_page_does_not_offer_are_refused(visitor: Visitor) -> None:
+    fine = visitor.upload("fine.png", pair()[0])
+    for choice, beams in (("7", 1), ("runs/other.ckpt", 1), ("0", 10_000), ("0", "many"), (None, 1)):
+        with pytest.raises(RuntimeError):
+            visitor.caption(fine, fine, choice, beams)
+    assert 'class="dc-word"' in visitor.caption(fine, fine)
+
+
+def test_the_page_names_no_other_host_and_nothing_of_the_machine(visitor: Visitor) -> None:
+    page = visitor.http.get("/")
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'self'" in policy and "http" not in policy and "*" not in policy
+    config = visitor.http.get("/config").text
+    for text in (page.text, config):
+        assert not re.findall(r'(?:src|href)="?(?:https?:)?//(?!127\.0\.0\.1)[^"]*', text)
+        assert str(Path.cwd()) not in text and "site-packages" not in text
+    assert visitor.http.get("/docs").status_code == 404
+
+
+def test_twenty_visitors_at_once(address: str) -> None:
+    examples = [pair(number) for number in range(5)]
+    captioner = load_captioner(device="cpu")
+    truth = [captioner(*pictures).text for pictures in examples]
+    assert len(set(truth)) == 5
+
+    def visit(number: int) -> str:
+        visitor = Visitor(address)
+        with visitor.http:
+            pictures = [visitor.upload(f"{number}.png", data) for data in examples[number % 5]]
+            page = visitor.caption(*pictures)
+        return " ".join(re.findall(r'data-word="\d+" style="[^"]*" aria-label="([^,]*), ', page))
+
+    start = time.monotonic()
+    with ThreadPoolExecutor(20) as pool:
+        said = list(pool.map(visit, range(20)))
+    assert said == [truth[number % 5] for number in range(20)]
+    assert time.monotonic() - start < 100
+
+
+def test_a_fault_of_the_program_is_a_sentence_for_visitors_and_a_traceback_for_the_log(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Broken(Captioners):
+        def use(self, number: int):
+            raise (ZeroDivisionError("a secret"), MemoryError(), DiffcapError("the checkpoint is gone."))[number]
+
+    with served(tmp_path / "uploads", Broken([SHIPPED] * 3)) as address:
+        visitor = Visitor(address)
+        with visitor.http:
+            fine = visitor.upload("fine.png", pair()[0])
+            with pytest.raises(RuntimeError, match=r"Something went wrong on the server") as error:
+                visitor.caption(fine, fine)
+            assert "secret" not in str(error.value)
+            with pytest.raises(RuntimeError, match=r"No memory left"):
+                visitor.caption(fine, fine, "1")
+            assert sentence(visitor.caption(fine, fine, "2")) == "the checkpoint is gone."
+    logged = capfd.readouterr().err
+    assert logged.count("Traceback") == 1 and "ZeroDivisionError" in logged

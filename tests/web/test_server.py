@@ -1,0 +1,174 @@
+"""`diffcap serve` as a user starts it: where it listens, what it offers, what it leaves behind."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from tests.checkpoints import write_checkpoint
+from tests.commands import environment
+from tests.models.tiny import captioner, pretraining
+from tests.odd_pictures import encoded, scene
+from tests.web.site import Visitor
+
+from diffcap import cli
+from diffcap.captioner import SHIPPED
+from diffcap.errors import DiffcapError
+from diffcap.web import captioners as shelf
+from diffcap.web.captioners import Captioners, Choice, find_choices
+from diffcap.web.server import listen, serve
+
+
+def test_the_command_serves_on_this_machine_alone_and_leaves_nothing(tmp_path: Path) -> None:
+    shutil.copytree(SHIPPED, tmp_path / "runs" / "mine")
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    command = [str(Path(sys.executable).with_name("diffcap")), "serve", "--port", "0", "--checkpoint", str(SHIPPED)]
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environment(TMPDIR=str(temporary), PYTHONUNBUFFERED="1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as server:
+        try:
+            line = server.stdout.readline()
+            found = re.fullmatch(
+                r"diffcap is at (http://127\.0\.0\.1:(\d+)) with 3 captioners; Ctrl-C ends it\.\n", line
+            )
+            assert found, line
+            visitor = Visitor(found[1])
+            with visitor.http:
+                assert "What changed?" in visitor.http.get("/config").text
+                picture = visitor.upload("a.png", encoded(scene("RGB"), "PNG"))
+                assert Path(picture["path"]).is_relative_to(temporary)
+                assert 'class="dc-word"' in visitor.caption(picture, picture, "2")
+                assert "runs/mine" in visitor.caption(picture, picture, "2")
+            other = next((one[4][0] for one in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)), "")
+            if other and not other.startswith("127."):
+                with pytest.raises(OSError):
+                    socket.create_connection((other, int(found[2])), 2).close()
+            server.send_signal(signal.SIGINT)
+            assert server.wait(30) in (0, -signal.SIGINT)
+            assert "Traceback" not in server.stderr.read()
+        finally:
+            server.kill()
+    assert not [path for path in temporary.rglob("diffcap-web-*")]
+
+
+def test_ports_and_hosts_that_cannot_be_had_are_one_sentence() -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(DiffcapError, match=rf"port {port} \(Address already in use\); choose another --port"):
+            listen("127.0.0.1", port)
+    with pytest.raises(DiffcapError, match=r"--port 70000: ports go from 0"):
+        listen("127.0.0.1", 70_000)
+    with pytest.raises(DiffcapError, match=r"no listening at 203\.0\.113\.7"):
+        listen("203.0.113.7", 0)
+
+
+def test_without_gradio_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(DiffcapError, match=r"needs gradio.*pip install 'diffcap\[web\]'"):
+        serve([], Path("runs"), "127.0.0.1", 0, "cpu", None)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["--checkpoint", "a.ckpt"], ["a.ckpt"]),
+        (["--checkpoint", "a.ckpt", "b.ckpt", "--port", "0"], ["a.ckpt", "b.ckpt"]),
+        (["--checkpoint=a.ckpt", "--port=0", "--checkpoint", "b.ckpt"], ["a.ckpt", "b.ckpt"]),
+        ([], []),
+    ],
+)
+def test_several_checkpoints(monkeypatch: pytest.MonkeyPatch, words: list[str], found: list[str]) -> None:
+    given = []
+    monkeypatch.setattr("diffcap.web.server.serve", lambda checkpoints, *rest: given.append((checkpoints, *rest)))
+    cli.main(["serve", *words])
+    port = 0 if "--port" in " ".join(words) else 7860
+    assert given == [(found, Path("runs"), "127.0.0.1", port, "auto", None)]
+
+
+def test_what_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = Path("runs")
+    old = write_checkpoint(
+        folder(runs / "desk/pcl/finetune") / "best.ckpt", captioner(vocabulary_size=10, text_cls=True), "finetune"
+    )
+    new = write_checkpoint(
+        folder(runs / "toys/pcl/finetune") / "best.ckpt", captioner(vocabulary_size=10, text_cls=True), "finetune"
+    )
+    os.utime(old, (1, 1))
+    os.utime(new, (2, 2))
+    write_checkpoint(folder(runs / "desk/pcl/pretrain") / "best.ckpt", pretraining(), "pretrain")
+    write_checkpoint(folder(runs / "odd/finetune") / "best.ckpt", captioner(), "finetune", method="duda")
+    (folder(runs / "cut/pcl/finetune") / "best.ckpt").write_bytes(new.read_bytes()[:500])
+    (folder(runs / "other") / "config.json").write_text("[]")
+    (runs / "other" / "model.safetensors").write_bytes(b"")
+    shutil.copytree(SHIPPED, runs / "exported")
+    named = find_choices([str(SHIPPED)], runs)
+    assert [choice.label for choice in named][1:] == [
+        "SCORER · blocks · ships with diffcap",
+        "SCORER · blocks · runs/exported",
+        "IDC-PCL · toy · runs/toys/pcl",
+        "IDC-PCL · toy · runs/desk/pcl",
+    ]
+    assert str(SHIPPED.parent.parent) not in named[0].label
+    notes = capfd.readouterr().err.splitlines()
+    assert len(notes) == 1 and notes[0].startswith(
+        "note: left out: runs/cut/pcl/finetune/best.ckpt: not a readable checkpoint"
+    )
+    with pytest.raises(DiffcapError, match="no checkpoint there"):
+        find_choices(["nowhere.ckpt"], runs)
+    assert len(find_choices([], Path("nowhere"))) == 1
+
+
+def folder(path: Path) -> Path:
+    path.mkdir(parents=True)
+    return path
+
+
+def test_few_captioners_are_kept_and_each_is_used_by_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, using, most = [], [0], [0]
+
+    def load(source: str, *rest: object) -> str:
+        loaded.append(source)
+        time.sleep(0.02)
+        return source.upper()
+
+    monkeypatch.setattr(shelf, "load_captioner", load)
+    captioners = Captioners([Choice(name, name) for name in "abc"], kept=2)
+    for number in (0, 1, 0, 2, 0, 1):  # c takes b's place, then b takes c's
+        with captioners.use(number) as found:
+            assert found == "ABC"[number]
+    assert loaded == ["a", "b", "c", "b"]
+
+    def use() -> None:
+        with captioners.use(2):
+            using[0] += 1
+            most[0] = max(most[0], using[0])
+            time.sleep(0.01)
+            using[0] -= 1
+
+    threads = [threading.Thread(target=use) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] and loaded == ["a", "b", "c", "b", "c"]
+
+
+def test_a_captioner_that_cannot_be_loaded_holds_nobody_up() -> None:
+    captioners = Captioners([Choice("gone", "nowhere.ckpt")], "cpu")
+    for _ in range(2):
+        with pytest.raises(DiffcapError, match="no checkpoint there"), captioners.use(0):
+            pass
