@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 from tests.checkpoints import write_checkpoint
-from tests.commands import environment, one_sentence
+from tests.commands import environment
 from tests.hub_server import TOKEN, Hub
 from tests.models.tiny import captioner, pretraining
 
@@ -37,9 +37,9 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def diffcap(hub: Hub, home: Path, *words: str, token: str = TOKEN) -> subprocess.CompletedProcess[str]:
+def diffcap(hub: Hub, home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).with_name("diffcap")), *words]
-    hub_only = {"HF_ENDPOINT": hub.url, "HF_TOKEN": token, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+    hub_only = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
     return subprocess.run(
         command, capture_output=True, text=True, timeout=300, env=environment(**hub_only), check=False
     )
@@ -47,8 +47,6 @@ def diffcap(hub: Hub, home: Path, *words: str, token: str = TOKEN) -> subprocess
 
 def test_what_is_pushed_comes_back(run: Path, tmp_path: Path) -> None:
     hub, checkpoint = Hub(), run / "finetune" / "best.ckpt"
-    refused = diffcap(hub, tmp_path / "home", "push", str(checkpoint), "user/toy", token="hf_wrong")
-    assert "user/toy: the hub refuses (401); log in" in one_sentence(refused)
     done = diffcap(hub, tmp_path / "home", "push", str(checkpoint), "user/toy", "--license", "apache-2.0")
     assert done.returncode == 0, done.stderr
     files = hub.repositories["user/toy"]
@@ -62,8 +60,17 @@ def test_what_is_pushed_comes_back(run: Path, tmp_path: Path) -> None:
     assert one.facts == two.facts and one.vocabulary.words == two.vocabulary.words
     for name, value in one.captioner.state_dict().items():
         assert value.equal(two.captioner.state_dict()[name]), name
-    nobody = diffcap(hub, tmp_path / "home", "pull", "user/nobody", "--out", str(tmp_path / "there"))
-    assert "user/nobody: nothing of that name on the hub" in one_sentence(nobody)
+
+
+def test_what_the_hub_refuses_is_one_sentence(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", Hub().url)
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(DiffcapError, match=r"user/toy: the hub refuses \(401\); log in"):
+        push(run / "finetune" / "best.ckpt", "user/toy")
+    with pytest.raises(DiffcapError, match="user/nobody: nothing of that name on the hub"):
+        fetch("user/nobody", tmp_path / "there")
 
 
 def test_a_hub_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

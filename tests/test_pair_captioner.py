@@ -48,7 +48,7 @@ def lively(model: nn.Module) -> nn.Module:
             with torch.no_grad():
                 bias = model.get_parameter(f"{layer}.bias")
                 bias[:few] = -20.0
-                bias[model.end] = 0.5  # type: ignore[index]
+                bias[model.end] = -8.0  # type: ignore[index]
     return model.eval()
 
 

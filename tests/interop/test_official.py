@@ -103,7 +103,7 @@ def test_the_vocabulary_must_be_there_and_fit(tmp_path: Path) -> None:
     torch.save(pcl().weights("finetune"), tmp_path / "x.pt")
     with pytest.raises(DiffcapError, match=r"give its dict\.json as --vocabulary FILE"):
         import_official(tmp_path / "x.pt", "pcl")
-    with pytest.raises(DiffcapError, match="9 words, .* was trained with 20"):
+    with pytest.raises(DiffcapError, match=r"9 words, .* was trained with 20"):
         import_official(tmp_path / "x.pt", "pcl", words(tmp_path / "v.json", 9, PCL_WORDS))
     with pytest.raises(DiffcapError, match="leave it out"):
         import_official(tmp_path / "x.pt", "clip4idc", tmp_path / "v.json")
