@@ -140,7 +140,7 @@ $(RUN)/eval/metrics.json: $(RUN)/finetune/finished.json $(call asked,eval) | set
 	$(PY) stages/evaluate.py --checkpoint $(RUN)/finetune/best.ckpt --out $(RUN)/eval --folder $(FOLDER) \
 		--devices $(DEVICES) $(call args,eval)
 
-report: $(RUN)/eval/metrics.json  ## the run beside baselines that learn nothing: table and pictures in RUN/report
+report: $(RUN)/eval/metrics.json  ## the run beside baselines that learn nothing: RUN/report/report.html, a table, pictures
 	$(PY) stages/report.py --folder $(FOLDER) --features $(FEATURES) --runs '{"$(METHOD)": "$(RUN)"}' --out $(RUN)/report \
 		$(call args,report)
 
