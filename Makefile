@@ -219,7 +219,7 @@ $(EVAL_finetune)/metrics.json: $(call scored,finetune) | setup
 $(EVAL_reinforce)/metrics.json: $(call scored,reinforce) | setup
 	$(call evaluate,reinforce)
 
-report: $(RUN)/eval/metrics.json  ## the run beside baselines that learn nothing: table and pictures in RUN/report
+report: $(RUN)/eval/metrics.json  ## the run beside baselines that learn nothing: RUN/report/report.html, a table, pictures
 	$(PY) stages/report.py --folder $(FOLDER) --features $(FEATURES) --runs '{"$(METHOD)": "$(RUN)"}' --out $(RUN)/report \
 		$(call args,report)
 

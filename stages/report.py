@@ -35,7 +35,7 @@ def report(
         attention: how many pairs of each run (of several seeds, the first) attention.png shows, where the method knows
             where it looked; 0 for none.
         bins: into how many bins of viewpoint IoU viewpoint.png parts the pairs, where they know it; 0 for none.
-        page: how many pairs report.html lists, drawn by chance if there are more, about 3 kB each; 0 for no page.
+        page: how many pairs report.html lists, drawn by chance if there are more, about 2 kB each; 0 for no page.
         looks: at how many of these, drawn evenly over the change types, report.html can show where each word looked, and
             measures whether it found the changed object; the best and the worst pairs are added. 0 for none.
         seed: of the choice of the pairs that are shown.
