@@ -1,6 +1,6 @@
 """The page in a real browser; `make test-web`, since an ordinary machine has none.
 
-Screenshots go to the folder that --basetemp names, or pytest's own.
+Screenshots go to pytest's temporary folder, which --basetemp names.
 """
 
 import base64
@@ -148,7 +148,8 @@ def test_pointing_at_a_word_shows_its_heat_and_pressing_holds_it(browse: Any) ->
     browser.wait(lambda: heat.value_of_css_property("opacity") == "1")
     words[3].click()
     ActionChains(browser.driver).move_to_element(browser.all("h1")[0]).perform()
-    assert browser.lit() == ["3", "3"] and words[3].get_attribute("aria-pressed") == "true"
+    browser.wait(lambda: browser.lit() == ["3", "3"])
+    assert words[3].get_attribute("aria-pressed") == "true"
     words[3].click()
     ActionChains(browser.driver).move_to_element(browser.all("h1")[0]).perform()
     browser.wait(lambda: browser.lit() == [])
