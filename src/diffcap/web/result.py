@@ -21,7 +21,34 @@ _HEAT = 96  # and of a layer of heat, which is smooth
 
 # Words of any sentence: the page rests at one that says more.
 _SMALL = frozenset(
-    ["a", "an", "the", "is", "are", "was", "were", "be", "been", "has", "have", "had", "there", "it", "its", "that", "this", "to", "of", "in", "on", "at", "and", "now", "no", "not"]
+    [
+        "a",
+        "an",
+        "the",
+        "is",
+        "are",
+        "was",
+        "were",
+        "be",
+        "been",
+        "has",
+        "have",
+        "had",
+        "there",
+        "it",
+        "its",
+        "that",
+        "this",
+        "to",
+        "of",
+        "in",
+        "on",
+        "at",
+        "and",
+        "now",
+        "no",
+        "not",
+    ]
 )
 
 
