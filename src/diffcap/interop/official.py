@@ -231,7 +231,8 @@ def _check_fit(
 ) -> None:
     from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation
     from diffcap.models.dirl import DIRL
-    from diffcap.models.pcl import PCL, PCLPretraining
+    from diffcap.models.pcl import PCL
+    from diffcap.models.pcl_pretraining import PCLPretraining
     from diffcap.models.scorer import SCORER
 
     kinds: dict[tuple[str, str], Any] = {

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import gradio as gr
 from PIL import Image
 
+from diffcap.captioner import Look
 from diffcap.errors import DiffcapError
 from diffcap.pictures import Picture, read_picture
 from diffcap.web.captioners import Captioners
@@ -86,14 +87,18 @@ def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
 
         inputs = [before, after, captioner, beams]
         for component in inputs:  # gradio would fetch any address, and any file of the server, that a request names
-            component.async_move_resource_to_block_cache = partial(_uploaded_only, component, folder)
-        caption = {
+            setattr(component, "async_move_resource_to_block_cache", partial(_uploaded_only, component, folder))  # noqa: B010
+        caption: dict[str, Any] = {
             "fn": _plain(partial(_answer, captioners)),
             "inputs": inputs,
             "outputs": answer,
             "api_visibility": "undocumented",
         }
-        for side, zone, told in (("before", before, told_before), ("after", after, told_after)):
+        drops: tuple[tuple[Side, gr.Image, gr.HTML], ...] = (
+            ("before", before, told_before),
+            ("after", after, told_after),
+        )
+        for side, zone, told in drops:
             look = _plain(partial(_look, side))
             zone.upload(look, zone, [zone, told], api_name=f"look_{side}", api_visibility="undocumented")
             zone.clear(lambda: "", None, told, queue=False, api_visibility="private")
@@ -173,15 +178,17 @@ def _answer(captioners: Captioners, before: str | None, after: str | None, choic
         lacking = "both pictures" if before is after else f"the picture {'before' if before is None else 'after'}"
         return message(f"Give {lacking} first: drop it above, or try an example.")
     try:
-        first, second = (_read(side, path)[0] for side, path in (("before", before), ("after", after)))
+        first, second = _read("before", before)[0], _read("after", after)[0]
         number = int(choice)
         width = max(1, min(MOST_BEAMS, int(beams)))
         with captioners.use(number) as captioner:
             caption = captioner(first.image, second.image, width)
+            notes: tuple[str, ...] = ()
+            look: Look | None = None
             try:
-                look, notes = captioner.look(first.image, second.image, caption), ()
+                look = captioner.look(first.image, second.image, caption)
             except DiffcapError as error:
-                look, notes = None, (f"No maps: {error}",)
+                notes = (f"No maps: {error}",)
     except DiffcapError as error:
         return message(str(error))
     told = [f"{picture.name}: {note}." for picture in (first, second) for note in picture.notes]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from diffcap.captioner import Caption, Look
+from diffcap.captioner import Alternative, Caption, Look
 from diffcap.report.attention import FADED, coat, heat, strengths_of
 from diffcap.report.heatmap import percent
 
@@ -172,7 +172,8 @@ def _alternatives(caption: Caption) -> str:
     if not caption.alternatives:
         return ""
     rows = []
-    for one in (caption, *caption.alternatives):
+    found: list[Caption | Alternative] = [caption, *caption.alternatives]
+    for one in found:
         width = 100 * math.exp(min(0.0, one.log_probability - caption.log_probability))
         chosen = ' class="dc-chosen"' if one is caption else ""
         rows.append(
