@@ -103,8 +103,7 @@ touch = @$(if $(filter-out FORCE,$?),touch -c $@,:)
 # The options of `make demo`, `make ablation` and `make accuracy` are not for the targets that those run; other variables reach them.
 unexport ARGS
 
-.PHONY: help setup demo test test-web lint data extra extract negatives pretrain finetune reinforce eval report ablation accuracy serve \
-	backbone clip captioner tagger FORCE
+.PHONY: help setup demo test test-web lint data extra extract negatives pretrain finetune reinforce eval report ablation accuracy serve backbone clip captioner tagger FORCE
 
 # A misspelt name stops here, not after an hour of other stages.
 known = $(if $(wildcard configs/$(2)),,$(error $(1) is unknown; configs/$(dir $(2)) has: $(basename $(notdir $(wildcard configs/$(dir $(2))*)))))

@@ -36,7 +36,11 @@ class Table(Captioner):
         return self.scores[memory, past], past
 
     def next_logits(self, tokens: Tensor, memory: Tensor) -> Tensor:
-        raise NotImplementedError
+        found, cache = [], None
+        for position in range(tokens.shape[1] - 1):
+            logits, cache = self.step(tokens[:, position], memory, cache)
+            found.append(logits)
+        return torch.stack(found, 1) if found else torch.zeros(len(tokens), 0, self.words)
 
     def likelihood(self, pair: int, sentence: Sequence[int]) -> float:
         past, score = 0, 0.0
