@@ -12,7 +12,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--oracle-dir", default=None, help="folder of published predictions, references and expected scores to score"
     )
-    parser.addoption("--chromium", default=None, help="a Chromium to look at the page with, whose chromedriver is beside it")
+    parser.addoption(
+        "--chromium", default=None, help="a Chromium to look at the page with, whose chromedriver is beside it"
+    )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -80,7 +80,9 @@ def test_a_visitor_gets_the_caption_that_the_captioner_writes(visitor: Visitor) 
     pictures = pair()
     page = visitor.caption(visitor.upload("a.png", pictures[0]), visitor.upload("b.png", pictures[1]), beams=5)
     caption = load_captioner(device="cpu")(*pictures, 5)
-    assert re.findall(r'data-word="\d+" style="[^"]*" aria-label="([^,]*), ', page) == [one.text for one in caption.words]
+    assert re.findall(r'data-word="\d+" style="[^"]*" aria-label="([^,]*), ', page) == [
+        one.text for one in caption.words
+    ]
     assert len(caption.words) > 3 and page.count('class="dc-heat"') == 2 * len(caption.words)
     text = Text(page).text
     assert caption.alternatives and all(other.text in text for other in caption.alternatives)

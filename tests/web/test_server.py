@@ -41,7 +41,9 @@ def test_the_command_serves_on_this_machine_alone_and_leaves_nothing(tmp_path: P
     ) as server:
         try:
             line = server.stdout.readline()
-            found = re.fullmatch(r"diffcap is at (http://127\.0\.0\.1:(\d+)) with 3 captioners; Ctrl-C ends it\.\n", line)
+            found = re.fullmatch(
+                r"diffcap is at (http://127\.0\.0\.1:(\d+)) with 3 captioners; Ctrl-C ends it\.\n", line
+            )
             assert found, line
             visitor = Visitor(found[1])
             with visitor.http:
@@ -99,8 +101,12 @@ def test_several_checkpoints(monkeypatch: pytest.MonkeyPatch, words: list[str], 
 def test_what_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     runs = Path("runs")
-    old = write_checkpoint(folder(runs / "desk/pcl/finetune") / "best.ckpt", captioner(vocabulary_size=10, text_cls=True), "finetune")
-    new = write_checkpoint(folder(runs / "toys/pcl/finetune") / "best.ckpt", captioner(vocabulary_size=10, text_cls=True), "finetune")
+    old = write_checkpoint(
+        folder(runs / "desk/pcl/finetune") / "best.ckpt", captioner(vocabulary_size=10, text_cls=True), "finetune"
+    )
+    new = write_checkpoint(
+        folder(runs / "toys/pcl/finetune") / "best.ckpt", captioner(vocabulary_size=10, text_cls=True), "finetune"
+    )
     os.utime(old, (1, 1))
     os.utime(new, (2, 2))
     write_checkpoint(folder(runs / "desk/pcl/pretrain") / "best.ckpt", pretraining(), "pretrain")
@@ -118,7 +124,9 @@ def test_what_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd:
     ]
     assert str(SHIPPED.parent.parent) not in named[0].label
     notes = capfd.readouterr().err.splitlines()
-    assert len(notes) == 1 and notes[0].startswith("note: left out: runs/cut/pcl/finetune/best.ckpt: not a readable checkpoint")
+    assert len(notes) == 1 and notes[0].startswith(
+        "note: left out: runs/cut/pcl/finetune/best.ckpt: not a readable checkpoint"
+    )
     with pytest.raises(DiffcapError, match="no checkpoint there"):
         find_choices(["nowhere.ckpt"], runs)
     assert len(find_choices([], Path("nowhere"))) == 1

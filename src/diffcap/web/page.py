@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import gradio as gr
 from PIL import Image
@@ -27,8 +27,6 @@ _HERE = Path(__file__).parent
 
 # The largest pictures take hundreds of megabytes while they are decoded: never two at once.
 _decoding = threading.Lock()
-
-Side = Literal["before", "after"]
 
 
 def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
@@ -52,7 +50,7 @@ def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
             js_on_load=None,
             apply_default_css=False,
         )
-        with gr.Row(equal_height=True, elem_classes="dc-zones"):
+        with gr.Row(equal_height=False, elem_classes="dc-zones"):
             zones = [_zone(side) for side in ("before", "after")]
         (before, told_before), (after, told_after) = zones
         strip = gr.HTML(
@@ -86,8 +84,8 @@ def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
 
         inputs = [before, after, captioner, beams]
         for component in inputs:  # gradio would fetch any address, and any file of the server, that a request names
-            component.async_move_resource_to_block_cache = partial(_uploaded_only, component, folder)
-        caption = {
+            setattr(component, "async_move_resource_to_block_cache", partial(_uploaded_only, component, folder))  # noqa: B010
+        caption: dict[str, Any] = {
             "fn": _plain(partial(_answer, captioners)),
             "inputs": inputs,
             "outputs": answer,
@@ -130,7 +128,7 @@ def _zone(side: str) -> tuple[gr.Image, gr.HTML]:
             sources=["upload", "clipboard"],
             buttons=["fullscreen"],
             height=280,
-            placeholder=f"### The picture {side}\nDrop it here, paste it, or press to choose a file",
+            placeholder=f"# The picture {side}\nDrop it here, paste it, or press to choose a file",
             elem_id=f"zone-{side}",
         )
         # Not gradio's reading of pictures: what can be read, and how, `read_picture` decides. Set on the component, since
@@ -156,7 +154,7 @@ def _choose(examples: list[Example], event: gr.EventData) -> tuple[Any, ...]:
     return example.before, example.after, "", ""
 
 
-def _look(side: Side, path: str | None) -> tuple[Any, str]:
+def _look(side: str, path: str | None) -> tuple[Any, str]:
     """Say at once what is wrong with an uploaded file; show what browsers cannot."""
     if path is None:
         return None, ""
@@ -178,18 +176,20 @@ def _answer(captioners: Captioners, before: str | None, after: str | None, choic
         width = max(1, min(MOST_BEAMS, int(beams)))
         with captioners.use(number) as captioner:
             caption = captioner(first.image, second.image, width)
+            told = []
             try:
-                look, notes = captioner.look(first.image, second.image, caption), ()
-            except DiffcapError as error:
-                look, notes = None, (f"No maps: {error}",)
+                look = captioner.look(first.image, second.image, caption)
+            except DiffcapError as error:  # its method has no maps
+                look = None
+                told.append(str(error))
     except DiffcapError as error:
         return message(str(error))
-    told = [f"{picture.name}: {note}." for picture in (first, second) for note in picture.notes]
+    told += [f"{picture.name}: {note}." for picture in (first, second) for note in picture.notes]
     label = captioners.choices[number].label
-    return result(Answer(first.image, second.image, caption, look, label, (*notes, *told)))
+    return result(Answer(first.image, second.image, caption, look, label, tuple(told)))
 
 
-def _read(side: Side, path: str) -> tuple[Picture, str | None]:
+def _read(side: str, path: str) -> tuple[Picture, str | None]:
     """A picture, named as the visitor knows it, and its file's format."""
     with _decoding:
         picture = read_picture(path, f"The picture {side} ({Path(path).name})")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from diffcap.captioner import Caption, Look
+from diffcap.captioner import Alternative, Caption, Look
 from diffcap.report.attention import FADED, coat, heat, strengths_of
 from diffcap.report.heatmap import percent
 
@@ -20,7 +20,9 @@ _SHOWN = 720  # most pixels along a side of a picture
 _HEAT = 96  # and of a layer of heat, which is smooth
 
 # Words of any sentence: the page rests at one that says more.
-_SMALL = frozenset("a an the is are was were be been has have had there it its that this to of in on at and now no not".split())
+_SMALL = set(
+    """a an the is are was were be been has have had there it its that this to of in on at and now no not""".split()  # noqa: SIM905
+)
 
 
 class Answer(NamedTuple):
@@ -143,7 +145,8 @@ def _alternatives(caption: Caption) -> str:
     if not caption.alternatives:
         return ""
     rows = []
-    for one in (caption, *caption.alternatives):
+    found: list[Caption | Alternative] = [caption, *caption.alternatives]
+    for one in found:
         width = 100 * math.exp(min(0.0, one.log_probability - caption.log_probability))
         chosen = ' class="dc-chosen"' if one is caption else ""
         rows.append(
