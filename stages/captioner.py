@@ -25,11 +25,13 @@ def train(
     """
     from diffcap.chain import Make, Road
     from diffcap.checkpoint import read_checkpoint, write_folder
+    from diffcap.records import read_json, write_json
 
     make = Make("DATASET=blocks", f"FOLDER={folder}", f"PAIRS={pairs}", "data_ARGS=--jitter 1", "LOGGER=none")
     make.along(Road("the captioner", out, "scorer", seed, finetune=steps))
     write_folder(shipped, read_checkpoint(out / "finetune" / "best.ckpt"))
-    print(f"{shipped}: written; its scores are in {out / 'eval' / 'metrics.json'}")
+    write_json(shipped / "metrics.json", read_json(out / "eval" / "metrics.json"))
+    print(f"{shipped}: the captioner and its scores")
 
 
 if __name__ == "__main__":

@@ -88,9 +88,8 @@ def test_foreign_files(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("content", [{"state_dict": {}}, [1, 2], {"diffcap": "yes"}, {"diffcap": {"version": "1"}}])
 def test_files_of_other_programs(tmp_path: Path, content) -> None:
     torch.save(content, tmp_path / "other.ckpt")
-    assert "not a checkpoint of diffcap; official ones come in through diffcap.interop" in sentence(
-        tmp_path / "other.ckpt"
-    )
+    said = sentence(tmp_path / "other.ckpt")
+    assert "not a checkpoint of diffcap;" in said and "comes in through `diffcap import METHOD FILE`" in said
 
 
 def test_a_pre_training_checkpoint_cannot_caption(tmp_path: Path) -> None:
@@ -106,3 +105,12 @@ def test_an_unknown_method_or_other_weights_are_one_sentence(tmp_path: Path) -> 
     assert "settings are of another diffcap" in sentence(path, load)
     path = write_checkpoint(tmp_path / "best.ckpt", model(), "finetune", hyperparameters=captioner().hyperparameters)
     assert "weights do not fit" in sentence(path, load)
+
+
+@pytest.mark.parametrize("gone", ["stage", "method", "words", "features", "max_length", "hyperparameters"])
+def test_an_entry_that_is_missing_is_one_sentence(tmp_path: Path, gone: str) -> None:
+    path = write_checkpoint(tmp_path / "best.ckpt", model(), "finetune")
+    state = torch.load(path, weights_only=True)
+    del state["diffcap"][gone]
+    torch.save(state, path)
+    sentence(path, load)

@@ -59,9 +59,9 @@ def load(path: str | Path) -> Checkpoint:
     """
     state = read_checkpoint(path)
     facts = dict(state["diffcap"])
-    if facts["stage"] != "finetune":
+    if facts.get("stage") != "finetune":
         raise DiffcapError(
-            f"{path}: a checkpoint of the {facts['stage']} stage cannot caption; fine-tune from it first."
+            f"{path}: a checkpoint of the {facts.get('stage')} stage cannot caption; fine-tune from it first."
         )
     if facts.get("method") not in METHODS:
         raise DiffcapError(

@@ -287,3 +287,25 @@ def test_the_pair_encoder_may_begin_with_the_difference() -> None:
     torch.testing.assert_close(value @ value.T, torch.eye(len(value)), **CLOSE)
     turned = (attention.out.weight @ value).diagonal()
     assert turned.mean().item() == pytest.approx(-1, abs=0.05)
+
+
+def test_attention_is_where_the_mask_looks_as_each_word_is_said() -> None:
+    """Recomputed word by word: the [MASK] behind the words so far, over everything it may see, patches kept."""
+    model, (before, after) = captioner(), maps(2)
+    tokens = torch.tensor([[BOS, 7, 9], [BOS, 8, 8]])
+    found = model.attention(before, after, tokens)
+    seen = model.encode(before, after)
+    stack = model.trunk.cross_encoder
+    for place in range(3):
+        text = torch.cat([tokens[:, : place + 1], torch.full((2, 1), MASK)], 1)
+        x = stack.norm(model.trunk.text(text))
+        mask = torch.ones(place + 2, seen[0][0].shape[2] + place + 2, dtype=torch.bool).tril(seen[0][0].shape[2])
+        x, _ = stack.layers[0](x, mask, (seen[0],))
+        block = stack.layers[1]
+        query, key, _ = block.attention.project(block.attention_norm(x))
+        looked = block.attention.weights(query[:, :, -1:], torch.cat([seen[1][0], key], 2))[:, 0]
+        patches = torch.cat([looked[:, 1:7], looked[:, 8:14]], 1)
+        patches = 2 * patches / patches.sum(1, keepdim=True)
+        torch.testing.assert_close(found.before[:, place].flatten(1), patches[:, :6])
+        torch.testing.assert_close(found.after[:, place].flatten(1), patches[:, 6:])
+    assert found.alignment is None

@@ -221,8 +221,8 @@ def _stage(state: Mapping[str, Tensor], method: Method) -> Literal["pretrain", "
 def _reordered(state: dict[str, Tensor], order: Sequence[int]) -> dict[str, Tensor]:
     """Rows of words in our order: those of every table, matrix or bias that has one row a word at our names."""
     rows = torch.tensor(order)
-    tables = ("word_embedding.weight", "output_layer.weight", "output_layer.bias")
-    tables = (*tables, "decoder.embedding.weight", "decoder.logit.weight", "decoder.logit.bias")
+    layers = "word_embedding.weight", "output_layer.weight", "output_layer.bias"
+    tables = (*layers, "decoder.embedding.weight", "decoder.logit.weight", "decoder.logit.bias")
     return {name: value[rows] if name.endswith(tables) else value for name, value in state.items()}
 
 

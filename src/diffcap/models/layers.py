@@ -115,9 +115,10 @@ class Attention(nn.Module):
             mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=drop)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
-    def weights(self, query: Tensor, key: Tensor) -> Tensor:
-        """Where queries (B, H, T, D / H) look among keys (B, H, S, D / H), mean over the heads: (B, T, S)."""
-        return (query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).softmax(-1).mean(1)
+    def weights(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Where queries (B, H, T, D / H) look among keys (B, H, S, D / H), mean over the heads: (B, T, S); mask as `attend`."""
+        scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+        return (scores if mask is None else scores.masked_fill(~mask, float("-inf"))).softmax(-1).mean(1)
 
     def forward(
         self, x: Tensor, mask: Tensor | None = None, past: Past = (), rows: slice = ALL

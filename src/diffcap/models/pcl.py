@@ -411,8 +411,9 @@ class PCL(Captioner):
         *layers, last = self.trunk.cross_encoder.layers
         for layer, part in zip(layers, seen):
             x, _ = layer(x, mask, (part,))
-        query = last.attention.queries(last.attention_norm(x[:, count:]))  # type: ignore[union-attr, operator]
-        looked = last.attention.weights(query, seen[-1][0])  # type: ignore[union-attr, operator]
+        query, key, _ = last.attention.project(last.attention_norm(x))  # type: ignore[union-attr, operator]
+        keys = torch.cat([seen[-1][0], key], 2)
+        looked = last.attention.weights(query[:, :, count:], keys, mask[count:])  # type: ignore[union-attr, operator]
         patches = before.shape[2] * before.shape[3]
         one, two = looked[..., 1 : 1 + patches], looked[..., 2 + patches : 2 + 2 * patches]
         both = (one.sum(2) + two.sum(2))[..., None, None] / 2

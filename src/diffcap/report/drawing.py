@@ -48,7 +48,7 @@ def picture(root: Path, path: str, box: Sequence[float] | None = None, frame: tu
     try:
         image = read_picture(root / path).image
     except DiffcapError as error:
-        raise DiffcapError(f"{error} Or report with --pictures 0 --attention 0.") from None
+        raise DiffcapError(f"{str(error).rstrip('.')}, or report with --pictures 0 --attention 0.") from None
     return fit(image, frame, box)
 
 

@@ -1,0 +1,45 @@
+"""A captioner that looks at picture files says what the evaluation stage says of the feature store."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.checkpoints import write_checkpoint
+from tests.test_pair_captioner import lively
+
+from diffcap.captioner import Caption, load, load_captioner
+from diffcap.features.store import FeatureStore
+from diffcap.lit.decoding import decode
+from diffcap.models.pcl import PCL
+from diffcap.models.scorer import SCORER
+from diffcap.records import read_dataset
+
+WORDS = ["a", "blue", "cube", "gone", "is", "red", "the", "was"]
+
+
+@pytest.mark.parametrize("method", ["scorer", "pcl"])
+def test_captions_are_those_of_the_store(blocks: Path, tmp_path: Path, method: str) -> None:
+    store = FeatureStore.open(blocks / "features" / "blocks")
+    torch.manual_seed(0)
+    model = (
+        SCORER(4 + len(WORDS), 107, (4, 6), 12, width=16, heads=2, word_width=8)
+        if method == "scorer"
+        else PCL(6 + len(WORDS), 107, width=16, heads=2, ffn=16, cross_layers=2)
+    )
+    facts = {"method": method, "vocabulary_layout": "rcc" if method == "scorer" else "pcl"}
+    path = write_checkpoint(
+        tmp_path / "best.ckpt",
+        lively(model),
+        "finetune",
+        words=WORDS,
+        features={**store.meta, "name": "blocks"},
+        **facts,
+    )
+    dataset = read_dataset(blocks)
+    pairs = dataset.pairs[:40]
+    for beams in (1, 3):
+        expected = decode(load(path), pairs, blocks / "features" / "blocks", beams=beams, accelerator="cpu")
+        files = ((dataset.root / pair.before, dataset.root / pair.after) for pair in pairs)
+        found = [one.text for one in load_captioner(path, "cpu").batch(files, beams=beams) if isinstance(one, Caption)]
+        assert expected is not None and found == list(expected.values())
+        assert len(set(found)) > 3

@@ -1,0 +1,162 @@
+"""`diffcap caption` as a user runs it: one pair, folders, tables, odd files; sentences, JSON and pictures."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from tests.commands import environment
+from tests.odd_pictures import write_all
+from tests.test_pair_captioner import make, noise
+
+from diffcap.cli import _spell_out, main
+from diffcap.commands.pairs import PicturePair, find_pairs
+from diffcap.errors import DiffcapError
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make(tmp_path_factory.mktemp("trained") / "best.ckpt", "scorer"))
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with before/1.png, before/2.png and the same names in after."""
+    for number, side in enumerate(("before", "after")):
+        (tmp_path / side).mkdir()
+        for name in (1, 2):
+            noise(10 * number + name).save(tmp_path / side / f"{name}.png")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def caption(*words: str) -> str | int | None:
+    """The exit status of the command in this process; None where all went well."""
+    try:
+        main(["caption", *words])
+    except SystemExit as stop:
+        return stop.code
+    return None
+
+
+def test_one_pair(here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pair = "before/1.png", "after/1.png"
+    assert caption(*pair, "--checkpoint", checkpoint, "--beam", "3", "--heatmap", "out/look.png") is None
+    told = capsys.readouterr()
+    text, score, *others = told.out.splitlines()
+    assert (
+        text and score.startswith("log-probability -") and others and all(line.startswith("or (-") for line in others)
+    )
+    assert told.err == ""
+    with Image.open(here / "out" / "look.png") as picture:
+        assert picture.width == 900 and picture.height > 300
+    assert caption(*pair, "--checkpoint", checkpoint, "--json", "--beam=3") is None
+    value = json.loads(capsys.readouterr().out)
+    assert value["text"] == text and len(value["alternatives"]) == len(others) and value["nothing_changed"] is None
+    assert f"{value['log_probability']:.3f}" in score
+
+
+def test_without_a_checkpoint_it_says_whose_words_they_are(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert caption("before/1.png", "after/1.png") is None
+    told = capsys.readouterr()
+    assert told.out and "no --checkpoint: this is the small captioner of rendered `blocks` scenes" in told.err
+
+
+def test_many_pairs_go_on_past_a_bad_one(here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "after" / "1.png").write_text("not a picture")
+    assert caption(".", "--checkpoint", checkpoint, "--json", "--heatmap", "maps") == (
+        "error: 1 of 2 pairs could not be captioned, see above; the others are done."
+    )
+    told = capsys.readouterr()
+    first, second = map(json.loads, told.out.splitlines())
+    assert first["id"] == "1" and "a text file" in first["error"] and "a text file" in told.err
+    assert second["id"] == "2" and second["text"] and [path.name for path in (here / "maps").iterdir()] == ["2.png"]
+    assert caption("before", "after", "--checkpoint", checkpoint) is not None
+    assert capsys.readouterr().out.startswith("2\t")
+
+
+def test_a_table_of_pairs(here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "pairs.csv").write_text("id,before,after\nx,before/1.png,after/1.png\ny,before/2.png,after/2.png\n")
+    assert caption("pairs.csv", "--checkpoint", checkpoint) is None
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("\t")[0] for line in lines] == ["x", "y"] and all(line.split("\t")[1] for line in lines)
+
+
+def test_two_hundred_odd_files_through_the_command(
+    tmp_path: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad, either = write_all(tmp_path)
+    rows = [{"before": str(path), "after": str(good[0]), "id": path.name} for path in (*good, *bad, *either)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "pairs could not be captioned" in str(
+        caption(str(tmp_path / "pairs.jsonl"), "--checkpoint", checkpoint, "--json")
+    )
+    told = capsys.readouterr()
+    found = {row["id"]: row for row in map(json.loads, told.out.splitlines())}
+    assert len(found) == len(rows) >= 200
+    assert all("text" in found[path.name] for path in good) and all("error" in found[path.name] for path in bad)
+    assert "Traceback" not in told.err and all(line.startswith(("error: ", "note: ")) for line in told.err.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["before/1.png"], "one picture alone"),
+        (["nowhere"], "nothing there"),
+        (["before/1.png", "after/none.png"], "no image there"),
+        (["before/1.png", "after"], "one is a folder and one is not"),
+        (["before/1.png", "after/1.png", "--heatmap", "x.jpg"], "ends in .png"),
+        (["before/1.png", "after/1.png", "--beam", "0"], "--beam is 0"),
+        (["before/1.png", "after/1.png", "--checkpoint", "none.ckpt"], "no checkpoint there"),
+        (["empty.csv"], "no pairs in it"),
+        (["odd.csv"], "must name the columns"),
+        (["half.csv"], 'line 2: "after" is missing'),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(here: Path, checkpoint: str, words: list[str], reason: str) -> None:
+    (here / "empty.csv").write_text("before,after\n")
+    (here / "odd.csv").write_text("a,b\n1,2\n")
+    (here / "half.csv").write_text("before,after\na.png,\n")
+    options = [] if "--checkpoint" in words else ["--checkpoint", checkpoint]
+    said = str(caption(*words, *options))
+    assert said.startswith("error: ") and reason in said and "\n" not in said
+
+
+def test_the_real_command_leaves_no_traceback(here: Path, checkpoint: str) -> None:
+    command = [str(Path(sys.executable).with_name("diffcap")), "caption", "before/1.png", "after/1.png"]
+    done = subprocess.run(
+        [*command, "--checkpoint", checkpoint], capture_output=True, text=True, env=environment(), cwd=here, check=False
+    )
+    assert done.returncode == 0 and done.stdout and done.stderr == ""
+
+
+def test_pairs_of_folders(tmp_path: Path) -> None:
+    for name in ("a_before.png", "a_after.jpg", "b_before.png", "c.png", "c_2.png", "notes.txt"):
+        (tmp_path / name).write_bytes(b"")
+    assert find_pairs(str(tmp_path)) == [PicturePair("a", tmp_path / "a_before.png", tmp_path / "a_after.jpg")]
+    (tmp_path / "a_before.png").unlink()
+    assert find_pairs(str(tmp_path)) == [PicturePair("c", tmp_path / "c.png", tmp_path / "c_2.png")]
+    (tmp_path / "c.png").unlink()
+    with pytest.raises(DiffcapError, match="no pairs found"):
+        find_pairs(str(tmp_path))
+    (tmp_path / "pairs.tsv").write_text("after\tbefore\n2.png\t1.png\n")
+    assert find_pairs(str(tmp_path)) == [PicturePair("1", tmp_path / "1.png", tmp_path / "2.png")]
+    (tmp_path / "bare.csv").write_text("1.png,2.png\n3.png,4.png\n")
+    assert [pair.after.name for pair in find_pairs(str(tmp_path / "bare.csv"))] == ["2.png", "4.png"]
+    (tmp_path / "latin.csv").write_bytes("before,after\né,b\n".encode("latin1"))
+    with pytest.raises(DiffcapError, match="not a table of UTF-8 text"):
+        find_pairs(str(tmp_path / "latin.csv"))
+
+
+def test_words_as_people_write_them() -> None:
+    assert _spell_out(["caption", "a", "b", "--json"]) == ["caption", "a", "--after=b", "--json=true"]
+    assert _spell_out(["caption", "--beam", "5", "a", "--backbone-weights", "x-y", "b"]) == [
+        "caption", "--beam", "5", "a", "--backbone_weights", "x-y", "--after=b"
+    ]  # fmt: skip
+    assert _spell_out(["caption", "--beam=5", "a", "--out-file=x-y", "b"])[-1] == "--after=b"
+    assert _spell_out(["score", "a", "b", "--json", "--tokenizer", "raw"]) == [
+        "score", "a", "b", "--json=true", "--tokenizer", "raw"
+    ]  # fmt: skip
+    assert _spell_out(["score", "a", "b", "--json", "false"]) == ["score", "a", "b", "--json", "false"]

@@ -1,0 +1,121 @@
+"""Push and pull by the real commands, against a stand-in for the hub; and the card that goes with a captioner."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from tests.checkpoints import write_checkpoint
+from tests.commands import environment
+from tests.hub_server import TOKEN, Hub
+from tests.models.tiny import captioner, pretraining
+
+from diffcap.captioner import load
+from diffcap.checkpoint import read_checkpoint
+from diffcap.errors import DiffcapError
+from diffcap.hub import fetch, model_card, push
+
+METRICS: dict[str, Any] = {
+    "protocol": {"dataset": "toy", "split": "test", "tokenizer": "ptb", "metrics": ["CIDEr-D"], "pairs": {"total": 8}},
+    "groups": {"total": {"BLEU-4": 0.5, "CIDEr-D": 1.25}, "semantic": {"BLEU-4": 0.25, "CIDEr-D": 2.0}},
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run's folder with a checkpoint, scores and a picture, as the stages leave them."""
+    folder = tmp_path / "runs" / "toy" / "pcl"
+    for name in ("finetune", "eval", "report"):
+        (folder / name).mkdir(parents=True)
+    write_checkpoint(folder / "finetune" / "best.ckpt", captioner(vocabulary_size=10), "finetune")
+    (folder / "eval" / "metrics.json").write_text(json.dumps(METRICS))
+    Image.new("RGB", (4, 4)).save(folder / "report" / "pairs.png")
+    return folder
+
+
+def diffcap(hub: Hub, home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("diffcap")), *words]
+    hub_only = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env=environment(**hub_only), check=False
+    )
+
+
+def test_what_is_pushed_comes_back(run: Path, tmp_path: Path) -> None:
+    hub, checkpoint = Hub(), run / "finetune" / "best.ckpt"
+    done = diffcap(hub, tmp_path / "home", "push", str(checkpoint), "user/toy", "--license", "apache-2.0")
+    assert done.returncode == 0, done.stderr
+    files = hub.repositories["user/toy"]
+    assert set(files) == {"README.md", "config.json", "model.safetensors", "pairs.png"}
+    assert files["pairs.png"] == (run / "report" / "pairs.png").read_bytes()
+    card = files["README.md"].decode()
+    assert "| total | 50.00 | 125.00 |" in card and "license: apache-2.0" in card and "![pairs](pairs.png)" in card
+    pulled = diffcap(hub, tmp_path / "home", "pull", "user/toy", "--out", str(tmp_path / "here"))
+    assert pulled.returncode == 0, pulled.stderr
+    one, two = load(checkpoint), load(tmp_path / "here")
+    assert one.facts == two.facts and one.vocabulary.words == two.vocabulary.words
+    for name, value in one.captioner.state_dict().items():
+        assert value.equal(two.captioner.state_dict()[name]), name
+
+
+def test_what_the_hub_refuses_is_one_sentence(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", Hub().url)
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(DiffcapError, match=r"user/toy: the hub refuses \(401\); log in"):
+        push(run / "finetune" / "best.ckpt", "user/toy")
+    with pytest.raises(DiffcapError, match="user/nobody: nothing of that name on the hub"):
+        fetch("user/nobody", tmp_path / "there")
+
+
+def test_a_hub_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("Name or service not known\nand more")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(DiffcapError, match=r"user/name: the hub cannot be used \(Name or service") as error:
+        fetch("user/name", tmp_path / "x")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["alone", "a/b/c", "../x", "user/", "user/na me", "https://huggingface.co/a/b"])
+def test_names_of_the_hub(name: str, tmp_path: Path) -> None:
+    with pytest.raises(DiffcapError, match="not the name of a repository"):
+        fetch(name, tmp_path)
+    with pytest.raises(DiffcapError, match="not the name of a repository"):
+        push(tmp_path / "best.ckpt", name)
+
+
+def test_only_captioners_are_pushed_and_what_is_asked_for_must_be_there(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(DiffcapError, match="of the pretrain stage; push a captioner"):
+        push(write_checkpoint(tmp_path / "last.ckpt", pretraining(), "pretrain"), "user/toy")
+    checkpoint = run / "finetune" / "best.ckpt"
+    with pytest.raises(DiffcapError, match=r"none\.json: no metrics there"):
+        push(checkpoint, "user/toy", metrics=tmp_path / "none.json")
+    with pytest.raises(DiffcapError, match=r"none\.png: no picture there"):
+        push(checkpoint, "user/toy", pictures=[tmp_path / "none.png"])
+    (tmp_path / "odd.json").write_text("[]")
+    with pytest.raises(DiffcapError, match=r'it has no "groups"'):
+        push(checkpoint, "user/toy", metrics=tmp_path / "odd.json")
+
+
+def test_the_card_tells_dataset_protocol_scores_and_licence(run: Path) -> None:
+    state = read_checkpoint(run / "finetune" / "best.ckpt")
+    card = model_card("user/toy", state, METRICS, ["pairs.png"], "mit")
+    assert card.startswith("---\nlicense: mit\n") and "# toy" in card
+    assert "IDC-PCL, trained on `toy`" in card and "AAAI 2022" in card
+    assert "Protocol: dataset toy, split test, tokenizer ptb." in card
+    assert "| group | BLEU-4 | CIDEr-D |\n|---|---:|---:|\n| total | 50.00 | 125.00 |" in card
+    assert 'load_captioner("user/toy")' in card
+    bare = model_card(
+        "user/toy", {**state, "diffcap": {**state["diffcap"], "imported_from": "x.pt"}}, None, [], "other"
+    )
+    assert "Not evaluated." in bare and "imported from the authors' `x.pt`" in bare and "Examples" not in bare
+    assert os.linesep * 3 not in card

@@ -1,0 +1,257 @@
+"""The captioner that one points at two pictures: what it says, how sure it is, and where it looked."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tests.checkpoints import write_checkpoint
+from torch import nn
+
+import diffcap.captioner
+from diffcap import load_captioner
+from diffcap.captioner import Caption, PairCaptioner, load
+from diffcap.errors import DiffcapError
+from diffcap.features.backbones import build_backbone
+from diffcap.features.online import backbone_of
+from diffcap.models.clip4idc import CLIP4IDC
+from diffcap.models.pcl import PCL
+from diffcap.models.scorer import SCORER
+from diffcap.text.bpe import build_clip_vocabulary
+
+README = Path(__file__).parents[1] / "README.md"
+WORDS = ["a", "cube", "gone", "is", "red", "the", "was"]
+COLORS = {"gray", "red", "blue", "green", "brown", "purple", "cyan", "yellow"}
+PIXELS = (32, 48)
+
+
+def meta(library: Any = "blocks", shape: tuple[int, int, int] = (107, 4, 6), **options: Any) -> dict[str, Any]:
+    described = json.loads(json.dumps(build_backbone(library, **options).describe()))
+    return {**described, "name": library, "shape": list(shape), "dtype": described.get("dtype", "float16")}
+
+
+def lively(model: nn.Module) -> nn.Module:
+    """Weights that make different words of different pictures."""
+    torch.manual_seed(3)
+    for part in model.parameters():
+        if part.ndim > 1:
+            nn.init.normal_(part, std=2.0 / math.sqrt(part.shape[1]))
+    for layer, few in (("trunk.output_layer", 6), ("decoder.logit", 4)):  # specials are said seldom, the end sometimes
+        if layer in dict(model.named_modules()):
+            with torch.no_grad():
+                bias = model.get_parameter(f"{layer}.bias")
+                bias[:few] = -20.0
+                bias[model.end] = -8.0  # type: ignore[index]
+    return model.eval()
+
+
+def make(path: Path, method: str) -> Path:
+    torch.manual_seed(0)
+    facts: dict[str, Any] = {"method": method}
+    if method == "clip4idc":
+        vocabulary = build_clip_vocabulary(["the red cube vanished", "a rhombicuboctahedron moved"], "clip_used")
+        network = {
+            "embed_dim": 16,
+            "quick_gelu": True,
+            "vision_cfg": {"image_size": 32, "patch_size": 16, "width": 32, "head_width": 16, "layers": 2},
+            "text_cfg": {"context_length": 12, "vocab_size": len(vocabulary), "width": 16, "heads": 2, "layers": 2},
+        }
+        sizes: dict[str, Any] = {"width": 16, "heads": 2, "ffn": 16, "encoder_layers": 1, "decoder_layers": 1}
+        model: Any = CLIP4IDC(len(vocabulary), network, PIXELS, intra_layers=1, max_length=12, **sizes)
+        facts |= {"features": meta("pixels", (3, *PIXELS), image_size=PIXELS), "vocabulary_layout": "clip_used"}
+        return write_checkpoint(path, lively(model), "finetune", words=vocabulary.words, **facts)
+    facts["features"] = meta()
+    if method == "pcl":
+        model = PCL(6 + len(WORDS), 107, width=16, heads=2, ffn=16, cross_layers=2)
+        return write_checkpoint(path, lively(model), "finetune", words=WORDS, **facts)
+    model = SCORER(4 + len(WORDS), 107, (4, 6), 12, width=16, heads=2, word_width=8)
+    return write_checkpoint(path, lively(model), "finetune", words=WORDS, vocabulary_layout="rcc", **facts)
+
+
+@pytest.fixture(scope="module", params=["scorer", "pcl", "clip4idc"])
+def captioner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PairCaptioner:
+    return load_captioner(make(tmp_path_factory.mktemp("trained") / "best.ckpt", request.param), device="cpu")
+
+
+def noise(seed: int, size: tuple[int, int] = (128, 96)) -> Image.Image:
+    values = np.random.default_rng(seed).integers(0, 256, (size[1] // 8, size[0] // 8, 3), dtype=np.uint8)
+    return Image.fromarray(values).resize(size)
+
+
+def test_the_sentence_is_as_likely_as_its_words(captioner: PairCaptioner) -> None:
+    caption = captioner(noise(1), noise(2))
+    assert caption.text == " ".join(word.text for word in caption.words) and caption.words
+    total = sum(word.log_probability for word in caption.words)
+    assert all(word.log_probability <= 0 for word in caption.words)
+    assert caption.log_probability <= total + 1e-6  # the end's is in it, too
+    if caption.tokens[-1] == captioner._captioner.end and len(caption.tokens) < captioner.max_length:
+        assert caption.log_probability < total
+    judged = captioner.facts["method"] == "pcl"
+    assert (caption.nothing_changed is not None) == judged
+    assert not judged or 0 < float(caption.nothing_changed or 0) < 1
+    assert set(caption.as_dict()) == {
+        "text", "log_probability", "words", "nothing_changed", "alternatives", "notes"
+    }  # fmt: skip
+    json.dumps(caption.as_dict())
+
+
+def test_log_probabilities_are_those_of_one_naive_pass(captioner: PairCaptioner) -> None:
+    """Recomputed without a cache: each word from a run over all before it."""
+    before, after = noise(1), noise(2)
+    caption = captioner(before, after)
+    model, expected = captioner._captioner, 0.0
+    with torch.no_grad():
+        memory = model.encode(*captioner._features([captioner._see(before, after)]))
+        for place in range(1, min(len(caption.tokens), captioner.max_length)):
+            cache: Any = None
+            for token in caption.tokens[:place]:
+                logits, cache = model.step(torch.tensor([token]), memory, cache)
+            expected += float(logits.log_softmax(-1)[0, caption.tokens[place]])
+    assert caption.log_probability == pytest.approx(expected, abs=1e-4)
+
+
+def test_batches_say_what_pairs_alone_say(captioner: PairCaptioner) -> None:
+    pairs = [(noise(2 * n, (100 + n, 80)), noise(2 * n + 1)) for n in range(5)]
+    together = list(captioner.batch(pairs, batch_size=3))
+    for pair, caption in zip(pairs, together):
+        alone = captioner(*pair)
+        assert isinstance(caption, Caption) and caption.tokens == alone.tokens
+        assert caption.log_probability == pytest.approx(alone.log_probability, abs=1e-3)
+    assert len({caption.text for caption in together if isinstance(caption, Caption)}) > 1
+
+
+def test_beams_are_ranked_and_the_first_is_no_worse_than_greedy(captioner: PairCaptioner) -> None:
+    wide, narrow = captioner(noise(5), noise(6), beams=4), captioner(noise(5), noise(6))
+    scores = [wide.log_probability, *(other.log_probability for other in wide.alternatives)]
+    assert wide.alternatives and scores == sorted(scores, reverse=True)
+    assert len({wide.text, *(other.text for other in wide.alternatives)}) == len(scores)
+    assert wide.log_probability >= narrow.log_probability - 1e-4
+    with pytest.raises(DiffcapError, match="it must be at least 1"):
+        captioner(noise(5), noise(6), beams=0)
+
+
+def test_every_word_has_a_look(captioner: PairCaptioner) -> None:
+    caption = captioner(noise(1), noise(2))
+    look = captioner.look(noise(1), noise(2), caption)
+    assert look.words == [word.text for word in caption.words]
+    assert look.before.shape == look.after.shape and len(look.before) == len(look.words)
+    sums = look.before.sum((1, 2)) + look.after.sum((1, 2))
+    np.testing.assert_allclose(sums, 2, atol=1e-4)
+    assert (look.alignment is not None) == (captioner.facts["method"] == "scorer")
+
+
+def test_any_kind_of_source_gives_the_same(captioner: PairCaptioner, tmp_path: Path) -> None:
+    noise(1).save(tmp_path / "a.png")
+    noise(2).save(tmp_path / "b.png")
+    expected = captioner(noise(1), noise(2)).tokens
+    assert captioner(str(tmp_path / "a.png"), tmp_path / "b.png").tokens == expected
+    assert captioner((tmp_path / "a.png").read_bytes(), np.asarray(noise(2))).tokens == expected
+    with pytest.raises(DiffcapError, match="the picture after: a text file"):
+        captioner(noise(1), b"hello")
+    pairs = [(tmp_path / "a.png", tmp_path / "b.png"), (tmp_path / "none.png", tmp_path / "b.png")]
+    first, second = captioner.batch(pairs, errors="return")
+    assert isinstance(first, Caption) and isinstance(second, DiffcapError)
+    with pytest.raises(DiffcapError, match=r"none\.png: no image there"):
+        list(captioner.batch(pairs))
+
+
+def test_notes_tell_what_was_done_to_a_picture(captioner: PairCaptioner, tmp_path: Path) -> None:
+    noise(1).save(tmp_path / "a.gif", save_all=True, append_images=[noise(2)])
+    caption = captioner(tmp_path / "a.gif", noise(2))
+    assert caption.notes == (f"{tmp_path / 'a.gif'}: holds several pictures, the first was taken",)
+
+
+def test_an_exported_folder_says_the_same(tmp_path: Path) -> None:
+    from diffcap.checkpoint import read_checkpoint, write_folder
+
+    path = make(tmp_path / "best.ckpt", "scorer")
+    write_folder(tmp_path / "exported", read_checkpoint(path))
+    one, two = load_captioner(path)(noise(1), noise(2)), load_captioner(tmp_path / "exported")(noise(1), noise(2))
+    assert one == two
+    assert load(tmp_path / "exported" / "model.safetensors").facts == load(path).facts
+    (tmp_path / "exported" / "model.safetensors").write_bytes(b"x" * 50)
+    with pytest.raises(DiffcapError, match="not a readable safetensors file"):
+        load_captioner(tmp_path / "exported")
+    (tmp_path / "exported" / "model.safetensors").unlink()
+    with pytest.raises(DiffcapError, match=r"holds no model\.safetensors"):
+        load_captioner(tmp_path / "exported")
+
+
+def test_features_of_other_weights_are_refused() -> None:
+    with pytest.raises(DiffcapError, match=r"other weights of blocks.*--backbone-weights FILE"):
+        backbone_of({**meta(), "weights_sha256": "0" * 64})
+    assert backbone_of({**meta(), "weights_sha256": None})  # imported: nobody knows
+    with pytest.raises(DiffcapError, match="does not say what made its features"):
+        backbone_of({"name": "toy", "shape": [5, 2, 3]})
+
+
+def test_a_backbone_that_cannot_be_downloaded_names_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchvision import models
+
+    def offline(*_: Any, **__: Any) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(models.ResNet101_Weights.IMAGENET1K_V1.__class__, "get_state_dict", offline)
+    wanted = {"library": "torchvision", "network": "resnet101", "stage": "layer3", "weights_sha256": None}
+    with pytest.raises(DiffcapError, match=r"nor could they be downloaded.*--backbone-weights=PATH"):
+        backbone_of({**wanted, "preprocessing": {}, "pool": None})
+
+
+def test_what_is_no_captioner_is_one_sentence(tmp_path: Path) -> None:
+    for source, reason in ((tmp_path / "x.ckpt", "no checkpoint there"), (tmp_path, r"holds no config\.json")):
+        with pytest.raises(DiffcapError, match=reason):
+            load_captioner(source)
+    with pytest.raises(DiffcapError, match="there is no such device"):
+        load_captioner(make(tmp_path / "best.ckpt", "scorer"), device="quantum")
+
+
+def test_the_shipped_captioner_tells_rendered_changes(tmp_path: Path) -> None:
+    """Scenes that it was not trained on: the colour of what changed, or that nothing did."""
+    from diffcap.datasets.blocks.write import write_blocks
+
+    write_blocks(tmp_path, pairs=40, seed=77, workers=1)
+    captioner = load_captioner()
+    told = json.loads((tmp_path / "change_captions.json").read_text())
+    still = json.loads((tmp_path / "no_change_captions.json").read_text())
+    right, names = 0, sorted(told)[:20]
+    for name in names:
+        other = name.replace("default", "semantic")
+        caption = captioner(tmp_path / "images" / name, tmp_path / "sc_images" / other)
+        view = captioner(tmp_path / "images" / name, tmp_path / "nsc_images" / name.replace("default", "nonsemantic"))
+        colors = COLORS & set(" ".join(told[name]).split())
+        right += bool(colors & set(caption.text.split())) + (view.text in " ".join(still[name]) or _still(view.text))
+    assert right >= 0.85 * 2 * len(names), right
+
+
+def _still(text: str) -> bool:
+    return bool(re.search(r"\b(no|nothing|not|identical|same|unchanged)\b", text))
+
+
+def test_importing_the_package_is_quick() -> None:
+    code = "import sys, diffcap; assert 'torch' not in sys.modules; print(sorted(diffcap.__all__))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "load_captioner" in done.stdout
+
+
+def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of the README and of the module's docstring."""
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    blocks += re.findall(r"```\n(.*?)```", diffcap.captioner.__doc__ or "", re.DOTALL)
+    assert blocks
+    monkeypatch.chdir(tmp_path)
+    noise(1).save("before.png")
+    noise(2).save("after.png")
+    for name in ("before.jpg", "after.jpg"):
+        noise(3).save(name)
+    Path("runs/desk/scorer/finetune").mkdir(parents=True)
+    make(Path("runs/desk/scorer/finetune/best.ckpt"), "scorer")
+    for block in blocks:
+        exec(block, {"load_captioner": load_captioner})
+        assert capsys.readouterr().out
