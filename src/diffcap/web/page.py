@@ -7,12 +7,11 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import gradio as gr
 from PIL import Image
 
-from diffcap.captioner import Look
 from diffcap.errors import DiffcapError
 from diffcap.pictures import Picture, read_picture
 from diffcap.web.captioners import Captioners
@@ -28,8 +27,6 @@ _HERE = Path(__file__).parent
 
 # The largest pictures take hundreds of megabytes while they are decoded: never two at once.
 _decoding = threading.Lock()
-
-Side = Literal["before", "after"]
 
 
 def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
@@ -53,7 +50,7 @@ def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
             js_on_load=None,
             apply_default_css=False,
         )
-        with gr.Row(equal_height=True, elem_classes="dc-zones"):
+        with gr.Row(equal_height=False, elem_classes="dc-zones"):
             zones = [_zone(side) for side in ("before", "after")]
         (before, told_before), (after, told_after) = zones
         strip = gr.HTML(
@@ -94,11 +91,7 @@ def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
             "outputs": answer,
             "api_visibility": "undocumented",
         }
-        drops: tuple[tuple[Side, gr.Image, gr.HTML], ...] = (
-            ("before", before, told_before),
-            ("after", after, told_after),
-        )
-        for side, zone, told in drops:
+        for side, zone, told in (("before", before, told_before), ("after", after, told_after)):
             look = _plain(partial(_look, side))
             zone.upload(look, zone, [zone, told], api_name=f"look_{side}", api_visibility="undocumented")
             zone.clear(lambda: "", None, told, queue=False, api_visibility="private")
@@ -135,7 +128,7 @@ def _zone(side: str) -> tuple[gr.Image, gr.HTML]:
             sources=["upload", "clipboard"],
             buttons=["fullscreen"],
             height=280,
-            placeholder=f"### The picture {side}\nDrop it here, paste it, or press to choose a file",
+            placeholder=f"# The picture {side}\nDrop it here, paste it, or press to choose a file",
             elem_id=f"zone-{side}",
         )
         # Not gradio's reading of pictures: what can be read, and how, `read_picture` decides. Set on the component, since
@@ -161,7 +154,7 @@ def _choose(examples: list[Example], event: gr.EventData) -> tuple[Any, ...]:
     return example.before, example.after, "", ""
 
 
-def _look(side: Side, path: str | None) -> tuple[Any, str]:
+def _look(side: str, path: str | None) -> tuple[Any, str]:
     """Say at once what is wrong with an uploaded file; show what browsers cannot."""
     if path is None:
         return None, ""
@@ -178,25 +171,25 @@ def _answer(captioners: Captioners, before: str | None, after: str | None, choic
         lacking = "both pictures" if before is after else f"the picture {'before' if before is None else 'after'}"
         return message(f"Give {lacking} first: drop it above, or try an example.")
     try:
-        first, second = _read("before", before)[0], _read("after", after)[0]
+        first, second = (_read(side, path)[0] for side, path in (("before", before), ("after", after)))
         number = int(choice)
         width = max(1, min(MOST_BEAMS, int(beams)))
         with captioners.use(number) as captioner:
             caption = captioner(first.image, second.image, width)
-            notes: tuple[str, ...] = ()
-            look: Look | None = None
+            told = []
             try:
                 look = captioner.look(first.image, second.image, caption)
-            except DiffcapError as error:
-                notes = (f"No maps: {error}",)
+            except DiffcapError as error:  # its method has no maps
+                look = None
+                told.append(str(error))
     except DiffcapError as error:
         return message(str(error))
-    told = [f"{picture.name}: {note}." for picture in (first, second) for note in picture.notes]
+    told += [f"{picture.name}: {note}." for picture in (first, second) for note in picture.notes]
     label = captioners.choices[number].label
-    return result(Answer(first.image, second.image, caption, look, label, (*notes, *told)))
+    return result(Answer(first.image, second.image, caption, look, label, tuple(told)))
 
 
-def _read(side: Side, path: str) -> tuple[Picture, str | None]:
+def _read(side: str, path: str) -> tuple[Picture, str | None]:
     """A picture, named as the visitor knows it, and its file's format."""
     with _decoding:
         picture = read_picture(path, f"The picture {side} ({Path(path).name})")

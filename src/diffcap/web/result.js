@@ -33,7 +33,8 @@ function play() {
   const step = () => {
     if (next === row.length) {
       stop();
-      return show(held);
+      const under = element.querySelector(".dc-word:hover"); // pointed at meanwhile
+      return show(under ? Number(under.dataset.word) : held);
     }
     row[next].classList.remove("dc-coming");
     show(next++);

@@ -20,35 +20,8 @@ _SHOWN = 720  # most pixels along a side of a picture
 _HEAT = 96  # and of a layer of heat, which is smooth
 
 # Words of any sentence: the page rests at one that says more.
-_SMALL = frozenset(
-    [
-        "a",
-        "an",
-        "the",
-        "is",
-        "are",
-        "was",
-        "were",
-        "be",
-        "been",
-        "has",
-        "have",
-        "had",
-        "there",
-        "it",
-        "its",
-        "that",
-        "this",
-        "to",
-        "of",
-        "in",
-        "on",
-        "at",
-        "and",
-        "now",
-        "no",
-        "not",
-    ]
+_SMALL = set(
+    """a an the is are was were be been has have had there it its that this to of in on at and now no not""".split()  # noqa: SIM905
 )
 
 
