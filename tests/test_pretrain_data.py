@@ -111,6 +111,14 @@ def test_two_datasets_share_a_vocabulary_whichever_comes_first(folders: dict[str
     assert "bird" in one.words and "bird" not in alone and set(alone) < set(one.words)
 
 
+def test_tasks_that_are_left_out_leave_the_shares_of_the_others(folders: dict[str, Path]) -> None:
+    data = on(folders["pairs"], tasks={"mlm": 1, "mvcl": 12, "fda": 1}, without=["fda"])
+    drawn = Counter(data.schedule.at(step)[0] for step in range(1300))
+    assert drawn.keys() == {"mlm", "mvcl"} and 60 < drawn["mlm"] < 140  # 1 in 13: 100
+    with pytest.raises(DiffcapError, match=r"data\.without names 'mvlc'"):
+        on(folders["pairs"], without=["mvlc"])
+
+
 def test_bad_input_is_one_sentence(folders: dict[str, Path], tmp_path: Path) -> None:
     singles, labelled = str(folders["singles"]), str(folders["labelled"])
     with pytest.raises(DiffcapError, match=r"names 'fgvc', which draws from data\.labelled; give its folder"):

@@ -46,6 +46,7 @@ class PretrainData(FeatureData):
         features: name of the feature store in its `features/`, and in those of `singles` and `labelled`.
         tasks: shares of "mlm", "mvcl" and "fda" (paper: 8:1:2 on CLEVR-Change, 9:1:2 on the birds); of "single_mlm",
             "single_mvcl" and "single_fda" on `singles`; and of "fgvc" on `labelled` (paper: 9:1:2:3 on the birds).
+        without: tasks that are left out of `tasks`, whose other shares stay as they are (the papers' ablations).
         negatives: file of hard negatives, null for `negatives.jsonl` in the dataset's folder; read if fda has a share.
         samples: of mlm and mvcl: "captions" (released), "pairs" or "scenes" as `CaptionData` has them, but with `batch_size`
             pairs, so half as many scenes.
@@ -62,6 +63,7 @@ class PretrainData(FeatureData):
         folder: str,
         features: str,
         tasks: dict[str, int] | None = None,
+        without: list[str] | None = None,
         negatives: str | None = None,
         samples: Samples = "captions",
         singles: str | None = None,
@@ -72,10 +74,14 @@ class PretrainData(FeatureData):
         self.samples = samples
         shares = {"mlm": 8, "mvcl": 1, "fda": 2} if tasks is None else tasks
         known = (*CAPTIONED, *(SINGLE + task for task in CAPTIONED), FGVC)
-        unknown = sorted(set(shares) - set(known))
-        if unknown:
-            raise DiffcapError(f"data.tasks names {unknown[0]!r}; the tasks are {', '.join(known[:-1])} and {FGVC}.")
-        self.schedule = TaskSchedule(shares, self.seed)
+        for key, names in (("tasks", shares), ("without", without or [])):
+            unknown = sorted(set(names) - set(known))
+            if unknown:
+                raise DiffcapError(
+                    f"data.{key} names {unknown[0]!r}; the tasks are {', '.join(known[:-1])} and {FGVC}."
+                )
+        kept = {task: share for task, share in shares.items() if task not in (without or [])}
+        self.schedule = TaskSchedule(kept, self.seed)
         self.negatives_path = Path(negatives) if negatives else Path(folder) / "negatives.jsonl"
         self.singles, self.labelled = singles, labelled
         for place, name in ((singles, "singles"), (labelled, "labelled")):
