@@ -42,7 +42,7 @@ def test_tensors_come_in_with_the_admitted_class(tmp_path, new_form):
     torch.save(value, tmp_path / "x.pt", _use_new_zipfile_serialization=new_form)
     with pytest.raises(DiffcapError, match="AttrDict"):
         load_tensors(tmp_path / "x.pt")
-    loaded = load_tensors(tmp_path / "x.pt", admit={".AttrDict": AttrDict})
+    loaded = load_tensors(tmp_path / "x.pt", admit=["AttrDict"])
     assert loaded["cfg"]["depth"]["layers"] == 2
     for name, tensor in value["state"].items():
         torch.testing.assert_close(loaded["state"][name], tensor)
@@ -69,3 +69,42 @@ def test_damage_is_one_sentence(tmp_path):
                 load(file)
     with pytest.raises(DiffcapError, match="no such file"):
         load_arrays(tmp_path / "none")
+
+
+def test_compiled_code_is_not_loaded(tmp_path, capsys):
+    class Speaks(torch.nn.Module):
+        @torch.jit.export
+        def __getstate__(self) -> int:
+            return 1
+
+        @torch.jit.export
+        def __setstate__(self, state: int) -> None:
+            self.training = False
+            print("code ran on load")
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    torch.jit.script(Speaks()).save(str(tmp_path / "x.pt"))
+    with pytest.raises(DiffcapError, match=r"refused, nothing of it was run: .*TorchScript"):
+        load_tensors(tmp_path / "x.pt")
+    assert "code ran" not in capsys.readouterr().out
+
+
+def test_arrays_of_anything_but_numbers_and_text_are_refused(tmp_path):
+    file = tmp_path / "x.pkl"
+    compound = np.zeros(2, dtype=[("a", "i4"), ("b", "f8")])
+    for value in (np.array([{}, []], dtype=object), compound, np.array(["2020-01-01"], dtype="M8[D]")):
+        file.write_bytes(pickle.dumps(value))
+        with pytest.raises(DiffcapError, match="not admitted"):
+            load_arrays(file)
+    value = [
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        np.array(["ab", "c"]),
+        np.arange(3, dtype=">i4"),
+        np.bool_(1),
+    ]
+    for protocol in (0, 2, 5):
+        file.write_bytes(pickle.dumps(value, protocol))
+        for one, other in zip(load_arrays(file), value):
+            np.testing.assert_array_equal(one, other)

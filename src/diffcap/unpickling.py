@@ -1,22 +1,115 @@
 """Other people's pickles, read without running what stands in them.
 
-A pickle is a program: it may call anything it can name. Here it may name plain containers, numpy arrays, torch tensors, and
-whatever stand-ins the caller admits; any other name is refused before it is looked up, and said.
+A pickle is a program: it may call anything it can name. Tensors come in through torch's own restricted reader; numpy arrays
+through stand-ins of ours that take numbers and text only, because numpy's own classes can be talked into reading any memory.
+Any other name is refused before it is looked up, and said.
 """
 
-import io
 import pickle
+import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import IO, Any
 
 import numpy as np
 
 from diffcap.errors import DiffcapError
 
-Admit = Mapping[str, Any]  # "module.Name", or ".Name" for a class of whatever module, -> what stands in its place
+_KINDS = re.compile(r"[<>|=]?([biufc]\d{1,2}|[SU]\d{1,6})")
+
+
+def load_arrays(path: str | Path) -> Any:
+    """A pickle of plain containers, numbers, text and numpy arrays of these (Python 2's, too).
+
+    Raises:
+        DiffcapError: missing, damaged, or it names anything else; nothing of it was run.
+    """
+    return _guarded(path, lambda file: _plain(_Arrays(file, encoding="latin1").load()))
+
+
+def load_tensors(path: str | Path, admit: Sequence[str] = ()) -> Any:
+    """What `torch.save` wrote, in its old form or its new one: plain containers and tensors, on the CPU.
+
+    Args:
+        path: the file.
+        admit: names of dict-like classes, of whatever module; an OrderedDict stands in their place.
+
+    Raises:
+        DiffcapError: missing, damaged, compiled (TorchScript), or it names anything else; nothing of it was run.
+    """
+    import torch
+
+    def load(file: IO[bytes]) -> Any:
+        stand_ins: list[Any] = [(OrderedDict, name) for name in _classes(file) if name.rsplit(".", 1)[-1] in admit]
+        with torch.serialization.safe_globals(stand_ins):
+            return torch.load(file, map_location="cpu", weights_only=True)
+
+    return _guarded(path, load)
+
+
+def _classes(file: IO[bytes]) -> set[str]:
+    """The names "module.Name" that a file asks for; nothing is built."""
+    import torch
+
+    try:
+        return set(torch.serialization.get_unsafe_globals_in_checkpoint(file))
+    except ValueError:  # an old-form file, which torch cannot list: whatever looks like such a name in it
+        file.seek(0)
+        found = re.findall(rb"c([\w.]+)\n([A-Za-z_]\w*)\n", file.read())
+        return {f"{module.decode()}.{name.decode()}" for module, name in found}
+    finally:
+        file.seek(0)
+
+
+class _Dtype:
+    """A number's or a text's type."""
+
+    def __init__(self, code: str, align: bool = False, copy: bool = False) -> None:
+        if not isinstance(code, str) or not _KINDS.fullmatch(code):
+            raise pickle.UnpicklingError(f"it asks for arrays of {code!r:.40}, which are not admitted")
+        self._code, self._order = code, "="
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        order, compound = state[1], state[2:5]
+        if order not in ("<", ">", "=", "|") or any(part is not None for part in compound):
+            raise pickle.UnpicklingError("it asks for arrays of a compound type, which are not admitted")
+        self._order = order
+
+    def numpy(self) -> np.dtype[Any]:
+        """The type as numpy has it."""
+        return np.dtype(self._code).newbyteorder(self._order)  # type: ignore[call-overload]
+
+
+class _Array:
+    """An array before its content is known."""
+
+    value: Any = None
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, kind, fortran, content = state
+        self.value = _read(content, kind, shape, "F" if fortran else "C")
+
+
+def _read(content: Any, kind: Any, shape: Any, order: Any = "C") -> np.ndarray[Any, Any]:
+    if not isinstance(kind, _Dtype):
+        raise pickle.UnpicklingError("it holds an array without a type")
+    data = content.encode("latin1") if isinstance(content, str) else bytes(content)
+    return np.frombuffer(data, kind.numpy()).reshape(shape, order=order).copy()
+
+
+def _reconstruct(kind: Any, shape: Any, code: Any) -> _Array:
+    return _Array()
+
+
+def _frombuffer(content: Any, kind: Any, shape: Any, order: Any) -> _Array:
+    array = _Array()
+    array.value = _read(content, kind, shape, order)
+    return array
+
+
+def _scalar(kind: Any, content: Any = b"") -> Any:
+    return _read(content, kind, (1,))[0]
 
 
 def _encode(text: str, encoding: str) -> bytes:
@@ -26,69 +119,37 @@ def _encode(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-def _numpy_names() -> dict[str, Any]:
-    multiarray = getattr(np, "_core", None) or np.core
-    reconstruct, scalar = multiarray.multiarray._reconstruct, multiarray.multiarray.scalar  # type: ignore[attr-defined]
-    names: dict[str, Any] = {"numpy.ndarray": np.ndarray, "numpy.dtype": np.dtype, "_codecs.encode": _encode}
-    for room in ("numpy.core.multiarray", "numpy._core.multiarray"):
-        names |= {f"{room}._reconstruct": reconstruct, f"{room}.scalar": scalar}
+def _names() -> dict[str, Any]:
+    names: dict[str, Any] = {
+        "collections.OrderedDict": OrderedDict,
+        "_codecs.encode": _encode,
+        "numpy.ndarray": "ndarray",  # only ever handed on to `_reconstruct`
+        "numpy.dtype": _Dtype,
+    }
+    for room in ("numpy.core", "numpy._core"):
+        names |= {f"{room}.multiarray._reconstruct": _reconstruct, f"{room}.multiarray.scalar": _scalar}
+        names[f"{room}.numeric._frombuffer"] = _frombuffer
     return names
 
 
-def _torch_names() -> dict[str, Any]:
-    import torch
-
-    names: dict[str, Any] = {f"torch.{name}": getattr(torch, name) for name in ("Size", "float32", "float16", "int64")}
-    rebuild = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter")
-    names |= {f"torch._utils.{name}": getattr(torch._utils, name) for name in rebuild}
-    kinds = ("Float", "Half", "Double", "Long", "Int", "Short", "Byte", "Char", "Bool")
-    return names | {f"torch.{kind}Storage": getattr(torch, f"{kind}Storage") for kind in kinds}
-
-
-PLAIN: dict[str, Any] = {"collections.OrderedDict": OrderedDict}
-
-
-def _unpickler(names: Admit) -> type[pickle.Unpickler]:
-    class Restricted(pickle.Unpickler):
-        def find_class(self, module: str, name: str) -> Any:
-            for key in (f"{module}.{name}", f".{name}"):
-                if key in names:
-                    return names[key]
+class _Arrays(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """The stand-in of a name."""
+        known = _names()
+        if f"{module}.{name}" not in known:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not admitted")
-
-    return Restricted
-
-
-def load_arrays(path: str | Path, admit: Admit | None = None) -> Any:
-    """A pickle of plain containers and numpy arrays (Python 2's, too).
-
-    Raises:
-        DiffcapError: missing, damaged, or it names anything else; nothing of it was run.
-    """
-    names = {**PLAIN, **_numpy_names(), **(admit or {})}
-    return _guarded(path, lambda file: _unpickler(names)(file, encoding="latin1").load())
+        return known[f"{module}.{name}"]
 
 
-def load_tensors(path: str | Path, admit: Admit | None = None) -> Any:
-    """What `torch.save` wrote, in its old form or its new one: plain containers and tensors, on the CPU.
-
-    Raises:
-        DiffcapError: missing, damaged, or it names anything else; nothing of it was run.
-    """
-    import torch
-
-    unpickler = _unpickler({**PLAIN, **_numpy_names(), **_torch_names(), **(admit or {})})
-
-    def load(file: IO[bytes], **options: Any) -> Any:
-        return unpickler(file, **options).load()
-
-    module = SimpleNamespace(
-        Unpickler=unpickler,
-        load=load,
-        loads=lambda data, **options: load(io.BytesIO(data), **options),
-        __name__="pickle",
-    )
-    return _guarded(path, lambda file: torch.load(file, map_location="cpu", pickle_module=module, weights_only=False))
+def _plain(value: Any) -> Any:
+    """The same with arrays in the place of their stand-ins."""
+    if isinstance(value, _Array):
+        return value.value
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_plain(item) for item in value)
+    return value
 
 
 def _guarded(path: str | Path, read: Callable[[IO[bytes]], Any]) -> Any:
@@ -99,7 +160,12 @@ def _guarded(path: str | Path, read: Callable[[IO[bytes]], Any]) -> Any:
         with path.open("rb") as file:
             return read(file)
     except Exception as error:  # a damaged pickle may fail in any way at all
-        reason = " ".join(str(error).split())[:200].rstrip(". ") or type(error).__name__
+        text = " ".join(str(error).split())
+        asked = re.search(r"GLOBAL ([\w.]+) was not an allowed global", text)  # torch's words
+        if asked:
+            text = f"it asks for {asked[1]}, which is not admitted"
+        text = text.rpartition("WeightsUnpickler error: ")[2]
+        reason = text[:200].rstrip(". ") or type(error).__name__
         raise DiffcapError(
             f"{path}: refused, nothing of it was run: {reason}; fetch the file again, from its authors."
         ) from None

@@ -35,10 +35,6 @@ _COMPUTED = re.compile(
 )
 
 
-class AttributeDict(dict):  # type: ignore[type-arg]
-    """What stands in for the one class that SCORER's and DIRL's files name, whatever it is there: a dict."""
-
-
 @dataclass(frozen=True)
 class Unseen:
     """What no weight's shape tells; None where the system's released value is taken.
@@ -75,7 +71,7 @@ def read_official(path: str | Path, method: Method) -> dict[str, Tensor]:
 
         content: Any = read_state_dict(path, "FILE")
     else:
-        content = load_tensors(path, {".AttrDict": AttributeDict} if method in ("scorer", "dirl") else None)
+        content = load_tensors(path, ("AttrDict",) if method in ("scorer", "dirl") else ())
     if isinstance(content, dict) and method not in ("scorer", "dirl"):
         for wrapper in ("state_dict", "model_state_dict", "model"):
             if isinstance(content.get(wrapper), dict):
