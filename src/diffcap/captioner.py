@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from diffcap.checkpoint import read_checkpoint, weights_of
+from diffcap.checkpoint import CAPTIONING_STAGES, read_checkpoint, weights_of
 from diffcap.errors import DiffcapError
 from diffcap.models.captioner import Captioner
 from diffcap.models.clip4idc import CLIP4IDC
@@ -59,7 +59,7 @@ def load(path: str | Path) -> Checkpoint:
     """
     state = read_checkpoint(path)
     facts = dict(state["diffcap"])
-    if facts.get("stage") not in ("finetune", "reinforce"):
+    if facts.get("stage") not in CAPTIONING_STAGES:
         raise DiffcapError(
             f"{path}: a checkpoint of the {facts.get('stage')} stage cannot caption; fine-tune from it first."
         )

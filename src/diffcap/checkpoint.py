@@ -14,6 +14,7 @@ import torch
 from diffcap.errors import DiffcapError
 from diffcap.records import read_json, write_json
 
+CAPTIONING_STAGES = ("finetune", "reinforce")  # whose checkpoints can caption
 FORMAT = 1  # of the "diffcap" entry; raised when an older file could no longer be read
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 

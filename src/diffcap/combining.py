@@ -56,7 +56,7 @@ def average(paths: Sequence[str | Path], out: str | Path) -> list[int]:
     last = states[-1]
     mean = {name: _mean([state["state_dict"][name] for state in states]) for name in first["state_dict"]}
     steps = [state["global_step"] for state in states]
-    sources = [{"file": str(path), "step": step} for path, step in zip(files, steps)]
+    sources = [{"file": Path(path).name, "step": step} for path, step in zip(files, steps)]
     target = Path(out)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.tmp")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from diffcap.checkpoint import CONFIG, WEIGHTS, read_checkpoint, write_folder
+from diffcap.checkpoint import CAPTIONING_STAGES, CONFIG, WEIGHTS, read_checkpoint, write_folder
 from diffcap.errors import DiffcapError
 from diffcap.records import read_json, write_text
 
@@ -51,7 +51,7 @@ def push(
     """
     _check_name(name)
     state = read_checkpoint(checkpoint)
-    if state["diffcap"]["stage"] != "finetune":
+    if state["diffcap"]["stage"] not in CAPTIONING_STAGES:
         raise DiffcapError(
             f"{checkpoint}: of the {state['diffcap']['stage']} stage; push a captioner, of the finetune stage."
         )

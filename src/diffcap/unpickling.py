@@ -78,7 +78,7 @@ class _Dtype:
 
     def numpy(self) -> np.dtype[Any]:
         """The type as numpy has it."""
-        return np.dtype(self._code).newbyteorder(self._order)  # type: ignore[call-overload]
+        return np.dtype(self._code).newbyteorder(self._order)  # type: ignore[arg-type]
 
 
 class _Array:

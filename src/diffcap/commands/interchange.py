@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def run_import(method: "Method", file: Path, vocabulary: Path | None, out: Path | None, unseen: "Unseen") -> None:
     """Import an official checkpoint; see `cli.import_`."""
-    from diffcap.checkpoint import write_folder
+    from diffcap.checkpoint import CAPTIONING_STAGES, write_folder
     from diffcap.interop.official import import_official
 
     if unseen.heads < 1:
@@ -24,7 +24,7 @@ def run_import(method: "Method", file: Path, vocabulary: Path | None, out: Path 
     sizes = state["diffcap"]["hyperparameters"]
     told = ", ".join(f"{key} {value}" for key, value in sizes.items() if not isinstance(value, dict))
     print(f"{folder}: {method}, {state['diffcap']['stage']} stage; {told}")
-    if state["diffcap"]["stage"] == "finetune":
+    if state["diffcap"]["stage"] in CAPTIONING_STAGES:
         print(f"try it: diffcap caption BEFORE AFTER --checkpoint {folder}")
     else:
         print("a pre-training checkpoint: fine-tune from it with --model.init_from before it can caption")
@@ -60,6 +60,7 @@ def run_pull(name: str, out: Path | None) -> None:
     """Pull a captioner; see `cli.pull`."""
     from diffcap.hub import fetch
 
+    _refuse_file(out or Path(name.rpartition("/")[2]))
     folder = fetch(name, out or Path(name.rpartition("/")[2]))
     print(f"{folder}: {name}; try it: diffcap caption BEFORE AFTER --checkpoint {folder}")
 

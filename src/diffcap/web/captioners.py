@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from diffcap.captioner import METHODS, SHIPPED, PairCaptioner, load_captioner
-from diffcap.checkpoint import CONFIG, WEIGHTS, read_checkpoint
+from diffcap.checkpoint import CAPTIONING_STAGES, CONFIG, WEIGHTS, read_checkpoint
 from diffcap.errors import DiffcapError
 from diffcap.records import read_json
 
@@ -46,7 +46,7 @@ def find_choices(checkpoints: Sequence[str], runs: Path, backbone_weights: str |
         choices.append(Choice(_label(facts, _short(Path(name))), name, backbone_weights))
     choices.append(Choice(_label(read_json(SHIPPED / CONFIG, "configuration"), "ships with diffcap"), None))
     named = {Path(name).resolve() for name in checkpoints}
-    found = [path for path in runs.rglob("best.ckpt") if path.parent.name == "finetune"]
+    found = [path for path in runs.rglob("best.ckpt") if path.parent.name in CAPTIONING_STAGES]
     found += [path.parent for path in runs.rglob(CONFIG) if (path.parent / WEIGHTS).is_file()]
     for path in sorted(found, key=lambda path: (-path.stat().st_mtime, str(path))):
         if path.resolve() in named:
@@ -57,8 +57,9 @@ def find_choices(checkpoints: Sequence[str], runs: Path, backbone_weights: str |
                 if path.is_dir()
                 else read_checkpoint(path, mapped=True)["diffcap"]
             )
-            if isinstance(facts, dict) and facts.get("stage") == "finetune" and facts.get("method") in METHODS:
-                shown = path if path.is_dir() else path.parent.parent
+            if isinstance(facts, dict) and facts.get("stage") in CAPTIONING_STAGES and facts.get("method") in METHODS:
+                stage = path if path.is_dir() else path.parent
+                shown = stage.parent if stage.name == "finetune" else stage
                 choices.append(Choice(_label(facts, _short(shown)), path))
         except DiffcapError as error:
             print(f"note: left out: {error}", file=sys.stderr)
