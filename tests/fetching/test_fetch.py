@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -300,7 +301,14 @@ def test_killed_at_any_time_it_goes_on_with_what_is_there(clevr: Folder) -> None
 def test_ctrl_c_ends_it_at_once_even_where_a_server_says_nothing(clevr: Folder) -> None:
     clevr.site.pages["/splits.json"].always = "hang"
     words = clevr.words("--fetch.timeout=300")
-    process = subprocess.Popen(words, cwd=clevr.path, env=environment(), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        words,
+        cwd=clevr.path,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
+    )
     while not clevr.site.times("/splits.json"):
         time.sleep(0.01)
     asked = time.monotonic()
