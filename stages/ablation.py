@@ -61,6 +61,8 @@ def ablation(
     steps: int | None = None,
     pretrain_steps: int | None = None,
     rows: str | None = None,
+    more_seeds: str | None = None,
+    repeated: str | None = None,
     out: str | None = None,
 ) -> None:
     """Train and score every row at equal steps, and write the table: BLEU-4, METEOR, ROUGE-L, CIDEr-D, by change type.
@@ -74,6 +76,8 @@ def ablation(
         pretrain_steps: of the pre-training of rows that have one, and of the stage on CUB before it; the settings' by default.
         rows: only these, separated by commas, as the files of configs/method/<method>/ablation are called, and for pcl
             cub, nabirds and cub_nabirds, the whole method with more datasets.
+        more_seeds: of the rows in `repeated` alone, on top of `seeds`: for those that a conclusion rests on.
+        repeated: such rows, separated by commas; all by default.
         out: folder of the runs and of the table; runs/<dataset>/<method>-ablation by default.
 
     Raises:
@@ -81,10 +85,8 @@ def ablation(
     """
     if method not in ROWS:
         raise DiffcapError(f"METHOD={method} has no ablations here; choose one of {', '.join(ROWS)}.")
-    chosen = rows.split(",") if rows else list(ROWS[method])
-    unknown = [row for row in chosen if row not in ROWS[method]]
-    if unknown:
-        raise DiffcapError(f"{method} has no ablation {unknown[0]!r}; choose among {', '.join(ROWS[method])}.")
+    chosen = _rows(rows, list(ROWS[method]), method)
+    often = _rows(repeated, chosen, method)
     place = Path(out or f"runs/{dataset}/{method}-ablation")
     make = Make(
         f"FOLDER={folder}",
@@ -103,6 +105,8 @@ def ablation(
         *make.variables, "DATA=", "CUB_DATA=", "NABIRDS_DATA="
     )  # the manifest is there now; its files need not be looked at for every row
     numbers = [int(seed) for seed in seeds.split(",")]
+    more = [int(seed) for seed in more_seeds.split(",")] if more_seeds else []
+    runs = [(row, seed) for seed in [*numbers, *more] for row in (chosen if seed in numbers else often)]
     roads = {
         (row, seed): Road(
             f"{ROWS[method][row]}, seed {seed}",
@@ -112,21 +116,34 @@ def ablation(
             steps,
             pretrain_steps if row in PRETRAINED else 0,
             _options(row, place, seed),
-            place / f"{BEGINS_WITH[row]}-{seed}" if BEGINS_WITH.get(row) in chosen else None,
+            place / f"{BEGINS_WITH[row]}-{seed}" if (BEGINS_WITH.get(row), seed) in runs else None,
         )
-        for row in chosen
-        for seed in numbers
+        for row, seed in runs
     }
-    # Seed by seed, so that an interrupted command leaves whole tables of fewer seeds; rows that wait for others begin first.
-    heads = sorted((row for row in chosen if BEHIND.get(row) not in chosen), key=lambda row: row not in BEHIND.values())
+    # Seed by seed, so that an interrupted command leaves whole tables of fewer seeds.
     lanes = [
-        [roads[row, seed] for row in (head, *(row for row in chosen if BEHIND.get(row) == head))]
-        for seed in numbers
-        for head in heads
+        [roads[row, seed] for row in lane]
+        for seed in [*numbers, *more]
+        for lane in _lanes([row for row in chosen if (row, seed) in roads])
     ]
     side_by_side(make, lanes)
-    table = {ROWS[method][row]: [roads[row, seed] for seed in numbers] for row in chosen}
+    table = {ROWS[method][row]: [road for (name, _), road in roads.items() if name == row] for row in chosen}
     compare(Path(folder), features, table, place / "report", "--pictures", "0", "--attention", "0")
+
+
+def _rows(listed: str | None, known: list[str], method: str) -> list[str]:
+    """The rows that a list names; all that are known without one."""
+    named = listed.split(",") if listed else known
+    unknown = [row for row in named if row not in known]
+    if unknown:
+        raise DiffcapError(f"{method} has no ablation {unknown[0]!r}; choose among {', '.join(known)}.")
+    return named
+
+
+def _lanes(rows: list[str]) -> list[list[str]]:
+    """One after the other what has to wait for another row; those that are waited for begin first."""
+    heads = sorted((row for row in rows if BEHIND.get(row) not in rows), key=lambda row: row not in BEHIND.values())
+    return [[head, *(row for row in rows if BEHIND.get(row) == head)] for head in heads]
 
 
 def _options(row: str, place: Path, seed: int) -> tuple[str, ...]:

@@ -378,6 +378,18 @@ def test_the_rows_of_an_ablation_take_equal_steps_and_only_they_do(project: Path
     assert "no ablation 'rrr'" in make(project, "ablation", "METHOD=scorer", "ARGS=--rows=rrr").stderr
 
 
+def test_the_rows_that_a_conclusion_rests_on_have_more_seeds(project: Path) -> None:
+    words = ["METHOD=scorer", "SEEDS=1", "ARGS=--rows=rr,scorer_cbr --more_seeds=2,3 --repeated=rr"]
+    runs = logged(project, "ablation", *words)
+    place = "runs/blocks/scorer-ablation"
+    trained = [run.split("--run.out ")[1].split()[0] for run in runs["finetune"]]
+    assert sorted(trained) == [f"{place}/{run}/finetune" for run in ("rr-1", "rr-2", "rr-3", "scorer_cbr-1")]
+    (report,) = runs["report"]
+    assert f'"RR": ["{place}/rr-1", "{place}/rr-2", "{place}/rr-3"]' in report
+    assert f'"SCORER+CBR": ["{place}/scorer_cbr-1"]' in report
+    assert "no ablation 'dirl'" in make(project, "ablation", "METHOD=scorer", "ARGS=--repeated=dirl").stderr
+
+
 def test_the_demo_trains_every_system_on_the_same_files(project: Path) -> None:
     runs = logged(project, "demo", "ARGS=--pairs=60 --jitter=0.5")
     assert {stage: len(found) for stage, found in runs.items()} == {
