@@ -1,8 +1,12 @@
 """Options that point tests at files outside the repository; without them the tests that need such files do not exist."""
 
+import os
 from pathlib import Path
 
 import pytest
+
+# Every core has a worker: with torch's own choice of threads they would wait for each other. Before any test imports torch.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
