@@ -398,6 +398,42 @@ def test_photos_that_fail_only_now_lose_no_pair_unless_told_to(birds: Folder) ->
     assert birds.fetch() == "" and len(read_dataset(birds.out).pairs) == 4
 
 
+def test_a_forbidden_photo_is_gone_where_its_host_hands_out_others(birds: Folder) -> None:
+    site = birds.site
+    site.pages["/photos/6"].always = "status 403"
+    assert birds.fetch() == "" and len(read_dataset(birds.out).pairs) == 4
+    assert failed(birds)["official/images/6.jpg"] == ("the server says 403 Forbidden", True)
+    birds.asked()
+    assert birds.fetch() == "" and birds.asked() == ["/photos/3", "/photos/6"]  # one that it gave before is asked for
+    for n in range(1, 6):
+        site.pages[f"/photos/{n}"].always = "status 403"  # the host has shut us out
+    assert "photos could not be fetched now, 1 in all" in birds.fetch()
+    assert failed(birds)["official/images/6.jpg"] == ("the server says 403 Forbidden", False)
+
+
+def test_a_host_that_forbids_everything_loses_no_pair(birds: Folder) -> None:
+    for n in range(1, 7):
+        birds.site.pages[f"/photos/{n}"].always = "status 403"
+    assert "photos could not be fetched now, 6 in all" in birds.fetch()
+    assert not any(gone for _, gone in failed(birds).values()) and not (birds.out / "manifest.jsonl").exists()
+
+
+@pytest.mark.parametrize(("status", "gone"), [(404, True), (403, True), (401, False)])
+def test_a_forbidden_photo_needs_a_clear_no_of_the_mirror_too(birds: Folder, status: int, gone: bool) -> None:
+    birds.site.pages["/photos/6"].always = "status 403"
+    birds.site.put("/mirror/photos/6", always=f"status {status}")
+    birds.sources(files=[{"url": birds.site.url("/birds.tsv")}], photos={"mirrors": [birds.site.url("/mirror/")]})
+    assert bool(birds.fetch()) is not gone
+    assert failed(birds)["official/images/6.jpg"] == ("the server says 403 Forbidden", gone)
+
+
+def test_the_mirror_is_asked_where_the_first_host_is_down(birds: Folder) -> None:
+    page = birds.site.pages["/birds.tsv"]
+    page.body = page.body.replace(birds.site.address.encode(), b"http://127.0.0.1:1")
+    birds.sources(files=[{"url": birds.site.url("/birds.tsv")}], photos={"mirrors": [birds.site.address]})
+    assert birds.fetch() == "" and len(read_dataset(birds.out).pairs) == 5
+
+
 def test_a_photo_that_broke_here_is_not_dropped_in_silence(birds: Folder) -> None:
     birds.site.pages["/photos/6"].always = "status 404"
     assert birds.fetch() == ""

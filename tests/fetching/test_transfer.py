@@ -121,7 +121,8 @@ def test_retry_after_forms() -> None:
 def test_a_clear_no_is_not_asked_again(site: Site, target: Path, status: int, gone: bool) -> None:
     with pytest.raises(Refused, match=f"the server says {status}") as said:
         bring(target, site.put("/file", always=f"status {status}"))
-    assert said.value.gone is gone and site.times("/file") == 1 and not target.exists()
+    assert said.value.gone is gone and said.value.forbidden is (status == 403)
+    assert site.times("/file") == 1 and not target.exists()
 
 
 def test_content_that_changes_between_two_tries_is_fetched_anew(site: Site, target: Path) -> None:
@@ -269,7 +270,24 @@ def test_the_next_address_where_the_first_has_no_such_file(site: Site, target: P
     assert said.value.gone
     with pytest.raises(Refused, match="403") as said:
         bring(target, forbidden, gone)
-    assert not said.value.gone
+    assert not said.value.gone and said.value.forbidden
+    with pytest.raises(Refused, match="403") as said:
+        bring(target, forbidden, site.put("/sign-in", always="status 401"))
+    assert not said.value.gone and not said.value.forbidden  # the other may have it
+
+
+def test_the_next_address_where_the_first_does_not_answer(site: Site, target: Path) -> None:
+    there, gone = site.put("/there", BODY), site.put("/gone", always="status 404")
+    hosts = Hosts(0)
+    for _ in range(5):  # the fifth time the first host counts as down
+        assert bring(target, "http://127.0.0.1:1/file", there, hosts=hosts) == there and whole(target)
+        target.unlink()
+    with pytest.raises(Unreachable, match="does not answer"):
+        bring(target, "http://127.0.0.1:1/file", gone, hosts=hosts)
+    failing = site.put("/failing", BODY, etag='"one"', always="cut 70000", ranges=False)
+    with pytest.raises(Unreachable, match="cut off"):
+        bring(target, failing, gone)
+    assert part_of(target).read_bytes() == BODY[:70000]  # for the next time
 
 
 def test_a_host_that_is_down_is_not_asked_for_ever(site: Site, tmp_path: Path) -> None:

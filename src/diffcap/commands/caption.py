@@ -110,13 +110,9 @@ def _draw(captioner: Any, pair: PicturePair, caption: Any, path: Path) -> None:
 
 def _watched(found: Iterator[Any], count: int) -> Iterator[Any]:
     """The captions, with a progress bar where there are many and a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from diffcap.progress import count_bar
 
-    console = Console(stderr=True)
-    columns = TextColumn("captioning"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True, disable=count == 1 or not console.is_terminal) as bar:
-        task = bar.add_task("", total=count)
+    with count_bar("captioning", count, hidden=count == 1) as advance:
         for one in found:
             yield one
-            bar.advance(task)
+            advance(1)

@@ -52,18 +52,14 @@ def check_images(
     Returns:
         The images that are missing or broken, in the order of `paths`.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from diffcap.progress import count_bar
 
     root, memory = Path(root), Path(memory) if memory and check == "decode" else None
     known = _recall(memory, root) if memory else {}
     fresh: dict[str, list[int]] = {}
     problems = []
-    columns = TextColumn("checking images"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    console = Console(stderr=True)
-    progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    with ThreadPoolExecutor() as pool, progress:  # threads: the decoder and the disk let go of Python's lock
-        task = progress.add_task("", total=len(paths))
+    # Threads: the decoder and the disk let go of Python's lock.
+    with ThreadPoolExecutor() as pool, count_bar("checking images", len(paths)) as advance:
         for start in range(0, len(paths), BATCH):
             batch = paths[start : start + BATCH]
             for path, look in zip(batch, pool.map(lambda path: _look(root / path, check, known.get(path)), batch)):
@@ -71,7 +67,7 @@ def check_images(
                     problems.append(Problem(path, look.problem))
                 if look.stamp:
                     fresh[path] = look.stamp
-                progress.advance(task)
+                advance(1)
             if memory and any(known.get(path) != fresh.get(path) for path in batch):
                 _remember(memory, root, {**known, **fresh})
     return problems

@@ -6,12 +6,12 @@ from diffcap.errors import DiffcapError
 from diffcap.fetching.checks import entry_check
 from diffcap.fetching.hosts import Hosts
 from diffcap.fetching.place import Failure, Place
-from diffcap.fetching.progress import byte_bars
 from diffcap.fetching.settings import FetchSettings
 from diffcap.fetching.sources import Entry
 from diffcap.fetching.transfer import Refused, Unreachable, Wanted, transfer
 from diffcap.fetching.unpack import unpack
 from diffcap.fetching.workers import in_parallel
+from diffcap.progress import bars
 from diffcap.records import write_text
 
 _MEND = "delete it, and it is fetched again; or take its lines out of checksums.json to keep it as it is"
@@ -63,7 +63,7 @@ def take_in(entries: list[Entry], place: Place) -> tuple[list[Entry], list[Failu
 
 def _bring(entries: list[Entry], place: Place, settings: FetchSettings) -> list[Failure]:
     hosts, failures = Hosts(settings.backoff), []
-    with byte_bars() as bar:
+    with bars(of_bytes=True) as bar:
 
         def work(entry: Entry) -> Failure | None:
             target = place.target(entry)
@@ -77,7 +77,7 @@ def _bring(entries: list[Entry], place: Place, settings: FetchSettings) -> list[
                 vouched=proven or entry.file.endswith(".json"),
             )
             try:
-                transfer(wanted, hosts, settings, bar(entry.file))
+                transfer(wanted, hosts, settings, bar(f"fetching {entry.file}"))
             except (Refused, Unreachable) as error:
                 return Failure(name, entry.url, str(error))
             place.note(target, entry.url)

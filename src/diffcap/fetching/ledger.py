@@ -39,6 +39,10 @@ class Ledger:
         """The checksum noted for `name`, "" where there is none."""
         return self._rows.get(name, {}).get("sha256", "")
 
+    def url(self, name: str) -> str:
+        """Where the file `name` came from, "" where that is not noted."""
+        return str(self._rows.get(name, {}).get("url", ""))
+
     def changed(self, name: str, file: Path) -> bool | None:
         """Whether `file` differs from what was noted for `name`; None where nothing was noted."""
         row = self._rows.get(name)

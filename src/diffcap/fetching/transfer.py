@@ -43,7 +43,7 @@ class Wanted:
     """One file to fetch.
 
     Attributes:
-        urls: where it is; the next one is asked only where the one before has no such file.
+        urls: where it is; the next one is asked only where the one before does not give it.
         target: where it goes.
         size: its length in bytes, if it is known.
         check: says what is wrong with a fetched file ("" for nothing); it gets the path.
@@ -60,11 +60,16 @@ class Wanted:
 
 
 class Refused(Exception):
-    """The file will not come by asking again; `gone` where there is none at the address (any more)."""
+    """The file will not come by asking again.
 
-    def __init__(self, why: str, gone: bool = False):
+    Attributes:
+        gone: there is none at the address (any more).
+        forbidden: the server says 403, which may be about the file (some say so of one that was taken down) or about us.
+    """
+
+    def __init__(self, why: str, gone: bool = False, forbidden: bool = False):
         super().__init__(why)
-        self.gone = gone
+        self.gone, self.forbidden = gone, forbidden
 
 
 class Unreachable(Exception):
@@ -85,13 +90,13 @@ def transfer(wanted: Wanted, hosts: Hosts, settings: FetchSettings, shown: Shown
         shown: called with every piece that comes.
 
     Raises:
-        Refused: a clear no, or a file that is not what it should be.
-        Unreachable: the retries are used up; what came so far stays for the next time.
+        Refused: a clear no from every address, or a file that is not what it should be.
+        Unreachable: the retries are used up at one address, and no other has it; what came so far stays for the next time.
         Stopped: everything ended meanwhile.
         DiffcapError, OSError: the disk is full or cannot be written.
     """
     wanted.target.parent.mkdir(parents=True, exist_ok=True)
-    refusals = []
+    refusals, lost = [], []
     for url in wanted.urls:
         try:
             _persist(url, wanted, hosts, settings, shown)
@@ -99,12 +104,24 @@ def transfer(wanted: Wanted, hosts: Hosts, settings: FetchSettings, shown: Shown
         except Refused as error:
             hosts.delivered(url)
             refusals.append(error)
-        except Unreachable:
+        except Unreachable as error:
             hosts.failed(url)
-            raise
+            lost.append(error)
+    if lost:
+        raise lost[0]
     first = refusals[0]
     # Of a mirror any refusal will do: some answer "forbidden" for what they never had.
-    raise Refused(str(first), gone=first.gone)
+    definite = all(error.gone or error.forbidden for error in refusals)
+    raise Refused(str(first), gone=first.gone, forbidden=first.forbidden and definite)
+
+
+def hands_out(url: str, hosts: Hosts, settings: FetchSettings) -> bool:
+    """Whether a server gives what is at an address now; asked once, and nothing of it is kept."""
+    try:
+        with _ask(hosts.session(), url, {}, settings.timeout) as response:
+            return response.status_code == 200 and not _is_page(response)
+    except (Refused, requests.RequestException, urllib3.exceptions.HTTPError, ValueError):
+        return False
 
 
 def _persist(url: str, wanted: Wanted, hosts: Hosts, settings: FetchSettings, shown: Shown) -> None:
@@ -207,7 +224,7 @@ def _look_at_status(response: requests.Response, url: str, hosts: Hosts, setting
     if status in _GONE:
         raise Refused(why, gone=True)
     if status < 500 and status not in _AGAIN:
-        raise Refused(why)
+        raise Refused(why, forbidden=status == 403)
     asked = retry_after(response.headers.get("Retry-After"))
     if asked is not None:
         if asked > settings.patience:
@@ -237,8 +254,7 @@ def _extent(response: requests.Response, have: int, note: dict[str, Any]) -> tup
 
 
 def _look_at_headers(response: requests.Response, wanted: Wanted, total: int | None, certain: bool) -> None:
-    kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    if kind in ("text/html", "application/xhtml+xml") and wanted.target.suffix.lower() not in (".html", ".htm"):
+    if _is_page(response) and wanted.target.suffix.lower() not in (".html", ".htm"):
         raise Refused("a web page came in place of the file", gone=wanted.vouched and not wanted.known)
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise Refused("the server packs the file though it was asked not to, so its length cannot be checked")
@@ -246,6 +262,11 @@ def _look_at_headers(response: requests.Response, wanted: Wanted, total: int | N
         raise Refused(f"{total:,} bytes long, not {wanted.size:,}")
     if not certain and not wanted.vouched and wanted.size is None:
         raise Refused("the server does not say how long it is, so a cut file could not be told from a whole one")
+
+
+def _is_page(response: requests.Response) -> bool:
+    kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    return kind in ("text/html", "application/xhtml+xml")
 
 
 def _pour(

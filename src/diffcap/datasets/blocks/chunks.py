@@ -64,8 +64,7 @@ def render_all(
     Args:
         write_chunk: writes the images of one chunk, then its `part`. scenes: in all. what: they are called.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from diffcap.progress import count_bar
 
     (folder / PARTS).mkdir(parents=True, exist_ok=True)
     for left in (folder / PARTS).glob("*.tmp"):
@@ -74,12 +73,9 @@ def render_all(
     pending = [start for start in chunks if not part(folder, start).is_file()]
     if workers is None:
         workers = min(len(os.sched_getaffinity(0)), 1 + len(pending) * CHUNK // _PER_WORKER)
-    console = Console(stderr=True)
-    columns = TextColumn(f"rendering {what}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=scenes, completed=(len(chunks) - len(pending)) * CHUNK)
+    with count_bar(f"rendering {what}", scenes, (len(chunks) - len(pending)) * CHUNK) as advance:
         for _ in _done(write_chunk, folder, settings, pending, workers):
-            progress.advance(task, CHUNK)
+            advance(CHUNK)
     return chunks
 
 
