@@ -5,8 +5,9 @@ import pytest
 from tests.datasets.layouts import DC_CAPTIONS, write_clevr_dc, write_image
 
 from diffcap.datasets import describe, read_pairs
-from diffcap.datasets.clevr_dc import change_type
+from diffcap.datasets.clevr_dc import change_type, notes
 from diffcap.errors import DiffcapError
+from diffcap.records import ChangePair
 
 SPLITS = {"train": [9, 0, 1, 2, 3], "val": [4], "test": [5, 47999]}
 
@@ -56,6 +57,48 @@ def test_types_are_voted_for() -> None:
     assert change_type(["the cube moved", "the cube is gone"]) is None
     assert change_type(["the cube moved", "the cube is gone", "it shifted"]) == "move"
     assert change_type(["a cube"]) is None and change_type([]) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentences"),
+    [
+        (
+            "move",
+            "the red cube moved to a new position|the cube is no longer in its place|the cube is not in its old place any more|"
+            "someone changed the location of the cube|the thing with the same size as the ball was moved|it is in another spot",
+        ),
+        (
+            "color",
+            "someone changed the color of the rubber cube|the color of the cube has changed|the cube has a different colour|"
+            "the cube that is the same size as the metal ball turned blue|the cube changed its color to red",
+        ),
+        (
+            "material",
+            "someone changed the texture of the red cube|the cube with the same color as the ball became shiny",
+        ),
+        ("add", "there is a new cube|the cube of the same size as the ball has appeared|someone added a ball"),
+        (
+            "drop",
+            "there is no longer a cube|there is no cube any more|the cube of the same material as the ball is gone",
+        ),
+        ("none", "it is the same scene as before|nothing was moved|there are no changes"),
+    ],
+)
+def test_one_sentence_is_enough(kind: str, sentences: str) -> None:
+    assert {sentence: change_type([sentence]) for sentence in sentences.split("|")} == dict.fromkeys(
+        sentences.split("|"), kind
+    )
+
+
+def test_the_blocks_of_ids_check_the_types() -> None:
+    """The released ids are in blocks of 8,000, one action each."""
+    pairs = [
+        ChangePair(f"{n:06d}.png", "a", "b", ["x"], "train", "add" if n % 8000 < 3 else "color")
+        for block in (0, 8000)
+        for n in range(block, block + 60)
+    ]
+    assert notes(pairs)[-1].startswith("114 of 120 pairs are of the type that most of their 8,000 ids have")
+    assert len(notes(pairs[:70])) == 1  # too few of the second block
 
 
 def test_a_pair_whose_type_cannot_be_told_is_counted(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_three_pairs_are_enough_and_two_are_not(tmp_path: Path) -> None:
         (row(2, before=None), '"before" must be the path of an image, found None'),
         (row(2, after="/data/b.jpg"), '"after" is an absolute path (/data/b.jpg); write it relative'),
         (row(2, captions="one"), "\"captions\" must be a list of sentences, found 'one'"),
-        (row(2, captions=["", "x"]), '"captions" must be a list of sentences'),
+        (row(2, captions=["", "x"]), '"captions" holds a blank sentence; fill it'),
         (row(2, captions=[], split="train"), "a training pair needs at least one caption"),
         (row(2, split="dev"), "\"split\" must be one of train, val, test, found 'dev'"),
         (row(2, id="000001", split="val"), "id '000001' stands already"),

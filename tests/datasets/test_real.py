@@ -67,7 +67,8 @@ def test_birds2words(real: Path) -> None:
     folder = folder_of(real, "birds2words")
     pairs = read_pairs("birds2words", folder)
     assert counts(pairs) == {"train": (2_685, 12_890), "val": (325, 1_556), "test": (337, 1_604)}
-    assert describe("birds2words", pairs, folder)["repetitions"]["repeated_captions"] == 34
+    said = describe("birds2words", pairs, folder)
+    assert said["official"]["state"] == "whole" and said["repetitions"]["repeated_captions"] == 34
     train = [caption.split(" ") for pair in pairs if pair.split == "train" for caption in pair.captions]
     assert [len(build_vocabulary(train, least).words) for least in (1, 2)] == [2_630, 1_653]
 

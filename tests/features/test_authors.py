@@ -11,7 +11,7 @@ from diffcap.errors import DiffcapError
 from diffcap.features.authors import fill_store
 from diffcap.features.images import unique_images
 from diffcap.features.store import FeatureStore
-from diffcap.records import Dataset
+from diffcap.records import ChangePair, Dataset
 
 SHAPE = (4, 3, 3)
 
@@ -76,6 +76,19 @@ def test_pickles(clevr: Dataset, tmp_path: Path, place: str, protocol: int) -> N
     assert [file["name"].split("/")[-1] for file in note["files"]] == ["img.pkl", "nsc_img.pkl", "sc_img.pkl"]
     assert all(len(file["sha256"]) == 64 for file in note["files"])
     assert fill_store(clevr, tmp_path / "theirs", tmp_path / "store") == 0
+
+
+def test_the_only_pickle_of_birds_whatever_its_name(tmp_path: Path) -> None:
+    """CUB's images are in folders by class; IDC-PCL has the maps of birds flattened."""
+    paths = ["images/001.Gull/Gull_1.jpg", "images/002.Tern/Tern_2.jpg"]
+    birds = Dataset("cub", tmp_path, [ChangePair(path, path, None, ["a"], "train") for path in paths], {})
+    (tmp_path / "theirs").mkdir()
+    flat = {"Gull_1": feature(paths[0]).reshape(4, 9), "002.Tern/Tern_2": feature(paths[1]).reshape(4, 9)}
+    (tmp_path / "theirs/cub_feat.pkl").write_bytes(pickle.dumps(flat, 2))
+    assert fill_store(birds, tmp_path / "theirs", tmp_path / "store") == 2
+    check(birds, tmp_path / "store")
+    (tmp_path / "theirs/other.pkl").write_bytes(pickle.dumps(flat, 2))
+    assert "nor a single pickle there" in refusal(birds, tmp_path / "theirs", tmp_path / "again")
 
 
 def test_same_names_in_two_folders(tmp_path: Path) -> None:

@@ -192,3 +192,15 @@ def test_a_killed_run_leaves_no_manifest_and_the_next_one_is_whole(official: Pat
     for name in ("manifest.jsonl", "dataset.json"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     json.loads((tmp_path / "killed/checked.json").read_text())
+
+
+def test_captions_of_cub_need_neither_its_images_nor_their_list(tmp_path: Path) -> None:
+    for path in ("001.Gull/Gull_1", "002.Tern/Tern_2"):
+        text = tmp_path / f"cvpr2016_cub/text_c10/{path}.txt"
+        text.parent.mkdir(parents=True, exist_ok=True)
+        text.write_text("a bird\n" * 10)
+    (tmp_path / "cvpr2016_cub/testclasses.txt").write_text("002.Tern\n")
+    command = ["--dataset", "cub", "--source", tmp_path, "--out", tmp_path / "out"]
+    assert "of 2 images 2 missing" in refused(data(*command, cwd=tmp_path))
+    assert data(*command, "--captions_only", "true", cwd=tmp_path).returncode == 0
+    assert [pair.split for pair in read_dataset(tmp_path / "out").pairs] == ["train", "val"]

@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from diffcap.datasets.checks import token_captions
 from diffcap.errors import DiffcapError
 from diffcap.records import SPLITS, ChangePair, read_json_lines
 from diffcap.text.vocabulary import tokenize
@@ -189,18 +190,6 @@ def _read_lines(folder: Path) -> Iterator[Annotation]:
             if not isinstance(first, str) or not isinstance(second, str) or not first or not second:
                 raise DiffcapError(f'{where}: "img1" and "img2" must be photo ids (strings); mend that line.')
             photos = first, second
-            yield Annotation(photos, photos, split, _captions(row.get("description"), where), where, {})
-
-
-def _captions(description: object, where: str) -> list[str]:
-    captions: list[Any] = description if isinstance(description, list) and description else [None]
-    if isinstance(captions[0], str):
-        captions = [captions]  # one caption a line
-    if not all(
-        isinstance(tokens, list) and tokens and all(isinstance(token, str) for token in tokens) for tokens in captions
-    ):
-        raise DiffcapError(
-            f'{where}: "description" must be a list of words or a list of such lists, none empty, '
-            f"found {description!r:.60}; mend that line."
-        )
-    return [" ".join(tokens) for tokens in captions]
+            yield Annotation(
+                photos, photos, split, token_captions(row.get("description"), where, "description"), where, {}
+            )

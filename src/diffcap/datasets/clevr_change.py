@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from diffcap.datasets import pcl_lines
+from diffcap.datasets.checks import sentences
 from diffcap.errors import DiffcapError
 from diffcap.records import SPLITS, ChangePair, read_json
 
@@ -53,11 +54,7 @@ def read(folder: Path) -> list[ChangePair]:
 
 
 def _captions(path: Path) -> dict[str, list[str]]:
-    captions = _object(path, "captions")
-    for key, sentences in captions.items():
-        if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
-            raise DiffcapError(f'{path}: "{key}" must be a list of sentences, found {sentences!r:.60}; mend it.')
-    return captions
+    return {key: sentences(value, str(path), key) for key, value in _object(path, "captions").items()}
 
 
 def read_splits(path: Path) -> dict[str, list[int]]:

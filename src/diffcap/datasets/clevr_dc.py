@@ -20,22 +20,42 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from diffcap.datasets.checks import sentences
 from diffcap.datasets.clevr_change import read_splits
 from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair, read_json
 
+NOTES = {"change_types": "derived from the captions"}  # what every score by type has to say
 FORMS = {"captions.json": ("bef", "aft"), "change_captions.json": ("images", "sc_images")}
 _REMEDY = "put captions.json and split.json, or DIRL's change_captions.json and splits.json, into this folder"
 
 _COLORS = frozenset(("gray", "grey", "red", "blue", "green", "brown", "purple", "cyan", "yellow", "color", "colour"))
 _MATERIALS = frozenset(("rubber", "matte", "metal", "metallic", "shiny", "material", "texture"))
-# In this order, for "no longer" is not "no", and "there is a new cube" holds neither; what only turns comes last.
+_LIKE = re.compile(
+    r"\b(?:the )?same (?:size|shape|colou?r|material|texture)\b"
+)  # tells one object by another, no change
+_PLACE = "(?:position|location|place|spot)"
+# The first that fits: "moved to a new position" adds nothing, "no longer in its place" removes nothing, "no longer" is not
+# "no", and what only turns comes last.
 _SAYINGS = (
-    ("drop", re.compile(r"\b(no longer|removed|disappeared|missing|gone|vanished|taken away|lost)\b")),
-    ("none", re.compile(r"\b(no|nothing|same|identical|unchanged|not? change|not differ)\b")),
-    ("add", re.compile(r"\b(added|appeared|appears|new|newly|introduced)\b")),
-    ("move", re.compile(r"\b(moved|moves|shifted|relocated|location|position|place)\b")),
+    ("none", r"^(?!.*\b(?:except|but|other than|apart from)\b).*\b(?:nothing|nobody|no one|identical|unchanged)\b"),
+    (
+        "none",
+        r"\b(?:no (?:change|difference|modification)s?|(?:not|n't) (?:been )?(?:chang|differ|modif|alter|mov)\w*)\b",
+    ),
+    ("move", rf"\b(?:no longer|not|n't) (?:in|at) (?:its|the|their)(?: \w+)? {_PLACE}\b"),
+    ("move", rf"\b(?:moved|moves|shifted|relocated|(?:new|different|another) {_PLACE})\b"),
+    ("move", rf"\bchang\w* (?:its |the |their )?{_PLACE}\b"),
+    ("drop", r"\b(?:no longer|removed|disappeared|missing|gone|vanished|taken away|lost|any ?more)\b"),
+    ("color", r"\b(?:chang\w*|different|new|another) (?:its |the |their )?colou?r\b"),
+    ("material", r"\b(?:chang\w*|different|new|another) (?:its |the |their )?(?:material|texture)\b"),
+    ("color", r"\bcolou?r of .*\b(?:changed|different|altered)\b"),
+    ("material", r"\b(?:material|texture) of .*\b(?:changed|different|altered)\b"),
+    ("none", r"\b(?:no|same)\b"),
+    ("add", r"\b(?:added|appeared|appears|new|newly|introduced)\b"),
+    ("move", rf"\b{_PLACE}\b"),
 )
+_BLOCK, _ENOUGH = 8000, 50  # ids with one action; pairs of a block that can tell which
 _TURN = frozenset(("turned", "became", "changed", "becomes", "turns", "now"))
 
 
@@ -61,24 +81,24 @@ def read(folder: Path) -> list[ChangePair]:
         for number in sorted(numbers):
             if number not in captions:
                 raise DiffcapError(f"{path}: no captions for the id {number} of {splits.name}; fetch both files again.")
-            name, sentences = f"{number:06d}.png", captions[number]
+            name, told = f"{number:06d}.png", captions[number]
             images = before.get(number, f"{folders[0]}/{name}"), after.get(number, f"{folders[1]}/{name}")
-            kind = change_type(sentences)
-            pairs.append(ChangePair(name, *images, sentences, split, None if kind == "none" else kind, kind == "none"))
+            kind = change_type(told)
+            pairs.append(ChangePair(name, *images, told, split, None if kind == "none" else kind, kind == "none"))
     return pairs
 
 
-def change_type(sentences: Sequence[str]) -> str | None:
+def change_type(captions: Sequence[str]) -> str | None:
     """What most of the captions say: color, material, add, drop, move, or none for no change; None where two are level."""
-    votes = Counter(kind for kind in map(_saying, sentences) if kind)
+    votes = Counter(kind for kind in map(_saying, captions) if kind)
     ranked = votes.most_common(2)
     return ranked[0][0] if ranked and (len(ranked) == 1 or ranked[0][1] > ranked[1][1]) else None
 
 
 def _saying(sentence: str) -> str | None:
-    text = sentence.lower()
+    text = _LIKE.sub("", sentence.lower())
     for kind, words in _SAYINGS:
-        if words.search(text):
+        if re.search(words, text):
             return kind
     tokens = re.findall("[a-z]+", text)
     if not _TURN.intersection(tokens):
@@ -91,15 +111,13 @@ def _captions(path: Path) -> dict[int, list[str]]:
     if not isinstance(value, dict):
         raise DiffcapError(f"{path}: expected a JSON object, found {type(value).__name__}; fetch it again.")
     captions: dict[int, list[str]] = {}
-    for key, sentences in value.items():
+    for key, told in value.items():
         number = re.fullmatch(r"(\d+)(?:\.png)?", key)
         if number is None or int(number.group(1)) in captions:
             raise DiffcapError(
                 f'{path}: the key "{key:.60}" is not the number of a pair, or stands twice; fetch it again.'
             )
-        if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
-            raise DiffcapError(f'{path}: "{key}" must be a list of sentences, found {sentences!r:.60}; mend it.')
-        captions[int(number.group(1))] = sentences
+        captions[int(number.group(1))] = sentences(told, str(path), key)
     return captions
 
 
@@ -122,4 +140,14 @@ def notes(pairs: list[ChangePair]) -> list[str]:
     said = ["change types and distractors are derived from the captions' words; the files do not hold them"]
     if untold:
         said.append(f"{len(untold):,} pairs (first {untold[0]}) have captions that tell no type, or two")
+    blocks: dict[int, Counter[str]] = {}
+    for pair in pairs:
+        kind = "none" if pair.is_distractor else pair.change_type or "untold"
+        blocks.setdefault(int(pair.id.removesuffix(".png")) // _BLOCK, Counter())[kind] += 1
+    if all(count.total() >= _ENOUGH for count in blocks.values()):
+        agree = sum(count.most_common(1)[0][1] for count in blocks.values())
+        said.append(
+            f"{agree:,} of {len(pairs):,} pairs are of the type that most of their {_BLOCK:,} ids have: each block of as many has "
+            "one action in the released dataset"
+        )
     return said

@@ -8,10 +8,14 @@
 `images.txt` and `images/` are the images' archive, `CUB_200_2011/`; `text_c10/` and `testclasses.txt` come with the
 captions, `cvpr2016_cub/`. Both archives may be unpacked into the folder as they are, or their contents put there. The
 split is by class, 150 for "train" and the 50 held-out ones for "val" (8,855 and 2,933 images): L2C's, and IDC-PCL's.
+
+Without `images.txt`, which captions alone do not need, the images are those that have captions, in the order of their names.
 """
 
 from pathlib import Path
 
+from diffcap.datasets import pcl_singles
+from diffcap.datasets.checks import numbered_lines
 from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair
 
@@ -22,20 +26,22 @@ _TEXTS = "unpack the captions of Reed et al. (cvpr2016_cub) into this folder"
 
 
 def read(folder: Path) -> list[ChangePair]:
-    """An image a record, without a second one; by split, then in the order of `images.txt`.
+    """An image a record, without a second one; by split, then in the order of the list.
+
+    IDC-PCL's JSON lines are read instead where the folder holds them and no captions of Reed et al. (`pcl_singles`).
 
     Raises:
         DiffcapError: a list is missing or malformed, or an image has no sentence.
     """
+    if pcl_singles.is_there(folder) and not any((folder / name).exists() for name in CAPTIONS):
+        return pcl_singles.read_captioned(folder)
     home = folder / "CUB_200_2011" if (folder / "CUB_200_2011/images.txt").is_file() else folder
     texts = _first(folder, CAPTIONS, "captions", _TEXTS)
     held_out = {line for _, line in numbered_lines(_first(folder, HELD_OUT, "list of held-out classes", _TEXTS))}
     pairs, bare, classes = [], [], set()
-    for where, line in numbered_lines(home / "images.txt", _IMAGES):
-        number, _, path = line.partition(" ")
-        species, _, name = path.partition("/")
-        if not number.isdigit() or not name.endswith(".jpg") or not species:
-            raise DiffcapError(f'{where}: expected "<number> <class>/<image>.jpg", found {line!r:.80}; mend that line.')
+    listed = _listed(home / "images.txt") if (home / "images.txt").is_file() else _captioned(texts)
+    for path in listed:
+        species = path.partition("/")[0]
         classes.add(species)
         image = (home / "images" / path).relative_to(folder).as_posix()
         file = (texts / path).with_suffix(".txt")
@@ -48,25 +54,27 @@ def read(folder: Path) -> list[ChangePair]:
         raise DiffcapError(f"{bare[0]}: no sentences there, as for {len(bare)} of {len(pairs)} images; {_TEXTS} again.")
     if pairs and not classes & held_out:
         raise DiffcapError(
-            f"{_first(folder, HELD_OUT, '', '')}: none of its classes is in images.txt, so nothing would be validated "
-            "on; fetch both again."
+            f"{_first(folder, HELD_OUT, '', '')}: no image is of its classes, so nothing would be validated on; "
+            "fetch it and the list of images again."
         )
     return sorted(pairs, key=lambda pair: pair.split)
 
 
-def numbered_lines(path: Path, remedy: str = "fetch it again") -> list[tuple[str, str]]:
-    """("<path>, line <number>", its text without blanks around it) for every line that is not blank.
+def _listed(path: Path) -> list[str]:
+    """ "<class>/<image>.jpg" of every line."""
+    found = []
+    for where, line in numbered_lines(path, _IMAGES):
+        number, _, name = line.partition(" ")
+        species, _, image = name.partition("/")
+        if not number.isdigit() or not image.endswith(".jpg") or not species:
+            raise DiffcapError(f'{where}: expected "<number> <class>/<image>.jpg", found {line!r:.80}; mend that line.')
+        found.append(name)
+    return found
 
-    Raises:
-        DiffcapError: no such file, or no text.
-    """
-    if not path.is_file():
-        raise DiffcapError(f"{path}: no such list; {remedy}.")
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise DiffcapError(f"{path}: not UTF-8 text (byte {error.start}); fetch it again.") from None
-    return [(f"{path}, line {number}", line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
+
+def _captioned(texts: Path) -> list[str]:
+    """The same of every image that has captions."""
+    return sorted(file.relative_to(texts).with_suffix(".jpg").as_posix() for file in texts.glob("*/*.txt"))
 
 
 def _first(folder: Path, names: tuple[str, ...], what: str, remedy: str) -> Path:

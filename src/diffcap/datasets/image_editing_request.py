@@ -11,6 +11,7 @@ mixed case, with punctuation and runs of blanks; each vocabulary and each scorer
 from pathlib import Path
 from typing import Any
 
+from diffcap.datasets.checks import note_once, sentences
 from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair, read_json
 
@@ -33,11 +34,9 @@ def read(folder: Path) -> list[ChangePair]:
             raise DiffcapError(f"{path}: expected a list of requests, found {type(rows).__name__}; fetch it again.")
         for number, row in enumerate(rows, 1):
             where = f"{path}, entry {number}"
-            uid, first, second, sentences = _row(row, where)
-            if uid in seen:
-                raise DiffcapError(f"{where}: the uid {uid!r} stands already in {seen[uid]}; keep one of the two.")
-            seen[uid] = where
-            pairs.append(ChangePair(uid, images + first, images + second, sentences, split))
+            uid, first, second, told = _row(row, where)
+            note_once(seen, uid, where, "the uid")
+            pairs.append(ChangePair(uid, images + first, images + second, told, split))
     return pairs
 
 
@@ -46,7 +45,4 @@ def _row(row: Any, where: str) -> tuple[str, str, str, list[str]]:
     texts = [row.get(key) for key in ("uid", "img0", "img1")]
     if not all(isinstance(text, str) and text for text in texts):
         raise DiffcapError(f'{where}: needs "uid", "img0" and "img1" (strings), found {row!r:.60}; mend it.')
-    sentences = row.get("sents")
-    if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
-        raise DiffcapError(f'{where}: "sents" must be a list of sentences, found {sentences!r:.60}; mend it.')
-    return str(texts[0]), str(texts[1]), str(texts[2]), sentences
+    return str(texts[0]), str(texts[1]), str(texts[2]), sentences(row.get("sents"), where, "sents")

@@ -12,7 +12,8 @@ The 555 classes that occur are numbered 0 ... 554 in the order of the official n
 
 from pathlib import Path
 
-from diffcap.datasets.cub import numbered_lines
+from diffcap.datasets import pcl_singles
+from diffcap.datasets.checks import numbered_lines
 from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair
 
@@ -22,11 +23,15 @@ _REMEDY = "unpack nabirds.tar.gz into this folder"
 def read(folder: Path) -> list[ChangePair]:
     """An image a record, with `extra["class"]`, 0 ... K - 1, and no caption; by split, then in the order of `images.txt`.
 
+    IDC-PCL's pairs are read instead where the folder holds them and no official list (`pcl_singles`).
+
     Raises:
         DiffcapError: a list is missing or malformed, or does not know an image.
     """
     if (folder / "nabirds/images.txt").is_file():
         return _read(folder / "nabirds", "nabirds/images")
+    if pcl_singles.is_there(folder) and not (folder / "images.txt").is_file():
+        return pcl_singles.read_classified(folder)
     return _read(folder, "images")
 
 

@@ -44,6 +44,7 @@ OFFICIAL = {
     "clevr_dc": Sizes("pairs", _splits(40_800, 2_400, 4_800)),
     "spot_the_diff": Sizes("pairs", _splits(8_566, 1_493, 1_270)),
     "image_editing_request": Sizes("pairs", _splits(3_061, 383, 495)),
+    "birds2words": Sizes("pairs", _splits(2_685, 325, 337)),  # some lose a photo: a part, then
     "cub": Sizes("images", _splits(8_855, 2_933, 0)),  # L2C's split, which is by class (Yan et al., ACL 2021)
     "nabirds": Sizes("images", _splits(23_929, 0, 24_633), classes=555),
 }
@@ -63,13 +64,19 @@ def compare(dataset: str, pairs: Sequence[ChangePair], folder: Path) -> dict[str
     if sizes is None:
         return None
     found = Counter(pair.split for pair in pairs if not (sizes.scenes and pair.is_distractor))
+    if sizes.classes and found.total() > sum(sizes.splits.values()):
+        raise DiffcapError(
+            f"{folder}: has {found.total():,} images, the official {dataset} {sum(sizes.splits.values()):,}; fetch its lists again."
+        )
     for split, official in sizes.splits.items():
-        if found[split] > official:
+        if found[split] > official and not sizes.classes:
             raise DiffcapError(
                 f"{folder}: its {split} split has {found[split]:,} {sizes.unit}, the official one of {dataset} has "
                 f"{official:,}; take the split file from the authors' release."
             )
     whole = all(found[split] == official for split, official in sizes.splits.items())
+    # Nothing is ever scored on images with classes, and IDC-PCL's form of them has no splits.
+    whole = whole or bool(sizes.classes and found.total() == sum(sizes.splits.values()))
     if whole and sizes.scenes:
         distractors = Counter(pair.split for pair in pairs if pair.is_distractor)
         lacking = next((split for split in SPLITS if distractors[split] != found[split]), None)

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from diffcap.datasets.checks import note_once, sentences
 from diffcap.errors import DiffcapError
 from diffcap.records import SPLITS, ChangePair, read_json_lines
 
@@ -38,9 +39,7 @@ def read(folder: Path) -> list[ChangePair]:
     without = ""  # where the first line without a split stands
     for number, (where, row) in enumerate(read_json_lines(path), 1):
         pair = _pair(row, where, number)
-        if pair.id in seen:
-            raise DiffcapError(f"{where}: id {pair.id!r} stands already in {seen[pair.id]}; give every pair its own.")
-        seen[pair.id] = where
+        note_once(seen, pair.id, where, "id", "give every pair its own")
         without = without or ("" if pair.split else where)
         pairs.append(pair)
     if not without:
@@ -103,9 +102,9 @@ def _groups(pairs: list[ChangePair]) -> dict[str, str]:
 def _pair(row: dict[str, Any], where: str, number: int) -> ChangePair:
     row = dict(row)
     images = [_image(row.pop(key, None), key, where) for key in ("before", "after")]
-    captions = row.pop("captions", None)
-    if not isinstance(captions, list) or not all(isinstance(text, str) and text.strip() for text in captions):
-        raise DiffcapError(f'{where}: "captions" must be a list of sentences, found {captions!r:.60}; mend that line.')
+    captions = sentences(row.pop("captions", None), where, "captions")
+    if not all(text.strip() for text in captions):
+        raise DiffcapError(f'{where}: "captions" holds a blank sentence; fill it or take it out.')
     identity = row.pop("id", f"{number:06d}")
     if not isinstance(identity, str | int) or isinstance(identity, bool) or identity == "":
         raise DiffcapError(f'{where}: "id" must be a string, found {identity!r:.60}; mend that line.')

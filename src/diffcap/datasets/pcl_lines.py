@@ -11,6 +11,7 @@ The names may carry their extension. The second word of `img2` says whether it i
 import re
 from pathlib import Path
 
+from diffcap.datasets.checks import note_once, sentences
 from diffcap.errors import DiffcapError
 from diffcap.records import SPLITS, ChangePair, read_json, read_json_lines
 from diffcap.text.vocabulary import SPECIALS, build_vocabulary
@@ -49,17 +50,11 @@ def read(folder: Path, kinds: dict[str, str]) -> list[ChangePair]:
                     f'{where}: "img1" and "img2" must be CLEVR_default_N and CLEVR_semantic_N or CLEVR_nonsemantic_N, found '
                     f"{row.get('img1')!r:.40} and {row.get('img2')!r:.40}; mend that line."
                 )
-            captions = row.get("sentences")
-            if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
-                raise DiffcapError(
-                    f'{where}: "sentences" must be a list of strings, found {captions!r:.60}; mend that line.'
-                )
+            captions = sentences(row.get("sentences"), where, "sentences")
             file, kind = f"{int(first[2]):06d}.png", second[1]
             distractor = kind == "nonsemantic"
             name = f"{file}_n" if distractor else file
-            if name in seen:
-                raise DiffcapError(f"{where}: the pair {name} stands already in {seen[name]}; keep one of the two.")
-            seen[name] = where
+            note_once(seen, name, where, "the pair")
             after = f"{_FOLDERS[kind]}/CLEVR_{kind}_{file}"
             change = None if distractor else kinds.get(file)
             before = f"images/CLEVR_default_{file}"

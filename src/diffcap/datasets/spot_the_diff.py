@@ -15,6 +15,7 @@ them. Whether a sentence is a caption of its own or all of a pair are one is the
 from pathlib import Path
 from typing import Any
 
+from diffcap.datasets.checks import sentences
 from diffcap.errors import DiffcapError
 from diffcap.records import SPLITS, ChangePair, read_json
 
@@ -43,7 +44,7 @@ def read(folder: Path) -> list[ChangePair]:
         if not isinstance(rows, list):
             raise DiffcapError(f"{path}: expected a list of annotations, found {type(rows).__name__}; fetch it again.")
         for number, row in enumerate(rows, 1):
-            image, sentences = _row(row, f"{path}, entry {number}")
+            image, told = _row(row, f"{path}, entry {number}")
             pair = pairs.get(image)
             if pair is None:
                 before, after = f"{images}{image}.png", f"{images}{image}_2.png"
@@ -52,18 +53,16 @@ def read(folder: Path) -> list[ChangePair]:
                 raise DiffcapError(
                     f"{path}, entry {number}: the pair {image!r} is in {split} here and in {pair.split} before; keep one."
                 )
-            pair.captions.extend(sentences)
-            pair.extra["annotators"].append(len(sentences))
+            pair.captions.extend(told)
+            pair.extra["annotators"].append(len(told))
     return list(pairs.values())
 
 
 def _row(row: Any, where: str) -> tuple[str, list[str]]:
-    image, sentences = (row.get("img_id"), row.get("sentences")) if isinstance(row, dict) else (None, None)
-    if not isinstance(image, str) or not image or not isinstance(sentences, list) or not sentences:
+    image, told = (row.get("img_id"), row.get("sentences")) if isinstance(row, dict) else (None, None)
+    if not isinstance(image, str) or not image or not isinstance(told, list) or not told:
         raise DiffcapError(f'{where}: needs an "img_id" and a list of "sentences", found {row!r:.60}; mend it.')
-    if not all(isinstance(sentence, str) for sentence in sentences):
-        raise DiffcapError(f'{where}: "sentences" must be a list of strings, found {sentences!r:.60}; mend it.')
-    return image, sentences
+    return image, sentences(told, where, "sentences")
 
 
 def notes(pairs: list[ChangePair]) -> list[str]:

@@ -5,7 +5,8 @@ Two forms are read, whichever the folder holds:
 * `.npy`, one array an image (SCORER, DIRL): `features/CLEVR_default_000123.png.npy`, `sc_features/...`, `nsc_features/...`, or any
   folder below the one given that holds the name once;
 * pickles (IDC-PCL): `img.pkl`, `sc_img.pkl`, `nsc_img.pkl` in the folder or in its `full/`, each a dict from an image's name without
-  extension to its array. They are read without running them (`diffcap.unpickling`), one after the other, each whole: a pickle of
+  extension to its array; or the folder's only pickle, of whatever name, for all images (those of its birds, whose name is said
+  nowhere). They are read without running them (`diffcap.unpickling`), one after the other, each whole: a pickle of
   40,000 maps of 2048 x 7 x 7 in float32 takes 16 GB of memory.
 
 An array is (C, h, w), (1, C, h, w), or (C, h * h) as IDC-PCL has it of birds.
@@ -94,7 +95,8 @@ def _pickles(source: Path) -> dict[str, Path]:
         found = {role: path for role, path in found.items() if path.is_file()}
         if found:
             return found
-    return {}
+    alone = sorted(source.glob("*.pkl"))
+    return {"": alone[0]} if len(alone) == 1 and not any(source.rglob("*.npy")) else {}
 
 
 def _role(path: str) -> str:
@@ -128,7 +130,14 @@ def _from_pickles(paths: Sequence[str], pickles: dict[str, Path], done: set[str]
 def _names(path: str) -> list[str]:
     """What an image may be called in a pickle."""
     name = PurePosixPath(path)
-    return [name.stem, name.name, *([f"{int(name.stem):06d}"] if name.stem.isdecimal() else [])]
+    below = name.relative_to(name.parts[0]) if len(name.parts) > 1 else name  # CUB's are in folders, by class
+    return [
+        name.stem,
+        name.name,
+        str(below.with_suffix("")),
+        str(below),
+        *([f"{int(name.stem):06d}"] if name.stem.isdecimal() else []),
+    ]
 
 
 def _separate(paths: Sequence[str], source: Path) -> dict[str, Path]:
@@ -138,7 +147,7 @@ def _separate(paths: Sequence[str], source: Path) -> dict[str, Path]:
         everywhere.setdefault(file.name, []).append(file)
     if not everywhere:
         raise DiffcapError(
-            f"{source}: neither .npy files nor img.pkl, sc_img.pkl, nsc_img.pkl there; check the folder."
+            f"{source}: neither .npy files nor img.pkl, sc_img.pkl, nsc_img.pkl, nor a single pickle there; check the folder."
         )
     found: dict[str, Path] = {}
     for path in paths:
