@@ -1,6 +1,7 @@
 """A method beside its papers' ablations on one dataset: every row by its own make targets, then the table."""
 
 from pathlib import Path
+from typing import Any
 
 from diffcap.chain import Make, Road, compare, side_by_side
 from diffcap.console import run
@@ -47,6 +48,9 @@ PRETRAINED = {"clip4idc", *ROWS["pcl"]} - {"no_pretraining"}
 EXTRA = {"cub": "cub", "nabirds": "nabirds", "cub_nabirds": "cub,nabirds"}
 # Those that differ from another row in fine-tuning only begin with its pre-training.
 BEGINS_WITH = {"no_distractor_judging": "pcl"}
+# Those that take a part of fine-tuning away, by its setting; without that setting they are the whole method.
+TAKES_AWAY = {"no_distractor_judging": "distractor_judging"}
+SETTINGS = Path(__file__).parents[1] / "configs/method"
 # What has to wait for another row travels behind it.
 BEHIND = {**BEGINS_WITH, "cub_nabirds": "cub"}
 
@@ -66,6 +70,8 @@ def ablation(
     out: str | None = None,
 ) -> None:
     """Train and score every row at equal steps, and write the table: BLEU-4, METEOR, ROUGE-L, CIDEr-D, by change type.
+
+    A row that takes away what the method does not have on the dataset is left out, and the table says so.
 
     Args:
         method: pcl, scorer, dirl or clip4idc.
@@ -87,6 +93,11 @@ def ablation(
         raise DiffcapError(f"METHOD={method} has no ablations here; choose one of {', '.join(ROWS)}.")
     chosen = _rows(rows, list(ROWS[method]), method)
     often = _rows(repeated, chosen, method)
+    empty = [row for row in chosen if row in TAKES_AWAY and not _has(TAKES_AWAY[row], method, dataset)]
+    chosen, often = ([row for row in some if row not in empty] for some in (chosen, often))
+    without = "".join(f"Left out: {ROWS[method][row]}, which the method does not have on {dataset}." for row in empty)
+    if not chosen:
+        raise DiffcapError(f"--rows {rows} leaves no row: {without}")
     place = Path(out or f"runs/{dataset}/{method}-ablation")
     make = Make(
         f"FOLDER={folder}",
@@ -128,7 +139,21 @@ def ablation(
     ]
     side_by_side(make, lanes)
     table = {ROWS[method][row]: [road for (name, _), road in roads.items() if name == row] for row in chosen}
-    compare(Path(folder), features, table, place / "report", "--pictures", "0", "--attention", "0")
+    remark = ["--remark", without] if without else []
+    compare(Path(folder), features, table, place / "report", "--pictures", "0", "--attention", "0", *remark)
+
+
+def _has(setting: str, method: str, dataset: str) -> bool:
+    """Whether a setting of the captioner is on in the fine-tuning on a dataset."""
+    import yaml
+
+    found = False
+    for file in (SETTINGS / method / "finetune.yaml", SETTINGS / method / f"finetune.{dataset}.yaml"):
+        settings: Any = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        for key in ("model", "captioner", "init_args"):
+            settings = settings.get(key) or {}
+        found = settings.get(setting, found)
+    return found
 
 
 def _rows(listed: str | None, known: list[str], method: str) -> list[str]:

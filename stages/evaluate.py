@@ -59,7 +59,7 @@ def evaluate(
     from diffcap.evaluation.captions import ALL_METRICS, unavailable_metrics
     from diffcap.evaluation.coco import write_predictions, write_references
     from diffcap.evaluation.protocols import evaluate as score
-    from diffcap.evaluation.protocols import groups_of
+    from diffcap.evaluation.protocols import groups_of, remarks, standing
     from diffcap.evaluation.slots import ATTRIBUTES
     from diffcap.evaluation.tables import metrics_table, print_table
     from diffcap.lit.cli import quiet
@@ -88,9 +88,10 @@ def evaluate(
         "length_penalty": length_penalty,
         "limit": limit,
         **({"changes": changes} if changes else {}),
+        **standing(dataset.info),
         **({"ensemble": len(members)} if others else {}),
     }
-    scored_as = f" {changes} change," if changes else ""
+    scored_as = f"{remarks(protocol)}{f'{changes} change, ' if changes else ''}"
     notes = provenance(
         method=trained.facts["method"],
         seed=trained.facts["seed"],
@@ -132,7 +133,7 @@ def evaluate(
         for kind in dict.fromkeys([first, "ptb"])
     }
     for kind, result in results.items():
-        title = f"{trained.facts['method']} on {dataset.name} {split},{scored_as} {kind} tokens"
+        title = f"{trained.facts['method']} on {dataset.name} {split}, {scored_as}{kind} tokens"
         print_table(metrics_table(result["groups"], title=title))
         if kind != first:
             write_json(target / f"metrics-{kind}.json", result)

@@ -1,7 +1,6 @@
 """Hard negative captions for every training caption: `negatives.jsonl`, and `negatives.md` to look at."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,7 +10,9 @@ from diffcap.errors import DiffcapError
 if TYPE_CHECKING:
     from diffcap.negatives import Builder, CaptionNegatives
     from diffcap.negatives.report import Report
-    from diffcap.records import ChangePair
+    from diffcap.records import ChangePair, Changes
+
+SETTINGS = Path(__file__).parents[1] / "configs/dataset"
 
 
 def make_negatives(
@@ -23,8 +24,10 @@ def make_negatives(
     scope: Literal["caption", "pair"] = "caption",
     seed: int = 0,
     split: Literal["train", "val", "test"] = "train",
+    changes: Literal["single", "multi"] | None = None,
     workers: int = 0,
     force: bool = False,
+    authors: str | None = None,
 ) -> None:
     """Write the hard negatives of a dataset's captions.
 
@@ -38,8 +41,11 @@ def make_negatives(
         scope: negatives of its own for each caption, or the same for all captions of a pair (the released form).
         seed: of every draw.
         split: whose captions.
+        changes: protocol of a dataset whose pairs have several changes (Spot-the-Diff), as the training has it; by default what
+            configs/dataset/<dataset>.yaml says, or the dataset's own.
         workers: processes that tag; 0 for one a core.
         force: make them again even if they stand there already with the same settings.
+        authors: take IDC-PCL's own over from this file, <split>_neg_tfidf6.json, instead of making any.
 
     Raises:
         DiffcapError: the manifest is missing or has no captions in the split, or the tagger cannot be loaded.
@@ -48,21 +54,28 @@ def make_negatives(
     from diffcap.negatives.corpus import sentence_texts, tokenised
     from diffcap.negatives.file import write_negatives
     from diffcap.negatives.report import Report
-    from diffcap.records import file_hash, read_manifest, with_words, write_json
+    from diffcap.progress import bars
+    from diffcap.records import file_hash, read_manifest, take_changes, with_words, write_json
     from diffcap.text.stanza_tagger import find_tagger
     from diffcap.text.tagging import tag_sentences
 
     recipe = Recipe(retrieve, replace, confuse, scope, seed)
     home = Path(folder)
     target, report_path, notes = (home / f"negatives.{suffix}" for suffix in ("jsonl", "md", "json"))
-    pairs = with_words(pair for pair in read_manifest(home / "manifest.jsonl") if pair.split == split)
+    found = [pair for pair in read_manifest(home / "manifest.jsonl") if pair.split == split]
+    changes = changes or _changes(home)
+    pairs = with_words(take_changes(found, changes))
     if not pairs:
         raise DiffcapError(
             f"{home / 'manifest.jsonl'}: no pair of the {split} split has a caption; check the manifest."
         )
+    if authors:
+        _take_over(Path(authors), pairs, home)
+        return
     settings = {
         **recipe.settings(),
         "split": split,
+        **({"changes": changes} if changes else {}),
         "tagger": tagger,
         "tagger_identity": find_tagger(tagger).identity,
         "manifest_sha256": file_hash(home / "manifest.jsonl"),
@@ -71,18 +84,45 @@ def make_negatives(
         print(f"{target}: already there with these settings")
         return
     texts = {tokenised(caption) for pair in pairs for caption in pair.captions}
-    with _progress("tagging sentences") as step:
-        tags = tag_sentences(sentence_texts(texts), tagger, home / "tags.jsonl", workers, step)
-    with _progress("looking for alike captions") as step:
-        builder = Builder(pairs, tags, recipe, step)
-    report = Report(seed=seed)
-    with _progress("writing negatives") as step:
-        rows = _rows(builder, pairs, report, step)
+    with bars() as bar:
+        tags = tag_sentences(sentence_texts(texts), tagger, home / "tags.jsonl", workers, bar("tagging sentences"))
+        builder = Builder(pairs, tags, recipe, bar("looking for alike captions"))
+        report = Report(seed=seed)
+        rows = _rows(builder, pairs, report, bar("writing negatives"))
         write_negatives(target, rows, lambda: report.write(report_path, settings, builder.used))
     counts = {f"{kind}: {way}": count for (kind, way), count in sorted(builder.used.items())}
     done = {"settings": settings, "captions": report.captions, "ways": counts, "sha256": file_hash(target)}
     write_json(notes, done)
     print(f"{target}: negatives for {report.captions:,} captions; read {report_path}")
+
+
+def _take_over(source: Path, pairs: "list[ChangePair]", home: Path) -> None:
+    from diffcap.negatives.authors import authors_negatives
+    from diffcap.negatives.file import write_negatives
+    from diffcap.records import file_hash, write_json
+
+    target, rows = home / "negatives.jsonl", list(authors_negatives(source, pairs))
+    settings = {
+        "authors": source.name,
+        "authors_sha256": file_hash(source),
+        "manifest_sha256": file_hash(home / "manifest.jsonl"),
+    }
+    write_negatives(target, rows, lambda: (home / "negatives.md").unlink(missing_ok=True))
+    write_json(home / "negatives.json", {"settings": settings, "captions": len(rows), "sha256": file_hash(target)})
+    captions = sum(len(pair.captions) for pair in pairs)
+    print(f"{target}: the negatives of {source} for {len(rows):,} of {captions:,} captions")
+
+
+def _changes(home: Path) -> "Changes | None":
+    """The protocol that the dataset's settings name, or else its dataset.json."""
+    import yaml
+
+    from diffcap.records import read_json
+
+    info = read_json(home / "dataset.json") if (home / "dataset.json").is_file() else {}
+    settings = SETTINGS / f"{info.get('name')}.yaml"
+    chosen = yaml.safe_load(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+    return chosen.get("data", {}).get("changes") or info.get("changes")
 
 
 def _is_done(notes: Path, target: Path, settings: dict[str, Any]) -> bool:
@@ -103,29 +143,6 @@ def _rows(
             yield row
         if number % 100 == 0 or number == len(pairs):
             step(number, len(pairs))
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 if __name__ == "__main__":

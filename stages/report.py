@@ -19,6 +19,7 @@ def report(
     page: int = 10_000,
     looks: int = 300,
     seed: int = 0,
+    remark: str | None = None,
 ) -> None:
     """Collect the scores of runs, score two trivial baselines in the same way, print and write the table, draw pictures.
 
@@ -39,6 +40,7 @@ def report(
         looks: at how many of these, drawn evenly over the change types, report.html can show where each word looked, and
             measures whether it found the changed object; the best and the worst pairs are added. 0 for none.
         seed: of the choice of the pairs that are shown.
+        remark: a sentence to put under the table.
 
     Raises:
         DiffcapError: a run is not evaluated yet, two runs were not scored in the same way, or a file is missing.
@@ -69,6 +71,7 @@ def report(
         raise DiffcapError('--runs names no folder; give at least one, as in \'{"IDC-PCL": "runs/blocks/pcl"}\'.')
     dataset = read_dataset(folder)
     protocol = common_protocol([run for group in read.values() for run in group], dataset, split)
+    protocol |= {"remark": remark} if remark else {}
     test = [pair for pair in dataset.pairs if pair.split == split][: protocol.get("limit")]
     test = take_changes([pair for pair in test if pair.captions], protocol.get("changes"))
     train = take_changes([pair for pair in dataset.pairs if pair.split == "train"], protocol.get("changes"))

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 ALL = ["data", "extract", "negatives", "pretrain", "finetune", "evaluate"]
@@ -31,6 +32,7 @@ if stage == "data": files = [value("--out") + "/manifest.jsonl"]
 if stage == "extract":
     name = value("--model.name") if "--model.name" in options else pathlib.Path(value("--config")).stem
     files = [value("--data.folder") + "/features/" + name + "/complete"]
+if stage == "import_features": files = [value("--folder") + "/features/" + value("--name") + "/complete"]
 if stage == "negatives": files = [value("--folder") + "/negatives.jsonl"]
 if stage in ("pretrain", "adapt", "finetune", "reinforce"):
     files = [value("--run.out") + "/" + name for name in ("last.ckpt", "best.ckpt", "finished.json")]
@@ -230,6 +232,17 @@ def test_settings_of_method_dataset_trainer_and_devices_come_in_this_order(proje
             *(f"--run.out runs/birds2words/pcl/{stage}", "--run.logger wandb", "--trainer.devices 2"),
         ):
             assert option in rest
+
+
+@pytest.mark.parametrize("method", ["pcl", "scorer", "dirl", "clip4idc"])
+def test_no_method_overrules_the_lengths_of_multi_change_captions(project: Path, method: str) -> None:
+    ran = played(project, "pretrain", "finetune", f"METHOD={method}", "DATASET=spot_the_diff")
+    for stage in {"pretrain", "adapt", "finetune"} & set(ran):
+        data: dict[str, object] = {}
+        for file in re.findall(r"--config (\S+)", ran[stage]):
+            data |= (yaml.safe_load((ROOT / file).read_text()) or {}).get("data", {})
+        assert data["multi"] == {"max_length": 70, "min_count": 1} and data["changes"] == "single"
+        assert data["max_length"] < 70
 
 
 def test_devices_and_sources_reach_every_stage(project: Path) -> None:

@@ -46,6 +46,8 @@ class FeatureData(pl.LightningDataModule):
             `diffcap.text.bpe`).
         changes: protocol of a dataset whose pairs have several changes, "single" or "multi", see `records.take_changes`; null
             for the dataset's own, where it has one.
+        multi: `max_length` and `min_count` that take the place of those above where the protocol is "multi", whose captions
+            are longer; null for the same ones.
         vocabulary_with: folders of more datasets whose training captions count for the vocabulary; the stages of one
             model need the same ones (IDC-PCL: CUB and Birds-to-Words share one).
     """
@@ -69,17 +71,22 @@ class FeatureData(pl.LightningDataModule):
         seed: int = 1234,
         vocabulary_layout: AnyLayout = "pcl",
         changes: Changes | None = None,
+        multi: dict[str, int] | None = None,
         vocabulary_with: list[str] | None = None,
     ) -> None:
         super().__init__()
+        found, self.store_name = read_dataset(folder), features
+        self.changes: Changes | None = changes or found.info.get("changes")
+        if unknown := sorted(set(multi or {}) - {"max_length", "min_count"}):
+            raise DiffcapError(f"data.multi names {unknown[0]!r}; it takes max_length and min_count.")
+        if multi and self.changes == "multi":
+            max_length, min_count = multi.get("max_length", max_length), multi.get("min_count", min_count)
         self.batch_size, self.eval_batch_size, self.max_length = batch_size, eval_batch_size, max_length
         for name, least in (("batch_size", 1), ("eval_batch_size", 1), ("max_length", 4)):
             if getattr(self, name) < least:
                 raise DiffcapError(f"data.{name} is {getattr(self, name)}; it must be at least {least}.")
         self.mask_ratio, self.swap, self.trim = mask_ratio, swap, trim
         self.val_limit, self.num_workers, self.seed = val_limit, num_workers, seed
-        found, self.store_name = read_dataset(folder), features
-        self.changes: Changes | None = changes or found.info.get("changes")
         self.dataset = replace(found, pairs=take_changes(found.pairs, self.changes))
         self.store = FeatureStore.open(Path(folder) / "features" / features)
         train = self._pairs("train")

@@ -50,7 +50,8 @@ class PretrainData(FeatureData):
         negatives: file of hard negatives, null for `negatives.jsonl` in the dataset's folder; read if fda has a share.
         samples: of mlm and mvcl: "captions" (released), "pairs" or "scenes" as `CaptionData` has them, but with `batch_size`
             pairs, so half as many scenes.
-        singles: folder of a dataset of single images with captions, with negatives, for tasks beside those of `folder`.
+        singles: folder of a dataset of single images with captions, with negatives, for tasks beside those of `folder`; it has
+            to stand in `vocabulary_with`, too.
         labelled: folder of a dataset of single images with classes (NABirds), of which "fgvc" draws pairs.
         settings: see `FeatureData`; of a batch, fda takes `batch_size // (1 + negatives)` pairs (authors' code), and
             `trim` is exact with the model's `pad_mask` only.
@@ -88,6 +89,13 @@ class PretrainData(FeatureData):
             wanting = [task for task in self.schedule.tasks if self._place_of(task) == name]
             if wanting and place is None:
                 raise DiffcapError(f"data.tasks names {wanting[0]!r}, which draws from data.{name}; give its folder.")
+        if singles and Path(singles).resolve() not in [
+            Path(p).resolve() for p in settings.get("vocabulary_with") or []
+        ]:
+            raise DiffcapError(
+                f"data.singles is {singles}, whose words are not in the vocabulary; give its folder in data.vocabulary_with, too, "
+                "here and in fine-tuning."
+            )
         if FGVC in self.schedule.tasks:
             assert labelled is not None
             self.labelled_images = _labelled_images(labelled)
@@ -158,6 +166,14 @@ class PretrainData(FeatureData):
             return None
         number = {pair_id: index for index, pair_id in enumerate(table.ids)}
         rows = [row for row in read_negatives(path) if row.id in number]
+        told = {(table.ids[pair], caption) for pair, caption in zip(table.owner, table.captions)}
+        foreign = [row for row in rows if (row.id, row.caption) not in told]
+        if foreign:
+            how = f" negatives_ARGS=--changes={self.changes}" if self.changes else ""
+            raise DiffcapError(
+                f"{path}: {len(foreign):,} of its {len(rows):,} captions (first of {foreign[0].id}) are not those that this stage "
+                f"trains on; write it again with `make negatives{how}`."
+            )
         widths = {len(row.negatives) for row in rows}
         if len(widths) != 1:
             fault = "captions have different numbers of negatives" if rows else "no line is of a training pair"

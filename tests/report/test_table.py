@@ -56,6 +56,12 @@ def test_markdown_and_caption() -> None:
     assert caption_of(PROTOCOL, ROWS) == (
         "toy, test split, 1,234 pairs, ptb tokens, greedy decoding; scores x 100; mean ± standard deviation over 3 runs."
     )
+    named = {**PROTOCOL, "official": "part", "change_types": "guessed", "remark": "Left out: a row."}
+    assert caption_of(named, ROWS) == (
+        "toy, test split, a part of the official dataset, change types guessed, 1,234 pairs, ptb tokens, greedy decoding; "
+        "scores x 100; mean ± standard deviation over 3 runs. Left out: a row."
+    )
+    assert caption_of({**PROTOCOL, "official": "whole"}, ROWS) == caption_of(PROTOCOL, ROWS)
     text = report_text(PROTOCOL, ROWS, ["ours"])
     assert text.count("\n\n") == 3 and "| base | 50.00 |" in text and "|  | type right |" in text
     assert report_text(PROTOCOL, {"base": ROWS["base"]}, ["base"]).count("\n\n") == 1

@@ -10,10 +10,12 @@ import pytest
 from tests.commands import ROOT, command, in_process
 from tests.datasets.layouts import write_clevr_dc, write_image_editing_request, write_spot_the_diff
 
+from diffcap.checkpoint import read_checkpoint
 from diffcap.data import CaptionData
+from diffcap.errors import DiffcapError
 from diffcap.evaluation.coco import read_predictions, read_references
 from diffcap.features.images import unique_images
-from diffcap.records import read_dataset
+from diffcap.records import read_dataset, take_changes
 
 SMALL = {
     "scorer": ("width=16", "heads=2", "word_width=8"),
@@ -68,7 +70,7 @@ def evaluate(folder: Path, out: str, *options: str) -> dict:
     return json.loads((folder / out / "metrics.json").read_text())
 
 
-def test_clevr_dc_is_one_group_with_its_distractors(tmp_path: Path) -> None:
+def test_clevr_dc_is_one_group_with_its_distractors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = prepare("clevr_dc", tmp_path)
     info = read_dataset(folder).info
     assert info["official"]["state"] == "part" and "derived" in info["notes"][0]
@@ -77,6 +79,20 @@ def test_clevr_dc_is_one_group_with_its_distractors(tmp_path: Path) -> None:
     assert scores["protocol"]["pairs"] == {"total": 3, "semantic": 2, "distractor": 1, "color": 1, "material": 1}
     assert list(read_predictions(folder / "eval/predictions.json")) == ["000024.png", "000025.png", "000029.png"]
     assert "changes" not in scores["protocol"]
+    assert scores["protocol"]["official"] == "part"
+    assert scores["protocol"]["change_types"] == "derived from the captions"
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "dirl on clevr_dc test, a part of the official dataset, change types derived from the captions, ptb tokens"
+        in said
+    )
+    stage(
+        "report", f"--folder={folder}", "--features=authors", f"--runs={json.dumps({'DIRL': str(folder)})}",
+        f"--out={folder / 'report'}", "--pictures=0", "--attention=0", "--page=2", "--looks=0",
+    )  # fmt: skip
+    said = "a part of the official dataset, change types derived from the captions, "
+    assert f"test split, {said}3 pairs" in (folder / "report/table.md").read_text()
+    assert f"test split, {said}manifest" in (folder / "report/report.html").read_text()
 
 
 def test_every_score_of_spot_the_diff_names_its_protocol(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,7 +101,8 @@ def test_every_score_of_spot_the_diff_names_its_protocol(tmp_path: Path, capsys:
     capsys.readouterr()
     scores = evaluate(folder, "eval")
     assert scores["protocol"]["changes"] == "single" and scores["protocol"]["pairs"] == {"total": 2}
-    assert "scorer on spot_the_diff test, single change, ptb tokens" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "scorer on spot_the_diff test, a part of the official dataset, single change, ptb tokens" in said
     single = read_references(folder / "eval/references.json")
     assert single == {"5.png": ["the van is gone", "two people left the lot"], "6.png": [""]}
     scores = evaluate(folder, "eval-multi", "--changes=multi")
@@ -104,6 +121,42 @@ def test_the_protocol_is_chosen_in_the_configuration(tmp_path: Path) -> None:
     assert single.val_references["4.png"] == ["the van is gone", "a person appeared"]
     assert multi.val_references["4.png"] == ["the van is gone. a person appeared"]
     assert single.words == multi.words
+    lengths = {"max_length": 70, "min_count": 3}
+    longer = CaptionData(str(folder), "authors", changes="multi", multi=lengths, vocabulary_layout="rcc")
+    assert longer.max_length == 70 and len(longer.words) < len(multi.words)
+    assert CaptionData(str(folder), "authors", multi=lengths, vocabulary_layout="rcc").max_length == multi.max_length
+    with pytest.raises(DiffcapError, match=r"data\.multi names 'length'"):
+        CaptionData(str(folder), "authors", multi={"length": 70})
+
+
+def test_multi_change_captions_have_their_own_length_and_negatives(tmp_path: Path) -> None:
+    folder = prepare("spot_the_diff", tmp_path, negatives=True)
+    multi, few = "--data.changes=multi", "--data.tasks={mlm: 1, fda: 1}"
+    with pytest.raises(AssertionError, match="are not those that this stage trains on"):
+        train("pretrain", "pcl", "spot_the_diff", folder, multi, few)
+    stage("negatives", f"--folder={folder}", "--tagger=blocks", "--workers=1", "--changes=multi")
+    lines = [json.loads(line) for line in (folder / "negatives.jsonl").read_text().splitlines()]
+    pairs = take_changes(read_dataset(folder).pairs, "multi")
+    told = {pair.id: pair.captions for pair in pairs}
+    assert len(lines) == len({line["id"] for line in lines}) and all(
+        [line["caption"]] == told[line["id"]] for line in lines
+    )
+    assert any(". " in line["caption"] for line in lines)
+    train("pretrain", "pcl", "spot_the_diff", folder, multi, few)
+    for protocol, length in (("multi", 70), ("single", 58)):
+        train("finetune", "scorer", "spot_the_diff", folder, f"--data.changes={protocol}", "--data.min_count=1")
+        assert read_checkpoint(folder / "finetune/best.ckpt").max_length == length
+
+
+def test_negatives_are_of_the_protocol_that_the_settings_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = prepare("spot_the_diff", tmp_path)
+    (tmp_path / "settings").mkdir()
+    (tmp_path / "settings/spot_the_diff.yaml").write_text("data: {changes: multi}\n")
+    from stages import negatives
+
+    monkeypatch.setattr(negatives, "SETTINGS", tmp_path / "settings")
+    negatives.make_negatives(str(folder), tagger="blocks", workers=1)
+    assert json.loads((folder / "negatives.json").read_text())["settings"]["changes"] == "multi"
 
 
 def test_image_editing_request_is_scored_by_uid(tmp_path: Path) -> None:

@@ -141,3 +141,27 @@ def test_help_is_quick_and_explains(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, STAGE, "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and time.monotonic() - start < 5
     assert "with roles exchanged or the change reversed" in " ".join(done.stdout.split()) and "--scope" in done.stdout
+
+
+def test_the_authors_own_are_taken_over(tmp_path: Path) -> None:
+    folder = write_scenes(tmp_path, 20)
+    pairs = [json.loads(line) for line in (folder / "manifest.jsonl").read_text().splitlines()]
+    rows = [
+        {
+            "img1": Path(pair["before"]).stem,
+            "img2": Path(pair["after"]).stem,
+            "sentences": pair["captions"],
+            "neg_samples": list("abcdef"),
+        }
+        for pair in pairs[:4:2]
+    ]
+    theirs = folder / "train_neg_tfidf6.json"
+    theirs.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = run(folder, f"--authors={theirs}")
+    assert done.returncode == 0, done.stderr
+    found = read_negatives(folder / "negatives.jsonl")
+    assert [(row.id, row.caption) for row in found] == [
+        (pair["id"], text) for pair in pairs[:4:2] for text in pair["captions"]
+    ]
+    assert f"for {len(found)} of " in done.stdout
+    assert "authors_sha256" in json.loads((folder / "negatives.json").read_text())["settings"]

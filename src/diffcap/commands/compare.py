@@ -39,6 +39,7 @@ def run(
     missing = unavailable_metrics(metrics)
     result = bootstrap(a.predictions, b.predictions, a.references, groups, scored_by[0], metrics, samples, seed, level)
     protocol = {
+        **{key: value for key, value in b.metrics["protocol"].items() if key in ("official", "change_types")},
         "tokenizer": scored_by[0],
         "metrics": [name for name in metrics if name not in missing],
         "pairs": {name: len(ids) for name, ids in groups.items()},

@@ -32,6 +32,31 @@ def groups_of(pairs: Sequence[ChangePair]) -> dict[str, list[str]]:
     return groups
 
 
+def standing(info: Mapping[str, Any]) -> dict[str, str]:
+    """What every score has to say of its dataset, as keys of a protocol.
+
+    Args:
+        info: the dataset's `dataset.json`.
+
+    Returns:
+        "official": "whole" or "part" of the released dataset, where its size is known; "change_types": where they and the
+        distractors come from, where the dataset's files do not hold them.
+    """
+    official = (info.get("official") or {}).get("state")
+    derived = info.get("change_types")
+    return {**({"official": official} if official else {}), **({"change_types": derived} if derived else {})}
+
+
+def remarks(protocol: Mapping[str, Any]) -> str:
+    """What `standing` put into a protocol, for titles: each remark with a comma and a blank behind it; often ""."""
+    said = []
+    if protocol.get("official") == "part":
+        said.append("a part of the official dataset, ")
+    if protocol.get("change_types"):
+        said.append(f"change types {protocol['change_types']}, ")
+    return "".join(said)
+
+
 def evaluate(
     predictions: Mapping[str, str],
     pairs: Sequence[ChangePair],

@@ -7,7 +7,7 @@ from typing import Any
 
 from diffcap.errors import DiffcapError
 from diffcap.evaluation.coco import read_predictions, read_references
-from diffcap.evaluation.protocols import groups_of
+from diffcap.evaluation.protocols import groups_of, remarks
 from diffcap.records import read_dataset, read_json
 from diffcap.report.table import Lines, markdown
 
@@ -161,7 +161,7 @@ def explained(result: Mapping[str, Any]) -> str:
     """How the numbers came about, in a few sentences."""
     protocol = result["protocol"]
     return (
-        f"{protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} tokens, scores x 100. In brackets: the middle "
+        f"{remarks(protocol)}{protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} tokens, scores x 100. In brackets: the middle "
         f"{100 * protocol['level']:g} % of {protocol['samples']:,} draws of the pairs with replacement, the same for both "
         f"(seed {protocol['seed']}); * where that of the difference leaves 0 out. CIDEr-D keeps the document frequencies "
         "of the whole group in every draw. Wins are by each pair's CIDEr-D with the document frequencies of all pairs."

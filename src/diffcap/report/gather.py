@@ -6,6 +6,7 @@ from random import Random
 from typing import Any
 
 from diffcap.evaluation.captions import score_pairs
+from diffcap.evaluation.protocols import remarks
 from diffcap.records import ChangePair, Dataset, read_json
 from diffcap.report.curves import read_curves
 from diffcap.report.looks import collect, ends_of
@@ -127,7 +128,10 @@ def _facts(
         pairs += f", {len(into):,} with looks"
     versions = ", ".join(f"{name} {version}" for name, version in notes["versions"].items())
     return [
-        ("dataset", f"{dataset.name}, {protocol['split']} split, manifest {dataset.info['manifest_sha256']}"),
+        (
+            "dataset",
+            f"{dataset.name}, {protocol['split']} split, {remarks(protocol)}manifest {dataset.info['manifest_sha256']}",
+        ),
         ("pairs", pairs),
         ("metrics", f"{', '.join(protocol['metrics'])}; {protocol['tokenizer']} tokens; beams {protocol.get('beams')}"),
         ("features", str(notes.get("features"))),

@@ -8,7 +8,7 @@ from typing import Any
 
 from diffcap.errors import DiffcapError
 from diffcap.evaluation.coco import read_predictions
-from diffcap.evaluation.protocols import groups_of
+from diffcap.evaluation.protocols import groups_of, standing
 from diffcap.evaluation.slots import slot_accuracy
 from diffcap.records import ChangePair, Dataset, read_json
 
@@ -52,7 +52,7 @@ def read_run(folder: str | Path) -> Run:
 
 
 def common_protocol(runs: Sequence[Run], dataset: Dataset, split: str) -> dict[str, Any]:
-    """The protocol that all runs were scored by, which is then the baselines' too.
+    """The protocol that all runs were scored by, which is then the baselines' too, with how the dataset stands to the official one.
 
     Raises:
         DiffcapError: two runs differ in it, or a run belongs to another split or manifest.
@@ -77,7 +77,7 @@ def common_protocol(runs: Sequence[Run], dataset: Dataset, split: str) -> dict[s
                     f"{where}: its {key} is {protocol.get(key)!r}, that of {first.folder} is {ours!r}; "
                     "evaluate both in the same way."
                 )
-    return dict(first.metrics["protocol"])
+    return {**first.metrics["protocol"], **standing(dataset.info)}  # runs of before have no such keys
 
 
 def score_row(result: Mapping[str, Any], predictions: Mapping[str, str], pairs: Sequence[ChangePair]) -> Row:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from diffcap.evaluation.protocols import TYPE_ORDER
+from diffcap.evaluation.protocols import TYPE_ORDER, remarks
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -127,7 +127,11 @@ def scoring_of(protocol: Mapping[str, Any], rows: Rows) -> str:
     decoding = "greedy decoding" if protocol.get("beams") == 1 else f"beam search of {protocol.get('beams')}"
     changes = f"{protocol['changes']} change, " if protocol.get("changes") else ""
     several = f"; mean ± standard deviation over {seeds[-1]} runs" if seeds and seeds[-1] > 1 else ""
-    return f"{changes}{protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} tokens, {decoding}; scores x 100{several}."
+    said = f" {protocol['remark']}" if protocol.get("remark") else ""
+    return (
+        f"{remarks(protocol)}{changes}{protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} tokens, {decoding}; "
+        f"scores x 100{several}.{said}"
+    )
 
 
 def report_text(protocol: Mapping[str, Any], rows: Rows, runs: Sequence[str]) -> str:
