@@ -21,19 +21,24 @@ PRETRAINER := $(if $(filter clip4idc,$(METHOD)),adapt,pretrain)
 PRETRAINED := $(if $(filter clip4idc,$(METHOD)),best,last).ckpt
 NEGATIVES := $(if $(filter clip4idc,$(METHOD)),,yes)
 FOLDER ?= data/$(DATASET)
-# Datasets that help IDC-PCL's pre-training, EXTRA=cub,nabirds: CUB in a stage before, NABirds beside the dataset itself.
+# Datasets that help IDC-PCL's pre-training, EXTRA=cub,nabirds: CUB in a stage before, NABirds beside the dataset itself;
+# EXTRA=mixed: both beside it, in the one stage.
 EXTRA ?=
 comma := ,
 EXTRAS := $(subst $(comma), ,$(EXTRA))
-CUB := $(filter cub,$(EXTRAS))
-NABIRDS := $(filter nabirds,$(EXTRAS))
+MIXED := $(filter mixed,$(EXTRAS))
+BEFORE := $(filter cub,$(EXTRAS))
+CUB := $(if $(filter cub mixed,$(EXTRAS)),cub)
+NABIRDS := $(if $(filter nabirds mixed,$(EXTRAS)),nabirds)
 CUB_DATA ?=
 NABIRDS_DATA ?=
+CUB_FEATURES_FROM ?=
+NABIRDS_FEATURES_FROM ?=
 # blocks has stand-ins of its own for both.
 STAND_IN := $(if $(filter blocks,$(DATASET)),blocks_)
 CUB_FOLDER ?= data/$(STAND_IN)cub
 NABIRDS_FOLDER ?= data/$(STAND_IN)nabirds
-RUN ?= runs/$(DATASET)/$(METHOD)$(ABLATION:%=-%)$(if $(EXTRAS),$(patsubst %,-%,$(CUB))$(patsubst %,-%,$(NABIRDS)))
+RUN ?= runs/$(DATASET)/$(METHOD)$(ABLATION:%=-%)$(if $(EXTRAS),$(if $(MIXED),-mixed,$(patsubst %,-%,$(CUB))$(patsubst %,-%,$(NABIRDS))))
 # The stage on CUB may be shared by runs that differ in later stages only, and so may a whole pre-training.
 CUB_RUN ?= $(RUN)/pretrain-cub
 PRETRAINING ?= $(RUN)/pretrain
@@ -112,8 +117,14 @@ $(call known,METHOD=$(METHOD),method/$(METHOD))
 $(call known,BACKBONE=$(BACKBONE),backbone/$(BACKBONE).yaml)
 $(call known,TRAINER=$(TRAINER),trainer/$(TRAINER).yaml)
 $(if $(ABLATION),$(if $(wildcard configs/method/$(METHOD)/ablation/$(ABLATION).*),,$(call known,ABLATION=$(ABLATION),method/$(METHOD)/ablation/$(ABLATION).yaml)))
-$(foreach name,$(filter-out cub nabirds,$(EXTRAS)),$(error EXTRA=$(EXTRA) is unknown; give cub, nabirds, or cub,nabirds))
+$(foreach name,$(filter-out cub nabirds mixed,$(EXTRAS)),$(error EXTRA=$(EXTRA) is unknown; give cub, nabirds, cub,nabirds, or mixed))
+$(if $(MIXED),$(if $(word 2,$(EXTRAS)),$(error EXTRA=$(EXTRA): mixed has both in one stage, cub is a stage of its own; give one of the two)))
 $(if $(EXTRAS),$(if $(filter pcl,$(METHOD)),,$(error EXTRA=$(EXTRA) is for METHOD=pcl, whose pre-training takes it)))
+endif
+# One kind of features for all datasets: the authors' for one are no use beside extracted ones for another.
+lacking = $(if $(2),$(if $($(1)_FEATURES_FROM)$(wildcard $($(1)_STORE)/complete),,$(error FEATURES_FROM is for $(DATASET) only; give $(1)_FEATURES_FROM=<the authors' folder for $(2)>, too)))
+ifneq ($(filter-out data extract negatives,$(filter $(STAGES) extra report,$(MAKECMDGOALS))),)
+$(if $(FEATURES_FROM),$(call lacking,CUB,$(CUB))$(call lacking,NABIRDS,$(NABIRDS)))
 endif
 # Make parts its lists at blanks, so the names that it builds paths from cannot have any.
 $(foreach name,DATASET METHOD BACKBONE FEATURES FOLDER RUN CUB_FOLDER NABIRDS_FOLDER CUB_RUN PRETRAINING,$(if $(word 2,$($(name))),$(error $(name)=$($(name)) has a blank in it; make cannot build paths from that, choose another name)))
@@ -164,26 +175,31 @@ $(FOLDER)/negatives.jsonl: $(FOLDER)/manifest.jsonl $(call asked,negatives) | se
 	$(PY) stages/negatives.py --folder $(FOLDER) --tagger $(call quoted,$(TAGGER)) --seed $(SEED) $(call args,negatives)
 	$(touch)
 
-pretrain: $(if $(and $(PRETRAINS),$(filter yes,$(PRETRAIN))),$(RUN)/pretrain/finished.json,nothing-to-pretrain)  ## self-supervised tasks of the method: ARGS="--model.lr=1e-4 --data.batch_size=64" EXTRA=cub,nabirds
+pretrain: $(if $(and $(PRETRAINS),$(filter yes,$(PRETRAIN))),$(RUN)/pretrain/finished.json,nothing-to-pretrain)  ## self-supervised tasks of the method: ARGS="--model.lr=1e-4 --data.batch_size=64" EXTRA=cub,nabirds or EXTRA=mixed
 $(RUN)/pretrain/finished.json: $(STORE)/complete $(if $(NEGATIVES),$(FOLDER)/negatives.jsonl) $(call asked,pretrain) \
-		$(if $(CUB),$(CUB_RUN)/finished.json) $(if $(NABIRDS),$(NABIRDS_STORE)/complete) | setup
-	$(PY) stages/$(PRETRAINER).py $(call train,pretrain,$(NABIRDS:%=$(STAND_IN)%)) \
-		$(if $(NABIRDS),--data.labelled $(NABIRDS_FOLDER)) $(if $(CUB),--model.init_from $(CUB_RUN)/last.ckpt) $(call args,pretrain)
+		$(if $(BEFORE),$(CUB_RUN)/finished.json) $(if $(MIXED),$(CUB_STORE)/complete $(CUB_FOLDER)/negatives.jsonl) \
+		$(if $(NABIRDS),$(NABIRDS_STORE)/complete) | setup
+	$(PY) stages/$(PRETRAINER).py $(call train,pretrain,$(patsubst %,$(STAND_IN)%,$(or $(MIXED),$(NABIRDS)))) \
+		$(if $(MIXED),--data.singles $(CUB_FOLDER)) $(if $(NABIRDS),--data.labelled $(NABIRDS_FOLDER)) \
+		$(if $(BEFORE),--model.init_from $(CUB_RUN)/last.ckpt) $(call args,pretrain)
 	$(touch)
 
-extra: $(if $(CUB),$(CUB_STORE)/complete $(CUB_FOLDER)/negatives.jsonl) $(if $(NABIRDS),$(NABIRDS_STORE)/complete)  ## manifests, features and negatives of EXTRA=cub,nabirds (CUB_DATA=, NABIRDS_DATA=), which the targets below call for
+extra: $(if $(CUB),$(CUB_STORE)/complete $(CUB_FOLDER)/negatives.jsonl) $(if $(NABIRDS),$(NABIRDS_STORE)/complete)  ## manifests, features and negatives of EXTRA=cub,nabirds or mixed (CUB_DATA=, NABIRDS_DATA=), which the targets below call for
 
 # IDC-PCL's first stage, on CUB alone; cub_ARGS are for it only.
 $(CUB_RUN)/finished.json: $(CUB_STORE)/complete $(CUB_FOLDER)/negatives.jsonl $(FOLDER)/manifest.jsonl $(call asked,pretrain) | setup
 	$(PY) stages/pretrain.py $(call train,pretrain,$(STAND_IN)cub,$(CUB_FOLDER),$(CUB_RUN)) $(call args,pretrain) $(cub_ARGS)
 	$(touch)
 
-# What the extra datasets lack is made by the targets of their own; CUB_DATA=, NABIRDS_DATA= say where their files are.
+# What the extra datasets lack is made by the targets of their own; CUB_DATA=, NABIRDS_DATA= say where their files are, and
+# CUB_FEATURES_FROM=, NABIRDS_FEATURES_FROM= where the authors' features. The arguments of the dataset's own stages are not for
+# them, but those of an extraction are: all features have to be of one kind.
 lend = +$(MAKE) --no-print-directory $@ DATASET=$(STAND_IN)$(1) FOLDER=$(2) DATA=$(call quoted,$(3)) BACKBONE=$(BACKBONE) \
-	FEATURES=$(FEATURES) TAGGER=$(call quoted,$(TAGGER)) EXTRA= ABLATION= ARGS= PAIRS=
+	FEATURES=$(FEATURES) FEATURES_FROM=$(call quoted,$(4)) TAGGER=$(call quoted,$(TAGGER)) EXTRA= ABLATION= ARGS= PAIRS= \
+	data_ARGS= negatives_ARGS= $(if $(FEATURES_FROM)$(4),extract_ARGS=)
 ifneq ($(CUB),)
 $(CUB_STORE)/complete: $(CUB_FOLDER)/manifest.jsonl
-	$(call lend,cub,$(CUB_FOLDER),)
+	$(call lend,cub,$(CUB_FOLDER),,$(CUB_FEATURES_FROM))
 $(CUB_FOLDER)/negatives.jsonl: $(CUB_FOLDER)/manifest.jsonl
 	$(call lend,cub,$(CUB_FOLDER),)
 $(CUB_FOLDER)/manifest.jsonl: $(if $(CUB_DATA),FORCE)
@@ -191,7 +207,7 @@ $(CUB_FOLDER)/manifest.jsonl: $(if $(CUB_DATA),FORCE)
 endif
 ifneq ($(NABIRDS),)
 $(NABIRDS_STORE)/complete: $(NABIRDS_FOLDER)/manifest.jsonl
-	$(call lend,nabirds,$(NABIRDS_FOLDER),)
+	$(call lend,nabirds,$(NABIRDS_FOLDER),,$(NABIRDS_FEATURES_FROM))
 $(NABIRDS_FOLDER)/manifest.jsonl: $(if $(NABIRDS_DATA),FORCE)
 	$(call lend,nabirds,$(NABIRDS_FOLDER),$(NABIRDS_DATA))
 endif

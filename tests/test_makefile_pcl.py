@@ -70,10 +70,55 @@ def test_either_extra_dataset_alone_and_stand_ins_for_blocks(project: Path, extr
     assert logged(project, "pretrain", f"EXTRA={extra}").keys() == {"pretrain"}
 
 
+def test_both_extra_datasets_beside_the_first_one_in_one_stage(project: Path) -> None:
+    runs = logged(project, "pretrain", "finetune", "DATASET=birds2words", "EXTRA=mixed", "DATA=/b")
+    (trained,), (tuned,) = runs["pretrain"], runs["finetune"]
+    assert "--data.folder data/birds2words " in trained and "--run.out runs/birds2words/pcl-mixed/pretrain " in trained
+    for option in ("singles data/cub", "labelled data/nabirds", "vocabulary_with '[data/cub]'"):
+        assert f"--data.{option} " in f"{trained} "
+    assert "init_from" not in trained and "configs/method/pcl/pretrain.mixed.yaml" in trained
+    assert "--data.vocabulary_with '[data/cub]'" in tuned and "pcl-mixed/pretrain/last.ckpt" in tuned
+    assert [re.search(r"--folder (\S+)", options)[1] for options in runs["negatives"]] == [
+        "data/birds2words",
+        "data/cub",
+    ]
+    (embedded,) = logged(project, "pretrain", "EXTRA=mixed")["pretrain"]
+    assert "configs/method/pcl/pretrain.blocks_mixed.yaml" in embedded and "singles data/blocks_cub " in embedded
+
+
+def test_each_dataset_has_options_and_features_of_its_own(project: Path) -> None:
+    words = "DATASET=birds2words", "EXTRA=cub,nabirds", "FEATURES_FROM=/b f", "data_ARGS=--missing=skip"
+    stopped = make(project, "pretrain", *words)
+    assert "give CUB_FEATURES_FROM=<the authors' folder for cub>, too" in stopped.stderr
+    assert stopped.returncode != 0 and not (project / "log").exists()
+    words = (
+        *words,
+        "CUB_FEATURES_FROM=/c",
+        "NABIRDS_FEATURES_FROM=/n",
+        "negatives_ARGS=--retrieve=1",
+        "extract_ARGS=--x=1",
+    )
+    runs = logged(project, "pretrain", *words)
+    taken = [shlex.split(options)[1:6:2] for options in runs["import_features"]]
+    assert taken == [
+        ["data/birds2words", "/b f", "authors"],
+        ["data/cub", "/c", "authors"],
+        ["data/nabirds", "/n", "authors"],
+    ]
+    for stage, option in (("data", "--missing=skip"), ("negatives", "--retrieve=1"), ("import_features", "--x=1")):
+        assert [option in options for options in runs[stage]] == [True, *[False] * (len(runs[stage]) - 1)]
+    assert "extract" not in runs
+    assert make(project, "-n", "pretrain", *words[:4]).returncode == 0  # the features are there now
+
+    runs = logged(project, "pretrain", "EXTRA=cub", "extract_ARGS=--data.batch_size=8")
+    assert len(runs["extract"]) == 2 and all("--data.batch_size=8" in options for options in runs["extract"])
+
+
 def test_an_unknown_extra_dataset_stops_before_anything_runs(project: Path) -> None:
     for words, said in (
         ("EXTRA=cup", "EXTRA=cup is unknown; give cub"),
         ("EXTRA=cub METHOD=dirl", "is for METHOD=pcl"),
+        ("EXTRA=mixed,cub", "mixed has both in one stage"),
     ):
         done = make(project, "pretrain", *words.split())
         assert done.returncode != 0 and said in done.stderr and not (project / "log").exists()
@@ -111,5 +156,16 @@ def test_the_ablations_of_pcl_share_what_is_the_same(project: Path) -> None:
         assert "ablation/no_difference_encoder.yaml" in tuned["no_difference_encoder"]
     assert all("--trainer.max_steps=4 --trainer.val_check_interval=1" in found for found in runs["pretrain"])
     assert all("--trainer.max_steps=8 " in found for found in runs["finetune"])
+    assert "--remark" not in runs["report"][0]
     alone = logged(project, "ablation", "ARGS=--rows=no_distractor_judging", "FOLDER=data/other")
     assert "no_distractor_judging-1234/pretrain/last.ckpt" in alone["finetune"][0] and len(alone["pretrain"]) == 1
+
+
+def test_a_row_that_takes_nothing_away_is_left_out_and_the_table_says_so(project: Path) -> None:
+    words = "DATASET=spot_the_diff", "ARGS=--rows=pcl,no_distractor_judging"
+    runs = logged(project, "ablation", *words)
+    assert len(runs["finetune"]) == 1 and "no_distractor_judging" not in str(runs)
+    left_out = "Left out: all, without distractor judging, which the method does not have on spot_the_diff."
+    assert shlex.split(runs["report"][0])[-2:] == ["--remark", left_out]
+    stopped = make(project, "ablation", "DATASET=spot_the_diff", "ARGS=--rows=no_distractor_judging")
+    assert f"--rows no_distractor_judging leaves no row: {left_out}" in stopped.stderr

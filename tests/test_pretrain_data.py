@@ -128,7 +128,13 @@ def test_bad_input_is_one_sentence(folders: dict[str, Path], tmp_path: Path) -> 
     with pytest.raises(DiffcapError, match="toy_singles: has no images of two classes"):
         on(folders["pairs"], tasks={"fgvc": 1}, labelled=singles)
     with pytest.raises(DiffcapError, match="toy_labelled: has no single training image with captions"):
-        on(folders["pairs"], tasks={"single_mlm": 1}, singles=labelled)
+        on(folders["pairs"], tasks={"single_mlm": 1}, singles=labelled, vocabulary_with=[labelled])
+    with pytest.raises(
+        DiffcapError, match=r"words are not in the vocabulary; give its folder in data\.vocabulary_with"
+    ):
+        mixed(folders, vocabulary_with=[str(folders["labelled"])])
+    roundabout = folders["singles"] / ".." / folders["singles"].name
+    assert "bird" in mixed(folders, vocabulary_with=[str(roundabout)]).words
     with pytest.raises(DiffcapError, match="toy_labelled: its images have classes and no captions; it helps in"):
         on(folders["labelled"])
     for kind in (CaptionData, AdaptData):
