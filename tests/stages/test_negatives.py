@@ -144,24 +144,21 @@ def test_help_is_quick_and_explains(tmp_path: Path) -> None:
 
 
 def test_the_authors_own_are_taken_over(tmp_path: Path) -> None:
-    folder = write_scenes(tmp_path, 20)
-    pairs = [json.loads(line) for line in (folder / "manifest.jsonl").read_text().splitlines()]
+    names = [(f"CLEVR_default_{n:06d}", f"CLEVR_semantic_{n:06d}") for n in range(3)]
+    pairs = [
+        ChangePair(f"{n:06d}.png", f"images/{before}.png", f"sc_images/{after}.png", [f"cube {n}", "gone"], "train")
+        for n, (before, after) in enumerate(names)
+    ]
+    write_manifest(tmp_path / "manifest.jsonl", pairs)
     rows = [
-        {
-            "img1": Path(pair["before"]).stem,
-            "img2": Path(pair["after"]).stem,
-            "sentences": pair["captions"],
-            "neg_samples": list("abcdef"),
-        }
-        for pair in pairs[:4:2]
+        {"img1": before, "img2": after, "sentences": [f"cube {n}", "gone"], "neg_samples": list("abcdef")}
+        for n, (before, after) in enumerate(names[:2])
     ]
-    theirs = folder / "train_neg_tfidf6.json"
+    theirs = tmp_path / "train_neg_tfidf6.json"
     theirs.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = run(folder, f"--authors={theirs}")
+    done = run(tmp_path, f"--authors={theirs}")
     assert done.returncode == 0, done.stderr
-    found = read_negatives(folder / "negatives.jsonl")
-    assert [(row.id, row.caption) for row in found] == [
-        (pair["id"], text) for pair in pairs[:4:2] for text in pair["captions"]
-    ]
-    assert f"for {len(found)} of " in done.stdout
-    assert "authors_sha256" in json.loads((folder / "negatives.json").read_text())["settings"]
+    found = read_negatives(tmp_path / "negatives.jsonl")
+    assert [(row.id, row.caption) for row in found] == [(pair.id, text) for pair in pairs[:2] for text in pair.captions]
+    assert "for 4 of 6 captions" in done.stdout
+    assert "authors_sha256" in json.loads((tmp_path / "negatives.json").read_text())["settings"]
