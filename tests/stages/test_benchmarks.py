@@ -145,7 +145,7 @@ def test_multi_change_captions_have_their_own_length_and_negatives(tmp_path: Pat
     train("pretrain", "pcl", "spot_the_diff", folder, multi, few)
     for protocol, length in (("multi", 70), ("single", 58)):
         train("finetune", "scorer", "spot_the_diff", folder, f"--data.changes={protocol}", "--data.min_count=1")
-        assert read_checkpoint(folder / "finetune/best.ckpt").max_length == length
+        assert read_checkpoint(folder / "finetune/best.ckpt")["diffcap"]["max_length"] == length
 
 
 def test_negatives_are_of_the_protocol_that_the_settings_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ paper's way is an option.
 Letters: B pairs, N patches of an image, T text positions, D width, C feature channels, V vocabulary.
 """
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -174,7 +174,7 @@ class PCL(Captioner):
     """The fine-tuned captioner: visual tokens see each other, a word sees all visual tokens and the words before it.
 
     Args:
-        vocabulary_size, feature_channels: as `PCLTrunk`; so are width ... pair_init.
+        vocabulary_size, feature_channels, trunk: as `PCLTrunk`.
         distractor_judging: learn beside the words whether anything changed (paper: on CLEVR-Change).
         distractor_weight: factor of that loss (authors' code: 1, on sums).
         objective: "masked" hides 15 % of the words and predicts those (released); "all_positions" predicts every word
@@ -191,42 +191,17 @@ class PCL(Captioner):
         self,
         vocabulary_size: int,
         feature_channels: int,
-        width: int = 512,
-        heads: int = 8,
-        ffn: int = 2048,
-        single_layers: int = 1,
-        pair_layers: int = 1,
-        cross_layers: int = 3,
-        dropout: float = 0.2,
-        positions: int = 200,
-        image_activation: Literal["sigmoid", "linear"] = "sigmoid",
-        word_std: float = 1.0,
-        type_std: float = 1.0,
-        pair_init: Literal["random", "difference"] = "random",
         distractor_judging: bool = True,
         distractor_weight: float = 1.0,
         objective: Literal["masked", "all_positions"] = "masked",
         text_cls: bool = False,
+        **trunk: Any,
     ) -> None:
         super().__init__()
-        self.hyperparameters = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
-        self.trunk = PCLTrunk(
-            vocabulary_size,
-            feature_channels,
-            width,
-            heads,
-            ffn,
-            single_layers,
-            pair_layers,
-            cross_layers,
-            dropout,
-            positions,
-            image_activation,
-            word_std,
-            type_std,
-            pair_init,
-        )
-        self.distractor_head = nn.Linear(2 * width, 2) if distractor_judging else None
+        own = {key: value for key, value in locals().items() if key not in ("self", "__class__", "trunk")}
+        self.hyperparameters = {**own, **trunk}
+        self.trunk = PCLTrunk(vocabulary_size, feature_channels, **trunk)
+        self.distractor_head = nn.Linear(2 * self.trunk.width, 2) if distractor_judging else None
         self.distractor_weight, self.objective, self.text_cls = distractor_weight, objective, text_cls
 
     def states(self, before: Tensor, after: Tensor, rows: slice = ALL) -> States:

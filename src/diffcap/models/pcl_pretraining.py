@@ -6,7 +6,7 @@ Order of the file: the regression head of MVCL, then `PCLPretraining`, whose tru
 Letters: B pairs, N patches of an image, T text positions, D width, C feature channels, V vocabulary.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ class PCLPretraining(nn.Module):
     stays.
 
     Args:
-        vocabulary_size, feature_channels: as `PCLTrunk`; so are width ... pair_init.
+        vocabulary_size, feature_channels, trunk: as `PCLTrunk`.
         pad_mask: hide padding from attention (released code: False).
         mvcl_negatives: "predictions" at unmasked positions (released code) or their original "features" (paper).
         temperature: tau of MVCL and FDA (paper and code: 1).
@@ -56,41 +56,16 @@ class PCLPretraining(nn.Module):
         self,
         vocabulary_size: int,
         feature_channels: int,
-        width: int = 512,
-        heads: int = 8,
-        ffn: int = 2048,
-        single_layers: int = 1,
-        pair_layers: int = 1,
-        cross_layers: int = 3,
-        dropout: float = 0.2,
-        positions: int = 200,
-        image_activation: Literal["sigmoid", "linear"] = "sigmoid",
-        word_std: float = 1.0,
-        type_std: float = 1.0,
-        pair_init: Literal["random", "difference"] = "random",
         pad_mask: bool = False,
         mvcl_negatives: Literal["predictions", "features"] = "predictions",
         temperature: float = 1.0,
         single_image: Literal["absent", "masked"] = "absent",
         classes: int = 0,
+        **trunk: Any,
     ) -> None:
         super().__init__()
-        self.trunk = PCLTrunk(
-            vocabulary_size,
-            feature_channels,
-            width,
-            heads,
-            ffn,
-            single_layers,
-            pair_layers,
-            cross_layers,
-            dropout,
-            positions,
-            image_activation,
-            word_std,
-            type_std,
-            pair_init,
-        )
+        self.trunk = PCLTrunk(vocabulary_size, feature_channels, **trunk)
+        width = self.trunk.width
         self.regress = RegressionHead(width, feature_channels)
         self.classifier = nn.Linear(width, classes) if classes else None
         self.matcher = nn.Linear(2 * width, 2) if classes else None
