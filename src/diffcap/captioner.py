@@ -129,7 +129,8 @@ class Caption:
         return values
 
 
-class Look(NamedTuple):
+@dataclass(frozen=True)
+class Look:
     """Where a captioner looked as it wrote a caption.
 
     Attributes:
