@@ -42,6 +42,23 @@ class Captioner(nn.Module, ABC):
     vocabulary_layout: str
     closing_pad: int | None = None
 
+    def closes(self, tokens: Tensor) -> Tensor:
+        """Which ids close a caption where they are said: boolean, of the ids' shape."""
+        closing = tokens == self.end
+        return closing if self.closing_pad is None else closing | (tokens == self.closing_pad)
+
+    def said(self, tokens: Tensor) -> Tensor:
+        """Which of the ids after the opening one a caption consists of: all up to the first that closes it, and that.
+
+        Args:
+            tokens: (B, T), beginning with the opening token.
+
+        Returns:
+            (B, T - 1) boolean.
+        """
+        closing = self.closes(tokens[:, 1:]).long()
+        return closing.cumsum(1) == closing
+
     @abstractmethod
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Scalars to log, of which "loss" is minimised.
