@@ -70,9 +70,9 @@ class Captioner(nn.Module, ABC):
         """Scalars to watch on validation pairs: by default the parts of `loss`."""
         return {name: value for name, value in self.loss(batch).items() if name != "loss"}
 
-    def rates(self) -> dict[str, list[nn.Parameter]]:
-        """Parameters that learn: "trained", those that came trained from elsewhere, and "new", all others."""
-        return {"trained": [], "new": [part for part in self.parameters() if part.requires_grad]}
+    def trained_parts(self) -> list[nn.Parameter]:
+        """Parameters that come trained from elsewhere into the fine-tuning, to learn at a rate of their own."""
+        return []
 
     @abstractmethod
     def encode(self, before: Tensor, after: Tensor) -> Any:
