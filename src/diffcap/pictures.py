@@ -188,13 +188,14 @@ def _to_gray(image: Image.Image, name: str) -> tuple[Image.Image, list[str]]:
     if lowest > highest:
         raise DiffcapError(f"{name}: no pixel in it has a value; export it again, with 8 or 16 bits a pixel.")
     whites = [1] if image.mode == "F" else list(_DEPTHS)
-    white = next((white for white in whites if lowest >= 0 and highest <= white), None)
-    black, notes = 0.0, []
-    if white is None:
-        black, white = lowest, highest
+    known_white = next((white for white in whites if lowest >= 0 and highest <= white), None)
+    black, white, notes = lowest, highest, []
+    if known_white is None:
         notes.append(f"its values, from {lowest:,g} to {highest:,g}, were stretched from black to white")
-    elif white in (255, 4095):
-        notes.append(f"its values, at most {highest:,g}, were taken for {_DEPTHS[white]} bits")
+    else:
+        black, white = 0.0, float(known_white)
+        if known_white in (255, 4095):
+            notes.append(f"its values, at most {highest:,g}, were taken for {_DEPTHS[known_white]} bits")
     gray = Image.new("L", image.size)
     for corner, values in _blocks(image):
         scaled = (np.nan_to_num(values, nan=black) - black) * 255 / ((white - black) or 1)
