@@ -1,10 +1,6 @@
 """Train the embedded `blocks` backbone on scenes rendered on the fly, and write the weights that the package ships."""
 
-from pathlib import Path
-
 from diffcap.errors import plain_errors
-
-FOLDER = Path("runs/blocks/backbone")
 
 
 def main() -> None:
@@ -16,7 +12,7 @@ def main() -> None:
     from diffcap.lit.backbone import BackboneTraining, RenderedObjects, finish
     from diffcap.lit.shipped import train_and_ship
 
-    train_and_ship("backbone", BackboneTraining, RenderedObjects, FOLDER, SHIPPED, finish)
+    train_and_ship("backbone", BackboneTraining, RenderedObjects, SHIPPED, finish)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,6 @@
 """Train the small CLIP of `blocks` on scenes rendered on the fly and sentences about them, and write the weights that the package ships."""
 
-from pathlib import Path
-
 from diffcap.errors import plain_errors
-
-FOLDER = Path("runs/blocks/clip")
 
 
 def main() -> None:
@@ -15,7 +11,7 @@ def main() -> None:
     from diffcap.lit.clip_training import SHIPPED, ClipTraining, DescribedScenes, finish
     from diffcap.lit.shipped import train_and_ship
 
-    train_and_ship("clip", ClipTraining, DescribedScenes, FOLDER, SHIPPED, finish)
+    train_and_ship("clip", ClipTraining, DescribedScenes, SHIPPED, finish)
 
 
 if __name__ == "__main__":

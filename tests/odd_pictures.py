@@ -55,6 +55,30 @@ def tiff_header(width: int, height: int) -> bytes:
     return b"II*\0" + struct.pack("<IH", 8, len(tags)) + rows + bytes(4)
 
 
+def tiff(values: np.ndarray, order: str = "<", nodata: str = "") -> bytes:
+    """A TIFF as instruments write it: (H, W) or (H, W, C) numbers of any type, as they are.
+
+    Args:
+        order: "<" or ">", of the bytes. nodata: GDAL's mark of pixels without a value.
+    """
+    height, width = values.shape[:2]
+    channels = values.shape[2] if values.ndim == 3 else 1
+    bits, kind = 8 * values.itemsize, {"u": 1, "i": 2, "f": 3}[values.dtype.kind]
+    pixels, text = values.astype(values.dtype.newbyteorder(order)).tobytes(), nodata.encode() + b"\0"
+    tail = 8 + 2 + 12 * (12 if nodata else 11) + 4
+    tags = [
+        (256, 4, 1, width), (257, 4, 1, height), (258, 4, 1, bits), (259, 4, 1, 1), (262, 4, 1, 1),
+        (273, 4, 1, tail + len(text)), (277, 4, 1, channels), (278, 4, 1, height), (279, 4, 1, len(pixels)),
+        (284, 4, 1, 1), (339, 4, 1, kind),
+    ]  # fmt: skip
+    if nodata:
+        assert len(text) > 4  # shorter ones would stand in the tag itself
+        tags.append((42113, 2, len(text), tail))
+    rows = b"".join(struct.pack(f"{order}HHII", *tag) for tag in tags)
+    head = (b"II" if order == "<" else b"MM") + struct.pack(f"{order}HIH", 42, 8, len(tags))
+    return head + rows + bytes(4) + text + pixels
+
+
 def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
     file = io.BytesIO()
     image.save(file, kind, **options)
@@ -73,7 +97,7 @@ def write_all(folder: Path) -> tuple[list[Path], list[Path], list[Path]]:
         for mode in modes:
             path = folder / f"{mode.replace(';', '')}{ending}"
             scene(mode).save(path)
-            (bad if mode in ("I", "F") else good).append(path)
+            good.append(path)
     for width, height in SIZES:
         for ending in (".png", ".jpg", ".webp", ".bmp", ".gif", ".tif"):
             path = folder / f"{width}x{height}{ending}"
@@ -87,6 +111,13 @@ def write_all(folder: Path) -> tuple[list[Path], list[Path], list[Path]]:
     for kind in ("GIF", "WEBP", "PNG", "TIFF"):
         moving = {"save_all": True, "append_images": frames[1:]}
         put(f"moving.{kind.lower()}", encoded(frames[0], kind, **moving), good)
+    gray = np.asarray(scene("L"))
+    for kind in ("uint8", "uint16", "int16", "uint32", "int32", "float32", "float64"):
+        put(f"microscope_{kind}.tif", tiff((gray * 16.0).astype(kind)), bad if kind == "float64" else good)
+    put("satellite.tif", tiff((gray - 20).astype(np.float32), ">", nodata="-9999"), good)
+    put("holes.tif", tiff(np.where(gray > 99, np.nan, gray / 255).astype(np.float32)), good)
+    put("nothing.tif", tiff(np.full((8, 8), np.nan, np.float32)), bad)
+    put("bands.tif", tiff(np.zeros((8, 8, 5), np.float32)), bad)
     put("clear.gif", encoded(scene("P"), "GIF", transparency=3), good)
     put("clear.png", encoded(scene("P"), "PNG", transparency=bytes(range(256))), good)
     put("clear_gray.png", encoded(scene("L"), "PNG", transparency=9), good)

@@ -135,19 +135,68 @@ def test_the_real_command_leaves_no_traceback(here: Path, checkpoint: str) -> No
 def test_pairs_of_folders(tmp_path: Path) -> None:
     for name in ("a_before.png", "a_after.jpg", "b_before.png", "c.png", "c_2.png", "notes.txt"):
         (tmp_path / name).write_bytes(b"")
-    assert find_pairs(str(tmp_path)) == [PicturePair("a", tmp_path / "a_before.png", tmp_path / "a_after.jpg")]
+    folder = str(tmp_path)
+    pairs, notes = find_pairs(folder)
+    assert pairs == [PicturePair("a", tmp_path / "a_before.png", tmp_path / "a_after.jpg")]
+    left = ", ".join(str(tmp_path / name) for name in ("b_before.png", "c.png", "c_2.png"))
+    assert notes == [f"3 pictures have no partner, left out: {left}."]
+    (tmp_path / "a_after.png").write_bytes(b"")
+    with pytest.raises(DiffcapError, match=r"a_after\.jpg and a_after\.png: which of them belongs to the pair a"):
+        find_pairs(folder)
     (tmp_path / "a_before.png").unlink()
-    assert find_pairs(str(tmp_path)) == [PicturePair("c", tmp_path / "c.png", tmp_path / "c_2.png")]
+    assert find_pairs(folder)[0] == [PicturePair("c", tmp_path / "c.png", tmp_path / "c_2.png")]
     (tmp_path / "c.png").unlink()
     with pytest.raises(DiffcapError, match="no pairs found"):
-        find_pairs(str(tmp_path))
+        find_pairs(folder)
     (tmp_path / "pairs.tsv").write_text("after\tbefore\n2.png\t1.png\n")
-    assert find_pairs(str(tmp_path)) == [PicturePair("1", tmp_path / "1.png", tmp_path / "2.png")]
+    assert find_pairs(folder) == ([PicturePair("1", tmp_path / "1.png", tmp_path / "2.png")], [])
     (tmp_path / "bare.csv").write_text("1.png,2.png\n3.png,4.png\n")
-    assert [pair.after.name for pair in find_pairs(str(tmp_path / "bare.csv"))] == ["2.png", "4.png"]
+    assert [pair.after.name for pair in find_pairs(str(tmp_path / "bare.csv"))[0]] == ["2.png", "4.png"]
     (tmp_path / "latin.csv").write_bytes("before,after\né,b\n".encode("latin1"))
     with pytest.raises(DiffcapError, match="not a table of UTF-8 text"):
         find_pairs(str(tmp_path / "latin.csv"))
+
+
+def test_pictures_of_one_folder_only_are_told(here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    noise(5).save(here / "after" / "9.png")
+    assert caption("before", "after", "--checkpoint", checkpoint) is None
+    told = capsys.readouterr()
+    assert len(told.out.splitlines()) == 2
+    assert told.err == f"note: 1 picture has no partner, left out: {Path('after/9.png')}.\n"
+    for number in range(10, 16):
+        (here / "before" / f"{number}.png").write_bytes(b"")
+    (note,) = find_pairs(".")[1]
+    named = ", ".join(str(Path(f"before/{number}.png")) for number in (10, 11, 12))
+    assert note == f"7 pictures have no partner, left out: {named} and 4 more."
+    (here / "before" / "1.jpg").write_bytes(b"")
+    with pytest.raises(DiffcapError, match=r"1\.jpg and 1\.png: which of them belongs to the pair 1 is not clear"):
+        find_pairs("before", "after")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("two.csv", "id,before,after\nx,a.png,b.png\ny,a.png,c.png\nx,c.png,d.png\n"),
+        ("two.jsonl", '{"id": "x", "before": "a", "after": "b"}\n\n{"id": "x", "before": "c", "after": "d"}\n'),
+        ("some.csv", "id,before,after\n2,a.png,b.png\n3,a.png,c.png\n,c.png,d.png\n"),
+    ],
+)
+def test_two_pairs_of_one_name_are_refused(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(
+        DiffcapError, match=r'another pair is called "[x3]", too; give each an "id" of its own'
+    ) as error:
+        find_pairs(str(tmp_path / name))
+    assert f"{tmp_path / name}, line {3 if name.endswith('jsonl') else 4}" in str(error.value)
+
+
+def test_every_pair_has_a_picture_of_its_own(here: Path, checkpoint: str) -> None:
+    names = ["a/b", "a_b", "A_b", "a_b-2", "x" * 300, "x" * 301, "..", "画像"]
+    rows = [{"id": name, "before": "before/1.png", "after": "after/1.png"} for name in names]
+    (here / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert caption("pairs.jsonl", "--checkpoint", checkpoint, "--heatmap", "maps") is None
+    found = [path.name for path in (here / "maps").iterdir()]
+    assert len({name.casefold() for name in found}) == len(names) and {"a_b.png", "pair.png", "画像.png"} <= set(found)
 
 
 def test_words_as_people_write_them() -> None:

@@ -1,5 +1,6 @@
 """The captioner that one points at two pictures: what it says, how sure it is, and where it looked."""
 
+import itertools
 import json
 import math
 import re
@@ -115,6 +116,28 @@ def test_log_probabilities_are_those_of_one_naive_pass(captioner: PairCaptioner)
                 logits, cache = model.step(torch.tensor([token]), memory, cache)
             expected += float(logits.log_softmax(-1)[0, caption.tokens[place]])
     assert caption.log_probability == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_caption_that_padding_closes_ends_there(tmp_path: Path) -> None:
+    captioner = load_captioner(make(tmp_path / "best.ckpt", "scorer"), device="cpu")
+    model: Any = captioner._captioner
+    for chance, seed in itertools.product(range(-12, 4), range(1, 5)):
+        with torch.no_grad():
+            model.decoder.logit.bias[model.closing_pad] = chance
+        pair = noise(seed), noise(seed + 1)
+        caption = captioner(*pair)
+        if caption.tokens[-1] == model.closing_pad and len(caption.tokens) > 3:
+            break
+    assert 3 < len(caption.tokens) < captioner.max_length and len(caption.words) == len(caption.tokens) - 2
+    expected, cache = [], None
+    with torch.no_grad():
+        memory = model.encode(*captioner._features([captioner._see(*pair)]))
+        for token, following in itertools.pairwise(caption.tokens):
+            logits, cache = model.step(torch.tensor([token]), memory, cache)
+            expected.append(logits.log_softmax(-1)[0, following].item())
+    assert [word.log_probability for word in caption.words] == pytest.approx(expected[:-1], abs=1e-4)
+    assert caption.log_probability == pytest.approx(sum(expected), abs=1e-4)
+    assert captioner.look(*pair, caption).words == [word.text for word in caption.words]
 
 
 def test_batches_say_what_pairs_alone_say(captioner: PairCaptioner) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
-from tests.odd_pictures import encoded, png_header, scene, write_all
+from PIL import Image, ImageOps
+from tests.odd_pictures import encoded, png_header, scene, tiff, write_all
 
 from diffcap import pictures
 from diffcap.errors import DiffcapError
@@ -75,19 +75,117 @@ def test_transparent_parts_are_white() -> None:
     image = Image.new("RGBA", (3, 1), (200, 0, 0, 0))
     image.putpixel((1, 0), (200, 0, 0, 255))
     image.putpixel((2, 0), (200, 0, 0, 51))
-    seen = np.asarray(read_picture(encoded(image, "PNG")).image)[0].tolist()
-    assert seen == [[255, 255, 255], [200, 0, 0], [244, 204, 204]]
+    found = np.asarray(read_picture(encoded(image, "PNG")).image)[0].tolist()
+    assert found == [[255, 255, 255], [200, 0, 0], [244, 204, 204]]
     palette = Image.new("P", (2, 1))
     palette.putpalette([10, 20, 30, 40, 50, 60])
     palette.putpixel((1, 0), 1)
-    seen = np.asarray(read_picture(encoded(palette, "PNG", transparency=1)).image)[0].tolist()
-    assert seen == [[10, 20, 30], [255, 255, 255]]
+    found = np.asarray(read_picture(encoded(palette, "PNG", transparency=1)).image)[0].tolist()
+    assert found == [[10, 20, 30], [255, 255, 255]]
 
 
 def test_sixteen_bits_are_scaled() -> None:
     deep = np.array([[0, 257, 128 * 257, 65_535]], dtype=np.uint16)
     for source in (deep, encoded(Image.fromarray(deep), "PNG"), encoded(Image.fromarray(deep), "TIFF")):
         assert np.asarray(read_picture(source).image)[0, :, 0].tolist() == [0, 1, 128, 255]
+
+
+def seen(source) -> list[int]:
+    picture = np.asarray(read_picture(source).image)
+    assert (picture == picture[..., :1]).all()
+    return picture[0, :, 0].tolist()
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize(
+    ("kind", "values", "expected", "note"),
+    [
+        ("uint16", [0, 16 * 257, 40_000, 65_535], [0, 16, 156, 255], None),
+        ("uint16", [0, 1000, 2048, 3900], [0, 62, 128, 243], "at most 3,900, were taken for 12 bits"),
+        ("uint16", [0, 7, 200, 255], [0, 7, 200, 255], "at most 255, were taken for 8 bits"),
+        ("int16", [-100, 0, 100, 300], [0, 64, 128, 255], "from -100 to 300, were stretched"),
+        ("int32", [0, 7, 200, 255], [0, 7, 200, 255], "at most 255, were taken for 8 bits"),
+        ("int32", [0, 257, 128 * 257, 65_535], [0, 1, 128, 255], None),
+        ("int32", [-50_000, 0, 50_000, 150_000], [0, 64, 128, 255], "from -50,000 to 150,000, were stretched"),
+        ("uint32", [0, 2**31, 3 * 2**30, 2**32 - 1], [0, 128, 191, 255], "from 0 to 4.29497e+09, were stretched"),
+        ("float32", [0, 0.25, 0.5, 1], [0, 64, 128, 255], None),
+        ("float32", [0, 0.1, 0.2, 0.32], [0, 26, 51, 82], None),
+        ("float32", [0.2, 0.7, 1.2, 2.2], [0, 64, 128, 255], "from 0.2 to 2.2, were stretched"),
+        ("float32", [np.nan, 250, 300, np.inf], [0, 0, 255, 0], "from 250 to 300, were stretched"),
+        ("float32", [-3.4e38, 0.5, 1, 1], [0, 128, 255, 255], None),
+        ("int32", [70_000] * 4, [0] * 4, "from 70,000 to 70,000, were stretched"),
+    ],
+)
+def test_pixels_of_instruments_are_scaled_by_their_range(
+    kind: str, values: list, expected: list[int], note: str | None, order: str
+) -> None:
+    row = np.array([values] * 700).astype(kind)
+    if (kind, order) == ("uint32", ">"):  # which Pillow does not know
+        assert "that this program cannot decode" in refused(tiff(row, order))
+        return
+    sources = [tiff(row, order)]
+    if kind not in ("int16", "uint32"):
+        sources.append(Image.fromarray(row))
+    for source in sources:
+        found = read_picture(source)
+        assert seen(source) == expected and np.asarray(found.image)[-1, :, 1].tolist() == expected
+        assert [note in one for one in found.notes] == ([] if note is None else [True])
+
+
+def test_pixels_that_a_map_marks_as_without_a_value_are_black() -> None:
+    row = np.array([[-9999, 10, 20, 30]], dtype=np.float32)
+    assert seen(tiff(row, nodata="-9999")) == [0, 0, 128, 255]
+    assert seen(tiff(row)) == [0, 254, 255, 255]
+    assert "no pixel in it has a value" in refused(tiff(np.full((4, 4), -9999, np.float32), nodata="-9999"))
+    for unread in (np.zeros((8, 8, 5), np.float32), np.zeros((8, 8))):  # many bands, floats of 64 bits
+        assert "a kind of pixels or compression that this program cannot decode" in refused(tiff(unread))
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I", "F", "P", "1"])
+def test_large_pictures_of_every_mode_are_averaged(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    monkeypatch.setattr(pictures, "LARGE", 1000)
+    half = np.zeros((80, 160), dtype=np.uint8)
+    half[:, 80:] = 255
+    if mode in ("P", "1"):
+        image = Image.fromarray(255 - half).convert(mode)
+        if mode == "P":  # the white half has the lower number
+            image = Image.fromarray((half > 0).astype(np.uint8))
+            image.putpalette([255, 255, 255, 0, 0, 0])
+            assert image.mode == "P"
+        half = 255 - half
+    else:
+        kind = {"I;16": np.uint16, "I": np.int32, "F": np.float32}[mode]
+        image = Image.fromarray(half.astype(kind) * kind(257) if mode != "F" else half.astype(kind) / kind(255))
+    found = read_picture(encoded(image, "TIFF")).image
+    assert found.width * found.height <= 1000 and found.width == 2 * found.height
+    pixels = np.asarray(found)[..., 0]
+    assert (pixels[:, : found.width // 2 - 1] == half[0, 0]).all() and (pixels[:, -5:] == half[0, -1]).all()
+
+
+def test_deep_pictures_take_little_more_memory_than_they_hold() -> None:
+    for size in ((3000, 3000), (9_000_000, 1)):  # 36 MB
+        image = Image.new("F", size, 0.5)
+        tracemalloc.start()
+        found = read_picture(image).image
+        assert found.getpixel((0, 0)) == found.getpixel((size[0] - 1, size[1] - 1)) == (128, 128, 128)
+        assert tracemalloc.get_traced_memory()[1] < 60e6
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "I;16", "P"])
+def test_pictures_are_turned_upright_once(mode: str) -> None:
+    for turn in range(1, 10):
+        notes = Image.Exif()
+        notes[0x0112] = turn
+        kind = "TIFF" if mode == "I;16" else "PNG"
+        source = encoded(scene(mode, (6, 4)), kind, exif=notes)
+        with Image.open(io.BytesIO(source)) as file:
+            expected = np.asarray(ImageOps.exif_transpose(file))
+        found = read_picture(source).image
+        if mode == "RGB":
+            assert np.array_equal(np.asarray(found), expected)
+        assert found.size == expected.shape[1::-1]
+        assert np.array_equal(np.asarray(read_picture(found).image), np.asarray(found))  # as the web page asks again
 
 
 def test_arrays(tmp_path: Path) -> None:
@@ -106,8 +204,8 @@ def test_arrays(tmp_path: Path) -> None:
 
 def test_cmyk_and_the_first_of_several() -> None:
     red = Image.new("RGB", (8, 8), (255, 0, 0))
-    seen = np.asarray(read_picture(encoded(red.convert("CMYK"), "JPEG", quality=95)).image)[4, 4]
-    assert seen[0] > 240 and seen[1] < 20
+    pixel = np.asarray(read_picture(encoded(red.convert("CMYK"), "JPEG", quality=95)).image)[4, 4]
+    assert pixel[0] > 240 and pixel[1] < 20
     frames = [red, Image.new("RGB", (8, 8), (0, 0, 255))]
     found = read_picture(encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]))
     assert found.image.getpixel((2, 2)) == (255, 0, 0)

@@ -106,12 +106,13 @@ class Caption:
     """What a captioner says of two pictures.
 
     Attributes:
-        text: the sentence. log_probability: natural logarithm of its probability, that it ends there included.
+        text: the sentence. log_probability: natural logarithm of its probability, that it ends there included unless the
+            greatest length cut it off.
         words: the words with theirs.
         nothing_changed: the probability that nothing changed but the view, None where the method does not judge that.
         alternatives: the other sentences of a beam search, best first.
         notes: what was done to the pictures that one would not expect, a sentence each.
-        tokens: the ids that were said, from the opening token to the closing one.
+        tokens: the ids that were said, from the opening token to what closes the caption.
     """
 
     text: str
@@ -129,7 +130,8 @@ class Caption:
         return values
 
 
-class Look(NamedTuple):
+@dataclass(frozen=True)
+class Look:
     """Where a captioner looked as it wrote a caption.
 
     Attributes:
@@ -226,8 +228,7 @@ class PairCaptioner:
             DiffcapError: a picture cannot be read, or the method has no such maps.
         """
         first, second = self._features([self._see(before, after)])
-        said = caption.tokens[: max(1, len(caption.tokens) - 2)]  # the map of a token is that of the word after it
-        tokens = torch.tensor([said], device=self.device)
+        tokens = torch.tensor([caption.tokens[:-1]], device=self.device)  # a token's map is that of the word after it
         try:
             with torch.no_grad():
                 maps = self._captioner.attention(first, second, tokens)
@@ -273,9 +274,10 @@ class PairCaptioner:
         tokens = hypotheses.flatten(0, 1)
         scores = token_log_probabilities(self._captioner, memory, tokens).unflatten(0, hypotheses.shape[:2]).cpu()
         unchanged = self._captioner.nothing_changed(before, after)
+        ends = (1 + self._captioner.said(tokens).sum(1)).view(hypotheses.shape[:2]).tolist()
         captions = []
         for number, one in enumerate(seen):
-            rows = [self._closed(row) for row in hypotheses[number].tolist()]
+            rows = [row[:end] for row, end in zip(hypotheses[number].tolist(), ends[number])]
             said = scores[number].tolist()
             texts = [self.vocabulary.decode(row) for row in rows]
             others: dict[str, float] = {}  # the best ids of each sentence, which may have several
@@ -297,11 +299,6 @@ class PairCaptioner:
                 )
             )
         return captions
-
-    def _closed(self, tokens: list[int]) -> list[int]:
-        """Ids up to the first closing token."""
-        end = self._captioner.end
-        return tokens[: tokens.index(end) + 1] if end in tokens else [*tokens, end]
 
 
 def load_captioner(

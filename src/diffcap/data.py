@@ -275,14 +275,9 @@ class CaptionData(FeatureData):
 class AdaptData(FeatureData):
     """CLIP4IDC's adaptation: every caption of every training pair that shows a change is a sample (authors' code).
 
-    Args:
-        folder: the dataset's folder, with `manifest.jsonl`.
-        features: name of the store of pixels in its `features/`.
-        settings: see `FeatureData`; with `swap` the first image is the nonsemantic one half of the time.
+    Arguments as `FeatureData`, of which `features` is a store of pixels; with `swap` the first image is the nonsemantic one half
+    of the time.
     """
-
-    def __init__(self, folder: str, features: str, **settings: Any) -> None:
-        super().__init__(folder, features, **settings)
 
     def setup(self, stage: str) -> None:
         """Encode the captions and lay out the samples."""

@@ -1,13 +1,15 @@
 """Any picture to RGB: the one place that opens images for extraction, captioning and reports."""
 
 import io
+import itertools
 import re
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from diffcap.errors import DiffcapError
 
@@ -18,7 +20,19 @@ MOST_SHRUNK = 1_000_000_000  # of a JPEG that can be shrunk as it is decoded
 LARGE = 25_000_000  # more pixels than a network of this field could use by far: shrunk by a whole number first
 _NEVER = {"EPS"}  # its reader runs Ghostscript
 _ORIENTATION = 0x0112  # of EXIF
-_UNKNOWN_RANGE = "has pixels of 32 bits, whose range nobody knows; save it with 8 or 16"
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_DEPTHS = {255: 8, 4095: 12, 65_535: 16}  # white, and the bits that it has: those of files and of cameras
+_SAMPLE_FORMAT, _NODATA = 339, 42_113  # of TIFF: 1 is unsigned; GDAL's number of a pixel without a value
+_NO_VALUE = 1e30  # the least that stands for "no value here" in floats of maps
+_BLOCK = 1024  # rows and columns of a deep picture that are converted at once
 
 # Of large pictures, for which the limits here are lower than Pillow's, and of broken EXIF data, which turn nothing.
 warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -40,11 +54,14 @@ class Picture(NamedTuple):
 def read_picture(source: Source, name: str | None = None) -> Picture:
     """Turn a path, the bytes of a file, a PIL image or an array into RGB with 8 bits a channel.
 
-    Upright as EXIF has it; transparent parts on white; palettes, gray, CMYK and the like converted; 16 bits a channel
-    scaled to 8; of an animation or of several pages the first; more than 25 million pixels shrunk by a whole number.
+    Upright as EXIF has it; transparent parts on white; palettes, gray, CMYK and the like converted; of an animation or of
+    several pages the first; more than 25 million pixels shrunk by a whole number. Of gray with more than 8 bits white is
+    1.0, or the most that 8, 12 or 16 bits hold, the first that no pixel exceeds; values that no such range holds are
+    stretched from black to white.
 
     Args:
-        source: an array is (H, W), (H, W, 1), (H, W, 3) or (H, W, 4): uint8, uint16, bool, or floats from 0 to 1.
+        source: an array is (H, W), (H, W, 1), (H, W, 3) or (H, W, 4): integers from 0 to 255, uint16, bool, or floats
+            from 0 to 1.
         name: what messages call a source that is no path.
 
     Raises:
@@ -114,21 +131,25 @@ def _to_rgb(image: Image.Image, name: str) -> Picture:
         raise DiffcapError(
             f"{name}: {width:,} x {height:,} pixels are more than the {MOST_PIXELS:,} that are read; shrink it first."
         )
-    if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", None)):
-        raise DiffcapError(f"{name}: {_UNKNOWN_RANGE}.")
     if getattr(image, "is_animated", False) and image.format != "MPO":  # an MPO's others are the phone's own
         notes.append("holds several pictures, the first was taken")
         image.seek(0)
     if pixels > LARGE:
+        notes.append(f"{width:,} x {height:,} pixels, shrunk before anything else")
         if shrinks:
             image.draft(None, (max(1, width // _factor(pixels)), max(1, height // _factor(pixels))))
-        image.load()
-        if image.width * image.height > LARGE:
-            image = _upright(image).reduce(_factor(image.width * image.height))
-        notes.append(f"{width:,} x {height:,} pixels, shrunk before anything else")
-    image = _upright(image)
-    if image.mode.startswith("I"):  # convert() would cut off at 255
-        image = Image.fromarray((np.asarray(image).clip(0, 65_535) // 257).astype(np.uint8))
+    image.load()  # a truncated file is said to be so, not to have broken notes
+    turn = _turn(image)
+    if image.mode.startswith("I") or image.mode == "F":  # convert() would cut off at 255
+        image, note = _to_gray(image, name)
+        notes += note
+    if image.width * image.height > LARGE:
+        image = _averaged(image).reduce(_factor(image.width * image.height))
+    if turn is not None:
+        image = image.transpose(turn)
+        image.info = {
+            key: value for key, value in image.info.items() if key == "transparency"
+        }  # not to be turned again
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         image = _on_white(image)
     return Picture(image if image.mode == "RGB" else image.convert("RGB"), name, tuple(notes))
@@ -142,14 +163,60 @@ def _factor(pixels: int) -> int:
     return factor
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    image.load()  # a truncated file is said to be so, not to have broken notes
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """What makes a picture upright."""
     try:
-        if image.getexif().get(_ORIENTATION, 1) == 1:
-            return image  # exif_transpose would copy it
-        return ImageOps.exif_transpose(image)
+        return _TURNS.get(image.getexif().get(_ORIENTATION, 1))
     except Exception:  # notes that are broken turn nothing
-        return image
+        return None
+
+
+def _averaged(image: Image.Image) -> Image.Image:
+    """A picture in a mode in which neighbours can be averaged: numbers of a palette cannot."""
+    if image.mode in ("P", "PA"):
+        return image.convert("RGBA" if image.mode == "PA" or "transparency" in image.info else "RGB")
+    return image.convert("L") if image.mode == "1" else image
+
+
+def _to_gray(image: Image.Image, name: str) -> tuple[Image.Image, list[str]]:
+    """Pixels of more than 8 bits to 8, and a clause where their range is a guess; see `read_picture`."""
+    lowest, highest = np.inf, -np.inf
+    for _, values in _blocks(image):
+        known = values[~np.isnan(values)]
+        if known.size:
+            lowest, highest = min(lowest, float(known.min())), max(highest, float(known.max()))
+    if lowest > highest:
+        raise DiffcapError(f"{name}: no pixel in it has a value; export it again, with 8 or 16 bits a pixel.")
+    whites = [1] if image.mode == "F" else list(_DEPTHS)
+    known_white = next((white for white in whites if lowest >= 0 and highest <= white), None)
+    black, white, notes = lowest, highest, []
+    if known_white is None:
+        notes.append(f"its values, from {lowest:,g} to {highest:,g}, were stretched from black to white")
+    else:
+        black, white = 0.0, float(known_white)
+        if known_white in (255, 4095):
+            notes.append(f"its values, at most {highest:,g}, were taken for {_DEPTHS[known_white]} bits")
+    gray = Image.new("L", image.size)
+    for corner, values in _blocks(image):
+        scaled = (np.nan_to_num(values, nan=black) - black) * 255 / ((white - black) or 1)
+        gray.paste(Image.fromarray(scaled.round().astype(np.uint8)), corner)
+    return gray, notes
+
+
+def _blocks(image: Image.Image) -> Iterator[tuple[tuple[int, int], np.ndarray[Any, Any]]]:
+    """The parts of a gray picture, one at a time: their corners, and float64 values, NaN where there is none."""
+    tags: Any = getattr(image, "tag_v2", {})
+    unsigned = image.mode == "I" and tags.get(258) == (32,) and tags.get(_SAMPLE_FORMAT, (1,))[0] == 1
+    try:
+        nodata = float(str(tags[_NODATA]).strip(" \0"))
+    except (KeyError, ValueError):
+        nodata = np.nan
+    for left, top in itertools.product(range(0, image.width, _BLOCK), range(0, image.height, _BLOCK)):
+        box = left, top, min(image.width, left + _BLOCK), min(image.height, top + _BLOCK)
+        values = np.asarray(image.crop(box))
+        values = (values.view(np.uint32) if unsigned else values).astype(np.float64)
+        values[(np.abs(values) >= _NO_VALUE) | (values == nodata)] = np.nan
+        yield (left, top), values
 
 
 def _on_white(image: Image.Image) -> Image.Image:
@@ -177,7 +244,9 @@ def _from_array(array: np.ndarray[Any, Any], name: str) -> Image.Image:
             raise DiffcapError(f"{name}: floats of a picture lie from 0 to 1; scale them, or give uint8.")
         array = (array * 255).round()
     elif array.dtype == np.uint16:
-        array = array // 257
+        if array.ndim == 2:
+            return Image.fromarray(array)
+        array = array // 257 + (array % 257 > 128)  # rounded
     elif array.dtype == np.bool_:
         array = array * np.uint8(255)
     elif array.dtype.kind not in "iu" or array.min() < 0 or array.max() > 255:
@@ -210,12 +279,14 @@ def _what_it_is(source: Any) -> str:
         return f"a PostScript drawing, which has no pixels; {remedy}"
     if text.startswith(b"%PDF"):
         return f"a PDF document, not an image; {remedy}"
+    if start[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
+        return "a TIFF with a kind of pixels or compression that this program cannot decode; save it with 8 or 16 bits a channel"
     if start[4:8] == b"ftyp":
         return f"a film or a HEIC photograph, which this program cannot decode; {remedy}"
     try:
         start.decode("utf-8", "strict" if len(start) < 2048 else "ignore")
         if b"\0" not in start:
-            return "a text file, not an image; check the path"
+            return "a text file, not an image; give a picture in its place"
     except UnicodeDecodeError:
         pass
     return "not an image that can be decoded; fetch the file again"

@@ -9,7 +9,7 @@ from tests.checkpoints import WORDS, write_checkpoint
 from tests.models.tiny import captioner, pretraining
 
 from diffcap.errors import DiffcapError
-from diffcap.lit.training import init_from
+from diffcap.lit.training import adamw, init_from
 
 SIZE = 6 + len(WORDS)
 
@@ -76,3 +76,17 @@ def test_a_second_pre_training_wants_every_name(checkpoint: Path) -> None:
     finetuned = write_checkpoint(checkpoint.with_name("best.ckpt"), captioner(vocabulary_size=SIZE), "finetune")
     with pytest.raises(DiffcapError, match=r"7 parameters do not fit \(regress\.bias"):
         init_from(model, str(finetuned), WORDS, (), ())
+
+
+def test_what_came_trained_learns_at_its_own_rate_and_only_matrices_decay() -> None:
+    model = captioner()
+    trained = [*model.trunk.cross_encoder.parameters()]
+    trained[0].requires_grad_(False)
+    found = adamw(model, trained, 1e-3, 1e-5, 0.1, (0.9, 0.98))
+    facts = {id(part): (group["lr"], group["weight_decay"]) for group in found.param_groups for part in group["params"]}
+    assert sum(len(group["params"]) for group in found.param_groups) == len(facts)
+    for part in model.parameters():
+        if part.requires_grad:
+            came = any(part is one for one in trained)
+            assert facts.pop(id(part)) == (1e-5 if came else 1e-3, 0.1 if part.ndim >= 2 else 0.0)
+    assert not facts and len(found.param_groups) == 4

@@ -203,18 +203,16 @@ def test_recomputing_blocks_changes_neither_loss_nor_gradient() -> None:
 
 
 def test_what_learns_at_which_rate() -> None:
-    groups = build().rates()
-    assert sum(len(part) for part in groups.values()) == sum(p.requires_grad for p in build().parameters())
     assert not build().images.visual.conv1.weight.requires_grad and build().images.joint_positions.requires_grad
     assert all(part.requires_grad for part in build(freeze_embeddings=False).parameters())
     model = build(train_words=True)
-    clip = {id(part) for part in model.rates()["trained"]}
+    clip = {id(part) for part in model.trained_parts()}
     assert id(model.words.token_embedding.weight) in clip and id(model.images.joint_positions) in clip
     assert id(model.word_bias) not in clip
     assert not build().words.token_embedding.weight.requires_grad
     ft1 = build(**VARIANTS["ft1"])
     names = {id(part): name for name, part in ft1.named_parameters()}
-    trained = {names[id(part)] for part in ft1.rates()["trained"]}
+    trained = {names[id(part)] for part in ft1.trained_parts()}
     assert {"decoder.1.self_attention.qkv.weight", "decoder.0.norm1.bias", "head_norm.weight"} <= trained
     assert not [name for name in trained if "cross" in name or name.startswith("encoder")]
 

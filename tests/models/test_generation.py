@@ -19,8 +19,9 @@ class Table(Captioner):
 
     begin, end = 0, 1
 
-    def __init__(self, words: int, positions: int, pairs: int, seed: int) -> None:
+    def __init__(self, words: int, positions: int, pairs: int, seed: int, closing_pad: int | None = None) -> None:
         super().__init__()
+        self.closing_pad = closing_pad
         draws = torch.Generator().manual_seed(seed)
         self.words = words
         self.scores = 2 * torch.randn(pairs, words**positions, words, generator=draws)
@@ -59,27 +60,30 @@ def enumerated(model: Table, pair: int, max_length: int, penalty: float) -> list
     best: tuple[float, list[int]] = (float("-inf"), [])
     for length in range(1, max_length):
         for sentence in itertools.product(range(model.words), repeat=length):
-            ended = sentence[-1] == model.end
-            if model.end in sentence[:-1] or (not ended and length < max_length - 1):
+            closing = [word in (model.end, model.closing_pad) for word in sentence]
+            if any(closing[:-1]) or (not closing[-1] and length < max_length - 1):
                 continue
             best = max(best, (model.likelihood(pair, sentence) / length**penalty, list(sentence)))
     return best[1]
 
 
-def cut(row: Tensor, end: int) -> list[int]:
+def cut(row: Tensor, end: int, closing_pad: int | None = None) -> list[int]:
     words = row.tolist()[1:]
-    return words[: words.index(end) + 1] if end in words else words
+    places = [place for place, word in enumerate(words) if word in (end, closing_pad)]
+    return words[: places[0] + 1] if places else words
 
 
+@pytest.mark.parametrize("closing_pad", [None, 3])
 @pytest.mark.parametrize("penalty", [0.0, 0.7, 2.0])
-def test_a_wide_beam_finds_the_best_of_all_sentences(penalty: float) -> None:
+def test_a_wide_beam_finds_the_best_of_all_sentences(penalty: float, closing_pad: int | None) -> None:
     pairs, max_length = 12, 5
-    model = Table(words=4, positions=max_length, pairs=pairs, seed=0)
+    model = Table(words=4, positions=max_length, pairs=pairs, seed=2, closing_pad=closing_pad)
     found = beam_search(model, numbers(pairs), numbers(pairs), max_length, beams=4**4, length_penalty=penalty)
     expected = [enumerated(model, pair, max_length, penalty) for pair in range(pairs)]
-    assert [cut(row, model.end) for row in found] == expected
+    assert [cut(row, model.end, closing_pad) for row in found] == expected
+    assert closing_pad is None or any(sentence[-1] == closing_pad for sentence in expected)
     simple = greedy(model, numbers(pairs), numbers(pairs), max_length)
-    assert [cut(row, model.end) for row in simple] != expected  # else the search would prove nothing
+    assert [cut(row, model.end, closing_pad) for row in simple] != expected  # else the search would prove nothing
 
 
 def test_a_wider_beam_never_finds_a_less_likely_sentence_here() -> None:

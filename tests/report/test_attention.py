@@ -17,7 +17,7 @@ from diffcap.records import ChangePair
 from diffcap.report.attention import (
     COLUMNS,
     TILE,
-    Look,
+    PairLook,
     draw_attention,
     heat,
     look_at,
@@ -94,7 +94,7 @@ def test_a_sheet_has_a_tile_for_each_word_and_lines_where_there_is_an_alignment(
     after = np.stack([one_hot((4, 6), 3, 5)] * len(words))
     alignment = np.eye(24)
     alignment[9] = np.eye(24)[18]
-    sheet = draw_attention({"a": [Look(pair, "w0 w1", words, before, after, alignment)]}, tmp_path)
+    sheet = draw_attention({"a": [PairLook(words, before, after, alignment, pair, "w0 w1")]}, tmp_path)
     assert sheet.width == WIDTH and count(sheet, BLUE) > 22 * 20 and count(sheet, ORANGE) > 20
     pixels = np.asarray(sheet).astype(int)
     top = int(np.argwhere((pixels == GRAY).all(-1))[0][0]) + PICTURE[1] + 2 * GAP
@@ -106,11 +106,11 @@ def test_a_sheet_has_a_tile_for_each_word_and_lines_where_there_is_an_alignment(
         above = rows < TILE[1]
         assert above.any() and rows[above].max() < 44 and columns[above].max() < 40  # before: its first corner
         assert rows[~above].min() > TILE[1] + 44 and columns[~above].min() > 78  # after: its last corner
-    plain = draw_attention({"a": [Look(pair, "w0", words[:1], before[:1], after[:1], None)]}, tmp_path)
+    plain = draw_attention({"a": [PairLook(words[:1], before[:1], after[:1], None, pair, "w0")]}, tmp_path)
     assert not count(plain, BLUE) and plain.height < sheet.height - 200
     with pytest.raises(DiffcapError, match=r"2\.png: no image there.*--attention 0"):
         other = ChangePair("2", "2.png", "2.png", [], "test")
-        draw_attention({"a": [Look(other, "", [], before, after, None)]}, tmp_path)
+        draw_attention({"a": [PairLook([], before, after, None, other, "")]}, tmp_path)
 
 
 def test_a_checkpoint_is_asked_for_the_words_of_its_own_caption(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_checkpoint_is_asked_for_the_words_of_its_own_caption(tmp_path: Path) 
     path = make_scorer(tmp_path / "best.ckpt", words, (5, 2, 3))
     pair = ChangePair("1", "a.png", "b.png", ["red , cube vanished"], "test")
     (found,) = look_at(path, tmp_path, [pair], {"1": "red , cube vanished"})
-    assert isinstance(found, Look) and found.words == ["red", ",", "cube", "vanished"]
+    assert isinstance(found, PairLook) and found.words == ["red", ",", "cube", "vanished"]
     captioner = load(path).captioner
     features = torch.from_numpy(maps).float()
     tokens = torch.tensor([[2, 7, 4, 6, 8]])  # START, then the words in the order of the vocabulary after four specials

@@ -8,21 +8,21 @@ import pytest
 import torch
 from tests.report.layouts import captions_of, make_dataset, make_scorer, make_store
 
+from diffcap.captioner import Look
 from diffcap.evaluation.localisation import box_in_parts, mass_inside, pointing
 from diffcap.records import ChangePair
-from diffcap.report.attention import Look, look_at, matches, strengths_of
+from diffcap.report.attention import PairLook, look_at, matches, strengths_of
 from diffcap.report.looks import collect, ends_of, looked_at, pack
 
 BOXES = {"before": [0, 0, 20, 40], "after": [20, 20, 40, 40]}
 PAIR = ChangePair("1", "b", "a", ["the red cube moved"], "test", "move", False, {"boxes": BOXES})
 
 
-def a_look() -> Look:
+def a_look() -> PairLook:
     random = np.random.default_rng(0)
     before, after = (random.dirichlet(np.ones(6), 4).reshape(4, 2, 3) for _ in range(2))
-    return Look(
-        PAIR, "the red cube moved", ["the", "red", "cube", "moved"], before, after, np.roll(np.eye(6), 1, axis=1)
-    )
+    words = ["the", "red", "cube", "moved"]
+    return PairLook(words, before, after, np.roll(np.eye(6), 1, axis=1), PAIR, " ".join(words))
 
 
 def test_a_packed_look_is_the_strengths_and_the_matches_again() -> None:
@@ -39,7 +39,7 @@ def test_a_packed_look_is_the_strengths_and_the_matches_again() -> None:
     assert len(packed["m"]) == len(found) == 6
     for numbers, match in zip(packed["m"], found):
         assert numbers == [*(round(1000 * x) for x in (*match.start, *match.end, match.weight)), int(match.alike)]
-    assert pack(Look(PAIR, "", [], one.before[:0], one.after[:0], None)) == {
+    assert pack(Look([], one.before[:0], one.after[:0], None)) == {
         "w": [],
         "g": [2, 3],
         "b": "",

@@ -18,13 +18,12 @@ SHIPPED = Choice("SCORER · blocks · ships with diffcap", None)
 
 
 @contextmanager
-def served(folder: Path, captioners: Captioners | None = None) -> Iterator[str]:
-    """The page's address; `folder` takes the uploaded files."""
+def served(folder: Path, captioners: Captioners | None = None, **options: Any) -> Iterator[str]:
+    """The page's address; `folder` takes the uploaded files. Options as `build_app`'s."""
     folder.mkdir(exist_ok=True)
     with listen("127.0.0.1", 0) as listener:
-        server = uvicorn.Server(
-            uvicorn.Config(build_app(captioners or Captioners([SHIPPED], "cpu"), folder), log_level="warning")
-        )
+        app = build_app(captioners or Captioners([SHIPPED], "cpu"), folder, **options)
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         end = time.monotonic() + 60

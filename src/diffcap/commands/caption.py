@@ -1,8 +1,9 @@
 """`diffcap caption`: sentences, their probabilities and pictures of where each word looked, for one pair or many."""
 
+import itertools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ _SHIPPED = (
     "no --checkpoint: this is the small captioner of rendered `blocks` scenes that ships with diffcap; of other pictures "
     "its sentences tell little."
 )
+_LONGEST = 60  # letters of an id in a file's name, which may take 4 bytes each of a file system's 255
 
 
 def run(
@@ -35,7 +37,9 @@ def run(
     for name, number in {"beam": beam, "batch_size": batch_size}.items():
         if number < 1:
             raise DiffcapError(f"--{name} is {number}; it must be at least 1.")
-    pairs = find_pairs(before, after)
+    pairs, notes = find_pairs(before, after)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
     alone = after is not None and not Path(before).is_dir()
     target = _target(heatmap, alone)
     from diffcap.captioner import load_captioner
@@ -46,7 +50,7 @@ def run(
     found = captioner.batch(
         ((pair.before, pair.after) for pair in pairs), beam, length_penalty, batch_size, "raise" if alone else "return"
     )
-    failed = 0
+    failed, files = 0, _file_names([pair.id for pair in pairs])
     for pair, caption in zip(pairs, _watched(found, len(pairs))):
         if isinstance(caption, DiffcapError):
             failed += 1
@@ -64,7 +68,7 @@ def run(
         else:
             print(f"{pair.id}\t{caption.text}", flush=True)
         if target is not None:
-            _draw(captioner, pair, caption, target if alone else target / f"{_file_name(pair.id)}.png")
+            _draw(captioner, pair, caption, target if alone else target / files[pair.id])
     if failed:
         raise DiffcapError(f"{failed} of {len(pairs)} pairs could not be captioned, see above; the others are done.")
 
@@ -84,8 +88,17 @@ def _names(pair: PicturePair) -> dict[str, str]:
     return {"id": pair.id, "before": str(pair.before), "after": str(pair.after)}
 
 
-def _file_name(name: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name).lstrip(".") or "pair"
+def _file_names(ids: Sequence[str]) -> dict[str, str]:
+    """A file for each id, no two alike where small and large letters are one, too."""
+    names: dict[str, str] = {}
+    taken: set[str] = set()
+    for id in ids:
+        plain = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in id).lstrip(".")
+        plain = plain[:_LONGEST] or "pair"
+        tries = itertools.chain([plain], (f"{plain}-{number}" for number in itertools.count(2)))
+        names[id] = next(f"{name}.png" for name in tries if name.casefold() not in taken)
+        taken.add(names[id].removesuffix(".png").casefold())
+    return names
 
 
 def _print(caption: Any) -> None:

@@ -2,7 +2,7 @@
 
 import csv
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +18,9 @@ _PICTURES = {
 }
 
 
+_NAMED = 3  # pictures without a partner that a note names
+
+
 class PicturePair(NamedTuple):
     """Two pictures, and what the pair is called."""
 
@@ -26,8 +29,8 @@ class PicturePair(NamedTuple):
     after: Path
 
 
-def find_pairs(before: str, after: str | None = None) -> list[PicturePair]:
-    """The pairs that one or two arguments name.
+def find_pairs(before: str, after: str | None = None) -> tuple[list[PicturePair], list[str]]:
+    """The pairs that one or two arguments name, no two of one id; and a sentence about the pictures that have no partner.
 
     | arguments | pairs |
     |---|---|
@@ -37,7 +40,8 @@ def find_pairs(before: str, after: str | None = None) -> list[PicturePair]:
     | a `.csv`, `.tsv` or `.jsonl` file | its columns "before", "after" and, if there, "id"; paths relative to the file |
 
     Raises:
-        DiffcapError: there are none, or a table is malformed. Whether the pictures are there is not looked at.
+        DiffcapError: there are none, it is not clear which belong together, or a table is malformed. Whether the pictures
+            are there is not looked at.
     """
     first = Path(before)
     if after is not None:
@@ -46,11 +50,11 @@ def find_pairs(before: str, after: str | None = None) -> list[PicturePair]:
             raise DiffcapError(
                 f"{before} and {after}: one is a folder and one is not; give two pictures, or two folders."
             )
-        return _same_names(first, second) if first.is_dir() else [PicturePair(first.name, first, second)]
+        return _same_names(first, second) if first.is_dir() else ([PicturePair(first.name, first, second)], [])
     if first.is_dir():
         return _of_folder(first)
     if first.suffix.lower() in _TABLES:
-        return _of_table(first)
+        return _of_table(first), []
     if not first.exists():
         raise DiffcapError(f"{before}: nothing there; give BEFORE and AFTER, a folder of pairs, or a table of pairs.")
     raise DiffcapError(
@@ -58,38 +62,64 @@ def find_pairs(before: str, after: str | None = None) -> list[PicturePair]:
     )
 
 
-def _pictures(folder: Path) -> dict[str, Path]:
+Pictures = dict[str, list[Path]]
+
+
+def _pictures(folder: Path) -> Pictures:
     """Files of a folder that look like pictures, by name without ending, sorted."""
-    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in _PICTURES and path.is_file())
-    return {path.stem: path for path in files}
+    found: Pictures = {}
+    for path in sorted(folder.iterdir()):
+        if path.suffix.lower() in _PICTURES and path.is_file():
+            found.setdefault(path.stem, []).append(path)
+    return found
 
 
-def _same_names(before: Path, after: Path) -> list[PicturePair]:
+def _pair(name: str, before: Sequence[Path], after: Sequence[Path]) -> PicturePair:
+    for side in (before, after):
+        if len(side) > 1:
+            raise DiffcapError(
+                f"{side[0]} and {side[1].name}: which of them belongs to the pair {name} is not clear; move one away, or "
+                "give a CSV."
+            )
+    return PicturePair(name, before[0], after[0])
+
+
+def _alone(pictures: Iterable[Path], pairs: Sequence[PicturePair]) -> list[str]:
+    paired = {path for pair in pairs for path in (pair.before, pair.after)}
+    left = [str(path) for path in pictures if path not in paired]
+    if not left:
+        return []
+    more = f" and {len(left) - _NAMED:,} more" if len(left) > _NAMED else ""
+    have = "1 picture has" if len(left) == 1 else f"{len(left):,} pictures have"
+    return [f"{have} no partner, left out: {', '.join(left[:_NAMED])}{more}."]
+
+
+def _same_names(before: Path, after: Path) -> tuple[list[PicturePair], list[str]]:
     first, second = _pictures(before), _pictures(after)
-    pairs = [PicturePair(name, first[name], second[name]) for name in first if name in second]
+    pairs = [_pair(name, paths, second[name]) for name, paths in first.items() if name in second]
     if not pairs:
         raise DiffcapError(
             f"{before} and {after}: no picture has the same name in both; name them alike, or give a CSV."
         )
-    return pairs
+    return pairs, _alone((path for side in (first, second) for paths in side.values() for path in paths), pairs)
 
 
-def _of_folder(folder: Path) -> list[PicturePair]:
+def _of_folder(folder: Path) -> tuple[list[PicturePair], list[str]]:
     for ending in _TABLES:
         if (folder / f"pairs{ending}").is_file():
-            return _of_table(folder / f"pairs{ending}")
+            return _of_table(folder / f"pairs{ending}"), []
     for before, after in zip(_BEFORE, _AFTER):
         if (folder / before).is_dir() and (folder / after).is_dir():
             return _same_names(folder / before, folder / after)
     found = _pictures(folder)
     for first, second in _ENDINGS:
         pairs = [
-            PicturePair(name.removesuffix(first), path, found[other])
-            for name, path in found.items()
+            _pair(name.removesuffix(first), paths, found[other])
+            for name, paths in found.items()
             if name.endswith(first) and (other := name.removesuffix(first) + second) in found and other != name
         ]
         if pairs:
-            return pairs
+            return pairs, _alone((path for paths in found.values() for path in paths), pairs)
     raise DiffcapError(
         f"{folder}: no pairs found; put pairs.csv there (columns before, after), folders before and after with pictures of "
         "the same names, or pictures named X_before and X_after."
@@ -99,20 +129,18 @@ def _of_folder(folder: Path) -> list[PicturePair]:
 def _of_table(path: Path) -> list[PicturePair]:
     rows: Iterable[tuple[str, dict[str, str]]]
     rows = read_json_lines(path, "table of pairs") if path.suffix.lower() == ".jsonl" else _csv_rows(path)
-    pairs = []
+    pairs: dict[str, PicturePair] = {}
     for number, (where, row) in enumerate(rows, 1):
         for key in ("before", "after"):
             if not isinstance(row.get(key), str) or not row[key].strip():
                 raise DiffcapError(f'{where}: "{key}" is missing; every pair needs "before" and "after".')
-        name = row.get("id")
-        pairs.append(
-            PicturePair(
-                str(name) if name else str(number), *(path.parent / row[key].strip() for key in ("before", "after"))
-            )
-        )
+        name = str(row.get("id") or "").strip() or str(number)
+        if name in pairs:
+            raise DiffcapError(f'{where}: another pair is called "{name}", too; give each an "id" of its own.')
+        pairs[name] = PicturePair(name, *(path.parent / row[key].strip() for key in ("before", "after")))
     if not pairs:
         raise DiffcapError(f"{path}: no pairs in it; write a line a pair, with columns before and after.")
-    return pairs
+    return list(pairs.values())
 
 
 def _csv_rows(path: Path) -> Iterable[tuple[str, dict[str, str]]]:

@@ -11,7 +11,7 @@ from diffcap.evaluation.retrieval import PairRetrieval
 from diffcap.lit.clip_weights import load_clip
 from diffcap.lit.schedules import Schedule
 from diffcap.lit.training import TrainingModule, adamw, init_from
-from diffcap.models.clip4idc import CLIP4IDCAdaptation, by_origin
+from diffcap.models.clip4idc import CLIP4IDCAdaptation
 
 
 class Adaptation(TrainingModule):
@@ -77,8 +77,7 @@ class Adaptation(TrainingModule):
         """AdamW at two rates: what the pair adds, and CLIP (authors' code)."""
         tower, text = self.captioner.images, self.captioner.words
         clip = [*tower.visual.parameters(), *text.parameters(), self.captioner.logit_scale]
-        parts = by_origin(self.captioner, clip)
-        return adamw([(self.lr, parts["new"]), (self.clip_lr, parts["trained"])], self.weight_decay, (0.9, 0.98))
+        return adamw(self.captioner, clip, self.lr, self.clip_lr, self.weight_decay, (0.9, 0.98))
 
     def on_train_start(self) -> None:
         """Say where a fresh run begins: the scores before anything was adapted."""

@@ -58,8 +58,8 @@ class Captioning(TrainingModule):
         """Adam; for a captioner with parts that came trained AdamW at two rates."""
         if self.pretrained_lr is None:
             return super().optimizer()
-        parts = self.captioner.rates()
-        return adamw([(self.lr, parts["new"]), (self.pretrained_lr, parts["trained"])], self.weight_decay, (0.9, 0.999))
+        trained, betas = self.captioner.trained_parts(), (0.9, 0.999)
+        return adamw(self.captioner, trained, self.lr, self.pretrained_lr, self.weight_decay, betas)
 
     def setup(self, stage: str) -> None:
         """Take over the pre-training's weights; prepare the references."""

@@ -13,7 +13,7 @@ from diffcap.evaluation.reward import CaptionReward
 from diffcap.lit.captioning import Captioning
 from diffcap.lit.training import init_from
 from diffcap.losses.gather import global_mean
-from diffcap.losses.self_critical import Baseline, mean_of_the_others, said_positions, self_critical
+from diffcap.losses.self_critical import Baseline, mean_of_the_others, self_critical
 from diffcap.models.captioner import Captioner
 from diffcap.models.generation import greedy_from, sample_from
 
@@ -89,20 +89,15 @@ class Reinforcement(Captioning):
             )
         else:
             baseline = mean_of_the_others(rewards)
-        said = said_positions(tokens, captioner.end, captioner.closing_pad)
-        advantage = (rewards - baseline).flatten()
-        loss = global_mean(self_critical(captioner.next_logits(tokens, of_each), tokens, said, advantage))
+        logits, advantage = captioner.next_logits(tokens, of_each), (rewards - baseline).flatten()
+        loss = global_mean(self_critical(logits, tokens, captioner.said(tokens), advantage))
         self.log_losses({"reward": rewards.mean(), "baseline": baseline.mean()}, "train", pairs)
         return loss
 
     def rewards(self, pairs: Tensor, tokens: Tensor) -> Tensor:
         """CIDEr-D of captions (B, T) against the references of training pairs, numbers (B,): (B,)."""
-        data, said = self.feature_data, tokens.cpu()
+        data, ended = self.feature_data, self.captioner.closes(tokens[:, 1:]).any(1)
         ids = [data.train_table.ids[number] for number in pairs.tolist()]
-        captions = [data.vocabulary.decode(row) for row in said.tolist()]
-        captioner = self.captioner
-        closed = (said == captioner.end) | (
-            said == (captioner.end if captioner.closing_pad is None else captioner.closing_pad)
-        )
-        found = self.reward(ids, captions, closed.any(1).tolist())
+        captions = [data.vocabulary.decode(row) for row in tokens.tolist()]
+        found = self.reward(ids, captions, ended.tolist())
         return torch.from_numpy(found).to(tokens.device, torch.float32)

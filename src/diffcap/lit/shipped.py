@@ -91,15 +91,14 @@ def train_and_ship(
     stage: str,
     model: type[pl.LightningModule],
     data: type[RenderedScenes],
-    folder: Path,
     shipped: Path,
     finish: Callable[[Any, RenderedScenes, int], tuple[dict[str, Tensor], dict[str, float]]],
 ) -> None:
     """Read the command line, train or go on with a killed run, measure, write the weights and where they come from.
 
     Args:
-        stage: file of stages/, for the record. model: with `steps`, the length of the training. data: what it sees.
-        folder: of the run. shipped: where the weights go if the command line does not say.
+        stage: file of stages/, and the run's folder in runs/blocks. model: with `steps`, the length of the training.
+        data: what it sees. shipped: where the weights go if the command line does not say.
         finish: from the trained model, its data and the number of held-out scenes to the state to be written and scores.
     """
     from lightning.pytorch.callbacks import ModelCheckpoint
@@ -121,7 +120,7 @@ def train_and_ship(
             "accelerator": "auto",
             "devices": 1,
             "logger": False,
-            "default_root_dir": str(folder),
+            "default_root_dir": f"runs/blocks/{stage}",
             "reload_dataloaders_every_n_epochs": 1,
             "enable_model_summary": False,
             "callbacks": [ModelCheckpoint(filename="last", enable_version_counter=False)],

@@ -1,6 +1,7 @@
 """What the training stages' LightningModules share: optimiser, per-step seeds, and what a checkpoint says of itself."""
 
 import time
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
@@ -15,19 +16,30 @@ from diffcap.lit.schedules import Schedule, factor
 
 
 def adamw(
-    rates: list[tuple[float, list[nn.Parameter]]], weight_decay: float, betas: tuple[float, float]
+    module: nn.Module,
+    trained: Iterable[nn.Parameter],
+    lr: float,
+    trained_lr: float,
+    weight_decay: float,
+    betas: tuple[float, float],
 ) -> torch.optim.AdamW:
-    """AdamW whose parameters learn at several rates; only those of two dimensions or more decay.
+    """AdamW at two rates, for what came trained into a stage and for what is new; only two dimensions or more decay.
 
     For CLIP4IDC's BertAdam (authors' code), which lets the marks of the images, the scale of the cosines and CLIP's own
     scales of layer norms decay, too, corrects no bias of the moments, and clips the gradient of each tensor once more.
 
     Args:
-        rates: learning rates, each with its parameters. betas: of the moments; eps is 1e-6 (authors' code).
+        trained: parameters that learn at `trained_lr`; all others of the module learn at `lr`; frozen ones are left out.
+        betas: of the moments; eps is 1e-6 (authors' code).
     """
+    old, learning = {id(part) for part in trained}, [part for part in module.parameters() if part.requires_grad]
     groups = [
-        {"params": [part for part in parts if (part.ndim >= 2) == wide], "lr": lr, "weight_decay": weight_decay * wide}
-        for lr, parts in rates
+        {
+            "params": [part for part in learning if (id(part) in old) == came and (part.ndim >= 2) == wide],
+            "lr": trained_lr if came else lr,
+            "weight_decay": weight_decay * wide,
+        }
+        for came in (False, True)
         for wide in (True, False)
     ]
     return torch.optim.AdamW([group for group in groups if group["params"]], betas=betas, eps=1e-6)

@@ -8,21 +8,6 @@ from torch import Tensor
 Baseline = Literal["greedy", "mean"]
 
 
-def said_positions(tokens: Tensor, end: int, closing_pad: int | None = None) -> Tensor:
-    """Which of the words after the opening token count: all up to the closing one, and it.
-
-    Args:
-        tokens: (B, T) drawn captions. end, closing_pad: ids that close one.
-
-    Returns:
-        (B, T - 1) boolean.
-    """
-    closed = tokens[:, 1:] == end
-    if closing_pad is not None:
-        closed = closed | (tokens[:, 1:] == closing_pad)
-    return closed.cumsum(1) - closed.long() == 0
-
-
 def mean_of_the_others(rewards: Tensor) -> Tensor:
     """The baseline of each of K draws from the K - 1 others (Luo, "A better variant of self-critical sequence training", 2020).
 
@@ -41,8 +26,8 @@ def self_critical(logits: Tensor, tokens: Tensor, said: Tensor, advantage: Tenso
     """Policy gradient as a loss: of each caption `-(reward - baseline) * log p(caption)` (Rennie et al., eq. 7 and 9).
 
     Args:
-        logits: (B, T - 1, V) of positions 1 ... T - 1. tokens: (B, T) drawn captions. said: (B, T - 1), see
-            `said_positions`. advantage: (B,) reward less baseline; no gradient passes through it.
+        logits: (B, T - 1, V) of positions 1 ... T - 1. tokens: (B, T) drawn captions. said: (B, T - 1), which of the
+            tokens after the first count. advantage: (B,) reward less baseline; no gradient passes through it.
 
     Returns:
         (B,) losses.

@@ -42,6 +42,23 @@ class Captioner(nn.Module, ABC):
     vocabulary_layout: str
     closing_pad: int | None = None
 
+    def closes(self, tokens: Tensor) -> Tensor:
+        """Which ids close a caption where they are said: boolean, of the ids' shape."""
+        closing = tokens == self.end
+        return closing if self.closing_pad is None else closing | (tokens == self.closing_pad)
+
+    def said(self, tokens: Tensor) -> Tensor:
+        """Which of the ids after the opening one a caption consists of: all up to the first that closes it, and that.
+
+        Args:
+            tokens: (B, T), beginning with the opening token.
+
+        Returns:
+            (B, T - 1) boolean.
+        """
+        closing = self.closes(tokens[:, 1:]).long()
+        return closing.cumsum(1) == closing
+
     @abstractmethod
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Scalars to log, of which "loss" is minimised.
@@ -53,9 +70,9 @@ class Captioner(nn.Module, ABC):
         """Scalars to watch on validation pairs: by default the parts of `loss`."""
         return {name: value for name, value in self.loss(batch).items() if name != "loss"}
 
-    def rates(self) -> dict[str, list[nn.Parameter]]:
-        """Parameters that learn: "trained", those that came trained from elsewhere, and "new", all others."""
-        return {"trained": [], "new": [part for part in self.parameters() if part.requires_grad]}
+    def trained_parts(self) -> list[nn.Parameter]:
+        """Parameters that come trained from elsewhere into the fine-tuning, to learn at a rate of their own."""
+        return []
 
     @abstractmethod
     def encode(self, before: Tensor, after: Tensor) -> Any:

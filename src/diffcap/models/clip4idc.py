@@ -6,7 +6,6 @@ FT1 and FT2. Where paper and released code differ the code is the default, and t
 Letters: B pairs, N patches of an image, T text positions, D width of the captioner, E width of CLIP's words, V vocabulary.
 """
 
-from collections.abc import Iterable
 from typing import Literal
 
 import torch
@@ -78,15 +77,6 @@ class CLIP4IDCAdaptation(nn.Module):
     def clamp(self) -> None:
         """Keep the scale of the cosines at 100 or less, after an optimiser's step (authors' code)."""
         clamp_scale(self.logit_scale)
-
-
-def by_origin(module: nn.Module, trained: Iterable[nn.Parameter]) -> dict[str, list[nn.Parameter]]:
-    """The parameters of a module that learn, "trained" (those given) and "new"."""
-    old, named = {id(part) for part in trained}, {"trained": [], "new": []}  # type: ignore[var-annotated]
-    for part in module.parameters():
-        if part.requires_grad:
-            named["trained" if id(part) in old else "new"].append(part)
-    return named
 
 
 class EncoderBlock(nn.Module):
@@ -335,8 +325,8 @@ class CLIP4IDC(Captioner):
             parts[name] = part.detach()
         return {"loss": torch.stack(losses).sum(), **parts}
 
-    def rates(self) -> dict[str, list[nn.Parameter]]:
-        """See `Captioner.rates`: CLIP, with what the adaptation has put into it, and the captioner."""
+    def trained_parts(self) -> list[nn.Parameter]:
+        """See `Captioner.trained_parts`: CLIP, with what the adaptation has put into it."""
         trained = [*self.images.parameters(), *self.words.parameters()]
         for block in self.decoder:
             if isinstance(block, TextBlock):  # CLIP's, but for what looks at the images
@@ -344,7 +334,7 @@ class CLIP4IDC(Captioner):
                 trained += [part for part in block.parameters() if id(part) not in new]
         if any(isinstance(block, TextBlock) for block in self.decoder):
             trained += self.head_norm.parameters()
-        return by_origin(self, trained)
+        return trained
 
 
 def _begin(module: nn.Module, std: float) -> None:

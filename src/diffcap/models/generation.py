@@ -18,8 +18,8 @@ def greedy(captioner: Captioner, before: Tensor, after: Tensor, max_length: int)
         before, after: (B, C, h, w). max_length: positions, the opening token included.
 
     Returns:
-        (B, T) ids with T <= max_length, beginning with the opening token; once a caption has ended, only the closing
-        token follows. T is where the last caption of the batch ended.
+        (B, T) ids with T <= max_length, beginning with the opening token; behind what closes a caption (see
+        `Captioner.closes`) only `end` follows. T is where the last caption of the batch ended.
     """
     return greedy_from(captioner, captioner.encode(before, after), max_length)
 
@@ -61,7 +61,7 @@ def _one_by_one(captioner: Captioner, memory: Any, max_length: int, choose: Call
         logits, cache = captioner.step(tokens[:, -1], memory, cache)
         word = choose(logits, position).masked_fill(ended, captioner.end)
         tokens = torch.cat([tokens, word[:, None]], 1)
-        ended = ended | (word == captioner.end)
+        ended = ended | captioner.closes(word)
         if ended.all():
             break
     return tokens
@@ -76,7 +76,7 @@ def beam_search(
     Args:
         before, after: (B, C, h, w). max_length: positions, the opening token included. beams: 1 gives `greedy`.
         length_penalty: the total log-probability is divided by `words ** length_penalty` when the best is chosen;
-            0 compares plain sums.
+            0 compares plain sums; what closes it counts as a word.
 
     Returns:
         (B, T) ids of the best caption of each pair, in the form of `greedy`.
@@ -90,7 +90,7 @@ def beam_hypotheses(
 ) -> Tensor:
     """All that a `beam_search` ends with: (B, beams, T) ids, best first; arguments as there."""
     memory = captioner.encode(before, after)
-    first, end = tree_leaves(memory)[0], captioner.end
+    first = tree_leaves(memory)[0]
     pairs, device = len(first), first.device
     memory = tree_map(lambda leaf: leaf.repeat_interleave(beams, 0), memory)
     tokens = torch.full((pairs * beams, 1), captioner.begin, device=device)
@@ -103,9 +103,9 @@ def beam_hypotheses(
     for _ in range(max_length - 1):
         logits, cache = captioner.step(tokens[:, -1], memory, cache)
         gain = logits.float().log_softmax(-1).view(pairs, beams, -1)
-        # An ended caption goes on with the closing token at no cost, in one way only.
+        # An ended caption goes on with `end` at no cost, in one way only.
         closed = torch.full_like(gain, float("-inf"))
-        closed[..., end] = 0.0
+        closed[..., captioner.end] = 0.0
         total = scores[..., None] + torch.where(ended[..., None], closed, gain)
         scores, best = total.flatten(1).topk(beams, dim=1)  # (pairs, beams)
         origin, word = best // gain.shape[-1], best % gain.shape[-1]
@@ -113,7 +113,7 @@ def beam_hypotheses(
         tokens = torch.cat([tokens[rows], word.flatten()[:, None]], 1)
         cache = tree_map(lambda leaf, rows=rows: leaf[rows], cache)
         words = words.gather(1, origin) + (~ended.gather(1, origin)).float()
-        ended = ended.gather(1, origin) | (word == end)
+        ended = ended.gather(1, origin) | captioner.closes(word)
         if ended.all():
             break
     ranked = (scores / words.clamp(min=1) ** length_penalty).argsort(dim=1, descending=True, stable=True)

@@ -16,9 +16,7 @@ def token_log_probabilities(captioner: Captioner, memory: Any, tokens: Tensor) -
         memory: of `captioner.encode`, B rows. tokens: (B, T), beginning with the opening token.
 
     Returns:
-        (B, T - 1), of the tokens 1 ... T - 1; 0 after the first closing token.
+        (B, T - 1), of the tokens 1 ... T - 1; 0 behind what closes the caption, see `Captioner.said`.
     """
-    following = tokens[:, 1:]
-    closing = (following == captioner.end).long()
-    said = captioner.next_logits(tokens, memory).float().log_softmax(-1).gather(2, following[..., None])[..., 0]
-    return said.masked_fill(closing.cumsum(1) > closing, 0.0)  # what stands behind the first closing token
+    found = captioner.next_logits(tokens, memory).float().log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0]
+    return torch.where(captioner.said(tokens), found, 0.0)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image, ImageDraw
 
-from diffcap.captioner import Checkpoint, load
+from diffcap.captioner import Checkpoint, Look, load
 from diffcap.features.store import FeatureStore
 from diffcap.models.captioner import Captioner
 from diffcap.records import ChangePair
@@ -32,24 +32,15 @@ _FINE = 4  # lines are drawn so many times larger and shrunk, for smooth edges
 
 
 @dataclass(frozen=True)
-class Look:
-    """Where a captioner looked.
-
-    Attributes:
-        words: T words. before, after: (T, h, w), where each looked; a word's map sums to 1.
-        alignment: (h w, h w), for each place before where the same thing stands after; None where nobody aligns.
-    """
+class PairLook(Look):
+    """Where a captioner looked as it wrote what a run said of a pair."""
 
     pair: ChangePair
     caption: str
-    words: list[str]
-    before: Array
-    after: Array
-    alignment: Array | None
 
 
 @torch.no_grad()
-def look(checkpoint: Checkpoint, store: FeatureStore, pair: ChangePair, caption: str) -> Look:
+def look(checkpoint: Checkpoint, store: FeatureStore, pair: ChangePair, caption: str) -> PairLook:
     """Ask a captioner where it looked for each word of a caption.
 
     Raises:
@@ -62,19 +53,19 @@ def look(checkpoint: Checkpoint, store: FeatureStore, pair: ChangePair, caption:
     before, after = torch.from_numpy(store.read(store.rows(pair.images))).float().split(1)
     maps = checkpoint.captioner.attention(before, after, torch.tensor([tokens]))
     count = len(tokens) - 1
-    return Look(
-        pair,
-        caption,
+    return PairLook(
         [vocabulary.decode([token]) for token in tokens[1:]],
         maps.before[0, :count].numpy(),
         maps.after[0, :count].numpy(),
         None if maps.alignment is None else maps.alignment[0].numpy(),
+        pair,
+        caption,
     )
 
 
 def look_each(
     path: Path, folder: Path, pairs: Sequence[ChangePair], captions: Mapping[str, str]
-) -> Iterator[Look] | str:
+) -> Iterator[PairLook] | str:
     """Looks of a run's checkpoint at pairs, one at a time; or, where there is nothing to see, one sentence why.
 
     Args:
@@ -92,7 +83,7 @@ def look_each(
     return (look(checkpoint, store, pair, captions[pair.id]) for pair in pairs)
 
 
-def look_at(path: Path, folder: Path, pairs: Sequence[ChangePair], captions: Mapping[str, str]) -> list[Look] | str:
+def look_at(path: Path, folder: Path, pairs: Sequence[ChangePair], captions: Mapping[str, str]) -> list[PairLook] | str:
     """`look_each`, all at once."""
     found = look_each(path, folder, pairs, captions)
     return found if isinstance(found, str) else list(found)
@@ -172,7 +163,7 @@ def matches(alignment: Array, grid: tuple[int, int], most: int = _MOST_LINES) ->
     ]
 
 
-def draw_attention(looks: Mapping[str, Sequence[Look]], root: Path) -> Image.Image:
+def draw_attention(looks: Mapping[str, Sequence[PairLook]], root: Path) -> Image.Image:
     """Draw the sheet: for each run and pair the two images, lines between the places that it aligned, and a tile a word.
 
     Args:
@@ -198,7 +189,7 @@ def draw_attention(looks: Mapping[str, Sequence[Look]], root: Path) -> Image.Ima
     return sheet
 
 
-def _block(name: str, one: Look, root: Path, knows_objects: bool) -> Image.Image:
+def _block(name: str, one: PairLook, root: Path, knows_objects: bool) -> Image.Image:
     lines = words_beside(one.pair, {name: {one.pair.id: one.caption}}, knows_objects)
     top = max(PICTURE[1], height_of(lines)) + 2 * GAP
     block = Image.new("RGB", (WIDTH, top + rows_height(len(one.words)) + 3 * GAP), "white")

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from diffcap.captioner import Look
 from diffcap.evaluation.localisation import Looked, box_in_parts, localisation
 from diffcap.evaluation.slots import WORD_KINDS, word_kinds
 from diffcap.records import ChangePair
-from diffcap.report.attention import Look, look_each, matches, strengths_of
+from diffcap.report.attention import PairLook, look_each, matches, strengths_of
 
 Size = tuple[int, int]
 Localised = dict[str, dict[str, dict[str, float]]]
@@ -57,7 +58,7 @@ def pack(one: Look) -> dict[str, Any]:
     return {"w": one.words, "g": [height, width], "b": before, "a": after, "m": found}
 
 
-def looked_at(one: Look, sizes: Mapping[str, Size]) -> Iterable[tuple[str, Looked]]:
+def looked_at(one: PairLook, sizes: Mapping[str, Size]) -> Iterable[tuple[str, Looked]]:
     """(word's kind, `Looked` under the word) for each word and each image in which the changed object stands.
 
     Args:

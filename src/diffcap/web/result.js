@@ -27,7 +27,7 @@ function play() {
   const result = element.querySelector(".dc-result");
   if (!row.length || !result) return;
   held = Number(result.dataset.best);
-  if (matchMedia("(prefers-reduced-motion: reduce)").matches) return show(held);
+  if (calm()) return show(held);
   for (const word of row) word.classList.add("dc-coming");
   let next = 0;
   const step = () => {
@@ -43,6 +43,13 @@ function play() {
   timer = setInterval(step, STEP);
 }
 
+// What came is read out, where somebody listens; the answer itself would be, with every number in it.
+const spoken = document.createElement("p");
+spoken.className = "dc-unseen";
+spoken.setAttribute("role", "status");
+document.body.append(spoken);
+
+const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 const wordOf = (event) => event.target.closest?.(".dc-word");
 
 element.addEventListener("click", (event) => {
@@ -66,17 +73,30 @@ element.addEventListener("focusin", (event) => {
   const word = wordOf(event);
   if (word && !timer && word.matches(":focus-visible")) show(Number(word.dataset.word));
 });
+element.addEventListener("focusout", (event) => {
+  if (wordOf(event) && !timer) show(held);
+});
 element.addEventListener("keydown", (event) => {
   const word = wordOf(event);
-  const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-  if (!word || !way) return;
+  if (!word) return;
+  const place = Number(word.dataset.word);
+  const goal = { ArrowLeft: place - 1, ArrowRight: place + 1, Home: 0, End: words().length - 1 }[event.key];
+  if (event.key === "Escape") {
+    stop();
+    held = -1;
+    show(held);
+  }
+  if (goal === undefined) return;
   event.preventDefault();
   stop();
-  words()[Number(word.dataset.word) + way]?.focus();
+  words()[goal]?.focus();
 });
 
 watch("value", () => {
   held = -1;
   play();
-  element.querySelector(".dc-result, .dc-message")?.scrollIntoView({ behavior: "smooth", block: "nearest" });
+  const said = element.querySelector(".dc-sentence");
+  spoken.textContent = said?.getAttribute("aria-label") ?? said?.textContent ?? "";
+  const behavior = calm() ? "auto" : "smooth";
+  element.querySelector(".dc-result, .dc-message")?.scrollIntoView({ behavior, block: "nearest" });
 });

@@ -7,6 +7,7 @@ import base64
 import html
 import io
 import math
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -20,9 +21,7 @@ _SHOWN = 720  # most pixels along a side of a picture
 _HEAT = 96  # and of a layer of heat, which is smooth
 
 # Words of any sentence: the page rests at one that says more.
-_SMALL = set(
-    """a an the is are was were be been has have had there it its that this to of in on at and now no not""".split()  # noqa: SIM905
-)
+_SMALL = re.compile("an?|the|is|are|was|were|be|been|has|have|had|there|its?|that|this|to|of|in|on|at|and|now|not?")
 
 
 class Answer(NamedTuple):
@@ -64,7 +63,7 @@ def result(answer: Answer) -> str:
     if look is not None:
         strengths = [strengths_of(*maps) for maps in zip(look.before, look.after)]
     highest = [max(float(side.max()) for side in sides) for sides in strengths]
-    telling = [number for number, word in enumerate(caption.words) if word.text not in _SMALL and number < len(highest)]
+    telling = [number for number, word in zip(range(len(highest)), caption.words) if not _SMALL.fullmatch(word.text)]
     best = max(telling or range(len(highest)), key=highest.__getitem__, default=-1)
     sides = [
         _picture(image, title, [pair[place] for pair in strengths])
@@ -137,7 +136,7 @@ def _legend(looks: bool) -> str:
     return (
         f'<div class="dc-legend"><span><i style="background: linear-gradient(90deg, {stops})"></i>'
         f"where it looked for the word</span>{sure}"
-        '<span class="dc-hint">point at a word, or press it to hold it</span></div>'
+        '<span class="dc-hint">point at a word, or go to it with the arrow keys; press it to hold it</span></div>'
     )
 
 
@@ -155,7 +154,7 @@ def _alternatives(caption: Caption) -> str:
         )
     return (
         '<table class="dc-beams"><caption>What the search found</caption><thead><tr><th scope="col">sentence</th>'
-        '<th class="dc-bar"></th><th scope="col">probability</th><th scope="col">log</th></tr></thead>'
+        '<td class="dc-bar"></td><th scope="col">probability</th><th scope="col">its logarithm</th></tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table>"
     )
 
