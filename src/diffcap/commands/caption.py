@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ _SHIPPED = (
 def run(
     before: str,
     after: str | None,
-    checkpoint: str | None,
+    checkpoint: Sequence[str] | None,
     beam: int,
     length_penalty: float,
     heatmap: str | None,
