@@ -92,11 +92,13 @@ FROM = $(if $(filter yes,$(and $(PRETRAINS),$(PRETRAIN))),$(if $(filter $(TRAINI
 reinforce = $(call train,finetune,,,$(RUN)/reinforce,$(wildcard configs/reinforce/base.yaml configs/reinforce/$(DATASET).yaml),$(wildcard \
 	configs/reinforce/$(TRAINER).yaml))
 
-# Whose captions `make eval` scores: `make reinforce eval` those of the reinforced captioner, in a folder of its own.
+# Whose captions `make eval` and `make report` take, and `make serve` offers: `make reinforce eval` those of the reinforced captioner, in a folder of its own.
 CAPTIONER ?= $(if $(filter reinforce,$(MAKECMDGOALS)),reinforce,finetune)
 $(if $(filter finetune reinforce,$(CAPTIONER)),,$(error CAPTIONER is $(CAPTIONER); give finetune or reinforce))
 EVAL_finetune := $(RUN)/eval
 EVAL_reinforce := $(RUN)/reinforce-eval
+REPORT_finetune := $(RUN)/report
+REPORT_reinforce := $(RUN)/reinforce-report
 evaluate = $(PY) stages/evaluate.py --checkpoint $(RUN)/$(1)/best.ckpt --out $(EVAL_$(1)) --folder $(FOLDER) --devices $(DEVICES) \
 	$(call args,eval)
 scored = $(RUN)/$(1)/finished.json $(if $(filter $(1),$(CAPTIONER)),$(call asked,eval))
@@ -234,8 +236,8 @@ $(EVAL_finetune)/metrics.json: $(call scored,finetune) | setup
 $(EVAL_reinforce)/metrics.json: $(call scored,reinforce) | setup
 	$(call evaluate,reinforce)
 
-report: $(RUN)/eval/metrics.json  ## the run beside baselines that learn nothing: RUN/report/report.html, a table, pictures
-	$(PY) stages/report.py --folder $(FOLDER) --features $(FEATURES) --runs '{"$(METHOD)": "$(RUN)"}' --out $(RUN)/report \
+report: $(EVAL_$(CAPTIONER))/metrics.json  ## the run beside baselines that learn nothing: RUN/report/report.html, a table, pictures
+	$(PY) stages/report.py --folder $(FOLDER) --features $(FEATURES) --runs '{"$(METHOD)": "$(EVAL_$(CAPTIONER))"}' --out $(REPORT_$(CAPTIONER)) \
 		$(call args,report)
 
 ablation: setup  ## a method beside its papers' ablations: METHOD=scorer DATASET=blocks SEEDS=1,2,3 ARGS="--steps=2000"
@@ -248,7 +250,7 @@ accuracy: setup  ## beams, averaged weights, ensemble, self-critical training be
 
 # A method that is named is offered first; what else stands under runs, and the captioner that ships, can be chosen, too.
 serve: setup  ## a page to point the captioners at two pictures: http://127.0.0.1:7860, METHOD=scorer ARGS="--port=8000"
-	.venv/bin/diffcap serve $(if $(filter-out file,$(origin METHOD)),--checkpoint $(RUN)/finetune/best.ckpt) $(ARGS)
+	.venv/bin/diffcap serve $(if $(filter-out file,$(origin METHOD)),--checkpoint $(RUN)/$(CAPTIONER)/best.ckpt) $(ARGS)
 
 backbone: setup  ## train the small backbone that ships for blocks
 	$(PY) stages/backbone.py $(ARGS)

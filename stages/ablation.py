@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from diffcap.chain import Make, Road, compare, side_by_side
+from diffcap.chain import Make, Road, compare, seeds_of, side_by_side
 from diffcap.console import run
 from diffcap.errors import DiffcapError
+from diffcap.run_folder import FINETUNE, report_of
 
 # In the order and the words of the papers' tables; each is a file of configs/method/<method>/ablation.
 ROWS = {
@@ -115,8 +116,8 @@ def ablation(
     make = Make(
         *make.variables, "DATA=", "CUB_DATA=", "NABIRDS_DATA="
     )  # the manifest is there now; its files need not be looked at for every row
-    numbers = [int(seed) for seed in seeds.split(",")]
-    more = [int(seed) for seed in more_seeds.split(",")] if more_seeds else []
+    numbers = seeds_of(seeds)
+    more = seeds_of(more_seeds) if more_seeds else []
     runs = [(row, seed) for seed in [*numbers, *more] for row in (chosen if seed in numbers else often)]
     roads = {
         (row, seed): Road(
@@ -140,7 +141,7 @@ def ablation(
     side_by_side(make, lanes)
     table = {ROWS[method][row]: [road for (name, _), road in roads.items() if name == row] for row in chosen}
     remark = ["--remark", without] if without else []
-    compare(Path(folder), features, table, place / "report", "--pictures", "0", "--attention", "0", *remark)
+    compare(Path(folder), features, table, place / report_of(FINETUNE), "--pictures", "0", "--attention", "0", *remark)
 
 
 def _has(setting: str, method: str, dataset: str) -> bool:

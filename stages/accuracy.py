@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from diffcap.chain import Make, call, cores
+from diffcap.chain import Make, call, cores, seeds_of
 from diffcap.console import run
 from diffcap.errors import DiffcapError
+from diffcap.run_folder import AVERAGED, BEST, EVAL, FINETUNE, LAST, METRICS, REINFORCE, evaluation_of, report_of
 
 
 def accuracy(
@@ -17,6 +18,7 @@ def accuracy(
     backbone: str | None = None,
     seeds: str = "1,2,3",
     steps: int | None = None,
+    pretrain_steps: int | None = None,
     reinforce_steps: int | None = None,
     keep: int = 5,
     beams: int = 5,
@@ -33,6 +35,7 @@ def accuracy(
         folder: data/<dataset>. features: name of the feature store in it. backbone: what makes them, where it is called otherwise.
         seeds: of the training, separated by commas; several give means and standard deviations, and an ensemble.
         steps: of the captioning; the method's settings by default.
+        pretrain_steps: of the pre-training of methods that have one; the method's settings by default.
         reinforce_steps: of the self-critical training; its settings by default.
         keep: checkpoints that are averaged: so many kept ones of the last part of the training, and the last.
         beams: width of the beam search.
@@ -40,11 +43,9 @@ def accuracy(
         out: folder of the runs, and of the table in report/; runs/<dataset>/<method>-accuracy by default.
 
     Raises:
-        DiffcapError: a seed stands twice, or a stage failed.
+        DiffcapError: the seeds or a number are wrong, or a stage failed.
     """
-    numbers = [int(seed) for seed in seeds.split(",")]
-    if len(set(numbers)) < len(numbers):
-        raise DiffcapError(f"--seeds {seeds}: a seed stands twice; an ensemble needs different ones.")
+    numbers = seeds_of(seeds)
     for name, number in {"keep": keep, "beams": beams}.items():
         if number < 1:
             raise DiffcapError(f"--{name} is {number}; it must be at least 1.")
@@ -58,45 +59,48 @@ def accuracy(
         "LOGGER=none",
     )
     make("the features", "extract")
+    if method == "pcl":  # before the seeds, which would make them at the same time
+        make("hard negatives", "negatives")
     make = Make(*make.variables, "DATA=")
     beam = f"beam{beams}-{length_penalty:g}"
     wide = f"--beams={beams}", f"--length_penalty={length_penalty}"
 
     def seed_of(number: int) -> None:
         home = place / str(number)
-        fixed = f"RUN={home}", f"SEED={number}"
         training = [f"--run.keep={keep}", *_length(steps)]
         if steps:
             training.append(
                 f"--run.checkpoint_every={max(1, steps // (4 * keep))}"
             )  # the kept ones: of the last quarter
-        make(f"seed {number}, captioning", "finetune", *fixed, f"finetune_ARGS={' '.join(training)}")
-        trained, averaged = home / "finetune" / "best.ckpt", home / "averaged" / "best.ckpt"
-        reinforced = home / "reinforce" / "best.ckpt"
-        captions(f"seed {number}, greedy", folder, trained, home / "eval")
-        captions(f"seed {number}, beams", folder, trained, home / f"eval-{beam}", *wide)
-        if not _newer(averaged, home / "finetune" / "last.ckpt"):
-            command = [".venv/bin/diffcap", "average", str(home / "finetune"), "--out", str(averaged)]
+        fixed = [f"RUN={home}", f"SEED={number}", f"finetune_ARGS={' '.join(training)}"]
+        for stage, count in (("pretrain", pretrain_steps), ("reinforce", reinforce_steps)):
+            fixed += [f"{stage}_ARGS={' '.join(_length(count))}"] if count else []
+        trained, averaged, reinforced = (home / stage / BEST for stage in (FINETUNE, AVERAGED, REINFORCE))
+        make(f"seed {number}, captioning", "finetune", *fixed)
+        captions(f"seed {number}, greedy", folder, trained, home / EVAL)
+        captions(f"seed {number}, beams", folder, trained, home / f"{EVAL}-{beam}", *wide)
+        if not _newer(averaged, home / FINETUNE / LAST):
+            command = [".venv/bin/diffcap", "average", str(home / FINETUNE), "--out", str(averaged)]
             call(command, f"seed {number}, averaging")
-        captions(f"seed {number}, averaged", folder, averaged, home / "averaged-eval")
-        more = " ".join(_length(reinforce_steps))
-        make(f"seed {number}, self-critical", "reinforce", *fixed, *([f"reinforce_ARGS={more}"] if more else []))
-        captions(f"seed {number}, reinforced", folder, reinforced, home / "reinforce-eval")
-        captions(f"seed {number}, reinforced, beams", folder, reinforced, home / f"reinforce-eval-{beam}", *wide)
+        captions(f"seed {number}, averaged", folder, averaged, home / evaluation_of(AVERAGED))
+        make(f"seed {number}, self-critical", "reinforce", *fixed)
+        critical = home / evaluation_of(REINFORCE)
+        captions(f"seed {number}, reinforced", folder, reinforced, critical)
+        captions(f"seed {number}, reinforced, beams", folder, reinforced, home / f"{critical.name}-{beam}", *wide)
 
     with ThreadPoolExecutor(cores()) as pool:
         for done in [pool.submit(seed_of, number) for number in numbers]:
             done.result()
     homes = [place / str(number) for number in numbers]
     rows: dict[str, list[Path]] = {
-        "greedy": [home / "eval" for home in homes],
-        f"beam search, {beams} beams": [home / f"eval-{beam}" for home in homes],
-        "averaged checkpoints": [home / "averaged-eval" for home in homes],
-        "reinforced": [home / "reinforce-eval" for home in homes],
-        f"reinforced, {beams} beams": [home / f"reinforce-eval-{beam}" for home in homes],
+        "greedy": [home / EVAL for home in homes],
+        f"beam search, {beams} beams": [home / f"{EVAL}-{beam}" for home in homes],
+        "averaged checkpoints": [home / evaluation_of(AVERAGED) for home in homes],
+        "reinforced": [home / evaluation_of(REINFORCE) for home in homes],
+        f"reinforced, {beams} beams": [home / f"{evaluation_of(REINFORCE)}-{beam}" for home in homes],
     }
     if len(numbers) > 1:
-        members = [home / "finetune" / "best.ckpt" for home in homes]
+        members = [home / FINETUNE / BEST for home in homes]
         together = place / f"ensemble-{'-'.join(map(str, numbers))}"
         captions(
             "the ensemble", folder, members[0], together, f"--ensemble={','.join(map(str, members[1:]))}", also=members
@@ -104,12 +108,12 @@ def accuracy(
         rows[f"ensemble of {len(numbers)} seeds"] = [together]
     from diffcap.report.accuracy import accuracy_table
 
-    accuracy_table(folder, rows, homes, place / "report")
+    accuracy_table(folder, rows, place / report_of(FINETUNE))
 
 
 def captions(title: str, folder: str, checkpoint: Path, out: Path, *options: str, also: Sequence[Path] = ()) -> None:
     """Caption and score the test split, unless that was done after the checkpoint (and the others) came to be."""
-    if not all(_newer(out / "metrics.json", path) for path in (checkpoint, *also)):
+    if not all(_newer(out / METRICS, path) for path in (checkpoint, *also)):
         words = ["--checkpoint", str(checkpoint), "--out", str(out), "--folder", folder, *options]
         call([".venv/bin/python", "stages/evaluate.py", *words], title)
 

@@ -24,13 +24,12 @@ def train(
         shipped: where the exported captioner goes.
     """
     from diffcap.chain import Make, Road
-    from diffcap.checkpoint import read_checkpoint, write_folder
-    from diffcap.records import read_json, write_json
+    from diffcap.exporting import export
+    from diffcap.run_folder import BEST, FINETUNE
 
     make = Make("DATASET=blocks", f"FOLDER={folder}", f"PAIRS={pairs}", "data_ARGS=--jitter 1", "LOGGER=none")
     make.along(Road("the captioner", out, "scorer", seed, finetune=steps))
-    write_folder(shipped, read_checkpoint(out / "finetune" / "best.ckpt"))
-    write_json(shipped / "metrics.json", read_json(out / "eval" / "metrics.json"))
+    export(out / FINETUNE / BEST, shipped)
     print(f"{shipped}: the captioner and its scores")
 
 

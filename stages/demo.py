@@ -5,9 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from diffcap.chain import Make, Road, compare, cores, side_by_side
+from diffcap.chain import Make, Road, compare, cores, seeds_of, side_by_side
 from diffcap.console import run
 from diffcap.errors import DiffcapError
+from diffcap.run_folder import BEST, FINETUNE, PRETRAIN, report_of
 
 # Minutes of the demo on two cores that are not training. Steps are fixed numbers, not a clock, so that the same command
 # gives the same scores; they grow with the minutes that are left.
@@ -52,10 +53,10 @@ def demo(
         for done in [pool.submit(make, *what) for what in needs]:
             done.result()
     scale = (minutes - OTHER_MINUTES) / (MINUTES - OTHER_MINUTES)
-    numbers = [int(seed) for seed in seeds.split(",")]
+    numbers = seeds_of(seeds)
     rows = {name: [row.road(name, place, seed) for seed in numbers] for name, row in _rows(method, scale).items()}
     side_by_side(make, _lanes(rows, method))
-    compare(folder, "blocks", rows, place / "report", "--pictures", "8")
+    compare(folder, "blocks", rows, place / report_of(FINETUNE), "--pictures", "8")
     print(f"\n{(time.perf_counter() - begin) / 60:.1f} minutes; look at the pictures and table.md in {place}/report")
 
 
@@ -76,7 +77,7 @@ class Row(NamedTuple):
         """The row's road for a seed."""
         options = self.options
         if self.adapted:
-            weights = folder / f"{self.adapted}-{seed}" / "pretrain" / "best.ckpt"
+            weights = folder / f"{self.adapted}-{seed}" / PRETRAIN / BEST
             features = f"clip4idc-{folder.name}-{seed}"
             options = (*options, "BACKBONE=clip4idc", f"FEATURES={features}", f"WEIGHTS={weights}")
         place = folder / f"{self.place}-{seed}"

@@ -31,7 +31,7 @@ def evaluate(
     Where the protocol's tokens are raw (IDC-PCL on Birds-to-Words), the PTB scores stand beside in metrics-ptb.json.
 
     Args:
-        checkpoint: best.ckpt of the finetune stage.
+        checkpoint: best.ckpt of the finetune or the reinforce stage.
         out: folder for predictions.json, references.json and metrics.json.
         folder: the dataset's folder; data/<dataset the checkpoint was trained on> by default.
         features: name of the feature store in it; the one the checkpoint was trained on by default.
@@ -55,6 +55,7 @@ def evaluate(
     for name, number in {"batch_size": batch_size, "beams": beams, "devices": devices, "limit": limit}.items():
         if number is not None and number < 1:
             raise DiffcapError(f"--{name} is {number}; it must be at least 1.")
+    from diffcap.checkpoint import described
     from diffcap.combining import load_together
     from diffcap.evaluation.captions import ALL_METRICS, unavailable_metrics
     from diffcap.evaluation.coco import write_predictions, write_references
@@ -66,6 +67,7 @@ def evaluate(
     from diffcap.lit.decoding import decode
     from diffcap.provenance import provenance
     from diffcap.records import read_dataset, take_changes, write_json
+    from diffcap.run_folder import GROUPS, METRICS, PREDICTIONS, REFERENCES, UNSCORED, metrics_by
 
     quiet()
     wanted = ALL_METRICS if metrics is None else tuple(metrics)
@@ -91,6 +93,7 @@ def evaluate(
         **standing(dataset.info),
         **({"ensemble": len(members)} if others else {}),
     }
+    target = Path(out)
     scored_as = f"{remarks(protocol)}{f'{changes} change, ' if changes else ''}"
     notes = provenance(
         method=trained.facts["method"],
@@ -98,9 +101,8 @@ def evaluate(
         step=trained.facts["step"],
         features=features or trained.features["name"],
         manifest_sha256=dataset.info.get("manifest_sha256"),
-        **({"ensemble": members} if others else {}),
+        checkpoints=[described(path, target) for path in members],
     )
-    target = Path(out)
     target.mkdir(parents=True, exist_ok=True)
     captions = decode(
         trained,
@@ -118,16 +120,16 @@ def evaluate(
     told = [pair for pair in pairs if pair.captions]
     bare = {pair.id: captions.pop(pair.id) for pair in pairs if not pair.captions}
     if bare:
-        unscored = target / "predictions-unscored.json"
+        unscored = target / UNSCORED
         write_predictions(unscored, bare)
         print(f"{len(bare):,} of {len(pairs):,} pairs have no reference caption: see {unscored}")
     if not told:
         raise DiffcapError(
             f"{dataset.name}: none of its {len(pairs):,} {split} pairs has a reference caption to score against."
         )
-    write_predictions(target / "predictions.json", captions)
-    write_references(target / "references.json", {pair.id: pair.captions for pair in told})
-    write_json(target / "groups.json", groups_of(told))
+    write_predictions(target / PREDICTIONS, captions)
+    write_references(target / REFERENCES, {pair.id: pair.captions for pair in told})
+    write_json(target / GROUPS, groups_of(told))
     results = {
         kind: score(captions, told, tokenizer=kind, metrics=wanted, protocol=protocol, provenance=notes)
         for kind in dict.fromkeys([first, "ptb"])
@@ -136,12 +138,12 @@ def evaluate(
         title = f"{trained.facts['method']} on {dataset.name} {split}, {scored_as}{kind} tokens"
         print_table(metrics_table(result["groups"], title=title))
         if kind != first:
-            write_json(target / f"metrics-{kind}.json", result)
+            write_json(target / metrics_by(kind), result)
     if "slots" in results[first]:
         names = [name for name in ("type", "object", "to", *ATTRIBUTES) if name in results[first]["slots"]]
         slots = {name: results[first]["slots"][name] for name in names}
         print_table(metrics_table({"slots": slots}, title="slot accuracy"))
-    write_json(target / "metrics.json", results[first])  # last: Make takes it for the whole
+    write_json(target / METRICS, results[first])  # last: Make takes it for the whole
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ def report(
         folder: data/<dataset>, with its manifest and its features.
         features: name of the feature store in it, where the nearest neighbours are looked for.
         runs: what each row is called and its run's folder, or the folders of several seeds, which give a mean and a
-            standard deviation: '{"IDC-PCL": "runs/blocks/pcl"}', '{"IDC-PCL": ["runs/a", "runs/b"]}'.
+            standard deviation: '{"IDC-PCL": "runs/blocks/pcl"}', '{"IDC-PCL": ["runs/a", "runs/b"]}'. A run stands for its
+            eval; other evaluations are named themselves: '{"reinforced": "runs/blocks/pcl/reinforce-eval"}'.
         out: folder for report.html, table.json, table.md, pairs.png, attention.png, viewpoint.json and viewpoint.png.
         split: which pairs; the one that the runs were evaluated on.
         pictures: how many pairs pairs.png shows; 0 for none.
@@ -109,7 +110,7 @@ def report(
 
         chosen, seen = choose_pairs(test, attention, seed), {}
         for name, group in read.items():
-            looked = look_at(group[0].folder / "finetune" / "best.ckpt", Path(folder), chosen, group[0].predictions)
+            looked = look_at(group[0].checkpoints, Path(folder), chosen, group[0].predictions)
             if isinstance(looked, str):
                 print(f"attention.png leaves out {name}: {looked}")
             else:

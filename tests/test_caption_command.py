@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 from tests.commands import environment
 from tests.odd_pictures import write_all
-from tests.test_pair_captioner import make, noise
+from tests.test_pair_captioner import make, noise, reweighted
 
-from diffcap.cli import _spell_out, main
+from diffcap.cli import main
 from diffcap.commands.pairs import PicturePair, find_pairs
 from diffcap.errors import DiffcapError
 
@@ -56,6 +56,19 @@ def test_one_pair(here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str
     value = json.loads(capsys.readouterr().out)
     assert value["text"] == text and len(value["alternatives"]) == len(others) and value["nothing_changed"] is None
     assert f"{value['log_probability']:.3f}" in score
+
+
+def test_several_checkpoints_caption_together(here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pair, other = ("before/1.png", "after/1.png"), str(reweighted(Path(checkpoint), here / "other.ckpt"))
+    said = []
+    for names in ([checkpoint], [other], [checkpoint, other], [other, checkpoint]):
+        options = [word for name in names for word in ("--checkpoint", name)]
+        assert caption(*options, *pair, "--json") is None
+        said.append(json.loads(capsys.readouterr().out))
+    assert said[2]["text"] == said[3]["text"] and said[2]["log_probability"] == pytest.approx(
+        said[3]["log_probability"]
+    )
+    assert said[2]["log_probability"] not in (said[0]["log_probability"], said[1]["log_probability"])
 
 
 def test_without_a_checkpoint_it_says_whose_words_they_are(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,15 +210,3 @@ def test_every_pair_has_a_picture_of_its_own(here: Path, checkpoint: str) -> Non
     assert caption("pairs.jsonl", "--checkpoint", checkpoint, "--heatmap", "maps") is None
     found = [path.name for path in (here / "maps").iterdir()]
     assert len({name.casefold() for name in found}) == len(names) and {"a_b.png", "pair.png", "画像.png"} <= set(found)
-
-
-def test_words_as_people_write_them() -> None:
-    assert _spell_out(["caption", "a", "b", "--json"]) == ["caption", "a", "--after=b", "--json=true"]
-    assert _spell_out(["caption", "--beam", "5", "a", "--backbone-weights", "x-y", "b"]) == [
-        "caption", "--beam", "5", "a", "--backbone_weights", "x-y", "--after=b"
-    ]  # fmt: skip
-    assert _spell_out(["caption", "--beam=5", "a", "--out-file=x-y", "b"])[-1] == "--after=b"
-    assert _spell_out(["score", "a", "b", "--json", "--tokenizer", "raw"]) == [
-        "score", "a", "b", "--json=true", "--tokenizer", "raw"
-    ]  # fmt: skip
-    assert _spell_out(["score", "a", "b", "--json", "false"]) == ["score", "a", "b", "--json", "false"]

@@ -1,6 +1,5 @@
 """Push and pull by the real commands, against a stand-in for the hub; and the card that goes with a captioner."""
 
-import json
 import os
 import subprocess
 import sys
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 from tests.checkpoints import write_checkpoint
 from tests.commands import environment
@@ -15,9 +15,11 @@ from tests.hub_server import TOKEN, Hub
 from tests.models.tiny import captioner, pretraining
 
 from diffcap.captioner import load
-from diffcap.checkpoint import read_checkpoint
+from diffcap.checkpoint import described, read_checkpoint
 from diffcap.errors import DiffcapError
+from diffcap.exporting import Scores, export, scores_of
 from diffcap.hub import fetch, model_card, push
+from diffcap.records import read_json, write_json
 
 METRICS: dict[str, Any] = {
     "protocol": {"dataset": "toy", "split": "test", "tokenizer": "ptb", "metrics": ["CIDEr-D"], "pairs": {"total": 8}},
@@ -29,12 +31,21 @@ METRICS: dict[str, Any] = {
 def run(tmp_path: Path) -> Path:
     """A run's folder with a checkpoint, scores and a picture, as the stages leave them."""
     folder = tmp_path / "runs" / "toy" / "pcl"
-    for name in ("finetune", "eval", "report"):
+    for name in ("finetune", "reinforce", "report"):
         (folder / name).mkdir(parents=True)
-    write_checkpoint(folder / "finetune" / "best.ckpt", captioner(vocabulary_size=10), "finetune")
-    (folder / "eval" / "metrics.json").write_text(json.dumps(METRICS))
+    for seed, stage in enumerate(("finetune", "reinforce")):
+        write_checkpoint(folder / stage / "best.ckpt", captioner(seed, vocabulary_size=10), "finetune")
+    evaluated(folder, "eval", "finetune", METRICS)
     Image.new("RGB", (4, 4)).save(folder / "report" / "pairs.png")
     return folder
+
+
+def evaluated(run: Path, evaluation: str, stage: str, metrics: dict[str, Any]) -> Path:
+    """What an evaluation writes of a stage's checkpoint, with other provenance left out."""
+    path = run / evaluation / "metrics.json"
+    notes = {"checkpoints": [described(run / stage / "best.ckpt", path.parent)]}
+    write_json(path, {**metrics, "provenance": notes})
+    return path
 
 
 def diffcap(hub: Hub, home: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -50,7 +61,7 @@ def test_what_is_pushed_comes_back(run: Path, tmp_path: Path) -> None:
     done = diffcap(hub, tmp_path / "home", "push", str(checkpoint), "user/toy", "--license", "apache-2.0")
     assert done.returncode == 0, done.stderr
     files = hub.repositories["user/toy"]
-    assert set(files) == {"README.md", "config.json", "model.safetensors", "pairs.png"}
+    assert set(files) == {"README.md", "config.json", "model.safetensors", "metrics.json", "pairs.png"}
     assert files["pairs.png"] == (run / "report" / "pairs.png").read_bytes()
     card = files["README.md"].decode()
     assert "| total | 50.00 | 125.00 |" in card and "license: apache-2.0" in card and "![pairs](pairs.png)" in card
@@ -60,6 +71,9 @@ def test_what_is_pushed_comes_back(run: Path, tmp_path: Path) -> None:
     assert one.facts == two.facts and one.vocabulary.words == two.vocabulary.words
     for name, value in one.captioner.state_dict().items():
         assert value.equal(two.captioner.state_dict()[name]), name
+    again = diffcap(hub, tmp_path / "home", "push", str(tmp_path / "here"), "user/again")
+    assert again.returncode == 0 and "note" not in again.stderr, again.stderr
+    assert "| total | 50.00 | 125.00 |" in hub.repositories["user/again"]["README.md"].decode()
 
 
 def test_what_the_hub_refuses_is_one_sentence(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +115,11 @@ def test_only_captioners_are_pushed_and_what_is_asked_for_must_be_there(run: Pat
         push(checkpoint, "user/toy", metrics=tmp_path / "none.json")
     with pytest.raises(DiffcapError, match=r"none\.png: no picture there"):
         push(checkpoint, "user/toy", pictures=[tmp_path / "none.png"])
+    other = evaluated(run, "reinforce-eval", "reinforce", METRICS)
+    with pytest.raises(
+        DiffcapError, match=r"reinforce-eval/metrics\.json: is of other weights; evaluate .*best\.ckpt itself"
+    ):
+        push(checkpoint, "user/toy", metrics=other)
     (tmp_path / "odd.json").write_text("[]")
     with pytest.raises(DiffcapError, match=r'it has no "groups"'):
         push(checkpoint, "user/toy", metrics=tmp_path / "odd.json")
@@ -108,14 +127,51 @@ def test_only_captioners_are_pushed_and_what_is_asked_for_must_be_there(run: Pat
 
 def test_the_card_tells_dataset_protocol_scores_and_licence(run: Path) -> None:
     state = read_checkpoint(run / "finetune" / "best.ckpt")
-    card = model_card("user/toy", state, METRICS, ["pairs.png"], "mit")
+    card = model_card("user/toy", state, Scores(METRICS, None), ["pairs.png"], "mit")
     assert card.startswith("---\nlicense: mit\n") and "# toy" in card
     assert "IDC-PCL, trained on `toy`" in card and "AAAI 2022" in card
+    assert "* Stage: fine-tuned on captions." in card
+    averaged = {**state, "diffcap": {**state["diffcap"], "stage": "reinforce", "averaged": [{}, {}]}}
+    told = "* Stage: fine-tuned, then self-critical training on CIDEr-D; the mean of the weights of 2 checkpoints."
+    assert told in model_card("user/toy", averaged, Scores(None, None, "why"), [], "mit")
     assert "Protocol: dataset toy, split test, tokenizer ptb." in card
     assert "| group | BLEU-4 | CIDEr-D |\n|---|---:|---:|\n| total | 50.00 | 125.00 |" in card
     assert 'load_captioner("user/toy")' in card
     bare = model_card(
-        "user/toy", {**state, "diffcap": {**state["diffcap"], "imported_from": "x.pt"}}, None, [], "other"
+        "user/toy",
+        {**state, "diffcap": {**state["diffcap"], "imported_from": "x.pt"}},
+        Scores(None, None, "why"),
+        [],
+        "other",
     )
-    assert "Not evaluated." in bare and "imported from the authors' `x.pt`" in bare and "Examples" not in bare
+    assert (
+        "None of these weights: why." in bare and "imported from the authors' `x.pt`" in bare and "Examples" not in bare
+    )
     assert os.linesep * 3 not in card
+
+
+def test_scores_are_those_of_the_same_weights(run: Path, tmp_path: Path) -> None:
+    fine, reinforced = (run / stage / "best.ckpt" for stage in ("finetune", "reinforce"))
+    found = scores_of(reinforced, read_checkpoint(reinforced))
+    assert found.metrics is None and found.why == "eval/metrics.json is of other weights"
+    better = {**METRICS, "groups": {"total": {"CIDEr-D": 1.5}}}
+    evaluated(run, "reinforce-eval", "reinforce", better)
+    for checkpoint, groups in ((fine, METRICS["groups"]), (reinforced, better["groups"])):
+        assert export(checkpoint, tmp_path / "out").metrics["groups"] == groups
+        assert read_json(tmp_path / "out/metrics.json")["groups"] == groups
+        assert scores_of(tmp_path / "out", read_checkpoint(tmp_path / "out")).metrics["groups"] == groups
+    state = torch.load(fine, weights_only=True)
+    torch.save(
+        {**state, "diffcap": {**state["diffcap"], "train_seconds": 9.0}}, fine
+    )  # an equal training, not the same file
+    assert scores_of(fine, read_checkpoint(fine)).file == run / "eval/metrics.json"
+    write_json(run / "eval/metrics.json", METRICS)  # of an earlier version
+    path = evaluated(run, "eval-both", "finetune", METRICS)
+    notes = read_json(path)["provenance"]["checkpoints"]
+    write_json(path, {**METRICS, "provenance": {"checkpoints": 2 * notes}})
+    missing = export(fine, tmp_path / "out")
+    assert missing.metrics is None and not (tmp_path / "out/metrics.json").exists()
+    assert (
+        "eval/metrics.json does not say which weights it is of; eval-both/metrics.json is of an ensemble of 2"
+        in missing.why
+    )

@@ -183,6 +183,12 @@ def test_reinforce_goes_on_from_the_fine_tuned_captioner_and_is_scored_beside_it
     assert f"--out {run}/eval " in played(project, "eval", "METHOD=scorer")["evaluate"]
     again = played(project, "eval", "METHOD=scorer", "CAPTIONER=reinforce")
     assert list(again) == ["evaluate"] and "reinforce-eval" in again["evaluate"]
+    shown = played(project, "report", "METHOD=scorer", "CAPTIONER=reinforce")["report"]
+    assert f'{run}/reinforce-eval"' in shown and f"--out {run}/reinforce-report" in shown
+    assert f'{run}/eval"' in played(project, "report", "METHOD=scorer")["report"]
+    served = make(project, "-n", "serve", "METHOD=scorer", "CAPTIONER=reinforce").stdout
+    assert f"serve --checkpoint {run}/reinforce/best.ckpt" in served
+    assert f"serve --checkpoint {run}/finetune/best.ckpt" in make(project, "-n", "serve", "METHOD=scorer").stdout
     assert "CAPTIONER is best; give finetune or reinforce" in make(project, "eval", "CAPTIONER=best").stderr
     words = played(project, "reinforce", "METHOD=scorer", "TRAINER=smoke", "ABLATION=rr")["reinforce"]
     assert words.index("reinforce/blocks.yaml") < words.index("trainer/smoke.yaml")

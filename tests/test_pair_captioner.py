@@ -278,3 +278,71 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     for block in blocks:
         exec(block, {"load_captioner": load_captioner})
         assert capsys.readouterr().out
+
+
+def reweighted(checkpoint: Path, path: Path, **facts: Any) -> Path:
+    """Another checkpoint of the same model: every weight moved a little."""
+    torch.manual_seed(8)
+    state = torch.load(checkpoint, weights_only=True)
+    moved = {
+        name: value + 0.3 * value.std() * torch.randn_like(value) if value.ndim > 1 else value
+        for name, value in state["state_dict"].items()
+    }
+    torch.save({**state, "state_dict": moved, "diffcap": {**state["diffcap"], **facts}}, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    one = make(tmp_path_factory.mktemp("members") / "one.ckpt", "scorer")
+    return one, reweighted(one, one.with_name("other.ckpt"))
+
+
+def test_several_caption_by_the_mean_of_their_probabilities(two: tuple[Path, Path]) -> None:
+    before, after = noise(1), noise(2)
+    alone = [load_captioner(path, device="cpu") for path in two]
+    both = load_captioner(two, device="cpu")
+    assert both.facts["ensemble"] == ["scorer", "scorer"] and len(both._backbones) == 1
+    for caption in (both(before, after), both(before, after, beams=3)):
+        expected = 0.0
+        with torch.no_grad():
+            for place in range(1, min(len(caption.tokens), both.max_length)):
+                chances = []
+                for member in alone:
+                    memory = member._captioner.encode(*member._features([member._see(before, after)]))
+                    cache: Any = None
+                    for token in caption.tokens[:place]:
+                        logits, cache = member._captioner.step(torch.tensor([token]), memory, cache)
+                    chances.append(float(logits.softmax(-1)[0, caption.tokens[place]]))
+                expected += math.log(sum(chances) / 2)
+        assert caption.log_probability == pytest.approx(expected, abs=1e-4)
+    look, looks = both.look(before, after, caption), [member.look(before, after, caption) for member in alone]
+    assert np.abs(looks[0].before - looks[1].before).max() > 1e-3
+    np.testing.assert_allclose(look.before, (looks[0].before + looks[1].before) / 2, atol=1e-6)
+    np.testing.assert_allclose(look.alignment, (looks[0].alignment + looks[1].alignment) / 2, atol=1e-6)
+    twice = load_captioner([two[0], two[0]], device="cpu")(before, after)
+    assert twice.text == alone[0](before, after).text
+
+
+def test_members_may_read_different_features(two: tuple[Path, Path], tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    coarse = SCORER(4 + len(WORDS), 107, (2, 3), 9, width=16, heads=2, word_width=8)
+    facts: dict[str, Any] = {"features": meta(shape=(107, 2, 3), pool=(2, 3)), "max_length": 9}
+    path = write_checkpoint(
+        tmp_path / "coarse.ckpt", lively(coarse), "finetune", WORDS, method="scorer", vocabulary_layout="rcc", **facts
+    )
+    both = load_captioner([two[0], path], device="cpu")
+    assert len(both._backbones) == 2 and both.max_length == 9
+    pairs = [(noise(1), noise(2)), (noise(3), noise(4))]
+    found = list(both.batch(pairs))
+    assert [caption.text for caption in found] == [both(*pair).text for pair in pairs]
+    with pytest.raises(DiffcapError, match="no maps of where its words looked: the members look at grids of different"):
+        both.look(*pairs[0], found[0])
+
+
+def test_members_of_different_words_and_an_empty_list_are_refused(two: tuple[Path, Path], tmp_path: Path) -> None:
+    other = reweighted(two[0], tmp_path / "other.ckpt", words=[*WORDS[:-1], "were"])
+    with pytest.raises(DiffcapError, match="word 7 is 'were' there and 'was' here"):
+        load_captioner([two[0], other])
+    with pytest.raises(DiffcapError, match="the list of checkpoints is empty"):
+        load_captioner([])

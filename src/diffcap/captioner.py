@@ -7,7 +7,7 @@ print(caption.text, caption.log_probability)
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -23,6 +23,7 @@ from diffcap.errors import DiffcapError
 from diffcap.models.captioner import Captioner
 from diffcap.models.clip4idc import CLIP4IDC
 from diffcap.models.dirl import DIRL
+from diffcap.models.ensemble import Ensemble
 from diffcap.models.generation import beam_hypotheses, greedy
 from diffcap.models.pcl import PCL
 from diffcap.models.scorer import SCORER
@@ -146,9 +147,9 @@ class Look:
 
 
 class _Seen(NamedTuple):
-    """Two pictures, preprocessed for the backbone, (2, 3, H, W), and what was done to them."""
+    """Two pictures, preprocessed for each backbone, (2, 3, H, W), and what was done to them."""
 
-    images: Tensor
+    images: list[Tensor]
     notes: tuple[str, ...]
 
 
@@ -158,25 +159,36 @@ class PairCaptioner:
     Pictures are paths, the bytes of a file, PIL images or arrays, see `pictures.read_picture`.
 
     Args:
-        checkpoint: the trained captioner.
+        checkpoint: the trained captioner; several of one vocabulary are an ensemble, see `combining.load_together`.
         device: "auto" (CUDA if there is one), or torch's name of one.
         backbone_weights: file of the backbone's weights, where its library cannot download them.
 
     Attributes:
-        facts: of the checkpoint: method, dataset, step, version.
+        facts: of the checkpoint: method, dataset, step, version; of an ensemble the first one's, with "ensemble", the methods of
+            all.
 
     Raises:
         DiffcapError: the backbone cannot be had or is not the one that it was trained on, or there is no such device.
     """
 
-    def __init__(self, checkpoint: Checkpoint, device: str = "auto", backbone_weights: str | None = None) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint | Sequence[Checkpoint],
+        device: str = "auto",
+        backbone_weights: str | None = None,
+    ) -> None:
         from diffcap.features.online import backbone_of
 
-        self.vocabulary, self.max_length = checkpoint.vocabulary, checkpoint.max_length
-        self.facts, self._meta = checkpoint.facts, checkpoint.features
+        members = [checkpoint] if isinstance(checkpoint, Checkpoint) else list(checkpoint)
+        first = members[0] if len(members) == 1 else together(members)
+        self.vocabulary, self.max_length, self.facts = first.vocabulary, first.max_length, first.facts
         self.device = _device(device)
-        self._backbone = backbone_of(self._meta, backbone_weights).to(self.device)
-        self._captioner = checkpoint.captioner.eval().to(self.device)
+        self._metas: list[dict[str, Any]] = []  # of the features, each once
+        for member in members:
+            self._metas += [member.features] if member.features not in self._metas else []
+        self._reads = [self._metas.index(member.features) for member in members]  # which of them each member reads
+        self._backbones = [backbone_of(meta, backbone_weights).to(self.device) for meta in self._metas]
+        self._captioner = first.captioner.eval().to(self.device)
 
     def __call__(self, before: Source, after: Source, beams: int = 1, length_penalty: float = 0.0) -> Caption:
         """Caption one pair.
@@ -232,8 +244,8 @@ class PairCaptioner:
         try:
             with torch.no_grad():
                 maps = self._captioner.attention(first, second, tokens)
-        except NotImplementedError:
-            raise DiffcapError(f"{self.facts['method']} has no maps of where its words looked.") from None
+        except NotImplementedError as error:
+            raise DiffcapError(f"there are no maps of where its words looked: {error}.") from None
         spans = _spans(self.vocabulary, caption.tokens)
         sides = [
             np.stack([side[0, places].mean(0).cpu().numpy() for _, places in spans] or [np.zeros(side.shape[2:])])
@@ -247,16 +259,21 @@ class PairCaptioner:
         images, notes = [], []
         for source, side in ((before, "before"), (after, "after")):
             picture = read_picture(source, None if isinstance(source, str | Path) else f"the picture {side}")
-            images.append(self._backbone.preprocess(picture.image))
+            images.append([backbone.preprocess(picture.image) for backbone in self._backbones])
             notes += [f"{picture.name}: {note}" for note in picture.notes]
-        return _Seen(torch.stack(images), tuple(notes))
+        return _Seen([torch.stack(sides) for sides in zip(*images)], tuple(notes))
 
-    def _features(self, seen: list[_Seen]) -> tuple[Tensor, Tensor]:
+    def _features(self, seen: list[_Seen]) -> tuple[Any, Any]:
+        """Features before and after, (B, C, h, w); for an ensemble lists of them, one a member."""
         from diffcap.features.online import features_of
 
-        images = torch.stack([one.images for one in seen], 1).to(self.device)  # (2, B, 3, H, W)
-        before, after = features_of(self._backbone, images.flatten(0, 1), self._meta).chunk(2)
-        return before, after
+        sides: list[Any] = []
+        for backbone, meta, pictures in zip(self._backbones, self._metas, zip(*(one.images for one in seen))):
+            images = torch.stack(pictures, 1).to(self.device)  # (2, B, 3, H, W)
+            sides.append(features_of(backbone, images.flatten(0, 1), meta).chunk(2))
+        if len(self._reads) == 1:
+            return sides[0]
+        return [sides[number][0] for number in self._reads], [sides[number][1] for number in self._reads]
 
     @torch.no_grad()
     def _say(self, seen: list[_Seen], beams: int, length_penalty: float) -> list[Caption]:
@@ -301,26 +318,45 @@ class PairCaptioner:
         return captions
 
 
+def together(members: Sequence[Checkpoint]) -> Checkpoint:
+    """Several checkpoints as one that takes lists of features; captions are as long as the shortest `max_length` allows."""
+    captioner = Ensemble([member.captioner for member in members]).eval()
+    facts = {**members[0].facts, "ensemble": [member.facts["method"] for member in members]}
+    return members[0]._replace(
+        captioner=captioner, max_length=min(member.max_length for member in members), facts=facts
+    )
+
+
 def load_captioner(
-    source: str | Path | None = None, device: str = "auto", backbone_weights: str | None = None
+    source: str | Path | Sequence[str | Path] | None = None, device: str = "auto", backbone_weights: str | None = None
 ) -> PairCaptioner:
     """A captioner to point at two pictures.
 
     Args:
         source: a checkpoint's file; a folder that `diffcap export` or `diffcap import` wrote; `user/name` on the
-            Hugging Face hub; None for the small captioner of rendered `blocks` scenes that ships with the package.
+            Hugging Face hub; None for the small captioner of rendered `blocks` scenes that ships with the package. A list of
+            them is an ensemble: at every word the mean of the members' probabilities; all must number their words alike.
         device, backbone_weights: see `PairCaptioner`.
 
     Raises:
-        DiffcapError: it cannot be had, is none of diffcap's, or cannot caption.
+        DiffcapError: it cannot be had, is none of diffcap's, or cannot caption, or members have different vocabularies.
     """
+    from diffcap.combining import load_together
+
+    sources: list[str | Path | None] = [source] if source is None or isinstance(source, str | Path) else list(source)
+    if not sources:
+        raise DiffcapError("the list of checkpoints is empty; name one, or leave it out for the captioner that ships.")
+    return PairCaptioner(load_together([_place_of(one) for one in sources]), device, backbone_weights)
+
+
+def _place_of(source: str | Path | None) -> Path:
     path = Path(source) if source is not None else SHIPPED
     named = isinstance(source, str) and not path.exists() and path.suffix != ".ckpt"
     if named and re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
         from diffcap.hub import fetch
 
         path = fetch(str(source))
-    return PairCaptioner(load(path), device, backbone_weights)
+    return path
 
 
 def _device(name: str) -> torch.device:

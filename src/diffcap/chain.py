@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diffcap.errors import DiffcapError
+from diffcap.run_folder import PRETRAIN
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,26 @@ class Make:
         fixed = (f"RUN={road.folder}", f"METHOD={road.method}", f"SEED={road.seed}", *road.options)
         fixed = (*fixed, f"PRETRAIN={'no' if road.pretrain == 0 else 'yes'}")
         if road.begins_with:
-            fixed = (*fixed, f"PRETRAINING={road.begins_with / 'pretrain'}")
+            fixed = (*fixed, f"PRETRAINING={road.begins_with / PRETRAIN}")
         elif road.pretrain != 0:
             self(f"{road.title}, pre-training", "pretrain", *fixed, *_steps(road.pretrain))
         self(f"{road.title}, captioning", "finetune", *fixed, *_steps(road.finetune))
         self(f"{road.title}, test captions", "eval", *fixed)
+
+
+def seeds_of(text: str) -> list[int]:
+    """Seeds out of a command line: "1,2,3".
+
+    Raises:
+        DiffcapError: one is no whole number, or stands twice.
+    """
+    try:
+        numbers = [int(seed) for seed in text.split(",")]
+    except ValueError:
+        raise DiffcapError(f"--seeds {text}: not whole numbers separated by commas; write them as in 1,2,3.") from None
+    if len(set(numbers)) < len(numbers):
+        raise DiffcapError(f"--seeds {text}: a seed stands twice; give different ones.")
+    return numbers
 
 
 def side_by_side(make: Make, lanes: Sequence[Sequence[Road]]) -> None:

@@ -4,6 +4,7 @@ Two forms hold the same: the file that training writes, and the exported folder 
 the number of steps, and `model.safetensors`, the weights (`diffcap export`, `diffcap import`, the Hugging Face hub).
 """
 
+import hashlib
 import os
 import pickle
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from diffcap.errors import DiffcapError
+from diffcap.files import whole
 from diffcap.records import read_json, write_json
 
 CAPTIONING_STAGES = ("finetune", "reinforce")  # whose checkpoints can caption
@@ -96,12 +98,38 @@ def write_folder(folder: str | Path, state: dict[str, Any]) -> None:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).unlink(missing_ok=True)
-    temporary = folder / f".{WEIGHTS}.{os.getpid()}.tmp"
     kept = {f"captioner.{name}": value.contiguous().clone() for name, value in weights_of(state).items()}
-    save_file(kept, temporary, {"format": "pt"})
-    temporary.chmod(0o644)  # safetensors makes it readable for its owner alone
-    temporary.replace(folder / WEIGHTS)
+    with whole(folder / WEIGHTS) as temporary:
+        save_file(kept, temporary, {"format": "pt"})
+        temporary.chmod(0o644)  # safetensors makes it readable for its owner alone
     write_json(folder / CONFIG, {**state["diffcap"], "step": state["global_step"]})
+
+
+def weights_hash(state: dict[str, Any]) -> str:
+    """SHA-256 of the captioner's weights, in hexadecimal: what a checkpoint and its exported form have in common.
+
+    Files of two equal trainings are not equal, since they tell how long it took; their weights are.
+
+    Args:
+        state: as `read_checkpoint` gives it.
+    """
+    digest = hashlib.sha256()
+    for name, value in sorted(weights_of(state).items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def described(path: str | Path, seen_from: str | Path) -> dict[str, Any]:
+    """What an evaluation writes down of a checkpoint: where it lies, seen from a folder, and what tells it from others."""
+    state = read_checkpoint(path, mapped=True)
+    file = Path(os.path.relpath(path, seen_from)).as_posix()
+    return {
+        "file": file,
+        "stage": state["diffcap"].get("stage"),
+        "step": state["global_step"],
+        "weights_sha256": weights_hash(state),
+    }
 
 
 def weights_of(state: dict[str, Any], prefix: str = "captioner.") -> dict[str, torch.Tensor]:

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
+from diffcap.command_line import Form, spelled_out
 from diffcap.console import run
 
 
@@ -61,7 +62,7 @@ def compare(
     """Compare two evaluated runs: paired bootstrap intervals of every metric, wins and losses, where they differ most.
 
     Args:
-        run_a: folder of a run, or of one of its evaluations (with predictions.json, references.json and metrics.json).
+        run_a: folder of a run, which stands for its eval, or of any evaluation, such as runs/blocks/scorer/reinforce-eval.
         run_b: the other one; differences are B - A.
         samples: draws of the test pairs with replacement.
         seed: of the draws.
@@ -94,7 +95,7 @@ def average(checkpoints: list[Path], out: Path = Path("averaged.ckpt")) -> None:
 def caption(
     before: str,
     after: str | None = None,
-    checkpoint: str | None = None,
+    checkpoint: list[str] | None = None,
     beam: int = 1,
     length_penalty: float = 0.0,
     heatmap: str | None = None,
@@ -111,7 +112,8 @@ def caption(
             and, if you like, id.
         after: The picture after it, which may stand right behind the first; with two folders, pictures of the same name.
         checkpoint: best.ckpt of a captioner, a folder of `diffcap export` or `diffcap import`, or user/name on the Hugging
-            Face hub; by default the small captioner of rendered blocks scenes that ships with diffcap.
+            Face hub; by default the small captioner of rendered blocks scenes that ships with diffcap. Given several times,
+            captioners of one vocabulary caption together, by the mean of their probabilities.
         beam: Width of the search; 1 takes the most likely word at every place, 5 tries more and lists what else was found.
         length_penalty: Sums of log-probabilities are divided by words to this power when beams are compared.
         heatmap: PNG file for both images and where each word looked; for many pairs a folder.
@@ -163,7 +165,7 @@ def import_(
 
 
 def export(checkpoint: Path, out: Path | None = None) -> None:
-    """Write a checkpoint as model.safetensors and config.json, which other programs read, too.
+    """Write a checkpoint as model.safetensors and config.json, which other programs read, too, and its metrics.json.
 
     Args:
         checkpoint: best.ckpt of any stage, or a folder of this form.
@@ -185,9 +187,9 @@ def push(
     """Put a captioner on the Hugging Face hub: weights, configuration, and a model card with its scores and pictures.
 
     Args:
-        checkpoint: best.ckpt of the finetune stage, or a folder of `diffcap export`.
+        checkpoint: best.ckpt of the finetune or the reinforce stage, or a folder of `diffcap export`.
         name: Of the repository, user/name; it is made if it is not there.
-        metrics: metrics.json of its evaluation; by default that of the run that the checkpoint is of.
+        metrics: metrics.json of its evaluation; by default that of the checkpoint's run which is of the same weights.
         pictures: PNG files for the card, a JSON list; by default those of the run's report.
         license: Of the weights, as the hub names it, for example apache-2.0; the dataset's decides what is allowed.
         private: Make the repository private.
@@ -243,80 +245,24 @@ COMMANDS: dict[str, Any] = {
     "pull": pull,
     "serve": serve,
 }
-_SECOND = {"caption": "--after"}  # commands that take a second word without an option's name
-_LISTS = {"serve": "--checkpoint"}  # options that take several words, or are given several times
-
-
-def _spell_out(arguments: list[str], flags: tuple[str, ...] = ("--json", "--private")) -> list[str]:
-    """Put into jsonargparse's form what people write: flags alone, words joined with hyphens, a second name alone."""
-    command = next((word for word in arguments if not word.startswith("-")), "")
-    words: list[str] = []
-    plain, value_follows = (
-        0,
-        False,
-    )  # words that are no option's name or value; whether the next one is an option's value
-    following = [*arguments[1:], ""]
-    for word, after in zip(arguments, following):
-        if value_follows:
-            value_follows = False
-        elif word.startswith("--"):
-            name, equals, value = word.partition("=")
-            word = name.replace("-", "_").replace("__", "--", 1) + equals + value
-            if name in flags and not equals and after not in ("true", "false"):
-                word = f"{word}=true"
-            else:
-                value_follows = not equals and name != "--help"
-        elif not word.startswith("-"):
-            plain += 1
-            if plain == 3 and command in _SECOND:
-                word = f"{_SECOND[command]}={word}"
-        words.append(word)
-    return words
-
-
-def _gather(arguments: list[str]) -> list[str]:
-    """Put the words of an option that takes several into one JSON list, jsonargparse's form."""
-    from json import dumps
-
-    name = _LISTS.get(next((word for word in arguments if not word.startswith("-")), ""))
-    words: list[str] = []
-    found: list[str] = []
-    taking = False
-    for word in arguments:
-        option, equals, value = word.partition("=")
-        if word.startswith("--"):
-            taking = option == name
-        if not taking:
-            words.append(word)
-        elif not word.startswith("--"):
-            found.append(word)
-        elif equals:
-            found.append(value)
-    return [*words, f"{name}={dumps(found)}"] if found else words
-
-
-def _gather_files(arguments: list[str]) -> list[str]:
-    """Let `average` take any number of files: jsonargparse wants a list as one word."""
-    if arguments[:1] != ["average"]:
-        return arguments
-    files: list[str] = []
-    rest: list[str] = []
-    words = iter(arguments[1:])
-    for word in words:
-        if word == "--out":
-            rest += [word, next(words, "")]
-        else:
-            (rest if word.startswith("-") else files).append(word)
-    from json import dumps
-
-    return ["average", *([dumps(files)] if files else []), *rest]
+FORMS = {
+    "caption": Form(second="--after", repeated="--checkpoint"),
+    "average": Form(many=True),
+    "serve": Form(repeated="--checkpoint", words=True),
+}
+FLAGS = ("--json", "--private")
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run `diffcap COMMAND ...`; `arguments` are those of the process unless given."""
     words = sys.argv[1:] if arguments is None else arguments
-    words = _spell_out(_gather(_gather_files(words)))
-    run(COMMANDS, words, as_positional=True, prog="diffcap", description=__doc__.split(":")[0])
+    run(
+        COMMANDS,
+        spelled_out(words, FORMS, FLAGS),
+        as_positional=True,
+        prog="diffcap",
+        description=__doc__.split(":")[0],
+    )
 
 
 if __name__ == "__main__":

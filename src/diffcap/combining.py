@@ -9,7 +9,9 @@ import torch
 from diffcap.captioner import Checkpoint, load
 from diffcap.checkpoint import read_checkpoint
 from diffcap.errors import DiffcapError
+from diffcap.files import whole
 from diffcap.records import file_hash
+from diffcap.run_folder import KEPT, LAST
 
 
 def expanded(paths: Sequence[str | Path]) -> list[Path]:
@@ -23,12 +25,10 @@ def expanded(paths: Sequence[str | Path]) -> list[Path]:
         if not path.is_dir():
             files.append(path)
             continue
-        kept = sorted(path.glob("step-*.ckpt"))
+        kept = sorted(path.glob(KEPT))
         if not kept:
-            raise DiffcapError(
-                f"{path}: no kept checkpoints (step-*.ckpt) there; train with --run.keep=5, or name files."
-            )
-        last = path / "last.ckpt"
+            raise DiffcapError(f"{path}: no kept checkpoints ({KEPT}) there; train with --run.keep=5, or name files.")
+        last = path / LAST
         new = last.is_file() and file_hash(last) != file_hash(kept[-1])  # of an interrupted run it is the last one kept
         files += [*kept, *([last] if new else [])]
     return files
@@ -57,12 +57,9 @@ def average(paths: Sequence[str | Path], out: str | Path) -> list[int]:
     mean = {name: _mean([state["state_dict"][name] for state in states]) for name in first["state_dict"]}
     steps = [state["global_step"] for state in states]
     sources = [{"file": Path(path).name, "step": step} for path, step in zip(files, steps)]
-    target = Path(out)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.tmp")
     facts = {**last["diffcap"], "averaged": sources}
-    torch.save({"state_dict": mean, "global_step": last["global_step"], "diffcap": facts}, temporary)
-    temporary.replace(target)
+    with whole(out, numbered=False) as temporary:
+        torch.save({"state_dict": mean, "global_step": last["global_step"], "diffcap": facts}, temporary)
     return steps
 
 

@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 
 from diffcap.checkpoint import CAPTIONING_STAGES, CONFIG, WEIGHTS, read_checkpoint, write_folder
 from diffcap.errors import DiffcapError
-from diffcap.records import read_json, write_text
+from diffcap.exporting import Scores, scores_of
+from diffcap.records import write_json, write_text
+from diffcap.run_folder import METRICS, report_of
 
 PAPERS = {
     "pcl": (
@@ -23,6 +25,7 @@ PAPERS = {
     ),
     "dirl": ("DIRL+CCR", "Tu et al., Distractors-Immune Representation Learning for Change Captioning, ECCV 2024"),
 }
+STAGES_TOLD = {"finetune": "fine-tuned on captions", "reinforce": "fine-tuned, then self-critical training on CIDEr-D"}
 SHOWN = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "SPICE")
 
 T = TypeVar("T")
@@ -39,23 +42,25 @@ def push(
     """Upload a captioner in its exported form, with a model card.
 
     Args:
-        checkpoint: a file of the finetune stage, or an exported folder. name: user/name. metrics: metrics.json of the
-            evaluation, None for that of the run that the checkpoint is of. pictures: PNG files, None for the run's report's.
+        checkpoint: a captioner's file, or an exported folder. name: user/name. metrics: metrics.json of its evaluation, None for
+            the one of its run that is of the same weights, if there is one. pictures: PNG files, None for the run's report's.
         license: as the hub names it. private: whom it is shown to, if the repository is made now.
 
     Returns:
         The address of the repository.
 
     Raises:
-        DiffcapError: the checkpoint or the metrics are unreadable, or the hub refuses.
+        DiffcapError: the checkpoint or the metrics are unreadable, the metrics are of other weights, or the hub refuses.
     """
     _check_name(name)
     state = read_checkpoint(checkpoint)
     if state["diffcap"]["stage"] not in CAPTIONING_STAGES:
         raise DiffcapError(
-            f"{checkpoint}: of the {state['diffcap']['stage']} stage; push a captioner, of the finetune stage."
+            f"{checkpoint}: of the {state['diffcap']['stage']} stage; push a captioner, of the finetune or the reinforce stage."
         )
-    scores = _scores(Path(checkpoint), metrics)
+    scores = scores_of(Path(checkpoint), state, metrics)
+    if scores.metrics is None:
+        print(f"note: the card goes without scores: {scores.why}; `make eval` writes them.", file=sys.stderr)
     shown = [Path(path) for path in pictures] if pictures is not None else _pictures(Path(checkpoint))
     missing = [path for path in shown if not path.is_file()]
     if missing:
@@ -67,6 +72,8 @@ def push(
         write_folder(folder, state)
         for path in shown:
             (folder / path.name).write_bytes(path.read_bytes())
+        if scores.metrics is not None:
+            write_json(folder / METRICS, scores.metrics)
         write_text(folder / "README.md", model_card(name, state, scores, [path.name for path in shown], license))
         api = HfApi()
         _asked(name, lambda: api.create_repo(name, private=private or None, exist_ok=True))
@@ -88,7 +95,7 @@ def fetch(name: str, folder: str | Path | None = None) -> Path:
     _check_name(name)
     from huggingface_hub import snapshot_download
 
-    wanted = [CONFIG, WEIGHTS, "README.md", "*.png"]
+    wanted = [CONFIG, WEIGHTS, METRICS, "README.md", "*.png"]
     place = Path(
         _asked(
             name, lambda: snapshot_download(name, local_dir=None if folder is None else folder, allow_patterns=wanted)
@@ -127,34 +134,17 @@ def _asked(name: str, ask: Callable[[], T]) -> T:
         raise DiffcapError(f"{name}: the hub cannot be used ({reason}); check the network and HF_ENDPOINT.") from None
 
 
-def _run_of(checkpoint: Path) -> Path:
-    """The folder of the run: runs/<dataset>/<method> of runs/<dataset>/<method>/finetune/best.ckpt."""
-    return checkpoint.absolute().parent.parent
-
-
-def _scores(checkpoint: Path, metrics: str | Path | None) -> dict[str, Any] | None:
-    near = checkpoint / "metrics.json" if checkpoint.is_dir() else _run_of(checkpoint) / "eval" / "metrics.json"
-    path = Path(metrics) if metrics is not None else near
-    if metrics is None and not path.is_file():
-        return None
-    found = read_json(path, "metrics", "write it with `make eval`")
-    if not isinstance(found, dict) or not isinstance(found.get("groups"), dict):
-        raise DiffcapError(f'{path}: no metrics of diffcap, it has no "groups"; write it with `make eval`.')
-    return found
-
-
 def _pictures(checkpoint: Path) -> list[Path]:
-    folder = checkpoint if checkpoint.is_dir() else _run_of(checkpoint) / "report"
+    stage = checkpoint.absolute().parent
+    folder = checkpoint if checkpoint.is_dir() else stage.parent / report_of(stage.name)
     return sorted(folder.glob("*.png"))
 
 
-def model_card(
-    name: str, state: dict[str, Any], scores: dict[str, Any] | None, pictures: Sequence[str], license: str
-) -> str:
+def model_card(name: str, state: dict[str, Any], scores: Scores, pictures: Sequence[str], license: str) -> str:
     """The README of a repository on the hub: what it is, how to use it, what it was trained on, its scores and pictures.
 
     Args:
-        state: as `read_checkpoint` gives it. scores: a metrics.json. pictures: names of files beside the card.
+        state: as `read_checkpoint` gives it. scores: see `exporting.scores_of`. pictures: names of files beside the card.
     """
     facts = state["diffcap"]
     title, paper = PAPERS.get(facts["method"], (facts["method"], ""))
@@ -187,6 +177,8 @@ def model_card(
         f"* Method: {title}" + (f" ({paper})." if paper else "."),
         f"* Dataset: `{facts['dataset']}`"
         + (f", manifest {facts['manifest_sha256'][:12]}." if facts.get("manifest_sha256") else "."),
+        f"* Stage: {STAGES_TOLD[facts['stage']]}"
+        + (f"; the mean of the weights of {len(facts['averaged'])} checkpoints." if facts.get("averaged") else "."),
         f"* Features: {backbone or features.get('name')}.",
         f"* Steps: {state['global_step']:,}; seed {facts.get('seed')}; diffcap {facts['version']}.",
         f"* Vocabulary: {len(facts['words']) or 'all'} {'words' if facts['words'] else 'tokens of CLIP'}.",
@@ -212,14 +204,15 @@ def _yaml(values: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _score_lines(scores: dict[str, Any] | None) -> list[str]:
-    if scores is None:
-        return ["## Scores", "", "Not evaluated.", ""]
+def _score_lines(scores: Scores) -> list[str]:
+    metrics = scores.metrics
+    if metrics is None:
+        return ["## Scores", "", f"None of these weights: {scores.why}.", ""]
     protocol = {
-        key: value for key, value in (scores.get("protocol") or {}).items() if not isinstance(value, dict | list)
+        key: value for key, value in (metrics.get("protocol") or {}).items() if not isinstance(value, dict | list)
     }
     told = ", ".join(f"{key} {value}" for key, value in protocol.items() if value is not None)
-    groups = {group: row for group, row in scores["groups"].items() if isinstance(row, dict)}
+    groups = {group: row for group, row in metrics["groups"].items() if isinstance(row, dict)}
     columns = [metric for metric in SHOWN if any(metric in row for row in groups.values())]
     lines = ["## Scores", "", f"Protocol: {told}. Fractions x 100; each group is scored on its own.", ""]
     lines += [f"| group | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from diffcap.errors import DiffcapError
+from diffcap.files import whole
 
 SPLITS = ("train", "val", "test")
 _FIELDS: dict[str, Any] = {"id": str, "before": str, "after": str | None, "captions": list, "split": str}
@@ -215,11 +216,8 @@ def _counts(pairs: list[ChangePair]) -> dict[str, Any]:
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a small file whole or not at all; makes its folder."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    with whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: str | Path, value: Any) -> None:

@@ -8,9 +8,10 @@ import pytest
 from tests.report.test_comparison import METRICS, PAIRS, write_run
 from tests.toy import captions, write_toy
 
+from diffcap.errors import DiffcapError
 from diffcap.evaluation.captions import score_captions
 from diffcap.records import write_json
-from diffcap.report.accuracy import accuracy_table, gained
+from diffcap.report.accuracy import accuracy_table, gain_lines, gained
 
 
 def said(right: int) -> dict[str, str]:
@@ -24,8 +25,8 @@ def test_the_table_holds_every_row_with_its_gain(tmp_path: Path, capsys: pytest.
     folder, counts = write_toy(tmp_path / "toy", scenes=12), {"greedy": [8, 12], "reinforced": [10, 20], "both": [22]}
     homes = [tmp_path / "1", tmp_path / "2"]
     for number, home in enumerate(homes):
-        write_json(home / "finetune/finished.json", {"train_seconds": 100 + number})
-        write_json(home / "reinforce/finished.json", {"train_seconds": 7})
+        write_json(home / "finetune/finished.json", {"train_seconds": 100 + number, "steps": 9})
+        write_json(home / "reinforce/finished.json", {"train_seconds": 7, "steps": 3})
     rows = {"greedy": [home / "eval" for home in homes], "reinforced": [home / "reinforce-eval" for home in homes]}
     rows["both"] = [tmp_path / "ensemble"]
     scores: dict[str, list[float]] = {}
@@ -36,7 +37,11 @@ def test_the_table_holds_every_row_with_its_gain(tmp_path: Path, capsys: pytest.
             (tmp_path / "made/eval").rename(path)
             references = {pair.id: pair.captions for pair in PAIRS}
             scores.setdefault(name, []).append(score_captions(said(right), references, "raw", METRICS)["CIDEr-D"])
-    accuracy_table(folder, rows, homes, tmp_path / "report")
+    together = json.loads((tmp_path / "ensemble/metrics.json").read_text())
+    together["protocol"]["ensemble"] = 2
+    together["provenance"]["checkpoints"] = [{"file": f"../{number}/finetune/best.ckpt"} for number in (1, 2)]
+    write_json(tmp_path / "ensemble/metrics.json", together)
+    accuracy_table(folder, rows, tmp_path / "report")
     table = json.loads((tmp_path / "report/table.json").read_text())
     for name, values in scores.items():
         assert table["rows"][name]["total"]["CIDEr-D"] == pytest.approx(statistics.fmean(values))
@@ -55,9 +60,13 @@ def test_the_table_holds_every_row_with_its_gain(tmp_path: Path, capsys: pytest.
     assert (
         f"{100 * found['mean']:+.2f} ± {100 * found['std']:.2f} |" in text and "standard deviation of 2 seeds" in text
     )
+    assert table["protocol"]["decoding"]["both"]["ensemble"] == 2 and table["protocol"]["seeds"] == 2
     assert "gained over the first row" in capsys.readouterr().out
+    with pytest.raises(DiffcapError, match=r"lacks 16 of the runs' pairs \(first '4\.png'\)"):
+        accuracy_table(write_toy(tmp_path / "small", scenes=4), rows, tmp_path / "report")
 
 
 def test_one_seed_has_a_gain_without_a_spread() -> None:
     rows = {"greedy": [{"total": {"CIDEr-D": 1.0}}], "more": [{"total": {"CIDEr-D": 1.25}}]}
+    assert gain_lines({"more": {"CIDEr-D": {"mean": -1e-9, "std": None}}})[1] == ["more", "+0.00"]
     assert gained(rows) == {"more": {"CIDEr-D": {"mean": 0.25, "std": None, "of": [0.25]}}}

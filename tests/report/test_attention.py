@@ -121,7 +121,7 @@ def test_a_checkpoint_is_asked_for_the_words_of_its_own_caption(tmp_path: Path) 
     words = [",", "a", "cube", "red", "vanished"]
     path = make_scorer(tmp_path / "best.ckpt", words, (5, 2, 3))
     pair = ChangePair("1", "a.png", "b.png", ["red , cube vanished"], "test")
-    (found,) = look_at(path, tmp_path, [pair], {"1": "red , cube vanished"})
+    (found,) = look_at([path], tmp_path, [pair], {"1": "red , cube vanished"})
     assert isinstance(found, PairLook) and found.words == ["red", ",", "cube", "vanished"]
     captioner = load(path).captioner
     features = torch.from_numpy(maps).float()
@@ -132,14 +132,19 @@ def test_a_checkpoint_is_asked_for_the_words_of_its_own_caption(tmp_path: Path) 
     np.testing.assert_allclose(found.before[1], expected.before[0, 1], atol=1e-6)
     np.testing.assert_allclose(found.after, expected.after[0, :4], atol=1e-6)
     assert found.before.shape == (4, 2, 3) and found.alignment is not None and found.alignment.shape == (6, 6)
+    (twice,) = look_at([path, path], tmp_path, [pair], {"1": "red , cube vanished"})
+    np.testing.assert_allclose(twice.before, found.before, atol=1e-6)
+    assert twice.words == found.words and twice.alignment is not None
     other = make_scorer(tmp_path / "other.ckpt", words, (6, 2, 3))
     with pytest.raises(DiffcapError, match=r"shape \[5, 2, 3\], the captioner was trained on \[6, 2, 3\]"):
-        look_at(other, tmp_path, [pair], {"1": "red"})
+        look_at([other], tmp_path, [pair], {"1": "red"})
 
 
 def test_runs_with_nothing_to_see_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "best.ckpt is not there" in str(look_at(tmp_path / "best.ckpt", tmp_path, [], {}))
+    assert "best.ckpt is not there" in str(look_at([tmp_path / "best.ckpt"], tmp_path, [], {}))
     pcl = PCL(vocabulary_size=8, feature_channels=5, width=16, heads=2, ffn=16)
     write_checkpoint(tmp_path / "pcl.ckpt", "pcl", pcl, ["a", "b"], (5, 2, 3))
     monkeypatch.setattr(PCL, "attention", Captioner.attention)  # as of a method without maps
-    assert look_at(tmp_path / "pcl.ckpt", tmp_path, [], {}) == "pcl has no attention maps."
+    assert look_at([tmp_path / "pcl.ckpt"], tmp_path, [], {}) == "pcl has no attention maps."
+    members = [make_scorer(tmp_path / f"{width}.ckpt", ["a", "b"], (5, 2, width)) for width in (3, 4)]
+    assert "grids of different sizes" in str(look_at(members, tmp_path, [], {}))

@@ -80,11 +80,11 @@ def test_a_checkpoint_is_asked_and_measured_on_the_drawn_pairs_alone(tmp_path: P
     measured = [pair.id for pair in test if not pair.is_distractor][:1]
     sizes = {path: (64, 48) for pair in test for path in (pair.before, pair.after)}
     torch.manual_seed(0)
-    found = collect(checkpoint, tmp_path / "data", test, said, measured, sizes)
+    found = collect([checkpoint], tmp_path / "data", test, said, measured, sizes)
     assert not isinstance(found, str)
     packed, scores = found
     assert list(packed) == [pair.id for pair in test]
-    looks = look_at(checkpoint, tmp_path / "data", test, said)
+    looks = look_at([checkpoint], tmp_path / "data", test, said)
     assert not isinstance(looks, str)
     one = next(one for one in looks if one.pair.id == measured[0])
     assert packed[one.pair.id] == pack(one)
@@ -100,4 +100,4 @@ def test_a_checkpoint_is_asked_and_measured_on_the_drawn_pairs_alone(tmp_path: P
         assert row["looks"] == len(pairs)
         assert (row["pointing"], row["mass"]) == pytest.approx(tuple(np.mean(pairs, axis=0)))
     assert sum(row["looks"] for row in scores["kinds"].values()) == sum(map(len, expected.values()))
-    assert "not there" in str(collect(tmp_path / "none.ckpt", tmp_path / "data", test, said, measured, sizes))
+    assert "not there" in str(collect([tmp_path / "none.ckpt"], tmp_path / "data", test, said, measured, sizes))

@@ -1,5 +1,6 @@
 """Rows of the table from run folders."""
 
+import shutil
 import statistics
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from tests.report.layouts import captions_of, make_dataset, make_run
 
 from diffcap.errors import DiffcapError
 from diffcap.evaluation.slots import parse_caption
-from diffcap.records import Dataset, read_json
+from diffcap.records import Dataset, read_json, write_json
 from diffcap.report.rows import common_protocol, mean_row, read_run, run_row
 
 
@@ -58,5 +59,35 @@ def test_what_cannot_be_compared_is_refused(dataset: Dataset, tmp_path: Path) ->
         common_protocol([good], dataset, "val")
     with pytest.raises(DiffcapError, match="make eval"):
         read_run(tmp_path / "nowhere")
-    with pytest.raises(DiffcapError, match="finetune"):
-        read_run(make_run(tmp_path / "half", dataset, captions_of(dataset), {}))
+
+
+def test_any_evaluation_of_a_run_is_a_row(dataset: Dataset, tmp_path: Path) -> None:
+    test = [pair for pair in dataset.pairs if pair.split == "test"]
+    seconds = {"pretrain": 1.0, "finetune": 20.0, "reinforce": 300.0}
+    for number, wrong in (("1", 0), ("2", 3)):
+        make_run(tmp_path / number, dataset, captions_of(dataset, wrong), seconds)
+    critical, averaged = tmp_path / "1/reinforce-eval", tmp_path / "1/averaged-eval"
+    for other in (critical, averaged, tmp_path / "both", tmp_path / "alone"):
+        shutil.copytree(tmp_path / "2/eval", other)
+    for other, files in (
+        (tmp_path / "both", ["../1/reinforce/best.ckpt", "../2/finetune/best.ckpt"]),
+        (tmp_path / "alone", ["../elsewhere/exported"]),
+    ):
+        metrics = read_json(other / "metrics.json")
+        metrics["provenance"]["checkpoints"] = [{"file": file} for file in files]
+        write_json(other / "metrics.json", metrics)
+    run = read_run(critical)
+    assert run.predictions == read_run(tmp_path / "2").predictions != read_run(tmp_path / "1").predictions
+    assert run.checkpoints == [tmp_path / "1/reinforce/best.ckpt"]
+    assert run.chains == [(tmp_path / "1", ("pretrain", "finetune", "reinforce"))]
+    rows = {folder: run_row(read_run(folder), test) for folder in (critical, averaged, tmp_path / "both")}
+    assert [row["seconds"] for row in rows.values()] == [321, 21, 321 + 21]
+    assert rows[critical]["steps"] == {"pretrain": 800, "finetune": 800, "reinforce": 900}
+    assert rows[tmp_path / "both"]["steps"] == {"pretrain": 1600, "finetune": 1600, "reinforce": 900}
+    unknown = run_row(read_run(tmp_path / "alone"), test)
+    assert "seconds" not in unknown and "seconds" not in mean_row([unknown, rows[critical]])
+    (tmp_path / "1/eval/metrics.json").unlink()
+    with pytest.raises(
+        DiffcapError, match=r"1: has no eval, but averaged-eval, reinforce-eval; name one, as in .*1/averaged-eval"
+    ):
+        read_run(tmp_path / "1")

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -104,7 +105,11 @@ def test_its_checkpoint_captions(undisturbed: Path) -> None:
         assert in_process(words) is None
         said[name] = (out / "predictions.json").read_text()
         if name == "twice":
-            assert json.loads((out / "metrics.json").read_text())["protocol"]["ensemble"] == 2
+            metrics = json.loads((out / "metrics.json").read_text())
+            assert metrics["protocol"]["ensemble"] == 2
+            both = metrics["provenance"]["checkpoints"]
+            assert [one["file"] for one in both] == ["../reinforce/best.ckpt"] * 2 and both[0] == both[1]
+            assert both[0]["stage"] == "reinforce" and len(both[0]["weights_sha256"]) == 64
             groups = json.loads((out / "groups.json").read_text())
             assert set(groups) == {"total", "semantic", "distractor", "move"}
     assert said["alone"] == said["twice"]  # a captioner beside itself says what it says alone
@@ -119,8 +124,10 @@ def test_a_killed_run_ends_as_an_undisturbed_one(undisturbed: Path, tmp_path: Pa
     assert not (tmp_path / "reinforce/finished.json").exists()
     done = run(words, tmp_path)
     assert done.returncode == 0, done.stderr
-    for name in ("last.ckpt", "best.ckpt"):
-        same_training(tmp_path / "reinforce" / name, undisturbed / "reinforce" / name)
+    same_training(tmp_path / "reinforce/last.ckpt", undisturbed / "reinforce/last.ckpt")
+    one, other = (weights(folder / "reinforce/best.ckpt") for folder in (tmp_path, undisturbed))
+    assert all(value.equal(other[name]) for name, value in one.items())
+    assert scores(tmp_path / "reinforce")[0] == scores(undisturbed / "reinforce")[0]
 
 
 def test_two_processes_train_to_the_weights_of_one(undisturbed: Path, tmp_path: Path) -> None:
@@ -144,6 +151,46 @@ def test_two_processes_train_to_the_weights_of_one(undisturbed: Path, tmp_path: 
     for name in names:
         assert (one[name] - two[name]).abs().max() < 2e-5, name
     assert max((one[name] - start[name]).abs().max() for name in names) > 1e-3
+
+
+def scores(folder: Path) -> dict[int, float]:
+    """Optimiser step -> val/CIDEr-D."""
+    with next((folder / "logs").glob("*/metrics.csv")).open() as file:
+        return {int(row["step"]): float(row["val/CIDEr-D"]) for row in csv.DictReader(file) if row["val/CIDEr-D"]}
+
+
+def test_it_hands_over_nothing_worse_than_its_start(undisturbed: Path, tmp_path: Path) -> None:
+    assert next(iter(scores(undisturbed / "reinforce"))) == 0
+    (tmp_path / "finetune").symlink_to(undisturbed / "finetune")
+    ruin = "--model.lr=1", "--trainer.max_steps=4", "--trainer.val_check_interval=2"
+    assert in_process(reinforcing(undisturbed / "data", tmp_path, "scorer", *ruin)) is None
+    start, *later = scores(tmp_path / "reinforce").values()
+    assert len(later) == 2 and max(later) < start
+    fine, best, last = (
+        weights(tmp_path / name) for name in ("finetune/best.ckpt", "reinforce/best.ckpt", "reinforce/last.ckpt")
+    )
+    assert all(value.equal(best[name]) for name, value in fine.items())
+    assert not all(value.equal(last[name]) for name, value in fine.items())
+    finished = json.loads((tmp_path / "reinforce/finished.json").read_text())
+    assert finished["best"] == pytest.approx(start) and finished["steps"] == 4
+
+
+def test_what_it_starts_from_is_part_of_the_run(
+    undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A checkpoint from elsewhere is known by its weights, not by its name or by what its training took."""
+    start = tmp_path / "start.ckpt"
+    state = torch.load(undisturbed / "finetune/best.ckpt", weights_only=True)
+    words = reinforcing(undisturbed / "data", tmp_path, "scorer", "--trainer.max_steps=2", f"--model.init_from={start}")
+    torch.save(state, start)
+    assert in_process(words) is None
+    torch.save({**state, "diffcap": {**state["diffcap"], "train_seconds": 1e6}}, start)
+    capsys.readouterr()
+    in_process(words)
+    assert "finished already" in capsys.readouterr().out and not (tmp_path / "reinforce.1").exists()
+    shutil.copyfile(undisturbed / "finetune/step-000080.ckpt", start)
+    assert in_process(words) is None
+    assert (tmp_path / "reinforce.1/finished.json").is_file() and (tmp_path / "reinforce/finished.json").is_file()
 
 
 @pytest.mark.parametrize("method", ["pcl", "dirl"])

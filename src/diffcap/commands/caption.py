@@ -20,7 +20,7 @@ _LONGEST = 60  # letters of an id in a file's name, which may take 4 bytes each 
 def run(
     before: str,
     after: str | None,
-    checkpoint: str | None,
+    checkpoint: Sequence[str] | None,
     beam: int,
     length_penalty: float,
     heatmap: str | None,

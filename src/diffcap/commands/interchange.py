@@ -32,14 +32,14 @@ def run_import(method: "Method", file: Path, vocabulary: Path | None, out: Path 
 
 def run_export(checkpoint: Path, out: Path | None) -> None:
     """Export a checkpoint; see `cli.export`."""
-    from diffcap.checkpoint import read_checkpoint, write_folder
+    from diffcap.exporting import export
 
-    state = read_checkpoint(checkpoint)
     folder = out or checkpoint.with_name(f"{checkpoint.name.removesuffix('.ckpt')}-exported")
     _refuse_file(folder)
-    write_folder(folder, state)
+    scores = export(checkpoint, folder)
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-    print(f"{folder}: {size / 1e6:.1f} MB")
+    told = f"with the scores of {scores.file}" if scores.metrics is not None else f"without scores: {scores.why}"
+    print(f"{folder}: {size / 1e6:.1f} MB, {told}")
 
 
 def run_push(

@@ -10,11 +10,10 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import RichProgressBar
 from torch.utils.data import DataLoader, Dataset
 
-from diffcap.captioner import Checkpoint
+from diffcap.captioner import Checkpoint, together
 from diffcap.features.store import FeatureStore
 from diffcap.lit.cli import plain_settings
 from diffcap.losses.gather import world_size
-from diffcap.models.ensemble import Ensemble
 from diffcap.models.generation import beam_search, greedy
 from diffcap.pair_table import PairBatches, PairTable, as_is
 from diffcap.records import ChangePair
@@ -99,9 +98,7 @@ def decode(
     batches: Dataset = MemberBatches(tables) if others else PairBatches(tables[0])
     loader = DataLoader(batches, batch_size, collate_fn=as_is)
     if others:
-        captioner = Ensemble([member.captioner for member, _ in members]).eval()
-        shortest = min(member.max_length for member, _ in members)
-        checkpoint = checkpoint._replace(captioner=captioner, max_length=shortest)
+        checkpoint = together([member for member, _ in members])
     with plain_settings(TypeError):
         trainer = pl.Trainer(
             devices=devices, accelerator=accelerator, strategy="ddp" if devices > 1 else "auto", logger=False,

@@ -75,6 +75,15 @@ class Reinforcement(Captioning):
             part.grad = None
         self.captioner.train()
 
+    def on_train_start(self) -> None:
+        """Validate what a fresh run begins with: a candidate for best.ckpt, so that it hands over nothing worse than that."""
+        if self.global_step:
+            return
+        trainer: Any = self.trainer
+        trainer.validating = True  # as Lightning does itself around a validation between two steps
+        trainer.fit_loop.epoch_loop.val_loop.run()
+        trainer.training = True
+
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """Draw captions of each pair, and make those likelier that beat the baseline. Logs both rewards."""
         captioner, draws = self.captioner.eval(), batch["draws"]

@@ -23,12 +23,14 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMon
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from diffcap.checkpoint import read_checkpoint
+from diffcap.checkpoint import read_checkpoint, weights_hash
 from diffcap.errors import DiffcapError
 from diffcap.features.store import SUMS
+from diffcap.files import whole
 from diffcap.lit.cli import StageCLI
 from diffcap.provenance import provenance
 from diffcap.records import file_hash, read_json, write_json
+from diffcap.run_folder import BEST, CONFIGURATION, FINISHED, IDENTITY, KEPT, LAST, LOGS
 
 # A run that differs from an earlier one only here continues it.
 _SAME_RUN = (
@@ -85,10 +87,9 @@ class SaveLast(Callback):
     def _keep(self, step: int) -> None:
         """One file more, and one less where there are too many; of those of later steps, which a kill has undone, none."""
         kept = self.path.with_name(f"step-{step:06d}.ckpt")
-        temporary = kept.with_name(f".{kept.name}.tmp")
-        shutil.copyfile(self.path, temporary)
-        temporary.replace(kept)
-        found = sorted(self.path.parent.glob("step-*.ckpt"))
+        with whole(kept, numbered=False) as temporary:
+            shutil.copyfile(self.path, temporary)
+        found = sorted(self.path.parent.glob(KEPT))
         for old in [*found[: found.index(kept) + 1][: -self.keep], *found[found.index(kept) + 1 :]]:
             old.unlink()
 
@@ -105,6 +106,8 @@ class SelectAfter(ModelCheckpoint):
         if self.monitor not in trainer.callback_metrics and not trainer.sanity_checking:
             logged = ", ".join(sorted(name for name in trainer.callback_metrics if name.startswith("val/")))
             raise DiffcapError(f"run.monitor is {self.monitor!r}; what validation logs is {logged}.")
+        if not trainer.global_step:
+            self._last_global_step_saved = -1  # Lightning takes what a run begins with for saved already
         if trainer.global_step >= self.after:
             super().on_validation_end(trainer, pl_module)
 
@@ -125,18 +128,10 @@ class WholeFiles(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write one file."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp")
         content = io.BytesIO()  # torch.save itself would say "unexpected position" where the disk is full
         torch.save(checkpoint, content)
-        try:
+        with whole(path, numbered=False) as temporary:
             temporary.write_bytes(content.getbuffer())
-            temporary.replace(path)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            error.filename = error.filename or str(path)
-            raise
 
 
 class PrintScores(Callback):
@@ -185,7 +180,7 @@ class TrainingCLI(StageCLI):
             if _main_process():
                 print(f"{self.out}: finished already, with these settings")
             sys.exit(0)
-        last = self.out / "last.ckpt"
+        last = self.out / LAST
         self.resume_from = last if _is_of(self.out, self.identity) and last.is_file() else None
         if self.resume_from:
             read_checkpoint(last)  # a damaged one is one sentence
@@ -194,7 +189,7 @@ class TrainingCLI(StageCLI):
         """A trainer with the run's callbacks and loggers."""
         settings = self.settings
         callbacks: list[Callback] = [
-            SaveLast(self.out / "last.ckpt", settings.checkpoint_every, settings.keep),
+            SaveLast(self.out / LAST, settings.checkpoint_every, settings.keep),
             PrintScores(),
         ]
         if settings.monitor:
@@ -210,7 +205,7 @@ class TrainingCLI(StageCLI):
                         settings.monitor, mode=settings.mode, patience=settings.patience, check_on_train_epoch_end=False
                     )
                 )  # fmt: skip
-        loggers: list[Logger] = [CSVLogger(self.out, name="logs")]
+        loggers: list[Logger] = [CSVLogger(self.out, name=LOGS)]
         if settings.logger == "wandb":
             loggers.append(
                 WandbLogger(
@@ -233,7 +228,7 @@ class TrainingCLI(StageCLI):
 
     def train(self, stage: str) -> None:
         """Fit, from `last.ckpt` if there is one, and mark the run finished."""
-        last = self.out / "last.ckpt"
+        last = self.out / LAST
         resume_from = str(self.resume_from) if self.resume_from else None
         aside = self._open_folder() if _main_process() else None
         try:
@@ -252,14 +247,14 @@ class TrainingCLI(StageCLI):
         self.trainer.strategy.barrier()
         if not self.trainer.is_global_zero:
             return
-        best = self.out / "best.ckpt"
+        best = self.out / BEST
         if self.settings.monitor and not best.is_file():
-            shutil.copyfile(last, best.with_name(".best.ckpt.tmp"))
-            best.with_name(".best.ckpt.tmp").replace(best)
+            with whole(best, numbered=False) as temporary:
+                shutil.copyfile(last, temporary)
         chosen = self.trainer.checkpoint_callback
         score = getattr(chosen, "best_model_score", None)
         write_json(
-            self.out / "finished.json",
+            self.out / FINISHED,
             {
                 "stage": stage,
                 "checkpoint": best.name if self.settings.monitor else last.name,
@@ -275,8 +270,8 @@ class TrainingCLI(StageCLI):
     def _open_folder(self) -> Path | None:
         """Make the folder ready; where the run with other settings is now that it held, if it held one."""
         aside = _put_aside(self.out, self.identity)
-        write_json(self.out / "identity.json", {"identity": self.identity})
-        self.parser.save(self.config, self.out / "config.yaml", overwrite=True, skip_validation=True)
+        write_json(self.out / IDENTITY, {"identity": self.identity})
+        self.parser.save(self.config, self.out / CONFIGURATION, overwrite=True, skip_validation=True)
         return aside
 
 
@@ -292,10 +287,20 @@ def _identity(config: dict[str, Any]) -> str:
     kept["inputs"] = [file_hash(path) for path in _inputs(kept["data"]) if path.is_file()]
     if (clip := kept["model"].get("clip_weights")) and Path(clip).is_file():
         kept["inputs"].append(file_hash(Path(clip)))
-    if kept["model"].get("init_from"):  # the weights' bytes hold times; which run they are of is what counts
-        parent = Path(kept["model"]["init_from"]).with_name("identity.json")
-        kept["inputs"].append(read_json(parent, "run")["identity"] if parent.is_file() else None)
+    if start := kept["model"].get("init_from"):
+        kept["inputs"].append(_start(Path(start)))
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _start(checkpoint: Path) -> str | None:
+    """What a training begins with: the run whose checkpoint it is, or the weights' hash of one from elsewhere.
+
+    Not the file's hash: a checkpoint tells how long its training took.
+    """
+    mark = checkpoint.with_name(IDENTITY)
+    if mark.is_file() and checkpoint.name in (BEST, LAST):
+        return str(read_json(mark, "run")["identity"])
+    return weights_hash(read_checkpoint(checkpoint)) if checkpoint.exists() else None
 
 
 def _inputs(data: dict[str, Any]) -> list[Path]:
@@ -318,17 +323,17 @@ def _inputs(data: dict[str, Any]) -> list[Path]:
 
 def _is_of(out: Path, identity: str) -> bool:
     """Whether a folder holds the run with this identity."""
-    mark = out / "identity.json"
+    mark = out / IDENTITY
     return mark.is_file() and read_json(mark, "run")["identity"] == identity
 
 
 def _is_finished(out: Path, identity: str) -> bool:
-    return _is_of(out, identity) and (out / "finished.json").is_file()
+    return _is_of(out, identity) and (out / FINISHED).is_file()
 
 
 def _put_aside(out: Path, identity: str) -> Path | None:
     """Rename the folder of a run with other settings, so that it is not lost; gives the new name."""
-    if not (out / "identity.json").is_file() or _is_of(out, identity):
+    if not (out / IDENTITY).is_file() or _is_of(out, identity):
         return None
     aside = next(path for n in range(1, 10_000) if not (path := out.with_name(f"{out.name}.{n}")).exists())
     out.rename(aside)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diffcap.models.captioner import Batch, Captioner
+from diffcap.models.captioner import Batch, Captioner, WordMaps
 
 
 class Ensemble(Captioner):
@@ -48,6 +48,28 @@ class Ensemble(Captioner):
     def next_logits(self, tokens: Tensor, memory: list[Any]) -> Tensor:
         """See `Captioner.next_logits`."""
         return self._mean([member.next_logits(tokens, own) for member, own in zip(self.members, memory)])  # type: ignore[operator]
+
+    def nothing_changed(self, before: Any, after: Any) -> Tensor | None:
+        """The mean of those members that judge it."""
+        judged = [member.nothing_changed(*maps) for member, *maps in zip(self.members, before, after)]  # type: ignore[operator]
+        said = [one for one in judged if one is not None]
+        return torch.stack(said).mean(0) if said else None
+
+    def attention(self, before: Any, after: Any, tokens: Tensor) -> WordMaps:
+        """The mean of the members' maps.
+
+        Raises:
+            NotImplementedError: a member has none, or they look at grids of different sizes.
+        """
+        looks = [member.attention(*maps, tokens) for member, *maps in zip(self.members, before, after)]  # type: ignore[operator]
+        if len({one.before.shape for one in looks}) > 1:
+            raise NotImplementedError("the members look at grids of different sizes")
+        aligned = [one.alignment for one in looks if one.alignment is not None]
+        return WordMaps(
+            torch.stack([one.before for one in looks]).mean(0),
+            torch.stack([one.after for one in looks]).mean(0),
+            torch.stack(aligned).mean(0) if len(aligned) == len(looks) else None,
+        )
 
     @staticmethod
     def _mean(logits: list[Tensor]) -> Tensor:

@@ -1,12 +1,12 @@
 """`negatives.jsonl`: the hard negative captions of every training caption."""
 
 import json
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from diffcap.errors import DiffcapError
+from diffcap.files import whole
 from diffcap.records import read_json_lines
 
 KINDS = ("retrieve", "replace", "confuse")
@@ -45,18 +45,13 @@ def write_negatives(
     path: str | Path, rows: Iterable[CaptionNegatives], finish: Callable[[], None] = lambda: None
 ) -> None:
     """Write the file line by line under a temporary name, call `finish`, and only then give it its name."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with whole(path) as temporary:
         with temporary.open("w", encoding="utf-8") as file:
             for row in rows:
                 negatives = [{"kind": negative.kind, "text": negative.text} for negative in row.negatives]
                 value = {"id": row.id, "caption": row.caption, "negatives": negatives}
                 file.write(json.dumps(value, ensure_ascii=False) + "\n")
         finish()
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read_negatives(path: str | Path) -> list[CaptionNegatives]:

@@ -6,20 +6,21 @@ from pathlib import Path
 from typing import Any
 
 from diffcap.provenance import provenance
-from diffcap.records import read_dataset, read_json, write_json, write_text
-from diffcap.report.comparison import check_same_pairs, read_evaluated
-from diffcap.report.rows import mean_row, score_row
+from diffcap.records import write_json, write_text
+from diffcap.report.comparison import check_same_pairs, pairs_of, read_evaluated
+from diffcap.report.rows import mean_row, score_row, training
 from diffcap.report.table import Lines, markdown, rich_table, system_lines, type_lines
+from diffcap.run_folder import chain_of, checkpoints_of
+
+_DECODING = ("beams", "length_penalty", "ensemble")
 
 
-def accuracy_table(
-    folder: str | Path, rows: Mapping[str, Sequence[Path]], homes: Sequence[Path], out: str | Path
-) -> None:
+def accuracy_table(folder: str | Path, rows: Mapping[str, Sequence[Path]], out: str | Path) -> None:
     """Collect the evaluations, print and write the table: table.json and table.md.
 
     Args:
         folder: data/<dataset>. rows: name -> folders of its evaluations, one a seed; the first row is what the others gain over.
-        homes: the seeds' runs, for the time that their training took. out: folder of the table.
+        out: folder of the table.
 
     Raises:
         DiffcapError: an evaluation is missing, or two are not of the same pairs.
@@ -29,17 +30,22 @@ def accuracy_table(
     for group in read.values():
         for evaluated in group:
             check_same_pairs(first, evaluated)
-    by_id = {pair.id: pair for pair in read_dataset(folder).pairs}
-    pairs = [by_id[id] for id in first.references]
+    pairs = pairs_of(first, folder)
     single = {
         name: [
-            {**score_row(one.metrics, one.predictions, pairs), "seconds": _seconds(one.folder, homes)} for one in group
+            {
+                **score_row(one.metrics, one.predictions, pairs),
+                **training(list(map(chain_of, checkpoints_of(one.folder, one.metrics)))),
+            }
+            for one in group
         ]
         for name, group in read.items()
     }
     merged = {name: mean_row(group) for name, group in single.items()}
     gains = gained(single)
-    protocol = {**first.metrics["protocol"], "beams": None, "length_penalty": None, "seeds": len(homes)}
+    decoding = {name: {key: group[0].metrics["protocol"].get(key) for key in _DECODING} for name, group in read.items()}
+    common = {key: value for key, value in first.metrics["protocol"].items() if key not in _DECODING}
+    protocol = {**common, "seeds": max(map(len, read.values())), "decoding": decoding}
     notes = provenance(runs={name: [one.metrics["provenance"] for one in group] for name, group in read.items()})
     target = Path(out)
     write_json(target / "table.json", {"protocol": protocol, "rows": merged, "gains": gains, "provenance": notes})
@@ -49,8 +55,9 @@ def accuracy_table(
     write_text(target / "table.md", "\n\n".join(lines) + "\n")
     from diffcap.evaluation.tables import print_table
 
-    print_table(rich_table(system_lines(merged), caption(protocol)))
-    print_table(rich_table(gain_lines(gains), "gained over the first row, scores x 100"))
+    print_table(rich_table(system_lines(merged, spread="\n± "), f"{protocol['dataset']} {protocol['split']}"))
+    print_table(rich_table(gain_lines(gains, spread="\n± "), "gained over the first row"))
+    print(caption(protocol))
     print(f"{target / 'table.json'}, table.md")
 
 
@@ -74,13 +81,13 @@ def gained(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[st
     return found
 
 
-def gain_lines(gains: Mapping[str, Mapping[str, Any]]) -> Lines:
+def gain_lines(gains: Mapping[str, Mapping[str, Any]], spread: str = " ± ") -> Lines:
     """The gains as text, in the order of the metrics."""
     metrics = list(next(iter(gains.values())))
     shown = {
         name: [
-            f"{100 * row[metric]['mean']:+.2f}"
-            + ("" if row[metric]["std"] is None else f" ± {100 * row[metric]['std']:.2f}")
+            f"{round(100 * row[metric]['mean'], 2) + 0.0:+.2f}"  # no -0.00
+            + ("" if row[metric]["std"] is None else f"{spread}{100 * row[metric]['std']:.2f}")
             for metric in metrics
         ]
         for name, row in gains.items()
@@ -90,16 +97,9 @@ def gain_lines(gains: Mapping[str, Mapping[str, Any]]) -> Lines:
 
 def caption(protocol: Mapping[str, Any]) -> str:
     """How the numbers came about, in two sentences."""
-    several = f"; mean ± standard deviation of {protocol['seeds']} seeds" if protocol["seeds"] > 1 else ""
+    several = protocol["seeds"] > 1
+    seeds = f"; mean ± standard deviation of {protocol['seeds']} seeds, whose ensemble is one system" if several else ""
     return (
         f"{protocol['dataset']}, {protocol['split']} split, {protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} "
-        f"tokens; scores x 100{several}. An ensemble of the seeds is one system; training seconds are of all that went into a row."
+        f"tokens; scores x 100{seeds}. Training seconds are of all that went into a row."
     )
-
-
-def _seconds(evaluated: Path, homes: Sequence[Path]) -> float:
-    """Training time behind an evaluation: of its own run, or, of an ensemble, of all."""
-    own = [home for home in homes if home in evaluated.parents] or homes
-    stages = ["pretrain", "finetune", *(["reinforce"] if "reinforce" in evaluated.name else [])]
-    files = [home / stage / "finished.json" for home in own for stage in stages]
-    return sum(read_json(path)["train_seconds"] for path in files if path.is_file())

@@ -10,7 +10,8 @@ import numpy.typing as npt
 import torch
 from PIL import Image, ImageDraw
 
-from diffcap.captioner import Checkpoint, Look, load
+from diffcap.captioner import Checkpoint, Look, together
+from diffcap.combining import load_together
 from diffcap.features.store import FeatureStore
 from diffcap.models.captioner import Captioner
 from diffcap.records import ChangePair
@@ -40,8 +41,11 @@ class PairLook(Look):
 
 
 @torch.no_grad()
-def look(checkpoint: Checkpoint, store: FeatureStore, pair: ChangePair, caption: str) -> PairLook:
+def look(checkpoint: Checkpoint, stores: Sequence[FeatureStore], pair: ChangePair, caption: str) -> PairLook:
     """Ask a captioner where it looked for each word of a caption.
+
+    Args:
+        stores: of its features; of an ensemble one for each member.
 
     Raises:
         NotImplementedError: its method has no such maps.
@@ -50,7 +54,10 @@ def look(checkpoint: Checkpoint, store: FeatureStore, pair: ChangePair, caption:
     vocabulary = checkpoint.vocabulary
     words = caption.split(" ") if caption else []  # the model's own, not cut as a sentence would be
     tokens = vocabulary.encode(words, checkpoint.max_length)[:-1]  # the map of a token is that of the word after it
-    before, after = torch.from_numpy(store.read(store.rows(pair.images))).float().split(1)
+    read = [torch.from_numpy(store.read(store.rows(pair.images))).float().split(1) for store in stores]
+    before: Any
+    after: Any
+    before, after = read[0] if len(read) == 1 else zip(*read)
     maps = checkpoint.captioner.attention(before, after, torch.tensor([tokens]))
     count = len(tokens) - 1
     return PairLook(
@@ -64,28 +71,35 @@ def look(checkpoint: Checkpoint, store: FeatureStore, pair: ChangePair, caption:
 
 
 def look_each(
-    path: Path, folder: Path, pairs: Sequence[ChangePair], captions: Mapping[str, str]
+    paths: Sequence[Path], folder: Path, pairs: Sequence[ChangePair], captions: Mapping[str, str]
 ) -> Iterator[PairLook] | str:
-    """Looks of a run's checkpoint at pairs, one at a time; or, where there is nothing to see, one sentence why.
+    """Looks of a run's checkpoint, or of an ensemble's, at pairs, one at a time; or, where nothing is to see, a sentence why.
 
     Args:
-        path: the checkpoint, read once. folder: the dataset's, with its features. captions: what the run said, by id.
+        paths: the checkpoints, read once. folder: the dataset's, with its features. captions: what the run said, by id.
 
     Raises:
         DiffcapError: the checkpoint or the features are damaged or do not fit.
     """
-    if not path.is_file():
-        return f"{path} is not there (any more)."
-    checkpoint = load(path)
-    if type(checkpoint.captioner).attention is Captioner.attention:
-        return f"{checkpoint.facts['method']} has no attention maps."
-    store = FeatureStore.open(folder / "features" / checkpoint.features["name"], checkpoint.features)
-    return (look(checkpoint, store, pair, captions[pair.id]) for pair in pairs)
+    for path in paths:
+        if not path.exists():
+            return f"{path} is not there (any more)."
+    members = load_together(paths)
+    for member in members:
+        if type(member.captioner).attention is Captioner.attention:
+            return f"{member.facts['method']} has no attention maps."
+    if len({tuple(member.features["shape"][1:]) for member in members}) > 1:
+        return "the members of the ensemble look at grids of different sizes."
+    stores = [FeatureStore.open(folder / "features" / one.features["name"], one.features) for one in members]
+    checkpoint = members[0] if len(members) == 1 else together(members)
+    return (look(checkpoint, stores, pair, captions[pair.id]) for pair in pairs)
 
 
-def look_at(path: Path, folder: Path, pairs: Sequence[ChangePair], captions: Mapping[str, str]) -> list[PairLook] | str:
+def look_at(
+    paths: Sequence[Path], folder: Path, pairs: Sequence[ChangePair], captions: Mapping[str, str]
+) -> list[PairLook] | str:
     """`look_each`, all at once."""
-    found = look_each(path, folder, pairs, captions)
+    found = look_each(paths, folder, pairs, captions)
     return found if isinstance(found, str) else list(found)
 
 

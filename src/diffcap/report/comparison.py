@@ -8,8 +8,10 @@ from typing import Any
 from diffcap.errors import DiffcapError
 from diffcap.evaluation.coco import read_predictions, read_references
 from diffcap.evaluation.protocols import groups_of, remarks
-from diffcap.records import read_dataset, read_json
+from diffcap.records import ChangePair, read_dataset, read_json
+from diffcap.report.rows import read_metrics
 from diffcap.report.table import Lines, markdown
+from diffcap.run_folder import GROUPS, PREDICTIONS, REFERENCES, find_evaluation
 
 _HEADINGS = ("", "", "A", "B", "B-A", "interval", "B ahead")
 
@@ -36,18 +38,14 @@ def read_evaluated(run: str | Path) -> Evaluated:
     Raises:
         DiffcapError: it holds no evaluation, or its files do not belong together.
     """
-    folder = Path(run)
-    if not (folder / "metrics.json").is_file() and (folder / "eval" / "metrics.json").is_file():
-        folder = folder / "eval"
-    metrics = read_json(folder / "metrics.json", "scores", "give the folder of an evaluated run, or run `make eval`")
-    if not isinstance(metrics, dict) or not {"protocol", "groups"} <= metrics.keys():
-        raise DiffcapError(f'{folder / "metrics.json"}: no "protocol" and "groups" in it; run `make eval` again.')
-    groups = folder / "groups.json"
+    folder = find_evaluation(run)
+    metrics = read_metrics(folder)
+    groups = folder / GROUPS
     return Evaluated(
         folder,
         metrics,
-        read_predictions(folder / "predictions.json"),
-        read_references(folder / "references.json"),
+        read_predictions(folder / PREDICTIONS),
+        read_references(folder / REFERENCES),
         read_json(groups) if groups.is_file() else None,
     )
 
@@ -89,14 +87,23 @@ def groups_for(a: Evaluated, b: Evaluated, folder: str | Path | None) -> dict[st
         if strange is not None:
             raise DiffcapError(f"{a.folder}: groups.json names {strange!r}, which has no reference; evaluate again.")
         return found
+    return groups_of(pairs_of(a, folder))
+
+
+def pairs_of(evaluated: Evaluated, folder: str | Path) -> list[ChangePair]:
+    """The pairs that were scored, out of their dataset's folder.
+
+    Raises:
+        DiffcapError: its manifest lacks one.
+    """
     pairs = {pair.id: pair for pair in read_dataset(folder).pairs}
-    missing = [id for id in a.references if id not in pairs]
+    missing = [id for id in evaluated.references if id not in pairs]
     if missing:
         raise DiffcapError(
             f"{folder}: its manifest lacks {len(missing):,} of the runs' pairs (first {missing[0]!r}); "
             "give the folder of the dataset that they were evaluated on."
         )
-    return groups_of([pairs[id] for id in a.references])
+    return [pairs[id] for id in evaluated.references]
 
 
 def largest_differences(

@@ -5,34 +5,35 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from diffcap.run_folder import LOGS, STAGES
+
 Curve = list[tuple[float, float]]
 
-STAGES = ("pretrain", "finetune")
 _MOST_POINTS = 240  # of a curve; a longer one is averaged, since a screen shows no more
 
 
-def read_curves(folder: str | Path) -> dict[str, dict[str, Curve]]:
+def read_curves(folder: str | Path, stages: Sequence[str] = STAGES) -> dict[str, dict[str, Curve]]:
     """Read every value that a run's stages logged.
 
     A run that was interrupted has a file for each session; where two hold the same step, the later one counts, since it
     went on from an earlier checkpoint.
 
     Args:
-        folder: the run's, `runs/<dataset>/<method>`.
+        folder: the run's, `runs/<dataset>/<method>`. stages: of it, in the order of the training.
 
     Returns:
         stage -> name ("val/CIDEr-D") -> (optimiser step, value) by step; only stages and names with a number.
     """
-    stages = {}
-    for stage in STAGES:
-        sessions = sorted(Path(folder).glob(f"{stage}/logs/version_*/metrics.csv"), key=_session)
+    found = {}
+    for stage in stages:
+        sessions = sorted(Path(folder).glob(f"{stage}/{LOGS}/version_*/metrics.csv"), key=_session)
         values: dict[str, dict[float, float]] = {}
         for path in sessions:
             for step, name, value in _rows(path):
                 values.setdefault(name, {})[step] = value
         if values:
-            stages[stage] = {name: sorted(points.items()) for name, points in sorted(values.items())}
-    return stages
+            found[stage] = {name: sorted(points.items()) for name, points in sorted(values.items())}
+    return found
 
 
 def _session(path: Path) -> tuple[int, str]:

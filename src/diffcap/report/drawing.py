@@ -7,6 +7,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from diffcap.errors import DiffcapError
+from diffcap.files import whole
 from diffcap.pictures import read_picture
 
 Color = tuple[int, int, int]
@@ -90,8 +91,5 @@ def fit(image: Image.Image, frame: tuple[int, int] = PICTURE, box: Sequence[floa
 
 def write_png(path: str | Path, sheet: Image.Image) -> None:
     """Write a picture as PNG, whole or not at all."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    sheet.save(temporary, format="PNG", optimize=True)
-    temporary.replace(path)
+    with whole(path, numbered=False) as temporary:
+        sheet.save(temporary, format="PNG", optimize=True)

@@ -15,8 +15,9 @@ from diffcap.report.pictures import choose_pairs
 from diffcap.report.rows import Row, Run, mean_row
 from diffcap.report.table import Rows
 from diffcap.report.thumbnails import LARGE, SMALL, thumbnails
+from diffcap.run_folder import metrics_by
 
-_SECOND = {"metrics-ptb.json": "total, PTB tokens"}
+_SECOND = {metrics_by("ptb"): "total, PTB tokens"}
 
 
 def gather(
@@ -64,15 +65,14 @@ def gather(
     for name, group in runs.items():
         found: Any = ({}, None) if not into else None
         if into:
-            checkpoint = group[0].folder / "finetune" / "best.ckpt"
-            found = collect(checkpoint, folder, into, said[name], [pair.id for pair in measured], sizes)
+            found = collect(group[0].checkpoints, folder, into, said[name], [pair.id for pair in measured], sizes)
         systems[name] = System(
             captions=said[name],
             scores=scores[name],
             looks={} if isinstance(found, str) else found[0],
             why=found if isinstance(found, str) else None,
             localised=None if isinstance(found, str) or not found[1] or not found[1]["kinds"] else found[1],
-            curves=[read_curves(run.folder) for run in group],
+            curves=[read_curves(*chain) for run in group for chain in run.chains],
             facts=_facts_of(name, group),
         )
     return Page(
@@ -93,7 +93,7 @@ def _second(runs: Mapping[str, Sequence[Run]], tokenizer: str) -> dict[str, dict
     """The scores by a protocol beside the main one, where every run has them."""
     tables = {}
     for file, heading in _SECOND.items():
-        paths = {name: [run.folder / "eval" / file for run in group] for name, group in runs.items()}
+        paths = {name: [run.evaluation / file for run in group] for name, group in runs.items()}
         if tokenizer != "ptb" and all(path.is_file() for of in paths.values() for path in of):
             tables[heading] = {name: mean_row([read_json(path)["groups"] for path in of]) for name, of in paths.items()}
     return tables

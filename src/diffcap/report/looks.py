@@ -75,7 +75,7 @@ def looked_at(one: PairLook, sizes: Mapping[str, Size]) -> Iterable[tuple[str, L
 
 
 def collect(
-    checkpoint: Path,
+    checkpoints: Sequence[Path],
     folder: Path,
     pairs: Sequence[ChangePair],
     captions: Mapping[str, str],
@@ -85,7 +85,7 @@ def collect(
     """Ask a run's checkpoint where it looked at pairs.
 
     Args:
-        checkpoint, folder, captions: as in `attention.look_each`.
+        checkpoints, folder, captions: as in `attention.look_each`.
         pairs: all whose looks are kept. measured: ids of those that localisation is measured on, drawn without regard to how
             well they were captioned. sizes: as in `looked_at`.
 
@@ -93,7 +93,7 @@ def collect(
         id -> packed look, and {"kinds", "words"} -> name -> scores as `localisation` has them (empty where no pair has a
         box); or, where there is nothing to see, one sentence why.
     """
-    found = look_each(checkpoint, folder, pairs, captions)
+    found = look_each(checkpoints, folder, pairs, captions)
     if isinstance(found, str):
         return found
     packed, kinds, words, chosen = {}, [], [], set(measured)

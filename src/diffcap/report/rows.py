@@ -11,6 +11,7 @@ from diffcap.evaluation.coco import read_predictions
 from diffcap.evaluation.protocols import groups_of, standing
 from diffcap.evaluation.slots import slot_accuracy
 from diffcap.records import ChangePair, Dataset, read_json
+from diffcap.run_folder import METRICS, PREDICTIONS, Chain, chain_of, checkpoints_of, find_evaluation
 
 Row = dict[str, Any]
 _SLOTS = ("type", "object", "to")
@@ -19,36 +20,62 @@ _SAME = ("dataset", "split", "limit", "beams", "tokenizer", "changes", "metrics"
 
 @dataclass(frozen=True)
 class Run:
-    """One run's folder, `runs/<dataset>/<method>`, after its evaluation.
+    """An evaluation of a run.
 
     Attributes:
-        folder: where it is.
-        metrics: eval/metrics.json as it stands.
-        predictions: id -> caption, out of eval/predictions.json.
-        stages: "pretrain" (where there was one) and "finetune" -> finished.json.
+        folder: as it was named, the run's or the evaluation's. evaluation: folder with metrics.json.
+        metrics: metrics.json as it stands.
+        predictions: id -> caption, out of predictions.json.
+        checkpoints: whose captions they are, several of an ensemble. chains: the trainings behind each.
     """
 
     folder: Path
+    evaluation: Path
     metrics: dict[str, Any]
     predictions: dict[str, str]
-    stages: dict[str, dict[str, Any]]
+    checkpoints: list[Path]
+    chains: list[Chain]
 
 
 def read_run(folder: str | Path) -> Run:
-    """Read what a run left.
+    """Read what an evaluation left.
+
+    Args:
+        folder: of a run, which stands for its `eval`, or of any evaluation.
 
     Raises:
-        DiffcapError: it was not fine-tuned or not evaluated yet.
+        DiffcapError: it was not evaluated yet.
     """
-    folder = Path(folder)
-    metrics = read_json(folder / "eval" / "metrics.json", "scores", "evaluate the run with `make eval`")
-    stages = {
-        "finetune": read_json(folder / "finetune" / "finished.json", "finished fine-tuning", "run `make finetune`")
-    }
-    pretrained = folder / "pretrain" / "finished.json"
-    if pretrained.is_file():
-        stages = {"pretrain": read_json(pretrained), **stages}
-    return Run(folder, metrics, read_predictions(folder / "eval" / "predictions.json"), stages)
+    evaluation = find_evaluation(folder)
+    metrics = read_metrics(evaluation)
+    checkpoints = checkpoints_of(evaluation, metrics)
+    predictions = read_predictions(evaluation / PREDICTIONS)
+    return Run(Path(folder), evaluation, metrics, predictions, checkpoints, [chain_of(path) for path in checkpoints])
+
+
+def read_metrics(evaluation: Path) -> dict[str, Any]:
+    """Read an evaluation's metrics.json.
+
+    Raises:
+        DiffcapError: it is missing, or not what an evaluation writes.
+    """
+    path = evaluation / METRICS
+    metrics = read_json(path, "scores", "give the folder of an evaluated run, or run `make eval`")
+    if not isinstance(metrics, dict) or not {"protocol", "groups", "provenance"} <= metrics.keys():
+        raise DiffcapError(f'{path}: no "protocol", "groups" and "provenance" in it; run `make eval` again.')
+    return metrics
+
+
+def training(chains: Sequence[Chain]) -> Row:
+    """What went into a row: {"seconds": of all trainings, "steps": stage -> number}; nothing where no training is known."""
+    files = {path: stage for chain in chains for stage, path in chain.finished().items()}  # members may share one
+    done = [(stage, read_json(path, "finished training")) for path, stage in files.items()]
+    if not done:
+        return {}
+    steps: dict[str, int] = {}
+    for stage, one in done:
+        steps[stage] = steps.get(stage, 0) + one["steps"]
+    return {"seconds": sum(one["train_seconds"] for _, one in done), "steps": steps}
 
 
 def common_protocol(runs: Sequence[Run], dataset: Dataset, split: str) -> dict[str, Any]:
@@ -60,7 +87,7 @@ def common_protocol(runs: Sequence[Run], dataset: Dataset, split: str) -> dict[s
     first = runs[0]
     for run in runs:
         protocol, theirs = run.metrics["protocol"], run.metrics["provenance"].get("manifest_sha256")
-        where = run.folder / "eval" / "metrics.json"
+        where = run.evaluation / METRICS
         if theirs != dataset.info["manifest_sha256"]:
             raise DiffcapError(
                 f"{where}: scored on another manifest than {dataset.name}'s of now; run `make eval` again."
@@ -98,18 +125,14 @@ def score_row(result: Mapping[str, Any], predictions: Mapping[str, str], pairs: 
 
 
 def run_row(run: Run, pairs: Sequence[ChangePair]) -> Row:
-    """`score_row` of a run, with "seconds" of training (all stages) and "steps" by stage."""
+    """`score_row` of a run, with "seconds" of training (all stages) and "steps" by stage, where they are known."""
     lacking = [pair.id for pair in pairs if pair.id not in run.predictions]
     if lacking:
         raise DiffcapError(
-            f"{run.folder / 'eval' / 'predictions.json'}: {len(lacking)} pairs have no caption (first {lacking[0]}); "
+            f"{run.evaluation / PREDICTIONS}: {len(lacking)} pairs have no caption (first {lacking[0]}); "
             "run `make eval` again."
         )
-    return {
-        **score_row(run.metrics, run.predictions, pairs),
-        "seconds": sum(stage["train_seconds"] for stage in run.stages.values()),
-        "steps": {name: stage["steps"] for name, stage in run.stages.items()},
-    }
+    return {**score_row(run.metrics, run.predictions, pairs), **training(run.chains)}
 
 
 def mean_row(rows: Sequence[Row]) -> Row:

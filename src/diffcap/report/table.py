@@ -123,7 +123,7 @@ def caption_of(protocol: Mapping[str, Any], rows: Rows) -> str:
 
 def scoring_of(protocol: Mapping[str, Any], rows: Rows) -> str:
     """What `caption_of` says after the dataset and the split."""
-    seeds = sorted({int(row.get("runs", 1)) for row in rows.values() if "seconds" in row})
+    seeds = sorted({int(row.get("runs", 1)) for row in rows.values()})
     decoding = "greedy decoding" if protocol.get("beams") == 1 else f"beam search of {protocol.get('beams')}"
     changes = f"{protocol['changes']} change, " if protocol.get("changes") else ""
     several = f"; mean ± standard deviation over {seeds[-1]} runs" if seeds and seeds[-1] > 1 else ""

@@ -1,0 +1,32 @@
+"""Files that are written whole or not at all."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def whole(path: str | Path, numbered: bool = True) -> Iterator[Path]:
+    """Give a name beside a file's place to write to; the file gets its own name once that is done.
+
+    A kill or a full disk leaves what stood there before. The folder is made if it is not there.
+
+    Args:
+        path: of the file. numbered: with the process's number in the other name, for what several processes may write at the
+            same time; without, large files that kills have left behind are not more than one.
+
+    Raises:
+        OSError: the disk refuses; it names `path`.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp" if numbered else f".{path.name}.tmp")
+    try:
+        yield temporary
+        temporary.replace(path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(temporary), temporary):
+            error.filename = str(path)
+        raise
