@@ -8,7 +8,7 @@ def main() -> None:
     from diffcap.lit.run import TrainingCLI  # first: it makes --help quick
 
     # isort: split
-    from diffcap.data import AdaptData
+    from diffcap.data.captioning import AdaptData
     from diffcap.lit.adaptation import Adaptation
 
     TrainingCLI(Adaptation, AdaptData, save_config_callback=None).train("pretrain")

@@ -24,7 +24,7 @@ def train(
         shipped: where the exported captioner goes.
     """
     from diffcap.chain import Make, Road
-    from diffcap.exporting import export
+    from diffcap.checkpoints.exporting import export
     from diffcap.run_folder import BEST, FINETUNE
 
     make = Make("DATASET=blocks", f"FOLDER={folder}", f"PAIRS={pairs}", "data_ARGS=--jitter 1", "LOGGER=none")

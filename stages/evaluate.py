@@ -55,8 +55,8 @@ def evaluate(
     for name, number in {"batch_size": batch_size, "beams": beams, "devices": devices, "limit": limit}.items():
         if number is not None and number < 1:
             raise DiffcapError(f"--{name} is {number}; it must be at least 1.")
-    from diffcap.checkpoint import described
-    from diffcap.combining import load_together
+    from diffcap.checkpoints.combining import load_together
+    from diffcap.checkpoints.reading import described
     from diffcap.evaluation.captions import ALL_METRICS, unavailable_metrics
     from diffcap.evaluation.coco import write_predictions, write_references
     from diffcap.evaluation.protocols import evaluate as score

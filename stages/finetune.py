@@ -8,7 +8,7 @@ def main() -> None:
     from diffcap.lit.run import TrainingCLI  # first: it makes --help quick
 
     # isort: split
-    from diffcap.data import CaptionData
+    from diffcap.data.captioning import CaptionData
     from diffcap.lit.captioning import Captioning
 
     TrainingCLI(Captioning, CaptionData, save_config_callback=None).train("finetune")

@@ -8,8 +8,8 @@ def main() -> None:
     from diffcap.lit.run import TrainingCLI  # first: it makes --help quick
 
     # isort: split
+    from diffcap.data.pretraining import PretrainData
     from diffcap.lit.pretraining import Pretraining
-    from diffcap.pretrain_data import PretrainData
 
     TrainingCLI(Pretraining, PretrainData, save_config_callback=None).train("pretrain")
 

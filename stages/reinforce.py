@@ -8,8 +8,8 @@ def main() -> None:
     from diffcap.lit.run import TrainingCLI  # first: it makes --help quick
 
     # isort: split
+    from diffcap.data.reinforcement import ReinforceData
     from diffcap.lit.reinforcement import Reinforcement
-    from diffcap.reinforce_data import ReinforceData
 
     TrainingCLI(Reinforcement, ReinforceData, save_config_callback=None).train("reinforce")
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.checkpoints import WORDS, write_checkpoint
 from tests.models.tiny import captioner, maps, pretraining
+from tests.toy_checkpoints import WORDS, write_checkpoint
 
 from diffcap.captioner import load
-from diffcap.checkpoint import read_checkpoint
+from diffcap.checkpoints.reading import read_checkpoint
 from diffcap.errors import DiffcapError
 from diffcap.models.generation import greedy
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.checkpoints import write_checkpoint
+from tests.toy_checkpoints import write_checkpoint
 from torch import nn
 
 import diffcap.captioner
@@ -192,7 +192,7 @@ def test_notes_tell_what_was_done_to_a_picture(captioner: PairCaptioner, tmp_pat
 
 
 def test_an_exported_folder_says_the_same(tmp_path: Path) -> None:
-    from diffcap.checkpoint import read_checkpoint, write_folder
+    from diffcap.checkpoints.reading import read_checkpoint, write_folder
 
     path = make(tmp_path / "best.ckpt", "scorer")
     write_folder(tmp_path / "exported", read_checkpoint(path))

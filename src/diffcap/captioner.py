@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from diffcap.checkpoint import CAPTIONING_STAGES, read_checkpoint, weights_of
+from diffcap.checkpoints.reading import CAPTIONING_STAGES, read_checkpoint, weights_of
 from diffcap.errors import DiffcapError
 from diffcap.models.captioner import Captioner
 from diffcap.models.clip4idc import CLIP4IDC
@@ -341,7 +341,7 @@ def load_captioner(
     Raises:
         DiffcapError: it cannot be had, is none of diffcap's, or cannot caption, or members have different vocabularies.
     """
-    from diffcap.combining import load_together
+    from diffcap.checkpoints.combining import load_together
 
     sources: list[str | Path | None] = [source] if source is None or isinstance(source, str | Path) else list(source)
     if not sources:
@@ -353,7 +353,7 @@ def _place_of(source: str | Path | None) -> Path:
     path = Path(source) if source is not None else SHIPPED
     named = isinstance(source, str) and not path.exists() and path.suffix != ".ckpt"
     if named and re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
-        from diffcap.hub import fetch
+        from diffcap.checkpoints.hub import fetch
 
         path = fetch(str(source))
     return path

@@ -86,7 +86,7 @@ def average(checkpoints: list[Path], out: Path = Path("averaged.ckpt")) -> None:
             and its last.ckpt.
         out: the new checkpoint, which every command takes that takes the others.
     """
-    from diffcap.combining import average as write_average
+    from diffcap.checkpoints.combining import average as write_average
 
     steps = write_average(checkpoints, out)
     print(f"{out}: the mean of {len(steps)} checkpoints, of steps {', '.join(f'{step:,}' for step in steps)}")

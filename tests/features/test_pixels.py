@@ -10,7 +10,7 @@ from PIL import Image
 from tests.models.test_clip4idc import NETWORK
 
 import diffcap
-from diffcap.checkpoint import FORMAT
+from diffcap.checkpoints.reading import FORMAT
 from diffcap.errors import DiffcapError
 from diffcap.features.backbones import build_backbone
 from diffcap.features.store import FeatureStore, StoreWriter

@@ -9,7 +9,7 @@ import torch
 from tests.parity.loading import FIXTURES, Fixture, load
 
 from diffcap.captioner import load as load_trained
-from diffcap.checkpoint import read_checkpoint, write_folder
+from diffcap.checkpoints.reading import read_checkpoint, write_folder
 from diffcap.cli import main
 from diffcap.errors import DiffcapError
 from diffcap.interop.official import Unseen, import_official, read_words

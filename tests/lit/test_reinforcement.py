@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 from pycocoevalcap.cider.cider_scorer import CiderScorer
-from tests.checkpoints import write_checkpoint
 from tests.toy import SHAPE, write_toy
+from tests.toy_checkpoints import write_checkpoint
 
+from diffcap.data.reinforcement import ReinforceData
 from diffcap.errors import DiffcapError
 from diffcap.lit.reinforcement import Reinforcement
 from diffcap.models.scorer import SCORER
 from diffcap.models.words import END, NULL, START
-from diffcap.reinforce_data import ReinforceData
 
 SIZES: dict[str, Any] = {"width": 16, "heads": 2, "word_width": 12, "dropout": 0.3, "max_length": 12}
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.checkpoints import WORDS, write_checkpoint
 from tests.models.tiny import captioner, pretraining
+from tests.toy_checkpoints import WORDS, write_checkpoint
 
 from diffcap.errors import DiffcapError
 from diffcap.lit.training import adamw, init_from

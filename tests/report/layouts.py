@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from diffcap.checkpoint import FORMAT
+from diffcap.checkpoints.reading import FORMAT
 from diffcap.datasets import read_pairs
 from diffcap.datasets.blocks.write import write_blocks
 from diffcap.evaluation.coco import write_predictions

@@ -11,7 +11,7 @@ from tests.commands import ROOT, in_process, one_sentence, run, weights
 from tests.stages.test_training import evaluation, kill_when, same_training
 
 from diffcap.captioner import load
-from diffcap.checkpoint import read_checkpoint
+from diffcap.checkpoints.reading import read_checkpoint
 
 SETTINGS = ROOT / "configs" / "method" / "clip4idc"
 SMALL = (

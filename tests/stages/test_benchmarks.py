@@ -10,8 +10,8 @@ import pytest
 from tests.commands import ROOT, command, in_process
 from tests.datasets.layouts import write_clevr_dc, write_image_editing_request, write_spot_the_diff
 
-from diffcap.checkpoint import read_checkpoint
-from diffcap.data import CaptionData
+from diffcap.checkpoints.reading import read_checkpoint
+from diffcap.data.captioning import CaptionData
 from diffcap.errors import DiffcapError
 from diffcap.evaluation.coco import read_predictions, read_references
 from diffcap.features.images import unique_images

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.checkpoints import write_checkpoint
 from tests.test_pair_captioner import lively
+from tests.toy_checkpoints import write_checkpoint
 
 from diffcap.captioner import Caption, load, load_captioner
 from diffcap.features.store import FeatureStore

@@ -14,7 +14,7 @@ from tests.stages.test_training import kill_when, same_training
 from tests.toy import write_toy
 
 from diffcap.captioner import load
-from diffcap.combining import average
+from diffcap.checkpoints.combining import average
 
 BASE = ROOT / "configs/reinforce/base.yaml"
 FILES = [ROOT / "configs/trainer/smoke.yaml"]

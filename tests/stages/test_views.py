@@ -11,7 +11,7 @@ from tests.stages.test_training import evaluation, kill_when, same_training
 
 from diffcap.captioner import METHODS as MODELS
 from diffcap.captioner import load
-from diffcap.pretrain_data import CAPTIONED
+from diffcap.data.pretraining import CAPTIONED
 
 METHODS = ("scorer", "dirl")
 SETTINGS = ROOT / "configs" / "method"

@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.checkpoints import write_checkpoint
 from tests.commands import environment
 from tests.models.tiny import captioner, pretraining
 from tests.odd_pictures import encoded, scene
+from tests.toy_checkpoints import write_checkpoint
 from tests.web.site import Visitor
 
 from diffcap import cli

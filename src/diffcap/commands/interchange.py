@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def run_import(method: "Method", file: Path, vocabulary: Path | None, out: Path | None, unseen: "Unseen") -> None:
     """Import an official checkpoint; see `cli.import_`."""
-    from diffcap.checkpoint import CAPTIONING_STAGES, write_folder
+    from diffcap.checkpoints.reading import CAPTIONING_STAGES, write_folder
     from diffcap.interop.official import import_official
 
     if unseen.heads < 1:
@@ -32,7 +32,7 @@ def run_import(method: "Method", file: Path, vocabulary: Path | None, out: Path 
 
 def run_export(checkpoint: Path, out: Path | None) -> None:
     """Export a checkpoint; see `cli.export`."""
-    from diffcap.exporting import export
+    from diffcap.checkpoints.exporting import export
 
     folder = out or checkpoint.with_name(f"{checkpoint.name.removesuffix('.ckpt')}-exported")
     _refuse_file(folder)
@@ -51,14 +51,14 @@ def run_push(
     private: bool,
 ) -> None:
     """Push a captioner; see `cli.push`."""
-    from diffcap.hub import push
+    from diffcap.checkpoints.hub import push
 
     print(push(checkpoint, name, metrics, pictures, license, private))
 
 
 def run_pull(name: str, out: Path | None) -> None:
     """Pull a captioner; see `cli.pull`."""
-    from diffcap.hub import fetch
+    from diffcap.checkpoints.hub import fetch
 
     _refuse_file(out or Path(name.rpartition("/")[2]))
     folder = fetch(name, out or Path(name.rpartition("/")[2]))

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from diffcap.checkpoint import read_checkpoint, weights_of
+from diffcap.checkpoints.reading import read_checkpoint, weights_of
 from diffcap.errors import DiffcapError
 from diffcap.features.preprocessing import Pixels, ResizeNormalize
 from diffcap.features.weights import download, load_weights, pretrained_clip, read_state_dict, state_hash

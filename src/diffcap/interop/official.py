@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import diffcap
-from diffcap.checkpoint import FORMAT
+from diffcap.checkpoints.reading import FORMAT
 from diffcap.errors import DiffcapError
 from diffcap.interop import clip4idc, dirl, pcl, scorer
 from diffcap.interop.sizes import clip4idc_sizes, dirl_sizes, pcl_sizes, scorer_sizes

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffcap.data import AdaptData
+from diffcap.data.captioning import AdaptData
 from diffcap.errors import DiffcapError
 from diffcap.evaluation.retrieval import PairRetrieval
 from diffcap.lit.clip_weights import load_clip

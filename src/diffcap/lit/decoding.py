@@ -11,11 +11,11 @@ from lightning.pytorch.callbacks import RichProgressBar
 from torch.utils.data import DataLoader, Dataset
 
 from diffcap.captioner import Checkpoint, together
+from diffcap.data.pair_table import PairBatches, PairTable, as_is
 from diffcap.features.store import FeatureStore
 from diffcap.lit.cli import plain_settings
 from diffcap.losses.gather import world_size
 from diffcap.models.generation import beam_search, greedy
-from diffcap.pair_table import PairBatches, PairTable, as_is
 from diffcap.records import ChangePair
 
 

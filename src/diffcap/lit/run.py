@@ -23,7 +23,7 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMon
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from diffcap.checkpoint import read_checkpoint, weights_hash
+from diffcap.checkpoints.reading import read_checkpoint, weights_hash
 from diffcap.errors import DiffcapError
 from diffcap.features.store import SUMS
 from diffcap.files import whole

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import diffcap
-from diffcap.checkpoint import FORMAT, read_checkpoint, weights_of
-from diffcap.data import FeatureData
+from diffcap.checkpoints.reading import FORMAT, read_checkpoint, weights_of
+from diffcap.data.captioning import FeatureData
 from diffcap.errors import DiffcapError
 from diffcap.lit.schedules import Schedule, factor
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from diffcap.captioner import Checkpoint, Look, together
-from diffcap.combining import load_together
+from diffcap.checkpoints.combining import load_together
 from diffcap.features.store import FeatureStore
 from diffcap.models.captioner import Captioner
 from diffcap.records import ChangePair

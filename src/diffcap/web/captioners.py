@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from diffcap.captioner import METHODS, SHIPPED, PairCaptioner, load_captioner
-from diffcap.checkpoint import CAPTIONING_STAGES, CONFIG, WEIGHTS, read_checkpoint
+from diffcap.checkpoints.reading import CAPTIONING_STAGES, CONFIG, WEIGHTS, read_checkpoint
 from diffcap.errors import DiffcapError
 from diffcap.records import read_json
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from diffcap.checkpoint import CAPTIONING_STAGES, CONFIG, WEIGHTS, read_checkpoint, write_folder
+from diffcap.checkpoints.exporting import Scores, scores_of
+from diffcap.checkpoints.reading import CAPTIONING_STAGES, CONFIG, WEIGHTS, read_checkpoint, write_folder
 from diffcap.errors import DiffcapError
-from diffcap.exporting import Scores, scores_of
 from diffcap.records import write_json, write_text
 from diffcap.run_folder import METRICS, report_of
 

@@ -7,15 +7,15 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from diffcap.data import FeatureData, Samples
+from diffcap.data.captioning import FeatureData, Samples
+from diffcap.data.labelled_pairs import LabelledPairs
+from diffcap.data.pair_table import PairTable
+from diffcap.data.streams import Batch, Stream, TaskSchedule, step_generator
 from diffcap.errors import DiffcapError
 from diffcap.features.store import FeatureStore
-from diffcap.labelled_pairs import LabelledPairs
 from diffcap.losses.mvcl import mask_patches
 from diffcap.negatives import read_negatives
-from diffcap.pair_table import PairTable
 from diffcap.records import ChangePair, read_dataset
-from diffcap.streams import Batch, Stream, TaskSchedule, step_generator
 
 CAPTIONED = ("mlm", "mvcl", "fda")
 SINGLE = "single_"  # before the name of a task on the images of `singles`

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from diffcap.data.streams import StepBatches, Stream, TaskSchedule, step_generator
 from diffcap.errors import DiffcapError
-from diffcap.streams import StepBatches, Stream, TaskSchedule, step_generator
 
 
 @pytest.mark.parametrize("size", [1, 7, 40])

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import diffcap
-from diffcap.checkpoint import FORMAT
+from diffcap.checkpoints.reading import FORMAT
 
 WORDS = ["cube", "moved", "red", "the"]
 

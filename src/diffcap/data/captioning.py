@@ -1,4 +1,4 @@
-"""The LightningDataModules: feature maps of pairs with captions; those of pre-training stand in `pretrain_data`.
+"""The LightningDataModules of captioning: feature maps of pairs with captions; that of pre-training stands in `pretraining`.
 
 Every random choice of a training step (samples, hidden words and patches, swapped images) comes from the seed and the
 step alone, over the global batch, of which each rank takes its share; see `streams`.
@@ -14,12 +14,12 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader
 
+from diffcap.data.pair_table import PairBatches, PairTable, RetrievalBatches, as_is
+from diffcap.data.streams import Batch, StepBatches, Stream, step_generator
 from diffcap.errors import DiffcapError
 from diffcap.features.store import FeatureStore
 from diffcap.losses.mlm import mask_words
-from diffcap.pair_table import PairBatches, PairTable, RetrievalBatches, as_is
 from diffcap.records import ChangePair, Changes, read_dataset, take_changes
-from diffcap.streams import Batch, StepBatches, Stream, step_generator
 from diffcap.text.layouts import AnyLayout, vocabulary_for
 
 Samples = Literal["captions", "pairs", "scenes"]

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.checkpoints import WORDS, write_checkpoint
 from tests.models.test_words import SIZES as WORD_SIZES
 from tests.models.tiny import captioner
+from tests.toy_checkpoints import WORDS, write_checkpoint
 
 from diffcap.captioner import load
-from diffcap.combining import average, expanded, load_together
+from diffcap.checkpoints.combining import average, expanded, load_together
 from diffcap.errors import DiffcapError
 from diffcap.models.dirl import DIRL
 from diffcap.models.pcl import PCL

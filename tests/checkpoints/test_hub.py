@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from tests.checkpoints import write_checkpoint
 from tests.commands import environment
 from tests.hub_server import TOKEN, Hub
 from tests.models.tiny import captioner, pretraining
+from tests.toy_checkpoints import write_checkpoint
 
 from diffcap.captioner import load
-from diffcap.checkpoint import described, read_checkpoint
+from diffcap.checkpoints.exporting import Scores, export, scores_of
+from diffcap.checkpoints.hub import fetch, model_card, push
+from diffcap.checkpoints.reading import described, read_checkpoint
 from diffcap.errors import DiffcapError
-from diffcap.exporting import Scores, export, scores_of
-from diffcap.hub import fetch, model_card, push
 from diffcap.records import read_json, write_json
 
 METRICS: dict[str, Any] = {

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from diffcap.captioner import Checkpoint, load
-from diffcap.checkpoint import read_checkpoint
+from diffcap.checkpoints.reading import read_checkpoint
 from diffcap.errors import DiffcapError
 from diffcap.files import whole
 from diffcap.records import file_hash

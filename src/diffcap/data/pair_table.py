@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from diffcap.data.streams import Batch, step_generator
 from diffcap.errors import DiffcapError
 from diffcap.features.store import FeatureStore
 from diffcap.records import ChangePair
-from diffcap.streams import Batch, step_generator
 from diffcap.text.layouts import AnyVocabulary
 
 

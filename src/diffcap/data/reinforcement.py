@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
-from diffcap.data import CaptionData
+from diffcap.data.captioning import CaptionData
+from diffcap.data.streams import Batch, step_generator
 from diffcap.errors import DiffcapError
-from diffcap.streams import Batch, step_generator
 
 
 class ReinforceData(CaptionData):

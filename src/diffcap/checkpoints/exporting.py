@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diffcap.checkpoint import read_checkpoint, weights_hash, write_folder
+from diffcap.checkpoints.reading import read_checkpoint, weights_hash, write_folder
 from diffcap.errors import DiffcapError
 from diffcap.records import read_json, write_json
 from diffcap.run_folder import METRICS, evaluations_near

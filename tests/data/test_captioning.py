@@ -11,13 +11,13 @@ import pytest
 import torch
 from tests.toy import NEGATIVES, SHAPE, pairs, write_toy
 
-from diffcap.data import CaptionData, FeatureData
+from diffcap.data.captioning import CaptionData, FeatureData
+from diffcap.data.pair_table import PairBatches
+from diffcap.data.pretraining import PretrainData
 from diffcap.errors import DiffcapError
 from diffcap.features.store import FeatureStore
 from diffcap.losses.mlm import IGNORED
 from diffcap.negatives import read_negatives
-from diffcap.pair_table import PairBatches
-from diffcap.pretrain_data import PretrainData
 from diffcap.records import read_dataset, write_dataset
 
 
