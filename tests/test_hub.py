@@ -14,7 +14,7 @@ from tests.commands import environment
 from tests.hub_server import TOKEN, Hub
 from tests.models.tiny import captioner, pretraining
 
-from diffcap.captioner import load
+from diffcap.captioner import SHIPPED, load
 from diffcap.checkpoint import described, read_checkpoint
 from diffcap.errors import DiffcapError
 from diffcap.exporting import Scores, export, scores_of
@@ -175,3 +175,7 @@ def test_scores_are_those_of_the_same_weights(run: Path, tmp_path: Path) -> None
         "eval/metrics.json does not say which weights it is of; eval-both/metrics.json is of an ensemble of 2"
         in missing.why
     )
+
+
+def test_the_scores_of_the_captioner_that_ships_are_of_its_weights() -> None:
+    assert scores_of(SHIPPED, read_checkpoint(SHIPPED)).file == SHIPPED / "metrics.json"
