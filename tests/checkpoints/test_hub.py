@@ -14,7 +14,7 @@ from tests.hub_server import TOKEN, Hub
 from tests.models.tiny import captioner, pretraining
 from tests.toy_checkpoints import write_checkpoint
 
-from diffcap.captioner import load
+from diffcap.captioner import SHIPPED, load
 from diffcap.checkpoints.exporting import Scores, export, scores_of
 from diffcap.checkpoints.hub import fetch, model_card, push
 from diffcap.checkpoints.reading import described, read_checkpoint
@@ -175,3 +175,7 @@ def test_scores_are_those_of_the_same_weights(run: Path, tmp_path: Path) -> None
         "eval/metrics.json does not say which weights it is of; eval-both/metrics.json is of an ensemble of 2"
         in missing.why
     )
+
+
+def test_the_scores_of_the_captioner_that_ships_are_of_its_weights() -> None:
+    assert scores_of(SHIPPED, read_checkpoint(SHIPPED)).file == SHIPPED / "metrics.json"
