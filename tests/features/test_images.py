@@ -45,8 +45,7 @@ def test_other_modes_become_rgb(tmp_path: Path) -> None:
     assert np.asarray(load_image(tmp_path / "deep.png"))[0].tolist() == [[n] * 3 for n in (0, 1, 128, 255)]
     for kind in (np.float32, np.int32):
         Image.fromarray(deep.astype(kind)).save(tmp_path / "long.tiff")
-        with pytest.raises(DiffcapError, match=r"long\.tiff: has pixels of 32 bits"):
-            load_image(tmp_path / "long.tiff")
+        assert np.asarray(load_image(tmp_path / "long.tiff"))[0].tolist() == [[n] * 3 for n in (0, 1, 128, 255)]
 
 
 def test_photographs_stand_upright(tmp_path: Path) -> None:
