@@ -117,8 +117,8 @@ def ablation(
         *make.variables, "DATA=", "CUB_DATA=", "NABIRDS_DATA="
     )  # the manifest is there now; its files need not be looked at for every row
     numbers = seeds_of(seeds)
-    more = seeds_of(more_seeds) if more_seeds else []
-    runs = [(row, seed) for seed in [*numbers, *more] for row in (chosen if seed in numbers else often)]
+    more = [seed for seed in (seeds_of(more_seeds) if more_seeds else []) if seed not in numbers]
+    runs = [(row, seed) for among, of in ((chosen, numbers), (often, more)) for seed in of for row in among]
     roads = {
         (row, seed): Road(
             f"{ROWS[method][row]}, seed {seed}",

@@ -398,7 +398,7 @@ def test_the_rows_of_an_ablation_take_equal_steps_and_only_they_do(project: Path
 
 
 def test_the_rows_that_a_conclusion_rests_on_have_more_seeds(project: Path) -> None:
-    words = ["METHOD=scorer", "SEEDS=1", "ARGS=--rows=rr,scorer_cbr --more_seeds=2,3 --repeated=rr"]
+    words = ["METHOD=scorer", "SEEDS=1", "ARGS=--rows=rr,scorer_cbr --more_seeds=1,2,3 --repeated=rr"]
     runs = logged(project, "ablation", *words)
     place = "runs/blocks/scorer-ablation"
     trained = [run.split("--run.out ")[1].split()[0] for run in runs["finetune"]]

@@ -18,7 +18,8 @@ from torch import nn
 
 import diffcap.captioner
 from diffcap import load_captioner
-from diffcap.captioner import Caption, PairCaptioner, load
+from diffcap.captioner import Caption, PairCaptioner
+from diffcap.checkpoints.loading import load
 from diffcap.errors import DiffcapError
 from diffcap.features.backbones import build_backbone
 from diffcap.features.online import backbone_of

@@ -1,4 +1,4 @@
-"""A captioner to point at two pictures; and, below it, what a checkpoint alone holds: the model, its words, its features.
+"""A captioner to point at two pictures.
 
 ```
 caption = load_captioner("runs/desk/scorer/finetune/best.ckpt")("before.jpg", "after.jpg")
@@ -18,72 +18,16 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from diffcap.checkpoints.reading import CAPTIONING_STAGES, read_checkpoint, weights_of
+from diffcap.checkpoints.combining import load_together, together
+from diffcap.checkpoints.loading import Checkpoint
 from diffcap.errors import DiffcapError
-from diffcap.models.captioner import Captioner
-from diffcap.models.clip4idc import CLIP4IDC
-from diffcap.models.dirl import DIRL
-from diffcap.models.ensemble import Ensemble
 from diffcap.models.generation import beam_hypotheses, greedy
-from diffcap.models.pcl import PCL
-from diffcap.models.scorer import SCORER
 from diffcap.models.scoring import token_log_probabilities
 from diffcap.pictures import Source, read_picture
-from diffcap.text.layouts import AnyVocabulary, vocabulary_of
+from diffcap.text.layouts import AnyVocabulary
 
-METHODS: dict[str, type[Captioner]] = {"pcl": PCL, "scorer": SCORER, "dirl": DIRL, "clip4idc": CLIP4IDC}
 SHIPPED = Path(__file__).parent / "models" / "captioners" / "blocks"
 Maps = npt.NDArray[np.floating[Any]]
-
-
-class Checkpoint(NamedTuple):
-    """What a fine-tuning checkpoint holds.
-
-    Attributes:
-        captioner: in eval mode, on the CPU. vocabulary: its words. max_length: positions of a caption.
-        features: meta of the feature store it was trained on (backbone, weights, preprocessing, name).
-        facts: method, dataset, step, provenance.
-    """
-
-    captioner: Captioner
-    vocabulary: AnyVocabulary
-    max_length: int
-    features: dict[str, Any]
-    facts: dict[str, Any]
-
-
-def load(path: str | Path) -> Checkpoint:
-    """Build the captioner of a fine-tuning checkpoint.
-
-    Raises:
-        DiffcapError: as `read_checkpoint`, or it is of a pre-training stage.
-    """
-    state = read_checkpoint(path)
-    facts = dict(state["diffcap"])
-    if facts.get("stage") not in CAPTIONING_STAGES:
-        raise DiffcapError(
-            f"{path}: a checkpoint of the {facts.get('stage')} stage cannot caption; fine-tune from it first."
-        )
-    if facts.get("method") not in METHODS:
-        raise DiffcapError(
-            f"{path}: its method is {facts.get('method')!r}, this diffcap knows {', '.join(METHODS)}; "
-            f"use diffcap {facts['version']}, which wrote it."
-        )
-    try:
-        captioner = METHODS[facts["method"]](**facts.pop("hyperparameters"))
-        vocabulary = vocabulary_of(facts.pop("words"), facts.pop("vocabulary_layout", "pcl"))
-        max_length, features = int(facts.pop("max_length")), dict(facts.pop("features"))
-    except (TypeError, ValueError, KeyError) as error:
-        raise DiffcapError(
-            f"{path}: its settings are of another diffcap ({error}); use diffcap {facts['version']}, which wrote it."
-        ) from None
-    try:
-        captioner.load_state_dict(weights_of(state))
-    except RuntimeError as error:
-        fault = " ".join(str(error).split())[:200]
-        raise DiffcapError(f"{path}: its weights do not fit its own settings ({fault}); train it again.") from None
-    facts["step"] = state["global_step"]
-    return Checkpoint(captioner.eval(), vocabulary, max_length, features, facts)
 
 
 @dataclass(frozen=True)
@@ -318,15 +262,6 @@ class PairCaptioner:
         return captions
 
 
-def together(members: Sequence[Checkpoint]) -> Checkpoint:
-    """Several checkpoints as one that takes lists of features; captions are as long as the shortest `max_length` allows."""
-    captioner = Ensemble([member.captioner for member in members]).eval()
-    facts = {**members[0].facts, "ensemble": [member.facts["method"] for member in members]}
-    return members[0]._replace(
-        captioner=captioner, max_length=min(member.max_length for member in members), facts=facts
-    )
-
-
 def load_captioner(
     source: str | Path | Sequence[str | Path] | None = None, device: str = "auto", backbone_weights: str | None = None
 ) -> PairCaptioner:
@@ -341,8 +276,6 @@ def load_captioner(
     Raises:
         DiffcapError: it cannot be had, is none of diffcap's, or cannot caption, or members have different vocabularies.
     """
-    from diffcap.checkpoints.combining import load_together
-
     sources: list[str | Path | None] = [source] if source is None or isinstance(source, str | Path) else list(source)
     if not sources:
         raise DiffcapError("the list of checkpoints is empty; name one, or leave it out for the captioner that ships.")

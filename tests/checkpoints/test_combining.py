@@ -11,8 +11,8 @@ from tests.models.test_words import SIZES as WORD_SIZES
 from tests.models.tiny import captioner
 from tests.toy_checkpoints import WORDS, write_checkpoint
 
-from diffcap.captioner import load
 from diffcap.checkpoints.combining import average, expanded, load_together
+from diffcap.checkpoints.loading import load
 from diffcap.errors import DiffcapError
 from diffcap.models.dirl import DIRL
 from diffcap.models.pcl import PCL

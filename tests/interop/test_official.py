@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.parity.loading import FIXTURES, Fixture, load
 
-from diffcap.captioner import load as load_trained
+from diffcap.checkpoints.loading import load as load_trained
 from diffcap.checkpoints.reading import read_checkpoint, write_folder
 from diffcap.cli import main
 from diffcap.errors import DiffcapError

@@ -10,8 +10,8 @@ from tests.parity.loading import Fixture, load
 from tests.parity.test_pcl import maps
 from torch import Tensor
 
-from diffcap.captioner import Checkpoint
-from diffcap.captioner import load as load_trained
+from diffcap.checkpoints.loading import Checkpoint
+from diffcap.checkpoints.loading import load as load_trained
 from diffcap.cli import main
 from diffcap.models.clip4idc import CLIP4IDC
 from diffcap.models.generation import greedy

@@ -91,7 +91,7 @@ def captions_of(dataset: Dataset, wrong: int = 0) -> dict[str, str]:
 def write_checkpoint(
     path: Path, method: str, captioner: Captioner, words: Sequence[str], shape: tuple[int, int, int]
 ) -> Path:
-    """A fine-tuning checkpoint as `diffcap.captioner.load` reads it, of features called toy."""
+    """A fine-tuning checkpoint as `diffcap.checkpoints.loading.load` reads it, of features called toy."""
     facts = {"format": FORMAT, "version": "0", "stage": "finetune", "method": method, "dataset": "blocks", "seed": 1}
     features = {"name": "toy", "backbone": "toy", "shape": list(shape), "dtype": "float16"}
     facts |= {"words": list(words), "vocabulary_layout": "pcl" if method == "pcl" else "rcc", "max_length": 24}

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from tests.report.layouts import make_scorer, write_checkpoint
 
-from diffcap.captioner import load
+from diffcap.checkpoints.loading import load
 from diffcap.errors import DiffcapError
 from diffcap.features.store import StoreWriter
 from diffcap.models.captioner import Captioner

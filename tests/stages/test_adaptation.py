@@ -10,7 +10,7 @@ import torch
 from tests.commands import ROOT, in_process, one_sentence, run, weights
 from tests.stages.test_training import evaluation, kill_when, same_training
 
-from diffcap.captioner import load
+from diffcap.checkpoints.loading import load
 from diffcap.checkpoints.reading import read_checkpoint
 
 SETTINGS = ROOT / "configs" / "method" / "clip4idc"

@@ -7,7 +7,8 @@ import torch
 from tests.test_pair_captioner import lively
 from tests.toy_checkpoints import write_checkpoint
 
-from diffcap.captioner import Caption, load, load_captioner
+from diffcap.captioner import Caption, load_captioner
+from diffcap.checkpoints.loading import load
 from diffcap.features.store import FeatureStore
 from diffcap.lit.decoding import decode
 from diffcap.models.pcl import PCL

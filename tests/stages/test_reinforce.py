@@ -13,8 +13,8 @@ from tests.commands import ROOT, command, environment, in_process, one_sentence,
 from tests.stages.test_training import kill_when, same_training
 from tests.toy import write_toy
 
-from diffcap.captioner import load
 from diffcap.checkpoints.combining import average
+from diffcap.checkpoints.loading import load
 
 BASE = ROOT / "configs/reinforce/base.yaml"
 FILES = [ROOT / "configs/trainer/smoke.yaml"]

@@ -9,8 +9,8 @@ import yaml
 from tests.commands import ROOT, command, in_process, one_sentence, run, weights
 from tests.stages.test_training import evaluation, kill_when, same_training
 
-from diffcap.captioner import METHODS as MODELS
-from diffcap.captioner import load
+from diffcap.checkpoints.loading import METHODS as MODELS
+from diffcap.checkpoints.loading import load
 from diffcap.data.pretraining import CAPTIONED
 
 METHODS = ("scorer", "dirl")

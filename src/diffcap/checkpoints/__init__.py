@@ -1,1 +1,1 @@
-"""Checkpoints of ours: reading, combining, exporting them, to and from the Hugging Face hub."""
+"""Checkpoints of ours: reading, loading, combining, exporting them, to and from the Hugging Face hub."""

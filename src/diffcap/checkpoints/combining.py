@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from diffcap.captioner import Checkpoint, load
+from diffcap.checkpoints.loading import Checkpoint, load
 from diffcap.checkpoints.reading import read_checkpoint
 from diffcap.errors import DiffcapError
 from diffcap.files import whole
+from diffcap.models.ensemble import Ensemble
 from diffcap.records import file_hash
 from diffcap.run_folder import KEPT, LAST
 
@@ -111,3 +112,12 @@ def load_together(paths: Sequence[str | Path]) -> list[Checkpoint]:
                 "an ensemble needs one numbering (SCORER and DIRL share theirs)."
             )
     return members
+
+
+def together(members: Sequence[Checkpoint]) -> Checkpoint:
+    """Several checkpoints as one that takes lists of features; captions are as long as the shortest `max_length` allows."""
+    captioner = Ensemble([member.captioner for member in members]).eval()
+    facts = {**members[0].facts, "ensemble": [member.facts["method"] for member in members]}
+    return members[0]._replace(
+        captioner=captioner, max_length=min(member.max_length for member in members), facts=facts
+    )

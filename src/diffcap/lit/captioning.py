@@ -5,7 +5,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from diffcap.captioner import METHODS
+from diffcap.checkpoints.loading import METHODS
 from diffcap.errors import DiffcapError
 from diffcap.evaluation.metric import CaptionMetric
 from diffcap.lit.clip_weights import load_clip

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import RichProgressBar
 from torch.utils.data import DataLoader, Dataset
 
-from diffcap.captioner import Checkpoint, together
+from diffcap.checkpoints.combining import together
+from diffcap.checkpoints.loading import Checkpoint
 from diffcap.data.pair_table import PairBatches, PairTable, as_is
 from diffcap.features.store import FeatureStore
 from diffcap.lit.cli import plain_settings

@@ -10,8 +10,9 @@ import numpy.typing as npt
 import torch
 from PIL import Image, ImageDraw
 
-from diffcap.captioner import Checkpoint, Look, together
-from diffcap.checkpoints.combining import load_together
+from diffcap.captioner import Look
+from diffcap.checkpoints.combining import load_together, together
+from diffcap.checkpoints.loading import Checkpoint
 from diffcap.features.store import FeatureStore
 from diffcap.models.captioner import Captioner
 from diffcap.records import ChangePair

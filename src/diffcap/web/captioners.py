@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from diffcap.captioner import METHODS, SHIPPED, PairCaptioner, load_captioner
+from diffcap.captioner import SHIPPED, PairCaptioner, load_captioner
+from diffcap.checkpoints.loading import METHODS
 from diffcap.checkpoints.reading import CAPTIONING_STAGES, CONFIG, WEIGHTS, read_checkpoint
 from diffcap.errors import DiffcapError
 from diffcap.records import read_json

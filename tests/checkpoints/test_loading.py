@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from tests.models.tiny import captioner, maps, pretraining
 from tests.toy_checkpoints import WORDS, write_checkpoint
 
-from diffcap.captioner import load
+from diffcap.checkpoints.loading import load
 from diffcap.checkpoints.reading import read_checkpoint
 from diffcap.errors import DiffcapError
 from diffcap.models.generation import greedy
