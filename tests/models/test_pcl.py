@@ -259,7 +259,12 @@ def test_hyperparameters_build_the_same_model() -> None:
     twin.load_state_dict(model.state_dict())
     with torch.no_grad():
         a, b = (each.eval().states(*maps(2)).final for each in (model, twin))
-    assert torch.equal(a, b) and model.hyperparameters.keys() >= {"objective", "text_cls", "distractor_weight"}
+    assert torch.equal(a, b) and model.hyperparameters.keys() >= {
+        "objective",
+        "text_cls",
+        "distractor_weight",
+        "positions",
+    }
     assert all(isinstance(value, int | float | str | bool) for value in model.hyperparameters.values())
 
 

@@ -67,6 +67,7 @@ class PCLTrunk(nn.Module):
         pair_init: Literal["random", "difference"] = "random",
     ) -> None:
         super().__init__()
+        self.settings = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
         self.width = width
         self.word_embedding = nn.Embedding(vocabulary_size, width)
         self.image_projection = nn.Linear(feature_channels, width)
@@ -199,8 +200,8 @@ class PCL(Captioner):
     ) -> None:
         super().__init__()
         own = {key: value for key, value in locals().items() if key not in ("self", "__class__", "trunk")}
-        self.hyperparameters = {**own, **trunk}
         self.trunk = PCLTrunk(vocabulary_size, feature_channels, **trunk)
+        self.hyperparameters = {**own, **self.trunk.settings}
         self.distractor_head = nn.Linear(2 * self.trunk.width, 2) if distractor_judging else None
         self.distractor_weight, self.objective, self.text_cls = distractor_weight, objective, text_cls
 
