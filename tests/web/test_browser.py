@@ -81,6 +81,11 @@ class Browser:
         """The numbers of the words whose heat is to be seen."""
         return [layer.get_attribute("data-word") for layer in self.all(".dc-heat.dc-on")]
 
+    def example(self, number: int) -> None:
+        """Press an example, once gradio's veil of a page that still loads is gone."""
+        self.wait(lambda: not [veil for veil in self.all("#examples [data-testid=status-tracker]") if veil.is_displayed()])
+        self.all(".dc-example")[number].click()
+
     def put(self, zone: str, path: Path) -> None:
         self.all(f"#zone-{zone} input[type=file]")[0].send_keys(str(path))
 
@@ -119,7 +124,7 @@ def browse(request: pytest.FixtureRequest, address: str) -> Iterator[Callable[..
 def test_an_example_is_captioned_word_by_word(browse: Any, address: str, size: str, dark: bool, tmp_path: Path) -> None:
     browser = browse(size, dark)
     example = render_examples()[0]
-    browser.all(".dc-example")[0].click()
+    browser.example(0)
     caption = load_captioner(device="cpu")(example.before, example.after, 5)
     assert browser.words() == [word.text for word in caption.words]
     assert len(browser.all(".dc-beams tbody tr")) == 1 + len(caption.alternatives)
@@ -136,7 +141,7 @@ def test_an_example_is_captioned_word_by_word(browse: Any, address: str, size: s
 
 def test_pointing_at_a_word_shows_its_heat_and_pressing_holds_it(browse: Any) -> None:
     browser = browse()
-    browser.all(".dc-example")[1].click()
+    browser.example(1)
     browser.words()
     words = browser.all(".dc-word")
     browser.wait(lambda: browser.lit())

@@ -76,7 +76,7 @@ def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
                 _BEAMS,
                 step=1,
                 label="Beams",
-                info="sentences that the search weighs up",
+                info="width of the search",
                 scale=2,
                 min_width=180,
             )
