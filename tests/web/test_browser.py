@@ -83,7 +83,9 @@ class Browser:
 
     def example(self, number: int) -> None:
         """Press an example, once gradio's veil of a page that still loads is gone."""
-        self.wait(lambda: not [veil for veil in self.all("#examples [data-testid=status-tracker]") if veil.is_displayed()])
+        self.wait(
+            lambda: not [veil for veil in self.all("#examples [data-testid=status-tracker]") if veil.is_displayed()]
+        )
         self.all(".dc-example")[number].click()
 
     def put(self, zone: str, path: Path) -> None:
