@@ -1,12 +1,12 @@
 """A method beside its papers' ablations on one dataset: every row by its own make targets, then the table."""
 
 from pathlib import Path
-from typing import Any
 
 from diffcap.chain import Make, Road, compare, seeds_of, side_by_side
 from diffcap.console import run
 from diffcap.errors import DiffcapError
 from diffcap.run_folder import FINETUNE, report_of
+from diffcap.settings import setting
 
 # In the order and the words of the papers' tables; each is a file of configs/method/<method>/ablation.
 ROWS = {
@@ -144,17 +144,10 @@ def ablation(
     compare(Path(folder), features, table, place / report_of(FINETUNE), "--pictures", "0", "--attention", "0", *remark)
 
 
-def _has(setting: str, method: str, dataset: str) -> bool:
-    """Whether a setting of the captioner is on in the fine-tuning on a dataset."""
-    import yaml
-
-    found = False
-    for file in (SETTINGS / method / "finetune.yaml", SETTINGS / method / f"finetune.{dataset}.yaml"):
-        settings: Any = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        for key in ("model", "captioner", "init_args"):
-            settings = settings.get(key) or {}
-        found = settings.get(setting, found)
-    return found
+def _has(part: str, method: str, dataset: str) -> bool:
+    """Whether a part of the captioner is on in the fine-tuning on a dataset."""
+    files = [SETTINGS / method / name for name in ("finetune.yaml", f"finetune.{dataset}.yaml")]
+    return bool(setting(files, "model", "captioner", "init_args", part))
 
 
 def _rows(listed: str | None, known: list[str], method: str) -> list[str]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from diffcap.console import run
 from diffcap.errors import DiffcapError
+from diffcap.settings import setting
 
 if TYPE_CHECKING:
     from diffcap.negatives import Builder, CaptionNegatives
@@ -115,14 +116,10 @@ def _take_over(source: Path, pairs: "list[ChangePair]", home: Path) -> None:
 
 def _changes(home: Path) -> "Changes | None":
     """The protocol that the dataset's settings name, or else its dataset.json."""
-    import yaml
-
     from diffcap.records import read_json
 
     info = read_json(home / "dataset.json") if (home / "dataset.json").is_file() else {}
-    settings = SETTINGS / f"{info.get('name')}.yaml"
-    chosen = yaml.safe_load(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
-    return chosen.get("data", {}).get("changes") or info.get("changes")
+    return setting([SETTINGS / f"{info.get('name')}.yaml"], "data", "changes") or info.get("changes")
 
 
 def _is_done(notes: Path, target: Path, settings: dict[str, Any]) -> bool:

@@ -27,6 +27,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from diffcap.errors import DiffcapError
+from diffcap.settings import read_settings
 
 _ENTRY: dict[str, type] = {
     "url": str, "file": str, "page": str, "how": str, "to": str, "strip": str,
@@ -82,16 +83,11 @@ def read_sources(path: str | Path) -> Sources:
     Raises:
         DiffcapError: the file is missing, not YAML, has an unknown or a missing key, or a path that leads out.
     """
-    import yaml
-
     path = Path(path)
     try:
-        top = yaml.safe_load(path.read_text(encoding="utf-8"))
+        top = read_settings(path)
     except FileNotFoundError:
         raise DiffcapError(f"{path}: no such file; it should say where the dataset's files are.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise DiffcapError(f"{path}: not YAML ({reason:.120}); mend the file.") from None
     top = _checked(top, _TOP, str(path), needed=("name", "page", "licence", "citation"))
     photos = top.get("photos")
     if photos is not None:
