@@ -50,7 +50,8 @@ def test_what_fails_is_listed_and_only_that_is_fetched_the_next_time(clevr: Fold
     clevr.site.pages["/types.json"].always = "status 404"
     said = clevr.fetch()
     assert (
-        said.startswith("error: clevr_change: official/") and "could not be fetched; then run the same command" in said
+        said.startswith("error: clevr_change: official/")
+        and "could not be fetched or unpacked; then run the same command" in said
     )
     failed = {row["name"]: row for row in clevr.json("fetch-failures.json")["failed"]}
     assert failed["official/splits.json"]["why"] == "the server says 500 Internal Server Error (3 times)"
@@ -109,6 +110,57 @@ def test_json_that_is_none_and_an_evil_archive(clevr: Folder) -> None:
     clevr.sources(files=[{"url": clevr.site.url("/evil.tar.gz"), "unpack": True}])
     assert "would be written outside its folder" in clevr.fetch()
     assert not list(clevr.path.rglob("evil.txt"))
+
+
+def without_checksum(clevr: Folder) -> None:
+    sources = yaml.safe_load((clevr.path / "sources.yaml").read_text())
+    del sources["files"][2]["sha256"], sources["files"][2]["size"]
+    (clevr.path / "sources.yaml").write_text(yaml.safe_dump(sources))
+
+
+def test_a_damaged_archive_is_listed_with_the_rest_and_fetched_again(clevr: Folder) -> None:
+    without_checksum(clevr)
+    page, archive = clevr.site.pages["/clevr.tar.gz"], clevr.out / "downloads/clevr.tar.gz"
+    whole, page.body = page.body, page.body[:-400]
+    clevr.site.pages["/splits.json"].always = "status 404"
+    said = clevr.fetch()
+    assert said.startswith("error: clevr_change: official/splits.json (the server says 404 Not Found) and 1 more could")
+    failed = {row["name"]: row["why"] for row in clevr.json("fetch-failures.json")["failed"]}
+    assert set(failed) == {"official/splits.json", "downloads/clevr.tar.gz"}
+    assert failed["downloads/clevr.tar.gz"].startswith("a damaged archive (")
+    assert failed["downloads/clevr.tar.gz"].endswith("it is deleted now, and the next run fetches it again")
+    assert not archive.exists() and "downloads/clevr.tar.gz" not in clevr.json("checksums.json")
+    page.body, page.etag, clevr.site.pages["/splits.json"].always = whole, '"whole"', ""
+    clevr.asked()
+    assert clevr.fetch() == "" and clevr.asked() == ["/clevr.tar.gz", "/splits.json"] and archive.exists()
+
+
+def test_a_damaged_archive_that_is_the_publishers_or_a_persons_stays(clevr: Folder) -> None:
+    page, archive = clevr.site.pages["/clevr.tar.gz"], clevr.out / "downloads/clevr.tar.gz"
+    page.body = page.body[:-400]
+    sources = yaml.safe_load((clevr.path / "sources.yaml").read_text())
+    sources["files"][2] |= {"sha256": hashlib.sha256(page.body).hexdigest(), "size": len(page.body)}
+    (clevr.path / "sources.yaml").write_text(yaml.safe_dump(sources))
+    assert "delete it and fetch it again) could not be fetched or unpacked" in clevr.fetch() and archive.exists()
+    archive.write_bytes(by_hand(clevr))
+    assert "damaged archive" in clevr.fetch() and archive.exists()
+
+
+def test_a_refused_archive_does_not_hide_what_a_person_has_to_fetch(
+    clevr: Folder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = {"url": clevr.site.put("/evil.zip", b"PK\x05\x06" + bytes(18)), "unpack": True}
+    wrong = {"url": clevr.site.url("/clevr.tar.gz"), "unpack": True, "gives": ["features"]}
+    page = {"file": "a.zip", "page": "https://drive.invalid", "how": "Press.", "gives": ["images"], "unpack": True}
+    clevr.sources(files=[evil, wrong], by_hand=[page])
+    said = clevr.fetch()
+    assert "a person has to fetch a.zip" in said and "to be fetched by hand: a.zip" in capsys.readouterr().out
+    listed = clevr.json("fetch-failures.json")
+    assert [row["file"] for row in listed["by_hand"]] == ["a.zip"]
+    assert {row["name"]: row["why"].split(";")[0] for row in listed["failed"]} == {
+        "downloads/evil.zip": "not unpacked, it holds no file",
+        "downloads/clevr.tar.gz": f"unpacked, but it has no features for {clevr.out / 'official'}",
+    }
 
 
 def by_hand(clevr: Folder) -> bytes:
