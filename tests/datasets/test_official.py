@@ -49,6 +49,10 @@ def test_a_whole_dataset_has_its_distractors_and_types(tmp_path: Path, monkeypat
     assert describe("clevr_change", pairs, tmp_path)["official"]["state"] == "whole"
     with pytest.raises(DiffcapError, match="1 changes and 0 distractors"):
         compare("clevr_change", [pair for pair in pairs if pair.id != "000002.png_n"], tmp_path)
+    missing = [pair for pair in pairs if pair.id not in ("000002.png_n", "000000.png")]  # some have no type any more
+    found = compare("clevr_change", missing, tmp_path, left_out=True)
+    assert found is not None and found["state"] == "part"
+    assert found["splits"] == {"train": [1, 2], "val": [0, 1], "test": [1, 1]}
     kinds = json.loads((tmp_path / "type_mapping.json").read_text())
     (tmp_path / "type_mapping.json").write_text(json.dumps({"color": kinds["color"] + kinds["add"]}))
     with pytest.raises(DiffcapError, match="4 changes of type color, the whole clevr_change has 2"):

@@ -18,6 +18,7 @@ from tests.commands import environment, in_process, one_sentence, run
 from tests.datasets.layouts import write_clevr_change
 from tests.fetching.folder import STAGE, Folder
 
+from diffcap.datasets.official import OFFICIAL, Sizes
 from diffcap.records import read_dataset
 
 
@@ -227,6 +228,17 @@ def test_captions_need_no_images(clevr: Folder) -> None:
     clevr.sources(files=files, by_hand=[{**page, "images": True}])
     assert "a person has to fetch *.zip" in clevr.fetch()
     assert clevr.fetch("--captions_only=true") == "" and read_dataset(clevr.out).info["captions_only"]
+
+
+def test_a_whole_dataset_without_one_image_is_a_part(clevr: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = Sizes("scenes", {"train": 2, "val": 1, "test": 1}, scenes=True)
+    monkeypatch.setitem(OFFICIAL, "clevr_change", sizes)
+    assert clevr.fetch() == "" and read_dataset(clevr.out).info["official"]["state"] == "whole"
+    (clevr.out / "official/nsc_images/CLEVR_nonsemantic_000001.png").unlink()
+    assert clevr.fetch("--missing=skip") == ""
+    info = read_dataset(clevr.out).info
+    assert info["skipped"] == {"pairs": 1, "images": 1} and info["pairs"] == 7
+    assert info["official"]["state"] == "part" and info["official"]["splits"]["train"] == [1, 2]
 
 
 def test_one_process_at_a_time(clevr: Folder) -> None:

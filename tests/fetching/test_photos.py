@@ -86,6 +86,25 @@ def test_a_host_that_forbids_everything_loses_no_pair(birds: Folder) -> None:
     assert not any(gone for _, gone in failed(birds).values()) and not (birds.out / "manifest.jsonl").exists()
 
 
+def test_a_page_to_log_in_loses_no_pair(birds: Folder) -> None:
+    photos = {path: page.body for path, page in birds.site.pages.items() if path.startswith("/photos/")}
+
+    def hide(*paths: str) -> None:
+        for path in paths:
+            birds.site.put(path, b"<html>log in to the hotel's network</html>", kind="text/html")
+
+    hide("/photos/6")
+    assert birds.fetch() == "" and len(read_dataset(birds.out).pairs) == 4  # the host hands out the others
+    hide(*photos)
+    for photo in (birds.out / "official/images").glob("[23].jpg"):
+        photo.unlink()
+    assert "photos could not be fetched now, 3 in all" in birds.fetch()
+    assert set(failed(birds).values()) == {("a web page came in place of the file", False)}
+    for path, body in photos.items():
+        birds.site.put(path, body, kind="image/jpeg")
+    assert birds.fetch() == "" and len(read_dataset(birds.out).pairs) == 5
+
+
 @pytest.mark.parametrize(("status", "gone"), [(404, True), (403, True), (401, False)])
 def test_a_forbidden_photo_needs_a_clear_no_of_the_mirror_too(birds: Folder, status: int, gone: bool) -> None:
     birds.site.pages["/photos/6"].always = "status 403"

@@ -55,8 +55,8 @@ def read_pairs(dataset: str, folder: str | Path) -> list[ChangePair]:
     return pairs
 
 
-def describe(dataset: str, pairs: list[ChangePair], folder: str | Path) -> dict[str, Any]:
-    """What `dataset.json` says of a dataset's files beside the counts.
+def describe(dataset: str, pairs: list[ChangePair], folder: str | Path, left_out: bool = False) -> dict[str, Any]:
+    """What `dataset.json` says of a dataset's files beside the counts; `left_out` as in `official.compare`.
 
     Returns:
         "official" (see `official.compare`), "repetitions" (see `official.repetitions`), "notes", a list of sentences, and what
@@ -67,7 +67,7 @@ def describe(dataset: str, pairs: list[ChangePair], folder: str | Path) -> dict[
     """
     reader = import_module(READERS.get(dataset, OWN))
     return {
-        "official": compare(dataset, pairs, Path(folder)),
+        "official": compare(dataset, pairs, Path(folder), left_out),
         "repetitions": repetitions(pairs),
         "notes": reader.notes(pairs) if hasattr(reader, "notes") else [],
         **getattr(reader, "NOTES", {}),
