@@ -68,8 +68,16 @@ def test_single_images_and_their_classes() -> None:
 
     whole = compare("nabirds", [*images("train", 23_929, 555), *images("test", 24_633, 555)], Path("birds"))
     assert whole is not None and whole["state"] == "whole" and whole["unit"] == "images"
-    with pytest.raises(DiffcapError, match="its images have 554 classes, those of the whole nabirds 555"):
+    with pytest.raises(
+        DiffcapError, match="its images have 554 classes up to number 553, those of the whole nabirds 555"
+    ):
         compare("nabirds", [*images("train", 23_929, 554), *images("test", 24_633, 554)], Path("birds"))
+    from_one = [
+        replace(image, extra={"class": 1 + image.extra["class"]})
+        for image in (*images("train", 23_929, 555), *images("test", 24_633, 555))
+    ]
+    with pytest.raises(DiffcapError, match=r"have 555 classes up to number 555, .* 555 from number 0; fetch its lists"):
+        compare("nabirds", from_one, Path("birds"))
     part = compare("nabirds", images("train", 7, 3), Path("birds"))
     assert part is not None and part["state"] == "part"
     with pytest.raises(DiffcapError, match="its val split has 2,934 images, the official one of cub has 2,933"):

@@ -150,8 +150,17 @@ def test_captions_of_birds_need_the_table_alone(birds: Folder) -> None:
     assert birds.fetch("--captions_only=true") == "" and birds.asked() == ["/birds.tsv"]
 
 
-@pytest.mark.parametrize("url", ["ftp://127.0.0.1/photos/6", "http://[half/photos/6", "photos/6"])
-def test_an_address_in_the_table_that_is_none(birds: Folder, url: str) -> None:
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("ftp://127.0.0.1/photos/6", "6"),
+        ("http://[half/photos/6", "6"),
+        ("http://[half/x.jpg", "x"),
+        ("photos/6", "6"),
+    ],
+)
+def test_an_address_in_the_table_that_is_none(birds: Folder, url: str, name: str) -> None:
     page = birds.site.pages["/birds.tsv"]
     page.body = page.body.replace(birds.site.url("/photos/6").encode(), url.encode())
-    assert birds.fetch() == "" and failed(birds) == {"official/images/6.jpg": ("no web address is given for it", True)}
+    assert birds.fetch() == ""
+    assert failed(birds) == {f"official/images/{name}.jpg": ("no web address is given for it", True)}

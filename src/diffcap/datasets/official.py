@@ -98,10 +98,11 @@ def compare(dataset: str, pairs: Sequence[ChangePair], folder: Path, left_out: b
                     f"{folder}: {kinds[kind]:,} changes of type {kind}, the whole {dataset} has {official:,}; take "
                     "type_mapping.json from the authors' release."
                 )
-    classes = len({pair.extra["class"] for pair in pairs if "class" in pair.extra})
-    if whole and classes != sizes.classes:
+    classes = {pair.extra["class"] for pair in pairs if "class" in pair.extra}
+    if whole and classes != set(range(sizes.classes)):
         raise DiffcapError(
-            f"{folder}: its images have {classes:,} classes, those of the whole {dataset} {sizes.classes:,}; fetch its lists again."
+            f"{folder}: its images have {len(classes):,} classes up to number {max(classes, default=0):,}, those of the whole "
+            f"{dataset} {sizes.classes:,} from number 0; fetch its lists again."
         )
     return {
         "state": "whole" if whole else "part",
