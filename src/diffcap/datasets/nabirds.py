@@ -54,7 +54,7 @@ def _read(home: Path, images: str) -> list[ChangePair]:
     )
     if strange:
         raise DiffcapError(
-            f"{home / 'classes.txt'}: no class {labels[strange]!r}, which image {strange} has; fetch it again."
+            f"{home / 'classes.txt'}: no class {labels[strange]!r:.60}, which image {strange} has; fetch it again."
         )
     wrong = next((image for image in paths if splits[image] not in ("0", "1")), None)
     if wrong:
