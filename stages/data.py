@@ -81,7 +81,7 @@ def prepare(
         "captions_only": captions_only,
         "skipped": skipped,
         "settings": settings,
-        **describe(dataset, records, root),
+        **describe(dataset, records, root, left_out=bool(skipped["pairs"])),
     }
     # Before the manifest, which is what Make looks for; untouched where it is the same already.
     vocabulary = build_vocabulary(caption for pair in records if pair.split == "train" for caption in pair.captions)

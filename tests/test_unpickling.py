@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from diffcap import unpickling
 from diffcap.errors import DiffcapError
 from diffcap.unpickling import load_arrays, load_tensors
 
@@ -89,6 +90,36 @@ def test_compiled_code_is_not_loaded(tmp_path, capsys):
     with pytest.raises(DiffcapError, match=r"refused, nothing of it was run: .*TorchScript"):
         load_tensors(tmp_path / "x.pt")
     assert "code ran" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("state", [b"(N(dS'__defaults__'\n(I1\ntst", b"(dS'mine'\nI1\ns"], ids=["slots", "dict"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "numpy.core.multiarray\n_reconstruct",
+        "numpy.core.multiarray\nscalar",
+        "numpy.core.numeric\n_frombuffer",
+        "_codecs\nencode",
+        "numpy\ndtype",
+    ],
+)
+def test_a_pickle_changes_none_of_our_functions(tmp_path, name, state):
+    (tmp_path / "x.pkl").write_bytes(b"c" + name.encode() + b"\n" + state + b"b.")
+    with pytest.raises(DiffcapError, match="nothing of it was run"):
+        load_arrays(tmp_path / "x.pkl")
+    functions = (unpickling._reconstruct, unpickling._scalar, unpickling._frombuffer, unpickling._encode)
+    assert not any(vars(function) for function in functions) and not hasattr(unpickling._Dtype, "mine")
+    assert [function.__defaults__ for function in functions] == [None, (b"",), None, None]
+
+
+def test_the_content_of_an_array_is_bytes(tmp_path):
+    class Zeros:
+        def __reduce__(self):
+            return np.ndarray([]).__reduce__()[0], (np.ndarray, (0,), b"b"), (1, (5,), np.dtype("u1"), False, 5)
+
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps(Zeros()))
+    with pytest.raises(DiffcapError, match="an array whose content is of int, not of bytes"):
+        load_arrays(tmp_path / "x.pkl")
 
 
 def test_arrays_of_anything_but_numbers_and_text_are_refused(tmp_path):

@@ -94,8 +94,25 @@ class _Array:
 def _read(content: Any, kind: Any, shape: Any, order: Any = "C") -> np.ndarray[Any, Any]:
     if not isinstance(kind, _Dtype):
         raise pickle.UnpicklingError("it holds an array without a type")
-    data = content.encode("latin1") if isinstance(content, str) else bytes(content)
+    if not isinstance(content, str | bytes | bytearray):
+        raise pickle.UnpicklingError(f"it holds an array whose content is of {type(content).__name__}, not of bytes")
+    data = content.encode("latin1") if isinstance(content, str) else content
     return np.frombuffer(data, kind.numpy()).reshape(shape, order=order).copy()
+
+
+class _Call:
+    """A function that a pickle may call and not change: what it names, it may otherwise set attributes of."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *values: Any) -> Any:
+        return self._function(*values)
+
+    def __setstate__(self, state: Any) -> None:
+        raise pickle.UnpicklingError("it asks to change what reads it")
 
 
 def _reconstruct(kind: Any, shape: Any, code: Any) -> _Array:
@@ -122,13 +139,13 @@ def _encode(text: str, encoding: str) -> bytes:
 def _names() -> dict[str, Any]:
     names: dict[str, Any] = {
         "collections.OrderedDict": OrderedDict,
-        "_codecs.encode": _encode,
+        "_codecs.encode": _Call(_encode),
         "numpy.ndarray": "ndarray",  # only ever handed on to `_reconstruct`
         "numpy.dtype": _Dtype,
     }
     for room in ("numpy.core", "numpy._core"):
-        names |= {f"{room}.multiarray._reconstruct": _reconstruct, f"{room}.multiarray.scalar": _scalar}
-        names[f"{room}.numeric._frombuffer"] = _frombuffer
+        names |= {f"{room}.multiarray._reconstruct": _Call(_reconstruct), f"{room}.multiarray.scalar": _Call(_scalar)}
+        names[f"{room}.numeric._frombuffer"] = _Call(_frombuffer)
     return names
 
 

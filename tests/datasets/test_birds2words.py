@@ -88,6 +88,7 @@ def test_photos_are_found_by_id_whatever_their_extension(tmp_path: Path) -> None
         ("https://static.inaturalist.org/photos/647514/large.jpg?1412", "", "647514"),
         ("https://example.org/birds/robin.jpeg?x=1", "https://www.inaturalist.org/photos/5", "5"),
         ("https://example.org/birds/robin.jpeg?x=1", "https://www.inaturalist.org/observations/5", "robin"),
+        ("http://[half/robin.jpg?x=1/2", "", "robin"),
     ],
 )
 def test_names_of_photos(image: str, observation: str, name: str) -> None:

@@ -120,5 +120,7 @@ def test_one_sentence_for_each_fault(tmp_path: Path) -> None:
     (folder / "split.json").write_text(good)
     (folder / "captions.json").write_text(json.dumps({"a": ["x"]}))
     assert 'the key "a" is not the number of a pair' in refusal(folder)
+    (folder / "captions.json").write_text(json.dumps({"1" * 5000: ["x"]}))
+    assert "is not the number of a pair" in refusal(folder)
     (folder / "change_captions.json").write_text("{}")
     assert "both captions.json and change_captions.json" in refusal(folder)

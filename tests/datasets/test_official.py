@@ -49,6 +49,10 @@ def test_a_whole_dataset_has_its_distractors_and_types(tmp_path: Path, monkeypat
     assert describe("clevr_change", pairs, tmp_path)["official"]["state"] == "whole"
     with pytest.raises(DiffcapError, match="1 changes and 0 distractors"):
         compare("clevr_change", [pair for pair in pairs if pair.id != "000002.png_n"], tmp_path)
+    missing = [pair for pair in pairs if pair.id not in ("000002.png_n", "000000.png")]  # some have no type any more
+    found = compare("clevr_change", missing, tmp_path, left_out=True)
+    assert found is not None and found["state"] == "part"
+    assert found["splits"] == {"train": [1, 2], "val": [0, 1], "test": [1, 1]}
     kinds = json.loads((tmp_path / "type_mapping.json").read_text())
     (tmp_path / "type_mapping.json").write_text(json.dumps({"color": kinds["color"] + kinds["add"]}))
     with pytest.raises(DiffcapError, match="4 changes of type color, the whole clevr_change has 2"):
@@ -64,8 +68,16 @@ def test_single_images_and_their_classes() -> None:
 
     whole = compare("nabirds", [*images("train", 23_929, 555), *images("test", 24_633, 555)], Path("birds"))
     assert whole is not None and whole["state"] == "whole" and whole["unit"] == "images"
-    with pytest.raises(DiffcapError, match="its images have 554 classes, those of the whole nabirds 555"):
+    with pytest.raises(
+        DiffcapError, match="its images have 554 classes up to number 553, those of the whole nabirds 555"
+    ):
         compare("nabirds", [*images("train", 23_929, 554), *images("test", 24_633, 554)], Path("birds"))
+    from_one = [
+        replace(image, extra={"class": 1 + image.extra["class"]})
+        for image in (*images("train", 23_929, 555), *images("test", 24_633, 555))
+    ]
+    with pytest.raises(DiffcapError, match=r"have 555 classes up to number 555, .* 555 from number 0; fetch its lists"):
+        compare("nabirds", from_one, Path("birds"))
     part = compare("nabirds", images("train", 7, 3), Path("birds"))
     assert part is not None and part["state"] == "part"
     with pytest.raises(DiffcapError, match="its val split has 2,934 images, the official one of cub has 2,933"):

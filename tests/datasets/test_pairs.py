@@ -83,7 +83,8 @@ def test_three_pairs_are_enough_and_two_are_not(tmp_path: Path) -> None:
     ("bad", "said"),
     [
         (row(2, before=None), '"before" must be the path of an image, found None'),
-        (row(2, after="/data/b.jpg"), '"after" is an absolute path (/data/b.jpg); write it relative'),
+        (row(2, after="/data/b.jpg"), "the path '/data/b.jpg' leads out of the dataset's folder; write it relative"),
+        (row(2, before="../b.jpg"), "the path '../b.jpg' leads out of the dataset's folder; write it relative"),
         (row(2, captions="one"), "\"captions\" must be a list of sentences, found 'one'"),
         (row(2, captions=["", "x"]), '"captions" holds a blank sentence; fill it'),
         (row(2, captions=[], split="train"), "a training pair needs at least one caption"),

@@ -44,6 +44,7 @@ def test_one_sentence_for_each_fault(tmp_path: Path) -> None:
         {"img2": "CLEVR_semantic_000002"},
         {"img2": "CLEVR_default_000001"},
         {"img1": None},
+        {"img1": f"CLEVR_default_{'1' * 5000}", "img2": f"CLEVR_semantic_{'1' * 5000}"},
         {"sentences": "a"},
     ):
         write_lines(folder / "test.json", [good, {**good, **wrong}])

@@ -1,4 +1,4 @@
-"""`stages/data.py` without a source, against a server on this machine: official files, archives, photos, things by hand."""
+"""`stages/data.py` without a source, against a server on this machine: official files, archives, things by hand."""
 
 import fcntl
 import hashlib
@@ -11,91 +11,15 @@ import sys
 import tarfile
 import time
 from functools import partial
-from pathlib import Path
 
 import pytest
 import yaml
-from tests.commands import ROOT, environment, in_process, one_sentence, run
-from tests.datasets.layouts import BIRD_COLUMNS, bird_row, write_clevr_change, write_image
-from tests.fetching.site import Site
+from tests.commands import environment, in_process, one_sentence, run
+from tests.datasets.layouts import write_clevr_change
+from tests.fetching.folder import STAGE, Folder
 
+from diffcap.datasets.official import OFFICIAL, Sizes
 from diffcap.records import read_dataset
-
-STAGE = str(ROOT / "stages/data.py")
-QUICK = ("--fetch.timeout=1", "--fetch.backoff=0.01", "--fetch.retries=2")
-TOP = {"name": "Desk", "page": "https://desk.invalid", "licence": "CC BY 4.0", "citation": "A. Author. Desks. 2020."}
-
-
-class Folder:
-    """Where one test fetches to."""
-
-    def __init__(self, path: Path, site: Site):
-        self.path, self.site, self.dataset = path, site, "clevr_change"
-
-    @property
-    def out(self) -> Path:
-        return self.path / "data"
-
-    def words(self, *options: str) -> list[str]:
-        named = f"--dataset={self.dataset}", f"--out={self.out}", f"--fetch.sources={self.path / 'sources.yaml'}"
-        return [sys.executable, STAGE, *named, *QUICK, *options]
-
-    def sources(self, **more: object) -> None:
-        (self.path / "sources.yaml").write_text(yaml.safe_dump({**TOP, **more}))
-
-    def fetch(self, *options: str) -> str:
-        """Run the stage in this process; the sentence with which it stopped, "" where it went well."""
-        return str(in_process(self.words(*options)) or "")
-
-    def json(self, name: str) -> dict:
-        return json.loads((self.out / name).read_text())
-
-    def asked(self) -> list[str]:
-        """The paths that were asked for since the last call."""
-        paths = [asked.path for asked in self.site.asked]
-        self.site.asked.clear()
-        return sorted(paths)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, site: Site) -> Folder:
-    return Folder(tmp_path, site)
-
-
-def packed(source: Path, top: str = "data") -> bytes:
-    """A folder as .tar.gz."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w:gz") as archive:
-        archive.add(source, arcname=top)
-    return out.getvalue()
-
-
-@pytest.fixture
-def clevr(folder: Folder, site: Site) -> Folder:
-    """CLEVR-Change as one archive and two files beside it."""
-    official = write_clevr_change(folder.path / "made", train=[0, 1], val=[2], test=[3])
-    site.put("/splits.json", (official / "splits.json").read_bytes(), etag='"s"')
-    site.put("/types.json", (official / "type_mapping.json").read_bytes(), etag='"t"')
-    for name in ("splits.json", "type_mapping.json"):
-        (official / name).unlink()
-    body = packed(official)
-    site.put("/clevr.tar.gz", body, etag='"c"')
-    shutil.rmtree(official)
-    folder.sources(
-        files=[
-            {"url": site.url("/splits.json")},
-            {"url": site.url("/types.json"), "file": "type_mapping.json"},
-            {
-                "url": site.url("/clevr.tar.gz"),
-                "sha256": hashlib.sha256(body).hexdigest(),
-                "size": len(body),
-                "unpack": True,
-                "strip": "data",
-                "gives": ["images", "sc_images", "nsc_images", "change_captions.json", "no_change_captions.json"],
-            },
-        ]
-    )
-    return folder
 
 
 def test_everything_is_fetched_checked_and_read(clevr: Folder, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +51,8 @@ def test_what_fails_is_listed_and_only_that_is_fetched_the_next_time(clevr: Fold
     clevr.site.pages["/types.json"].always = "status 404"
     said = clevr.fetch()
     assert (
-        said.startswith("error: clevr_change: official/") and "could not be fetched; then run the same command" in said
+        said.startswith("error: clevr_change: official/")
+        and "could not be fetched or unpacked; then run the same command" in said
     )
     failed = {row["name"]: row for row in clevr.json("fetch-failures.json")["failed"]}
     assert failed["official/splits.json"]["why"] == "the server says 500 Internal Server Error (3 times)"
@@ -186,6 +111,57 @@ def test_json_that_is_none_and_an_evil_archive(clevr: Folder) -> None:
     clevr.sources(files=[{"url": clevr.site.url("/evil.tar.gz"), "unpack": True}])
     assert "would be written outside its folder" in clevr.fetch()
     assert not list(clevr.path.rglob("evil.txt"))
+
+
+def without_checksum(clevr: Folder) -> None:
+    sources = yaml.safe_load((clevr.path / "sources.yaml").read_text())
+    del sources["files"][2]["sha256"], sources["files"][2]["size"]
+    (clevr.path / "sources.yaml").write_text(yaml.safe_dump(sources))
+
+
+def test_a_damaged_archive_is_listed_with_the_rest_and_fetched_again(clevr: Folder) -> None:
+    without_checksum(clevr)
+    page, archive = clevr.site.pages["/clevr.tar.gz"], clevr.out / "downloads/clevr.tar.gz"
+    whole, page.body = page.body, page.body[:-400]
+    clevr.site.pages["/splits.json"].always = "status 404"
+    said = clevr.fetch()
+    assert said.startswith("error: clevr_change: official/splits.json (the server says 404 Not Found) and 1 more could")
+    failed = {row["name"]: row["why"] for row in clevr.json("fetch-failures.json")["failed"]}
+    assert set(failed) == {"official/splits.json", "downloads/clevr.tar.gz"}
+    assert failed["downloads/clevr.tar.gz"].startswith("a damaged archive (")
+    assert failed["downloads/clevr.tar.gz"].endswith("it is deleted now, and the next run fetches it again")
+    assert not archive.exists() and "downloads/clevr.tar.gz" not in clevr.json("checksums.json")
+    page.body, page.etag, clevr.site.pages["/splits.json"].always = whole, '"whole"', ""
+    clevr.asked()
+    assert clevr.fetch() == "" and clevr.asked() == ["/clevr.tar.gz", "/splits.json"] and archive.exists()
+
+
+def test_a_damaged_archive_that_is_the_publishers_or_a_persons_stays(clevr: Folder) -> None:
+    page, archive = clevr.site.pages["/clevr.tar.gz"], clevr.out / "downloads/clevr.tar.gz"
+    page.body = page.body[:-400]
+    sources = yaml.safe_load((clevr.path / "sources.yaml").read_text())
+    sources["files"][2] |= {"sha256": hashlib.sha256(page.body).hexdigest(), "size": len(page.body)}
+    (clevr.path / "sources.yaml").write_text(yaml.safe_dump(sources))
+    assert "delete it and fetch it again) could not be fetched or unpacked" in clevr.fetch() and archive.exists()
+    archive.write_bytes(by_hand(clevr))
+    assert "damaged archive" in clevr.fetch() and archive.exists()
+
+
+def test_a_refused_archive_does_not_hide_what_a_person_has_to_fetch(
+    clevr: Folder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = {"url": clevr.site.put("/evil.zip", b"PK\x05\x06" + bytes(18)), "unpack": True}
+    wrong = {"url": clevr.site.url("/clevr.tar.gz"), "unpack": True, "gives": ["features"]}
+    page = {"file": "a.zip", "page": "https://drive.invalid", "how": "Press.", "gives": ["images"], "unpack": True}
+    clevr.sources(files=[evil, wrong], by_hand=[page])
+    said = clevr.fetch()
+    assert "a person has to fetch a.zip" in said and "to be fetched by hand: a.zip" in capsys.readouterr().out
+    listed = clevr.json("fetch-failures.json")
+    assert [row["file"] for row in listed["by_hand"]] == ["a.zip"]
+    assert {row["name"]: row["why"].split(";")[0] for row in listed["failed"]} == {
+        "downloads/evil.zip": "not unpacked, it holds no file",
+        "downloads/clevr.tar.gz": f"unpacked, but it has no features for {clevr.out / 'official'}",
+    }
 
 
 def by_hand(clevr: Folder) -> bytes:
@@ -254,6 +230,17 @@ def test_captions_need_no_images(clevr: Folder) -> None:
     assert clevr.fetch("--captions_only=true") == "" and read_dataset(clevr.out).info["captions_only"]
 
 
+def test_a_whole_dataset_without_one_image_is_a_part(clevr: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = Sizes("scenes", {"train": 2, "val": 1, "test": 1}, scenes=True)
+    monkeypatch.setitem(OFFICIAL, "clevr_change", sizes)
+    assert clevr.fetch() == "" and read_dataset(clevr.out).info["official"]["state"] == "whole"
+    (clevr.out / "official/nsc_images/CLEVR_nonsemantic_000001.png").unlink()
+    assert clevr.fetch("--missing=skip") == ""
+    info = read_dataset(clevr.out).info
+    assert info["skipped"] == {"pairs": 1, "images": 1} and info["pairs"] == 7
+    assert info["official"]["state"] == "part" and info["official"]["splits"]["train"] == [1, 2]
+
+
 def test_one_process_at_a_time(clevr: Folder) -> None:
     (clevr.out / "downloads").mkdir(parents=True)
     with (clevr.out / "downloads/.lock").open("w") as lock:
@@ -316,158 +303,6 @@ def test_ctrl_c_ends_it_at_once_even_where_a_server_says_nothing(clevr: Folder) 
     _, said = process.communicate()
     assert process.returncode == 1 and time.monotonic() - asked < 100  # of 300
     assert said == "error: interrupted; run the same command again, what is done already is kept.\n"
-
-
-@pytest.fixture
-def birds(folder: Folder, site: Site) -> Folder:
-    """Birds-to-Words with six photos, of which five pairs are made."""
-    folder.dataset = "birds2words"
-    rows = [
-        bird_row("1", "2", "train", "Animal 1 is red."),
-        bird_row("1", "2", "train", "Animal 2 is blue.", 2),
-        bird_row("2", "3", "train", "Animal 1 is big."),
-        bird_row("3", "4", "val", "Animal 1 is small."),
-        bird_row("4", "5", "test", "Animal 1 has a beak."),
-        bird_row("5", "6", "test", "Animal 2 has a beak."),
-    ]
-    table = "\t".join(BIRD_COLUMNS) + "\n" + "\n".join(rows) + "\n"
-    table = table.replace("https://www.inaturalist.org/photos/", site.url("/photos/"))
-    folder.sources(files=[{"url": site.put("/birds.tsv", table.encode(), kind="text/plain")}], photos={})
-    for n in range(1, 7):
-        write_image(folder.path / "made.jpg", n)
-        site.put(f"/photos/{n}", (folder.path / "made.jpg").read_bytes(), kind="image/jpeg")
-    return folder
-
-
-def failed(birds: Folder) -> dict[str, tuple[str, bool]]:
-    return {row["name"]: (row["why"], row["gone"]) for row in birds.json("fetch-failures.json")["failed"]}
-
-
-def test_photos_by_address(birds: Folder, capsys: pytest.CaptureFixture[str]) -> None:
-    assert birds.fetch() == ""
-    images = sorted(path.name for path in (birds.out / "official/images").iterdir())
-    assert images == [f"{n}.jpg" for n in range(1, 7)]
-    assert "photos: 6 of 6 are there, 6 of them new; 0 are gone for good" in capsys.readouterr().out
-    dataset = read_dataset(birds.out)
-    assert len(dataset.pairs) == 5 and dataset.info["skipped"] == {"pairs": 0, "images": 0}
-    assert len(birds.json("checksums.json")) == 7
-    birds.asked()
-    assert birds.fetch() == "" and birds.asked() == []
-    (birds.out / "official/images/3.jpg").unlink()
-    assert birds.fetch() == "" and birds.asked() == ["/photos/3"]
-
-
-def test_dead_photos_are_listed_and_their_pairs_dropped(birds: Folder, capsys: pytest.CaptureFixture[str]) -> None:
-    site = birds.site
-    whole = site.pages["/photos/2"].body
-    site.pages["/photos/1"].always = "status 404"
-    site.put("/photos/6", b"<html>This photo was removed</html>", kind="text/html")
-    assert birds.fetch() == ""
-    assert failed(birds) == {
-        "official/images/1.jpg": ("the server says 404 Not Found", True),
-        "official/images/6.jpg": ("a web page came in place of the file", True),
-    }
-    said = capsys.readouterr().out
-    assert "2 are gone for good" in said and "2 of 5 pairs are lost" in said and "2 pairs skipped" in said
-    dataset = read_dataset(birds.out)
-    assert dataset.info["skipped"] == {"pairs": 2, "images": 2}
-    assert [pair.id for pair in dataset.pairs] == ["2_3", "3_4", "4_5"]
-    birds.asked()
-
-    site.put("/photos/1", whole, kind="image/jpeg")
-    site.put("/photos/6", whole[: len(whole) // 2], kind="image/jpeg")  # cut on the server's own disk
-    assert birds.fetch() == "" and birds.asked() == ["/photos/1", "/photos/6"]
-    assert list(failed(birds)) == ["official/images/6.jpg"] and failed(birds)["official/images/6.jpg"][1]
-    assert "broken" in failed(birds)["official/images/6.jpg"][0]
-    site.put("/photos/6", b"<html>lies about its kind</html>", kind="image/jpeg")
-    assert birds.fetch() == "" and failed(birds) == {
-        "official/images/6.jpg": ("broken: a text file, not an image; give a picture in its place", True)
-    }
-    assert not (birds.out / "official/images/6.jpg").exists() and not list(birds.out.rglob("*.part*"))
-
-
-def test_photos_that_fail_only_now_lose_no_pair_unless_told_to(birds: Folder) -> None:
-    birds.site.pages["/photos/1"].always = "status 503"
-    birds.site.pages["/photos/6"].always = "status 404"
-    said = birds.fetch()
-    assert "photos could not be fetched now, 1 in all: official/images/1.jpg" in said and "--missing skip" in said
-    assert failed(birds)["official/images/1.jpg"] == ("the server says 503 Service Unavailable (3 times)", False)
-    assert not (birds.out / "manifest.jsonl").exists()
-    assert birds.fetch("--missing=skip") == "" and len(read_dataset(birds.out).pairs) == 3
-    birds.site.pages["/photos/1"].always = ""
-    assert birds.fetch() == "" and len(read_dataset(birds.out).pairs) == 4
-
-
-def test_a_forbidden_photo_is_gone_where_its_host_hands_out_others(birds: Folder) -> None:
-    site = birds.site
-    site.pages["/photos/6"].always = "status 403"
-    assert birds.fetch() == "" and len(read_dataset(birds.out).pairs) == 4
-    assert failed(birds)["official/images/6.jpg"] == ("the server says 403 Forbidden", True)
-    birds.asked()
-    assert birds.fetch() == "" and birds.asked() == ["/photos/3", "/photos/6"]  # one that it gave before is asked for
-    for n in range(1, 6):
-        site.pages[f"/photos/{n}"].always = "status 403"  # the host has shut us out
-    assert "photos could not be fetched now, 1 in all" in birds.fetch()
-    assert failed(birds)["official/images/6.jpg"] == ("the server says 403 Forbidden", False)
-
-
-def test_a_host_that_forbids_everything_loses_no_pair(birds: Folder) -> None:
-    for n in range(1, 7):
-        birds.site.pages[f"/photos/{n}"].always = "status 403"
-    assert "photos could not be fetched now, 6 in all" in birds.fetch()
-    assert not any(gone for _, gone in failed(birds).values()) and not (birds.out / "manifest.jsonl").exists()
-
-
-@pytest.mark.parametrize(("status", "gone"), [(404, True), (403, True), (401, False)])
-def test_a_forbidden_photo_needs_a_clear_no_of_the_mirror_too(birds: Folder, status: int, gone: bool) -> None:
-    birds.site.pages["/photos/6"].always = "status 403"
-    birds.site.put("/mirror/photos/6", always=f"status {status}")
-    birds.sources(files=[{"url": birds.site.url("/birds.tsv")}], photos={"mirrors": [birds.site.url("/mirror/")]})
-    assert bool(birds.fetch()) is not gone
-    assert failed(birds)["official/images/6.jpg"] == ("the server says 403 Forbidden", gone)
-
-
-def test_the_mirror_is_asked_where_the_first_host_is_down(birds: Folder) -> None:
-    page = birds.site.pages["/birds.tsv"]
-    page.body = page.body.replace(birds.site.address.encode(), b"http://127.0.0.1:1")
-    birds.sources(files=[{"url": birds.site.url("/birds.tsv")}], photos={"mirrors": [birds.site.address]})
-    assert birds.fetch() == "" and len(read_dataset(birds.out).pairs) == 5
-
-
-def test_a_photo_that_broke_here_is_not_dropped_in_silence(birds: Folder) -> None:
-    birds.site.pages["/photos/6"].always = "status 404"
-    assert birds.fetch() == ""
-    photo = birds.out / "official/images/2.jpg"
-    photo.write_bytes(photo.read_bytes()[:100])
-    assert "not the file any more whose checksum stands in" in birds.fetch()
-    photo.unlink()
-    assert birds.fetch() == "" and len(read_dataset(birds.out).pairs) == 4
-
-
-def test_photos_on_another_host(birds: Folder) -> None:
-    birds.site.pages["/photos/1"].always = "status 404"
-    birds.sources(files=[{"url": birds.site.url("/birds.tsv")}], photos={"mirrors": [birds.site.url("/mirror/")]})
-    birds.site.put("/mirror/photos/1", birds.site.pages["/photos/2"].body, kind="image/jpeg")
-    assert birds.fetch() == "" and len(read_dataset(birds.out).pairs) == 5
-    assert birds.json("checksums.json")["official/images/1.jpg"]["url"].endswith("/mirror/photos/1")
-
-
-def test_a_photo_that_a_person_brought_is_left_alone(birds: Folder) -> None:
-    birds.site.pages["/photos/1"].always = "status 404"
-    write_image(birds.out / "official/images/1.png")
-    assert birds.fetch() == "" and "/photos/1" not in birds.asked()
-    assert "images/1.png" in {pair.before for pair in read_dataset(birds.out).pairs}
-
-
-def test_captions_of_birds_need_the_table_alone(birds: Folder) -> None:
-    assert birds.fetch("--captions_only=true") == "" and birds.asked() == ["/birds.tsv"]
-
-
-@pytest.mark.parametrize("url", ["ftp://127.0.0.1/photos/6", "http://[half/photos/6", "photos/6"])
-def test_an_address_in_the_table_that_is_none(birds: Folder, url: str) -> None:
-    page = birds.site.pages["/birds.tsv"]
-    page.body = page.body.replace(birds.site.url("/photos/6").encode(), url.encode())
-    assert birds.fetch() == "" and failed(birds) == {"official/images/6.jpg": ("no web address is given for it", True)}
 
 
 def test_without_sources_the_folder_is_asked_for(folder: Folder) -> None:

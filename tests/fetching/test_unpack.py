@@ -1,6 +1,7 @@
 """Archives of strangers: plain ones come apart, anything else leaves nothing behind."""
 
 import bz2
+import errno
 import gzip
 import io
 import lzma
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from diffcap.errors import DiffcapError
-from diffcap.fetching.unpack import is_archive, unpack
+from diffcap.fetching.unpack import Damaged, is_archive, unpack
 
 FILES = {"data/a.txt": b"first", "data/deep/b.txt": b"second" * 1000, "top.txt": b""}
 
@@ -126,15 +127,43 @@ def test_no_link_in_a_zip_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["zip", "tar.gz"])
 def test_a_bomb_is_stopped_early(tmp_path: Path, form: str) -> None:
     (tmp_path / "bomb").write_bytes(PACKERS[form]({f"{n}": bytes(300_000) for n in range(4)}))
-    with pytest.raises(DiffcapError, match="larger than any such archive should hold"):
+    with pytest.raises(DiffcapError, match="larger than any such archive should"):
         unpack(tmp_path / "bomb", tmp_path / "out", limit=800_000)
     assert tree(tmp_path / "out") == {}
-    assert unpack(tmp_path / "bomb", tmp_path / "out", limit=1_200_000) == 4
+    assert unpack(tmp_path / "bomb", tmp_path / "out", limit=1_210_000) == 4  # and tar's own blocks
+
+
+def long_name(size: int) -> bytes:
+    """The header of a name that is said to be so long."""
+    info = tarfile.TarInfo("././@LongLink")
+    info.type, info.size = tarfile.GNUTYPE_LONGNAME, size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.mark.parametrize("claimed", [(1 << 20) + 512, 4 << 30])
+def test_a_header_is_not_read_at_whatever_length_it_claims(tmp_path: Path, claimed: int) -> None:
+    (tmp_path / "bomb").write_bytes(gzip.compress(long_name(claimed) + bytes(1 << 21), 1))
+    with pytest.raises(DiffcapError, match=f"one of its headers says that it is {claimed:,} bytes long"):
+        unpack(tmp_path / "bomb", tmp_path / "out")
+
+
+def test_folders_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = [special(f"d{n}", tarfile.DIRTYPE) for n in range(30)]
+    (tmp_path / "bomb.tar").write_bytes(tar_bytes(FILES, *folders))
+    (tmp_path / "bomb.zip").write_bytes(zip_bytes({**FILES, **{f"d{n}/": b"" for n in range(30)}}))
+    with pytest.raises(DiffcapError, match="larger than any such archive should"):
+        unpack(tmp_path / "bomb.tar", tmp_path / "out", limit=12_000)
+    for form in ("tar", "zip"):
+        assert unpack(tmp_path / f"bomb.{form}", tmp_path / "out", limit=40_000) == 3
+    monkeypatch.setattr("diffcap.fetching.unpack._MEMBERS", 32)
+    for form in ("tar", "zip"):
+        with pytest.raises(DiffcapError, match="it holds more than 32 files and folders"):
+            unpack(tmp_path / f"bomb.{form}", tmp_path / "out")
 
 
 def test_zeros_behind_the_last_file_are_no_way_around_it(tmp_path: Path) -> None:
     (tmp_path / "bomb").write_bytes(gzip.compress(tar_bytes(FILES) + bytes(4_000_000)))
-    with pytest.raises(DiffcapError, match="goes on long after its last file"):
+    with pytest.raises(DiffcapError, match="larger than any such archive should"):
         unpack(tmp_path / "bomb", tmp_path / "out", limit=2_000_000)
 
 
@@ -161,6 +190,59 @@ def test_a_flipped_bit_in_a_packed_file(tmp_path: Path) -> None:
     with pytest.raises(DiffcapError, match="damaged archive"):
         unpack(tmp_path / "bad.tgz", tmp_path / "out")
     assert tree(tmp_path / "out") == {}
+
+
+def sparse(where: str) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        info = tarfile.TarInfo("a")
+        info.pax_headers = {"GNU.sparse.map": where, "GNU.sparse.size": "5"}
+        archive.addfile(info)
+    return out.getvalue()
+
+
+def flipped(body: bytes, place: int) -> bytes:
+    return body[:place] + bytes([body[place] ^ 255]) + body[place + 1 :]
+
+
+def in_bz2(name: str) -> bytes:
+    """A zip file whose member is packed with bz2."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr(name, bytes(range(256)) * 100)
+    return out.getvalue()
+
+
+MALFORMED = {
+    "a name that is no UTF-8": zip_bytes({"é.txt": b"x"}).replace("é".encode(), b"\xff\xff"),
+    "a damaged bz2 member": flipped(in_bz2("a"), 200),
+    "the end of a bz2 file": flipped(bz2.compress(tar_bytes(FILES)), -3),
+    "a map that is none": sparse("a,b"),
+    "headers in headers": long_name(512) * 5000,
+}
+
+
+@pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
+def test_whatever_is_malformed_is_one_sentence(tmp_path: Path, body: bytes) -> None:
+    (tmp_path / "bad").write_bytes(body)
+    with pytest.raises(Damaged, match=r"bad: a damaged archive \(.+\); delete it and fetch it again"):
+        unpack(tmp_path / "bad", tmp_path / "out")
+    assert tree(tmp_path / "out") == {}
+
+
+@pytest.mark.parametrize("form", ["zip", "tar"])
+def test_a_name_that_no_disk_takes(tmp_path: Path, form: str) -> None:
+    (tmp_path / "bad").write_bytes(PACKERS[form]({"n" * 300: b"x"}))
+    with pytest.raises(DiffcapError, match=r"not unpacked, 'n+ is too long a name; fetch it from its publisher"):
+        unpack(tmp_path / "bad", tmp_path / "out")
+
+
+def test_a_fault_of_the_disk_is_not_the_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.zip").write_bytes(zip_bytes(FILES))
+    full = OSError(errno.ENOSPC, "No space left on device", "a")
+    monkeypatch.setattr(Path, "replace", lambda self, goal: (_ for _ in ()).throw(full))
+    with pytest.raises(OSError, match="No space left"):
+        unpack(tmp_path / "a.zip", tmp_path / "out")
 
 
 def test_an_encrypted_member(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from diffcap.datasets.checks import check_inside
 from diffcap.datasets.official import compare, repetitions
 from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair
@@ -38,8 +39,8 @@ def read_pairs(dataset: str, folder: str | Path) -> list[ChangePair]:
         folder: where the dataset's files are.
 
     Raises:
-        DiffcapError: the folder or a file is missing or malformed, there is no pair, an id stands twice, or a training
-            pair has no caption.
+        DiffcapError: the folder or a file is missing or malformed, there is no pair, an id stands twice, an image
+            lies outside the folder, or a training pair has no caption.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -55,8 +56,8 @@ def read_pairs(dataset: str, folder: str | Path) -> list[ChangePair]:
     return pairs
 
 
-def describe(dataset: str, pairs: list[ChangePair], folder: str | Path) -> dict[str, Any]:
-    """What `dataset.json` says of a dataset's files beside the counts.
+def describe(dataset: str, pairs: list[ChangePair], folder: str | Path, left_out: bool = False) -> dict[str, Any]:
+    """What `dataset.json` says of a dataset's files beside the counts; `left_out` as in `official.compare`.
 
     Returns:
         "official" (see `official.compare`), "repetitions" (see `official.repetitions`), "notes", a list of sentences, and what
@@ -67,7 +68,7 @@ def describe(dataset: str, pairs: list[ChangePair], folder: str | Path) -> dict[
     """
     reader = import_module(READERS.get(dataset, OWN))
     return {
-        "official": compare(dataset, pairs, Path(folder)),
+        "official": compare(dataset, pairs, Path(folder), left_out),
         "repetitions": repetitions(pairs),
         "notes": reader.notes(pairs) if hasattr(reader, "notes") else [],
         **getattr(reader, "NOTES", {}),
@@ -84,6 +85,8 @@ def _check(pairs: list[ChangePair], folder: Path, blanks: bool) -> None:
                 f"{folder}: id {pair.id!r} stands twice (in {seen[pair.id]} and {pair.split}); keep one of the two pairs."
             )
         seen[pair.id] = pair.split
+        for path in pair.images:
+            check_inside(path, f"{folder}, the pair {pair.id!r:.60}")
         if pair.split == "train" and not pair.captions and "class" not in pair.extra:
             raise DiffcapError(f"{folder}: the training pair {pair.id!r} has no caption; give it one or take it out.")
         if not blanks and not all(caption.strip() for caption in pair.captions):

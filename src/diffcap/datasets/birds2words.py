@@ -19,7 +19,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from diffcap.datasets.checks import token_captions
 from diffcap.errors import DiffcapError
@@ -84,7 +83,7 @@ def photo_id(image_url: str, observation_url: str) -> str:
     for url in (image_url, observation_url):
         if found := re.search(r"photos/(\d+)", url):
             return found.group(1)
-    return PurePosixPath(urlsplit(image_url).path).stem
+    return PurePosixPath(re.split("[?#]", image_url)[0]).stem  # not urlsplit, which refuses what is no address
 
 
 def tokenised(text: str) -> str:

@@ -49,6 +49,18 @@ def note_once(seen: dict[str, str], name: str, where: str, what: str, remedy: st
     seen[name] = where
 
 
+def check_inside(path: str, where: str) -> None:
+    """Refuse a path that leads out of the folder that it is relative to.
+
+    Raises:
+        DiffcapError: it is absolute, or holds "..".
+    """
+    if path.startswith("/") or ".." in path.split("/"):
+        raise DiffcapError(
+            f"{where}: the path {path!r:.60} leads out of the dataset's folder; write it relative to that, without '..'."
+        )
+
+
 def numbered_lines(path: Path, remedy: str = "fetch it again") -> list[tuple[str, str]]:
     """("<path>, line <number>", its text without blanks around it) for every line that is not blank.
 

@@ -112,7 +112,7 @@ def _captions(path: Path) -> dict[int, list[str]]:
         raise DiffcapError(f"{path}: expected a JSON object, found {type(value).__name__}; fetch it again.")
     captions: dict[int, list[str]] = {}
     for key, told in value.items():
-        number = re.fullmatch(r"(\d+)(?:\.png)?", key)
+        number = re.fullmatch(r"(\d{1,9})(?:\.png)?", key)
         if number is None or int(number.group(1)) in captions:
             raise DiffcapError(
                 f'{path}: the key "{key:.60}" is not the number of a pair, or stands twice; fetch it again.'

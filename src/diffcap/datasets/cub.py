@@ -15,7 +15,7 @@ Without `images.txt`, which captions alone do not need, the images are those tha
 from pathlib import Path
 
 from diffcap.datasets import pcl_singles
-from diffcap.datasets.checks import numbered_lines
+from diffcap.datasets.checks import check_inside, numbered_lines
 from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair
 
@@ -68,6 +68,7 @@ def _listed(path: Path) -> list[str]:
         species, _, image = name.partition("/")
         if not number.isdigit() or not image.endswith(".jpg") or not species:
             raise DiffcapError(f'{where}: expected "<number> <class>/<image>.jpg", found {line!r:.80}; mend that line.')
+        check_inside(name, where)  # before its sentences are looked for
         found.append(name)
     return found
 

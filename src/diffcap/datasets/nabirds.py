@@ -10,6 +10,7 @@
 The 555 classes that occur are numbered 0 ... 554 in the order of the official numbers.
 """
 
+import re
 from pathlib import Path
 
 from diffcap.datasets import pcl_singles
@@ -17,6 +18,7 @@ from diffcap.datasets.checks import numbered_lines
 from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair
 
+_NUMBER = re.compile(r"\d{1,9}")
 _REMEDY = "unpack nabirds.tar.gz into this folder"
 
 
@@ -47,10 +49,12 @@ def _read(home: Path, images: str) -> list[ChangePair]:
                 f"{home / name}: {len(without)} of the {len(paths)} images are not in it (first {without[0]}); fetch "
                 "the lists again."
             )
-    strange = next((image for image in paths if not labels[image].isdigit() or labels[image] not in names), None)
+    strange = next(
+        (image for image in paths if not _NUMBER.fullmatch(labels[image]) or labels[image] not in names), None
+    )
     if strange:
         raise DiffcapError(
-            f"{home / 'classes.txt'}: no class {labels[strange]!r}, which image {strange} has; fetch it again."
+            f"{home / 'classes.txt'}: no class {labels[strange]!r:.60}, which image {strange} has; fetch it again."
         )
     wrong = next((image for image in paths if splits[image] not in ("0", "1")), None)
     if wrong:
@@ -63,10 +67,17 @@ def _read(home: Path, images: str) -> list[ChangePair]:
         label = labels[image]
         extra = {"class": order[label], "species": names[label]}
         if image in sizes:
-            extra["size"] = [int(length) for length in sizes[image].split()]
+            extra["size"] = _size(sizes[image], f"{home / 'sizes.txt'}: {image}")
         split = "train" if splits[image] == "1" else "test"
         pairs.append(ChangePair(image, f"{images}/{path}", None, [], split, extra=extra))
     return sorted(pairs, key=lambda pair: pair.split, reverse=True)
+
+
+def _size(text: str, where: str) -> list[int]:
+    lengths = text.split()
+    if len(lengths) != 2 or not all(_NUMBER.fullmatch(length) for length in lengths):
+        raise DiffcapError(f"{where} must have a width and a height, found {text!r:.60}; fetch it again.")
+    return [int(length) for length in lengths]
 
 
 def _table(path: Path) -> dict[str, str]:

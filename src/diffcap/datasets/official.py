@@ -50,8 +50,11 @@ OFFICIAL = {
 }
 
 
-def compare(dataset: str, pairs: Sequence[ChangePair], folder: Path) -> dict[str, Any] | None:
+def compare(dataset: str, pairs: Sequence[ChangePair], folder: Path, left_out: bool = False) -> dict[str, Any] | None:
     """What `folder` holds of the official dataset; None where no official size is known.
+
+    Args:
+        left_out: pairs of the folder are not among `pairs`, for their images' sake; a scene is then one that has both.
 
     Returns:
         {"state": "whole" or "part", "unit", "splits": split -> [found, official]}.
@@ -64,6 +67,9 @@ def compare(dataset: str, pairs: Sequence[ChangePair], folder: Path) -> dict[str
     if sizes is None:
         return None
     found = Counter(pair.split for pair in pairs if not (sizes.scenes and pair.is_distractor))
+    distractors = Counter(pair.split for pair in pairs if pair.is_distractor)
+    if left_out and sizes.scenes:
+        found &= distractors  # the smaller number of each split
     if sizes.classes and found.total() > sum(sizes.splits.values()):
         raise DiffcapError(
             f"{folder}: has {found.total():,} images, the official {dataset} {sum(sizes.splits.values()):,}; fetch its lists again."
@@ -78,7 +84,6 @@ def compare(dataset: str, pairs: Sequence[ChangePair], folder: Path) -> dict[str
     # Nothing is ever scored on images with classes, and IDC-PCL's form of them has no splits.
     whole = whole or bool(sizes.classes and found.total() == sum(sizes.splits.values()))
     if whole and sizes.scenes:
-        distractors = Counter(pair.split for pair in pairs if pair.is_distractor)
         lacking = next((split for split in SPLITS if distractors[split] != found[split]), None)
         if lacking:
             raise DiffcapError(
@@ -93,10 +98,11 @@ def compare(dataset: str, pairs: Sequence[ChangePair], folder: Path) -> dict[str
                     f"{folder}: {kinds[kind]:,} changes of type {kind}, the whole {dataset} has {official:,}; take "
                     "type_mapping.json from the authors' release."
                 )
-    classes = len({pair.extra["class"] for pair in pairs if "class" in pair.extra})
-    if whole and classes != sizes.classes:
+    classes = {pair.extra["class"] for pair in pairs if "class" in pair.extra}
+    if whole and classes != set(range(sizes.classes)):
         raise DiffcapError(
-            f"{folder}: its images have {classes:,} classes, those of the whole {dataset} {sizes.classes:,}; fetch its lists again."
+            f"{folder}: its images have {len(classes):,} classes up to number {max(classes, default=0):,}, those of the whole "
+            f"{dataset} {sizes.classes:,} from number 0; fetch its lists again."
         )
     return {
         "state": "whole" if whole else "part",

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from diffcap.datasets.checks import note_once, sentences
+from diffcap.datasets.checks import check_inside, note_once, sentences
 from diffcap.errors import DiffcapError
 from diffcap.records import SPLITS, ChangePair, read_json_lines
 
@@ -124,6 +124,5 @@ def _pair(row: dict[str, Any], where: str, number: int) -> ChangePair:
 def _image(path: object, key: str, where: str) -> str:
     if not isinstance(path, str) or not path:
         raise DiffcapError(f'{where}: "{key}" must be the path of an image, found {path!r:.60}; mend that line.')
-    if Path(path).is_absolute():
-        raise DiffcapError(f'{where}: "{key}" is an absolute path ({path}); write it relative to the folder.')
+    check_inside(path, where)
     return path

@@ -16,7 +16,7 @@ from diffcap.errors import DiffcapError
 from diffcap.records import SPLITS, ChangePair, read_json, read_json_lines
 from diffcap.text.vocabulary import SPECIALS, build_vocabulary
 
-_NAME = re.compile(r"CLEVR_(default|semantic|nonsemantic)_(\d+)(?:\.png)?")
+_NAME = re.compile(r"CLEVR_(default|semantic|nonsemantic)_(\d{1,9})(?:\.png)?")
 _FOLDERS = {"semantic": "sc_images", "nonsemantic": "nsc_images"}
 
 

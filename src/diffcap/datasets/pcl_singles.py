@@ -11,13 +11,15 @@ not kept: pre-training draws its own.
 """
 
 from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from diffcap.datasets.checks import token_captions
+from diffcap.datasets.checks import check_inside, token_captions
+from diffcap.datasets.official import OFFICIAL
 from diffcap.errors import DiffcapError
 from diffcap.records import SPLITS, ChangePair, read_json_lines
 
+_CLASSES = OFFICIAL["nabirds"].classes
 _EXTENSIONS = (".jpg", ".jpeg", ".png")
 
 
@@ -52,7 +54,9 @@ def read_classified(folder: Path) -> list[ChangePair]:
     found: dict[str, ChangePair] = {}
     means = ""  # where the first line stands, and what label 1 means there
     for split, where, row in _rows(folder):
-        classes = [_number(row.get(key), where, key, lambda value: value >= 0) for key in ("class_id1", "class_id2")]
+        classes = [
+            _number(row.get(key), where, key, lambda value: 0 <= value < _CLASSES) for key in ("class_id1", "class_id2")
+        ]
         label = _number(row.get("label"), where, "label", lambda value: value in (0, 1))
         meaning = "the same class" if (label == 1) is (classes[0] == classes[1]) else "different classes"
         means = means or meaning
@@ -84,8 +88,9 @@ def _file(folder: Path, split: str) -> Path | None:
 
 def _name(value: object, where: str, key: str) -> str:
     """The id of an image: its name without extension."""
-    if not isinstance(value, str) or not value or value.startswith("/") or ".." in PurePosixPath(value).parts:
+    if not isinstance(value, str) or not value:
         raise DiffcapError(f'{where}: "{key}" must be the name of an image, found {value!r:.60}; mend that line.')
+    check_inside(value, where)
     return next((value[: -len(end)] for end in _EXTENSIONS if value.lower().endswith(end)), value)
 
 
@@ -96,6 +101,7 @@ def _path(name: str) -> str:
 def _number(value: object, where: str, key: str, fits: Callable[[int], bool]) -> int:
     if type(value) is not int or not fits(value):
         raise DiffcapError(
-            f'{where}: "{key}" must be a number of a class, or 0 or 1 of a label, found {value!r:.60}; mend that line.'
+            f'{where}: "{key}" must be the number of a class, 0 ... {_CLASSES - 1}, or 0 or 1 of a label, found '
+            f"{value!r:.60}; mend that line."
         )
     return value

@@ -178,8 +178,11 @@ def _from_files(paths: Sequence[str], files: dict[str, Path], done: set[str]) ->
             continue
         try:
             array = np.load(files[path], allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise DiffcapError(f"{files[path]}: not a whole .npy file of numbers ({error}); fetch it again.") from None
+        except Exception as error:  # a garbled header may fail in any way at all
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise DiffcapError(
+                f"{files[path]}: not a whole .npy file of numbers ({reason:.200}); fetch it again."
+            ) from None
         yield path, _map(array, str(files[path]))
 
 
@@ -193,7 +196,7 @@ def _map(array: Any, where: str) -> Array:
         array = array[0]
     if array.ndim == 2 and math.isqrt(array.shape[1]) ** 2 == array.shape[1]:
         array = array.reshape(len(array), math.isqrt(array.shape[1]), -1)
-    if array.ndim != 3:
+    if array.ndim != 3 or not array.size:
         raise DiffcapError(f"{where}: features of {array.shape}, not (channels, rows, columns); fetch the file again.")
     return array
 

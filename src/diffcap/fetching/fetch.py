@@ -124,7 +124,7 @@ def _tell(failures: list[Failure], todo: list[Entry], place: Place) -> None:
 def _sentence(lost: list[Failure], todo: list[Entry], later: list[Failure], place: Place) -> str:
     parts = []
     if lost:
-        parts.append(f"{_first(lost)} could not be fetched")
+        parts.append(f"{_first(lost)} could not be fetched or unpacked")
     if todo:
         named = " and ".join(f"{entry.file} (from {entry.page} into {place.target(entry).parent})" for entry in todo)
         parts.append(f"a person has to fetch {named}")

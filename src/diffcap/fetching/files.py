@@ -9,7 +9,7 @@ from diffcap.fetching.place import Failure, Place
 from diffcap.fetching.settings import FetchSettings
 from diffcap.fetching.sources import Entry
 from diffcap.fetching.transfer import Refused, Unreachable, Wanted, transfer
-from diffcap.fetching.unpack import unpack
+from diffcap.fetching.unpack import Damaged, unpack
 from diffcap.fetching.workers import in_parallel
 from diffcap.progress import bars
 from diffcap.records import write_text
@@ -36,7 +36,7 @@ def fetch_files(entries: list[Entry], place: Place, settings: FetchSettings) -> 
     lost = {failure.name for failure in failures}
     for entry in entries:
         if entry.unpack and entry not in settled and place.name(place.target(entry)) not in lost:
-            _take_apart(entry, place.target(entry), place)
+            failures += _take_apart(entry, place.target(entry), place)
     return failures
 
 
@@ -53,7 +53,7 @@ def take_in(entries: list[Entry], place: Place) -> tuple[list[Entry], list[Failu
             if problem := place.present(path, entry_check(entry, place.name(path), place.ledger)):
                 failures.append(Failure(place.name(path), entry.page, f"{problem}; fetch it again"))
             elif entry.unpack:
-                _take_apart(entry, path, place)
+                failures += _take_apart(entry, path, place)
             else:
                 place.note(path, entry.page)
         if not place.gives(entry):
@@ -93,13 +93,23 @@ def _bring(entries: list[Entry], place: Place, settings: FetchSettings) -> list[
     return failures
 
 
-def _take_apart(entry: Entry, archive: Path, place: Place) -> None:
+def _take_apart(entry: Entry, archive: Path, place: Place) -> list[Failure]:
+    """Unpack an archive; gives what is wrong with it, if anything is."""
     print(f"unpacking {archive} ...", flush=True)
-    count = unpack(archive, place.official / entry.to, entry.strip)
-    if not place.gives(entry):
-        raise DiffcapError(
-            f"{archive}: unpacked, but it has no {' or no '.join(entry.gives)} for {place.official}; put it there by hand."
-        )
+    why = ""
+    try:
+        count = unpack(archive, place.official / entry.to, entry.strip)
+        if not place.gives(entry):
+            why = f"unpacked, but it has no {' or no '.join(entry.gives)} for {place.official}; put it there by hand"
+    except DiffcapError as error:
+        why = str(error).removeprefix(f"{archive}: ").rstrip(".")
+        if isinstance(error, Damaged) and entry.url and not (entry.sha256 or entry.md5):
+            archive.unlink()  # else it would be found there again by every run
+            place.ledger.forget(place.name(archive))
+            why = f"{why.partition('; ')[0]}; it is deleted now, and the next run fetches it again"
+    if why:
+        return [Failure(place.name(archive), entry.url or entry.page, why)]
     place.note(archive, entry.url or entry.page)  # only now: a damaged one may be replaced
     write_text(place.stamp(archive), f"{place.ledger.sha256(place.name(archive))}\n")
     print(f"unpacked {count:,} files into {place.official / entry.to}; {archive} may be deleted now", flush=True)
+    return []

@@ -69,6 +69,11 @@ class Ledger:
             if time.monotonic() - self._written >= _PAUSE:
                 self._write()
 
+    def forget(self, name: str) -> None:
+        """Take out what was noted of a file that turned out damaged; another one may come in its place."""
+        with self._lock:
+            self._rows.pop(name, None)
+
     def flush(self) -> None:
         """Write what was noted."""
         with self._lock:
@@ -76,6 +81,6 @@ class Ledger:
 
     def _write(self) -> None:
         rows = dict(sorted(self._rows.items()))
-        if rows and (not self.path.is_file() or read_json(self.path) != rows):
+        if rows != (read_json(self.path) if self.path.is_file() else {}):
             write_json(self.path, rows)
         self._written = time.monotonic()

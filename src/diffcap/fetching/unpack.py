@@ -6,17 +6,19 @@ members go into a folder of their own first, so that an archive that turns out d
 """
 
 import bz2
+import errno
 import gzip
 import lzma
 import shutil
 import stat
+import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeVar
 
 from diffcap.errors import DiffcapError
 
@@ -25,11 +27,22 @@ _RATIO = 200  # text packs to a twentieth or so, zeros to a thousandth
 _ALWAYS = 1 << 30  # bytes that any archive may hold
 _MEMBERS = 2_000_000
 _BLOCK = 512  # of a tar file
+# What the standard library's readers raise on malformed files, theirs and whatever else they stumble over.
+_MALFORMED = (
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError),
+    *(ValueError, ArithmeticError, LookupError, RuntimeError),
+)
 _OPENERS: tuple[tuple[bytes, Any], ...] = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ\0", lzma.open))
+
+Entry = TypeVar("Entry")
 
 
 class Evil(Exception):
     """The archive holds what no data set needs."""
+
+
+class Damaged(DiffcapError):
+    """The archive is not as its publisher made it: the same file may be whole when it is fetched again."""
 
 
 class Member(NamedTuple):
@@ -55,13 +68,15 @@ def unpack(archive: Path, folder: Path, strip: str = "", limit: int | None = Non
         archive: the file; its content says what it is.
         folder: made if it is not there.
         strip: a leading folder to take off the members' names, where they have it ("data" makes data/a.png a.png).
-        limit: bytes that the members may have together; 200 times the archive's size, at least a gigabyte, by default.
+        limit: bytes that the members may have together, and again that a tar file may have in all; 200 times the archive's
+            size, at least a gigabyte, by default.
 
     Returns:
         How many files were in it.
 
     Raises:
-        DiffcapError: no archive, a damaged one, or one that is refused; nothing of it is left then.
+        Damaged: a damaged archive; nothing of it is left then.
+        DiffcapError: no archive, or one that is refused; nothing of it is left either.
     """
     room = max(_ALWAYS, _RATIO * archive.stat().st_size) if limit is None else limit
     # Beside its goal, and so on the same disk: moving is renaming then.
@@ -73,23 +88,31 @@ def unpack(archive: Path, folder: Path, strip: str = "", limit: int | None = Non
         if not count:
             raise Evil("it holds no file")
         _merge(aside, folder)
-    except Evil as error:
+    except (Evil, NotImplementedError, MemoryError) as error:
+        reason = " ".join(str(error).split()) or "it asks for more memory than there is"
         raise DiffcapError(
-            f"{archive}: not unpacked, {error}; fetch it from its publisher, or unpack it by hand."
+            f"{archive}: not unpacked, {reason}; fetch it from its publisher, or unpack it by hand."
         ) from None
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, gzip.BadGzipFile) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise DiffcapError(f"{archive}: a damaged archive ({reason:.100}); delete it and fetch it again.") from None
+    except _MALFORMED as error:
+        raise _damaged(archive, error) from None
+    except OSError as error:
+        if error.errno not in (None, errno.EINVAL):  # the disk's, and not the decoder's or of a seek to nowhere
+            raise
+        raise _damaged(archive, error) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return count
 
 
+def _damaged(archive: Path, error: Exception) -> Damaged:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return Damaged(f"{archive}: a damaged archive ({reason:.100}); delete it and fetch it again.")
+
+
 def _pour(members: Iterator[Member], aside: Path, strip: PurePosixPath, room: int) -> int:
     count = 0
-    for count, member in enumerate(members, 1):
-        if count > _MEMBERS:
-            raise Evil(f"it holds more than {_MEMBERS:,} files")
+    for member in members:
+        count += 1
         target = aside / _inside(member.name, strip)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -101,6 +124,10 @@ def _pour(members: Iterator[Member], aside: Path, strip: PurePosixPath, room: in
                     file.write(piece)
         except (FileExistsError, NotADirectoryError, IsADirectoryError):
             raise Evil(f"{member.name!r:.100} is a file in one place and a folder in another") from None
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            raise Evil(f"{member.name!r:.100} is too long a name") from None
     return count
 
 
@@ -125,9 +152,17 @@ def _members(archive: Path, room: int) -> Iterator[Member]:
         raise Evil("it is neither a zip nor a tar file")
 
 
+def _counted(entries: Iterable[Entry]) -> Iterator[Entry]:
+    """The same, files and folders, as long as they are not too many."""
+    for count, entry in enumerate(entries, 1):
+        if count > _MEMBERS:
+            raise Evil(f"it holds more than {_MEMBERS:,} files and folders")
+        yield entry
+
+
 def _zip_members(archive: Path) -> Iterator[Member]:
     with zipfile.ZipFile(archive) as package:
-        for info in package.infolist():
+        for info in _counted(package.infolist()):
             kind = stat.S_IFMT(info.external_attr >> 16)
             if info.flag_bits & 1:
                 raise Evil(f"{info.filename!r:.100} is encrypted")
@@ -142,14 +177,23 @@ def _zip_members(archive: Path) -> Iterator[Member]:
                 raise Evil(f"{info.filename!r:.100} is packed in an unknown way ({error})") from None
 
 
-class _Remembering:
-    """A file that remembers its last piece: where a tar file is cut between two members, tarfile sees its end."""
+class _Watched:
+    """A tar file that gives no more than so many bytes, in pieces, and remembers the last one.
 
-    def __init__(self, file: IO[bytes]):
-        self.file, self.last = file, b""
+    Contents are asked for in pieces, so a large one is of a header, which tarfile reads whole, whatever size it claims. Of a file
+    that is cut between two members, tarfile sees the end, and the last piece tells.
+    """
+
+    def __init__(self, file: IO[bytes], room: int):
+        self.file, self.room, self.last = file, room, b""
 
     def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= _PIECE:
+            raise Evil(f"one of its headers says that it is {size:,} bytes long")
         self.last = self.file.read(size)
+        self.room -= len(self.last)
+        if self.room < 0:
+            raise Evil("it is larger than any such archive should be")
         return self.last
 
     def seek(self, *where: int) -> int:
@@ -160,8 +204,8 @@ class _Remembering:
 
 
 def _tar_members(archive: Path, head: bytes, room: int) -> Iterator[Member]:
-    with _opened(archive, head) as file, tarfile.open(fileobj=file, mode="r:") as package:  # type: ignore[call-overload]
-        for info in package:
+    with _opened(archive, head, room) as file, tarfile.open(fileobj=file, mode="r:") as package:  # type: ignore[call-overload]
+        for info in _counted(package):
             if info.isdir():
                 continue
             content = package.extractfile(info) if info.isreg() else None
@@ -170,17 +214,15 @@ def _tar_members(archive: Path, head: bytes, room: int) -> Iterator[Member]:
             yield Member(info.name, content)
         if file.last != bytes(_BLOCK):
             raise tarfile.ReadError("it ends in the middle")
-        while piece := file.read(_PIECE):  # a packed file has its checksum at the end
-            room -= len(piece)
-            if room < 0:
-                raise Evil("it goes on long after its last file")
+        while file.read(_PIECE):  # a packed file has its checksum at the end
+            pass
 
 
 @contextmanager
-def _opened(archive: Path, head: bytes) -> Iterator[_Remembering]:
+def _opened(archive: Path, head: bytes, room: int) -> Iterator[_Watched]:
     opener = next((opener for magic, opener in _OPENERS if head.startswith(magic)), open)
     with opener(archive, "rb") as file:
-        yield _Remembering(file)
+        yield _Watched(file, room)
 
 
 def _merge(source: Path, target: Path) -> None:
