@@ -6,9 +6,12 @@ Any other name is refused before it is looked up, and said.
 """
 
 import pickle
+import pickletools
 import re
+import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,6 +20,11 @@ import numpy as np
 from diffcap.errors import DiffcapError
 
 _KINDS = re.compile(r"[<>|=]?([biufc]\d{1,2}|[SU]\d{1,6})")
+# Torch's words: for a name that it refuses, and where it begins to say how its restricted reader is left out.
+_ASKED = re.compile(r"GLOBAL (\S{1,120}) (?:was not an allowed global|whose module \S+ is blocked)")
+_ADVICE = re.compile(r" ?(?:Check the documentation of|Re-running|Please file an issue|In PyTorch 2\.6,)")
+# The names that every file of tensors asks for.
+_OF_TENSORS = re.compile(r"collections\.OrderedDict|torch\._utils\._rebuild_\w+|torch\.\w+Storage")
 
 
 def load_arrays(path: str | Path) -> Any:
@@ -177,12 +185,65 @@ def _guarded(path: str | Path, read: Callable[[IO[bytes]], Any]) -> Any:
         with path.open("rb") as file:
             return read(file)
     except Exception as error:  # a damaged pickle may fail in any way at all
-        text = " ".join(str(error).split())
-        asked = re.search(r"GLOBAL ([\w.]+) was not an allowed global", text)  # torch's words
-        if asked:
-            text = f"it asks for {asked[1]}, which is not admitted"
-        text = text.rpartition("WeightsUnpickler error: ")[2]
-        reason = text[:200].rstrip(". ") or type(error).__name__
         raise DiffcapError(
-            f"{path}: refused, nothing of it was run: {reason}; fetch the file again, from its authors."
+            f"{path}: refused, nothing of it was run: {reason_of(error, path)}; fetch the file again, from its authors."
         ) from None
+
+
+def reason_of(error: Exception, path: Path) -> str:
+    """Why a file of weights cannot be read, without torch's advice to read it unsafely.
+
+    Args:
+        error: what torch's restricted reader or safetensors made of the file. path: its, for the names that it asks for.
+    """
+    text = " ".join(str(error).split())
+    if asked := _ASKED.search(text):
+        text = f"it asks for {asked[1]}, which is not admitted"
+    else:
+        text = text.rpartition("WeightsUnpickler error: ")[2].removeprefix("Weights only load failed. ")
+        text = _ADVICE.split(text)[0].rstrip(". ") or type(error).__name__
+    if text.startswith("Unsupported operand"):
+        text = _of_other_operands(text, path)
+    return "".join(letter for letter in text[:200] if letter.isprintable()).rstrip("., ")
+
+
+def _of_other_operands(text: str, path: Path) -> str:
+    """What to say of a pickle with operands that torch's reader has not: its protocol, and the names that it asks for."""
+    protocol, names = _protocol_and_names(path)
+    if protocol not in (None, 2):
+        text = f"saved with pickle protocol {protocol}, which torch's restricted reader cannot read, only 2"
+    shown = [name for name in names if not _OF_TENSORS.fullmatch(name)]
+    return text + (f"; it asks for {', '.join(shown[:3])}{', ...' if len(shown) > 3 else ''}" if shown else "")
+
+
+def _protocol_and_names(path: Path) -> tuple[int | None, list[str]]:
+    """The protocol of a file's pickles, and the names "module.Name" in them, each once."""
+    protocol: int | None = None
+    names: dict[str, None] = {}
+    texts: list[str] = []  # in the order in which they are pushed: the two last are a STACK_GLOBAL's name
+    memo: dict[int, str] = {}
+    for operand, value in _operands(path):
+        if operand == "PROTO":
+            protocol, memo = value, {}
+        elif operand in ("GLOBAL", "INST"):
+            names[value.replace(" ", ".")] = None
+        elif operand == "STACK_GLOBAL":
+            names[".".join(texts[-2:])] = None
+        elif operand.endswith(("MEMOIZE", "PUT")):
+            memo[len(memo) if value is None else value] = texts[-1] if texts else ""
+        elif operand.endswith(("UNICODE", "UNICODE8", "GET")):
+            texts.append(value if isinstance(value, str) else memo.get(value, ""))
+    return protocol, list(names)
+
+
+def _operands(path: Path) -> Iterator[tuple[str, Any]]:
+    """The operands of a file's pickles with what stands behind each, up to any damage; none is run."""
+    with suppress(Exception), ExitStack() as opened:  # whatever is wrong with the file has been found before
+        if zipfile.is_zipfile(path):
+            archive = opened.enter_context(zipfile.ZipFile(path))
+            name = next(name for name in archive.namelist() if name.endswith("data.pkl"))
+            file: IO[bytes] = opened.enter_context(archive.open(name))
+        else:
+            file = opened.enter_context(path.open("rb"))
+        while True:  # the old form has several, one behind another
+            yield from ((operand.name, value) for operand, value, _ in pickletools.genops(file))

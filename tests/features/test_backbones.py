@@ -102,6 +102,10 @@ def test_wrong_files_and_names_are_one_sentence(resnet18, tmp_path: Path) -> Non
         (tmp_path / name).write_text("<html>")
         with pytest.raises(DiffcapError, match=f"{name}: cannot be read"):
             read_state_dict(tmp_path / name)
+    for text in (b"a,b\n", b"t hello", b"hello", b"\x80\x02X\x01", b"\x80\x02\x86."):  # each fails in another way
+        (tmp_path / "text.pth").write_bytes(text)
+        with pytest.raises(DiffcapError, match=r"text\.pth: cannot be read as .* \(\S.*\); fetch it again"):
+            read_state_dict(tmp_path / "text.pth")
     with pytest.raises(DiffcapError, match="no node 'layer9'"):
         build_backbone("torchvision", "resnet18", "layer9", "random")
     with pytest.raises(DiffcapError, match=r"gives \(1, 1000\), not a map"):

@@ -6,7 +6,6 @@ the number of steps, and `model.safetensors`, the weights (`diffcap export`, `di
 
 import hashlib
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from diffcap.errors import DiffcapError
 from diffcap.files import whole
 from diffcap.records import read_json, write_json
+from diffcap.unpickling import reason_of
 
 CAPTIONING_STAGES = ("finetune", "reinforce")  # whose checkpoints can caption
 FORMAT = 1  # of the "diffcap" entry; raised when an older file could no longer be read
@@ -40,10 +40,10 @@ def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
         raise DiffcapError(f"{path}: no checkpoint there; train one with `make pretrain finetune`, or check the path.")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except (RuntimeError, EOFError, OSError, LookupError, ValueError, TypeError, pickle.UnpicklingError) as error:
-        # Text makes the unpickler stumble over its letters in any of these ways.
-        reason = next(iter(str(error).splitlines()), "")[:120].rstrip(". ") or type(error).__name__
-        raise DiffcapError(f"{path}: not a readable checkpoint ({reason}); train it again or copy it again.") from None
+    except Exception as error:  # text makes the unpickler stumble over its letters in any way at all
+        raise DiffcapError(
+            f"{path}: not a readable checkpoint ({reason_of(error, path)}); train it again or copy it again."
+        ) from None
     return _checked(state, path)
 
 
@@ -63,7 +63,6 @@ def _checked(state: Any, path: Path) -> dict[str, Any]:
 
 
 def _read_folder(folder: Path) -> dict[str, Any]:
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     for name in (CONFIG, WEIGHTS):
@@ -74,10 +73,9 @@ def _read_folder(folder: Path) -> dict[str, Any]:
     facts = read_json(folder / CONFIG, "configuration", "export the checkpoint again")
     try:
         weights = load_file(folder / WEIGHTS)
-    except (SafetensorError, OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:120].rstrip(". ")
+    except Exception as error:  # as damaged headers make it fail
         raise DiffcapError(
-            f"{folder / WEIGHTS}: not a readable safetensors file ({reason}); export it or fetch it again."
+            f"{folder / WEIGHTS}: not a readable safetensors file ({reason_of(error, folder / WEIGHTS)}); export it or fetch it again."
         ) from None
     if not isinstance(facts, dict):
         raise DiffcapError(f"{folder / CONFIG}: not a configuration of diffcap; export the checkpoint again.")

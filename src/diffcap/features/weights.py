@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import pickle
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from diffcap.errors import DiffcapError
+from diffcap.unpickling import reason_of
 
 # What people wrap a state dict in: the key of the dict that holds it, and the prefix that DataParallel leaves.
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
@@ -37,12 +37,11 @@ def read_state_dict(path: str | Path, option: str = "--model.weights") -> dict[s
             state: Any = load_file(path)
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, OSError, KeyError) as error:
-        raise _unreadable(path, error) from None
-    except Exception as error:  # safetensors has an error class of its own, derived from Exception alone
-        if type(error).__name__ != "SafetensorError":
-            raise
-        raise _unreadable(path, error) from None
+    except Exception as error:  # text makes the unpickler stumble over its letters in any way at all
+        raise DiffcapError(
+            f"{path}: cannot be read as a safetensors or PyTorch weights file ({reason_of(error, path)}); fetch it again or "
+            "save it as a plain state dict."
+        ) from None
     for wrapper in _WRAPPERS:
         if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
             state = state[wrapper]
@@ -50,14 +49,6 @@ def read_state_dict(path: str | Path, option: str = "--model.weights") -> dict[s
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise DiffcapError(f"{path}: not a state dict of tensors; save it with `torch.save(model.state_dict(), ...)`.")
     return {name.removeprefix(_PREFIX): value for name, value in state.items()}
-
-
-def _unreadable(path: Path, error: Exception) -> DiffcapError:
-    reason = " ".join(str(error).split("\n")[0].split())[:120]
-    return DiffcapError(
-        f"{path}: cannot be read as a safetensors or PyTorch weights file ({reason}); fetch it again or save it as a plain "
-        "state dict."
-    )
 
 
 def load_weights(network: nn.Module, state: dict[str, Tensor], source: str) -> None:
