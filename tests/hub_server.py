@@ -13,11 +13,15 @@ COMMIT = "0" * 39 + "1"
 
 
 class Hub(ThreadingHTTPServer):
-    """`repositories` holds the files of each by path; `stored` what was uploaded beside the commits, by SHA-256."""
+    """`repositories` holds the files of each by path, `private` the names of those that few see.
+
+    `stored` is what was uploaded beside the commits, by SHA-256.
+    """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repositories: dict[str, dict[str, bytes]] = {}
+        self.private: set[str] = set()
         self.stored: dict[str, bytes] = {}
         self.asked: list[str] = []
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -68,6 +72,9 @@ class _Handler(BaseHTTPRequestHandler):
             facts = json.loads(body)
             name = f"{facts.get('organization') or 'user'}/{facts['name']}"
             known = name in self.server.repositories
+            few = facts.get("visibility") == "private" or facts.get("private")  # by the version of the client
+            if few and not known:  # one that is there already stays as it is
+                self.server.private.add(name)
             self.server.repositories.setdefault(name, {})
             self._answer({"url": f"{self.server.url}/{name}"}, 409 if known else 200)
         elif path == "/api/validate-yaml":
@@ -95,6 +102,8 @@ class _Handler(BaseHTTPRequestHandler):
                 files[value["path"]] = base64.b64decode(value["content"])
             elif line["key"] == "lfsFile":
                 files[value["path"]] = self.server.stored[value["oid"]]
+            elif line["key"] == "deletedFile":
+                del files[value["path"]]
         url = f"{self.server.url}/{name}/commit/{COMMIT}"
         self._answer({"success": True, "commitOid": COMMIT, "commitUrl": url, "hookOutput": ""})
 
@@ -117,7 +126,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer({"error": "Repository not found"}, 404, X_Error_Code="RepoNotFound")
                 return
             siblings = [{"rfilename": file, "size": len(data)} for file, data in files.items()]
-            self._answer({"id": match[1], "modelId": match[1], "sha": COMMIT, "siblings": siblings, "tags": []})
+            facts = {"id": match[1], "modelId": match[1], "private": match[1] in self.server.private}
+            self._answer({**facts, "sha": COMMIT, "siblings": siblings, "tags": []})
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/[^/]+/?", path):
             files = self.server.repositories.get(match[1], {})
             rows = [

@@ -190,9 +190,9 @@ def push(
         checkpoint: best.ckpt of the finetune or the reinforce stage, or a folder of `diffcap export`.
         name: Of the repository, user/name; it is made if it is not there.
         metrics: metrics.json of its evaluation; by default that of the checkpoint's run which is of the same weights.
-        pictures: PNG files for the card, a JSON list; by default those of the run's report.
+        pictures: PNG files for the card, a JSON list, no two of one name; by default those of the run's report.
         license: Of the weights, as the hub names it, for example apache-2.0; the dataset's decides what is allowed.
-        private: Make the repository private.
+        private: Make a new repository private; nothing is uploaded to one that others can see already.
     """
     from diffcap.commands.interchange import run_push
 

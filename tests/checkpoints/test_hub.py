@@ -77,10 +77,64 @@ def test_what_is_pushed_comes_back(run: Path, tmp_path: Path) -> None:
     assert "| total | 50.00 | 125.00 |" in hub.repositories["user/again"]["README.md"].decode()
 
 
-def test_what_the_hub_refuses_is_one_sentence(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """A stand-in that this process takes for the hub."""
     from huggingface_hub import constants
 
-    monkeypatch.setattr(constants, "ENDPOINT", Hub().url)
+    hub = Hub()
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    return hub
+
+
+def test_what_should_be_private_goes_nowhere_else(hub: Hub, run: Path) -> None:
+    checkpoint = run / "finetune" / "best.ckpt"
+    for _ in range(2):  # a new one, and one that is there and private
+        push(checkpoint, "user/secret", private=True)
+    assert hub.private == {"user/secret"} and "model.safetensors" in hub.repositories["user/secret"]
+    hub.repositories["user/open"] = {"README.md": b"mine"}
+    with pytest.raises(
+        DiffcapError, match=r"user/open: is there already and not private, so nothing was uploaded; make"
+    ):
+        push(checkpoint, "user/open", private=True)
+    assert hub.repositories["user/open"] == {"README.md": b"mine"}
+    push(checkpoint, "user/open")
+    assert "model.safetensors" in hub.repositories["user/open"] and "user/open" not in hub.private
+
+
+def test_scores_and_pictures_of_other_weights_do_not_stay_on_the_hub(hub: Hub, run: Path) -> None:
+    push(run / "finetune" / "best.ckpt", "user/toy")
+    hub.repositories["user/toy"]["notes.txt"] = b"the owner's"
+    assert {"metrics.json", "pairs.png"} < set(hub.repositories["user/toy"])
+    push(run / "reinforce" / "best.ckpt", "user/toy")  # which has neither
+    files = hub.repositories["user/toy"]
+    assert set(files) == {"README.md", "config.json", "model.safetensors", "notes.txt"}
+    assert "None of these weights" in files["README.md"].decode()
+    push(run / "finetune" / "best.ckpt", "user/toy")
+    push(run / "finetune" / "best.ckpt", "user/toy")  # nothing that is uploaded is deleted
+    assert {"metrics.json", "pairs.png", "notes.txt"} < set(hub.repositories["user/toy"])
+
+
+def test_pictures_that_would_overwrite_something_are_refused(hub: Hub, run: Path, tmp_path: Path) -> None:
+    checkpoint = run / "finetune" / "best.ckpt"
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        Image.new("RGB", (4, 4), "red" if folder == "one" else "blue").save(tmp_path / folder / "pairs.png")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(
+        DiffcapError, match=r"one/pairs\.png: another of --pictures is called pairs\.png, too; rename one"
+    ):
+        push(checkpoint, "user/toy", pictures=[tmp_path / "one" / "pairs.png", tmp_path / "two" / "pairs.png"])
+    with pytest.raises(DiffcapError, match=r"config\.json: not called \.png; give PNG files"):
+        push(checkpoint, "user/toy", pictures=[tmp_path / "config.json"])
+    assert not hub.asked
+
+
+def test_what_the_hub_refuses_is_one_sentence(
+    hub: Hub, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(DiffcapError, match=r"user/toy: the hub refuses \(401\); log in"):
         push(run / "finetune" / "best.ckpt", "user/toy")

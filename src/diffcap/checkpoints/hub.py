@@ -26,6 +26,7 @@ PAPERS = {
     "dirl": ("DIRL+CCR", "Tu et al., Distractors-Immune Representation Learning for Change Captioning, ECCV 2024"),
 }
 STAGES_TOLD = {"finetune": "fine-tuned on captions", "reinforce": "fine-tuned, then self-critical training on CIDEr-D"}
+PICTURES = "*.png"  # of a repository
 SHOWN = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "SPICE")
 
 T = TypeVar("T")
@@ -44,13 +45,15 @@ def push(
     Args:
         checkpoint: a captioner's file, or an exported folder. name: user/name. metrics: metrics.json of its evaluation, None for
             the one of its run that is of the same weights, if there is one. pictures: PNG files, None for the run's report's.
-        license: as the hub names it. private: whom it is shown to, if the repository is made now.
+            No two may have one name.
+        license: as the hub names it. private: make a new repository private, and refuse one that others can see already.
 
     Returns:
         The address of the repository.
 
     Raises:
-        DiffcapError: the checkpoint or the metrics are unreadable, the metrics are of other weights, or the hub refuses.
+        DiffcapError: the checkpoint, the metrics or a picture cannot be had, the metrics are of other weights, the repository
+            is not private and should be, or the hub refuses.
     """
     _check_name(name)
     state = read_checkpoint(checkpoint)
@@ -62,9 +65,7 @@ def push(
     if scores.metrics is None:
         print(f"note: the card goes without scores: {scores.why}; `make eval` writes them.", file=sys.stderr)
     shown = [Path(path) for path in pictures] if pictures is not None else _pictures(Path(checkpoint))
-    missing = [path for path in shown if not path.is_file()]
-    if missing:
-        raise DiffcapError(f"{missing[0]}: no picture there; check --pictures.")
+    _check_pictures(shown)
     from huggingface_hub import HfApi
 
     with tempfile.TemporaryDirectory() as temporary:
@@ -77,8 +78,19 @@ def push(
         write_text(folder / "README.md", model_card(name, state, scores, [path.name for path in shown], license))
         api = HfApi()
         _asked(name, lambda: api.create_repo(name, private=private or None, exist_ok=True))
+        if private and not _asked(name, lambda: api.repo_info(name).private):
+            raise DiffcapError(
+                f"{name}: is there already and not private, so nothing was uploaded; make it private in its settings on the "
+                "hub, or leave --private out."
+            )
         done = _asked(
-            name, lambda: api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload from diffcap")
+            name,
+            lambda: api.upload_folder(
+                repo_id=name,
+                folder_path=folder,
+                commit_message="Upload from diffcap",
+                delete_patterns=[METRICS, PICTURES],  # of the weights that were there before
+            ),
         )
     return str(getattr(done, "repo_url", None) or name)
 
@@ -95,7 +107,7 @@ def fetch(name: str, folder: str | Path | None = None) -> Path:
     _check_name(name)
     from huggingface_hub import snapshot_download
 
-    wanted = [CONFIG, WEIGHTS, METRICS, "README.md", "*.png"]
+    wanted = [CONFIG, WEIGHTS, METRICS, "README.md", PICTURES]
     place = Path(
         _asked(
             name, lambda: snapshot_download(name, local_dir=None if folder is None else folder, allow_patterns=wanted)
@@ -137,7 +149,19 @@ def _asked(name: str, ask: Callable[[], T]) -> T:
 def _pictures(checkpoint: Path) -> list[Path]:
     stage = checkpoint.absolute().parent
     folder = checkpoint if checkpoint.is_dir() else stage.parent / report_of(stage.name)
-    return sorted(folder.glob("*.png"))
+    return sorted(folder.glob(PICTURES))
+
+
+def _check_pictures(paths: Sequence[Path]) -> None:
+    """They lie beside each other and the weights on the hub, by their names."""
+    names = [path.name for path in paths]
+    for path in paths:
+        if not path.is_file():
+            raise DiffcapError(f"{path}: no picture there; check --pictures.")
+        if path.suffix != ".png":
+            raise DiffcapError(f"{path}: not called .png; give PNG files as --pictures.")
+        if names.count(path.name) > 1:
+            raise DiffcapError(f"{path}: another of --pictures is called {path.name}, too; rename one.")
 
 
 def model_card(name: str, state: dict[str, Any], scores: Scores, pictures: Sequence[str], license: str) -> str:
