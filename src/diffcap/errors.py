@@ -10,6 +10,24 @@ class DiffcapError(Exception):
     """Bad input from outside (a file, a key, a checkpoint): the message says what, where, and what to do next."""
 
 
+@contextmanager
+def told_of(where: object, fault: str, remedy: str) -> Iterator[None]:
+    """Whatever damaged or foreign content makes a piece of code stumble over, as one sentence around the reason.
+
+    Raises:
+        DiffcapError: the code raised anything; its own DiffcapError stays as it is.
+    """
+    try:
+        yield
+    except DiffcapError:
+        raise
+    except Exception as error:  # foreign content may fail in any way at all
+        reason = " ".join(str(error).split())[:200].rstrip(". ") or type(error).__name__
+        if isinstance(error, KeyError):
+            reason += " is missing"
+        raise DiffcapError(f"{where}: {fault} ({reason}); {remedy}.") from None
+
+
 _INTERRUPTED = "error: interrupted; run the same command again, what is done already is kept."
 
 

@@ -152,3 +152,87 @@ def test_the_adaptation_of_clip4idc(tmp_path: Path) -> None:
     )
     init_from(model, str(tmp_path / "ours"), [], CLIP4IDC.fresh_parts, CLIP4IDC.earlier_parts)
     assert torch.equal(model.images.before_mark, official.weights("retrieval")["clip.visual.bef_embedding"])
+
+
+def refusal(path: Path, method: Any, vocabulary: Path | None, **unseen: Any) -> str:
+    with pytest.raises(DiffcapError) as error:
+        import_official(path, method, vocabulary, Unseen(**unseen))
+    said = str(error.value)
+    assert "\n" not in said and len(said) < 600 and said.endswith((".", "?")), said
+    return said
+
+
+TABLES = ("word_embedding.weight", "img_project.0.weight", "encoder.layers.0.feed_forward.w_1.weight")
+ODD = {
+    "number": torch.tensor(1.0),
+    "row": torch.zeros(20),
+    "empty": torch.zeros(0, 0),
+    "stretched": torch.zeros(1).half().expand(10**13),
+    "meta": torch.zeros(3, device="meta"),
+    "sparse": torch.eye(3).to_sparse(),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("name", [*TABLES, "else"])
+def test_odd_tensors_are_one_sentence(tmp_path: Path, kind: str, name: str) -> None:
+    torch.save({**pcl().weights("finetune"), name: ODD[kind]}, tmp_path / "x.pt")
+    said = refusal(tmp_path / "x.pt", "pcl", words(tmp_path / "v.json", 20, PCL_WORDS), heads=4)
+    plain = {
+        "stretched": f"'{name}' is larger than what the file holds of it",
+        "sparse": f"'{name}' is no plain tensor",
+    }
+    assert plain.get(kind, "") in said
+
+
+def test_odd_names_are_one_sentence(tmp_path: Path) -> None:
+    path, vocabulary = tmp_path / "x.pt", words(tmp_path / "v.json", 20, PCL_WORDS)
+    state = pcl().weights("finetune")
+    torch.save({**state, "encoder.layers.999999999.attn.q_linear.weight": torch.zeros(2)}, path)
+    assert "(of 3 layers one has number 999999999)" in refusal(path, "pcl", vocabulary, heads=4)
+    rcc = words(tmp_path / "r.json", 20, RCC)
+    torch.save({"change_detector_state": {1: torch.zeros(2)}, "speaker_state": {}}, path)
+    assert "speaker_state.core.embed.weight" in refusal(path, "scorer", rcc) or "img.0.weight" in refusal(
+        path, "dirl", rcc
+    )
+    detector = {"img.0.weight": torch.zeros(4, 4, 1, 1), "h_embedding.weight": torch.tensor(1.0)}
+    torch.save({"change_detector_state": detector, "speaker_state": {"core.embed.weight": torch.zeros(20, 4)}}, path)
+    assert "not a whole checkpoint of scorer (" in refusal(path, "scorer", rcc)
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ({"grid": (0, -3)}, "--grid is 0 by -3; both must be at least 1"),
+        ({"max_length": -3}, "--max-length is -3; it must be at least 3"),
+        ({"max_length": 0}, "--max-length is 0; it must be at least 3"),
+        ({"heads": 0}, "--heads is 0; it must be at least 1"),
+        ({"heads": 7}, "width 64 is not a multiple of heads 7"),
+    ],
+)
+def test_odd_options_are_one_sentence(tmp_path: Path, option: dict[str, Any], told: str) -> None:
+    torch.save(pcl().weights("finetune"), tmp_path / "x.pt")
+    assert told in refusal(
+        tmp_path / "x.pt", "pcl", words(tmp_path / "v.json", 20, PCL_WORDS), **{"heads": 4, **option}
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ({"vision_heads": 100000}, "--vision-heads: the image tower is 128 wide, which 100000 heads do not divide"),
+        ({"vision_heads": -1}, "--vision-heads is -1; it must be at least 1"),
+        ({"vision_heads": 2, "intra_layers": -5}, "--intra-layers is -5; it must be at least 1"),
+        ({"vision_heads": 2, "intra_layers": 4}, "intra_layers 4 of 4 blocks leaves none"),
+    ],
+)
+def test_odd_options_of_clip4idc_are_one_sentence(tmp_path: Path, option: dict[str, Any], told: str) -> None:
+    torch.save(load(FIXTURES / "clip4idc.json").weights("caption"), tmp_path / "x.pt")
+    assert told in refusal(tmp_path / "x.pt", "clip4idc", None, **{"heads": 4, **option})
+
+
+@pytest.mark.parametrize("name", ["clip.visual.conv1.weight", "clip.visual.positional_embedding"])
+def test_empty_parts_of_clip4idc_are_one_sentence(tmp_path: Path, name: str) -> None:
+    state = load(FIXTURES / "clip4idc.json").weights("caption")
+    torch.save({**state, name: torch.zeros(0, *(0 for _ in state[name].shape[1:]))}, tmp_path / "x.pt")
+    refusal(tmp_path / "x.pt", "clip4idc", None, heads=4)

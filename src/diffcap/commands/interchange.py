@@ -15,8 +15,6 @@ def run_import(method: "Method", file: Path, vocabulary: Path | None, out: Path 
     from diffcap.checkpoints.reading import CAPTIONING_STAGES, write_folder
     from diffcap.interop.official import import_official
 
-    if unseen.heads < 1:
-        raise DiffcapError(f"--heads is {unseen.heads}; it must be at least 1.")
     state = import_official(file, method, vocabulary, unseen)
     folder = out or file.with_name(f"{file.name.split('.')[0]}-diffcap")
     _refuse_file(folder)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 import diffcap
 from diffcap.checkpoints.reading import FORMAT
-from diffcap.errors import DiffcapError
+from diffcap.errors import DiffcapError, told_of
 from diffcap.interop import clip4idc, dirl, pcl, scorer
 from diffcap.interop.sizes import clip4idc_sizes, dirl_sizes, pcl_sizes, scorer_sizes
 from diffcap.records import read_json
@@ -28,6 +28,7 @@ from diffcap.text.vocabulary import LAYOUTS, LayoutName
 from diffcap.unpickling import load_tensors
 
 Method = Literal["scorer", "dirl", "pcl", "clip4idc"]
+LEAST_LENGTH = 3  # of a caption: to open, a word, to close
 GROUPS = ("change_detector_state", "speaker_state")
 # Tables that are computed, not learned, and numbers that some files carry beside the weights.
 _COMPUTED = re.compile(
@@ -87,16 +88,27 @@ def read_official(path: str | Path, method: Method) -> dict[str, Tensor]:
         if missing:
             raise DiffcapError(f"{path}: {missing[0]!r} is missing; fetch the authors' checkpoint again.")
         content = {f"{group}.{_plain(name)}": value for group, part in groups.items() for name, value in part.items()}
-    state = {_plain(str(name)): value for name, value in content.items()}
-    wrong = [name for name, value in state.items() if not isinstance(value, Tensor)]
-    if wrong or not state:
-        what = f"{wrong[0]!r} is no tensor" if wrong else "it is empty"
-        raise DiffcapError(f"{path}: not a checkpoint of {method} ({what}); give the authors' checkpoint.")
+    state = {_plain(name): value for name, value in content.items()}
+    fault = next((f"{name!r} {why}" for name, value in state.items() if (why := _fault(value))), "")
+    if fault or not state:
+        raise DiffcapError(
+            f"{path}: not a checkpoint of {method} ({fault or 'it is empty'}); give the authors' checkpoint."
+        )
     return {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
 
 
-def _plain(name: str) -> str:
-    return name.removeprefix("module.")  # DataParallel's
+def _fault(value: Any) -> str:
+    """Why this is not a tensor with all of its numbers in the file; empty where it is."""
+    if not isinstance(value, Tensor):
+        return "is no tensor"
+    if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
+        return "is no plain tensor"
+    few = value.untyped_storage().nbytes() < value.numel() * value.element_size()
+    return "is larger than what the file holds of it" if few else ""
+
+
+def _plain(name: Any) -> str:
+    return str(name).removeprefix("module.")  # DataParallel's
 
 
 def read_words(path: str | Path, layout: LayoutName) -> tuple[list[str], list[int]]:
@@ -138,36 +150,36 @@ def import_official(
         DiffcapError: the file is refused or damaged, or it and the vocabulary do not fit the system.
     """
     unseen = unseen or Unseen()
+    _check_options(unseen)
     state = read_official(path, method)
     tables = {name: value for name, value in state.items() if name.endswith("pe") and _COMPUTED.fullmatch(name)}
     state = {name: value for name, value in state.items() if not _COMPUTED.fullmatch(name)}
     words, layout, order = _words_of(path, method, vocabulary)
     stage = _stage(state, method)
-    try:
+    with told_of(path, f"not a whole checkpoint of {method}", "fetch it again"):
         sizes = {"scorer": scorer_sizes, "dirl": dirl_sizes, "pcl": pcl_sizes, "clip4idc": clip4idc_sizes}[method](
             state, unseen.__dict__, tables
         )
-    except (KeyError, IndexError, ValueError) as error:
-        raise DiffcapError(
-            f"{path}: not a whole checkpoint of {method} ({error} is missing or odd); fetch it again."
-        ) from None
+        if sizes.max_length < LEAST_LENGTH:
+            raise ValueError(f"its table has {sizes.max_length} positions of words")
     model, features = sizes.model, sizes.features
     if order is not None and len(order) != model["vocabulary_size"]:
         raise DiffcapError(
             f"{vocabulary}: {len(order)} words, {path} was trained with {model['vocabulary_size']}; give its own vocabulary."
         )
-    renamed = {
-        "scorer": lambda: scorer.from_official(state),
-        "dirl": lambda: dirl.from_official(state),
-        "pcl": lambda: pcl.from_official(state, stage),
-        "clip4idc": lambda: clip4idc.from_official(state, stage),
-    }[method]()
-    if order is not None and order != list(range(len(order))):
-        renamed = _reordered(renamed, order)
     hyperparameters = {
         key: value for key, value in model.items() if stage == "finetune" or key not in sizes.finetune_only
     }
-    _check_fit(method, stage, hyperparameters, renamed, path)
+    with told_of(path, f"its weights do not make a whole {method}", "fetch it again"):
+        renamed = {
+            "scorer": lambda: scorer.from_official(state),
+            "dirl": lambda: dirl.from_official(state),
+            "pcl": lambda: pcl.from_official(state, stage),
+            "clip4idc": lambda: clip4idc.from_official(state, stage),
+        }[method]()
+        if order is not None and order != list(range(len(order))):
+            renamed = _reordered(renamed, order)
+        _check_fit(method, stage, hyperparameters, renamed)
     return {
         "diffcap": {
             "format": FORMAT,
@@ -189,6 +201,15 @@ def import_official(
         "state_dict": {f"captioner.{name}": value.contiguous() for name, value in renamed.items()},
         "global_step": 0,
     }
+
+
+def _check_options(unseen: Unseen) -> None:
+    least = {"heads": 1, "vision_heads": 1, "intra_layers": 1, "max_length": LEAST_LENGTH}
+    for name, value in ((name, getattr(unseen, name)) for name in least):
+        if value is not None and value < least[name]:
+            raise DiffcapError(f"--{name.replace('_', '-')} is {value}; it must be at least {least[name]}.")
+    if unseen.grid is not None and min(unseen.grid) < 1:
+        raise DiffcapError(f"--grid is {unseen.grid[0]} by {unseen.grid[1]}; both must be at least 1.")
 
 
 def _words_of(
@@ -222,9 +243,7 @@ def _reordered(state: dict[str, Tensor], order: Sequence[int]) -> dict[str, Tens
     return {name: value[rows] if name.endswith(tables) else value for name, value in state.items()}
 
 
-def _check_fit(
-    method: Method, stage: str, hyperparameters: dict[str, Any], state: dict[str, Tensor], path: str | Path
-) -> None:
+def _check_fit(method: Method, stage: str, hyperparameters: dict[str, Any], state: dict[str, Tensor]) -> None:
     from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation
     from diffcap.models.dirl import DIRL
     from diffcap.models.pcl import PCL
@@ -239,8 +258,4 @@ def _check_fit(
         ("clip4idc", "finetune"): CLIP4IDC,
         ("clip4idc", "pretrain"): CLIP4IDCAdaptation,
     }
-    try:
-        kinds[method, stage](**hyperparameters).load_state_dict(state)
-    except (RuntimeError, ValueError, AssertionError) as error:
-        fault = " ".join(str(error).split())[:200].rstrip(". ")
-        raise DiffcapError(f"{path}: its weights do not make a whole {method} ({fault}); fetch it again.") from None
+    kinds[method, stage](**hyperparameters).load_state_dict(state)

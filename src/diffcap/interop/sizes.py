@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from diffcap.errors import DiffcapError
 from diffcap.features.preprocessing import Pixels, ResizeNormalize
 
 State = Mapping[str, Tensor]
@@ -23,8 +24,15 @@ class Sizes(NamedTuple):
 
 
 def _count(state: State, pattern: str) -> int:
-    """How many layers there are: the largest number that the pattern finds, and one."""
-    return max((int(match[1]) for name in state if (match := re.match(pattern, name))), default=-1) + 1
+    """How many layers there are: the numbers that the pattern finds are 0, 1, 2 and so on.
+
+    Raises:
+        ValueError: one is left out.
+    """
+    found = {int(match[1]) for name in state if (match := re.match(pattern, name))}
+    if found and max(found) >= len(found):
+        raise ValueError(f"of {len(found)} layers one has number {max(found)}")
+    return len(found)
 
 
 def _resnet(layer: str, shape: tuple[int, int, int]) -> dict[str, Any]:
@@ -116,6 +124,11 @@ _PCL_STACKS = {"single_layers": "single_img_encoder", "pair_layers": "double_img
 def clip4idc_sizes(state: State, unseen: Mapping[str, Any], tables: State) -> Sizes:
     """Of CLIP4IDC, of either stage; its CLIP by name where it is ViT-B/32."""
     vision_width, _, patch, _ = state["clip.visual.conv1.weight"].shape
+    heads = unseen["vision_heads"] or max(1, vision_width // 64)  # CLIP's rule
+    if vision_width % heads:
+        raise DiffcapError(
+            f"--vision-heads: the image tower is {vision_width} wide, which {heads} heads do not divide; give its own number."
+        )
     side = math.isqrt(len(state["clip.visual.positional_embedding"]) - 1)
     context, text_width = state["clip.positional_embedding"].shape
     vocabulary = len(state["clip.token_embedding.weight"])
@@ -127,7 +140,7 @@ def clip4idc_sizes(state: State, unseen: Mapping[str, Any], tables: State) -> Si
             "image_size": patch * side,
             "patch_size": patch,
             "width": vision_width,
-            "head_width": vision_width // (unseen["vision_heads"] or max(1, vision_width // 64)),  # CLIP's rule
+            "head_width": vision_width // heads,
             "layers": _count(state, r"clip\.visual\.transformer\.resblocks\.(\d+)\."),
         },
         "text_cfg": {
