@@ -27,7 +27,9 @@ def pcl(path: Path, seed: int, words: list[str] = WORDS, **options: int) -> Path
 
 def of_words(path: Path, kind: type[SCORER] | type[DIRL], words: list[str] = WORDS, layout: str = "rcc") -> Path:
     model = kind(**{**WORD_SIZES, "vocabulary_size": 4 + len(words)})
-    return write_checkpoint(path, model, "finetune", words, method=kind.__name__.lower(), vocabulary_layout=layout)
+    return write_checkpoint(
+        path, model, "finetune", words, method=kind.__name__.lower(), vocabulary_layout=layout, max_length=10
+    )
 
 
 def test_the_mean_of_the_weights_is_a_checkpoint_that_captions(tmp_path: Path) -> None:
