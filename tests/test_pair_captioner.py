@@ -6,6 +6,7 @@ import math
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,14 @@ def lively(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def make(path: Path, method: str) -> Path:
+SENTENCES = "the red cube vanished", "a rhombicuboctahedron moved"
+
+
+def make(path: Path, method: str, sentences: Sequence[str] = SENTENCES) -> Path:
     torch.manual_seed(0)
     facts: dict[str, Any] = {"method": method}
     if method == "clip4idc":
-        vocabulary = build_clip_vocabulary(["the red cube vanished", "a rhombicuboctahedron moved"], "clip_used")
+        vocabulary = build_clip_vocabulary(sentences, "clip_used")
         network = {
             "embed_dim": 16,
             "quick_gelu": True,
