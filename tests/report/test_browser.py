@@ -53,12 +53,16 @@ class Report(Browser):
 
     def listed(self) -> list[str]:
         """Ids of the listed pairs, in their order; each sheet of cards is scrolled to."""
-        ids = []
+        ids: list[str] = []
         for sheet in self.all("#list .sheet"):
             self.scroll_to(sheet)
-            self.wait(lambda sheet=sheet: self.js("return arguments[0].childElementCount", sheet))
-            ids += self.js("return [...arguments[0].querySelectorAll('.id')].map((one) => one.textContent)", sheet)
+            ids += self.wait(lambda sheet=sheet: self.filled(sheet))
         return ids
+
+    def filled(self, sheet: Any = None) -> list[str]:
+        """Ids of the pairs whose cards are there at the moment, of one sheet or of all."""
+        script = "return [...(arguments[0] ?? document).querySelectorAll('#list .id')].map((one) => one.textContent)"
+        return self.js(script, sheet)
 
     def opacities(self, card: Any, grid: Sequence[int]) -> np.ndarray:
         """What covers the two pictures of a card in the middle of each place, (2, h, w), from 0 to 1."""
@@ -276,11 +280,9 @@ def test_8000_pairs_are_listed_filtered_and_sorted(request: pytest.FixtureReques
         browser.choose("sort", "best first")
         scores = page.systems["one"].scores
         order = sorted(blue, key=lambda id: -round(100 * scores[id], 1))
-        ids = browser.js("return [...document.querySelectorAll('#list .id')].map((one) => one.textContent)")
-        assert ids[:12] == order[:12]
+        browser.scroll_to(browser.all("#list .sheet")[0])
+        browser.wait(lambda: browser.filled()[:12] == order[:12])
         browser.scroll_to(browser.all("#list .sheet")[-1])
-        browser.wait(
-            lambda: browser.js("return [...document.querySelectorAll('#list .id')].at(-1).textContent") == order[-1]
-        )
+        browser.wait(lambda: browser.filled()[-1:] == order[-1:])
         assert len(browser.all("#list .card")) < 200
         assert browser.requests() == [path.as_uri()] and not browser.faults()
