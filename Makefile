@@ -147,9 +147,9 @@ demo: setup  ## the systems on the embedded dataset: every stage, one table, pic
 test: setup  ## the tests
 	.venv/bin/pytest -q -n 2 $(ARGS)
 
-test-web: setup  ## the page in a real browser: Debian's chromium and chromium-driver, or CHROMIUM=/usr/bin/chromium
+test-web: setup  ## the page and the report in a real browser: Debian's chromium and chromium-driver, or CHROMIUM=/usr/bin/chromium
 	.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
-	.venv/bin/pytest -q -n 0 tests/web/test_browser.py --chromium $(or $(CHROMIUM),chromium) $(ARGS)
+	.venv/bin/pytest -q -n 0 tests/web/test_browser.py tests/report/test_browser.py --chromium $(or $(CHROMIUM),chromium) $(ARGS)
 
 lint: setup  ## ruff and mypy
 	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy

@@ -14,7 +14,7 @@ FORMATS = {
     ".webp": ("RGB", "RGBA"),
     ".gif": ("1", "L", "P", "RGB", "RGBA"),
     ".bmp": ("1", "L", "P", "RGB", "RGBA"),
-    ".tif": ("1", "L", "P", "RGB", "RGBA", "CMYK", "LAB", "I;16", "I", "F"),
+    ".tif": ("1", "L", "P", "RGB", "RGBA", "CMYK", "LAB", "YCbCr", "I;16", "I", "F"),
     ".ppm": ("1", "L", "RGB"),
     ".tga": ("1", "L", "P", "RGB", "RGBA"),
     ".jp2": ("L", "RGB", "RGBA"),
@@ -38,14 +38,24 @@ def scene(mode: str, size: tuple[int, int] = (64, 48), seed: int = 0) -> Image.I
     return image if mode == "RGBA" else image.convert("RGB").convert(mode)
 
 
-def png_header(width: int, height: int) -> bytes:
-    """A PNG that says how large it is and holds a few bytes of pixels."""
+def png(width: int, height: int, rows: bytes, depth: int = 8, kind: int = 2, key: bytes = b"") -> bytes:
+    """A PNG of these bytes.
+
+    Args:
+        rows: each with the byte of its filter before it. kind: 0 is gray, 2 RGB. key: of the colour that is transparent.
+    """
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, kind, 0, 0, 0))
+    head += chunk(b"tRNS", key) if key else b""
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG that says how large it is and holds a few bytes of pixels."""
+    return png(width, height, bytes(1000))
 
 
 def tiff_header(width: int, height: int) -> bytes:

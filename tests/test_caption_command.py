@@ -1,6 +1,8 @@
 """`diffcap caption` as a user runs it: one pair, folders, tables, odd files; sentences, JSON and pictures."""
 
+import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,7 @@ import pytest
 from PIL import Image
 from tests.commands import environment
 from tests.odd_pictures import write_all
-from tests.test_pair_captioner import make, noise, reweighted
+from tests.test_pair_captioner import make, make_coarse, noise, reweighted
 
 from diffcap.cli import main
 from diffcap.commands.pairs import PicturePair, find_pairs
@@ -97,6 +99,55 @@ def test_a_table_of_pairs(here: Path, checkpoint: str, capsys: pytest.CaptureFix
     assert [line.split("\t")[0] for line in lines] == ["x", "y"] and all(line.split("\t")[1] for line in lines)
 
 
+def test_a_name_that_no_disk_takes_is_the_fault_of_its_pair_alone(
+    here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "pairs.csv").write_text(f"before,after\n{300 * 'x'}.png,after/1.png\nbefore/2.png,after/2.png\n")
+    assert "1 of 2 pairs could not be captioned" in str(caption("pairs.csv", "--checkpoint", checkpoint))
+    told = capsys.readouterr()
+    assert told.out.startswith("2\t") and "x.png: cannot be read (File name too long)" in told.err
+
+
+def test_pairs_that_cannot_be_drawn_are_captioned(
+    here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--checkpoint", checkpoint, "--checkpoint", str(make_coarse(here / "coarse.ckpt")), "--heatmap", "maps"]
+    assert caption(".", *options) == "error: 2 of 2 pairs could not be drawn, see above; all are captioned."
+    told = capsys.readouterr()
+    assert [line.partition("\t")[0] for line in told.out.splitlines()] == ["1", "2"]
+    assert [line.split("of where")[0] for line in told.err.splitlines()] == [
+        f"note: {name}: not drawn: there are no maps " for name in (1, 2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "errors", "plain"),
+    [
+        ("utf-8", "strict", "é\\udcff"),
+        ("utf-8", "surrogateescape", "é\\udcff"),
+        ("ascii", "strict", "\\xe9\\udcff"),
+    ],
+)
+def test_letters_that_the_output_does_not_have_are_escaped(
+    here: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch, encoding: str, errors: str, plain: str
+) -> None:
+    for side in ("before", "after"):
+        (here / "odd").mkdir(exist_ok=True)
+        (here / "odd" / (os.fsdecode(b"\xc3\xa9\xff_") + f"{side}.png")).write_bytes(
+            (here / side / "1.png").read_bytes()
+        )
+
+    def said(*options: str) -> str:
+        stdout = io.TextIOWrapper(io.BytesIO(), encoding, errors=errors)
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert caption("odd", "--checkpoint", checkpoint, *options) is None
+        stdout.flush()
+        return stdout.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
+
+    assert said().startswith(f"{plain}\t")
+    assert json.loads(said("--json"))["id"] == "é\udcff"
+
+
 def test_two_hundred_odd_files_through_the_command(
     tmp_path: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,6 +219,14 @@ def test_pairs_of_folders(tmp_path: Path) -> None:
     (tmp_path / "latin.csv").write_bytes("before,after\né,b\n".encode("latin1"))
     with pytest.raises(DiffcapError, match="not a table of UTF-8 text"):
         find_pairs(str(tmp_path / "latin.csv"))
+
+
+@pytest.mark.parametrize("ids", [("0", "1"), ("0", "0.0", "false"), ("null", "2", '""')])
+def test_tables_may_be_numbered_from_0(tmp_path: Path, ids: tuple[str, ...]) -> None:
+    rows = [f'{{"id": {id}, "before": "a.png", "after": "b.png"}}\n' for id in ids]
+    (tmp_path / "pairs.jsonl").write_text("".join(rows))
+    expected = {"null": "1", '""': "3", "false": "False"}
+    assert [pair.id for pair in find_pairs(str(tmp_path))[0]] == [expected.get(id, id) for id in ids]
 
 
 def test_pictures_of_one_folder_only_are_told(here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,10 +1,12 @@
 """What a command says when it fails: one sentence, whatever stopped it."""
 
 import errno
+import subprocess
 import sys
 from collections.abc import Callable
 
 import pytest
+from tests.commands import environment
 
 from diffcap.errors import DiffcapError, plain_errors
 
@@ -56,3 +58,23 @@ def test_other_ends_pass() -> None:
         assert stop.value.code == code
     with pytest.raises(ZeroDivisionError), plain_errors():
         print(1 / 0)
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["for _ in iter(int, 1): print('a line', flush=True)", "print('a line', flush=True); input(); print('another')"],
+)
+def test_where_nobody_reads_any_more_it_ends_without_a_word(body: str) -> None:
+    code = f"from diffcap.errors import plain_errors\nwith plain_errors(): \n    {body}"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], text=True, env=environment(), **pipes) as process:  # type: ignore[call-overload]
+        assert process.stdout.readline() == "a line\n"
+        process.stdout.close()
+        process.stdin.write("\n")
+        process.stdin.close()
+        assert process.stderr.read() == "" and process.wait(60) == 128 + 13
+
+
+def test_a_pipe_of_its_own_that_breaks_is_a_fault() -> None:
+    with pytest.raises(BrokenPipeError), plain_errors():
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")

@@ -6,6 +6,7 @@ import math
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,14 @@ def lively(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def make(path: Path, method: str) -> Path:
+SENTENCES = "the red cube vanished", "a rhombicuboctahedron moved"
+
+
+def make(path: Path, method: str, sentences: Sequence[str] = SENTENCES) -> Path:
     torch.manual_seed(0)
     facts: dict[str, Any] = {"method": method}
     if method == "clip4idc":
-        vocabulary = build_clip_vocabulary(["the red cube vanished", "a rhombicuboctahedron moved"], "clip_used")
+        vocabulary = build_clip_vocabulary(sentences, "clip_used")
         network = {
             "embed_dim": 16,
             "quick_gelu": True,
@@ -325,14 +329,16 @@ def test_several_caption_by_the_mean_of_their_probabilities(two: tuple[Path, Pat
     assert twice.text == alone[0](before, after).text
 
 
-def test_members_may_read_different_features(two: tuple[Path, Path], tmp_path: Path) -> None:
+def make_coarse(path: Path) -> Path:
+    """The checkpoint of a SCORER with the words of `make`'s and a grid of its own."""
     torch.manual_seed(1)
     coarse = SCORER(4 + len(WORDS), 107, (2, 3), 9, width=16, heads=2, word_width=8)
     facts: dict[str, Any] = {"features": meta(shape=(107, 2, 3), pool=(2, 3)), "max_length": 9}
-    path = write_checkpoint(
-        tmp_path / "coarse.ckpt", lively(coarse), "finetune", WORDS, method="scorer", vocabulary_layout="rcc", **facts
-    )
-    both = load_captioner([two[0], path], device="cpu")
+    return write_checkpoint(path, lively(coarse), "finetune", WORDS, method="scorer", vocabulary_layout="rcc", **facts)
+
+
+def test_members_may_read_different_features(two: tuple[Path, Path], tmp_path: Path) -> None:
+    both = load_captioner([two[0], make_coarse(tmp_path / "coarse.ckpt")], device="cpu")
     assert len(both._backbones) == 2 and both.max_length == 9
     pairs = [(noise(1), noise(2)), (noise(3), noise(4))]
     found = list(both.batch(pairs))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
-from tests.odd_pictures import encoded, png_header, scene, tiff, write_all
+from tests.odd_pictures import encoded, png, png_header, scene, tiff, write_all
 
 from diffcap import pictures
 from diffcap.errors import DiffcapError
@@ -49,6 +49,7 @@ def test_two_hundred_odd_files(tmp_path: Path) -> None:
         ("huge.png", "400,000,000 pixels are more than the 100,000,000"),
         ("nowhere.png", "no image there"),
         ("folder.png", "a folder"),
+        (256 * "x" + ".png", "cannot be read (File name too long)"),
         ("cut0.5.jpg", "truncated"),
     ],
 )
@@ -82,6 +83,36 @@ def test_transparent_parts_are_white() -> None:
     palette.putpixel((1, 0), 1)
     found = np.asarray(read_picture(encoded(palette, "PNG", transparency=1)).image)[0].tolist()
     assert found == [[10, 20, 30], [255, 255, 255]]
+
+
+@pytest.mark.parametrize(
+    ("depth", "kind", "pixels", "key", "expected"),
+    [
+        (1, 0, b"\x40", [1], [[0] * 3, [255] * 3]),
+        (2, 0, b"\x60", [2], [[85] * 3, [255] * 3]),
+        (4, 0, b"\x5a", [10], [[85] * 3, [255] * 3]),
+        (4, 0, b"\xaa", [5], [[170] * 3, [170] * 3]),
+        (16, 0, b"\x80\x00\x80\x01", [0x8001], [[128] * 3, [255] * 3]),
+        (16, 2, b"\3\1\7\1\x0b\1\3\1\7\1\x0b\2", [0x301, 0x701, 0xB02], [[3, 7, 11], [255] * 3]),
+    ],
+)
+def test_the_transparent_colour_of_a_png_of_any_depth_is_white(
+    depth: int, kind: int, pixels: bytes, key: list[int], expected: list[list[int]]
+) -> None:
+    source = png(2, 1, b"\0" + pixels, depth, kind, b"".join(value.to_bytes(2, "big") for value in key))
+    with Image.open(io.BytesIO(source)) as opened:
+        noted = dict(opened.info)
+        for one in (source, opened):
+            assert np.asarray(read_picture(one).image)[0].tolist() == expected
+        assert opened.info == noted  # the caller's stays as it is
+
+
+def test_a_tiff_without_compression_may_be_in_ycbcr(tmp_path: Path) -> None:
+    image = scene("YCbCr")
+    (tmp_path / "raw.tif").write_bytes(encoded(image, "TIFF"))
+    for source in (tmp_path / "raw.tif", encoded(image, "TIFF"), encoded(image, "TIFF", compression="tiff_lzw")):
+        found = np.asarray(read_picture(source).image).astype(int)
+        assert np.abs(found - np.asarray(image.convert("RGB"))).max() <= 2
 
 
 def test_sixteen_bits_are_scaled() -> None:

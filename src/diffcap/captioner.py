@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 from diffcap.checkpoints.combining import load_together, together
 from diffcap.checkpoints.loading import Checkpoint
 from diffcap.errors import DiffcapError
+from diffcap.models.captioner import Captioner
 from diffcap.models.generation import beam_hypotheses, greedy
 from diffcap.models.scoring import token_log_probabilities
 from diffcap.pictures import Source, read_picture
@@ -184,20 +185,10 @@ class PairCaptioner:
             DiffcapError: a picture cannot be read, or the method has no such maps.
         """
         first, second = self._features([self._see(before, after)])
-        tokens = torch.tensor([caption.tokens[:-1]], device=self.device)  # a token's map is that of the word after it
         try:
-            with torch.no_grad():
-                maps = self._captioner.attention(first, second, tokens)
+            return look_of(self._captioner, self.vocabulary, first, second, caption.tokens)
         except NotImplementedError as error:
             raise DiffcapError(f"there are no maps of where its words looked: {error}.") from None
-        spans = _spans(self.vocabulary, caption.tokens)
-        sides = [
-            np.stack([side[0, places].mean(0).cpu().numpy() for _, places in spans] or [np.zeros(side.shape[2:])])
-            for side in (maps.before, maps.after)
-        ]
-        alignment = None if maps.alignment is None else maps.alignment[0].cpu().numpy()
-        count = len(spans)
-        return Look([word for word, _ in spans], sides[0][:count], sides[1][:count], alignment)
 
     def _see(self, before: Source, after: Source) -> _Seen:
         images, notes = [], []
@@ -316,6 +307,28 @@ def _chunks(pairs: Iterable[tuple[Source, Source]], size: int) -> Iterator[list[
             chunk = []
     if chunk:
         yield chunk
+
+
+@torch.no_grad()
+def look_of(captioner: Captioner, vocabulary: AnyVocabulary, before: Any, after: Any, tokens: Sequence[int]) -> Look:
+    """Where a captioner looks for each word of a caption; of a word of several tokens the mean of theirs.
+
+    Args:
+        before, after: features of one pair, (1, C, h, w); of an ensemble lists of them.
+        tokens: the caption's ids, from the opening token on; what closes it is no word.
+
+    Raises:
+        NotImplementedError: its method has no such maps.
+    """
+    device = next(captioner.parameters()).device
+    maps = captioner.attention(before, after, torch.tensor([list(tokens[:-1])], device=device))
+    spans = _spans(vocabulary, tokens)  # the map of the word after a token stands at that token's place
+    sides = [
+        np.stack([side[0, places].mean(0).cpu().numpy() for _, places in spans] or [np.zeros(side.shape[2:])])
+        for side in (maps.before, maps.after)
+    ]
+    alignment = None if maps.alignment is None else maps.alignment[0].cpu().numpy()
+    return Look([word for word, _ in spans], sides[0][: len(spans)], sides[1][: len(spans)], alignment)
 
 
 def _spans(vocabulary: AnyVocabulary, tokens: Iterable[int]) -> list[tuple[str, list[int]]]:

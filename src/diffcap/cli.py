@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from diffcap.command_line import Form, spelled_out
-from diffcap.console import run
+from diffcap.console import print_json, run
 
 
 def score(predictions: Path, references: Path, tokenizer: Literal["ptb", "raw"] = "ptb", json: bool = False) -> None:
@@ -28,8 +28,6 @@ def score(predictions: Path, references: Path, tokenizer: Literal["ptb", "raw"] 
     scores = score_captions(said, truth, tokenizer)
     missing = unavailable_metrics(ALL_METRICS)
     if json:
-        from json import dumps
-
         files = {"predictions": predictions, "references": references}
         result = {
             "protocol": {"tokenizer": tokenizer, "metrics": list(scores), "pairs": {"total": len(truth)}},
@@ -40,7 +38,7 @@ def score(predictions: Path, references: Path, tokenizer: Literal["ptb", "raw"] 
                 **({"unavailable": missing} if missing else {}),
             },
         }
-        print(dumps(result, indent=2, ensure_ascii=False))
+        print_json(result)
         return
     print_table(metrics_table({"total": scores}, f"{predictions.name}: {len(truth):,} pairs, {tokenizer} tokens"))
     for name, remedy in missing.items():

@@ -1,6 +1,7 @@
 """The command line of everything that is a function: its signature is the options, its docstring the help."""
 
 import difflib
+import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -57,3 +58,13 @@ def run(command: Callable[..., Any] | dict[str, Any], arguments: Sequence[str] |
     settings = {"as_positional": False, "allow_abbrev": False, "parser_class": OneSentenceParser, **options}
     with plain_errors():
         auto_cli(command, args=None if arguments is None else list(arguments), **settings)
+
+
+def print_json(value: Any, indent: int | None = 2) -> None:
+    """Print JSON with letters as they are, or, where one of them is none of stdout's (a file name that is not UTF-8), escaped."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(value, indent=indent)
+    print(text, flush=True)

@@ -1,9 +1,16 @@
 """One clear sentence for every bad input, and a non-zero exit."""
 
 import errno
+import io
+import os
+import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TextIO
+
+_BROKEN_PIPE = 128 + 13  # what shells give for a command that SIGPIPE has ended
+_INTERRUPTED = "error: interrupted; run the same command again, what is done already is kept."
 
 
 class DiffcapError(Exception):
@@ -28,14 +35,22 @@ def told_of(where: object, fault: str, remedy: str) -> Iterator[None]:
         raise DiffcapError(f"{where}: {fault} ({reason}); {remedy}.") from None
 
 
-_INTERRUPTED = "error: interrupted; run the same command again, what is done already is kept."
-
-
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Wrap a command's body: a `DiffcapError`, a file that the system refuses, or Ctrl-C is one line and exit status 1."""
+    """Wrap a command's body: a `DiffcapError`, a file that the system refuses, or Ctrl-C is one line and exit status 1.
+
+    Where nobody reads its output any more (`| head`), it ends without a word. Letters that the output does not have, as in a
+    file name that is not UTF-8, are escaped.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         yield
+        sys.stdout.flush()  # here, and not as Python ends, which would complain
+    except BrokenPipeError:
+        if not _unread():
+            raise
+        sys.exit(_BROKEN_PIPE)
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
     except SystemExit as stop:
@@ -54,3 +69,23 @@ def plain_errors() -> Iterator[None]:
         if error.filename is None:
             raise
         sys.exit(f"error: {error.filename}: {error.strerror}; check the path and its permissions.")
+
+
+def _unread() -> bool:
+    """Whether stdout or stderr has no reader any more; what is still to be written there goes nowhere."""
+    gone = [stream for stream in (sys.stdout, sys.stderr) if _has_lost_its_reader(stream)]
+    for stream in gone:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+    return bool(gone)
+
+
+def _has_lost_its_reader(stream: TextIO) -> bool:
+    try:
+        number = stream.fileno()
+    except OSError:  # no file of the system's
+        return False
+    poll = select.poll()
+    poll.register(number, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))

@@ -31,6 +31,11 @@ _TURNS = {
 }
 _DEPTHS = {255: 8, 4095: 12, 65_535: 16}  # white, and the bits that it has: those of files and of cameras
 _SAMPLE_FORMAT, _NODATA = 339, 42_113  # of TIFF: 1 is unsigned; GDAL's number of a pixel without a value
+_PHOTOMETRIC, _YCBCR = 262, 6
+_SHALLOW = {
+    "L;2": 85,
+    "L;4": 17,
+}  # gray of a PNG with fewer than 8 bits: by what Pillow multiplies it, but not its tRNS
 _NO_VALUE = 1e30  # the least that stands for "no value here" in floats of maps
 _BLOCK = 1024  # rows and columns of a deep picture that are converted at once
 
@@ -71,16 +76,29 @@ def read_picture(source: Source, name: str | None = None) -> Picture:
     if isinstance(source, str | Path):
         path = Path(source)
         named = name or str(source)
-        if path.is_dir():
-            raise DiffcapError(f"{named}: a folder, not an image; name a picture in it.")
-        if not path.is_file():
-            kind = "no image there; put the file in place or mend the path"
-            raise DiffcapError(f"{named}: {'not a regular file; name a picture' if path.exists() else kind}.")
+        _check_file(path, named)
         return _guarded(path, named)
     named = name or "the picture"
     if isinstance(source, np.ndarray):
         source = _from_array(source, named)
     return _guarded(source if isinstance(source, Image.Image) else io.BytesIO(source), named)
+
+
+def _check_file(path: Path, name: str) -> None:
+    try:
+        if path.is_file():
+            return
+        is_folder, is_there = path.is_dir(), path.exists()
+    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        raise _unreadable(name, error) from None
+    if is_folder:
+        raise DiffcapError(f"{name}: a folder, not an image; name a picture in it.")
+    kind = "no image there; put the file in place or mend the path"
+    raise DiffcapError(f"{name}: {'not a regular file; name a picture' if is_there else kind}.")
+
+
+def _unreadable(name: str, error: OSError) -> DiffcapError:
+    return DiffcapError(f"{name}: cannot be read ({error.strerror}); check the path and its permissions.")
 
 
 def _guarded(source: Path | io.BytesIO | Image.Image, name: str) -> Picture:
@@ -95,7 +113,7 @@ def _guarded(source: Path | io.BytesIO | Image.Image, name: str) -> Picture:
         raise
     except OSError as error:
         if error.errno is not None:  # the system's, not the decoder's
-            raise DiffcapError(f"{name}: cannot be read ({error.strerror}); check its permissions.") from None
+            raise _unreadable(name, error) from None
         raise DiffcapError(f"{name}: truncated or broken image ({_short(error)}); fetch the file again.") from None
     except Exception as error:  # a decoder fed with garbage may raise anything, Pillow a SyntaxError for a broken chunk
         raise DiffcapError(f"{name}: truncated or broken image ({_short(error)}); fetch the file again.") from None
@@ -138,7 +156,7 @@ def _to_rgb(image: Image.Image, name: str) -> Picture:
         notes.append(f"{width:,} x {height:,} pixels, shrunk before anything else")
         if shrinks:
             image.draft(None, (max(1, width // _factor(pixels)), max(1, height // _factor(pixels))))
-    image.load()  # a truncated file is said to be so, not to have broken notes
+    image = _loaded(image)  # a truncated file is said to be so, not to have broken notes
     turn = _turn(image)
     if image.mode.startswith("I") or image.mode == "F":  # convert() would cut off at 255
         image, note = _to_gray(image, name)
@@ -153,6 +171,43 @@ def _to_rgb(image: Image.Image, name: str) -> Picture:
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         image = _on_white(image)
     return Picture(image if image.mode == "RGB" else image.convert("RGB"), name, tuple(notes))
+
+
+def _loaded(image: Image.Image) -> Image.Image:
+    """The picture with its pixels decoded; itself, but where Pillow gets its colours or its transparent colour wrong."""
+    tile: Any = (getattr(image, "tile", None) or [None])[0]
+    if image.format == "TIFF" and tile and tile[0] == "raw" and image.mode == "RGB":
+        _leave_ycbcr_to_libtiff(image)
+    kind = tile[3] if image.format == "PNG" and tile else ""
+    key = image.info.get("transparency")
+    low = _lower_bytes(image) if kind == "RGB;16B" and key is not None else None
+    image.load()
+    if key is None or not (low or kind in _SHALLOW):
+        return image
+    image = image.copy()  # the caller's stays as it is
+    if low is None:
+        image.info["transparency"] = key * _SHALLOW[kind]
+        return image
+    del image.info["transparency"]
+    upper, lower = ([value // 256 for value in key], [value % 256 for value in key])
+    hidden = ((np.asarray(image) == upper) & (np.asarray(low) == lower)).all(-1)
+    image.putalpha(Image.fromarray(np.where(hidden, 0, 255).astype(np.uint8)))
+    return image
+
+
+def _leave_ycbcr_to_libtiff(image: Any) -> None:
+    """Pillow reads a TIFF without compression by itself, and one in YCbCr as if it were RGB with a fourth byte."""
+    if image.tag_v2.get(_PHOTOMETRIC) == _YCBCR:
+        image.tile = [("libtiff", (0, 0, *image.size), 0, ("RGBX", "raw", False, image.tag_v2.offset))]
+        image.use_load_libtiff = True
+
+
+def _lower_bytes(image: Any) -> Image.Image:
+    """Of a PNG with 16 bits a channel the bytes that Pillow leaves out."""
+    low: Any = Image.open(image.fp, formats=["PNG"])
+    low.tile = [(*tile[:3], "RGB;16L") for tile in low.tile]  # so that the bytes change places
+    low.load()
+    return low
 
 
 def _factor(pixels: int) -> int:
@@ -197,10 +252,14 @@ def _to_gray(image: Image.Image, name: str) -> tuple[Image.Image, list[str]]:
         if known_white in (255, 4095):
             notes.append(f"its values, at most {highest:,g}, were taken for {_DEPTHS[known_white]} bits")
     gray = Image.new("L", image.size)
+    key = image.info.get("transparency")
+    alpha = None if key is None else Image.new("L", image.size)
     for corner, values in _blocks(image):
         scaled = (np.nan_to_num(values, nan=black) - black) * 255 / ((white - black) or 1)
         gray.paste(Image.fromarray(scaled.round().astype(np.uint8)), corner)
-    return gray, notes
+        if alpha is not None:
+            alpha.paste(Image.fromarray(np.where(values == key, 0, 255).astype(np.uint8)), corner)
+    return gray if alpha is None else Image.merge("LA", (gray, alpha)), notes
 
 
 def _blocks(image: Image.Image) -> Iterator[tuple[tuple[int, int], np.ndarray[Any, Any]]]:

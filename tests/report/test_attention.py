@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 from tests.report.layouts import make_scorer, write_checkpoint
+from tests.test_pair_captioner import make
 
 from diffcap.checkpoints.loading import load
 from diffcap.errors import DiffcapError
@@ -26,6 +27,7 @@ from diffcap.report.attention import (
     strengths_of,
 )
 from diffcap.report.drawing import GAP, MARGIN, PICTURE, WIDTH
+from diffcap.report.looks import looked_at
 
 BLUE, ORANGE = (0, 160, 230), (240, 120, 0)
 GRAY = (128, 128, 128)
@@ -138,6 +140,30 @@ def test_a_checkpoint_is_asked_for_the_words_of_its_own_caption(tmp_path: Path) 
     other = make_scorer(tmp_path / "other.ckpt", words, (6, 2, 3))
     with pytest.raises(DiffcapError, match=r"shape \[5, 2, 3\], the captioner was trained on \[6, 2, 3\]"):
         look_at([other], tmp_path, [pair], {"1": "red"})
+
+
+def test_a_word_of_several_tokens_is_one_word(tmp_path: Path) -> None:
+    caption = "the cyan cube vanished"
+    path = make(tmp_path / "best.ckpt", "clip4idc", [caption])
+    checkpoint = load(path)
+    meta = checkpoint.features
+    writer = StoreWriter(tmp_path / "features" / meta["name"], ["a.png", "b.png"], tuple(meta["shape"]), meta)
+    pixels = np.random.default_rng(0).integers(0, 256, (2, *meta["shape"]), dtype=np.uint8)
+    writer.write(np.arange(2), pixels)
+    writer.finish()
+    pair = ChangePair("1", "a.png", "b.png", [caption], "test", extra={"boxes": {"before": [0, 0, 9, 9]}})
+    (found,) = look_at([path], tmp_path, [pair], {"1": caption})
+    assert isinstance(found, PairLook) and found.words == caption.split(" ")
+    tokens = torch.tensor([checkpoint.vocabulary.encode(caption, 12)[:-1]])
+    assert tokens.shape[1] - 1 == 5  # "cy" and "an" are two
+    features = torch.from_numpy(pixels).float()
+    with torch.no_grad():
+        maps = checkpoint.captioner.attention(features[:1], features[1:], tokens)
+    for looked, of_tokens in ((found.before, maps.before[0].numpy()), (found.after, maps.after[0].numpy())):
+        expected = [of_tokens[0], of_tokens[1:3].mean(0), of_tokens[3], of_tokens[4]]
+        np.testing.assert_allclose(looked, np.stack(expected), atol=1e-6)
+    told = [(kind, one.name) for kind, one in looked_at(found, {"a.png": (48, 32)})]
+    assert told == [("other", "the"), ("color", "cyan"), ("shape", "cube"), ("change", "vanished")]
 
 
 def test_runs_with_nothing_to_see_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

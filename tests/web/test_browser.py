@@ -3,10 +3,6 @@
 Screenshots go to pytest's temporary folder, which --basetemp names.
 """
 
-import base64
-import json
-import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +10,8 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-from PIL import Image
-from selenium import webdriver
-from selenium.webdriver.common.action_chains import ActionChains
-from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import WebDriverWait
+from tests.browser import SIZES, Browser, windows
 from tests.odd_pictures import encoded
 from tests.web.site import SHIPPED, served
 
@@ -27,8 +19,6 @@ from diffcap.captioner import load_captioner
 from diffcap.web.captioners import Captioners, Choice
 from diffcap.web.examples import render_examples
 from diffcap.web.server import MOST_BYTES
-
-SIZES = {"desktop": (1100, 1400), "phone": (400, 900)}
 
 
 @pytest.fixture(scope="module")
@@ -38,39 +28,11 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield found
 
 
-class Browser:
-    """A window of Chromium on the page."""
+class Page(Browser):
+    """A window on the page."""
 
-    def __init__(self, chromium: str, address: str, size: str, dark: bool) -> None:
-        options = webdriver.ChromeOptions()
-        options.binary_location = shutil.which(chromium) or chromium
-        for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-dev-shm-usage"):
-            options.add_argument(word)
-        options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
-        service = webdriver.ChromeService(shutil.which("chromedriver") or "chromedriver")
-        self.driver = webdriver.Chrome(options=options, service=service)
-        self.width, height = SIZES[size]
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.cdp("Emulation.setEmulatedMedia", features=[scheme])
-        self.resize(height)
-        self.driver.get(address)
-        self.wait(lambda: self.all(".dc-example"))
-
-    def cdp(self, command: str, **values: Any) -> Any:
-        return self.driver.execute_cdp_cmd(command, values)
-
-    def resize(self, height: int) -> None:
-        metrics = {"width": self.width, "height": height, "deviceScaleFactor": 1, "mobile": self.width < 600}
-        self.cdp("Emulation.setDeviceMetricsOverride", **metrics)
-
-    def all(self, selector: str) -> list[Any]:
-        return self.driver.find_elements(By.CSS_SELECTOR, selector)
-
-    def wait(self, done: Callable[[], Any], seconds: float = 60) -> Any:
-        return WebDriverWait(self.driver, seconds, 0.1).until(lambda _: done())
-
-    def js(self, script: str, *values: Any) -> Any:
-        return self.driver.execute_script(script, *values)
+    def is_ready(self) -> bool:
+        return bool(self.all(".dc-example") and self.all("#ask"))
 
     def words(self) -> list[str]:
         """The words of the answer, once all have come."""
@@ -94,31 +56,11 @@ class Browser:
     def said(self, place: str) -> str:
         return self.wait(lambda: " ".join(one.text for one in self.all(f"{place} .dc-message")))
 
-    def shoot(self, path: Path) -> Image.Image:
-        self.resize(max(600, self.js("return document.documentElement.scrollHeight")))
-        time.sleep(1)
-        path.write_bytes(base64.b64decode(self.cdp("Page.captureScreenshot", format="png")["data"]))
-        return Image.open(path)
-
-    def requests(self) -> list[str]:
-        """Addresses of everything that the page asked for, data and blobs left out."""
-        events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
-        sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
-        asked = [one["request"]["url"] for one in sent]
-        return [url for url in asked if urlsplit(url).scheme not in ("data", "blob")]
-
 
 @pytest.fixture
-def browse(request: pytest.FixtureRequest, address: str) -> Iterator[Callable[..., Browser]]:
-    opened: list[Browser] = []
-
-    def browse(size: str = "desktop", dark: bool = False) -> Browser:
-        opened.append(Browser(request.config.getoption("--chromium"), address, size, dark))
-        return opened[-1]
-
-    yield browse
-    for browser in opened:
-        browser.driver.quit()
+def browse(request: pytest.FixtureRequest, address: str) -> Iterator[Callable[..., Page]]:
+    with windows(Page, request, address) as browse:
+        yield browse
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -137,8 +79,7 @@ def test_an_example_is_captioned_word_by_word(browse: Any, address: str, size: s
     assert (corner < 60) if dark else (corner > 200)
     asked = browser.requests()
     assert len(asked) > 10 and {urlsplit(url).netloc for url in asked} == {urlsplit(address).netloc}
-    wrong = [entry["message"] for entry in browser.driver.get_log("browser") if entry["level"] == "SEVERE"]
-    assert not wrong
+    assert not browser.faults()
 
 
 def test_pointing_at_a_word_shows_its_heat_and_pressing_holds_it(browse: Any) -> None:
@@ -148,17 +89,17 @@ def test_pointing_at_a_word_shows_its_heat_and_pressing_holds_it(browse: Any) ->
     words = browser.all(".dc-word")
     browser.wait(lambda: browser.lit())
     for number in (0, 3):
-        ActionChains(browser.driver).move_to_element(words[number]).perform()
+        browser.point_at(words[number])
         browser.wait(lambda number=number: browser.lit() == [str(number)] * 2)  # one on each picture
     heat, photo = browser.all('.dc-heat[data-word="3"]')[0], browser.all(".dc-photo")[0]
     assert heat.rect == photo.rect and heat.rect["width"] > 200
     browser.wait(lambda: heat.value_of_css_property("opacity") == "1")
     words[3].click()
-    ActionChains(browser.driver).move_to_element(browser.all("h1")[0]).perform()
+    browser.point_at(browser.all("h1")[0])
     browser.wait(lambda: browser.lit() == ["3", "3"])
     assert words[3].get_attribute("aria-pressed") == "true"
     words[3].click()
-    ActionChains(browser.driver).move_to_element(browser.all("h1")[0]).perform()
+    browser.point_at(browser.all("h1")[0])
     browser.wait(lambda: browser.lit() == [])
     words[3].send_keys(Keys.ARROW_RIGHT)
     browser.wait(lambda: browser.lit() == ["4", "4"])

@@ -288,7 +288,16 @@ def test_only_the_own_names_of_a_local_server_are_answered(tmp_path: Path) -> No
                 assert answer.status_code == 403 and "for this machine alone" in answer.text, other
                 files = {"files": ("a.png", pair()[0])}
                 assert http.post("/gradio_api/upload", files=files, headers={"host": other}).status_code == 403
-    assert not [path for path in (tmp_path / "uploads").rglob("*") if path.is_file()]
+            for site in (
+                "https://evil.example",
+                f"http://localhost.evil.example:{port}",
+                "null",
+            ):  # a page of theirs sends
+                answer = http.post("/gradio_api/upload", files=files, headers={"origin": site})
+                assert answer.status_code == 403 and "from itself alone" in answer.text, site
+            assert not kept(tmp_path / "uploads")
+            answer = http.post("/gradio_api/upload", files=files, headers={"origin": f"http://localhost:{port}"})
+            assert answer.status_code == 200 and kept(tmp_path / "uploads")
 
 
 def kept(folder: Path) -> list[Path]:

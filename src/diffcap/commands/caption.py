@@ -1,13 +1,13 @@
 """`diffcap caption`: sentences, their probabilities and pictures of where each word looked, for one pair or many."""
 
 import itertools
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from diffcap.commands.pairs import PicturePair, find_pairs
+from diffcap.console import print_json
 from diffcap.errors import DiffcapError
 
 _SHIPPED = (
@@ -32,7 +32,7 @@ def run(
     """Caption, print, draw; see `cli.caption` for the arguments.
 
     Raises:
-        DiffcapError: nothing could be captioned, or some of many pairs could not, which stderr names.
+        DiffcapError: nothing could be captioned, or some of many pairs could not, or not be drawn, which stderr names.
     """
     for name, number in {"beam": beam, "batch_size": batch_size}.items():
         if number < 1:
@@ -50,27 +50,19 @@ def run(
     found = captioner.batch(
         ((pair.before, pair.after) for pair in pairs), beam, length_penalty, batch_size, "raise" if alone else "return"
     )
-    failed, files = 0, _file_names([pair.id for pair in pairs])
+    failed, undrawn, files = 0, 0, _file_names([pair.id for pair in pairs])
     for pair, caption in zip(pairs, _watched(found, len(pairs))):
+        _tell(pair, caption, as_json, alone)
         if isinstance(caption, DiffcapError):
             failed += 1
-            print(f"error: {pair.id}: {caption}", file=sys.stderr)
-            if as_json:
-                print(json.dumps({**_names(pair), "error": str(caption)}, ensure_ascii=False), flush=True)
-            continue
-        for note in caption.notes:
-            print(f"note: {note}.", file=sys.stderr)
-        if as_json:
-            told = {**_names(pair), **caption.as_dict()} if not alone else caption.as_dict()
-            print(json.dumps(told, ensure_ascii=False, indent=2 if alone else None), flush=True)
-        elif alone:
-            _print(caption)
-        else:
-            print(f"{pair.id}\t{caption.text}", flush=True)
-        if target is not None:
-            _draw(captioner, pair, caption, target if alone else target / files[pair.id])
+        elif target is not None and alone:
+            _draw(captioner, pair, caption, target)
+        elif target is not None:
+            undrawn += not _is_drawn(captioner, pair, caption, target / files[pair.id])
     if failed:
         raise DiffcapError(f"{failed} of {len(pairs)} pairs could not be captioned, see above; the others are done.")
+    if undrawn:
+        raise DiffcapError(f"{undrawn} of {len(pairs)} pairs could not be drawn, see above; all are captioned.")
 
 
 def _target(heatmap: str | None, alone: bool) -> Path | None:
@@ -101,6 +93,23 @@ def _file_names(ids: Sequence[str]) -> dict[str, str]:
     return names
 
 
+def _tell(pair: PicturePair, caption: Any, as_json: bool, alone: bool) -> None:
+    """Print what was said of a pair, or why nothing was."""
+    if isinstance(caption, DiffcapError):
+        print(f"error: {pair.id}: {caption}", file=sys.stderr)
+        if as_json:
+            print_json({**_names(pair), "error": str(caption)}, None)
+        return
+    for note in caption.notes:
+        print(f"note: {note}.", file=sys.stderr)
+    if as_json:
+        print_json(caption.as_dict() if alone else {**_names(pair), **caption.as_dict()}, 2 if alone else None)
+    elif alone:
+        _print(caption)
+    else:
+        print(f"{pair.id}\t{caption.text}", flush=True)
+
+
 def _print(caption: Any) -> None:
     from diffcap.report.heatmap import percent
 
@@ -119,6 +128,16 @@ def _draw(captioner: Any, pair: PicturePair, caption: Any, path: Path) -> None:
 
     look = captioner.look(pair.before, pair.after, caption)
     write_png(path, draw_caption(read_picture(pair.before).image, read_picture(pair.after).image, caption, look))
+
+
+def _is_drawn(captioner: Any, pair: PicturePair, caption: Any, path: Path) -> bool:
+    """Draw one of many pairs; where that cannot be, a note, and the captions go on."""
+    try:
+        _draw(captioner, pair, caption, path)
+    except DiffcapError as error:
+        print(f"note: {pair.id}: not drawn: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def _watched(found: Iterator[Any], count: int) -> Iterator[Any]:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
+from diffcap.console import print_json
 from diffcap.errors import DiffcapError
 
 
@@ -60,9 +61,7 @@ def run(
     elif out is not None:
         write_json(out, found)
     if json:
-        from json import dumps
-
-        print(dumps(found, indent=2, ensure_ascii=False))
+        print_json(found)
         return
     print_table(rich_table(report.metric_lines(found), f"A: {a.folder}\nB: {b.folder}", words=2))
     print(f"{report.explained(found)}\n")

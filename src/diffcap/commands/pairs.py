@@ -134,7 +134,8 @@ def _of_table(path: Path) -> list[PicturePair]:
         for key in ("before", "after"):
             if not isinstance(row.get(key), str) or not row[key].strip():
                 raise DiffcapError(f'{where}: "{key}" is missing; every pair needs "before" and "after".')
-        name = str(row.get("id") or "").strip() or str(number)
+        id = row.get("id")
+        name = ("" if id is None else str(id).strip()) or str(number)
         if name in pairs:
             raise DiffcapError(f'{where}: another pair is called "{name}", too; give each an "id" of its own.')
         pairs[name] = PicturePair(name, *(path.parent / row[key].strip() for key in ("before", "after")))

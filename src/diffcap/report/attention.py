@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image, ImageDraw
 
-from diffcap.captioner import Look
+from diffcap.captioner import Look, look_of
 from diffcap.checkpoints.combining import load_together, together
 from diffcap.checkpoints.loading import Checkpoint
 from diffcap.features.store import FeatureStore
@@ -41,7 +41,6 @@ class PairLook(Look):
     caption: str
 
 
-@torch.no_grad()
 def look(checkpoint: Checkpoint, stores: Sequence[FeatureStore], pair: ChangePair, caption: str) -> PairLook:
     """Ask a captioner where it looked for each word of a caption.
 
@@ -54,21 +53,13 @@ def look(checkpoint: Checkpoint, stores: Sequence[FeatureStore], pair: ChangePai
     """
     vocabulary = checkpoint.vocabulary
     words = caption.split(" ") if caption else []  # the model's own, not cut as a sentence would be
-    tokens = vocabulary.encode(words, checkpoint.max_length)[:-1]  # the map of a token is that of the word after it
+    tokens = vocabulary.encode(words, checkpoint.max_length)
     read = [torch.from_numpy(store.read(store.rows(pair.images))).float().split(1) for store in stores]
     before: Any
     after: Any
     before, after = read[0] if len(read) == 1 else zip(*read)
-    maps = checkpoint.captioner.attention(before, after, torch.tensor([tokens]))
-    count = len(tokens) - 1
-    return PairLook(
-        [vocabulary.decode([token]) for token in tokens[1:]],
-        maps.before[0, :count].numpy(),
-        maps.after[0, :count].numpy(),
-        None if maps.alignment is None else maps.alignment[0].numpy(),
-        pair,
-        caption,
-    )
+    one = look_of(checkpoint.captioner, vocabulary, before, after, tokens)
+    return PairLook(one.words, one.before, one.after, one.alignment, pair, caption)
 
 
 def look_each(

@@ -210,6 +210,9 @@ class _Guard:
             return 403, "This page is for this machine alone; open it as http://localhost and its port."
         if scope["method"] not in _SENDING:
             return None
+        origin = _header(scope, b"origin")  # of the page that sends: browsers say it, and other sites' may send, too
+        if self._hosts is not None and origin and not _is_own(origin.partition("://")[2], self._hosts):
+            return 403, "This page takes pictures from itself alone; open it as http://localhost and its port."
         if not _header(scope, b"content-length").isdecimal():
             return 411, "The request does not say how long it is."
         most = MOST_BYTES + _FORM if _uploads(scope) else _MOST_WORDS

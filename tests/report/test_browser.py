@@ -1,0 +1,288 @@
+"""report.html from the disk in a real browser; `make test-web`, since an ordinary machine has none."""
+
+import base64
+import io
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from PIL import Image
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select
+from tests.browser import SIZES, Browser, windows
+from tests.report.layouts import captions_of, make_dataset, make_run, make_scorer, make_store
+from tests.report.test_page import blocks_of
+from tests.stages.test_report import report
+
+from diffcap.records import ChangePair
+from diffcap.report.page import Page, System, render
+from diffcap.report.pictures import is_right
+from diffcap.report.thumbnails import Thumbnail
+
+MANY = 8_000
+TYPES = ("add", "drop", "move", "color", "texture")
+AT = 6  # of the 12 pixels of a canvas along a place of the map
+
+
+class Report(Browser):
+    """A window on a report."""
+
+    def is_ready(self) -> bool:
+        return bool(self.count())
+
+    def count(self) -> str:
+        return self.all("#count")[0].text
+
+    def scroll_to(self, element: Any) -> None:
+        self.js("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", element)
+
+    def choose(self, id: str, value: str) -> None:
+        Select(self.all(f"#{id}")[0]).select_by_visible_text(value)
+
+    def write(self, text: str) -> None:
+        field = self.all("#search")[0]
+        field.clear()
+        field.send_keys(text or " ")  # an emptied field says nothing of it
+
+    def press_type(self, name: str) -> None:
+        chip = next(chip for chip in self.all(".chip") if chip.text.startswith(name))
+        self.scroll_to(chip)
+        chip.click()
+
+    def listed(self) -> list[str]:
+        """Ids of the listed pairs, in their order; each sheet of cards is scrolled to."""
+        ids: list[str] = []
+        for sheet in self.all("#list .sheet"):
+            self.scroll_to(sheet)
+            ids += self.wait(lambda sheet=sheet: self.filled(sheet))
+        return ids
+
+    def filled(self, sheet: Any = None) -> list[str]:
+        """Ids of the pairs whose cards are there at the moment, of one sheet or of all."""
+        script = "return [...(arguments[0] ?? document).querySelectorAll('#list .id')].map((one) => one.textContent)"
+        return self.js(script, sheet)
+
+    def opacities(self, card: Any, grid: Sequence[int]) -> np.ndarray:
+        """What covers the two pictures of a card in the middle of each place, (2, h, w), from 0 to 1."""
+        script = """return [...arguments[0].querySelectorAll("canvas")].map((canvas) => {
+            const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+            return [canvas.width, canvas.height, [...data].filter((_, at) => at % 4 === 3)];
+        });"""
+        sides = []
+        for width, height, alpha in self.js(script, card):
+            assert [height, width] == [12 * cells for cells in grid]
+            sides.append(np.array(alpha).reshape(height, width)[AT::12, AT::12] / 255)
+        return np.stack(sides)
+
+    def covers(self, card: Any) -> set[str]:
+        """How much the heat of a word is to be seen on a card's pictures: {"0"} not at all, {"1"} wholly."""
+        return {canvas.value_of_css_property("opacity") for canvas in card.find_elements("css selector", "canvas")}
+
+
+class Made(NamedTuple):
+    """A report, and what it was made from."""
+
+    address: str
+    index: dict[str, Any]
+    looks: list[Any]
+    pairs: list[ChangePair]
+    said: dict[str, dict[str, str]]
+
+    def expected(
+        self, wanted: Callable[[ChangePair], Any] = lambda pair: True, key: Callable[[ChangePair], Any] | None = None
+    ) -> list[str]:
+        found = [pair for pair in self.pairs if wanted(pair)]
+        return [pair.id for pair in (sorted(found, key=key) if key else found)]
+
+    def is_right(self, name: str, pair: ChangePair) -> bool:
+        return bool(is_right(self.said[name][pair.id], pair))
+
+    def score(self, name: str, pair: ChangePair) -> float:
+        number = [system["name"] for system in self.index["systems"]].index(name)
+        return next(entry["c"][number] for entry in self.index["pairs"] if entry["id"] == pair.id)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    folder = tmp_path_factory.mktemp("report")
+    dataset = make_dataset(folder / "data", 60)
+    make_store(folder / "data", dataset.pairs)
+    said = {"PCL": captions_of(dataset), "scratch": captions_of(dataset, wrong=7)}
+    for name, captions in said.items():
+        make_run(folder / "runs" / name, dataset, captions, {"finetune": 60.0})
+    words = sorted({word for pair in dataset.pairs for caption in pair.captions for word in caption.split()})
+    make_scorer(folder / "runs/PCL/finetune/best.ckpt", words, scale=4)
+    runs = '{"PCL": "runs/PCL", "scratch": "runs/scratch"}'
+    done = report(folder, runs, "--pictures=0", "--attention=0", "--bins=0")
+    assert done.returncode == 0, done.stderr
+    page = folder / "report" / "report.html"
+    blocks = blocks_of(page.read_text(encoding="utf-8"))
+    test = [pair for pair in dataset.pairs if pair.split == "test"]
+    looks = [entry for number in range(len(blocks)) for entry in blocks.get(f"looks-{number}", [])]
+    return Made(page.as_uri(), blocks["index"], looks, test, said)
+
+
+@pytest.fixture
+def browse(request: pytest.FixtureRequest, made: Made) -> Iterator[Callable[..., Report]]:
+    with windows(Report, request, made.address) as browse:
+        yield browse
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dark", [False, True])
+def test_all_is_there_and_nothing_is_fetched(browse: Any, made: Made, size: str, dark: bool, tmp_path: Path) -> None:
+    browser = browse(size, dark)
+    count = len(made.pairs)
+    assert browser.count() == f"{count} of {count} pairs" and len(browser.listed()) == count
+    for image in browser.all("#list img"):
+        browser.wait(lambda image=image: browser.js("return arguments[0].naturalWidth", image) == 64)
+    picture = browser.shoot(tmp_path / f"report_{size}_{'dark' if dark else 'light'}.png")
+    assert browser.js("return document.documentElement.scrollWidth") <= picture.width  # nothing sticks out
+    corner = np.asarray(picture.convert("L"))[-40:, :8].mean()
+    assert (corner < 60) if dark else (corner > 200)
+    assert browser.requests() == [made.address] and not browser.faults()
+
+
+def test_pointing_at_a_word_shows_its_heat_and_arrows_go_on(browse: Any, made: Made) -> None:
+    browser = browse()
+    browser.choose("sort", "as in the dataset")
+    card = browser.wait(lambda: browser.all("#list .card"))[0]
+    browser.scroll_to(card)
+    look = made.looks[made.index["pairs"][0]["l"]][0]
+    words = card.find_elements("css selector", ".word")
+    assert [word.text for word in words] == look["w"] == made.said["PCL"][made.pairs[0].id].split()
+    maps = np.stack([np.frombuffer(base64.b64decode(look[side]), np.uint8) for side in "ba"]) / 255
+    maps = maps.reshape(2, len(words), *look["g"])
+    expected = 0.85 * np.minimum(1, 1.5 * maps)
+    assert expected.max() > 0.2 and browser.covers(card) == {"0"}
+
+    def shown() -> list[str]:
+        return [word.text for word in card.find_elements("css selector", ".word.shown")]
+
+    for number in (2, 0):
+        browser.point_at(words[number])
+        browser.wait(lambda number=number: browser.covers(card) == {"1"} and shown() == [words[number].text])
+        assert browser.opacities(card, look["g"]) == pytest.approx(expected[:, number], abs=0.06)
+    browser.point_at(browser.all("#judged")[0])
+    browser.wait(lambda: browser.covers(card) == {"0"} and not shown())
+    words[0].send_keys(Keys.ARROW_RIGHT)
+    browser.wait(lambda: browser.covers(card) == {"1"} and shown() == [words[1].text])
+    assert browser.opacities(card, look["g"]) == pytest.approx(expected[:, 1], abs=0.06)
+    browser.driver.switch_to.active_element.send_keys(Keys.END)
+    browser.wait(lambda: shown() == [words[-1].text])
+    browser.driver.switch_to.active_element.send_keys(Keys.ARROW_LEFT)
+    browser.wait(lambda: shown() == [words[-2].text])
+    assert browser.opacities(card, look["g"]) == pytest.approx(expected[:, -2], abs=0.06)
+    words[1].click()  # holds it
+    browser.point_at(browser.all("#judged")[0])
+    browser.js("document.activeElement.blur()")
+    browser.wait(lambda: shown() == [words[1].text] and words[1].get_attribute("aria-pressed") == "true")
+
+
+def test_filters_leave_the_pairs_that_are_asked_for(browse: Any, made: Made) -> None:
+    browser = browse()
+    browser.choose("sort", "as in the dataset")
+    assert browser.listed() == made.expected()
+    first, second = made.index["types"][:2]
+    kinds = {pair.id: "distractor" if pair.is_distractor else pair.change_type for pair in made.pairs}
+    browser.press_type(first)
+    alone = made.expected(lambda pair: kinds[pair.id] == first)
+    assert 0 < len(alone) < len(made.pairs) and browser.listed() == alone
+    browser.press_type(second)
+    assert browser.listed() == made.expected(lambda pair: kinds[pair.id] in (first, second)) != alone
+    browser.press_type(first)
+    browser.press_type(second)
+
+    browser.choose("by", "scratch")
+    browser.choose("verdict", "wrong")
+    wrong = made.expected(lambda pair: not made.is_right("scratch", pair))
+    assert 0 < len(wrong) < len(made.pairs) and browser.listed() == wrong
+    assert browser.count() == f"{len(wrong)} of {len(made.pairs)} pairs"
+    browser.choose("verdict", "right")
+    assert browser.listed() == made.expected(lambda pair: made.is_right("scratch", pair))
+    browser.choose("verdict", "where systems differ")
+    assert browser.listed() == made.expected(lambda pair: made.is_right("scratch", pair) != made.is_right("PCL", pair))
+    browser.choose("verdict", "all")
+
+    def has(pair: ChangePair, word: str) -> bool:
+        texts = [pair.id, *pair.captions, *(said[pair.id] for said in made.said.values())]
+        return any(word in text.lower() for text in texts)
+
+    for word in ("cone", made.pairs[3].id):
+        found = made.expected(lambda pair, word=word: has(pair, word))
+        assert 0 < len(found) < len(made.pairs)
+        browser.write(word.upper())
+        browser.wait(lambda found=found: browser.count() == f"{len(found)} of {len(made.pairs)} pairs")
+        assert browser.listed() == found
+    browser.write("no such word")
+    browser.wait(lambda: browser.count() == "no pair is like that; take a filter away")
+    assert browser.listed() == []
+
+
+@pytest.mark.parametrize("name", ["PCL", "scratch"])
+def test_the_list_goes_from_the_worst_to_the_best_or_back(browse: Any, made: Made, name: str) -> None:
+    browser = browse()
+    browser.choose("by", name)
+    worst = made.expected(key=lambda pair: (made.is_right(name, pair), made.score(name, pair)))
+    best = made.expected(key=lambda pair: (-made.is_right(name, pair), -made.score(name, pair)))
+    assert worst != made.expected() and worst[0] != best[0]
+    assert browser.listed() == worst
+    browser.choose("sort", "best first")
+    assert browser.listed() == best
+
+
+def many_pairs() -> Page:
+    """A page of so many pairs without attention, whose pictures are of the usual size."""
+    colors = ("red", "green", "blue")
+    pairs, said, scores = [], {}, {}
+    for number in range(MANY):
+        changed = {"size": "small", "color": colors[number % 3], "material": "metal", "shape": "cube"}
+        id, kind = f"{number:05}.png", TYPES[number % len(TYPES)]
+        pairs.append(
+            ChangePair(id, f"b{number}", f"a{number}", ["it moved"], "test", kind, False, {"changed": changed})
+        )
+        said[id] = f"the small {colors[number % 3]} metal cube moved"
+        scores[id] = (7 * number % MANY) / 1000
+    random, thumbnails = np.random.default_rng(0), []
+    for _ in range(40):
+        file = io.BytesIO()
+        noise = random.integers(0, 256, (6, 8, 3), dtype=np.uint8)
+        Image.fromarray(noise).resize((144, 108)).save(file, "WEBP", quality=55)
+        thumbnails.append(Thumbnail(480, 360, base64.b64encode(file.getvalue()).decode()))
+    pictures = {path: thumbnails[number % 40] for number, pair in enumerate(pairs) for path in pair.images}
+    protocol = {"dataset": "blocks", "split": "test", "pairs": {"total": MANY}, "tokenizer": "raw", "beams": 1}
+    rows = {"one": {"total": {"CIDEr-D": 1.25}, "seconds": 60.0}}
+    return Page("blocks", "test", protocol, rows, {"one": System(said, scores)}, pairs, pictures)
+
+
+def test_8000_pairs_are_listed_filtered_and_sorted(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    path, page = tmp_path / "report.html", many_pairs()
+    path.write_text(render(page), encoding="utf-8")
+    with windows(Report, request, path.as_uri()) as browse:
+        browser = browse()
+        assert browser.count() == "8,000 of 8,000 pairs"
+        cards = browser.wait(lambda: browser.all("#list .card"))
+        assert 0 < len(cards) < 200  # the others come when they are scrolled to
+        browser.wait(lambda: browser.js("return arguments[0].querySelector('img').naturalWidth", cards[0]) == 144)
+        browser.press_type("move")
+        assert browser.count() == "1,600 of 8,000 pairs"
+        browser.choose("verdict", "right")  # nothing but "moved" was said
+        assert browser.count() == "1,600 of 8,000 pairs"
+        browser.press_type("move")
+        assert browser.count() == "1,600 of 8,000 pairs"
+        browser.write("blue")
+        blue = [
+            pair.id for pair in page.pairs if pair.change_type == "move" and pair.extra["changed"]["color"] == "blue"
+        ]
+        browser.wait(lambda: browser.count() == f"{len(blue)} of 8,000 pairs")
+        browser.choose("sort", "best first")
+        scores = page.systems["one"].scores
+        order = sorted(blue, key=lambda id: -round(100 * scores[id], 1))
+        browser.scroll_to(browser.all("#list .sheet")[0])
+        browser.wait(lambda: browser.filled()[:12] == order[:12])
+        browser.scroll_to(browser.all("#list .sheet")[-1])
+        browser.wait(lambda: browser.filled()[-1:] == order[-1:])
+        assert len(browser.all("#list .card")) < 200
+        assert browser.requests() == [path.as_uri()] and not browser.faults()
