@@ -18,7 +18,7 @@ SCORER_STEPS, DIRL_STEPS = 2700, 2700  # half a core's time each; all of it wher
 # CLIP4IDC, and DIRL on its features, one after the other.
 ADAPT_STEPS, CLIP4IDC_STEPS, CROSS_STEPS = 300, 400, 700
 # IDC-PCL's control without pre-training gets the time of both stages: this many of its steps cost one pre-training step.
-STEPS_PER_PRETRAIN_STEP = 1.0
+STEPS_PER_PRETRAIN_STEP = 0.75
 
 Method = Literal["all", "pcl", "scorer", "dirl", "clip4idc"]
 

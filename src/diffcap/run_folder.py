@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffcap.errors import DiffcapError
+from diffcap.settings import setting
 
 PRETRAIN, FINETUNE, REINFORCE = "pretrain", "finetune", "reinforce"
 STAGES = (PRETRAIN, FINETUNE, REINFORCE)  # each begins with what the one before it has made, where there is one
@@ -46,10 +47,17 @@ class Chain(NamedTuple):
     run: Path
     stages: tuple[str, ...]
 
-    def finished(self) -> dict[str, Path]:
-        """Stage -> its finished.json, of those that are."""
-        files = {stage: self.run / stage / FINISHED for stage in self.stages}
-        return {stage: path for stage, path in files.items() if path.is_file()}
+    def finished(self) -> list[Path]:
+        """The finished.json of every one that is: of the run's own stages, and of those of other runs that they began with."""
+        folders = [self.run / stage for stage in self.stages]
+        folders = [folder for folder in folders if (folder / FINISHED).is_file()]
+        own = {folder.name for folder in folders}
+        for folder in folders:  # which grow
+            start = setting([folder / CONFIGURATION], "model", "init_from")
+            before = Path(start).parent if start else None
+            if before and before.name not in own and before not in folders and (before / FINISHED).is_file():
+                folders.append(before)
+        return [folder / FINISHED for folder in folders]
 
 
 def find_evaluation(named: str | Path) -> Path:

@@ -106,11 +106,11 @@ def test_what_should_be_private_goes_nowhere_else(hub: Hub, run: Path) -> None:
 
 def test_scores_and_pictures_of_other_weights_do_not_stay_on_the_hub(hub: Hub, run: Path) -> None:
     push(run / "finetune" / "best.ckpt", "user/toy")
-    hub.repositories["user/toy"]["notes.txt"] = b"the owner's"
+    hub.repositories["user/toy"]["notes.txt"] = hub.repositories["user/toy"]["assets/logo.png"] = b"the owner's"
     assert {"metrics.json", "pairs.png"} < set(hub.repositories["user/toy"])
     push(run / "reinforce" / "best.ckpt", "user/toy")  # which has neither
     files = hub.repositories["user/toy"]
-    assert set(files) == {"README.md", "config.json", "model.safetensors", "notes.txt"}
+    assert set(files) == {"README.md", "config.json", "model.safetensors", "notes.txt", "assets/logo.png"}
     assert "None of these weights" in files["README.md"].decode()
     push(run / "finetune" / "best.ckpt", "user/toy")
     push(run / "finetune" / "best.ckpt", "user/toy")  # nothing that is uploaded is deleted

@@ -129,7 +129,9 @@ def test_a_damaged_archive_is_listed_with_the_rest_and_fetched_again(clevr: Fold
     failed = {row["name"]: row["why"] for row in clevr.json("fetch-failures.json")["failed"]}
     assert set(failed) == {"official/splits.json", "downloads/clevr.tar.gz"}
     assert failed["downloads/clevr.tar.gz"].startswith("a damaged archive (")
-    assert failed["downloads/clevr.tar.gz"].endswith("it is deleted now, and the next run fetches it again")
+    assert failed["downloads/clevr.tar.gz"].endswith(
+        "it is called clevr.tar.gz.damaged now, and the next run fetches another"
+    )
     assert not archive.exists() and "downloads/clevr.tar.gz" not in clevr.json("checksums.json")
     page.body, page.etag, clevr.site.pages["/splits.json"].always = whole, '"whole"', ""
     clevr.asked()

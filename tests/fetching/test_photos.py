@@ -29,11 +29,11 @@ def test_dead_photos_are_listed_and_their_pairs_dropped(birds: Folder, capsys: p
     site = birds.site
     whole = site.pages["/photos/2"].body
     site.pages["/photos/1"].always = "status 404"
-    site.put("/photos/6", b"<html>This photo was removed</html>", kind="text/html")
+    site.pages["/photos/6"].always = "status 410"
     assert birds.fetch() == ""
     assert failed(birds) == {
         "official/images/1.jpg": ("the server says 404 Not Found", True),
-        "official/images/6.jpg": ("a web page came in place of the file", True),
+        "official/images/6.jpg": ("the server says 410 Gone", True),
     }
     said = capsys.readouterr().out
     assert "2 are gone for good" in said and "2 of 5 pairs are lost" in said and "2 pairs skipped" in said
@@ -93,13 +93,14 @@ def test_a_page_to_log_in_loses_no_pair(birds: Folder) -> None:
         for path in paths:
             birds.site.put(path, b"<html>log in to the hotel's network</html>", kind="text/html")
 
-    hide("/photos/6")
-    assert birds.fetch() == "" and len(read_dataset(birds.out).pairs) == 4  # the host hands out the others
-    hide(*photos)
-    for photo in (birds.out / "official/images").glob("[23].jpg"):
-        photo.unlink()
-    assert "photos could not be fetched now, 3 in all" in birds.fetch()
-    assert set(failed(birds).values()) == {("a web page came in place of the file", False)}
+    for count in (1, 4, len(photos)):  # a wall may stand before some of them only
+        hide(*list(photos)[-count:])
+        for photo in (birds.out / "official/images").glob("*.jpg"):
+            photo.unlink()
+        told = birds.fetch()
+        assert f"photos could not be fetched now, {count} in all" in told and "--missing skip" in told
+        assert list(failed(birds).values()) == [("a web page came in place of the file", False)] * count
+        assert not (birds.out / "manifest.jsonl").exists()
     for path, body in photos.items():
         birds.site.put(path, body, kind="image/jpeg")
     assert birds.fetch() == "" and len(read_dataset(birds.out).pairs) == 5

@@ -25,8 +25,8 @@ def test_the_table_holds_every_row_with_its_gain(tmp_path: Path, capsys: pytest.
     folder, counts = write_toy(tmp_path / "toy", scenes=12), {"greedy": [8, 12], "reinforced": [10, 20], "both": [22]}
     homes = [tmp_path / "1", tmp_path / "2"]
     for number, home in enumerate(homes):
-        write_json(home / "finetune/finished.json", {"train_seconds": 100 + number, "steps": 9})
-        write_json(home / "reinforce/finished.json", {"train_seconds": 7, "steps": 3})
+        write_json(home / "finetune/finished.json", {"stage": "finetune", "train_seconds": 100 + number, "steps": 9})
+        write_json(home / "reinforce/finished.json", {"stage": "reinforce", "train_seconds": 7, "steps": 3})
     rows = {"greedy": [home / "eval" for home in homes], "reinforced": [home / "reinforce-eval" for home in homes]}
     rows["both"] = [tmp_path / "ensemble"]
     scores: dict[str, list[float]] = {}

@@ -34,6 +34,23 @@ def test_a_row_holds_the_metrics_file_and_the_training(dataset: Dataset, tmp_pat
     assert run_row(read_run(alone), test)["seconds"] == 40
 
 
+def test_trainings_of_other_runs_that_one_began_with_count(dataset: Dataset, tmp_path: Path) -> None:
+    test = [pair for pair in dataset.pairs if pair.split == "test"]
+    before = {"pretrain": 20.0, "pretrain-cub": 3.0, "finetune": 40}
+    lent = make_run(tmp_path / "lent", dataset, captions_of(dataset), before)
+    borrower = make_run(tmp_path / "borrower", dataset, captions_of(dataset), {"finetune": 500})
+
+    def began(folder: Path, start: Path) -> None:
+        (folder / "config.yaml").write_text(f"model:\n  init_from: {start / 'last.ckpt'}\n")
+
+    began(borrower / "finetune", lent / "pretrain")
+    assert run_row(read_run(borrower), test)["seconds"] == 520
+    began(lent / "pretrain", lent / "pretrain-cub")
+    assert run_row(read_run(borrower), test)["seconds"] == 523
+    began(lent / "finetune", tmp_path / "moved away" / "pretrain")  # its own is what counts
+    assert run_row(read_run(lent), test)["seconds"] == 63
+
+
 def test_several_seeds_give_mean_and_standard_deviation() -> None:
     rows = [{"total": {"x": value}, "only": {"y": 1.0}, "seconds": 10 * value} for value in (1.0, 2.0, 6.0)]
     del rows[1]["only"]

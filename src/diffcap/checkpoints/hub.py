@@ -1,9 +1,11 @@
 """Captioners to and from the Hugging Face hub, with a model card made of what is known of them."""
 
+import glob
 import re
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -83,13 +85,15 @@ def push(
                 f"{name}: is there already and not private, so nothing was uploaded; make it private in its settings on the "
                 "hub, or leave --private out."
             )
+        pictures = [file for file in _asked(name, lambda: api.list_repo_files(name)) if fnmatchcase(file, PICTURES)]
         done = _asked(
             name,
             lambda: api.upload_folder(
                 repo_id=name,
                 folder_path=folder,
                 commit_message="Upload from diffcap",
-                delete_patterns=[METRICS, PICTURES],  # of the weights that were there before
+                # of the weights that were there before; what lies in folders is the owner's
+                delete_patterns=[METRICS, *(glob.escape(file) for file in pictures if "/" not in file)],
             ),
         )
     return str(getattr(done, "repo_url", None) or name)

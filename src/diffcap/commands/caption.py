@@ -59,10 +59,10 @@ def run(
             _draw(captioner, pair, caption, target)
         elif target is not None:
             undrawn += not _is_drawn(captioner, pair, caption, target / files[pair.id])
-    if failed:
-        raise DiffcapError(f"{failed} of {len(pairs)} pairs could not be captioned, see above; the others are done.")
-    if undrawn:
-        raise DiffcapError(f"{undrawn} of {len(pairs)} pairs could not be drawn, see above; all are captioned.")
+    if failed or undrawn:
+        counts = {"captioned": failed, "drawn": undrawn}
+        ends = [f"{count} of {len(pairs)} pairs could not be {what}" for what, count in counts.items() if count]
+        raise DiffcapError(f"{' and '.join(ends)}, see above; the others are done.")
 
 
 def _target(heatmap: str | None, alone: bool) -> Path | None:

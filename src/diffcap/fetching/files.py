@@ -104,9 +104,9 @@ def _take_apart(entry: Entry, archive: Path, place: Place) -> list[Failure]:
     except DiffcapError as error:
         why = str(error).removeprefix(f"{archive}: ").rstrip(".")
         if isinstance(error, Damaged) and entry.url and not (entry.sha256 or entry.md5):
-            archive.unlink()  # else it would be found there again by every run
+            aside = archive.replace(archive.with_name(f"{archive.name}.damaged"))  # else every run would find it there
             place.ledger.forget(place.name(archive))
-            why = f"{why.partition('; ')[0]}; it is deleted now, and the next run fetches it again"
+            why = f"{why.partition('; ')[0]}; it is called {aside.name} now, and the next run fetches another"
     if why:
         return [Failure(place.name(archive), entry.url or entry.page, why)]
     place.note(archive, entry.url or entry.page)  # only now: a damaged one may be replaced

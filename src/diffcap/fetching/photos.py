@@ -1,8 +1,8 @@
 """Photos that the annotations name by URL, one request each; those that are gone are told apart from those that failed.
 
-A photo is gone where its server says so, and also where every address refuses it, its own with 403 or with a web page in
-its place, while the same host still hands out another photo of this dataset: a host that has shut us out as a whole, or
-whose photos a network hides behind a page to log in, hands out none.
+A photo is gone where its server says so, and also where every address refuses it, its own with 403, while the same host
+still hands out another photo of this dataset: a host that has shut us out as a whole hands out none. A web page in a photo's
+place is no such word: it may be one to log in.
 """
 
 from collections.abc import Callable, Sequence

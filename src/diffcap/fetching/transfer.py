@@ -64,8 +64,7 @@ class Refused(Exception):
 
     Attributes:
         gone: there is none at the address (any more).
-        forbidden: the server says 403 or sends a web page, which may be about the file (some say so of one that was taken
-            down) or about us (a page to log in).
+        forbidden: the server says 403, which may be about the file (some say so of one that was taken down) or about us.
     """
 
     def __init__(self, why: str, gone: bool = False, forbidden: bool = False):
@@ -256,7 +255,7 @@ def _extent(response: requests.Response, have: int, note: dict[str, Any]) -> tup
 
 def _look_at_headers(response: requests.Response, wanted: Wanted, total: int | None, certain: bool) -> None:
     if _is_page(response) and wanted.target.suffix.lower() not in (".html", ".htm"):
-        raise Refused("a web page came in place of the file", forbidden=True)
+        raise Refused("a web page came in place of the file")  # to log in, as likely as to say that it is gone
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise Refused("the server packs the file though it was asked not to, so its length cannot be checked")
     if wanted.size is not None and total not in (None, wanted.size):

@@ -68,14 +68,14 @@ def read_metrics(evaluation: Path) -> dict[str, Any]:
 
 def training(chains: Sequence[Chain]) -> Row:
     """What went into a row: {"seconds": of all trainings, "steps": stage -> number}; nothing where no training is known."""
-    files = {path: stage for chain in chains for stage, path in chain.finished().items()}  # members may share one
-    done = [(stage, read_json(path, "finished training")) for path, stage in files.items()]
+    files = dict.fromkeys(path for chain in chains for path in chain.finished())  # members may share one
+    done = [read_json(path, "finished training") for path in files]
     if not done:
         return {}
     steps: dict[str, int] = {}
-    for stage, one in done:
-        steps[stage] = steps.get(stage, 0) + one["steps"]
-    return {"seconds": sum(one["train_seconds"] for _, one in done), "steps": steps}
+    for one in done:
+        steps[one["stage"]] = steps.get(one["stage"], 0) + one["steps"]
+    return {"seconds": sum(one["train_seconds"] for one in done), "steps": steps}
 
 
 def common_protocol(runs: Sequence[Run], dataset: Dataset, split: str) -> dict[str, Any]:
