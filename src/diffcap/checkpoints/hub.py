@@ -85,7 +85,7 @@ def push(
                 f"{name}: is there already and not private, so nothing was uploaded; make it private in its settings on the "
                 "hub, or leave --private out."
             )
-        pictures = [file for file in _asked(name, lambda: api.list_repo_files(name)) if fnmatchcase(file, PICTURES)]
+        earlier = [file for file in _asked(name, lambda: api.list_repo_files(name)) if fnmatchcase(file, PICTURES)]
         done = _asked(
             name,
             lambda: api.upload_folder(
@@ -93,7 +93,7 @@ def push(
                 folder_path=folder,
                 commit_message="Upload from diffcap",
                 # of the weights that were there before; what lies in folders is the owner's
-                delete_patterns=[METRICS, *(glob.escape(file) for file in pictures if "/" not in file)],
+                delete_patterns=[METRICS, *(glob.escape(file) for file in earlier if "/" not in file)],
             ),
         )
     return str(getattr(done, "repo_url", None) or name)
