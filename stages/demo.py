@@ -13,7 +13,7 @@ from diffcap.run_folder import BEST, FINETUNE, PRETRAIN, report_of
 # Minutes of the demo on two cores that are not training. Steps are fixed numbers, not a clock, so that the same command
 # gives the same scores; they grow with the minutes that are left.
 MINUTES, OTHER_MINUTES = 12.0, 4.0
-PRETRAIN_STEPS, FINETUNE_STEPS = 3900, 3600  # of IDC-PCL: one core's time
+PRETRAIN_STEPS, FINETUNE_STEPS = 1300, 5760  # of IDC-PCL: one core's time
 SCORER_STEPS, DIRL_STEPS = 2700, 2700  # half a core's time each; all of it where one is trained alone
 # CLIP4IDC, and DIRL on its features, one after the other.
 ADAPT_STEPS, CLIP4IDC_STEPS, CROSS_STEPS = 300, 400, 700
