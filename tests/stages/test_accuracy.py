@@ -33,7 +33,7 @@ if stage in ("finetune", "reinforce"):
 for path in map(pathlib.Path, files):
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
-        path.write_text('{"train_seconds": 100, "steps": 9}')
+        path.write_text('{"stage": "%s", "train_seconds": 100, "steps": 9}' % path.parent.name)
 """
 
 
