@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diffcap.errors import DiffcapError
+from diffcap.errors import DiffcapError, told_of
 from diffcap.features.images import image_stamps, unique_images
 from diffcap.features.store import StoreWriter
 from diffcap.records import Dataset, file_hash, write_json
@@ -176,13 +176,8 @@ def _from_files(paths: Sequence[str], files: dict[str, Path], done: set[str]) ->
     for path in paths:
         if path in done:
             continue
-        try:
+        with told_of(files[path], "not a whole .npy file of numbers", "fetch it again"):
             array = np.load(files[path], allow_pickle=False)
-        except Exception as error:  # a garbled header may fail in any way at all
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise DiffcapError(
-                f"{files[path]}: not a whole .npy file of numbers ({reason:.200}); fetch it again."
-            ) from None
         yield path, _map(array, str(files[path]))
 
 
