@@ -5,13 +5,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx
 import uvicorn
+from tests.odd_pictures import encoded
 
 from diffcap.web.captioners import Captioners, Choice
+from diffcap.web.examples import render_examples
 from diffcap.web.server import build_app, listen
 
 SHIPPED = Choice("SCORER · blocks · ships with diffcap", None)
@@ -36,6 +39,13 @@ def served(folder: Path, captioners: Captioners | None = None, **options: Any) -
         finally:
             server.should_exit = True
             thread.join(20)
+
+
+@cache
+def pair(number: int = 0) -> list[bytes]:
+    """The two images of an example as PNG files."""
+    example = render_examples()[number]
+    return [encoded(image, "PNG") for image in (example.before, example.after)]
 
 
 class Visitor:

@@ -18,7 +18,7 @@ from tests.web.site import SHIPPED, served
 from diffcap.captioner import load_captioner
 from diffcap.web.captioners import Captioners, Choice
 from diffcap.web.examples import render_examples
-from diffcap.web.server import MOST_BYTES
+from diffcap.web.middleware import MAX_FILE_BYTES
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +134,6 @@ def test_what_is_no_picture_and_what_is_too_large_is_a_sentence(browse: Any, tmp
     assert "(notes.png): a text file, not an image" in browser.said("#told-before")
     assert not browser.all("#zone-before img")
     with (tmp_path / "large.png").open("wb") as file:
-        file.truncate(MOST_BYTES + 1)
+        file.truncate(MAX_FILE_BYTES + 1)
     browser.put("after", tmp_path / "large.png")
     browser.wait(lambda: "maximum allowed size" in browser.all("body")[0].text)

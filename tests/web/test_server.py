@@ -48,7 +48,7 @@ def test_the_command_serves_on_this_machine_alone_and_leaves_nothing(tmp_path: P
             visitor = Visitor(found[1])
             with visitor.http:
                 assert "What changed?" in visitor.http.get("/config").text
-                assert visitor.http.get("/config", headers={"host": "evil.example"}).status_code == 403
+                assert visitor.http.get("/config", headers={"host": "evil.example"}).status_code == 400
                 picture = visitor.upload("a.png", encoded(scene("RGB"), "PNG"))
                 assert Path(picture["path"]).is_relative_to(temporary)
                 assert 'class="dc-word"' in visitor.caption(picture, picture, "2")

@@ -100,6 +100,7 @@ def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
         strip.choose(choose, None, [before, after, told_before, told_after], api_visibility="private").then(
             **(caption | {"api_visibility": "private"})
         )
+    setattr(page, "preprocess_data", partial(_preprocess, page.preprocess_data))  # noqa: B010
     page.queue(default_concurrency_limit=_AT_ONCE, max_size=_WAITING, api_open=False)
     return page
 
@@ -150,7 +151,7 @@ def _strip(examples: list[Example]) -> str:
 def _choose(examples: list[Example], event: gr.EventData) -> tuple[Any, ...]:
     try:
         example = examples[int(event.index) % len(examples)]
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, OverflowError, TypeError, ValueError):
         raise gr.Error("There is no such example.", print_exception=False) from None
     return example.before, example.after, "", ""
 
@@ -167,16 +168,17 @@ def _look(side: str, path: str | None) -> tuple[Any, str]:
     return (gr.skip() if kind in _SHOWN_BY_BROWSERS else picture.image), notes
 
 
-def _answer(captioners: Captioners, before: str | None, after: str | None, choice: str, beams: float) -> str:
+def _answer(captioners: Captioners, before: str | None, after: str | None, choice: object, beams: float) -> str:
+    if not isinstance(choice, str) or not 1 <= beams <= MOST_BEAMS:  # gradio lets None, lists and NaN through
+        raise gr.Error(f"Choose a captioner, and 1 to {MOST_BEAMS} beams.", print_exception=False)
     if before is None or after is None:
         lacking = "both pictures" if before is after else f"the picture {'before' if before is None else 'after'}"
         return message(f"Give {lacking} first: drop it above, or try an example.")
     try:
         first, second = (_read(side, path)[0] for side, path in (("before", before), ("after", after)))
         number = int(choice)
-        width = max(1, min(MOST_BEAMS, int(beams)))
         with captioners.use(number) as captioner:
-            caption = captioner(first.image, second.image, width)
+            caption = captioner(first.image, second.image, int(beams))
             told = []
             try:
                 look = captioner.look(first.image, second.image, caption)
@@ -219,6 +221,18 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
             ) from None
 
     return guarded
+
+
+async def _preprocess(preprocess: Callable[..., Any], *values: Any) -> Any:
+    """Values that the page does not send are an error for the visitor, and no traceback in the log.
+
+    See `Blocks.preprocess_data`.
+    """
+    try:
+        return await preprocess(*values)
+    except Exception as error:
+        text = error.message if isinstance(error, gr.Error) else "The request does not fit the page; reload the page."
+        raise gr.Error(text, print_exception=False) from None
 
 
 async def _uploaded_only(component: gr.components.Component, folder: Path, path: str | Path | None) -> str | None:

@@ -1,0 +1,183 @@
+"""Which requests reach gradio: an allow-list of routes, and limits of size, time and disk space.
+
+gradio has many routes that the page does not need. Some of them let the server fetch any public address.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import threading
+import time
+from pathlib import Path
+
+import httpx
+from gradio.route_utils import FnIndexInferError
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+MAX_FILE_BYTES = 32 * 2**20  # per uploaded image
+_MAX_FORM_BYTES = MAX_FILE_BYTES + 2**16  # the file and the form around it
+_MAX_JSON_BYTES = 2**20
+_MAX_BODY_SECONDS = 300  # for a whole request body: 32 MB at 1 Mbit/s take about 270 seconds
+_MAX_IDLE_SECONDS = 20  # between two parts of a request body
+_QUOTA_STEP = 2**20  # received bytes between two checks of the quota
+_MIN_COUNTED_BYTES = 2**16  # a smaller file counts as this size, so that the number of files is bounded too
+
+# Requests of the page in a browser; config, info and call are for scripts (gradio's clients).
+_UPLOAD = "/gradio_api/upload"
+_GET = re.compile(
+    r"/|/config|/theme\.css|/manifest\.json|/favicon\.ico|/(assets|static)/.+"
+    r"|/gradio_api/(info|app_id|upload_progress|queue/data|call/\w+/\w+)"
+)
+_ROUTES = {"GET": _GET, "HEAD": _GET, "POST": re.compile(rf"{_UPLOAD}|/gradio_api/(queue/join|run/predict|call/\w+)")}
+
+# No resource from other hosts. gradio needs inline scripts and evaluates the scripts of its components.
+_POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self' data: blob:; worker-src 'self' blob:; "
+    "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'self'"
+)
+_HEADERS = {
+    "content-security-policy": _POLICY,
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+_log = logging.getLogger("uvicorn.error")
+
+
+def answer_bad_request(request: Request, error: Exception) -> Response:
+    """Answer 400 where gradio's code failed on a malformed request, and log one line instead of a traceback."""
+    _log.warning("bad request: %s %r: %r", request.method, request.scope["path"], error)
+    return PlainTextResponse("The server cannot process this request; reload the page and try again.", 400)
+
+
+# What gradio's routes raise for unknown functions, missing fields, malformed forms and malformed Host headers.
+EXCEPTION_HANDLERS = dict.fromkeys(
+    (AttributeError, KeyError, TypeError, ValueError, FnIndexInferError, httpx.InvalidURL), answer_bad_request
+)
+
+
+class FileQuota:
+    """Limits the total size of the files in a folder; the oldest files are removed first.
+
+    Args:
+        folder: of the uploaded files. limit: bytes of all files.
+    """
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self._folder, self._limit = folder, limit
+        self._lock = threading.Lock()
+
+    def make_room(self, size: int) -> None:
+        """Remove the oldest files until `size` more bytes fit."""
+        with self._lock:
+            files = self._files()
+            excess = sum(counted for _, counted, _ in files) + size - self._limit
+            for _, counted, path in files:
+                if excess <= 0:
+                    break
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+                    excess -= counted
+                    if path.parent != self._folder:
+                        path.parent.rmdir()  # gradio creates a folder per file
+
+    def _files(self) -> list[tuple[float, int, Path]]:
+        """Modification time, counted bytes and path of each file, oldest first."""
+        found = []
+        for folder, _, names in os.walk(self._folder):
+            for path in (Path(folder, name) for name in names):
+                with contextlib.suppress(OSError):  # removed in the meantime
+                    status = path.stat()
+                    found.append((status.st_mtime, max(status.st_size, _MIN_COUNTED_BYTES), path))
+        return sorted(found)
+
+
+class RequestFilter:
+    """ASGI middleware: refuses what the page does not need, limits request bodies and adds security headers.
+
+    Args:
+        app: the application. folder: of the uploaded files, the only ones that are served. quota: of this folder.
+        same_origin: refuse POST requests that a page of another site sends.
+    """
+
+    def __init__(self, app: ASGIApp, folder: Path, quota: FileQuota, same_origin: bool) -> None:
+        self._app, self._quota, self._same_origin = app, quota, same_origin
+        self._files = f"/gradio_api/file={folder}/"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; the arguments are those of every ASGI application."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body = _Body(receive, self._quota, complete=scope["method"] in ("GET", "HEAD"))
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                if not body.complete:
+                    headers["connection"] = "close"  # the rest of the body is not read
+            await send(message)
+
+        try:
+            await (self._refusal(scope) or self._app)(scope, body.receive, send_with_headers)
+        except RuntimeError as error:
+            # gradio starts the event stream of an unknown session, reports the error in it and raises 404.
+            if not isinstance(error.__cause__, HTTPException):
+                raise
+            await send({"type": "http.response.body"})
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        method, path, headers = scope["method"], scope["path"], Headers(scope=scope)
+        is_file = method in ("GET", "HEAD") and path.startswith(self._files)
+        if not is_file and not (method in _ROUTES and _ROUTES[method].fullmatch(path)):
+            return PlainTextResponse("Not found.", 404)
+        if method != "POST":
+            return None
+        origin = headers.get("origin")
+        if self._same_origin and origin and origin.partition("://")[2] != headers.get("host"):
+            return PlainTextResponse("Requests from pages of other sites are refused.", 403)
+        length = headers.get("content-length", "")
+        if not length.isdecimal():
+            return PlainTextResponse("The request has no Content-Length header.", 411)
+        limit = _MAX_FORM_BYTES if path == _UPLOAD else _MAX_JSON_BYTES
+        if int(length) > limit:
+            return PlainTextResponse(f"Too large: the limit is {limit // 2**20} MB; shrink the picture first.", 413)
+        return None
+
+
+class _Body:
+    """A request body as it arrives: limited in time, and with room on the disk for the bytes received so far.
+
+    A body that ends early raises `MultiPartException`, for which gradio removes the partial file and answers 400.
+    """
+
+    def __init__(self, receive: Receive, quota: FileQuota, complete: bool) -> None:
+        self.complete = complete
+        self._receive, self._quota = receive, quota
+        self._deadline = time.monotonic() + _MAX_BODY_SECONDS
+        self._unchecked = 0  # bytes received since the last check of the quota
+
+    async def receive(self) -> Message:
+        if self.complete:  # only http.disconnect is left, which has no deadline
+            return await self._receive()
+        try:
+            async with asyncio.timeout(min(_MAX_IDLE_SECONDS, self._deadline - time.monotonic())):
+                message = await self._receive()
+        except TimeoutError:
+            raise MultiPartException("The request arrived too slowly; try again.") from None
+        if message["type"] == "http.disconnect":
+            raise MultiPartException("The connection was closed before the request was complete.")
+        self.complete = not message.get("more_body", False)
+        self._unchecked += len(message.get("body", b""))
+        if self.complete or self._unchecked >= _QUOTA_STEP:
+            await asyncio.to_thread(self._quota.make_room, self._unchecked)
+            self._unchecked = 0
+        return message

@@ -1,0 +1,334 @@
+"""Which requests the server refuses, and that bad ones cost no other visitor anything and leave no traceback."""
+
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.odd_pictures import png_header
+from tests.web.site import Visitor, pair, served
+
+from diffcap.web import middleware
+from diffcap.web.middleware import MAX_FILE_BYTES, FileQuota
+
+JSON = {"content-type": "application/json"}
+FORM = {"content-type": "multipart/form-data; boundary=b"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("uploaded")
+
+
+@pytest.fixture(scope="module")
+def visitor(folder: Path) -> Iterator[Visitor]:
+    with served(folder) as address:
+        visitor = Visitor(address)
+        with visitor.http:
+            yield visitor
+
+
+def read(connection: socket.socket) -> bytes:
+    """Everything that the server sends until it closes the connection."""
+    return b"".join(iter(lambda: connection.recv(2**16), b""))
+
+
+def kept(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_too_large_uploads_and_requests_are_refused_before_they_are_read(visitor: Visitor, folder: Path) -> None:
+    before = set(folder.rglob("*"))
+    data = png_header(9, 9) + bytes(MAX_FILE_BYTES + 100_000)
+    try:
+        answer = visitor.http.post("/gradio_api/upload", files={"files": ("a.png", data)})
+        assert answer.status_code == 413 and "Too large: the limit is 32 MB" in answer.text
+    except httpx.WriteError:  # the server closed the connection before all was sent
+        pass
+    answer = visitor.http.post("/gradio_api/call/caption", content=b'{"data": ["' + b"x" * 2**21 + b'"]}')
+    assert answer.status_code == 413
+    answer = visitor.http.post("/gradio_api/upload", content=iter([b"some"]))  # chunked, without a length
+    assert answer.status_code == 411
+    assert set(folder.rglob("*")) == before
+
+
+def test_the_page_finds_its_files_and_no_other_route_is_reachable(visitor: Visitor) -> None:
+    page = visitor.http.get("/")
+    assert page.headers["x-content-type-options"] == "nosniff" and visitor.http.head("/").status_code == 200
+    local = {path.removeprefix(".") for path in re.findall(r'(?:src|href)="(\.?/[^"]+)"', page.text)}
+    assert len(local) >= 3
+    for path in [*local, "/config", "/theme.css", "/gradio_api/info", "/gradio_api/app_id"]:
+        assert visitor.http.get(path).status_code == 200, path
+    routes = {
+        "GET": "/login_check /monitoring /docs /openapi.json /robots.txt /pwa_icon /gradio_api/user /gradio_api/token"
+        " /gradio_api/dev/reload /gradio_api/runs /gradio_api/queue/status /gradio_api/openapi.json"
+        " /gradio_api/heartbeat/s /gradio_api/file/etc/passwd /gradio_api/vibe-code //config /gradio_api/queue/join",
+        "POST": "/login /gradio_api/process_recording /gradio_api/vibe-edit/ /gradio_api/component_server"
+        " /gradio_api/reset /gradio_api/run/caption /gradio_api/api/caption /gradio_api/call/v2/caption /config"
+        " /gradio_api/stream/x",
+        "PUT": "/ /gradio_api/upload",
+        "OPTIONS": "/gradio_api/upload",
+    }
+    for method, paths in routes.items():
+        for path in paths.split():
+            answer = visitor.http.request(method, visitor.http.base_url.copy_with(raw_path=path.encode()))
+            assert (answer.status_code, answer.text) == (404, "Not found."), (method, path)
+
+
+def test_the_server_fetches_no_address_for_a_visitor(visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        do_HEAD = do_GET
+
+    async def resolve(host: str) -> str:  # gradio's check that an address is public
+        asked.append(host)
+        return "127.0.0.1"
+
+    monkeypatch.setattr("safehttpx.async_validate_url", resolve)
+    with HTTPServer(("127.0.0.1", 0), Elsewhere) as elsewhere:
+        threading.Thread(target=elsewhere.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{elsewhere.server_address[1]}/a.png"
+        escaped = address.replace(":", "%3A").replace("/", "%2F")
+        for route in (f"file={address}", f"file={escaped}", f"file/{address}", f"proxy={address}", f"file=/{address}"):
+            for method in ("GET", "HEAD"):
+                assert visitor.http.request(method, f"/gradio_api/{route}").status_code == 404, route
+        elsewhere.shutdown()
+    assert not asked
+
+
+def test_only_files_of_the_upload_folder_are_served(visitor: Visitor, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.png").write_bytes(pair()[0])
+    mine = visitor.upload("mine.png", pair()[0])["path"]
+    assert visitor.http.get(f"/gradio_api/file={mine}").content == pair()[0]
+    up = "%2e%2e/" * len(folder.parts)
+    for path in (tmp_path / "secret.png", "/etc/passwd", Path("pyproject.toml").resolve(), f"{folder}/{up}etc/passwd"):
+        for slash in ("", "/"):
+            assert visitor.http.get(f"/gradio_api/file={slash}{path}").status_code in (403, 404), path
+
+
+def test_only_the_own_names_of_a_local_server_are_answered(tmp_path: Path) -> None:
+    """A page of another site whose name leads to this machine (DNS rebinding) gets nothing."""
+    with served(tmp_path / "uploads", hosts=("Desk.example",)) as address:
+        port = address.rpartition(":")[2]
+        files = {"files": ("a.png", pair()[0])}
+        with httpx.Client(base_url=address, timeout=60, trust_env=False) as http:
+            own = [
+                "localhost",
+                f"localhost:{port}",
+                f"127.0.0.1:{port}",
+                f"[::1]:{port}",
+                "desk.example:80",
+                "a.localhost",
+            ]
+            for host in own:
+                assert http.get("/config", headers={"host": host}).status_code == 200, host
+            odd = ["evil.example", f"evil.example:{port}", "localhost.evil.example", "192.0.2.7", "", "[::1"]
+            for host in [*odd, "127.0.0.1.nip.io"]:
+                assert http.get("/config", headers={"host": host}).status_code == 400, host
+                assert http.post("/gradio_api/upload", files=files, headers={"host": host}).status_code == 400
+            for site in ("https://evil.example", f"http://localhost.evil.example:{port}", "null"):
+                answer = http.post("/gradio_api/upload", files=files, headers={"origin": site})
+                assert answer.status_code == 403 and "other sites" in answer.text, site
+            assert not kept(tmp_path / "uploads")
+            answer = http.post("/gradio_api/upload", files=files, headers={"origin": address})
+            assert answer.status_code == 200 and kept(tmp_path / "uploads")
+
+
+def test_the_oldest_uploads_make_room_for_new_ones(tmp_path: Path) -> None:
+    folder, most = tmp_path / "uploads", 1_000_000
+    with served(folder, most=most) as address:
+        visitor = Visitor(address)
+        with visitor.http:
+            assert visitor.http.get("/config", headers={"host": "evil.example"}).status_code == 200  # hosts: any
+            first = visitor.upload("first.png", pair()[0])
+            for number in range(7):
+                time.sleep(0.02)  # so that the files have different ages
+                last = visitor.upload(f"{number}.png", pair()[1] + bytes([number]) * 200_000)
+                assert sum(path.stat().st_size for path in kept(folder)) <= most
+            assert not Path(first["path"]).exists() and len(kept(folder)) >= 3
+            fine = visitor.upload("fine.png", pair()[0])
+            assert 'class="dc-word"' in visitor.caption(last, fine)
+            with pytest.raises(RuntimeError, match="no longer kept; upload it again"):
+                visitor.caption(first, fine)
+            for number in range(40):  # the number of tiny files is limited too
+                visitor.upload(f"{number}.png", b"%d" % number)
+            assert len(kept(folder)) <= most // 2**16 + 1 and not Path(last["path"]).exists()
+
+
+def test_a_quota_removes_the_oldest_files_first(tmp_path: Path) -> None:
+    quota = FileQuota(tmp_path, 10 * 2**16)
+    (tmp_path / "old").write_bytes(b"x")
+    quota.make_room(9 * 2**16)
+    assert (tmp_path / "old").exists()
+    quota.make_room(10 * 2**16)
+    assert not (tmp_path / "old").exists() and tmp_path.is_dir()
+
+
+def test_half_open_uploads_are_cut_off_and_cost_nobody_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(middleware, "_MAX_IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(middleware, "_MAX_BODY_SECONDS", 1.5)
+    folder = tmp_path / "uploads"
+    head = f"POST /gradio_api/upload HTTP/1.1\r\nHost: a\r\nContent-Length: {MAX_FILE_BYTES}\r\n"
+    head += f"Content-Type: {FORM['content-type']}\r\n\r\n"
+    start = '--b\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\nsome bytes'
+    with served(folder, most=MAX_FILE_BYTES + 2**20) as address:
+
+        def half_open(text: str) -> socket.socket:
+            connection = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), 60)
+            connection.sendall((head + text).encode())
+            return connection
+
+        visitor = Visitor(address)
+        with visitor.http:
+            mine = Path(visitor.upload("mine.png", bytes(2**21))["path"])
+            waiting = [half_open(text) for text in ["", start] * 10]
+            half_open(start).close()
+            late = Path(visitor.upload("late.png", b"late")["path"])
+            for connection in waiting:
+                answer = read(connection)
+                assert answer.startswith(b"HTTP/1.1 400 ") and b"arrived too slowly" in answer
+            slow, answer, sent = half_open(start), b"", 0
+            slow.settimeout(0.1)
+            while not answer:  # never idle for long, and never complete
+                assert sent < 200
+                try:
+                    answer = read(slow)
+                except TimeoutError:
+                    slow.sendall(b"x")
+                    sent += 1
+            assert sent >= 5 and b"arrived too slowly" in answer
+            for connection in (*waiting, slow):
+                connection.close()
+            assert sorted(kept(folder)) == sorted([mine, late])
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def bad_requests(image: dict[str, object]) -> Iterator[tuple[str, str, bytes, dict[str, str]]]:
+    """Method, path, body and headers of requests that the page never sends."""
+    call, join, run, upload = (
+        f"/gradio_api/{path}" for path in ("call/caption", "queue/join", "run/predict", "upload")
+    )
+    odd = [b"", b"{", b"[]", b"null", b"{}", b'"x"', b'{"data": 5}', b"\xff\xfe", b"[" * 9000, b'{"data": {}}']
+    for path in (call, join, run):
+        for body in odd:
+            yield "POST", path, body, JSON
+        yield "POST", path, b"a=b", {"content-type": "application/x-www-form-urlencoded"}
+        yield "POST", path, b"--b\r\n", FORM
+        yield "POST", path, b"{}", {}
+    file = {"meta": {"_type": "gradio.FileData"}}
+    fields = [
+        [],
+        [1, 2, 3, 4, 5, 6],
+        [{}, {}, {}, {}],
+        [[], [], [], []],
+        ["x", "y", "0", 5],
+        [file | {"path": "/etc/passwd"}, image, "0", 5],
+        [file | {"path": "a\0b"}, image, "0", 5],
+        [image, image, "9", 5],
+        [image, image, None, 5],
+        [image, image, ["0"], 5],
+        [image, image, "0", None],
+        [image, image, "0", "many"],
+        [image, image, "0", {"a": 1}],
+        [image, image, "0", 1e308],
+        [image, image, "0", float("nan")],
+        [image, image, "0", float("inf")],
+        [image, image, "0", 0],
+    ]
+    for values in fields:
+        yield "POST", call, json.dumps({"data": values}).encode(), JSON
+    for name in ("nothing", "choose"):
+        yield "POST", f"/gradio_api/call/{name}", b'{"data": [1]}', JSON
+    example = 5  # the function of the examples
+    none = [None] * 4
+    for join_body in (
+        {"data": none, "fn_index": 99, "session_hash": "s"},
+        {"data": none, "fn_index": -1, "session_hash": "s"},
+        {"data": none, "fn_index": "x", "session_hash": "s"},
+        {"data": none, "fn_index": 4, "session_hash": None},
+        {"data": none, "fn_index": 4, "session_hash": ["s"]},
+        {"data": none, "session_hash": "s"},
+        {"data": [1], "fn_index": 0, "session_hash": "s"},
+        {"data": [], "fn_index": example, "session_hash": "s"},
+        {"data": [], "fn_index": example, "session_hash": "s", "event_data": 5},
+        {"data": [], "fn_index": example, "session_hash": "s", "event_data": {"index": "x"}},
+        {"data": [], "fn_index": example, "session_hash": "s", "event_data": {"index": float("inf")}},
+    ):
+        yield "POST", join, json.dumps(join_body).encode(), JSON
+    part = 'Content-Disposition: form-data; name="files"'
+    for header in (
+        part,
+        f"X: {'y' * 20000}",
+        "",
+        'Content-Disposition: form-data; filename="a"',
+        f'{part}; filename=".."',
+    ):
+        yield "POST", upload, f"--b\r\n{header}\r\n\r\nx\r\n--b--\r\n".encode(), FORM
+    for kind in ("", "multipart/form-data", "multipart/form-data; boundary=", "application/json", "text/plain", "/;="):
+        yield "POST", upload, b"x", {"content-type": kind}
+    yield "POST", upload, b"x", FORM
+    yield "POST", upload, b"x", {"content-type": f"multipart/form-data; boundary={'b' * 300}"}
+    for path in ("call/caption/nothing", "call/nothing/nothing", "queue/data", "queue/data?session_hash=unknown"):
+        yield "GET", f"/gradio_api/{path}", b"", {}
+    for path in ("queue/data?session_hash=", "upload_progress", "file=", "file=%00", "file=file:///etc/passwd", "%ff"):
+        yield "GET", f"/gradio_api/{path}", b"", {}
+    for path in (
+        "/assets/nothing.js",
+        "/assets/%2e%2e%2froutes.py",
+        "/assets/%00",
+        "/static/..%2fx",
+        "/static/x",
+        "//",
+    ):
+        yield "GET", path, b"", {}
+    for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"):
+        yield method, upload, b"x", FORM
+    yield "GET", "/", b"", {"host": "[::1"}
+    yield "GET", "/", b"", {"x-forwarded-host": "[::1"}
+
+
+def test_bad_requests_are_answered_with_an_error_and_leave_no_traceback(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with served(tmp_path / "uploads") as address:
+        visitor = Visitor(address)
+        with visitor.http as http:
+            image = visitor.upload("a.png", pair()[0])
+            requests = list(bad_requests(image))
+            for method, path, body, headers in requests:
+                url = http.base_url.copy_with(raw_path=path.encode())
+                answer = http.request(method, url, content=body, headers=headers)
+                if method == "POST" and "event_id" in answer.text:  # queued: the error is in the event stream
+                    begun = answer.json()["event_id"]
+                    answer = http.get(
+                        f"{path}/{begun}" if "/call/" in path else "/gradio_api/queue/data?session_hash=s"
+                    )
+                is_event = answer.status_code == 200 and re.search(r'event: error|"success":false|_error"', answer.text)
+                assert is_event or 400 <= answer.status_code < 500, (answer, method, path, body[:200])
+                assert "Traceback" not in answer.text
+            for raw in (
+                b"?\r\n\r\n",
+                b"GET / HTTP/1.1\r\n\r\n",
+                b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n",
+            ):
+                with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), 60) as connection:
+                    connection.sendall(raw)
+                    assert connection.recv(100).startswith(b"HTTP/1.1 400 ")
+            assert 'class="dc-word"' in visitor.caption(image, image)
+    logged = capfd.readouterr().err.splitlines()
+    assert len(requests) > 100 and any("bad request: GET '/'" in line for line in logged)
+    assert len(logged) <= len(requests) + 3 and all(line.startswith("WARNING") for line in logged), logged
