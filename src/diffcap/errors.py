@@ -58,7 +58,8 @@ def plain_errors() -> Iterator[None]:
             sys.exit(_INTERRUPTED)
         raise
     except DiffcapError as error:
-        sys.exit(f"error: {error}")
+        # From a data loading worker, torch raises it again with the worker's whole traceback as its message.
+        sys.exit(f"error: {str(error).rpartition(f'{DiffcapError.__name__}: ')[2].rstrip()}")
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             where = error.filename or "the output folder"

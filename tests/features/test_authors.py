@@ -128,6 +128,19 @@ def test_a_pickle_that_asks_for_more_is_not_run(clevr: Dataset, tmp_path: Path) 
     check(clevr, tmp_path / "store")
 
 
+def test_a_damaged_row_is_taken_from_the_authors_files_again(clevr: Dataset, tmp_path: Path) -> None:
+    theirs, store = tmp_path / "their files", tmp_path / "features" / "authors"
+    write_npy(theirs, unique_images(clevr.pairs))
+    fill_store(clevr, theirs, store)
+    with (store / "features.f16").open("r+b") as file:
+        file.write(bytes(8))
+    with pytest.raises(DiffcapError) as caught:
+        check(clevr, store)
+    assert f"`make extract FOLDER={tmp_path} FEATURES=authors FEATURES_FROM='{theirs}'`" in str(caught.value)
+    assert fill_store(clevr, theirs, store) == 1
+    check(clevr, store)
+
+
 def test_one_sentence_for_each_fault(clevr: Dataset, tmp_path: Path) -> None:
     paths, theirs, store = unique_images(clevr.pairs), tmp_path / "theirs", tmp_path / "store"
     assert "no such folder" in refusal(clevr, theirs, store)

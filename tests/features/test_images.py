@@ -59,7 +59,7 @@ def test_photographs_stand_upright(tmp_path: Path) -> None:
 
 def batches_of(folder: Path, rows: list[int], workers: int = 0) -> ImageData:
     data = ImageData(str(folder), batch_size=3, num_workers=workers)
-    data.assign(np.array(rows, dtype=np.int64), [folder / f"{row}.png" for row in range(10)], ResizeNormalize((24, 32)))
+    data.assign(np.array(rows), [folder / f"{row}.png" for row in range(max(rows) + 1)], ResizeNormalize((24, 32)))
     return data
 
 
@@ -70,7 +70,11 @@ def test_batches_are_cut_at_the_same_rows_whatever_is_done_already(tmp_path: Pat
         [6, 7, 8],
         [9],
     ]
-    assert [batch.tolist() for batch in batches_of(tmp_path, [2, 3, 4, 5, 9]).batches()] == [[2], [3, 4, 5], [9]]
+    assert [batch.tolist() for batch in batches_of(tmp_path, [2, 3, 4, 9]).batches()] == [
+        [0, 1, 2],
+        [3, 4, 5],
+        [9],
+    ]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -83,3 +87,5 @@ def test_a_broken_image_is_a_sentence_and_the_others_pass(tmp_path: Path, worker
     assert len(first.problems) == 1 and str(tmp_path / "1.png") in first.problems[0] and not second.problems
     expected = ResizeNormalize((24, 32))(Image.open(tmp_path / "4.png"))
     assert torch.equal(second.images[1], expected)
+    (alone,) = batches_of(tmp_path, [2], workers).predict_dataloader()  # 1.png is not asked for
+    assert alone.rows.tolist() == [0, 2] and not alone.problems

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -36,9 +37,10 @@ def fill(folder: Path, paths: list[str] = PATHS) -> FeatureStore:
 
 def test_written_rows_are_read_back(tmp_path: Path) -> None:
     store = fill(tmp_path / "s")
-    assert store.shape == SHAPE and store.array.shape == (10, *SHAPE) and store.array.dtype == np.float16
+    assert store.shape == SHAPE and len(store) == 10
     rows = store.rows(["images/7.png", "images/0.png", "images/7.png"])
     assert rows.tolist() == [7, 0, 7] and rows.dtype == np.int64
+    assert store.read(rows).dtype == np.float16
     np.testing.assert_array_equal(store.read(rows), features(rows))
     assert store.meta["network"] == "toy" and store.meta["pool"] == [4, 6]
 
@@ -63,7 +65,7 @@ def test_rows_that_were_written_but_not_flushed_are_missing(tmp_path: Path) -> N
 
 def test_another_kind_of_store_is_refused(tmp_path: Path) -> None:
     fill(tmp_path)
-    with pytest.raises(DiffcapError, match=r'weights_sha256 there is "ab", now "cd".; delete'):
+    with pytest.raises(DiffcapError, match=r'weights_sha256 there is "ab", now "cd".; give the settings that made it'):
         writer(tmp_path, meta={**META, "weights_sha256": "cd"})
     with pytest.raises(DiffcapError, match="shape"):
         StoreWriter(tmp_path, PATHS, (3, 2, 5), META)
@@ -108,10 +110,6 @@ def test_a_captioner_reads_features_of_its_own_kind_only(tmp_path: Path) -> None
 def test_broken_stores_are_named(tmp_path: Path) -> None:
     with pytest.raises(DiffcapError, match="no feature store there"):
         FeatureStore.open(tmp_path / "nowhere")
-    fill(tmp_path / "a")
-    os.truncate(tmp_path / "a" / "features.f16", 479)
-    with pytest.raises(DiffcapError, match="truncated, 479 bytes where 10 images need 480"):
-        FeatureStore.open(tmp_path / "a")
     fill(tmp_path / "b")
     meta = json.loads((tmp_path / "b" / "meta.json").read_text())
     (tmp_path / "b" / "meta.json").write_text(json.dumps({**meta, "version": 7}))
@@ -151,7 +149,7 @@ def test_two_processes_fill_one_store(tmp_path: Path) -> None:
     for process in processes:
         process.join()
     writer(tmp_path).finish()
-    np.testing.assert_array_equal(FeatureStore.open(tmp_path).array, features(range(10)))
+    np.testing.assert_array_equal(FeatureStore.open(tmp_path).read(np.arange(10)), features(range(10)))
 
 
 def _slowly(folder: Path) -> None:
@@ -176,3 +174,116 @@ def test_a_killed_process_loses_nothing_that_was_marked(tmp_path: Path) -> None:
     store.finish()
     for name in ("features.f16", "index.json", "meta.json", "done.u8", "complete"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def flip(folder: Path, *rows: int, silently: bool = False) -> None:
+    """Change the sign of all features of some rows; `silently`: size and time of the file stay, as on a failing disk."""
+    data = folder / "features.f16"
+    before = data.stat()
+    values = np.memmap(data, np.float16, "r+", shape=(10, *SHAPE))
+    values[list(rows)] *= -1
+    values.flush()
+    if silently:
+        os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def repaired(folder: Path) -> list[int]:
+    """Go on with a store as extraction does; gives the rows that it computes."""
+    again = writer(folder)
+    missing = again.missing()
+    again.write(missing, features(missing))
+    again.finish()
+    np.testing.assert_array_equal(FeatureStore.open(folder).read(np.arange(10)), features(np.arange(10)))
+    return missing.tolist()
+
+
+ROW = 3 * 2 * 4 * 2  # bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes_left", "lost"),
+    [
+        ("features.f16", 7 * ROW - 1, [6, 7, 8, 9]),
+        ("features.f16", 0, list(range(10))),
+        (SUMS, 35, [8, 9]),
+        (SUMS, None, list(range(10))),
+    ],
+)
+def test_rows_beyond_the_end_of_a_file_are_computed_again(
+    tmp_path: Path, name: str, bytes_left: int | None, lost: list[int]
+) -> None:
+    fill(tmp_path)
+    sums = (tmp_path / SUMS).read_bytes()
+    if bytes_left is None:
+        (tmp_path / name).unlink()
+    else:
+        os.truncate(tmp_path / name, bytes_left)
+    with pytest.raises(DiffcapError, match=rf"{name}: truncated, {bytes_left or 0} bytes where 10 images need"):
+        FeatureStore.open(tmp_path)
+    assert repaired(tmp_path) == lost
+    assert (tmp_path / SUMS).read_bytes() == sums
+
+
+def test_a_damaged_row_is_named_when_it_is_read_and_all_damaged_rows_are_computed_again(tmp_path: Path) -> None:
+    folder = tmp_path / "features" / "toy"
+    fill(folder)
+    flip(folder, 3, 7, silently=True)
+    store = FeatureStore.open(folder)
+    np.testing.assert_array_equal(store.read(np.array([4, 2])), features([4, 2]))
+    command = f"make extract FOLDER={tmp_path} BACKBONE=toy"
+    with pytest.raises(DiffcapError) as caught:
+        store.read(np.array([4, 7, 2, 7]))
+    assert "the features of images/7.png are damaged" in str(caught.value) and command in str(caught.value)
+    with pytest.raises(DiffcapError, match=r"not complete \(9 of 10 images done\)") as caught:
+        FeatureStore.open(folder)
+    assert command in str(caught.value)
+    assert repaired(folder) == [3, 7]  # and 3, which nobody has read
+
+
+def test_a_damaged_row_of_a_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    fill(tmp_path)
+    flip(tmp_path, 0)
+    store = FeatureStore.open(tmp_path)
+    (tmp_path / "done.u8").unlink()
+    (tmp_path / "done.u8").mkdir()  # cannot be opened for writing, not even by root
+    with pytest.raises(DiffcapError, match=r"the features of images/0\.png are damaged"):
+        store.read(np.array([0]))
+
+
+def test_a_changed_file_is_checked_before_the_store_counts_as_complete(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(tmp_path)
+    sums = (tmp_path / SUMS).read_bytes()
+    capsys.readouterr()
+    assert repaired(tmp_path) == [] and not capsys.readouterr().out  # nothing has changed: nothing is checked
+    flip(tmp_path, 2, 9)
+    assert repaired(tmp_path) == [2, 9]
+    said = capsys.readouterr().out
+    assert "the features of 2 images are damaged (first images/2.png)" in said
+    with (tmp_path / SUMS).open("r+b") as file:
+        file.seek(4 * 5)
+        file.write(b"\0\0\0\0")
+    assert repaired(tmp_path) == [5]
+    assert (tmp_path / SUMS).read_bytes() == sums
+
+
+def test_a_store_of_an_earlier_version_is_read_and_checked_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(tmp_path / "new")
+    shutil.copytree(tmp_path / "new", tmp_path / "old", ignore=shutil.ignore_patterns("verified.json"))
+    (tmp_path / "old" / "complete").write_text("")
+    FeatureStore.open(tmp_path / "old").read(np.arange(10))
+    capsys.readouterr()
+    assert repaired(tmp_path / "old") == []
+    assert "comparing the features of 10 images with their checksums" in capsys.readouterr().out
+    assert repaired(tmp_path / "old") == [] and not capsys.readouterr().out
+
+
+def test_damage_of_an_unfinished_store_is_found_when_it_goes_on(tmp_path: Path) -> None:
+    first = writer(tmp_path)
+    first.write(np.arange(6), features(np.arange(6)))
+    first.flush()
+    flip(tmp_path, 1)
+    assert repaired(tmp_path) == [1, 6, 7, 8, 9]

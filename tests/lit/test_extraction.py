@@ -10,7 +10,7 @@ from PIL import Image
 
 from diffcap.errors import DiffcapError
 from diffcap.features.images import ImageData
-from diffcap.features.store import FeatureStore
+from diffcap.features.store import FeatureStore, StoreWriter
 from diffcap.lit.extraction import Extraction, extract
 from diffcap.records import ChangePair, write_dataset
 
@@ -78,3 +78,42 @@ def test_a_manifest_of_captions_only_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DiffcapError, match="captions only; run `make data` again with the images in place"):
         run(tmp_path)
     assert not (tmp_path / "features").exists()
+
+
+def flip(folder: Path, *rows: int) -> bytes:
+    """Change the sign of all features of some of the five rows; gives the file as it was."""
+    data = folder / "features/small/features.f16"
+    before = data.read_bytes()
+    values = np.memmap(data, np.float16, "r+").reshape(5, -1)
+    values[list(rows)] *= -1
+    values.flush()
+    return before
+
+
+def test_only_damaged_rows_are_written_again_and_bit_for_bit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = run(folder)
+    sums = (store / "sums.u32").read_bytes()
+    before = flip(folder, 1, 4)
+    (folder / "a.png").rename(folder / "moved.png")  # row 0, which shares a batch with row 1 and is as it was
+    written: list[int] = []
+    write = StoreWriter.write
+    monkeypatch.setattr(
+        StoreWriter, "write", lambda self, rows, features: (written.extend(rows), write(self, rows, features))
+    )
+    run(folder)
+    assert written == [1, 4]
+    assert (store / "features.f16").read_bytes() == before and (store / "sums.u32").read_bytes() == sums
+
+
+def test_a_damaged_row_whose_image_is_gone_is_named_and_the_others_are_repaired(folder: Path) -> None:
+    store = run(folder)
+    before = flip(folder, 0, 3)
+    (folder / "d.png").rename(folder / "moved.png")
+    for _ in range(2):
+        with pytest.raises(DiffcapError) as caught:
+            run(folder)
+        assert str(caught.value).startswith(f"{folder / 'd.png'}: no image there; put the file in place")
+        assert f"1 image of {store} could not be computed; the rest is kept" in str(caught.value)
+    (folder / "moved.png").rename(folder / "d.png")
+    run(folder)
+    assert (store / "features.f16").read_bytes() == before

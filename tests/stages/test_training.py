@@ -11,9 +11,11 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tests.commands import METHOD, ROOT, command, environment, in_process, one_sentence, run, weights
@@ -308,14 +310,67 @@ def test_other_features_are_another_run_and_not_for_this_captioner(
     capsys.readouterr()
     assert in_process(words) == 0 and "finished already" in capsys.readouterr().out
     store = folder / "features/blocks"
+    data = bytearray((store / "features.f16").read_bytes())
+    row = len(data) // len(json.loads((store / "index.json").read_text())["paths"])
+    data[:row] = bytes(row)
+    (store / "features.f16").write_bytes(data)
     with (store / "sums.u32").open("r+b") as file:
-        file.write(b"\1\2\3\4")
+        file.write(zlib.crc32(data[:row]).to_bytes(4, "little"))
     assert in_process(words) is None
     assert "held a run with other settings; it is" in capsys.readouterr().out and (tmp_path / "pretrain.1").is_dir()
     meta = json.loads((store / "meta.json").read_text())
     (store / "meta.json").write_text(json.dumps({**meta, "weights_sha256": "0" * 64}))
     said = in_process([*evaluation(folder, undisturbed), f"--out={tmp_path / 'eval'}"])
     assert isinstance(said, str) and "its features have weights_sha256" in said and "\n" not in said
+
+
+def test_damaged_features_stop_training_and_evaluation_until_extraction_has_repaired_them(
+    blocks: Path, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(blocks, folder)
+    data = folder / "features/blocks/features.f16"
+    whole, sums = data.read_bytes(), data.with_name("sums.u32").read_bytes()
+    images = len(json.loads(data.with_name("index.json").read_text())["paths"])
+    row = len(whole) // images
+    config = f"--config={ROOT / 'configs/backbone/blocks.yaml'}"
+    extraction = [sys.executable, str(ROOT / "stages/extract.py"), config, f"--data.folder={folder}"]
+    finetune = smoke("finetune", folder, tmp_path / "finetune")
+
+    def flip(first: int) -> None:
+        """Change the sign of all features from a row on."""
+        values = np.frombuffer(whole, np.float16).copy()
+        values[first * row // 2 :] *= -1
+        data.write_bytes(values.tobytes())
+
+    def repaired() -> str:
+        capsys.readouterr()
+        assert in_process([*extraction, "--data.num_workers=0"]) is None
+        assert data.read_bytes() == whole and data.with_name("sums.u32").read_bytes() == sums
+        return capsys.readouterr().out.splitlines()[-1]
+
+    store = folder / "features/blocks"
+    assert repaired() == f"{store}: already complete."
+    for words in ([*finetune, "--data.num_workers=1"], evaluation(folder, undisturbed)):
+        flip(0)
+        said = in_process(words)
+        assert isinstance(said, str) and "\n" not in said
+        assert said.startswith(f"error: {store}: the features of ") and "are damaged" in said
+        assert f"run `make extract FOLDER={folder} BACKBONE=blocks`" in said
+        said = in_process(words)
+        assert isinstance(said, str) and "extraction is not complete" in said and "\n" not in said
+        assert repaired() == f"{store}: complete, {images} images extracted."
+    flip(images - 3)
+    assert repaired() == f"{store}: complete, 3 images extracted."
+    os.truncate(data, 2 * row + 1)
+    said = in_process(finetune)
+    assert isinstance(said, str) and f"features.f16: truncated, {2 * row + 1} bytes" in said and "\n" not in said
+    assert repaired() == f"{store}: complete, {images - 2} images extracted."
+    data.with_name("sums.u32").unlink()
+    said = in_process(evaluation(folder, undisturbed))
+    assert isinstance(said, str) and "sums.u32: truncated, 0 bytes" in said and "\n" not in said
+    assert repaired() == f"{store}: complete, {images} images extracted."
+    assert in_process(finetune) is None
 
 
 def test_pairs_without_references_are_captioned_and_not_scored(

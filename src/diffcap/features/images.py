@@ -38,7 +38,7 @@ class ImageBatch:
     Attributes:
         rows: (B,) int64, their rows in the store.
         images: (B, 3, H, W) preprocessed.
-        problems: a sentence for each image that could not be read; those are not among the rows.
+        problems: a sentence for each wanted image that could not be read; those are not among the rows.
     """
 
     rows: Tensor
@@ -53,8 +53,11 @@ class _Batches(Dataset[ImageBatch]):
     others nor leave the other ranks waiting.
     """
 
-    def __init__(self, batches: list[Rows], files: Sequence[Path], preprocess: Callable[[Image.Image], Tensor]) -> None:
+    def __init__(
+        self, batches: list[Rows], wanted: Rows, files: Sequence[Path], preprocess: Callable[[Image.Image], Tensor]
+    ) -> None:
         self.batches = batches
+        self.wanted = set(wanted.tolist())
         self.files = files
         self.preprocess = preprocess
 
@@ -68,7 +71,8 @@ class _Batches(Dataset[ImageBatch]):
                 images.append(self.preprocess(load_image(self.files[row])))
                 rows.append(row)
             except DiffcapError as error:
-                problems.append(str(error))
+                if row in self.wanted:
+                    problems.append(str(error))
         stacked = torch.stack(images) if images else torch.empty(0)
         return ImageBatch(torch.tensor(rows, dtype=torch.int64), stacked, problems)
 
@@ -98,15 +102,13 @@ class ImageData(pl.LightningDataModule):
         self._preprocess = preprocess
 
     def batches(self) -> list[Rows]:
-        """Rows of each batch.
+        """Rows of each batch: all rows from k * batch_size to (k + 1) * batch_size, where one of them is wanted.
 
-        Always the rows k * batch_size to (k + 1) * batch_size that are wanted, so that an image shares its batch with the
-        same others whatever was done before a kill and however many ranks there are: the last bits of a convolution may
-        depend on the size of the batch.
+        An image shares its batch with the same others whatever was done before a kill, however many ranks there are, and
+        when its row alone is repaired: the last bits of a convolution may depend on the size of the batch.
         """
-        if not len(self._rows):
-            return []
-        return list(np.split(self._rows, np.flatnonzero(np.diff(self._rows // self.batch_size)) + 1))
+        every = np.arange(len(self._files), dtype=np.int64)
+        return [every[k * self.batch_size :][: self.batch_size] for k in np.unique(self._rows // self.batch_size)]
 
     def predict_dataloader(self) -> DataLoader[ImageBatch]:
         """This rank's batches, every one on exactly one rank; a rank with nothing to do gets one empty batch."""
@@ -115,7 +117,7 @@ class ImageData(pl.LightningDataModule):
         rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         # One empty batch, because Lightning skips the closing hooks of a rank without any, and the others wait there.
         mine = self.batches()[rank::world] or [np.empty(0, dtype=np.int64)]
-        data = _Batches(mine, self._files, self._preprocess)
+        data = _Batches(mine, self._rows, self._files, self._preprocess)
         return DataLoader(data, batch_size=None, num_workers=self.num_workers)
 
     def transfer_batch_to_device(self, batch: ImageBatch, device: torch.device, dataloader_idx: int) -> ImageBatch:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 from lightning.pytorch.callbacks import BasePredictionWriter
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from diffcap.errors import DiffcapError
 from diffcap.features.backbones import Library, build_backbone
 from diffcap.features.images import ImageBatch, ImageData, image_stamps, unique_images
-from diffcap.features.store import StoreWriter
+from diffcap.features.store import Rows, StoreWriter
 from diffcap.records import read_dataset
 
 
@@ -53,12 +54,13 @@ class StoreFiller(BasePredictionWriter):
     """Writes every rank's features into the one store; the first rank declares it complete after all have finished.
 
     Args:
-        writer: this process's hold on the store.
+        writer: this process's hold on the store. wanted: the rows to write; the rest of a batch is there already.
     """
 
-    def __init__(self, writer: StoreWriter) -> None:
+    def __init__(self, writer: StoreWriter, wanted: Rows) -> None:
         super().__init__("batch")
         self.writer = writer
+        self.wanted = wanted
         self.problems: list[str] = []
 
     def write_on_batch_end(
@@ -71,12 +73,14 @@ class StoreFiller(BasePredictionWriter):
         batch_idx: int,
         dataloader_idx: int,
     ) -> None:
-        """Write a batch, and keep the sentences about what could not be."""
+        """Write the wanted images of a batch, and keep the sentences about those that could not be read or written."""
         self.problems += batch.problems
-        if prediction is None:
+        rows = batch.rows.numpy()
+        wanted = np.isin(rows, self.wanted)
+        if not wanted.any():
             return
         try:
-            self.writer.write(batch.rows.numpy(), prediction.float().cpu().numpy())
+            self.writer.write(rows[wanted], prediction.float().cpu().numpy()[wanted])
         except DiffcapError as error:
             self.problems.append(str(error))
 
@@ -92,8 +96,10 @@ class StoreFiller(BasePredictionWriter):
         if problems and trainer.global_rank:
             raise SystemExit(1)
         if problems:
-            more = f" ({len(problems)} images in all; the rest is done and kept)" if len(problems) > 1 else ""
-            raise DiffcapError(problems[0] + more)
+            count = "1 image" if len(problems) == 1 else f"{len(problems):,} images"
+            raise DiffcapError(
+                f"{problems[0].removesuffix('.')} ({count} of {self.writer.folder} could not be computed; the rest is kept)."
+            )
         if trainer.is_global_zero:
             self.writer.finish()
 
@@ -108,7 +114,7 @@ def _all_ranks(mine: list[str]) -> list[str]:
 
 
 def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Path, int]:
-    """Extract what is missing in the store of a dataset; nothing is computed when nothing is.
+    """Extract what is missing or damaged in the store of a dataset; nothing is computed when nothing is.
 
     Returns:
         The store's folder, complete, and how many images were extracted now.
@@ -130,6 +136,6 @@ def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Pa
     if not len(missing) and (folder / "complete").is_file():
         return folder, 0
     data.assign(missing, [root / path for path in writer.paths], model.backbone.preprocess)
-    trainer.callbacks.append(StoreFiller(writer))  # type: ignore[attr-defined]
+    trainer.callbacks.append(StoreFiller(writer, missing))  # type: ignore[attr-defined]
     trainer.predict(model, datamodule=data, return_predictions=False)
     return folder, len(missing)
