@@ -45,10 +45,12 @@ def accuracy(
     Raises:
         DiffcapError: the seeds or a number are wrong, or a stage failed.
     """
+    from diffcap.models.generation import check_search
+
     numbers = seeds_of(seeds)
-    for name, number in {"keep": keep, "beams": beams}.items():
-        if number < 1:
-            raise DiffcapError(f"--{name} is {number}; it must be at least 1.")
+    if keep < 1:
+        raise DiffcapError(f"--keep is {keep}; it must be at least 1.")
+    check_search(beams, length_penalty, "--beams")
     place = Path(out or f"runs/{dataset}/{method}-accuracy")
     make = Make(
         f"FOLDER={folder}",

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from diffcap.console import run
+from diffcap.console import echo, run
 from diffcap.errors import DiffcapError
 from diffcap.fetching.settings import FetchSettings
 from diffcap.records import SPLITS, ChangePair, Dataset
@@ -158,13 +158,14 @@ def _check(
         raise DiffcapError(f"{summary}: fetch them again, or leave those pairs out with --missing skip.")
     if not good:
         raise DiffcapError(f"{summary}, and no pair is left; check the folder.")
-    print(f"skipped: {summary}.")
+    echo(f"skipped: {summary}.")
     return good, {"pairs": lost, "images": len(problems)}
 
 
 def _show(dataset: Dataset, folder: Path) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from diffcap.evaluation.tables import print_table
 
     table = Table(title=f"{dataset.name}: {folder / 'manifest.jsonl'}", title_justify="left")
     single = all(pair.after is None for pair in dataset.pairs)
@@ -177,15 +178,12 @@ def _show(dataset: Dataset, folder: Path) -> None:
         table.add_row(split, *(f"{row[key]:,}" for key in ("pairs", "distractors", "captions")), kinds)
     info = dataset.info
     looked = "images not looked at" if info["captions_only"] else f"{info['images']:,} images, all there"
-    console = Console()
-    console.print(table)
-    console.print(
+    print_table(table)
+    echo(
         f"{info['pairs']:,} {records}, {info['captions_per_pair']} captions {one}, {looked}, "
         f"{info['skipped']['pairs']:,} {records} skipped",
-        highlight=False,
+        *_remarks(info),
     )
-    for line in _remarks(info):
-        console.print(line, highlight=False)
 
 
 def _remarks(info: dict[str, Any]) -> list[str]:

@@ -52,7 +52,7 @@ def evaluate(
     Raises:
         DiffcapError: a file is missing or does not fit, a number is out of range, or no pair has a reference.
     """
-    for name, number in {"batch_size": batch_size, "beams": beams, "devices": devices, "limit": limit}.items():
+    for name, number in {"batch_size": batch_size, "devices": devices, "limit": limit}.items():
         if number is not None and number < 1:
             raise DiffcapError(f"--{name} is {number}; it must be at least 1.")
     from diffcap.checkpoints.combining import load_together
@@ -65,11 +65,13 @@ def evaluate(
     from diffcap.evaluation.tables import metrics_table, print_table
     from diffcap.lit.cli import quiet
     from diffcap.lit.decoding import decode
+    from diffcap.models.generation import check_search
     from diffcap.provenance import provenance
     from diffcap.records import read_dataset, take_changes, write_json
     from diffcap.run_folder import GROUPS, METRICS, PREDICTIONS, REFERENCES, UNSCORED, metrics_by
 
     quiet()
+    check_search(beams, length_penalty, "--beams")
     wanted = ALL_METRICS if metrics is None else tuple(metrics)
     lacking = unavailable_metrics(wanted)
     if not set(wanted) - set(lacking):

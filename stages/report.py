@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from diffcap.console import run
+from diffcap.console import echo, run
 from diffcap.errors import DiffcapError
 
 
@@ -112,7 +112,7 @@ def report(
         for name, group in read.items():
             looked = look_at(group[0].checkpoints, Path(folder), chosen, group[0].predictions)
             if isinstance(looked, str):
-                print(f"attention.png leaves out {name}: {looked}")
+                echo(f"attention.png leaves out {name}: {looked}")
             else:
                 seen[name] = looked
         if seen:
@@ -150,7 +150,7 @@ def report(
     by_type = type_lines({name: rows[name] for name in read}, spread="\n± ")
     if by_type:
         print_table(rich_table(by_type, "by change type", words=2))
-    print(caption_of(protocol, rows))
+    echo(caption_of(protocol, rows))
     print(f"{target}: {', '.join(written)}")
 
 

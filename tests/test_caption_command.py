@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 from tests.commands import environment
 from tests.odd_pictures import write_all
@@ -172,7 +173,16 @@ def test_two_hundred_odd_files_through_the_command(
         (["before/1.png", "after/none.png"], "no image there"),
         (["before/1.png", "after"], "one is a folder and one is not"),
         (["before/1.png", "after/1.png", "--heatmap", "x.jpg"], "ends in .png"),
-        (["before/1.png", "after/1.png", "--beam", "0"], "--beam is 0"),
+        (["before/1.png", "after/1.png", "--beam", "0"], "--beam is 0; give 1 to 100."),
+        (["before/1.png", "after/1.png", "--beam", "1000000000"], "--beam is 1000000000; give 1 to 100."),
+        (
+            ["before/1.png", "after/1.png", "--length_penalty", "1e999"],
+            "the length penalty is inf; give a finite number",
+        ),
+        (["before/1.png", "after/1.png", "--batch_size", "0"], "--batch_size is 0; it must be at least 1."),
+        (["before/1.png", "after/1.png", "--device", "meta"], "no such device; choose one of auto, cpu"),
+        (["before/1.png", "after/1.png", "--device", "cuda:99"], "no such device; choose one of auto, cpu"),
+        (["before/1.png", "after/1.png", "--device", "privateuseone"], "no such device; choose one of auto, cpu"),
         (["before/1.png", "after/1.png", "--checkpoint", "none.ckpt"], "no checkpoint there"),
         (["empty.csv"], "no pairs in it"),
         (["odd.csv"], "must name the columns"),
@@ -243,6 +253,69 @@ def test_pictures_of_one_folder_only_are_told(here: Path, checkpoint: str, capsy
     (here / "before" / "1.jpg").write_bytes(b"")
     with pytest.raises(DiffcapError, match=r"1\.jpg and 1\.png: which of them belongs to the pair 1 is not clear"):
         find_pairs("before", "after")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("a.csv", "before,before,after\na,b,c\n", 'line 1: 2 columns are called "before"; keep one of them.'),
+        ("a.csv", "before,after,ID,id\na,b,1,2\n", 'line 1: 2 columns are called "id"'),
+        (
+            "a.csv",
+            "before,after\na,b\nc, d,e.png\n",
+            "line 3: 3 cells for 2 columns; put quotes around a path with a comma",
+        ),
+        ("a.csv", "before,after\na\0,b\n", "holds a NUL character"),
+        ("a.csv", 'before,after\n"a,b\nc,d\n', "not a CSV table (unexpected end of data)"),
+        ("a.csv", f"before,after\na,{200_000 * 'b'}\n", "not a CSV table (field larger than field limit"),
+        ("a.csv", 'before,after\n"a\nb",c\n\u200b,d\n', 'line 4: "before" is missing'),
+        ("a.jsonl", '{"before": "a", "after": "b", "id": NaN}\n', "line 1: not usable JSON (it holds NaN"),
+        (
+            "a.jsonl",
+            '\n{"before": "a", "after": "b", "id": ["x"]}\n',
+            "line 2: \"id\" is ['x']; give a string or a number.",
+        ),
+        ("a.jsonl", '{"before": ["a"], "after": "b"}\n', 'line 1: "before" is missing'),
+    ],
+)
+def test_a_malformed_table_is_one_sentence(tmp_path: Path, name: str, text: str, reason: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DiffcapError) as error:
+        find_pairs(str(tmp_path / name))
+    assert str(error.value).startswith(f"{tmp_path / name}") and reason in str(error.value)
+
+
+def test_cells_of_a_table(tmp_path: Path) -> None:
+    table = tmp_path / "a.csv"
+    table.write_bytes(
+        b'\xef\xbb\xbfbefore,after,id,,\r"x\n1.png","2,3.png", \xe2\x80\x8b,,\r\r\n4.png,5\xc2\x85.png,y,,\n'
+    )
+    assert find_pairs(str(table))[0] == [
+        PicturePair("1", tmp_path / "x\n1.png", tmp_path / "2,3.png"),
+        PicturePair("y", tmp_path / "4.png", tmp_path / "5\x85.png"),
+    ]
+
+
+def test_names_are_printed_without_what_terminals_obey(
+    here: Path, capsys: pytest.CaptureFixture[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    words = tmp_path_factory.mktemp("words") / "best.ckpt"
+    state = torch.load(make(words, "scorer"), weights_only=True)
+    state["diffcap"]["words"] = [f"{word}\x1b[31m\u202e" for word in state["diffcap"]["words"]]
+    torch.save(state, words)
+    names = "\x1b[31mred", "two\nlines", "\u202egnp", "\x9b2J"
+    (here / "odd").mkdir()
+    for name in names:
+        for side in ("before", "after"):
+            (here / "odd" / f"{name}_{side}.png").write_bytes((here / side / "1.png").read_bytes())
+    (here / "odd" / f"{names[0]}_after.png").write_bytes(b"")
+    (here / "odd" / "\x1b[2Jalone.png").write_bytes(b"")
+    shown = []
+    for options in ([], ["--json"]):
+        shown.append(str(caption("odd", "--checkpoint", str(words), *options)))
+        shown += capsys.readouterr()
+    assert all(letter.isprintable() or letter in "\n\t" for letter in "".join(shown))
+    assert all(line.startswith(("note: ", "error: ")) for line in shown[2].splitlines()) and "\\x1b[2Jalone" in shown[2]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from diffcap.records import (
     read_json,
     read_json_lines,
     read_manifest,
+    with_words,
     write_dataset,
     write_manifest,
 )
@@ -69,6 +70,12 @@ def test_a_malformed_line_is_named_by_number(tmp_path: Path, bad: str, said: str
     assert "\n" not in str(caught.value)
 
 
+def test_captions_that_show_nothing_are_left_out() -> None:
+    captions = ["", " \t", "\u200b\u200d\ufeff", "\u2060 \ufe0f", "no\u200bchange", "?", "変"]
+    pairs = with_words(ChangePair(str(number), "a", "b", [text], "train") for number, text in enumerate(captions))
+    assert [pair.id for pair in pairs] == ["4", "5", "6"]
+
+
 def test_a_missing_manifest_says_how_to_write_it(tmp_path: Path) -> None:
     with pytest.raises(DiffcapError, match=r"no manifest there; write it with `make data"):
         read_manifest(tmp_path / "manifest.jsonl")
@@ -91,6 +98,9 @@ def test_json_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
         ('{"a": "x\\u0000.png"}', "a NUL character"),
         ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "recursion"),
         ('{"a": ' + "1" * 5_000 + "}", "digits"),
+        ('{"a": [NaN]}', "NaN, which is not a finite number"),
+        ('{"a": -Infinity}', "-Infinity, which is not a finite number"),
+        ('{"a": 1e999}', "1e999, which is not a finite number"),
     ],
 )
 def test_json_that_no_other_program_takes_is_one_sentence(tmp_path: Path, text: str, said: str) -> None:

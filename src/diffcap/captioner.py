@@ -22,7 +22,7 @@ from diffcap.checkpoints.combining import load_together, together
 from diffcap.checkpoints.loading import Checkpoint
 from diffcap.errors import DiffcapError
 from diffcap.models.captioner import Captioner
-from diffcap.models.generation import beam_hypotheses, greedy
+from diffcap.models.generation import beam_hypotheses, check_search, greedy
 from diffcap.models.scoring import token_log_probabilities
 from diffcap.pictures import Source, read_picture
 from diffcap.text.layouts import AnyVocabulary
@@ -105,7 +105,7 @@ class PairCaptioner:
 
     Args:
         checkpoint: the trained captioner; several of one vocabulary are an ensemble, see `combining.load_together`.
-        device: "auto" (CUDA if there is one), or torch's name of one.
+        device: "auto" (CUDA if there is one), "cpu", or torch's name of this machine's accelerator ("cuda", "cuda:1").
         backbone_weights: file of the backbone's weights, where its library cannot download them.
 
     Attributes:
@@ -142,9 +142,9 @@ class PairCaptioner:
             beams: width of the search; 1 takes the most likely word at every place. length_penalty: see `beam_search`.
 
         Raises:
-            DiffcapError: a picture cannot be read.
+            DiffcapError: a picture cannot be read, or the search's arguments are out of range, see `check_search`.
         """
-        _check_beams(beams)
+        check_search(beams, length_penalty)
         return self._say([self._see(before, after)], beams, length_penalty)[0]
 
     def batch(
@@ -162,9 +162,9 @@ class PairCaptioner:
             errors: "return" gives the error in the place of the caption of a pair that cannot be read, and goes on.
 
         Raises:
-            DiffcapError: a picture cannot be read, and `errors` is "raise".
+            DiffcapError: a picture cannot be read, and `errors` is "raise"; or the search's arguments are out of range.
         """
-        _check_beams(beams)
+        check_search(beams, length_penalty)
         for chunk in _chunks(pairs, max(1, batch_size)):
             seen: list[_Seen | DiffcapError] = []
             for before, after in chunk:
@@ -284,18 +284,13 @@ def _place_of(source: str | Path | None) -> Path:
 
 
 def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
-        torch.empty(0, device=device)
-    except Exception as error:  # torch has an error of its own for every kind of device
-        reason = str(error).splitlines()[0][:120].rstrip(". ")
-        raise DiffcapError(f"--device {name}: there is no such device ({reason}); use cpu.") from None
-    return device
-
-
-def _check_beams(beams: int) -> None:
-    if beams < 1:
-        raise DiffcapError(f"the width of the beam search is {beams}; it must be at least 1.")
+    usable, accelerator = ["auto", "cpu"], torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is not None:
+        kind = accelerator.type
+        usable += [kind, *(f"{kind}:{number}" for number in range(torch.accelerator.device_count()))]
+    if name not in usable:
+        raise DiffcapError(f"--device {name}: this machine has no such device; choose one of {', '.join(usable)}.")
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
 def _chunks(pairs: Iterable[tuple[Source, Source]], size: int) -> Iterator[list[tuple[Source, Source]]]:

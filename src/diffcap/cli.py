@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from diffcap.command_line import Form, spelled_out
-from diffcap.console import print_json, run
+from diffcap.console import echo, print_json, run
 
 
 def score(predictions: Path, references: Path, tokenizer: Literal["ptb", "raw"] = "ptb", json: bool = False) -> None:
@@ -42,7 +42,7 @@ def score(predictions: Path, references: Path, tokenizer: Literal["ptb", "raw"] 
         return
     print_table(metrics_table({"total": scores}, f"{predictions.name}: {len(truth):,} pairs, {tokenizer} tokens"))
     for name, remedy in missing.items():
-        print(f"{name} is unavailable: {remedy}.")
+        echo(f"{name} is unavailable: {remedy}.")
 
 
 def compare(
@@ -62,8 +62,8 @@ def compare(
     Args:
         run_a: folder of a run, which stands for its eval, or of any evaluation, such as runs/blocks/scorer/reinforce-eval.
         run_b: the other one; differences are B - A.
-        samples: draws of the test pairs with replacement.
-        seed: of the draws.
+        samples: draws of the test pairs with replacement, at most 100,000.
+        seed: of the draws, 0 or more.
         level: of the intervals; 0.95 is the middle 95 % of the draws.
         pairs: how many of the pairs where the two differ most are shown.
         folder: the dataset's folder, for the change types of runs that were evaluated by an earlier version.
@@ -87,7 +87,7 @@ def average(checkpoints: list[Path], out: Path = Path("averaged.ckpt")) -> None:
     from diffcap.checkpoints.combining import average as write_average
 
     steps = write_average(checkpoints, out)
-    print(f"{out}: the mean of {len(steps)} checkpoints, of steps {', '.join(f'{step:,}' for step in steps)}")
+    echo(f"{out}: the mean of {len(steps)} checkpoints, of steps {', '.join(f'{step:,}' for step in steps)}")
 
 
 def caption(
@@ -112,7 +112,8 @@ def caption(
         checkpoint: best.ckpt of a captioner, a folder of `diffcap export` or `diffcap import`, or user/name on the Hugging
             Face hub; by default the small captioner of rendered blocks scenes that ships with diffcap. Given several times,
             captioners of one vocabulary caption together, by the mean of their probabilities.
-        beam: Width of the search; 1 takes the most likely word at every place, 5 tries more and lists what else was found.
+        beam: Width of the search, at most 100; 1 takes the most likely word at every place, 5 tries more and lists what else
+            was found.
         length_penalty: Sums of log-probabilities are divided by words to this power when beams are compared.
         heatmap: PNG file for both images and where each word looked; for many pairs a folder.
         json: Print JSON: one object for a pair, a line a pair for many.

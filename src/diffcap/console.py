@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, auto_cli
 
-from diffcap.errors import plain_errors
+from diffcap.errors import CONTROL, plain_errors, printable
 
 
 def one_sentence(message: str, known: list[str]) -> str:
@@ -45,7 +45,7 @@ class OneSentenceMixin:
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the sentence and exit with status 2."""
         known = [option.removeprefix("--") for action in self._actions for option in action.option_strings]
-        sys.stderr.write(f"error: {one_sentence(message, known)}; `--help` lists every option.\n")
+        echo(f"error: {one_sentence(message, known)}; `--help` lists every option.", err=True)
         sys.exit(2)
 
 
@@ -60,9 +60,18 @@ def run(command: Callable[..., Any] | dict[str, Any], arguments: Sequence[str] |
         auto_cli(command, args=None if arguments is None else list(arguments), **settings)
 
 
+def echo(*lines: str, err: bool = False) -> None:
+    """Print lines whose text may come from files or names, see `printable`; to stderr if `err`."""
+    print("\n".join(map(printable, lines)), file=sys.stderr if err else sys.stdout, flush=True)
+
+
 def print_json(value: Any, indent: int | None = 2) -> None:
-    """Print JSON with letters as they are, or, where one of them is none of stdout's (a file name that is not UTF-8), escaped."""
+    """Print JSON with letters as they are.
+
+    What a terminal would obey is escaped, and all letters are where stdout's encoding lacks one (a file name that is not UTF-8).
+    """
     text = json.dumps(value, indent=indent, ensure_ascii=False)
+    text = "\n".join(CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", line) for line in text.split("\n"))
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:

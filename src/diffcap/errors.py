@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import re
 import select
 import sys
 from collections.abc import Iterator
@@ -11,10 +12,17 @@ from typing import TextIO
 
 _BROKEN_PIPE = 128 + 13  # what shells give for a command that SIGPIPE has ended
 _INTERRUPTED = "error: interrupted; run the same command again, what is done already is kept."
+# What a terminal obeys instead of showing it: control characters except the tab, and those that reverse the text's direction.
+CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 class DiffcapError(Exception):
     """Bad input from outside (a file, a key, a checkpoint): the message says what, where, and what to do next."""
+
+
+def printable(text: object) -> str:
+    """Text from a file or a name as one line for a terminal: control characters are escaped as in Python's string literals."""
+    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
 
 
 @contextmanager
@@ -37,7 +45,7 @@ def told_of(where: object, fault: str, remedy: str) -> Iterator[None]:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Wrap a command's body: a `DiffcapError`, a file that the system refuses, or Ctrl-C is one line and exit status 1.
+    """Wrap a command's body: a `DiffcapError`, a refused file, too little memory, or Ctrl-C is one line and exit status 1.
 
     Where nobody reads its output any more (`| head`), it ends without a word. Letters that the output does not have, as in a
     file name that is not UTF-8, are escaped.
@@ -59,17 +67,23 @@ def plain_errors() -> Iterator[None]:
         raise
     except DiffcapError as error:
         # From a data loading worker, torch raises it again with the worker's whole traceback as its message.
-        sys.exit(f"error: {str(error).rpartition(f'{DiffcapError.__name__}: ')[2].rstrip()}")
+        sentence = str(error).rpartition(f"{DiffcapError.__name__}: ")[2].rstrip()
+        sys.exit(f"error: {printable(sentence)}")
+    except (MemoryError, RuntimeError) as error:  # torch's are RuntimeErrors
+        if not isinstance(error, MemoryError) and not re.search("out of memory|can't allocate memory", str(error)):
+            raise
+        reason = str(error).partition("\n")[0][:120].rstrip(". ") or "MemoryError"
+        sys.exit(f"error: not enough memory ({printable(reason)}); use a smaller batch or fewer beams.")
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             where = error.filename or "the output folder"
             sys.exit(
-                f"error: no space left on the disk while writing {where}; "
+                f"error: no space left on the disk while writing {printable(where)}; "
                 "free some and run the same command again: it goes on where it stopped."
             )
         if error.filename is None:
             raise
-        sys.exit(f"error: {error.filename}: {error.strerror}; check the path and its permissions.")
+        sys.exit(f"error: {printable(error.filename)}: {error.strerror}; check the path and its permissions.")
 
 
 def _unread() -> bool:

@@ -1,5 +1,6 @@
 """Files that are written whole or not at all."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,8 +22,11 @@ def whole(path: str | Path, numbered: bool = True) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp" if numbered else f".{path.name}.tmp")
     try:
+        temporary.touch()  # torch reports a folder without permission as a RuntimeError
         yield temporary
         temporary.replace(path)
     except BaseException as error:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from diffcap.errors import printable
+
 Update = Callable[[int, int | None], None]  # gets what there is so far, and how much there will be if that is known
 
 
@@ -18,7 +20,7 @@ def bars(of_bytes: bool = False) -> Iterator[Callable[[str], Update]]:
     with _bars(DownloadColumn() if of_bytes else MofNCompleteColumn()) as progress:
 
         def bar(name: str) -> Update:
-            task = progress.add_task(name, total=None)
+            task = progress.add_task(printable(name), total=None)
             return lambda there, total: progress.update(task, completed=there, total=total)
 
         yield bar
@@ -28,7 +30,7 @@ def bars(of_bytes: bool = False) -> Iterator[Callable[[str], Update]]:
 def count_bar(what: str, total: int, done: int = 0, hidden: bool = False) -> Iterator[Callable[[int], None]]:
     """Gives a function that counts some more of `total`, of which `done` are there already."""
     with _bars(MofNCompleteColumn(), hidden) as progress:
-        task = progress.add_task(what, total=total, completed=done)
+        task = progress.add_task(printable(what), total=total, completed=done)
         yield lambda more: progress.advance(task, more)
 
 

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import math
 import os
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -125,9 +127,14 @@ def take_changes(pairs: Iterable[ChangePair], changes: Changes | None) -> list[C
     ]
 
 
+def is_blank(text: str) -> bool:
+    """Whether a text shows nothing: it has no letter, digit, symbol or punctuation, only spaces and zero-width characters."""
+    return not any(unicodedata.category(letter)[0] in "LNPS" for letter in text)
+
+
 def with_words(pairs: Iterable[ChangePair]) -> list[ChangePair]:
-    """The pairs that have a caption with a word in it, with those captions only: nothing can be put for an empty one."""
-    told = (replace(pair, captions=[text for text in pair.captions if text.strip()]) for pair in pairs)
+    """The pairs that have a caption which is not blank, with those captions only."""
+    told = (replace(pair, captions=[text for text in pair.captions if not is_blank(text)]) for pair in pairs)
     return [pair for pair in told if pair.captions]
 
 
@@ -236,13 +243,22 @@ def read_json(path: str | Path, what: str = "JSON file", remedy: str = "check th
         raise DiffcapError(f"{path}: not valid JSON ({error}); mend it or fetch it again.") from None
 
 
+def _finite(number: str) -> float:
+    if not math.isfinite(value := float(number)):
+        raise ValueError(f"it holds {number}, which is not a finite number")
+    return value
+
+
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+
+
 def _loads(text: str) -> Any:
     """Parse JSON that other programs can take, too.
 
     Raises:
-        ValueError: it is not JSON, or holds half a character (a lone surrogate) or a NUL.
+        ValueError: it is not JSON, or holds half a character (a lone surrogate), a NUL, NaN or an infinite number.
     """
-    value = json.loads(text)
+    value = _DECODER.decode(text)
     if "\\u" in text:  # nothing else can bring one in
         plain = json.dumps(value, ensure_ascii=False)
         if "\\u0000" in plain.replace("\\\\", ""):

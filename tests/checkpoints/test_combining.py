@@ -66,6 +66,10 @@ def test_what_cannot_be_averaged_is_one_sentence(tmp_path: Path) -> None:
             average([one, other], tmp_path / "out.ckpt")
     with pytest.raises(DiffcapError, match="the only checkpoint"):
         average([one], tmp_path / "out.ckpt")
+    for out in (tmp_path, Path(), tmp_path / (300 * "x")):
+        with pytest.raises(OSError) as refusal:  # the commands make one sentence of it
+            average([one, one], out)
+        assert refusal.value.filename == str(out)
     assert not (tmp_path / "out.ckpt").exists()
 
 

@@ -9,7 +9,8 @@ import pytest
 from tests.toy import captions, pairs
 
 from diffcap.errors import DiffcapError
-from diffcap.evaluation.bootstrap import additive, compare, drawn_sums, resampled, versus
+from diffcap.evaluation import bootstrap
+from diffcap.evaluation.bootstrap import Additive, additive, compare, drawn_sums, mean_of_sums, resampled, versus
 from diffcap.evaluation.captions import score_tokens
 from diffcap.evaluation.meteor import meteor, meteor_counts, meteor_of_sums
 from diffcap.evaluation.protocols import groups_of
@@ -78,6 +79,29 @@ def test_draws_are_paired_and_depend_on_the_seed_alone() -> None:
     two = said(2, 0.7)
     runs = [compare(one, two, REFERENCES, GROUPS, "raw", FAST, samples=20, seed=seed) for seed in (0, 0, 1)]
     assert runs[0] == runs[1] and runs[0]["groups"] != runs[2]["groups"]
+
+
+def test_many_draws_are_scored_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+
+    def score(sums: bootstrap.Array) -> bootstrap.Array:
+        lengths.append(len(sums))
+        return mean_of_sums(sums)
+
+    values = np.random.default_rng(0).random((5, 1))
+    groups = {"total": list("abcde"), "two": ["a", "b"]}
+    rows = {name: np.concatenate([values, np.ones_like(values)], 1)[: len(ids)] for name, ids in groups.items()}
+    system, samples = [Additive(("m",), rows, score)], 3 * bootstrap.BLOCK + 5
+    found = resampled([system, system], groups, samples, seed=1)
+    assert max(lengths) <= 2 * len(groups) * (1 + bootstrap.BLOCK)
+    lengths.clear()
+    monkeypatch.setattr(bootstrap, "BLOCK", samples)
+    at_once = resampled([system, system], groups, samples, seed=1)
+    assert lengths == [2 * len(groups) * (1 + samples)]
+    for one, other in zip(found, at_once):
+        for group in groups:
+            assert one[group]["m"].shape == (1 + samples,)
+            np.testing.assert_array_equal(one[group]["m"], other[group]["m"])
 
 
 def test_intervals_are_as_wide_as_the_theory_of_means_says() -> None:

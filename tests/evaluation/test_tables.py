@@ -22,3 +22,10 @@ def test_a_printed_table_is_whole_in_a_pipe(capsys: pytest.CaptureFixture[str]) 
     printed = capsys.readouterr().out
     assert "scores" in printed and "a long name of a group" in printed
     assert all(f"metric-{n}" in printed and f"{100 * n / 7:.2f}" in printed for n in range(9))
+
+
+def test_names_in_a_table_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(metrics_table({"[red]x[/red] :smile:": {"m": 0.5}, "\x1b[31m\u202e": {"m": 0.25}}, "a\x9b [b]\nc"))
+    printed = capsys.readouterr().out
+    assert "[red]x[/red] :smile:" in printed and "\\x1b[31m\\u202e" in printed
+    assert [line.strip() for line in printed.splitlines()[:2]] == ["a\\x9b [b]", "c"]

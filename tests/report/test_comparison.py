@@ -103,11 +103,35 @@ def test_what_cannot_be_compared_is_one_sentence(runs: tuple[Path, Path], tmp_pa
     write_json(other / "eval/references.json", references)
     assert "are not of the same pairs: 1 of the former" in refused(runs[0], other)
     assert "no scores there; give the folder of an evaluated run" in refused(runs[0], tmp_path / "nothing")
-    assert "--samples is 0" in refused(*runs, "--samples=0")
+    for option, reason in {
+        "--samples=0": "--samples is 0; give 1 to 100,000.",
+        "--samples=1000000000": "--samples is 1000000000; give 1 to 100,000.",
+        "--seed=-1": "--seed is -1; it must be at least 0.",
+        "--pairs=-1": "--pairs is -1; it must be at least 0.",
+        "--level=1": "--level is 1.0; give a number between 0 and 1",
+        f"--out={tmp_path}": f"{tmp_path}: Is a directory",
+        "--out=": "Is a directory",
+    }.items():
+        assert reason in refused(*runs, option)
     metrics = json.loads((runs[1] / "eval/metrics.json").read_text())
+    write_json(runs[1] / "eval/metrics.json", {**metrics, "protocol": {**metrics["protocol"], "metrics": ["BLEU-2"]}})
+    assert "have no metric in common that can be computed: evaluate both with the same --metrics" in refused(*runs)
     metrics["protocol"]["tokenizer"] = "ptb"
     write_json(runs[1] / "eval/metrics.json", metrics)
     assert "was scored by raw tokens" in refused(*runs)
+
+
+def test_text_of_the_files_is_printed_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = {pair.id: "[red]the\x1b[31m cube\u202e\nmoved\x7f" if number else "x" for number, pair in enumerate(PAIRS)}
+    one = write_run(tmp_path / "a\x1b]0;title[bold]", told)
+    other = write_run(tmp_path / "b", {pair.id: pair.captions[0] for pair in PAIRS})
+    shown = printed(capsys, one, other, "--samples=2")
+    assert "[red]the\\x1b[31m cube\\u202e\\nmoved\\x7f\n" in shown and "\\x1b]0;title[bold]" in shown
+    text = printed(capsys, one, other, "--samples=2", "--json")
+    assert json.loads(text)["largest"][0]["a"] in told.values()
+    assert all(letter.isprintable() or letter in "\n\t" for letter in shown + text)
+    (one / "eval/metrics.json").unlink()
+    assert "\\x1b]0;title[bold]/eval/metrics.json: no scores there" in refused(one, other)
 
 
 def test_the_command_itself(runs: tuple[Path, Path]) -> None:

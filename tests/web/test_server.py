@@ -74,6 +74,8 @@ def test_ports_and_hosts_that_cannot_be_had_are_one_sentence() -> None:
         listen("127.0.0.1", 70_000)
     with pytest.raises(DiffcapError, match=r"no listening at 203\.0\.113\.7"):
         listen("203.0.113.7", 0)
+    with pytest.raises(DiffcapError, match=r"no listening at \.\., port 0 .*; choose another --port"):
+        listen("..", 0)
 
 
 def test_without_gradio_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from diffcap.checkpoints.exporting import Scores, scores_of
 from diffcap.checkpoints.reading import CAPTIONING_STAGES, CONFIG, WEIGHTS, read_checkpoint, write_folder
+from diffcap.console import echo
 from diffcap.errors import DiffcapError
 from diffcap.records import write_json, write_text
 from diffcap.run_folder import METRICS, report_of
@@ -65,7 +66,7 @@ def push(
         )
     scores = scores_of(Path(checkpoint), state, metrics)
     if scores.metrics is None:
-        print(f"note: the card goes without scores: {scores.why}; `make eval` writes them.", file=sys.stderr)
+        echo(f"note: the card goes without scores: {scores.why}; `make eval` writes them.", err=True)
     shown = [Path(path) for path in pictures] if pictures is not None else _pictures(Path(checkpoint))
     _check_pictures(shown)
     from huggingface_hub import HfApi

@@ -1,13 +1,12 @@
 """`diffcap caption`: sentences, their probabilities and pictures of where each word looked, for one pair or many."""
 
 import itertools
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from diffcap.commands.pairs import PicturePair, find_pairs
-from diffcap.console import print_json
+from diffcap.console import echo, print_json
 from diffcap.errors import DiffcapError
 
 _SHIPPED = (
@@ -34,19 +33,20 @@ def run(
     Raises:
         DiffcapError: nothing could be captioned, or some of many pairs could not, or not be drawn, which stderr names.
     """
-    for name, number in {"beam": beam, "batch_size": batch_size}.items():
-        if number < 1:
-            raise DiffcapError(f"--{name} is {number}; it must be at least 1.")
+    if batch_size < 1:
+        raise DiffcapError(f"--batch_size is {batch_size}; it must be at least 1.")
     pairs, notes = find_pairs(before, after)
     for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+        echo(f"note: {note}", err=True)
     alone = after is not None and not Path(before).is_dir()
     target = _target(heatmap, alone)
     from diffcap.captioner import load_captioner
+    from diffcap.models.generation import check_search
 
+    check_search(beam, length_penalty, "--beam")
     captioner = load_captioner(checkpoint, device, backbone_weights)
     if checkpoint is None:
-        print(f"note: {_SHIPPED}", file=sys.stderr)
+        echo(f"note: {_SHIPPED}", err=True)
     found = captioner.batch(
         ((pair.before, pair.after) for pair in pairs), beam, length_penalty, batch_size, "raise" if alone else "return"
     )
@@ -96,29 +96,29 @@ def _file_names(ids: Sequence[str]) -> dict[str, str]:
 def _tell(pair: PicturePair, caption: Any, as_json: bool, alone: bool) -> None:
     """Print what was said of a pair, or why nothing was."""
     if isinstance(caption, DiffcapError):
-        print(f"error: {pair.id}: {caption}", file=sys.stderr)
+        echo(f"error: {pair.id}: {caption}", err=True)
         if as_json:
             print_json({**_names(pair), "error": str(caption)}, None)
         return
     for note in caption.notes:
-        print(f"note: {note}.", file=sys.stderr)
+        echo(f"note: {note}.", err=True)
     if as_json:
         print_json(caption.as_dict() if alone else {**_names(pair), **caption.as_dict()}, 2 if alone else None)
     elif alone:
         _print(caption)
     else:
-        print(f"{pair.id}\t{caption.text}", flush=True)
+        echo(f"{pair.id}\t{caption.text}")
 
 
 def _print(caption: Any) -> None:
     from diffcap.report.heatmap import percent
 
-    print(caption.text)
-    print(f"log-probability {caption.log_probability:.3f} ({percent(caption.log_probability)})")
+    echo(caption.text)
+    echo(f"log-probability {caption.log_probability:.3f} ({percent(caption.log_probability)})")
     if caption.nothing_changed is not None:
-        print(f"probability that nothing changed {caption.nothing_changed:.3f}")
+        echo(f"probability that nothing changed {caption.nothing_changed:.3f}")
     for other in caption.alternatives:
-        print(f"or ({other.log_probability:.3f}): {other.text}")
+        echo(f"or ({other.log_probability:.3f}): {other.text}")
 
 
 def _draw(captioner: Any, pair: PicturePair, caption: Any, path: Path) -> None:
@@ -135,7 +135,7 @@ def _is_drawn(captioner: Any, pair: PicturePair, caption: Any, path: Path) -> bo
     try:
         _draw(captioner, pair, caption, path)
     except DiffcapError as error:
-        print(f"note: {pair.id}: not drawn: {error}", file=sys.stderr)
+        echo(f"note: {pair.id}: not drawn: {error}", err=True)
         return False
     return True
 

@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Literal
 
-from diffcap.console import print_json
+from diffcap.console import echo, print_json
 from diffcap.errors import DiffcapError
+
+_MOST_SAMPLES = 100_000  # repeated runs then move the edges of a 95 % interval by 0.2 % of its width
 
 
 def run(
@@ -20,8 +22,13 @@ def run(
     out: Path | None,
 ) -> None:
     """Compare two runs; see `cli.compare`."""
-    if samples < 1 or not 0 < level < 1:
-        raise DiffcapError(f"--samples is {samples} and --level is {level}; give at least 1, and between 0 and 1.")
+    if not 1 <= samples <= _MOST_SAMPLES:
+        raise DiffcapError(f"--samples is {samples}; give 1 to {_MOST_SAMPLES:,}.")
+    if not 0 < level < 1:
+        raise DiffcapError(f"--level is {level}; give a number between 0 and 1, such as 0.95.")
+    for name, number in {"seed": seed, "pairs": pairs}.items():
+        if number < 0:
+            raise DiffcapError(f"--{name} is {number}; it must be at least 0.")
     from diffcap.evaluation.bootstrap import compare as bootstrap
     from diffcap.evaluation.captions import unavailable_metrics
     from diffcap.evaluation.tables import print_table
@@ -38,6 +45,9 @@ def run(
     groups = report.groups_for(a, b, folder)
     metrics = [name for name in a.metrics["protocol"]["metrics"] if name in b.metrics["protocol"]["metrics"]]
     missing = unavailable_metrics(metrics)
+    if len(missing) == len(metrics):
+        reason = next(iter(missing.values()), "evaluate both with the same --metrics, or without it")
+        raise DiffcapError(f"{a.folder} and {b.folder} have no metric in common that can be computed: {reason}.")
     result = bootstrap(a.predictions, b.predictions, a.references, groups, scored_by[0], metrics, samples, seed, level)
     protocol = {
         **{key: value for key, value in b.metrics["protocol"].items() if key in ("official", "change_types")},
@@ -64,6 +74,7 @@ def run(
         print_json(found)
         return
     print_table(rich_table(report.metric_lines(found), f"A: {a.folder}\nB: {b.folder}", words=2))
-    print(f"{report.explained(found)}\n")
+    echo(report.explained(found), "")
     print_table(rich_table(report.win_lines(found), "pairs on which B's caption scores higher, as high, lower"))
-    print("\n\n".join(map(report.pair_text, found["largest"])))
+    for row in found["largest"]:
+        echo(*report.pair_lines(row), "")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from diffcap.console import echo
 from diffcap.errors import DiffcapError
 
 if TYPE_CHECKING:
@@ -21,11 +22,11 @@ def run_import(method: "Method", file: Path, vocabulary: Path | None, out: Path 
     write_folder(folder, state)
     sizes = state["diffcap"]["hyperparameters"]
     told = ", ".join(f"{key} {value}" for key, value in sizes.items() if not isinstance(value, dict))
-    print(f"{folder}: {method}, {state['diffcap']['stage']} stage; {told}")
+    echo(f"{folder}: {method}, {state['diffcap']['stage']} stage; {told}")
     if state["diffcap"]["stage"] in CAPTIONING_STAGES:
-        print(f"try it: diffcap caption BEFORE AFTER --checkpoint {folder}")
+        echo(f"try it: diffcap caption BEFORE AFTER --checkpoint {folder}")
     else:
-        print("a pre-training checkpoint: fine-tune from it with --model.init_from before it can caption")
+        echo("a pre-training checkpoint: fine-tune from it with --model.init_from before it can caption")
 
 
 def run_export(checkpoint: Path, out: Path | None) -> None:
@@ -37,7 +38,7 @@ def run_export(checkpoint: Path, out: Path | None) -> None:
     scores = export(checkpoint, folder)
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     told = f"with the scores of {scores.file}" if scores.metrics is not None else f"without scores: {scores.why}"
-    print(f"{folder}: {size / 1e6:.1f} MB, {told}")
+    echo(f"{folder}: {size / 1e6:.1f} MB, {told}")
 
 
 def run_push(
@@ -51,7 +52,7 @@ def run_push(
     """Push a captioner; see `cli.push`."""
     from diffcap.checkpoints.hub import push
 
-    print(push(checkpoint, name, metrics, pictures, license, private))
+    echo(push(checkpoint, name, metrics, pictures, license, private))
 
 
 def run_pull(name: str, out: Path | None) -> None:
@@ -60,7 +61,7 @@ def run_pull(name: str, out: Path | None) -> None:
 
     _refuse_file(out or Path(name.rpartition("/")[2]))
     folder = fetch(name, out or Path(name.rpartition("/")[2]))
-    print(f"{folder}: {name}; try it: diffcap caption BEFORE AFTER --checkpoint {folder}")
+    echo(f"{folder}: {name}; try it: diffcap caption BEFORE AFTER --checkpoint {folder}")
 
 
 def _refuse_file(folder: Path) -> None:

@@ -1,13 +1,14 @@
 """Which pictures a command line means: two of them, two folders, a folder of pairs, or a table of pairs."""
 
 import csv
+import io
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from diffcap.errors import DiffcapError
-from diffcap.records import read_json_lines
+from diffcap.records import is_blank, read_json_lines
 
 _TABLES = (".csv", ".tsv", ".jsonl")
 _BEFORE, _AFTER = ("before", "bef", "images"), ("after", "aft", "sc_images")
@@ -127,15 +128,17 @@ def _of_folder(folder: Path) -> tuple[list[PicturePair], list[str]]:
 
 
 def _of_table(path: Path) -> list[PicturePair]:
-    rows: Iterable[tuple[str, dict[str, str]]]
+    rows: Iterable[tuple[str, dict[str, Any]]]
     rows = read_json_lines(path, "table of pairs") if path.suffix.lower() == ".jsonl" else _csv_rows(path)
     pairs: dict[str, PicturePair] = {}
     for number, (where, row) in enumerate(rows, 1):
         for key in ("before", "after"):
-            if not isinstance(row.get(key), str) or not row[key].strip():
+            if not isinstance(row.get(key), str) or is_blank(row[key]):
                 raise DiffcapError(f'{where}: "{key}" is missing; every pair needs "before" and "after".')
         id = row.get("id")
-        name = ("" if id is None else str(id).strip()) or str(number)
+        if not isinstance(id, str | int | float | None):
+            raise DiffcapError(f'{where}: "id" is {id!r:.60}; give a string or a number.')
+        name = str(number) if id is None or is_blank(str(id)) else str(id).strip()
         if name in pairs:
             raise DiffcapError(f'{where}: another pair is called "{name}", too; give each an "id" of its own.')
         pairs[name] = PicturePair(name, *(path.parent / row[key].strip() for key in ("before", "after")))
@@ -149,7 +152,9 @@ def _csv_rows(path: Path) -> Iterable[tuple[str, dict[str, str]]]:
         raise DiffcapError(f"{path}: no table of pairs there; check the path.")
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except (UnicodeDecodeError, OSError) as error:
+        if "\0" in text:
+            raise ValueError("it holds a NUL character")
+    except (ValueError, OSError) as error:
         raise DiffcapError(
             f"{path}: not a table of UTF-8 text ({' '.join(str(error).split())[:80]}); save it so."
         ) from None
@@ -158,14 +163,25 @@ def _csv_rows(path: Path) -> Iterable[tuple[str, dict[str, str]]]:
             dialect: type[csv.Dialect] | csv.Dialect = csv.excel_tab
         else:
             dialect = csv.excel if "," in text.partition("\n")[0] else csv.Sniffer().sniff(text[:4096], ",;\t")
-        lines = list(csv.reader(text.splitlines(), dialect))
+        reader = csv.reader(io.StringIO(text), dialect, strict=True)
+        lines = [(reader.line_num, cells) for cells in reader]
     except csv.Error as error:
         raise DiffcapError(f"{path}: not a CSV table ({error}); columns are parted by commas.") from None
-    head = [name.strip().lower() for name in lines[0]] if lines else []
-    if "before" not in head or "after" not in head:
-        if not lines or len(lines[0]) != 2 or not all(re.search(r"\.\w+$", cell.strip()) for cell in lines[0]):
-            raise DiffcapError(f'{path}: its first line must name the columns, among them "before" and "after".')
-        head, lines = ["before", "after"], [[], *lines]  # two columns of pictures, without names
-    for number, line in enumerate(lines[1:], 2):
-        if any(cell.strip() for cell in line):
-            yield f"{path}, line {number}", dict(zip(head, line))
+    first = [cell.strip() for cell in lines[0][1]] if lines else []
+    head = [name.lower() for name in first]
+    if "before" in head and "after" in head:
+        del lines[0]
+    elif len(first) == 2 and all(re.search(r"\.\w+$", cell) for cell in first):
+        head = ["before", "after"]  # two columns of pictures, without names
+    else:
+        raise DiffcapError(f'{path}: its first line must name the columns, among them "before" and "after".')
+    twice = next((name for name in ("before", "after", "id") if head.count(name) > 1), None)
+    if twice:
+        raise DiffcapError(f'{path}, line 1: {head.count(twice)} columns are called "{twice}"; keep one of them.')
+    for number, cells in lines:
+        if any(cell.strip() for cell in cells[len(head) :]):
+            raise DiffcapError(
+                f"{path}, line {number}: {len(cells)} cells for {len(head)} columns; put quotes around a path with a comma."
+            )
+        if any(cell.strip() for cell in cells):
+            yield f"{path}, line {number}", dict(zip(head, cells))

@@ -14,7 +14,7 @@ from typing import Any
 from diffcap.datasets.checks import check_inside
 from diffcap.datasets.official import compare, repetitions
 from diffcap.errors import DiffcapError
-from diffcap.records import ChangePair
+from diffcap.records import ChangePair, is_blank
 
 READERS = {
     "birds2words": "diffcap.datasets.birds2words",
@@ -89,5 +89,5 @@ def _check(pairs: list[ChangePair], folder: Path, blanks: bool) -> None:
             check_inside(path, f"{folder}, the pair {pair.id!r:.60}")
         if pair.split == "train" and not pair.captions and "class" not in pair.extra:
             raise DiffcapError(f"{folder}: the training pair {pair.id!r} has no caption; give it one or take it out.")
-        if not blanks and not all(caption.strip() for caption in pair.captions):
+        if not blanks and any(map(is_blank, pair.captions)):
             raise DiffcapError(f"{folder}: the pair {pair.id!r} has a blank caption; fill it or take it out.")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffcap.errors import DiffcapError
-from diffcap.records import SPLITS, ChangePair
+from diffcap.records import SPLITS, ChangePair, is_blank
 
 
 class Sizes(NamedTuple):
@@ -125,5 +125,5 @@ def repetitions(pairs: Sequence[ChangePair]) -> dict[str, Any]:
         "image_pairs": {split: sum(split in splits for splits in images.values()) for split in SPLITS},
         "image_pairs_in_two_splits": sum(len(splits) > 1 for splits in images.values()),
         "repeated_captions": sum(len(pair.captions) - len(set(pair.captions)) for pair in pairs),
-        "blank_captions": sum(not caption.strip() for pair in pairs for caption in pair.captions),
+        "blank_captions": sum(is_blank(caption) for pair in pairs for caption in pair.captions),
     }

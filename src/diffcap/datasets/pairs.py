@@ -20,7 +20,7 @@ from typing import Any
 
 from diffcap.datasets.checks import check_inside, note_once, sentences
 from diffcap.errors import DiffcapError
-from diffcap.records import SPLITS, ChangePair, read_json_lines
+from diffcap.records import SPLITS, ChangePair, is_blank, read_json_lines
 
 SPLIT_SEED = 0
 HELD_OUT = 0.1  # share of the pairs for val, and the same again for test
@@ -103,10 +103,10 @@ def _pair(row: dict[str, Any], where: str, number: int) -> ChangePair:
     row = dict(row)
     images = [_image(row.pop(key, None), key, where) for key in ("before", "after")]
     captions = sentences(row.pop("captions", None), where, "captions")
-    if not all(text.strip() for text in captions):
+    if any(map(is_blank, captions)):
         raise DiffcapError(f'{where}: "captions" holds a blank sentence; fill it or take it out.')
     identity = row.pop("id", f"{number:06d}")
-    if not isinstance(identity, str | int) or isinstance(identity, bool) or identity == "":
+    if not isinstance(identity, str | int) or isinstance(identity, bool) or is_blank(str(identity)):
         raise DiffcapError(f'{where}: "id" must be a string, found {identity!r:.60}; mend that line.')
     split = row.pop("split", None) or ""
     if split not in (*SPLITS, ""):

@@ -11,6 +11,7 @@ The names may carry their extension. The second word of `img2` says whether it i
 import re
 from pathlib import Path
 
+from diffcap.console import echo
 from diffcap.datasets.checks import note_once, sentences
 from diffcap.errors import DiffcapError
 from diffcap.records import SPLITS, ChangePair, read_json, read_json_lines
@@ -74,4 +75,4 @@ def _check_dictionary(path: Path, pairs: list[ChangePair]) -> None:
     theirs = set(words) - set(SPECIALS)
     if ours != theirs:
         examples = ", ".join(sorted(ours ^ theirs)[:3])
-        print(f"{path}: has {len(theirs):,} words, the training captions {len(ours):,} (not in both: {examples})")
+        echo(f"{path}: has {len(theirs):,} words, the training captions {len(ours):,} (not in both: {examples})")

@@ -12,6 +12,7 @@ score, and the difference of the two, would move with other pairs. Every metric 
   in which a third of the pairs is missing and others stand several times, they would be those of a smaller corpus.)
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ References = Mapping[str, list[str]]
 Groups = Mapping[str, Sequence[str]]
 
 CHUNK = 64  # draws whose numbers of every pair are in memory at once
+BLOCK = 64 * CHUNK  # draws whose sums are in memory at once; METEOR's program starts once for each block
 SMALL, TINY = 1e-9, 1e-15  # pycocoevalcap's, against a division by 0 and for a score of 0
 
 
@@ -133,15 +135,27 @@ def resampled(
         Of each system: group -> metric -> (1 + samples,), of which the first is on all pairs.
     """
     widths = [metric.rows[next(iter(groups))].shape[1] for system in systems for metric in system]
-    edges, sums = np.cumsum(widths)[:-1], []  # of each group: the sums of each system's metrics, one after another
-    for number, name in enumerate(groups):
-        rows = np.concatenate([metric.rows[name] for system in systems for metric in system], 1)
-        sums.append(np.split(drawn_sums(rows, samples, np.random.default_rng([seed, number])), edges, 1))
+    edges = np.cumsum(widths)[:-1]
+    rows = [np.concatenate([metric.rows[name] for system in systems for metric in system], 1) for name in groups]
+    generators = [np.random.default_rng([seed, number]) for number in range(len(rows))]
+
+    def scores_of(draws: int) -> list[Array]:
+        """Of each metric, (systems, groups, 1 + draws, K): scores on all pairs, then on the next draws."""
+        # of each group: the sums of each system's metrics, one after another
+        sums = [
+            np.split(drawn_sums(*of_group), edges, 1) for of_group in zip(rows, itertools.repeat(draws), generators)
+        ]
+        values = []
+        for place, metric in enumerate(systems[0]):
+            # One call for all systems and groups: METEOR's starts a program.
+            own = [part[place + len(systems[0]) * system] for system in range(len(systems)) for part in sums]
+            values.append(metric.score(np.concatenate(own)).reshape(len(systems), len(groups), 1 + draws, -1))
+        return values
+
+    blocks = [scores_of(min(BLOCK, samples - start)) for start in range(0, samples, BLOCK)]
     scores: list[dict[str, dict[str, Array]]] = [{name: {} for name in groups} for _ in systems]
-    for place, metric in enumerate(systems[0]):
-        # One call for all systems and groups: behind METEOR's stands a program.
-        own = [part[place + len(systems[0]) * system] for system in range(len(systems)) for part in sums]
-        values = metric.score(np.concatenate(own)).reshape(len(systems), len(groups), 1 + samples, -1)
+    for metric, (first, *others) in zip(systems[0], zip(*blocks)):
+        values = np.concatenate([first, *(block[:, :, 1:] for block in others)], 2)
         for system, by_group in zip(scores, values):
             for name, numbers in zip(groups, by_group):
                 system[name].update(zip(metric.names, numbers.T))

@@ -4,6 +4,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from diffcap.errors import printable
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -40,10 +42,18 @@ def metrics_table(rows: Rows, title: str = "", digits: int = 2) -> "Table":
 
 
 def print_table(table: "Table") -> None:
-    """Print a table whole: a pipe or a log file has no width of its own, so it gets enough."""
-    from rich.console import Console
+    """Print a table whole: a pipe or a log file has no width of its own, so it gets enough.
 
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    Names in it are printed as they are: rich's markup is off, and control characters are escaped.
+    """
+    from rich.console import Console
+    from rich.segment import Segment, Segments
+
+    console = Console(width=None if sys.stdout.isatty() else 160, markup=False, emoji=False)
+    shown = [
+        Segment("\n".join(map(printable, segment.text.split("\n"))), segment.style) for segment in console.render(table)
+    ]
+    console.print(Segments(shown), end="")
 
 
 def markdown_table(rows: Rows, corner: str = "", digits: int = 2) -> str:

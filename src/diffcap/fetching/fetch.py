@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from diffcap.console import echo
 from diffcap.errors import DiffcapError
 from diffcap.fetching.files import fetch_files, take_in
 from diffcap.fetching.photos import fetch_photos
@@ -105,7 +106,7 @@ def _write_failures(failures: list[Failure], todo: list[Entry], place: Place) ->
 
 def _tell(failures: list[Failure], todo: list[Entry], place: Place) -> None:
     for failure in failures[:_SHOWN]:
-        print(f"not fetched: {failure.name} from {failure.url}: {failure.why}")
+        echo(f"not fetched: {failure.name} from {failure.url}: {failure.why}")
     if len(failures) > _SHOWN:
         print(f"not fetched: {len(failures) - _SHOWN:,} more, all in {_failures_file(place)}")
     for entry in todo:

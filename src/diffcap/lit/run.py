@@ -7,6 +7,7 @@ The folder holds `config.yaml` (resolved), `last.ckpt` (to resume from), `best.c
 import hashlib
 import io
 import json
+import math
 import os
 import shutil
 import sys
@@ -261,7 +262,7 @@ class TrainingCLI(StageCLI):
                 "steps": self.trainer.global_step,
                 "train_seconds": round(self.model.train_seconds, 1),
                 "monitor": self.settings.monitor,
-                "best": None if score is None else float(score),
+                "best": float(score) if score is not None and math.isfinite(score) else None,
                 "identity": self.identity,
                 "provenance": provenance(seed=self.datamodule.seed, dataset=self.datamodule.dataset.name),
             },

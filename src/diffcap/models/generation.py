@@ -1,5 +1,6 @@
 """Greedy, sampled and beam decoding, one function each, over any captioner's `step`."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,24 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from diffcap.errors import DiffcapError
 from diffcap.models.captioner import Captioner
+
+# A search over B pairs decodes B x beams captions at once. Captions get worse long before this width (Koehn and Knowles, "Six
+# challenges for neural machine translation", 2017, section 3.6).
+MAX_BEAMS = 100
+
+
+def check_search(beams: int, length_penalty: float = 0.0, option: str = "beams") -> None:
+    """Check what a user gives as arguments of `beam_search`, before models are loaded; the function itself has no limit.
+
+    Raises:
+        DiffcapError: `beams` is not 1 to `MAX_BEAMS` (`option` is its name in the message), or `length_penalty` is not finite.
+    """
+    if not 1 <= beams <= MAX_BEAMS:
+        raise DiffcapError(f"{option} is {beams}; give 1 to {MAX_BEAMS}.")
+    if not math.isfinite(length_penalty):
+        raise DiffcapError(f"the length penalty is {length_penalty}; give a finite number.")
 
 
 @torch.no_grad()

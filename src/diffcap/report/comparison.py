@@ -175,13 +175,13 @@ def explained(result: Mapping[str, Any]) -> str:
     )
 
 
-def pair_text(row: Mapping[str, Any]) -> str:
-    """One pair with both captions and its references, as lines."""
-    references = "\n".join(f"  reference  {caption}" for caption in row["references"])
-    return (
-        f"{row['id']} ({row['group']})\n  A {100 * row['a_score']:8.2f}  {row['a']}\n"
-        f"  B {100 * row['b_score']:8.2f}  {row['b']}\n{references}"
-    )
+def pair_lines(row: Mapping[str, Any]) -> list[str]:
+    """One pair with both captions and its references."""
+    return [
+        f"{row['id']} ({row['group']})",
+        *(f"  {name.upper()} {100 * row[f'{name}_score']:8.2f}  {row[name]}" for name in "ab"),
+        *(f"  reference  {caption}" for caption in row["references"]),
+    ]
 
 
 def comparison_text(result: Mapping[str, Any]) -> str:
@@ -192,7 +192,7 @@ def comparison_text(result: Mapping[str, Any]) -> str:
         explained(result),
         markdown(win_lines(result)),
         *(["The pairs where they differ most:"] if result["largest"] else []),
-        *(f"```\n{pair_text(row)}\n```" for row in result["largest"]),
+        *("\n".join(["```", *pair_lines(row), "```"]) for row in result["largest"]),
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -1,6 +1,5 @@
 """Which captioners the page offers, and the few of them that are in memory."""
 
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ from typing import NamedTuple
 from diffcap.captioner import SHIPPED, PairCaptioner, load_captioner
 from diffcap.checkpoints.loading import METHODS
 from diffcap.checkpoints.reading import CAPTIONING_STAGES, CONFIG, WEIGHTS, read_checkpoint
+from diffcap.console import echo
 from diffcap.errors import DiffcapError
 from diffcap.records import read_json
 
@@ -63,7 +63,7 @@ def find_choices(checkpoints: Sequence[str], runs: Path, backbone_weights: str |
                 shown = stage.parent if stage.name == "finetune" else stage
                 choices.append(Choice(_label(facts, _short(shown)), path))
         except DiffcapError as error:
-            print(f"note: left out: {error}", file=sys.stderr)
+            echo(f"note: left out: {error}", err=True)
     return choices
 
 

@@ -104,11 +104,12 @@ def listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(128)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: no host name
         if listener is not None:
             listener.close()
+        reason = getattr(error, "strerror", error)
         raise DiffcapError(
-            f"no listening at {host}, port {port} ({error.strerror}); choose another --port, 0 for any that is free, or --host."
+            f"no listening at {host}, port {port} ({reason}); choose another --port, 0 for any that is free, or --host."
         ) from None
     return listener
 
