@@ -66,9 +66,12 @@ class Captioner(nn.Module, ABC):
         A batch may hold twice as many "after" as "before" images: change pairs, then distractor pairs of the same scenes.
         """
 
+    @abstractmethod
     def validate(self, batch: Batch) -> dict[str, Tensor]:
-        """Scalars to watch on validation pairs: by default the parts of `loss`."""
-        return {name: value for name, value in self.loss(batch).items() if name != "loss"}
+        """Losses of validation pairs: name to (n,), one value per word or per pair, in nats.
+
+        What is logged is their mean over the whole split. No rank may wait for another in here: some have fewer pairs.
+        """
 
     def trained_parts(self) -> list[nn.Parameter]:
         """Parameters that come trained from elsewhere into the fine-tuning, to learn at a rate of their own."""
