@@ -110,7 +110,7 @@ class TrainingModule(pl.LightningModule):
             parts: this rank's share of each loss, see `global_mean`, so that the mean over the ranks is the global batch's.
         """
         self._unlogged |= {f"train/{name}": value.detach() for name, value in parts.items()}
-        every = self.trainer.log_every_n_steps
+        every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if self.trainer.world_size == 1 or (every and (self.trainer.global_step + 1) % every == 0):
             self.log_dict(self._unlogged, prog_bar=True, batch_size=batch_size, sync_dist=True)
             self._unlogged = {}

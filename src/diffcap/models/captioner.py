@@ -66,12 +66,12 @@ class Captioner(nn.Module, ABC):
         A batch may hold twice as many "after" as "before" images: change pairs, then distractor pairs of the same scenes.
         """
 
-    @abstractmethod
     def validate(self, batch: Batch) -> dict[str, Tensor]:
-        """Losses of validation pairs: name to (n,), one value per word or per pair, in nats.
+        """Losses of validation pairs: name to (n,), one value per word or per pair, in nats; none by default.
 
-        What is logged is their mean over the whole split. No rank may wait for another in here: some have fewer pairs.
+        Their means over the whole split are logged. Ranks must not communicate in here, as some have fewer pairs.
         """
+        return {}
 
     def trained_parts(self) -> list[nn.Parameter]:
         """Parameters that come trained from elsewhere into the fine-tuning, to learn at a rate of their own."""
