@@ -225,15 +225,22 @@ def write_json(path: str | Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path: str | Path, what: str = "JSON file", remedy: str = "check the path") -> Any:
-    """Read a JSON file; one sentence when it is missing or malformed (`what` names it, `remedy` says what to do)."""
+def read_json(path: str | Path, what: str = "JSON file", remedy: str = "") -> Any:
+    """Read a JSON file.
+
+    Args:
+        what: what the file is, for the message. remedy: what to do when it is missing or damaged.
+
+    Raises:
+        DiffcapError: the file is missing or malformed.
+    """
     path = Path(path)
     if not path.is_file():
-        raise DiffcapError(f"{path}: no {what} there; {remedy}.")
+        raise DiffcapError(f"{path}: no {what} there; {remedy or 'check the path'}.")
     try:
         return _loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise DiffcapError(f"{path}: not valid JSON ({error}); mend it or fetch it again.") from None
+        raise DiffcapError(f"{path}: not valid JSON ({error}); {remedy or 'fix it or fetch it again'}.") from None
 
 
 def _loads(text: str) -> Any:
