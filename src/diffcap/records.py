@@ -186,9 +186,7 @@ def write_dataset(folder: str | Path, name: str, root: str | Path, pairs: list[C
     stale = not manifest.is_file() or file_hash(manifest) != info["manifest_sha256"]
     if stale:
         manifest.unlink(missing_ok=True)  # killed between the two files, the stage must count as not done
-    counted = json.dumps(info, indent=2, ensure_ascii=False) + "\n"
-    if not (folder / "dataset.json").is_file() or (folder / "dataset.json").read_text(encoding="utf-8") != counted:
-        write_text(folder / "dataset.json", counted)
+    update_text(folder / "dataset.json", json_text(info))
     if stale:
         write_text(manifest, text)
     return Dataset(name, absolute, pairs, info)
@@ -220,9 +218,20 @@ def write_text(path: str | Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def update_text(path: Path, text: str) -> None:
+    """Write a small file unless it has this text already: its time stays, by which Make sees that nothing changed."""
+    if not path.is_file() or path.read_bytes() != text.encode():
+        write_text(path, text)
+
+
 def write_json(path: str | Path, value: Any) -> None:
     """Write indented JSON whole or not at all."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """A value as indented JSON."""
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
 def read_json(path: str | Path, what: str = "JSON file", remedy: str = "") -> Any:
