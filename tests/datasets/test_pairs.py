@@ -63,6 +63,16 @@ def test_no_image_of_the_test_pairs_is_seen_in_training(tmp_path: Path) -> None:
     assert len({split for split, seen in images.items() for image in seen if image.startswith("film")}) == 1
 
 
+def test_an_image_has_one_name_however_it_is_spelt(tmp_path: Path) -> None:
+    spelt = ["film/0.jpg", "./film/0.jpg", "film//0.jpg", "film/./0.jpg"]
+    film = [row(number, before=path, after=f"film/{number + 1}.jpg") for number, path in enumerate(spelt)]
+    write_lines(tmp_path / "pairs.jsonl", [*film, *(row(number) for number in range(30))])
+    found = [pair for pair in read_pairs("desk", tmp_path) if "film" in pair.before]
+    assert {pair.before for pair in found} == {"film/0.jpg"} and len({pair.split for pair in found}) == 1
+    write_lines(tmp_path / "pairs.jsonl", [row(0, before="./..//b.jpg")])
+    assert "leads out of the dataset's folder" in refusal(tmp_path)
+
+
 @pytest.mark.parametrize("name", "abcdefgh")  # where the large group comes in the drawn order depends on its name
 def test_a_large_group_does_not_take_the_whole_of_a_split(tmp_path: Path, name: str) -> None:
     chain = [row(0, before=f"{name}x/{number:02}.jpg", after=f"{name}x/{number + 1:02}.jpg") for number in range(60)]

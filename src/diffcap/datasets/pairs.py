@@ -15,7 +15,7 @@ was seen in training.
 import random
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from diffcap.datasets.checks import check_inside, note_once, sentences
@@ -125,4 +125,4 @@ def _image(path: object, key: str, where: str) -> str:
     if not isinstance(path, str) or not path:
         raise DiffcapError(f'{where}: "{key}" must be the path of an image, found {path!r:.60}; mend that line.')
     check_inside(path, where)
-    return path
+    return str(PurePosixPath(path))  # "./a.png" and "b//a.png" are "a.png" and "b/a.png": one name for one image
