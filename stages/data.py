@@ -53,7 +53,7 @@ def prepare(
     """
     from diffcap.datasets import describe, read_pairs
     from diffcap.records import write_dataset
-    from diffcap.text.vocabulary import build_vocabulary, read_vocabulary, write_vocabulary
+    from diffcap.text.vocabulary import build_vocabulary, write_vocabulary
 
     folder = Path(out or f"data/{dataset}")
     wanted = {"pairs": pairs, "images": images, "seed": seed, "jitter": jitter}
@@ -69,13 +69,19 @@ def prepare(
         root, gone = _fetch(dataset, folder, fetch, captions_only, missing)
     else:
         root = Path(source)
-    records = read_pairs(dataset, root)
-    describe(dataset, records, root)  # refuses what cannot be the dataset before its images are looked at
+    try:
+        records = read_pairs(dataset, root)
+        describe(dataset, records, root)  # refuses what cannot be the dataset before its images are looked at
+    except DiffcapError as error:
+        if dataset not in RENDERED:
+            raise
+        fault = str(error).partition(";")[0]
+        raise DiffcapError(f"{fault}; delete {root}, and run the same command again to render it again.") from None
     skipped = {"pairs": 0, "images": 0}
     if captions_only:
         (folder / "problems.txt").unlink(missing_ok=True)
     else:
-        records, skipped = _check(records, root, folder, missing, check, gone)
+        records, skipped = _check(records, root, folder, missing, check, gone, dataset in RENDERED)
     settings = {"missing": missing, "check": check, **render}
     notes = {
         "captions_only": captions_only,
@@ -88,7 +94,7 @@ def prepare(
     words = folder / "vocabulary.json"
     if not vocabulary.words:  # classes and no captions
         words.unlink(missing_ok=True)
-    elif not words.is_file() or read_vocabulary(words).words != vocabulary.words:
+    else:
         write_vocabulary(words, vocabulary)
     _show(write_dataset(folder, dataset, root, records, notes), folder)
     if vocabulary.words:
@@ -133,6 +139,7 @@ def _check(
     missing: str,
     check: Literal["decode", "exists"],
     gone: frozenset[str],
+    rendered: bool,
 ) -> tuple[list[ChangePair], dict[str, int]]:
     """The pairs whose images are both good, and what was left out; refuses unless told to skip, or all that lack are `gone`."""
     from diffcap.datasets.images import MISSING, check_images, image_paths
@@ -154,6 +161,11 @@ def _check(
     )
     lost = len(pairs) - len(good)
     summary = f"{root}: of {len(paths)} images {said}, so {lost} of {len(pairs)} pairs are lost; all are in {report}"
+    if missing == "refuse" and rendered:
+        from diffcap.datasets.blocks.chunks import reopen
+
+        reopen(root, problems)
+        raise DiffcapError(f"{summary}: run the same command again, which renders those images again.")
     if missing == "refuse" and not gone.issuperset(problems):
         raise DiffcapError(f"{summary}: fetch them again, or leave those pairs out with --missing skip.")
     if not good:

@@ -67,7 +67,7 @@ def evaluate(
     from diffcap.lit.decoding import decode
     from diffcap.models.generation import check_search
     from diffcap.provenance import provenance
-    from diffcap.records import read_dataset, take_changes, write_json
+    from diffcap.records import file_hash, read_dataset, take_changes, write_json
     from diffcap.run_folder import GROUPS, METRICS, PREDICTIONS, REFERENCES, UNSCORED, metrics_by
 
     quiet()
@@ -119,6 +119,13 @@ def evaluate(
     )
     if captions is None:  # another rank writes
         return
+    for name in (
+        METRICS,
+        metrics_by("ptb"),
+        metrics_by("raw"),
+        UNSCORED,
+    ):  # before a new file stands beside an old score
+        (target / name).unlink(missing_ok=True)
     told = [pair for pair in pairs if pair.captions]
     bare = {pair.id: captions.pop(pair.id) for pair in pairs if not pair.captions}
     if bare:
@@ -132,6 +139,7 @@ def evaluate(
     write_predictions(target / PREDICTIONS, captions)
     write_references(target / REFERENCES, {pair.id: pair.captions for pair in told})
     write_json(target / GROUPS, groups_of(told))
+    notes["files"] = {name: file_hash(target / name) for name in (PREDICTIONS, REFERENCES, GROUPS)}
     results = {
         kind: score(captions, told, tokenizer=kind, metrics=wanted, protocol=protocol, provenance=notes)
         for kind in dict.fromkeys([first, "ptb"])

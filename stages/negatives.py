@@ -118,16 +118,19 @@ def _changes(home: Path) -> "Changes | None":
     """The protocol that the dataset's settings name, or else its dataset.json."""
     from diffcap.records import read_json
 
-    info = read_json(home / "dataset.json") if (home / "dataset.json").is_file() else {}
+    path = home / "dataset.json"
+    info = read_json(path, "dataset", "write it again with `make data`") if path.is_file() else {}
+    info = info if isinstance(info, dict) else {}
     return setting([SETTINGS / f"{info.get('name')}.yaml"], "data", "changes") or info.get("changes")
 
 
 def _is_done(notes: Path, target: Path, settings: dict[str, Any]) -> bool:
     from diffcap.records import file_hash, read_json
 
-    if not notes.is_file():
+    try:
+        done = read_json(notes)
+    except DiffcapError:  # missing or damaged: the negatives are made again
         return False
-    done = read_json(notes, "account of the negatives", "delete it and run the stage again")
     return isinstance(done, dict) and done.get("settings") == settings and done.get("sha256") == file_hash(target)
 
 

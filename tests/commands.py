@@ -1,5 +1,6 @@
 """Running the stages by their real commands."""
 
+import csv
 import os
 import runpy
 import subprocess
@@ -36,6 +37,29 @@ def run(words: Sequence[str], cwd: Path, timeout: float = 180, **more: str) -> s
     return subprocess.run(
         words, cwd=cwd, env=environment(**more), capture_output=True, text=True, timeout=timeout, check=False
     )
+
+
+def logged(out: Path) -> dict[tuple[str, str], float]:
+    """The losses and scores that a training stage logged, by step and name; of a part that a kill has repeated, the last."""
+    rows = []
+    for path in sorted(out.glob("logs/version_*/metrics.csv")):
+        with path.open() as file:
+            rows += csv.DictReader(file)
+    kinds = ("train/", "val/")
+    return {
+        (row["step"], name): float(row[name]) for row in rows for name in row if name.startswith(kinds) and row[name]
+    }
+
+
+def same_logs(one: Path, two: Path, rel: float = 1e-5) -> set[str]:
+    """Compare everything that two runs logged; returns the names."""
+    first, second = logged(one), logged(two)
+    assert first.keys() == second.keys()
+    differing = {
+        key: (value, second[key]) for key, value in first.items() if abs(value - second[key]) > rel * max(1, abs(value))
+    }
+    assert not differing, differing
+    return {name for _, name in first}
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:

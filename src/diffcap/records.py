@@ -193,9 +193,7 @@ def write_dataset(folder: str | Path, name: str, root: str | Path, pairs: list[C
     stale = not manifest.is_file() or file_hash(manifest) != info["manifest_sha256"]
     if stale:
         manifest.unlink(missing_ok=True)  # killed between the two files, the stage must count as not done
-    counted = json.dumps(info, indent=2, ensure_ascii=False) + "\n"
-    if not (folder / "dataset.json").is_file() or (folder / "dataset.json").read_text(encoding="utf-8") != counted:
-        write_text(folder / "dataset.json", counted)
+    update_text(folder / "dataset.json", json_text(info))
     if stale:
         write_text(manifest, text)
     return Dataset(name, absolute, pairs, info)
@@ -227,20 +225,38 @@ def write_text(path: str | Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def update_text(path: Path, text: str) -> None:
+    """Write a small file unless it has this text already: its time stays, by which Make sees that nothing changed."""
+    if not path.is_file() or path.read_bytes() != text.encode():
+        write_text(path, text)
+
+
 def write_json(path: str | Path, value: Any) -> None:
     """Write indented JSON whole or not at all."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, json_text(value))
 
 
-def read_json(path: str | Path, what: str = "JSON file", remedy: str = "check the path") -> Any:
-    """Read a JSON file; one sentence when it is missing or malformed (`what` names it, `remedy` says what to do)."""
+def json_text(value: Any) -> str:
+    """A value as indented JSON."""
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def read_json(path: str | Path, what: str = "JSON file", remedy: str = "") -> Any:
+    """Read a JSON file.
+
+    Args:
+        what: what the file is, for the message. remedy: what to do when it is missing or damaged.
+
+    Raises:
+        DiffcapError: the file is missing or malformed.
+    """
     path = Path(path)
     if not path.is_file():
-        raise DiffcapError(f"{path}: no {what} there; {remedy}.")
+        raise DiffcapError(f"{path}: no {what} there; {remedy or 'check the path'}.")
     try:
         return _loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise DiffcapError(f"{path}: not valid JSON ({error}); mend it or fetch it again.") from None
+        raise DiffcapError(f"{path}: not valid JSON ({error}); {remedy or 'fix it or fetch it again'}.") from None
 
 
 def _finite(number: str) -> float:

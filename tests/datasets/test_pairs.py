@@ -63,6 +63,16 @@ def test_no_image_of_the_test_pairs_is_seen_in_training(tmp_path: Path) -> None:
     assert len({split for split, seen in images.items() for image in seen if image.startswith("film")}) == 1
 
 
+def test_an_image_has_one_name_however_it_is_spelt(tmp_path: Path) -> None:
+    spelt = ["film/0.jpg", "./film/0.jpg", "film//0.jpg", "film/./0.jpg"]
+    film = [row(number, before=path, after=f"film/{number + 1}.jpg") for number, path in enumerate(spelt)]
+    write_lines(tmp_path / "pairs.jsonl", [*film, *(row(number) for number in range(30))])
+    found = [pair for pair in read_pairs("desk", tmp_path) if "film" in pair.before]
+    assert {pair.before for pair in found} == {"film/0.jpg"} and len({pair.split for pair in found}) == 1
+    write_lines(tmp_path / "pairs.jsonl", [row(0, before="./..//b.jpg")])
+    assert "leads out of the dataset's folder" in refusal(tmp_path)
+
+
 @pytest.mark.parametrize("name", "abcdefgh")  # where the large group comes in the drawn order depends on its name
 def test_a_large_group_does_not_take_the_whole_of_a_split(tmp_path: Path, name: str) -> None:
     chain = [row(0, before=f"{name}x/{number:02}.jpg", after=f"{name}x/{number + 1:02}.jpg") for number in range(60)]
@@ -95,6 +105,11 @@ def test_three_pairs_are_enough_and_two_are_not(tmp_path: Path) -> None:
         (row(2, id="000001", split="val"), "id '000001' stands already"),
         (row(2, is_distractor=1), '"is_distractor" true or false'),
         (row(2), 'no "split", while other lines have one'),
+        (row(2, id=float("nan")), '"id" must be a string, found nan'),
+        (row(2, id=["1"]), "\"id\" must be a string, found ['1']"),
+        (row(2, split="val", changed="the cup"), '"changed" is for objects of blocks, whose captions are parsed'),
+        (row(2, split="val", viewpoint_iou="high"), "\"viewpoint_iou\" must be a number, found 'high'"),
+        (row(2, split="val", boxes=[[0, 0, 5, 5]]), '"boxes" must be {"before": [x0, y0, x1, y1] or null, "after"'),
     ],
 )
 def test_a_malformed_line_is_named_by_number(tmp_path: Path, bad: dict[str, object], said: str) -> None:

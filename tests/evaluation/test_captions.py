@@ -9,7 +9,7 @@ import pytest
 
 from diffcap.errors import DiffcapError
 from diffcap.evaluation.captions import FAST_METRICS, score_captions, score_groups, score_pairs, unavailable_metrics
-from diffcap.evaluation.java import find_java, jar
+from diffcap.evaluation.java import find_java, jar, java_command
 
 REFERENCES = {
     "a": ["the small red cube has been moved", "someone moved the red cube that is left of the ball"],
@@ -185,6 +185,21 @@ def test_ids_that_do_not_match_are_refused(
 def test_an_unknown_metric_is_refused() -> None:
     with pytest.raises(DiffcapError, match="'BLEU-5' is not known"):
         score_captions({"a": "x"}, {"a": ["x"]}, "raw", ["BLEU-5"])
+
+
+def test_captions_too_long_for_meteor_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The jar's memory grows with the words of both sides multiplied; a smaller heap is full sooner."""
+
+    def small(*words: str) -> list[str]:
+        return java_command(*("-Xmx512m" if word == "-Xmx2G" else word for word in words))
+
+    monkeypatch.setattr("diffcap.evaluation.meteor.java_command", small)
+    long = " ".join(["the red cube in front of the blue ball moved"] * 260)
+    captions = {"short": "a cube moved", "long": long}
+    with pytest.raises(DiffcapError) as error:
+        score_captions(captions, {id: [text] for id, text in captions.items()}, "raw", ["METEOR"])
+    assert "the pair 'long', whose caption has 2,600 words and whose longest reference has 2,600" in str(error.value)
+    assert "Java" not in str(error.value)
 
 
 def test_spice_without_its_jars_is_unavailable_not_zero(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

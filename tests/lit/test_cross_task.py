@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.commands import command, environment, in_process, weights
+from tests.commands import command, environment, in_process, same_logs, weights
 from tests.toy import write_toy, write_toy_labelled, write_toy_singles
 
 SMALL = (
@@ -72,7 +72,7 @@ def test_two_processes_train_to_the_weights_of_one(place: Path) -> None:
     processes = []
     for devices in (1, 2):
         more = ["--trainer.strategy=ddp"] if devices > 1 else []
-        options = ALL, f"--data.singles={place / 'cub'}", f"--trainer.devices={devices}", *more
+        options = ALL, f"--data.singles={place / 'cub'}", f"--trainer.devices={devices}", "--data.val_limit=7", *more
         words = second(place, f"ranks{devices}", *options)
         processes.append(
             subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -86,6 +86,7 @@ def test_two_processes_train_to_the_weights_of_one(place: Path) -> None:
         if name.endswith("qkv.bias"):  # see tests/lit/test_distributed.py
             value, other = (torch.stack([part for n, part in enumerate(v.chunk(3)) if n != 1]) for v in (value, other))
         torch.testing.assert_close(value, other, atol=1e-5, rtol=0, msg=lambda said, name=name: f"{name}: {said}")
+    assert {"train/single_fda", "train/fgvc_contrast", "val/mlm"} <= same_logs(place / "ranks1", place / "ranks2")
     for name in ("classifier.bias", "matcher.bias", "trunk.image_projection.bias"):
         start = torch.zeros(()) if name.startswith("trunk") else None
         assert start is None or one[f"captioner.{name}"].abs().max() > 1e-3

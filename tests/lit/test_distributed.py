@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.commands import METHOD, command, environment, weights
+from tests.commands import METHOD, command, environment, same_logs, weights
 from tests.toy import write_toy
 
 # The released settings but for size, and no dropout, whose draws belong to a rank. 7 pairs are 4 and 3 on two ranks, and
@@ -19,7 +19,7 @@ SMALL = (
     *("--model.captioner.init_args.dropout=0", "--data.batch_size=7", "--data.max_length=20", "--data.swap=true"),
     *("--model.lr=1e-3", "--trainer.max_steps=8", "--trainer.val_check_interval=4", "--trainer.accelerator=cpu"),
     *("--data.features=toy", "--run.patience=null", "--run.select_after=0", "--data.eval_batch_size=3"),
-    *("--data.val_limit=7", "--run.monitor=val/BLEU-1"),
+    *("--data.val_limit=7", "--run.monitor=val/BLEU-1", "--trainer.log_every_n_steps=2"),
 )
 STAGES = {
     "pretrain": ("--data.tasks={mlm: 1, mvcl: 1, fda: 1}", "--model.warmup=2", "--run.monitor=null"),
@@ -68,6 +68,17 @@ def test_two_processes_train_to_the_weights_of_one(runs: Path, stage: str) -> No
             torch.testing.assert_close(
                 value, two[name], atol=1e-5, rtol=0, msg=lambda said, name=name: f"{name}: {said}"
             )
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_two_processes_log_the_losses_of_one(runs: Path, stage: str) -> None:
+    """Validation has 7 pairs, 4 on each rank: the sampler gives the first pair to both."""
+    names = same_logs(runs / f"{stage}1", runs / f"{stage}2")
+    wanted = {
+        "pretrain": {"train/mlm", "train/mvcl", "train/fda", "val/mlm", "val/mlm_accuracy"},
+        "finetune": {"train/loss", "train/word_loss", "train/distractor_loss", "val/word_loss", "val/distractor_loss"},
+    }
+    assert wanted[stage] <= names
 
 
 def test_training_moved_the_weights(runs: Path) -> None:

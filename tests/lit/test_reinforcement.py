@@ -44,7 +44,7 @@ def module_of(data: ReinforceData, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
     module = Reinforcement(model_of(data, 2), init_from=str(path), tokenizer="raw", **options)
     monkeypatch.setattr(Reinforcement, "feature_data", property(lambda self: data))
-    monkeypatch.setattr(Reinforcement, "log_losses", lambda self, parts, kind, size: logged.update(parts))
+    monkeypatch.setattr(Reinforcement, "log_losses", lambda self, parts, size: logged.update(parts))
     logged.clear()
     module.setup("fit")
     return module

@@ -5,6 +5,7 @@ import pytest
 
 from diffcap.errors import DiffcapError
 from diffcap.negatives import CaptionNegatives, Negative, read_negatives, write_negatives
+from diffcap.records import file_hash
 
 ROWS = [
     CaptionNegatives("1.png", "the red cube moved.", [Negative("retrieve", "a b"), Negative("confuse", "c é d")]),
@@ -34,6 +35,23 @@ def test_the_name_is_given_last(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         write_negatives(path, ROWS, finish)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_new_file_has_no_record_of_an_earlier_one(tmp_path: Path) -> None:
+    """A kill before the stage writes the new record leaves a file that is read without one."""
+    path, notes = tmp_path / "negatives.jsonl", tmp_path / "negatives.json"
+    write_negatives(path, ROWS)
+    notes.write_text(json.dumps({"sha256": file_hash(path)}))
+    assert read_negatives(path) == ROWS
+    write_negatives(path, ROWS[:1])
+    assert read_negatives(path) == ROWS[:1] and not notes.exists()
+
+
+def test_a_file_of_ones_own_needs_no_record(tmp_path: Path) -> None:
+    write_negatives(tmp_path / "negatives.jsonl", ROWS)
+    (tmp_path / "negatives.json").write_text(json.dumps({"sha256": file_hash(tmp_path / "negatives.jsonl")}))
+    (tmp_path / "mine.jsonl").write_text((tmp_path / "negatives.jsonl").read_text().splitlines()[0])
+    assert read_negatives(tmp_path / "mine.jsonl") == ROWS[:1]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,12 @@ import pytest
 from tests.toy import captions, pairs
 
 from diffcap.cli import main
+from diffcap.errors import DiffcapError
 from diffcap.evaluation.coco import write_predictions, write_references
 from diffcap.evaluation.protocols import evaluate, groups_of
-from diffcap.records import write_json
+from diffcap.records import file_hash, write_json
+from diffcap.report.comparison import read_evaluated
+from diffcap.report.rows import read_run
 
 METRICS = ("BLEU-1", "BLEU-4", "ROUGE-L", "CIDEr-D")
 PAIRS = pairs(12)
@@ -132,6 +135,54 @@ def test_text_of_the_files_is_printed_as_it_is(tmp_path: Path, capsys: pytest.Ca
     assert all(letter.isprintable() or letter in "\n\t" for letter in shown + text)
     (one / "eval/metrics.json").unlink()
     assert "\\x1b]0;title[bold]/eval/metrics.json: no scores there" in refused(one, other)
+
+
+@pytest.mark.parametrize("name", ["predictions.json", "references.json", "groups.json"])
+def test_files_of_two_evaluations_are_refused(runs: tuple[Path, Path], name: str) -> None:
+    """`make eval` that was killed between two files: old scores stand beside new captions."""
+    folder = runs[1] / "eval"
+    metrics = json.loads((folder / "metrics.json").read_text())
+    metrics["provenance"]["files"] = {name: file_hash(folder / name)}
+    write_json(folder / "metrics.json", metrics)
+    assert read_evaluated(runs[1]).metrics == metrics == read_run(runs[1]).metrics
+    (folder / name).write_bytes((folder / name).read_bytes() + b"\n")
+    assert f"{folder / name}: not the file that metrics.json was computed from; run `make eval` again" in refused(*runs)
+    with pytest.raises(DiffcapError, match=name):
+        read_run(runs[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "said"),
+    [
+        ("metrics", "protocol", {}, "not the scores of an evaluation ('dataset' is missing)"),
+        ("metrics", "protocol", [], "not the scores of an evaluation"),
+        ("metrics", "groups", {"total": {"BLEU-1": "high"}}, "a score is not a number"),
+        ("metrics", "provenance", {"checkpoints": [{"file": 1}]}, "a file name that is not a string"),
+        ("groups", "move", ["nobody.png"], "not the groups of the pairs in references.json (first 'nobody.png')"),
+        ("groups", "move", [["0.png"]], "not the groups of the pairs in references.json"),
+        ("groups", "move", 3, "not the groups of the pairs in references.json"),
+        ("groups", "total", ["0.png"], "a group is empty, or total is not all pairs"),
+        ("groups", "move", [], "a group is empty, or total is not all pairs"),
+        ("predictions", 0, {"image_id": ["0.png"], "caption": "x"}, 'needs "image_id" and "caption"'),
+    ],
+)
+def test_odd_files_of_an_evaluation_are_one_sentence(
+    runs: tuple[Path, Path], name: str, key: str | int, value: object, said: str
+) -> None:
+    path = runs[0] / f"eval/{name}.json"
+    content = json.loads(path.read_text())
+    content[key] = value
+    path.write_text(json.dumps(content))
+    sentence = refused(*runs, "--samples=2")
+    assert f"{path}: " in sentence and said in sentence
+
+
+def test_runs_without_a_common_metric_are_one_sentence(runs: tuple[Path, Path]) -> None:
+    path = runs[0] / "eval/metrics.json"
+    metrics = json.loads(path.read_text())
+    metrics["protocol"]["metrics"] = ["METEOR"]
+    write_json(path, metrics)
+    assert "have no metric in common; evaluate both with the same --metrics" in refused(*runs)
 
 
 def test_the_command_itself(runs: tuple[Path, Path]) -> None:

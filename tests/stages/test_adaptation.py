@@ -1,13 +1,12 @@
 """CLIP4IDC by the real commands: adaptation, captioning from it, two processes against one, a kill, what does not fit."""
 
-import csv
 import json
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from tests.commands import ROOT, in_process, one_sentence, run, weights
+from tests.commands import ROOT, in_process, logged, one_sentence, run, same_logs, weights
 from tests.stages.test_training import evaluation, kill_when, same_training
 
 from diffcap.checkpoints.loading import load
@@ -37,8 +36,7 @@ def words(stage: str, folder: Path, out: Path, *options: str, ablation: str | No
 
 def curve(out: Path) -> list[float]:
     """The loss of every step."""
-    with next(out.glob("logs/*/metrics.csv")).open() as file:
-        return [float(row["train/contrast"]) for row in csv.DictReader(file) if row["train/contrast"]]
+    return [value for (_, name), value in logged(out).items() if name == "train/contrast"]
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +59,17 @@ def test_two_processes_repeat_the_loss_curve_of_one(pixels: Path, tmp_path: Path
     assert max(abs(a - b) for a, b in zip(one, two)) < 1e-5
     scores = [json.loads((tmp_path / out / "finished.json").read_text())["best"] for out in ("one", "two")]
     assert scores[0] == pytest.approx(scores[1])
+
+
+def test_two_processes_log_the_captioning_losses_of_one(pixels: Path, tmp_path: Path) -> None:
+    """One validation pair: the second rank has none of its own."""
+    short = "--trainer.max_steps=4", "--trainer.val_check_interval=2", "--data.val_limit=1", "--data.batch_size=3"
+    short += "--model.captioner.init_args.dropout=0", "--model.clip_weights=random"
+    assert in_process(words("finetune", pixels, tmp_path / "one", *short)) is None
+    ddp = "--trainer.devices=2", "--trainer.strategy=ddp"
+    done = run(words("finetune", pixels, tmp_path / "two", *short, *ddp), tmp_path, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert {"train/loss", "train/caption_loss", "val/caption_loss"} <= same_logs(tmp_path / "one", tmp_path / "two")
 
 
 def test_a_killed_adaptation_ends_as_an_undisturbed_one(pixels: Path, adapted: Path, tmp_path: Path) -> None:

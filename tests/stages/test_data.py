@@ -128,6 +128,26 @@ def test_blocks_are_rendered_and_read_as_clevr_change(tmp_path: Path) -> None:
         assert (pair.change_type is None) == pair.is_distractor and pair.captions
     assert "holds blocks of other settings (seed)" in refused(data(*command, "--seed", "4", cwd=tmp_path))
 
+    def content() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in (tmp_path / "data/blocks").rglob("*.*") if path.is_file()}
+
+    whole, official = content(), tmp_path / "data/blocks/official"
+    (official / "images/CLEVR_default_000003.png").unlink()
+    (official / "sc_images/CLEVR_semantic_000009.png").write_bytes(b"broken")
+    for name in ("vocabulary.json", "dataset.json"):
+        (tmp_path / "data/blocks" / name).write_bytes(b"\xff damaged")
+    said = refused(data(*command, cwd=tmp_path))
+    assert "1 missing" in said and "1 broken" in said and "run the same command again" in said
+    done = data(*command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    checked = tmp_path / "data/blocks/checked.json"  # holds the times of the images
+    assert {**content(), checked: b""} == {**whole, checked: b""} and not (official / ".parts").exists()
+
+    (official / "scenes.json").write_text("{")
+    said = refused(data(*command, cwd=tmp_path))
+    assert f"{Path('data/blocks/official/scenes.json')}: not valid JSON" in said
+    assert f"delete {Path('data/blocks/official')}, and run the same command again" in said
+
 
 def test_ones_own_dataset(tmp_path: Path) -> None:
     """The README's example: a folder with images and a line a pair."""

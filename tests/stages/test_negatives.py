@@ -12,6 +12,7 @@ import pytest
 
 from diffcap.datasets.blocks.captions import write_captions
 from diffcap.datasets.blocks.scenes import CHANGES, sample_triples
+from diffcap.errors import DiffcapError
 from diffcap.negatives import read_negatives
 from diffcap.records import ChangePair, write_manifest
 from diffcap.text.stanza_tagger import SHIPPED
@@ -39,6 +40,21 @@ def command(folder: Path, *options: str) -> list[str]:
 
 def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(folder, *options), capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("damaged", ["negatives.jsonl", "negatives.json"])
+def test_damaged_files_are_refused_and_made_again(tmp_path: Path, damaged: str) -> None:
+    folder = write_scenes(tmp_path, 20)
+    assert run(folder).returncode == 0
+    whole = {name: (folder / name).read_bytes() for name in FILES}
+    lines = whole[damaged].splitlines(keepends=True)
+    (folder / damaged).write_bytes(b"".join(lines[: len(lines) // 2]))
+    with pytest.raises(DiffcapError, match="make negatives DATASET=<name>") as error:
+        read_negatives(folder / "negatives.jsonl")
+    assert damaged in str(error.value)
+    done = run(folder)  # what `make negatives` calls
+    assert done.returncode == 0, done.stderr
+    assert {name: (folder / name).read_bytes() for name in FILES} == whole
 
 
 def test_the_files_of_the_training_split(tmp_path: Path) -> None:

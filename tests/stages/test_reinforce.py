@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.commands import ROOT, command, environment, in_process, one_sentence, run, weights
+from tests.commands import ROOT, command, environment, in_process, one_sentence, run, same_logs, weights
 from tests.stages.test_training import kill_when, same_training
 from tests.toy import write_toy
 
@@ -132,7 +132,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(undisturbed: Path, tmp_path: Pa
 
 def test_two_processes_train_to_the_weights_of_one(undisturbed: Path, tmp_path: Path) -> None:
     (tmp_path / "finetune").symlink_to(undisturbed / "finetune")
-    short = "--model.lr=1e-3", "--trainer.max_steps=4", "--model.baseline=greedy"
+    short = "--model.lr=1e-3", "--trainer.max_steps=4", "--model.baseline=greedy", "--data.val_limit=7"
     processes = []
     for devices in (1, 2):
         more = ["--trainer.strategy=ddp"] if devices == 2 else []
@@ -150,6 +150,7 @@ def test_two_processes_train_to_the_weights_of_one(undisturbed: Path, tmp_path: 
     names = [name for name in one if not name.endswith("qkv.bias")]
     for name in names:
         assert (one[name] - two[name]).abs().max() < 2e-5, name
+    assert {"train/reward", "train/baseline", "val/caption_loss"} <= same_logs(tmp_path / "1", tmp_path / "2")
     assert max((one[name] - start[name]).abs().max() for name in names) > 1e-3
 
 

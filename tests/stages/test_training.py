@@ -20,10 +20,12 @@ import pytest
 import torch
 from tests.commands import METHOD, ROOT, command, environment, in_process, one_sentence, run, weights
 
+from diffcap.errors import DiffcapError
 from diffcap.evaluation.captions import score_captions
 from diffcap.evaluation.coco import read_predictions, read_references
 from diffcap.lit.pretraining import Pretraining
 from diffcap.records import read_dataset, write_dataset
+from diffcap.report.comparison import read_evaluated
 
 SMOKE = ROOT / "configs/trainer/smoke.yaml"
 # Small enough for seconds; dropout and swapping on, because their draws are what a resumed run could get wrong.
@@ -421,6 +423,25 @@ def test_scores_of_raw_tokens_come_with_those_of_ptb_tokens_beside_them(
     )
     assert raw["protocol"]["tokenizer"] == "raw" and not (tmp_path / "ptb/metrics-ptb.json").exists()
     assert beside["protocol"] == ptb["protocol"] and beside["groups"] == ptb["groups"]
+
+
+def test_an_interrupted_evaluation_leaves_no_scores_of_earlier_captions(
+    blocks: Path, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "eval"
+    words = [*evaluation(blocks, undisturbed, "--tokenizer=raw", "--metrics=[CIDEr-D]"), f"--out={out}"]
+    assert in_process([*words, "--limit=6"]) is None
+    read_evaluated(out)
+    assert len(list(out.glob("metrics*.json"))) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr("diffcap.evaluation.protocols.evaluate", interrupted)
+        assert "interrupted" in str(in_process([*words, "--limit=7"]))
+    assert len(read_predictions(out / "predictions.json")) == 7 and not list(out.glob("metrics*.json"))
+    with pytest.raises(DiffcapError, match="no scores there"):
+        read_evaluated(out)
 
 
 def test_a_damaged_last_checkpoint_is_one_sentence(blocks: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from tests.commands import ROOT, command, in_process, one_sentence, run, weights
+from tests.commands import ROOT, command, in_process, one_sentence, run, same_logs, weights
 from tests.stages.test_training import evaluation, kill_when, same_training
 
 from diffcap.checkpoints.loading import METHODS as MODELS
@@ -51,8 +51,9 @@ def test_a_killed_run_ends_as_an_undisturbed_one(method: str, blocks: Path, tmp_
 
 @pytest.mark.parametrize("method", METHODS)
 def test_two_processes_train_to_the_weights_of_one(method: str, blocks: Path, tmp_path: Path) -> None:
-    """5 scenes are 3 and 2 on two ranks; without dropout, whose draws belong to a rank."""
+    """5 scenes are 3 and 2 on two ranks, 7 validation pairs 4 and 4; without dropout, whose draws belong to a rank."""
     still = "--model.captioner.init_args.dropout=0", "--trainer.max_steps=8", "--trainer.val_check_interval=4"
+    still += "--data.val_limit=7", "--trainer.log_every_n_steps=2"
     assert in_process(finetune(method, blocks, tmp_path / "one", *still)) is None
     done = run(
         finetune(method, blocks, tmp_path / "two", *still, "--trainer.devices=2", "--trainer.strategy=ddp"), tmp_path
@@ -67,6 +68,7 @@ def test_two_processes_train_to_the_weights_of_one(method: str, blocks: Path, tm
             torch.testing.assert_close(
                 value, two[name], atol=2e-4, rtol=0, msg=lambda said, name=name: f"{name}: {said}"
             )
+    assert {"train/loss", "val/caption_loss"} <= same_logs(tmp_path / "one", tmp_path / "two")
 
 
 @pytest.mark.parametrize("path", sorted(SETTINGS.glob("*/ablation/*.yaml")), ids=lambda path: path.stem)

@@ -44,6 +44,8 @@ def run(
         raise DiffcapError(f"{run_a} was scored by {scored_by[0]} tokens, {run_b} by {scored_by[1]}; give --tokenizer.")
     groups = report.groups_for(a, b, folder)
     metrics = [name for name in a.metrics["protocol"]["metrics"] if name in b.metrics["protocol"]["metrics"]]
+    if not metrics:
+        raise DiffcapError(f"{run_a} and {run_b} have no metric in common; evaluate both with the same --metrics.")
     missing = unavailable_metrics(metrics)
     if len(missing) == len(metrics):
         reason = next(iter(missing.values()), "evaluate both with the same --metrics, or without it")

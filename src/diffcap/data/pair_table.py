@@ -135,6 +135,7 @@ class PairBatches(Dataset):
         pairs = np.array(indices)
         return {
             "id": [self.table.ids[index] for index in indices],
+            "number": torch.from_numpy(pairs),
             "is_change": torch.from_numpy(self.table.is_change[pairs]).long(),
             **self.table.images(pairs),
             **{key: value[pairs] for key, value in self.text.items()},

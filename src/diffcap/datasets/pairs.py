@@ -4,18 +4,20 @@
 
 `before` and `after` are paths under the folder; `captions` holds one sentence or more (none is allowed outside "train").
 Optional: `id` (default: the line's number, six digits, blank lines not counted), `split` ("train", "val" or "test", on every line or on
-none), `change_type` (a name of yours), `is_distractor` (true where nothing changed but the view). Any other key stays in
-the manifest as it is.
+none), `change_type` (a name of yours), `is_distractor` (true where nothing changed but the view), and two that reports read:
+`viewpoint_iou` (a number) and `boxes` (`{"before": [x0, y0, x1, y1], "after": null}`, the pixels of what changed). Any other key
+stays in the manifest as it is, but `changed` is refused: it has the attributes of an object of `blocks`.
 
 Without `split`, every line needs a caption, and about 80 % of the pairs train, 10 % validate and 10 % test (at least one
 each), drawn with a fixed seed. Lines that share an image, directly or through others, are drawn together, so no test image
 was seen in training.
 """
 
+import math
 import random
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from diffcap.datasets.checks import check_inside, note_once, sentences
@@ -118,11 +120,36 @@ def _pair(row: dict[str, Any], where: str, number: int) -> ChangePair:
         raise DiffcapError(
             f'{where}: "change_type" must be a string and "is_distractor" true or false; mend that line.'
         )
+    _check_known_keys(row, where)
     return ChangePair(str(identity), images[0], images[1], captions, split, kind, distractor, row)
+
+
+def _check_known_keys(row: dict[str, Any], where: str) -> None:
+    """Refuse keys that evaluation and reports would take for something else."""
+    if "changed" in row:
+        raise DiffcapError(f'{where}: "changed" is for objects of blocks, whose captions are parsed; rename that key.')
+    if row.get("viewpoint_iou") is not None and not _is_number(row["viewpoint_iou"]):
+        raise DiffcapError(
+            f'{where}: "viewpoint_iou" must be a number, found {row["viewpoint_iou"]!r:.60}; fix or rename that key.'
+        )
+    boxes = row.get("boxes")
+    if boxes is not None and not (isinstance(boxes, dict) and all(map(_is_box, boxes.values()))):
+        raise DiffcapError(
+            f'{where}: "boxes" must be {{"before": [x0, y0, x1, y1] or null, "after": ...}}, found {boxes!r:.60}; fix or rename '
+            "that key."
+        )
+
+
+def _is_box(value: object) -> bool:
+    return value is None or (isinstance(value, list) and len(value) == 4 and all(map(_is_number, value)))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _image(path: object, key: str, where: str) -> str:
     if not isinstance(path, str) or not path:
         raise DiffcapError(f'{where}: "{key}" must be the path of an image, found {path!r:.60}; mend that line.')
     check_inside(path, where)
-    return path
+    return str(PurePosixPath(path))  # "./a.png" and "b//a.png" are "a.png" and "b/a.png": one name for one image

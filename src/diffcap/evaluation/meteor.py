@@ -9,6 +9,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from diffcap.errors import DiffcapError
 from diffcap.evaluation.java import jar, java_command, java_failure
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -54,7 +55,18 @@ class _Jar(NamedTuple):
         # Written beside the reading, or both sides would wait on full pipes.
         writer = threading.Thread(target=_send, args=(self.process.stdin, distinct), daemon=True)
         writer.start()
-        counts = {request: self.read() for request in distinct}
+        counts = {}
+        for request in distinct:
+            try:
+                counts[request] = self.read()
+            except DiffcapError as error:
+                if "OutOfMemoryError" not in str(error):
+                    raise
+                id = next(id for id, asked in requests.items() if asked == request)
+                raise DiffcapError(
+                    f"METEOR ran out of memory at the pair {id!r}, whose caption has {len(hypotheses[id].split()):,} words and "
+                    f"whose longest reference has {max(len(text.split()) for text in references[id]):,}; shorten them."
+                ) from None
         writer.join()
         return {id: counts[request] for id, request in requests.items()}
 
@@ -100,7 +112,8 @@ def meteor(
         name -> score, a fraction.
 
     Raises:
-        DiffcapError: no Java, or the jar failed.
+        DiffcapError: no Java, or the jar failed; it runs out of memory where a caption and its reference have thousands
+            of words.
     """
     with _running() as running:
         counts = running.counts(hypotheses, references)

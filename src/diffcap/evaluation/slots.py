@@ -136,11 +136,12 @@ def slot_accuracy(predictions: Mapping[str, str], pairs: Sequence[ChangePair]) -
     if missing:
         raise DiffcapError(f"{len(missing):,} pairs have no prediction (first: {missing[0]!r}); caption them all.")
     changes = [pair for pair in pairs if not pair.is_distractor]
-    bare = [pair.id for pair in changes if not set(ATTRIBUTES) <= set(pair.extra.get("changed") or {})]
+    objects = {pair.id: pair.extra.get("changed") for pair in changes}
+    bare = [id for id, named in objects.items() if not (isinstance(named, dict) and set(ATTRIBUTES) <= named.keys())]
     if bare:
         raise DiffcapError(
             f'{len(bare):,} pairs do not name their changed object under "changed" (first: {bare[0]!r}); '
-            "slot accuracy is for the blocks dataset, write its manifest again."
+            "slot accuracy is for the blocks dataset; write its manifest again with `make data`."
         )
     said = {pair.id: parse_caption(predictions[pair.id]) for pair in pairs}
     scores: dict[str, float] = {}

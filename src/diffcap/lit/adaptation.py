@@ -95,8 +95,7 @@ class Adaptation(TrainingModule):
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The contrast over the global batch."""
         loss = self.captioner.loss(batch)
-        # The mean over the ranks is the global batch's loss; one number a step costs nothing beside the gathers.
-        self.log("train/contrast", loss.detach(), prog_bar=True, batch_size=len(batch["before"]), sync_dist=True)
+        self.log_losses({"contrast": loss}, len(batch["before"]))
         return loss
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:

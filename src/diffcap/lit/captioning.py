@@ -91,17 +91,18 @@ class Captioning(TrainingModule):
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The captioner's own loss."""
         parts = self.captioner.loss(batch)
-        self.log_losses({key: value.detach() for key, value in parts.items()}, "train", len(batch["before"]))
+        self.log_losses(parts, len(batch["before"]))
         return parts["loss"]
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         """Decode; the loss is of each pair's first caption."""
-        self.log_losses(self.captioner.validate(batch), "val", len(batch["before"]))
+        self.add_validation_losses(batch, self.captioner.validate)
         tokens = greedy(self.captioner, batch["before"], batch["after"], self.feature_data.max_length)
         self.metric.update(batch["id"], [self.feature_data.vocabulary.decode(row) for row in tokens])
 
     def on_validation_epoch_end(self) -> None:
-        """Score all captions of all ranks: `val/CIDEr-D` and the other fast metrics."""
+        """Log the losses, and the scores of all captions of all ranks: `val/CIDEr-D` and the other fast metrics."""
+        self.log_validation_losses()
         scores = self.metric.compute()
         self.metric.reset()
         self.log_dict(

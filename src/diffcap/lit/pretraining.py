@@ -50,14 +50,19 @@ class Pretraining(TrainingModule):
         """One task; parameters it does not use get a zero gradient, so that DDP waits for none."""
         parts = self.captioner.loss(batch["task"].removeprefix("single_"), batch)
         loss = parts.pop("loss")
-        named = {batch["task"]: loss.detach(), **{f"{batch['task']}_{name}": part for name, part in parts.items()}}
-        self.log_losses(named, "train", len(batch["before"]))
+        named = {batch["task"]: loss, **{f"{batch['task']}_{name}": part for name, part in parts.items()}}
+        self.log_losses(named, len(batch["before"]))
         return loss + 0.0 * sum(parameter.sum() for parameter in self.captioner.parameters())
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         """Masked words of the validation pairs: loss in nats, and the share predicted right."""
+        self.add_validation_losses(batch, self._masked_words)
+
+    def _masked_words(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         logits = self.captioner.mlm_logits(batch)
         labels = batch["mlm_labels"][batch["mlm_labels"] != IGNORED]
-        right = (logits.argmax(-1) == labels).float().mean()
-        loss = masked_cross_entropy(logits, labels).mean()
-        self.log_losses({"mlm": loss, "mlm_accuracy": right}, "val", len(batch["before"]))
+        return {"mlm": masked_cross_entropy(logits, labels), "mlm_accuracy": (logits.argmax(-1) == labels).float()}
+
+    def on_validation_epoch_end(self) -> None:
+        """Log `val/mlm` and `val/mlm_accuracy`."""
+        self.log_validation_losses()

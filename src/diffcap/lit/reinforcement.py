@@ -100,7 +100,7 @@ class Reinforcement(Captioning):
             baseline = mean_of_the_others(rewards)
         logits, advantage = captioner.next_logits(tokens, of_each), (rewards - baseline).flatten()
         loss = global_mean(self_critical(logits, tokens, captioner.said(tokens), advantage))
-        self.log_losses({"reward": rewards.mean(), "baseline": baseline.mean()}, "train", pairs)
+        self.log_losses({"reward": global_mean(rewards.flatten()), "baseline": global_mean(baseline.flatten())}, pairs)
         return loss
 
     def rewards(self, pairs: Tensor, tokens: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """What the training stages' LightningModules share: optimiser, per-step seeds, and what a checkpoint says of itself."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
@@ -13,6 +13,7 @@ from diffcap.checkpoints.reading import FORMAT, read_checkpoint, weights_of
 from diffcap.data.captioning import FeatureData
 from diffcap.errors import DiffcapError
 from diffcap.lit.schedules import Schedule, factor
+from diffcap.losses.gather import total
 
 
 def adamw(
@@ -71,6 +72,8 @@ class TrainingModule(pl.LightningModule):
         self.warmup, self.milestones = warmup, milestones if milestones is not None else [10_000, 20_000]
         self.train_seconds = 0.0  # of all sessions together; a resumed run goes on counting
         self._clock = 0.0
+        self._unlogged: dict[str, Tensor] = {}  # the last values of the training losses since they were logged
+        self._sums: dict[str, Tensor] = {}  # of the validation losses: sum and number of values, (2,)
 
     @property
     def feature_data(self) -> FeatureData:
@@ -100,10 +103,41 @@ class TrainingModule(pl.LightningModule):
         """Count the time spent training; validation and set-up are not in it."""
         self.train_seconds += time.perf_counter() - self._clock
 
-    def log_losses(self, parts: dict[str, Tensor], kind: str, batch_size: int) -> None:
-        """Log each part as `kind/name`; over the ranks in validation only, where it costs nothing."""
-        values = {f"{kind}/{name}": value for name, value in parts.items()}
-        self.log_dict(values, prog_bar=True, batch_size=batch_size, sync_dist=kind == "val")
+    def log_losses(self, parts: dict[str, Tensor], batch_size: int) -> None:
+        """Log training losses as `train/name`: the mean over the ranks, computed only for the steps that the logger keeps.
+
+        Args:
+            parts: this rank's share of each loss, see `global_mean`, so that the mean over the ranks is the global batch's.
+        """
+        self._unlogged |= {f"train/{name}": value.detach() for name, value in parts.items()}
+        every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if self.trainer.world_size == 1 or (every and (self.trainer.global_step + 1) % every == 0):
+            self.log_dict(self._unlogged, prog_bar=True, batch_size=batch_size, sync_dist=True)
+            self._unlogged = {}
+
+    def add_validation_losses(self, batch: dict[str, Any], losses_of: Callable[[Any], dict[str, Tensor]]) -> None:
+        """Add a validation batch to the sums that `log_validation_losses` logs; a pair counts on one rank only.
+
+        Lightning's sampler deals the pairs out to the ranks in turn, and repeats the first pairs where the last round is
+        not full.
+
+        Args:
+            batch: with "number" (B,), each pair's place in the split. losses_of: losses of a batch by name, (n,) each.
+        """
+        own = batch["number"] % self.trainer.world_size == self.global_rank
+        some, every = bool(own.any()), bool(own.all())
+        rows = own if some and not every else slice(None)  # a batch without an own pair still gives the losses' names
+        losses = losses_of({key: value[rows] for key, value in batch.items() if isinstance(value, Tensor)})
+        for name, values in losses.items():
+            values = values.float() if some else values[:0].float()
+            self._sums[name] = self._sums.get(name, 0) + torch.stack([values.sum(), values.new_tensor(len(values))])
+
+    def log_validation_losses(self) -> None:
+        """Log the mean of each validation loss over all values of all ranks, as `val/name`."""
+        for name, sums in self._sums.items():
+            value, count = total(sums)
+            self.log(f"val/{name}", value / count, prog_bar=True)
+        self._sums = {}
 
     def facts(self) -> dict[str, Any]:
         """What the stage adds to its checkpoints' "diffcap" entry."""

@@ -67,8 +67,11 @@ class Captioner(nn.Module, ABC):
         """
 
     def validate(self, batch: Batch) -> dict[str, Tensor]:
-        """Scalars to watch on validation pairs: by default the parts of `loss`."""
-        return {name: value for name, value in self.loss(batch).items() if name != "loss"}
+        """Losses of validation pairs: name to (n,), one value per word or per pair, in nats; none by default.
+
+        Their means over the whole split are logged. Ranks must not communicate in here, as some have fewer pairs.
+        """
+        return {}
 
     def trained_parts(self) -> list[nn.Parameter]:
         """Parameters that come trained from elsewhere into the fine-tuning, to learn at a rate of their own."""

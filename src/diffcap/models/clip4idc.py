@@ -310,6 +310,10 @@ class CLIP4IDC(Captioner):
         real = target != self.pad
         return F.cross_entropy(self.logits(hidden[real]), target[real], reduction="none")
 
+    def validate(self, batch: Batch) -> dict[str, Tensor]:
+        """See `Captioner.validate`: the words' losses."""
+        return {"caption_loss": self.word_losses(batch["tokens"], self.encode(batch["before"], batch["after"]))}
+
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """The sum over the streams of the mean over the global batch's words.
 

@@ -202,9 +202,9 @@ class DIRL(Captioner):
         return tuple((part * real).sum(1) / real.sum(1) for part in (output.said, output.seen))  # type: ignore[return-value]
 
     def validate(self, batch: Batch) -> dict[str, Tensor]:
-        """The words' loss alone: what the others compare would depend on the size of the batch."""
+        """See `Captioner.validate`: the words' losses only; the other losses depend on the size of the batch."""
         hidden = self.decoder(batch["tokens"], self.encode(batch["before"], batch["after"])).last.hidden
-        return {"caption_loss": next_word_losses(self.decoder.logit(hidden), batch["tokens"]).mean()}
+        return {"caption_loss": next_word_losses(self.decoder.logit(hidden), batch["tokens"])}
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """`caption + lambda_d decorrelation + lambda_c ccr` over the global batch, each the mean of the streams'.

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from diffcap.losses.gather import global_sum
+from diffcap.losses.gather import global_mean, global_sum
 from diffcap.losses.mlm import IGNORED, masked_cross_entropy
 from diffcap.models.captioner import Batch, Captioner, WordMaps
 from diffcap.models.layers import (
@@ -309,6 +309,18 @@ class PCL(Captioner):
         `mlm_tokens` and `mlm_labels`; with distractor judging `is_change` (B,), 1 where something changed. Logged beside
         the loss: means per word and per pair.
         """
+        losses = self._losses(batch)
+        weights = {"word_loss": 1.0, "distractor_loss": self.distractor_weight}
+        return {
+            "loss": torch.stack([weights[name] * global_sum(values) for name, values in losses.items()]).sum(),
+            **{name: global_mean(values.detach()) for name, values in losses.items()},
+        }
+
+    def validate(self, batch: Batch) -> dict[str, Tensor]:
+        """See `Captioner.validate`: `word_loss` per word, and with distractor judging `distractor_loss` per pair."""
+        return self._losses(batch)
+
+    def _losses(self, batch: Batch) -> dict[str, Tensor]:
         before, after = batch["before"], batch["after"]
         seen, final = self.states(tile(before, len(after)), after)
         if self.objective == "masked":
@@ -318,12 +330,11 @@ class PCL(Captioner):
             target = batch["tokens"][:, 1:]
             real = target != PAD
             words = masked_cross_entropy(self.all_position_logits(seen, batch["tokens"])[real], target[real])
-        parts = {"loss": global_sum(words), "word_loss": words.mean().detach()}
+        losses = {"word_loss": words}
         if self.distractor_head is not None:
             judged = masked_cross_entropy(self.distractor_logits(final), batch["is_change"].long())
-            parts["loss"] = parts["loss"] + self.distractor_weight * global_sum(judged)
-            parts["distractor_loss"] = judged.mean().detach()
-        return parts
+            losses["distractor_loss"] = judged
+        return losses
 
 
 def _causal(rows: int, past: int, device: torch.device) -> Tensor:

@@ -294,9 +294,9 @@ class SCORER(Captioner):
         return score, scale * token_matching(real, gather_rows(imagined)[0])
 
     def validate(self, batch: Batch) -> dict[str, Tensor]:
-        """The words' loss alone: what the others compare would depend on the size of the batch."""
+        """See `Captioner.validate`: the words' losses only; the other losses depend on the size of the batch."""
         hidden = self.decoder(batch["tokens"], self.encode(batch["before"], batch["after"])).last.hidden
-        return {"caption_loss": next_word_losses(self.decoder.logit(hidden), batch["tokens"]).mean()}
+        return {"caption_loss": next_word_losses(self.decoder.logit(hidden), batch["tokens"])}
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """`caption + lambda_v cross_view + lambda_m cbr` over the global batch (section 3.5), each the mean of the streams'.

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from diffcap.errors import DiffcapError
 from diffcap.files import whole
-from diffcap.records import read_json_lines
+from diffcap.records import file_hash, read_json, read_json_lines
 
+NEGATIVES, NOTES = "negatives.jsonl", "negatives.json"  # NOTES: the settings that made the file, and its SHA-256
 KINDS = ("retrieve", "replace", "confuse")
 _REMEDY = "write it with `make negatives DATASET=<name>`"
 
@@ -44,7 +45,11 @@ class CaptionNegatives:
 def write_negatives(
     path: str | Path, rows: Iterable[CaptionNegatives], finish: Callable[[], None] = lambda: None
 ) -> None:
-    """Write the file line by line under a temporary name, call `finish`, and only then give it its name."""
+    """Write the file line by line under a temporary name, call `finish`, and only then give it its name.
+
+    The `negatives.json` of an earlier file is deleted before that, so that a kill leaves no record of another file.
+    """
+    notes = Path(path).with_name(NOTES)
     with whole(path) as temporary:
         with temporary.open("w", encoding="utf-8") as file:
             for row in rows:
@@ -52,16 +57,22 @@ def write_negatives(
                 value = {"id": row.id, "caption": row.caption, "negatives": negatives}
                 file.write(json.dumps(value, ensure_ascii=False) + "\n")
         finish()
+        notes.unlink(missing_ok=True)
 
 
 def read_negatives(path: str | Path) -> list[CaptionNegatives]:
     """Read every line of a `negatives.jsonl`.
 
     Raises:
-        DiffcapError: the file is missing, a line is malformed, or a caption has another number of negatives than the
-            others.
+        DiffcapError: the file is missing, its SHA-256 is not the one that `negatives.json` records, a line is malformed,
+            or a caption has another number of negatives than the others.
     """
-    rows = []
+    path = Path(path)
+    notes, rows = path.with_name(NOTES), []
+    if path.name == NEGATIVES and path.is_file() and notes.is_file():  # the user's own file has no notes
+        done = read_json(notes, "record of the negatives", f"{_REMEDY} again")
+        if not isinstance(done, dict) or done.get("sha256") != file_hash(path):
+            raise DiffcapError(f"{path}: its SHA-256 is not the one in {NOTES}; {_REMEDY} again.")
     for where, row in read_json_lines(path, "negatives", _REMEDY):
         negatives = row.get("negatives")
         if not isinstance(row.get("id"), str) or not isinstance(row.get("caption"), str):

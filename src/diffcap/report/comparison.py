@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diffcap.errors import DiffcapError
+from diffcap.errors import DiffcapError, told_of
 from diffcap.evaluation.coco import read_predictions, read_references
 from diffcap.evaluation.protocols import groups_of, remarks
 from diffcap.records import ChangePair, read_dataset, read_json
@@ -46,7 +46,7 @@ def read_evaluated(run: str | Path) -> Evaluated:
         metrics,
         read_predictions(folder / PREDICTIONS),
         read_references(folder / REFERENCES),
-        read_json(groups) if groups.is_file() else None,
+        read_json(groups, "groups", "run `make eval` again") if groups.is_file() else None,
     )
 
 
@@ -77,16 +77,19 @@ def groups_for(a: Evaluated, b: Evaluated, folder: str | Path | None) -> dict[st
     With neither (a run of an earlier version), all pairs are one group.
 
     Raises:
-        DiffcapError: the folder's manifest lacks a pair.
+        DiffcapError: the folder's manifest lacks a pair, or groups.json is not of the runs' pairs.
     """
     if folder is None:
-        found = next((run.groups for run in (a, b) if run.groups), None)
-        if found is None:
+        run = next((run for run in (a, b) if run.groups), None)
+        if run is None or run.groups is None:
             return {"total": list(a.references)}
-        strange = next((id for ids in found.values() for id in ids if id not in a.references), None)
-        if strange is not None:
-            raise DiffcapError(f"{a.folder}: groups.json names {strange!r}, which has no reference; evaluate again.")
-        return found
+        with told_of(run.folder / GROUPS, f"not the groups of the pairs in {REFERENCES}", "run `make eval` again"):
+            strange = {id for ids in run.groups.values() for id in ids} ^ set(a.references)
+            if strange or set(run.groups["total"]) != set(a.references) or not all(run.groups.values()):
+                raise ValueError(
+                    f"first {min(strange)!r}" if strange else "a group is empty, or total is not all pairs"
+                )
+        return run.groups
     return groups_of(pairs_of(a, folder))
 
 

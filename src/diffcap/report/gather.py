@@ -7,12 +7,12 @@ from typing import Any
 
 from diffcap.evaluation.captions import score_pairs
 from diffcap.evaluation.protocols import remarks
-from diffcap.records import ChangePair, Dataset, read_json
+from diffcap.records import ChangePair, Dataset
 from diffcap.report.curves import read_curves
 from diffcap.report.looks import collect, ends_of
 from diffcap.report.page import Page, System
 from diffcap.report.pictures import choose_pairs
-from diffcap.report.rows import Row, Run, mean_row
+from diffcap.report.rows import Row, Run, mean_row, read_metrics
 from diffcap.report.table import Rows
 from diffcap.report.thumbnails import LARGE, SMALL, thumbnails
 from diffcap.run_folder import metrics_by
@@ -95,7 +95,10 @@ def _second(runs: Mapping[str, Sequence[Run]], tokenizer: str) -> dict[str, dict
     for file, heading in _SECOND.items():
         paths = {name: [run.evaluation / file for run in group] for name, group in runs.items()}
         if tokenizer != "ptb" and all(path.is_file() for of in paths.values() for path in of):
-            tables[heading] = {name: mean_row([read_json(path)["groups"] for path in of]) for name, of in paths.items()}
+            tables[heading] = {
+                name: mean_row([read_metrics(path.parent, path.name)["groups"] for path in of])
+                for name, of in paths.items()
+            }
     return tables
 
 

@@ -1,16 +1,17 @@
 """The rows of the results table: what each run's folder says, what each baseline scores, the mean over several seeds."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diffcap.errors import DiffcapError
+from diffcap.errors import DiffcapError, told_of
 from diffcap.evaluation.coco import read_predictions
 from diffcap.evaluation.protocols import groups_of, standing
 from diffcap.evaluation.slots import slot_accuracy
-from diffcap.records import ChangePair, Dataset, read_json
+from diffcap.records import ChangePair, Dataset, file_hash, read_json
 from diffcap.run_folder import METRICS, PREDICTIONS, Chain, chain_of, checkpoints_of, find_evaluation
 
 Row = dict[str, Any]
@@ -53,29 +54,52 @@ def read_run(folder: str | Path) -> Run:
     return Run(Path(folder), evaluation, metrics, predictions, checkpoints, [chain_of(path) for path in checkpoints])
 
 
-def read_metrics(evaluation: Path) -> dict[str, Any]:
-    """Read an evaluation's metrics.json.
+def read_metrics(evaluation: Path, name: str = METRICS) -> dict[str, Any]:
+    """Read an evaluation's metrics.json, or its scores by another tokenizer.
 
     Raises:
-        DiffcapError: it is missing, or not what an evaluation writes.
+        DiffcapError: the file is missing or not what an evaluation writes, or the predictions, references or groups beside
+            it have another SHA-256 than those that were scored (scores of earlier versions do not record it).
     """
-    path = evaluation / METRICS
+    path = evaluation / name
     metrics = read_json(path, "scores", "give the folder of an evaluated run, or run `make eval`")
-    if not isinstance(metrics, dict) or not {"protocol", "groups", "provenance"} <= metrics.keys():
-        raise DiffcapError(f'{path}: no "protocol", "groups" and "provenance" in it; run `make eval` again.')
+    with told_of(path, "not the scores of an evaluation", "run `make eval` again"):
+        _check_form(metrics)
+    for scored, recorded in metrics["provenance"].get("files", {}).items():
+        file = evaluation / scored
+        if not file.is_file() or file_hash(file) != recorded:
+            raise DiffcapError(f"{file}: not the file that {name} was computed from; run `make eval` again.")
     return metrics
+
+
+def _check_form(metrics: Any) -> None:
+    """Raise any error where the scores do not have what reports and comparisons read."""
+    kinds = {"dataset": str, "split": str, "tokenizer": str, "metrics": list, "pairs": dict}
+    wrong = [key for key, kind in kinds.items() if not isinstance(metrics["protocol"][key], kind)]
+    if wrong:
+        raise ValueError(f"protocol.{wrong[0]} is {metrics['protocol'][wrong[0]]!r:.60}")
+    limit, notes = metrics["protocol"].get("limit"), metrics["provenance"]
+    if not isinstance(limit, int | None) or not isinstance(metrics["protocol"]["pairs"]["total"], int):
+        raise ValueError("protocol.limit and protocol.pairs.total must be numbers")
+    for place in (*metrics["groups"].values(), metrics.get("slots", {})):
+        if not all(isinstance(score, int | float) and math.isfinite(score) for score in place.values()):
+            raise ValueError("a score is not a number")
+    paths = [one["file"] for one in notes.get("checkpoints") or []] + (notes.get("ensemble") or [])
+    if not all(isinstance(path, str) for path in (*paths, *notes.get("files", {}))):
+        raise ValueError("provenance holds a file name that is not a string")
 
 
 def training(chains: Sequence[Chain]) -> Row:
     """What went into a row: {"seconds": of all trainings, "steps": stage -> number}; nothing where no training is known."""
     files = dict.fromkeys(path for chain in chains for path in chain.finished())  # members may share one
-    done = [read_json(path, "finished training") for path in files]
-    if not done:
-        return {}
+    seconds: list[float] = []
     steps: dict[str, int] = {}
-    for one in done:
-        steps[one["stage"]] = steps.get(one["stage"], 0) + one["steps"]
-    return {"seconds": sum(one["train_seconds"] for one in done), "steps": steps}
+    for path in files:
+        one = read_json(path, "finished training")
+        with told_of(path, "not the record of a finished training", "delete it, and run that training stage again"):
+            steps[one["stage"]] = steps.get(one["stage"], 0) + int(one["steps"])
+            seconds.append(float(one["train_seconds"]))
+    return {"seconds": sum(seconds), "steps": steps} if files else {}
 
 
 def common_protocol(runs: Sequence[Run], dataset: Dataset, split: str) -> dict[str, Any]:

@@ -42,7 +42,8 @@ def quantile_bins(pairs: Sequence[ChangePair], count: int) -> list[Bin]:
     Returns:
         Bins, none empty; none at all where no pair knows its IoU, or all have the same.
     """
-    known = sorted((pair for pair in pairs if pair.extra.get(KEY) is not None), key=lambda pair: pair.extra[KEY])
+    known = [pair for pair in pairs if isinstance(pair.extra.get(KEY), int | float)]
+    known.sort(key=lambda pair: pair.extra[KEY])
     values = np.array([pair.extra[KEY] for pair in known], dtype=float)
     if len(np.unique(values)) < 2:
         return []

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from diffcap.errors import DiffcapError
-from diffcap.records import read_json, write_json
+from diffcap.records import json_text, read_json, update_text
 
 SPECIALS = ("<PAD>", "<BOS>", "<EOS>", "<UNK>", "<CLS>", "<MASK>")  # ids 0..5; BOS 1 and MASK 5 as in IDC-PCL's code
 LayoutName = Literal["pcl", "rcc", "rcc_tokens"]
@@ -171,8 +171,11 @@ def build_vocabulary(
 
 
 def write_vocabulary(path: str | Path, vocabulary: Vocabulary) -> None:
-    """Write `vocabulary.json`: the specials, for readers of other programs, and the words that follow them."""
-    write_json(path, {"specials": list(SPECIALS), "words": vocabulary.words})
+    """Write `vocabulary.json`: the specials, for readers of other programs, and the words that follow them.
+
+    A file that has them already keeps its time.
+    """
+    update_text(Path(path), json_text({"specials": list(SPECIALS), "words": vocabulary.words}))
 
 
 def read_vocabulary(path: str | Path) -> Vocabulary:

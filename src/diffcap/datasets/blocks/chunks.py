@@ -8,7 +8,7 @@ import shutil
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -40,16 +40,13 @@ def claim(folder: Path, settings: Any, official: tuple[str, ...]) -> bool:
     wanted = json.loads(json.dumps(asdict(settings)))
     stamp = folder / STAMP
     if stamp.is_file():
-        found = read_json(stamp, "settings of a blocks folder")
+        found = read_json(stamp, "settings of a blocks folder", f"delete {folder}, and run the same command again")
         if found != wanted:
             differ = [key for key in wanted if not isinstance(found, dict) or found.get(key) != wanted[key]]
             raise DiffcapError(
                 f"{folder} holds blocks of other settings ({', '.join(differ)}); choose another folder or delete this one."
             )
-        if all((folder / name).is_file() for name in official):
-            clear_parts(folder)
-            return True
-        return False
+        return all((folder / name).is_file() for name in official) and not (folder / PARTS).is_dir()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DiffcapError(f"{folder} holds files that are not of blocks; choose another folder or empty this one.")
     write_json(stamp, wanted)
@@ -122,6 +119,13 @@ def _keep_pages() -> None:
     torch.empty(30 * 2**20, dtype=torch.uint8)
 
 
+def reopen(folder: Path, images: Iterable[str]) -> None:
+    """Delete some images of a finished folder, so that the next run renders them again, and no other image."""
+    (folder / PARTS).mkdir(exist_ok=True)  # first: it marks a folder that is not finished
+    for path in images:
+        (folder / path).unlink(missing_ok=True)
+
+
 def part(folder: Path, start: int) -> Path:
     """What the chunk from a scene on tells the files at the end; a chunk is finished when it stands."""
     return folder / PARTS / f"{start:06d}.json"
@@ -146,7 +150,7 @@ def write_part(folder: Path, start: int, rows: list[Any]) -> None:
 
 
 def clear_parts(folder: Path) -> None:
-    """The folder is finished."""
+    """Mark the folder as finished."""
     shutil.rmtree(folder / PARTS, ignore_errors=True)
 
 
