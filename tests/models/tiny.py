@@ -3,7 +3,8 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from diffcap.models.pcl import BOS, EOS, PAD, PCL
 from diffcap.models.pcl_pretraining import PCLPretraining
@@ -45,3 +46,17 @@ def captions(lengths: list[int], padded: int, seed: int = 2) -> Tensor:
         row[0], row[words + 1] = BOS, EOS
         row[1 : words + 1] = torch.randint(6, WORDS, (words,), generator=draws)
     return text
+
+
+@torch.no_grad()
+def teach(output: nn.Linear, hidden: Tensor, words: Tensor) -> None:
+    """Set the weights so that each hidden state (n, D), D >= n, scores 10 for its word (n,) and 0 for all others.
+
+    The weights solve a linear system. Training would amplify rounding errors, so that captions would differ between
+    processors.
+    """
+    inputs = torch.cat([hidden, torch.ones(len(hidden), 1)], 1).double()
+    scores = 10.0 * F.one_hot(words, output.out_features).double()
+    solution = torch.linalg.lstsq(inputs, scores, driver="gelsd").solution.float()  # fewer equations than unknowns
+    output.weight.copy_(solution[:-1].T)
+    output.bias.copy_(solution[-1])

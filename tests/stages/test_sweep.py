@@ -26,22 +26,19 @@ GOALS = {"val/CIDEr-D": "maximize", "val/t2p_R@1": "maximize", "val/mlm": "minim
 SMOKE = ["--trainer.max_steps=4", "--trainer.val_check_interval=2", "--trainer.limit_val_batches=1"]
 
 
-DRAWS = random.Random(20)  # of the sampled values, the same in every run
-
-
 def read(name: str) -> dict[str, Any]:
     return yaml.safe_load((ROOT / "configs" / "sweep" / f"{name}.yaml").read_text())
 
 
-def sample(parameter: dict[str, Any]) -> Any:
+def sample(parameter: dict[str, Any], draws: random.Random) -> Any:
     if "values" in parameter:
-        return DRAWS.choice(parameter["values"])
+        return draws.choice(parameter["values"])
     low, high = parameter["min"], parameter["max"]
     assert 0 < low < high
     if parameter["distribution"] == "log_uniform_values":
-        return math.exp(DRAWS.uniform(math.log(low), math.log(high)))
+        return math.exp(draws.uniform(math.log(low), math.log(high)))
     assert parameter["distribution"] == "uniform"
-    return DRAWS.uniform(low, high)
+    return draws.uniform(low, high)
 
 
 def agents_command(sweep: dict[str, Any], values: dict[str, Any]) -> list[str]:
@@ -89,7 +86,8 @@ def project(pixels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", SWEEPS)
 def test_the_command_of_a_sweep_trains_with_sampled_values(project: Path, name: str) -> None:
     sweep, (_, stage) = read(name), SWEEPS[name]
-    values = {key: sample(parameter) for key, parameter in sweep["parameters"].items()}
+    draws = random.Random(name)  # the same values in every run
+    values = {key: sample(parameter, draws) for key, parameter in sweep["parameters"].items()}
     words = agents_command(sweep, values)
     assert words[-len(values) :] == [f"--{key}={value}" for key, value in values.items()]
     path = f"{project / 'bin'}:/usr/bin:/bin"
