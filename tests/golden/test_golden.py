@@ -1,0 +1,162 @@
+"""The first ten losses of every method and training stage, and five captions each, as `golden.json` holds them.
+
+A change of structure must leave them as they are. `pytest tests/golden --write-golden` writes the file again, for a change
+that is meant to change numbers; its commit says why.
+"""
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from tests.commands import ROOT, in_process
+from tests.toy import write_toy, write_toy_labelled, write_toy_singles
+
+from diffcap.checkpoints.loading import load
+from diffcap.features.store import StoreWriter
+from diffcap.lit.decoding import decode
+from diffcap.records import read_dataset
+
+GOLDEN = Path(__file__).with_name("golden.json")
+STEPS = 10
+WORDS_AFTER = 80  # steps of fine-tuning, after which captions are sentences that differ between pairs
+TOLERANCE = 1e-4  # relative and absolute; processors round differently, and ten steps pass it on
+COMMON = (
+    *("--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1", "--trainer.val_check_interval=1000"),
+    *("--run.checkpoint_every=10", "--run.patience=null", "--run.select_after=0", "--seed_everything=1", "--data.seed=1"),
+    *("--data.batch_size=8", "--model.warmup=0", "--model.schedule=constant"),
+)
+TRUNK = ("width=16", "heads=2", "ffn=24", "dropout=0.1")
+SCORER = ("width=16", "heads=2", "word_width=12", "dropout=0.1", "decoder_std=0.3", "position_std=0.3")
+DIRL = ("width=16", "heads=2", "ffn=24", "word_width=12", "projector_width=24", "dropout=0.1")
+CLIP = ("network=ViT-blocks-16", "intra_layers=2", "pair_init=difference", "freeze_embeddings=false")
+CLIP_WORDS = ("width=32", "heads=2", "ffn=64", "encoder_layers=1", "decoder_layers=1", "dropout=0.1", "init_std=0.2")
+
+
+class Run(NamedTuple):
+    """One training: its script, settings files under configs/, sizes of the captioner, other options, and what it begins with."""
+
+    script: str
+    files: tuple[str, ...]
+    sizes: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    start: str | None = None
+
+
+_PCL = ("--model.lr=5e-3", "--data.features=toy", "--data.max_length=16")
+_GRID = (*_PCL, "--data.samples=scenes")
+_EXTRA = "--data.vocabulary_with=[{singles}]"
+_CLIP = ("--data.features=pixels", "--data.vocabulary_layout=clip_used", "--data.max_length=20")
+RUNS = {
+    "pcl/pretrain": Run("pretrain", ("method/pcl/pretrain.yaml",), TRUNK, _PCL),
+    "pcl/pretrain-mixed": Run(
+        "pretrain",
+        ("method/pcl/pretrain.yaml", "method/pcl/pretrain.mixed.yaml"),
+        TRUNK,
+        (*_PCL, "--data.singles={singles}", "--data.labelled={labelled}", _EXTRA),
+    ),
+    "pcl/finetune": Run("finetune", ("method/pcl/finetune.yaml",), TRUNK, _PCL, "pcl/pretrain/last.ckpt"),
+    "pcl/reinforce": Run(
+        "reinforce",
+        ("method/pcl/finetune.yaml", "reinforce/base.yaml"),
+        TRUNK,
+        (*_PCL, "--data.batch_size=4"),
+        "pcl/finetune/last.ckpt",
+    ),
+    "scorer/finetune": Run("finetune", ("method/scorer/finetune.yaml",), SCORER, _GRID),
+    "scorer/reinforce": Run(
+        "reinforce",
+        ("method/scorer/finetune.yaml", "reinforce/base.yaml"),
+        SCORER,
+        (*_GRID, "--data.batch_size=4"),
+        "scorer/finetune/last.ckpt",
+    ),
+    "dirl/finetune": Run("finetune", ("method/dirl/finetune.yaml",), DIRL, _GRID),
+    "clip4idc/pretrain": Run(
+        "adapt", ("method/clip4idc/pretrain.yaml",), CLIP, (*_CLIP, "--model.lr=1e-4", "--model.clip_lr=1e-4")
+    ),
+    "clip4idc/finetune": Run(
+        "finetune",
+        ("method/clip4idc/finetune.yaml",),
+        (*CLIP, *CLIP_WORDS),
+        (*_CLIP, "--model.lr=1.5e-3", "--model.pretrained_lr=1e-5", "--data.samples=scenes", "--model.tokenizer=raw"),
+        "clip4idc/pretrain/best.ckpt",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The toy datasets, with pixels of whole numbers that are the same on every machine."""
+    base = tmp_path_factory.mktemp("golden")
+    toy = write_toy(base / "toy", scenes=8)
+    paths = list(dict.fromkeys(path for pair in read_dataset(toy).pairs for path in pair.images))
+    store = StoreWriter(toy / "features/pixels", paths, (3, 96, 128), {"dtype": "uint8"})
+    noise = np.random.default_rng(2).integers(0, 256, (len(paths), 3, 12, 16), dtype=np.uint8)
+    store.write(np.arange(len(paths)), noise.repeat(8, 2).repeat(8, 3))
+    store.finish()
+    singles, labelled = write_toy_singles(base / "singles"), write_toy_labelled(base / "labelled")
+    return {"toy": toy, "singles": singles, "labelled": labelled, "runs": base / "runs"}
+
+
+def words(name: str, folders: dict[str, Path]) -> list[str]:
+    run = RUNS[name]
+    files = [word for file in ("trainer/default.yaml", *run.files) for word in ("--config", str(ROOT / "configs" / file))]
+    sizes = [f"--model.captioner.init_args.{size}" for size in run.sizes]
+    places = [f"--data.folder={folders['toy']}", f"--run.out={folders['runs'] / name}"]
+    start = [f"--model.init_from={folders['runs'] / run.start}"] if run.start else []
+    options = [option.format(**folders) for option in run.options]
+    steps = f"--trainer.max_steps={WORDS_AFTER if run.script == 'finetune' else STEPS}"
+    return [
+        *(sys.executable, str(ROOT / f"stages/{run.script}.py"), *files, *sizes),
+        *(*COMMON, *places, *start, steps, *options),
+    ]
+
+
+def losses(out: Path) -> list[dict[str, float]]:
+    """Every logged value of each training step, but for rates and times."""
+    with next(out.glob("logs/*/metrics.csv")).open() as file:
+        rows = [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
+    steps = [kept for row in rows if (kept := {key: row[key] for key in row if key.startswith("train/")})]
+    return steps[:STEPS]
+
+
+def five_captions(out: Path, folders: dict[str, Path]) -> dict[str, str]:
+    """Captions of five training pairs by the last weights."""
+    checkpoint = load(out / "last.ckpt")
+    pairs = [pair for pair in read_dataset(folders["toy"]).pairs if pair.split == "train"][:5]
+    return decode(checkpoint, pairs, folders["toy"] / "features" / checkpoint.features["name"], accelerator="cpu") or {}
+
+
+@pytest.fixture(scope="module")
+def found(folders: dict[str, Path]) -> dict[str, Any]:
+    """What every run gives today, in the form of the file."""
+    results: dict[str, Any] = {}
+    for name, run in RUNS.items():
+        assert in_process(words(name, folders)) is None, name
+        out = folders["runs"] / name
+        results[name] = {"losses": losses(out)}
+        if run.script in ("finetune", "reinforce"):
+            results[name]["captions"] = five_captions(out, folders)
+    return results
+
+
+@pytest.fixture(scope="module")
+def golden(found: dict[str, Any], request: pytest.FixtureRequest) -> dict[str, Any]:
+    if request.config.getoption("--write-golden"):
+        GOLDEN.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return json.loads(GOLDEN.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_first_losses_and_captions_are_the_golden_ones(
+    name: str, found: dict[str, Any], golden: dict[str, Any]
+) -> None:
+    ours, theirs = found[name], golden[name]
+    assert len(theirs["losses"]) == STEPS == len(ours["losses"])
+    for step, (here, there) in enumerate(zip(ours["losses"], theirs["losses"])):
+        assert here == pytest.approx(there, rel=TOLERANCE, abs=TOLERANCE), f"step {step}"
+    assert ours.get("captions") == theirs.get("captions")
