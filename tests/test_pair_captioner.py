@@ -206,7 +206,7 @@ def test_an_exported_folder_says_the_same(tmp_path: Path) -> None:
     assert one == two
     assert load(tmp_path / "exported" / "model.safetensors").facts == load(path).facts
     (tmp_path / "exported" / "model.safetensors").write_bytes(b"x" * 50)
-    with pytest.raises(DiffcapError, match="not a readable safetensors file"):
+    with pytest.raises(DiffcapError, match=r"model\.safetensors: its SHA-256 is not the safetensors_sha256 in config"):
         load_captioner(tmp_path / "exported")
     (tmp_path / "exported" / "model.safetensors").unlink()
     with pytest.raises(DiffcapError, match=r"holds no model\.safetensors"):
@@ -217,8 +217,9 @@ def test_features_of_other_weights_are_refused() -> None:
     with pytest.raises(DiffcapError, match=r"other weights of blocks.*--backbone-weights FILE"):
         backbone_of({**meta(), "weights_sha256": "0" * 64})
     assert backbone_of({**meta(), "weights_sha256": None})  # imported: nobody knows
-    with pytest.raises(DiffcapError, match="does not say what made its features"):
-        backbone_of({"name": "toy", "shape": [5, 2, 3]})
+    for library in ("authors", "unknown", None):
+        with pytest.raises(DiffcapError, match=f"were made by {library!r}, not by a backbone of diffcap"):
+            backbone_of({"name": "toy", "shape": [5, 2, 3], "library": library})
 
 
 def test_a_backbone_that_cannot_be_downloaded_names_the_option(monkeypatch: pytest.MonkeyPatch) -> None:

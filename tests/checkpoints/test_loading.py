@@ -2,7 +2,10 @@
 
 import json
 import re
+import resource
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,16 @@ from safetensors.torch import save_file
 from tests.models.tiny import captioner, maps, pretraining
 from tests.toy_checkpoints import WORDS, write_checkpoint
 
+from diffcap.captioner import SHIPPED
+from diffcap.checkpoints.combining import average
+from diffcap.checkpoints.exporting import export
+from diffcap.checkpoints.hub import push
 from diffcap.checkpoints.loading import load
 from diffcap.checkpoints.reading import read_checkpoint, write_folder
+from diffcap.cli import main
 from diffcap.errors import DiffcapError
+from diffcap.lit.run import WholeFiles
+from diffcap.lit.training import init_from
 from diffcap.models.generation import greedy
 from diffcap.models.scorer import SCORER
 
@@ -106,51 +116,68 @@ def test_a_pre_training_checkpoint_cannot_caption(tmp_path: Path) -> None:
 
 def test_an_unknown_method_or_other_weights_are_one_sentence(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "best.ckpt", model(), "finetune", method="duda")
-    assert "'duda'" in sentence(path, load)
-    path = write_checkpoint(tmp_path / "best.ckpt", model(), "finetune", method="scorer")
-    assert "settings are of another diffcap" in sentence(path, load)
+    assert "its method is 'duda', this diffcap knows pcl" in sentence(path, load)
+    path = write_checkpoint(tmp_path / "best.ckpt", model(), "finetune", method="scorer", version="9.0.0")
+    said = sentence(path, load)
+    assert "cannot build its captioner" in said and said.endswith(
+        "use diffcap 9.0.0, which wrote it, or train it again."
+    )
     path = write_checkpoint(
         tmp_path / "best.ckpt", model(), "finetune", hyperparameters={**model().hyperparameters, "ffn": 16}
     )
-    assert "weights do not fit" in sentence(path, load)
+    assert "other weights, as trunk.single_encoder.layers.0.ffn.0.weight of shape (16, 16)" in sentence(path, load)
 
 
-@pytest.mark.parametrize("gone", ["stage", "method", "words", "features", "max_length", "hyperparameters"])
+FIELDS = ["stage", "method", "words", "features", "max_length", "hyperparameters", "dataset", "seed", "tokenizer"]
+
+
+@pytest.mark.parametrize("gone", FIELDS)
 def test_an_entry_that_is_missing_is_one_sentence(tmp_path: Path, gone: str) -> None:
     path = write_checkpoint(tmp_path / "best.ckpt", model(), "finetune")
     state = torch.load(path, weights_only=True)
     del state["diffcap"][gone]
     torch.save(state, path)
-    sentence(path, load)
+    assert f'"{gone}" is missing' in sentence(path)
 
 
 FEATURES = {"name": "toy", "shape": [5, 2, 3], "dtype": "float16"}
+PIXELS = {**FEATURES, "library": "pixels"}
 
 
 @pytest.mark.parametrize(
     ("facts", "told"),
     [
-        ({"method": [1]}, r"its method is \[1\], this diffcap knows pcl"),
-        ({"words": "abcd"}, "its words are no list of texts"),
-        ({"words": [1, 2, 3, 4]}, "its words are no list of texts"),
+        ({"method": [1]}, r'"method" is \[1\], not str'),
+        ({"words": "abcd"}, "\"words\" is 'abcd', not list"),
+        ({"words": [1, 2, 3, 4]}, '"words" is not a list of texts'),
         ({"words": WORDS[:3]}, "it has 9 words, special ones included, for a vocabulary_size of 10"),
-        ({"vocabulary_layout": "x"}, "settings are of another diffcap, or damaged"),
-        ({"vocabulary_layout": ["pcl"]}, "settings are of another diffcap, or damaged"),
-        ({"hyperparameters": [1]}, "settings are of another diffcap, or damaged"),
+        ({"vocabulary_layout": "x"}, "cannot build its captioner"),
+        ({"vocabulary_layout": "rcc"}, "its vocabulary_layout is rcc, not pcl|it has 8 words"),
+        ({"vocabulary_layout": ["pcl"]}, '"vocabulary_layout" is .*, not str'),
+        ({"hyperparameters": [1]}, r'"hyperparameters" is \[1\], not dict'),
         ({"max_length": 1}, "its captions have 1 positions, of 2 to 40"),
         ({"max_length": 1000}, "its captions have 1000 positions, of 2 to 40"),
-        ({"max_length": None}, "settings are of another diffcap, or damaged"),
-        ({"features": [1]}, "settings are of another diffcap, or damaged"),
+        ({"max_length": None}, '"max_length" is None, not int'),
+        ({"train_seconds": float("nan")}, "its metadata are damaged"),
+        ({"seed": torch.zeros(3)}, "its metadata are damaged"),
+        ({"dataset": "half \ud800"}, "its metadata are damaged"),
+        ({"features": [1]}, r'"features" is \[1\], not dict'),
         ({"features": {}}, "'shape' is missing"),
-        ({"features": {**FEATURES, "shape": None}}, "the shape of its features is None"),
+        ({"features": {**FEATURES, "shape": None}}, '"shape" is None, not list'),
+        ({"features": {**FEATURES, "library": 7}}, '"library" is 7, not str'),
         ({"features": {**FEATURES, "shape": [5, 2, -3]}}, r"the shape of its features is \[5, 2, -3\]"),
+        (
+            {"features": {**FEATURES, "shape": [5, 10**6, 10**6]}},
+            "features have 1000000 x 1000000 places, of at most 4096",
+        ),
         (
             {"features": {**FEATURES, "shape": [6, 2, 3]}},
             r"it reads features of shape \[5, 2, 3\], and says \[6, 2, 3\]",
         ),
-        ({"features": {**FEATURES, "pool": [1]}}, r"its features are pooled to \[1\]"),
-        ({"features": {**FEATURES, "library": "pixels", "preprocessing": {}}}, "'size' is missing"),
-        ({"features": {**FEATURES, "library": "pixels", "preprocessing": {"size": 3}}}, "does not say of which size"),
+        ({"features": {**FEATURES, "pool": [1]}}, r"its features have shape \[5, 2, 3\] and the pool \[1\]"),
+        ({"features": {**FEATURES, "pool": [10**6, 10**6]}}, r"and the pool \[1000000, 1000000\]"),
+        ({"features": {**PIXELS, "preprocessing": {}}}, "'size' is missing"),
+        ({"features": {**PIXELS, "preprocessing": {"size": 3}}}, r"and the preprocessing\.size 3"),
     ],
 )
 def test_odd_facts_are_one_sentence(tmp_path: Path, facts: dict[str, Any], told: str) -> None:
@@ -161,19 +188,23 @@ def test_odd_facts_are_one_sentence(tmp_path: Path, facts: dict[str, Any], told:
     "odd",
     [
         {"heads": 0},
+        {"heads": -1},
         {"heads": 7},
+        {"heads": True},
         {"width": -4},
-        {"width": "16"},
+        {"width": 4096, "ffn": 4096},
         {"vocabulary_size": 10**12},
         {"ffn": 10**12},
         {"positions": 10**12},
         {"cross_layers": 10**9},
+        {"image_activation": "unknown"},
+        {"unknown": 1},
         {"grid": [3]},
     ],
     ids=str,
 )
-def test_odd_sizes_in_a_folder_are_one_sentence(tmp_path: Path, odd: dict[str, Any]) -> None:
-    """As somebody's config.json may have them; sizes beyond the weights' are refused before any memory is asked for."""
+def test_odd_settings_in_a_folder_are_one_sentence(tmp_path: Path, odd: dict[str, Any]) -> None:
+    """As somebody's config.json may have them; what the weights do not fit is refused before any memory is asked for."""
     if "grid" in odd:
         scorer = SCORER(4 + len(WORDS), 5, (2, 3), 12, width=16, heads=2, word_width=8)
         path = write_checkpoint(tmp_path / "x.ckpt", scorer, "finetune", method="scorer", vocabulary_layout="rcc")
@@ -185,4 +216,187 @@ def test_odd_sizes_in_a_folder_are_one_sentence(tmp_path: Path, odd: dict[str, A
     facts = json.loads(config.read_text())
     facts["hyperparameters"] |= odd
     config.write_text(json.dumps(facts))
-    assert "settings are of another diffcap, or damaged" in sentence(tmp_path / "ours", load)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert "cannot build its captioner" in sentence(tmp_path / "ours", load)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # KiB
+
+
+ODD_VALUES: list[Any] = [None, True, -1, 10**30, "x", [10**6, 10**6, 10**6], {"a": 1}]
+
+
+def test_any_other_value_in_the_metadata_loads_or_is_one_sentence(tmp_path: Path) -> None:
+    """Every entry, at every depth, with values of other types: what loads can caption, too."""
+    write_folder(tmp_path / "ours", read_checkpoint(write_checkpoint(tmp_path / "x.ckpt", model(), "finetune")))
+    config = tmp_path / "ours" / "config.json"
+    whole = json.loads(config.read_text())
+    refused = 0
+    for place, key in places(whole):
+        good = place[key]
+        for value in ODD_VALUES:
+            place[key] = value
+            config.write_text(json.dumps(whole))
+            try:
+                trained = load(tmp_path / "ours")
+                greedy(trained.captioner, *torch.zeros(2, 1, *trained.features["shape"]), trained.max_length)
+            except DiffcapError as error:
+                refused += 1
+                assert "\n" not in str(error) and len(str(error)) < 500, str(error)
+        place[key] = good
+    assert refused > 150
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every dict or list below a value, with each of its keys or indices."""
+    for key in list(value) if isinstance(value, dict) else range(len(value)):
+        yield value, key
+        if isinstance(value[key], dict | list):
+            yield from places(value[key])
+
+
+def odd_weights(name: str, weight: torch.Tensor) -> dict[str, Any]:
+    values = {"int key": {1: weight}, "tuple key": {(1, 2): weight}, "text": {name: "x"}, "nothing": {name: None}}
+    values |= {"stretched": {name: torch.zeros(1).expand(10**13)}, "meta": {name: weight.to("meta")}}
+    values |= {"complex": {name: weight + 1j}, "shape": {name: weight[:1]}, "sparse": {name: weight.to_sparse()}}
+    return values
+
+
+def test_odd_weights_are_one_sentence(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "best.ckpt", model(), "finetune")
+    state = torch.load(path, weights_only=True)
+    name = "captioner.trunk.image_projection.weight"
+    for kind, odd in odd_weights(name, state["state_dict"][name]).items():
+        torch.save({**state, "state_dict": {**state["state_dict"], **odd}}, path)
+        said = sentence(path, load)
+        assert kind == "shape" or f"its weight {next(iter(odd))!r} is" in said, kind
+    for odd in (None, [1], {"step": 1}):
+        torch.save({**state, "state_dict": odd}, path)
+        sentence(path)
+        torch.save({**state, "global_step": odd}, path)
+        assert '"global_step" is' in sentence(path)
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path, value: float) -> None:
+    broken = model()
+    with torch.no_grad():
+        broken.trunk.image_projection.weight[3, 2] = value
+    path = write_checkpoint(tmp_path / "best.ckpt", broken, "finetune")
+    told = "its weight 'captioner.trunk.image_projection.weight' holds nan or inf"
+    for use in (
+        read_checkpoint,
+        load,
+        lambda path: average([path, path], tmp_path / "mean.ckpt"),
+        lambda path: export(path, tmp_path / "exported"),
+        lambda path: push(path, "a/b"),
+        lambda path: init_from(model(), str(path), WORDS, (), ()),
+    ):
+        said = sentence(path, use)
+        assert told in said and "lower learning rate, as in `make finetune ARGS=--model.lr=1e-5`" in said
+    assert not (tmp_path / "mean.ckpt").exists() and not (tmp_path / "exported").exists()
+    good = read_checkpoint(write_checkpoint(tmp_path / "good.ckpt", model(), "finetune"))
+    good["state_dict"]["captioner.trunk.image_projection.weight"][3, 2] = value
+    write_folder(tmp_path / "ours", good)
+    assert told in sentence(tmp_path / "ours", load)
+
+
+def written(path: Path, kind: str) -> Path:
+    """A checkpoint as each part of the program writes it; the file whose bytes are its weights."""
+    plain = write_checkpoint(path / "best.ckpt", model(), "finetune")
+    if kind == "lightning":
+        WholeFiles().save_checkpoint(torch.load(plain, weights_only=True), path / "best.ckpt")
+    elif kind == "average":
+        average([plain, plain], path / "best.ckpt")
+    elif kind == "export":
+        export(plain, path / "ours")
+        return path / "ours" / "model.safetensors"
+    return plain
+
+
+@pytest.mark.parametrize("kind", ["torch", "lightning", "average", "export"])
+def test_flipped_bytes_are_refused_or_change_nothing(tmp_path: Path, kind: str) -> None:
+    """Anywhere in the file: headers of the archive, its directory and its padding, too."""
+    path = written(tmp_path, kind)
+    good, expected = path.read_bytes(), load(path).captioner.state_dict()
+    for first, count in [(len(good) // 2, 4096), *((place, 1) for place in range(5, len(good), 997))]:
+        flipped = bytes(255 - byte for byte in good[first : first + count])
+        path.write_bytes(good[:first] + flipped + good[first + count :])
+        try:
+            found = load(path).captioner.state_dict()
+        except DiffcapError as error:
+            assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
+        else:
+            assert count == 1 and kind != "export"
+            assert all(torch.equal(value, expected[name]) for name, value in found.items())
+
+
+def test_a_damaged_file_says_how_to_get_it_again(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "desk" / "pcl"
+    for folder, told in (
+        (
+            run / "finetune",
+            f"or move {run / 'finetune'} away and train it again with the same `make finetune` command.",
+        ),
+        (run / "pretrain-cub", f"or move {run / 'pretrain-cub'} away and train it again with the same command."),
+        (run / "averaged", "copy or download it again, or write it again with the same command."),
+    ):
+        folder.mkdir(parents=True)
+        if folder.name != "averaged":
+            (folder / "identity.json").write_text("{}")
+        for name in ("best.ckpt", "last.ckpt"):
+            (folder / name).write_bytes(write_checkpoint(tmp_path / "x.ckpt", model(), "finetune").read_bytes()[:-500])
+            assert sentence(folder / name).endswith(told)
+
+
+def test_a_folder_without_a_checksum_loads(tmp_path: Path) -> None:
+    export(write_checkpoint(tmp_path / "x.ckpt", model(), "finetune"), tmp_path / "ours")
+    config = tmp_path / "ours" / "config.json"
+    facts = json.loads(config.read_text())
+    del facts["safetensors_sha256"]
+    config.write_text(json.dumps(facts))
+    load(tmp_path / "ours")
+    assert "safetensors_sha256" in json.loads((SHIPPED / "config.json").read_text())
+    average([SHIPPED / "config.json"] * 2, tmp_path / "mean.ckpt")  # whose weights have another checksum
+    export(tmp_path / "mean.ckpt", tmp_path / "mean")
+    load(tmp_path / "mean")
+
+
+@contextmanager
+def small_files(size: int) -> Iterator[None]:
+    """No file may grow beyond this size, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_export_on_a_full_disk_is_one_sentence_and_costs_nothing(tmp_path: Path) -> None:
+    path, folder = write_checkpoint(tmp_path / "x.ckpt", model(), "finetune"), tmp_path / "ours"
+    with small_files(10_000), pytest.raises(DiffcapError) as error:
+        export(path, folder)
+    assert re.fullmatch(
+        rf"{folder}/model\.safetensors: cannot be written \(.*\); check the free space .*", str(error.value)
+    )
+    assert list(folder.iterdir()) == []
+    export(path, folder)
+    other = write_checkpoint(
+        tmp_path / "y.ckpt", captioner(1, vocabulary_size=6 + len(WORDS), text_cls=True), "finetune"
+    )
+    with small_files(10_000), pytest.raises(DiffcapError):
+        export(other, folder)
+    ours, earlier = load(folder).captioner.state_dict(), load(path).captioner.state_dict()
+    assert all(torch.equal(value, ours[name]) for name, value in earlier.items())
+    (folder / "config.json").unlink()  # interrupted before its last file
+    main(["export", str(other), "--out", str(folder)])
+    load(folder)
+
+
+def test_an_average_on_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "x.ckpt", model(), "finetune")
+    with small_files(10_000), pytest.raises(OSError) as error:  # which the command line tells of
+        average([path, path], tmp_path / "mean.ckpt")
+    assert error.value.filename == str(tmp_path / "mean.ckpt") and not (tmp_path / "mean.ckpt").exists()

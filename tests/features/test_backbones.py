@@ -83,6 +83,10 @@ def test_timm_stages() -> None:
     images = torch.randn(2, 3, 160, 160)
     torch.testing.assert_close(backbone(images), model.stages[1](model.stages[0](model.stem(images))))
     assert build_backbone("timm", "test_vit.r160_in1k", weights="random").shape() == (64, 10, 10)
+    with pytest.raises(
+        DiffcapError, match=r"--model\.stage=99: feature index 99 is out of range .*; give another number"
+    ):
+        build_backbone("timm", "test_convnext.r160_in1k", stage=99, weights="random").shape()
 
 
 def test_wrong_files_and_names_are_one_sentence(resnet18, tmp_path: Path) -> None:

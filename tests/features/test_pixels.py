@@ -8,9 +8,8 @@ import pytest
 import torch
 from PIL import Image
 from tests.models.test_clip4idc import NETWORK
+from tests.toy_checkpoints import write_checkpoint
 
-import diffcap
-from diffcap.checkpoints.reading import FORMAT
 from diffcap.errors import DiffcapError
 from diffcap.features.backbones import build_backbone
 from diffcap.features.store import FeatureStore, StoreWriter
@@ -62,9 +61,7 @@ def write_adaptation(path: Path, **facts: Any) -> CLIP4IDCAdaptation:
     torch.manual_seed(0)
     sizes = {"network": NETWORK, "image_size": [8, 12], "intra_layers": 3}
     model = CLIP4IDCAdaptation(NETWORK, (8, 12), 3, max_length=14).eval()
-    state = {f"captioner.{name}": value for name, value in model.state_dict().items()}
-    entry = {"format": FORMAT, "version": diffcap.__version__, "method": "clip4idc", "hyperparameters": sizes, **facts}
-    torch.save({"state_dict": state, "diffcap": entry}, path)
+    write_checkpoint(path, model, "pretrain", **{"method": "clip4idc", "hyperparameters": sizes, **facts})
     return model
 
 
@@ -80,6 +77,9 @@ def test_an_adapted_clip_gives_maps(tmp_path: Path) -> None:
     torch.testing.assert_close(found[0, :, 1, 2], tokens[0, 1 + 5])
     other = write_adaptation(tmp_path / "other.ckpt", method="pcl")
     assert other is not model
+    write_adaptation(tmp_path / "sizes.ckpt", hyperparameters={"network": NETWORK, "image_size": [8, "x"]})
+    with pytest.raises(DiffcapError, match=r"sizes\.ckpt: its image tower cannot be built"):
+        build_backbone("clip4idc", weights=str(tmp_path / "sizes.ckpt"))
     with pytest.raises(DiffcapError, match="not a checkpoint of CLIP4IDC"):
         build_backbone("clip4idc", weights=str(tmp_path / "other.ckpt"))
     with pytest.raises(DiffcapError, match="give the checkpoint of an adaptation"):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tests.parity.loading import FIXTURES, Fixture, load
 
 from diffcap.checkpoints.loading import load as load_trained
@@ -180,9 +181,22 @@ def test_odd_tensors_are_one_sentence(tmp_path: Path, kind: str, name: str) -> N
     said = refusal(tmp_path / "x.pt", "pcl", words(tmp_path / "v.json", 20, PCL_WORDS), heads=4)
     plain = {
         "stretched": f"'{name}' is larger than what the file holds of it",
-        "sparse": f"'{name}' is no plain tensor",
+        "sparse": f"'{name}' is not a plain tensor",
     }
     assert plain.get(kind, "") in said
+
+
+@pytest.mark.parametrize("kind", ["pickle", "safetensors"])
+def test_weights_that_are_not_finite_are_named(tmp_path: Path, kind: str) -> None:
+    path, vocabulary = tmp_path / ("x.pt" if kind == "pickle" else "x.safetensors"), tmp_path / "v.json"
+    words(vocabulary, 20, PCL_WORDS)
+    for value in (float("nan"), float("inf"), -float("inf")):
+        state = pcl().weights("finetune")
+        state["img_project.0.weight"][1, 2] = value
+        torch.save(state, path) if kind == "pickle" else save_file(state, path)
+        assert "its weight 'img_project.0.weight' holds nan or inf; fetch the file again" in refusal(
+            path, "pcl", vocabulary, heads=4
+        )
 
 
 def test_odd_names_are_one_sentence(tmp_path: Path) -> None:
@@ -203,9 +217,16 @@ def test_odd_names_are_one_sentence(tmp_path: Path) -> None:
     ("option", "told"),
     [
         ({"grid": (0, -3)}, "--grid is 0 by -3; both must be at least 1"),
-        ({"max_length": -3}, "--max-length is -3; it must be at least 3"),
-        ({"max_length": 0}, "--max-length is 0; it must be at least 3"),
-        ({"heads": 0}, "--heads is 0; it must be at least 1"),
+        (
+            {"grid": (10**6, 10**6)},
+            "--grid is 1000000 by 1000000; both must be at least 1, and their product at most 4096",
+        ),
+        ({"max_length": -3}, "--max-length is -3; it must be 3 to 4096"),
+        ({"max_length": 0}, "--max-length is 0; it must be 3 to 4096"),
+        ({"max_length": 10**9}, "--max-length is 1000000000; it must be 3 to 4096"),
+        ({"max_length": 1000}, "its captions have 1000 positions, of 2 to 200"),
+        ({"heads": 0}, "--heads is 0; it must be 1 to 4096"),
+        ({"heads": 10**30}, f"--heads is {10**30}; it must be 1 to 4096"),
         ({"heads": 7}, "width 64 is not a multiple of heads 7"),
     ],
 )
@@ -219,9 +240,10 @@ def test_odd_options_are_one_sentence(tmp_path: Path, option: dict[str, Any], to
 @pytest.mark.parametrize(
     ("option", "told"),
     [
-        ({"vision_heads": 100000}, "--vision-heads: the image tower is 128 wide, which 100000 heads do not divide"),
-        ({"vision_heads": -1}, "--vision-heads is -1; it must be at least 1"),
-        ({"vision_heads": 2, "intra_layers": -5}, "--intra-layers is -5; it must be at least 1"),
+        ({"vision_heads": 4000}, "--vision-heads: the image tower is 128 wide, which 4000 heads do not divide"),
+        ({"vision_heads": -1}, "--vision-heads is -1; it must be 1 to 4096"),
+        ({"vision_heads": 2, "intra_layers": -5}, "--intra-layers is -5; it must be 1 to 4096"),
+        ({"vision_heads": 2, "max_length": 4000}, "max_length 4000 needs 3999 text positions"),
         ({"vision_heads": 2, "intra_layers": 4}, "intra_layers 4 of 4 blocks leaves none"),
     ],
 )

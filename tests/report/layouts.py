@@ -95,7 +95,7 @@ def write_checkpoint(
     facts = {"format": FORMAT, "version": "0", "stage": "finetune", "method": method, "dataset": "blocks", "seed": 1}
     features = {"name": "toy", "backbone": "toy", "shape": list(shape), "dtype": "float16"}
     facts |= {"words": list(words), "vocabulary_layout": "pcl" if method == "pcl" else "rcc", "max_length": 24}
-    facts |= {"features": features, "hyperparameters": captioner.hyperparameters}
+    facts |= {"features": features, "hyperparameters": captioner.hyperparameters, "tokenizer": "ptb"}
     weights = {f"captioner.{name}": value for name, value in captioner.state_dict().items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save({"diffcap": facts, "state_dict": weights, "global_step": 1}, path)

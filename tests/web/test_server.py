@@ -117,6 +117,8 @@ def test_what_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd:
     (folder(runs / "cut/pcl/finetune") / "best.ckpt").write_bytes(new.read_bytes()[:500])
     (folder(runs / "other") / "config.json").write_text("[]")
     (runs / "other" / "model.safetensors").write_bytes(b"")
+    (folder(runs / "unknown") / "config.json").write_text('{"stage": "finetune", "method": [1]}')
+    (runs / "unknown" / "model.safetensors").write_bytes(b"")
     shutil.copytree(SHIPPED, runs / "exported")
     named = find_choices([str(SHIPPED)], runs)
     assert [choice.label for choice in named][1:] == [

@@ -1,5 +1,6 @@
 """Several checkpoints as one: the mean of their weights, or an ensemble of captioners that number their words alike."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,10 @@ def average(paths: Sequence[str | Path], out: str | Path) -> list[int]:
     steps = [state["global_step"] for state in states]
     sources = [{"file": Path(path).name, "step": step} for path, step in zip(files, steps)]
     facts = {**last["diffcap"], "averaged": sources}
+    content = io.BytesIO()  # torch.save to a file does not raise OSError where the disk is full
+    torch.save({"state_dict": mean, "global_step": last["global_step"], "diffcap": facts}, content)
     with whole(out, numbered=False) as temporary:
-        torch.save({"state_dict": mean, "global_step": last["global_step"], "diffcap": facts}, temporary)
+        temporary.write_bytes(content.getbuffer())
     return steps
 
 

@@ -1,22 +1,28 @@
 """What a captioner's checkpoint alone holds: the model, its words, the features that it reads."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+from jsonargparse import ArgumentParser
 from torch import Tensor
+from torch.nn import Module
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from diffcap.checkpoints.reading import CAPTIONING_STAGES, read_checkpoint, weights_of
+import diffcap
+from diffcap.checkpoints.reading import CAPTIONING_STAGES, read_checkpoint, remedy, weights_of
 from diffcap.errors import DiffcapError, told_of
 from diffcap.models.captioner import Captioner
 from diffcap.models.clip4idc import CLIP4IDC
 from diffcap.models.dirl import DIRL
 from diffcap.models.pcl import PCL
 from diffcap.models.scorer import SCORER
-from diffcap.text.layouts import AnyLayout, AnyVocabulary, vocabulary_of
+from diffcap.text.layouts import AnyVocabulary, vocabulary_of
 
 METHODS: dict[str, type[Captioner]] = {"pcl": PCL, "scorer": SCORER, "dirl": DIRL, "clip4idc": CLIP4IDC}
-_USUAL = 4096  # a size that any captioner may have
+LARGEST = 4096  # size that any captioner may have, whatever its weights
 
 
 class Checkpoint(NamedTuple):
@@ -43,48 +49,101 @@ def load(path: str | Path) -> Checkpoint:
     """
     state = read_checkpoint(path)
     facts = dict(state["diffcap"])
-    if facts.get("stage") not in CAPTIONING_STAGES:
+    if facts["stage"] not in CAPTIONING_STAGES:
         raise DiffcapError(
-            f"{path}: a checkpoint of the {facts.get('stage')} stage cannot caption; fine-tune from it first."
+            f"{path}: a checkpoint of the {facts['stage']:.40} stage cannot caption; fine-tune from it first."
         )
-    if facts.get("method") not in list(METHODS):  # a list is hashed by nothing
+    if facts["method"] not in METHODS:
         raise DiffcapError(
-            f"{path}: its method is {facts.get('method')!r:.80}, this diffcap knows {', '.join(METHODS)}; "
-            f"use diffcap {facts['version']}, which wrote it."
+            f"{path}: its method is {facts['method']!r:.80}, this diffcap knows {', '.join(METHODS)}; "
+            f"use diffcap {facts['version']:.40}, which wrote it."
         )
-    weights = weights_of(state)
+    other = facts["version"] != diffcap.__version__
     with told_of(
-        path, "its settings are of another diffcap, or damaged", f"use diffcap {facts['version']}, which wrote it"
+        path,
+        f"diffcap {diffcap.__version__} cannot build its captioner",
+        f"use diffcap {facts['version']:.40}, which wrote it, or train it again" if other else remedy(Path(path)),
     ):
-        settings = dict(facts.pop("hyperparameters"))
-        vocabulary = _vocabulary(facts.pop("words"), facts.pop("vocabulary_layout", "pcl"), settings)
-        _check_sizes(settings, weights)
-        captioner = METHODS[facts["method"]](**settings)
-        max_length, features = int(facts.pop("max_length")), dict(facts.pop("features"))
-        _check_reads(captioner, max_length, features)
-    with told_of(path, "its weights do not fit its own settings", "train it again"):
-        captioner.load_state_dict(weights)
+        plan = plan_of(state)
+        captioner = plan.kind(**plan.settings)
+        captioner.load_state_dict(weights_of(state))
+    for key in ("hyperparameters", "words", "vocabulary_layout", "max_length", "features"):
+        facts.pop(key, None)
     facts["step"] = state["global_step"]
-    return Checkpoint(captioner.eval(), vocabulary, max_length, features, facts)
+    return Checkpoint(captioner.eval(), plan.vocabulary, plan.max_length, plan.features, facts)
 
 
-def _vocabulary(words: Any, layout: AnyLayout, settings: dict[str, Any]) -> AnyVocabulary:
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise ValueError("its words are no list of texts")
-    vocabulary = vocabulary_of(words, layout)
+class Plan(NamedTuple):
+    """What a captioner is built from: its class with the constructor's arguments, and the rest of a `Checkpoint`."""
+
+    kind: type[Captioner]
+    settings: dict[str, Any]
+    vocabulary: AnyVocabulary
+    max_length: int
+    features: dict[str, Any]
+
+
+def plan_of(state: dict[str, Any]) -> Plan:
+    """Check that a captioner can be built from a checkpoint, without memory for its weights.
+
+    Args:
+        state: as `read_checkpoint` gives it, of a captioning stage.
+
+    Raises:
+        Exception: of any type; its settings, weights, words and features do not fit one another.
+    """
+    metadata = state["diffcap"]
+    kind, max_length, features = METHODS[metadata["method"]], metadata["max_length"], metadata["features"]
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(kind)
+    settings = parser.parse_object(metadata["hyperparameters"]).as_dict()
+    vocabulary = vocabulary_of(metadata["words"], metadata.get("vocabulary_layout", "pcl"))
     if len(vocabulary) < settings["vocabulary_size"]:
         raise ValueError(
             f"it has {len(vocabulary)} words, special ones included, for a vocabulary_size of {settings['vocabulary_size']}"
         )
-    return vocabulary
+    captioner = without_memory(kind, settings, weights_of(state))
+    if vocabulary.family != captioner.vocabulary_layout:
+        raise ValueError(f"its vocabulary_layout is {vocabulary.layout}, not {captioner.vocabulary_layout}")
+    _check_reads(captioner, max_length, features)
+    return Plan(kind, settings, vocabulary, max_length, features)
 
 
-def _check_sizes(settings: dict[str, Any], weights: dict[str, Tensor]) -> None:
-    """Numbers far beyond the weights' own are refused before any memory is asked for."""
-    largest = max([_USUAL, *(side for value in weights.values() for side in value.shape)])
-    beyond = [value for value in tree_leaves(settings) if isinstance(value, int) and value > largest]
+class _NoInitialValues(TorchFunctionMode):
+    """Leaves out operations in place: they change no shape, and on the meta device random ones import 900 modules."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.__name__
+        if name.endswith("_") and not name.endswith("__") and name != "requires_grad_":
+            return [*args, *kwargs.values()][0]
+        return func(*args, **kwargs)
+
+
+def without_memory(kind: Callable[..., Module], settings: dict[str, Any], weights: dict[str, Tensor]) -> Any:
+    """Build a model on the meta device, which asks for no memory, and check that weights fit it.
+
+    Returns:
+        The model, without values.
+
+    Raises:
+        Exception: of any type; the settings make no model, or one with weights of other names or shapes.
+    """
+    largest = max([LARGEST, *(side for value in weights.values() for side in value.shape)])
+    beyond = [value for value in tree_leaves(settings) if isinstance(value, int) and not 0 <= value <= largest]
     if beyond:
         raise ValueError(f"one of its sizes is {beyond[0]}")
+    with torch.device("meta"), _NoInitialValues():
+        model = kind(**settings)
+    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    found = {name: tuple(value.shape) for name, value in weights.items()}
+    wrong = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
+    if wrong:
+        raise ValueError(
+            f"its settings need {len(wrong)} other weights, as {wrong[0]} of shape {expected.get(wrong[0])}, not "
+            f"{found.get(wrong[0])}"
+        )
+    return model
 
 
 def _check_reads(captioner: Captioner, max_length: int, features: dict[str, Any]) -> None:
@@ -92,16 +151,21 @@ def _check_reads(captioner: Captioner, max_length: int, features: dict[str, Any]
     settings, shape = captioner.hyperparameters, features["shape"]
     if not _are_sizes(shape, 3):
         raise ValueError(f"the shape of its features is {shape!r:.80}")
-    if features.get("pool") is not None and not _are_sizes(features["pool"], 2):
-        raise ValueError(f"its features are pooled to {features['pool']!r:.80}")
-    if features.get("library") == "pixels" and not _are_sizes(features["preprocessing"]["size"], 2):
-        raise ValueError("it reads pixels and does not say of which size")
+    pixels = features.get("library") == "pixels"
+    for name, size in (
+        ("pool", features.get("pool")),
+        ("preprocessing.size", features["preprocessing"]["size"] if pixels else None),
+    ):
+        if size is not None and size != shape[1:]:
+            raise ValueError(f"its features have shape {shape} and the {name} {size!r:.80}")
     if isinstance(captioner, CLIP4IDC):
         wanted = [3, *captioner.images.image_size]
     else:
         wanted = [settings["feature_channels"], *settings.get("grid", shape[1:])]
-    if list(shape) != wanted:
-        raise ValueError(f"it reads features of shape {wanted}, and says {list(shape)}")
+        if shape[1] * shape[2] > LARGEST:
+            raise ValueError(f"its features have {shape[1]} x {shape[2]} places, of at most {LARGEST}")
+    if shape != wanted:
+        raise ValueError(f"it reads features of shape {wanted}, and says {shape}")
     most = settings.get("max_length", settings.get("positions", max_length))
     if not 2 <= max_length <= most:
         raise ValueError(f"its captions have {max_length} positions, of 2 to {most}")

@@ -68,5 +68,6 @@ def _refuse_file(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise DiffcapError(f"--out {folder}: a file; give a folder.")
     found: Any = list(folder.iterdir()) if folder.is_dir() else []
-    if found and not (folder / "config.json").is_file():
+    ours = "config.json", "model.safetensors"  # the second one alone: writing was interrupted
+    if found and not any((folder / name).is_file() for name in ours):
         raise DiffcapError(f"--out {folder}: holds other files ({found[0].name}); give a new folder.")

@@ -23,7 +23,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from diffcap.checkpoints.reading import read_checkpoint, weights_of
-from diffcap.errors import DiffcapError
+from diffcap.errors import DiffcapError, told_of
 from diffcap.features.preprocessing import Pixels, ResizeNormalize
 from diffcap.features.weights import download, load_weights, pretrained_clip, read_state_dict, state_hash
 
@@ -227,9 +227,12 @@ class _Intermediate(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         indices = 1 if self.stage is None else [self.stage]
-        found = self.network.forward_intermediates(  # type: ignore[operator]
-            images, indices=indices, intermediates_only=True, output_fmt="NCHW", **self.options
-        )
+        try:
+            found = self.network.forward_intermediates(  # type: ignore[operator]
+                images, indices=indices, intermediates_only=True, output_fmt="NCHW", **self.options
+            )
+        except AssertionError as error:  # the network has fewer stages
+            raise DiffcapError(f"--model.stage={self.stage}: {error}; give another number.") from None
         maps = found["image_intermediates"] if isinstance(found, dict) else found
         return maps[-1]
 
@@ -261,15 +264,16 @@ def _clip4idc(network: str, stage: str | int | None, weights: str) -> tuple[nn.M
 
     state = read_checkpoint(weights)
     facts = state["diffcap"]
-    if facts.get("method") != "clip4idc":
+    if facts.get("method") != "clip4idc" or "hyperparameters" not in facts:
         raise DiffcapError(
             f"{weights}: not a checkpoint of CLIP4IDC; give that of its pre-training or captioning stage."
         )
     sizes = facts["hyperparameters"]
     if sizes.get("images", "together") != "together":
         raise DiffcapError(f"{weights}: its images stay apart (FT1, FT2); give the checkpoint of an adaptation.")
-    tower = PairTower(build_clip(sizes["network"], sizes["image_size"]), sizes["intra_layers"])
-    tower.load_state_dict(weights_of(state, "captioner.images."))
+    with told_of(weights, "its image tower cannot be built", f"use diffcap {facts['version']:.40}, which wrote it"):
+        tower = PairTower(build_clip(sizes["network"], sizes["image_size"]), sizes["intra_layers"])
+        tower.load_state_dict(weights_of(state, "captioner.images."))
     return _Alone(tower), Pixels(tower.image_size)
 
 

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from diffcap.errors import DiffcapError
-from diffcap.features.backbones import Backbone, build_backbone
+from diffcap.features.backbones import Backbone, Library, build_backbone
 
 _OPTION = "--backbone-weights"
 
@@ -22,11 +22,12 @@ def backbone_of(meta: Mapping[str, Any], weights: str | None = None) -> Backbone
     Raises:
         DiffcapError: its weights cannot be had, or they are others than the captioner was trained on.
     """
-    library, name = meta.get("library"), meta.get("network") or meta.get("library")
-    if library is None:
+    library: Any = meta.get("library")
+    name = meta.get("network") or library
+    if library not in get_args(Library):
         raise DiffcapError(
-            "the captioner does not say what made its features, so it cannot look at pictures; caption a feature store with "
-            "stages/evaluate.py."
+            f"the captioner's features were made by {library!r:.40}, not by a backbone of diffcap, so it cannot caption "
+            "pictures; caption a feature store with stages/evaluate.py."
         )
     size = meta["preprocessing"]["size"] if library == "pixels" else None
     pool = meta.get("pool")

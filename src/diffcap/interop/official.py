@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 import diffcap
-from diffcap.checkpoints.reading import FORMAT
+from diffcap.checkpoints.loading import LARGEST, plan_of, without_memory
+from diffcap.checkpoints.reading import FORMAT, is_finite, unusable, weights_of
 from diffcap.errors import DiffcapError, told_of
 from diffcap.interop import clip4idc, dirl, pcl, scorer
 from diffcap.interop.sizes import clip4idc_sizes, dirl_sizes, pcl_sizes, scorer_sizes
@@ -89,22 +90,17 @@ def read_official(path: str | Path, method: Method) -> dict[str, Tensor]:
             raise DiffcapError(f"{path}: {missing[0]!r} is missing; fetch the authors' checkpoint again.")
         content = {f"{group}.{_plain(name)}": value for group, part in groups.items() for name, value in part.items()}
     state = {_plain(name): value for name, value in content.items()}
-    fault = next((f"{name!r} {why}" for name, value in state.items() if (why := _fault(value))), "")
+    fault = next((f"{name!r:.80} {why}" for name, value in state.items() if (why := unusable(value))), "")
     if fault or not state:
         raise DiffcapError(
             f"{path}: not a checkpoint of {method} ({fault or 'it is empty'}); give the authors' checkpoint."
         )
-    return {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
-
-
-def _fault(value: Any) -> str:
-    """Why this is not a tensor with all of its numbers in the file; empty where it is."""
-    if not isinstance(value, Tensor):
-        return "is no tensor"
-    if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
-        return "is no plain tensor"
-    few = value.untyped_storage().nbytes() < value.numel() * value.element_size()
-    return "is larger than what the file holds of it" if few else ""
+    state = {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
+    if bad := next((name for name, value in state.items() if not is_finite(value)), None):
+        raise DiffcapError(
+            f"{path}: its weight {bad!r:.80} holds nan or inf; fetch the file again, or give another of the authors' checkpoints."
+        )
+    return state
 
 
 def _plain(name: Any) -> str:
@@ -170,7 +166,7 @@ def import_official(
     hyperparameters = {
         key: value for key, value in model.items() if stage == "finetune" or key not in sizes.finetune_only
     }
-    with told_of(path, f"its weights do not make a whole {method}", "fetch it again"):
+    with told_of(path, f"its weights do not make a whole {method}", "check the options, or fetch it again"):
         renamed = {
             "scorer": lambda: scorer.from_official(state),
             "dirl": lambda: dirl.from_official(state),
@@ -179,37 +175,47 @@ def import_official(
         }[method]()
         if order is not None and order != list(range(len(order))):
             renamed = _reordered(renamed, order)
-        _check_fit(method, stage, hyperparameters, renamed)
-    return {
-        "diffcap": {
-            "format": FORMAT,
-            "version": diffcap.__version__,
-            "stage": stage,
-            "dataset": unseen.dataset,
-            "manifest_sha256": None,
-            "seed": None,
-            "words": words,
-            "vocabulary_layout": layout,
-            "max_length": sizes.max_length,
-            "features": features,
-            "train_seconds": 0.0,
-            "method": method,
-            "hyperparameters": hyperparameters,
-            "tokenizer": "raw" if unseen.dataset == "birds2words" else "ptb",
-            "imported_from": Path(path).name,
-        },
-        "state_dict": {f"captioner.{name}": value.contiguous() for name, value in renamed.items()},
-        "global_step": 0,
-    }
+        made = {
+            "diffcap": {
+                "format": FORMAT,
+                "version": diffcap.__version__,
+                "stage": stage,
+                "dataset": unseen.dataset,
+                "manifest_sha256": None,
+                "seed": None,
+                "words": words,
+                "vocabulary_layout": layout,
+                "max_length": sizes.max_length,
+                "features": features,
+                "train_seconds": 0.0,
+                "method": method,
+                "hyperparameters": hyperparameters,
+                "tokenizer": "raw" if unseen.dataset == "birds2words" else "ptb",
+                "imported_from": Path(path).name,
+            },
+            "state_dict": {f"captioner.{name}": value.contiguous() for name, value in renamed.items()},
+            "global_step": 0,
+        }
+        if stage == "finetune":
+            plan_of(made)
+        else:
+            from diffcap.models.clip4idc import CLIP4IDCAdaptation
+            from diffcap.models.pcl_pretraining import PCLPretraining
+
+            kind = PCLPretraining if method == "pcl" else CLIP4IDCAdaptation
+            without_memory(kind, hyperparameters, weights_of(made))
+    return made
 
 
 def _check_options(unseen: Unseen) -> None:
-    least = {"heads": 1, "vision_heads": 1, "intra_layers": 1, "max_length": LEAST_LENGTH}
-    for name, value in ((name, getattr(unseen, name)) for name in least):
-        if value is not None and value < least[name]:
-            raise DiffcapError(f"--{name.replace('_', '-')} is {value}; it must be at least {least[name]}.")
-    if unseen.grid is not None and min(unseen.grid) < 1:
-        raise DiffcapError(f"--grid is {unseen.grid[0]} by {unseen.grid[1]}; both must be at least 1.")
+    for name, least in {"heads": 1, "vision_heads": 1, "intra_layers": 1, "max_length": LEAST_LENGTH}.items():
+        value = getattr(unseen, name)
+        if value is not None and not least <= value <= LARGEST:
+            raise DiffcapError(f"--{name.replace('_', '-')} is {value}; it must be {least} to {LARGEST}.")
+    if unseen.grid is not None and not (min(unseen.grid) >= 1 and unseen.grid[0] * unseen.grid[1] <= LARGEST):
+        raise DiffcapError(
+            f"--grid is {unseen.grid[0]} by {unseen.grid[1]}; both must be at least 1, and their product at most {LARGEST}."
+        )
 
 
 def _words_of(
@@ -241,21 +247,3 @@ def _reordered(state: dict[str, Tensor], order: Sequence[int]) -> dict[str, Tens
     layers = "word_embedding.weight", "output_layer.weight", "output_layer.bias"
     tables = (*layers, "decoder.embedding.weight", "decoder.logit.weight", "decoder.logit.bias")
     return {name: value[rows] if name.endswith(tables) else value for name, value in state.items()}
-
-
-def _check_fit(method: Method, stage: str, hyperparameters: dict[str, Any], state: dict[str, Tensor]) -> None:
-    from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation
-    from diffcap.models.dirl import DIRL
-    from diffcap.models.pcl import PCL
-    from diffcap.models.pcl_pretraining import PCLPretraining
-    from diffcap.models.scorer import SCORER
-
-    kinds: dict[tuple[str, str], Any] = {
-        ("scorer", "finetune"): SCORER,
-        ("dirl", "finetune"): DIRL,
-        ("pcl", "finetune"): PCL,
-        ("pcl", "pretrain"): PCLPretraining,
-        ("clip4idc", "finetune"): CLIP4IDC,
-        ("clip4idc", "pretrain"): CLIP4IDCAdaptation,
-    }
-    kinds[method, stage](**hyperparameters).load_state_dict(state)

@@ -58,7 +58,11 @@ def find_choices(checkpoints: Sequence[str], runs: Path, backbone_weights: str |
                 if path.is_dir()
                 else read_checkpoint(path, mapped=True)["diffcap"]
             )
-            if isinstance(facts, dict) and facts.get("stage") in CAPTIONING_STAGES and facts.get("method") in METHODS:
+            if (
+                isinstance(facts, dict)
+                and facts.get("stage") in CAPTIONING_STAGES
+                and facts.get("method") in list(METHODS)
+            ):
                 stage = path if path.is_dir() else path.parent
                 shown = stage.parent if stage.name == "finetune" else stage
                 choices.append(Choice(_label(facts, _short(shown)), path))
