@@ -9,6 +9,7 @@ DATASET ?= blocks
 METHOD ?= pcl
 DEVICES ?= 1
 SEED ?= 1234
+$(if $(filter -%,$(SEED)),$(error SEED=$(SEED) is negative; give a whole number from 0 to 4294967295))
 LOGGER ?= wandb
 TRAINER ?= default
 # A method without settings for it has no pre-training stage.
@@ -38,7 +39,8 @@ NABIRDS_FEATURES_FROM ?=
 STAND_IN := $(if $(filter blocks,$(DATASET)),blocks_)
 CUB_FOLDER ?= data/$(STAND_IN)cub
 NABIRDS_FOLDER ?= data/$(STAND_IN)nabirds
-RUN ?= runs/$(DATASET)/$(METHOD)$(ABLATION:%=-%)$(if $(EXTRAS),$(if $(MIXED),-mixed,$(patsubst %,-%,$(CUB))$(patsubst %,-%,$(NABIRDS))))
+# Every seed but the default one has a folder of its own, so that two seeds can train at the same time.
+RUN ?= runs/$(DATASET)/$(METHOD)$(ABLATION:%=-%)$(if $(EXTRAS),$(if $(MIXED),-mixed,$(patsubst %,-%,$(CUB))$(patsubst %,-%,$(NABIRDS))))$(patsubst %,-seed%,$(filter-out 1234,$(SEED)))
 # The stage on CUB may be shared by runs that differ in later stages only, and so may a whole pre-training.
 CUB_RUN ?= $(RUN)/pretrain-cub
 PRETRAINING ?= $(RUN)/pretrain

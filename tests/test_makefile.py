@@ -235,7 +235,7 @@ def test_settings_of_method_dataset_trainer_and_devices_come_in_this_order(proje
                 "--seed_everything 7",
                 "--data.seed 7",
             ),
-            *(f"--run.out runs/birds2words/pcl/{stage}", "--run.logger wandb", "--trainer.devices 2"),
+            *(f"--run.out runs/birds2words/pcl-seed7/{stage}", "--run.logger wandb", "--trainer.devices 2"),
         ):
             assert option in rest
 
@@ -360,6 +360,23 @@ def test_a_method_without_pre_training_says_so_and_goes_on(project: Path, method
     assert ran["finetune"].endswith("--model.lr=1")
     again = played(project, "finetune", f"METHOD={method}", "DATASET=clevr_change", "PRETRAIN=yes")
     assert "init_from" not in again["finetune"]
+
+
+def test_every_seed_but_the_default_one_has_a_run_of_its_own(project: Path) -> None:
+    ran = played(project, "eval", "SEED=7", "ABLATION=mlm")
+    assert "--run.out runs/blocks/pcl-mlm-seed7/pretrain " in ran["pretrain"]
+    assert "--model.init_from runs/blocks/pcl-mlm-seed7/pretrain/last.ckpt" in ran["finetune"]
+    assert "--out runs/blocks/pcl-mlm-seed7/eval " in ran["evaluate"]
+    assert "--run.out runs/x/finetune " in played(project, "finetune", "SEED=7", "RUN=runs/x")["finetune"]
+    assert "--run.out runs/blocks/pcl/finetune " in played(project, "finetune", "SEED=1234")["finetune"]
+
+
+def test_a_negative_seed_stops_before_anything_runs(project: Path) -> None:
+    for goal in ("data", "negatives", "pretrain", "finetune"):
+        done = make(project, goal, "SEED=-1")
+        assert done.returncode != 0 and "SEED=-1 is negative; give a whole number from 0" in done.stderr
+        assert done.stderr.count("\n") == 1 and not (project / "log").exists()
+    assert "--seeds 1,-1: -1 is negative" in make(project, "ablation", "METHOD=scorer", "SEEDS=1,-1").stderr
 
 
 def test_an_ablation_is_one_more_file_of_settings_and_a_run_of_its_own(project: Path) -> None:

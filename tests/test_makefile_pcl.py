@@ -63,11 +63,13 @@ def test_either_extra_dataset_alone_and_stand_ins_for_blocks(project: Path, extr
     ]
     assert len(runs["negatives"]) == 1 + (extra == "cub") and len(runs["pretrain"]) == 1 + (extra == "cub")
     assert all("configs/backbone/blocks.yaml" in options for options in runs["extract"]) and len(runs["extract"]) == 2
-    (last,) = [options for options in runs["pretrain"] if f"--run.out runs/blocks/pcl-{extra}/pretrain " in options]
+    (last,) = [
+        options for options in runs["pretrain"] if f"--run.out runs/blocks/pcl-{extra}-seed3/pretrain " in options
+    ]
     assert ("--data.labelled data/blocks_nabirds" in last) == (extra == "nabirds")
     assert ("init_from" in last) == (extra == "cub")
     assert ("method/pcl/pretrain.blocks_nabirds.yaml" in last) == (extra == "nabirds")
-    assert logged(project, "pretrain", f"EXTRA={extra}").keys() == {"pretrain"}
+    assert logged(project, "pretrain", f"EXTRA={extra}", "SEED=3").keys() == {"pretrain"}
 
 
 def test_both_extra_datasets_beside_the_first_one_in_one_stage(project: Path) -> None:

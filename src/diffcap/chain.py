@@ -75,12 +75,14 @@ def seeds_of(text: str) -> list[int]:
     """Seeds out of a command line: "1,2,3".
 
     Raises:
-        DiffcapError: one is no whole number, or stands twice.
+        DiffcapError: one is not a whole number, or is negative, or is duplicated.
     """
     try:
         numbers = [int(seed) for seed in text.split(",")]
     except ValueError:
         raise DiffcapError(f"--seeds {text}: not whole numbers separated by commas; write them as in 1,2,3.") from None
+    if min(numbers) < 0:
+        raise DiffcapError(f"--seeds {text}: {min(numbers)} is negative; give seeds from 0 on.")
     if len(set(numbers)) < len(numbers):
         raise DiffcapError(f"--seeds {text}: a seed stands twice; give different ones.")
     return numbers

@@ -5,15 +5,23 @@ pretrain/ finetune/ reinforce/   a stage each: config.yaml, identity.json, logs/
 averaged/best.ckpt               the mean of kept checkpoints of the fine-tuning
 eval/ reinforce-eval/ ...        an evaluation each: metrics.json, predictions.json, references.json, groups.json
 report/ reinforce-report/        tables and pictures
+.finetune.lock                   locked while the training of that stage runs; names its process
 ```
 """
 
+import fcntl
+import json
 import os
-from collections.abc import Mapping, Sequence
+import platform
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffcap.errors import DiffcapError
+from diffcap.records import file_hash
 from diffcap.settings import setting
 
 PRETRAIN, FINETUNE, REINFORCE = "pretrain", "finetune", "reinforce"
@@ -41,6 +49,105 @@ def report_of(stage: str) -> str:
     return "report" if stage == FINETUNE else f"{stage}-report"
 
 
+@contextmanager
+def stage_lock(out: Path, seed: int) -> Iterator[None]:
+    """Lock a stage's folder for one training.
+
+    The lock file is next to the folder, because a training may rename the folder. The lock is a POSIX record lock: the kernel
+    releases it when the process ends, also by SIGKILL, and the forked workers of a data loader do not inherit it.
+
+    Args:
+        out: folder of the stage; it does not need to exist. seed: of this training, for the message to another one.
+
+    Raises:
+        DiffcapError: another process trains in this folder.
+    """
+    path = out.absolute().with_name(f".{out.absolute().name}.lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):  # POSIX allows both
+            holder = dict.fromkeys(("pid", "host", "seed", "started"), "?") | _read_object(path)
+            raise DiffcapError(
+                f"{out}: process {holder['pid']} on {holder['host']} (seed {holder['seed']}, started {holder['started']}) "
+                f"trains in this folder; wait until it ends, stop it with `kill {holder['pid']}`, or train in another folder "
+                f"with RUN={out.parent}-2 (without make: --run.out={out.parent}-2/{out.name})."
+            ) from None
+        started = datetime.now().isoformat(" ", "seconds")
+        file.truncate(0)
+        json.dump({"pid": os.getpid(), "host": platform.node(), "seed": seed, "started": started}, file)
+        file.flush()
+        yield
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON object; {} if the file is missing, damaged or of another kind."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def identity_of(out: Path) -> str | None:
+    """The identity of the training in a stage's folder (see `lit.run`); None if identity.json is missing or damaged."""
+    identity = _read_object(out / IDENTITY).get("identity")
+    return identity if isinstance(identity, str) else None
+
+
+def vouch(checkpoint: Path) -> dict[str, Any]:
+    """The entries of finished.json that identify the checkpoint file of a finished stage."""
+    state = checkpoint.stat()
+    return {
+        "checkpoint": checkpoint.name,
+        "checkpoint_bytes": state.st_size,
+        "checkpoint_mtime_ns": state.st_mtime_ns,
+        "checkpoint_sha256": file_hash(checkpoint),
+    }
+
+
+def is_finished(out: Path) -> bool:
+    """Whether a stage's folder has a readable finished.json; `fault_of` tells whether its checkpoint is the right one."""
+    return _read_object(out / FINISHED).get("checkpoint") in (BEST, LAST)
+
+
+def script_of(out: Path) -> str:
+    """The script under `stages/` that trains a stage, from what its folder holds."""
+    named = next((stage for stage in STAGES if out.name.startswith(stage)), FINETUNE)
+    stage = _read_object(out / FINISHED).get("stage", named)
+    captioner = setting([out / CONFIGURATION], "model", "captioner", "class_path") or ""
+    return "adapt.py" if stage == PRETRAIN and ".clip4idc." in captioner else f"{stage}.py"
+
+
+def fault_of(out: Path) -> str | None:
+    """What is wrong in a stage's folder so that its training can neither be used nor resumed; None if it can.
+
+    The size of a finished training's checkpoint is always compared. Its SHA-256 is compared only if the file's time differs
+    from the recorded one, because hashing takes seconds per gigabyte.
+    """
+    identity = identity_of(out)
+    if identity is None:
+        there = [name for name in (IDENTITY, LAST, BEST, FINISHED) if (out / name).exists()]
+        return f"{IDENTITY} is missing or damaged" if there else None
+    if not is_finished(out):
+        return None
+    done = _read_object(out / FINISHED)
+    if done.get("identity") != identity:
+        return f"{FINISHED} is of another training than {IDENTITY}"
+    checkpoint = out / done["checkpoint"]
+    if not checkpoint.is_file():
+        return f"{checkpoint.name} of the finished training is missing"
+    if "checkpoint_sha256" not in done:  # written by an earlier version
+        same = zipfile.is_zipfile(checkpoint)  # False for a cut file
+    else:
+        state = checkpoint.stat()
+        same = state.st_size == done["checkpoint_bytes"] and (
+            state.st_mtime_ns == done["checkpoint_mtime_ns"] or file_hash(checkpoint) == done["checkpoint_sha256"]
+        )
+    return None if same else f"{checkpoint.name} is not the file that the finished training wrote"
+
+
 class Chain(NamedTuple):
     """The trainings behind a checkpoint: a run's folder, and which of its stages, in their order."""
 
@@ -55,7 +162,11 @@ class Chain(NamedTuple):
         for folder in folders:  # which grow
             start = setting([folder / CONFIGURATION], "model", "init_from")
             before = Path(start).parent if start else None
-            if before and before.name not in own and before not in folders and (before / FINISHED).is_file():
+            if before is None or before in folders or not (before / FINISHED).is_file():
+                continue
+            # The settings of a copied run still name the original's earlier stages, which the copy has, too.
+            copied = folder.parent == self.run and before.name != folder.name and before.name in own
+            if not copied:
                 folders.append(before)
         return [folder / FINISHED for folder in folders]
 

@@ -26,7 +26,13 @@ WORDS_AFTER = 80  # steps of fine-tuning, after which captions are sentences tha
 TOLERANCE = 1e-4  # relative and absolute; processors round differently, and ten steps pass it on
 COMMON = (
     *("--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1", "--trainer.val_check_interval=1000"),
-    *("--run.checkpoint_every=10", "--run.patience=null", "--run.select_after=0", "--seed_everything=1", "--data.seed=1"),
+    *(
+        "--run.checkpoint_every=10",
+        "--run.patience=null",
+        "--run.select_after=0",
+        "--seed_everything=1",
+        "--data.seed=1",
+    ),
     *("--data.batch_size=8", "--model.warmup=0", "--model.schedule=constant"),
 )
 TRUNK = ("width=16", "heads=2", "ffn=24", "dropout=0.1")
@@ -104,7 +110,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def words(name: str, folders: dict[str, Path]) -> list[str]:
     run = RUNS[name]
-    files = [word for file in ("trainer/default.yaml", *run.files) for word in ("--config", str(ROOT / "configs" / file))]
+    files = [
+        word for file in ("trainer/default.yaml", *run.files) for word in ("--config", str(ROOT / "configs" / file))
+    ]
     sizes = [f"--model.captioner.init_args.{size}" for size in run.sizes]
     places = [f"--data.folder={folders['toy']}", f"--run.out={folders['runs'] / name}"]
     start = [f"--model.init_from={folders['runs'] / run.start}"] if run.start else []

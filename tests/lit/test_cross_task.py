@@ -99,4 +99,4 @@ def test_a_changed_dataset_is_another_run(place: Path, tmp_path: Path, capsys: p
     write_toy_labelled(tmp_path / "nabirds", images=15)
     capsys.readouterr()
     assert in_process([*words, f"--data.labelled={tmp_path / 'nabirds'}"]) is None
-    assert "held a run with other settings" in capsys.readouterr().out
+    assert "holds a run with other settings" in capsys.readouterr().out

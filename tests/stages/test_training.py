@@ -6,6 +6,8 @@ Where the kind of process does not matter the script runs inside this one, which
 import json
 import os
 import random
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -227,7 +229,10 @@ def test_smoke_settings_run_every_stage(blocks: Path, tmp_path: Path, capsys: py
     old = (tmp_path / "pretrain/last.ckpt").read_bytes()
     assert in_process([*words, "--model.lr=1e-5"]) is None
     said = capsys.readouterr().out
-    assert f"{tmp_path / 'pretrain'}: held a run with other settings; it is {tmp_path / 'pretrain.1'} now" in said
+    assert (
+        f"{tmp_path / 'pretrain'}: it holds a run with other settings; the folder is now {tmp_path / 'pretrain.1'}"
+        in said
+    )
     assert (tmp_path / "pretrain.1/last.ckpt").read_bytes() == old != (tmp_path / "pretrain/last.ckpt").read_bytes()
 
 
@@ -319,7 +324,7 @@ def test_other_features_are_another_run_and_not_for_this_captioner(
     with (store / "sums.u32").open("r+b") as file:
         file.write(zlib.crc32(data[:row]).to_bytes(4, "little"))
     assert in_process(words) is None
-    assert "held a run with other settings; it is" in capsys.readouterr().out and (tmp_path / "pretrain.1").is_dir()
+    assert "holds a run with other settings" in capsys.readouterr().out and (tmp_path / "pretrain.1").is_dir()
     meta = json.loads((store / "meta.json").read_text())
     (store / "meta.json").write_text(json.dumps({**meta, "weights_sha256": "0" * 64}))
     said = in_process([*evaluation(folder, undisturbed), f"--out={tmp_path / 'eval'}"])
@@ -444,13 +449,144 @@ def test_an_interrupted_evaluation_leaves_no_scores_of_earlier_captions(
         read_evaluated(out)
 
 
-def test_a_damaged_last_checkpoint_is_one_sentence(blocks: Path, tmp_path: Path) -> None:
-    out = tmp_path / "pretrain"
-    assert in_process(smoke("pretrain", blocks, out)) is None
-    (out / "finished.json").unlink()
-    (out / "last.ckpt").write_bytes((out / "last.ckpt").read_bytes()[:-3000])
-    code = in_process(smoke("pretrain", blocks, out))
-    assert isinstance(code, str) and "last.ckpt: not a readable checkpoint" in code
+def named_command(message: str | int | None) -> list[str]:
+    """The command that an error message names between backquotes."""
+    assert isinstance(message, str) and "\n" not in message, message
+    (command,) = re.findall(r"`([^`]+)`", message)
+    return shlex.split(command)
+
+
+def test_a_second_training_in_a_folder_is_refused_until_the_first_ends(
+    blocks: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    words, out = training("pretrain", blocks, tmp_path), tmp_path / "pretrain"
+    first = subprocess.Popen(
+        words, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        while not (out / "last.ckpt").exists():
+            assert first.poll() is None
+            time.sleep(0.002)
+        os.kill(first.pid, signal.SIGSTOP)  # it must not end before the others have started
+        for options in ([], ["--data.seed=2", "--seed_everything=2"]):
+            message = in_process([*words, *options])
+            assert f"{out}: process {first.pid} on " in str(message) and "seed 1234" in str(message)
+        assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == ["pretrain"]
+        assert named_command(message) == ["kill", str(first.pid)]
+        subprocess.run(named_command(message), check=True)
+        os.kill(first.pid, signal.SIGCONT)
+        assert "interrupted at step" in first.communicate(timeout=60)[1]
+    finally:
+        first.kill()
+    assert in_process(words) is None
+    same_training(out / "last.ckpt", undisturbed / "pretrain/last.ckpt")
+
+
+def test_a_finished_stage_whose_files_are_damaged_is_trained_again(
+    blocks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "finetune"
+    words = smoke("finetune", blocks, out)
+    assert in_process(words) is None
+    best = weights(out / "best.ckpt")
+    finished = json.loads((out / "finished.json").read_text())
+
+    def again() -> str:
+        """What the same command prints; the stage is finished afterwards, with the same weights."""
+        capsys.readouterr()
+        status = in_process(words)
+        said = capsys.readouterr().out
+        assert status == (0 if "finished already" in said else None)
+        assert all(torch.equal(value, best[name]) for name, value in weights(out / "best.ckpt").items())
+        assert json.loads((out / "finished.json").read_text())["steps"] == finished["steps"]
+        return said
+
+    os.utime(out / "best.ckpt", (1, 1))  # as after copying
+    assert "finished already" in again()
+    old = {key: value for key, value in finished.items() if not key.startswith("checkpoint_")}
+    (out / "finished.json").write_text(json.dumps(old))  # as earlier versions wrote it
+    assert "finished already" in again()
+
+    (out / "finished.json").write_text("")
+    assert "finished already" not in again() and not out.with_name("finetune.1").exists()
+    assert json.loads((out / "finished.json").read_text())["checkpoint_sha256"]
+
+    other = bytearray((out / "best.ckpt").read_bytes())
+    other[len(other) // 2] ^= 1
+    damages = {
+        "best.ckpt of the finished training is missing": lambda: (out / "best.ckpt").unlink(),
+        "best.ckpt is not the file": lambda: (out / "best.ckpt").write_bytes(other),
+        "finished.json is of another training": lambda: (out / "finished.json").write_text(
+            json.dumps({**finished, "identity": "0"})
+        ),
+        "identity.json is missing or damaged": lambda: (out / "identity.json").write_text(""),
+    }
+    for number, (reason, damage) in enumerate(damages.items(), 1):
+        damage()
+        aside = out.with_name(f"finetune.{number}")
+        assert f"{out}: {reason}" in (said := again()) and f"the folder is now {aside}, and" in said
+        assert (aside / "last.ckpt").is_file()
+        assert "finished already" in again()
+
+    (out / "finished.json").write_text(json.dumps(old))
+    (out / "best.ckpt").write_bytes((out / "best.ckpt").read_bytes()[:-3000])
+    assert "best.ckpt is not the file" in again()
+
+
+def test_a_damaged_earlier_stage_is_trained_again_by_the_command_in_the_message(blocks: Path, tmp_path: Path) -> None:
+    start, out = tmp_path / "pretrain", tmp_path / "finetune"
+    before, words = smoke("pretrain", blocks, start), smoke("finetune", blocks, out)
+    words.append(f"--model.init_from={start / 'last.ckpt'}")
+    assert in_process(before) is None
+    last = weights(start / "last.ckpt")
+    damages = {
+        "last.ckpt is not the file": lambda: (start / "last.ckpt").write_bytes(b"cut"),
+        "last.ckpt of the finished training is missing": lambda: (start / "last.ckpt").unlink(),
+        "finished.json is damaged": lambda: (start / "finished.json").write_text(""),
+        "identity.json is missing or damaged": lambda: (start / "identity.json").write_text(""),
+    }
+    for reason, damage in damages.items():
+        damage()
+        message = in_process(words)
+        assert f"{start}: {reason}" in str(message) and not out.exists()
+        assert in_process(named_command(message)) is None
+        assert all(torch.equal(value, last[name]) for name, value in weights(start / "last.ckpt").items())
+        assert in_process(before) == 0  # the settings are the same
+    assert in_process(words) is None
+    # A finished captioner does not need the pre-trained weights any more.
+    (start / "last.ckpt").unlink()
+    assert in_process(words) == 0
+
+
+def test_an_interrupted_training_that_cannot_go_on_names_the_command_to_start_again(
+    blocks: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "finetune"
+    words = smoke("finetune", blocks, out)
+    assert in_process(words) is None
+    best = weights(out / "best.ckpt")
+    damages = {
+        "last.ckpt: not a readable checkpoint": lambda: (out / "last.ckpt").write_bytes(
+            (out / "last.ckpt").read_bytes()[:-3000]
+        ),
+        "best.ckpt: no checkpoint there": lambda: (out / "best.ckpt").unlink(),
+    }
+    for number, (reason, damage) in enumerate(damages.items()):
+        (out / "finished.json").unlink()
+        damage()
+        message = in_process(words)
+        assert reason in str(message)
+        assert named_command(message)[:2] == ["mv", str(out)]
+        subprocess.run(named_command(message), check=True)
+        assert in_process(words) is None
+        assert all(torch.equal(value, best[name]) for name, value in weights(out / "best.ckpt").items())
+        (tmp_path / "finetune.damaged").rename(tmp_path / f"damaged.{number}")
+
+
+def test_seeds_out_of_range_are_one_sentence(blocks: Path, tmp_path: Path) -> None:
+    for option in ("--seed_everything=-1", "--data.seed=-1", "--seed_everything=4294967296"):
+        message = in_process([*smoke("pretrain", blocks, tmp_path / "pretrain"), option])
+        assert isinstance(message, str) and f"{option.replace('=', ' is ')}; give a seed from 0 to" in message
 
 
 def test_a_full_disk_is_one_sentence_and_costs_nothing(blocks: Path, tmp_path: Path) -> None:

@@ -65,6 +65,14 @@ class StageCLI(LightningCLI):
         quiet()
         super().__init__(model_class, datamodule_class, **{**settings, **options})
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Read the options; a seed that NumPy or PyTorch would refuse is one sentence."""
+        super().parse_arguments(parser, args)
+        for name in ("seed_everything", "data.seed"):
+            seed = self.config.get(name)
+            if seed is not None and not 0 <= int(seed) < 2**32:
+                raise DiffcapError(f"--{name} is {seed}; give a seed from 0 to {2**32 - 1} (with make: SEED=1234).")
+
     def instantiate_classes(self) -> None:
         """Build module, data and trainer."""
         with plain_settings():

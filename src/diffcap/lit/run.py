@@ -1,7 +1,7 @@
 """One training stage from its command line to its run folder: resume, checkpoints, logs, and the mark that it is finished.
 
 The folder holds `config.yaml` (resolved), `last.ckpt` (to resume from), `best.ckpt` (best on val; stages that select),
-`logs/` (CSV), and at the end `finished.json`, which Make looks for.
+`logs/` (CSV), and at the end `finished.json`, which Make looks for and which has the size and hash of the resulting checkpoint.
 """
 
 import hashlib
@@ -9,8 +9,10 @@ import io
 import json
 import math
 import os
+import shlex
 import shutil
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,8 +32,22 @@ from diffcap.features.store import SUMS
 from diffcap.files import whole
 from diffcap.lit.cli import StageCLI
 from diffcap.provenance import provenance
-from diffcap.records import file_hash, read_json, write_json
-from diffcap.run_folder import BEST, CONFIGURATION, FINISHED, IDENTITY, KEPT, LAST, LOGS
+from diffcap.records import file_hash, write_json
+from diffcap.run_folder import (
+    BEST,
+    CONFIGURATION,
+    FINISHED,
+    IDENTITY,
+    KEPT,
+    LAST,
+    LOGS,
+    fault_of,
+    identity_of,
+    is_finished,
+    script_of,
+    stage_lock,
+    vouch,
+)
 
 # A run that differs from an earlier one only here continues it.
 _SAME_RUN = (
@@ -159,7 +175,18 @@ def _logged_in() -> bool:
 
 
 class TrainingCLI(StageCLI):
-    """The command line of a training stage: `--model.*`, `--data.*`, `--trainer.*` and `--run.*`."""
+    """The command line of a training stage: `--model.*`, `--data.*`, `--trainer.*` and `--run.*`.
+
+    The main process holds the lock of the stage's folder from here to the end of `train`.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.lock = ExitStack()
+        try:
+            super().__init__(*args, **options)
+        except BaseException:
+            self.lock.close()
+            raise
 
     def add_arguments_to_parser(self, parser: Any) -> None:
         """Add `--run.*`, and take the sizes that the data decide from the data."""
@@ -177,14 +204,21 @@ class TrainingCLI(StageCLI):
         self.out = Path(self.settings.out)
         config = json.loads(self.parser.dump(self.config, format="json", skip_validation=True))
         self.identity = _identity(config)  # inputs are part of it: see there
-        if _is_finished(self.out, self.identity):  # every rank sees the same files, and leaves
+        if _main_process():
+            self.lock.enter_context(stage_lock(self.out, self.config.data.seed))
+        other = identity_of(self.out) not in (None, self.identity)
+        fault = "it holds a run with other settings" if other else fault_of(self.out)
+        if not fault and is_finished(self.out):  # every rank sees the same files, and leaves
             if _main_process():
                 print(f"{self.out}: finished already, with these settings")
             sys.exit(0)
+        self.fault = fault  # why the folder will be put aside
         last = self.out / LAST
-        self.resume_from = last if _is_of(self.out, self.identity) and last.is_file() else None
+        self.resume_from = last if not fault and last.is_file() else None
         if self.resume_from:
-            read_checkpoint(last)  # a damaged one is one sentence
+            _check_resumable(last)
+        if start := config["model"].get("init_from"):
+            _check_start(Path(start))
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """A trainer with the run's callbacks and loggers."""
@@ -229,6 +263,10 @@ class TrainingCLI(StageCLI):
 
     def train(self, stage: str) -> None:
         """Fit, from `last.ckpt` if there is one, and mark the run finished."""
+        with self.lock:
+            self._train(stage)
+
+    def _train(self, stage: str) -> None:
         last = self.out / LAST
         resume_from = str(self.resume_from) if self.resume_from else None
         aside = self._open_folder() if _main_process() else None
@@ -258,7 +296,7 @@ class TrainingCLI(StageCLI):
             self.out / FINISHED,
             {
                 "stage": stage,
-                "checkpoint": best.name if self.settings.monitor else last.name,
+                **vouch(best if self.settings.monitor else last),
                 "steps": self.trainer.global_step,
                 "train_seconds": round(self.model.train_seconds, 1),
                 "monitor": self.settings.monitor,
@@ -269,8 +307,9 @@ class TrainingCLI(StageCLI):
         )
 
     def _open_folder(self) -> Path | None:
-        """Make the folder ready; where the run with other settings is now that it held, if it held one."""
-        aside = _put_aside(self.out, self.identity)
+        """Make the folder ready; returns the new path of the earlier run, if the folder held one that cannot be used."""
+        aside = _put_aside(self.out, self.fault) if self.fault else None
+        (self.out / FINISHED).unlink(missing_ok=True)  # a damaged one; Make only looks whether the file exists
         write_json(self.out / IDENTITY, {"identity": self.identity})
         self.parser.save(self.config, self.out / CONFIGURATION, overwrite=True, skip_validation=True)
         return aside
@@ -298,9 +337,11 @@ def _start(checkpoint: Path) -> str | None:
 
     Not the file's hash: a checkpoint tells how long its training took.
     """
-    mark = checkpoint.with_name(IDENTITY)
-    if mark.is_file() and checkpoint.name in (BEST, LAST):
-        return str(read_json(mark, "run")["identity"])
+    if checkpoint.name in (BEST, LAST) and checkpoint.with_name(IDENTITY).is_file():
+        identity = identity_of(checkpoint.parent)
+        if identity is None:
+            _check_start(checkpoint)
+        return identity
     return weights_hash(read_checkpoint(checkpoint)) if checkpoint.exists() else None
 
 
@@ -322,21 +363,47 @@ def _inputs(data: dict[str, Any]) -> list[Path]:
     return inputs + [Path(other) / "dataset.json" for other in data.get("vocabulary_with") or []]
 
 
-def _is_of(out: Path, identity: str) -> bool:
-    """Whether a folder holds the run with this identity."""
-    mark = out / IDENTITY
-    return mark.is_file() and read_json(mark, "run")["identity"] == identity
+def _check_start(checkpoint: Path) -> None:
+    """Check the stage that a training begins with; the next reader of the file itself is the model.
+
+    Raises:
+        DiffcapError: finished.json does not describe the checkpoint in the folder; the message has the command that trains
+            the stage again.
+    """
+    out = checkpoint.parent
+    if checkpoint.name not in (BEST, LAST) or not (out / IDENTITY).is_file():  # not of a run
+        return
+    fault = fault_of(out)
+    if not fault and (out / FINISHED).exists() and not is_finished(out):
+        fault = f"{FINISHED} is damaged"
+    if fault:
+        script = Path(sys.argv[0]).with_name(script_of(out))
+        again = shlex.join([sys.executable, str(script), "--config", str(out / CONFIGURATION)])
+        raise DiffcapError(f"{out}: {fault}; train that stage again with `{again}`, then run this command again.")
 
 
-def _is_finished(out: Path, identity: str) -> bool:
-    return _is_of(out, identity) and (out / FINISHED).is_file()
+def _check_resumable(last: Path) -> None:
+    """Read what an interrupted training goes on from.
+
+    Raises:
+        DiffcapError: `last.ckpt`, or the `best.ckpt` that it has chosen before, is missing or damaged.
+    """
+    out = last.parent
+    try:
+        callbacks = read_checkpoint(last).get("callbacks", {}).values()
+        if any(state.get("best_model_score") is not None for state in callbacks):
+            read_checkpoint(out / BEST)
+    except DiffcapError as error:
+        reason = str(error).rpartition("; ")[0]  # without that message's own way out
+        raise DiffcapError(
+            f"{out}: the interrupted training cannot be resumed ({reason}); to train from the beginning, run "
+            f"`{shlex.join(['mv', str(out), f'{out}.damaged'])}` and then this command again."
+        ) from None
 
 
-def _put_aside(out: Path, identity: str) -> Path | None:
-    """Rename the folder of a run with other settings, so that it is not lost; gives the new name."""
-    if not (out / IDENTITY).is_file() or _is_of(out, identity):
-        return None
+def _put_aside(out: Path, fault: str) -> Path:
+    """Rename the folder of a run that cannot be used, so that it is not lost; returns the new path."""
     aside = next(path for n in range(1, 10_000) if not (path := out.with_name(f"{out.name}.{n}")).exists())
     out.rename(aside)
-    print(f"{out}: held a run with other settings; it is {aside} now")
+    print(f"{out}: {fault}; the folder is now {aside}, and the training starts from the beginning")
     return aside
