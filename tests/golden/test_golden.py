@@ -88,7 +88,14 @@ RUNS = {
         "finetune",
         ("method/clip4idc/finetune.yaml",),
         (*CLIP, *CLIP_WORDS),
-        (*_CLIP, "--model.lr=1.5e-3", "--model.pretrained_lr=1e-5", "--data.samples=scenes", "--model.tokenizer=raw"),
+        (
+            *_CLIP,
+            "--model.lr=5e-3",
+            "--model.pretrained_lr=1e-4",
+            "--model.warmup=40",
+            "--data.samples=scenes",
+            "--model.tokenizer=raw",
+        ),
         "clip4idc/pretrain/best.ckpt",
     ),
 }
