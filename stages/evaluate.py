@@ -119,12 +119,8 @@ def evaluate(
     )
     if captions is None:  # another rank writes
         return
-    for name in (
-        METRICS,
-        metrics_by("ptb"),
-        metrics_by("raw"),
-        UNSCORED,
-    ):  # before a new file stands beside an old score
+    # Before any new file is written, so that a kill leaves no old scores beside new captions.
+    for name in (METRICS, metrics_by("ptb"), metrics_by("raw"), UNSCORED):
         (target / name).unlink(missing_ok=True)
     told = [pair for pair in pairs if pair.captions]
     bare = {pair.id: captions.pop(pair.id) for pair in pairs if not pair.captions}

@@ -226,7 +226,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def update_text(path: Path, text: str) -> None:
-    """Write a small file unless it has this text already: its time stays, by which Make sees that nothing changed."""
+    """Write a small file unless it has this text already, so that Make sees an unchanged file as up to date."""
     if not path.is_file() or path.read_bytes() != text.encode():
         write_text(path, text)
 

@@ -260,7 +260,7 @@ def test_sizes_and_words_come_from_the_training_split_and_the_store(folder: Path
 def test_decoding_batches_hold_no_text(folder: Path) -> None:
     data = captioning(folder)
     batch = PairBatches(data.table("test"))[1]
-    assert set(batch) == {"id", "is_change", "before", "after"} and batch["before"].shape == (1, *SHAPE)
+    assert set(batch) == {"id", "number", "is_change", "before", "after"} and batch["before"].shape == (1, *SHAPE)
 
 
 def test_bad_input_is_one_sentence(folder: Path, tmp_path: Path) -> None:

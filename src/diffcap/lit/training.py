@@ -116,17 +116,17 @@ class TrainingModule(pl.LightningModule):
             self._unlogged = {}
 
     def add_validation_losses(self, batch: dict[str, Any], losses_of: Callable[[Any], dict[str, Tensor]]) -> None:
-        """Add a validation batch to the sums that `log_validation_losses` logs; a pair counts on one rank only.
+        """Add the losses of a validation batch to the sums that `log_validation_losses` logs.
 
-        Lightning's sampler deals the pairs out to the ranks in turn, and repeats the first pairs where the last round is
-        not full.
+        Lightning's sampler gives pair `n` to rank `n % world_size`, and then repeats the first pairs until all ranks have
+        equally many. A repeated pair is left out here.
 
         Args:
-            batch: with "number" (B,), each pair's place in the split. losses_of: losses of a batch by name, (n,) each.
+            batch: with "number" (B,), each pair's index in the split. losses_of: losses of a batch by name, (n,) each.
         """
         own = batch["number"] % self.trainer.world_size == self.global_rank
         some, every = bool(own.any()), bool(own.all())
-        rows = own if some and not every else slice(None)  # a batch without an own pair still gives the losses' names
+        rows = own if some and not every else slice(None)  # if no pair counts, the names of the losses are still needed
         losses = losses_of({key: value[rows] for key, value in batch.items() if isinstance(value, Tensor)})
         for name, values in losses.items():
             values = values.float() if some else values[:0].float()

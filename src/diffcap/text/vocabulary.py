@@ -173,7 +173,7 @@ def build_vocabulary(
 def write_vocabulary(path: str | Path, vocabulary: Vocabulary) -> None:
     """Write `vocabulary.json`: the specials, for readers of other programs, and the words that follow them.
 
-    A file that has them already keeps its time.
+    A file with the same content is not written again.
     """
     update_text(Path(path), json_text({"specials": list(SPECIALS), "words": vocabulary.words}))
 

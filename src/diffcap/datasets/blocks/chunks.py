@@ -120,8 +120,8 @@ def _keep_pages() -> None:
 
 
 def reopen(folder: Path, images: Iterable[str]) -> None:
-    """Delete some images of a finished folder, so that the next run renders them again, and no other image."""
-    (folder / PARTS).mkdir(exist_ok=True)  # first: it marks a folder that is not finished
+    """Delete images of a finished folder, so that the next run renders these images again."""
+    (folder / PARTS).mkdir(exist_ok=True)  # a folder with PARTS is not finished, see `claim`
     for path in images:
         (folder / path).unlink(missing_ok=True)
 
