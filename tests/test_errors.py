@@ -32,7 +32,7 @@ def forbidden() -> None:
 
 
 def bad_input() -> None:
-    raise DiffcapError("pairs.jsonl, line 3: not JSON; mend that line.")
+    raise DiffcapError("pairs.jsonl, line 3: not JSON; fix that line.")
 
 
 def hostile_name() -> None:
@@ -54,7 +54,7 @@ def too_many_beams() -> None:
         (interrupted_in_lightning, "error: interrupted; run the same command again"),
         (full_disk, "error: no space left on the disk while writing runs/x/last.ckpt; free some"),
         (forbidden, "error: data/x: Permission denied; check the path"),
-        (bad_input, "error: pairs.jsonl, line 3: not JSON; mend that line."),
+        (bad_input, "error: pairs.jsonl, line 3: not JSON; fix that line."),
         (hostile_name, "error: a\\x1b[2J\\nb\\x9b\\u202e[red]\té.png: no image there."),
         (hostile_file, "error: data/\\x1b[31m\\n: Permission denied; check the path"),
         (

@@ -22,5 +22,5 @@ def test_the_last_file_that_has_a_setting_wins(tmp_path: Path) -> None:
 
 def test_a_broken_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "blocks.yaml").write_text("data: [changes\n")
-    with pytest.raises(DiffcapError, match=r"blocks\.yaml: not YAML .*; mend the file"):
+    with pytest.raises(DiffcapError, match=r"blocks\.yaml: not YAML .*; fix the file"):
         setting([tmp_path / "blocks.yaml"], "data", "changes")

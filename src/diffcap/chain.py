@@ -45,7 +45,7 @@ def call(command: Sequence[str], title: str) -> None:
     # What make itself was given is not for the targets below it.
     kept = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS")}
     if subprocess.run(command, env={**kept, "OMP_NUM_THREADS": "1"}, check=False).returncode:
-        raise DiffcapError(f"{title} failed, see above; mend it and run the same command again: it goes on there.")
+        raise DiffcapError(f"{title} failed, see above; fix it and run the same command again: it goes on there.")
     print(f"== {title}: done after {time.perf_counter() - begin:.0f} s", flush=True)
 
 

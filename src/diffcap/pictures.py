@@ -93,7 +93,7 @@ def _check_file(path: Path, name: str) -> None:
         raise _unreadable(name, error) from None
     if is_folder:
         raise DiffcapError(f"{name}: a folder, not an image; name a picture in it.")
-    kind = "no image there; put the file in place or mend the path"
+    kind = "no image there; put the file in place or fix the path"
     raise DiffcapError(f"{name}: {'not a regular file; name a picture' if is_there else kind}.")
 
 

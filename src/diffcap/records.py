@@ -78,17 +78,17 @@ def _pair(row: dict[str, Any], where: str) -> ChangePair:
         if key not in row or not isinstance(row[key], kind):
             found = "nothing" if key not in row else repr(row[key])[:60]
             name = getattr(kind, "__name__", "str or null")
-            raise DiffcapError(f'{where}: "{key}" must be a {name}, found {found}; mend that line.')
+            raise DiffcapError(f'{where}: "{key}" must be a {name}, found {found}; fix that line.')
     if row["split"] not in SPLITS:
         raise DiffcapError(
-            f'{where}: "split" must be one of {", ".join(SPLITS)}, found {row["split"]!r}; mend that line.'
+            f'{where}: "split" must be one of {", ".join(SPLITS)}, found {row["split"]!r}; fix that line.'
         )
     if not all(isinstance(caption, str) for caption in row["captions"]):
-        raise DiffcapError(f'{where}: "captions" must be a list of strings; mend that line.')
+        raise DiffcapError(f'{where}: "captions" must be a list of strings; fix that line.')
     change_type, is_distractor = row.pop("change_type", None), row.pop("is_distractor", False)
     if not isinstance(change_type, str | None) or not isinstance(is_distractor, bool):
         raise DiffcapError(
-            f'{where}: "change_type" must be a string or null and "is_distractor" true or false; mend that line.'
+            f'{where}: "change_type" must be a string or null and "is_distractor" true or false; fix that line.'
         )
     known = {key: row.pop(key) for key in _FIELDS}
     return ChangePair(**known, change_type=change_type, is_distractor=is_distractor, extra=row)
@@ -309,14 +309,14 @@ def read_json_lines(
                 row = _loads(line.decode("utf-8-sig"))
             except json.JSONDecodeError as error:
                 raise DiffcapError(
-                    f"{where}: not JSON ({error.msg} at column {error.colno}); mend or delete that line."
+                    f"{where}: not JSON ({error.msg} at column {error.colno}); fix or delete that line."
                 ) from None
             except UnicodeDecodeError:
                 raise DiffcapError(f"{where}: not UTF-8 text; save the file as UTF-8.") from None
             except (ValueError, RecursionError) as error:
-                raise DiffcapError(f"{where}: not usable JSON ({error}); mend or delete that line.") from None
+                raise DiffcapError(f"{where}: not usable JSON ({error}); fix or delete that line.") from None
             if not isinstance(row, dict):
-                raise DiffcapError(f"{where}: expected a JSON object, found {type(row).__name__}; mend that line.")
+                raise DiffcapError(f"{where}: expected a JSON object, found {type(row).__name__}; fix that line.")
             yield where, row
 
 

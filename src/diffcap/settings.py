@@ -20,7 +20,7 @@ def read_settings(path: str | Path) -> Any:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
-        raise DiffcapError(f"{path}: not YAML ({reason:.120}); mend the file.") from None
+        raise DiffcapError(f"{path}: not YAML ({reason:.120}); fix the file.") from None
 
 
 def setting(files: Iterable[Path], *keys: str) -> Any:

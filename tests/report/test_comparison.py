@@ -139,7 +139,7 @@ def test_text_of_the_files_is_printed_as_it_is(tmp_path: Path, capsys: pytest.Ca
 
 @pytest.mark.parametrize("name", ["predictions.json", "references.json", "groups.json"])
 def test_files_of_two_evaluations_are_refused(runs: tuple[Path, Path], name: str) -> None:
-    """`make eval` that was killed between two files: old scores stand beside new captions."""
+    """`make eval` that was killed between two files leaves old scores with new captions."""
     folder = runs[1] / "eval"
     metrics = json.loads((folder / "metrics.json").read_text())
     metrics["provenance"]["files"] = {name: file_hash(folder / name)}

@@ -124,7 +124,7 @@ def _read_table(path: Path) -> Iterator[Annotation]:
     for where, row in _rows(path):
         if row["split"] not in SPLIT_NAMES:
             raise DiffcapError(
-                f'{where}: the column split must be train, val or test, found "{row["split"]:.60}"; mend that line.'
+                f'{where}: the column split must be train, val or test, found "{row["split"]:.60}"; fix that line.'
             )
         photos = _photos(row)
         yield Annotation(
@@ -164,11 +164,11 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
                 raise DiffcapError(f"{where}: the columns must be {', '.join(COLUMNS)}; fetch the file again.")
             continue
         if len(fields) != len(columns):
-            raise DiffcapError(f"{where}: {len(fields)} columns, not {len(columns)}; mend or delete that line.")
+            raise DiffcapError(f"{where}: {len(fields)} columns, not {len(columns)}; fix or delete that line.")
         row = dict(zip(columns, fields))
         for column in ("img1ImgURL", "img2ImgURL", "description"):
             if not row[column].strip():
-                raise DiffcapError(f"{where}: the column {column} is empty; mend or delete that line.")
+                raise DiffcapError(f"{where}: the column {column} is empty; fix or delete that line.")
         yield where, row
 
 
@@ -187,7 +187,7 @@ def _read_lines(folder: Path) -> Iterator[Annotation]:
         for where, row in read_json_lines(path, "annotations", remedy):
             first, second = (row.get(key) for key in ("img1", "img2"))
             if not isinstance(first, str) or not isinstance(second, str) or not first or not second:
-                raise DiffcapError(f'{where}: "img1" and "img2" must be photo ids (strings); mend that line.')
+                raise DiffcapError(f'{where}: "img1" and "img2" must be photo ids (strings); fix that line.')
             photos = first, second
             yield Annotation(
                 photos, photos, split, token_captions(row.get("description"), where, "description"), where, {}

@@ -16,7 +16,7 @@ def sentences(value: object, where: str, key: str) -> list[str]:
         DiffcapError: it is no list of strings.
     """
     if not isinstance(value, list) or not all(isinstance(sentence, str) for sentence in value):
-        raise DiffcapError(f'{where}: "{key}" must be a list of sentences, found {value!r:.60}; mend it.')
+        raise DiffcapError(f'{where}: "{key}" must be a list of sentences, found {value!r:.60}; fix it.')
     return value
 
 
@@ -33,7 +33,7 @@ def token_captions(value: object, where: str, key: str) -> list[str]:
         isinstance(tokens, list) and tokens and all(isinstance(token, str) for token in tokens) for tokens in captions
     ):
         raise DiffcapError(
-            f'{where}: "{key}" must be a list of words or a list of such lists, none empty, found {value!r:.60}; mend that line.'
+            f'{where}: "{key}" must be a list of words or a list of such lists, none empty, found {value!r:.60}; fix that line.'
         )
     return [" ".join(tokens) for tokens in captions]
 

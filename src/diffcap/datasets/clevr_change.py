@@ -67,10 +67,10 @@ def read_splits(path: Path) -> dict[str, list[int]]:
     home: dict[int, str] = {}
     for split in SPLITS:
         if not isinstance(splits.get(split), list):
-            raise DiffcapError(f'{path}: "{split}" must be a list of numbers; mend or fetch the file again.')
+            raise DiffcapError(f'{path}: "{split}" must be a list of numbers; fix or fetch the file again.')
         for number in splits[split]:
             if type(number) is not int or number < 0:
-                raise DiffcapError(f'{path}: "{split}" holds {number!r:.60}, not the number of an image; mend it.')
+                raise DiffcapError(f'{path}: "{split}" holds {number!r:.60}, not the number of an image; fix it.')
             if number in home:
                 raise DiffcapError(
                     f"{path}: {number} stands twice (in {home[number]} and {split}); keep it in one place."
@@ -84,7 +84,7 @@ def _change_types(path: Path) -> dict[str, str]:
     kinds: dict[str, str] = {}
     for kind, files in (_object(path, "change types") if path.is_file() else {}).items():
         if not isinstance(files, list) or not all(isinstance(file, str) for file in files):
-            raise DiffcapError(f'{path}: "{kind}" must be a list of file names; mend or fetch the file again.')
+            raise DiffcapError(f'{path}: "{kind}" must be a list of file names; fix or fetch the file again.')
         for file in files:
             if kinds.setdefault(file, kind) != kind:
                 raise DiffcapError(f"{path}: {file!r} stands under both {kinds[file]!r} and {kind!r}; keep one.")
@@ -100,7 +100,7 @@ def _extras(path: Path) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     extras = {}
     for file, scene in (_object(path, "scenes") if path.is_file() else {}).items():
         if not isinstance(scene, dict):
-            raise DiffcapError(f'{path}: "{file}" must be an object, found {scene!r:.60}; mend it.')
+            raise DiffcapError(f'{path}: "{file}" must be an object, found {scene!r:.60}; fix it.')
         change = {key: scene[key] for key in ("boxes", "viewpoint_iou", "changed") if key in scene}
         view = "viewpoint_iou_distractor"
         extras[file] = change, ({"viewpoint_iou": scene[view]} if view in scene else {})

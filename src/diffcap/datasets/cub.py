@@ -67,7 +67,7 @@ def _listed(path: Path) -> list[str]:
         number, _, name = line.partition(" ")
         species, _, image = name.partition("/")
         if not number.isdigit() or not image.endswith(".jpg") or not species:
-            raise DiffcapError(f'{where}: expected "<number> <class>/<image>.jpg", found {line!r:.80}; mend that line.')
+            raise DiffcapError(f'{where}: expected "<number> <class>/<image>.jpg", found {line!r:.80}; fix that line.')
         check_inside(name, where)  # before its sentences are looked for
         found.append(name)
     return found

@@ -44,5 +44,5 @@ def _row(row: Any, where: str) -> tuple[str, str, str, list[str]]:
     row = row if isinstance(row, dict) else {}
     texts = [row.get(key) for key in ("uid", "img0", "img1")]
     if not all(isinstance(text, str) and text for text in texts):
-        raise DiffcapError(f'{where}: needs "uid", "img0" and "img1" (strings), found {row!r:.60}; mend it.')
+        raise DiffcapError(f'{where}: needs "uid", "img0" and "img1" (strings), found {row!r:.60}; fix it.')
     return str(texts[0]), str(texts[1]), str(texts[2]), sentences(row.get("sents"), where, "sents")

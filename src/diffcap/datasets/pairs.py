@@ -109,17 +109,15 @@ def _pair(row: dict[str, Any], where: str, number: int) -> ChangePair:
         raise DiffcapError(f'{where}: "captions" holds a blank sentence; fill it or take it out.')
     identity = row.pop("id", f"{number:06d}")
     if not isinstance(identity, str | int) or isinstance(identity, bool) or is_blank(str(identity)):
-        raise DiffcapError(f'{where}: "id" must be a string, found {identity!r:.60}; mend that line.')
+        raise DiffcapError(f'{where}: "id" must be a string, found {identity!r:.60}; fix that line.')
     split = row.pop("split", None) or ""
     if split not in (*SPLITS, ""):
-        raise DiffcapError(f'{where}: "split" must be one of {", ".join(SPLITS)}, found {split!r:.60}; mend that line.')
+        raise DiffcapError(f'{where}: "split" must be one of {", ".join(SPLITS)}, found {split!r:.60}; fix that line.')
     if split == "train" and not captions:
         raise DiffcapError(f"{where}: a training pair needs at least one caption; add one or take the line out.")
     kind, distractor = row.pop("change_type", None), row.pop("is_distractor", False)
     if not isinstance(kind, str | None) or not isinstance(distractor, bool):
-        raise DiffcapError(
-            f'{where}: "change_type" must be a string and "is_distractor" true or false; mend that line.'
-        )
+        raise DiffcapError(f'{where}: "change_type" must be a string and "is_distractor" true or false; fix that line.')
     _check_known_keys(row, where)
     return ChangePair(str(identity), images[0], images[1], captions, split, kind, distractor, row)
 
@@ -150,6 +148,6 @@ def _is_number(value: object) -> bool:
 
 def _image(path: object, key: str, where: str) -> str:
     if not isinstance(path, str) or not path:
-        raise DiffcapError(f'{where}: "{key}" must be the path of an image, found {path!r:.60}; mend that line.')
+        raise DiffcapError(f'{where}: "{key}" must be the path of an image, found {path!r:.60}; fix that line.')
     check_inside(path, where)
     return str(PurePosixPath(path))  # "./a.png" and "b//a.png" are "a.png" and "b/a.png": one name for one image

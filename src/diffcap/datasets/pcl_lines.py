@@ -49,7 +49,7 @@ def read(folder: Path, kinds: dict[str, str]) -> list[ChangePair]:
             ):
                 raise DiffcapError(
                     f'{where}: "img1" and "img2" must be CLEVR_default_N and CLEVR_semantic_N or CLEVR_nonsemantic_N, found '
-                    f"{row.get('img1')!r:.40} and {row.get('img2')!r:.40}; mend that line."
+                    f"{row.get('img1')!r:.40} and {row.get('img2')!r:.40}; fix that line."
                 )
             captions = sentences(row.get("sentences"), where, "sentences")
             file, kind = f"{int(first[2]):06d}.png", second[1]

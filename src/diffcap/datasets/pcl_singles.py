@@ -89,7 +89,7 @@ def _file(folder: Path, split: str) -> Path | None:
 def _name(value: object, where: str, key: str) -> str:
     """The id of an image: its name without extension."""
     if not isinstance(value, str) or not value:
-        raise DiffcapError(f'{where}: "{key}" must be the name of an image, found {value!r:.60}; mend that line.')
+        raise DiffcapError(f'{where}: "{key}" must be the name of an image, found {value!r:.60}; fix that line.')
     check_inside(value, where)
     return next((value[: -len(end)] for end in _EXTENSIONS if value.lower().endswith(end)), value)
 
@@ -102,6 +102,6 @@ def _number(value: object, where: str, key: str, fits: Callable[[int], bool]) ->
     if type(value) is not int or not fits(value):
         raise DiffcapError(
             f'{where}: "{key}" must be the number of a class, 0 ... {_CLASSES - 1}, or 0 or 1 of a label, found '
-            f"{value!r:.60}; mend that line."
+            f"{value!r:.60}; fix that line."
         )
     return value

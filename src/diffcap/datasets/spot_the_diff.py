@@ -61,7 +61,7 @@ def read(folder: Path) -> list[ChangePair]:
 def _row(row: Any, where: str) -> tuple[str, list[str]]:
     image, told = (row.get("img_id"), row.get("sentences")) if isinstance(row, dict) else (None, None)
     if not isinstance(image, str) or not image or not isinstance(told, list) or not told:
-        raise DiffcapError(f'{where}: needs an "img_id" and a list of "sentences", found {row!r:.60}; mend it.')
+        raise DiffcapError(f'{where}: needs an "img_id" and a list of "sentences", found {row!r:.60}; fix it.')
     return image, sentences(told, where, "sentences")
 
 

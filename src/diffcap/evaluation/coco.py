@@ -39,11 +39,11 @@ def _rows(path: str | Path, entries: Any, name: str) -> Iterable[tuple[str, str]
         raise DiffcapError(f"{path}: {name} is empty; write the captions first.")
     for number, row in enumerate(entries, 1):
         if not isinstance(row, dict):
-            raise DiffcapError(f"{path}: entry {number} of {name} is {row!r:.60}, not an object; mend it.")
+            raise DiffcapError(f"{path}: entry {number} of {name} is {row!r:.60}, not an object; fix it.")
         id, caption = row.get("image_id"), row.get("caption")
         if not isinstance(id, str | int) or isinstance(id, bool) or not isinstance(caption, str):
             raise DiffcapError(
-                f'{path}: entry {number} of {name} needs "image_id" and "caption", found {row!r:.80}; mend it.'
+                f'{path}: entry {number} of {name} needs "image_id" and "caption", found {row!r:.80}; fix it.'
             )
         yield str(id), caption
 

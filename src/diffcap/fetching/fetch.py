@@ -57,7 +57,7 @@ def fetch(
         or min(settings.backoff, settings.patience) < 0
     ):
         raise DiffcapError(
-            "--fetch.jobs must be at least 1, --fetch.timeout above 0, the others not below 0; mend them."
+            "--fetch.jobs must be at least 1, --fetch.timeout above 0, the others not below 0; fix them."
         )
     known = read_sources(sources)
     print(f"{known.name}, {known.page}\n  licence: {known.licence}\n  please cite: {known.citation}", flush=True)

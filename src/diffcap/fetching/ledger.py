@@ -28,7 +28,7 @@ class Ledger:
         self.path, self._lock, self._written = path, threading.Lock(), time.monotonic()
         self._rows: dict[str, Any] = {}
         if path.is_file():
-            remedy = "mend it, or delete it to note the checksums of the files as they are now"
+            remedy = "fix it, or delete it to note the checksums of the files as they are now"
             self._rows = read_json(path, "checksums", remedy)
             if not isinstance(self._rows, dict) or not all(
                 isinstance(row, dict) and isinstance(row.get("sha256"), str) for row in self._rows.values()

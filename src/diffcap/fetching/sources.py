@@ -124,7 +124,7 @@ def _entry(row: Any, where: str, needed: tuple[str, ...]) -> Entry:
     for key in ("file", "to", "strip"):
         _check_path(row.get(key, ""), f"{where}, {key}")
     if not row["file"] or "/" in row["file"]:
-        raise DiffcapError(f"{where}: file must be the name of a file, found {row['file']!r}; mend it.")
+        raise DiffcapError(f"{where}: file must be the name of a file, found {row['file']!r}; fix it.")
     for name in row.get("gives", []):
         _check_path(name, f"{where}, gives")
     how = " ".join(row.pop("how", "").split())
@@ -133,12 +133,12 @@ def _entry(row: Any, where: str, needed: tuple[str, ...]) -> Entry:
 
 def _checked(row: Any, known: dict[str, type], where: str, needed: tuple[str, ...] = ()) -> dict[str, Any]:
     if not isinstance(row, dict):
-        raise DiffcapError(f"{where}: must be keys and values, found {row!r:.60}; mend it.")
+        raise DiffcapError(f"{where}: must be keys and values, found {row!r:.60}; fix it.")
     for key, value in row.items():
         if key not in known:
             raise DiffcapError(f"{where}: unknown key {key!r}; the keys are {', '.join(known)}.")
         if not isinstance(value, known[key]):
-            raise DiffcapError(f"{where}: {key} must be a {known[key].__name__}, found {value!r:.60}; mend it.")
+            raise DiffcapError(f"{where}: {key} must be a {known[key].__name__}, found {value!r:.60}; fix it.")
     missing = [key for key in needed if not row.get(key)]
     if missing:
         raise DiffcapError(f"{where}: lacks {', '.join(missing)}; add it.")
@@ -147,9 +147,9 @@ def _checked(row: Any, known: dict[str, type], where: str, needed: tuple[str, ..
 
 def _check_url(url: Any, where: str) -> None:
     if not isinstance(url, str) or not is_web_address(url):
-        raise DiffcapError(f"{where}: {url!r:.100} is not an http or https address; mend it.")
+        raise DiffcapError(f"{where}: {url!r:.100} is not an http or https address; fix it.")
 
 
 def _check_path(name: Any, where: str) -> None:
     if not isinstance(name, str) or name.startswith("/") or ".." in PurePosixPath(name).parts or "\\" in name:
-        raise DiffcapError(f"{where}: {name!r:.100} must be a path inside the dataset's folder; mend it.")
+        raise DiffcapError(f"{where}: {name!r:.100} must be a path inside the dataset's folder; fix it.")

@@ -98,7 +98,8 @@ class StoreFiller(BasePredictionWriter):
         if problems:
             count = "1 image" if len(problems) == 1 else f"{len(problems):,} images"
             raise DiffcapError(
-                f"{problems[0].removesuffix('.')} ({count} of {self.writer.folder} could not be computed; the rest is kept)."
+                f"{problems[0].removesuffix('.')} ({count} of {self.writer.folder} could not be computed, the rest is kept; "
+                "`make data` lists all missing and broken images, and renders those of a rendered dataset again)."
             )
         if trainer.is_global_zero:
             self.writer.finish()

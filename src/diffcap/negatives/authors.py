@@ -53,7 +53,7 @@ def authors_negatives(path: Path, pairs: Sequence[ChangePair]) -> Iterator[Capti
 def _images(row: dict[str, Any], where: str) -> tuple[str, ...]:
     names = [row["img"]] if "img" in row else [row.get("img1"), row.get("img2")]
     if not all(isinstance(name, str) and name for name in names):
-        raise DiffcapError(f'{where}: needs "img1" and "img2", or "img" (strings), found {row!r:.60}; mend that line.')
+        raise DiffcapError(f'{where}: needs "img1" and "img2", or "img" (strings), found {row!r:.60}; fix that line.')
     return tuple(_stem(str(name)) for name in names)
 
 

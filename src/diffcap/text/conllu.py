@@ -33,11 +33,11 @@ def read_conllu(path: str | Path) -> list[TaggedSentence]:
         elif not line.startswith("#"):
             columns = line.rstrip("\r").split("\t")
             if len(columns) != 10 or not columns[1]:
-                raise DiffcapError(f"{path}, line {number}: {len(columns)} columns, not CoNLL-U's ten; mend that line.")
+                raise DiffcapError(f"{path}, line {number}: {len(columns)} columns, not CoNLL-U's ten; fix that line.")
             if not columns[0].isdigit():
                 continue  # "3-4", a multi-word token, or "5.1", an empty node
             if columns[3] not in _UPOS:
-                raise DiffcapError(f"{path}, line {number}: {columns[3]!r} is no UPOS tag; mend the fourth column.")
+                raise DiffcapError(f"{path}, line {number}: {columns[3]!r} is no UPOS tag; fix the fourth column.")
             sentences[-1].append((columns[1].replace(" ", "_"), columns[3]))
     found = [sentence for sentence in sentences if sentence]
     if not found:

@@ -182,7 +182,7 @@ def _only_the_first(scenes: Scenes, kinds: Tensor) -> Scenes:
 
 def _check(form: str, images: int, least: int, seed: int, size: tuple[int, int], jitter: float) -> Settings:
     if images < least:
-        raise DiffcapError(f"blocks_{form}: images must be {least} or more, not {images}; mend it.")
+        raise DiffcapError(f"blocks_{form}: images must be {least} or more, not {images}; fix it.")
     check_look(size, jitter)
     return Settings(form, images, seed, (size[0], size[1]), float(jitter))
 

@@ -95,7 +95,7 @@ def write_blocks(
 
 def _check(pairs: int, seed: int, size: tuple[int, int], jitter: float) -> Settings:
     if pairs < 30 or pairs % 2:
-        raise DiffcapError(f"blocks: pairs must be an even number, 30 or more, not {pairs}; mend it.")
+        raise DiffcapError(f"blocks: pairs must be an even number, 30 or more, not {pairs}; fix it.")
     check_look(size, jitter)
     return Settings(pairs, seed, (size[0], size[1]), float(jitter))
 
@@ -107,7 +107,7 @@ def check_look(size: tuple[int, int], jitter: float) -> None:
             f"blocks: size must be 64 x 48 or larger, not {size[0]} x {size[1]}: smaller objects cannot be seen."
         )
     if not 0 <= jitter <= 3:
-        raise DiffcapError(f"blocks: jitter must lie in 0 to 3, not {jitter:g}; mend it.")
+        raise DiffcapError(f"blocks: jitter must lie in 0 to 3, not {jitter:g}; fix it.")
 
 
 def _write_chunk(folder: Path, settings: Settings, start: int) -> None:
