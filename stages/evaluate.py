@@ -68,7 +68,7 @@ def evaluate(
     from diffcap.models.generation import check_search
     from diffcap.provenance import provenance
     from diffcap.records import file_hash, read_dataset, take_changes, write_json
-    from diffcap.run_folder import GROUPS, METRICS, PREDICTIONS, REFERENCES, UNSCORED, metrics_by
+    from diffcap.run_folder import GROUPS, METRICS, PREDICTIONS, REFERENCES, UNSCORED, check_vouched, metrics_by
 
     quiet()
     check_search(beams, length_penalty, "--beams")
@@ -77,6 +77,7 @@ def evaluate(
     if not set(wanted) - set(lacking):
         raise DiffcapError(f"--metrics: {next(iter(lacking.values()), 'names none; leave it out for all of them.')}")
     members = [checkpoint, *(ensemble.split(",") if ensemble else [])]
+    check_vouched(members)
     trained, *others = load_together(members)
     place = Path(folder or f"data/{trained.facts['dataset']}")
     dataset = read_dataset(place)

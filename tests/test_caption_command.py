@@ -113,7 +113,7 @@ def test_pairs_that_cannot_be_drawn_are_captioned(
     here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--checkpoint", checkpoint, "--checkpoint", str(make_coarse(here / "coarse.ckpt")), "--heatmap", "maps"]
-    assert caption(".", *options) == "error: 2 of 2 pairs could not be drawn, see above; the others are done."
+    assert caption(".", *options) == "error: 2 of 2 pairs could not be drawn, see above."
     told = capsys.readouterr()
     assert [line.partition("\t")[0] for line in told.out.splitlines()] == ["1", "2"]
     assert [line.split("of where")[0] for line in told.err.splitlines()] == [

@@ -225,6 +225,10 @@ class PairCaptioner:
         )
         tokens = hypotheses.flatten(0, 1)
         scores = token_log_probabilities(self._captioner, memory, tokens).unflatten(0, hypotheses.shape[:2]).cpu()
+        if scores.isnan().any():
+            raise DiffcapError(
+                "the captioner's probabilities are not numbers, as with weights that diverged or are damaged; use another checkpoint."
+            )
         unchanged = self._captioner.nothing_changed(before, after)
         ends = (1 + self._captioner.said(tokens).sum(1)).view(hypotheses.shape[:2]).tolist()
         captions = []
@@ -288,7 +292,7 @@ def _device(name: str) -> torch.device:
     if accelerator is not None:
         kind = accelerator.type
         usable += [kind, *(f"{kind}:{number}" for number in range(torch.accelerator.device_count()))]
-    if name not in usable:
+    if name not in (*usable, "cpu:0"):
         raise DiffcapError(f"--device {name}: this machine has no such device; choose one of {', '.join(usable)}.")
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 

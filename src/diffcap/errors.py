@@ -12,7 +12,7 @@ from typing import TextIO
 
 _BROKEN_PIPE = 128 + 13  # what shells give for a command that SIGPIPE has ended
 _INTERRUPTED = "error: interrupted; run the same command again, what is done already is kept."
-# What a terminal obeys instead of showing it: control characters except the tab, and those that reverse the text's direction.
+# Characters that a terminal interprets: control characters except the tab, and those that change the text's direction.
 CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -27,7 +27,7 @@ def printable(text: object) -> str:
 
 @contextmanager
 def told_of(where: object, fault: str, remedy: str) -> Iterator[None]:
-    """Whatever damaged or foreign content makes a piece of code stumble over, as one sentence around the reason.
+    """Turn any error from damaged or foreign content into one sentence that contains the reason.
 
     Raises:
         DiffcapError: the code raised anything; its own DiffcapError stays as it is.
@@ -73,7 +73,7 @@ def plain_errors() -> Iterator[None]:
         if not isinstance(error, MemoryError) and not re.search("out of memory|can't allocate memory", str(error)):
             raise
         reason = str(error).partition("\n")[0][:120].rstrip(". ") or "MemoryError"
-        sys.exit(f"error: not enough memory ({printable(reason)}); use a smaller batch or fewer beams.")
+        sys.exit(f"error: not enough memory ({printable(reason)}); use a smaller batch, fewer beams or fewer draws.")
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             where = error.filename or "the output folder"

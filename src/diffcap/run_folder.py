@@ -14,7 +14,7 @@ import json
 import os
 import platform
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -146,6 +146,23 @@ def fault_of(out: Path) -> str | None:
             state.st_mtime_ns == done["checkpoint_mtime_ns"] or file_hash(checkpoint) == done["checkpoint_sha256"]
         )
     return None if same else f"{checkpoint.name} is not the file that the finished training wrote"
+
+
+def check_vouched(checkpoints: Iterable[str | Path]) -> None:
+    """Check that checkpoints of finished trainings are the files that those trainings wrote.
+
+    Raises:
+        DiffcapError: finished.json of the folder is damaged, or it describes another file under this name.
+    """
+    for path in map(Path, checkpoints):
+        out = path.parent
+        if path.name not in (BEST, LAST) or not (out / FINISHED).is_file() or not (out / IDENTITY).is_file():
+            continue  # not of a run, or of one that still trains
+        fault = fault_of(out) if is_finished(out) else f"{FINISHED} is damaged"
+        if fault and (not is_finished(out) or _read_object(out / FINISHED)["checkpoint"] == path.name):
+            raise DiffcapError(
+                f"{out}: {fault}; run `make {out.name}` with the same variables again, which repairs it."
+            )
 
 
 class Chain(NamedTuple):

@@ -224,13 +224,20 @@ def test_rows_beyond_the_end_of_a_file_are_computed_again(
     assert (tmp_path / SUMS).read_bytes() == sums
 
 
+def test_a_store_without_meta_is_computed_again(tmp_path: Path) -> None:
+    """Without it nothing says which images the rows are of, and their order may be another one now."""
+    fill(tmp_path)
+    (tmp_path / "meta.json").unlink()
+    assert repaired(tmp_path) == list(range(10))
+
+
 def test_a_damaged_row_is_named_when_it_is_read_and_all_damaged_rows_are_computed_again(tmp_path: Path) -> None:
     folder = tmp_path / "features" / "toy"
     fill(folder)
     flip(folder, 3, 7, silently=True)
     store = FeatureStore.open(folder)
     np.testing.assert_array_equal(store.read(np.array([4, 2])), features([4, 2]))
-    command = f"make extract FOLDER={tmp_path} BACKBONE=toy"
+    command = f"make extract FOLDER={tmp_path} FEATURES=toy"
     with pytest.raises(DiffcapError) as caught:
         store.read(np.array([4, 7, 2, 7]))
     assert "the features of images/7.png are damaged" in str(caught.value) and command in str(caught.value)

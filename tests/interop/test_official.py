@@ -180,7 +180,7 @@ def test_odd_tensors_are_one_sentence(tmp_path: Path, kind: str, name: str) -> N
     torch.save({**pcl().weights("finetune"), name: ODD[kind]}, tmp_path / "x.pt")
     said = refusal(tmp_path / "x.pt", "pcl", words(tmp_path / "v.json", 20, PCL_WORDS), heads=4)
     plain = {
-        "stretched": f"'{name}' is larger than what the file holds of it",
+        "stretched": f"'{name}' has fewer values in the file than its shape needs",
         "sparse": f"'{name}' is not a plain tensor",
     }
     assert plain.get(kind, "") in said

@@ -430,6 +430,19 @@ def test_scores_of_raw_tokens_come_with_those_of_ptb_tokens_beside_them(
     assert beside["protocol"] == ptb["protocol"] and beside["groups"] == ptb["groups"]
 
 
+def test_a_file_that_the_training_did_not_write_is_not_evaluated(
+    blocks: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    runs = tmp_path / "runs"
+    shutil.copytree(undisturbed / "finetune", runs / "finetune")
+    shutil.copyfile(runs / "finetune/last.ckpt", runs / "finetune/best.ckpt")
+    said = f"{runs / 'finetune'}: best.ckpt is not the file that the finished training wrote; run `make finetune`"
+    assert said in str(in_process(evaluation(blocks, runs)))
+    (runs / "finetune/finished.json").write_text("")
+    assert "finished.json is damaged" in str(in_process(evaluation(blocks, runs)))
+    assert not (runs / "eval").exists()
+
+
 def test_an_interrupted_evaluation_leaves_no_scores_of_earlier_captions(
     blocks: Path, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -543,6 +556,7 @@ def test_a_damaged_earlier_stage_is_trained_again_by_the_command_in_the_message(
         "last.ckpt is not the file": lambda: (start / "last.ckpt").write_bytes(b"cut"),
         "last.ckpt of the finished training is missing": lambda: (start / "last.ckpt").unlink(),
         "finished.json is damaged": lambda: (start / "finished.json").write_text(""),
+        "its training is not finished": lambda: (start / "finished.json").unlink(),
         "identity.json is missing or damaged": lambda: (start / "identity.json").write_text(""),
     }
     for reason, damage in damages.items():

@@ -223,6 +223,8 @@ def bad_requests(image: dict[str, object]) -> Iterator[tuple[str, str, bytes, di
         f"/gradio_api/{path}" for path in ("call/caption", "queue/join", "run/predict", "upload")
     )
     odd = [b"", b"{", b"[]", b"null", b"{}", b'"x"', b'{"data": 5}', b"\xff\xfe", b"[" * 9000, b'{"data": {}}']
+    for path in ("/static/", "/assets/"):
+        yield "GET", path + 5000 * "a", b"", {}  # longer than a file name may be
     for path in (call, join, run):
         for body in odd:
             yield "POST", path, body, JSON

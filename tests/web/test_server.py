@@ -70,11 +70,11 @@ def test_ports_and_hosts_that_cannot_be_had_are_one_sentence() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(DiffcapError, match=rf"port {port} \(Address already in use\); choose another --port"):
             listen("127.0.0.1", port)
-    with pytest.raises(DiffcapError, match=r"--port 70000: ports go from 0"):
+    with pytest.raises(DiffcapError, match=r"--port 70000: give a port from 1 to 65535"):
         listen("127.0.0.1", 70_000)
-    with pytest.raises(DiffcapError, match=r"no listening at 203\.0\.113\.7"):
+    with pytest.raises(DiffcapError, match=r"cannot listen on 203\.0\.113\.7"):
         listen("203.0.113.7", 0)
-    with pytest.raises(DiffcapError, match=r"no listening at \.\., port 0 .*; choose another --port"):
+    with pytest.raises(DiffcapError, match=r"cannot listen on \.\., port 0 .*; choose another --port"):
         listen("..", 0)
 
 

@@ -129,7 +129,7 @@ def _checked(state: Any, path: Path, mapped: bool) -> dict[str, Any]:
     if not isinstance(weights, dict):
         raise DiffcapError(f"{path}: its state_dict is not a dict of weights; {remedy(path)}.")
     for name, value in weights.items():
-        fault = unusable(value) if isinstance(name, str) else "is not named by text"
+        fault = unusable(value) if isinstance(name, str) else "has a name that is not a string"
         if fault:
             raise DiffcapError(f"{path}: its weight {name!r:.80} {fault}; {remedy(path)}.")
         if not mapped and not is_finite(value):
@@ -181,7 +181,7 @@ def unusable(value: Any) -> str:
     if not plain or value.is_complex() or (value.is_floating_point() and value.itemsize == 1):
         return "is not a plain tensor"
     few = value.untyped_storage().nbytes() < value.numel() * value.element_size()
-    return "is larger than what the file holds of it" if few else ""
+    return "has fewer values in the file than its shape needs" if few else ""
 
 
 def is_finite(value: Tensor) -> bool:
@@ -243,7 +243,7 @@ def write_folder(folder: str | Path, state: dict[str, Any]) -> None:
             ) from None
         temporary.chmod(0o644)  # safetensors makes it readable for its owner alone
         checksum = file_hash(temporary)
-        (folder / CONFIG).unlink(missing_ok=True)  # that of earlier weights
+        (folder / CONFIG).unlink(missing_ok=True)  # it describes the earlier weights
     write_json(folder / CONFIG, {**state["diffcap"], "step": state["global_step"], SHA256: checksum})
 
 

@@ -62,7 +62,8 @@ def run(
     if failed or undrawn:
         counts = {"captioned": failed, "drawn": undrawn}
         ends = [f"{count} of {len(pairs)} pairs could not be {what}" for what, count in counts.items() if count]
-        raise DiffcapError(f"{' and '.join(ends)}, see above; the others are done.")
+        rest = "" if failed + undrawn == len(pairs) else "; the others are done"
+        raise DiffcapError(f"{' and '.join(ends)}, see above{rest}.")
 
 
 def _target(heatmap: str | None, alone: bool) -> Path | None:

@@ -48,8 +48,8 @@ def run(
         raise DiffcapError(f"{run_a} and {run_b} have no metric in common; evaluate both with the same --metrics.")
     missing = unavailable_metrics(metrics)
     if len(missing) == len(metrics):
-        reason = next(iter(missing.values()), "evaluate both with the same --metrics, or without it")
-        raise DiffcapError(f"{a.folder} and {b.folder} have no metric in common that can be computed: {reason}.")
+        reason = next(iter(missing.values()))
+        raise DiffcapError(f"{run_a} and {run_b} have no metric in common that can be computed: {reason}.")
     result = bootstrap(a.predictions, b.predictions, a.references, groups, scored_by[0], metrics, samples, seed, level)
     protocol = {
         **{key: value for key, value in b.metrics["protocol"].items() if key in ("official", "change_types")},

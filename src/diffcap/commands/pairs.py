@@ -156,7 +156,7 @@ def _csv_rows(path: Path) -> Iterable[tuple[str, dict[str, str]]]:
             raise ValueError("it holds a NUL character")
     except (ValueError, OSError) as error:
         raise DiffcapError(
-            f"{path}: not a table of UTF-8 text ({' '.join(str(error).split())[:80]}); save it so."
+            f"{path}: not a table of UTF-8 text ({' '.join(str(error).split())[:80]}); save it as UTF-8."
         ) from None
     try:
         if path.suffix.lower() == ".tsv":
@@ -166,7 +166,7 @@ def _csv_rows(path: Path) -> Iterable[tuple[str, dict[str, str]]]:
         reader = csv.reader(io.StringIO(text), dialect, strict=True)
         lines = [(reader.line_num, cells) for cells in reader]
     except csv.Error as error:
-        raise DiffcapError(f"{path}: not a CSV table ({error}); columns are parted by commas.") from None
+        raise DiffcapError(f"{path}: not a CSV table ({error}); separate columns with commas.") from None
     first = [cell.strip() for cell in lines[0][1]] if lines else []
     head = [name.lower() for name in first]
     if "before" in head and "after" in head:

@@ -14,6 +14,8 @@ from diffcap.evaluation.java import jar, java_command, java_failure
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+# Words of a caption times words of its longest reference: the jar's time and memory grow with this product.
+MAX_WORD_PAIRS = 1_000_000
 # Where the jar's 23 counts of a pair hold: its words and the reference's, chunks, and the words of both that match.
 _SAID, _TOLD, _CHUNKS, _SAID_MATCHED, _TOLD_MATCHED = 0, 1, 20, 21, 22
 
@@ -44,6 +46,14 @@ class _Jar(NamedTuple):
     def counts(self, hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) -> dict[str, str]:
         """Each pair's counts of matches, as the jar writes them; equal pairs are counted once."""
 
+        for id, hypothesis in hypotheses.items():
+            words, longest = len(hypothesis.split()), max(len(text.split()) for text in references[id])
+            if words * longest > MAX_WORD_PAIRS:
+                raise DiffcapError(
+                    f"METEOR cannot score the pair {id!r}, whose caption has {words:,} words and whose longest reference has "
+                    f"{longest:,}: the product may be {MAX_WORD_PAIRS:,}; shorten them, or leave METEOR out of the metrics."
+                )
+
         def clean(text: str) -> str:
             return text.replace("|||", "").replace("  ", " ")  # the jar's own separator
 
@@ -55,18 +65,7 @@ class _Jar(NamedTuple):
         # Written beside the reading, or both sides would wait on full pipes.
         writer = threading.Thread(target=_send, args=(self.process.stdin, distinct), daemon=True)
         writer.start()
-        counts = {}
-        for request in distinct:
-            try:
-                counts[request] = self.read()
-            except DiffcapError as error:
-                if "OutOfMemoryError" not in str(error):
-                    raise
-                id = next(id for id, asked in requests.items() if asked == request)
-                raise DiffcapError(
-                    f"METEOR ran out of memory at the pair {id!r}, whose caption has {len(hypotheses[id].split()):,} words and "
-                    f"whose longest reference has {max(len(text.split()) for text in references[id]):,}; shorten them."
-                ) from None
+        counts = {request: self.read() for request in distinct}
         writer.join()
         return {id: counts[request] for id, request in requests.items()}
 
@@ -112,8 +111,7 @@ def meteor(
         name -> score, a fraction.
 
     Raises:
-        DiffcapError: no Java, or the jar failed; it runs out of memory where a caption and its reference have thousands
-            of words.
+        DiffcapError: no Java, the jar failed, or a caption and its reference are too long, see `MAX_WORD_PAIRS`.
     """
     with _running() as running:
         counts = running.counts(hypotheses, references)

@@ -56,7 +56,8 @@ Rows = npt.NDArray[np.int64]
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:
-    meta = read_json(folder / "meta.json", "feature store", f"write it with `{_command(folder, {})}`")
+    remedy = f"delete {folder} if it is there, and write it with {_command(folder, {})}"
+    meta = read_json(folder / "meta.json", "feature store", remedy)
     version = meta.get("version") if isinstance(meta, dict) else None
     if version != VERSION:
         raise DiffcapError(
@@ -118,10 +119,12 @@ def _command(folder: Path, meta: Mapping[str, Any]) -> str:
     dataset, name = folder.parent.parent, folder.name
     place = f"DATASET={dataset.name}" if dataset.parent == Path("data") else f"FOLDER={shlex.quote(str(dataset))}"
     if meta.get("library") != "authors":
-        return f"make extract {place} BACKBONE={name}"
+        if Path("configs/backbone", f"{name}.yaml").is_file():
+            return f"`make extract {place} BACKBONE={name}`"
+        return f"`make extract {place} FEATURES={name}` with the BACKBONE= and WEIGHTS= that made it"
     note = folder / "source.json"
     source = shlex.quote(read_json(note)["folder"]) if note.is_file() else "<the authors' folder>"
-    return f"make extract {place} FEATURES={name} FEATURES_FROM={source}"
+    return f"`make extract {place} FEATURES={name} FEATURES_FROM={source}`"
 
 
 class FeatureStore:
@@ -176,7 +179,7 @@ class FeatureStore:
         if not (folder / _COMPLETE).is_file():
             raise DiffcapError(
                 f"{folder}: extraction is not complete ({int(done.sum())} of {len(paths)} images done); run "
-                f"`{_command(folder, meta)}`, which computes only the missing images."
+                f"{_command(folder, meta)}, which computes only the missing images."
             )
         shape = (len(paths), *meta["shape"])
         dtype = _DTYPES[meta["dtype"]]
@@ -186,7 +189,7 @@ class FeatureStore:
             if _size(path) < size:
                 raise DiffcapError(
                     f"{path}: truncated, {_size(path)} bytes where {len(paths)} images need {size}; run "
-                    f"`{_command(folder, meta)}`, which computes only the lost images."
+                    f"{_command(folder, meta)}, which computes only the lost images."
                 )
         array = np.memmap(data, dtype=dtype, mode="r", shape=shape)
         sums = np.memmap(folder / SUMS, dtype="<u4", mode="r", shape=(len(paths),))
@@ -217,7 +220,7 @@ class FeatureStore:
             unknown = sum(path not in self._index for path in paths)
             raise DiffcapError(
                 f"{self.folder}: {unknown} of {len(paths)} images have no features there, the first is {error.args[0]}; "
-                f"run `{_command(self.folder, self.meta)}`, which computes only the missing images."
+                f"run {_command(self.folder, self.meta)}, which computes only the missing images."
             ) from None
 
     def read(self, rows: Rows) -> npt.NDArray[Any]:
@@ -249,7 +252,7 @@ class FeatureStore:
         first = next(path for path, row in self._index.items() if row == damaged[0])
         raise DiffcapError(
             f"{self.folder}: the features of {first} are damaged (they do not match their checksum in {SUMS}); run "
-            f"`{_command(self.folder, self.meta)}`, which checks all images and computes the damaged ones again."
+            f"{_command(self.folder, self.meta)}, which checks all images and computes the damaged ones again."
         )
 
 
@@ -328,6 +331,8 @@ class StoreWriter:
         marked = _read_done(self.folder, len(known))
         done = marked.copy()
         done[stale] = False
+        if not (self.folder / "meta.json").is_file():
+            done[:] = False  # nothing says which images the rows are of
         for name, size in ((self._file, self._row_bytes), (SUMS, 4)):
             done[_size(self.folder / name) // size :] = False
         if done.any() and not self._is_verified():

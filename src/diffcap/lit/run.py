@@ -374,12 +374,12 @@ def _check_start(checkpoint: Path) -> None:
     if checkpoint.name not in (BEST, LAST) or not (out / IDENTITY).is_file():  # not of a run
         return
     fault = fault_of(out)
-    if not fault and (out / FINISHED).exists() and not is_finished(out):
-        fault = f"{FINISHED} is damaged"
+    if not fault and not is_finished(out):
+        fault = f"{FINISHED} is damaged" if (out / FINISHED).exists() else "its training is not finished"
     if fault:
         script = Path(sys.argv[0]).with_name(script_of(out))
         again = shlex.join([sys.executable, str(script), "--config", str(out / CONFIGURATION)])
-        raise DiffcapError(f"{out}: {fault}; train that stage again with `{again}`, then run this command again.")
+        raise DiffcapError(f"{out}: {fault}; train that stage with `{again}`, then run this command again.")
 
 
 def _check_resumable(last: Path) -> None:

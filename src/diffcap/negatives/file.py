@@ -72,7 +72,9 @@ def read_negatives(path: str | Path) -> list[CaptionNegatives]:
     if path.name == NEGATIVES and path.is_file() and notes.is_file():  # the user's own file has no notes
         done = read_json(notes, "record of the negatives", f"{_REMEDY} again")
         if not isinstance(done, dict) or done.get("sha256") != file_hash(path):
-            raise DiffcapError(f"{path}: its SHA-256 is not the one in {NOTES}; {_REMEDY} again.")
+            tagger = done.get("settings", {}).get("tagger") if isinstance(done, dict) else None
+            again = f"`make negatives FOLDER={path.parent} TAGGER={tagger}`" if tagger else "`make negatives`"
+            raise DiffcapError(f"{path}: its SHA-256 is not the one in {NOTES}; write it again with {again}.")
     for where, row in read_json_lines(path, "negatives", _REMEDY):
         negatives = row.get("negatives")
         if not isinstance(row.get("id"), str) or not isinstance(row.get("caption"), str):

@@ -85,6 +85,8 @@ def _check_form(metrics: Any) -> None:
         if not all(isinstance(score, int | float) and math.isfinite(score) for score in place.values()):
             raise ValueError("a score is not a number")
     paths = [one["file"] for one in notes.get("checkpoints") or []] + (notes.get("ensemble") or [])
+    if not isinstance(notes.get("files", {}), dict):
+        raise ValueError("provenance.files is not an object")
     if not all(isinstance(path, str) for path in (*paths, *notes.get("files", {}))):
         raise ValueError("provenance holds a file name that is not a string")
 
@@ -95,8 +97,9 @@ def training(chains: Sequence[Chain]) -> Row:
     seconds: list[float] = []
     steps: dict[str, int] = {}
     for path in files:
-        one = read_json(path, "finished training")
-        with told_of(path, "not the record of a finished training", "delete it, and run that training stage again"):
+        remedy = "run that training stage again with the same command"
+        one = read_json(path, "record of a finished training", remedy)
+        with told_of(path, "not the record of a finished training", remedy):
             steps[one["stage"]] = steps.get(one["stage"], 0) + int(one["steps"])
             seconds.append(float(one["train_seconds"]))
     return {"seconds": sum(seconds), "steps": steps} if files else {}

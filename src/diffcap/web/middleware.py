@@ -53,13 +53,14 @@ _log = logging.getLogger("uvicorn.error")
 
 def answer_bad_request(request: Request, error: Exception) -> Response:
     """Answer 400 where gradio's code failed on a malformed request, and log one line instead of a traceback."""
-    _log.warning("bad request: %s %r: %r", request.method, request.scope["path"], error)
+    _log.warning("bad request: %s %.200r: %.200s", request.method, request.scope["path"], ascii(error)[:200])
+    _log.debug("its traceback", exc_info=error)
     return PlainTextResponse("The server cannot process this request; reload the page and try again.", 400)
 
 
-# What gradio's routes raise for unknown functions, missing fields, malformed forms and malformed Host headers.
+# What gradio's routes raise for unknown functions, missing fields, malformed forms, malformed Host headers and long paths.
 EXCEPTION_HANDLERS = dict.fromkeys(
-    (AttributeError, KeyError, TypeError, ValueError, FnIndexInferError, httpx.InvalidURL), answer_bad_request
+    (AttributeError, KeyError, TypeError, ValueError, OSError, FnIndexInferError, httpx.InvalidURL), answer_bad_request
 )
 
 

@@ -94,7 +94,7 @@ def listen(host: str, port: int) -> socket.socket:
         DiffcapError: the address is not one of this machine, or the port is taken or not allowed.
     """
     if not 0 <= port <= 65_535:
-        raise DiffcapError(f"--port {port}: ports go from 0, any that is free, to 65535.")
+        raise DiffcapError(f"--port {port}: give a port from 1 to 65535, or 0 for any free port.")
     listener = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -109,7 +109,7 @@ def listen(host: str, port: int) -> socket.socket:
             listener.close()
         reason = getattr(error, "strerror", error)
         raise DiffcapError(
-            f"no listening at {host}, port {port} ({reason}); choose another --port, 0 for any that is free, or --host."
+            f"cannot listen on {host}, port {port} ({reason}); choose another --port, 0 for any that is free, or --host."
         ) from None
     return listener
 
