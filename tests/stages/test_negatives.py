@@ -49,7 +49,7 @@ def test_damaged_files_are_refused_and_made_again(tmp_path: Path, damaged: str) 
     whole = {name: (folder / name).read_bytes() for name in FILES}
     lines = whole[damaged].splitlines(keepends=True)
     (folder / damaged).write_bytes(b"".join(lines[: len(lines) // 2]))
-    with pytest.raises(DiffcapError, match="`make negatives (DATASET=<name>|FOLDER=.* TAGGER=blocks)`") as error:
+    with pytest.raises(DiffcapError, match=r"`make negatives (DATASET=<name>|FOLDER=.* TAGGER=blocks)`") as error:
         read_negatives(folder / "negatives.jsonl")
     assert damaged in str(error.value)
     done = run(folder)  # what `make negatives` calls
