@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from diffcap.datasets import OWN, READERS
+from diffcap.datasets.registry import get_dataset
 from diffcap.errors import DiffcapError
 from diffcap.fetching.checks import photo_check
 from diffcap.fetching.hosts import Hosts, host_of
@@ -43,7 +43,7 @@ def fetch_photos(mirrors: tuple[str, ...], place: Place, settings: FetchSettings
             `photo_urls(folder) -> {path below the folder: addresses}`.
         settings: options of the command line.
     """
-    reader = import_module(READERS.get(place.dataset, OWN))
+    reader = import_module(get_dataset(place.dataset).reader)
     if not hasattr(reader, "photo_urls"):
         raise DiffcapError(f"{place.dataset}: its files name no photos by address; take photos out of its sources.")
     urls: dict[str, list[str]] = reader.photo_urls(place.official)
