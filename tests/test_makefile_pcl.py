@@ -115,7 +115,7 @@ def test_an_unknown_extra_dataset_stops_before_anything_runs(project: Path) -> N
     for words, said in (
         ("EXTRA=cup", "EXTRA=cup is unknown; give cub"),
         ("EXTRA=cub METHOD=dirl", "use METHOD=pcl"),
-        ("EXTRA=mixed,cub", "mixed has both in one stage"),
+        ("EXTRA=mixed,cub", "mixed has both datasets in one stage"),
     ):
         done = make(project, "pretrain", *words.split())
         assert done.returncode != 0 and said in done.stderr and not (project / "log").exists()
