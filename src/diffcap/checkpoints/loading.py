@@ -19,7 +19,7 @@ from diffcap.models.clip4idc import CLIP4IDC
 from diffcap.models.dirl import DIRL
 from diffcap.models.pcl import PCL
 from diffcap.models.scorer import SCORER
-from diffcap.text.layouts import AnyVocabulary, vocabulary_of
+from diffcap.text.vocabularies import AnyVocabulary, vocabulary_of
 
 METHODS: dict[str, type[Captioner]] = {"pcl": PCL, "scorer": SCORER, "dirl": DIRL, "clip4idc": CLIP4IDC}
 LARGEST = 4096  # size that any captioner may have, whatever its weights
