@@ -345,7 +345,7 @@ def test_members_may_read_different_features(two: tuple[Path, Path], tmp_path: P
     pairs = [(noise(1), noise(2)), (noise(3), noise(4))]
     found = list(both.batch(pairs))
     assert [caption.text for caption in found] == [both(*pair).text for pair in pairs]
-    with pytest.raises(DiffcapError, match="no maps of where its words looked: the members look at grids of different"):
+    with pytest.raises(DiffcapError, match="no maps of where its words looked: the attention maps of the members have"):
         both.look(*pairs[0], found[0])
 
 

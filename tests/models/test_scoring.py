@@ -11,7 +11,7 @@ from tests.models.test_generation import Table, cut, numbers
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from diffcap.losses.self_critical import self_critical
+from diffcap.losses.self_critical import self_critical_loss
 from diffcap.models.captioner import Captioner
 from diffcap.models.generation import beam_hypotheses, beam_search, greedy, sample_from
 from diffcap.models.scoring import token_log_probabilities
@@ -100,7 +100,7 @@ def test_captions_of_every_method_are_as_likely_as_their_steps(name: str) -> Non
         of_each = many if kind == "drawn" else tree_map(lambda leaf: leaf.repeat_interleave(times, 0), memory)  # noqa: B023
         scores = token_log_probabilities(model, of_each, tokens)
         if kind == "drawn":  # as the self-critical stage has it
-            losses = self_critical(
+            losses = self_critical_loss(
                 model.teacher_forced_logits(tokens, of_each), tokens, model.caption_mask(tokens), advantage
             )
             torch.testing.assert_close(losses, -advantage * scores.sum(1))

@@ -144,8 +144,8 @@ class FeatureData(pl.LightningDataModule):
             return {"tokens": text[:, :used]}
         hidden, labels = mask_words(
             text,
-            eos=self.vocabulary.eos,
-            mask=self.vocabulary.mask,
+            eos_id=self.vocabulary.eos,
+            mask_id=self.vocabulary.mask,
             vocabulary_size=self.vocabulary_size,
             ratio=self.mask_ratio,
             generator=generator,

@@ -10,7 +10,7 @@ from diffcap.datasets.blocks.captions import LEXICON, describe
 from diffcap.evaluation.retrieval import PairRetrieval
 from diffcap.lit.backbone import BLOCK, DENSE, attributes_of, dense_loss, targets_of
 from diffcap.lit.shipped import HELD_OUT, RenderedScenes, rendered, warmed_cosine
-from diffcap.losses.pair_text import pair_text_contrast
+from diffcap.losses.pair_text import pair_text_contrastive_loss
 from diffcap.models.clip import PairTower, TextTower, build_clip, clamp_logit_scale_, networks_folder
 from diffcap.text.bpe import build_clip_vocabulary
 
@@ -82,7 +82,7 @@ class ClipTraining(pl.LightningModule):
         """The contrast, and the dense task."""
         images, sentences, classes = batch
         tokens = self.tokens(images)
-        contrast = pair_text_contrast(self.text(sentences), tokens[:, 0], self.clip.logit_scale.exp()).mean()
+        contrast = pair_text_contrastive_loss(self.text(sentences), tokens[:, 0], self.clip.logit_scale.exp()).mean()
         dense = dense_loss(self.dense(tokens), classes)
         loss = contrast + self.dense_weight * dense
         self.log_dict({"loss": loss, "contrast": contrast, "dense": dense}, prog_bar=True)

@@ -13,7 +13,7 @@ from diffcap.evaluation.reward import CaptionReward
 from diffcap.lit.captioning import Captioning
 from diffcap.lit.training import init_from
 from diffcap.losses.gather import global_mean
-from diffcap.losses.self_critical import Baseline, mean_of_the_others, self_critical
+from diffcap.losses.self_critical import Baseline, leave_one_out_mean, self_critical_loss
 from diffcap.models.captioner import Captioner
 from diffcap.models.generation import greedy_from, sample_from
 
@@ -97,9 +97,9 @@ class Reinforcement(Captioning):
                 rewards
             )
         else:
-            baseline = mean_of_the_others(rewards)
+            baseline = leave_one_out_mean(rewards)
         logits, advantage = captioner.teacher_forced_logits(tokens, of_each), (rewards - baseline).flatten()
-        loss = global_mean(self_critical(logits, tokens, captioner.caption_mask(tokens), advantage))
+        loss = global_mean(self_critical_loss(logits, tokens, captioner.caption_mask(tokens), advantage))
         self.log_losses({"reward": global_mean(rewards.flatten()), "baseline": global_mean(baseline.flatten())}, pairs)
         return loss
 

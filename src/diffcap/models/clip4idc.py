@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diffcap.losses.gather import global_mean
-from diffcap.losses.pair_text import pair_text_contrast
+from diffcap.losses.pair_text import pair_text_contrastive_loss
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner, patch_attention
 from diffcap.models.clip import (
     Network,
@@ -94,7 +94,7 @@ class CLIP4IDCAdaptation(nn.Module):
     def loss(self, batch: Batch) -> Tensor:
         """The contrastive loss over the global batch. Needs `before`, `after` (B, 3, height, width) and `tokens` (B, T)."""
         text, pair = self.words(batch["tokens"]), self.pair(batch["before"], batch["after"])
-        return global_mean(pair_text_contrast(text, pair, self.logit_scale.exp()))
+        return global_mean(pair_text_contrastive_loss(text, pair, self.logit_scale.exp()))
 
     def clamp(self) -> None:
         """Limit the scale of the cosines to 100, after each optimizer step (authors' code)."""

@@ -11,8 +11,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from diffcap.losses.ccr import cross_modal_contrast
-from diffcap.losses.decorrelation import cross_correlation, decorrelation
+from diffcap.losses.ccr import cross_modal_contrastive_loss
+from diffcap.losses.decorrelation import cross_correlation, decorrelation_terms
 from diffcap.losses.gather import global_mean
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner
 from diffcap.models.decoder import (
@@ -208,7 +208,7 @@ class DIRL(Captioner):
 
     def decorrelation_terms(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
         """The diagonal and the off-diagonal term of L_dirl (eq. 4) for projected tokens of the global batch, (B, N, D) each."""
-        return decorrelation(cross_correlation(before.flatten(0, 1), after.flatten(0, 1)))
+        return decorrelation_terms(cross_correlation(before.flatten(0, 1), after.flatten(0, 1)))
 
     def text_and_vision(self, output: BlockOutput, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """What CCR compares: mean hidden states after self-attention (text) and after cross-attention (vision), (B, D) each."""
@@ -244,7 +244,7 @@ class DIRL(Captioner):
         if self.ccr_weight:
             text, vision = self.text_and_vision(output, tokens)
             losses = [
-                global_mean(cross_modal_contrast(text[rows], vision[rows], self.ccr_temperature, self.ccr_form))
+                global_mean(cross_modal_contrastive_loss(text[rows], vision[rows], self.ccr_temperature, self.ccr_form))
                 for rows in groups
             ]
             parts["ccr_loss"] = mean(losses)

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from diffcap.losses.fda import difference_aligning
-from diffcap.losses.fine_grained import class_contrast, classification, matching
+from diffcap.losses.fda import difference_aligning_loss
+from diffcap.losses.fine_grained import class_contrastive_loss, classification_loss, same_class_loss
 from diffcap.losses.gather import global_mean
 from diffcap.losses.mlm import IGNORED, masked_cross_entropy
 from diffcap.losses.mvcl import masked_visual_nce
@@ -133,7 +133,7 @@ class PCLPretraining(nn.Module):
 
     def fda(self, batch: Batch) -> Tensor:
         """Fine-grained difference aligning: (B,) losses. Needs `fda_captions` (B, 1 + K, T), the correct caption first."""
-        return difference_aligning(self.fda_similarity(batch), self.temperature)
+        return difference_aligning_loss(self.fda_similarity(batch), self.temperature)
 
     def fgvc(self, batch: Batch) -> dict[str, Tensor]:
         """Fine-grained visual classification of two images of the same or of different classes, without text.
@@ -150,9 +150,9 @@ class PCLPretraining(nn.Module):
         labels = torch.cat([batch["class_before"], batch["class_after"]])
         pairs = torch.cat([visual[:, 0], visual[:, visual.shape[1] // 2]], -1)  # (B, 2 D)
         return {
-            "classification": classification(self.classifier(images), labels),
-            "matching": matching(self.matcher(pairs), batch["class_before"] == batch["class_after"]),
-            "contrast": class_contrast(images, labels),
+            "classification": classification_loss(self.classifier(images), labels),
+            "matching": same_class_loss(self.matcher(pairs), batch["class_before"] == batch["class_after"]),
+            "contrast": class_contrastive_loss(images, labels),
         }
 
 
