@@ -163,12 +163,12 @@ def decoding(
     before, after = maps(batch, sizes), maps(batch, sizes)
     with torch.no_grad():
         if isinstance(model, TokensCLIP4IDC):
-            model.word_bias[model.end] = float("-inf")
+            model.word_bias[model.eos_id] = float("-inf")
             if not from_pixels:
                 before = after = model.views(before, after)
         else:
             classifier: Any = model.trunk.output_layer if isinstance(model, PCL) else model.decoder.logit  # type: ignore[union-attr]
-            classifier.bias[[0, model.end]] = float("-inf")
+            classifier.bias[[0, model.eos_id]] = float("-inf")
     decode = greedy if form == "cached" else uncached
     said: list[Tensor] = []
     seconds = timed(lambda: said.append(decode(model, before, after, sizes.length)))

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from diffcap.interop.sizes import Sizes, State
-from diffcap.text.layouts import AnyLayout
+from diffcap.text.vocabularies import AnyLayout
 
 Stage = Literal["pretrain", "finetune"]
 
