@@ -102,7 +102,7 @@ def test_three_pairs_are_enough_and_two_are_not(tmp_path: Path) -> None:
         (row(2, id=["a"]), '"id" must be a string'),
         (row(2, captions=[], split="train"), "a training pair needs at least one caption"),
         (row(2, split="dev"), "\"split\" must be one of train, val, test, found 'dev'"),
-        (row(2, id="000001", split="val"), "id '000001' stands already"),
+        (row(2, id="000001", split="val"), "id '000001' is already used"),
         (row(2, is_distractor=1), '"is_distractor" true or false'),
         (row(2), 'no "split", while other lines have one'),
         (row(2, id=float("nan")), "NaN, which is not a finite number"),

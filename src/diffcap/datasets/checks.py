@@ -45,7 +45,7 @@ def note_once(seen: dict[str, str], name: str, where: str, what: str, remedy: st
         DiffcapError: it stands already; `what` says what the name is of ("the uid").
     """
     if name in seen:
-        raise DiffcapError(f"{where}: {what} {name!r} stands already in {seen[name]}; {remedy}.")
+        raise DiffcapError(f"{where}: {what} {name!r} is already used in {seen[name]}; {remedy}.")
     seen[name] = where
 
 
