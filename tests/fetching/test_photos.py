@@ -49,7 +49,7 @@ def test_dead_photos_are_listed_and_their_pairs_dropped(birds: Folder, capsys: p
     assert "broken" in failed(birds)["official/images/6.jpg"][0]
     site.put("/photos/6", b"<html>lies about its kind</html>", kind="image/jpeg")
     assert birds.fetch() == "" and failed(birds) == {
-        "official/images/6.jpg": ("broken: a text file, not an image; give a picture in its place", True)
+        "official/images/6.jpg": ("broken: a text file, not an image; put an image in its place", True)
     }
     assert not (birds.out / "official/images/6.jpg").exists() and not list(birds.out.rglob("*.part*"))
 

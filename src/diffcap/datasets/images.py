@@ -81,7 +81,7 @@ def image_problem(path: str | Path) -> str:
 def _look(path: Path, check: str, known: list[int] | None) -> Look:
     from PIL import Image
 
-    from diffcap.pictures import read_picture  # brings Pillow: not for --help
+    from diffcap.image_io import read_image  # brings Pillow: not for --help
 
     try:
         status = path.stat()
@@ -94,13 +94,11 @@ def _look(path: Path, check: str, known: list[int] | None) -> Look:
         return Look(stamp, "")
     try:
         data = path.read_bytes()
-        read_picture(data, "image")  # as whatever comes later will
+        read_image(data, "image")  # as whatever comes later will
         with Image.open(io.BytesIO(data)) as image:
             image.verify()  # checksums and the end of the file, which decoding alone does not ask for
     except DiffcapError as error:
         return Look(None, f"broken: {str(error).removeprefix('image: ').rstrip('.')}")
-    except Image.DecompressionBombError:
-        pass  # a large JPEG, which was shrunk as it was read
     except Exception as error:  # a decoder fed with garbage may raise anything
         return Look(None, f"broken: {' '.join(str(error).split()) or type(error).__name__}")
     return Look(stamp, "")
