@@ -127,7 +127,7 @@ def caption(
 
 
 def import_(
-    method: Literal["scorer", "dirl", "pcl", "clip4idc"],
+    method: str,
     file: Path,
     vocabulary: Path | None = None,
     out: Path | None = None,
@@ -144,7 +144,7 @@ def import_(
     Sizes are read off the weights; the options hold what cannot be.
 
     Args:
-        method: Whose checkpoint it is.
+        method: Whose checkpoint it is: pcl, scorer, dirl, clip4idc, or a method of an installed package.
         file: The authors' file.
         vocabulary: JSON from word to id, vocab.json of SCORER and DIRL, dict.json of IDC-PCL; not for CLIP4IDC.
         out: Folder to write; the file's name with -diffcap behind it by default.

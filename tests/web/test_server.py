@@ -122,8 +122,8 @@ def test_what_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd:
     shutil.copytree(SHIPPED, runs / "exported")
     named = find_choices([str(SHIPPED)], runs)
     assert [choice.label for choice in named][1:] == [
-        "SCORER · blocks · ships with diffcap",
-        "SCORER · blocks · runs/exported",
+        "SCORER+CBR · blocks · ships with diffcap",
+        "SCORER+CBR · blocks · runs/exported",
         "IDC-PCL · toy · runs/toys/pcl",
         "IDC-PCL · toy · runs/desk/pcl",
     ]

@@ -10,7 +10,7 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from diffcap.datasets import OWN, READERS
+from diffcap.datasets.registry import get_dataset
 from diffcap.errors import DiffcapError
 from diffcap.fetching.download import Client, PermanentError, TransientError, download, host_of
 from diffcap.fetching.folder import DatasetFolder, Failure
@@ -30,7 +30,7 @@ def fetch_photos(mirrors: tuple[str, ...], folder: DatasetFolder, settings: Fetc
             `photo_urls(folder) -> {path relative to the folder: list of URLs}`.
         settings: options of the command line.
     """
-    reader = import_module(READERS.get(folder.dataset, OWN))
+    reader = import_module(get_dataset(folder.dataset).reader)
     if not hasattr(reader, "photo_urls"):
         raise DiffcapError(f"{folder.dataset}: its annotations have no photo URLs; delete `photos` from its sources.")
     photos = [
