@@ -26,7 +26,7 @@ def printable(text: object) -> str:
 
 
 @contextmanager
-def told_of(where: object, fault: str, remedy: str) -> Iterator[None]:
+def wrap_errors(where: object, fault: str, remedy: str) -> Iterator[None]:
     """Turn any error from damaged or foreign content into one sentence that contains the reason.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffcap.errors import DiffcapError, told_of
+from diffcap.errors import DiffcapError, wrap_errors
 from diffcap.files import whole
 from diffcap.records import file_hash, read_json, write_json
 from diffcap.run_folder import IDENTITY, STAGES
@@ -120,7 +120,7 @@ def _checked(state: Any, path: Path, mapped: bool) -> dict[str, Any]:
             f"{path}: checkpoint format {metadata['format']!r:.40}, this diffcap reads {FORMAT}; "
             f"use diffcap {metadata['version']!s:.40}, which wrote it, or train it again."
         )
-    with told_of(path, "its metadata are damaged", remedy(path)):
+    with wrap_errors(path, "its metadata are damaged", remedy(path)):
         metadata = _plain(metadata)
         _check_metadata(metadata)
         if type(state.get("global_step")) is not int:
