@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 @contextmanager
-def whole(path: str | Path, numbered: bool = True) -> Iterator[Path]:
+def atomic_write(path: str | Path, numbered: bool = True) -> Iterator[Path]:
     """Give a name beside a file's place to write to; the file gets its own name once that is done.
 
     A kill or a full disk leaves the earlier file unchanged. The folder is made if it is not there.

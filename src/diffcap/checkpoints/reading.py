@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from diffcap.errors import DiffcapError, wrap_errors
-from diffcap.files import whole
+from diffcap.files import atomic_write
 from diffcap.records import file_hash, read_json, write_json
 from diffcap.run_folder import IDENTITY, STAGES
 from diffcap.unpickling import reason_of
@@ -233,7 +233,7 @@ def write_folder(folder: str | Path, state: dict[str, Any]) -> None:
 
     folder = Path(folder)
     kept = {f"captioner.{name}": value.contiguous().clone() for name, value in weights_of(state).items()}
-    with whole(folder / WEIGHTS) as temporary:
+    with atomic_write(folder / WEIGHTS) as temporary:
         try:
             save_file(kept, temporary, {"format": "pt"})
         except SafetensorError as error:  # which a full disk causes, too
