@@ -62,7 +62,7 @@ def average(paths: Sequence[str | Path], out: str | Path) -> list[int]:
     facts = {**last["diffcap"], "averaged": sources}
     content = io.BytesIO()  # torch.save to a file does not raise OSError where the disk is full
     torch.save({"state_dict": mean, "global_step": last["global_step"], "diffcap": facts}, content)
-    with atomic_write(out, numbered=False) as temporary:
+    with atomic_write(out, per_process=False) as temporary:
         temporary.write_bytes(content.getbuffer())
     return steps
 

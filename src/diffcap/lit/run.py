@@ -104,7 +104,7 @@ class SaveLast(Callback):
     def _keep(self, step: int) -> None:
         """One file more, and one less where there are too many; of those of later steps, which a kill has undone, none."""
         kept = self.path.with_name(f"step-{step:06d}.ckpt")
-        with atomic_write(kept, numbered=False) as temporary:
+        with atomic_write(kept, per_process=False) as temporary:
             shutil.copyfile(self.path, temporary)
         found = sorted(self.path.parent.glob(KEPT))
         for old in [*found[: found.index(kept) + 1][: -self.keep], *found[found.index(kept) + 1 :]]:
@@ -147,7 +147,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Write one file."""
         content = io.BytesIO()  # torch.save itself would say "unexpected position" where the disk is full
         torch.save(checkpoint, content)
-        with atomic_write(path, numbered=False) as temporary:
+        with atomic_write(path, per_process=False) as temporary:
             temporary.write_bytes(content.getbuffer())
 
 
@@ -288,7 +288,7 @@ class TrainingCLI(StageCLI):
             return
         best = self.out / BEST
         if self.settings.monitor and not best.is_file():
-            with atomic_write(best, numbered=False) as temporary:
+            with atomic_write(best, per_process=False) as temporary:
                 shutil.copyfile(last, temporary)
         chosen = self.trainer.checkpoint_callback
         score = getattr(chosen, "best_model_score", None)

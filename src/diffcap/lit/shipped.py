@@ -153,6 +153,6 @@ def write_weights(state: dict[str, Tensor], path: Path, notes: dict[str, str]) -
     """Write a safetensors file with its notes, whole or not at all."""
     from safetensors.torch import save_file
 
-    with atomic_write(path, numbered=False) as temporary:
+    with atomic_write(path, per_process=False) as temporary:
         save_file({name: value.contiguous() for name, value in state.items()}, temporary, notes)
         temporary.chmod(0o644)  # safetensors makes it readable for its owner alone

@@ -91,5 +91,5 @@ def fit(image: Image.Image, frame: tuple[int, int] = PICTURE, box: Sequence[floa
 
 def write_png(path: str | Path, sheet: Image.Image) -> None:
     """Write a picture as PNG, whole or not at all."""
-    with atomic_write(path, numbered=False) as temporary:
+    with atomic_write(path, per_process=False) as temporary:
         sheet.save(temporary, format="PNG", optimize=True)
