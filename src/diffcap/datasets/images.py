@@ -52,14 +52,14 @@ def check_images(
     Returns:
         The images that are missing or broken, in the order of `paths`.
     """
-    from diffcap.progress import count_bar
+    from diffcap.progress import progress_bar
 
     root, memory = Path(root), Path(memory) if memory and check == "decode" else None
     known = _recall(memory, root) if memory else {}
     fresh: dict[str, list[int]] = {}
     problems = []
     # Threads: the decoder and the disk let go of Python's lock.
-    with ThreadPoolExecutor() as pool, count_bar("checking images", len(paths)) as advance:
+    with ThreadPoolExecutor() as pool, progress_bar("checking images", len(paths)) as advance:
         for start in range(0, len(paths), BATCH):
             batch = paths[start : start + BATCH]
             for path, look in zip(batch, pool.map(lambda path: _look(root / path, check, known.get(path)), batch)):
