@@ -97,7 +97,7 @@ def test_foreign_files(tmp_path: Path, kind: str) -> None:
         path.write_bytes(contents[kind])
     said = sentence(path)
     assert "not a readable checkpoint" in said and "torch.load" not in said  # torch's advice to read it unsafely
-    assert ("it asks for " in said) == (kind in ("archive", "newer"))
+    assert ("it uses " in said) == (kind in ("archive", "newer"))
     assert not (tmp_path / "ran").exists()
 
 
