@@ -269,7 +269,7 @@ def test_pictures_of_one_folder_only_are_told(here: Path, checkpoint: str, capsy
         ("a.csv", 'before,after\n"a,b\nc,d\n', "not a CSV table (unexpected end of data)"),
         ("a.csv", f"before,after\na,{200_000 * 'b'}\n", "not a CSV table (field larger than field limit"),
         ("a.csv", 'before,after\n"a\nb",c\n\u200b,d\n', 'line 4: "before" is missing'),
-        ("a.jsonl", '{"before": "a", "after": "b", "id": NaN}\n', "line 1: not usable JSON (it holds NaN"),
+        ("a.jsonl", '{"before": "a", "after": "b", "id": NaN}\n', "line 1: not usable JSON (it contains NaN"),
         (
             "a.jsonl",
             '\n{"before": "a", "after": "b", "id": ["x"]}\n',

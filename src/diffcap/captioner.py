@@ -25,7 +25,7 @@ from diffcap.image_io import Source, read_image
 from diffcap.models.captioner import Captioner
 from diffcap.models.generation import beam_hypotheses, check_search, greedy
 from diffcap.models.scoring import token_log_probabilities
-from diffcap.text.layouts import AnyVocabulary
+from diffcap.text.vocabularies import AnyVocabulary
 
 SHIPPED = Path(__file__).parent / "models" / "captioners" / "blocks"
 Maps = npt.NDArray[np.floating[Any]]
@@ -230,7 +230,7 @@ class PairCaptioner:
                 "the captioner's probabilities are not numbers, as with weights that diverged or are damaged; use another checkpoint."
             )
         unchanged = self._captioner.nothing_changed(before, after)
-        ends = (1 + self._captioner.said(tokens).sum(1)).view(hypotheses.shape[:2]).tolist()
+        ends = (1 + self._captioner.caption_mask(tokens).sum(1)).view(hypotheses.shape[:2]).tolist()
         captions = []
         for number, one in enumerate(seen):
             rows = [row[:end] for row, end in zip(hypotheses[number].tolist(), ends[number])]

@@ -69,7 +69,7 @@ def test_a_killed_check_goes_on_from_its_last_note(tmp_path: Path, monkeypatch: 
     for name in names:
         write_image(tmp_path / name)
     monkeypatch.setattr(images, "BATCH", 2)
-    monkeypatch.setattr(images, "_remember", _killed_after(2, images._remember))
+    monkeypatch.setattr(images, "_write_stamps", _killed_after(2, images._write_stamps))
     with pytest.raises(KeyboardInterrupt):
         check_images(tmp_path, names, memory=memory)
     assert sorted(json.loads(memory.read_text())["images"]) == names[:4]

@@ -16,7 +16,7 @@ from diffcap.checkpoints.reading import CAPTIONING_STAGES, read_checkpoint, reme
 from diffcap.errors import DiffcapError, wrap_errors
 from diffcap.methods import import_object, methods
 from diffcap.models.captioner import Captioner
-from diffcap.text.layouts import AnyVocabulary, vocabulary_of
+from diffcap.text.vocabularies import AnyVocabulary, vocabulary_of
 
 LARGEST = 4096  # size that any captioner may have, whatever its weights
 

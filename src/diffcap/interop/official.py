@@ -206,8 +206,9 @@ def import_official(
         if stage == "finetune":
             plan_of(made)
         else:
-            assert importer.pretraining_model is not None
-            kind = import_object(importer.pretraining_model)
+            pretraining = get_method(method).pretraining
+            assert pretraining is not None
+            kind = import_object(pretraining.captioner)
             without_memory(kind, hyperparameters, weights_of(made))
     return made
 

@@ -58,7 +58,7 @@ class Captioning(TrainingModule):
         """Adam; for a captioner with parts that came trained AdamW at two rates."""
         if self.pretrained_lr is None:
             return super().optimizer()
-        trained, betas = self.captioner.trained_parts(), (0.9, 0.999)
+        trained, betas = self.captioner.pretrained_parameters(), (0.9, 0.999)
         return adamw(self.captioner, trained, self.lr, self.pretrained_lr, self.weight_decay, betas)
 
     def setup(self, stage: str) -> None:
@@ -69,7 +69,11 @@ class Captioning(TrainingModule):
         if self.init_from:
             captioner = self.captioner
             init_from(
-                captioner, self.init_from, self.feature_data.words, captioner.fresh_parts, captioner.earlier_parts
+                captioner,
+                self.init_from,
+                self.feature_data.words,
+                captioner.allowed_missing,
+                captioner.allowed_unexpected,
             )
         elif self.clip_weights:
             if not isinstance(self.captioner, CLIP4IDC):
