@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from diffcap.errors import DiffcapError, plain_errors
 from diffcap.experiment import Experiment, options_help, parse, split_words
-from diffcap.files import whole
+from diffcap.files import atomic_write
 from diffcap.methods import import_object
 from diffcap.run_folder import (
     BEST,
@@ -114,7 +114,7 @@ class Work:
         if not self.is_current:
             self.product.touch()
         if not self.always:
-            with whole(self._note) as temporary:
+            with atomic_write(self._note) as temporary:
                 temporary.write_text(json.dumps(self._state()), encoding="utf-8")
 
 

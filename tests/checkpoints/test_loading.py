@@ -23,7 +23,7 @@ from diffcap.checkpoints.loading import load
 from diffcap.checkpoints.reading import read_checkpoint, write_folder
 from diffcap.cli import main
 from diffcap.errors import DiffcapError
-from diffcap.lit.run import WholeFiles
+from diffcap.lit.run import AtomicCheckpointIO
 from diffcap.lit.training import init_from
 from diffcap.models.generation import greedy
 from diffcap.models.scorer import SCORER
@@ -97,7 +97,7 @@ def test_foreign_files(tmp_path: Path, kind: str) -> None:
         path.write_bytes(contents[kind])
     said = sentence(path)
     assert "not a readable checkpoint" in said and "torch.load" not in said  # torch's advice to read it unsafely
-    assert ("it asks for " in said) == (kind in ("archive", "newer"))
+    assert ("it uses " in said) == (kind in ("archive", "newer"))
     assert not (tmp_path / "ran").exists()
 
 
@@ -306,7 +306,7 @@ def written(path: Path, kind: str) -> Path:
     """A checkpoint as each part of the program writes it; the file whose bytes are its weights."""
     plain = write_checkpoint(path / "best.ckpt", model(), "finetune")
     if kind == "lightning":
-        WholeFiles().save_checkpoint(torch.load(plain, weights_only=True), path / "best.ckpt")
+        AtomicCheckpointIO().save_checkpoint(torch.load(plain, weights_only=True), path / "best.ckpt")
     elif kind == "average":
         average([plain, plain], path / "best.ckpt")
     elif kind == "export":

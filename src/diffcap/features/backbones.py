@@ -23,7 +23,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from diffcap.checkpoints.reading import read_checkpoint, weights_of
-from diffcap.errors import DiffcapError, told_of
+from diffcap.errors import DiffcapError, wrap_errors
 from diffcap.features.preprocessing import Pixels, ResizeNormalize
 from diffcap.features.weights import download, load_weights, pretrained_clip, read_state_dict, state_hash
 
@@ -271,7 +271,7 @@ def _clip4idc(network: str, stage: str | int | None, weights: str) -> tuple[nn.M
     sizes = facts["hyperparameters"]
     if sizes.get("images", "together") != "together":
         raise DiffcapError(f"{weights}: its images stay apart (FT1, FT2); give the checkpoint of an adaptation.")
-    with told_of(weights, "its image tower cannot be built", f"use diffcap {facts['version']:.40}, which wrote it"):
+    with wrap_errors(weights, "its image tower cannot be built", f"use diffcap {facts['version']:.40}, which wrote it"):
         tower = PairTower(build_clip(sizes["network"], sizes["image_size"]), sizes["intra_layers"])
         tower.load_state_dict(weights_of(state, "captioner.images."))
     return _Alone(tower), Pixels(tower.image_size)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from diffcap.errors import DiffcapError
-from diffcap.unpickling import reason_of
+from diffcap.unpickling import error_reason
 
 # What people wrap a state dict in: the key of the dict that holds it, and the prefix that DataParallel leaves.
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
@@ -39,7 +39,7 @@ def read_state_dict(path: str | Path, option: str = "--model.weights") -> dict[s
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # text makes the unpickler stumble over its letters in any way at all
         raise DiffcapError(
-            f"{path}: cannot be read as a safetensors or PyTorch weights file ({reason_of(error, path)}); fetch it again or "
+            f"{path}: cannot be read as a safetensors or PyTorch weights file ({error_reason(error, path)}); fetch it again or "
             "save it as a plain state dict."
         ) from None
     for wrapper in _WRAPPERS:

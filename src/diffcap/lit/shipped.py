@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from diffcap.features.blocks_backbone import HEIGHT, WIDTH
-from diffcap.files import whole
+from diffcap.files import atomic_write
 from diffcap.lit.schedules import make_lr_lambda
 
 if TYPE_CHECKING:
@@ -147,6 +147,6 @@ def write_weights(state: dict[str, Tensor], path: Path, notes: dict[str, str]) -
     """Write a safetensors file with its notes, whole or not at all."""
     from safetensors.torch import save_file
 
-    with whole(path, numbered=False) as temporary:
+    with atomic_write(path, per_process=False) as temporary:
         save_file({name: value.contiguous() for name, value in state.items()}, temporary, notes)
         temporary.chmod(0o644)  # safetensors makes it readable for its owner alone

@@ -61,7 +61,7 @@ def render_all(
     Args:
         write_chunk: writes the images of one chunk, then its `part`. scenes: in all. what: they are called.
     """
-    from diffcap.progress import count_bar
+    from diffcap.progress import progress_bar
 
     (folder / PARTS).mkdir(parents=True, exist_ok=True)
     for left in (folder / PARTS).glob("*.tmp"):
@@ -70,7 +70,7 @@ def render_all(
     pending = [start for start in chunks if not part(folder, start).is_file()]
     if workers is None:
         workers = min(len(os.sched_getaffinity(0)), 1 + len(pending) * CHUNK // _PER_WORKER)
-    with count_bar(f"rendering {what}", scenes, (len(chunks) - len(pending)) * CHUNK) as advance:
+    with progress_bar(f"rendering {what}", scenes, (len(chunks) - len(pending)) * CHUNK) as advance:
         for _ in _done(write_chunk, folder, settings, pending, workers):
             advance(CHUNK)
     return chunks
