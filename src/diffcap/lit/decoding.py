@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from diffcap.checkpoints.combining import together
 from diffcap.checkpoints.loading import Checkpoint
-from diffcap.data.pair_table import PairBatches, PairTable, identity_collate
+from diffcap.data.pair_table import PairDataset, PairTable, identity_collate
 from diffcap.features.store import FeatureStore
 from diffcap.lit.cli import plain_settings
 from diffcap.losses.gather import world_size
@@ -20,11 +20,11 @@ from diffcap.models.generation import beam_search, greedy
 from diffcap.records import ChangePair
 
 
-class MemberBatches(Dataset):
+class EnsembleDataset(Dataset):
     """The pairs of several tables, the same ones, whose maps come as lists: one entry a member of an ensemble."""
 
     def __init__(self, tables: Sequence[PairTable]) -> None:
-        self.parts = [PairBatches(table) for table in tables]
+        self.parts = [PairDataset(table) for table in tables]
 
     def __len__(self) -> int:
         return len(self.parts[0])
@@ -96,7 +96,7 @@ def decode(
         PairTable(pairs, FeatureStore.open(place, member.features), member.vocabulary, member.max_length)
         for member, place in members
     ]
-    batches: Dataset = MemberBatches(tables) if others else PairBatches(tables[0])
+    batches: Dataset = EnsembleDataset(tables) if others else PairDataset(tables[0])
     loader = DataLoader(batches, batch_size, collate_fn=identity_collate)
     if others:
         checkpoint = together([member for member, _ in members])

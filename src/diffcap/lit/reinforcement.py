@@ -59,7 +59,7 @@ class Reinforcement(Captioning):
         spelled = (data.vocabulary.decode(row) for row in np.unique(table.tokens, axis=0).tolist())
         words = {word for caption in spelled for word in caption.split(" ")}
         references: dict[str, list[str]] = {id: [] for id in table.ids}
-        for number, caption in zip(table.owner, table.captions):
+        for number, caption in zip(table.caption_pair, table.captions):
             references[table.ids[number]].append(caption)
         self.reward = CaptionReward(references, sorted(words), self.tokenizer, self.end_counts)
 
