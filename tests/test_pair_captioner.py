@@ -182,19 +182,19 @@ def test_any_kind_of_source_gives_the_same(captioner: PairCaptioner, tmp_path: P
     expected = captioner(noise(1), noise(2)).tokens
     assert captioner(str(tmp_path / "a.png"), tmp_path / "b.png").tokens == expected
     assert captioner((tmp_path / "a.png").read_bytes(), np.asarray(noise(2))).tokens == expected
-    with pytest.raises(DiffcapError, match="the picture after: a text file"):
+    with pytest.raises(DiffcapError, match="the image after: a text file"):
         captioner(noise(1), b"hello")
     pairs = [(tmp_path / "a.png", tmp_path / "b.png"), (tmp_path / "none.png", tmp_path / "b.png")]
     first, second = captioner.batch(pairs, errors="return")
     assert isinstance(first, Caption) and isinstance(second, DiffcapError)
-    with pytest.raises(DiffcapError, match=r"none\.png: no image there"):
+    with pytest.raises(DiffcapError, match=r"none\.png: file not found"):
         list(captioner.batch(pairs))
 
 
 def test_notes_tell_what_was_done_to_a_picture(captioner: PairCaptioner, tmp_path: Path) -> None:
     noise(1).save(tmp_path / "a.gif", save_all=True, append_images=[noise(2)])
     caption = captioner(tmp_path / "a.gif", noise(2))
-    assert caption.notes == (f"{tmp_path / 'a.gif'}: holds several pictures, the first was taken",)
+    assert caption.notes == (f"{tmp_path / 'a.gif'}: has several frames, the first was used",)
 
 
 def test_an_exported_folder_says_the_same(tmp_path: Path) -> None:

@@ -5,12 +5,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from diffcap.checkpoints.loading import METHODS
 from diffcap.errors import DiffcapError
 from diffcap.evaluation.metric import CaptionMetric
 from diffcap.lit.clip_weights import load_clip
 from diffcap.lit.schedules import Schedule
 from diffcap.lit.training import TrainingModule, adamw, init_from
+from diffcap.methods import method_of
 from diffcap.models.captioner import Captioner
 from diffcap.models.clip4idc import CLIP4IDC
 from diffcap.models.generation import greedy
@@ -89,8 +89,11 @@ class Captioning(TrainingModule):
 
     def facts(self) -> dict[str, Any]:
         """Method and constructor arguments."""
-        method = next(name for name, kind in METHODS.items() if kind is type(self.captioner))
-        return {"method": method, "hyperparameters": self.captioner.hyperparameters, "tokenizer": self.tokenizer}
+        return {
+            "method": method_of(type(self.captioner)),
+            "hyperparameters": self.captioner.hyperparameters,
+            "tokenizer": self.tokenizer,
+        }
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The captioner's own loss."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from diffcap.features.blocks_backbone import HEIGHT, WIDTH
 from diffcap.files import whole
+from diffcap.lit.schedules import make_lr_lambda
 
 if TYPE_CHECKING:
     from diffcap.datasets.blocks.geometry import Scenes
@@ -77,15 +77,9 @@ class RenderedScenes(pl.LightningDataModule):
 def warmed_cosine(parameters: Iterable[nn.Parameter], lr: float, steps: int) -> dict[str, Any]:
     """AdamW, warmed up over a tenth of the steps, then down along a cosine, as Lightning takes it."""
     optimizer = torch.optim.AdamW(parameters, lr, weight_decay=0.01)
-    warm = max(1, steps // 10)
-
-    def factor(step: int) -> float:
-        if step < warm:
-            return (step + 1) / warm
-        return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warm) / (steps - warm))))
-
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+    lr_lambda = make_lr_lambda("cosine", warmup=max(1, steps // 10), total=steps)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_lambda)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
 def train_and_ship(

@@ -12,7 +12,7 @@ import diffcap
 from diffcap.checkpoints.reading import FORMAT, read_checkpoint, weights_of
 from diffcap.data.captioning import FeatureData
 from diffcap.errors import DiffcapError
-from diffcap.lit.schedules import Schedule, factor
+from diffcap.lit.schedules import Schedule, make_lr_lambda
 from diffcap.losses.gather import detached_sum_over_ranks
 
 
@@ -52,7 +52,7 @@ class TrainingModule(pl.LightningModule):
     Args:
         captioner: what is trained; its parameters are the checkpoint's "captioner.*".
         lr, weight_decay: of Adam; the decay is L2 in the gradient, as in the authors' code.
-        schedule, warmup, milestones: see `schedules.factor`; the cosine ends at the trainer's `max_steps`.
+        schedule, warmup, milestones: see `schedules.make_lr_lambda`; the cosine ends at the trainer's `max_steps`.
     """
 
     stage: ClassVar[str]
@@ -90,8 +90,10 @@ class TrainingModule(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         """The optimiser, and the schedule stepped after every one of its steps."""
         optimizer = self.optimizer()
-        rate = factor(self.schedule, warmup=self.warmup, milestones=self.milestones, total=int(self.trainer.max_steps))
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+        lr_lambda = make_lr_lambda(
+            self.schedule, warmup=self.warmup, milestones=self.milestones, total=int(self.trainer.max_steps)
+        )
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_lambda)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
