@@ -77,7 +77,7 @@ def one_sentence(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def in_process(words: Sequence[str]) -> str | int | None:
-    """Run a stage's script as `__main__` of this process, which has imported everything already; None on success."""
+    """Run a stage's script as `__main__` of this process, which has imported everything already; gives its exit status."""
     given, threads = sys.argv, torch.get_num_threads()
     torch.set_num_threads(1)  # as `environment` has it for the others
     sys.argv = list(words[1:])
@@ -85,7 +85,7 @@ def in_process(words: Sequence[str]) -> str | int | None:
         with mock.patch.dict(os.environ, NO_COMMIT):
             runpy.run_path(words[1], run_name="__main__")
     except SystemExit as stop:
-        return stop.code or None
+        return stop.code
     finally:
         sys.argv = given
         torch.set_num_threads(threads)

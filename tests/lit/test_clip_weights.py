@@ -121,7 +121,7 @@ def test_what_does_not_fit_is_named(file: Path, tmp_path: Path) -> None:
     other = {**FULL, "vision_cfg": {**FULL["vision_cfg"], "width": 24}}
     with pytest.raises(DiffcapError, match=r"images\.visual\.\S+ \(16,\) for \(24,\)"):
         load_clip(CLIP4IDCAdaptation(other, max_length=14), str(file), ClipVocabulary())
-    with pytest.raises(DiffcapError, match="needs a network by name; give a file, or random"):
+    with pytest.raises(DiffcapError, match="the network has no name; give a file, or random"):
         load_clip(model, "default", ClipVocabulary())
 
 

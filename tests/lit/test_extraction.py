@@ -113,7 +113,7 @@ def test_a_damaged_row_whose_image_is_gone_is_named_and_the_others_are_repaired(
         with pytest.raises(DiffcapError) as caught:
             run(folder)
         assert str(caught.value).startswith(f"{folder / 'd.png'}: file not found; put the image there")
-        assert f"1 image of {store} could not be computed, the rest is kept" in str(caught.value)
+        assert f"1 image of {store} could not be extracted, the others are stored" in str(caught.value)
     (folder / "moved.png").rename(folder / "d.png")
     run(folder)
     assert (store / "features.f16").read_bytes() == before
