@@ -93,7 +93,7 @@ def test_positions_of_no_grid_are_refused(clip: Clip, tmp_path: Path) -> None:
     state = {name: value.contiguous() for name, value in clip.state_dict().items()}
     state["visual.positional_embedding"] = state["visual.positional_embedding"][:12].contiguous()
     safetensors.torch.save_file(state, tmp_path / "odd.safetensors")
-    with pytest.raises(DiffcapError, match="11 positions of patches are neither the network's own grid nor a square"):
+    with pytest.raises(DiffcapError, match="11 patch positions are neither the network's grid nor a square"):
         load_clip(CLIP4IDCAdaptation(FULL, max_length=14), str(tmp_path / "odd.safetensors"), ClipVocabulary())
 
 
