@@ -48,7 +48,9 @@ def test_the_loaded_captioner_writes_what_the_saved_one_writes(tmp_path: Path) -
     assert torch.equal(greedy(trained.captioner, before, after, 12), greedy(saved, before, after, 12))
     assert not trained.captioner.training and trained.max_length == 12
     assert trained.vocabulary.words == WORDS and trained.features["shape"] == [5, 2, 3]
-    assert trained.facts["method"] == "pcl" and trained.facts["step"] == 7 and trained.facts["tokenizer"] == "raw"
+    assert (
+        trained.metadata["method"] == "pcl" and trained.metadata["step"] == 7 and trained.metadata["tokenizer"] == "raw"
+    )
 
 
 def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def load_together(paths: Sequence[str | Path]) -> list[Checkpoint]:
 def together(members: Sequence[Checkpoint]) -> Checkpoint:
     """Several checkpoints as one that takes lists of features; captions are as long as the shortest `max_length` allows."""
     captioner = Ensemble([member.captioner for member in members]).eval()
-    facts = {**members[0].facts, "ensemble": [member.facts["method"] for member in members]}
+    metadata = {**members[0].metadata, "ensemble": [member.metadata["method"] for member in members]}
     return members[0]._replace(
-        captioner=captioner, max_length=min(member.max_length for member in members), facts=facts
+        captioner=captioner, max_length=min(member.max_length for member in members), metadata=metadata
     )

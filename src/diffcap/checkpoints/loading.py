@@ -27,14 +27,14 @@ class Checkpoint(NamedTuple):
     Attributes:
         captioner: in eval mode, on the CPU. vocabulary: its words. max_length: positions of a caption.
         features: meta of the feature store it was trained on (backbone, weights, preprocessing, name).
-        facts: method, dataset, step, provenance.
+        metadata: method, dataset, step, provenance.
     """
 
     captioner: Captioner
     vocabulary: AnyVocabulary
     max_length: int
     features: dict[str, Any]
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
 
 
 def load(path: str | Path) -> Checkpoint:
