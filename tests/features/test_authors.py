@@ -160,9 +160,9 @@ def test_one_sentence_for_each_fault(clevr: Dataset, tmp_path: Path) -> None:
     assert "features of (0, 3, 3), not (channels, rows, columns)" in refusal(clevr, theirs, store)
     for header in ("{'descr': '<f4', 'fortran_order': False, 'shape': (10000000, 100, 100)}", "{'descr: (((("):
         file.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode())
-        assert "not a whole .npy file of numbers" in refusal(clevr, theirs, store)
+        assert "not a complete .npy file of numbers" in refusal(clevr, theirs, store)
     np.save(file, np.array([{}]), allow_pickle=True)
-    assert "not a whole .npy file of numbers" in refusal(clevr, theirs, store)
+    assert "not a complete .npy file of numbers" in refusal(clevr, theirs, store)
     write_npy(theirs, paths)
     write_npy(theirs / "copy", paths[:1])
     assert "lies there 2 times" in refusal(clevr, theirs, store)
