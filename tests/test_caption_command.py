@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from tests.commands import environment
-from tests.odd_pictures import write_all
+from tests.odd_images import write_all
 from tests.test_pair_captioner import make, make_coarse, noise, reweighted
 
 from diffcap.cli import main
@@ -170,7 +170,7 @@ def test_two_hundred_odd_files_through_the_command(
     [
         (["before/1.png"], "one picture alone"),
         (["nowhere"], "nothing there"),
-        (["before/1.png", "after/none.png"], "no image there"),
+        (["before/1.png", "after/none.png"], "file not found"),
         (["before/1.png", "after"], "one is a folder and one is not"),
         (["before/1.png", "after/1.png", "--heatmap", "x.jpg"], "ends in .png"),
         (["before/1.png", "after/1.png", "--beam", "0"], "--beam is 0; give 1 to 100."),

@@ -21,11 +21,11 @@ from torch.utils._pytree import tree_map
 from diffcap.checkpoints.combining import load_together, together
 from diffcap.checkpoints.loading import Checkpoint
 from diffcap.errors import DiffcapError
+from diffcap.image_io import Source, read_image
 from diffcap.models.captioner import Captioner
 from diffcap.models.generation import beam_hypotheses, check_search, greedy
 from diffcap.models.scoring import token_log_probabilities
-from diffcap.pictures import Source, read_picture
-from diffcap.text.layouts import AnyVocabulary
+from diffcap.text.vocabularies import AnyVocabulary
 
 SHIPPED = Path(__file__).parent / "models" / "captioners" / "blocks"
 Maps = npt.NDArray[np.floating[Any]]
@@ -101,7 +101,7 @@ class _Seen(NamedTuple):
 class PairCaptioner:
     """Says what changed between two pictures.
 
-    Pictures are paths, the bytes of a file, PIL images or arrays, see `pictures.read_picture`.
+    Images are paths, the bytes of a file, PIL images or arrays, see `image_io.read_image`.
 
     Args:
         checkpoint: the trained captioner; several of one vocabulary are an ensemble, see `combining.load_together`.
@@ -193,9 +193,9 @@ class PairCaptioner:
     def _see(self, before: Source, after: Source) -> _Seen:
         images, notes = [], []
         for source, side in ((before, "before"), (after, "after")):
-            picture = read_picture(source, None if isinstance(source, str | Path) else f"the picture {side}")
-            images.append([backbone.preprocess(picture.image) for backbone in self._backbones])
-            notes += [f"{picture.name}: {note}" for note in picture.notes]
+            loaded = read_image(source, None if isinstance(source, str | Path) else f"the image {side}")
+            images.append([backbone.preprocess(loaded.image) for backbone in self._backbones])
+            notes += [f"{loaded.name}: {note}" for note in loaded.notes]
         return _Seen([torch.stack(sides) for sides in zip(*images)], tuple(notes))
 
     def _features(self, seen: list[_Seen]) -> tuple[Any, Any]:
@@ -230,7 +230,7 @@ class PairCaptioner:
                 "the captioner's probabilities are not numbers, as with weights that diverged or are damaged; use another checkpoint."
             )
         unchanged = self._captioner.nothing_changed(before, after)
-        ends = (1 + self._captioner.said(tokens).sum(1)).view(hypotheses.shape[:2]).tolist()
+        ends = (1 + self._captioner.caption_mask(tokens).sum(1)).view(hypotheses.shape[:2]).tolist()
         captions = []
         for number, one in enumerate(seen):
             rows = [row[:end] for row, end in zip(hypotheses[number].tolist(), ends[number])]

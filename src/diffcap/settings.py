@@ -6,6 +6,11 @@ from typing import Any
 
 from diffcap.errors import DiffcapError
 
+_HERE = Path(__file__).parent
+CONFIGS = _HERE / "configs"  # of an installed wheel
+if not CONFIGS.is_dir():
+    CONFIGS = _HERE.parents[1] / "configs"  # of a checkout
+
 
 def read_settings(path: str | Path) -> Any:
     """Read a YAML file.

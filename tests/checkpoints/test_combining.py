@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.models.test_words import SIZES as WORD_SIZES
+from tests.models.test_decoder import SIZES as WORD_SIZES
 from tests.models.tiny import captioner
 from tests.toy_checkpoints import WORDS, write_checkpoint
 

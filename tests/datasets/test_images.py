@@ -24,7 +24,7 @@ def test_missing_and_broken_images_are_listed_in_order(tmp_path: Path) -> None:
     found = dict(check_images(tmp_path, names))
     assert list(found) == names[2:]
     assert all(found[name].startswith("broken: ") for name in names[2:6])
-    assert found["f.png"] == "broken: a text file, not an image; give a picture in its place"
+    assert found["f.png"] == "broken: a text file, not an image; put an image in its place"
     assert found["g.png"] == found["h/i.png"] == "missing"
     exists = check_images(tmp_path, names, "exists")
     assert exists == [Problem("g.png", "missing"), Problem("h/i.png", "missing")]

@@ -12,7 +12,7 @@ from diffcap.errors import DiffcapError
 from diffcap.evaluation import bootstrap
 from diffcap.evaluation.bootstrap import Additive, additive, compare, drawn_sums, mean_of_sums, resampled, versus
 from diffcap.evaluation.captions import score_tokens
-from diffcap.evaluation.meteor import meteor, meteor_counts, meteor_of_sums
+from diffcap.evaluation.meteor import meteor, meteor_counts, meteor_of_sums, running_meteor
 from diffcap.evaluation.protocols import groups_of
 
 FAST = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L", "CIDEr-D")
@@ -60,8 +60,9 @@ def test_meteor_of_summed_counts_is_the_jars_own_corpus_score() -> None:
     hypotheses = {**said(5, 0.5), "0.png": REFERENCES["0.png"][0]}
     ids, draws = list(hypotheses), random.Random(0)
     groups = {str(n): draws.choices(ids, k=draws.randint(1, 40)) for n in range(12)} | {"one": ["0.png"]}
-    rows = dict(zip(ids, meteor_counts(hypotheses, REFERENCES)))
-    found = meteor_of_sums(np.array([sum(rows[id] for id in members) for members in groups.values()]))
+    with running_meteor() as running:
+        rows = dict(zip(ids, meteor_counts(hypotheses, REFERENCES, running)))
+        found = meteor_of_sums(np.array([sum(rows[id] for id in members) for members in groups.values()]), running)
     expected = meteor(hypotheses, REFERENCES, groups)
     np.testing.assert_allclose(found, list(expected.values()), rtol=0, atol=1e-12)
     assert len(set(found.round(6))) > 5 and found[-1] > 0.9

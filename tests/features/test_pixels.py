@@ -73,7 +73,7 @@ def test_an_adapted_clip_gives_maps(tmp_path: Path) -> None:
     image = picture(12, 8)
     found = backbone(backbone.preprocess(image)[None])
     tower = model.images
-    tokens = tower.ln_mid(tower.alone(tower.normalize(backbone.preprocess(image)[None])))
+    tokens = tower.ln_mid(tower.encode_single(tower.normalize(backbone.preprocess(image)[None])))
     torch.testing.assert_close(found[0, :, 1, 2], tokens[0, 1 + 5])
     other = write_adaptation(tmp_path / "other.ckpt", method="pcl")
     assert other is not model

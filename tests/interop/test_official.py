@@ -130,7 +130,7 @@ def test_pre_training_checkpoints_are_what_captioning_begins_with(tmp_path: Path
     with pytest.raises(DiffcapError, match="of the pretrain stage cannot caption"):
         load_trained(tmp_path / "ours")
     captioner = PCL(**{**state["diffcap"]["hyperparameters"], "distractor_judging": True})
-    init_from(captioner, str(tmp_path / "ours"), state["diffcap"]["words"], PCL.fresh_parts, PCL.earlier_parts)
+    init_from(captioner, str(tmp_path / "ours"), state["diffcap"]["words"], PCL.allowed_missing, PCL.allowed_unexpected)
     expected = read_checkpoint(tmp_path / "ours")["state_dict"]["captioner.trunk.output_layer.weight"]
     assert torch.equal(captioner.trunk.output_layer.weight, expected)
 
@@ -151,7 +151,7 @@ def test_the_adaptation_of_clip4idc(tmp_path: Path) -> None:
         decoder_layers=2,
         padding="released",
     )
-    init_from(model, str(tmp_path / "ours"), [], CLIP4IDC.fresh_parts, CLIP4IDC.earlier_parts)
+    init_from(model, str(tmp_path / "ours"), [], CLIP4IDC.allowed_missing, CLIP4IDC.allowed_unexpected)
     assert torch.equal(model.images.before_mark, official.weights("retrieval")["clip.visual.bef_embedding"])
 
 
@@ -244,7 +244,7 @@ def test_odd_options_are_one_sentence(tmp_path: Path, option: dict[str, Any], to
         ({"vision_heads": -1}, "--vision-heads is -1; it must be 1 to 4096"),
         ({"vision_heads": 2, "intra_layers": -5}, "--intra-layers is -5; it must be 1 to 4096"),
         ({"vision_heads": 2, "max_length": 4000}, "max_length 4000 needs 3999 text positions"),
-        ({"vision_heads": 2, "intra_layers": 4}, "intra_layers 4 of 4 blocks leaves none"),
+        ({"vision_heads": 2, "intra_layers": 4}, "intra_layers is 4; the network has 4 blocks: give 1 to 3"),
     ],
 )
 def test_odd_options_of_clip4idc_are_one_sentence(tmp_path: Path, option: dict[str, Any], told: str) -> None:

@@ -12,8 +12,8 @@ from tests.toy_checkpoints import write_checkpoint
 from diffcap.data.reinforcement import ReinforceData
 from diffcap.errors import DiffcapError
 from diffcap.lit.reinforcement import Reinforcement
+from diffcap.models.decoder import END, NULL, START
 from diffcap.models.scorer import SCORER
-from diffcap.models.words import END, NULL, START
 
 SIZES: dict[str, Any] = {"width": 16, "heads": 2, "word_width": 12, "dropout": 0.3, "max_length": 12}
 

@@ -166,9 +166,9 @@ def test_what_does_not_fit_is_one_sentence(pixels: Path, adapted: Path, tmp_path
         f"--model.init_from={adapted / 'best.ckpt'}", fewer, stage="finetune"
     )
     long = "--data.max_length=40"
-    assert "max_length 40 needs as many text positions, CLIP has 32; lower it" in said(long)
+    assert "max_length 40 needs 40 text positions, CLIP has 32; lower it" in said(long)
     wide = "--model.captioner.init_args.intra_layers=5"
-    assert "intra_layers 5 of 5 blocks leaves none for both images together" in said(wide)
+    assert "intra_layers is 5; the network has 5 blocks: give 1 to 4" in said(wide)
     old = f"--model.init_from={adapted / 'best.ckpt'}", "--model.captioner.init_args.images=apart"
     assert "parameters do not fit" in said(*old, stage="finetune")
     assert not (tmp_path / "x/finished.json").exists()

@@ -18,7 +18,7 @@ from diffcap.checkpoints.combining import average
 from diffcap.checkpoints.loading import load
 from diffcap.evaluation.metric import CaptionMetric
 from diffcap.lit.reinforcement import Reinforcement
-from diffcap.losses.self_critical import self_critical
+from diffcap.losses.self_critical import self_critical_loss
 from diffcap.models.scoring import token_log_probabilities
 
 BASE = ROOT / "configs/reinforce/base.yaml"
@@ -86,7 +86,7 @@ def test_a_step_makes_better_captions_likelier(
     matter: this holds on every processor. The rewards after many steps differ between processors.
     """
     drawn: dict[str, torch.Tensor] = {}
-    step, loss = Reinforcement.training_step, self_critical
+    step, loss = Reinforcement.training_step, self_critical_loss
 
     def training_step(self: Reinforcement, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
         drawn.update(batch)
@@ -97,7 +97,7 @@ def test_a_step_makes_better_captions_likelier(
         return loss(logits, tokens, said, advantage)
 
     monkeypatch.setattr(Reinforcement, "training_step", training_step)
-    monkeypatch.setattr("diffcap.lit.reinforcement.self_critical", noted)
+    monkeypatch.setattr("diffcap.lit.reinforcement.self_critical_loss", noted)
     (tmp_path / "finetune").symlink_to(undisturbed / "finetune")
     small = "--model.lr=1e-5", "--trainer.max_steps=1", "--trainer.val_check_interval=1"
     assert in_process(reinforcing(undisturbed / "data", tmp_path, "scorer", *small)) is None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.odd_pictures import png_header
+from tests.odd_images import png_header
 from tests.web.site import Visitor, pair, served
 
 from diffcap.web import middleware

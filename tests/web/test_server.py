@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.commands import environment
 from tests.models.tiny import captioner, pretraining
-from tests.odd_pictures import encoded, scene
+from tests.odd_images import encoded, scene
 from tests.toy_checkpoints import write_checkpoint
 from tests.web.site import Visitor
 
@@ -122,8 +122,8 @@ def test_what_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd:
     shutil.copytree(SHIPPED, runs / "exported")
     named = find_choices([str(SHIPPED)], runs)
     assert [choice.label for choice in named][1:] == [
-        "SCORER · blocks · ships with diffcap",
-        "SCORER · blocks · runs/exported",
+        "SCORER+CBR · blocks · ships with diffcap",
+        "SCORER+CBR · blocks · runs/exported",
         "IDC-PCL · toy · runs/toys/pcl",
         "IDC-PCL · toy · runs/desk/pcl",
     ]

@@ -13,21 +13,10 @@ from diffcap.checkpoints.exporting import Scores, scores_of
 from diffcap.checkpoints.reading import CAPTIONING_STAGES, CONFIG, WEIGHTS, read_checkpoint, write_folder
 from diffcap.console import echo
 from diffcap.errors import DiffcapError
+from diffcap.methods import methods
 from diffcap.records import write_json, write_text
 from diffcap.run_folder import METRICS, report_of
 
-PAPERS = {
-    "pcl": (
-        "IDC-PCL",
-        "Yao, Wang and Jin, Image Difference Captioning with Pre-training and Contrastive Learning, AAAI 2022",
-    ),
-    "clip4idc": ("CLIP4IDC", "Guo, Wang and Laaksonen, CLIP4IDC: CLIP for Image Difference Captioning, AACL 2022"),
-    "scorer": (
-        "SCORER+CBR",
-        "Tu, Li, Su, Zha, Yan and Huang, Self-supervised Cross-view Representation Reconstruction for Change Captioning, ICCV 2023",
-    ),
-    "dirl": ("DIRL+CCR", "Tu et al., Distractors-Immune Representation Learning for Change Captioning, ECCV 2024"),
-}
 STAGES_TOLD = {"finetune": "fine-tuned on captions", "reinforce": "fine-tuned, then self-critical training on CIDEr-D"}
 PICTURES = "*.png"  # of a repository
 SHOWN = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "SPICE")
@@ -176,7 +165,8 @@ def model_card(name: str, state: dict[str, Any], scores: Scores, pictures: Seque
         state: as `read_checkpoint` gives it. scores: see `exporting.scores_of`. pictures: names of files beside the card.
     """
     facts = state["diffcap"]
-    title, paper = PAPERS.get(facts["method"], (facts["method"], ""))
+    method = methods().get(facts["method"])
+    title, paper = (method.title, method.paper) if method else (facts["method"], "")
     features = facts["features"]
     backbone = ", ".join(str(features[key]) for key in ("library", "network", "stage") if features.get(key))
     head = {

@@ -14,14 +14,10 @@ from torch.utils._pytree import tree_leaves
 import diffcap
 from diffcap.checkpoints.reading import CAPTIONING_STAGES, read_checkpoint, remedy, weights_of
 from diffcap.errors import DiffcapError, told_of
+from diffcap.methods import import_object, methods
 from diffcap.models.captioner import Captioner
-from diffcap.models.clip4idc import CLIP4IDC
-from diffcap.models.dirl import DIRL
-from diffcap.models.pcl import PCL
-from diffcap.models.scorer import SCORER
-from diffcap.text.layouts import AnyVocabulary, vocabulary_of
+from diffcap.text.vocabularies import AnyVocabulary, vocabulary_of
 
-METHODS: dict[str, type[Captioner]] = {"pcl": PCL, "scorer": SCORER, "dirl": DIRL, "clip4idc": CLIP4IDC}
 LARGEST = 4096  # size that any captioner may have, whatever its weights
 
 
@@ -53,10 +49,10 @@ def load(path: str | Path) -> Checkpoint:
         raise DiffcapError(
             f"{path}: a checkpoint of the {facts['stage']:.40} stage cannot caption; fine-tune from it first."
         )
-    if facts["method"] not in METHODS:
+    if facts["method"] not in methods():
         raise DiffcapError(
-            f"{path}: its method is {facts['method']!r:.80}, this diffcap knows {', '.join(METHODS)}; "
-            f"use diffcap {facts['version']:.40}, which wrote it."
+            f"{path}: its method is {facts['method']!r:.80}, this diffcap knows {', '.join(methods())}; install the "
+            f"package that adds the method, or use diffcap {facts['version']:.40}, which wrote the checkpoint."
         )
     other = facts["version"] != diffcap.__version__
     with told_of(
@@ -93,7 +89,8 @@ def plan_of(state: dict[str, Any]) -> Plan:
         Exception: of any type; its settings, weights, words and features do not fit one another.
     """
     metadata = state["diffcap"]
-    kind, max_length, features = METHODS[metadata["method"]], metadata["max_length"], metadata["features"]
+    kind: type[Captioner] = import_object(methods()[metadata["method"]].captioner)
+    max_length, features = metadata["max_length"], metadata["features"]
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(kind)
     settings = parser.parse_object(metadata["hyperparameters"]).as_dict()
@@ -158,10 +155,11 @@ def _check_reads(captioner: Captioner, max_length: int, features: dict[str, Any]
     ):
         if size is not None and size != shape[1:]:
             raise ValueError(f"its features have shape {shape} and the {name} {size!r:.80}")
-    if isinstance(captioner, CLIP4IDC):
-        wanted = [3, *captioner.images.image_size]
+    images: Any = getattr(captioner, "images", None)
+    if images is not None:  # the tower of a captioner that reads pixels
+        wanted = [3, *images.image_size]
     else:
-        wanted = [settings["feature_channels"], *settings.get("grid", shape[1:])]
+        wanted = [settings.get("feature_channels", shape[0]), *settings.get("grid", shape[1:])]
         if shape[1] * shape[2] > LARGEST:
             raise ValueError(f"its features have {shape[1]} x {shape[2]} places, of at most {LARGEST}")
     if shape != wanted:

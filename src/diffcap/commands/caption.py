@@ -123,12 +123,12 @@ def _print(caption: Any) -> None:
 
 
 def _draw(captioner: Any, pair: PicturePair, caption: Any, path: Path) -> None:
-    from diffcap.pictures import read_picture
+    from diffcap.image_io import read_image
     from diffcap.report.drawing import write_png
     from diffcap.report.heatmap import draw_caption
 
     look = captioner.look(pair.before, pair.after, caption)
-    write_png(path, draw_caption(read_picture(pair.before).image, read_picture(pair.after).image, caption, look))
+    write_png(path, draw_caption(read_image(pair.before).image, read_image(pair.after).image, caption, look))
 
 
 def _is_drawn(captioner: Any, pair: PicturePair, caption: Any, path: Path) -> bool:

@@ -8,10 +8,10 @@ from diffcap.console import echo
 from diffcap.errors import DiffcapError
 
 if TYPE_CHECKING:
-    from diffcap.interop.official import Method, Unseen
+    from diffcap.interop.official import Unseen
 
 
-def run_import(method: "Method", file: Path, vocabulary: Path | None, out: Path | None, unseen: "Unseen") -> None:
+def run_import(method: str, file: Path, vocabulary: Path | None, out: Path | None, unseen: "Unseen") -> None:
     """Import an official checkpoint; see `cli.import_`."""
     from diffcap.checkpoints.reading import CAPTIONING_STAGES, write_folder
     from diffcap.interop.official import import_official

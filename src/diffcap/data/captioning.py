@@ -1,7 +1,7 @@
 """The LightningDataModules of captioning: feature maps of pairs with captions; that of pre-training stands in `pretraining`.
 
 Every random choice of a training step (samples, hidden words and patches, swapped images) comes from the seed and the
-step alone, over the global batch, of which each rank takes its share; see `streams`.
+step alone, over the global batch, of which each rank takes its share; see `sampler`.
 """
 
 from dataclasses import replace
@@ -14,13 +14,13 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader
 
-from diffcap.data.pair_table import PairBatches, PairTable, RetrievalBatches, as_is
-from diffcap.data.streams import Batch, StepBatches, Stream, step_generator
+from diffcap.data.pair_table import PairBatches, PairTable, RetrievalBatches, identity_collate
+from diffcap.data.sampler import Batch, StepBatches, Stream, step_generator
 from diffcap.errors import DiffcapError
 from diffcap.features.store import FeatureStore
 from diffcap.losses.mlm import mask_words
 from diffcap.records import ChangePair, Changes, read_dataset, take_changes
-from diffcap.text.layouts import AnyLayout, vocabulary_for
+from diffcap.text.vocabularies import AnyLayout, vocabulary_for
 
 Samples = Literal["captions", "pairs", "scenes"]
 say = rank_zero_only(print)
@@ -144,8 +144,8 @@ class FeatureData(pl.LightningDataModule):
             return {"tokens": text[:, :used]}
         hidden, labels = mask_words(
             text,
-            eos=self.vocabulary.eos,
-            mask=self.vocabulary.mask,
+            eos_id=self.vocabulary.eos,
+            mask_id=self.vocabulary.mask,
             vocabulary_size=self.vocabulary_size,
             ratio=self.mask_ratio,
             generator=generator,
@@ -215,7 +215,7 @@ class FeatureData(pl.LightningDataModule):
     def val_dataloader(self) -> DataLoader:
         """The validation pairs in order."""
         pairs = PairBatches(self.val_table, self._text, self.val_limit)
-        return DataLoader(pairs, self.eval_batch_size, collate_fn=as_is, **self._workers())
+        return DataLoader(pairs, self.eval_batch_size, collate_fn=identity_collate, **self._workers())
 
     def _workers(self) -> dict[str, Any]:
         # Forked, where another way is the system's default: a trainer cannot be pickled.
@@ -300,4 +300,4 @@ class AdaptData(FeatureData):
     def val_dataloader(self) -> DataLoader:
         """The validation pairs that show a change, in order, each with all its captions."""
         pairs = RetrievalBatches(self.val_table, self.val_limit)
-        return DataLoader(pairs, self.eval_batch_size, collate_fn=as_is, **self._workers())
+        return DataLoader(pairs, self.eval_batch_size, collate_fn=identity_collate, **self._workers())

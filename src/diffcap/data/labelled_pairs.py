@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from diffcap.data.streams import Stream
+from diffcap.data.sampler import Stream
 
 EACH = 4  # pairs an image and epoch; decided here, IDC-PCL says "half and half by random sampling" only
 

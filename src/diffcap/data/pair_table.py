@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from diffcap.data.streams import Batch, step_generator
+from diffcap.data.sampler import Batch, step_generator
 from diffcap.errors import DiffcapError
 from diffcap.features.store import FeatureStore
 from diffcap.records import ChangePair
-from diffcap.text.layouts import AnyVocabulary
+from diffcap.text.vocabularies import AnyVocabulary
 
 
 class PairTable:
@@ -171,6 +171,6 @@ class RetrievalBatches(Dataset):
         }
 
 
-def as_is(batch: Any) -> Any:
+def identity_collate(batch: Any) -> Any:
     """Collation of batches that are batches already."""
     return batch

@@ -10,7 +10,7 @@ import torch
 from diffcap.data.captioning import FeatureData, Samples
 from diffcap.data.labelled_pairs import LabelledPairs
 from diffcap.data.pair_table import PairTable
-from diffcap.data.streams import Batch, Stream, TaskSchedule, step_generator
+from diffcap.data.sampler import Batch, Stream, TaskSchedule, step_generator
 from diffcap.errors import DiffcapError
 from diffcap.features.store import FeatureStore
 from diffcap.losses.mvcl import mask_patches

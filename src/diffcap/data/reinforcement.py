@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from diffcap.data.captioning import CaptionData
-from diffcap.data.streams import Batch, step_generator
+from diffcap.data.sampler import Batch, step_generator
 from diffcap.errors import DiffcapError
 
 

@@ -2,7 +2,7 @@
 
 A reader is a module with one function, `read(folder) -> list[ChangePair]`: every pair of the dataset, in an order that
 depends on the files' content alone, image paths relative to `folder`. It does not look at the images; the data stage
-does (`diffcap.datasets.images`). A new dataset is a new file here and one line in `READERS`, and one in `official.OFFICIAL` where
+does (`diffcap.datasets.images`). A new dataset is a new file here and an entry in `registry`, and one in `official.OFFICIAL` where
 its authors say its sizes. A reader may also have `notes(pairs)`, sentences that the data stage says and keeps; `NOTES`, what
 `dataset.json` says of every such dataset; and `BLANK_CAPTIONS = True`, where the released files have empty captions that are scored.
 """
@@ -13,29 +13,16 @@ from typing import Any
 
 from diffcap.datasets.checks import check_inside
 from diffcap.datasets.official import compare, repetitions
+from diffcap.datasets.registry import datasets, get_dataset
 from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair, is_blank
-
-READERS = {
-    "birds2words": "diffcap.datasets.birds2words",
-    "blocks": "diffcap.datasets.clevr_change",  # rendered in the official layout
-    "blocks_cub": "diffcap.datasets.cub",  # so are the stand-ins for the two datasets of single images
-    "blocks_nabirds": "diffcap.datasets.nabirds",
-    "clevr_change": "diffcap.datasets.clevr_change",
-    "clevr_dc": "diffcap.datasets.clevr_dc",
-    "cub": "diffcap.datasets.cub",
-    "image_editing_request": "diffcap.datasets.image_editing_request",
-    "nabirds": "diffcap.datasets.nabirds",
-    "spot_the_diff": "diffcap.datasets.spot_the_diff",
-}
-OWN = "diffcap.datasets.pairs"  # any other name is one's own dataset, described by a `pairs.jsonl`
 
 
 def read_pairs(dataset: str, folder: str | Path) -> list[ChangePair]:
     """Read the official files of `dataset` in `folder`, and check what no dataset may break.
 
     Args:
-        dataset: a name in `READERS`, or any other name for one's own dataset (`diffcap.datasets.pairs`).
+        dataset: a name in `registry.datasets()`, or any other name for one's own dataset (`diffcap.datasets.pairs`).
         folder: where the dataset's files are.
 
     Raises:
@@ -45,12 +32,12 @@ def read_pairs(dataset: str, folder: str | Path) -> list[ChangePair]:
     folder = Path(folder)
     if not folder.is_dir():
         raise DiffcapError(f"{folder}: no such folder; give the one that holds the files of {dataset}.")
-    if dataset not in READERS and not (folder / "pairs.jsonl").is_file():
+    if dataset not in datasets() and not (folder / "pairs.jsonl").is_file():
         raise DiffcapError(
             f"{folder}: no pairs.jsonl there, which one's own dataset needs; write one, or choose a dataset that has a "
-            f"reader ({', '.join(sorted(READERS))})."
+            f"reader ({', '.join(sorted(datasets()))})."
         )
-    reader = import_module(READERS.get(dataset, OWN))
+    reader = import_module(get_dataset(dataset).reader)
     pairs: list[ChangePair] = reader.read(folder)
     _check(pairs, folder, getattr(reader, "BLANK_CAPTIONS", False))
     return pairs
@@ -66,7 +53,7 @@ def describe(dataset: str, pairs: list[ChangePair], folder: str | Path, left_out
     Raises:
         DiffcapError: the sizes cannot be the official ones, nor those of a part.
     """
-    reader = import_module(READERS.get(dataset, OWN))
+    reader = import_module(get_dataset(dataset).reader)
     return {
         "official": compare(dataset, pairs, Path(folder), left_out),
         "repetitions": repetitions(pairs),

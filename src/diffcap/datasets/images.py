@@ -91,7 +91,7 @@ def image_problem(path: str | Path) -> str:
 def _check_image(path: Path, check: str, known: list[int] | None) -> ImageStatus:
     from PIL import Image
 
-    from diffcap.pictures import read_picture  # imports Pillow, which is too slow for --help
+    from diffcap.image_io import read_image  # imports Pillow, which is too slow for --help
 
     try:
         status = path.stat()
@@ -104,13 +104,11 @@ def _check_image(path: Path, check: str, known: list[int] | None) -> ImageStatus
         return ImageStatus(stamp, "")
     try:
         data = path.read_bytes()
-        read_picture(data, "image")  # the same function as in the later stages
+        read_image(data, "image")  # the same function as in the later stages
         with Image.open(io.BytesIO(data)) as image:
             image.verify()  # decoding does not check the checksums and the end of the file
     except DiffcapError as error:
         return ImageStatus(None, f"broken: {str(error).removeprefix('image: ').rstrip('.')}")
-    except Image.DecompressionBombError:
-        pass  # a large JPEG; `read_picture` decodes it at a smaller size
     except Exception as error:  # a decoder may raise anything for invalid data
         return ImageStatus(None, f"broken: {' '.join(str(error).split()) or type(error).__name__}")
     return ImageStatus(stamp, "")

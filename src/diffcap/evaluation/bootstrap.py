@@ -14,6 +14,7 @@ score, and the difference of the two, would move with other pairs. Every metric 
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from diffcap.evaluation.captions import (
     unavailable_metrics,
 )
 from diffcap.evaluation.cider import CiderD
-from diffcap.evaluation.meteor import meteor_counts, meteor_of_sums
+from diffcap.evaluation.meteor import Meteor, meteor_counts, meteor_of_sums, running_meteor
 from diffcap.evaluation.spice import spice
 from diffcap.evaluation.tokenize import Tokenizer, tokenize
 
@@ -36,7 +37,7 @@ References = Mapping[str, list[str]]
 Groups = Mapping[str, Sequence[str]]
 
 CHUNK = 64  # draws whose numbers of every pair are in memory at once
-BLOCK = 64 * CHUNK  # draws whose sums are in memory at once; METEOR's program starts once for each block
+BLOCK = 64 * CHUNK  # draws whose sums are in memory at once
 SMALL, TINY = 1e-9, 1e-15  # pycocoevalcap's, against a division by 0 and for a score of 0
 
 
@@ -77,11 +78,18 @@ def mean_of_sums(sums: Array) -> Array:
     return sums[:, :1] / np.maximum(1, sums[:, 1:])
 
 
-def additive(hypotheses: Tokens, references: References, groups: Groups, metrics: Sequence[str]) -> list[Additive]:
+def additive(
+    hypotheses: Tokens,
+    references: References,
+    groups: Groups,
+    metrics: Sequence[str],
+    running: Meteor | None = None,
+) -> list[Additive]:
     """The metrics of one system's captions in their additive form.
 
     Args:
         hypotheses, references: id -> tokens. groups: name -> ids. metrics: names out of `ALL_METRICS`.
+        running: the program that computes METEOR, needed if METEOR is one of `metrics`.
     """
     place = {id: number for number, id in enumerate(hypotheses)}
 
@@ -96,8 +104,10 @@ def additive(hypotheses: Tokens, references: References, groups: Groups, metrics
     if any(name in BLEU for name in metrics):
         made.append(Additive(BLEU, by_group(bleu_rows(hypotheses, references)), bleu_of_sums))
     if "METEOR" in metrics:
-        rows = by_group(meteor_counts(hypotheses, references))
-        made.append(Additive(("METEOR",), rows, lambda sums: meteor_of_sums(sums)[:, None]))
+        if running is None:
+            raise ValueError("METEOR needs its running program, see running_meteor")
+        rows = by_group(meteor_counts(hypotheses, references, running))
+        made.append(Additive(("METEOR",), rows, lambda sums: meteor_of_sums(sums, running)[:, None]))
     if "ROUGE-L" in metrics:
         from pycocoevalcap.rouge.rouge import Rouge
 
@@ -147,7 +157,6 @@ def resampled(
         ]
         values = []
         for place, metric in enumerate(systems[0]):
-            # One call for all systems and groups: METEOR's starts a program.
             own = [part[place + len(systems[0]) * system] for system in range(len(systems)) for part in sums]
             values.append(metric.score(np.concatenate(own)).reshape(len(systems), len(groups), 1 + draws, -1))
         return values
@@ -219,7 +228,8 @@ def compare(
     words = tokenize([captions[id] for captions in (a, b) for id in ids], tokenizer)
     told = tokenize_references(references, tokenizer)
     systems = [dict(zip(ids, words[: len(ids)])), dict(zip(ids, words[len(ids) :]))]
-    one, two = resampled([additive(said, told, groups, wanted) for said in systems], groups, samples, seed)
+    with running_meteor() if "METEOR" in wanted else nullcontext() as running:
+        one, two = resampled([additive(said, told, groups, wanted, running) for said in systems], groups, samples, seed)
     scorer = CiderD(told)
     per_pair = np.stack([scorer(ids, [said[id] for id in ids]) for said in systems], 1)
     scores = dict(zip(ids, per_pair.tolist()))

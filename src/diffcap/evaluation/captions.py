@@ -5,13 +5,14 @@ document frequencies from the references of exactly its pairs. So "total" is not
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from diffcap.errors import DiffcapError
+from diffcap.evaluation.cider import CiderD
 from diffcap.evaluation.meteor import meteor
 from diffcap.evaluation.spice import spice, spice_remedy
 from diffcap.evaluation.tokenize import Tokenizer, tokenize
@@ -87,30 +88,12 @@ def _rouge(hypotheses: Mapping[str, str], references: Mapping[str, list[str]], g
     return {name: {"ROUGE-L": math.fsum(scores[id] for id in ids) / len(ids)} for name, ids in groups.items()}
 
 
-def _cider_items(
-    hypotheses: Mapping[str, str], references: Mapping[str, list[str]]
-) -> Callable[[list[str]], list[float]]:
-    """CIDEr-D of each pair of a group, with the group's document frequencies; the captions are counted once for all groups."""
-    # pycocoevalcap's CIDEr is CIDEr-D: clipped counts and a length penalty. The penalty compares numbers of bigrams,
-    # not of words, and so do all published figures.
-    from pycocoevalcap.cider.cider_scorer import CiderScorer, cook_refs, cook_test
-
-    def of_group(ids: list[str]) -> list[float]:
-        scorer = CiderScorer(n=4, sigma=6.0)
-        scorer.crefs, scorer.ctest = [cooked_references[id] for id in ids], [cooked[id] for id in ids]
-        if not any(any(counts) for counts in scorer.crefs):
-            return [0.0] * len(ids)  # no reference of the group holds a word
-        _, scores = scorer.compute_score()
-        return [float(score) for score in scores]
-
-    cooked_references = {id: cook_refs(references[id]) for id in hypotheses}
-    cooked = {id: cook_test(text) for id, text in hypotheses.items()}
-    return of_group
-
-
 def _cider(hypotheses: Mapping[str, str], references: Mapping[str, list[str]], groups: Mapping[str, list[str]]) -> Any:
-    of_group = _cider_items(hypotheses, references)
-    return {name: {"CIDEr-D": float(np.mean(of_group(ids)))} for name, ids in groups.items()}
+    scores = {}
+    for name, ids in groups.items():
+        scorer = CiderD({id: references[id] for id in ids})  # a group has document frequencies of its own
+        scores[name] = {"CIDEr-D": float(np.mean(scorer(ids, [hypotheses[id] for id in ids])))}
+    return scores
 
 
 def _spice(hypotheses: Mapping[str, str], references: Mapping[str, list[str]], groups: Mapping[str, list[str]]) -> Any:
@@ -225,10 +208,10 @@ def score_pairs(
         DiffcapError: ids are missing or unknown, or there is no Java.
     """
     ids = list(references)
-    tokens = tokenize_references(references, tokenizer)
+    scorer = CiderD(tokenize_references(references, tokenizer))
     scores = {}
-    for name, said in systems.items():
-        check_ids(said, references, f"{name}: ")
-        hypotheses = dict(zip(ids, tokenize([said[id] for id in ids], tokenizer)))
-        scores[name] = dict(zip(ids, _cider_items(hypotheses, tokens)(ids)))
+    for name, captions in systems.items():
+        check_ids(captions, references, f"{name}: ")
+        hypotheses = tokenize([captions[id] for id in ids], tokenizer)
+        scores[name] = dict(zip(ids, scorer(ids, hypotheses).tolist()))
     return scores

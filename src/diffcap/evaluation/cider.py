@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from diffcap.errors import DiffcapError
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 ORDERS, SIGMA = 4, 6.0
@@ -19,7 +21,7 @@ BASE = 55_108  # the largest number whose fourth power fits into 63 bits: so man
 
 
 class _Grams(NamedTuple):
-    """The different n-grams of some captions, sorted by caption, then by n-gram: (M,) each."""
+    """The different n-grams of some captions, by caption, in the order in which they first occur: (M,) each."""
 
     caption: Array
     key: Array  # the words' numbers as digits to `BASE`
@@ -50,7 +52,8 @@ class CiderD:
             the document frequencies come, whichever images are scored.
 
     Raises:
-        ValueError: an image has no reference, or there are more than 55,108 different words.
+        ValueError: an image has no reference.
+        DiffcapError: the references have more than 55,108 different words.
     """
 
     def __init__(self, references: Mapping[str, Sequence[str]]) -> None:
@@ -81,7 +84,10 @@ class CiderD:
         split = [caption.split() for caption in captions]
         words = np.fromiter((table.setdefault(word, len(table)) for text in split for word in text), dtype=np.int64)
         if len(table) > BASE:
-            raise ValueError(f"{len(table):,} different words; CIDEr-D is for at most {BASE:,} here")
+            raise DiffcapError(
+                f"CIDEr-D cannot score captions of {len(table):,} different words (at most {BASE:,}); leave CIDEr-D out of "
+                "the metrics."
+            )
         return words, np.cumsum([0, *map(len, split)])
 
     def _learn(self, grams: _Grams, images: Array, rows: Array) -> _Order:
@@ -95,7 +101,9 @@ class CiderD:
         rarity = self._log_images - np.log(np.maximum(1.0, frequency))
         weights = grams.times * rarity[place]
         norms = np.sqrt(np.bincount(grams.caption, weights**2, minlength=len(count) + 1))
-        return _Order(keys, rarity, grams.caption * len(keys) + place, weights, norms)
+        codes = grams.caption * len(keys) + place
+        sorting = np.argsort(codes)
+        return _Order(keys, rarity, codes[sorting], weights[sorting], norms)
 
     def __call__(self, images: Sequence[str], hypotheses: Sequence[str]) -> Array:
         """Score hypotheses, any number of each image's.
@@ -108,6 +116,7 @@ class CiderD:
 
         Raises:
             ValueError: not as many images as hypotheses. KeyError: an image has no references.
+            DiffcapError: references and hypotheses have more than 55,108 different words.
         """
         if len(images) != len(hypotheses):
             raise ValueError(f"got {len(images)} images and {len(hypotheses)} hypotheses")
@@ -119,12 +128,16 @@ class CiderD:
         owners = np.array([image for image, _ in distinct])
         words, starts = self._numbers([text for _, text in distinct], dict(self._words))
         references = self._rows[owners]  # (b, R)
-        closeness = np.zeros(references.shape)
-        for number, order in enumerate(self._orders, 1):
-            closeness += self._similarities(order, _grams(words, starts, number), references)
-        apart = np.maximum(np.diff(starts) - 1, 0)[:, None] - self._bigrams[references]
-        penalised = closeness / ORDERS * np.exp(-(apart.astype(float) ** 2) / (2 * SIGMA**2))
-        return (10.0 * penalised.sum(1) / self._counts[owners])[said]
+        cosines = [
+            self._similarities(order, _grams(words, starts, number), references)
+            for number, order in enumerate(self._orders, 1)
+        ]
+        difference = np.abs(np.maximum(np.diff(starts) - 1, 0)[:, None] - self._bigrams[references])
+        penalty = np.array([np.e ** (-(float(d) ** 2) / (2 * SIGMA**2)) for d in range(int(difference.max()) + 1)])
+        similarities = np.stack(cosines, -1) * penalty[difference][..., None]  # (b, R, 4)
+        # Reference by reference, then the mean over the orders: pycocoevalcap's order, for its sums to the last digit.
+        scores = np.cumsum(similarities, axis=1)[:, -1].mean(-1) / self._counts[owners] * 10.0
+        return scores[said]
 
     def _similarities(self, order: _Order, grams: _Grams, references: Array) -> Array:
         """Clipped cosines of hypotheses and their references (b, R): (b, R)."""
@@ -159,7 +172,9 @@ def _grams(words: Array, starts: Array, order: int) -> _Grams:
     new = np.ones(len(key), dtype=bool)
     new[1:] = (caption[1:] != caption[:-1]) | (key[1:] != key[:-1])
     begins = np.flatnonzero(new)
-    return _Grams(caption[begins], key[begins], np.diff(np.append(begins, len(key))))
+    first_seen = np.argsort(sorting[begins])  # the sort is stable: `sorting[begins]` are first occurrences
+    times = np.diff(np.append(begins, len(key)))
+    return _Grams(caption[begins][first_seen], key[begins][first_seen], times[first_seen])
 
 
 def _ranges(starts: Array, lengths: Array) -> Array:

@@ -1,4 +1,7 @@
-"""METEOR 1.5 (Denkowski and Lavie, 2014) over one run of its jar, whatever the number of groups."""
+"""METEOR 1.5 (Denkowski and Lavie, 2014), computed by its Java program.
+
+The program takes seconds to start, since it reads a table of paraphrases: `running_meteor` starts it once for many calls.
+"""
 
 import contextlib
 import subprocess
@@ -27,14 +30,19 @@ def _send(stream: IO[bytes], lines: Iterable[str]) -> None:
         stream.flush()
 
 
-class _Jar(NamedTuple):
-    """A running METEOR: lines go in, answers come out."""
+class Meteor(NamedTuple):
+    """A running METEOR program, which answers each line of input.
+
+    Attributes:
+        stderr: file with the program's error messages. known: request -> counts, of the requests answered so far.
+    """
 
     process: "subprocess.Popen[bytes]"
     stderr: IO[bytes]
+    known: dict[str, str]
 
     def read(self) -> str:
-        """The next answer."""
+        """Return the next answer."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline().decode().strip()
         if not line:
@@ -44,8 +52,7 @@ class _Jar(NamedTuple):
         return line
 
     def counts(self, hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) -> dict[str, str]:
-        """Each pair's counts of matches, as the jar writes them; equal pairs are counted once."""
-
+        """Return each pair's counts of matches, in the program's format; equal pairs are sent once."""
         for id, hypothesis in hypotheses.items():
             words, longest = len(hypothesis.split()), max(len(text.split()) for text in references[id])
             if words * longest > MAX_WORD_PAIRS:
@@ -61,23 +68,29 @@ class _Jar(NamedTuple):
             id: " ||| ".join(["SCORE", *map(clean, references[id]), clean(hypothesis)])
             for id, hypothesis in hypotheses.items()
         }
-        distinct = list(dict.fromkeys(requests.values()))
+        new = [request for request in dict.fromkeys(requests.values()) if request not in self.known]
         # Written beside the reading, or both sides would wait on full pipes.
-        writer = threading.Thread(target=_send, args=(self.process.stdin, distinct), daemon=True)
+        writer = threading.Thread(target=_send, args=(self.process.stdin, new), daemon=True)
         writer.start()
-        counts = {request: self.read() for request in distinct}
+        for request in new:
+            self.known[request] = self.read()
         writer.join()
-        return {id: counts[request] for id, request in requests.items()}
+        return {id: self.known[request] for id, request in requests.items()}
 
     def scores(self, counts: list[str]) -> tuple[list[float], float]:
-        """The score of each of some counts, and of all together."""
+        """Return the score of each of some counts, and the score of their sum."""
         assert self.process.stdin is not None
         _send(self.process.stdin, [" ||| ".join(["EVAL", *counts])])
         return [float(self.read()) for _ in counts], float(self.read())
 
 
 @contextlib.contextmanager
-def _running() -> Iterator[_Jar]:
+def running_meteor() -> Iterator[Meteor]:
+    """Start METEOR and stop it on exit.
+
+    Raises:
+        DiffcapError: there is no Java.
+    """
     arguments = ["-Xmx2G", "-jar", str(jar("meteor/meteor-1.5.jar")), "-", "-", "-stdio", "-l", "en", "-norm"]
     with tempfile.TemporaryDirectory(prefix="diffcap-java-") as folder, tempfile.TemporaryFile() as stderr:
         process = subprocess.Popen(
@@ -85,7 +98,7 @@ def _running() -> Iterator[_Jar]:
         )
         assert process.stdin is not None and process.stdout is not None
         try:
-            yield _Jar(process, stderr)
+            yield Meteor(process, stderr, {})
         finally:
             process.kill()
             process.wait()
@@ -113,26 +126,24 @@ def meteor(
     Raises:
         DiffcapError: no Java, the jar failed, or a caption and its reference are too long, see `MAX_WORD_PAIRS`.
     """
-    with _running() as running:
+    with running_meteor() as running:
         counts = running.counts(hypotheses, references)
         return {name: running.scores([counts[id] for id in ids])[1] for name, ids in groups.items()}
 
 
-def meteor_counts(hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) -> Array:
-    """What the corpus score adds up, (N, 23) in the order of `hypotheses`: `meteor_of_sums` of a sum is the jar's own score.
+def meteor_counts(hypotheses: Mapping[str, str], references: Mapping[str, list[str]], running: Meteor) -> Array:
+    """Return each pair's counts, (N, 23) in the order of `hypotheses`; `meteor_of_sums` of their sum is the corpus score.
 
-    Arguments and errors as `meteor`. The jar counts no chunk of a sentence that matches its reference whole when it adds
-    up; such a sentence has none here.
+    Arguments and errors as `meteor`. When METEOR adds up, a sentence that matches its reference completely adds no chunk; its
+    number of chunks is 0 here.
     """
-    with _running() as running:
-        counts = running.counts(hypotheses, references)
+    counts = running.counts(hypotheses, references)
     rows = np.array([[float(number) for number in line.split()] for line in counts.values()])
     whole = (rows[:, _SAID_MATCHED] == rows[:, _SAID]) & (rows[:, _TOLD_MATCHED] == rows[:, _TOLD])
     rows[whole & (rows[:, _CHUNKS] == 1), _CHUNKS] = 0
     return rows
 
 
-def meteor_of_sums(sums: Array) -> Array:
-    """The corpus score of each of several sums of `meteor_counts`, (S, 23) to (S,) fractions, by one run of the jar."""
-    with _running() as running:
-        return np.array(running.scores([" ".join(map(repr, row)) for row in sums.tolist()])[0])
+def meteor_of_sums(sums: Array, running: Meteor) -> Array:
+    """Return the corpus score of each of several sums of `meteor_counts`: (S, 23) to (S,) fractions."""
+    return np.array(running.scores([" ".join(map(repr, row)) for row in sums.tolist()])[0])

@@ -295,5 +295,5 @@ class _SingleImageEncoder(nn.Module):
         self.tower: Any = tower
 
     def forward(self, images: Tensor) -> Tensor:
-        tokens = self.tower.ln_mid(self.tower.alone(self.tower.normalize(images)))[:, 1:]
+        tokens = self.tower.ln_mid(self.tower.encode_single(self.tower.normalize(images)))[:, 1:]
         return tokens.transpose(1, 2).unflatten(2, self.tower.grid)

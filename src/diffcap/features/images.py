@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from diffcap.errors import DiffcapError
 from diffcap.features.store import Rows
-from diffcap.pictures import read_picture
+from diffcap.image_io import read_image
 from diffcap.records import ChangePair
 
 
@@ -23,12 +23,12 @@ def unique_images(pairs: Iterable[ChangePair]) -> list[str]:
 
 
 def load_image(path: str | Path) -> Image.Image:
-    """Decode an image to RGB, see `read_picture`.
+    """Decode an image to RGB, see `read_image`.
 
     Raises:
         DiffcapError: the file is missing, truncated, or not a supported image.
     """
-    return read_picture(path).image
+    return read_image(path).image
 
 
 @dataclass

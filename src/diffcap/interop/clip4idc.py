@@ -7,7 +7,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from diffcap.interop.importer import Importer
 from diffcap.interop.renaming import Rule, rename
+from diffcap.interop.sizes import clip4idc_sizes
 
 _VISUAL: tuple[Rule, ...] = (
     (r"clip\.visual\.bef_embedding", "images.before_mark"),
@@ -61,3 +63,12 @@ def from_official(state: Mapping[str, Tensor], stage: str) -> dict[str, Tensor]:
     """
     rules = (*_VISUAL, *_TEXT) if stage == "pretrain" else (*_VISUAL, *_NO_TEXT, *_CAPTIONER)
     return {name: value.float() for name, value in rename(state, rules, "CLIP4IDC").items()}
+
+
+IMPORTER = Importer(
+    clip4idc_sizes,
+    from_official,
+    layout="clip_released",
+    vocabulary=None,
+    is_pretraining=lambda state: not any(name.startswith("decoder.") for name in state),
+)

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from diffcap.interop.importer import Importer
 from diffcap.interop.renaming import SHARED, Rule, rename
+from diffcap.interop.sizes import dirl_sizes
 
 _LAYER = r"speaker_state\.core\.layer\.(\d+)\."
 _ENCODER = r"change_detector_state\.transformer\.(\d+)\."
@@ -37,3 +39,8 @@ def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         DiffcapError: a parameter is unknown.
     """
     return rename(state, _RULES, "DIRL")
+
+
+IMPORTER = Importer(
+    dirl_sizes, lambda state, stage: from_official(state), layout="rcc", vocabulary="vocab.json", grouped=True
+)

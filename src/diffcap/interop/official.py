@@ -10,10 +10,10 @@ Sizes are read off the shapes of the weights; `Unseen` holds what cannot be.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,13 +22,12 @@ import diffcap
 from diffcap.checkpoints.loading import LARGEST, plan_of, without_memory
 from diffcap.checkpoints.reading import FORMAT, is_finite, unusable, weights_of
 from diffcap.errors import DiffcapError, told_of
-from diffcap.interop import clip4idc, dirl, pcl, scorer
-from diffcap.interop.sizes import clip4idc_sizes, dirl_sizes, pcl_sizes, scorer_sizes
+from diffcap.interop.importer import Importer, Stage
+from diffcap.methods import get_method, import_object, methods
 from diffcap.records import read_json
 from diffcap.text.vocabulary import LAYOUTS, LayoutName
 from diffcap.unpickling import load_tensors
 
-Method = Literal["scorer", "dirl", "pcl", "clip4idc"]
 LEAST_LENGTH = 3  # of a caption: to open, a word, to close
 GROUPS = ("change_detector_state", "speaker_state")
 # Tables that are computed, not learned, and numbers that some files carry beside the weights.
@@ -60,21 +59,35 @@ class Unseen:
     dataset: str = "clevr_change"
 
 
-def read_official(path: str | Path, method: Method) -> dict[str, Tensor]:
+def importer_of(method: str) -> Importer:
+    """How a method's official checkpoints are read.
+
+    Raises:
+        DiffcapError: the method is unknown, or nothing reads its authors' checkpoints.
+    """
+    path = get_method(method, "method").importer
+    if path is None:
+        known = ", ".join(name for name, other in methods().items() if other.importer)
+        raise DiffcapError(f"{method}: its authors' checkpoints cannot be imported; those of {known} can.")
+    importer: Importer = import_object(path)
+    return importer
+
+
+def read_official(path: str | Path, method: str) -> dict[str, Tensor]:
     """The parameters of an official file by name, in float32; SCORER's and DIRL's with their group in front.
 
     Raises:
         DiffcapError: it names anything but tensors, plain containers and the configuration's class, is damaged, or holds
             no weights of such a system.
     """
-    path = Path(path)
+    path, grouped = Path(path), importer_of(method).grouped
     if path.suffix == ".safetensors":
         from diffcap.features.weights import read_state_dict
 
         content: Any = read_state_dict(path, "FILE")
     else:
-        content = load_tensors(path, ("AttrDict",) if method in ("scorer", "dirl") else ())
-    if isinstance(content, dict) and method not in ("scorer", "dirl"):
+        content = load_tensors(path, ("AttrDict",) if grouped else ())
+    if isinstance(content, dict) and not grouped:
         for wrapper in ("state_dict", "model_state_dict", "model"):
             if isinstance(content.get(wrapper), dict):
                 content = content[wrapper]
@@ -84,7 +97,7 @@ def read_official(path: str | Path, method: Method) -> dict[str, Tensor]:
             f"{path}: holds a {type(content).__name__}, not weights by name; give the authors' checkpoint."
         )
     groups = {group: content[group] for group in GROUPS if isinstance(content.get(group), dict)}
-    if method in ("scorer", "dirl") and groups:
+    if grouped and groups:
         missing = [group for group in GROUPS if group not in groups]
         if missing:
             raise DiffcapError(f"{path}: {missing[0]!r} is missing; fetch the authors' checkpoint again.")
@@ -131,7 +144,7 @@ def read_words(path: str | Path, layout: LayoutName) -> tuple[list[str], list[in
 
 
 def import_official(
-    path: str | Path, method: Method, vocabulary: str | Path | None = None, unseen: Unseen | None = None
+    path: str | Path, method: str, vocabulary: str | Path | None = None, unseen: Unseen | None = None
 ) -> dict[str, Any]:
     """Turn an official checkpoint into one of ours.
 
@@ -151,11 +164,10 @@ def import_official(
     tables = {name: value for name, value in state.items() if name.endswith("pe") and _COMPUTED.fullmatch(name)}
     state = {name: value for name, value in state.items() if not _COMPUTED.fullmatch(name)}
     words, layout, order = _words_of(path, method, vocabulary)
-    stage = _stage(state, method)
+    importer = importer_of(method)
+    stage: Stage = "pretrain" if importer.is_pretraining(state) else "finetune"
     with told_of(path, f"not a whole checkpoint of {method}", "fetch it again"):
-        sizes = {"scorer": scorer_sizes, "dirl": dirl_sizes, "pcl": pcl_sizes, "clip4idc": clip4idc_sizes}[method](
-            state, unseen.__dict__, tables
-        )
+        sizes = importer.sizes(state, unseen.__dict__, tables)
         if sizes.max_length < LEAST_LENGTH:
             raise ValueError(f"its table has {sizes.max_length} positions of words")
     model, features = sizes.model, sizes.features
@@ -167,12 +179,7 @@ def import_official(
         key: value for key, value in model.items() if stage == "finetune" or key not in sizes.finetune_only
     }
     with told_of(path, f"its weights do not make a whole {method}", "check the options, or fetch it again"):
-        renamed = {
-            "scorer": lambda: scorer.from_official(state),
-            "dirl": lambda: dirl.from_official(state),
-            "pcl": lambda: pcl.from_official(state, stage),
-            "clip4idc": lambda: clip4idc.from_official(state, stage),
-        }[method]()
+        renamed = importer.rename(state, stage)
         if order is not None and order != list(range(len(order))):
             renamed = _reordered(renamed, order)
         made = {
@@ -199,10 +206,9 @@ def import_official(
         if stage == "finetune":
             plan_of(made)
         else:
-            from diffcap.models.clip4idc import CLIP4IDCAdaptation
-            from diffcap.models.pcl_pretraining import PCLPretraining
-
-            kind = PCLPretraining if method == "pcl" else CLIP4IDCAdaptation
+            pretraining = get_method(method).pretraining
+            assert pretraining is not None
+            kind = import_object(pretraining.captioner)
             without_memory(kind, hyperparameters, weights_of(made))
     return made
 
@@ -218,27 +224,19 @@ def _check_options(unseen: Unseen) -> None:
         )
 
 
-def _words_of(
-    path: str | Path, method: Method, vocabulary: str | Path | None
-) -> tuple[list[str], str, list[int] | None]:
-    if method == "clip4idc":
+def _words_of(path: str | Path, method: str, vocabulary: str | Path | None) -> tuple[list[str], str, list[int] | None]:
+    importer = importer_of(method)
+    if importer.vocabulary is None:
         if vocabulary is not None:
-            raise DiffcapError("--vocabulary: CLIP4IDC has CLIP's own tokens; leave it out.")
-        return [], "clip_released", None
+            raise DiffcapError(f"--vocabulary: {get_method(method).title} has CLIP's own tokens; leave it out.")
+        return [], importer.layout, None
     if vocabulary is None:
-        name = "dict.json" if method == "pcl" else "vocab.json"
-        raise DiffcapError(f"{path}: a checkpoint of {method} holds no words; give its {name} as --vocabulary FILE.")
-    layout: LayoutName = "pcl" if method == "pcl" else "rcc"
+        raise DiffcapError(
+            f"{path}: a checkpoint of {method} holds no words; give its {importer.vocabulary} as --vocabulary FILE."
+        )
+    layout: Any = importer.layout
     words, order = read_words(vocabulary, layout)
     return words, layout, order
-
-
-def _stage(state: Mapping[str, Tensor], method: Method) -> Literal["pretrain", "finetune"]:
-    if method == "pcl":
-        return "pretrain" if any(name.startswith("feat_regress.") for name in state) else "finetune"
-    if method == "clip4idc":
-        return "finetune" if any(name.startswith("decoder.") for name in state) else "pretrain"
-    return "finetune"
 
 
 def _reordered(state: dict[str, Tensor], order: Sequence[int]) -> dict[str, Tensor]:

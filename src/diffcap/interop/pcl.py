@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from diffcap.errors import DiffcapError
+from diffcap.interop.importer import Importer
+from diffcap.interop.sizes import pcl_sizes
 
 _TRUNK = {
     "word_embedding.weight": "word_embedding.weight",
@@ -110,3 +112,12 @@ def from_official(state: dict[str, Tensor], stage: str, fine_grained: bool = Fal
             parts = [state[f"{base}.{projection}.{kind}"] for projection in _PROJECTIONS]
             ours[f"trunk.{_STACKS[stack]}.{layer}.attention.qkv.{kind}"] = torch.cat(parts)
     return ours
+
+
+IMPORTER = Importer(
+    pcl_sizes,
+    from_official,
+    layout="pcl",
+    vocabulary="dict.json",
+    is_pretraining=lambda state: any(name.startswith("feat_regress.") for name in state),
+)

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from diffcap.interop.importer import Importer
 from diffcap.interop.renaming import SHARED, Rule, rename
+from diffcap.interop.sizes import scorer_sizes
 
 _LAYER = r"speaker_state\.core\.layer\.(\d+)\."
 _RULES: tuple[Rule, ...] = (
@@ -50,3 +52,8 @@ def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     rules: list[Rule] = [(name.replace(".", r"\."), None) for name in scales[:-1]]
     rules += [(name.replace(".", r"\."), "logit_scale") for name in scales[-1:]]
     return rename(state, [*rules, *_RULES], "SCORER")
+
+
+IMPORTER = Importer(
+    scorer_sizes, lambda state, stage: from_official(state), layout="rcc", vocabulary="vocab.json", grouped=True
+)

@@ -5,12 +5,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from diffcap.checkpoints.loading import METHODS
 from diffcap.errors import DiffcapError
 from diffcap.evaluation.metric import CaptionMetric
 from diffcap.lit.clip_weights import load_clip
 from diffcap.lit.schedules import Schedule
 from diffcap.lit.training import TrainingModule, adamw, init_from
+from diffcap.methods import method_of
 from diffcap.models.captioner import Captioner
 from diffcap.models.clip4idc import CLIP4IDC
 from diffcap.models.generation import greedy
@@ -58,7 +58,7 @@ class Captioning(TrainingModule):
         """Adam; for a captioner with parts that came trained AdamW at two rates."""
         if self.pretrained_lr is None:
             return super().optimizer()
-        trained, betas = self.captioner.trained_parts(), (0.9, 0.999)
+        trained, betas = self.captioner.pretrained_parameters(), (0.9, 0.999)
         return adamw(self.captioner, trained, self.lr, self.pretrained_lr, self.weight_decay, betas)
 
     def setup(self, stage: str) -> None:
@@ -69,7 +69,11 @@ class Captioning(TrainingModule):
         if self.init_from:
             captioner = self.captioner
             init_from(
-                captioner, self.init_from, self.feature_data.words, captioner.fresh_parts, captioner.earlier_parts
+                captioner,
+                self.init_from,
+                self.feature_data.words,
+                captioner.allowed_missing,
+                captioner.allowed_unexpected,
             )
         elif self.clip_weights:
             if not isinstance(self.captioner, CLIP4IDC):
@@ -85,8 +89,11 @@ class Captioning(TrainingModule):
 
     def facts(self) -> dict[str, Any]:
         """Method and constructor arguments."""
-        method = next(name for name, kind in METHODS.items() if kind is type(self.captioner))
-        return {"method": method, "hyperparameters": self.captioner.hyperparameters, "tokenizer": self.tokenizer}
+        return {
+            "method": method_of(type(self.captioner)),
+            "hyperparameters": self.captioner.hyperparameters,
+            "tokenizer": self.tokenizer,
+        }
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The captioner's own loss."""

@@ -113,6 +113,7 @@ _CHATTER = (
     "Checkpoint directory .* exists",  # a run's folder has its config and identity before its first checkpoint
     "Couldn't infer the batch indices",  # extraction's batches carry the rows they belong to
     "It is recommended to use .self.log",  # values are reduced over the ranks before they are logged
+    "LightningCLI's args parameter",  # the pipeline resolves the command line
     "The '\\w+' does not have many workers",  # features are read from a memory map, workers cost more than they bring
 )
 

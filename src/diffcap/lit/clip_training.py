@@ -10,12 +10,12 @@ from diffcap.datasets.blocks.captions import LEXICON, describe
 from diffcap.evaluation.retrieval import PairRetrieval
 from diffcap.lit.backbone import BLOCK, DENSE, attributes_of, dense_loss, targets_of
 from diffcap.lit.shipped import HELD_OUT, RenderedScenes, rendered, warmed_cosine
-from diffcap.losses.pair_text import pair_text_contrast
-from diffcap.models.clip import PairTower, TextTower, build_clip, clamp_scale, networks
+from diffcap.losses.pair_text import pair_text_contrastive_loss
+from diffcap.models.clip import PairTower, TextTower, build_clip, clamp_logit_scale_, networks_folder
 from diffcap.text.bpe import build_clip_vocabulary
 
 NETWORK = "ViT-blocks-16"
-SHIPPED = networks() / f"{NETWORK}.safetensors"
+SHIPPED = networks_folder() / f"{NETWORK}.safetensors"
 SEEN = 12  # pixels of an object that a sentence may name
 
 Batch = tuple[Tensor, list[str], Tensor]
@@ -58,14 +58,14 @@ class ClipTraining(pl.LightningModule):
         self.lr, self.steps, self.dense_weight = lr, steps, dense_weight
         self.vocabulary = build_clip_vocabulary([" ".join(LEXICON)], "clip_used")
         self.clip = build_clip(NETWORK, vocabulary_size=len(self.vocabulary))
-        self.images, self.words = PairTower(self.clip, together=False), TextTower(self.clip)  # the same modules
+        self.images, self.words = PairTower(self.clip, joint=False), TextTower(self.clip)  # the same modules
         patch = self.clip.visual.patch_size[0] // BLOCK
         self.dense_head = nn.Linear(self.clip.visual.proj.shape[1], sum(DENSE) * patch**2)
         self.unfold = nn.PixelShuffle(patch)
 
     def tokens(self, images: Tensor) -> Tensor:
         """Pictures (B, 3, 96, 128) uint8 to (B, 1 + N, E)."""
-        return self.images.out(self.images.alone(self.images.normalize(images)))
+        return self.images.project(self.images.encode_single(self.images.normalize(images)))
 
     def text(self, sentences: list[str]) -> Tensor:
         """B sentences to (B, E)."""
@@ -82,7 +82,7 @@ class ClipTraining(pl.LightningModule):
         """The contrast, and the dense task."""
         images, sentences, classes = batch
         tokens = self.tokens(images)
-        contrast = pair_text_contrast(self.text(sentences), tokens[:, 0], self.clip.logit_scale.exp()).mean()
+        contrast = pair_text_contrastive_loss(self.text(sentences), tokens[:, 0], self.clip.logit_scale.exp()).mean()
         dense = dense_loss(self.dense(tokens), classes)
         loss = contrast + self.dense_weight * dense
         self.log_dict({"loss": loss, "contrast": contrast, "dense": dense}, prog_bar=True)
@@ -90,7 +90,7 @@ class ClipTraining(pl.LightningModule):
 
     def on_train_batch_end(self, *_: Any) -> None:
         """Keep the scale of the cosines at 100 or less."""
-        clamp_scale(self.clip.logit_scale)
+        clamp_logit_scale_(self.clip.logit_scale)
 
     def configure_optimizers(self) -> Any:
         """AdamW, warmed up over a tenth of the steps, then down along a cosine."""

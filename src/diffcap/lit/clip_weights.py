@@ -10,10 +10,10 @@ from torch import Tensor
 
 from diffcap.errors import DiffcapError
 from diffcap.features.weights import pretrained_clip, read_state_dict
-from diffcap.models.clip import networks, own_grid
+from diffcap.models.clip import networks_folder, pretrained_grid
 from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation
 from diffcap.text.bpe import ClipVocabulary
-from diffcap.text.layouts import AnyVocabulary
+from diffcap.text.vocabularies import AnyVocabulary
 
 _POSITIONS = "visual.positional_embedding"
 # A text block of CLIP's as FT1 has it in its decoder.
@@ -49,7 +49,7 @@ def load_clip(module: CLIP4IDC | CLIP4IDCAdaptation, weights: str, vocabulary: A
     if weights == "random":
         return
     network = module.hyperparameters["network"]
-    shipped = networks() / f"{network if isinstance(network, str) else ''}.safetensors"
+    shipped = networks_folder() / f"{network if isinstance(network, str) else ''}.safetensors"
     if weights == "default" and shipped.is_file():
         state = read_state_dict(shipped)
     elif weights == "default":
@@ -63,7 +63,7 @@ def load_clip(module: CLIP4IDC | CLIP4IDCAdaptation, weights: str, vocabulary: A
     token_ids = state.pop("token_ids", None)
     state = {name: value.float() for name, value in state.items()}
     if _POSITIONS in state:
-        state[_POSITIONS] = _interpolated(state[_POSITIONS], own_grid(network), module.images.grid, weights)
+        state[_POSITIONS] = _interpolated(state[_POSITIONS], pretrained_grid(network), module.images.grid, weights)
     own = module.state_dict()
     ours = {name: value for name, value in _renamed(state, module).items() if name in own}
     table = "words.token_embedding.weight"
@@ -86,7 +86,7 @@ def load_clip(module: CLIP4IDC | CLIP4IDCAdaptation, weights: str, vocabulary: A
             f"{', ...' if len(wrong) > 3 else ''}); give the file of {called}."
         )
     module.load_state_dict(
-        {name: value for name, value in ours.items() if not module.images.is_drawn(name)}, strict=False
+        {name: value for name, value in ours.items() if not module.images.keeps_initial_value(name)}, strict=False
     )
 
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from diffcap.checkpoints.combining import together
 from diffcap.checkpoints.loading import Checkpoint
-from diffcap.data.pair_table import PairBatches, PairTable, as_is
+from diffcap.data.pair_table import PairBatches, PairTable, identity_collate
 from diffcap.features.store import FeatureStore
 from diffcap.lit.cli import plain_settings
 from diffcap.losses.gather import world_size
@@ -97,7 +97,7 @@ def decode(
         for member, place in members
     ]
     batches: Dataset = MemberBatches(tables) if others else PairBatches(tables[0])
-    loader = DataLoader(batches, batch_size, collate_fn=as_is)
+    loader = DataLoader(batches, batch_size, collate_fn=identity_collate)
     if others:
         checkpoint = together([member for member, _ in members])
     with plain_settings(TypeError):

@@ -13,7 +13,7 @@ from diffcap.evaluation.reward import CaptionReward
 from diffcap.lit.captioning import Captioning
 from diffcap.lit.training import init_from
 from diffcap.losses.gather import global_mean
-from diffcap.losses.self_critical import Baseline, mean_of_the_others, self_critical
+from diffcap.losses.self_critical import Baseline, leave_one_out_mean, self_critical_loss
 from diffcap.models.captioner import Captioner
 from diffcap.models.generation import greedy_from, sample_from
 
@@ -68,7 +68,7 @@ class Reinforcement(Captioning):
         table = self.feature_data.train_table
         images, tokens = table.images(np.array([0])), torch.from_numpy(table.tokens[:1]).long()
         self.captioner.eval()
-        logits = self.captioner.next_logits(tokens, self.captioner.encode(images["before"], images["after"]))
+        logits = self.captioner.teacher_forced_logits(tokens, self.captioner.encode(images["before"], images["after"]))
         logits.logsumexp(-1).sum().backward()
         for part in self.captioner.parameters():
             part.requires_grad_(part.grad is not None)
@@ -97,15 +97,15 @@ class Reinforcement(Captioning):
                 rewards
             )
         else:
-            baseline = mean_of_the_others(rewards)
-        logits, advantage = captioner.next_logits(tokens, of_each), (rewards - baseline).flatten()
-        loss = global_mean(self_critical(logits, tokens, captioner.said(tokens), advantage))
+            baseline = leave_one_out_mean(rewards)
+        logits, advantage = captioner.teacher_forced_logits(tokens, of_each), (rewards - baseline).flatten()
+        loss = global_mean(self_critical_loss(logits, tokens, captioner.caption_mask(tokens), advantage))
         self.log_losses({"reward": global_mean(rewards.flatten()), "baseline": global_mean(baseline.flatten())}, pairs)
         return loss
 
     def rewards(self, pairs: Tensor, tokens: Tensor) -> Tensor:
         """CIDEr-D of captions (B, T) against the references of training pairs, numbers (B,): (B,)."""
-        data, ended = self.feature_data, self.captioner.closes(tokens[:, 1:]).any(1)
+        data, ended = self.feature_data, self.captioner.is_eos(tokens[:, 1:]).any(1)
         ids = [data.train_table.ids[number] for number in pairs.tolist()]
         captions = [data.vocabulary.decode(row) for row in tokens.tolist()]
         found = self.reward(ids, captions, ended.tolist())

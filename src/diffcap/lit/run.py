@@ -23,7 +23,7 @@ import diffcap.lit.light_help  # noqa: F401  before Lightning, see there
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from diffcap.checkpoints.reading import read_checkpoint, weights_hash
@@ -44,15 +44,17 @@ from diffcap.run_folder import (
     fault_of,
     identity_of,
     is_finished,
-    script_of,
+    main_process,
     stage_lock,
+    stage_of,
     vouch,
 )
 
 # A run that differs from an earlier one only here continues it.
 _SAME_RUN = (
     "trainer.devices", "trainer.accelerator", "trainer.strategy", "trainer.num_nodes", "trainer.enable_progress_bar",
-    "data.num_workers", "run.logger", "run.project", "run.keep", "config",
+    "data.num_workers", "run.logger", "run.project", "run.keep", "run.dataset", "run.method", "run.ablation", "run.preset",
+    "config",
 )  # fmt: skip
 
 
@@ -68,8 +70,10 @@ class RunSettings:
         patience: stop after so many validations without gain; null: never.
         checkpoint_every: steps between two `last.ckpt`.
         keep: so many of them stay, as step-000200.ckpt and so on, to be averaged; 0: the last one only.
-        logger: "wandb" logs to Weights & Biases (offline without an account) beside the CSV file; "none" to CSV only.
+        logger: "wandb" logs to Weights & Biases (offline without an account) beside the CSV file, "tensorboard" to TensorBoard
+            files in logs/; "none" to CSV only.
         project: of Weights & Biases.
+        dataset, method, ablation, preset: variables of the experiment, for `make ... CONFIG=config.yaml`.
     """
 
     out: str
@@ -79,8 +83,12 @@ class RunSettings:
     patience: int | None = None
     checkpoint_every: int = 200
     keep: int = 0
-    logger: Literal["wandb", "none"] = "none"
+    logger: Literal["wandb", "tensorboard", "none"] = "none"
     project: str = "diffcap"
+    dataset: str | None = None
+    method: str | None = None
+    ablation: str | None = None
+    preset: str | None = None
 
 
 class SaveLast(Callback):
@@ -162,10 +170,6 @@ class PrintScores(Callback):
             print(f"step {trainer.global_step} of {trainer.max_steps}  val: {shown}", flush=True)
 
 
-def _main_process() -> bool:
-    return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "RANK", "SLURM_PROCID"))
-
-
 def _logged_in() -> bool:
     """Whether Weights & Biases has an account to log to."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE"):
@@ -204,12 +208,12 @@ class TrainingCLI(StageCLI):
         self.out = Path(self.settings.out)
         config = json.loads(self.parser.dump(self.config, format="json", skip_validation=True))
         self.identity = _identity(config)  # inputs are part of it: see there
-        if _main_process():
+        if main_process():
             self.lock.enter_context(stage_lock(self.out, self.config.data.seed))
         other = identity_of(self.out) not in (None, self.identity)
         fault = "it holds a run with other settings" if other else fault_of(self.out)
         if not fault and is_finished(self.out):  # every rank sees the same files, and leaves
-            if _main_process():
+            if main_process():
                 print(f"{self.out}: finished already, with these settings")
             sys.exit(0)
         self.fault = fault  # why the folder will be put aside
@@ -253,6 +257,13 @@ class TrainingCLI(StageCLI):
                     log_model=False,
                 )
             )
+        if settings.logger == "tensorboard":
+            try:
+                loggers.append(TensorBoardLogger(self.out, name=LOGS, version="tensorboard"))
+            except ModuleNotFoundError:
+                raise DiffcapError(
+                    "LOGGER=tensorboard needs the package tensorboard; run `pip install tensorboard`, or use LOGGER=none."
+                ) from None
         callbacks.append(LearningRateMonitor("step"))
         trainer = super().instantiate_trainer(
             callbacks=callbacks, logger=loggers, enable_checkpointing=bool(settings.monitor),
@@ -269,7 +280,7 @@ class TrainingCLI(StageCLI):
     def _train(self, stage: str) -> None:
         last = self.out / LAST
         resume_from = str(self.resume_from) if self.resume_from else None
-        aside = self._open_folder() if _main_process() else None
+        aside = self._open_folder() if main_process() else None
         try:
             self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=resume_from, weights_only=True)
         except SystemExit:  # Ctrl-C or SIGTERM, for which Lightning would leave without a word, and with status 0
@@ -377,8 +388,7 @@ def _check_start(checkpoint: Path) -> None:
     if not fault and not is_finished(out):
         fault = f"{FINISHED} is damaged" if (out / FINISHED).exists() else "its training is not finished"
     if fault:
-        script = Path(sys.argv[0]).with_name(script_of(out))
-        again = shlex.join([sys.executable, str(script), "--config", str(out / CONFIGURATION)])
+        again = shlex.join([sys.executable, "-m", "diffcap", stage_of(out), "--config", str(out / CONFIGURATION)])
         raise DiffcapError(f"{out}: {fault}; train that stage with `{again}`, then run this command again.")
 
 

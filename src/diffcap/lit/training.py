@@ -13,7 +13,7 @@ from diffcap.checkpoints.reading import FORMAT, read_checkpoint, weights_of
 from diffcap.data.captioning import FeatureData
 from diffcap.errors import DiffcapError
 from diffcap.lit.schedules import Schedule, make_lr_lambda
-from diffcap.losses.gather import total
+from diffcap.losses.gather import detached_sum_over_ranks
 
 
 def adamw(
@@ -137,7 +137,7 @@ class TrainingModule(pl.LightningModule):
     def log_validation_losses(self) -> None:
         """Log the mean of each validation loss over all values of all ranks, as `val/name`."""
         for name, sums in self._sums.items():
-            value, count = total(sums)
+            value, count = detached_sum_over_ranks(sums)
             self.log(f"val/{name}", value / count, prog_bar=True)
         self._sums = {}
 

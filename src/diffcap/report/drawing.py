@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from diffcap.errors import DiffcapError
 from diffcap.files import whole
-from diffcap.pictures import read_picture
+from diffcap.image_io import read_image
 
 Color = tuple[int, int, int]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
@@ -64,7 +64,7 @@ def picture(root: Path, path: str, box: Sequence[float] | None = None, frame: tu
         DiffcapError: it is missing or broken.
     """
     try:
-        image = read_picture(root / path).image
+        image = read_image(root / path).image
     except DiffcapError as error:
         raise DiffcapError(f"{str(error).rstrip('.')}, or report with --pictures 0 --attention 0.") from None
     return fit(image, frame, box)

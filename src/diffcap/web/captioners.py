@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from diffcap.captioner import SHIPPED, PairCaptioner, load_captioner
-from diffcap.checkpoints.loading import METHODS
 from diffcap.checkpoints.reading import CAPTIONING_STAGES, CONFIG, WEIGHTS, read_checkpoint
 from diffcap.console import echo
 from diffcap.errors import DiffcapError
+from diffcap.methods import methods
 from diffcap.records import read_json
 
-TITLES = {"pcl": "IDC-PCL", "scorer": "SCORER", "dirl": "DIRL", "clip4idc": "CLIP4IDC"}
 KEPT = 3  # captioners in memory at once
 
 
@@ -61,7 +60,7 @@ def find_choices(checkpoints: Sequence[str], runs: Path, backbone_weights: str |
             if (
                 isinstance(facts, dict)
                 and facts.get("stage") in CAPTIONING_STAGES
-                and facts.get("method") in list(METHODS)
+                and facts.get("method") in list(methods())
             ):
                 stage = path if path.is_dir() else path.parent
                 shown = stage.parent if stage.name == "finetune" else stage
@@ -72,7 +71,7 @@ def find_choices(checkpoints: Sequence[str], runs: Path, backbone_weights: str |
 
 
 def _label(facts: dict[str, object], where: str) -> str:
-    return f"{TITLES[str(facts['method'])]} · {facts.get('dataset', 'unknown dataset')} · {where}"
+    return f"{methods()[str(facts['method'])].title} · {facts.get('dataset', 'unknown dataset')} · {where}"
 
 
 def _short(path: Path) -> str:

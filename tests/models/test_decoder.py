@@ -11,11 +11,11 @@ from tests.models.tiny import teach
 from torch import Tensor, nn
 
 from diffcap.models.captioner import Captioner
+from diffcap.models.decoder import END, NULL, START, UNK, mean, next_word_losses, pair_groups, roll_out
 from diffcap.models.dirl import DIRL
 from diffcap.models.generation import beam_search, greedy
 from diffcap.models.layers import sinusoid
 from diffcap.models.scorer import SCORER
-from diffcap.models.words import END, NULL, START, UNK, mean, next_word_losses, roll_out, streams_of
 
 WORDS, LENGTH = 17, 10
 SIZES: dict[str, Any] = {
@@ -224,7 +224,7 @@ def test_where_the_last_block_looks(name: str) -> None:
     model, tokens = build(kind, **options), captions([8, 3])
     memory, kept = model.encode(*maps(2)), []
     block = model.decoder.blocks[-1]
-    handle = block.register_forward_hook(lambda _, inputs, out: kept.append(out.said))
+    handle = block.register_forward_hook(lambda _, inputs, out: kept.append(out.after_self_attention))
     looked = model.decoder.attention(tokens, memory)
     handle.remove()
     query = nn.functional.linear(kept[0], block.cross.qkv.weight[:16], block.cross.qkv.bias[:16])
@@ -274,17 +274,17 @@ def test_every_word_and_the_end_are_predicted_and_padding_is_not() -> None:
 
 def test_streams() -> None:
     before = torch.zeros(3, 1)
-    assert streams_of(before, torch.zeros(3, 1)) == [slice(0, 3)]
-    assert streams_of(before, torch.zeros(6, 1)) == [slice(0, 3), slice(3, 6)]
-    with pytest.raises(ValueError, match="4 after images are no multiple of 3 before images"):
-        streams_of(before, torch.zeros(4, 1))
+    assert pair_groups(before, torch.zeros(3, 1)) == [slice(0, 3)]
+    assert pair_groups(before, torch.zeros(6, 1)) == [slice(0, 3), slice(3, 6)]
+    with pytest.raises(ValueError, match="4 after images are not a multiple of 3 before images"):
+        pair_groups(before, torch.zeros(4, 1))
     assert mean([torch.tensor(1.0), torch.tensor(4.0)]) == 2.5
 
 
 @pytest.mark.parametrize("name", ["scorer", "dirl"])
 def test_after_images_without_a_before_are_refused(name: str) -> None:
     model, batch = build(*KINDS[name][:1]), batch_of([3, 4, 5])
-    with pytest.raises(ValueError, match="3 after images are no multiple of 2 before images"):
+    with pytest.raises(ValueError, match="3 after images are not a multiple of 2 before images"):
         model.loss({**batch, "before": batch["before"][:2]})
 
 
@@ -304,7 +304,7 @@ def test_positions_are_the_loops(width: int) -> None:
 def test_positions_are_added_before_the_words_are_lifted(name: str) -> None:
     model, tokens = build(*KINDS[name][:1]), captions([4])
     kept = []
-    handle = model.decoder.lift[0].register_forward_hook(lambda _, inputs, out: kept.append(inputs[0]))
+    handle = model.decoder.input_projection[0].register_forward_hook(lambda _, inputs, out: kept.append(inputs[0]))
     memory = model.encode(*maps(1))
     model.decoder(tokens, memory)
     cache = None

@@ -1,4 +1,4 @@
-"""Files that people call pictures: every mode, size and format, and what is none at all."""
+"""Image files of every mode, size and format, and files that are not images."""
 
 import io
 import struct
@@ -14,7 +14,7 @@ FORMATS = {
     ".webp": ("RGB", "RGBA"),
     ".gif": ("1", "L", "P", "RGB", "RGBA"),
     ".bmp": ("1", "L", "P", "RGB", "RGBA"),
-    ".tif": ("1", "L", "P", "RGB", "RGBA", "CMYK", "LAB", "YCbCr", "I;16", "I", "F"),
+    ".tif": ("1", "L", "P", "RGB", "RGBA", "CMYK", "LAB", "I;16", "I", "F"),
     ".ppm": ("1", "L", "RGB"),
     ".tga": ("1", "L", "P", "RGB", "RGBA"),
     ".jp2": ("L", "RGB", "RGBA"),
@@ -38,24 +38,14 @@ def scene(mode: str, size: tuple[int, int] = (64, 48), seed: int = 0) -> Image.I
     return image if mode == "RGBA" else image.convert("RGB").convert(mode)
 
 
-def png(width: int, height: int, rows: bytes, depth: int = 8, kind: int = 2, key: bytes = b"") -> bytes:
-    """A PNG of these bytes.
-
-    Args:
-        rows: each with the byte of its filter before it. kind: 0 is gray, 2 RGB. key: of the colour that is transparent.
-    """
+def png_header(width: int, height: int) -> bytes:
+    """An RGB PNG that claims this size and has only a few bytes of pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, kind, 0, 0, 0))
-    head += chunk(b"tRNS", key) if key else b""
-    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-
-
-def png_header(width: int, height: int) -> bytes:
-    """A PNG that says how large it is and holds a few bytes of pixels."""
-    return png(width, height, bytes(1000))
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
 
 
 def tiff_header(width: int, height: int) -> bytes:
@@ -65,28 +55,21 @@ def tiff_header(width: int, height: int) -> bytes:
     return b"II*\0" + struct.pack("<IH", 8, len(tags)) + rows + bytes(4)
 
 
-def tiff(values: np.ndarray, order: str = "<", nodata: str = "") -> bytes:
-    """A TIFF as instruments write it: (H, W) or (H, W, C) numbers of any type, as they are.
-
-    Args:
-        order: "<" or ">", of the bytes. nodata: GDAL's mark of pixels without a value.
-    """
+def tiff(values: np.ndarray, order: str = "<") -> bytes:
+    """An uncompressed TIFF of shape (H, W) or (H, W, C) and any number type; `order` of the bytes is "<" or ">"."""
     height, width = values.shape[:2]
     channels = values.shape[2] if values.ndim == 3 else 1
     bits, kind = 8 * values.itemsize, {"u": 1, "i": 2, "f": 3}[values.dtype.kind]
-    pixels, text = values.astype(values.dtype.newbyteorder(order)).tobytes(), nodata.encode() + b"\0"
-    tail = 8 + 2 + 12 * (12 if nodata else 11) + 4
+    pixels = values.astype(values.dtype.newbyteorder(order)).tobytes()
+    tail = 8 + 2 + 12 * 11 + 4
     tags = [
         (256, 4, 1, width), (257, 4, 1, height), (258, 4, 1, bits), (259, 4, 1, 1), (262, 4, 1, 1),
-        (273, 4, 1, tail + len(text)), (277, 4, 1, channels), (278, 4, 1, height), (279, 4, 1, len(pixels)),
+        (273, 4, 1, tail), (277, 4, 1, channels), (278, 4, 1, height), (279, 4, 1, len(pixels)),
         (284, 4, 1, 1), (339, 4, 1, kind),
     ]  # fmt: skip
-    if nodata:
-        assert len(text) > 4  # shorter ones would stand in the tag itself
-        tags.append((42113, 2, len(text), tail))
     rows = b"".join(struct.pack(f"{order}HHII", *tag) for tag in tags)
     head = (b"II" if order == "<" else b"MM") + struct.pack(f"{order}HIH", 42, 8, len(tags))
-    return head + rows + bytes(4) + text + pixels
+    return head + rows + bytes(4) + pixels
 
 
 def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
@@ -96,7 +79,7 @@ def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
 
 
 def write_all(folder: Path) -> tuple[list[Path], list[Path], list[Path]]:
-    """Pictures that can be read, files that cannot, and damaged ones of which some decoders make the best."""
+    """Writes readable images, unreadable files, and damaged images that only some decoders accept; gives their paths."""
     good, bad, either = [], [], []
 
     def put(name: str, data: bytes, to: list[Path]) -> None:
@@ -124,7 +107,7 @@ def write_all(folder: Path) -> tuple[list[Path], list[Path], list[Path]]:
     gray = np.asarray(scene("L"))
     for kind in ("uint8", "uint16", "int16", "uint32", "int32", "float32", "float64"):
         put(f"microscope_{kind}.tif", tiff((gray * 16.0).astype(kind)), bad if kind == "float64" else good)
-    put("satellite.tif", tiff((gray - 20).astype(np.float32), ">", nodata="-9999"), good)
+    put("satellite.tif", tiff((gray - 20.0).astype(np.float32), ">"), good)
     put("holes.tif", tiff(np.where(gray > 99, np.nan, gray / 255).astype(np.float32)), good)
     put("nothing.tif", tiff(np.full((8, 8), np.nan, np.float32)), bad)
     put("bands.tif", tiff(np.zeros((8, 8, 5), np.float32)), bad)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from diffcap.data.streams import StepBatches, Stream, TaskSchedule, step_generator
+from diffcap.data.sampler import StepBatches, Stream, TaskSchedule, step_generator
 from diffcap.errors import DiffcapError
 
 

@@ -1,11 +1,19 @@
-"""Attention with dropout on the CPU against the plain form under its own mask."""
+"""The fast forms against the plain expressions that their docstrings name; `maps_to_tokens` is tested in test_grid."""
 
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from diffcap.models import attention, layers
-from diffcap.models.attention import dropped_attention, is_worthwhile
+from diffcap.models import fast, layers
+from diffcap.models.fast import (
+    add_repeated,
+    attention_over_segments,
+    attention_with_dropout,
+    backward_reasoning,
+    linear_of_concatenation,
+    prefers_attention_with_dropout,
+)
 from diffcap.models.layers import Attention
 
 HEADS, WIDTH = 2, 4
@@ -23,9 +31,9 @@ def draw(asked: int, seen: int, queries: int, keys: int) -> list[Tensor]:
 def mask_of(out: Tensor, queries: int, keys: int) -> Tensor:
     """Which probabilities a call kept, (B, H, T, S), from the state of the random numbers that it notes."""
     node, again = out.grad_fn, torch.Generator()
-    again.set_state(node.drawn)  # type: ignore[union-attr]
+    again.set_state(node.rng_state)  # type: ignore[union-attr]
     empty = torch.empty(HEADS, queries, keys)
-    return torch.stack([attention._kept(empty, node.drop, again) for _ in out])  # type: ignore[union-attr]
+    return torch.stack([fast._keep_mask(empty, node.threshold, again) for _ in out])  # type: ignore[union-attr]
 
 
 def plain(query: Tensor, key: Tensor, value: Tensor, kept: Tensor, dropout: float) -> Tensor:
@@ -41,7 +49,7 @@ def plain(query: Tensor, key: Tensor, value: Tensor, kept: Tensor, dropout: floa
 def test_values_and_gradients_are_the_plain_forms(sizes: tuple[int, int, int, int], dropout: float) -> None:
     torch.manual_seed(0)
     parts = draw(*sizes)
-    out = dropped_attention(*parts, dropout)
+    out = attention_with_dropout(*parts, dropout)
     kept = mask_of(out, *sizes[2:])
     expected = plain(*parts, kept, dropout)
     torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
@@ -60,7 +68,7 @@ def test_bfloat16_is_the_plain_form_to_its_precision(sizes: tuple[int, int, int,
     sharp = (5, 5, 1)  # of query, key and value
     parts = [(by * part).bfloat16().detach().requires_grad_() for by, part in zip(sharp, draw(*sizes))]
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        out = dropped_attention(*parts, 0.25)
+        out = attention_with_dropout(*parts, 0.25)
     upstream = torch.randn(out.shape).bfloat16()
     ours = (out, *torch.autograd.grad(out, parts, upstream))
     exact = [part.detach().double().requires_grad_() for part in parts]
@@ -74,7 +82,7 @@ def test_bfloat16_is_the_plain_form_to_its_precision(sizes: tuple[int, int, int,
 def test_each_probability_is_dropped_as_often_as_is_said(dropout: float) -> None:
     torch.manual_seed(0)
     parts = draw(4, 4, 150, 150)
-    kept = [mask_of(dropped_attention(*parts, dropout), 150, 150).double() for _ in range(2)]
+    kept = [mask_of(attention_with_dropout(*parts, dropout), 150, 150).double() for _ in range(2)]
     for mask in kept:
         assert mask.mean().item() == pytest.approx(1 - dropout, abs=0.005)  # 180,000 draws: four deviations or more
         assert (mask.mean((0, 1, 2)) - (1 - dropout)).abs().max() < 0.08  # at every key
@@ -89,21 +97,21 @@ def test_the_seed_draws_the_mask_and_the_mean_is_attention_without_dropout() -> 
     found = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
-        found.append(dropped_attention(*parts, 0.5))
+        found.append(attention_with_dropout(*parts, 0.5))
     assert torch.equal(found[0], found[1]) and not torch.allclose(found[0], found[2])
-    mean = torch.stack([dropped_attention(*parts, 0.5) for _ in range(20_000)]).mean(0)
-    torch.testing.assert_close(mean, dropped_attention(*parts, 0.0), atol=0.05, rtol=0)
+    mean = torch.stack([attention_with_dropout(*parts, 0.5) for _ in range(20_000)]).mean(0)
+    torch.testing.assert_close(mean, attention_with_dropout(*parts, 0.0), atol=0.05, rtol=0)
 
 
 @pytest.mark.parametrize("dropout", [-0.1, 1.0, 1.5])
 def test_a_dropout_that_is_no_probability_is_refused(dropout: float) -> None:
     with pytest.raises(ValueError, match=r"dropout must be in \[0, 1\), got"):
-        dropped_attention(*draw(1, 1, 2, 2), dropout)
+        attention_with_dropout(*draw(1, 1, 2, 2), dropout)
 
 
 def test_batches_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 rows of queries, 3 of keys: neither is a multiple of the other"):
-        dropped_attention(*draw(2, 3, 2, 2), 0.1)
+    with pytest.raises(ValueError, match="one batch must be a multiple of the other, got 2 queries and 3 keys"):
+        attention_with_dropout(*draw(2, 3, 2, 2), 0.1)
 
 
 def test_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,10 +119,10 @@ def test_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def counted(*parts: Tensor, **_: None) -> Tensor:
         calls.append(parts[3])  # type: ignore[arg-type]
-        return dropped_attention(*parts)  # type: ignore[arg-type]
+        return attention_with_dropout(*parts)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(layers, "dropped_attention", counted)
-    monkeypatch.setattr(attention, "WORTHWHILE", 2 * 5 * 5)
+    monkeypatch.setattr(layers, "attention_with_dropout", counted)
+    monkeypatch.setattr(fast, "MIN_PROBABILITIES", 2 * 5 * 5)
     layer, x = Attention(8, 2, 0.25), torch.randn(3, 5, 8)
     layer(x)
     assert calls == [0.25]
@@ -130,14 +138,16 @@ def test_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     layer.to(torch.float64)(x.double())
     assert calls == [0.25] * 3
     query = torch.zeros(1, 2, 5, 4)
-    assert is_worthwhile(query, query) and not is_worthwhile(query.to("meta"), query.to("meta"))
+    assert prefers_attention_with_dropout(query, query) and not prefers_attention_with_dropout(
+        query.to("meta"), query.to("meta")
+    )
 
 
 @pytest.mark.parametrize("rows", [(2, 4), (6, 2), (3, 3)], ids=str)
 def test_the_smaller_batch_serves_every_part_of_the_larger_with_and_without_dropout(
     rows: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "WORTHWHILE", 0)
+    monkeypatch.setattr(fast, "MIN_PROBABILITIES", 0)
     layer, (query, key, value) = Attention(8, 2, 1e-9), draw(*rows, 3, 5)
     times = torch.arange(max(rows))
     apart = [part[times % len(part)] for part in (query, key, value)]
@@ -155,3 +165,50 @@ def test_a_rank_without_pairs_passes_through() -> None:
     layer = Attention(64, 4, dropout=0.5).train()
     mixed, (key, value) = layer(torch.zeros(0, 70, 64))
     assert mixed.shape == (0, 70, 64) and key.shape == value.shape == (0, 4, 70, 16)
+
+
+def same_values_and_gradients(found: Tensor, expected: Tensor, inputs: list[Tensor]) -> None:
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    upstream = torch.randn(found.shape)
+    for ours, theirs in zip(
+        torch.autograd.grad(found, inputs, upstream), torch.autograd.grad(expected, inputs, upstream), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_a_repeated_batch_is_added(copies: int) -> None:
+    x, y = torch.randn(2 * copies, 3, 4, requires_grad=True), torch.randn(2, 3, 4, requires_grad=True)
+    same_values_and_gradients(add_repeated(x, y), x + y.repeat(copies, 1, 1), [x, y])
+
+
+def test_linear_layer_of_a_concatenation() -> None:
+    layer = nn.Linear(7, 5)
+    first, second = torch.randn(2, 3, 4, requires_grad=True), torch.randn(2, 3, 3, requires_grad=True)
+    inputs = [first, second, *layer.parameters()]
+    found = linear_of_concatenation(layer, first, second)
+    same_values_and_gradients(found, layer(torch.cat([first, second], -1)), inputs)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("lengths", [(5,), (3, 1, 4)], ids=str)
+def test_attention_over_segments_is_that_over_their_concatenation(lengths: tuple[int, ...], masked: bool) -> None:
+    count = sum(lengths)
+    query, key, value = (torch.randn(2, 3, n, 4, requires_grad=True) for n in (2, count, count))
+    mask = torch.ones(2, count, dtype=torch.bool).tril(count - 2) if masked else None
+    segments = list(zip(key.split(lengths, 2), value.split(lengths, 2)))
+    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    same_values_and_gradients(attention_over_segments(query, segments, mask), expected, [query, key, value])
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_backward_reasoning_is_its_layers_one_after_the_other(groups: int) -> None:
+    torch.manual_seed(0)
+    join, attention, out, query = nn.Linear(16, 8), Attention(8, 2, bias=False), nn.Linear(8, 8), nn.Linear(8, 8)
+    before, sentences = torch.randn(3, 5, 8, requires_grad=True), torch.randn(3 * groups, 8, requires_grad=True)
+    joined = join(torch.cat([before.repeat(groups, 1, 1), sentences[:, None].expand(-1, 5, -1)], -1))
+    expected = query(out(attention(joined)[0]))
+    found = backward_reasoning(join, attention, out, query, before, sentences)
+    assert len(found) == groups and all(part.shape == before.shape for part in found)
+    layers_of = [*join.parameters(), *attention.parameters(), *out.parameters(), *query.parameters()]
+    same_values_and_gradients(torch.cat(found), expected, [before, sentences, *layers_of])

@@ -1,0 +1,245 @@
+"""The methods that diffcap knows, one `Method` each; everything that needs to know a method reads it here.
+
+Classes are import paths ("package.module:Name"), so that this module imports no torch.
+
+Another package adds its own methods through the entry point group `diffcap.methods`; see docs/adding.md.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from diffcap.errors import DiffcapError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """The training stage before fine-tuning.
+
+    Attributes:
+        captioner: import path of the model that it trains.
+        module: import path of the LightningModule. data: import path of the LightningDataModule.
+        checkpoint: file of the stage that fine-tuning starts from.
+        needs_negatives: whether it reads negatives.jsonl.
+        extra: whether it can train on more datasets (EXTRA=cub,nabirds).
+    """
+
+    captioner: str
+    module: str = "diffcap.lit.pretraining:Pretraining"
+    data: str = "diffcap.data.pretraining:PretrainData"
+    checkpoint: str = "last.ckpt"
+    needs_negatives: bool = True
+    extra: bool = False
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """A row of a paper's ablation table: a file `ablation/<name>.yaml` of the method's settings, or the method with EXTRA.
+
+    Attributes:
+        title: name of the row in the table.
+        pretrains: whether the row has the method's pre-training stage.
+        pretraining_of: row whose pre-training this row starts from, because the two differ in fine-tuning only.
+        removes: argument of the captioner that the row switches off. A dataset without it has no such row.
+        extra: value of EXTRA, for a row that pre-trains on more datasets.
+    """
+
+    title: str
+    pretrains: bool = False
+    pretraining_of: str | None = None
+    removes: str | None = None
+    extra: str = ""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A captioning system.
+
+    Attributes:
+        name: as in METHOD=scorer. title: as in tables. paper: citation, for model cards.
+        captioner: import path of the `Captioner`.
+        backbone: default settings of the features, a file of configs/backbone.
+        reads_pixels: whether the captioner reads images instead of features.
+        pretraining: its pre-training stage, if it has one.
+        ablations: rows of `make ablation` by name, in the order of the paper's table.
+        importer: import path of the `Importer` of the authors' checkpoints.
+        configs: folder of the settings (<stage>.yaml, <stage>.<dataset>.yaml, ablation/), as "package:folder"; by default
+            method/<name> in diffcap's own.
+    """
+
+    name: str
+    title: str
+    paper: str
+    captioner: str
+    backbone: str
+    reads_pixels: bool = False
+    pretraining: Pretraining | None = None
+    ablations: Mapping[str, Ablation] = field(default_factory=lambda: MappingProxyType({}))
+    importer: str | None = None
+    configs: str | None = None
+
+
+BUILT_IN = (
+    Method(
+        name="pcl",
+        title="IDC-PCL",
+        paper="Yao, Wang and Jin, Image Difference Captioning with Pre-training and Contrastive Learning, AAAI 2022",
+        captioner="diffcap.models.pcl:PCL",
+        backbone="resnet101_layer4",
+        pretraining=Pretraining("diffcap.models.pcl_pretraining:PCLPretraining", extra=True),
+        ablations={
+            "no_pretraining": Ablation("without pre-training"),
+            "mlm": Ablation("MLM", pretrains=True),
+            "mlm_mvcl": Ablation("MLM+MVCL", pretrains=True),
+            "pcl": Ablation("MLM+MVCL+FDA", pretrains=True),
+            "no_difference_encoder": Ablation("all, without difference encoder", pretrains=True),
+            "no_distractor_judging": Ablation(
+                "all, without distractor judging",
+                pretrains=True,
+                pretraining_of="pcl",
+                removes="distractor_judging",
+            ),
+            "cub": Ablation("all, +CUB", pretrains=True, extra="cub"),
+            "nabirds": Ablation("all, +NABirds", pretrains=True, extra="nabirds"),
+            "cub_nabirds": Ablation("all, +CUB +NABirds", pretrains=True, extra="cub,nabirds"),
+        },
+        importer="diffcap.interop.pcl:IMPORTER",
+    ),
+    Method(
+        name="scorer",
+        title="SCORER+CBR",
+        paper="Tu, Li, Su, Zha, Yan and Huang, Self-supervised Cross-view Representation Reconstruction for Change Captioning, "
+        "ICCV 2023",
+        captioner="diffcap.models.scorer:SCORER",
+        backbone="resnet101_layer3",
+        ablations={
+            "subtraction": Ablation("Subtraction"),
+            "rr": Ablation("RR"),
+            "rr_cbr": Ablation("RR+CBR"),
+            "scorer": Ablation("SCORER"),
+            "scorer_cbr": Ablation("SCORER+CBR"),
+        },
+        importer="diffcap.interop.scorer:IMPORTER",
+    ),
+    Method(
+        name="dirl",
+        title="DIRL+CCR",
+        paper="Tu et al., Distractors-Immune Representation Learning for Change Captioning, ECCV 2024",
+        captioner="diffcap.models.dirl:DIRL",
+        backbone="resnet101_layer3",
+        ablations={
+            "transformer": Ablation("Transformer"),
+            "dirl": Ablation("DIRL"),
+            "transformer_ccr": Ablation("Transformer+CCR"),
+            "dirl_ccr": Ablation("DIRL+CCR"),
+            "dirl_diagonal": Ablation("DIRL, diagonal term"),
+            "dirl_off_diagonal": Ablation("DIRL, off-diagonal term"),
+        },
+        importer="diffcap.interop.dirl:IMPORTER",
+    ),
+    Method(
+        name="clip4idc",
+        title="CLIP4IDC",
+        paper="Guo, Wang and Laaksonen, CLIP4IDC: CLIP for Image Difference Captioning, AACL 2022",
+        captioner="diffcap.models.clip4idc:CLIP4IDC",
+        backbone="pixels",
+        reads_pixels=True,
+        pretraining=Pretraining(
+            "diffcap.models.clip4idc:CLIP4IDCAdaptation",
+            module="diffcap.lit.adaptation:Adaptation",
+            data="diffcap.data.captioning:AdaptData",
+            checkpoint="best.ckpt",
+            needs_negatives=False,
+        ),
+        ablations={
+            "ft1": Ablation("FT1"),
+            "ft2": Ablation("FT2"),
+            "unadapted": Ablation("CLIP4IDC without adaptation"),
+            "clip4idc": Ablation("CLIP4IDC", pretrains=True),
+        },
+        importer="diffcap.interop.clip4idc:IMPORTER",
+    ),
+)
+
+
+@cache
+def methods() -> Mapping[str, Method]:
+    """All methods by name: diffcap's own, then those of other packages.
+
+    Raises:
+        DiffcapError: a package's entry point cannot be loaded, is not a Method, or has the name of another method.
+    """
+    return MappingProxyType(load_plugins("diffcap.methods", Method, {method.name: method for method in BUILT_IN}))
+
+
+def get_method(name: str, option: str = "METHOD") -> Method:
+    """The method of a name.
+
+    Raises:
+        DiffcapError: it is unknown; the message names `option` and the known methods.
+    """
+    if name not in methods():
+        raise DiffcapError(f"{option}={name} is unknown; known methods: {', '.join(methods())}.")
+    return methods()[name]
+
+
+def method_of(captioner: type) -> str:
+    """The name of the method that a captioner's class belongs to.
+
+    Raises:
+        DiffcapError: no method has this class.
+    """
+    path = f"{captioner.__module__}:{captioner.__qualname__}"
+    for name, method in methods().items():
+        if method.captioner == path or import_object(method.captioner) is captioner:
+            return name
+    raise DiffcapError(
+        f"{path} is the captioner of no registered method, so its checkpoints could not be loaded; register a "
+        "diffcap.methods.Method with it as the entry point diffcap.methods of its package (see docs/adding.md)."
+    )
+
+
+def import_object(path: str) -> Any:
+    """Import "package.module:Name".
+
+    Raises:
+        DiffcapError: the module or the name does not exist.
+    """
+    module, _, name = path.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise DiffcapError(f"{path}: cannot be imported ({error}); correct the import path in the registry.") from error
+
+
+def load_plugins(group: str, kind: type[T], known: dict[str, T]) -> dict[str, T]:
+    """Add the entries that other packages register to the built-in ones.
+
+    Args:
+        group: of entry points. kind: class of an entry; it has a `name`. known: the built-in entries by name.
+
+    Raises:
+        DiffcapError: an entry point cannot be loaded, is not a `kind`, or has a name that is taken.
+    """
+    found = dict(known)
+    for point in entry_points(group=group):
+        where = f"entry point {group}: {point.name} = {point.value}"
+        try:
+            entry = point.load()
+        except Exception as error:  # another package's import may fail in any way
+            raise DiffcapError(
+                f"{where} cannot be loaded ({type(error).__name__}: {error}); correct or uninstall that package."
+            ) from error
+        if not isinstance(entry, kind):
+            raise DiffcapError(f"{where} is a {type(entry).__name__}; it must be a {kind.__module__}.{kind.__name__}.")
+        name = getattr(entry, "name", "")
+        if name in found:
+            raise DiffcapError(f"{where}: the name {name!r} is taken already; choose another name in that package.")
+        found[name] = entry
+    return found
