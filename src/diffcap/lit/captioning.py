@@ -82,6 +82,7 @@ class Captioning(TrainingModule):
         self.metric = CaptionMetric(self.feature_data.val_references, tokenizer=self.tokenizer)
 
     def _check_data(self) -> None:
+        method_of(type(self.captioner))  # before the training, which could not save its checkpoints
         data, method = self.feature_data, type(self.captioner).__name__
         if data.vocabulary.family != self.captioner.vocabulary_layout:
             needed = self.captioner.vocabulary_layout
