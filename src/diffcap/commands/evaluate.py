@@ -60,8 +60,8 @@ def evaluate(
     from diffcap.checkpoints.reading import described
     from diffcap.evaluation.captions import ALL_METRICS, unavailable_metrics
     from diffcap.evaluation.coco import write_predictions, write_references
+    from diffcap.evaluation.protocols import dataset_protocol, groups_of, remarks
     from diffcap.evaluation.protocols import evaluate as score
-    from diffcap.evaluation.protocols import groups_of, remarks, standing
     from diffcap.evaluation.slots import ATTRIBUTES
     from diffcap.evaluation.tables import metrics_table, print_table
     from diffcap.lit.cli import quiet
@@ -94,7 +94,7 @@ def evaluate(
         "length_penalty": length_penalty,
         "limit": limit,
         **({"changes": changes} if changes else {}),
-        **standing(dataset.info),
+        **dataset_protocol(dataset.info),
         **({"ensemble": len(members)} if others else {}),
     }
     target = Path(out)

@@ -248,12 +248,12 @@ def linear_probe(network: BlocksNetwork, images: int, seed: int, jitter: float) 
         scores[name] = correct.double().mean().item()
     scores["all four"] = all_correct.double().mean().item()
     count = F.one_hot(objects.clamp(max=2), 3)
-    predicted = (cells[cut:].flatten(0, 1) @ fit(cells[:cut].flatten(0, 1), count[:cut].flatten(0, 1))).argmax(1)
-    scores["objects"] = (predicted == count[cut:].flatten(0, 1).argmax(1)).double().mean().item()
-    position = targets.positions.flatten(2).transpose(1, 2).unflatten(2, (2, COLORS)).sum(3)  # (B, 24, 2)
-    position = position - network.middles[::COLORS].flatten(1).T  # relative to the cell's centre
-    error = cells[cut:][one_test] @ fit(cells[:cut][one], position[:cut][one]) - position[cut:][one_test]
-    scores["place error, pixels"] = (error * torch.tensor([WIDTH / 2, HEIGHT / 2])).norm(dim=1).mean().item()
+    guess = (cells[cut:].flatten(0, 1) @ fit(cells[:cut].flatten(0, 1), count[:cut].flatten(0, 1))).argmax(1)
+    scores["objects"] = (guess == count[cut:].flatten(0, 1).argmax(1)).double().mean().item()
+    where = targets.places.flatten(2).transpose(1, 2).unflatten(2, (2, COLORS)).sum(3)  # (B, 24, 2)
+    where = where - network.centers[::COLORS].flatten(1).T  # from the cell's middle
+    miss = cells[cut:][one_test] @ fit(cells[:cut][one], where[:cut][one]) - where[cut:][one_test]
+    scores["place error, pixels"] = (miss * torch.tensor([WIDTH / 2, HEIGHT / 2])).norm(dim=1).mean().item()
     return {name: round(value, 4) for name, value in scores.items()}
 
 

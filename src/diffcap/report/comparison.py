@@ -51,10 +51,10 @@ def read_evaluated(run: str | Path) -> Evaluated:
 
 
 def check_same_pairs(a: Evaluated, b: Evaluated) -> None:
-    """Insist that two runs were scored on the same pairs against the same references, by the same tokens.
+    """Check that two runs were scored on the same pairs with the same references.
 
     Raises:
-        DiffcapError: naming the first difference.
+        DiffcapError: they were not; the message names the first difference.
     """
     for run, other in ((a, b), (b, a)):
         alone = [id for id in run.references if id not in other.references]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from diffcap.captioner import Look
-from diffcap.evaluation.localisation import Looked, box_in_parts, localisation
+from diffcap.evaluation.localisation import WordAttention, localisation, relative_box
 from diffcap.evaluation.slots import WORD_KINDS, word_kinds
 from diffcap.records import ChangePair
 from diffcap.report.attention import PairLook, look_each, matches, strengths_of
@@ -58,8 +58,8 @@ def pack(one: Look) -> dict[str, Any]:
     return {"w": one.words, "g": [height, width], "b": before, "a": after, "m": found}
 
 
-def looked_at(one: PairLook, sizes: Mapping[str, Size]) -> Iterable[tuple[str, Looked]]:
-    """(word's kind, `Looked` under the word) for each word and each image in which the changed object stands.
+def looked_at(one: PairLook, sizes: Mapping[str, Size]) -> Iterable[tuple[str, WordAttention]]:
+    """(word's kind, `WordAttention` under the word) for each word and each image in which the changed object stands.
 
     Args:
         sizes: image path -> (width, height) in the boxes' pixels; images without a size are passed over.
@@ -69,9 +69,9 @@ def looked_at(one: PairLook, sizes: Mapping[str, Size]) -> Iterable[tuple[str, L
         path = getattr(one.pair, side)
         if not boxes.get(side) or path not in sizes:
             continue
-        box = box_in_parts(boxes[side], sizes[path])
+        box = relative_box(boxes[side], sizes[path])
         for word, kind, map in zip(one.words, word_kinds(one.words), maps):
-            yield kind, Looked(word, map, box)
+            yield kind, WordAttention(word, map, box)
 
 
 def collect(

@@ -9,7 +9,7 @@ from typing import Any
 
 from diffcap.errors import DiffcapError, wrap_errors
 from diffcap.evaluation.coco import read_predictions
-from diffcap.evaluation.protocols import groups_of, standing
+from diffcap.evaluation.protocols import dataset_protocol, groups_of
 from diffcap.evaluation.slots import slot_accuracy
 from diffcap.records import ChangePair, Dataset, file_hash, read_json
 from diffcap.run_folder import METRICS, PREDICTIONS, Chain, chain_of, checkpoints_of, find_evaluation
@@ -131,7 +131,7 @@ def common_protocol(runs: Sequence[Run], dataset: Dataset, split: str) -> dict[s
                     f"{where}: its {key} is {protocol.get(key)!r}, that of {first.folder} is {ours!r}; "
                     "evaluate both in the same way."
                 )
-    return {**first.metrics["protocol"], **standing(dataset.info)}  # runs of before have no such keys
+    return {**first.metrics["protocol"], **dataset_protocol(dataset.info)}  # runs of before have no such keys
 
 
 def score_row(result: Mapping[str, Any], predictions: Mapping[str, str], pairs: Sequence[ChangePair]) -> Row:
