@@ -250,7 +250,7 @@ def linear_probe(network: BlocksNetwork, images: int, seed: int, jitter: float) 
     count = F.one_hot(objects.clamp(max=2), 3)
     guess = (cells[cut:].flatten(0, 1) @ fit(cells[:cut].flatten(0, 1), count[:cut].flatten(0, 1))).argmax(1)
     scores["objects"] = (guess == count[cut:].flatten(0, 1).argmax(1)).double().mean().item()
-    where = targets.places.flatten(2).transpose(1, 2).unflatten(2, (2, COLORS)).sum(3)  # (B, 24, 2)
+    where = targets.positions.flatten(2).transpose(1, 2).unflatten(2, (2, COLORS)).sum(3)  # (B, 24, 2)
     where = where - network.centers[::COLORS].flatten(1).T  # from the cell's middle
     miss = cells[cut:][one_test] @ fit(cells[:cut][one], where[:cut][one]) - where[cut:][one_test]
     scores["place error, pixels"] = (miss * torch.tensor([WIDTH / 2, HEIGHT / 2])).norm(dim=1).mean().item()
