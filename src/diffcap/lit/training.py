@@ -219,13 +219,13 @@ def init_from(
             "use the dataset, min_count, manifest and data.vocabulary_with that it was trained with."
         )
     weights = weights_of(state)
-    own = module.state_dict()
-    mismatches = [name for name in own if name not in weights and not name.startswith(allowed_missing)]
-    mismatches += [name for name in weights if name not in own and not name.startswith(allowed_unexpected)]
+    initial = module.state_dict()
+    mismatches = [name for name in initial if name not in weights and not name.startswith(allowed_missing)]
+    mismatches += [name for name in weights if name not in initial and not name.startswith(allowed_unexpected)]
     mismatches += [
-        f"{name} {tuple(value.shape)} for {tuple(own[name].shape)}"
+        f"{name} {tuple(value.shape)} for {tuple(initial[name].shape)}"
         for name, value in weights.items()
-        if name in own and own[name].shape != value.shape
+        if name in initial and initial[name].shape != value.shape
     ]
     if mismatches:
         listed = ", ".join(mismatches[:4]) + (", ..." if len(mismatches) > 4 else "")
@@ -233,4 +233,4 @@ def init_from(
             f"{path}: {len(mismatches)} parameters do not fit ({listed}); "
             "give both stages the same width, layers and features."
         )
-    module.load_state_dict({name: value for name, value in weights.items() if name in own}, strict=False)
+    module.load_state_dict({name: value for name, value in weights.items() if name in initial}, strict=False)
