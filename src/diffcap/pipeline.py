@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from diffcap.errors import DiffcapError, plain_errors
 from diffcap.experiment import Experiment, options_help, parse, split_words
@@ -510,8 +510,7 @@ def run_in_process(stage: str, words: Sequence[str], **environment: str) -> None
         raise DiffcapError(f"{stage} failed, see above; fix it and run the same command again, what is done is kept.")
 
 
-def main(stage: str, words: Sequence[str] | None = None, prefix: Sequence[str] | None = None) -> NoReturn:
+def main(stage: str, words: Sequence[str] | None = None, prefix: Sequence[str] | None = None) -> None:
     """Run a stage as a program: every fault is one sentence."""
     with plain_errors():
         run_stage(stage, sys.argv[1:] if words is None else words, sys.argv[:1] if prefix is None else prefix)
-    sys.exit(0)

@@ -9,9 +9,9 @@ import yaml
 from tests.commands import ROOT, command, in_process, one_sentence, run, same_logs, weights
 from tests.stages.test_training import evaluation, kill_when, same_training
 
-from diffcap.methods import methods as MODELS
 from diffcap.checkpoints.loading import load
 from diffcap.data.pretraining import CAPTIONED
+from diffcap.methods import methods as MODELS
 
 METHODS = ("scorer", "dirl")
 SETTINGS = ROOT / "configs" / "method"
