@@ -99,7 +99,7 @@ def test_the_sentence_is_as_likely_as_its_words(captioner: PairCaptioner) -> Non
     assert caption.log_probability <= total + 1e-6  # the end's is in it, too
     if caption.tokens[-1] == captioner._captioner.eos_id and len(caption.tokens) < captioner.max_length:
         assert caption.log_probability < total
-    judged = captioner.facts["method"] == "pcl"
+    judged = captioner.metadata["method"] == "pcl"
     assert (caption.nothing_changed is not None) == judged
     assert not judged or 0 < float(caption.nothing_changed or 0) < 1
     assert set(caption.as_dict()) == {
@@ -173,7 +173,7 @@ def test_every_word_has_a_look(captioner: PairCaptioner) -> None:
     assert look.before.shape == look.after.shape and len(look.before) == len(look.words)
     sums = look.before.sum((1, 2)) + look.after.sum((1, 2))
     np.testing.assert_allclose(sums, 2, atol=1e-4)
-    assert (look.alignment is not None) == (captioner.facts["method"] == "scorer")
+    assert (look.alignment is not None) == (captioner.metadata["method"] == "scorer")
 
 
 def test_any_kind_of_source_gives_the_same(captioner: PairCaptioner, tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_an_exported_folder_says_the_same(tmp_path: Path) -> None:
     write_folder(tmp_path / "exported", read_checkpoint(path))
     one, two = load_captioner(path)(noise(1), noise(2)), load_captioner(tmp_path / "exported")(noise(1), noise(2))
     assert one == two
-    assert load(tmp_path / "exported" / "model.safetensors").facts == load(path).facts
+    assert load(tmp_path / "exported" / "model.safetensors").metadata == load(path).metadata
     (tmp_path / "exported" / "model.safetensors").write_bytes(b"x" * 50)
     with pytest.raises(DiffcapError, match=r"model\.safetensors: its SHA-256 is not the safetensors_sha256 in config"):
         load_captioner(tmp_path / "exported")
@@ -309,7 +309,7 @@ def test_several_caption_by_the_mean_of_their_probabilities(two: tuple[Path, Pat
     before, after = noise(1), noise(2)
     alone = [load_captioner(path, device="cpu") for path in two]
     both = load_captioner(two, device="cpu")
-    assert both.facts["ensemble"] == ["scorer", "scorer"] and len(both._backbones) == 1
+    assert both.metadata["ensemble"] == ["scorer", "scorer"] and len(both._backbones) == 1
     for caption in (both(before, after), both(before, after, beams=3)):
         expected = 0.0
         with torch.no_grad():

@@ -109,7 +109,7 @@ class PairCaptioner:
         backbone_weights: file of the backbone's weights, where its library cannot download them.
 
     Attributes:
-        facts: of the checkpoint: method, dataset, step, version; of an ensemble the first one's, with "ensemble", the methods of
+        metadata: of the checkpoint: method, dataset, step, version; of an ensemble the first one's, with "ensemble", the methods of
             all.
 
     Raises:
@@ -126,7 +126,7 @@ class PairCaptioner:
 
         members = [checkpoint] if isinstance(checkpoint, Checkpoint) else list(checkpoint)
         first = members[0] if len(members) == 1 else together(members)
-        self.vocabulary, self.max_length, self.facts = first.vocabulary, first.max_length, first.facts
+        self.vocabulary, self.max_length, self.metadata = first.vocabulary, first.max_length, first.metadata
         self.device = _device(device)
         self._metas: list[dict[str, Any]] = []  # of the features, each once
         for member in members:

@@ -271,6 +271,7 @@ def main(arguments: list[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     if words and words[0] in (*STAGES, "extra"):
         run_stage_program(words[0], words[1:], [sys.argv[0], words[0]])
+        return
     if words and words[0] == "serve":
         with plain_errors():
             words = ["serve", *_with_checkpoint(words[1:])]

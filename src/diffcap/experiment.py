@@ -5,6 +5,7 @@ and a key of a file for `CONFIG=run.yaml` (`dataset: birds2words`).
 """
 
 import difflib
+import os
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
@@ -96,9 +97,11 @@ class Experiment:
             *self.extras,
             *([f"seed{self.seed}"] if self.seed != str(DEFAULT_SEED) else []),
         ]
-        self.run = self.run or f"runs/{self.dataset}/{'-'.join(filter(None, names))}"
+        home = self.run or f"runs/{self.dataset}/{'-'.join(filter(None, names))}"
+        sweep = not self.run and "WANDB_SWEEP_ID" in os.environ  # its trainings have folders beside the run's own
+        self.run = f"{home}/sweep" if sweep else home
         self.cub_run = self.cub_run or f"{self.run}/pretrain-cub"
-        self.pretraining = self.pretraining or f"{self.run}/{PRETRAIN}"
+        self.pretraining = self.pretraining or f"{home}/{PRETRAIN}"
 
     def _check(self) -> None:
         if not self.seed.isdigit() or int(self.seed) >= 2**32:

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from diffcap.errors import DiffcapError, plain_errors
 from diffcap.experiment import Experiment, options_help, parse, split_words
-from diffcap.files import whole
+from diffcap.files import atomic_write
 from diffcap.methods import import_object
 from diffcap.run_folder import (
     BEST,
@@ -114,7 +114,7 @@ class Work:
         if not self.is_current:
             self.product.touch()
         if not self.always:
-            with whole(self._note) as temporary:
+            with atomic_write(self._note) as temporary:
                 temporary.write_text(json.dumps(self._state()), encoding="utf-8")
 
 
@@ -510,8 +510,7 @@ def run_in_process(stage: str, words: Sequence[str], **environment: str) -> None
         raise DiffcapError(f"{stage} failed, see above; fix it and run the same command again, what is done is kept.")
 
 
-def main(stage: str, words: Sequence[str] | None = None, prefix: Sequence[str] | None = None) -> NoReturn:
+def main(stage: str, words: Sequence[str] | None = None, prefix: Sequence[str] | None = None) -> None:
     """Run a stage as a program: every fault is one sentence."""
     with plain_errors():
         run_stage(stage, sys.argv[1:] if words is None else words, sys.argv[:1] if prefix is None else prefix)
-    sys.exit(0)

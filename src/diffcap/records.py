@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from diffcap.errors import DiffcapError
-from diffcap.files import whole
+from diffcap.files import atomic_write
 
 SPLITS = ("train", "val", "test")
 _FIELDS: dict[str, Any] = {"id": str, "before": str, "after": str | None, "captions": list, "split": str}
@@ -226,7 +226,7 @@ def _counts(pairs: list[ChangePair]) -> dict[str, Any]:
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a small file atomically; its folder is created."""
-    with whole(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 

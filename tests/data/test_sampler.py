@@ -7,29 +7,29 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from diffcap.data.sampler import StepBatches, Stream, TaskSchedule, step_generator
+from diffcap.data.sampler import ShuffledEpochs, StepDataset, TaskSchedule, step_generator
 from diffcap.errors import DiffcapError
 
 
 @pytest.mark.parametrize("size", [1, 7, 40])
 def test_every_epoch_has_every_sample_once(size: int) -> None:
-    stream = Stream(size, seed=3)
+    stream = ShuffledEpochs(size, seed=3)
     drawn = stream.take(0, 5 * size)
     for epoch in range(5):
         assert sorted(drawn[epoch * size : (epoch + 1) * size]) == list(range(size))
 
 
 def test_a_stream_opens_at_any_place_in_any_order() -> None:
-    whole = Stream(11, seed=1).take(0, 400)
-    stream = Stream(11, seed=1)
+    whole = ShuffledEpochs(11, seed=1).take(0, 400)
+    stream = ShuffledEpochs(11, seed=1)
     for start, count in ((300, 50), (0, 11), (5, 100), (399, 1), (10, 2)):
         assert np.array_equal(stream.take(start, count), whole[start : start + count]), (start, count)
 
 
 def test_epochs_and_seeds_differ() -> None:
-    first, second = Stream(40, 1).take(0, 80).reshape(2, 40)
+    first, second = ShuffledEpochs(40, 1).take(0, 80).reshape(2, 40)
     assert not np.array_equal(first, second) and not np.array_equal(first, np.arange(40))
-    assert not np.array_equal(first, Stream(40, 2).take(0, 40))
+    assert not np.array_equal(first, ShuffledEpochs(40, 2).take(0, 40))
 
 
 def test_tasks_come_by_their_shares() -> None:
@@ -62,7 +62,7 @@ def test_the_task_of_a_step_does_not_depend_on_what_was_asked_before() -> None:
 def test_a_share_of_zero_never_comes_and_none_at_all_is_refused() -> None:
     schedule = TaskSchedule({"a": 1, "b": 0}, seed=0)
     assert schedule.tasks == ["a"] and {schedule.at(step) for step in range(3)} == {("a", 0), ("a", 1), ("a", 2)}
-    with pytest.raises(DiffcapError, match="gives no task a share"):
+    with pytest.raises(DiffcapError, match="has no task with a share above 0"):
         TaskSchedule({"a": 0}, seed=0)
 
 
@@ -77,7 +77,7 @@ def test_random_numbers_of_steps_seeds_and_purposes_differ() -> None:
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_batches_come_in_the_order_of_the_steps_whoever_makes_them(workers: int) -> None:
-    batches = DataLoader(StepBatches(_numbered, first=17), batch_size=None, num_workers=workers)
+    batches = DataLoader(StepDataset(_numbered, first=17), batch_size=None, num_workers=workers)
     assert [batch["step"] for batch in islice(batches, 8)] == list(range(17, 25))
 
 

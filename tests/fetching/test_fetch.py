@@ -321,4 +321,6 @@ def test_without_sources_the_folder_is_asked_for(folder: Folder) -> None:
     assert "desk needs its files: give their folder with --source" in str(in_process(words))
     words = [sys.executable, STAGE, "--dataset=nabirds", f"--out={folder.out}"]
     assert "download by hand nabirds.tar.gz from https://dl.allaboutbirds.org/nabirds" in str(in_process(words))
-    assert "no such file; it should say where" in str(in_process([*words, "--fetch.sources=nowhere.yaml"]))
+    assert "file not found; it must list the dataset's files" in str(
+        in_process([*words, "--fetch.sources=nowhere.yaml"])
+    )

@@ -56,7 +56,7 @@ def test_a_hostile_pickle_runs_nothing_and_is_named(
     with pytest.raises(SystemExit) as stop:
         main(["import", method, str(tmp_path / "evil.pt"), "--vocabulary", str(tmp_path / "none.json")])
     said = str(stop.value.code)
-    assert said.startswith(f"error: {tmp_path / 'evil.pt'}: refused, nothing of it was run: it asks for ")
+    assert said.startswith(f"error: {tmp_path / 'evil.pt'}: refused without running its code: it uses ")
     named = "pathlib.Path.touch" if where == "weights" or method in ("scorer", "dirl") else "AttrDict"
     assert (named in said or "getattr" in said) and "\n" not in said
     assert not (tmp_path / "ran").exists() and not list(tmp_path.glob("*-diffcap"))

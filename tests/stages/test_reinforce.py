@@ -120,12 +120,12 @@ def test_kept_checkpoints_are_averaged(undisturbed: Path, tmp_path: Path) -> Non
     parts = [weights(undisturbed / "finetune" / name) for name in names[1:]]
     for name, value in weights(tmp_path / "mean.ckpt").items():
         torch.testing.assert_close(value, torch.stack([part[name] for part in parts]).mean(0))
-    assert load(tmp_path / "mean.ckpt").facts["step"] == 50
+    assert load(tmp_path / "mean.ckpt").metadata["step"] == 50
 
 
 def test_its_checkpoint_captions(undisturbed: Path) -> None:
     checkpoint = load(undisturbed / "reinforce/best.ckpt")
-    assert checkpoint.facts["stage"] == "reinforce" and checkpoint.facts["method"] == "scorer"
+    assert checkpoint.metadata["stage"] == "reinforce" and checkpoint.metadata["method"] == "scorer"
     start, end = (
         weights(undisturbed / stage / name) for stage, name in (("finetune", "best.ckpt"), ("reinforce", "last.ckpt"))
     )
@@ -241,7 +241,7 @@ def test_other_methods_train_on_by_it(method: str, undisturbed: Path, tmp_path: 
     assert in_process(finetuning(undisturbed / "data", tmp_path, method)) is None
     half = "--trainer.precision=bf16-mixed", "--trainer.max_steps=2"
     assert in_process(reinforcing(undisturbed / "data", tmp_path, method, *half)) is None
-    assert load(tmp_path / "reinforce/best.ckpt").facts["method"] == method
+    assert load(tmp_path / "reinforce/best.ckpt").metadata["method"] == method
 
 
 def test_clip4idc_trains_on_by_it(pixels: Path, tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_clip4idc_trains_on_by_it(pixels: Path, tmp_path: Path) -> None:
     words[1] = str(ROOT / "stages/reinforce.py")
     out = f"--run.out={tmp_path / 'reinforce'}", f"--model.init_from={tmp_path / 'finetune/best.ckpt'}"
     assert in_process([*words, *out]) is None
-    assert load(tmp_path / "reinforce/best.ckpt").facts["stage"] == "reinforce"
+    assert load(tmp_path / "reinforce/best.ckpt").metadata["stage"] == "reinforce"
 
 
 def test_without_a_fine_tuned_run_it_says_so(undisturbed: Path, tmp_path: Path) -> None:

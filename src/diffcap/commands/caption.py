@@ -143,9 +143,9 @@ def _is_drawn(captioner: Any, pair: PicturePair, caption: Any, path: Path) -> bo
 
 def _watched(found: Iterator[Any], count: int) -> Iterator[Any]:
     """The captions, with a progress bar where there are many and a terminal."""
-    from diffcap.progress import count_bar
+    from diffcap.progress import progress_bar
 
-    with count_bar("captioning", count, hidden=count == 1) as advance:
+    with progress_bar("captioning", count, hidden=count == 1) as advance:
         for one in found:
             yield one
             advance(1)

@@ -80,13 +80,13 @@ def evaluate(
     members = [checkpoint, *(ensemble.split(",") if ensemble else [])]
     check_vouched(members)
     trained, *others = load_together(members)
-    place = Path(folder or f"data/{trained.facts['dataset']}")
+    place = Path(folder or f"data/{trained.metadata['dataset']}")
     dataset = read_dataset(place)
-    changes = changes or trained.facts.get("changes") or dataset.info.get("changes")
+    changes = changes or trained.metadata.get("changes") or dataset.info.get("changes")
     pairs = take_changes([pair for pair in dataset.pairs if pair.split == split][:limit], changes)
     if not pairs:
         raise DiffcapError(f"{dataset.name} has no {split} pairs; choose another --split.")
-    first = tokenizer or trained.facts["tokenizer"]
+    first = tokenizer or trained.metadata["tokenizer"]
     protocol = {
         "dataset": dataset.name,
         "split": split,
@@ -100,9 +100,9 @@ def evaluate(
     target = Path(out)
     scored_as = f"{remarks(protocol)}{f'{changes} change, ' if changes else ''}"
     notes = provenance(
-        method=trained.facts["method"],
-        seed=trained.facts["seed"],
-        step=trained.facts["step"],
+        method=trained.metadata["method"],
+        seed=trained.metadata["seed"],
+        step=trained.metadata["step"],
         features=features or trained.features["name"],
         manifest_sha256=dataset.info.get("manifest_sha256"),
         checkpoints=[described(path, target) for path in members],
@@ -143,7 +143,7 @@ def evaluate(
         for kind in dict.fromkeys([first, "ptb"])
     }
     for kind, result in results.items():
-        title = f"{trained.facts['method']} on {dataset.name} {split}, {scored_as}{kind} tokens"
+        title = f"{trained.metadata['method']} on {dataset.name} {split}, {scored_as}{kind} tokens"
         print_table(metrics_table(result["groups"], title=title))
         if kind != first:
             write_json(target / metrics_by(kind), result)

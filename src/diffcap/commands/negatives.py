@@ -55,7 +55,7 @@ def make_negatives(
     from diffcap.negatives.corpus import sentence_texts, tokenised
     from diffcap.negatives.file import write_negatives
     from diffcap.negatives.report import Report
-    from diffcap.progress import bars
+    from diffcap.progress import progress_bars
     from diffcap.records import file_hash, read_manifest, take_changes, with_words, write_json
     from diffcap.text.stanza_tagger import find_tagger
     from diffcap.text.tagging import tag_sentences
@@ -85,7 +85,7 @@ def make_negatives(
         print(f"{target}: already there with these settings")
         return
     texts = {tokenised(caption) for pair in pairs for caption in pair.captions}
-    with bars() as bar:
+    with progress_bars() as bar:
         tags = tag_sentences(sentence_texts(texts), tagger, home / "tags.jsonl", workers, bar("tagging sentences"))
         builder = Builder(pairs, tags, recipe, bar("looking for alike captions"))
         report = Report(seed=seed)

@@ -1,7 +1,6 @@
-"""Which samples and which task belong to a training step: functions of the seed and the step alone.
+"""The samples and the task of each training step, as functions of the seed and the step only.
 
-So a run that was killed and resumed, or spread over another number of ranks, sees what an undisturbed run on one process
-sees.
+Therefore a resumed run, or a run on another number of ranks, trains on the same batches as an uninterrupted run on one process.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,71 +16,87 @@ Batch = dict[str, Any]
 
 
 def step_generator(seed: int, step: int, purpose: int = 0) -> torch.Generator:
-    """The random numbers of one step, the same on every rank and in every process; (seed, step, purpose) tell it apart."""
-    words = np.random.SeedSequence([seed, step, purpose]).generate_state(2, np.uint32)
-    return torch.Generator().manual_seed(int(words[0]) << 31 | int(words[1]) >> 1)
-
-
-class Stream:
-    """Sample numbers 0 ... size - 1 in an endless row of shuffled epochs, open at any place.
+    """The random generator of one training step, the same on every rank and in every worker process.
 
     Args:
-        size: samples of an epoch. seed: of the shuffles.
+        seed: of the run. step: of training. purpose: any integer; steps with another purpose get independent generators.
+    """
+    state = np.random.SeedSequence([seed, step, purpose]).generate_state(2, np.uint32)
+    return torch.Generator().manual_seed(int(state[0]) << 31 | int(state[1]) >> 1)
+
+
+class ShuffledEpochs:
+    """An infinite sequence of sample indices with random access: one permutation of 0 ... size - 1 per epoch.
+
+    Args:
+        size: number of samples in an epoch. seed: of the permutations.
     """
 
     def __init__(self, size: int, seed: int) -> None:
         self.size, self.seed = size, seed
-        self._orders: dict[int, np.ndarray] = {}
+        self._permutations: dict[int, np.ndarray] = {}
 
-    def _order(self, epoch: int) -> np.ndarray:
-        if epoch not in self._orders:
-            self._orders = {number: order for number, order in self._orders.items() if number == epoch - 1}
-            self._orders[epoch] = np.random.default_rng([self.seed, epoch]).permutation(self.size)
-        return self._orders[epoch]
+    def _permutation(self, epoch: int) -> np.ndarray:
+        if epoch not in self._permutations:
+            for cached in list(self._permutations):
+                if cached != epoch - 1:  # a batch may need the end of one epoch and the beginning of the next
+                    del self._permutations[cached]
+            self._permutations[epoch] = np.random.default_rng([self.seed, epoch]).permutation(self.size)
+        return self._permutations[epoch]
 
     def take(self, start: int, count: int) -> np.ndarray:
-        """Numbers at places `start` ... `start + count - 1`, (count,)."""
-        places = np.arange(start, start + count)
-        epochs = places // self.size
-        parts = [self._order(int(epoch))[places[epochs == epoch] % self.size] for epoch in np.unique(epochs)]
+        """Elements `start` ... `start + count - 1` of the sequence, (count,)."""
+        positions = np.arange(start, start + count)
+        epochs = positions // self.size
+        parts = [self._permutation(int(epoch))[positions[epochs == epoch] % self.size] for epoch in np.unique(epochs)]
         return np.concatenate(parts)
 
 
 class TaskSchedule:
-    """One task a step, drawn by the tasks' shares; the same on every rank.
+    """One random task per training step, the same on every rank.
 
     Args:
-        shares: task name to its share, e.g. `{"mlm": 8, "mvcl": 1, "fda": 2}`. seed: of the draws.
+        shares: relative frequency of each task, e.g. `{"mlm": 8, "mvcl": 1, "fda": 2}`. seed: of the random choice.
+
+    Raises:
+        DiffcapError: no task has a share above 0.
     """
 
     def __init__(self, shares: Mapping[str, int], seed: int) -> None:
         self.tasks = [task for task, share in shares.items() if share > 0]
         weights = np.array([shares[task] for task in self.tasks], dtype=float)
         if not self.tasks:
-            raise DiffcapError("data.tasks gives no task a share above 0; name at least one of mlm, mvcl, fda.")
-        self._shares, self._seed = weights / weights.sum(), seed
-        self._drawn = np.zeros(0, dtype=np.int64)
+            raise DiffcapError(
+                "data.tasks has no task with a share above 0; give one to at least one of mlm, mvcl, fda."
+            )
+        self._probabilities, self._seed = weights / weights.sum(), seed
+        self._task_indices = np.zeros(0, dtype=np.int64)  # of the first steps, extended in blocks
 
     def at(self, step: int) -> tuple[str, int]:
-        """The task of a step, and how many steps before it had the same one."""
-        while step >= len(self._drawn):
-            block = len(self._drawn) // 4096
-            more = np.random.default_rng([self._seed, 7, block]).choice(len(self.tasks), 4096, p=self._shares)
-            self._drawn = np.concatenate([self._drawn, more])
-        task = self._drawn[step]
-        return self.tasks[task], int((self._drawn[:step] == task).sum())
+        """The task of a step, and the number of earlier steps with the same task."""
+        while step >= len(self._task_indices):
+            block = len(self._task_indices) // 4096
+            rng = np.random.default_rng([self._seed, 7, block])
+            more = rng.choice(len(self.tasks), 4096, p=self._probabilities)
+            self._task_indices = np.concatenate([self._task_indices, more])
+        task = self._task_indices[step]
+        return self.tasks[task], int((self._task_indices[:step] == task).sum())
 
 
-class StepBatches(IterableDataset):
-    """Batch s for s = first, first + 1, ... without end, from a function of s."""
+class StepDataset(IterableDataset):
+    """The batches of the training steps `first`, `first + 1`, ..., without end.
 
-    def __init__(self, make: Callable[[int], Batch], first: int) -> None:
-        self.make, self.first = make, first
+    Args:
+        make_batch: from a step to its batch. first: the first step.
+    """
+
+    def __init__(self, make_batch: Callable[[int], Batch], first: int) -> None:
+        self.make_batch, self.first = make_batch, first
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
         offset, stride = (worker.id, worker.num_workers) if worker else (0, 1)
         step = self.first + offset
         while True:
-            yield self.make(step)
+            yield self.make_batch(step)
             step += stride

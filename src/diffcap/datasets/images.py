@@ -61,14 +61,14 @@ def check_images(
     Returns:
         The missing and broken images, in the order of `paths`.
     """
-    from diffcap.progress import count_bar
+    from diffcap.progress import progress_bar
 
     root, memory = Path(root), Path(memory) if memory and check == "decode" else None
     known = _read_stamps(memory, root) if memory else {}
     fresh: dict[str, list[int]] = {}
     problems = []
     # Threads are enough: decoding and reading release the interpreter lock.
-    with ThreadPoolExecutor() as pool, count_bar("checking images", len(paths)) as advance:
+    with ThreadPoolExecutor() as pool, progress_bar("checking images", len(paths)) as advance:
         for start in range(0, len(paths), BATCH):
             batch = paths[start : start + BATCH]
             results = pool.map(lambda path: _check_image(root / path, check, known.get(path)), batch)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diffcap.errors import DiffcapError, told_of
+from diffcap.errors import DiffcapError, wrap_errors
 from diffcap.features.images import image_stamps, unique_images
 from diffcap.features.store import StoreWriter
 from diffcap.records import Dataset, file_hash, write_json
@@ -178,7 +178,7 @@ def _read_arrays(paths: Sequence[str], files: dict[str, Path], done: set[str]) -
     for path in paths:
         if path in done:
             continue
-        with told_of(files[path], "not a complete .npy file of numbers", "fetch it again"):
+        with wrap_errors(files[path], "not a complete .npy file of numbers", "fetch it again"):
             array = np.load(files[path], allow_pickle=False)
         yield path, _to_map(array, str(files[path]))
 

@@ -23,7 +23,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from diffcap.checkpoints.reading import read_checkpoint, weights_of
-from diffcap.errors import DiffcapError, told_of
+from diffcap.errors import DiffcapError, wrap_errors
 from diffcap.features.preprocessing import ResizeNormalize, ResizeOnly
 from diffcap.features.weights import download, load_weights, pretrained_clip, read_state_dict, state_hash
 
@@ -277,7 +277,9 @@ def _clip4idc(network: str, layer: str | int | None, weights: str) -> tuple[nn.M
         raise DiffcapError(
             f"{weights}: its encoder processes the two images separately (FT1, FT2); give the checkpoint of an adaptation."
         )
-    with told_of(weights, "its image tower cannot be built", f"use diffcap {metadata['version']:.40}, which wrote it"):
+    with wrap_errors(
+        weights, "its image tower cannot be built", f"use diffcap {metadata['version']:.40}, which wrote it"
+    ):
         clip = build_clip(hyperparameters["network"], hyperparameters["image_size"])
         tower = PairTower(clip, hyperparameters["intra_layers"])
         tower.load_state_dict(weights_of(state, "captioner.images."))

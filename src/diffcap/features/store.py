@@ -369,13 +369,13 @@ class StoreWriter:
 
     def _check_rows(self, done: npt.NDArray[np.bool_]) -> None:
         """Compare all done rows with their checksums, and set `done` to False for those that differ."""
-        from diffcap.progress import count_bar
+        from diffcap.progress import progress_bar
 
         rows = np.flatnonzero(done)
         print(f"{self.folder}: comparing the features of {len(rows):,} images with their checksums", flush=True)
         data = np.memmap(self.folder / self._file, np.uint8, mode="r", shape=(int(rows[-1]) + 1, self._row_bytes))
         sums = np.fromfile(self.folder / SUMS, "<u4")
-        with count_bar("checking features", len(rows)) as advance:
+        with progress_bar("checking features", len(rows)) as advance:
             for part in np.array_split(rows, 1 + len(rows) * self._row_bytes // _PROGRESS_BYTES):
                 done[part] = _checksums(data, part) == sums[part]
                 advance(len(part))

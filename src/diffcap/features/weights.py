@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from diffcap.errors import DiffcapError
-from diffcap.unpickling import reason_of
+from diffcap.unpickling import error_reason
 
 # Common wrappers of state dicts: keys of a dict that holds one, and the prefix that DataParallel adds to the names.
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
@@ -42,7 +42,7 @@ def read_state_dict(path: str | Path, option: str = "--model.weights") -> dict[s
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # for files of another type, the unpickler raises errors of many types
         raise DiffcapError(
-            f"{path}: cannot be read as a safetensors or PyTorch weights file ({reason_of(error, path)}); fetch it again or "
+            f"{path}: cannot be read as a safetensors or PyTorch weights file ({error_reason(error, path)}); fetch it again or "
             "save it as a plain state dict."
         ) from None
     for wrapper in _WRAPPERS:

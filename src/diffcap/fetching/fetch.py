@@ -14,7 +14,7 @@ from diffcap.fetching.folder import DatasetFolder, Failure, exclusive_lock
 from diffcap.fetching.photos import fetch_photos
 from diffcap.fetching.settings import FetchSettings
 from diffcap.fetching.sources import Entry, read_sources
-from diffcap.progress import Update, bars
+from diffcap.progress import Update, progress_bars
 from diffcap.records import write_json, write_text
 
 _MAX_PRINTED = 10  # failures; fetch-failures.json has all
@@ -89,7 +89,7 @@ def _fetch_files(entries: list[Entry], data: DatasetFolder, settings: FetchSetti
     entries = [entry for entry in entries if not (entry.unpack and data.is_extracted(entry, data.target(entry)))]
     client, failed = Client(settings), dict[Entry, Failure]()
     try:
-        with bars(of_bytes=True) as bar, ThreadPool(settings.jobs) as pool:
+        with progress_bars(of_bytes=True) as bar, ThreadPool(settings.jobs) as pool:
             results = pool.imap(lambda entry: _download_entry(entry, data, client, bar), entries)
             failed = {entry: failure for entry, failure in zip(entries, results) if failure}
     finally:

@@ -16,7 +16,7 @@ from diffcap.fetching.download import Client, PermanentError, TransientError, do
 from diffcap.fetching.folder import DatasetFolder, Failure
 from diffcap.fetching.settings import FetchSettings
 from diffcap.fetching.sources import is_web_address
-from diffcap.progress import count_bar
+from diffcap.progress import progress_bar
 
 _PROBES = 3  # photos already downloaded from a host that are requested again, to see whether it still delivers any
 
@@ -40,7 +40,7 @@ def fetch_photos(mirrors: tuple[str, ...], folder: DatasetFolder, settings: Fetc
     before = sum(path.is_file() for path, _ in photos)
     client, failures = Client(settings), []
     try:
-        with count_bar("fetching photos", len(photos)) as advance, ThreadPool(settings.jobs) as pool:
+        with progress_bar("fetching photos", len(photos)) as advance, ThreadPool(settings.jobs) as pool:
             for failure in pool.imap_unordered(lambda photo: _fetch_photo(*photo, folder, client), photos):
                 advance(1)
                 if failure:

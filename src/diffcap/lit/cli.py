@@ -15,11 +15,11 @@ from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from diffcap.console import OneSentenceMixin
+from diffcap.console import OneLineErrorMixin
 from diffcap.errors import DiffcapError
 
 
-class StageParser(OneSentenceMixin, LightningArgumentParser):
+class StageParser(OneLineErrorMixin, LightningArgumentParser):
     """Lightning's parser with errors of one sentence; half an option's name is a typo."""
 
     def __init__(self, *args: Any, **options: Any) -> None:

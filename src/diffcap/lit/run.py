@@ -29,7 +29,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from diffcap.checkpoints.reading import read_checkpoint, weights_hash
 from diffcap.errors import DiffcapError
 from diffcap.features.store import SUMS
-from diffcap.files import whole
+from diffcap.files import atomic_write
 from diffcap.lit.cli import StageCLI
 from diffcap.provenance import provenance
 from diffcap.records import file_hash, write_json
@@ -112,7 +112,7 @@ class SaveLast(Callback):
     def _keep(self, step: int) -> None:
         """One file more, and one less where there are too many; of those of later steps, which a kill has undone, none."""
         kept = self.path.with_name(f"step-{step:06d}.ckpt")
-        with whole(kept, numbered=False) as temporary:
+        with atomic_write(kept, per_process=False) as temporary:
             shutil.copyfile(self.path, temporary)
         found = sorted(self.path.parent.glob(KEPT))
         for old in [*found[: found.index(kept) + 1][: -self.keep], *found[found.index(kept) + 1 :]]:
@@ -145,7 +145,7 @@ class StopEarly(EarlyStopping):
         trainer.should_stop = trainer.should_stop or self.wait_count >= self.patience
 
 
-class WholeFiles(TorchCheckpointIO):
+class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes checkpoints beside their place and renames them, so that a kill or a full disk leaves the last one whole.
 
     Lightning's own way goes through the system's temporary folder, and from there across file systems by copying.
@@ -155,7 +155,7 @@ class WholeFiles(TorchCheckpointIO):
         """Write one file."""
         content = io.BytesIO()  # torch.save itself would say "unexpected position" where the disk is full
         torch.save(checkpoint, content)
-        with whole(path, numbered=False) as temporary:
+        with atomic_write(path, per_process=False) as temporary:
             temporary.write_bytes(content.getbuffer())
 
 
@@ -269,7 +269,7 @@ class TrainingCLI(StageCLI):
             callbacks=callbacks, logger=loggers, enable_checkpointing=bool(settings.monitor),
             default_root_dir=str(self.out), **kwargs,
         )  # fmt: skip
-        trainer.strategy.checkpoint_io = WholeFiles()
+        trainer.strategy.checkpoint_io = AtomicCheckpointIO()
         return trainer
 
     def train(self, stage: str) -> None:
@@ -299,7 +299,7 @@ class TrainingCLI(StageCLI):
             return
         best = self.out / BEST
         if self.settings.monitor and not best.is_file():
-            with whole(best, numbered=False) as temporary:
+            with atomic_write(best, per_process=False) as temporary:
                 shutil.copyfile(last, temporary)
         chosen = self.trainer.checkpoint_callback
         score = getattr(chosen, "best_model_score", None)

@@ -48,7 +48,10 @@ class Ensemble(Captioner):
     def teacher_forced_logits(self, tokens: Tensor, memory: list[Any]) -> Tensor:
         """See `Captioner.teacher_forced_logits`."""
         return self._mean_log_probabilities(
-            [member.teacher_forced_logits(tokens, own) for member, own in zip(self.members, memory)]  # type: ignore[operator]
+            [
+                member.teacher_forced_logits(tokens, member_memory)  # type: ignore[operator]
+                for member, member_memory in zip(self.members, memory)
+            ]
         )
 
     def nothing_changed(self, before: Any, after: Any) -> Tensor | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diffcap.errors import DiffcapError
-from diffcap.files import whole
+from diffcap.files import atomic_write
 from diffcap.records import file_hash, read_json, read_json_lines
 
 NEGATIVES = "negatives.jsonl"
@@ -52,7 +52,7 @@ def write_negatives(
     `negatives.json` that describes another file.
     """
     notes = Path(path).with_name(NOTES)
-    with whole(path) as temporary:
+    with atomic_write(path) as temporary:
         with temporary.open("w", encoding="utf-8") as file:
             for row in rows:
                 negatives = [{"kind": negative.kind, "text": negative.text} for negative in row.negatives]

@@ -79,7 +79,7 @@ def look_each(
     members = load_together(paths)
     for member in members:
         if type(member.captioner).attention is Captioner.attention:
-            return f"{member.facts['method']} has no attention maps."
+            return f"{member.metadata['method']} has no attention maps."
     if len({tuple(member.features["shape"][1:]) for member in members}) > 1:
         return "the members of the ensemble look at grids of different sizes."
     stores = [FeatureStore.open(folder / "features" / one.features["name"], one.features) for one in members]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diffcap.errors import DiffcapError, told_of
+from diffcap.errors import DiffcapError, wrap_errors
 from diffcap.evaluation.coco import read_predictions, read_references
 from diffcap.evaluation.protocols import groups_of, remarks
 from diffcap.records import ChangePair, read_dataset, read_json
@@ -83,7 +83,7 @@ def groups_for(a: Evaluated, b: Evaluated, folder: str | Path | None) -> dict[st
         run = next((run for run in (a, b) if run.groups), None)
         if run is None or run.groups is None:
             return {"total": list(a.references)}
-        with told_of(run.folder / GROUPS, f"not the groups of the pairs in {REFERENCES}", "run `make eval` again"):
+        with wrap_errors(run.folder / GROUPS, f"not the groups of the pairs in {REFERENCES}", "run `make eval` again"):
             strange = {id for ids in run.groups.values() for id in ids} ^ set(a.references)
             if strange or set(run.groups["total"]) != set(a.references) or not all(run.groups.values()):
                 raise ValueError(

@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from diffcap.errors import DiffcapError
-from diffcap.files import whole
+from diffcap.files import atomic_write
 from diffcap.image_io import read_image
 
 Color = tuple[int, int, int]
@@ -91,5 +91,5 @@ def fit(image: Image.Image, frame: tuple[int, int] = PICTURE, box: Sequence[floa
 
 def write_png(path: str | Path, sheet: Image.Image) -> None:
     """Write a picture as PNG, whole or not at all."""
-    with whole(path, numbered=False) as temporary:
+    with atomic_write(path, per_process=False) as temporary:
         sheet.save(temporary, format="PNG", optimize=True)

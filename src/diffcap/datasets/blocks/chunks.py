@@ -72,7 +72,7 @@ def render_all(
     Returns:
         The first scene of every chunk.
     """
-    from diffcap.progress import count_bar
+    from diffcap.progress import progress_bar
 
     (folder / PARTS).mkdir(parents=True, exist_ok=True)
     for temporary in (folder / PARTS).glob("*.tmp"):
@@ -81,7 +81,7 @@ def render_all(
     pending = [start for start in chunks if not part(folder, start).is_file()]
     if workers is None:
         workers = min(len(os.sched_getaffinity(0)), 1 + len(pending) * CHUNK // _PER_WORKER)
-    with count_bar(f"rendering {what}", scenes, (len(chunks) - len(pending)) * CHUNK) as advance:
+    with progress_bar(f"rendering {what}", scenes, (len(chunks) - len(pending)) * CHUNK) as advance:
         for _ in _write_pending(write_chunk, folder, settings, pending, workers):
             advance(CHUNK)
     return chunks
