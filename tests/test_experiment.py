@@ -128,7 +128,10 @@ def test_offline_changes_nothing_for_a_dataset_that_needs_no_network(stage: str)
     ("variables", "said"),
     [
         ({"method": "scorer", "backbone": "pixels"}, r"BACKBONE=pixels gives pixels, and METHOD=scorer reads features"),
-        ({"method": "clip4idc", "backbone": "blocks"}, r"BACKBONE=blocks gives features, and METHOD=clip4idc reads pixels"),
+        (
+            {"method": "clip4idc", "backbone": "blocks"},
+            r"BACKBONE=blocks gives features, and METHOD=clip4idc reads pixels",
+        ),
         ({"method": "clip4idc", "features_from": "x"}, r"FEATURES_FROM=x gives features, .* give BACKBONE=pixels\."),
     ],
 )

@@ -185,7 +185,9 @@ class Experiment:
             where = f"{self.store} holds"
             has_pixels = read_json(meta).get("dtype") == "uint8"
         else:
-            where = f"FEATURES_FROM={self.features_from} gives" if self.features_from else f"BACKBONE={self.backbone} gives"
+            where = (
+                f"FEATURES_FROM={self.features_from} gives" if self.features_from else f"BACKBONE={self.backbone} gives"
+            )
             library = setting([CONFIGS / f"backbone/{self.backbone}.yaml"], "model", "library")
             has_pixels = library == "pixels" and not self.features_from
         if has_pixels != self.system.reads_pixels:
