@@ -22,7 +22,7 @@ from diffcap.checkpoints.combining import load_together, together
 from diffcap.checkpoints.loading import Checkpoint
 from diffcap.errors import DiffcapError
 from diffcap.models.captioner import Captioner
-from diffcap.models.generation import beam_hypotheses, check_search, greedy
+from diffcap.models.generation import beam_hypotheses, check_search, greedy_from
 from diffcap.models.scoring import token_log_probabilities
 from diffcap.pictures import Source, read_picture
 from diffcap.text.layouts import AnyVocabulary
@@ -213,16 +213,14 @@ class PairCaptioner:
     @torch.no_grad()
     def _say(self, seen: list[_Seen], beams: int, length_penalty: float) -> list[Caption]:
         before, after = self._features(seen)
+        memory = self._captioner.encode(before, after)
         if beams == 1:
-            hypotheses = greedy(self._captioner, before, after, self.max_length)[:, None]
+            hypotheses = greedy_from(self._captioner, memory, self.max_length)[:, None]
         else:
             hypotheses = beam_hypotheses(
                 self._captioner, before, after, self.max_length, beams, length_penalty
             )  # (B, beams, T)
-        memory = tree_map(
-            lambda leaf: leaf.repeat_interleave(hypotheses.shape[1], 0).contiguous(),
-            self._captioner.encode(before, after),
-        )
+        memory = tree_map(lambda leaf: leaf.repeat_interleave(hypotheses.shape[1], 0).contiguous(), memory)
         tokens = hypotheses.flatten(0, 1)
         scores = token_log_probabilities(self._captioner, memory, tokens).unflatten(0, hypotheses.shape[:2]).cpu()
         if scores.isnan().any():

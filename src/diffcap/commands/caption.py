@@ -1,6 +1,7 @@
 """`diffcap caption`: sentences, their probabilities and pictures of where each word looked, for one pair or many."""
 
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ def run(
         echo(f"note: {note}", err=True)
     alone = after is not None and not Path(before).is_dir()
     target = _target(heatmap, alone)
+    # Threads that wait in a loop for the next small operation use more CPU time than the operations. Read when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from diffcap.captioner import load_captioner
     from diffcap.models.generation import check_search
 

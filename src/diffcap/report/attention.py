@@ -261,7 +261,8 @@ def draw_matches(
 
     Lines of one row of the map would cover each other: they bend, by less than a row, the more the further out they begin.
     """
-    lines = Image.new("RGBA", (block.width * _FINE, PICTURE[1] * _FINE))
+    width = max(corner[0] + size[0] for corner, size in corners) + GAP  # the images and half a dot's width; the rest is empty
+    lines = Image.new("RGBA", (width * _FINE, PICTURE[1] * _FINE))
     draw = ImageDraw.Draw(lines)
     along = np.linspace(0, 1, 33)[:, None]
     for match in sorted(found, key=lambda match: match.weight):
@@ -276,7 +277,7 @@ def draw_matches(
         for x, y in (path[0], path[-1]):
             size = 3.5 * _FINE
             draw.ellipse([x - size, y - size, x + size, y + size], color, "white", _FINE // 2)
-    lines = lines.resize((block.width, PICTURE[1]), Image.Resampling.LANCZOS)
+    lines = lines.resize((width, PICTURE[1]), Image.Resampling.LANCZOS)
     block.paste(lines, (0, 0), lines)
 
 

@@ -92,4 +92,4 @@ def fit(image: Image.Image, frame: tuple[int, int] = PICTURE, box: Sequence[floa
 def write_png(path: str | Path, sheet: Image.Image) -> None:
     """Write a picture as PNG, whole or not at all."""
     with whole(path, numbered=False) as temporary:
-        sheet.save(temporary, format="PNG", optimize=True)
+        sheet.save(temporary, format="PNG")  # optimize=True takes six times as long for files 4 % smaller
