@@ -1,7 +1,7 @@
 """Scores as a table to print and as Markdown. Files hold fractions; tables show them times 100, as the papers do."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from diffcap.errors import printable
@@ -11,38 +11,81 @@ if TYPE_CHECKING:
 
 Rows = Mapping[str, Mapping[str, float]]
 
+SMALL_GROUP = 30  # pairs; below, an interval of a score is about as wide as the differences between methods
+MARK = " †"
+_OVERLAP = ("BLEU-1", "BLEU-4", "METEOR", "ROUGE-L")  # above 0 where captions share words with their references
+
+
+def is_weightless(scores: Mapping[str, float]) -> bool:
+    """Whether CIDEr-D is 0 only because the words that captions and references share have no weight.
+
+    The weight of an n-gram is the logarithm of pairs over pairs whose references have it. It is 0 if all pairs have it, as in a
+    group of one pair or of pairs with equal references; there even perfect captions get 0.
+
+    Args:
+        scores: metric -> fraction, of one group.
+    """
+    cider = scores.get("CIDEr-D")
+    return cider is not None and abs(cider) < 1e-9 and any((scores.get(name) or 0.0) > 1e-3 for name in _OVERLAP)
+
+
+def score_notes(groups: Iterable[Mapping[str, float]], pairs: Mapping[str, int]) -> list[str]:
+    """What a reader of a table must know about its groups, a sentence each.
+
+    Args:
+        groups: metric -> fraction, of every group and system in the table. pairs: group -> number of pairs.
+    """
+    notes = []
+    if any(map(is_weightless, groups)):
+        notes.append(
+            "† CIDEr-D gives no weight to words that occur in the references of all pairs of a group, and captions and "
+            "references share no others here: in a group of one pair, or of pairs with equal references, even perfect captions "
+            "get 0.00. Compare another metric."
+        )
+    small = [f"{name} {count}" for name, count in pairs.items() if 0 < count < SMALL_GROUP]
+    if small:
+        notes.append(
+            f"Groups of fewer than {SMALL_GROUP} pairs ({', '.join(small)}): their scores depend strongly on the choice of the "
+            "pairs."
+        )
+    return notes
+
 
 def _columns(rows: Rows) -> list[str]:
     return list(dict.fromkeys(name for scores in rows.values() for name in scores))
 
 
-def _cell(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{100 * value:.{digits}f}"
+def _cell(scores: Mapping[str, float], name: str, digits: int) -> str:
+    value = scores.get(name)
+    mark = MARK if name == "CIDEr-D" and is_weightless(scores) else ""
+    return "-" if value is None else f"{100 * value:.{digits}f}{mark}"
 
 
-def metrics_table(rows: Rows, title: str = "", digits: int = 2) -> "Table":
-    """A rich table of groups (or methods) by metrics.
+def metrics_table(rows: Rows, title: str = "", digits: int = 2, pairs: Mapping[str, int] | None = None) -> "Table":
+    """A rich table of groups (or methods) by metrics, with footnotes, see `score_notes`.
 
     Args:
         rows: row name -> metric -> fraction, such as `metrics.json`'s "groups".
-        title: stands above it.
-        digits: after the point, of a hundredfold score.
+        title: printed above the table.
+        digits: decimals of a score x 100.
+        pairs: group -> number of pairs, such as `metrics.json`'s protocol has it.
     """
     from rich import box
     from rich.table import Table
 
-    table = Table(title=title or None, box=box.SIMPLE_HEAD, pad_edge=False, caption="fractions x 100")
+    caption = "\n".join(["fractions x 100", *score_notes(rows.values(), pairs or {})])
+    table = Table(title=title or None, box=box.SIMPLE_HEAD, pad_edge=False, caption=caption, caption_justify="left")
     columns = _columns(rows)
     table.add_column("", no_wrap=True)
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     for name, scores in rows.items():
-        table.add_row(name, *(_cell(scores.get(column), digits) for column in columns))
+        table.add_row(name, *(_cell(scores, column, digits) for column in columns))
     return table
 
 
 def print_table(table: "Table") -> None:
-    """Print a table whole: a pipe or a log file has no width of its own, so it gets enough.
+    """Print a table without cutting columns: to a pipe or a file, which have no width, 160 characters wide.
 
     Names in it are printed as they are: rich's markup is off, and control characters are escaped.
     """
@@ -57,8 +100,8 @@ def print_table(table: "Table") -> None:
 
 
 def markdown_table(rows: Rows, corner: str = "", digits: int = 2) -> str:
-    """The same table in Markdown, without a final line break; `corner` heads the first column."""
+    """The same table in Markdown, without a final line break; `corner` is the heading of the first column."""
     columns = _columns(rows)
     lines = [[corner, *columns], ["---", *["---:"] * len(columns)]]
-    lines += [[name, *(_cell(scores.get(column), digits) for column in columns)] for name, scores in rows.items()]
+    lines += [[name, *(_cell(scores, column, digits) for column in columns)] for name, scores in rows.items()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

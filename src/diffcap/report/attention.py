@@ -261,7 +261,9 @@ def draw_matches(
 
     Lines of one row of the map would cover each other: they bend, by less than a row, the more the further out they begin.
     """
-    width = max(corner[0] + size[0] for corner, size in corners) + GAP  # the images and half a dot's width; the rest is empty
+    width = (
+        max(corner[0] + size[0] for corner, size in corners) + GAP
+    )  # the images and half a dot's width; the rest is empty
     lines = Image.new("RGBA", (width * _FINE, PICTURE[1] * _FINE))
     draw = ImageDraw.Draw(lines)
     along = np.linspace(0, 1, 33)[:, None]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from diffcap.report.table import COLUMNS, GROUPS, METRICS, Rows, number_at, type_groups
+from diffcap.report.table import COLUMNS, GROUPS, METRICS, Rows, mark_at, number_at, type_groups
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ def _grid(name: str, places: Mapping[str, tuple[str, ...]], rows: Rows) -> Grid:
             best = scored and len(rows) > 1 and highest > 0 and _text(value, path) == _text(highest, path)
             spread = "" if std is None else _text(std, path)
             share = max(0.0, value / highest) if scored and highest > 0 else 0.0
-            cells[system].append(Cell(_text(value, path), spread, round(share, 4), best))
+            mark = mark_at(rows[system], path)
+            cells[system].append(Cell(_text(value, path) + mark, spread, round(share, 4), best))
     return Grid(name, list(kept), cells)
 
 

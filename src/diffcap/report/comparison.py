@@ -8,6 +8,7 @@ from typing import Any
 from diffcap.errors import DiffcapError, told_of
 from diffcap.evaluation.coco import read_predictions, read_references
 from diffcap.evaluation.protocols import groups_of, remarks
+from diffcap.evaluation.tables import MARK, is_weightless, score_notes
 from diffcap.records import ChangePair, read_dataset, read_json
 from diffcap.report.rows import read_metrics
 from diffcap.report.table import Lines, markdown
@@ -140,20 +141,40 @@ def metric_lines(result: Mapping[str, Any]) -> Lines:
     for group, metrics in result["groups"].items():
         for number, (metric, row) in enumerate(metrics.items()):
             low, high = row["interval"]
+            marks = {
+                key: MARK
+                for key in "ab"
+                if metric == "CIDEr-D" and is_weightless({name: scores[key] for name, scores in metrics.items()})
+            }
             lines.append(
                 [
                     "" if number else group,
                     metric,
                     *(
-                        f"{_shown(row[key])} [{_shown(row[f'{key}_interval'][0])}, {_shown(row[f'{key}_interval'][1])}]"
+                        f"{_shown(row[key])}{marks.get(key, '')} [{_shown(row[f'{key}_interval'][0])}, {_shown(row[f'{key}_interval'][1])}]"
                         for key in "ab"
                     ),
-                    f"{100 * row['difference']:+.2f}" + ("" if low <= 0 <= high else " *"),
-                    f"[{100 * low:+.2f}, {100 * high:+.2f}]",
+                    signed_percent(row["difference"]) + (" *" if is_significant(row) else ""),
+                    f"[{signed_percent(low)}, {signed_percent(high)}]",
                     f"{100 * row['b_better']:.1f} %",
                 ]
             )
     return lines
+
+
+def signed_percent(value: float) -> str:
+    """A difference x 100 with its sign and two decimals: "+1.25", and "0.00" for what rounds to zero."""
+    rounded = round(100 * value, 2)
+    return f"{rounded:+.2f}" if rounded else "0.00"
+
+
+def is_significant(row: Mapping[str, Any]) -> bool:
+    """Whether the interval of a difference excludes 0, and the difference itself is not 0 at two decimals.
+
+    A difference below the printed precision can exclude 0 in every draw: BLEU-4 of captions without any match is about 1e-9.
+    """
+    low, high = row["interval"]
+    return signed_percent(row["difference"]) != "0.00" and not low <= 0 <= high
 
 
 def win_lines(result: Mapping[str, Any]) -> Lines:
@@ -170,11 +191,15 @@ def win_lines(result: Mapping[str, Any]) -> Lines:
 def explained(result: Mapping[str, Any]) -> str:
     """How the numbers came about, in a few sentences."""
     protocol = result["protocol"]
+    scores = [
+        {metric: row[key] for metric, row in metrics.items()} for metrics in result["groups"].values() for key in "ab"
+    ]
     return (
         f"{remarks(protocol)}{protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} tokens, scores x 100. In brackets: the middle "
         f"{100 * protocol['level']:g} % of {protocol['samples']:,} draws of the pairs with replacement, the same for both "
         f"(seed {protocol['seed']}); * where that of the difference leaves 0 out. CIDEr-D keeps the document frequencies "
         "of the whole group in every draw. Wins are by each pair's CIDEr-D with the document frequencies of all pairs."
+        + "".join(f" {note}" for note in score_notes(scores, protocol["pairs"]))
     )
 
 
