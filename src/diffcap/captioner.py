@@ -28,6 +28,10 @@ from diffcap.pictures import Source, read_picture
 from diffcap.text.layouts import AnyVocabulary
 
 SHIPPED = Path(__file__).parent / "models" / "captioners" / "blocks"
+BLOCKS_NOTE = (
+    "this captioner was trained on rendered `blocks` scenes; its captions of other images, such as photographs, are unreliable, "
+    "even where it gives its words a probability of 100 %."
+)
 Maps = npt.NDArray[np.floating[Any]]
 
 
@@ -77,7 +81,7 @@ class Caption:
 
 
 @dataclass(frozen=True)
-class Look:
+class AttentionMaps:
     """Where a captioner looked as it wrote a caption.
 
     Attributes:
@@ -109,8 +113,9 @@ class PairCaptioner:
         backbone_weights: file of the backbone's weights, where its library cannot download them.
 
     Attributes:
-        facts: of the checkpoint: method, dataset, step, version; of an ensemble the first one's, with "ensemble", the methods of
-            all.
+        facts: metadata of the checkpoint: method, dataset, step, version; of an ensemble the first one's, with "ensemble", the
+            methods of all.
+        domain_note: sentence about images that it cannot caption reliably, None if it was not trained on `blocks` alone.
 
     Raises:
         DiffcapError: the backbone cannot be had or is not the one that it was trained on, or there is no such device.
@@ -127,6 +132,7 @@ class PairCaptioner:
         members = [checkpoint] if isinstance(checkpoint, Checkpoint) else list(checkpoint)
         first = members[0] if len(members) == 1 else together(members)
         self.vocabulary, self.max_length, self.facts = first.vocabulary, first.max_length, first.facts
+        self.domain_note = BLOCKS_NOTE if all(member.facts["dataset"] == "blocks" for member in members) else None
         self.device = _device(device)
         self._metas: list[dict[str, Any]] = []  # of the features, each once
         for member in members:
@@ -178,7 +184,7 @@ class PairCaptioner:
             captions = iter(self._say(good, beams, length_penalty)) if good else iter(())
             yield from (one if isinstance(one, DiffcapError) else next(captions) for one in seen)
 
-    def look(self, before: Source, after: Source, caption: Caption) -> Look:
+    def attention(self, before: Source, after: Source, caption: Caption) -> AttentionMaps:
         """Where it looked for each word of a caption of its own.
 
         Raises:
@@ -186,7 +192,7 @@ class PairCaptioner:
         """
         first, second = self._features([self._see(before, after)])
         try:
-            return look_of(self._captioner, self.vocabulary, first, second, caption.tokens)
+            return attention_of(self._captioner, self.vocabulary, first, second, caption.tokens)
         except NotImplementedError as error:
             raise DiffcapError(f"there are no maps of where its words looked: {error}.") from None
 
@@ -307,7 +313,9 @@ def _chunks(pairs: Iterable[tuple[Source, Source]], size: int) -> Iterator[list[
 
 
 @torch.no_grad()
-def look_of(captioner: Captioner, vocabulary: AnyVocabulary, before: Any, after: Any, tokens: Sequence[int]) -> Look:
+def attention_of(
+    captioner: Captioner, vocabulary: AnyVocabulary, before: Any, after: Any, tokens: Sequence[int]
+) -> AttentionMaps:
     """Where a captioner looks for each word of a caption; of a word of several tokens the mean of theirs.
 
     Args:
@@ -325,7 +333,7 @@ def look_of(captioner: Captioner, vocabulary: AnyVocabulary, before: Any, after:
         for side in (maps.before, maps.after)
     ]
     alignment = None if maps.alignment is None else maps.alignment[0].cpu().numpy()
-    return Look([word for word, _ in spans], sides[0][: len(spans)], sides[1][: len(spans)], alignment)
+    return AttentionMaps([word for word, _ in spans], sides[0][: len(spans)], sides[1][: len(spans)], alignment)
 
 
 def _spans(vocabulary: AnyVocabulary, tokens: Iterable[int]) -> list[tuple[str, list[int]]]:

@@ -18,7 +18,7 @@ from tests.stages.test_report import report
 
 from diffcap.records import ChangePair
 from diffcap.report.page import Page, System, render
-from diffcap.report.pictures import is_right
+from diffcap.report.pictures import is_correct
 from diffcap.report.thumbnails import Thumbnail
 
 MANY = 8_000
@@ -96,8 +96,8 @@ class Made(NamedTuple):
         found = [pair for pair in self.pairs if wanted(pair)]
         return [pair.id for pair in (sorted(found, key=key) if key else found)]
 
-    def is_right(self, name: str, pair: ChangePair) -> bool:
-        return bool(is_right(self.said[name][pair.id], pair))
+    def is_correct(self, name: str, pair: ChangePair) -> bool:
+        return bool(is_correct(self.said[name][pair.id], pair))
 
     def score(self, name: str, pair: ChangePair) -> float:
         number = [system["name"] for system in self.index["systems"]].index(name)
@@ -197,13 +197,15 @@ def test_filters_leave_the_pairs_that_are_asked_for(browse: Any, made: Made) -> 
 
     browser.choose("by", "scratch")
     browser.choose("verdict", "wrong")
-    wrong = made.expected(lambda pair: not made.is_right("scratch", pair))
+    wrong = made.expected(lambda pair: not made.is_correct("scratch", pair))
     assert 0 < len(wrong) < len(made.pairs) and browser.listed() == wrong
     assert browser.count() == f"{len(wrong)} of {len(made.pairs)} pairs"
     browser.choose("verdict", "right")
-    assert browser.listed() == made.expected(lambda pair: made.is_right("scratch", pair))
+    assert browser.listed() == made.expected(lambda pair: made.is_correct("scratch", pair))
     browser.choose("verdict", "where systems differ")
-    assert browser.listed() == made.expected(lambda pair: made.is_right("scratch", pair) != made.is_right("PCL", pair))
+    assert browser.listed() == made.expected(
+        lambda pair: made.is_correct("scratch", pair) != made.is_correct("PCL", pair)
+    )
     browser.choose("verdict", "all")
 
     def has(pair: ChangePair, word: str) -> bool:
@@ -225,8 +227,8 @@ def test_filters_leave_the_pairs_that_are_asked_for(browse: Any, made: Made) -> 
 def test_the_list_goes_from_the_worst_to_the_best_or_back(browse: Any, made: Made, name: str) -> None:
     browser = browse()
     browser.choose("by", name)
-    worst = made.expected(key=lambda pair: (made.is_right(name, pair), made.score(name, pair)))
-    best = made.expected(key=lambda pair: (-made.is_right(name, pair), -made.score(name, pair)))
+    worst = made.expected(key=lambda pair: (made.is_correct(name, pair), made.score(name, pair)))
+    best = made.expected(key=lambda pair: (-made.is_correct(name, pair), -made.score(name, pair)))
     assert worst != made.expected() and worst[0] != best[0]
     assert browser.listed() == worst
     browser.choose("sort", "best first")

@@ -14,7 +14,7 @@ from diffcap.errors import DiffcapError
 from diffcap.evaluation.coco import write_predictions, write_references
 from diffcap.evaluation.protocols import evaluate, groups_of
 from diffcap.records import file_hash, write_json
-from diffcap.report.comparison import read_evaluated
+from diffcap.report.comparison import read_evaluation
 from diffcap.report.rows import read_run
 
 METRICS = ("BLEU-1", "BLEU-4", "ROUGE-L", "CIDEr-D")
@@ -177,7 +177,7 @@ def test_files_of_two_evaluations_are_refused(runs: tuple[Path, Path], name: str
     metrics = json.loads((folder / "metrics.json").read_text())
     metrics["provenance"]["files"] = {name: file_hash(folder / name)}
     write_json(folder / "metrics.json", metrics)
-    assert read_evaluated(runs[1]).metrics == metrics == read_run(runs[1]).metrics
+    assert read_evaluation(runs[1]).metrics == metrics == read_run(runs[1]).metrics
     (folder / name).write_bytes((folder / name).read_bytes() + b"\n")
     assert f"{folder / name}: not the file that metrics.json was computed from; run `make eval` again" in refused(*runs)
     with pytest.raises(DiffcapError, match=name):

@@ -172,9 +172,9 @@ def _grams(words: Array, starts: Array, order: int) -> _Grams:
     new = np.ones(len(key), dtype=bool)
     new[1:] = (caption[1:] != caption[:-1]) | (key[1:] != key[:-1])
     begins = np.flatnonzero(new)
-    order = np.argsort(sorting[begins])  # the sort is stable: `sorting[begins]` are first occurrences
+    first_seen = np.argsort(sorting[begins])  # the sort is stable: `sorting[begins]` are first occurrences
     times = np.diff(np.append(begins, len(key)))
-    return _Grams(caption[begins][order], key[begins][order], times[order])
+    return _Grams(caption[begins][first_seen], key[begins][first_seen], times[first_seen])
 
 
 def _ranges(starts: Array, lengths: Array) -> Array:

@@ -6,42 +6,36 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from PIL import Image, ImageDraw
 
-from diffcap.captioner import Look, look_of
+from diffcap.captioner import AttentionMaps, attention_of
 from diffcap.checkpoints.combining import load_together, together
 from diffcap.checkpoints.loading import Checkpoint
 from diffcap.features.store import FeatureStore
 from diffcap.models.captioner import Captioner
 from diffcap.records import ChangePair
-from diffcap.report.drawing import GAP, GRAY, INK, LINE, MARGIN, PICTURE, WIDTH, Color, fonts, leading, picture
-from diffcap.report.pictures import height_of, words_beside, write_lines
-
-Array = npt.NDArray[np.floating[Any]]
+from diffcap.report.drawing import GAP, GRAY, INK, LINE, MARGIN, PICTURE, WIDTH, Color, fonts, line_height, picture
+from diffcap.report.overlay import Array, blend, colormap, scale_attention
+from diffcap.report.pictures import caption_lines, draw_lines, lines_height
 
 COLUMNS = 7  # words in a row
 TILE = ((WIDTH - 2 * MARGIN - (COLUMNS - 1) * GAP) // COLUMNS, 88)
 _SEAM = 2  # pixels between a word's two images
-# From nothing to where a word looked most; each lighter than the one before, so that it reads in gray, too.
-HEAT = np.array([(60, 0, 90), (150, 20, 110), (225, 60, 60), (250, 140, 20), (255, 235, 90)], dtype=float)
-_OPAQUE, FADED = 0.85, 0.45  # of the hottest place; of the picture's own colours below the heat
-_EVEN = 4  # a word whose highest place has less than so many times an even look stays pale
 _ALIKE, _OTHER = (0, 160, 230), (240, 120, 0)
 _MOST_LINES = 24
 _FINE = 4  # lines are drawn so many times larger and shrunk, for smooth edges
 
 
 @dataclass(frozen=True)
-class PairLook(Look):
+class PairAttention(AttentionMaps):
     """Where a captioner looked as it wrote what a run said of a pair."""
 
     pair: ChangePair
     caption: str
 
 
-def look(checkpoint: Checkpoint, stores: Sequence[FeatureStore], pair: ChangePair, caption: str) -> PairLook:
+def look(checkpoint: Checkpoint, stores: Sequence[FeatureStore], pair: ChangePair, caption: str) -> PairAttention:
     """Ask a captioner where it looked for each word of a caption.
 
     Args:
@@ -58,13 +52,13 @@ def look(checkpoint: Checkpoint, stores: Sequence[FeatureStore], pair: ChangePai
     before: Any
     after: Any
     before, after = read[0] if len(read) == 1 else zip(*read)
-    one = look_of(checkpoint.captioner, vocabulary, before, after, tokens)
-    return PairLook(one.words, one.before, one.after, one.alignment, pair, caption)
+    one = attention_of(checkpoint.captioner, vocabulary, before, after, tokens)
+    return PairAttention(one.words, one.before, one.after, one.alignment, pair, caption)
 
 
-def look_each(
+def iter_attention(
     paths: Sequence[Path], folder: Path, pairs: Sequence[ChangePair], captions: Mapping[str, str]
-) -> Iterator[PairLook] | str:
+) -> Iterator[PairAttention] | str:
     """Looks of a run's checkpoint, or of an ensemble's, at pairs, one at a time; or, where nothing is to see, a sentence why.
 
     Args:
@@ -87,45 +81,12 @@ def look_each(
     return (look(checkpoint, stores, pair, captions[pair.id]) for pair in pairs)
 
 
-def look_at(
+def list_attention(
     paths: Sequence[Path], folder: Path, pairs: Sequence[ChangePair], captions: Mapping[str, str]
-) -> list[PairLook] | str:
-    """`look_each`, all at once."""
-    found = look_each(paths, folder, pairs, captions)
+) -> list[PairAttention] | str:
+    """`iter_attention`, all at once."""
+    found = iter_attention(paths, folder, pairs, captions)
     return found if isinstance(found, str) else list(found)
-
-
-def heat(strength: Array) -> Array:
-    """Colours of strengths from 0 to 1: (...) to (..., 3) on the scale 0 to 255."""
-    place = np.linspace(0, 1, len(HEAT))
-    return np.stack([np.interp(strength, place, HEAT[:, channel]) for channel in range(3)], axis=-1)
-
-
-def coat(size: tuple[int, int], strengths: Array) -> tuple[Array, Array]:
-    """What a map is covered with: opacities (H, W, 1) from 0 to 1, the stronger the less see-through, and colours (H, W, 3).
-
-    Args:
-        size: (W, H) in pixels. strengths: (h, w) from 0 to 1, which are smoothly enlarged.
-    """
-    large = Image.fromarray(strengths.astype(np.float32)).resize(size, Image.Resampling.BICUBIC)
-    strength = np.clip(np.asarray(large), 0, 1)
-    return _OPAQUE * np.minimum(1, 1.5 * strength)[..., None], heat(strength)
-
-
-def overlay(image: Image.Image, strengths: Array) -> Image.Image:
-    """Lay a map (h, w) of strengths from 0 to 1 over a faded image."""
-    pixels = np.asarray(image, dtype=float)
-    pixels = FADED * pixels + (1 - FADED) * pixels.mean(-1, keepdims=True)
-    alpha, colors = coat(image.size, strengths)
-    return Image.fromarray(((1 - alpha) * pixels + alpha * colors).round().astype(np.uint8))
-
-
-def strengths_of(before: Array, after: Array) -> tuple[Array, Array]:
-    """Scale a word's two maps (h, w) alike: 0 up to an even look, 1 where it looked most, less where that is not much."""
-    even = 1 / before.size
-    highest = max(before.max(), after.max(), _EVEN * even)
-    first, second = (np.clip((looked - even) / (highest - even), 0, 1) for looked in (before, after))
-    return first, second
 
 
 class Match(NamedTuple):
@@ -169,7 +130,7 @@ def matches(alignment: Array, grid: tuple[int, int], most: int = _MOST_LINES) ->
     ]
 
 
-def draw_attention(looks: Mapping[str, Sequence[PairLook]], root: Path) -> Image.Image:
+def draw_attention(looks: Mapping[str, Sequence[PairAttention]], root: Path) -> Image.Image:
     """Draw the sheet: for each run and pair the two images, lines between the places that it aligned, and a tile a word.
 
     Args:
@@ -183,7 +144,7 @@ def draw_attention(looks: Mapping[str, Sequence[PairLook]], root: Path) -> Image
     parts = [_block(name, one, root, knows_objects) for name, of in looks.items() for one in of]
     legend = draw_legend(any(one.alignment is not None for of in looks.values() for one in of))
     _, small = fonts()
-    y = MARGIN + leading(small) + GAP
+    y = MARGIN + line_height(small) + GAP
     sheet = Image.new("RGB", (WIDTH, y + sum(part.height for part in parts) + legend.height), "white")
     for x, title in ((MARGIN, "before"), (MARGIN + PICTURE[0] + GAP, "after")):
         ImageDraw.Draw(sheet).text((x, MARGIN), title, GRAY, small)
@@ -195,9 +156,9 @@ def draw_attention(looks: Mapping[str, Sequence[PairLook]], root: Path) -> Image
     return sheet
 
 
-def _block(name: str, one: PairLook, root: Path, knows_objects: bool) -> Image.Image:
-    lines = words_beside(one.pair, {name: {one.pair.id: one.caption}}, knows_objects)
-    top = max(PICTURE[1], height_of(lines)) + 2 * GAP
+def _block(name: str, one: PairAttention, root: Path, knows_objects: bool) -> Image.Image:
+    lines = caption_lines(one.pair, {name: {one.pair.id: one.caption}}, knows_objects)
+    top = max(PICTURE[1], lines_height(lines)) + 2 * GAP
     block = Image.new("RGB", (WIDTH, top + rows_height(len(one.words)) + 3 * GAP), "white")
     boxes = one.pair.extra.get("boxes") or {}
     corners = []
@@ -210,7 +171,7 @@ def _block(name: str, one: PairLook, root: Path, knows_objects: bool) -> Image.I
         grid = one.before.shape[1], one.before.shape[2]
         draw_matches(block, matches(one.alignment, grid), corners, grid[0])
     draw = ImageDraw.Draw(block)
-    write_lines(draw, lines, 0)
+    draw_lines(draw, lines, 0)
     small = [picture(root, getattr(one.pair, side), frame=TILE) for side in ("before", "after")]
     draw_words(block, small, one.words, one.before, one.after, top)
     return block
@@ -219,7 +180,7 @@ def _block(name: str, one: PairLook, root: Path, knows_objects: bool) -> Image.I
 def rows_height(words: int, notes: bool = False) -> int:
     """Pixels that the tiles of so many words take."""
     font, small = fonts()
-    return -(-words // COLUMNS) * (2 * TILE[1] + _SEAM + leading(font) + notes * leading(small) + GAP)
+    return -(-words // COLUMNS) * (2 * TILE[1] + _SEAM + line_height(font) + notes * line_height(small) + GAP)
 
 
 def draw_words(
@@ -242,13 +203,13 @@ def draw_words(
     for number, word in enumerate(words):
         x = MARGIN + number % COLUMNS * (TILE[0] + GAP)
         y = top + number // COLUMNS * row
-        for place, (image, strengths) in enumerate(zip(images, strengths_of(before[number], after[number]))):
+        for place, (image, strengths) in enumerate(zip(images, scale_attention(before[number], after[number]))):
             left = x + (TILE[0] - image.width) // 2
-            sheet.paste(overlay(image, strengths), (left, y + place * (TILE[1] + _SEAM)))
+            sheet.paste(blend(image, strengths), (left, y + place * (TILE[1] + _SEAM)))
         below = y + 2 * TILE[1] + _SEAM + 2
         draw.text((x + TILE[0] // 2, below), word, INK, font, anchor="ma")
         if notes is not None:
-            draw.text((x + TILE[0] // 2, below + leading(font)), notes[number], GRAY, small, anchor="ma")
+            draw.text((x + TILE[0] // 2, below + line_height(font)), notes[number], GRAY, small, anchor="ma")
 
 
 def draw_matches(
@@ -286,10 +247,10 @@ def draw_matches(
 def draw_legend(aligned: bool) -> Image.Image:
     """What the colours mean."""
     _, small = fonts()
-    line = leading(small)
+    line = line_height(small)
     legend = Image.new("RGB", (WIDTH, 3 * line + MARGIN), "white")
     draw = ImageDraw.Draw(legend)
-    bar = Image.fromarray(heat(np.tile(np.linspace(0, 1, 120), (10, 1))).astype(np.uint8))
+    bar = Image.fromarray(colormap(np.tile(np.linspace(0, 1, 120), (10, 1))).astype(np.uint8))
     legend.paste(bar, (MARGIN, 3))
     text = (
         "where each word looked, before (above) and after (below), little to most; no colour: no more than at any place"

@@ -18,7 +18,7 @@ _HEADINGS = ("", "", "A", "B", "B-A", "interval", "B ahead")
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluationResult:
     """What an evaluation left.
 
     Attributes:
@@ -33,7 +33,7 @@ class Evaluated:
     groups: dict[str, list[str]] | None
 
 
-def read_evaluated(run: str | Path) -> Evaluated:
+def read_evaluation(run: str | Path) -> EvaluationResult:
     """Read a run's folder, or the folder of one of its evaluations.
 
     Raises:
@@ -42,7 +42,7 @@ def read_evaluated(run: str | Path) -> Evaluated:
     folder = find_evaluation(run)
     metrics = read_metrics(folder)
     groups = folder / GROUPS
-    return Evaluated(
+    return EvaluationResult(
         folder,
         metrics,
         read_predictions(folder / PREDICTIONS),
@@ -51,7 +51,7 @@ def read_evaluated(run: str | Path) -> Evaluated:
     )
 
 
-def check_same_pairs(a: Evaluated, b: Evaluated) -> None:
+def check_same_pairs(a: EvaluationResult, b: EvaluationResult) -> None:
     """Insist that two runs were scored on the same pairs against the same references, by the same tokens.
 
     Raises:
@@ -72,7 +72,7 @@ def check_same_pairs(a: Evaluated, b: Evaluated) -> None:
         )
 
 
-def groups_for(a: Evaluated, b: Evaluated, folder: str | Path | None) -> dict[str, list[str]]:
+def groups_for(a: EvaluationResult, b: EvaluationResult, folder: str | Path | None) -> dict[str, list[str]]:
     """The groups that pairs are scored in: of a dataset's folder where one is given, or those that a run wrote down.
 
     With neither (a run of an earlier version), all pairs are one group.
@@ -94,7 +94,7 @@ def groups_for(a: Evaluated, b: Evaluated, folder: str | Path | None) -> dict[st
     return groups_of(pairs_of(a, folder))
 
 
-def pairs_of(evaluated: Evaluated, folder: str | Path) -> list[ChangePair]:
+def pairs_of(evaluated: EvaluationResult, folder: str | Path) -> list[ChangePair]:
     """The pairs that were scored, out of their dataset's folder.
 
     Raises:
@@ -111,7 +111,7 @@ def pairs_of(evaluated: Evaluated, folder: str | Path) -> list[ChangePair]:
 
 
 def largest_differences(
-    result: Mapping[str, Any], a: Evaluated, b: Evaluated, groups: Mapping[str, Sequence[str]], count: int
+    result: Mapping[str, Any], a: EvaluationResult, b: EvaluationResult, groups: Mapping[str, Sequence[str]], count: int
 ) -> list[dict[str, Any]]:
     """The pairs whose CIDEr-D differs most, with both captions and the references.
 
@@ -188,7 +188,7 @@ def win_lines(result: Mapping[str, Any]) -> Lines:
     ]
 
 
-def explained(result: Mapping[str, Any]) -> str:
+def methodology_note(result: Mapping[str, Any]) -> str:
     """How the numbers came about, in a few sentences."""
     protocol = result["protocol"]
     scores = [
@@ -217,7 +217,7 @@ def comparison_text(result: Mapping[str, Any]) -> str:
     parts = [
         f"A is `{result['runs']['a']}`, B is `{result['runs']['b']}`.",
         markdown(metric_lines(result), words=2),
-        explained(result),
+        methodology_note(result),
         markdown(win_lines(result)),
         *(["The pairs where they differ most:"] if result["largest"] else []),
         *("\n".join(["```", *pair_lines(row), "```"]) for row in result["largest"]),

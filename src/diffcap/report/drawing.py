@@ -40,7 +40,7 @@ def fonts() -> tuple[Font, Font]:
     return ImageFont.load_default(15), ImageFont.load_default(12)
 
 
-def leading(font: Font) -> int:
+def line_height(font: Font) -> int:
     """Pixels from one line of text to the next."""
     return round(1.3 * getattr(font, "size", 11))
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from diffcap.captioner import Look
+from diffcap.captioner import AttentionMaps
 from diffcap.evaluation.localisation import Looked, box_in_parts, localisation
 from diffcap.evaluation.slots import WORD_KINDS, word_kinds
 from diffcap.records import ChangePair
-from diffcap.report.attention import PairLook, look_each, matches, strengths_of
+from diffcap.report.attention import PairAttention, iter_attention, matches
+from diffcap.report.overlay import scale_attention
 
 Size = tuple[int, int]
 Localised = dict[str, dict[str, dict[str, float]]]
@@ -20,7 +21,7 @@ _ENDS = 20  # the best, the worst and the most disputed pairs that can be looked
 _COMMON = 24  # words that are listed by themselves
 
 
-def ends_of(scores: Mapping[str, Mapping[str, float]], count: int = _ENDS) -> list[str]:
+def extreme_pairs(scores: Mapping[str, Mapping[str, float]], count: int = _ENDS) -> list[str]:
     """Ids of the pairs that come first when the page sorts by each system's scores, either way, or by disagreement."""
     first: list[str] = []
     for of in scores.values():
@@ -36,7 +37,7 @@ def _range(values: Sequence[float]) -> float:
     return max(values) - min(values)
 
 
-def pack(one: Look) -> dict[str, Any]:
+def pack(one: AttentionMaps) -> dict[str, Any]:
     """A look in few bytes, for JSON.
 
     Returns:
@@ -44,7 +45,7 @@ def pack(one: Look) -> dict[str, Any]:
         attention.png), "m": the sure matches as [x, y, x, y, weight, alike] in thousandths, or None without alignment}.
     """
     height, width = one.before.shape[1:]
-    strengths = [strengths_of(before, after) for before, after in zip(one.before, one.after)]
+    strengths = [scale_attention(before, after) for before, after in zip(one.before, one.after)]
     before, after = (
         base64.b64encode(b"".join(np.round(255 * pair[side]).astype(np.uint8).tobytes() for pair in strengths)).decode()
         for side in (0, 1)
@@ -58,7 +59,7 @@ def pack(one: Look) -> dict[str, Any]:
     return {"w": one.words, "g": [height, width], "b": before, "a": after, "m": found}
 
 
-def looked_at(one: PairLook, sizes: Mapping[str, Size]) -> Iterable[tuple[str, Looked]]:
+def localised_words(one: PairAttention, sizes: Mapping[str, Size]) -> Iterable[tuple[str, Looked]]:
     """(word's kind, `Looked` under the word) for each word and each image in which the changed object stands.
 
     Args:
@@ -85,22 +86,22 @@ def collect(
     """Ask a run's checkpoint where it looked at pairs.
 
     Args:
-        checkpoints, folder, captions: as in `attention.look_each`.
+        checkpoints, folder, captions: as in `attention.iter_attention`.
         pairs: all whose looks are kept. measured: ids of those that localisation is measured on, drawn without regard to how
-            well they were captioned. sizes: as in `looked_at`.
+            well they were captioned. sizes: as in `localised_words`.
 
     Returns:
         id -> packed look, and {"kinds", "words"} -> name -> scores as `localisation` has them (empty where no pair has a
         box); or, where there is nothing to see, one sentence why.
     """
-    found = look_each(checkpoints, folder, pairs, captions)
+    found = iter_attention(checkpoints, folder, pairs, captions)
     if isinstance(found, str):
         return found
     packed, kinds, words, chosen = {}, [], [], set(measured)
     for one in found:  # one at a time: an alignment of 14 x 14 places alone is 150 kB
         packed[one.pair.id] = pack(one)
         if one.pair.id in chosen:
-            for kind, looked in looked_at(one, sizes):
+            for kind, looked in localised_words(one, sizes):
                 kinds.append(looked._replace(name=kind))
                 words.append(looked)
     by_word, by_kind = localisation(words), localisation(kinds)

@@ -103,7 +103,7 @@ def group_lines(rows: Rows, spread: str = " ± ") -> Lines:
 
 
 def rich_table(lines: Lines, title: str, words: int = 1) -> "Table":
-    """Lines as a rich table; `words` is the number of leading columns that hold words. Headings break at blanks."""
+    """Lines as a rich table; `words` is the number of line_height columns that hold words. Headings break at blanks."""
     from rich import box
     from rich.table import Table
 

@@ -15,7 +15,7 @@ from diffcap.evaluation.protocols import groups_of
 from diffcap.evaluation.slots import slot_accuracy
 from diffcap.evaluation.tokenize import Tokenizer
 from diffcap.records import ChangePair
-from diffcap.report.drawing import GAP, GRAY, INK, LINE, MARGIN, WIDTH, Color, fonts, leading, system_colors
+from diffcap.report.drawing import GAP, GRAY, INK, LINE, MARGIN, WIDTH, Color, fonts, line_height, system_colors
 from diffcap.report.rows import Row, mean_row
 
 KEY = "viewpoint_iou"
@@ -115,7 +115,7 @@ def draw_viewpoint(scores: Mapping[str, Any], baselines: Sequence[str] = ()) -> 
     colors = system_colors(list(systems), baselines)
     panels = [key for key in _PANELS if all(key in row for rows in systems.values() for row in rows)]
     _, small = fonts()
-    line = leading(small)
+    line = line_height(small)
     height = line + GAP + _PLOT_HEIGHT + 3 * GAP + line * (2 + len(systems)) + 3 * GAP
     sheet = Image.new("RGB", (WIDTH, 2 * MARGIN + height * len(panels) + line), "white")
     for number, key in enumerate(panels):
@@ -134,7 +134,7 @@ def axis_step(highest: float) -> float:
 def _panel(sheet: Image.Image, top: int, key: str, scores: Mapping[str, Any], colors: Mapping[str, Color]) -> None:
     """One chart, `top` pixels down: title, axes, a line for each system, and its values below its points."""
     _, small = fonts()
-    draw, line = ImageDraw.Draw(sheet), leading(small)
+    draw, line = ImageDraw.Draw(sheet), line_height(small)
     left = min(320, MARGIN + 24 + max(round(small.getlength(name)) for name in ("viewpoint IoU", *colors)))
     means = {name: [100 * row[key]["total"] for row in rows] for name, rows in scores["systems"].items()}
     stds = {
