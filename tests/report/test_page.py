@@ -13,6 +13,7 @@ from typing import Any
 
 import diffcap.report
 from diffcap.records import ChangePair
+from diffcap.report.cells import type_grids
 from diffcap.report.page import Page, System, as_json, page_data, render
 from diffcap.report.thumbnails import Thumbnail
 
@@ -189,6 +190,35 @@ def test_the_tables_mark_the_best_and_the_runs_have_tiles_and_charts() -> None:
         replace(a_page(), viewpoint=None, second={}, rows={"one": {"total": {"CIDEr-D": 1.0}}, "two": {"total": {}}})
     )
     assert 'id="viewpoint"' not in bare and 'id="types"' not in bare
+
+
+def test_every_section_is_in_the_menu_and_every_symbol_in_the_legend() -> None:
+    for page in (a_page(), a_page(knows_objects=False)):
+        html = render(page)
+        found = Elements(html)
+        sections = {
+            attributes["id"]
+            for tag in ("section", "footer")
+            for attributes, _ in found.named(tag)
+            if "id" in attributes
+        }
+        links = {str(attributes.get("href")) for attributes, _ in found.named("a")}
+        assert {"scores", "pairs", "provenance"} <= sections and {f"#{name}" for name in sections} <= links
+        legend = html[html.index('id="symbols"') : html.index("</dl>", html.index('id="symbols"'))]
+        script = (ROOM / "card.js").read_text(encoding="utf-8")
+        marks = re.findall(r'"([✓✗])"' if page.pairs[0].extra.get("changed") else r'"([▲▼•])"', script)
+        tools = [symbol for symbol in "▸■⇄" if f'"{symbol}"' in script]
+        assert marks and len(tools) == 3 and all(symbol in legend for symbol in marks)
+        assert all((symbol in legend) == any(system.looks for system in page.systems.values()) for symbol in "▸■")
+
+
+def test_shades_are_per_column() -> None:
+    rows = {
+        name: {"total": {"CIDEr-D": 1.0}, "color": {"CIDEr-D": score}, "distractor": {"CIDEr-D": score / 10}}
+        for name, score in (("a", 1.0), ("b", 2.0), ("c", 3.0))
+    }
+    (grid,) = type_grids(rows)
+    assert [[cell.share for cell in grid.rows[name]] for name in rows] == [[0, 0], [0.5, 0.5], [1, 1]]
 
 
 def test_the_script_finds_the_elements_that_it_asks_for() -> None:

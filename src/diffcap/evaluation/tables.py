@@ -13,11 +13,11 @@ Rows = Mapping[str, Mapping[str, float]]
 
 SMALL_GROUP = 30  # pairs; below, an interval of a score is about as wide as the differences between methods
 MARK = " †"
-_OVERLAP = ("BLEU-1", "BLEU-4", "METEOR", "ROUGE-L")  # above 0 where captions share words with their references
+_OVERLAP = {"BLEU-4": 0.01, "ROUGE-L": 0.9}  # from these scores on, captions share long phrases with their references
 
 
 def is_weightless(scores: Mapping[str, float]) -> bool:
-    """Whether CIDEr-D is 0 only because the words that captions and references share have no weight.
+    """Whether CIDEr-D is 0 although captions share long phrases with their references.
 
     The weight of an n-gram is the logarithm of pairs over pairs whose references have it. It is 0 if all pairs have it, as in a
     group of one pair or of pairs with equal references; there even perfect captions get 0.
@@ -26,7 +26,8 @@ def is_weightless(scores: Mapping[str, float]) -> bool:
         scores: metric -> fraction, of one group.
     """
     cider = scores.get("CIDEr-D")
-    return cider is not None and abs(cider) < 1e-9 and any((scores.get(name) or 0.0) > 1e-3 for name in _OVERLAP)
+    is_zero = cider is not None and abs(cider) < 1e-9
+    return is_zero and any(scores.get(name, 0.0) >= least for name, least in _OVERLAP.items())
 
 
 def score_notes(groups: Iterable[Mapping[str, float]], pairs: Mapping[str, int]) -> list[str]:
@@ -38,9 +39,9 @@ def score_notes(groups: Iterable[Mapping[str, float]], pairs: Mapping[str, int])
     notes = []
     if any(map(is_weightless, groups)):
         notes.append(
-            "† CIDEr-D gives no weight to words that occur in the references of all pairs of a group, and captions and "
-            "references share no others here: in a group of one pair, or of pairs with equal references, even perfect captions "
-            "get 0.00. Compare another metric."
+            "† CIDEr-D gives no weight to phrases that occur in the references of all pairs of a group. All that captions and "
+            "references share here are such phrases, as in a group of one pair or of pairs with equal references, where even "
+            "perfect captions get 0.00. Compare another metric."
         )
     small = [f"{name} {count}" for name, count in pairs.items() if 0 < count < SMALL_GROUP]
     if small:

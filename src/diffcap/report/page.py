@@ -81,6 +81,7 @@ def render(page: Page) -> str:
     script = "\n".join(_own(name) for name in _SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     index, blocks = page_data(page)
+    attention = [maps for system in page.systems.values() for maps in system.looks.values()]
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -96,6 +97,12 @@ def render(page: Page) -> str:
         viewpoint=viewpoint_charts(page.viewpoint, _numbers(page)) if page.viewpoint else [],
         curves=curve_charts(page),
         localised={name: system.localised for name, system in page.systems.items() if system.localised},
+        judged=index["judged"],
+        has_boxes=any(entry.get("x") for entry in index["pairs"]),
+        has_attention=bool(attention),
+        has_alignment=any(maps["m"] for maps in attention),
+        scale=", ".join(f"rgb({red:g}, {green:g}, {blue:g})" for red, green, blue in COLORMAP),
+        spread=any("std" in row for row in page.rows.values()),
         lacking={name: system.why for name, system in page.systems.items() if system.why},
         style=Markup(_own("page.css")),
         script=Markup(script),
