@@ -23,8 +23,8 @@ from diffcap.report.attention import (
     list_attention,
     matches,
 )
+from diffcap.report.attention_data import localised_words
 from diffcap.report.drawing import GAP, MARGIN, PICTURE, WIDTH
-from diffcap.report.looks import localised_words
 from diffcap.report.overlay import blend, colormap, overlay, scale_attention
 
 BLUE, ORANGE = (0, 160, 230), (240, 120, 0)
@@ -84,10 +84,10 @@ def test_matches_are_the_sure_places_and_strays_are_told() -> None:
         alignment[start, end] = weight
     found = matches(alignment, (height, width))
     assert [match.weight for match in found] == [1.0, 0.9, 0.8, 0.7]  # 0.4 is less than half the highest
-    assert [match.alike for match in found] == [True, True, True, False]  # the last goes to the next row's begin
+    assert [match.is_common for match in found] == [True, True, True, False]  # the last goes to the next row's begin
     assert found[0].start == (0.125, pytest.approx(1 / 6)) and found[0].end == (0.375, pytest.approx(1 / 6))
     assert found[3].start == (0.625, 0.5) and found[3].end == (0.125, pytest.approx(5 / 6))
-    assert len(matches(alignment, (height, width), most=2)) == 2
+    assert len(matches(alignment, (height, width), count=2)) == 2
     assert matches(np.full((12, 12), 1 / 12), (height, width)) == []
 
 
@@ -180,4 +180,4 @@ def test_runs_with_nothing_to_see_say_why(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(PCL, "attention", Captioner.attention)  # as of a method without maps
     assert list_attention([tmp_path / "pcl.ckpt"], tmp_path, [], {}) == "pcl has no attention maps."
     members = [make_scorer(tmp_path / f"{width}.ckpt", ["a", "b"], (5, 2, width)) for width in (3, 4)]
-    assert "grids of different sizes" in str(list_attention(members, tmp_path, [], {}))
+    assert "attention maps of different sizes" in str(list_attention(members, tmp_path, [], {}))

@@ -13,7 +13,6 @@ from typing import Any
 
 import diffcap.report
 from diffcap.records import ChangePair
-from diffcap.report.cells import type_grids
 from diffcap.report.page import Page, System, as_json, page_data, render
 from diffcap.report.thumbnails import Thumbnail
 
@@ -210,15 +209,6 @@ def test_every_section_is_in_the_menu_and_every_symbol_in_the_legend() -> None:
         tools = [symbol for symbol in "▸■⇄" if f'"{symbol}"' in script]
         assert marks and len(tools) == 3 and all(symbol in legend for symbol in marks)
         assert all((symbol in legend) == any(system.looks for system in page.systems.values()) for symbol in "▸■")
-
-
-def test_shades_are_per_column() -> None:
-    rows = {
-        name: {"total": {"CIDEr-D": 1.0}, "color": {"CIDEr-D": score}, "distractor": {"CIDEr-D": score / 10}}
-        for name, score in (("a", 1.0), ("b", 2.0), ("c", 3.0))
-    }
-    (grid,) = type_grids(rows)
-    assert [[cell.share for cell in grid.rows[name]] for name in rows] == [[0, 0], [0.5, 0.5], [1, 1]]
 
 
 def test_the_script_finds_the_elements_that_it_asks_for() -> None:

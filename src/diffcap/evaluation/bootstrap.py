@@ -23,13 +23,13 @@ from diffcap.evaluation.captions import (
     ALL_METRICS,
     BLEU,
     check_ids,
-    tokenize_references,
+    tokenize_together,
     unavailable_metrics,
 )
 from diffcap.evaluation.cider import CiderD
 from diffcap.evaluation.meteor import Meteor, meteor_counts, meteor_of_sums, running_meteor
 from diffcap.evaluation.spice import spice
-from diffcap.evaluation.tokenize import Tokenizer, tokenize
+from diffcap.evaluation.tokenize import Tokenizer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Tokens = Mapping[str, str]
@@ -225,9 +225,8 @@ def compare(
     check_ids(b, references, where="the second run: ")
     ids, missing = list(references), unavailable_metrics(metrics)
     wanted = [name for name in metrics if name not in missing]
-    words = tokenize([captions[id] for captions in (a, b) for id in ids], tokenizer)
-    told = tokenize_references(references, tokenizer)
-    systems = [dict(zip(ids, words[: len(ids)])), dict(zip(ids, words[len(ids) :]))]
+    hypotheses, told = tokenize_together({"a": a, "b": b}, references, tokenizer)
+    systems = list(hypotheses.values())
     with running_meteor() if "METEOR" in wanted else nullcontext() as running:
         one, two = resampled([additive(said, told, groups, wanted, running) for said in systems], groups, samples, seed)
     scorer = CiderD(told)

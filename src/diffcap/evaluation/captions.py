@@ -61,9 +61,26 @@ def check_ids(predictions: Collection[str], references: Mapping[str, Sequence[st
 
 
 def tokenize_references(references: Mapping[str, Sequence[str]], tokenizer: Tokenizer) -> dict[str, list[str]]:
-    """Tokenise all reference captions in one go: id -> strings of tokens."""
-    tokens = iter(tokenize([caption for captions in references.values() for caption in captions], tokenizer))
-    return {id: [next(tokens) for _ in captions] for id, captions in references.items()}
+    """Tokenise all reference captions in one call: id -> strings of tokens."""
+    return tokenize_together({}, references, tokenizer)[1]
+
+
+def tokenize_together(
+    systems: Mapping[str, Mapping[str, str]], references: Mapping[str, Sequence[str]], tokenizer: Tokenizer
+) -> tuple[dict[str, dict[str, str]], dict[str, list[str]]]:
+    """Tokenise the captions of systems and their references in one call, since the PTB tokeniser starts a Java program.
+
+    Args:
+        systems: name -> id -> caption, for at least the ids of `references`.
+
+    Returns:
+        name -> id -> tokens, and id -> tokens of each reference, in the order of `references`.
+    """
+    texts = [captions[id] for captions in systems.values() for id in references]
+    texts += [caption for captions in references.values() for caption in captions]
+    tokens = iter(tokenize(texts, tokenizer))
+    hypotheses = {name: {id: next(tokens) for id in references} for name in systems}
+    return hypotheses, {id: [next(tokens) for _ in captions] for id, captions in references.items()}
 
 
 def _bleu(hypotheses: Mapping[str, str], references: Mapping[str, list[str]], groups: Mapping[str, list[str]]) -> Any:
@@ -162,9 +179,8 @@ def score_groups(
 ) -> dict[str, dict[str, float]]:
     """Tokenise once, then score every group of ids on its own; arguments as in `score_captions` and `score_tokens`."""
     check_ids(predictions, references)
-    ids = list(references)
-    hypotheses = dict(zip(ids, tokenize([predictions[id] for id in ids], tokenizer)))
-    return score_tokens(hypotheses, tokenize_references(references, tokenizer), groups, metrics)
+    hypotheses, tokens = tokenize_together({"": predictions}, references, tokenizer)
+    return score_tokens(hypotheses[""], tokens, groups, metrics)
 
 
 def score_captions(
@@ -207,11 +223,8 @@ def score_pairs(
     Raises:
         DiffcapError: ids are missing or unknown, or there is no Java.
     """
-    ids = list(references)
-    scorer = CiderD(tokenize_references(references, tokenizer))
-    scores = {}
     for name, captions in systems.items():
         check_ids(captions, references, f"{name}: ")
-        hypotheses = tokenize([captions[id] for id in ids], tokenizer)
-        scores[name] = dict(zip(ids, scorer(ids, hypotheses).tolist()))
-    return scores
+    hypotheses, tokens = tokenize_together(systems, references, tokenizer)
+    scorer, ids = CiderD(tokens), list(references)
+    return {name: dict(zip(ids, scorer(ids, list(said.values())).tolist())) for name, said in hypotheses.items()}

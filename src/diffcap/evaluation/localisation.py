@@ -8,6 +8,7 @@ always given beside.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,8 +40,9 @@ def box_in_parts(box: Sequence[float], size: tuple[int, int]) -> Box:
     return left, top, right, bottom
 
 
+@lru_cache(maxsize=1024)  # the maps of all words of a pair have one grid and one box
 def coverage(grid: tuple[int, int], box: Box) -> Array:
-    """(h, w): the share of each cell's area that lies in the box."""
+    """(h, w), not to be changed: the share of each cell's area that lies in the box."""
     height, width = grid
     left, top, right, bottom = box
 
@@ -48,7 +50,9 @@ def coverage(grid: tuple[int, int], box: Box) -> Array:
         edges = np.arange(count + 1) / count
         return np.clip(np.minimum(edges[1:], high) - np.maximum(edges[:-1], low), 0, None) * count
 
-    return np.outer(along(height, top, bottom), along(width, left, right))
+    shares = np.outer(along(height, top, bottom), along(width, left, right))
+    shares.setflags(write=False)
+    return shares
 
 
 def pointing(map: Array, box: Box) -> float:

@@ -91,8 +91,8 @@ def _shaded(grid: Grid, rows: Rows, places: Mapping[str, tuple[str, ...]]) -> Gr
         known = [value for value in values.values() if value is not None]
         low, high = min(known), max(known)
         for system, value in values.items():
-            is_flat = value is None or high == low
-            shades[system].append(0.0 if is_flat else round((value - low) / (high - low), 4))
+            shade = 0.0 if value is None or high == low else (value - low) / (high - low)
+            shades[system].append(round(shade, 4))
     shaded = {
         system: [replace(cell, share=shade) for cell, shade in zip(cells, shades[system])]
         for system, cells in grid.rows.items()

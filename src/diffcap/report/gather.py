@@ -8,8 +8,8 @@ from typing import Any
 from diffcap.evaluation.captions import score_pairs
 from diffcap.evaluation.protocols import remarks
 from diffcap.records import ChangePair, Dataset
+from diffcap.report.attention_data import collect_attention, extreme_pairs
 from diffcap.report.curves import read_curves
-from diffcap.report.looks import collect, extreme_pairs
 from diffcap.report.page import Page, System
 from diffcap.report.pictures import choose_pairs
 from diffcap.report.rows import Row, Run, mean_row, read_metrics
@@ -65,7 +65,9 @@ def gather(
     for name, group in runs.items():
         found: Any = ({}, None) if not into else None
         if into:
-            found = collect(group[0].checkpoints, folder, into, said[name], [pair.id for pair in measured], sizes)
+            found = collect_attention(
+                group[0].checkpoints, folder, into, said[name], [pair.id for pair in measured], sizes
+            )
         systems[name] = System(
             captions=said[name],
             scores=scores[name],

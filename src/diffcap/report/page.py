@@ -17,11 +17,11 @@ from markupsafe import Markup
 
 from diffcap.evaluation.protocols import TYPE_ORDER
 from diffcap.records import ChangePair
+from diffcap.report.attention_data import Localisation
 from diffcap.report.cells import group_grid, score_grids, type_grids
 from diffcap.report.charts import Chart, curve_chart, viewpoint_charts
 from diffcap.report.curves import Curve
 from diffcap.report.drawing import system_colors
-from diffcap.report.looks import Localised
 from diffcap.report.overlay import COLORMAP, MAX_OPACITY, OPACITY_GAIN
 from diffcap.report.pictures import is_correct
 from diffcap.report.table import Rows, scoring_of
@@ -45,7 +45,7 @@ class System:
     scores: Mapping[str, float]
     looks: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     why: str | None = None
-    localised: Localised | None = None
+    localised: Localisation | None = None
     curves: Sequence[Mapping[str, Mapping[str, Curve]]] = ()
     facts: Sequence[tuple[str, str]] = ()
 

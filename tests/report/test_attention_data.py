@@ -12,7 +12,7 @@ from diffcap.captioner import AttentionMaps
 from diffcap.evaluation.localisation import box_in_parts, mass_inside, pointing
 from diffcap.records import ChangePair
 from diffcap.report.attention import PairAttention, list_attention, matches
-from diffcap.report.looks import collect, extreme_pairs, localised_words, pack
+from diffcap.report.attention_data import collect_attention, encode_attention, extreme_pairs, localised_words
 from diffcap.report.overlay import scale_attention
 
 BOXES = {"before": [0, 0, 20, 40], "after": [20, 20, 40, 40]}
@@ -28,7 +28,7 @@ def a_look() -> PairAttention:
 
 def test_a_packed_look_is_the_strengths_and_the_matches_again() -> None:
     one = a_look()
-    packed = pack(one)
+    packed = encode_attention(one)
     assert packed["w"] == one.words and packed["g"] == [2, 3]
     maps = [np.frombuffer(base64.b64decode(packed[side]), np.uint8).reshape(4, 2, 3) for side in "ba"]
     for word in range(4):
@@ -39,8 +39,8 @@ def test_a_packed_look_is_the_strengths_and_the_matches_again() -> None:
     found = matches(one.alignment, (2, 3))
     assert len(packed["m"]) == len(found) == 6
     for numbers, match in zip(packed["m"], found):
-        assert numbers == [*(round(1000 * x) for x in (*match.start, *match.end, match.weight)), int(match.alike)]
-    assert pack(AttentionMaps([], one.before[:0], one.after[:0], None)) == {
+        assert numbers == [*(round(1000 * x) for x in (*match.start, *match.end, match.weight)), int(match.is_common)]
+    assert encode_attention(AttentionMaps([], one.before[:0], one.after[:0], None)) == {
         "w": [],
         "g": [2, 3],
         "b": "",
@@ -81,14 +81,14 @@ def test_a_checkpoint_is_asked_and_measured_on_the_drawn_pairs_alone(tmp_path: P
     measured = [pair.id for pair in test if not pair.is_distractor][:1]
     sizes = {path: (64, 48) for pair in test for path in (pair.before, pair.after)}
     torch.manual_seed(0)
-    found = collect([checkpoint], tmp_path / "data", test, said, measured, sizes)
+    found = collect_attention([checkpoint], tmp_path / "data", test, said, measured, sizes)
     assert not isinstance(found, str)
     packed, scores = found
     assert list(packed) == [pair.id for pair in test]
     looks = list_attention([checkpoint], tmp_path / "data", test, said)
     assert not isinstance(looks, str)
     one = next(one for one in looks if one.pair.id == measured[0])
-    assert packed[one.pair.id] == pack(one)
+    assert packed[one.pair.id] == encode_attention(one)
     expected: dict[str, list[tuple[float, float]]] = {}
     for side, maps in (("before", one.before), ("after", one.after)):
         box = one.pair.extra["boxes"].get(side)
@@ -101,4 +101,6 @@ def test_a_checkpoint_is_asked_and_measured_on_the_drawn_pairs_alone(tmp_path: P
         assert row["looks"] == len(pairs)
         assert (row["pointing"], row["mass"]) == pytest.approx(tuple(np.mean(pairs, axis=0)))
     assert sum(row["looks"] for row in scores["kinds"].values()) == sum(map(len, expected.values()))
-    assert "not there" in str(collect([tmp_path / "none.ckpt"], tmp_path / "data", test, said, measured, sizes))
+    assert "not there" in str(
+        collect_attention([tmp_path / "none.ckpt"], tmp_path / "data", test, said, measured, sizes)
+    )
