@@ -171,16 +171,38 @@ def score_tokens(
 
 
 def score_groups(
-    predictions: Mapping[str, str],
+    systems: Mapping[str, Mapping[str, str]],
     references: Mapping[str, Sequence[str]],
     groups: Mapping[str, list[str]],
     tokenizer: Tokenizer = "ptb",
     metrics: Sequence[str] = ALL_METRICS,
-) -> dict[str, dict[str, float]]:
-    """Tokenise once, then score every group of ids on its own; arguments as in `score_captions` and `score_tokens`."""
-    check_ids(predictions, references)
-    hypotheses, tokens = tokenize_together({"": predictions}, references, tokenizer)
-    return score_tokens(hypotheses[""], tokens, groups, metrics)
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Score every group of pairs of several systems; the Java programs of tokeniser and METEOR start once for all of them.
+
+    Args:
+        systems: name -> id -> caption, each with exactly the ids of `references`. The other arguments are those of
+            `score_captions` and `score_tokens`.
+
+    Returns:
+        system -> group -> metric -> fraction.
+    """
+    for captions in systems.values():
+        check_ids(captions, references)
+    hypotheses, tokens = tokenize_together(systems, references, tokenizer)
+    # Pairs and groups of two systems must differ in name; a message about a pair of the only system names its id.
+    several = len(systems) > 1
+    keys = {
+        name: {id: f"{id} (system {number})" if several else id for id in references}
+        for number, name in enumerate(systems, 1)
+    }
+    group_keys = {(name, group): f"{number} {group}" for number, name in enumerate(systems) for group in groups}
+    scores = score_tokens(
+        {key: hypotheses[name][id] for name, key_of in keys.items() for id, key in key_of.items()},
+        {key: tokens[id] for key_of in keys.values() for id, key in key_of.items()},
+        {key: [keys[name][id] for id in groups[group]] for (name, group), key in group_keys.items()},
+        metrics,
+    )
+    return {name: {group: scores[group_keys[name, group]] for group, ids in groups.items() if ids} for name in systems}
 
 
 def score_captions(
@@ -204,7 +226,7 @@ def score_captions(
     Raises:
         DiffcapError: ids are missing or unknown, a metric is not known, or there is no Java.
     """
-    return score_groups(predictions, references, {"total": list(references)}, tokenizer, metrics)["total"]
+    return score_groups({"": predictions}, references, {"total": list(references)}, tokenizer, metrics)[""]["total"]
 
 
 def score_pairs(
