@@ -21,7 +21,7 @@ from torch import Tensor
 
 from diffcap.losses.mlm import IGNORED
 from diffcap.losses.token_matching import token_matching
-from diffcap.models import pcl, words
+from diffcap.models import decoder, pcl
 from diffcap.models.captioner import Batch, Captioner
 from diffcap.models.dirl import DIRL
 from diffcap.models.generation import greedy
@@ -103,7 +103,7 @@ def training_batch(method: str, batch: int, streams: int, sizes: Sizes) -> Batch
     if method == "clip4idc":
         return {**data, "tokens": captions(batch * streams, sizes, beyond - 2, beyond - 1, 0, beyond - 2, beyond)}
     if method != "pcl":
-        return {**data, "tokens": captions(batch * streams, sizes, words.START, words.END, words.END + 1, beyond)}
+        return {**data, "tokens": captions(batch * streams, sizes, decoder.START, decoder.END, decoder.END + 1, beyond)}
     tokens = captions(batch, sizes, pcl.BOS, pcl.EOS, pcl.MASK + 1, beyond)
     hide = (tokens > pcl.MASK) & (torch.rand(tokens.shape) < WORD_MASKING)
     hide[:, 1] = True  # no batch without a hidden word
@@ -163,12 +163,12 @@ def decoding(
     before, after = maps(batch, sizes), maps(batch, sizes)
     with torch.no_grad():
         if isinstance(model, TokensCLIP4IDC):
-            model.word_bias[model.end] = float("-inf")
+            model.word_bias[model.eos_id] = float("-inf")
             if not from_pixels:
                 before = after = model.views(before, after)
         else:
             classifier: Any = model.trunk.output_layer if isinstance(model, PCL) else model.decoder.logit  # type: ignore[union-attr]
-            classifier.bias[[0, model.end]] = float("-inf")
+            classifier.bias[[0, model.eos_id]] = float("-inf")
     decode = greedy if form == "cached" else uncached
     said: list[Tensor] = []
     seconds = timed(lambda: said.append(decode(model, before, after, sizes.length)))

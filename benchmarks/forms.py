@@ -11,11 +11,11 @@ from torch.utils._pytree import tree_map
 
 from diffcap.models.captioner import Captioner
 from diffcap.models.clip4idc import CLIP4IDC
+from diffcap.models.decoder import NULL, UNK, pair_groups
 from diffcap.models.dirl import DIRL
-from diffcap.models.layers import KeysValues
+from diffcap.models.layers import KeyValue
 from diffcap.models.pcl import MASK, PCL
 from diffcap.models.scorer import SCORER, Views
-from diffcap.models.words import NULL, UNK, streams_of
 
 
 def dense_matching(query: Tensor, key: Tensor, block: int = 0) -> Tensor:
@@ -36,10 +36,10 @@ class EveryLayerSCORER(SCORER):
 
     def compare(self, before: Tensor, after: Tensor) -> Views | None:
         """See `SCORER.compare`; the scores of the layers before the last are made and forgotten."""
-        views, streams = None, streams_of(before, after)
+        views, groups = None, pair_groups(before, after)
         for layer in self.encoder:
             if views is not None:
-                for rows in streams:
+                for rows in groups:
                     self.similarities(tree_map(lambda leaf, rows=rows: leaf[rows], views))
             views = layer(before, after) if views is None else layer(views.before, views.after)
         return views
@@ -48,9 +48,9 @@ class EveryLayerSCORER(SCORER):
 class TokensCLIP4IDC(CLIP4IDC):
     """CLIP4IDC that may be given a pair's tokens in place of pixels, to decode without the time of its image tower."""
 
-    def encode(self, before: Tensor, after: Tensor) -> list[KeysValues]:
+    def encode(self, before: Tensor, after: Tensor) -> list[KeyValue]:
         """See `Captioner.encode`; or the pair's tokens (B, 2 + 2 N, E), twice."""
-        return self.memory(self.encoded(before if before.ndim == 3 else self.views(before, after)))
+        return self.memory(self.encoder_states(before if before.ndim == 3 else self.views(before, after)))
 
 
 @torch.no_grad()
@@ -68,7 +68,7 @@ def uncached(captioner: Captioner, before: Tensor, after: Tensor, length: int) -
     assert isinstance(captioner, SCORER | DIRL)
     visual = _fused(captioner, before, after)
     tokens = torch.full((len(after), length), NULL)
-    tokens[:, 0] = captioner.begin
+    tokens[:, 0] = captioner.bos_id
     for position in range(length - 1):
         hidden = captioner.decoder(tokens, captioner.decoder.memory(visual)).last.hidden
         logits = captioner.decoder.logit(hidden[:, position])
@@ -87,9 +87,9 @@ def _fused(captioner: Any, before: Tensor, after: Tensor) -> Tensor:
 
 def _clip4idc_words(captioner: CLIP4IDC, before: Tensor, after: Tensor, length: int) -> Tensor:
     views = before if before.ndim == 3 else captioner.views(before, after)
-    tokens = torch.full((len(after), 1), captioner.begin)
+    tokens = torch.full((len(after), 1), captioner.bos_id)
     for _ in range(length - 1):
-        hidden = captioner.decode(tokens, captioner.memory(captioner.encoded(views))).last.hidden
+        hidden = captioner.decode(tokens, captioner.memory(captioner.encoder_states(views))).last.hidden
         tokens = torch.cat([tokens, captioner.logits(hidden[:, -1]).argmax(1, keepdim=True)], 1)
     return tokens
 
@@ -98,7 +98,7 @@ def _pcl_words(captioner: PCL, before: Tensor, after: Tensor, length: int) -> Te
     trunk = captioner.trunk
     visual = trunk.visual(before, after)  # (B, M, D)
     seen = visual.shape[1]
-    tokens = torch.full((len(after), 1), captioner.begin)
+    tokens = torch.full((len(after), 1), captioner.bos_id)
     hidden_word = torch.full_like(tokens, MASK)
     for _ in range(length - 1):
         text = trunk.text(torch.cat([tokens, hidden_word], 1))

@@ -1,21 +1,18 @@
 """What more the same checkpoints give: beam search, averaged weights, an ensemble of the seeds, self-critical training; one table."""
 
+import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
-from diffcap.chain import Make, call, cores, seeds_of
-from diffcap.console import run
 from diffcap.errors import DiffcapError
+from diffcap.experiment import Experiment
 from diffcap.run_folder import AVERAGED, BEST, EVAL, FINETUNE, LAST, METRICS, REINFORCE, evaluation_of, report_of
+from diffcap.runner import call, in_parallel, make, parse_seeds, run_command, steps_options
 
 
 def accuracy(
-    method: str,
-    dataset: str,
-    folder: str,
-    features: str,
-    backbone: str | None = None,
+    variables: dict[str, str],
     seeds: str = "1,2,3",
     steps: int | None = None,
     pretrain_steps: int | None = None,
@@ -30,9 +27,7 @@ def accuracy(
     What is there already, from an interrupted command or with fewer seeds, is not made again.
 
     Args:
-        method: pcl, scorer, dirl or clip4idc.
-        dataset: name; its manifest and features are made if they are missing.
-        folder: data/<dataset>. features: name of the feature store in it. backbone: what makes them, where it is called otherwise.
+        variables: of the experiments, in JSON; each is an option, too: --method scorer --dataset blocks.
         seeds: of the training, separated by commas; several give means and standard deviations, and an ensemble.
         steps: of the captioning; the method's settings by default.
         pretrain_steps: of the pre-training of methods that have one; the method's settings by default.
@@ -47,52 +42,47 @@ def accuracy(
     """
     from diffcap.models.generation import check_search
 
-    numbers = seeds_of(seeds)
+    numbers = parse_seeds(seeds)
     if keep < 1:
         raise DiffcapError(f"--keep is {keep}; it must be at least 1.")
     check_search(beams, length_penalty, "--beams")
-    place = Path(out or f"runs/{dataset}/{method}-accuracy")
-    make = Make(
-        f"FOLDER={folder}",
-        f"DATASET={dataset}",
-        f"METHOD={method}",
-        f"BACKBONE={backbone or features}",
-        f"FEATURES={features}",
-        "LOGGER=none",
-    )
-    make("the features", "extract")
-    if method == "pcl":  # before the seeds, which would make them at the same time
-        make("hard negatives", "negatives")
-    make = Make(*make.variables, "DATA=")
+    base = Experiment(**variables)
+    folder, place = base.folder, Path(out or f"runs/{base.dataset}/{base.method}-accuracy")
+    shared = {**variables, "logger": "none"}
+    # Before the seeds, which would write the same files at the same time.
+    needs_negatives = base.system.pretraining is not None and base.system.pretraining.needs_negatives
+    make("data", "extract negatives" if needs_negatives else "extract", shared)
+    shared.pop("data", None)
     beam = f"beam{beams}-{length_penalty:g}"
     wide = f"--beams={beams}", f"--length_penalty={length_penalty}"
 
     def seed_of(number: int) -> None:
         home = place / str(number)
-        training = [f"--run.keep={keep}", *_length(steps)]
+        training = [f"--run.keep={keep}", *steps_options(steps)]
         if steps:
             training.append(
                 f"--run.checkpoint_every={max(1, steps // (4 * keep))}"
             )  # the kept ones: of the last quarter
-        fixed = [f"RUN={home}", f"SEED={number}", f"finetune_ARGS={' '.join(training)}"]
-        for stage, count in (("pretrain", pretrain_steps), ("reinforce", reinforce_steps)):
-            fixed += [f"{stage}_ARGS={' '.join(_length(count))}"] if count else []
+        fixed = {**shared, "run": str(home), "seed": str(number)}
+        options = {
+            "pretrain": steps_options(pretrain_steps),
+            "finetune": training,
+            "reinforce": steps_options(reinforce_steps),
+        }
         trained, averaged, reinforced = (home / stage / BEST for stage in (FINETUNE, AVERAGED, REINFORCE))
-        make(f"seed {number}, captioning", "finetune", *fixed)
+        make(f"seed {number}, captioning", "finetune", fixed, **options)
         captions(f"seed {number}, greedy", folder, trained, home / EVAL)
         captions(f"seed {number}, beams", folder, trained, home / f"{EVAL}-{beam}", *wide)
         if not _newer(averaged, home / FINETUNE / LAST):
-            command = [".venv/bin/diffcap", "average", str(home / FINETUNE), "--out", str(averaged)]
+            command = [sys.executable, "-m", "diffcap", "average", str(home / FINETUNE), "--out", str(averaged)]
             call(command, f"seed {number}, averaging")
         captions(f"seed {number}, averaged", folder, averaged, home / evaluation_of(AVERAGED))
-        make(f"seed {number}, self-critical", "reinforce", *fixed)
+        make(f"seed {number}, self-critical", "reinforce", fixed, **options)
         critical = home / evaluation_of(REINFORCE)
         captions(f"seed {number}, reinforced", folder, reinforced, critical)
         captions(f"seed {number}, reinforced, beams", folder, reinforced, home / f"{critical.name}-{beam}", *wide)
 
-    with ThreadPoolExecutor(cores()) as pool:
-        for done in [pool.submit(seed_of, number) for number in numbers]:
-            done.result()
+    in_parallel([partial(seed_of, number) for number in numbers])
     homes = [place / str(number) for number in numbers]
     rows: dict[str, list[Path]] = {
         "greedy": [home / EVAL for home in homes],
@@ -117,16 +107,12 @@ def captions(title: str, folder: str, checkpoint: Path, out: Path, *options: str
     """Caption and score the test split, unless that was done after the checkpoint (and the others) came to be."""
     if not all(_newer(out / METRICS, path) for path in (checkpoint, *also)):
         words = ["--checkpoint", str(checkpoint), "--out", str(out), "--folder", folder, *options]
-        call([".venv/bin/python", "stages/evaluate.py", *words], title)
+        call([sys.executable, "-m", "diffcap", "eval", *words], title)
 
 
 def _newer(path: Path, source: Path) -> bool:
     return path.is_file() and source.is_file() and path.stat().st_mtime_ns >= source.stat().st_mtime_ns
 
 
-def _length(steps: int | None) -> list[str]:
-    return [f"--trainer.max_steps={steps}", f"--trainer.val_check_interval={max(1, steps // 4)}"] if steps else []
-
-
 if __name__ == "__main__":
-    run(accuracy)
+    run_command(accuracy)

@@ -1,19 +1,8 @@
-"""Adapt CLIP to pairs by retrieval; runs/<dataset>/clip4idc/pretrain/best.ckpt is the result."""
+"""Adaptation of CLIP to pairs by retrieval, the pre-training of CLIP4IDC: `diffcap pretrain --method clip4idc`."""
 
-from diffcap.errors import plain_errors
+import sys
 
-
-def main() -> None:
-    """Read the command line and train, from where an interrupted run stopped."""
-    from diffcap.lit.run import TrainingCLI  # first: it makes --help quick
-
-    # isort: split
-    from diffcap.data.captioning import AdaptData
-    from diffcap.lit.adaptation import Adaptation
-
-    TrainingCLI(Adaptation, AdaptData, save_config_callback=None).train("pretrain")
-
+from diffcap.pipeline import main
 
 if __name__ == "__main__":
-    with plain_errors():
-        main()
+    main("pretrain", sys.argv[1:] or ["--method", "clip4idc"])

@@ -23,12 +23,20 @@ def train(
         out: of the run.
         shipped: where the exported captioner goes.
     """
-    from diffcap.chain import Make, Road
     from diffcap.checkpoints.exporting import export
     from diffcap.run_folder import BEST, FINETUNE
+    from diffcap.runner import Job, run_job
 
-    make = Make("DATASET=blocks", f"FOLDER={folder}", f"PAIRS={pairs}", "data_ARGS=--jitter 1", "LOGGER=none")
-    make.along(Road("the captioner", out, "scorer", seed, finetune=steps))
+    variables = {
+        "dataset": "blocks",
+        "method": "scorer",
+        "folder": str(folder),
+        "pairs": str(pairs),
+        "seed": str(seed),
+        "run": str(out),
+        "logger": "none",
+    }
+    run_job(Job("the captioner", variables, finetune=steps), data=["--jitter", "1"])
     export(out / FINETUNE / BEST, shipped)
     print(f"{shipped}: the captioner and its scores")
 

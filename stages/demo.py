@@ -1,14 +1,14 @@
-"""The whole road on the embedded dataset: every stage by its own make target, then a table and pictures."""
+"""Every stage on the embedded dataset, for several systems, then a table and pictures."""
 
 import time
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from diffcap.chain import Make, Road, compare, cores, seeds_of, side_by_side
 from diffcap.console import run
 from diffcap.errors import DiffcapError
 from diffcap.run_folder import BEST, FINETUNE, PRETRAIN, report_of
+from diffcap.runner import Job, in_parallel, make, parse_seeds, run_queues, write_report
 
 # Minutes of the demo on two cores that are not training. Steps are fixed numbers, not a clock, so that the same command
 # gives the same scores; they grow with the minutes that are left.
@@ -44,44 +44,49 @@ def demo(
         raise DiffcapError(f"{minutes:g} minutes leave no time to train; give at least {OTHER_MINUTES + 1:g}.")
     begin = time.perf_counter()
     folder, place = Path("data/blocks-demo"), Path(f"runs/blocks-demo/{minutes:g}min-{method}")
-    make = Make(f"FOLDER={folder}", "DATASET=blocks", "LOGGER=none")
-    make("the dataset", "data", f"PAIRS={pairs}", f"ARGS=--jitter={jitter}")
-    with ThreadPoolExecutor(cores()) as pool:
-        needs: list[tuple[str, ...]] = [("features", "extract", "BACKBONE=blocks")]
-        needs += [("hard negatives", "negatives")] if method in ("all", "pcl") else []
-        needs += [("pixels", "extract", "METHOD=clip4idc")] if method == "clip4idc" else []
-        for done in [pool.submit(make, *what) for what in needs]:
-            done.result()
+    shared = {"dataset": "blocks", "folder": str(folder), "logger": "none"}
+    make("the dataset", "data", {**shared, "pairs": str(pairs)}, f"--jitter={jitter}")
+    tasks = [partial(make, "features", "extract", {**shared, "backbone": "blocks"})]
+    if method in ("all", "pcl"):
+        tasks.append(partial(make, "hard negatives", "negatives", shared))
+    if method == "clip4idc":
+        tasks.append(partial(make, "pixels", "extract", {**shared, "method": method}))
+    in_parallel(tasks)
     scale = (minutes - OTHER_MINUTES) / (MINUTES - OTHER_MINUTES)
-    numbers = seeds_of(seeds)
-    rows = {name: [row.road(name, place, seed) for seed in numbers] for name, row in _rows(method, scale).items()}
-    side_by_side(make, _lanes(rows, method))
-    compare(folder, "blocks", rows, place / report_of(FINETUNE), "--pictures", "8")
+    numbers = parse_seeds(seeds)
+    rows = {
+        name: [row.job(name, place, seed, shared) for seed in numbers] for name, row in _rows(method, scale).items()
+    }
+    run_queues(_queues(rows, method))
+    write_report(str(folder), "blocks", rows, place / report_of(FINETUNE), "--pictures", "8")
     print(f"\n{(time.perf_counter() - begin) / 60:.1f} minutes; look at the pictures and table.md in {place}/report")
 
 
 class Row(NamedTuple):
-    """A row of the table: its folder's name, its method, its steps of fine-tuning and pre-training, more make variables.
+    """A row of the table.
 
-    `adapted`: the row whose adapted CLIP makes the features, where it is one.
+    Attributes:
+        folder: name of its run. method: of it. finetune, pretrain: steps of these stages. ablation: of the method.
+        adapted: row whose adapted CLIP makes its features.
     """
 
-    place: str
+    folder: str
     method: str
     finetune: int
     pretrain: int = 0
-    options: tuple[str, ...] = ()
+    ablation: str = ""
     adapted: str | None = None
 
-    def road(self, name: str, folder: Path, seed: int) -> Road:
-        """The row's road for a seed."""
-        options = self.options
+    def job(self, name: str, folder: Path, seed: int, shared: dict[str, str]) -> Job:
+        """The row's training for a seed."""
+        variables = {**shared, "method": self.method, "seed": str(seed), "run": str(folder / f"{self.folder}-{seed}")}
+        if self.ablation:
+            variables["ablation"] = self.ablation
         if self.adapted:
             weights = folder / f"{self.adapted}-{seed}" / PRETRAIN / BEST
             features = f"clip4idc-{folder.name}-{seed}"
-            options = (*options, "BACKBONE=clip4idc", f"FEATURES={features}", f"WEIGHTS={weights}")
-        place = folder / f"{self.place}-{seed}"
-        return Road(f"{name}, seed {seed}", place, self.method, seed, self.finetune, self.pretrain, options)
+            variables |= {"backbone": "clip4idc", "features": features, "weights": str(weights)}
+        return Job(f"{name}, seed {seed}", variables, self.finetune, self.pretrain)
 
 
 def _rows(method: Method, scale: float) -> dict[str, Row]:
@@ -99,25 +104,25 @@ def _rows(method: Method, scale: float) -> dict[str, Row]:
         adapt, clip, cross = (round(steps * scale) for steps in (ADAPT_STEPS, CLIP4IDC_STEPS, CROSS_STEPS))
         return {
             "CLIP4IDC": Row("clip4idc", "clip4idc", clip, adapt),
-            "the same without adaptation": Row("unadapted", "clip4idc", clip, options=("ABLATION=unadapted",)),
+            "the same without adaptation": Row("unadapted", "clip4idc", clip, ablation="unadapted"),
             "DIRL+CCR on CLIP4IDC's features": Row("cross", "dirl", cross, adapted="clip4idc"),
         }
     controls = {
         "the same without pre-training": Row("scratch", "pcl", finetune + round(pretrain * STEPS_PER_PRETRAIN_STEP)),
-        "Subtraction": Row("subtraction", "scorer", scorer, options=("ABLATION=subtraction",)),
-        "Transformer": Row("transformer", "dirl", dirl, options=("ABLATION=transformer",)),
+        "Subtraction": Row("subtraction", "scorer", scorer, ablation="subtraction"),
+        "Transformer": Row("transformer", "dirl", dirl, ablation="transformer"),
     }
     return {name: row for name, row in {**systems, **controls}.items() if row.method == method}
 
 
-def _lanes(rows: dict[str, list[Road]], method: Method) -> list[list[Road]]:
-    """IDC-PCL takes as long as the two others together; what reads another's features waits for it."""
+def _queues(rows: dict[str, list[Job]], method: Method) -> list[list[Job]]:
+    """IDC-PCL takes as long as the two others together; a row that reads the features of another one waits for it."""
     seeds = zip(*rows.values())
     if method == "all":
-        return [lane for pcl, *others in seeds for lane in ([pcl], others)]
+        return [queue for pcl, *others in seeds for queue in ([pcl], others)]
     if method == "clip4idc":
-        return [lane for adapted, control, cross in seeds for lane in ([adapted, cross], [control])]
-    return [[road] for roads in seeds for road in roads]
+        return [queue for adapted, control, cross in seeds for queue in ([adapted, cross], [control])]
+    return [[job] for jobs in seeds for job in jobs]
 
 
 if __name__ == "__main__":

@@ -1,27 +1,6 @@
-"""Extract features of every image of a dataset into its store, data/<dataset>/features/<model.name>/."""
+"""Features of every image: `diffcap extract`."""
 
-from diffcap.errors import plain_errors
-
-
-def main() -> None:
-    """Read the command line, extract what is missing, say where it is."""
-    from diffcap.lit.cli import StageCLI  # first: it makes --help quick
-
-    # isort: split
-    from diffcap.features.images import ImageData
-    from diffcap.lit.extraction import Extraction, extract
-
-    cli = StageCLI(
-        Extraction,
-        ImageData,
-        save_config_callback=None,  # the store's meta.json says what made it
-        trainer_defaults={"logger": False, "enable_checkpointing": False, "use_distributed_sampler": False},
-    )
-    folder, extracted = extract(cli.trainer, cli.model, cli.datamodule)
-    if cli.trainer.is_global_zero:
-        print(f"{folder}: {f'complete, {extracted:,} images extracted' if extracted else 'already complete'}.")
-
+from diffcap.pipeline import main
 
 if __name__ == "__main__":
-    with plain_errors():
-        main()
+    main("extract")

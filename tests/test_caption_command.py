@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from tests.commands import environment
-from tests.odd_pictures import write_all
+from tests.odd_images import write_all
 from tests.test_pair_captioner import make, make_coarse, noise, reweighted
 
 from diffcap.captioner import SHIPPED
@@ -195,7 +195,7 @@ def test_two_hundred_odd_files_through_the_command(
     [
         (["before/1.png"], "one picture alone"),
         (["nowhere"], "nothing there"),
-        (["before/1.png", "after/none.png"], "no image there"),
+        (["before/1.png", "after/none.png"], "file not found"),
         (["before/1.png", "after"], "one is a folder and one is not"),
         (["before/1.png", "after/1.png", "--heatmap", "x.jpg"], "ends in .png"),
         (["before/1.png", "after/1.png", "--beam", "0"], "--beam is 0; give 1 to 100."),
@@ -294,7 +294,7 @@ def test_pictures_of_one_folder_only_are_told(here: Path, checkpoint: str, capsy
         ("a.csv", 'before,after\n"a,b\nc,d\n', "not a CSV table (unexpected end of data)"),
         ("a.csv", f"before,after\na,{200_000 * 'b'}\n", "not a CSV table (field larger than field limit"),
         ("a.csv", 'before,after\n"a\nb",c\n\u200b,d\n', 'line 4: "before" is missing'),
-        ("a.jsonl", '{"before": "a", "after": "b", "id": NaN}\n', "line 1: not usable JSON (it holds NaN"),
+        ("a.jsonl", '{"before": "a", "after": "b", "id": NaN}\n', "line 1: not usable JSON (it contains NaN"),
         (
             "a.jsonl",
             '\n{"before": "a", "after": "b", "id": ["x"]}\n',

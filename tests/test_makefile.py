@@ -1,6 +1,6 @@
-"""The chain that Make builds: what it runs, in which order, with which options, and what it leaves alone.
+"""What make runs: which stages, in which order, with which options, and what it leaves alone.
 
-The stages are played by a script that notes its command line and writes the files that the real one writes, and only
+The bodies of the stages are replaced: each one notes its options and writes the files that the real one writes, and only
 where they are missing, as a finished stage does.
 """
 
@@ -11,36 +11,61 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import yaml
 
+from diffcap.cli import main
+from diffcap.experiment import Experiment
+from diffcap.pipeline import STAGES
+
 ROOT = Path(__file__).parents[1]
-ALL = ["data", "extract", "negatives", "pretrain", "finetune", "evaluate"]
+VARIABLES = {f.name.upper() for f in fields(Experiment)} | {"ARGS"}
+ALL = ["data", "extract", "negatives", "pretrain", "finetune", "eval"]
 
 ACTOR = """#!{python}
-import os, pathlib, shlex, sys
-if sys.argv[1] in ("stages/demo.py", "stages/ablation.py"):  # they only run make, so they are the real ones
-    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-stage, options = pathlib.Path(sys.argv[1]).stem, sys.argv[2:]
-with open("log", "a") as log:
-    log.write(shlex.join([stage, *options]) + chr(10))
-if stage == "report": sys.exit()
-value = lambda name: options[options.index(name) + 1]
-if stage == "data": files = [value("--out") + "/manifest.jsonl"]
-if stage == "extract":
-    name = value("--model.name") if "--model.name" in options else pathlib.Path(value("--config")).stem
-    files = [value("--data.folder") + "/features/" + name + "/complete"]
-if stage == "import_features": files = [value("--folder") + "/features/" + value("--name") + "/complete"]
-if stage == "negatives": files = [value("--folder") + "/negatives.jsonl"]
-if stage in ("pretrain", "adapt", "finetune", "reinforce"):
-    files = [value("--run.out") + "/" + name for name in ("last.ckpt", "best.ckpt", "finished.json")]
-if stage == "evaluate": files = [value("--out") + "/metrics.json"]
-for path in map(pathlib.Path, files):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists() or "--again" in options:
-        path.write_text(stage)
+import pathlib, runpy, shlex, sys
+
+ROOT = "{root}"
+sys.path.insert(0, ROOT + "/src")
+words = sys.argv[1:]
+if words and words[0].startswith("stages/"):  # these only run stages, so they are the real ones
+    sys.executable, sys.argv = sys.argv[0], words
+    sys.path.insert(0, ROOT)
+    runpy.run_path(words[0], run_name="__main__")
+    sys.exit()
+if words[:2] == ["-m", "diffcap"]:
+    words = words[2:]
+
+from diffcap import cli, pipeline
+
+def act(stage, options, prefix=()):
+    options = [option.replace(ROOT + "/", "") for option in options]
+    with open("log", "a") as log:
+        log.write(shlex.join([stage, *options]) + chr(10))
+    value = lambda name: options[options.index(name) + 1]
+    files = []
+    if stage == "data": files = [value("--out") + "/manifest.jsonl"]
+    if stage == "extract":
+        name = value("--model.name") if "--model.name" in options else pathlib.Path(value("--config")).stem
+        files = [value("--data.folder") + "/features/" + name + "/complete"]
+    if stage == "import_features": files = [value("--folder") + "/features/" + value("--name") + "/complete"]
+    if stage == "negatives": files = [value("--folder") + "/negatives.jsonl"]
+    if stage in ("pretrain", "finetune", "reinforce"):
+        files = [value("--run.out") + "/" + name for name in ("last.ckpt", "best.ckpt", "finished.json")]
+    if stage == "eval": files = [value("--out") + "/metrics.json"]
+    for path in map(pathlib.Path, files):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or "--again" in options:
+            path.write_text('{{"checkpoint": "best.ckpt"}}' if path.name == "finished.json" else stage)
+    {more}
+
+pipeline.execute = act
+pipeline.run_in_process = act
+sys.argv = ["diffcap", *words]
+cli.main()
 """
 
 
@@ -50,17 +75,23 @@ def project(tmp_path: Path) -> Path:
     for name in ("configs", "stages", "pyproject.toml", "constraints.txt"):
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copy(ROOT / "Makefile", tmp_path)
-    python = tmp_path / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text(ACTOR.replace("{python}", sys.executable))
-    python.chmod(0o755)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    play(tmp_path)
     (tmp_path / ".venv" / "ready").touch()
     return tmp_path
 
 
+def play(project: Path, more: str = "") -> None:
+    """Write the programs that play; `more`: what a stage does at its end."""
+    for name in ("python", "diffcap"):
+        path = project / ".venv" / "bin" / name
+        path.write_text(ACTOR.format(python=sys.executable, root=ROOT, more=more))
+        path.chmod(0o755)
+
+
 def make(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
-    plain = {key: value for key, value in kept.items() if key not in ("DATASET", "METHOD", "ARGS", "DEVICES", "DATA")}
+    plain = {key: value for key, value in kept.items() if key not in VARIABLES}
     return subprocess.run(["make", *words], cwd=project, env=plain, capture_output=True, text=True, check=False)
 
 
@@ -72,7 +103,7 @@ def played(project: Path, *words: str) -> dict[str, str]:
     log = project / "log"
     lines = log.read_text().splitlines() if log.exists() else []
     stages = [line.partition(" ")[0] for line in lines]
-    assert len(set(stages)) == len(stages), "a stage ran twice"
+    assert len(set(stages)) == len(stages), f"a stage ran twice: {stages}"
     time.sleep(0.02)  # the next files are newer, whatever the clock's grain
     return {stage: line.partition(" ")[2] for stage, line in zip(stages, lines)}
 
@@ -92,75 +123,75 @@ def age(path: Path, seconds: float) -> None:
     os.utime(path, (time.time() - seconds,) * 2)
 
 
-def test_from_nothing_everything_runs_in_order_and_then_only_what_is_asked_for(project: Path) -> None:
+def test_from_nothing_everything_runs_in_order_and_then_only_what_has_changed(project: Path) -> None:
     assert list(played(project, "eval")) == ALL
-    assert list(played(project, "runs/blocks/pcl/eval/metrics.json")) == []
-    for goal in ("data", "extract", "negatives", "pretrain", "finetune"):
-        # The stage itself sees whether its settings are new; whatever comes after it is still up to date.
-        assert list(played(project, goal)) == [goal]
-        assert list(played(project, "runs/blocks/pcl/eval/metrics.json")) == []
-    assert list(played(project, "eval")) == ["evaluate"]
+    for goal in ("extract", "negatives", "pretrain", "finetune"):
+        assert list(played(project, goal)) == []  # nothing to do
+        assert list(played(project, goal, f"{goal}_ARGS=--other=1")) == [goal]  # the stage itself sees what is new
+    assert list(played(project, "data")) == ["data"]  # these two look at their files whenever they are asked
+    assert list(played(project, "eval")) == ["eval"]
+    assert list(played(project, "report")) == ["report"]
 
 
 def test_dry_run_says_the_same(project: Path) -> None:
-    said = re.findall(r"stages/(\w+)\.py", make(project, "-n", "eval").stdout)
+    said = re.findall(r"bin/diffcap (\w+)", make(project, "-n", "eval").stdout)
     assert said == ALL and not (project / "log").exists()
 
 
 def test_without_an_environment_it_is_made_first(project: Path) -> None:
     (project / ".venv" / "ready").unlink()
     lines = make(project, "-n", "data").stdout
-    assert lines.index("-m venv .venv") < lines.index("-c constraints.txt -e '.[dev]'") < lines.index("stages/data.py")
+    assert (
+        lines.index("-m venv .venv") < lines.index("-c constraints.txt -e '.[dev]'") < lines.index("bin/diffcap data")
+    )
 
 
 def test_what_is_missing_runs_again_and_what_comes_after_it(project: Path) -> None:
     played(project, "eval")
     (project / "data/blocks/negatives.jsonl").unlink()
-    assert list(played(project, "eval")) == ["negatives", "pretrain", "finetune", "evaluate"]
+    assert list(played(project, "eval")) == ["negatives", "pretrain", "finetune", "eval"]
     (project / "runs/blocks/pcl/finetune/finished.json").unlink()
-    assert list(played(project, "eval")) == ["finetune", "evaluate"]
+    assert list(played(project, "eval")) == ["finetune", "eval"]
     (project / "runs/blocks/pcl/eval/metrics.json").unlink()
-    assert list(played(project, "runs/blocks/pcl/eval/metrics.json")) == ["evaluate"]
+    assert list(played(project, "report")) == ["eval", "report"]
     (project / "data/blocks/features/blocks/complete").unlink()
-    assert list(played(project, "eval")) == ["extract", "pretrain", "finetune", "evaluate"]
+    assert list(played(project, "eval")) == ["extract", "pretrain", "finetune", "eval"]
 
 
 def test_a_stage_that_is_done_over_makes_the_later_ones_old(project: Path) -> None:
     played(project, "eval")
     assert list(played(project, "pretrain", "ARGS=--again")) == ["pretrain"]
-    assert list(played(project, "eval")) == ["finetune", "evaluate"]
+    assert list(played(project, "eval")) == ["finetune", "eval"]
 
 
 def test_a_newer_input_that_changes_nothing_is_noted_once(project: Path) -> None:
-    """The stage finds itself finished and writes nothing; Make must not ask it again every time."""
+    """The stage finds itself finished and writes nothing; it must not run again every time."""
     played(project, "eval")
     age(project / "runs/blocks/pcl/pretrain/finished.json", 1000)
-    assert list(played(project, "runs/blocks/pcl/eval/metrics.json")) == ["pretrain", "finetune", "evaluate"]
-    assert list(played(project, "runs/blocks/pcl/finetune/finished.json")) == []
+    assert list(played(project, "report")) == ["pretrain", "finetune", "eval", "report"]
+    assert list(played(project, "report")) == ["report"]
 
 
 def test_args_go_to_the_training_stages_or_to_the_one_that_is_asked_for(project: Path) -> None:
     extra = "ARGS=--extra=1"
-    assert _with_extra(project, "eval", extra) == ["evaluate"]
+    assert _with_extra(project, "eval", extra) == ["eval"]
     assert _with_extra(project, "pretrain", "finetune", "eval", extra) == ["pretrain", "finetune"]
     assert _with_extra(project, "data", extra) == ["data"]
     assert _with_extra(project, "extract", extra) == ["extract"]
     assert _with_extra(project, "negatives", extra) == ["negatives"]
     assert _with_extra(project, "finetune", extra) == ["finetune"]
     assert _with_extra(project, "finetune", "eval", extra) == ["finetune"]
-    for line in make(project, "-n", "pretrain", "finetune", extra).stdout.splitlines():
-        if "--extra" in line:
-            assert line.rstrip().endswith("--extra=1")  # last, so that it wins
+    assert played(project, "finetune", extra)["finetune"].endswith("--extra=1")  # last, so that it wins
 
 
 def _with_extra(project: Path, *words: str) -> list[str]:
-    text = make(project, "-n", *words).stdout.replace("\\\n", " ")
-    return [re.findall(r"stages/(\w+)\.py", line)[0] for line in text.splitlines() if "--extra=1" in line]
+    lines = make(project, "-n", *words).stdout.splitlines()
+    return [re.findall(r"bin/diffcap (\w+)", line)[0] for line in lines if "--extra=1" in line]
 
 
 def test_every_stage_has_arguments_of_its_own(project: Path) -> None:
     stages = {"data": "data", "extract": "extract", "negatives": "negatives", "pretrain": "pretrain"}
-    stages |= {"finetune": "finetune", "eval": "evaluate"}
+    stages |= {"finetune": "finetune", "eval": "eval"}
     options = played(project, "eval", *(f"{name}_ARGS=--its={name}" for name in stages), "ARGS=--extra=1")
     for name, stage in stages.items():
         assert f"--its={name}" in options[stage] and ("--extra=1" in options[stage]) == (name == "eval")
@@ -169,7 +200,7 @@ def test_every_stage_has_arguments_of_its_own(project: Path) -> None:
 
 def test_reinforce_goes_on_from_the_fine_tuned_captioner_and_is_scored_beside_it(project: Path) -> None:
     options = played(project, "reinforce", "eval", "METHOD=scorer", "ARGS=--extra=1")
-    assert list(options) == ["data", "extract", "finetune", "reinforce", "evaluate"]
+    assert list(options) == ["data", "extract", "finetune", "reinforce", "eval"]
     run = "runs/blocks/scorer"
     assert f"--model.init_from {run}/finetune/best.ckpt" in options["reinforce"]
     own = ["scorer/finetune.yaml", "scorer/finetune.blocks.yaml", "reinforce/base.yaml", "reinforce/blocks.yaml"]
@@ -178,17 +209,14 @@ def test_reinforce_goes_on_from_the_fine_tuned_captioner_and_is_scored_beside_it
     )
     assert f"--run.out {run}/reinforce " in options["reinforce"] and "reinforce" not in options["finetune"]
     assert [stage for stage, words in options.items() if "--extra=1" in words] == ["reinforce"]
-    assert f"--checkpoint {run}/reinforce/best.ckpt --out {run}/reinforce-eval" in options["evaluate"]
+    assert f"--checkpoint {run}/reinforce/best.ckpt --out {run}/reinforce-eval" in options["eval"]
     # The fine-tuned one keeps its own scores.
-    assert f"--out {run}/eval " in played(project, "eval", "METHOD=scorer")["evaluate"]
+    assert f"--out {run}/eval " in played(project, "eval", "METHOD=scorer")["eval"]
     again = played(project, "eval", "METHOD=scorer", "CAPTIONER=reinforce")
-    assert list(again) == ["evaluate"] and "reinforce-eval" in again["evaluate"]
+    assert list(again) == ["eval"] and "reinforce-eval" in again["eval"]
     shown = played(project, "report", "METHOD=scorer", "CAPTIONER=reinforce")["report"]
     assert f'{run}/reinforce-eval"' in shown and f"--out {run}/reinforce-report" in shown
     assert f'{run}/eval"' in played(project, "report", "METHOD=scorer")["report"]
-    served = make(project, "-n", "serve", "METHOD=scorer", "CAPTIONER=reinforce").stdout
-    assert f"serve --checkpoint {run}/reinforce/best.ckpt" in served
-    assert f"serve --checkpoint {run}/finetune/best.ckpt" in make(project, "-n", "serve", "METHOD=scorer").stdout
     assert "CAPTIONER is best; give finetune or reinforce" in make(project, "eval", "CAPTIONER=best").stderr
     words = played(project, "reinforce", "METHOD=scorer", "TRAINER=smoke", "ABLATION=rr")["reinforce"]
     assert words.index("reinforce/blocks.yaml") < words.index("trainer/smoke.yaml")
@@ -196,10 +224,26 @@ def test_reinforce_goes_on_from_the_fine_tuned_captioner_and_is_scored_beside_it
     assert words.index("trainer/short.yaml") < words.index("reinforce/short.yaml")
 
 
-def test_accuracy_gets_what_its_runs_need(project: Path) -> None:
-    said = make(project, "-n", "accuracy", "METHOD=scorer", "SEEDS=1,2", "ARGS=--steps=9").stdout
-    assert "stages/accuracy.py --method scorer --dataset blocks --folder data/blocks --features blocks" in said
-    assert "--seeds 1,2 --steps=9" in " ".join(said.split())
+def test_the_page_offers_the_captioner_of_a_method_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[list[str]] = []
+    monkeypatch.setattr("diffcap.cli.run", lambda commands, words, **_: shown.append(words))
+    for words in (
+        ["--method", "scorer", "--captioner", "reinforce"],
+        ["--METHOD=dirl", "--port=8000"],
+        ["--port=8000"],
+    ):
+        main(["serve", *words])
+    assert shown == [
+        ["serve", '--checkpoint=["runs/blocks/scorer/reinforce/best.ckpt"]'],
+        ["serve", "--port=8000", '--checkpoint=["runs/blocks/dirl/finetune/best.ckpt"]'],
+        ["serve", "--port=8000"],
+    ]
+
+
+def test_a_variable_that_nobody_knows_stops_make(project: Path) -> None:
+    done = make(project, "eval", "METOD=scorer")
+    assert done.returncode != 0 and "METOD= is not a variable" in done.stderr and "METHOD" in done.stderr
+    assert not (project / "log").exists()
 
 
 def test_a_misspelt_name_stops_before_anything_runs(project: Path) -> None:
@@ -212,7 +256,7 @@ def test_a_misspelt_name_stops_before_anything_runs(project: Path) -> None:
 def test_a_folder_of_files_is_always_looked_at(project: Path) -> None:
     words = "eval", "DATASET=clevr_change", "DATA=/some/where"
     assert list(played(project, *words)) == ALL
-    assert list(played(project, *words)) == ["data", "evaluate"]
+    assert list(played(project, *words)) == ["data", "eval"]
 
 
 def test_settings_of_method_dataset_trainer_and_devices_come_in_this_order(project: Path) -> None:
@@ -243,7 +287,7 @@ def test_settings_of_method_dataset_trainer_and_devices_come_in_this_order(proje
 @pytest.mark.parametrize("method", ["pcl", "scorer", "dirl", "clip4idc"])
 def test_no_method_overrules_the_lengths_of_multi_change_captions(project: Path, method: str) -> None:
     ran = played(project, "pretrain", "finetune", f"METHOD={method}", "DATASET=spot_the_diff")
-    for stage in {"pretrain", "adapt", "finetune"} & set(ran):
+    for stage in {"pretrain", "finetune"} & set(ran):
         data: dict[str, object] = {}
         for file in re.findall(r"--config (\S+)", ran[stage]):
             data |= (yaml.safe_load((ROOT / file).read_text()) or {}).get("data", {})
@@ -261,7 +305,7 @@ def test_devices_and_sources_reach_every_stage(project: Path) -> None:
     assert options["negatives"].startswith("--folder data/clevr_change --tagger english --seed ")
     assert "ddp.yaml" in options["pretrain"] and "ddp.yaml" in options["finetune"]
     assert "--run.logger none" in options["pretrain"] and "--run.logger none" in options["finetune"]
-    assert options["evaluate"].endswith("--devices 2")
+    assert options["eval"].endswith("--devices 2")
     alone = played(project, "eval", "DATASET=blocks")
     assert not any("ddp" in line for line in alone.values())
     assert "--tagger blocks" in alone["negatives"] and "configs/backbone/blocks.yaml" in alone["extract"]
@@ -272,19 +316,19 @@ def test_checkpoints_pass_from_stage_to_stage(project: Path) -> None:
     options = played(project, "eval")
     assert "--run.out runs/blocks/pcl/pretrain" in options["pretrain"]
     assert "--model.init_from runs/blocks/pcl/pretrain/last.ckpt" in options["finetune"]
-    assert "--checkpoint runs/blocks/pcl/finetune/best.ckpt --out runs/blocks/pcl/eval" in options["evaluate"]
+    assert "--checkpoint runs/blocks/pcl/finetune/best.ckpt --out runs/blocks/pcl/eval" in options["eval"]
 
 
 def test_without_pre_training(project: Path) -> None:
     options = played(project, "eval", "PRETRAIN=no", "RUN=runs/scratch")
-    assert list(options) == ["data", "extract", "finetune", "evaluate"]
+    assert list(options) == ["data", "extract", "finetune", "eval"]
     assert "init_from" not in options["finetune"]
-    assert "--checkpoint runs/scratch/finetune/best.ckpt --out runs/scratch/eval" in options["evaluate"]
+    assert "--checkpoint runs/scratch/finetune/best.ckpt --out runs/scratch/eval" in options["eval"]
 
 
 def test_a_captioner_without_pre_training_is_evaluated_as_it_is(project: Path) -> None:
     played(project, "finetune", "PRETRAIN=no", "RUN=runs/scratch")
-    assert list(played(project, "eval", "RUN=runs/scratch")) == ["evaluate"]
+    assert list(played(project, "eval", "RUN=runs/scratch")) == ["eval"]
     assert "init_from" in played(project, "finetune", "RUN=runs/scratch")["finetune"]
 
 
@@ -294,30 +338,18 @@ def test_blanks_in_paths(project: Path) -> None:
     assert f"{Path.home()}/my weights.pth" in shlex.split(ran["extract"])
     ran = played(project, "negatives", "DATASET=desk", "TAGGER=~/stanza")
     assert f"--tagger {Path.home()}/stanza" in ran["negatives"]
-    for name in ("FOLDER", "RUN", "DATASET"):
-        done = make(project, "data", f"{name}=my desk")
-        assert done.returncode != 0 and f"{name}=my desk has a blank in it" in done.stderr
+    ran = played(project, "finetune", "METHOD=scorer", "FOLDER=data/my desk", "RUN=runs/my desk")
+    assert "'data/my desk'" in ran["data"] and "--run.out 'runs/my desk/finetune'" in ran["finetune"]
 
 
 def test_a_report_takes_args_too(project: Path) -> None:
     played(project, "eval")
-    command = make(project, "-n", "report", "ARGS=--pictures 3", "report_ARGS=--bins 2").stdout
-    assert command.split()[-4:] == ["--bins", "2", "--pictures", "3"]
-
-
-@pytest.mark.parametrize("name", ["pcl", "pcl_pretrain", "scorer", "dirl"])
-def test_a_sweep_tunes_what_make_trains(project: Path, name: str) -> None:
-    method, _, stage = name.partition("_")
-    stage = stage or "finetune"
-    ran = played(project, stage, f"METHOD={method}")
-    words = (ROOT / "configs/sweep" / f"{name}.yaml").read_text().splitlines()
-    files = [line.removeprefix("  - ") for line in words if line.startswith("  - configs/")]
-    assert files == re.findall(r"--config (\S+)", ran[stage])
+    options = played(project, "report", "ARGS=--pictures 3", "report_ARGS=--bins 2")["report"]
+    assert options.split()[-4:] == ["--bins", "2", "--pictures", "3"]
 
 
 def test_a_failed_stage_stops_the_chain(project: Path) -> None:
-    python = project / ".venv/bin/python"
-    python.write_text(python.read_text() + 'sys.exit(stage == "negatives")\n')
+    play(project, 'sys.exit(stage == "negatives")')
     (project / "log").unlink(missing_ok=True)
     done = make(project, "eval")
     assert done.returncode != 0
@@ -325,17 +357,15 @@ def test_a_failed_stage_stops_the_chain(project: Path) -> None:
 
 
 def test_a_stage_that_wrote_nothing_is_not_marked_as_done(project: Path) -> None:
-    python = project / ".venv/bin/python"
-    python.write_text(
-        python.read_text().replace("if not path.exists()", 'if stage != "pretrain" and not path.exists()')
-    )
+    play(project, 'stage == "pretrain" and pathlib.Path(value("--run.out") + "/finished.json").unlink()')
     make(project, "pretrain")
-    assert not (project / "runs/blocks/pcl/pretrain/finished.json").exists()
+    assert not list((project / "runs/blocks/pcl/pretrain").glob("finished.json"))
+    assert not list((project / "runs/blocks/pcl/pretrain").glob(".*.json"))
 
 
 def test_help_has_a_line_for_every_target(project: Path) -> None:
     text = (ROOT / "Makefile").read_text()
-    targets = set(re.search(r"^\.PHONY: (.*)$", text, re.M)[1].split()) - {"FORCE"}
+    targets = set(re.search(r"^\.PHONY: (.*)$", text, re.M)[1].replace("$(STAGES)", " ".join(STAGES)).split())
     lines = make(project, "help").stdout.splitlines()
     assert lines == make(project).stdout.splitlines()  # the default
     found = {line.split()[1]: " ".join(line.split()[2:]) for line in lines}
@@ -355,7 +385,7 @@ def test_a_method_without_pre_training_says_so_and_goes_on(project: Path, method
     ran = played(
         project, "pretrain", "finetune", "eval", f"METHOD={method}", "DATASET=clevr_change", "ARGS=--model.lr=1"
     )
-    assert list(ran) == ["data", "extract", "finetune", "evaluate"]  # no negatives either
+    assert list(ran) == ["data", "extract", "finetune", "eval"]  # no negatives either
     assert "resnet101_layer3" in ran["extract"] and "init_from" not in ran["finetune"]
     assert ran["finetune"].endswith("--model.lr=1")
     again = played(project, "finetune", f"METHOD={method}", "DATASET=clevr_change", "PRETRAIN=yes")
@@ -366,7 +396,7 @@ def test_every_seed_but_the_default_one_has_a_run_of_its_own(project: Path) -> N
     ran = played(project, "eval", "SEED=7", "ABLATION=mlm")
     assert "--run.out runs/blocks/pcl-mlm-seed7/pretrain " in ran["pretrain"]
     assert "--model.init_from runs/blocks/pcl-mlm-seed7/pretrain/last.ckpt" in ran["finetune"]
-    assert "--out runs/blocks/pcl-mlm-seed7/eval " in ran["evaluate"]
+    assert "--out runs/blocks/pcl-mlm-seed7/eval " in ran["eval"]
     assert "--run.out runs/x/finetune " in played(project, "finetune", "SEED=7", "RUN=runs/x")["finetune"]
     assert "--run.out runs/blocks/pcl/finetune " in played(project, "finetune", "SEED=1234")["finetune"]
 
@@ -375,7 +405,7 @@ def test_a_negative_seed_stops_before_anything_runs(project: Path) -> None:
     for goal in ("data", "negatives", "pretrain", "finetune"):
         done = make(project, goal, "SEED=-1")
         assert done.returncode != 0 and "SEED=-1 is negative; give a whole number from 0" in done.stderr
-        assert done.stderr.count("\n") == 1 and not (project / "log").exists()
+        assert done.stderr.count("error:") == 1 and not (project / "log").exists()
     assert "--seeds 1,-1: -1 is negative" in make(project, "ablation", "METHOD=scorer", "SEEDS=1,-1").stderr
 
 
@@ -396,7 +426,7 @@ def test_the_rows_of_an_ablation_take_equal_steps_and_only_they_do(project: Path
         "data": 1,
         "extract": 1,
         "finetune": 4,
-        "evaluate": 4,
+        "eval": 4,
         "report": 1,
     }
     assert runs["data"][0].endswith("--seed 1234 --pairs 60") and "--steps" not in str(runs)
@@ -410,7 +440,7 @@ def test_the_rows_of_an_ablation_take_equal_steps_and_only_they_do(project: Path
     assert all(place in runs["report"][0] for place in places) and "--out runs/blocks/scorer-ablation/report" in str(
         runs
     )
-    assert "METHOD=card has no ablations" in make(project, "ablation", "METHOD=card").stderr
+    assert "METHOD=card is unknown" in make(project, "ablation", "METHOD=card").stderr
     assert "no ablation 'rrr'" in make(project, "ablation", "METHOD=scorer", "ARGS=--rows=rrr").stderr
 
 
@@ -430,7 +460,7 @@ def test_the_demo_trains_every_system_on_the_same_files(project: Path) -> None:
     runs = logged(project, "demo", "ARGS=--pairs=60 --jitter=0.5")
     assert {stage: len(found) for stage, found in runs.items()} == {
         **dict.fromkeys(("data", "extract", "negatives", "pretrain", "report"), 1),
-        **dict.fromkeys(("finetune", "evaluate"), 3),
+        **dict.fromkeys(("finetune", "eval"), 3),
     }
     assert runs["data"][0].endswith("--pairs 60 --jitter=0.5") and "--jitter" not in str(list(runs.values())[1:])
     assert all("--data.folder data/blocks-demo " in found for found in runs["finetune"])
@@ -452,7 +482,7 @@ def test_the_demo_of_one_system_has_its_baseline_beside_it_for_as_long(project: 
 
 def test_the_demo_of_clip4idc_brings_another_method_on_its_features(project: Path) -> None:
     runs = logged(project, "demo", "METHOD=clip4idc", "SEEDS=1,2")
-    counts = {"data": 1, "extract": 4, "adapt": 2, "finetune": 6, "evaluate": 6, "report": 1}
+    counts = {"data": 1, "extract": 4, "pretrain": 2, "finetune": 6, "eval": 6, "report": 1}
     assert {stage: len(found) for stage, found in runs.items()} == counts
     for backbone in ("blocks", "blocks_pixels"):  # the neighbours' features, and the pixels
         assert sum(f"configs/backbone/{backbone}.yaml" in found for found in runs["extract"]) == 1

@@ -51,7 +51,7 @@ def lively(model: nn.Module) -> nn.Module:
             with torch.no_grad():
                 bias = model.get_parameter(f"{layer}.bias")
                 bias[:few] = -20.0
-                bias[model.end] = -8.0  # type: ignore[index]
+                bias[model.eos_id] = -8.0  # type: ignore[index]
     return model.eval()
 
 
@@ -97,9 +97,9 @@ def test_the_sentence_is_as_likely_as_its_words(captioner: PairCaptioner) -> Non
     total = sum(word.log_probability for word in caption.words)
     assert all(word.log_probability <= 0 for word in caption.words)
     assert caption.log_probability <= total + 1e-6  # the end's is in it, too
-    if caption.tokens[-1] == captioner._captioner.end and len(caption.tokens) < captioner.max_length:
+    if caption.tokens[-1] == captioner._captioner.eos_id and len(caption.tokens) < captioner.max_length:
         assert caption.log_probability < total
-    judged = captioner.facts["method"] == "pcl"
+    judged = captioner.metadata["method"] == "pcl"
     assert (caption.nothing_changed is not None) == judged
     assert not judged or 0 < float(caption.nothing_changed or 0) < 1
     assert set(caption.as_dict()) == {
@@ -128,10 +128,10 @@ def test_a_caption_that_padding_closes_ends_there(tmp_path: Path) -> None:
     model: Any = captioner._captioner
     for chance, seed in itertools.product(range(-12, 4), range(1, 5)):
         with torch.no_grad():
-            model.decoder.logit.bias[model.closing_pad] = chance
+            model.decoder.logit.bias[model.extra_eos_id] = chance
         pair = noise(seed), noise(seed + 1)
         caption = captioner(*pair)
-        if caption.tokens[-1] == model.closing_pad and len(caption.tokens) > 3:
+        if caption.tokens[-1] == model.extra_eos_id and len(caption.tokens) > 3:
             break
     assert 3 < len(caption.tokens) < captioner.max_length and len(caption.words) == len(caption.tokens) - 2
     expected, cache = [], None
@@ -173,7 +173,7 @@ def test_every_word_has_a_look(captioner: PairCaptioner) -> None:
     assert look.before.shape == look.after.shape and len(look.before) == len(look.words)
     sums = look.before.sum((1, 2)) + look.after.sum((1, 2))
     np.testing.assert_allclose(sums, 2, atol=1e-4)
-    assert (look.alignment is not None) == (captioner.facts["method"] == "scorer")
+    assert (look.alignment is not None) == (captioner.metadata["method"] == "scorer")
 
 
 def test_any_kind_of_source_gives_the_same(captioner: PairCaptioner, tmp_path: Path) -> None:
@@ -182,19 +182,19 @@ def test_any_kind_of_source_gives_the_same(captioner: PairCaptioner, tmp_path: P
     expected = captioner(noise(1), noise(2)).tokens
     assert captioner(str(tmp_path / "a.png"), tmp_path / "b.png").tokens == expected
     assert captioner((tmp_path / "a.png").read_bytes(), np.asarray(noise(2))).tokens == expected
-    with pytest.raises(DiffcapError, match="the picture after: a text file"):
+    with pytest.raises(DiffcapError, match="the image after: a text file"):
         captioner(noise(1), b"hello")
     pairs = [(tmp_path / "a.png", tmp_path / "b.png"), (tmp_path / "none.png", tmp_path / "b.png")]
     first, second = captioner.batch(pairs, errors="return")
     assert isinstance(first, Caption) and isinstance(second, DiffcapError)
-    with pytest.raises(DiffcapError, match=r"none\.png: no image there"):
+    with pytest.raises(DiffcapError, match=r"none\.png: file not found"):
         list(captioner.batch(pairs))
 
 
 def test_notes_tell_what_was_done_to_a_picture(captioner: PairCaptioner, tmp_path: Path) -> None:
     noise(1).save(tmp_path / "a.gif", save_all=True, append_images=[noise(2)])
     caption = captioner(tmp_path / "a.gif", noise(2))
-    assert caption.notes == (f"{tmp_path / 'a.gif'}: holds several pictures, the first was taken",)
+    assert caption.notes == (f"{tmp_path / 'a.gif'}: has several frames, the first was used",)
 
 
 def test_an_exported_folder_says_the_same(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_an_exported_folder_says_the_same(tmp_path: Path) -> None:
     write_folder(tmp_path / "exported", read_checkpoint(path))
     one, two = load_captioner(path)(noise(1), noise(2)), load_captioner(tmp_path / "exported")(noise(1), noise(2))
     assert one == two
-    assert load(tmp_path / "exported" / "model.safetensors").facts == load(path).facts
+    assert load(tmp_path / "exported" / "model.safetensors").metadata == load(path).metadata
     (tmp_path / "exported" / "model.safetensors").write_bytes(b"x" * 50)
     with pytest.raises(DiffcapError, match=r"model\.safetensors: its SHA-256 is not the safetensors_sha256 in config"):
         load_captioner(tmp_path / "exported")
@@ -309,7 +309,7 @@ def test_several_caption_by_the_mean_of_their_probabilities(two: tuple[Path, Pat
     before, after = noise(1), noise(2)
     alone = [load_captioner(path, device="cpu") for path in two]
     both = load_captioner(two, device="cpu")
-    assert both.facts["ensemble"] == ["scorer", "scorer"] and len(both._backbones) == 1
+    assert both.metadata["ensemble"] == ["scorer", "scorer"] and len(both._backbones) == 1
     for caption in (both(before, after), both(before, after, beams=3)):
         expected = 0.0
         with torch.no_grad():
@@ -345,7 +345,7 @@ def test_members_may_read_different_features(two: tuple[Path, Path], tmp_path: P
     pairs = [(noise(1), noise(2)), (noise(3), noise(4))]
     found = list(both.batch(pairs))
     assert [caption.text for caption in found] == [both(*pair).text for pair in pairs]
-    with pytest.raises(DiffcapError, match="no maps of where its words looked: the members look at grids of different"):
+    with pytest.raises(DiffcapError, match="no maps of where its words looked: the attention maps of the members have"):
         both.attention(*pairs[0], found[0])
 
 

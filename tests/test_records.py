@@ -57,7 +57,7 @@ def test_single_images_come_back_without_a_second_one(tmp_path: Path) -> None:
         (line(id="2", captions=[1]), "list of strings"),
         (line(id="2", split="dev"), '"split" must be one of'),
         (line(id="2", is_distractor="false"), '"is_distractor" true or false'),
-        (line(), "stands already"),
+        (line(), "is already used"),
         ("\xff", "not UTF-8"),
     ],
 )
@@ -94,7 +94,7 @@ def test_json_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"a": "cut \\ud83d"}', r"half a character, \\ud83d"),
+        ('{"a": "cut \\ud83d"}', r"contains \\ud83d, half of a surrogate pair"),
         ('{"a": "x\\u0000.png"}', "a NUL character"),
         ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "recursion"),
         ('{"a": ' + "1" * 5_000 + "}", "digits"),
@@ -141,13 +141,13 @@ def test_writing_the_same_again_touches_nothing(tmp_path: Path) -> None:
     assert len(read_dataset(tmp_path).pairs) == 2
 
 
-def test_a_manifest_that_dataset_json_does_not_count_is_refused(tmp_path: Path) -> None:
+def test_a_manifest_with_another_hash_than_in_dataset_json_is_refused(tmp_path: Path) -> None:
     write_dataset(tmp_path, "x", tmp_path, PAIRS, {})
     write_manifest(tmp_path / "manifest.jsonl", PAIRS[:1])
-    with pytest.raises(DiffcapError, match=r"not the manifest that dataset.json counts"):
+    with pytest.raises(DiffcapError, match=r"its SHA-256 is not the one in dataset\.json"):
         read_dataset(tmp_path)
     (tmp_path / "dataset.json").write_text('{"name": "x"}')
-    with pytest.raises(DiffcapError, match=r"lacks root, manifest_sha256"):
+    with pytest.raises(DiffcapError, match=r"the keys root, manifest_sha256 are missing"):
         read_dataset(tmp_path)
     (tmp_path / "dataset.json").unlink()
     with pytest.raises(DiffcapError, match=r"no dataset there; write it with `make data"):

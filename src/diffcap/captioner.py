@@ -21,11 +21,11 @@ from torch.utils._pytree import tree_map
 from diffcap.checkpoints.combining import load_together, together
 from diffcap.checkpoints.loading import Checkpoint
 from diffcap.errors import DiffcapError
+from diffcap.image_io import Source, read_image
 from diffcap.models.captioner import Captioner
 from diffcap.models.generation import beam_hypotheses, check_search, greedy_from
 from diffcap.models.scoring import token_log_probabilities
-from diffcap.pictures import Source, read_picture
-from diffcap.text.layouts import AnyVocabulary
+from diffcap.text.vocabularies import AnyVocabulary
 
 SHIPPED = Path(__file__).parent / "models" / "captioners" / "blocks"
 BLOCKS_NOTE = (
@@ -105,7 +105,7 @@ class _Seen(NamedTuple):
 class PairCaptioner:
     """Says what changed between two pictures.
 
-    Pictures are paths, the bytes of a file, PIL images or arrays, see `pictures.read_picture`.
+    Images are paths, the bytes of a file, PIL images or arrays, see `image_io.read_image`.
 
     Args:
         checkpoint: the trained captioner; several of one vocabulary are an ensemble, see `combining.load_together`.
@@ -113,8 +113,8 @@ class PairCaptioner:
         backbone_weights: file of the backbone's weights, where its library cannot download them.
 
     Attributes:
-        facts: metadata of the checkpoint: method, dataset, step, version; of an ensemble the first one's, with "ensemble", the
-            methods of all.
+        metadata: of the checkpoint: method, dataset, step, version; of an ensemble the first one's, with "ensemble", the methods of
+            all.
         domain_note: sentence about images that it cannot caption reliably, None if it was not trained on `blocks` alone.
 
     Raises:
@@ -131,8 +131,8 @@ class PairCaptioner:
 
         members = [checkpoint] if isinstance(checkpoint, Checkpoint) else list(checkpoint)
         first = members[0] if len(members) == 1 else together(members)
-        self.vocabulary, self.max_length, self.facts = first.vocabulary, first.max_length, first.facts
-        self.domain_note = BLOCKS_NOTE if all(member.facts["dataset"] == "blocks" for member in members) else None
+        self.vocabulary, self.max_length, self.metadata = first.vocabulary, first.max_length, first.metadata
+        self.domain_note = BLOCKS_NOTE if all(member.metadata["dataset"] == "blocks" for member in members) else None
         self.device = _device(device)
         self._metas: list[dict[str, Any]] = []  # of the features, each once
         for member in members:
@@ -199,9 +199,9 @@ class PairCaptioner:
     def _see(self, before: Source, after: Source) -> _Seen:
         images, notes = [], []
         for source, side in ((before, "before"), (after, "after")):
-            picture = read_picture(source, None if isinstance(source, str | Path) else f"the picture {side}")
-            images.append([backbone.preprocess(picture.image) for backbone in self._backbones])
-            notes += [f"{picture.name}: {note}" for note in picture.notes]
+            loaded = read_image(source, None if isinstance(source, str | Path) else f"the image {side}")
+            images.append([backbone.preprocess(loaded.image) for backbone in self._backbones])
+            notes += [f"{loaded.name}: {note}" for note in loaded.notes]
         return _Seen([torch.stack(sides) for sides in zip(*images)], tuple(notes))
 
     def _features(self, seen: list[_Seen]) -> tuple[Any, Any]:
@@ -234,7 +234,7 @@ class PairCaptioner:
                 "the captioner's probabilities are not numbers, as with weights that diverged or are damaged; use another checkpoint."
             )
         unchanged = self._captioner.nothing_changed(before, after)
-        ends = (1 + self._captioner.said(tokens).sum(1)).view(hypotheses.shape[:2]).tolist()
+        ends = (1 + self._captioner.caption_mask(tokens).sum(1)).view(hypotheses.shape[:2]).tolist()
         captions = []
         for number, one in enumerate(seen):
             rows = [row[:end] for row, end in zip(hypotheses[number].tolist(), ends[number])]

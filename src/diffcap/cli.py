@@ -4,8 +4,15 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
+from diffcap import __version__
 from diffcap.command_line import Form, spelled_out
 from diffcap.console import echo, print_json, run
+from diffcap.errors import plain_errors
+from diffcap.experiment import Experiment, parse
+from diffcap.pipeline import STAGES
+from diffcap.pipeline import main as run_stage_program
+
+DESCRIPTION = f"Image difference captioning. The stages of an experiment are commands, too: {', '.join(STAGES)}."
 
 
 def score(predictions: Path, references: Path, tokenizer: Literal["ptb", "raw"] = "ptb", json: bool = False) -> None:
@@ -17,7 +24,6 @@ def score(predictions: Path, references: Path, tokenizer: Literal["ptb", "raw"] 
         tokenizer: ptb lower-cases, splits words and drops punctuation, as most papers do; raw splits at blanks only.
         json: Print what metrics.json would hold, fractions, instead of a table.
     """
-    from diffcap import __version__
     from diffcap.evaluation.captions import ALL_METRICS, check_ids, score_captions, unavailable_metrics
     from diffcap.evaluation.coco import read_predictions, read_references
     from diffcap.evaluation.tables import metrics_table, print_table
@@ -252,15 +258,30 @@ FORMS = {
 FLAGS = ("--json", "--private")
 
 
+def _with_checkpoint(words: list[str]) -> list[str]:
+    """Options of `serve`, where `--method` and other variables of an experiment stand for its checkpoint."""
+    variables, rest = parse(words)
+    if "method" not in variables:
+        return rest
+    return ["--checkpoint", str(Experiment(**variables).checkpoint), *rest]
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run `diffcap COMMAND ...`; `arguments` are those of the process unless given."""
     words = sys.argv[1:] if arguments is None else arguments
+    if words and words[0] in (*STAGES, "extra"):
+        run_stage_program(words[0], words[1:], [sys.argv[0], words[0]])
+        return
+    if words and words[0] == "serve":
+        with plain_errors():
+            words = ["serve", *_with_checkpoint(words[1:])]
     run(
         COMMANDS,
         spelled_out(words, FORMS, FLAGS),
         as_positional=True,
         prog="diffcap",
-        description=__doc__.split(":")[0],
+        version=__version__,
+        description=DESCRIPTION,
     )
 
 

@@ -1,4 +1,4 @@
-"""The command line of everything that is a function: its signature is the options, its docstring the help."""
+"""Command lines made from functions: the signature gives the options, the docstring the help."""
 
 import difflib
 import json
@@ -12,12 +12,12 @@ from jsonargparse import ArgumentParser, auto_cli
 from diffcap.errors import CONTROL, plain_errors, printable
 
 
-def one_sentence(message: str, known: list[str]) -> str:
-    """Shorten jsonargparse's error to one line.
+def shorten_error(message: str, known: list[str]) -> str:
+    """Shorten an error of jsonargparse to one line.
 
     Args:
-        message: what jsonargparse says, several lines with nested reasons.
-        known: names of all options, to guess which one a misspelt one was meant to be.
+        message: the error, several lines with nested reasons.
+        known: names of all options, to suggest the one that resembles a misspelt one.
     """
     text = " ".join(message.split())
     unknown = re.search(
@@ -25,7 +25,7 @@ def one_sentence(message: str, known: list[str]) -> str:
         text,
     )
     name = next(filter(None, unknown.groups()), "") if unknown else ""
-    # Of an argument of a class (init_args) only the last word is in the message.
+    # The message has only the last part of a class's argument (init_args).
     name = next((given for given in map(_option, sys.argv) if given.endswith(f".{name}")), name) if name else ""
     if not name:
         return text[:300].rstrip(".") if len(text) <= 300 else text[:297] + "..."
@@ -37,38 +37,38 @@ def _option(word: str) -> str:
     return word.removeprefix("--").partition("=")[0] if word.startswith("--") else ""
 
 
-class OneSentenceMixin:
-    """For a parser: its error is one sentence instead of the usage of all options."""
+class OneLineErrorMixin:
+    """Parser mixin: an error is printed as one line, without the usage of all options."""
 
     _actions: list[Any]
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print the sentence and exit with status 2."""
+        """Print the error and exit with status 2."""
         known = [option.removeprefix("--") for action in self._actions for option in action.option_strings]
-        echo(f"error: {one_sentence(message, known)}; `--help` lists every option.", err=True)
+        echo(f"error: {shorten_error(message, known)}; `--help` lists every option.", err=True)
         sys.exit(2)
 
 
-class OneSentenceParser(OneSentenceMixin, ArgumentParser):
-    """jsonargparse's parser with errors of one sentence."""
+class OneLineErrorParser(OneLineErrorMixin, ArgumentParser):
+    """jsonargparse's parser with one-line errors."""
 
 
 def run(command: Callable[..., Any] | dict[str, Any], arguments: Sequence[str] | None = None, **options: Any) -> None:
-    """Run a function (or the one a command names) with the process's arguments; every fault is one sentence."""
-    settings = {"as_positional": False, "allow_abbrev": False, "parser_class": OneSentenceParser, **options}
+    """Run a function, or the one that a subcommand names, with the process's arguments; errors are one line."""
+    settings = {"as_positional": False, "allow_abbrev": False, "parser_class": OneLineErrorParser, **options}
     with plain_errors():
         auto_cli(command, args=None if arguments is None else list(arguments), **settings)
 
 
 def echo(*lines: str, err: bool = False) -> None:
-    """Print lines whose text may come from files or names, see `printable`; to stderr if `err`."""
+    """Print lines that may contain text from files, with control characters escaped (`printable`); to stderr if `err`."""
     print("\n".join(map(printable, lines)), file=sys.stderr if err else sys.stdout, flush=True)
 
 
 def print_json(value: Any, indent: int | None = 2) -> None:
-    """Print JSON with letters as they are.
+    """Print JSON without escaping letters.
 
-    What a terminal would obey is escaped, and all letters are where stdout's encoding lacks one (a file name that is not UTF-8).
+    Control characters are escaped. If stdout cannot encode a letter (of a file name that is not UTF-8), all letters are escaped.
     """
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     text = "\n".join(CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", line) for line in text.split("\n"))

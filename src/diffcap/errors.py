@@ -1,4 +1,4 @@
-"""One clear sentence for every bad input, and a non-zero exit."""
+"""Bad input ends a command with one clear sentence and a non-zero exit status."""
 
 import errno
 import io
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-_BROKEN_PIPE = 128 + 13  # what shells give for a command that SIGPIPE has ended
+_BROKEN_PIPE = 128 + 13  # the status that shells give a command ended by SIGPIPE
 _INTERRUPTED = "error: interrupted; run the same command again, what is done already is kept."
 # Characters that a terminal interprets: control characters except the tab, and those that change the text's direction.
 CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -26,17 +26,17 @@ def printable(text: object) -> str:
 
 
 @contextmanager
-def told_of(where: object, fault: str, remedy: str) -> Iterator[None]:
-    """Turn any error from damaged or foreign content into one sentence that contains the reason.
+def wrap_errors(where: object, fault: str, remedy: str) -> Iterator[None]:
+    """Turn any error from damaged or foreign content into a `DiffcapError`: "<where>: <fault> (<reason>); <remedy>."
 
     Raises:
-        DiffcapError: the code raised anything; its own DiffcapError stays as it is.
+        DiffcapError: the block raised an error; a DiffcapError of the block is raised unchanged.
     """
     try:
         yield
     except DiffcapError:
         raise
-    except Exception as error:  # foreign content may fail in any way at all
+    except Exception as error:  # foreign content may raise any error
         reason = " ".join(str(error).split())[:200].rstrip(". ") or type(error).__name__
         if isinstance(error, KeyError):
             reason += " is missing"
@@ -45,28 +45,28 @@ def told_of(where: object, fault: str, remedy: str) -> Iterator[None]:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Wrap a command's body: a `DiffcapError`, a refused file, too little memory, or Ctrl-C is one line and exit status 1.
+    """Wrap a command's body: a `DiffcapError`, an inaccessible file, too little memory or Ctrl-C prints one line and exits with 1.
 
-    Where nobody reads its output any more (`| head`), it ends without a word. Letters that the output does not have, as in a
+    If the reader of the output is closed (`| head`), the command ends silently. Letters that stdout cannot encode, as in a
     file name that is not UTF-8, are escaped.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         yield
-        sys.stdout.flush()  # here, and not as Python ends, which would complain
+        sys.stdout.flush()  # at exit, Python would print a traceback
     except BrokenPipeError:
-        if not _unread():
+        if not _redirect_closed_streams():
             raise
         sys.exit(_BROKEN_PIPE)
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
     except SystemExit as stop:
-        if stop.code == 1 and isinstance(stop.__context__, KeyboardInterrupt):  # Lightning's, which says nothing
+        if stop.code == 1 and isinstance(stop.__context__, KeyboardInterrupt):  # raised by Lightning without a message
             sys.exit(_INTERRUPTED)
         raise
     except DiffcapError as error:
-        # From a data loading worker, torch raises it again with the worker's whole traceback as its message.
+        # torch raises an error of a data loading worker again, with the worker's traceback as its message.
         sentence = str(error).rpartition(f"{DiffcapError.__name__}: ")[2].rstrip()
         sys.exit(f"error: {printable(sentence)}")
     except (MemoryError, RuntimeError) as error:  # torch's are RuntimeErrors
@@ -86,9 +86,9 @@ def plain_errors() -> Iterator[None]:
         sys.exit(f"error: {printable(error.filename)}: {error.strerror}; check the path and its permissions.")
 
 
-def _unread() -> bool:
-    """Whether stdout or stderr has no reader any more; what is still to be written there goes nowhere."""
-    gone = [stream for stream in (sys.stdout, sys.stderr) if _has_lost_its_reader(stream)]
+def _redirect_closed_streams() -> bool:
+    """Whether stdout or stderr has lost its reader; such a stream is redirected to /dev/null."""
+    gone = [stream for stream in (sys.stdout, sys.stderr) if _is_closed_pipe(stream)]
     for stream in gone:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
@@ -96,10 +96,10 @@ def _unread() -> bool:
     return bool(gone)
 
 
-def _has_lost_its_reader(stream: TextIO) -> bool:
+def _is_closed_pipe(stream: TextIO) -> bool:
     try:
         number = stream.fileno()
-    except OSError:  # no file of the system's
+    except OSError:  # not a file of the operating system
         return False
     poll = select.poll()
     poll.register(number, 0)

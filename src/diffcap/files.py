@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written completely or not at all."""
 
 import errno
 import os
@@ -8,27 +8,28 @@ from pathlib import Path
 
 
 @contextmanager
-def whole(path: str | Path, numbered: bool = True) -> Iterator[Path]:
-    """Give a name beside a file's place to write to; the file gets its own name once that is done.
+def atomic_write(path: str | Path, per_process: bool = True) -> Iterator[Path]:
+    """Give a temporary path in the same folder to write to; the file is renamed to `path` when the block ends without error.
 
-    A kill or a full disk leaves the earlier file unchanged. The folder is made if it is not there.
+    If the process is killed or the disk is full, an earlier file stays unchanged. The folder is created if it does not exist.
 
     Args:
-        path: of the file. numbered: with the process's number in the other name, for what several processes may write at the
-            same time; without, large files that kills have left behind are not more than one.
+        path: the file.
+        per_process: put the process ID into the temporary name, for files that several processes may write at the same time.
+            Without it, killed processes leave at most one temporary file, which matters for large files.
 
     Raises:
-        OSError: the disk refuses; it names `path`.
+        OSError: the file cannot be written; the error names `path`.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "not a regular file", str(path))  # a device, which root could replace
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp" if numbered else f".{path.name}.tmp")
+        raise OSError(errno.EINVAL, "not a regular file", str(path))  # root could replace a device
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp" if per_process else f".{path.name}.tmp")
     try:
-        temporary.touch()  # torch reports a folder without permission as a RuntimeError
+        temporary.touch()  # torch would report a missing permission as a RuntimeError
         yield temporary
         temporary.replace(path)
     except BaseException as error:

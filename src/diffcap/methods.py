@@ -23,12 +23,14 @@ class Pretraining:
     """The training stage before fine-tuning.
 
     Attributes:
+        captioner: import path of the model that it trains.
         module: import path of the LightningModule. data: import path of the LightningDataModule.
         checkpoint: file of the stage that fine-tuning starts from.
         needs_negatives: whether it reads negatives.jsonl.
         extra: whether it can train on more datasets (EXTRA=cub,nabirds).
     """
 
+    captioner: str
     module: str = "diffcap.lit.pretraining:Pretraining"
     data: str = "diffcap.data.pretraining:PretrainData"
     checkpoint: str = "last.ckpt"
@@ -90,7 +92,7 @@ BUILT_IN = (
         paper="Yao, Wang and Jin, Image Difference Captioning with Pre-training and Contrastive Learning, AAAI 2022",
         captioner="diffcap.models.pcl:PCL",
         backbone="resnet101_layer4",
-        pretraining=Pretraining(extra=True),
+        pretraining=Pretraining("diffcap.models.pcl_pretraining:PCLPretraining", extra=True),
         ablations={
             "no_pretraining": Ablation("without pre-training"),
             "mlm": Ablation("MLM", pretrains=True),
@@ -149,6 +151,7 @@ BUILT_IN = (
         backbone="pixels",
         reads_pixels=True,
         pretraining=Pretraining(
+            "diffcap.models.clip4idc:CLIP4IDCAdaptation",
             module="diffcap.lit.adaptation:Adaptation",
             data="diffcap.data.captioning:AdaptData",
             checkpoint="best.ckpt",

@@ -1,6 +1,6 @@
-"""Progress bars on a terminal's stderr, nothing anywhere else; their functions may be called from any thread.
+"""Progress bars on stderr if it is a terminal. The functions that the context managers give may be called from any thread.
 
-Imported where a bar begins, not above: `--help` needs none.
+Import this module inside functions: `--help` does not need it.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,13 +11,13 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 
 from diffcap.errors import printable
 
-Update = Callable[[int, int | None], None]  # gets what there is so far, and how much there will be if that is known
+Update = Callable[[int, int | None], None]  # gets the amount so far, and the total if it is known
 
 
 @contextmanager
-def bars(of_bytes: bool = False) -> Iterator[Callable[[str], Update]]:
-    """Gives a function that makes a bar for what it is given the name of, counted one by one or in bytes."""
-    with _bars(DownloadColumn() if of_bytes else MofNCompleteColumn()) as progress:
+def progress_bars(of_bytes: bool = False) -> Iterator[Callable[[str], Update]]:
+    """Gives a function that adds a bar with the given name, and returns the function that updates it."""
+    with _progress(DownloadColumn() if of_bytes else MofNCompleteColumn()) as progress:
 
         def bar(name: str) -> Update:
             task = progress.add_task(printable(name), total=None)
@@ -27,14 +27,14 @@ def bars(of_bytes: bool = False) -> Iterator[Callable[[str], Update]]:
 
 
 @contextmanager
-def count_bar(what: str, total: int, done: int = 0, hidden: bool = False) -> Iterator[Callable[[int], None]]:
-    """Gives a function that counts some more of `total`, of which `done` are there already."""
-    with _bars(MofNCompleteColumn(), hidden) as progress:
+def progress_bar(what: str, total: int, done: int = 0, hidden: bool = False) -> Iterator[Callable[[int], None]]:
+    """Show one bar; gives a function that adds to the count, which starts at `done` and ends at `total`."""
+    with _progress(MofNCompleteColumn(), hidden) as progress:
         task = progress.add_task(printable(what), total=total, completed=done)
         yield lambda more: progress.advance(task, more)
 
 
-def _bars(last: DownloadColumn | MofNCompleteColumn, hidden: bool = False) -> Progress:
+def _progress(last: DownloadColumn | MofNCompleteColumn, hidden: bool = False) -> Progress:
     console = Console(stderr=True)
     columns = TextColumn("{task.description}", markup=False), BarColumn(), last, TimeRemainingColumn()
     return Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal)

@@ -1,4 +1,7 @@
-"""`ChangePair`, the one record that everything after a reader works on, and its files, `manifest.jsonl`, `dataset.json`."""
+"""`ChangePair`, the record of one image pair and its captions, and the files `manifest.jsonl` and `dataset.json`.
+
+Also: reading and writing JSON and small text files.
+"""
 
 import hashlib
 import json
@@ -12,32 +15,32 @@ from pathlib import Path
 from typing import Any, Literal
 
 from diffcap.errors import DiffcapError
-from diffcap.files import whole
+from diffcap.files import atomic_write
 
 SPLITS = ("train", "val", "test")
 _FIELDS: dict[str, Any] = {"id": str, "before": str, "after": str | None, "captions": list, "split": str}
 Changes = Literal["single", "multi"]
-MULTI_WORDS = 60  # CARD's released captions end there
+MULTI_WORDS = 60  # CARD's released captions are cut after 60 words
 _REMEDY = "write it with `make data DATASET=<name> DATA=<folder>`"
 
 
 @dataclass(frozen=True)
 class ChangePair:
-    """Two images of one place and the sentences that say what changed between them.
+    """An image pair and the captions that describe the change.
 
-    Datasets that only lend a hand in pre-training are of single images instead: `after` is None, and a picture has
-    captions that describe it (CUB), or none and its class, `extra["class"]`, 0 ... K - 1 (NABirds).
+    The datasets of single images, which are only used in pre-training, use the same record: `after` is None, and `before` has
+    captions (CUB), or no caption and the class `extra["class"]`, 0 to K - 1 (NABirds).
 
     Attributes:
-        id: unique in its manifest; the id that predictions and references carry (CLEVR-Change: "000123.png", and
+        id: unique in the manifest; predictions and references use the same id (CLEVR-Change: "000123.png", and
             "000123.png_n" for the distractor pair).
         before, after: image paths, relative to the dataset's root.
-        captions: reference sentences, at least one for a training pair; empty only where a dataset hides them, or where
-            it has classes.
+        captions: reference captions, at least one for a training pair; empty if the dataset does not publish them, or if
+            it has classes instead.
         split: "train", "val" or "test".
-        change_type: the dataset's own name for the kind of change ("color", "move", ...), None where it has none.
-        is_distractor: True when nothing changed but the viewpoint or the light.
-        extra: what else the dataset knows ("viewpoint_iou", "boxes"), JSON values; top-level keys in the file.
+        change_type: the dataset's name of the kind of change ("color", "move", ...); None if it has none.
+        is_distractor: True if only the viewpoint or the light changed.
+        extra: other annotations of the dataset ("viewpoint_iou", "boxes"), JSON values; top-level keys in the file.
     """
 
     id: str
@@ -51,20 +54,20 @@ class ChangePair:
 
     @property
     def images(self) -> tuple[str, ...]:
-        """Path of the one image, or of both."""
+        """The paths of both images, or of the single one."""
         return (self.before,) if self.after is None else (self.before, self.after)
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """What the data stage left in `data/<dataset>/`: where the images are, the pairs, and the counts beside them.
+    """The content of `data/<dataset>/`, which the data stage writes.
 
     Attributes:
-        name: the dataset's name ("clevr_change").
-        root: the folder that `before` and `after` of every pair are relative to.
-        pairs: every pair of the manifest, in its order.
-        info: `dataset.json` as it stands: counts by split, what was skipped, the reader's settings, "manifest_sha256".
-            `info["captions_only"]` is True where nobody looked whether the images are there.
+        name: of the dataset ("clevr_change").
+        root: folder of the images; `before` and `after` of every pair are relative to it.
+        pairs: all pairs, in the order of the manifest.
+        info: the content of `dataset.json`: counts by split, skipped pairs, the reader's settings, "manifest_sha256".
+            `info["captions_only"]` is True if the data stage did not check that the images exist.
     """
 
     name: str
@@ -98,26 +101,28 @@ def read_manifest(path: str | Path) -> list[ChangePair]:
     """Read every pair of a `manifest.jsonl`.
 
     Raises:
-        DiffcapError: the file is missing, a line is malformed (named by number), or an id stands twice.
+        DiffcapError: the file is missing, a line is malformed, or an id is duplicated.
     """
     pairs: list[ChangePair] = []
     seen: dict[str, str] = {}
     for where, row in read_json_lines(path, "manifest", _REMEDY):
         pair = _pair(row, where)
         if pair.id in seen:
-            raise DiffcapError(f"{where}: id {pair.id!r} stands already in {seen[pair.id]}; give every pair its own.")
+            raise DiffcapError(
+                f"{where}: id {pair.id!r} is already used in {seen[pair.id]}; give every pair its own id."
+            )
         seen[pair.id] = where
         pairs.append(pair)
     return pairs
 
 
 def take_changes(pairs: Iterable[ChangePair], changes: Changes | None) -> list[ChangePair]:
-    """The pairs with the captions of a protocol, for datasets whose sentences tell one change each (Spot-the-Diff).
+    """Return the pairs with the captions of a protocol, for datasets with one sentence per change (Spot-the-Diff).
 
     Args:
-        changes: "single": every sentence is a caption of its own, and a reference (SCORER, DIRL, CLIP4IDC). "multi": the
-            sentences of a pair, joined with ". " and cut behind the 60th word, are its one caption and reference (CARD's
-            released files). None: as they are; the protocol has no name.
+        changes: "single": every sentence is a caption and a reference (SCORER, DIRL, CLIP4IDC). "multi": the sentences of
+            a pair are joined with ". " and cut after 60 words; the result is the pair's only caption and reference (CARD's
+            released files). None: as "single", for datasets without such protocols.
     """
     if changes != "multi":
         return list(pairs)
@@ -128,18 +133,18 @@ def take_changes(pairs: Iterable[ChangePair], changes: Changes | None) -> list[C
 
 
 def is_blank(text: str) -> bool:
-    """Whether a text shows nothing: it has no letter, digit, symbol or punctuation, only spaces and zero-width characters."""
+    """Whether a text has no visible character (letter, digit, symbol or punctuation mark)."""
     return not any(unicodedata.category(letter)[0] in "LNPS" for letter in text)
 
 
 def with_words(pairs: Iterable[ChangePair]) -> list[ChangePair]:
-    """The pairs that have a caption which is not blank, with those captions only."""
-    told = (replace(pair, captions=[text for text in pair.captions if not is_blank(text)]) for pair in pairs)
-    return [pair for pair in told if pair.captions]
+    """Remove blank captions, and the pairs that have no other caption."""
+    cleaned = (replace(pair, captions=[text for text in pair.captions if not is_blank(text)]) for pair in pairs)
+    return [pair for pair in cleaned if pair.captions]
 
 
 def manifest_text(pairs: Iterable[ChangePair]) -> str:
-    """The text of a `manifest.jsonl`: one JSON object a line, keys always in the same order."""
+    """Return the text of a `manifest.jsonl`: one JSON object per line, keys always in the same order."""
     lines = []
     for pair in pairs:
         row = {key: getattr(pair, key) for key in (*_FIELDS, "change_type", "is_distractor")}
@@ -148,7 +153,7 @@ def manifest_text(pairs: Iterable[ChangePair]) -> str:
 
 
 def write_manifest(path: str | Path, pairs: Iterable[ChangePair]) -> None:
-    """Write `manifest.jsonl` whole or not at all (temporary name, then rename)."""
+    """Write `manifest.jsonl` atomically."""
     write_text(path, manifest_text(pairs))
 
 
@@ -156,31 +161,31 @@ def read_dataset(folder: str | Path) -> Dataset:
     """Read the `dataset.json` and the `manifest.jsonl` of a folder that the data stage wrote.
 
     Raises:
-        DiffcapError: one of the two is missing or malformed, or the manifest is not the one that `dataset.json` counts.
+        DiffcapError: one of the two is missing or malformed, or the manifest does not have the SHA-256 in `dataset.json`.
     """
     folder = Path(folder)
     info = read_json(folder / "dataset.json", "dataset", _REMEDY)
     missing = [key for key in ("name", "root", "manifest_sha256") if not isinstance(info, dict) or key not in info]
     if missing:
-        raise DiffcapError(f"{folder / 'dataset.json'}: lacks {', '.join(missing)}; {_REMEDY}.")
+        raise DiffcapError(f"{folder / 'dataset.json'}: the keys {', '.join(missing)} are missing; {_REMEDY}.")
     pairs = read_manifest(folder / "manifest.jsonl")
     if file_hash(folder / "manifest.jsonl") != info["manifest_sha256"]:
-        raise DiffcapError(f"{folder / 'manifest.jsonl'}: not the manifest that dataset.json counts; {_REMEDY}.")
+        raise DiffcapError(f"{folder / 'manifest.jsonl'}: its SHA-256 is not the one in dataset.json; {_REMEDY}.")
     return Dataset(info["name"], folder / info["root"], pairs, info)
 
 
 def write_dataset(folder: str | Path, name: str, root: str | Path, pairs: list[ChangePair], notes: Any) -> Dataset:
-    """Write `dataset.json` and `manifest.jsonl`; files that would not change are not touched, so Make sees them as done.
+    """Write `dataset.json` and `manifest.jsonl`; unchanged files are not touched, so that Make treats them as up to date.
 
     Args:
         folder: `data/<dataset>`.
-        name: the dataset's name.
-        root: the folder the image paths are relative to; stored relative to `folder` when it lies below it, so that
-            such a folder can be moved, and absolute otherwise.
-        pairs: the pairs in the order of the manifest.
-        notes: a dict stored as it is beside the counts (what was skipped, the reader's settings).
+        name: of the dataset.
+        root: folder of the images. A folder inside `folder` is stored as a relative path, so that `folder` can be moved;
+            others are stored as absolute paths.
+        pairs: in the order of the manifest.
+        notes: a dict of further entries of `dataset.json` (skipped pairs, the reader's settings).
     """
-    # abspath, not resolve: `..` must go before asking what lies below what, and a user's links must stay as they are
+    # abspath, not resolve: ".." must be removed before the paths are compared, but symbolic links must stay
     folder, absolute, home = Path(folder), Path(os.path.abspath(root)), os.path.abspath(folder)  # noqa: PTH100
     manifest, text = folder / "manifest.jsonl", manifest_text(pairs)
     info = {
@@ -192,7 +197,7 @@ def write_dataset(folder: str | Path, name: str, root: str | Path, pairs: list[C
     }
     stale = not manifest.is_file() or file_hash(manifest) != info["manifest_sha256"]
     if stale:
-        manifest.unlink(missing_ok=True)  # killed between the two files, the stage must count as not done
+        manifest.unlink(missing_ok=True)  # a stage that is killed between the two files must not count as done
     update_text(folder / "dataset.json", json_text(info))
     if stale:
         write_text(manifest, text)
@@ -203,12 +208,12 @@ def _counts(pairs: list[ChangePair]) -> dict[str, Any]:
     captions = sum(len(pair.captions) for pair in pairs)
     splits = {}
     for split in SPLITS:
-        ours = [pair for pair in pairs if pair.split == split]
+        members = [pair for pair in pairs if pair.split == split]
         splits[split] = {
-            "pairs": len(ours),
-            "distractors": sum(pair.is_distractor for pair in ours),
-            "captions": sum(len(pair.captions) for pair in ours),
-            "change_types": dict(sorted(Counter(pair.change_type for pair in ours if pair.change_type).items())),
+            "pairs": len(members),
+            "distractors": sum(pair.is_distractor for pair in members),
+            "captions": sum(len(pair.captions) for pair in members),
+            "change_types": dict(sorted(Counter(pair.change_type for pair in members if pair.change_type).items())),
         }
     return {
         "pairs": len(pairs),
@@ -220,24 +225,24 @@ def _counts(pairs: list[ChangePair]) -> dict[str, Any]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a small file whole or not at all; makes its folder."""
-    with whole(path) as temporary:
+    """Write a small file atomically; its folder is created."""
+    with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def update_text(path: Path, text: str) -> None:
-    """Write a small file unless it has this text already, so that Make sees an unchanged file as up to date."""
+    """Write a small file unless it has this text already, so that Make treats an unchanged file as up to date."""
     if not path.is_file() or path.read_bytes() != text.encode():
         write_text(path, text)
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write indented JSON whole or not at all."""
+    """Write indented JSON atomically."""
     write_text(path, json_text(value))
 
 
 def json_text(value: Any) -> str:
-    """A value as indented JSON."""
+    """Return a value as indented JSON."""
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -245,7 +250,7 @@ def read_json(path: str | Path, what: str = "JSON file", remedy: str = "") -> An
     """Read a JSON file.
 
     Args:
-        what: what the file is, for the message. remedy: what to do when it is missing or damaged.
+        what: kind of file, for the message. remedy: what the user can do if it is missing or damaged, for the message.
 
     Raises:
         DiffcapError: the file is missing or malformed.
@@ -256,12 +261,12 @@ def read_json(path: str | Path, what: str = "JSON file", remedy: str = "") -> An
     try:
         return _loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise DiffcapError(f"{path}: not valid JSON ({error}); {remedy or 'fix it or fetch it again'}.") from None
+        raise DiffcapError(f"{path}: not valid JSON ({error}); {remedy or 'fix it or download it again'}.") from None
 
 
 def _finite(number: str) -> float:
     if not math.isfinite(value := float(number)):
-        raise ValueError(f"it holds {number}, which is not a finite number")
+        raise ValueError(f"it contains {number}, which is not a finite number")
     return value
 
 
@@ -269,21 +274,21 @@ _DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
 
 
 def _loads(text: str) -> Any:
-    """Parse JSON that other programs can take, too.
+    """Parse JSON that other programs can read as well.
 
     Raises:
-        ValueError: it is not JSON, or holds half a character (a lone surrogate), a NUL, NaN or an infinite number.
+        ValueError: it is not JSON, or contains a lone surrogate, a NUL character, NaN or an infinite number.
     """
     value = _DECODER.decode(text)
-    if "\\u" in text:  # nothing else can bring one in
+    if "\\u" in text:  # only an escape sequence can produce such a character
         plain = json.dumps(value, ensure_ascii=False)
         if "\\u0000" in plain.replace("\\\\", ""):
-            raise ValueError("it holds a NUL character")
+            raise ValueError("it contains a NUL character")
         try:
             plain.encode()
         except UnicodeEncodeError as error:
-            half = plain[error.start : error.end].encode("unicode_escape").decode()
-            raise ValueError(f"it holds half a character, {half}") from None
+            surrogate = plain[error.start : error.end].encode("unicode_escape").decode()
+            raise ValueError(f"it contains {surrogate}, half of a surrogate pair") from None
     return value
 
 
@@ -292,10 +297,14 @@ def read_json_lines(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield `(where, object)` for every line of a JSON-lines file that is not blank.
 
-    `where` ("<path>, line <number>") is for the caller's own complaints.
+    Args:
+        what, remedy: see `read_json`.
+
+    Yields:
+        "<path>, line <number>", for the caller's error messages, and the JSON object.
 
     Raises:
-        DiffcapError: the file is missing (`what`, `remedy` as in `read_json`), or a line is not one JSON object.
+        DiffcapError: the file is missing, or a line is not a JSON object.
     """
     path = Path(path)
     if not path.is_file():
@@ -321,6 +330,6 @@ def read_json_lines(
 
 
 def file_hash(path: str | Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file in hexadecimal."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -112,12 +112,16 @@ def is_finished(out: Path) -> bool:
     return _read_object(out / FINISHED).get("checkpoint") in (BEST, LAST)
 
 
-def script_of(out: Path) -> str:
-    """The script under `stages/` that trains a stage, from what its folder holds."""
+def stage_of(out: Path) -> str:
+    """The training stage that a folder is of: the one in its finished.json, or else the one that its name begins with."""
     named = next((stage for stage in STAGES if out.name.startswith(stage)), FINETUNE)
     stage = _read_object(out / FINISHED).get("stage", named)
-    captioner = setting([out / CONFIGURATION], "model", "captioner", "class_path") or ""
-    return "adapt.py" if stage == PRETRAIN and ".clip4idc." in captioner else f"{stage}.py"
+    return stage if stage in STAGES else named
+
+
+def main_process() -> bool:
+    """Whether this is the process of rank 0, before Lightning knows."""
+    return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "RANK", "SLURM_PROCID"))
 
 
 def fault_of(out: Path) -> str | None:

@@ -6,6 +6,12 @@ from typing import Any
 
 from diffcap.errors import DiffcapError
 
+_HERE = Path(__file__).parent
+# Settings files: those of a checkout, or the copy in an installed wheel (src/diffcap/configs is a link to configs).
+CONFIGS = _HERE.parents[1] / "configs"
+if not (CONFIGS / "trainer/default.yaml").is_file():
+    CONFIGS = _HERE / "configs"
+
 
 def read_settings(path: str | Path) -> Any:
     """Read a YAML file.

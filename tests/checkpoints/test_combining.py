@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.models.test_words import SIZES as WORD_SIZES
+from tests.models.test_decoder import SIZES as WORD_SIZES
 from tests.models.tiny import captioner
 from tests.toy_checkpoints import WORDS, write_checkpoint
 
@@ -40,7 +40,7 @@ def test_the_mean_of_the_weights_is_a_checkpoint_that_captions(tmp_path: Path) -
         parts = torch.stack([model.state_dict()[name] for model in models])
         torch.testing.assert_close(value, parts.mean(0))
     assert isinstance(found.captioner, PCL) and found.vocabulary.words == WORDS
-    assert [source["file"] for source in found.facts["averaged"]] == [file.name for file in files]
+    assert [source["file"] for source in found.metadata["averaged"]] == [file.name for file in files]
     assert not list((tmp_path / "mean").glob(".*"))
 
 
@@ -78,12 +78,12 @@ def test_the_command_averages(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).with_name("diffcap")), "average", *files, "--out", str(tmp_path / "out.ckpt")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
     assert done.returncode == 0 and "the mean of 2 checkpoints, of steps 7, 7" in done.stdout, done.stderr
-    assert load(tmp_path / "out.ckpt").facts["step"] == 7
+    assert load(tmp_path / "out.ckpt").metadata["step"] == 7
 
 
 def test_members_of_an_ensemble_number_their_words_alike(tmp_path: Path) -> None:
     one, other = of_words(tmp_path / "scorer.ckpt", SCORER), of_words(tmp_path / "dirl.ckpt", DIRL)
-    assert [member.facts["method"] for member in load_together([one, other])] == ["scorer", "dirl"]
+    assert [member.metadata["method"] for member in load_together([one, other])] == ["scorer", "dirl"]
     for bad, said in (
         (
             of_words(tmp_path / "a.ckpt", DIRL, ["cube", "moved", "ruby", "the"]),

@@ -69,7 +69,7 @@ def test_what_is_pushed_comes_back(run: Path, tmp_path: Path) -> None:
     pulled = diffcap(hub, tmp_path / "home", "pull", "user/toy", "--out", str(tmp_path / "here"))
     assert pulled.returncode == 0, pulled.stderr
     one, two = load(checkpoint), load(tmp_path / "here")
-    assert one.facts == two.facts and one.vocabulary.words == two.vocabulary.words
+    assert one.metadata == two.metadata and one.vocabulary.words == two.vocabulary.words
     for name, value in one.captioner.state_dict().items():
         assert value.equal(two.captioner.state_dict()[name]), name
     again = diffcap(hub, tmp_path / "home", "push", str(tmp_path / "here"), "user/again")

@@ -23,7 +23,7 @@ from diffcap.checkpoints.loading import load
 from diffcap.checkpoints.reading import read_checkpoint, write_folder
 from diffcap.cli import main
 from diffcap.errors import DiffcapError
-from diffcap.lit.run import WholeFiles
+from diffcap.lit.run import AtomicCheckpointIO
 from diffcap.lit.training import init_from
 from diffcap.models.generation import greedy
 from diffcap.models.scorer import SCORER
@@ -48,7 +48,9 @@ def test_the_loaded_captioner_writes_what_the_saved_one_writes(tmp_path: Path) -
     assert torch.equal(greedy(trained.captioner, before, after, 12), greedy(saved, before, after, 12))
     assert not trained.captioner.training and trained.max_length == 12
     assert trained.vocabulary.words == WORDS and trained.features["shape"] == [5, 2, 3]
-    assert trained.facts["method"] == "pcl" and trained.facts["step"] == 7 and trained.facts["tokenizer"] == "raw"
+    assert (
+        trained.metadata["method"] == "pcl" and trained.metadata["step"] == 7 and trained.metadata["tokenizer"] == "raw"
+    )
 
 
 def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
@@ -97,7 +99,7 @@ def test_foreign_files(tmp_path: Path, kind: str) -> None:
         path.write_bytes(contents[kind])
     said = sentence(path)
     assert "not a readable checkpoint" in said and "torch.load" not in said  # torch's advice to read it unsafely
-    assert ("it asks for " in said) == (kind in ("archive", "newer"))
+    assert ("it uses " in said) == (kind in ("archive", "newer"))
     assert not (tmp_path / "ran").exists()
 
 
@@ -306,7 +308,7 @@ def written(path: Path, kind: str) -> Path:
     """A checkpoint as each part of the program writes it; the file whose bytes are its weights."""
     plain = write_checkpoint(path / "best.ckpt", model(), "finetune")
     if kind == "lightning":
-        WholeFiles().save_checkpoint(torch.load(plain, weights_only=True), path / "best.ckpt")
+        AtomicCheckpointIO().save_checkpoint(torch.load(plain, weights_only=True), path / "best.ckpt")
     elif kind == "average":
         average([plain, plain], path / "best.ckpt")
     elif kind == "export":

@@ -12,7 +12,7 @@ import torch
 from tests.toy import NEGATIVES, SHAPE, pairs, write_toy
 
 from diffcap.data.captioning import CaptionData, FeatureData
-from diffcap.data.pair_table import PairBatches
+from diffcap.data.pair_table import PairDataset
 from diffcap.data.pretraining import PretrainData
 from diffcap.errors import DiffcapError
 from diffcap.features.store import FeatureStore
@@ -187,11 +187,13 @@ def test_fewer_samples_than_processes_are_refused(folder: Path) -> None:
         data.trainer = trainer(ranks=2)
         data.train_dataloader()
         data.trainer = trainer(ranks=3)
-        with pytest.raises(DiffcapError, match=r"batch_size is 2, which makes 2 samples a step for 3 processes; raise"):
+        with pytest.raises(
+            DiffcapError, match=r"batch_size is 2, which gives 2 samples per step for 3 processes; raise"
+        ):
             data.train_dataloader()
     data = pretraining(folder, batch_size=5, samples="scenes")
     data.trainer = trainer(ranks=3)
-    with pytest.raises(DiffcapError, match=r"batch_size is 5, which makes 2 samples a step for 3 processes"):
+    with pytest.raises(DiffcapError, match=r"batch_size is 5, which gives 2 samples per step for 3 processes"):
         data.train_dataloader()
 
 
@@ -259,7 +261,7 @@ def test_sizes_and_words_come_from_the_training_split_and_the_store(folder: Path
 
 def test_decoding_batches_hold_no_text(folder: Path) -> None:
     data = captioning(folder)
-    batch = PairBatches(data.table("test"))[1]
+    batch = PairDataset(data.table("test"))[1]
     assert set(batch) == {"id", "number", "is_change", "before", "after"} and batch["before"].shape == (1, *SHAPE)
 
 
@@ -271,7 +273,7 @@ def test_bad_input_is_one_sentence(folder: Path, tmp_path: Path) -> None:
     pretraining(folder, negatives=str(tmp_path / "nowhere.jsonl"), tasks={"mlm": 1})  # not needed, not read
     others = tmp_path / "others.jsonl"
     others.write_text('{"id": "99.png", "caption": "x", "negatives": [{"kind": "retrieve", "text": "y"}]}\n')
-    with pytest.raises(DiffcapError, match="no line is of a training pair; write it again"):
+    with pytest.raises(DiffcapError, match="it has no training pair; write the file again"):
         pretraining(folder, negatives=str(others))
     with pytest.raises(DiffcapError, match="no dataset there"):
         CaptionData(str(tmp_path / "nothing"), "toy")
@@ -347,7 +349,7 @@ def test_pairs_that_scenes_leave_out_are_counted(folder: Path, tmp_path: Path, c
     captioning(tmp_path, samples="scenes")
     said = capsys.readouterr().out
     assert said.startswith(
-        f"toy: 1 training pairs (first {gone.id.removesuffix('_n')}) have no change or no distractor"
+        f"toy: 1 training pairs (first {gone.id.removesuffix('_n')}) belong to scenes without a change pair"
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from tests.toy import NEGATIVES, SHAPE, write_toy, write_toy_labelled, write_toy_singles
 
 from diffcap.data.captioning import AdaptData, CaptionData
-from diffcap.data.pair_table import PairBatches
+from diffcap.data.pair_table import PairDataset
 from diffcap.data.pretraining import PretrainData
 from diffcap.errors import DiffcapError
 from diffcap.records import read_dataset, write_dataset
@@ -115,40 +115,36 @@ def test_tasks_that_are_left_out_leave_the_shares_of_the_others(folders: dict[st
     data = on(folders["pairs"], tasks={"mlm": 1, "mvcl": 12, "fda": 1}, without=["fda"])
     drawn = Counter(data.schedule.at(step)[0] for step in range(1300))
     assert drawn.keys() == {"mlm", "mvcl"} and 60 < drawn["mlm"] < 140  # 1 in 13: 100
-    with pytest.raises(DiffcapError, match=r"data\.without names 'mvlc'"):
+    with pytest.raises(DiffcapError, match=r"data\.without has the unknown task 'mvlc'"):
         on(folders["pairs"], without=["mvlc"])
 
 
 def test_bad_input_is_one_sentence(folders: dict[str, Path], tmp_path: Path) -> None:
     singles, labelled = str(folders["singles"]), str(folders["labelled"])
-    with pytest.raises(DiffcapError, match=r"names 'fgvc', which draws from data\.labelled; give its folder"):
+    with pytest.raises(DiffcapError, match=r"has 'fgvc', but data\.labelled is not set; give its folder"):
         on(folders["pairs"], tasks={"fgvc": 1})
-    with pytest.raises(DiffcapError, match=r"names 'single_fda', which draws from data\.singles"):
+    with pytest.raises(DiffcapError, match=r"has 'single_fda', but data\.singles is not set"):
         on(folders["pairs"], tasks={"mlm": 1, "single_fda": 1})
-    with pytest.raises(DiffcapError, match="toy_singles: has no images of two classes"):
+    with pytest.raises(DiffcapError, match="toy_singles: has images of fewer than two classes"):
         on(folders["pairs"], tasks={"fgvc": 1}, labelled=singles)
     with pytest.raises(DiffcapError, match="toy_labelled: has no single training image with captions"):
         on(folders["pairs"], tasks={"single_mlm": 1}, singles=labelled, vocabulary_with=[labelled])
-    with pytest.raises(
-        DiffcapError, match=r"words are not in the vocabulary; give its folder in data\.vocabulary_with"
-    ):
+    with pytest.raises(DiffcapError, match=r"data\.vocabulary_with does not have this folder; add it"):
         mixed(folders, vocabulary_with=[str(folders["labelled"])])
     roundabout = folders["singles"] / ".." / folders["singles"].name
     assert "bird" in mixed(folders, vocabulary_with=[str(roundabout)]).words
-    with pytest.raises(DiffcapError, match="toy_labelled: its images have classes and no captions; it helps in"):
+    with pytest.raises(DiffcapError, match="toy_labelled: its images have classes and no captions, so it can only"):
         on(folders["labelled"])
     for kind in (CaptionData, AdaptData):
-        with pytest.raises(DiffcapError, match="toy_singles: made of single images, which only pre-training takes"):
+        with pytest.raises(DiffcapError, match="toy_singles: has single images, which only pre-training can use"):
             kind(singles, "toy")
-    with pytest.raises(DiffcapError, match="these are single images, with no pair to caption"):
-        PairBatches(on(folders["singles"], tasks={"mlm": 1}).table("val"))
+    with pytest.raises(DiffcapError, match="the dataset has single images, which cannot be captioned"):
+        PairDataset(on(folders["singles"], tasks={"mlm": 1}).table("val"))
     other = write_toy_labelled(tmp_path / "other", meta="another")
-    with pytest.raises(
-        DiffcapError, match=r"of another kind than those of toy \(another backbone\); extract both with"
-    ):
+    with pytest.raises(DiffcapError, match=r"those of toy have different values of backbone; extract both with"):
         on(folders["pairs"], tasks={"fgvc": 1}, labelled=str(other))
     both = [*read_dataset(folders["pairs"]).pairs, *read_dataset(folders["singles"]).pairs]
     write_dataset(tmp_path / "both", "both", folders["pairs"], both, {})
     (tmp_path / "both/features").symlink_to(folders["pairs"] / "features")
-    with pytest.raises(DiffcapError, match="pairs and single images side by side"):
+    with pytest.raises(DiffcapError, match="has both pairs and single images"):
         on(tmp_path / "both", tasks={"mlm": 1})

@@ -131,7 +131,7 @@ def test_one_form_and_all_of_it(tmp_path: Path) -> None:
     write_lines(tmp_path / "train.jsonl", [{"img1": "1", "img2": "2", "description": ["a"]}])
     assert f"{tmp_path / 'val.jsonl'}: no annotations there" in refusal(tmp_path)
     write_table(tmp_path, ROWS)
-    assert "leave only one form" in refusal(tmp_path)
+    assert "keep only one format" in refusal(tmp_path)
 
 
 def test_a_header_with_other_columns_is_refused(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_a_training_pair_needs_a_caption(folder: Path) -> None:
 
 def test_splits_hold_each_number_once(folder: Path) -> None:
     change(folder, "splits.json", lambda splits: splits["val"].append(12))
-    assert "12 stands twice (in train and val)" in refusal(folder)
+    assert "12 is duplicated (in train and val)" in refusal(folder)
     change(folder, "splits.json", lambda splits: splits.update(val=["000012.png"]))
     assert "\"val\" holds '000012.png', not the number of an image" in refusal(folder)
     change(folder, "splits.json", lambda splits: splits.pop("val"))
@@ -115,7 +115,7 @@ def test_splits_hold_each_number_once(folder: Path) -> None:
 
 def test_a_file_has_one_change_type(folder: Path) -> None:
     change(folder, "type_mapping.json", lambda kinds: kinds["color"].append("000003.png"))
-    assert "'000003.png' stands under both" in refusal(folder)
+    assert "'000003.png' is listed under 'color' and under 'add'" in refusal(folder)
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

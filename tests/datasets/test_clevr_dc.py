@@ -32,7 +32,7 @@ def test_both_forms_give_the_same_pairs(tmp_path: Path, renamed: bool) -> None:
     assert all((folder / path).is_file() for pair in pairs for path in (pair.before, pair.after))
     assert pairs[0].before.split("/")[0] == ("images" if renamed else "bef")
     said = describe("clevr_dc", pairs, folder)
-    assert "derived from the captions' words" in said["notes"][0] and len(said["notes"]) == 1
+    assert "derived from the captions; the files do not have them" in said["notes"][0] and len(said["notes"]) == 1
     assert said["official"]["state"] == "part" and said["official"]["splits"]["train"] == [5, 40_800]
 
 
@@ -97,7 +97,7 @@ def test_the_blocks_of_ids_check_the_types() -> None:
         for block in (0, 8000)
         for n in range(block, block + 60)
     ]
-    assert notes(pairs)[-1].startswith("114 of 120 pairs are of the type that most of their 8,000 ids have")
+    assert notes(pairs)[-1].startswith("114 of 120 pairs have the most frequent type of their block of 8,000 ids")
     assert len(notes(pairs[:70])) == 1  # too few of the second block
 
 
@@ -114,7 +114,7 @@ def test_one_sentence_for_each_fault(tmp_path: Path) -> None:
     folder = write_clevr_dc(tmp_path, SPLITS)
     good = (folder / "split.json").read_text()
     (folder / "split.json").write_text(json.dumps({**SPLITS, "val": [4, 5]}))
-    assert "5 stands twice (in val and test)" in refusal(folder)
+    assert "5 is duplicated (in val and test)" in refusal(folder)
     (folder / "split.json").write_text(json.dumps({**SPLITS, "val": [77]}))
     assert "no captions for the id 77" in refusal(folder)
     (folder / "split.json").write_text(good)

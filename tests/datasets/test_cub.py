@@ -71,11 +71,11 @@ def test_captions_alone_need_no_list_of_images(official: Path) -> None:
         (lambda f: (f / "CUB_200_2011/images.txt").write_text("1 a.png\n"), r"images\.txt, line 1: expected"),
         (
             lambda f: (f / f"cvpr2016_cub/text_c10/{PATHS[1]}.txt").write_text(" \n"),
-            "no sentences there, as for 1 of 3",
+            "missing or empty \\(1 of 3 images have no sentences",
         ),
         (
             lambda f: (f / "cvpr2016_cub/testclasses.txt").write_text("059.Gull\n"),
-            "no image is of its classes",
+            "no image has one of these classes",
         ),
     ],
 )

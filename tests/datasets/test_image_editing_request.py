@@ -56,7 +56,7 @@ def test_one_sentence_for_each_fault(tmp_path: Path) -> None:
     path = folder / "test.json"
     good = {"img0": "a.jpg", "img1": "b.jpg", "sents": ["x"], "uid": "R_9"}
     path.write_text(json.dumps([good, {**good, "uid": "Z_1"}]))
-    assert "entry 2: the uid 'Z_1' stands already in" in refusal(folder) and "train.json, entry 1" in refusal(folder)
+    assert "entry 2: the uid 'Z_1' is already used in" in refusal(folder) and "train.json, entry 1" in refusal(folder)
     for wrong in ({"uid": ""}, {"img1": None}, {"sents": "x"}):
         path.write_text(json.dumps([{**good, **wrong}]))
         assert f"{path}, entry 1: " in refusal(folder)

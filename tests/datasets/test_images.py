@@ -24,7 +24,7 @@ def test_missing_and_broken_images_are_listed_in_order(tmp_path: Path) -> None:
     found = dict(check_images(tmp_path, names))
     assert list(found) == names[2:]
     assert all(found[name].startswith("broken: ") for name in names[2:6])
-    assert found["f.png"] == "broken: a text file, not an image; give a picture in its place"
+    assert found["f.png"] == "broken: a text file, not an image; put an image in its place"
     assert found["g.png"] == found["h/i.png"] == "missing"
     exists = check_images(tmp_path, names, "exists")
     assert exists == [Problem("g.png", "missing"), Problem("h/i.png", "missing")]
@@ -69,7 +69,7 @@ def test_a_killed_check_goes_on_from_its_last_note(tmp_path: Path, monkeypatch: 
     for name in names:
         write_image(tmp_path / name)
     monkeypatch.setattr(images, "BATCH", 2)
-    monkeypatch.setattr(images, "_remember", _killed_after(2, images._remember))
+    monkeypatch.setattr(images, "_write_stamps", _killed_after(2, images._write_stamps))
     with pytest.raises(KeyboardInterrupt):
         check_images(tmp_path, names, memory=memory)
     assert sorted(json.loads(memory.read_text())["images"]) == names[:4]

@@ -86,7 +86,7 @@ def test_three_pairs_are_enough_and_two_are_not(tmp_path: Path) -> None:
     write_lines(tmp_path / "pairs.jsonl", [row(number) for number in range(3)])
     assert sorted(pair.split for pair in read_pairs("desk", tmp_path)) == ["test", "train", "val"]
     write_lines(tmp_path / "pairs.jsonl", [row(1), row(1), row(2)])
-    assert "fall into 2 groups that share no image" in refusal(tmp_path)
+    assert "form only 2 groups without common images" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -96,18 +96,18 @@ def test_three_pairs_are_enough_and_two_are_not(tmp_path: Path) -> None:
         (row(2, after="/data/b.jpg"), "the path '/data/b.jpg' leads out of the dataset's folder; write it relative"),
         (row(2, before="../b.jpg"), "the path '../b.jpg' leads out of the dataset's folder; write it relative"),
         (row(2, captions="one"), "\"captions\" must be a list of sentences, found 'one'"),
-        (row(2, captions=["", "x"]), '"captions" holds a blank sentence; fill it'),
-        (row(2, captions=["x", "\u200b\ufeff"]), '"captions" holds a blank sentence; fill it'),
+        (row(2, captions=["", "x"]), '"captions" has a blank sentence; fill it'),
+        (row(2, captions=["x", "\u200b\ufeff"]), '"captions" has a blank sentence; fill it'),
         (row(2, id=" \u200b"), '"id" must be a string'),
         (row(2, id=["a"]), '"id" must be a string'),
         (row(2, captions=[], split="train"), "a training pair needs at least one caption"),
         (row(2, split="dev"), "\"split\" must be one of train, val, test, found 'dev'"),
-        (row(2, id="000001", split="val"), "id '000001' stands already"),
+        (row(2, id="000001", split="val"), "id '000001' is already used"),
         (row(2, is_distractor=1), '"is_distractor" true or false'),
         (row(2), 'no "split", while other lines have one'),
         (row(2, id=float("nan")), "NaN, which is not a finite number"),
         (row(2, id=["1"]), "\"id\" must be a string, found ['1']"),
-        (row(2, split="val", changed="the cup"), '"changed" is for objects of blocks, whose captions are parsed'),
+        (row(2, split="val", changed="the cup"), '"changed" is reserved for the dataset blocks'),
         (row(2, split="val", viewpoint_iou="high"), "\"viewpoint_iou\" must be a number, found 'high'"),
         (row(2, split="val", boxes=[[0, 0, 5, 5]]), '"boxes" must be {"before": [x0, y0, x1, y1] or null, "after"'),
     ],

@@ -50,6 +50,6 @@ def test_one_sentence_for_each_fault(tmp_path: Path) -> None:
         write_lines(folder / "test.json", [good, {**good, **wrong}])
         assert f"{folder / 'test.json'}, line 2: " in refusal(folder)
     write_lines(folder / "test.json", [good, good])
-    assert "the pair '000001.png' stands already in" in refusal(folder)
+    assert "the pair '000001.png' is already used in" in refusal(folder)
     (folder / "val.json").unlink()
     assert "put IDC-PCL's three files here" in refusal(folder)

@@ -22,5 +22,7 @@ if __name__ == "__main__":
     for start in range(0, len(mine), 3):
         batch = mine[start : start + 3]
         metric.update(batch, [content["predictions"][id] for id in batch])
-    out.write_text(json.dumps({"seen": len(mine), "gathered": len(metric.gathered()), "scores": metric.compute()}))
+    out.write_text(
+        json.dumps({"seen": len(mine), "gathered": len(metric.gather_captions()), "scores": metric.compute()})
+    )
     dist.destroy_process_group()

@@ -15,7 +15,7 @@ def pair(id: str, *captions: str) -> ChangePair:
 def test_most_common_caption_goes_to_every_pair() -> None:
     train = [pair("1", "x moved", "no change"), pair("2", "no change"), pair("3", "x moved", "x moved")]
     assert most_common_captions(train, [pair("8"), pair("9")]) == {"8": "x moved", "9": "x moved"}
-    with pytest.raises(DiffcapError, match="no caption to repeat"):
+    with pytest.raises(DiffcapError, match="the training split has no caption"):
         most_common_captions([pair("1")], [pair("8")])
 
 

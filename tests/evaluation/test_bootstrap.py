@@ -10,7 +10,15 @@ from tests.toy import captions, pairs
 
 from diffcap.errors import DiffcapError
 from diffcap.evaluation import bootstrap
-from diffcap.evaluation.bootstrap import Additive, additive, compare, drawn_sums, mean_of_sums, resampled, versus
+from diffcap.evaluation.bootstrap import (
+    AdditiveMetric,
+    additive_metrics,
+    bootstrap_scores,
+    bootstrap_sums,
+    compare,
+    compare_scores,
+    mean_of_sums,
+)
 from diffcap.evaluation.captions import score_tokens
 from diffcap.evaluation.meteor import meteor, meteor_counts, meteor_of_sums, running_meteor
 from diffcap.evaluation.protocols import groups_of
@@ -42,8 +50,12 @@ def test_scores_on_all_pairs_are_those_of_the_metrics() -> None:
 
 def test_a_draw_is_scored_as_the_corpus_of_its_pairs() -> None:
     hypotheses = said(3, 0.5)
-    system, ids, samples = additive(hypotheses, REFERENCES, {"total": list(REFERENCES)}, FAST), list(REFERENCES), 5
-    scores = resampled([system], {"total": ids}, samples, seed=4)[0]["total"]
+    system, ids, samples = (
+        additive_metrics(hypotheses, REFERENCES, {"total": list(REFERENCES)}, FAST),
+        list(REFERENCES),
+        5,
+    )
+    scores = bootstrap_scores([system], {"total": ids}, samples, seed=4)[0]["total"]
     generator = np.random.default_rng([4, 0])
     numbers = generator.integers(len(ids), size=(samples, len(ids)))
     cider = system[-1].rows["total"][:, 0]
@@ -92,12 +104,12 @@ def test_many_draws_are_scored_block_by_block(monkeypatch: pytest.MonkeyPatch) -
     values = np.random.default_rng(0).random((5, 1))
     groups = {"total": list("abcde"), "two": ["a", "b"]}
     rows = {name: np.concatenate([values, np.ones_like(values)], 1)[: len(ids)] for name, ids in groups.items()}
-    system, samples = [Additive(("m",), rows, score)], 3 * bootstrap.BLOCK + 5
-    found = resampled([system, system], groups, samples, seed=1)
+    system, samples = [AdditiveMetric(("m",), rows, score)], 3 * bootstrap.BLOCK + 5
+    found = bootstrap_scores([system, system], groups, samples, seed=1)
     assert max(lengths) <= 2 * len(groups) * (1 + bootstrap.BLOCK)
     lengths.clear()
     monkeypatch.setattr(bootstrap, "BLOCK", samples)
-    at_once = resampled([system, system], groups, samples, seed=1)
+    at_once = bootstrap_scores([system, system], groups, samples, seed=1)
     assert lengths == [2 * len(groups) * (1 + samples)]
     for one, other in zip(found, at_once):
         for group in groups:
@@ -107,10 +119,10 @@ def test_many_draws_are_scored_block_by_block(monkeypatch: pytest.MonkeyPatch) -
 
 def test_intervals_are_as_wide_as_the_theory_of_means_says() -> None:
     values = np.random.default_rng(0).normal(3, 2, size=(400, 1))
-    sums = drawn_sums(np.concatenate([values, np.ones_like(values)], 1), 4000, np.random.default_rng(1))
+    sums = bootstrap_sums(np.concatenate([values, np.ones_like(values)], 1), 4000, np.random.default_rng(1))
     means = sums[:, 0] / sums[:, 1]
     assert (sums[:, 1] == 400).all() and means[0] == pytest.approx(values.mean())
-    row = versus(np.zeros_like(means), means, level=0.95)
+    row = compare_scores(np.zeros_like(means), means, level=0.95)
     half = 1.96 * values.std() / 20
     assert row["interval"] == pytest.approx([means[0] - half, means[0] + half], abs=0.1 * half)
     assert row["b_better"] == 1 and [row["difference"], row["b"]] == pytest.approx([means[0]] * 2)

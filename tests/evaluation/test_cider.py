@@ -8,7 +8,7 @@ from pycocoevalcap.cider.cider_scorer import CiderScorer
 from tests.toy import pairs
 
 from diffcap.errors import DiffcapError
-from diffcap.evaluation.cider import BASE, CiderD
+from diffcap.evaluation.cider import MAX_WORDS, CiderD
 
 References = dict[str, list[str]]
 
@@ -84,5 +84,5 @@ def test_what_cannot_be_scored_is_refused() -> None:
     with pytest.raises(KeyError):
         CiderD({"a": ["x"]})(["b"], ["x"])
     with pytest.raises(DiffcapError, match="different words"):
-        CiderD({"a": [" ".join(map(str, range(BASE + 1)))]})
+        CiderD({"a": [" ".join(map(str, range(MAX_WORDS + 1)))]})
     assert CiderD({"a": [""], "b": ["", ""]})(["b"], ["x y"]).tolist() == [0.0]

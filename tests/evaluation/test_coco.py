@@ -62,7 +62,7 @@ def test_bad_predictions_are_one_sentence_with_the_file(tmp_path: Path, text: st
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[]", 'no "annotations"'),
+        ("[]", 'the key "annotations" is missing'),
         ('{"annotations": []}', '"annotations" is empty'),
         ('{"annotations": [', "not valid JSON"),
     ],

@@ -42,7 +42,7 @@ def test_reset_forgets_captions_and_keeps_the_references_tokens(monkeypatch: pyt
         score = metric.compute()["BLEU-1"]
         assert score == pytest.approx(1.0 if "cube" in caption else 0.0, abs=1e-6)
         metric.reset()
-    assert metric.gathered() == {}
+    assert metric.gather_captions() == {}
     assert len(calls) == 1
 
 

@@ -88,7 +88,7 @@ def test_what_is_missing_is_named() -> None:
     with pytest.raises(DiffcapError, match="5 pairs have no prediction"):
         slot_accuracy({}, PAIRS)
     plain = ChangePair("9", "b", "a", ["x"], "test", "move")
-    with pytest.raises(DiffcapError, match="do not name their changed object"):
+    with pytest.raises(DiffcapError, match="do not have their changed object"):
         slot_accuracy({"9": "x"}, [plain])
 
 

@@ -50,7 +50,7 @@ def test_torchvision_stage_from_a_local_file(resnet18, tmp_path: Path) -> None:
 def test_pooling_averages_the_map(resnet18, tmp_path: Path) -> None:
     torch.save(resnet18.state_dict(), tmp_path / "w.pth")
     whole = build_backbone("torchvision", "resnet18", "layer2", str(tmp_path / "w.pth"))
-    pooled = build_backbone("torchvision", "resnet18", "layer2", str(tmp_path / "w.pth"), pool=(4, 7))
+    pooled = build_backbone("torchvision", "resnet18", "layer2", str(tmp_path / "w.pth"), pool_size=(4, 7))
     images = torch.randn(1, 3, 224, 224)
     expected = whole(images).reshape(1, 128, 4, 7, 7, 4).mean((3, 5))  # 28 x 28 in blocks of 7 x 4
     torch.testing.assert_close(pooled(images), expected)
@@ -77,7 +77,7 @@ def test_open_clip_gives_the_grid_of_tokens_without_the_class(tmp_path: Path) ->
 
 
 def test_timm_stages() -> None:
-    backbone = build_backbone("timm", "test_convnext.r160_in1k", stage=1, weights="random")
+    backbone = build_backbone("timm", "test_convnext.r160_in1k", layer=1, weights="random")
     torch.manual_seed(0)
     model = timm.create_model("test_convnext.r160_in1k", pretrained=False, num_classes=0).eval()
     images = torch.randn(2, 3, 160, 160)
@@ -86,7 +86,7 @@ def test_timm_stages() -> None:
     with pytest.raises(
         DiffcapError, match=r"--model\.stage=99: feature index 99 is out of range .*; give another number"
     ):
-        build_backbone("timm", "test_convnext.r160_in1k", stage=99, weights="random").shape()
+        build_backbone("timm", "test_convnext.r160_in1k", layer=99, weights="random").shape()
 
 
 def test_wrong_files_and_names_are_one_sentence(resnet18, tmp_path: Path) -> None:
@@ -110,6 +110,10 @@ def test_wrong_files_and_names_are_one_sentence(resnet18, tmp_path: Path) -> Non
         (tmp_path / "text.pth").write_bytes(text)
         with pytest.raises(DiffcapError, match=r"text\.pth: cannot be read as .* \(\S.*\); fetch it again"):
             read_state_dict(tmp_path / "text.pth")
+    with pytest.raises(DiffcapError, match=r"--model\.stage is missing: give the name of a node of resnet18"):
+        build_backbone("torchvision", "resnet18", None, "random")
+    with pytest.raises(DiffcapError, match=r"--model\.stage=last is not valid for timm"):
+        build_backbone("timm", "test_vit.r160_in1k", "last", "random")
     with pytest.raises(DiffcapError, match="no node 'layer9'"):
         build_backbone("torchvision", "resnet18", "layer9", "random")
     with pytest.raises(DiffcapError, match=r"gives \(1, 1000\), not a map"):

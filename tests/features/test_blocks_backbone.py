@@ -8,7 +8,7 @@ from PIL import Image
 from safetensors import safe_open
 
 from diffcap.features.backbones import build_backbone
-from diffcap.features.blocks_backbone import CELL, CHANNELS, MARGIN, SHIPPED, BlocksNetwork, cell_middles
+from diffcap.features.blocks_backbone import CELL, CHANNELS, MARGIN, SHIPPED, BlocksNetwork, cell_centers
 
 
 def test_folding_batch_norm_changes_nothing() -> None:
@@ -28,7 +28,7 @@ def test_each_cell_looks_round_its_own_middle() -> None:
     """The gradient of a cell with respect to the picture is centred on the cell."""
     torch.manual_seed(0)
     network = BlocksNetwork().eval()
-    x, y = cell_middles()
+    x, y = cell_centers()
     for row, column in ((1, 2), (2, 3)):
         images = torch.randn(8, 3, 96, 128, requires_grad=True)
         network.raw(network.blocks(images))[0][:, :, row, column].square().sum().backward()

@@ -31,7 +31,7 @@ def test_broken_images_are_named(tmp_path: Path) -> None:
     for name, reason in (
         ("short.png", "truncated"),
         ("text.png", "cannot|not an image"),
-        ("gone.png", "no image there"),
+        ("gone.png", "file not found"),
     ):
         with pytest.raises(DiffcapError, match=rf"{name}: .*{reason}"):
             load_image(tmp_path / name)

@@ -1,4 +1,4 @@
-"""Pixels as features: decoded once, resized as PIL does, stored as bytes; and the maps of an adapted CLIP4IDC."""
+"""ResizeOnly as features: decoded once, resized as PIL does, stored as bytes; and the maps of an adapted CLIP4IDC."""
 
 from pathlib import Path
 from typing import Any
@@ -48,12 +48,12 @@ def test_a_store_of_bytes(tmp_path: Path) -> None:
 
 
 def test_other_libraries_have_a_size_of_their_own() -> None:
-    with pytest.raises(DiffcapError, match=r"--model\.image_size is for pixels; torchvision has a size of its own"):
+    with pytest.raises(DiffcapError, match=r"--model\.image_size is only for pixels; torchvision has a fixed size"):
         build_backbone("torchvision", "resnet18", "layer3", "random", image_size=(64, 64))
 
 
 def test_pixels_take_no_weights() -> None:
-    with pytest.raises(DiffcapError, match="pixels have no network, stage, pool or weights: leave those options out"):
+    with pytest.raises(DiffcapError, match="pixels have no network, stage, pool or weights: remove these options"):
         build_backbone("pixels", weights="clip.pt")
 
 
@@ -73,7 +73,7 @@ def test_an_adapted_clip_gives_maps(tmp_path: Path) -> None:
     image = picture(12, 8)
     found = backbone(backbone.preprocess(image)[None])
     tower = model.images
-    tokens = tower.ln_mid(tower.alone(tower.normalize(backbone.preprocess(image)[None])))
+    tokens = tower.ln_mid(tower.encode_single(tower.normalize(backbone.preprocess(image)[None])))
     torch.testing.assert_close(found[0, :, 1, 2], tokens[0, 1 + 5])
     other = write_adaptation(tmp_path / "other.ckpt", method="pcl")
     assert other is not model

@@ -65,7 +65,7 @@ def test_rows_that_were_written_but_not_flushed_are_missing(tmp_path: Path) -> N
 
 def test_another_kind_of_store_is_refused(tmp_path: Path) -> None:
     fill(tmp_path)
-    with pytest.raises(DiffcapError, match=r'weights_sha256 there is "ab", now "cd".; give the settings that made it'):
+    with pytest.raises(DiffcapError, match=r'weights_sha256 there is "ab", now "cd".; use the same settings as before'):
         writer(tmp_path, meta={**META, "weights_sha256": "cd"})
     with pytest.raises(DiffcapError, match="shape"):
         StoreWriter(tmp_path, PATHS, (3, 2, 5), META)
@@ -113,7 +113,7 @@ def test_broken_stores_are_named(tmp_path: Path) -> None:
     fill(tmp_path / "b")
     meta = json.loads((tmp_path / "b" / "meta.json").read_text())
     (tmp_path / "b" / "meta.json").write_text(json.dumps({**meta, "version": 7}))
-    with pytest.raises(DiffcapError, match="version 7, this program reads version 2"):
+    with pytest.raises(DiffcapError, match="version 7, but this program reads version 2"):
         FeatureStore.open(tmp_path / "b")
 
 
@@ -127,7 +127,7 @@ def test_values_beyond_float16_are_cut_off_and_no_number_is_refused(tmp_path: Pa
     store = writer(tmp_path)
     huge = features([0])
     huge[0, 0, 0, 0] = 1e6
-    with pytest.warns(UserWarning, match="beyond 65504"):
+    with pytest.warns(UserWarning, match="outside the range from -65504 to 65504"):
         store.write(np.array([0]), huge)
     huge[0, 0, 0, 0] = np.nan
     with pytest.raises(DiffcapError, match=r"images/1\.png: its features are infinite or not a number"):
@@ -218,7 +218,7 @@ def test_rows_beyond_the_end_of_a_file_are_computed_again(
         (tmp_path / name).unlink()
     else:
         os.truncate(tmp_path / name, bytes_left)
-    with pytest.raises(DiffcapError, match=rf"{name}: truncated, {bytes_left or 0} bytes where 10 images need"):
+    with pytest.raises(DiffcapError, match=rf"{name}: truncated, {bytes_left or 0} bytes, but 10 images need"):
         FeatureStore.open(tmp_path)
     assert repaired(tmp_path) == lost
     assert (tmp_path / SUMS).read_bytes() == sums

@@ -51,12 +51,12 @@ def test_what_fails_is_listed_and_only_that_is_fetched_the_next_time(clevr: Fold
     clevr.site.pages["/types.json"].always = "status 404"
     said = clevr.fetch()
     assert (
-        said.startswith("error: clevr_change: official/")
-        and "could not be fetched or unpacked; then run the same command" in said
+        said.startswith("error: clevr_change: could not fetch official/")
+        and "; then run the same command again" in said
     )
     failed = {row["name"]: row for row in clevr.json("fetch-failures.json")["failed"]}
-    assert failed["official/splits.json"]["why"] == "the server says 500 Internal Server Error (3 times)"
-    assert failed["official/type_mapping.json"]["why"] == "the server says 404 Not Found"
+    assert failed["official/splits.json"]["why"] == "the server answers 500 Internal Server Error (3 times)"
+    assert failed["official/type_mapping.json"]["why"] == "the server answers 404 Not Found"
     assert not (clevr.out / "manifest.jsonl").exists()
     for page in clevr.site.pages.values():
         page.always = ""
@@ -79,11 +79,11 @@ def test_another_content_than_at_the_first_fetch_is_an_error(clevr: Folder) -> N
     splits = clevr.out / "official/splits.json"
     body = splits.read_bytes()
     splits.write_bytes(body + b" ")
-    assert "not the file any more whose checksum stands in" in clevr.fetch()
+    assert "its content differs from the checksum in" in clevr.fetch()
     splits.unlink()
     clevr.site.put("/splits.json", body + b"\n")
     said = clevr.fetch()
-    assert "at the first fetch it was" in said and "take the lines of official/splits.json out of" in said
+    assert "at the first fetch; to accept it, delete official/splits.json from" in said
     assert not splits.exists() and not list(clevr.out.rglob("*.part*"))
     sums = clevr.json("checksums.json")
     del sums["official/splits.json"]
@@ -109,8 +109,15 @@ def test_json_that_is_none_and_an_evil_archive(clevr: Folder) -> None:
         archive.addfile(tarfile.TarInfo("../evil.txt"))
     clevr.site.put("/evil.tar.gz", out.getvalue())
     clevr.sources(files=[{"url": clevr.site.url("/evil.tar.gz"), "unpack": True}])
-    assert "would be written outside its folder" in clevr.fetch()
+    assert "outside the destination" in clevr.fetch()
     assert not list(clevr.path.rglob("evil.txt"))
+
+
+def test_a_published_length_that_does_not_fit(clevr: Folder) -> None:
+    size = len(clevr.site.pages["/splits.json"].body)
+    clevr.sources(files=[{"url": clevr.site.url("/splits.json"), "size": size + 1}])
+    assert f"{size:,} bytes long, but the publisher's is {size + 1:,}" in clevr.fetch()
+    assert not list(clevr.out.rglob("splits.json*"))
 
 
 def without_checksum(clevr: Folder) -> None:
@@ -125,12 +132,14 @@ def test_a_damaged_archive_is_listed_with_the_rest_and_fetched_again(clevr: Fold
     whole, page.body = page.body, page.body[:-400]
     clevr.site.pages["/splits.json"].always = "status 404"
     said = clevr.fetch()
-    assert said.startswith("error: clevr_change: official/splits.json (the server says 404 Not Found) and 1 more could")
+    assert said.startswith(
+        "error: clevr_change: could not fetch official/splits.json (the server answers 404 Not Found) and 1"
+    )
     failed = {row["name"]: row["why"] for row in clevr.json("fetch-failures.json")["failed"]}
     assert set(failed) == {"official/splits.json", "downloads/clevr.tar.gz"}
-    assert failed["downloads/clevr.tar.gz"].startswith("a damaged archive (")
+    assert failed["downloads/clevr.tar.gz"].startswith("damaged archive (")
     assert failed["downloads/clevr.tar.gz"].endswith(
-        "it is called clevr.tar.gz.damaged now, and the next run fetches another"
+        "it was renamed to clevr.tar.gz.damaged, and the next run downloads it again"
     )
     assert not archive.exists() and "downloads/clevr.tar.gz" not in clevr.json("checksums.json")
     page.body, page.etag, clevr.site.pages["/splits.json"].always = whole, '"whole"', ""
@@ -144,7 +153,7 @@ def test_a_damaged_archive_that_is_the_publishers_or_a_persons_stays(clevr: Fold
     sources = yaml.safe_load((clevr.path / "sources.yaml").read_text())
     sources["files"][2] |= {"sha256": hashlib.sha256(page.body).hexdigest(), "size": len(page.body)}
     (clevr.path / "sources.yaml").write_text(yaml.safe_dump(sources))
-    assert "delete it and fetch it again) could not be fetched or unpacked" in clevr.fetch() and archive.exists()
+    assert "delete it and fetch it again); then run" in clevr.fetch() and archive.exists()
     archive.write_bytes(by_hand(clevr))
     assert "damaged archive" in clevr.fetch() and archive.exists()
 
@@ -157,12 +166,12 @@ def test_a_refused_archive_does_not_hide_what_a_person_has_to_fetch(
     page = {"file": "a.zip", "page": "https://drive.invalid", "how": "Press.", "gives": ["images"], "unpack": True}
     clevr.sources(files=[evil, wrong], by_hand=[page])
     said = clevr.fetch()
-    assert "a person has to fetch a.zip" in said and "to be fetched by hand: a.zip" in capsys.readouterr().out
+    assert "download by hand a.zip" in said and "to be downloaded by hand: a.zip" in capsys.readouterr().out
     listed = clevr.json("fetch-failures.json")
     assert [row["file"] for row in listed["by_hand"]] == ["a.zip"]
     assert {row["name"]: row["why"].split(";")[0] for row in listed["failed"]} == {
-        "downloads/evil.zip": "not unpacked, it holds no file",
-        "downloads/clevr.tar.gz": f"unpacked, but it has no features for {clevr.out / 'official'}",
+        "downloads/evil.zip": "not extracted (it holds no file)",
+        "downloads/clevr.tar.gz": f"extracted, but features is missing in {clevr.out / 'official'}",
     }
 
 
@@ -184,7 +193,7 @@ def test_what_a_person_has_to_fetch_is_said_precisely(clevr: Folder) -> None:
     done = run(clevr.words(), clevr.path)
     downloads = clevr.out / "downloads"
     said = one_sentence(done)
-    assert f"a person has to fetch clevr.tar.gz (from https://drive.invalid/view into {downloads})" in said
+    assert f"download by hand clevr.tar.gz from https://drive.invalid/view into {downloads}" in said
     for line in ("from  https://drive.invalid/view", "how   Press the button.", f"into  {downloads}/"):
         assert line in done.stdout
     assert "make data DATASET=clevr_change DATA=<their folder>" in done.stdout
@@ -205,7 +214,7 @@ def test_files_that_a_person_unpacked_are_taken_as_they_are(clevr: Folder) -> No
     shutil.copytree(clevr.path / "data", clevr.out / "official")  # the folder is called data, too
     shutil.rmtree(clevr.out / "official/images")
     (clevr.out / "official/images").mkdir()
-    assert "a person has to fetch" in clevr.fetch()
+    assert "download by hand" in clevr.fetch()
     (clevr.out / "official/images").rmdir()
     shutil.copytree(clevr.path / "data/images", clevr.out / "official/images")
     assert clevr.fetch() == ""
@@ -213,12 +222,12 @@ def test_files_that_a_person_unpacked_are_taken_as_they_are(clevr: Folder) -> No
 
 def test_an_archive_without_what_it_should_have(clevr: Folder) -> None:
     body = by_hand(clevr)
-    assert "a person has to fetch" in clevr.fetch()
+    assert "download by hand" in clevr.fetch()
     sources = yaml.safe_load((clevr.path / "sources.yaml").read_text())
     sources["by_hand"][0]["gives"] = ["features"]
     (clevr.path / "sources.yaml").write_text(yaml.safe_dump(sources))
     (clevr.out / "downloads/clevr.tar.gz").write_bytes(body)
-    assert "unpacked, but it has no features" in clevr.fetch()
+    assert "extracted, but features is missing" in clevr.fetch()
 
 
 def test_captions_need_no_images(clevr: Folder) -> None:
@@ -228,7 +237,7 @@ def test_captions_need_no_images(clevr: Folder) -> None:
         files.append({"url": clevr.site.put(f"/{name}.json", (made / f"{name}.json").read_bytes())})
     page = {"file": "*.zip", "page": "https://drive.invalid", "how": "Press.", "gives": ["images"], "unpack": True}
     clevr.sources(files=files, by_hand=[{**page, "images": True}])
-    assert "a person has to fetch *.zip" in clevr.fetch()
+    assert "download by hand *.zip" in clevr.fetch()
     assert clevr.fetch("--captions_only=true") == "" and read_dataset(clevr.out).info["captions_only"]
 
 
@@ -311,5 +320,7 @@ def test_without_sources_the_folder_is_asked_for(folder: Folder) -> None:
     words = [sys.executable, STAGE, "--dataset=desk", f"--out={folder.out}"]
     assert "desk needs its files: give their folder with --source" in str(in_process(words))
     words = [sys.executable, STAGE, "--dataset=nabirds", f"--out={folder.out}"]
-    assert "a person has to fetch nabirds.tar.gz (from https://dl.allaboutbirds.org/nabirds" in str(in_process(words))
-    assert "no such file; it should say where" in str(in_process([*words, "--fetch.sources=nowhere.yaml"]))
+    assert "download by hand nabirds.tar.gz from https://dl.allaboutbirds.org/nabirds" in str(in_process(words))
+    assert "file not found; it must list the dataset's files" in str(
+        in_process([*words, "--fetch.sources=nowhere.yaml"])
+    )

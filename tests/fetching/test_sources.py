@@ -35,7 +35,7 @@ def test_names_come_from_the_address(tmp_path: Path) -> None:
     "text, complaint",
     [
         ("a: [", "not YAML"),
-        ("- a", "must be keys and values"),
+        ("- a", "must be a mapping"),
         ("name: Desk", "lacks page, licence, citation; add it"),
         (TOP + "fils: []", "unknown key 'fils'; the keys are"),
         (TOP + "files: {}", "files must be a list"),
@@ -58,5 +58,5 @@ def test_faults_get_one_sentence(tmp_path: Path, text: str, complaint: str) -> N
 
 
 def test_no_such_file(tmp_path: Path) -> None:
-    with pytest.raises(DiffcapError, match="no such file"):
+    with pytest.raises(DiffcapError, match="file not found; it must list"):
         read_sources(tmp_path / "a.yaml")

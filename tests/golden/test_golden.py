@@ -153,7 +153,7 @@ def found(folders: dict[str, Path]) -> dict[str, Any]:
     """What every run gives today, in the form of the file."""
     results: dict[str, Any] = {}
     for name in RUNS:
-        assert in_process(words(name, folders)) is None, name
+        assert not in_process(words(name, folders)), name
         out = folders["runs"] / name
         results[name] = {"losses": losses(out)}
         if name in CAPTIONED:

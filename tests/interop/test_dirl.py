@@ -74,7 +74,7 @@ def test_a_whole_checkpoint_loads_strictly(variant: str) -> None:
         "speaker_state.core.embed_fc.0.weight": model.fusion[0].weight,
     }
     if variant == "ln_xavier":
-        places["speaker_state.core.fc.1.weight"] = model.decoder.lift[1].weight
+        places["speaker_state.core.fc.1.weight"] = model.decoder.input_projection[1].weight
         places["speaker_state.core.embed_fc.1.bias"] = model.fusion[1].bias
     for name, parameter in places.items():
         assert torch.equal(parameter, state[name]), name

@@ -56,7 +56,7 @@ def test_a_hostile_pickle_runs_nothing_and_is_named(
     with pytest.raises(SystemExit) as stop:
         main(["import", method, str(tmp_path / "evil.pt"), "--vocabulary", str(tmp_path / "none.json")])
     said = str(stop.value.code)
-    assert said.startswith(f"error: {tmp_path / 'evil.pt'}: refused, nothing of it was run: it asks for ")
+    assert said.startswith(f"error: {tmp_path / 'evil.pt'}: refused without running its code: it uses ")
     named = "pathlib.Path.touch" if where == "weights" or method in ("scorer", "dirl") else "AttrDict"
     assert (named in said or "getattr" in said) and "\n" not in said
     assert not (tmp_path / "ran").exists() and not list(tmp_path.glob("*-diffcap"))
@@ -130,7 +130,7 @@ def test_pre_training_checkpoints_are_what_captioning_begins_with(tmp_path: Path
     with pytest.raises(DiffcapError, match="of the pretrain stage cannot caption"):
         load_trained(tmp_path / "ours")
     captioner = PCL(**{**state["diffcap"]["hyperparameters"], "distractor_judging": True})
-    init_from(captioner, str(tmp_path / "ours"), state["diffcap"]["words"], PCL.fresh_parts, PCL.earlier_parts)
+    init_from(captioner, str(tmp_path / "ours"), state["diffcap"]["words"], PCL.allowed_missing, PCL.allowed_unexpected)
     expected = read_checkpoint(tmp_path / "ours")["state_dict"]["captioner.trunk.output_layer.weight"]
     assert torch.equal(captioner.trunk.output_layer.weight, expected)
 
@@ -151,7 +151,7 @@ def test_the_adaptation_of_clip4idc(tmp_path: Path) -> None:
         decoder_layers=2,
         padding="released",
     )
-    init_from(model, str(tmp_path / "ours"), [], CLIP4IDC.fresh_parts, CLIP4IDC.earlier_parts)
+    init_from(model, str(tmp_path / "ours"), [], CLIP4IDC.allowed_missing, CLIP4IDC.allowed_unexpected)
     assert torch.equal(model.images.before_mark, official.weights("retrieval")["clip.visual.bef_embedding"])
 
 
@@ -244,7 +244,7 @@ def test_odd_options_are_one_sentence(tmp_path: Path, option: dict[str, Any], to
         ({"vision_heads": -1}, "--vision-heads is -1; it must be 1 to 4096"),
         ({"vision_heads": 2, "intra_layers": -5}, "--intra-layers is -5; it must be 1 to 4096"),
         ({"vision_heads": 2, "max_length": 4000}, "max_length 4000 needs 3999 text positions"),
-        ({"vision_heads": 2, "intra_layers": 4}, "intra_layers 4 of 4 blocks leaves none"),
+        ({"vision_heads": 2, "intra_layers": 4}, "intra_layers is 4; the network has 4 blocks: give 1 to 3"),
     ],
 )
 def test_odd_options_of_clip4idc_are_one_sentence(tmp_path: Path, option: dict[str, Any], told: str) -> None:

@@ -86,7 +86,7 @@ def test_a_whole_checkpoint_loads_strictly() -> None:
         "cbr.contra.key.weight": model.cbr.key.weight,
         "cbr.mh_att.in_proj_weight": model.cbr.attention.qkv.weight,
         "cbr.contra.logit_scale": model.cbr.logit_scale,
-        "speaker_state.core.fc.2.weight": model.decoder.lift[2].weight,
+        "speaker_state.core.fc.2.weight": model.decoder.input_projection[2].weight,
     }
     for name, parameter in places.items():
         assert torch.equal(parameter, state[name]), name

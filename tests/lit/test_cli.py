@@ -7,7 +7,7 @@ import pytest
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import RichProgressBar
 
-from diffcap.console import one_sentence
+from diffcap.console import shorten_error
 from diffcap.lit.cli import StageCLI
 
 
@@ -75,7 +75,7 @@ def test_an_unknown_key_in_a_file_is_named(monkeypatch, capsys, tmp_path) -> Non
 
 
 def test_long_errors_are_cut() -> None:
-    assert len(one_sentence("word " * 500, [])) <= 300
+    assert len(shorten_error("word " * 500, [])) <= 300
 
 
 def test_help_imports_nothing_heavy() -> None:

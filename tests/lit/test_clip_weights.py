@@ -93,7 +93,7 @@ def test_positions_of_no_grid_are_refused(clip: Clip, tmp_path: Path) -> None:
     state = {name: value.contiguous() for name, value in clip.state_dict().items()}
     state["visual.positional_embedding"] = state["visual.positional_embedding"][:12].contiguous()
     safetensors.torch.save_file(state, tmp_path / "odd.safetensors")
-    with pytest.raises(DiffcapError, match="11 positions of patches are neither the network's own grid nor a square"):
+    with pytest.raises(DiffcapError, match="11 patch positions are neither the network's grid nor a square"):
         load_clip(CLIP4IDCAdaptation(FULL, max_length=14), str(tmp_path / "odd.safetensors"), ClipVocabulary())
 
 
@@ -121,7 +121,7 @@ def test_what_does_not_fit_is_named(file: Path, tmp_path: Path) -> None:
     other = {**FULL, "vision_cfg": {**FULL["vision_cfg"], "width": 24}}
     with pytest.raises(DiffcapError, match=r"images\.visual\.\S+ \(16,\) for \(24,\)"):
         load_clip(CLIP4IDCAdaptation(other, max_length=14), str(file), ClipVocabulary())
-    with pytest.raises(DiffcapError, match="needs a network by name; give a file, or random"):
+    with pytest.raises(DiffcapError, match="the network has no name; give a file, or random"):
         load_clip(model, "default", ClipVocabulary())
 
 

@@ -75,7 +75,7 @@ def test_without_a_dataset_it_says_how_to_make_one(tmp_path: Path) -> None:
 def test_a_manifest_of_captions_only_is_refused(tmp_path: Path) -> None:
     pairs = [ChangePair("1", "a.png", "b.png", ["x"], "train")]
     write_dataset(tmp_path, "toy", tmp_path, pairs, {"captions_only": True})
-    with pytest.raises(DiffcapError, match="captions only; run `make data` again with the images in place"):
+    with pytest.raises(DiffcapError, match="captions only; add the images and run `make data` again"):
         run(tmp_path)
     assert not (tmp_path / "features").exists()
 
@@ -112,8 +112,8 @@ def test_a_damaged_row_whose_image_is_gone_is_named_and_the_others_are_repaired(
     for _ in range(2):
         with pytest.raises(DiffcapError) as caught:
             run(folder)
-        assert str(caught.value).startswith(f"{folder / 'd.png'}: no image there; put the file in place")
-        assert f"1 image of {store} could not be computed, the rest is kept" in str(caught.value)
+        assert str(caught.value).startswith(f"{folder / 'd.png'}: file not found; put the image there")
+        assert f"1 image of {store} could not be extracted, the others are stored" in str(caught.value)
     (folder / "moved.png").rename(folder / "d.png")
     run(folder)
     assert (store / "features.f16").read_bytes() == before

@@ -12,8 +12,8 @@ from tests.toy_checkpoints import write_checkpoint
 from diffcap.data.reinforcement import ReinforceData
 from diffcap.errors import DiffcapError
 from diffcap.lit.reinforcement import Reinforcement
+from diffcap.models.decoder import END, NULL, START
 from diffcap.models.scorer import SCORER
-from diffcap.models.words import END, NULL, START
 
 SIZES: dict[str, Any] = {"width": 16, "heads": 2, "word_width": 12, "dropout": 0.3, "max_length": 12}
 
@@ -60,8 +60,8 @@ def stock_reward(data: ReinforceData, pair: int, words: list[int], end_counts: b
     scorer = CiderScorer(n=4, sigma=6.0)
     table = data.train_table
     for number in range(len(table.ids)):
-        first = table.first[number]
-        captions = table.captions[first : first + table.counts[number]]
+        first = table.first_caption[number]
+        captions = table.captions[first : first + table.caption_counts[number]]
         said = data.vocabulary.decode(words) + (end if closed else "")
         scorer += (said if number == pair else "", [caption + end for caption in captions])
     return float(scorer.compute_score()[1][pair])

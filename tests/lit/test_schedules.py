@@ -4,13 +4,15 @@ import math
 from itertools import pairwise
 
 import pytest
+import torch
 
 from diffcap.errors import DiffcapError
-from diffcap.lit.schedules import factor
+from diffcap.lit.schedules import make_lr_lambda
+from diffcap.lit.shipped import warmed_cosine
 
 
 def test_noam_rises_and_falls_with_the_root() -> None:
-    rate = factor("noam", warmup=8000)
+    rate = make_lr_lambda("noam", warmup=8000)
     for step in (0, 1, 100, 7998):
         assert rate(step) == pytest.approx((step + 1) / 8000)
     assert rate(7999) == pytest.approx(1)
@@ -20,24 +22,24 @@ def test_noam_rises_and_falls_with_the_root() -> None:
 
 
 def test_piecewise_halves_at_each_milestone() -> None:
-    rate = factor("piecewise")  # IDC-PCL: at 10,000 and at 20,000
+    rate = make_lr_lambda("piecewise")  # IDC-PCL: at 10,000 and at 20,000
     assert [rate(step) for step in (0, 9_999, 10_000, 19_999, 20_000, 99_999)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
-    assert [factor("piecewise", milestones=[2])(step) for step in range(4)] == [1, 1, 0.5, 0.5]
-    assert factor("piecewise", warmup=4, milestones=[2])(2) == pytest.approx(0.5 * 3 / 4)
+    assert [make_lr_lambda("piecewise", milestones=[2])(step) for step in range(4)] == [1, 1, 0.5, 0.5]
+    assert make_lr_lambda("piecewise", warmup=4, milestones=[2])(2) == pytest.approx(0.5 * 3 / 4)
 
 
 def test_step_falls_to_a_tenth_at_each_milestone() -> None:
-    rate = factor("step", milestones=[3975, 7950])  # SCORER on CLEVR-Change
+    rate = make_lr_lambda("step", milestones=[3975, 7950])  # SCORER on CLEVR-Change
     assert [rate(step) for step in (0, 3974, 3975, 7949, 7950)] == pytest.approx([1, 1, 0.1, 0.1, 0.01])
-    assert [factor("step", milestones=[0.5, 9], total=6)(step) for step in (2, 3, 8, 9)] == pytest.approx(
+    assert [make_lr_lambda("step", milestones=[0.5, 9], total=6)(step) for step in (2, 3, 8, 9)] == pytest.approx(
         [1, 0.1, 0.1, 0.01]
     )
-    with pytest.raises(DiffcapError, match=r"parts of trainer\.max_steps, which is not set"):
-        factor("step", milestones=[0.5], total=-1)
+    with pytest.raises(DiffcapError, match=r"fractions of trainer\.max_steps, which is not set"):
+        make_lr_lambda("step", milestones=[0.5], total=-1)
 
 
 def test_cosine_warms_up_and_ends_at_zero() -> None:
-    rate = factor("cosine", warmup=100, total=1100)
+    rate = make_lr_lambda("cosine", warmup=100, total=1100)
     assert [rate(step) for step in (0, 49, 99)] == pytest.approx([0.01, 0.5, 1.0])
     for step in (100, 350, 600, 1000):
         assert rate(step) == pytest.approx(0.5 * (1 + math.cos(math.pi * (step - 100) / 1000)))
@@ -45,19 +47,32 @@ def test_cosine_warms_up_and_ends_at_zero() -> None:
 
 
 def test_linear_ends_at_zero_and_a_warm_up_may_be_a_part_of_the_run() -> None:
-    rate = factor("linear", warmup=0.1, total=1000)  # CLIP4IDC's captioning
+    rate = make_lr_lambda("linear", warmup=0.1, total=1000)  # CLIP4IDC's captioning
     assert [rate(step) for step in (0, 49, 99)] == pytest.approx([0.01, 0.5, 1.0])
     assert [rate(step) for step in (100, 325, 550, 1000, 2000)] == pytest.approx([1, 0.75, 0.5, 0, 0])
-    assert [factor("cosine", warmup=0.5, total=4)(step) for step in range(2)] == [0.5, 1]
-    with pytest.raises(DiffcapError, match=r"model\.warmup 0\.1 is a part of trainer\.max_steps, which is not set"):
-        factor("linear", warmup=0.1, total=-1)
+    assert [make_lr_lambda("cosine", warmup=0.5, total=4)(step) for step in range(2)] == [0.5, 1]
+    with pytest.raises(DiffcapError, match=r"model\.warmup 0\.1 is a fraction of trainer\.max_steps, which is not set"):
+        make_lr_lambda("linear", warmup=0.1, total=-1)
 
 
 def test_constant_after_the_warm_up() -> None:
-    assert [factor("constant", warmup=2)(step) for step in range(4)] == [0.5, 1, 1, 1]
+    assert [make_lr_lambda("constant", warmup=2)(step) for step in range(4)] == [0.5, 1, 1, 1]
 
 
 @pytest.mark.parametrize("kind", ["noam", "piecewise", "cosine", "linear", "constant"])
 def test_no_warm_up_begins_at_the_full_rate_and_never_grows(kind) -> None:
-    rates = [factor(kind, milestones=[10], total=50)(step) for step in range(50)]
+    rates = [make_lr_lambda(kind, milestones=[10], total=50)(step) for step in range(50)]
     assert rates[0] == 1 and all(a >= b for a, b in pairwise(rates)) and min(rates) >= 0
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear"])
+@pytest.mark.parametrize("total", [0, -1])
+def test_a_schedule_that_ends_with_the_training_needs_its_length(kind, total) -> None:
+    with pytest.raises(DiffcapError, match=rf"model\.schedule {kind} ends at trainer\.max_steps, which is not set"):
+        make_lr_lambda(kind, warmup=2, total=total)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 9, 100])
+def test_the_schedule_of_shipped_weights_reaches_zero(steps) -> None:
+    lambdas = warmed_cosine([torch.nn.Parameter(torch.zeros(1))], 1.0, steps)["lr_scheduler"]["scheduler"].lr_lambdas
+    assert lambdas[0](0) == pytest.approx(1 / max(1, steps // 10)) and lambdas[0](2 * steps) == pytest.approx(0)

@@ -7,13 +7,13 @@ import torch
 import torch.distributed as dist
 from tests.losses.gather_worker import gradients
 
-from diffcap.losses.fine_grained import class_contrast
+from diffcap.losses.fine_grained import class_contrastive_loss
 from diffcap.losses.gather import global_mean
 
 
 def contrast(model: torch.nn.Module, rows: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
     """A rank's share of the loss."""
-    return global_mean(class_contrast(model(rows), classes))
+    return global_mean(class_contrastive_loss(model(rows), classes))
 
 
 if __name__ == "__main__":

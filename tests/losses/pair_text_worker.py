@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from diffcap.losses.gather import global_mean
-from diffcap.losses.pair_text import pair_text_contrast
+from diffcap.losses.pair_text import pair_text_contrastive_loss
 
 if __name__ == "__main__":
     number, meet, source, out = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
@@ -17,7 +17,7 @@ if __name__ == "__main__":
     data = torch.load(source)
     mine = slice(0, data["cut"]) if number == 0 else slice(data["cut"], None)
     leaves = [part.clone().requires_grad_() for part in (data["text"][mine], data["pair"][mine], data["scale"])]
-    loss = global_mean(pair_text_contrast(leaves[0], leaves[1], leaves[2].exp()))
+    loss = global_mean(pair_text_contrastive_loss(leaves[0], leaves[1], leaves[2].exp()))
     torch.save({"loss": loss.detach(), "gradients": torch.autograd.grad(loss, leaves)}, out)
     dist.barrier()  # a rank that leaves while the other is still talking makes gloo abort
     dist.destroy_process_group()

@@ -38,5 +38,5 @@ def test_half_precision_is_contrasted_in_single() -> None:
 
 
 def test_a_row_without_a_column_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"column of its own, got \(3, 2\)"):
+    with pytest.raises(ValueError, match=r"at least as many columns as rows, got \(3, 2\)"):
         cross_view_nce(torch.zeros(3, 2))

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from diffcap.losses.fda import difference_aligning
+from diffcap.losses.fda import difference_aligning_loss
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.1])
@@ -15,10 +15,10 @@ def test_the_loss_is_the_naive_loops(temperature: float) -> None:
     for row in similarity.double().tolist():
         terms = [math.exp(value / temperature) for value in row]
         expected.append(-math.log(terms[0] / sum(terms)))
-    torch.testing.assert_close(difference_aligning(similarity, temperature), torch.tensor(expected))
+    torch.testing.assert_close(difference_aligning_loss(similarity, temperature), torch.tensor(expected))
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 1), (2, 3, 4)])
 def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"\(pairs, 1 \+ negatives\)"):
-        difference_aligning(torch.zeros(shape))
+        difference_aligning_loss(torch.zeros(shape))

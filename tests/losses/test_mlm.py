@@ -19,7 +19,7 @@ def captions(rows: int, words: int = 9) -> Tensor:
 
 def hide(text: Tensor, ratio: float = 0.15, seed: int = 0) -> tuple[Tensor, Tensor]:
     draws = torch.Generator().manual_seed(seed)
-    return mask_words(text, eos=EOS, mask=MASK, vocabulary_size=WORDS, ratio=ratio, generator=draws)
+    return mask_words(text, eos_id=EOS, mask_id=MASK, vocabulary_size=WORDS, ratio=ratio, generator=draws)
 
 
 def test_shares_of_hidden_words_and_of_what_stands_in_their_place() -> None:

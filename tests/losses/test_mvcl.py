@@ -36,7 +36,7 @@ def test_the_loss_is_the_naive_loops(temperature: float, negatives: int) -> None
 
 
 def test_shapes_that_differ_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"\(5, 8\) and target \(4, 8\)"):
+    with pytest.raises(ValueError, match=r"same shape, got \(5, 8\) and \(4, 8\)"):
         masked_visual_nce(torch.randn(5, 8), torch.randn(4, 8), torch.randn(2, 8))
 
 

@@ -8,7 +8,7 @@ import torch
 from tests.losses.ranks import on_two_ranks
 from torch import Tensor
 
-from diffcap.losses.pair_text import pair_text_contrast, pair_text_similarity
+from diffcap.losses.pair_text import pair_text_contrastive_loss, pair_text_similarity
 
 
 def draw(rows: int = 5, width: int = 3) -> tuple[Tensor, Tensor]:
@@ -34,7 +34,7 @@ def naive(text: Tensor, pair: Tensor, scale: float) -> list[float]:
 @pytest.mark.parametrize("scale", [1.0, 30.0])
 def test_the_loss_is_the_naive_loops(scale: float) -> None:
     text, pair = draw()
-    found = pair_text_contrast(text, pair, torch.tensor(scale))
+    found = pair_text_contrastive_loss(text, pair, torch.tensor(scale))
     torch.testing.assert_close(found, torch.tensor(naive(text, pair, scale)), atol=1e-5, rtol=1e-5)
 
 
@@ -48,16 +48,16 @@ def test_rows_are_sentences() -> None:
 
 def test_mixed_precision_does_not_round_the_cosines() -> None:
     text, pair = draw(16, 64)
-    expected = pair_text_contrast(text, pair, torch.tensor(100.0))
+    expected = pair_text_contrastive_loss(text, pair, torch.tensor(100.0))
     with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(pair_text_contrast(text, pair, torch.tensor(100.0)), expected)
+        torch.testing.assert_close(pair_text_contrastive_loss(text, pair, torch.tensor(100.0)), expected)
 
 
 @pytest.mark.parametrize("cut", [3, 2])
 def test_two_ranks_give_the_loss_and_the_gradients_of_one(tmp_path: Path, cut: int) -> None:
     text, pair, scale = *draw(6, 4), torch.tensor(1.2)
     leaves = [part.clone().requires_grad_() for part in (text, pair, scale)]
-    whole = pair_text_contrast(leaves[0], leaves[1], leaves[2].exp()).mean()
+    whole = pair_text_contrastive_loss(leaves[0], leaves[1], leaves[2].exp()).mean()
     wanted = torch.autograd.grad(whole, leaves)
     data = {"text": text, "pair": pair, "scale": scale, "cut": cut}
     shares = on_two_ranks(Path(__file__).with_name("pair_text_worker.py"), data, tmp_path)

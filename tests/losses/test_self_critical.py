@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from diffcap.losses.self_critical import mean_of_the_others, self_critical
+from diffcap.losses.self_critical import leave_one_out_mean, self_critical_loss
 
 END, PAD = 1, 0
 
@@ -20,7 +20,7 @@ def test_loss_and_gradient_are_those_of_a_naive_loop() -> None:
     ends = [next((place + 1 for place, word in enumerate(row) if word in (END, PAD)), 4) for row in words]
     said = torch.arange(4) < torch.tensor(ends)[:, None]
     assert ends == [2, 1, 3, 4, 4, 4]
-    losses = self_critical(logits, tokens, said, advantage)
+    losses = self_critical_loss(logits, tokens, said, advantage)
     expected = []
     for row in range(6):
         total = torch.zeros(())
@@ -52,13 +52,13 @@ def test_its_mean_over_all_captions_is_the_gradient_of_the_expected_reward(basel
     expected = torch.autograd.grad(sum(chance(text) * reward for text, reward in zip(captions, rewards)), table)[0]
     said = torch.ones(1, length, dtype=torch.bool)
     losses = [
-        chance(text).detach() * self_critical(logits(text), text, said, (reward - baseline)[None])
+        chance(text).detach() * self_critical_loss(logits(text), text, said, (reward - baseline)[None])
         for text, reward in zip(captions, rewards)
     ]
     torch.testing.assert_close(-torch.autograd.grad(sum(losses).sum(), table)[0], expected)
 
 
 def test_the_mean_of_the_other_draws() -> None:
-    assert mean_of_the_others(torch.tensor([[1.0, 2.0, 6.0]])).tolist() == [[4.0, 3.5, 1.5]]
-    with pytest.raises(ValueError, match="at least two draws"):
-        mean_of_the_others(torch.ones(3, 1))
+    assert leave_one_out_mean(torch.tensor([[1.0, 2.0, 6.0]])).tolist() == [[4.0, 3.5, 1.5]]
+    with pytest.raises(ValueError, match="needs at least two"):
+        leave_one_out_mean(torch.ones(3, 1))

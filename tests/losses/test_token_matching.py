@@ -171,6 +171,6 @@ def test_no_more_similarities_than_a_block_are_held(block: int, held: int) -> No
     ("query", "key"), [((2, 3, 4), (2, 3, 5)), ((2, 3), (2, 3, 4)), ((2, 3, 4), (3, 4)), ((2, 1, 3, 4), (2, 1, 3, 4))]
 )
 def test_sizes_that_do_not_fit_are_refused(query: tuple[int, ...], key: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"need \(A, N, D\) and \(B, M, D\), got") as error:
+    with pytest.raises(ValueError, match=r"must be \(A, N, D\) and \(B, M, D\), got") as error:
         token_matching(torch.zeros(query), torch.zeros(key))
     assert str(query) in str(error.value) and str(key) in str(error.value)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.losses.ranks import on_two_ranks
 from tests.losses.views_worker import METHODS, learn, share
-from tests.models.test_words import batch_of, build
+from tests.models.test_decoder import batch_of, build
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "scorer": ("scorer", {"cross_view_weight": 0.3, "cbr_weight": 0.2}),

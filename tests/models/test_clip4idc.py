@@ -70,7 +70,7 @@ def test_intra_layers_see_one_image_and_inter_layers_both() -> None:
     clip = build_clip(NETWORK, (8, 12))
     tower = PairTower(clip, intra_layers=3).eval()
     before, after, other = (tower.normalize(pixels(2, seed=seed)) for seed in (0, 1, 2))
-    alone = tower.alone(before)
+    alone = tower.encode_single(before)
     maps = tower.visual.forward_intermediates(before, indices=[2], intermediates_only=True)["image_intermediates"][0]
     torch.testing.assert_close(alone[:, 1:], maps.flatten(2).transpose(1, 2))  # open_clip's own way to block 2
     tokens = tower(before, after)
@@ -84,17 +84,17 @@ def test_intra_layers_see_one_image_and_inter_layers_both() -> None:
 @torch.no_grad()
 def test_the_pair_is_marks_positions_norm_and_the_last_blocks() -> None:
     tower = PairTower(build_clip(NETWORK), intra_layers=1).eval()
-    first, second = (tower.alone(tower.normalize(pixels(2, (16, 16), seed))) for seed in (0, 1))
+    first, second = (tower.encode_single(tower.normalize(pixels(2, (16, 16), seed))) for seed in (0, 1))
     x = torch.cat([first + tower.before_mark, second + tower.after_mark], 1) + tower.joint_positions
     x = tower.ln_mid(x)
     for block in list(tower.visual.transformer.resblocks)[1:]:
         x = block(x)
-    torch.testing.assert_close(tower.both(first, second), tower.visual.ln_post(x) @ tower.visual.proj)
+    torch.testing.assert_close(tower.encode_pair(first, second), tower.visual.ln_post(x) @ tower.visual.proj)
 
 
 @torch.no_grad()
 def test_apart_the_images_do_not_meet() -> None:
-    tower = PairTower(build_clip(NETWORK, (8, 12)), together=False).eval()
+    tower = PairTower(build_clip(NETWORK, (8, 12)), joint=False).eval()
     before, after, other = (tower.normalize(pixels(2, seed=seed)) for seed in (0, 1, 2))
     tokens, changed = tower(before, after), tower(before, other)
     assert torch.equal(tokens[:, :7], changed[:, :7]) and not torch.allclose(tokens[:, 7:], changed[:, 7:])
@@ -206,13 +206,13 @@ def test_what_learns_at_which_rate() -> None:
     assert not build().images.visual.conv1.weight.requires_grad and build().images.joint_positions.requires_grad
     assert all(part.requires_grad for part in build(freeze_embeddings=False).parameters())
     model = build(train_words=True)
-    clip = {id(part) for part in model.trained_parts()}
+    clip = {id(part) for part in model.pretrained_parameters()}
     assert id(model.words.token_embedding.weight) in clip and id(model.images.joint_positions) in clip
     assert id(model.word_bias) not in clip
     assert not build().words.token_embedding.weight.requires_grad
     ft1 = build(**VARIANTS["ft1"])
     names = {id(part): name for name, part in ft1.named_parameters()}
-    trained = {names[id(part)] for part in ft1.trained_parts()}
+    trained = {names[id(part)] for part in ft1.pretrained_parameters()}
     assert {"decoder.1.self_attention.qkv.weight", "decoder.0.norm1.bias", "head_norm.weight"} <= trained
     assert not [name for name in trained if "cross" in name or name.startswith("encoder")]
 
@@ -233,7 +233,9 @@ def test_the_first_block_of_ft1_begins_as_clips() -> None:
     memory = model.encode(pixels(2), pixels(2, seed=1))[0]
     with torch.no_grad():
         output = block(x, memory, None, ())
-    torch.testing.assert_close(output.said, output.seen)  # nothing comes from the images yet
+    torch.testing.assert_close(
+        output.after_self_attention, output.after_cross_attention
+    )  # nothing comes from the images yet
 
 
 def test_adaptation_learns_everything_and_keeps_its_scale() -> None:
@@ -280,22 +282,22 @@ def test_networks_that_do_not_fit_are_refused() -> None:
         build_clip("ViT-B-33")
     with pytest.raises(ValueError, match="patches of 4 pixels do not divide an image side of 10"):
         build_clip(NETWORK, (10, 12))
-    with pytest.raises(ValueError, match=r"RN50 has no .* to take apart; choose a ViT"):
+    with pytest.raises(ValueError, match=r"RN50 has no .*; choose a ViT"):
         build_clip("RN50")
     for layers in (0, 4):
-        with pytest.raises(ValueError, match=f"intra_layers {layers} of 4 blocks leaves none"):
+        with pytest.raises(ValueError, match=f"intra_layers is {layers}; the network has 4 blocks: give 1 to 3"):
             PairTower(build_clip(NETWORK), layers)
     with pytest.raises(ValueError, match=r"images are \(3, 8, 8\), the model was built for \(3, 8, 12\)"):
         build().encode(pixels(1, (8, 8)), pixels(1, (8, 8)))
     with pytest.raises(ValueError, match="max_length 16 needs 15 text positions, CLIP has 14; lower it"):
         build(max_length=16)
-    with pytest.raises(ValueError, match="max_length 15 needs as many text positions, CLIP has 14; lower it"):
+    with pytest.raises(ValueError, match="max_length 15 needs 15 text positions, CLIP has 14; lower it"):
         CLIP4IDCAdaptation(NETWORK, max_length=15)
     with pytest.raises(
         ValueError, match="layerwise_cross_attention needs as many encoder as decoder blocks, not 3 and 2"
     ):
         build(encoder_layers=3)
-    with pytest.raises(ValueError, match="15 text positions, CLIP has 14: lower max_length"):
+    with pytest.raises(ValueError, match="15 text positions are needed, CLIP has 14: lower max_length"):
         build().words(torch.zeros(1, 15, dtype=torch.long))
 
 

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.models.test_scorer import only_appearance, things, token_mean
-from tests.models.test_words import (
+from tests.models.test_decoder import (
     CLOSE,
     LENGTH,
     SIZES,
@@ -17,11 +16,12 @@ from tests.models.test_words import (
     maps,
     streams_are_averaged,
 )
+from tests.models.test_scorer import only_appearance, things, token_mean
 from torch import Tensor, nn
 
+from diffcap.models.decoder import NULL
 from diffcap.models.dirl import DIRL, DIRLBlock
 from diffcap.models.layers import Attention
-from diffcap.models.words import NULL
 
 WEIGHTS = {"decorrelation_weight": 0.03, "ccr_weight": 0.2}
 
@@ -69,7 +69,7 @@ def test_how_it_begins(variant: Any) -> None:
     block, table = model.decoder.blocks[0], model.decoder.embedding.weight
     of_decoder = [
         model.fusion[0],
-        model.decoder.lift[0],
+        model.decoder.input_projection[0],
         model.decoder.logit,
         block.ffn[0],
         block.ffn[3],
@@ -92,13 +92,13 @@ def test_the_variants_differ_in_two_norms(normed: bool) -> None:
     draws = torch.Generator().manual_seed(0)
     differences, words = torch.randn(2, 6, 32, generator=draws), torch.randn(2, 4, 12, generator=draws)
     fused, lifted = (part @ layer.weight.T + layer.bias for part, layer in (
-        (differences, model.fusion[0]), (words, model.decoder.lift[0])
+        (differences, model.fusion[0]), (words, model.decoder.input_projection[0])
     ))  # fmt: skip
     if normed:
-        norms = model.fusion[1], model.decoder.lift[1]
+        norms = model.fusion[1], model.decoder.input_projection[1]
         fused, lifted = (F.layer_norm(x, (16,), n.weight, n.bias, 1e-5) for x, n in zip((fused, lifted), norms))
     torch.testing.assert_close(model.fusion(differences), fused.relu(), **CLOSE)
-    torch.testing.assert_close(model.decoder.lift(words), lifted, **CLOSE)
+    torch.testing.assert_close(model.decoder.input_projection(words), lifted, **CLOSE)
     assert sum(isinstance(module, nn.LayerNorm) for module in model.modules()) == 2 + 2 * 3 + 2 * normed
 
 
@@ -130,11 +130,13 @@ def test_a_block_is_torchs_decoder_layer() -> None:
     twin.norm1, twin.norm2, twin.norm3 = block.norm1, block.norm2, block.norm3
     x, visual = torch.randn(2, 4, 8), torch.randn(2, 6, 8)
     causal = torch.ones(4, 4, dtype=torch.bool).tril()
-    out = block(x, block.cross.keys_values(visual), causal, ())
+    out = block(x, block.cross.project_key_value(visual), causal, ())
     torch.testing.assert_close(out.hidden, twin(x, visual, tgt_mask=~causal), **CLOSE)
     said = block.norm1(x + twin.self_attn(x, x, x, attn_mask=~causal)[0])
-    torch.testing.assert_close(out.said, said, **CLOSE)
-    torch.testing.assert_close(out.seen, block.norm2(said + twin.multihead_attn(said, visual, visual)[0]), **CLOSE)
+    torch.testing.assert_close(out.after_self_attention, said, **CLOSE)
+    torch.testing.assert_close(
+        out.after_cross_attention, block.norm2(said + twin.multihead_attn(said, visual, visual)[0]), **CLOSE
+    )
 
 
 def naive_decorrelation(model: DIRL, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,7 +174,7 @@ def test_the_loss_is_the_weighted_sum_of_its_parts(options: dict[str, Any]) -> N
         "caption_loss": token_mean(model.decoder.logit(last.hidden), tokens),
         "diagonal_loss": diagonal,
         "off_diagonal_loss": off_diagonal,
-        "ccr_loss": naive_ccr(last.said.sum(1) / LENGTH, last.seen.sum(1) / LENGTH),
+        "ccr_loss": naive_ccr(last.after_self_attention.sum(1) / LENGTH, last.after_cross_attention.sum(1) / LENGTH),
     }
     parts = model.loss(batch)
     assert parts.keys() == expected.keys() | {"loss"}
@@ -205,7 +207,9 @@ def test_the_regularisation_takes_the_last_blocks_means() -> None:
     for masked in (False, True):
         model = dirl(ccr_mask_padding=masked)
         last = model.decoder(tokens, model.encode(*maps(3))).last
-        for found, part in zip(model.sentence_and_sight(last, tokens), (last.said, last.seen)):
+        for found, part in zip(
+            model.text_and_vision(last, tokens), (last.after_self_attention, last.after_cross_attention)
+        ):
             for pair in range(3):
                 taken = [place for place in range(LENGTH) if not masked or tokens[pair, place] != NULL]
                 assert len(taken) == ([5, 10, 3][pair] if masked else LENGTH)
@@ -262,7 +266,7 @@ def test_a_weight_of_zero_leaves_the_part_out() -> None:
 def test_the_papers_form_of_the_regularisation() -> None:
     model, batch = dirl(ccr_form="two_way"), batch_of([3, 8, 5])
     last = model.decoder(batch["tokens"], model.encode(batch["before"], batch["after"])).last
-    expected = naive_ccr(last.said.mean(1), last.seen.mean(1), "two_way")
+    expected = naive_ccr(last.after_self_attention.mean(1), last.after_cross_attention.mean(1), "two_way")
     torch.testing.assert_close(model.loss(batch)["ccr_loss"], expected, **CLOSE)
 
 

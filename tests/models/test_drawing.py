@@ -7,7 +7,7 @@ import torch
 from tests.models.test_clip4idc import build as build_clip4idc
 from tests.models.test_clip4idc import captions as clip_captions
 from tests.models.test_clip4idc import pixels
-from tests.models.test_words import WORDS, build, captions, maps
+from tests.models.test_decoder import WORDS, build, captions, maps
 from tests.models.tiny import captioner as build_pcl
 from tests.models.tiny import captions as pcl_captions
 from torch import Tensor
@@ -45,14 +45,14 @@ NAMES = ["pcl", "scorer", "dirl", "clip4idc", "clip4idc ft1"]
 def test_one_pass_gives_what_every_step_gives(name: str) -> None:
     model, pair, tokens = case(name)
     memory = model.encode(*pair)
-    whole = model.next_logits(tokens, memory)
+    whole = model.teacher_forced_logits(tokens, memory)
     assert whole.shape[:2] == (PAIRS, tokens.shape[1] - 1) and whole.requires_grad
     cache, closed = None, torch.zeros(PAIRS, dtype=torch.bool)
     for position in range(tokens.shape[1] - 1):
         with torch.no_grad():
             logits, cache = model.step(tokens[:, position], memory, cache)
         torch.testing.assert_close(whole[~closed, position], logits[~closed], atol=2e-5, rtol=1e-4)
-        closed = closed | (tokens[:, position + 1] == model.end)
+        closed = closed | (tokens[:, position + 1] == model.eos_id)
     assert closed.all()
 
 
@@ -74,10 +74,10 @@ def test_words_are_drawn_by_their_probabilities(name: str) -> None:
     draws = torch.rand(PAIRS * each, length - 1, generator=torch.Generator().manual_seed(3))
     of_each = tree_map(lambda leaf: leaf.repeat_interleave(each, 0), memory)
     tokens = sample_from(model, of_each, draws)
-    assert torch.equal(tokens, sample_from(model, of_each, draws)) and (tokens[:, 0] == model.begin).all()
+    assert torch.equal(tokens, sample_from(model, of_each, draws)) and (tokens[:, 0] == model.bos_id).all()
     said = tokens[:, 1].view(PAIRS, each)
     with torch.no_grad():
-        chance = model.step(torch.full((PAIRS,), model.begin), memory, None)[0].softmax(-1)
+        chance = model.step(torch.full((PAIRS,), model.bos_id), memory, None)[0].softmax(-1)
     counted = torch.stack([torch.bincount(row, minlength=chance.shape[1]) for row in said]) / each
     assert (counted - chance).abs().max() < 4.5 * 0.5 / each**0.5
     assert (counted[chance == 0] == 0).all() and not said.eq(said[0, 0]).all()
@@ -94,7 +94,7 @@ def test_beams_say_the_same_in_any_batch(name: str, penalty: float) -> None:
     words = beam_search(model, *pair, 6, beams=3, length_penalty=penalty)
     for row in range(PAIRS):
         alone = beam_search(model, *(image[row : row + 1] for image in pair), 6, beams=3, length_penalty=penalty)[0]
-        assert torch.equal(alone, words[row, : len(alone)]) and (words[row, len(alone) :] == model.end).all()
+        assert torch.equal(alone, words[row, : len(alone)]) and (words[row, len(alone) :] == model.eos_id).all()
 
 
 def test_an_ensemble_says_what_the_mean_probability_says() -> None:
@@ -105,9 +105,10 @@ def test_an_ensemble_says_what_the_mean_probability_says() -> None:
     said, tokens = greedy(model, *lists, LENGTH), captions(LENGTHS, LENGTH)
     with torch.no_grad():
         single = [
-            member.next_logits(tokens, member.encode(*pair)).softmax(-1) for member, pair in zip(members, zip(*lists))
+            member.teacher_forced_logits(tokens, member.encode(*pair)).softmax(-1)
+            for member, pair in zip(members, zip(*lists))
         ]
-        together = model.next_logits(tokens, model.encode(*lists))
+        together = model.teacher_forced_logits(tokens, model.encode(*lists))
     torch.testing.assert_close(together.exp(), sum(single) / 3, atol=1e-6, rtol=1e-4)
     alone = [greedy(member, *pair, LENGTH) for member, pair in zip(members, zip(*lists))]
     assert not any(part.shape == said.shape and torch.equal(part, said) for part in alone)
@@ -123,7 +124,7 @@ def test_what_one_member_never_says_the_others_may() -> None:
     members = [build(SCORER), build(DIRL)]
     lists = [maps(2)[0]] * 2, [maps(2)[1]] * 2
     model = Ensemble(members).eval()
-    logits, _ = model.step(torch.full((2,), model.begin), model.encode(*lists), None)
+    logits, _ = model.step(torch.full((2,), model.bos_id), model.encode(*lists), None)
     assert torch.isfinite(logits).sum(1).tolist() == [WORDS - 1] * 2  # none says an unknown word
     with pytest.raises(NotImplementedError):
         model.loss({})

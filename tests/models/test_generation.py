@@ -17,11 +17,11 @@ from diffcap.models.pcl import BOS, EOS, PAD, PCL
 class Table(Captioner):
     """Scores the next word from the pair and all words so far, which the cache carries: it can be searched whole."""
 
-    begin, end = 0, 1
+    bos_id, eos_id = 0, 1
 
-    def __init__(self, words: int, positions: int, pairs: int, seed: int, closing_pad: int | None = None) -> None:
+    def __init__(self, words: int, positions: int, pairs: int, seed: int, extra_eos_id: int | None = None) -> None:
         super().__init__()
-        self.closing_pad = closing_pad
+        self.extra_eos_id = extra_eos_id
         draws = torch.Generator().manual_seed(seed)
         self.words = words
         self.scores = 2 * torch.randn(pairs, words**positions, words, generator=draws)
@@ -36,7 +36,7 @@ class Table(Captioner):
         past = tokens if cache is None else cache * self.words + tokens  # the opening token is word 0
         return self.scores[memory, past], past
 
-    def next_logits(self, tokens: Tensor, memory: Tensor) -> Tensor:
+    def teacher_forced_logits(self, tokens: Tensor, memory: Tensor) -> Tensor:
         found, cache = [], None
         for position in range(tokens.shape[1] - 1):
             logits, cache = self.step(tokens[:, position], memory, cache)
@@ -60,30 +60,30 @@ def enumerated(model: Table, pair: int, max_length: int, penalty: float) -> list
     best: tuple[float, list[int]] = (float("-inf"), [])
     for length in range(1, max_length):
         for sentence in itertools.product(range(model.words), repeat=length):
-            closing = [word in (model.end, model.closing_pad) for word in sentence]
+            closing = [word in (model.eos_id, model.extra_eos_id) for word in sentence]
             if any(closing[:-1]) or (not closing[-1] and length < max_length - 1):
                 continue
             best = max(best, (model.likelihood(pair, sentence) / length**penalty, list(sentence)))
     return best[1]
 
 
-def cut(row: Tensor, end: int, closing_pad: int | None = None) -> list[int]:
+def cut(row: Tensor, end: int, extra_eos_id: int | None = None) -> list[int]:
     words = row.tolist()[1:]
-    places = [place for place, word in enumerate(words) if word in (end, closing_pad)]
+    places = [place for place, word in enumerate(words) if word in (end, extra_eos_id)]
     return words[: places[0] + 1] if places else words
 
 
-@pytest.mark.parametrize("closing_pad", [None, 3])
+@pytest.mark.parametrize("extra_eos_id", [None, 3])
 @pytest.mark.parametrize("penalty", [0.0, 0.7, 2.0])
-def test_a_wide_beam_finds_the_best_of_all_sentences(penalty: float, closing_pad: int | None) -> None:
+def test_a_wide_beam_finds_the_best_of_all_sentences(penalty: float, extra_eos_id: int | None) -> None:
     pairs, max_length = 12, 5
-    model = Table(words=4, positions=max_length, pairs=pairs, seed=2, closing_pad=closing_pad)
+    model = Table(words=4, positions=max_length, pairs=pairs, seed=2, extra_eos_id=extra_eos_id)
     found = beam_search(model, numbers(pairs), numbers(pairs), max_length, beams=4**4, length_penalty=penalty)
     expected = [enumerated(model, pair, max_length, penalty) for pair in range(pairs)]
-    assert [cut(row, model.end, closing_pad) for row in found] == expected
-    assert closing_pad is None or any(sentence[-1] == closing_pad for sentence in expected)
+    assert [cut(row, model.eos_id, extra_eos_id) for row in found] == expected
+    assert extra_eos_id is None or any(sentence[-1] == extra_eos_id for sentence in expected)
     simple = greedy(model, numbers(pairs), numbers(pairs), max_length)
-    assert [cut(row, model.end, closing_pad) for row in simple] != expected  # else the search would prove nothing
+    assert [cut(row, model.eos_id, extra_eos_id) for row in simple] != expected  # else the search would prove nothing
 
 
 def test_a_wider_beam_never_finds_a_less_likely_sentence_here() -> None:
@@ -91,7 +91,7 @@ def test_a_wider_beam_never_finds_a_less_likely_sentence_here() -> None:
 
     def likelihoods(beams: int) -> list[float]:
         rows = beam_search(model, numbers(pairs), numbers(pairs), 6, beams)
-        return [model.likelihood(pair, cut(row, model.end)) for pair, row in enumerate(rows)]
+        return [model.likelihood(pair, cut(row, model.eos_id)) for pair, row in enumerate(rows)]
 
     one, all_of_them = likelihoods(1), likelihoods(200)
     assert all(a <= b + 1e-6 for a, b in zip(one, all_of_them)) and sum(all_of_them) > sum(one) + 0.1
@@ -128,7 +128,7 @@ def taught(**options: Any) -> PCL:
     model = captioner(0, width=64, dropout=0.0, **options)  # more channels than there are words to teach
     tokens, inputs = captions([2, 7, 4, 9, 3, 5, 8], 12), []
     handle = model.trunk.output_layer.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
-    model.all_position_logits(model.encode(*maps(7)), tokens)
+    model.teacher_forced_logits(tokens, model.encode(*maps(7)))
     handle.remove()
     following = tokens[:, 1:]
     teach(model.trunk.output_layer, inputs[0][following != PAD], following[following != PAD])
@@ -149,5 +149,5 @@ def test_length_is_bounded_and_every_word_is_the_most_likely() -> None:
     tokens = greedy(model, before, after, 9)
     assert tokens.shape == (2, 9) and not (tokens == EOS).any()
     with torch.no_grad():
-        logits = model.all_position_logits(model.encode(before, after), tokens)
+        logits = model.teacher_forced_logits(tokens, model.encode(before, after))
     assert torch.equal(logits.argmax(-1), tokens[:, 1:])

@@ -5,7 +5,7 @@ from unittest import mock
 import pytest
 import torch
 
-from diffcap.models import grid as module
+from diffcap.models import fast
 from diffcap.models.grid import GridEmbedding
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
@@ -40,7 +40,7 @@ def test_both_forms_give_the_same_values_and_gradients(grid: tuple[int, int], co
     weights = [maps, *embedding.parameters()]
     upstream, found = torch.randn(3, grid[0] * grid[1], 8), []
     for form in (True, False):
-        with mock.patch.object(module, "is_plain", lambda _, form=form: form):
+        with mock.patch.object(fast, "is_float32_on_cpu", lambda _, form=form: form):
             tokens = embedding(maps)
         assert ("MapsToTokens" in type(tokens.grad_fn).__name__) == form
         found.append([tokens, *torch.autograd.grad(tokens, weights, upstream)])

@@ -41,7 +41,7 @@ def test_the_cache_changes_no_logit_and_one_pass_gives_all_of_them(options: dict
     model, tokens = captioner(**options), captions([9, 4, 7], 11)
     before, after = maps(3)
     memory, cache = model.encode(before, after), None
-    together = model.all_position_logits(memory, tokens)
+    together = model.teacher_forced_logits(tokens, memory)
     assert together.shape == (3, 10, WORDS)
     for position in range(10):
         logits, cache = model.step(tokens[:, position], memory, cache)
@@ -271,7 +271,7 @@ def test_hyperparameters_build_the_same_model() -> None:
 def test_padding_is_not_a_target_of_all_positions() -> None:
     model, batch = captioner(objective="all_positions", distractor_judging=False), masked_batch(8)
     with torch.no_grad():
-        logits = model.all_position_logits(model.encode(batch["before"], batch["after"]), batch["tokens"])
+        logits = model.teacher_forced_logits(batch["tokens"], model.encode(batch["before"], batch["after"]))
         expected = 0.0
         for row in range(3):
             for place in range(1, 8):
@@ -307,8 +307,8 @@ def test_attention_is_where_the_mask_looks_as_each_word_is_said() -> None:
         mask = torch.ones(place + 2, seen[0][0].shape[2] + place + 2, dtype=torch.bool).tril(seen[0][0].shape[2])
         x, _ = stack.layers[0](x, mask, (seen[0],))
         block = stack.layers[1]
-        query, key, _ = block.attention.project(block.attention_norm(x))
-        looked = block.attention.weights(query[:, :, -1:], torch.cat([seen[1][0], key], 2))[:, 0]
+        query, key, _ = block.attention.project_qkv(block.attention_norm(x))
+        looked = block.attention.probabilities(query[:, :, -1:], torch.cat([seen[1][0], key], 2))[:, 0]
         patches = torch.cat([looked[:, 1:7], looked[:, 8:14]], 1)
         patches = 2 * patches / patches.sum(1, keepdim=True)
         torch.testing.assert_close(found.before[:, place].flatten(1), patches[:, :6])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.models.test_words import (
+from tests.models.test_decoder import (
     CLOSE,
     LENGTH,
     SIZES,
@@ -19,8 +19,8 @@ from tests.models.test_words import (
 )
 from torch import Tensor, nn
 
+from diffcap.models.decoder import NULL, next_word_losses
 from diffcap.models.scorer import CBR, SCORER, SCORERBlock
-from diffcap.models.words import NULL, next_word_losses
 
 SUBTRACTION = {"difference": "subtraction", "cross_view_weight": 0.0}
 WEIGHTS = {"cross_view_weight": 0.3, "cbr_weight": 0.07}
@@ -151,7 +151,7 @@ def test_the_blocks_last_residual(residual: Any) -> None:
     torch.manual_seed(0)
     block = SCORERBlock(8, 2, 0.0, residual)
     x, visual = torch.randn(2, 4, 8), torch.randn(2, 6, 8)
-    out = block(x, block.cross.keys_values(visual), None, ())
+    out = block(x, block.cross.project_key_value(visual), None, ())
 
     def attend(query: Tensor, source: Tensor, layer: nn.Module) -> Tensor:
         """Torch's own, with a last layer that changes nothing: there is none in the block."""
@@ -166,7 +166,7 @@ def test_the_blocks_last_residual(residual: Any) -> None:
     inner = seen @ block.inner.weight.T + block.inner.bias
     inner = inner * (1 + torch.erf(inner / 2**0.5)) / 2
     hidden = block.norm3(block.outer(inner) + (inner if residual == "gelu" else seen))
-    for ours, theirs in ((out.said, said), (out.seen, seen), (out.hidden, hidden)):
+    for ours, theirs in ((out.after_self_attention, said), (out.after_cross_attention, seen), (out.hidden, hidden)):
         torch.testing.assert_close(ours, theirs, **CLOSE)
 
 
@@ -210,7 +210,13 @@ def test_the_loss_is_the_weighted_sum_of_its_parts() -> None:
     hidden = model.decoder(tokens, model.encode(batch["before"], batch["after"])).last.hidden
     caption = token_mean(model.decoder.logit(hidden), tokens)
     cross_view = sum(naive_contrast(part) for part in model.similarities(views)) / 2
-    cbr = sum(naive_contrast(part) for part in model.cbr_similarities(before, after, hidden, tokens)) / 2
+    cbr = (
+        sum(
+            naive_contrast(part)
+            for part in model.cbr_similarities(*model.predicted_and_real(before, after, hidden, tokens)[0])
+        )
+        / 2
+    )
     parts = model.loss(batch)
     expected = {"caption_loss": caption, "cross_view_loss": cross_view, "cbr_loss": cbr}
     assert parts.keys() == expected.keys() | {"loss"}
@@ -237,7 +243,7 @@ def test_backward_reasoning_is_the_authors_modules() -> None:
     attention.out_proj.weight.copy_(cbr.attention.out.weight)
     imagined = cbr.query(cbr.out(attention(joined, joined, joined)[0]))
     expected = math.exp(-0.5) * naive_matching(imagined, cbr.key(after))
-    there, back = model.cbr_similarities(before, after, hidden, tokens)
+    there, back = model.cbr_similarities(*model.predicted_and_real(before, after, hidden, tokens)[0])
     torch.testing.assert_close(there, expected, **CLOSE)
     torch.testing.assert_close(back, expected.T, **CLOSE)
 
@@ -269,7 +275,8 @@ def test_frozen_backward_reasoning_teaches_what_it_is_given() -> None:
     )
     tokens = captions([3, 8, 5])
     sum(
-        part.log_softmax(1).diagonal().sum() for part in model.cbr_similarities(before, after, hidden, tokens)
+        part.log_softmax(1).diagonal().sum()
+        for part in model.cbr_similarities(*model.predicted_and_real(before, after, hidden, tokens)[0])
     ).backward()
     for part in (before, after, hidden):
         assert (part.grad.abs().amax((1, 2)) > 1e-3).all()

@@ -11,12 +11,12 @@ from tests.models.test_generation import Table, cut, numbers
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from diffcap.losses.self_critical import self_critical
+from diffcap.losses.self_critical import self_critical_loss
 from diffcap.models.captioner import Captioner
 from diffcap.models.generation import beam_hypotheses, beam_search, greedy, sample_from
 from diffcap.models.scoring import token_log_probabilities
 from diffcap.text.bpe import ClipVocabulary
-from diffcap.text.layouts import vocabulary_of
+from diffcap.text.vocabularies import vocabulary_of
 
 
 def test_scores_are_those_of_the_table_and_end_with_the_sentence() -> None:
@@ -29,9 +29,9 @@ def test_scores_are_those_of_the_table_and_end_with_the_sentence() -> None:
     assert token_log_probabilities(model, torch.arange(3), tokens[:, :1]).shape == (3, 0)
 
 
-@pytest.mark.parametrize("closing_pad", [None, 3])
-def test_hypotheses_are_ranked_and_the_first_is_the_search_s(closing_pad: int | None) -> None:
-    model = Table(words=4, positions=5, pairs=3, seed=2, closing_pad=closing_pad)
+@pytest.mark.parametrize("extra_eos_id", [None, 3])
+def test_hypotheses_are_ranked_and_the_first_is_the_search_s(extra_eos_id: int | None) -> None:
+    model = Table(words=4, positions=5, pairs=3, seed=2, extra_eos_id=extra_eos_id)
     every = beam_hypotheses(model, numbers(3), numbers(3), 6, beams=5)
     assert every.shape[:2] == (3, 5)
     assert torch.equal(every[:, 0], beam_search(model, numbers(3), numbers(3), 6, beams=5))
@@ -43,9 +43,9 @@ def test_hypotheses_are_ranked_and_the_first_is_the_search_s(closing_pad: int | 
 def test_what_closes_a_caption_belongs_to_it_and_nothing_behind_it() -> None:
     model = Table(words=7, positions=1, pairs=1, seed=0)
     tokens = torch.tensor([[2, 5, 1, 1, 1], [2, 5, 0, 4, 1], [2, 3, 4, 5, 6], [2, 1, 1, 1, 1]])
-    assert model.said(tokens).long().tolist() == [[1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1], [1, 0, 0, 0]]
-    model.closing_pad = 0
-    assert model.said(tokens).long().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]]
+    assert model.caption_mask(tokens).long().tolist() == [[1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1], [1, 0, 0, 0]]
+    model.extra_eos_id = 0
+    assert model.caption_mask(tokens).long().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]]
 
 
 PAIRS, LENGTH = 5, 9
@@ -63,8 +63,8 @@ def closing(name: str) -> tuple[Captioner, tuple[Tensor, Tensor]]:
     scores = model.get_parameter(bias.get(name, "word_bias"))
     with torch.no_grad():
         memory = model.encode(*pair)
-        logits = model.step(torch.full((PAIRS,), model.begin), memory, None)[0]
-        closers = [model.end] if model.closing_pad is None else [model.end, model.closing_pad]
+        logits = model.step(torch.full((PAIRS,), model.bos_id), memory, None)[0]
+        closers = [model.eos_id] if model.extra_eos_id is None else [model.eos_id, model.extra_eos_id]
         for token in closers:  # as likely as one of three words
             rest = logits[:, [number for number in range(logits.shape[1]) if number not in closers]].logsumexp(1)
             scores[token] += (rest - logits[:, token]).mean() - 1.0
@@ -74,7 +74,7 @@ def closing(name: str) -> tuple[Captioner, tuple[Tensor, Tensor]]:
 def one_by_one(model: Captioner, memory: Any, row: int, words: list[int]) -> float:
     """The log-probability of words by the cached steps of a pair alone."""
     alone, cache, total = tree_map(lambda leaf: leaf[row : row + 1], memory), None, 0.0
-    for before, word in zip([model.begin, *words], words):
+    for before, word in zip([model.bos_id, *words], words):
         logits, cache = model.step(torch.tensor([before]), alone, cache)
         total += logits[0].log_softmax(-1)[word].item()
     return total
@@ -85,7 +85,7 @@ def one_by_one(model: Captioner, memory: Any, row: int, words: list[int]) -> flo
 def test_captions_of_every_method_are_as_likely_as_their_steps(name: str) -> None:
     """Drawn, greedy and all of a beam, in a batch."""
     model, pair = closing(name)
-    memory, end, pad = model.encode(*pair), model.end, model.closing_pad
+    memory, end, pad = model.encode(*pair), model.eos_id, model.extra_eos_id
     each = 40
     many = tree_map(lambda leaf: leaf.repeat_interleave(each, 0), memory)
     draws = torch.rand(PAIRS * each, LENGTH - 1, generator=torch.Generator().manual_seed(5))
@@ -100,7 +100,9 @@ def test_captions_of_every_method_are_as_likely_as_their_steps(name: str) -> Non
         of_each = many if kind == "drawn" else tree_map(lambda leaf: leaf.repeat_interleave(times, 0), memory)  # noqa: B023
         scores = token_log_probabilities(model, of_each, tokens)
         if kind == "drawn":  # as the self-critical stage has it
-            losses = self_critical(model.next_logits(tokens, of_each), tokens, model.said(tokens), advantage)
+            losses = self_critical_loss(
+                model.teacher_forced_logits(tokens, of_each), tokens, model.caption_mask(tokens), advantage
+            )
             torch.testing.assert_close(losses, -advantage * scores.sum(1))
         for row, (ids, parts) in enumerate(zip(tokens, scores)):
             words = cut(ids, end, pad)
@@ -124,14 +126,14 @@ def test_a_caption_ends_for_the_search_where_it_ends_for_the_vocabulary(name: st
     model, _ = closing(name)
     if name.startswith("clip4idc"):
         vocabulary: Any = ClipVocabulary((), "clip_released" if "released" in name else "clip")
-        model.begin, model.end = vocabulary.bos, vocabulary.eos  # of CLIP's own size
+        model.bos_id, model.eos_id = vocabulary.bos, vocabulary.eos  # of CLIP's own size
         word = 320
     else:
         vocabulary = vocabulary_of([f"w{number}" for number in range(10)], model.vocabulary_layout)  # type: ignore[arg-type]
         word = len(vocabulary) - 1
-    one, two = (vocabulary.decode([model.begin, *[word] * count]) for count in (1, 2))
+    one, two = (vocabulary.decode([model.bos_id, *[word] * count]) for count in (1, 2))
     assert one != two
     for number in range(4):
-        ends = vocabulary.decode([model.begin, word, number, word]) == one
-        assert ends == bool(model.closes(torch.tensor(number))), number
-    assert vocabulary.decode([model.begin, word, model.end, word]) == one
+        ends = vocabulary.decode([model.bos_id, word, number, word]) == one
+        assert ends == bool(model.is_eos(torch.tensor(number))), number
+    assert vocabulary.decode([model.bos_id, word, model.eos_id, word]) == one

@@ -3,7 +3,7 @@ import random
 import pytest
 
 from diffcap.datasets.blocks.captions import NO_CHANGE, tag
-from diffcap.negatives import confuse as ways
+from diffcap.negatives import confuse as strategies
 from diffcap.negatives.confuse import confuse
 from diffcap.negatives.corpus import Sentence, read_sentence
 from diffcap.text.tagging import split_sentences
@@ -23,8 +23,8 @@ def bird(text: str) -> Sentence:
     return read_sentence(text, {" ".join(part): [_BIRDS.get(word, "ADJ") for word in part] for part in parts})
 
 
-def only(way: str, sentence: Sentence, seed: int = 0) -> str | None:
-    result: str | None = getattr(ways, way)(sentence, random.Random(seed))
+def only(strategy: str, sentence: Sentence, seed: int = 0) -> str | None:
+    result: str | None = getattr(strategies, strategy)(sentence, random.Random(seed))
     return result
 
 
@@ -56,7 +56,7 @@ def test_one_sentence_alone_is_exchanged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "turned"),
+    ("text", "inverted"),
     [
         ("animal1 is larger than animal2", "animal1 is smaller than animal2"),
         ("animal1 has a different beak", "animal1 has the same beak"),
@@ -66,17 +66,17 @@ def test_one_sentence_alone_is_exchanged() -> None:
         ("animal1 is black", None),
     ],
 )
-def test_comparisons_are_turned(text: str, turned: str | None) -> None:
-    assert only("turn_comparison", bird(text)) == turned
+def test_comparisons_are_inverted(text: str, inverted: str | None) -> None:
+    assert only("invert_comparison", bird(text)) == inverted
 
 
 def test_words_change_places_but_not_within_a_list() -> None:
-    assert only("exchange_words", bird("animal1 has a black head and an orange beak")) == (
+    assert only("swap_words", bird("animal1 has a black head and an orange beak")) == (
         "animal1 has an orange head and a black beak"
     )
-    assert only("exchange_words", bird("animal1 is black and white")) is None
-    assert only("exchange_words", bird("animal1 is black , animal2 is black")) is None
-    assert only("exchange_words", bird("animal1 is black than speckled")) is None  # a colour and something else
+    assert only("swap_words", bird("animal1 is black and white")) is None
+    assert only("swap_words", bird("animal1 is black , animal2 is black")) is None
+    assert only("swap_words", bird("animal1 is black than speckled")) is None  # a colour and something else
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_noun_phrases_change_places(text: str, swapped: str | None) -> None:
     ],
 )
 def test_the_change_is_said_the_other_way_round(text: str, reversed_text: str | None) -> None:
-    assert only("reverse_change", scene(text)) == reversed_text
+    assert only("invert_change", scene(text)) == reversed_text
 
 
 @pytest.mark.parametrize(
@@ -143,19 +143,32 @@ def test_the_change_is_said_the_other_way_round(text: str, reversed_text: str | 
 )
 def test_sentences_of_other_datasets_are_reversed(text: str, reversed_text: str) -> None:
     sentence = read_sentence(text, {text: ["NOUN"] * len(text.split())})
-    assert only("reverse_change", sentence) == reversed_text
+    assert only("invert_change", sentence) == reversed_text
+
+
+@pytest.mark.parametrize(
+    ("text", "reversed_text"),
+    [
+        ("moved the red cube is", "disappeared the red cube is"),
+        ("different places are there a", "the same places are there a"),
+        ("same color as the", "different color as the"),
+    ],
+)
+def test_a_first_word_is_not_preceded_by_the_last_one(text: str, reversed_text: str) -> None:
+    sentence = read_sentence(text, {text: ["NOUN"] * len(text.split())})
+    assert only("invert_change", sentence) == reversed_text
 
 
 @pytest.mark.parametrize("text", NO_CHANGE)
 def test_every_sentence_of_no_change_has_a_reverse(text: str) -> None:
-    turned = only("reverse_change", scene(text))
-    assert turned is not None and turned not in NO_CHANGE
+    inverted = only("invert_change", scene(text))
+    assert inverted is not None and inverted not in NO_CHANGE
 
 
 def test_the_ways_come_in_order_and_never_give_the_caption_back() -> None:
     text = "the red cube that is behind the tiny blue ball was added"
     found = list(confuse(scene(text), random.Random(0)))
-    assert [way for way, _ in found][:2] == ["swap_noun_phrases", "reverse_change"]
+    assert [name for name, _ in found][:2] == ["swap_noun_phrases", "reverse_change"]
     assert text not in [other for _, other in found]
     birds = "animal1 is larger than animal2 ."
     assert next(confuse(bird(birds), random.Random(0))) == ("swap_animals", "animal2 is larger than animal1 .")

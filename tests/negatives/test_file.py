@@ -57,7 +57,7 @@ def test_a_file_of_ones_own_needs_no_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ('{"id": "1", "caption": "a", "negatives": [{"kind": "retrieve", "text": "a"}]}', "line 2: 1 negatives, where"),
+        ('{"id": "1", "caption": "a", "negatives": [{"kind": "retrieve", "text": "a"}]}', "line 2: 1 negatives, but"),
         ('{"id": "1", "caption": "a", "negatives": []}', 'line 2: "negatives" must be'),
         ('{"id": "1", "caption": "a", "negatives": [{"kind": "odd", "text": "a"}]}', 'line 2: "negatives" must be'),
         ('{"id": 1, "caption": "a", "negatives": [{"kind": "replace", "text": "a"}]}', 'line 2: "id" and "caption"'),
@@ -77,5 +77,5 @@ def test_missing_and_empty_files(tmp_path: Path) -> None:
     with pytest.raises(DiffcapError, match="make negatives"):
         read_negatives(tmp_path / "negatives.jsonl")
     (tmp_path / "negatives.jsonl").write_text("\n")
-    with pytest.raises(DiffcapError, match="holds no caption"):
+    with pytest.raises(DiffcapError, match="the file is empty"):
         read_negatives(tmp_path / "negatives.jsonl")

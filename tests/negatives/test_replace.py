@@ -2,8 +2,8 @@ import random
 from collections import Counter
 
 from diffcap.datasets.blocks.captions import tag
-from diffcap.negatives.corpus import Sentence, WordPool, inverse_frequencies, is_replaceable, read_sentence
-from diffcap.negatives.replace import replace_words, telling_words
+from diffcap.negatives.corpus import Sentence, WordPool, inverse_document_frequencies, is_replaceable, read_sentence
+from diffcap.negatives.replace import most_informative_words, replace_words
 from diffcap.negatives.words import kind_of, meaning
 
 
@@ -23,15 +23,18 @@ SCENES = [
     for material in ("rubber", "shiny")
     for shape in ("cube", "ball", "cylinder")
 ]
-POOL, IDF = WordPool(SCENES), inverse_frequencies(SCENES)
+POOL, IDF = WordPool(SCENES), inverse_document_frequencies(SCENES)
 
 
 def test_the_top_half_by_tfidf_is_chosen() -> None:
     idf = {"rare": 3.0, "usual": 2.0, "common": 1.0, "twice": 1.6, "swims": 9.0}
     words = ["rare/ADJ", "usual/NOUN", "swims/VERB", "common/NOUN", "twice/ADJ", "twice/ADJ"]
-    assert telling_words(tagged(*words), idf) == ["twice", "rare"]  # 2 x 1.6 before 3, 2 and 1; verbs are no candidates
-    assert telling_words(tagged("rare/ADJ", "usual/NOUN", "common/NOUN"), idf) == ["rare", "usual"]
-    assert telling_words(tagged("the/DET", "scene/NOUN", "animal1/NOUN"), idf) == []
+    assert most_informative_words(tagged(*words), idf) == [
+        "twice",
+        "rare",
+    ]  # 2 x 1.6 before 3, 2 and 1; verbs are no candidates
+    assert most_informative_words(tagged("rare/ADJ", "usual/NOUN", "common/NOUN"), idf) == ["rare", "usual"]
+    assert most_informative_words(tagged("the/DET", "scene/NOUN", "animal1/NOUN"), idf) == []
 
 
 def test_replaced_words_keep_their_tag_and_say_something_new() -> None:
@@ -45,7 +48,7 @@ def test_replaced_words_keep_their_tag_and_say_something_new() -> None:
         changed = [(old, new) for old, new in zip(source.words, words) if old != new]
         assert 1 <= len(changed) <= 2 and words[-2:] == ["was", "added"]
         for old, new in changed:
-            assert old in telling_words(source, IDF)
+            assert old in most_informative_words(source, IDF)
             assert dict(tag(text))[new] == dict(tag(source.text))[old]
             assert kind_of(new) == kind_of(old) and meaning(new) != meaning(old)
         assert not set(map(meaning, words)) <= said | {"the", "was"}
@@ -63,7 +66,8 @@ def test_synonyms_are_never_drawn() -> None:
     source = scene("the large red rubber cube was added")
     pool = WordPool([scene("the big red matte block was added")] * 9)
     assert (
-        replace_words(source, inverse_frequencies([source]), pool, frozenset(source.content), random.Random(0)) is None
+        replace_words(source, inverse_document_frequencies([source]), pool, frozenset(source.content), random.Random(0))
+        is None
     )
 
 

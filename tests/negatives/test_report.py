@@ -23,7 +23,7 @@ def test_examples_counts_and_settings(tmp_path: Path) -> None:
     text = (tmp_path / "negatives.md").read_text()
     assert "500 captions" in text and "| seed | 5 |" in text
     assert "| retrieve | alike | 400 | 80.0% |  |" in text
-    assert "| retrieve | any other change caption | 100 | 20.0% | stands in |" in text
+    assert "| retrieve | any other change caption | 100 | 20.0% | fallback |" in text
     for kind in ("retrieve", "replace", "confuse"):
         section = text.split(f"## {kind}: 20 examples\n")[1].split("\n## ")[0]
         assert section.count("\n* id") == 20 and section.count(f"\n  * {kind} ") == 20

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from diffcap.negatives import retrieve
-from diffcap.negatives.corpus import Sentence, inverse_frequencies
+from diffcap.negatives.corpus import Sentence, inverse_document_frequencies
 from diffcap.negatives.retrieve import most_similar, tfidf
 
 
@@ -28,7 +28,7 @@ def naive_vector(content: tuple[str, ...], sentences: list[Sentence]) -> dict[st
 def test_best_documents_equal_a_naive_loop() -> None:
     sentences = corpus(80, 30, seed=0)
     contents = [sentence.content for sentence in sentences]
-    matrix = tfidf(contents, inverse_frequencies(sentences))
+    matrix = tfidf(contents, inverse_document_frequencies(sentences))
     places, scores = most_similar(matrix[:20], matrix, 6)
     vectors = [naive_vector(content, sentences) for content in contents]
     for row in range(20):
@@ -40,21 +40,23 @@ def test_best_documents_equal_a_naive_loop() -> None:
 
 def test_unknown_and_empty_documents_are_like_nothing() -> None:
     sentences = corpus(10, 5, seed=1)
-    matrix = tfidf([("other",), ()], inverse_frequencies(sentences))
+    matrix = tfidf([("other",), ()], inverse_document_frequencies(sentences))
     assert matrix.nnz == 0
-    _, scores = most_similar(matrix, tfidf([each.content for each in sentences], inverse_frequencies(sentences)), 3)
+    _, scores = most_similar(
+        matrix, tfidf([each.content for each in sentences], inverse_document_frequencies(sentences)), 3
+    )
     assert scores.max() == 0
 
 
 @pytest.mark.parametrize(("queries", "documents"), [(7, 50), (64, 200), (3, 1), (64, 1000)])
 def test_chunks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch, queries: int, documents: int) -> None:
     sentences = corpus(700, 40, seed=2)
-    matrix = tfidf([sentence.content for sentence in sentences], inverse_frequencies(sentences))
+    matrix = tfidf([sentence.content for sentence in sentences], inverse_document_frequencies(sentences))
     dense = (matrix[:100] @ matrix.T).toarray()
     best = np.sort(dense, axis=1)[:, ::-1][:, :9]
-    monkeypatch.setattr(retrieve, "_QUERIES", queries)
-    monkeypatch.setattr(retrieve, "_DOCUMENTS", documents)
-    monkeypatch.setattr(retrieve, "_STRIPES", 4)
+    monkeypatch.setattr(retrieve, "_QUERY_CHUNK", queries)
+    monkeypatch.setattr(retrieve, "_DOCUMENT_CHUNK", documents)
+    monkeypatch.setattr(retrieve, "_GROUP_SIZE", 4)
     seen: list[tuple[int, int]] = []
     places, scores = most_similar(matrix[:100], matrix, 9, lambda *done: seen.append(done))
     np.testing.assert_allclose(scores, best, atol=1e-6)
@@ -67,11 +69,11 @@ def test_stripes_find_the_largest() -> None:
     scores = np.random.default_rng(0).permuted(np.tile(np.arange(1003.0, dtype=np.float32), (5, 1)), axis=1)
     found = np.take_along_axis(scores, retrieve._largest(scores, 7), 1)
     assert np.sort(found, axis=1).tolist() == [list(range(996, 1003))] * 5
-    assert 1003 // retrieve._STRIPES > 14  # so that stripes were used
+    assert 1003 // retrieve._GROUP_SIZE > 14  # so that groups were used
 
 
 def test_frequent_terms_weigh_less() -> None:
     sentences = corpus(200, 30, seed=3)
-    idf = inverse_frequencies(sentences)
+    idf = inverse_document_frequencies(sentences)
     counts = Counter(term for sentence in sentences for term in set(sentence.content))
     assert [term for term, _ in counts.most_common(1)] == [min(idf, key=lambda term: idf[term])]

@@ -8,7 +8,7 @@ import torch
 from tests.parity.loading import Fixture, load
 
 from diffcap.interop.clip4idc import from_official
-from diffcap.losses.pair_text import pair_text_contrast, pair_text_similarity
+from diffcap.losses.pair_text import pair_text_contrastive_loss, pair_text_similarity
 from diffcap.models.captioner import Batch
 from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation
 
@@ -93,7 +93,9 @@ def test_retrieval(official: Fixture) -> None:
     by_text, by_pair, _ = pair_text_similarity(text, pair, scale)
     torch.testing.assert_close(by_text, arrays["similarity"], **TOLERANCE)
     torch.testing.assert_close(by_pair, arrays["similarity"].T, **TOLERANCE)
-    torch.testing.assert_close(pair_text_contrast(text, pair, scale).mean(), arrays["adaptation_loss"], **TOLERANCE)
+    torch.testing.assert_close(
+        pair_text_contrastive_loss(text, pair, scale).mean(), arrays["adaptation_loss"], **TOLERANCE
+    )
     batch: Batch = {name: arrays[name] for name in ("before", "after", "tokens")}
     torch.testing.assert_close(model.loss(batch), arrays["adaptation_loss"], **TOLERANCE)
 

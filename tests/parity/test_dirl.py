@@ -8,10 +8,10 @@ from tests.parity.loading import Fixture, load, view_sizes
 from tests.parity.test_scorer import words
 
 from diffcap.interop.dirl import from_official
-from diffcap.losses.ccr import cross_modal_contrast
+from diffcap.losses.ccr import cross_modal_contrastive_loss
+from diffcap.models.decoder import next_word_losses
 from diffcap.models.dirl import DIRL
 from diffcap.models.generation import beam_search, greedy
-from diffcap.models.words import next_word_losses
 
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 DECODERS = {"clevr_dc": "ln_xavier", "clevr_change": "plain"}
@@ -60,8 +60,8 @@ def test_words_and_regularisation(official: Fixture) -> None:
     logits = model.decoder.logit(output.hidden)
     torch.testing.assert_close(logits, arrays["logits"], **TOLERANCE)
     torch.testing.assert_close(next_word_losses(logits, arrays["tokens"]).mean(), arrays["caption_loss"], **TOLERANCE)
-    said, seen = model.sentence_and_sight(output, arrays["tokens"])
-    torch.testing.assert_close(cross_modal_contrast(said, seen).mean(), arrays["ccr_loss"], **TOLERANCE)
+    said, seen = model.text_and_vision(output, arrays["tokens"])
+    torch.testing.assert_close(cross_modal_contrastive_loss(said, seen).mean(), arrays["ccr_loss"], **TOLERANCE)
 
 
 @torch.no_grad()

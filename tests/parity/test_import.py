@@ -61,7 +61,7 @@ def grouped(official: Fixture) -> dict[str, Any]:
 
 def check_words(trained: Checkpoint, before: Tensor, after: Tensor, official: Tensor) -> None:
     """The authors write zeros for END and after it, or run on after it."""
-    end = trained.captioner.end
+    end = trained.captioner.eos_id
     tokens = greedy(trained.captioner, before, after, official.shape[1])
     for ours, theirs in zip(tokens.tolist(), official.tolist()):
         said = ours[: ours.index(end)] if end in ours else ours
@@ -104,7 +104,7 @@ def test_pcl(pcl_fixture: Path, tmp_path: Path) -> None:
     assert trained.max_length == facts["max_length"]
     before, after = maps(official.arrays["before"]), maps(official.arrays["after"])
     tokens = greedy(trained.captioner, before, after, trained.max_length).tolist()
-    end = trained.captioner.end
+    end = trained.captioner.eos_id
     for ours, theirs in zip(tokens, official.arrays["greedy_tokens"].tolist()):
         assert (
             ours[: ours.index(end) if end in ours else None] == theirs[: theirs.index(end) if end in theirs else None]
@@ -135,7 +135,7 @@ def test_pcl_with_its_special_tokens_in_another_order(pcl_fixture: Path, tmp_pat
         tokens = torch.tensor([known.encode("w3 w1 w0 w2 w1", length)] * len(before))
         specials = list(range(len_of(trained)))
         ids = [known.encode(f"w{number}", length)[1] for number in range(len(known.words))]
-        scores.append(model.next_logits(tokens, model.encode(before, after))[..., specials + ids])
+        scores.append(model.teacher_forced_logits(tokens, model.encode(before, after))[..., specials + ids])
         captions.append([known.decode(row) for row in greedy(model, before, after, length)])
     torch.testing.assert_close(*scores, **TOLERANCE)
     assert captions[0] == captions[1]
@@ -173,7 +173,7 @@ def test_clip4idc(clip4idc_fixture: Path, tmp_path: Path, half: bool) -> None:
     tokens = greedy(model, arrays["before"], arrays["after"], trained.max_length)
     assert torch.equal(tokens[:, 0], shown[:, 0]) and (half or torch.equal(tokens[:, 1], first.argmax(-1)))
     check_naive(model, arrays["before"], arrays["after"], tokens)
-    model.word_bias[model.end] -= 100  # captions of full length, whatever the fixture's weights
+    model.word_bias[model.eos_id] -= 100  # captions of full length, whatever the fixture's weights
     tokens = greedy(model, arrays["before"], arrays["after"], trained.max_length)
     check_naive(model, arrays["before"], arrays["after"], tokens)
 
@@ -184,10 +184,10 @@ def check_naive(model: CLIP4IDC, before: Tensor, after: Tensor, tokens: Tensor) 
     The fixture has no captions that the authors' code decoded: the loop takes the imported weights, whose logits for given
     words are the authors'.
     """
-    said = model.said(tokens).sum(1).tolist()
+    said = model.caption_mask(tokens).sum(1).tolist()
     for row, count in enumerate(said):
-        memory, ids = model.encode(before[row : row + 1], after[row : row + 1]), [model.begin]
-        while len(ids) < tokens.shape[1] and not model.closes(torch.tensor(ids[-1])):
+        memory, ids = model.encode(before[row : row + 1], after[row : row + 1]), [model.bos_id]
+        while len(ids) < tokens.shape[1] and not model.is_eos(torch.tensor(ids[-1])):
             hidden = model.decode(torch.tensor([ids]), memory).last.hidden
             ids.append(int(model.logits(hidden)[0, -1].argmax()))
         assert tokens[row, : 1 + count].tolist() == ids
@@ -221,7 +221,7 @@ def test_the_commands_one_after_another(clip4idc_fixture: Path, tmp_path: Path) 
     check_naive(model, *pixels, tokens)
     lines = diffcap("caption", str(tmp_path / "pairs"), "--checkpoint", str(ours), "--json").splitlines()
     said = [json.loads(line)["text"] for line in lines]
-    kept = [row[: 1 + count] for row, count in zip(tokens.tolist(), model.said(tokens).sum(1).tolist())]
+    kept = [row[: 1 + count] for row, count in zip(tokens.tolist(), model.caption_mask(tokens).sum(1).tolist())]
     assert said == [trained.vocabulary.decode(row) for row in kept] and any(said)
 
 

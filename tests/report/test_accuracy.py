@@ -70,3 +70,13 @@ def test_one_seed_has_a_gain_without_a_spread() -> None:
     rows = {"greedy": [{"total": {"CIDEr-D": 1.0}}], "more": [{"total": {"CIDEr-D": 1.25}}]}
     assert gain_lines({"more": {"CIDEr-D": {"mean": -1e-9, "std": None}}})[1] == ["more", "+0.00"]
     assert gained(rows) == {"more": {"CIDEr-D": {"mean": 0.25, "std": None, "of": [0.25]}}}
+
+
+def test_scores_of_different_tokenizers_are_not_compared(tmp_path: Path) -> None:
+    folder = write_toy(tmp_path / "toy", scenes=12)
+    rows = {name: [write_run(tmp_path / name, said(8)) / "eval"] for name in ("raw", "ptb")}
+    metrics = json.loads((rows["ptb"][0] / "metrics.json").read_text())
+    metrics["protocol"]["tokenizer"] = "ptb"
+    write_json(rows["ptb"][0] / "metrics.json", metrics)
+    with pytest.raises(DiffcapError, match=r"raw/eval was scored with the tokenizer raw, .*ptb/eval with ptb"):
+        accuracy_table(folder, rows, tmp_path / "report")

@@ -117,7 +117,7 @@ def test_a_sheet_has_a_tile_for_each_word_and_lines_where_there_is_an_alignment(
         assert rows[~above].min() > TILE[1] + 44 and columns[~above].min() > 78  # after: its last corner
     plain = draw_attention({"a": [PairAttention(words[:1], before[:1], after[:1], None, pair, "w0")]}, tmp_path)
     assert not count(plain, BLUE) and plain.height < sheet.height - 200
-    with pytest.raises(DiffcapError, match=r"2\.png: no image there.*--attention 0"):
+    with pytest.raises(DiffcapError, match=r"2\.png: file not found.*--attention 0"):
         other = ChangePair("2", "2.png", "2.png", [], "test")
         draw_attention({"a": [PairAttention([], before, after, None, other, "")]}, tmp_path)
 

@@ -9,7 +9,7 @@ import torch
 from tests.report.layouts import captions_of, make_dataset, make_scorer, make_store
 
 from diffcap.captioner import AttentionMaps
-from diffcap.evaluation.localisation import box_in_parts, mass_inside, pointing
+from diffcap.evaluation.localisation import mass_in_box, pointing_score, relative_box
 from diffcap.records import ChangePair
 from diffcap.report.attention import PairAttention, list_attention, matches
 from diffcap.report.attention_data import collect_attention, encode_attention, extreme_pairs, localised_words
@@ -93,8 +93,8 @@ def test_a_checkpoint_is_asked_and_measured_on_the_drawn_pairs_alone(tmp_path: P
     for side, maps in (("before", one.before), ("after", one.after)):
         box = one.pair.extra["boxes"].get(side)
         for word, looked in zip(one.words, maps if box else []):
-            place = box_in_parts(box, (64, 48))
-            expected.setdefault(word, []).append((pointing(looked, place), mass_inside(looked, place)))
+            place = relative_box(box, (64, 48))
+            expected.setdefault(word, []).append((pointing_score(looked, place), mass_in_box(looked, place)))
     assert scores["words"].keys() == expected.keys()
     for word, pairs in expected.items():
         row = scores["words"][word]

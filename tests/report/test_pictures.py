@@ -89,5 +89,5 @@ def test_other_datasets_get_a_plain_sheet(tmp_path: Path) -> None:
     write_png(tmp_path / "out" / "pairs.png", sheet)
     assert Image.open(tmp_path / "out" / "pairs.png").size == sheet.size
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["pairs.png"]
-    with pytest.raises(DiffcapError, match=r"2\.png: no image there"):
+    with pytest.raises(DiffcapError, match=r"2\.png: file not found"):
         draw_pairs([pair("2", "move")], tmp_path, {})

@@ -12,7 +12,7 @@ from tests.stages.test_training import evaluation, kill_when, same_training
 
 from diffcap.checkpoints.loading import load
 from diffcap.checkpoints.reading import read_checkpoint
-from diffcap.run_folder import script_of
+from diffcap.run_folder import stage_of
 
 SETTINGS = ROOT / "configs" / "method" / "clip4idc"
 SMALL = (
@@ -123,7 +123,7 @@ def test_captioning_takes_the_adaptation_over(pixels: Path, adapted: Path, tmp_p
     assert in_process(evaluation(pixels, tmp_path / "run")) is None
     assert {"total", "semantic"} <= json.loads((tmp_path / "run/eval/metrics.json").read_text())["groups"].keys()
     assert load(out / "best.ckpt").vocabulary.decode([0, 1, 2])
-    assert [script_of(folder) for folder in (adapted, out)] == ["adapt.py", "finetune.py"]  # which can repeat them
+    assert [stage_of(folder) for folder in (adapted, out)] == ["pretrain", "finetune"]  # which can repeat them
 
 
 def test_the_row_of_the_whole_method_goes_through_both_stages(pixels: Path, tmp_path: Path) -> None:
@@ -166,9 +166,9 @@ def test_what_does_not_fit_is_one_sentence(pixels: Path, adapted: Path, tmp_path
         f"--model.init_from={adapted / 'best.ckpt'}", fewer, stage="finetune"
     )
     long = "--data.max_length=40"
-    assert "max_length 40 needs as many text positions, CLIP has 32; lower it" in said(long)
+    assert "max_length 40 needs 40 text positions, CLIP has 32; lower it" in said(long)
     wide = "--model.captioner.init_args.intra_layers=5"
-    assert "intra_layers 5 of 5 blocks leaves none for both images together" in said(wide)
+    assert "intra_layers is 5; the network has 5 blocks: give 1 to 4" in said(wide)
     old = f"--model.init_from={adapted / 'best.ckpt'}", "--model.captioner.init_args.images=apart"
     assert "parameters do not fit" in said(*old, stage="finetune")
     assert not (tmp_path / "x/finished.json").exists()

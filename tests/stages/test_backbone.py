@@ -33,7 +33,7 @@ def test_targets_of_a_hand_made_picture() -> None:
     assert groups["ninth"][0, :, 3, 0].nonzero().flatten().tolist() == [2 * 3 + 1]
     share = (slots[0, 24:48, 2 * CELL - MARGIN : 3 * CELL - MARGIN] == 0).float().mean()
     torch.testing.assert_close(groups["share"][0, 3, 1, 2], share)
-    torch.testing.assert_close(targets.places[0, [3, COLORS + 3], 1, 2], torch.tensor([55 / 64 - 1, 35 / 48 - 1]))
+    torch.testing.assert_close(targets.positions[0, [3, COLORS + 3], 1, 2], torch.tensor([55 / 64 - 1, 35 / 48 - 1]))
     assert targets.dense[0, :, 4, 6].tolist() == [4, 3, 2, 1]  # the block whose middle is pixel (36, 52): slot 0
     assert targets.dense[0, :, 0, 0].tolist() == [0, 0, 0, 0]
 

@@ -125,14 +125,14 @@ def test_the_protocol_is_chosen_in_the_configuration(tmp_path: Path) -> None:
     longer = CaptionData(str(folder), "authors", changes="multi", multi=lengths, vocabulary_layout="rcc")
     assert longer.max_length == 70 and len(longer.words) < len(multi.words)
     assert CaptionData(str(folder), "authors", multi=lengths, vocabulary_layout="rcc").max_length == multi.max_length
-    with pytest.raises(DiffcapError, match=r"data\.multi names 'length'"):
+    with pytest.raises(DiffcapError, match=r"data\.multi has the unknown key 'length'"):
         CaptionData(str(folder), "authors", multi={"length": 70})
 
 
 def test_multi_change_captions_have_their_own_length_and_negatives(tmp_path: Path) -> None:
     folder = prepare("spot_the_diff", tmp_path, negatives=True)
     multi, few = "--data.changes=multi", "--data.tasks={mlm: 1, fda: 1}"
-    with pytest.raises(AssertionError, match="are not those that this stage trains on"):
+    with pytest.raises(AssertionError, match="are not training captions of this stage"):
         train("pretrain", "pcl", "spot_the_diff", folder, multi, few)
     stage("negatives", f"--folder={folder}", "--tagger=blocks", "--workers=1", "--changes=multi")
     lines = [json.loads(line) for line in (folder / "negatives.jsonl").read_text().splitlines()]

@@ -18,7 +18,7 @@ from diffcap.checkpoints.combining import average
 from diffcap.checkpoints.loading import load
 from diffcap.evaluation.metric import CaptionMetric
 from diffcap.lit.reinforcement import Reinforcement
-from diffcap.losses.self_critical import self_critical
+from diffcap.losses.self_critical import self_critical_loss
 from diffcap.models.scoring import token_log_probabilities
 
 BASE = ROOT / "configs/reinforce/base.yaml"
@@ -86,7 +86,7 @@ def test_a_step_makes_better_captions_likelier(
     matter: this holds on every processor. The rewards after many steps differ between processors.
     """
     drawn: dict[str, torch.Tensor] = {}
-    step, loss = Reinforcement.training_step, self_critical
+    step, loss = Reinforcement.training_step, self_critical_loss
 
     def training_step(self: Reinforcement, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
         drawn.update(batch)
@@ -97,7 +97,7 @@ def test_a_step_makes_better_captions_likelier(
         return loss(logits, tokens, said, advantage)
 
     monkeypatch.setattr(Reinforcement, "training_step", training_step)
-    monkeypatch.setattr("diffcap.lit.reinforcement.self_critical", noted)
+    monkeypatch.setattr("diffcap.lit.reinforcement.self_critical_loss", noted)
     (tmp_path / "finetune").symlink_to(undisturbed / "finetune")
     small = "--model.lr=1e-5", "--trainer.max_steps=1", "--trainer.val_check_interval=1"
     assert in_process(reinforcing(undisturbed / "data", tmp_path, "scorer", *small)) is None
@@ -120,12 +120,12 @@ def test_kept_checkpoints_are_averaged(undisturbed: Path, tmp_path: Path) -> Non
     parts = [weights(undisturbed / "finetune" / name) for name in names[1:]]
     for name, value in weights(tmp_path / "mean.ckpt").items():
         torch.testing.assert_close(value, torch.stack([part[name] for part in parts]).mean(0))
-    assert load(tmp_path / "mean.ckpt").facts["step"] == 50
+    assert load(tmp_path / "mean.ckpt").metadata["step"] == 50
 
 
 def test_its_checkpoint_captions(undisturbed: Path) -> None:
     checkpoint = load(undisturbed / "reinforce/best.ckpt")
-    assert checkpoint.facts["stage"] == "reinforce" and checkpoint.facts["method"] == "scorer"
+    assert checkpoint.metadata["stage"] == "reinforce" and checkpoint.metadata["method"] == "scorer"
     start, end = (
         weights(undisturbed / stage / name) for stage, name in (("finetune", "best.ckpt"), ("reinforce", "last.ckpt"))
     )
@@ -241,7 +241,7 @@ def test_other_methods_train_on_by_it(method: str, undisturbed: Path, tmp_path: 
     assert in_process(finetuning(undisturbed / "data", tmp_path, method)) is None
     half = "--trainer.precision=bf16-mixed", "--trainer.max_steps=2"
     assert in_process(reinforcing(undisturbed / "data", tmp_path, method, *half)) is None
-    assert load(tmp_path / "reinforce/best.ckpt").facts["method"] == method
+    assert load(tmp_path / "reinforce/best.ckpt").metadata["method"] == method
 
 
 def test_clip4idc_trains_on_by_it(pixels: Path, tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_clip4idc_trains_on_by_it(pixels: Path, tmp_path: Path) -> None:
     words[1] = str(ROOT / "stages/reinforce.py")
     out = f"--run.out={tmp_path / 'reinforce'}", f"--model.init_from={tmp_path / 'finetune/best.ckpt'}"
     assert in_process([*words, *out]) is None
-    assert load(tmp_path / "reinforce/best.ckpt").facts["stage"] == "reinforce"
+    assert load(tmp_path / "reinforce/best.ckpt").metadata["stage"] == "reinforce"
 
 
 def test_without_a_fine_tuned_run_it_says_so(undisturbed: Path, tmp_path: Path) -> None:

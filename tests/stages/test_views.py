@@ -9,9 +9,9 @@ import yaml
 from tests.commands import ROOT, command, in_process, one_sentence, run, same_logs, weights
 from tests.stages.test_training import evaluation, kill_when, same_training
 
-from diffcap.checkpoints.loading import METHODS as MODELS
 from diffcap.checkpoints.loading import load
 from diffcap.data.pretraining import CAPTIONED
+from diffcap.methods import methods as MODELS
 
 METHODS = ("scorer", "dirl")
 SETTINGS = ROOT / "configs" / "method"
@@ -42,7 +42,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(method: str, blocks: Path, tmp_
     scores = [json.loads((tmp_path / runs / "eval/metrics.json").read_text()) for runs in ("a", "b")]
     assert scores[0] == scores[1] and {"total", "semantic", "distractor"} <= scores[0]["groups"].keys()
     trained = load(tmp_path / "a/finetune/best.ckpt")
-    assert trained.facts["method"] == method and trained.vocabulary.layout == "rcc"
+    assert trained.metadata["method"] == method and trained.vocabulary.layout == "rcc"
     columns = (tmp_path / "b/finetune/logs/version_0/metrics.csv").read_text().splitlines()[0].split(",")
     parts = {"scorer": {"cross_view_loss", "cbr_loss"}, "dirl": {"diagonal_loss", "off_diagonal_loss", "ccr_loss"}}
     assert {f"train/{name}" for name in parts[method] | {"caption_loss"}} <= set(columns)

@@ -4,7 +4,7 @@ import pytest
 from open_clip.tokenizer import SimpleTokenizer
 
 from diffcap.text.bpe import ClipVocabulary, build_clip_vocabulary
-from diffcap.text.layouts import vocabulary_for, vocabulary_of
+from diffcap.text.vocabularies import vocabulary_for, vocabulary_of
 
 CAPTIONS = ["The shiny cube moved!", "a tiny sphere has vanished", "the tiny cube is gone"]
 
@@ -56,9 +56,9 @@ def test_a_table_of_the_tokens_that_occur() -> None:
 
 
 def test_words_that_make_no_vocabulary() -> None:
-    with pytest.raises(ValueError, match="'nonsense' is no token of CLIP's"):
+    with pytest.raises(ValueError, match="'nonsense' is not a token of CLIP"):
         ClipVocabulary(["cube</w>", "nonsense"], "clip_used")
-    with pytest.raises(ValueError, match="a token stands twice"):
+    with pytest.raises(ValueError, match="a token is duplicated"):
         ClipVocabulary(["cube</w>", "cube</w>"], "clip_used")
-    with pytest.raises(ValueError, match="layout clip has CLIP's own tokens, not 1 words"):
+    with pytest.raises(ValueError, match="layout clip takes no words"):
         ClipVocabulary(["cube</w>"])

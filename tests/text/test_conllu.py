@@ -36,8 +36,9 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("1\tYes\tINTJ\n", "line 1: 3 columns"),
-        (TREEBANK.replace("INTJ", "WORD"), "line 10: 'WORD' is no UPOS tag"),
+        ("1\tYes\tINTJ\n", "line 1: 3 columns instead of 10"),
+        ("1\t\t_\tINTJ\t_\t_\t0\troot\t_\t_\n", r"line 1: the word \(column 2\) is empty"),
+        (TREEBANK.replace("INTJ", "WORD"), "line 10: 'WORD' is not a UPOS tag"),
         ("\n\n", "no tagged word"),
     ],
 )

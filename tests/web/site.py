@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import uvicorn
-from tests.odd_pictures import encoded
+from tests.odd_images import encoded
 
 from diffcap.web.captioners import Captioners, Choice
 from diffcap.web.examples import render_examples

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from selenium.webdriver.common.keys import Keys
 from tests.browser import SIZES, Browser, windows
-from tests.odd_pictures import encoded
+from tests.odd_images import encoded
 from tests.web.site import SHIPPED, served
 
 from diffcap.captioner import load_captioner

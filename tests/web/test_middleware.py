@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.odd_pictures import png_header
+from tests.odd_images import png_header
 from tests.web.site import Visitor, pair, served
 
 from diffcap.web import middleware
@@ -148,7 +148,7 @@ def test_only_the_own_names_of_a_local_server_are_answered(tmp_path: Path) -> No
 
 def test_the_oldest_uploads_make_room_for_new_ones(tmp_path: Path) -> None:
     folder, most = tmp_path / "uploads", 1_000_000
-    with served(folder, most=most) as address:
+    with served(folder, max_bytes=most) as address:
         visitor = Visitor(address)
         with visitor.http:
             assert visitor.http.get("/config", headers={"host": "evil.example"}).status_code == 200  # hosts: any
@@ -185,7 +185,7 @@ def test_half_open_uploads_are_cut_off_and_cost_nobody_a_file(
     head = f"POST /gradio_api/upload HTTP/1.1\r\nHost: a\r\nContent-Length: {MAX_FILE_BYTES}\r\n"
     head += f"Content-Type: {FORM['content-type']}\r\n\r\n"
     start = '--b\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\nsome bytes'
-    with served(folder, most=MAX_FILE_BYTES + 2**20) as address:
+    with served(folder, max_bytes=MAX_FILE_BYTES + 2**20) as address:
 
         def half_open(text: str) -> socket.socket:
             connection = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), 60)

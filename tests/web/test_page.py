@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from tests.odd_pictures import encoded, write_all
+from tests.odd_images import encoded, write_all
 from tests.test_pair_captioner import make, noise
 from tests.web.site import SHIPPED, Visitor, pair, served
 
@@ -88,7 +88,7 @@ def test_a_look_at_an_upload_shows_what_browsers_cannot_and_names_what_was_done(
     frames = [Image.new("RGB", (30, 20), color) for color in ("red", "blue")]
     moving = encoded(frames[0], "TIFF", save_all=True, append_images=frames[1:])
     shown, told = visitor.ask("look_before", visitor.upload("two.tif", moving))
-    assert "Holds several pictures, the first was taken." in told
+    assert "Has several frames, the first was used." in told
     with Image.open(io.BytesIO(visitor.http.get(shown["url"]).content)) as image:
         assert image.format == "PNG" and image.convert("RGB").getpixel((0, 0)) == (255, 0, 0)
     shown, told = visitor.ask("look_after", visitor.upload("one.png", encoded(frames[0], "PNG")))
@@ -177,7 +177,7 @@ def test_odd_pictures_over_http(visitor: Visitor, tmp_path: Path, capfd: pytest.
         page = visitor.caption(fine, odd)
         assert 'class="dc-word"' in page, name
         if name == "moving.gif":
-            assert "holds several pictures, the first was taken" in page
+            assert "has several frames, the first was used" in page
     assert "Traceback" not in capfd.readouterr().err
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.commands import environment
 from tests.models.tiny import captioner, pretraining
-from tests.odd_pictures import encoded, scene
+from tests.odd_images import encoded, scene
 from tests.toy_checkpoints import write_checkpoint
 from tests.web.site import Visitor
 

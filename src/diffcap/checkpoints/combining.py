@@ -10,7 +10,7 @@ import torch
 from diffcap.checkpoints.loading import Checkpoint, load
 from diffcap.checkpoints.reading import read_checkpoint
 from diffcap.errors import DiffcapError
-from diffcap.files import whole
+from diffcap.files import atomic_write
 from diffcap.models.ensemble import Ensemble
 from diffcap.records import file_hash
 from diffcap.run_folder import KEPT, LAST
@@ -62,7 +62,7 @@ def average(paths: Sequence[str | Path], out: str | Path) -> list[int]:
     facts = {**last["diffcap"], "averaged": sources}
     content = io.BytesIO()  # torch.save to a file does not raise OSError where the disk is full
     torch.save({"state_dict": mean, "global_step": last["global_step"], "diffcap": facts}, content)
-    with whole(out, numbered=False) as temporary:
+    with atomic_write(out, per_process=False) as temporary:
         temporary.write_bytes(content.getbuffer())
     return steps
 
@@ -120,7 +120,7 @@ def load_together(paths: Sequence[str | Path]) -> list[Checkpoint]:
 def together(members: Sequence[Checkpoint]) -> Checkpoint:
     """Several checkpoints as one that takes lists of features; captions are as long as the shortest `max_length` allows."""
     captioner = Ensemble([member.captioner for member in members]).eval()
-    facts = {**members[0].facts, "ensemble": [member.facts["method"] for member in members]}
+    metadata = {**members[0].metadata, "ensemble": [member.metadata["method"] for member in members]}
     return members[0]._replace(
-        captioner=captioner, max_length=min(member.max_length for member in members), facts=facts
+        captioner=captioner, max_length=min(member.max_length for member in members), metadata=metadata
     )

@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_leaves
 
 import diffcap
 from diffcap.checkpoints.reading import CAPTIONING_STAGES, read_checkpoint, remedy, weights_of
-from diffcap.errors import DiffcapError, told_of
+from diffcap.errors import DiffcapError, wrap_errors
 from diffcap.methods import import_object, methods
 from diffcap.models.captioner import Captioner
-from diffcap.text.layouts import AnyVocabulary, vocabulary_of
+from diffcap.text.vocabularies import AnyVocabulary, vocabulary_of
 
 LARGEST = 4096  # size that any captioner may have, whatever its weights
 
@@ -27,14 +27,14 @@ class Checkpoint(NamedTuple):
     Attributes:
         captioner: in eval mode, on the CPU. vocabulary: its words. max_length: positions of a caption.
         features: meta of the feature store it was trained on (backbone, weights, preprocessing, name).
-        facts: method, dataset, step, provenance.
+        metadata: method, dataset, step, provenance.
     """
 
     captioner: Captioner
     vocabulary: AnyVocabulary
     max_length: int
     features: dict[str, Any]
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
 
 
 def load(path: str | Path) -> Checkpoint:
@@ -55,7 +55,7 @@ def load(path: str | Path) -> Checkpoint:
             f"package that adds the method, or use diffcap {facts['version']:.40}, which wrote the checkpoint."
         )
     other = facts["version"] != diffcap.__version__
-    with told_of(
+    with wrap_errors(
         path,
         f"diffcap {diffcap.__version__} cannot build its captioner",
         f"use diffcap {facts['version']:.40}, which wrote it, or train it again" if other else remedy(Path(path)),

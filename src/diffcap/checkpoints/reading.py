@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffcap.errors import DiffcapError, told_of
-from diffcap.files import whole
+from diffcap.errors import DiffcapError, wrap_errors
+from diffcap.files import atomic_write
 from diffcap.records import file_hash, read_json, write_json
 from diffcap.run_folder import IDENTITY, STAGES
-from diffcap.unpickling import reason_of
+from diffcap.unpickling import error_reason
 
 CAPTIONING_STAGES = ("finetune", "reinforce")  # whose checkpoints can caption
 FORMAT = 1  # of the "diffcap" entry; raised when an older file could no longer be read
@@ -80,7 +80,9 @@ def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
             _check_archive(path)
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # foreign content may fail in any way
-        raise DiffcapError(f"{path}: not a readable checkpoint ({reason_of(error, path)}); {remedy(path)}.") from None
+        raise DiffcapError(
+            f"{path}: not a readable checkpoint ({error_reason(error, path)}); {remedy(path)}."
+        ) from None
     return _checked(state, path, mapped)
 
 
@@ -120,7 +122,7 @@ def _checked(state: Any, path: Path, mapped: bool) -> dict[str, Any]:
             f"{path}: checkpoint format {metadata['format']!r:.40}, this diffcap reads {FORMAT}; "
             f"use diffcap {metadata['version']!s:.40}, which wrote it, or train it again."
         )
-    with told_of(path, "its metadata are damaged", remedy(path)):
+    with wrap_errors(path, "its metadata are damaged", remedy(path)):
         metadata = _plain(metadata)
         _check_metadata(metadata)
         if type(state.get("global_step")) is not int:
@@ -212,7 +214,7 @@ def _read_folder(folder: Path, mapped: bool) -> dict[str, Any]:
         weights = load_file(folder / WEIGHTS)
     except Exception as error:  # damaged headers raise exceptions of several types
         raise DiffcapError(
-            f"{folder / WEIGHTS}: not a readable safetensors file ({reason_of(error, folder / WEIGHTS)}); {remedy(folder)}."
+            f"{folder / WEIGHTS}: not a readable safetensors file ({error_reason(error, folder / WEIGHTS)}); {remedy(folder)}."
         ) from None
     return {"diffcap": metadata, "state_dict": weights, "global_step": step}
 
@@ -233,12 +235,12 @@ def write_folder(folder: str | Path, state: dict[str, Any]) -> None:
 
     folder = Path(folder)
     kept = {f"captioner.{name}": value.contiguous().clone() for name, value in weights_of(state).items()}
-    with whole(folder / WEIGHTS) as temporary:
+    with atomic_write(folder / WEIGHTS) as temporary:
         try:
             save_file(kept, temporary, {"format": "pt"})
         except SafetensorError as error:  # which a full disk causes, too
             raise DiffcapError(
-                f"{folder / WEIGHTS}: cannot be written ({reason_of(error, temporary)}); check the free space and the "
+                f"{folder / WEIGHTS}: cannot be written ({error_reason(error, temporary)}); check the free space and the "
                 "permissions there, or give another folder."
             ) from None
         temporary.chmod(0o644)  # safetensors makes it readable for its owner alone

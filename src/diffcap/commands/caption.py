@@ -133,12 +133,12 @@ def _print_details(caption: Any) -> None:
 
 
 def _draw(captioner: Any, pair: PicturePair, caption: Any, path: Path) -> None:
-    from diffcap.pictures import read_picture
+    from diffcap.image_io import read_image
     from diffcap.report.drawing import write_png
     from diffcap.report.heatmap import draw_caption
 
     attention = captioner.attention(pair.before, pair.after, caption)
-    write_png(path, draw_caption(read_picture(pair.before).image, read_picture(pair.after).image, caption, attention))
+    write_png(path, draw_caption(read_image(pair.before).image, read_image(pair.after).image, caption, attention))
 
 
 def _try_draw(captioner: Any, pair: PicturePair, caption: Any, path: Path) -> bool:
@@ -153,9 +153,9 @@ def _try_draw(captioner: Any, pair: PicturePair, caption: Any, path: Path) -> bo
 
 def _with_progress(captions: Iterator[Any], count: int) -> Iterator[Any]:
     """Yield the captions; on a terminal, show a progress bar for more than one."""
-    from diffcap.progress import count_bar
+    from diffcap.progress import progress_bar
 
-    with count_bar("captioning", count, hidden=count == 1) as advance:
+    with progress_bar("captioning", count, hidden=count == 1) as advance:
         for caption in captions:
             yield caption
             advance(1)

@@ -1,1 +1,1 @@
-"""The road of pairs into batches: tables of a split, the streams that draw from them, a LightningDataModule a stage."""
+"""From pairs to batches: tables of the pairs of a split, samplers, and one LightningDataModule per training stage."""

@@ -1,4 +1,4 @@
-"""The LightningDataModule of IDC-PCL's pre-training: one task a step, on one dataset or on several."""
+"""The LightningDataModule of IDC-PCL's pre-training: one task per step, on one dataset or on several."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ import torch
 from diffcap.data.captioning import FeatureData, Samples
 from diffcap.data.labelled_pairs import LabelledPairs
 from diffcap.data.pair_table import PairTable
-from diffcap.data.streams import Batch, Stream, TaskSchedule, step_generator
+from diffcap.data.sampler import Batch, ShuffledEpochs, TaskSchedule, step_generator
 from diffcap.errors import DiffcapError
 from diffcap.features.store import FeatureStore
 from diffcap.losses.mvcl import mask_patches
@@ -18,43 +18,47 @@ from diffcap.negatives import read_negatives
 from diffcap.records import ChangePair, read_dataset
 
 CAPTIONED = ("mlm", "mvcl", "fda")
-SINGLE = "single_"  # before the name of a task on the images of `singles`
+SINGLE = "single_"  # prefix of the tasks on the dataset `singles`
 FGVC = "fgvc"
 
 
 @dataclass
-class Captioned:
-    """A captioned dataset as the tasks draw from it.
+class CaptionedSource:
+    """A captioned dataset from which the tasks take samples.
 
     Attributes:
-        table: its training pairs, or single images. choices: see `FeatureData._choices`. samples: what they are.
-        count: choices that make a batch. aligning: see `PretrainData._aligning`, None where fda has no share.
+        table: its training pairs, or single images. samples: kind of the samples of mlm and mvcl.
+        sample_pairs: see `FeatureData._pairs_of_samples`. samples_per_step: number of samples in a batch.
+        fda_candidates: see `PretrainData._fda_candidates`; None where fda has no share.
     """
 
     table: PairTable
-    choices: np.ndarray
+    sample_pairs: np.ndarray
     samples: Samples
-    count: int
-    aligning: tuple[np.ndarray, np.ndarray] | None
+    samples_per_step: int
+    fda_candidates: tuple[np.ndarray, np.ndarray] | None
 
 
 class PretrainData(FeatureData):
-    """IDC-PCL's tasks, one a step.
+    """The data of IDC-PCL's pre-training tasks, one task per step.
 
     Args:
         folder: the dataset's folder, with `manifest.jsonl`: pairs, or single images with captions (CUB).
         features: name of the feature store in its `features/`, and in those of `singles` and `labelled`.
         tasks: shares of "mlm", "mvcl" and "fda" (paper: 8:1:2 on CLEVR-Change, 9:1:2 on the birds); of "single_mlm",
             "single_mvcl" and "single_fda" on `singles`; and of "fgvc" on `labelled` (paper: 9:1:2:3 on the birds).
-        without: tasks that are left out of `tasks`, whose other shares stay as they are (the papers' ablations).
+        without: tasks to remove from `tasks`; the shares of the others are not changed (the papers' ablations).
         negatives: file of hard negatives, null for `negatives.jsonl` in the dataset's folder; read if fda has a share.
-        samples: of mlm and mvcl: "captions" (released), "pairs" or "scenes" as `CaptionData` has them, but with `batch_size`
-            pairs, so half as many scenes.
-        singles: folder of a dataset of single images with captions, with negatives, for tasks beside those of `folder`; it has
-            to stand in `vocabulary_with`, too.
-        labelled: folder of a dataset of single images with classes (NABirds), of which "fgvc" draws pairs.
-        settings: see `FeatureData`; of a batch, fda takes `batch_size // (1 + negatives)` pairs (authors' code), and
-            `trim` is exact with the model's `pad_mask` only.
+        samples: of mlm and mvcl: "captions" (authors' code), "pairs" or "scenes", see `CaptionData`; here `batch_size` is always
+            a number of pairs, so there are half as many scenes.
+        singles: folder of a dataset of single images with captions and negatives, for the tasks "single_..."; it must also be
+            in `vocabulary_with`.
+        labelled: folder of a dataset of single images with classes (NABirds), for the task "fgvc".
+        settings: see `FeatureData`. A batch of fda has `batch_size // (1 + negatives)` pairs (authors' code). `trim` changes the
+            results unless the model has `pad_mask`.
+
+    Raises:
+        DiffcapError: unknown tasks, or a dataset that a task needs is missing or does not suit it.
     """
 
     takes_single_images: ClassVar[bool] = True
@@ -79,22 +83,23 @@ class PretrainData(FeatureData):
             unknown = sorted(set(names) - set(known))
             if unknown:
                 raise DiffcapError(
-                    f"data.{key} names {unknown[0]!r}; the tasks are {', '.join(known[:-1])} and {FGVC}."
+                    f"data.{key} has the unknown task {unknown[0]!r}; the tasks are {', '.join(known[:-1])} and {FGVC}."
                 )
         kept = {task: share for task, share in shares.items() if task not in (without or [])}
         self.schedule = TaskSchedule(kept, self.seed)
         self.negatives_path = Path(negatives) if negatives else Path(folder) / "negatives.jsonl"
         self.singles, self.labelled = singles, labelled
-        for place, name in ((singles, "singles"), (labelled, "labelled")):
-            wanting = [task for task in self.schedule.tasks if self._place_of(task) == name]
-            if wanting and place is None:
-                raise DiffcapError(f"data.tasks names {wanting[0]!r}, which draws from data.{name}; give its folder.")
+        for source_folder, source in ((singles, "singles"), (labelled, "labelled")):
+            tasks_of_source = [task for task in self.schedule.tasks if self._source_of(task) == source]
+            if tasks_of_source and source_folder is None:
+                raise DiffcapError(
+                    f"data.tasks has {tasks_of_source[0]!r}, but data.{source} is not set; give its folder."
+                )
         if singles and Path(singles).resolve() not in [
             Path(p).resolve() for p in settings.get("vocabulary_with") or []
         ]:
             raise DiffcapError(
-                f"data.singles is {singles}, whose words are not in the vocabulary; give its folder in data.vocabulary_with, too, "
-                "here and in fine-tuning."
+                f"data.singles is {singles}, but data.vocabulary_with does not have this folder; add it, here and in fine-tuning."
             )
         if FGVC in self.schedule.tasks:
             assert labelled is not None
@@ -102,136 +107,140 @@ class PretrainData(FeatureData):
             self.classes = 1 + max(image.extra["class"] for image in self.labelled_images)
 
     @staticmethod
-    def _place_of(task: str) -> str:
+    def _source_of(task: str) -> str:
         return "labelled" if task == FGVC else "singles" if task.startswith(SINGLE) else "folder"
 
     def setup(self, stage: str) -> None:
-        """Encode captions and negatives, and lay out each task's samples."""
+        """Encode captions and negatives, and list the samples of each task."""
         super().setup(stage)
         if stage != "fit":
             return
-        places = {self._place_of(task) for task in self.schedule.tasks}
-        self.sources: dict[str, Captioned] = {}
-        if "folder" in places:
-            aligning = self._aligning("fda", self.train_table, self.negatives_path)
-            choices = self._choices(self.samples)
-            self.sources["folder"] = Captioned(self.train_table, choices, self.samples, self.samples_a_step, aligning)
-        if "singles" in places:
+        sources = {self._source_of(task) for task in self.schedule.tasks}
+        self.sources: dict[str, CaptionedSource] = {}
+        if "folder" in sources:
+            candidates = self._fda_candidates("fda", self.train_table, self.negatives_path)
+            sample_pairs = self._pairs_of_samples(self.samples)
+            self.sources["folder"] = CaptionedSource(
+                self.train_table, sample_pairs, self.samples, self.samples_per_step, candidates
+            )
+        if "singles" in sources:
             assert self.singles is not None
             table = PairTable(
-                _captioned_images(self.singles), self._store_of(self.singles), self.vocabulary, self.max_length
+                _captioned_images(self.singles), self._open_store(self.singles), self.vocabulary, self.max_length
             )
-            aligning = self._aligning(SINGLE + "fda", table, Path(self.singles) / "negatives.jsonl")
-            self.sources["singles"] = Captioned(table, table.owner, "captions", self.batch_size, aligning)
-        if "labelled" in places:
+            candidates = self._fda_candidates(SINGLE + "fda", table, Path(self.singles) / "negatives.jsonl")
+            self.sources["singles"] = CaptionedSource(
+                table, table.caption_pair, "captions", self.batch_size, candidates
+            )
+        if "labelled" in sources:
             assert self.labelled is not None
-            self.labelled_store = self._store_of(self.labelled)
+            self.labelled_store = self._open_store(self.labelled)
             self.labelled_rows = self.labelled_store.rows([image.before for image in self.labelled_images])
             labels = np.array([image.extra["class"] for image in self.labelled_images])
             self.labelled_pairs = LabelledPairs(labels, self.seed + 1)
-        self.streams = {
-            task: Stream(self._samples_of(task), self.seed + 1 + number)
-            for number, task in enumerate(self.schedule.tasks)
+        self.epochs_of_task = {
+            task: ShuffledEpochs(self._sample_count(task), self.seed + 1 + index)
+            for index, task in enumerate(self.schedule.tasks)
             if task != FGVC
         }
 
-    def _samples_of(self, task: str) -> int:
-        source = self.sources[self._place_of(task)]
+    def _sample_count(self, task: str) -> int:
+        source = self.sources[self._source_of(task)]
         if task.endswith("fda"):
-            assert source.aligning is not None
-            return len(source.aligning[0])
-        return len(source.choices)
+            assert source.fda_candidates is not None
+            return len(source.fda_candidates[0])
+        return len(source.sample_pairs)
 
-    def _store_of(self, folder: str) -> FeatureStore:
-        """The features of another dataset, which must be of the same kind."""
+    def _open_store(self, folder: str) -> FeatureStore:
+        """The features of another dataset, which must come from the same backbone."""
         store = FeatureStore.open(Path(folder) / "features" / self.store_name)
-        differing = [
+        different = [
             key for key in {**store.meta, **self.store.meta} if store.meta.get(key) != self.store.meta.get(key)
         ]
-        if differing:
+        if different:
             raise DiffcapError(
-                f"{store.folder}: its features are of another kind than those of {self.dataset.name} (another "
-                f"{differing[0]}); extract both with the same BACKBONE and WEIGHTS."
+                f"{store.folder}: its features and those of {self.dataset.name} have different values of {different[0]}; extract "
+                "both with the same BACKBONE and WEIGHTS."
             )
         return store
 
     @property
-    def samples_a_step(self) -> int:
-        """Of mlm and mvcl; fda has fewer, and works on a process without any."""
+    def samples_per_step(self) -> int:
+        """Of mlm and mvcl; fda has fewer, and a rank may have none of them."""
         return self.batch_size // (2 if self.samples == "scenes" else 1)
 
-    def _aligning(self, task: str, table: PairTable, path: Path) -> tuple[np.ndarray, np.ndarray] | None:
-        """The pair of each caption that has negatives, (n,), and the caption with them, (n, 1 + K, T)."""
+    def _fda_candidates(self, task: str, table: PairTable, path: Path) -> tuple[np.ndarray, np.ndarray] | None:
+        """For each caption with negatives the index of its pair, (n,), and the caption and its negatives, (n, 1 + K, T)."""
         if task not in self.schedule.tasks:
             return None
-        number = {pair_id: index for index, pair_id in enumerate(table.ids)}
-        rows = [row for row in read_negatives(path) if row.id in number]
-        told = {(table.ids[pair], caption) for pair, caption in zip(table.owner, table.captions)}
-        foreign = [row for row in rows if (row.id, row.caption) not in told]
-        if foreign:
-            how = f" negatives_ARGS=--changes={self.changes}" if self.changes else ""
+        index_of = {pair_id: index for index, pair_id in enumerate(table.ids)}
+        rows = [row for row in read_negatives(path) if row.id in index_of]
+        training_captions = {(table.ids[pair], caption) for pair, caption in zip(table.caption_pair, table.captions)}
+        unknown = [row for row in rows if (row.id, row.caption) not in training_captions]
+        if unknown:
+            option = f" negatives_ARGS=--changes={self.changes}" if self.changes else ""
             raise DiffcapError(
-                f"{path}: {len(foreign):,} of its {len(rows):,} captions (first of {foreign[0].id}) are not those that this stage "
-                f"trains on; write it again with `make negatives{how}`."
+                f"{path}: {len(unknown):,} of its {len(rows):,} captions (first: pair {unknown[0].id}) are not training captions of "
+                f"this stage; write the file again with `make negatives{option}`."
             )
-        widths = {len(row.negatives) for row in rows}
-        if len(widths) != 1:
-            fault = "captions have different numbers of negatives" if rows else "no line is of a training pair"
-            raise DiffcapError(f"{path}: {fault}; write it again with `make negatives`.")
+        counts = {len(row.negatives) for row in rows}
+        if len(counts) != 1:
+            problem = "its captions have different numbers of negatives" if rows else "it has no training pair"
+            raise DiffcapError(f"{path}: {problem}; write the file again with `make negatives`.")
         texts = [text for row in rows for text in (row.caption, *(negative.text for negative in row.negatives))]
-        owner = np.array([number[row.id] for row in rows])
-        return owner, table.encode(texts).reshape(len(rows), 1 + widths.pop(), -1)
+        pairs = np.array([index_of[row.id] for row in rows])
+        return pairs, table.encode(texts).reshape(len(rows), 1 + counts.pop(), -1)
 
     def make_batch(self, step: int) -> Batch:
         """See `FeatureData`: `task`, the feature maps, and what the task needs."""
-        task, turn = self.schedule.at(step)
+        task, task_step = self.schedule.at(step)
         if task == FGVC:
-            return self._labelled_batch(turn)
-        generator, source = step_generator(self.seed, step), self.sources[self._place_of(task)]
-        table, samples_of, kind = source.table, self.streams[task], task.removeprefix(SINGLE)
+            return self._labelled_batch(task_step)
+        generator, source = step_generator(self.seed, step), self.sources[self._source_of(task)]
+        table, epochs, kind = source.table, self.epochs_of_task[task], task.removeprefix(SINGLE)
         if kind == "fda":
-            assert source.aligning is not None
-            owner, choices = source.aligning
-            count = max(1, self.batch_size // choices.shape[1])
-            samples = samples_of.take(turn * count, count)
-            pairs, tokens = owner[samples], choices[samples]
-            used = table.longest(tokens) if self.trim else tokens.shape[-1]
-            text: Batch = {"fda_captions": torch.from_numpy(tokens[..., :used]).long()}
+            assert source.fda_candidates is not None
+            caption_pairs, candidates = source.fda_candidates
+            count = max(1, self.batch_size // candidates.shape[1])
+            samples = epochs.take(task_step * count, count)
+            pairs, tokens = caption_pairs[samples], candidates[samples]
+            length = table.longest_length(tokens) if self.trim else tokens.shape[-1]
+            entries: Batch = {"fda_captions": torch.from_numpy(tokens[..., :length]).long()}
         else:
-            samples = samples_of.take(turn * source.count, source.count)
-            pairs = source.choices[samples].T.reshape(-1)  # of scenes: all change pairs, then all distractor pairs
+            samples = epochs.take(task_step * source.samples_per_step, source.samples_per_step)
+            pairs = source.sample_pairs[samples].T.reshape(-1)  # of scenes: all change pairs, then all distractor pairs
             tokens = table.tokens[samples] if source.samples == "captions" else table.draw_captions(pairs, generator)
-            text = self._text(tokens, generator)
+            entries = self._text_entries(tokens, generator)
             if kind == "mvcl":
                 height, width = self.store.shape[1:]
-                hide = mask_patches(len(pairs), height * width, self.mask_ratio, generator, table.images_each)
-                text = {"tokens": text["tokens"], "visual_mask": hide}
-        return self._with_images({"task": task, **text}, pairs, generator, table)
+                mask = mask_patches(len(pairs), height * width, self.mask_ratio, generator, table.images_per_pair)
+                entries = {"tokens": entries["tokens"], "visual_mask": mask}
+        return self._add_images({"task": task, **entries}, pairs, generator, table)
 
-    def _labelled_batch(self, turn: int) -> Batch:
+    def _labelled_batch(self, task_step: int) -> Batch:
         """`batch_size` pairs of labelled images: `before`, `after`, `class_before`, `class_after`."""
-        drawn = self.labelled_pairs.take(turn * self.batch_size, self.batch_size)
-        classes = torch.from_numpy(self.labelled_pairs.classes)
-        share = self._share(
-            {"class_before": classes[drawn.first], "class_after": classes[drawn.second], **drawn._asdict()}
+        first, second = self.labelled_pairs.take(task_step * self.batch_size, self.batch_size)
+        labels = torch.from_numpy(self.labelled_pairs.labels)
+        part = self._rank_part(
+            {"class_before": labels[first], "class_after": labels[second], "first": first, "second": second}
         )
-        images = [self.labelled_store.read(self.labelled_rows[share.pop(name)]) for name in drawn._fields]
-        before, after = (torch.from_numpy(maps).float() for maps in images)
-        return {"task": FGVC, **share, "before": before, "after": after}
+        before = torch.from_numpy(self.labelled_store.read(self.labelled_rows[part.pop("first")])).float()
+        after = torch.from_numpy(self.labelled_store.read(self.labelled_rows[part.pop("second")])).float()
+        return {"task": FGVC, **part, "before": before, "after": after}
 
 
 def _captioned_images(folder: str) -> list[ChangePair]:
     dataset = read_dataset(folder)
     images = [pair for pair in dataset.pairs if pair.split == "train" and pair.captions and pair.after is None]
     if not images:
-        raise DiffcapError(f"{dataset.name}: has no single training image with captions, which data.singles is for.")
+        raise DiffcapError(f"{dataset.name}: has no single training image with captions; data.singles needs some.")
     return images
 
 
 def _labelled_images(folder: str) -> list[ChangePair]:
-    """All of them, whatever their split: nothing is ever tested on them (IDC-PCL, too, quotes the whole number)."""
+    """The images of all splits, because nothing is evaluated on them (IDC-PCL also uses all images)."""
     dataset = read_dataset(folder)
     images = [pair for pair in dataset.pairs if isinstance(pair.extra.get("class"), int)]
     if len({image.extra["class"] for image in images}) < 2:
-        raise DiffcapError(f"{dataset.name}: has no images of two classes or more, which data.labelled is for.")
+        raise DiffcapError(f"{dataset.name}: has images of fewer than two classes; data.labelled needs at least two.")
     return images

@@ -1,22 +1,25 @@
-"""The LightningDataModule of self-critical training: pairs, and the random numbers that their captions are drawn by."""
+"""The LightningDataModule of self-critical training: pairs, and the random numbers from which their captions are sampled."""
 
 from typing import Any
 
 import torch
 
 from diffcap.data.captioning import CaptionData
-from diffcap.data.streams import Batch, step_generator
+from diffcap.data.sampler import Batch, step_generator
 from diffcap.errors import DiffcapError
 
 
 class ReinforceData(CaptionData):
-    """Pairs to be captioned by chance.
+    """Pairs, and random numbers for sampling their captions.
 
     Args:
         folder: the dataset's folder, with `manifest.jsonl`.
         features: name of the feature store in its `features/`.
-        draws: captions drawn of each pair (Luo: 5).
-        settings: see `CaptionData`; with samples "scenes" `batch_size` counts scenes, of two pairs each.
+        draws: captions sampled for each pair (Luo: 5).
+        settings: see `CaptionData`; with samples "scenes" `batch_size` is a number of scenes with two pairs each.
+
+    Raises:
+        DiffcapError: `draws` is less than 1; and see `FeatureData`.
     """
 
     def __init__(self, folder: str, features: str, draws: int = 5, **settings: Any) -> None:
@@ -28,12 +31,12 @@ class ReinforceData(CaptionData):
     def make_batch(self, step: int) -> Batch:
         """See `FeatureData`: `before`, `after`, `pair` (B,), and `draws` (B, K, T - 1), uniform in [0, 1).
 
-        The draws are made for the global batch, so that a pair's captions do not depend on the number of processes.
+        The numbers are drawn for the global batch, so that a pair's captions do not depend on the number of ranks.
         """
         generator = step_generator(self.seed, step)
-        pairs = self.choices[self.stream.take(step * self.batch_size, self.batch_size)]  # (b,) or (b, 2)
-        drawn = torch.rand(*pairs.shape, self.draws, self.max_length - 1, generator=generator)
-        batch = self._with_images({"pair": torch.from_numpy(pairs), "draws": drawn}, pairs, generator)
-        if pairs.ndim == 2:  # as the images: all change pairs, then all distractor pairs
+        pairs = self.sample_pairs[self.epochs.take(step * self.batch_size, self.batch_size)]  # (b,) or (b, 2)
+        draws = torch.rand(*pairs.shape, self.draws, self.max_length - 1, generator=generator)
+        batch = self._add_images({"pair": torch.from_numpy(pairs), "draws": draws}, pairs, generator)
+        if pairs.ndim == 2:  # in the order of the images: all change pairs, then all distractor pairs
             batch |= {key: batch[key].transpose(0, 1).flatten(0, 1) for key in ("pair", "draws")}
         return batch

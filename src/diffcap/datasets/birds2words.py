@@ -1,18 +1,18 @@
-"""Birds-to-Words (Forbes et al., EMNLP 2019): pairs of iNaturalist photographs and paragraphs that compare the birds.
+"""Birds-to-Words (Forbes et al., EMNLP 2019): pairs of iNaturalist photos and paragraphs that compare the birds.
 
-Two forms are read, whichever the folder holds:
+The folder holds one of two formats:
 
-* the official `birds-to-words-v1.0.tsv` (or the folder's only `*.tsv`), 11 columns, one annotation a row, with or without
-  a first row of names. Rows with the same two image addresses are one pair. Text becomes what the tokenised form holds:
-  lower case, every punctuation mark a token of its own, "animal 1" one word.
-* the tokenised `train.jsonl`, `val.jsonl` (or `dev.jsonl`), `test.jsonl`, or the same named `.json` as in IDC-PCL's code:
-  `{"img1", "img2", "description"}`, where the description is one caption (a list of tokens; lines with the same two photos
-  are one pair) or a list of captions.
+* the official `birds-to-words-v1.0.tsv` (or the only `*.tsv` in the folder): 11 columns, one annotation per row, with or
+  without a header. Rows with the same two photos form one pair. The text is tokenised as in the other format: lower case,
+  every punctuation mark is a token, "animal 1" becomes one word.
+* the tokenised `train.jsonl`, `val.jsonl` (or `dev.jsonl`) and `test.jsonl`, or the same names with `.json` as in IDC-PCL's
+  code: `{"img1", "img2", "description"}`. A description is one caption (a list of tokens) or a list of captions. Lines with
+  the same two photos form one pair.
 
-The photos are not part of it (`photo_urls` says where they are). They stand in `images/`, named by photo id: the number
-behind `photos/` in the image's address, or in the observation's where the image's has none, or else the last part of the
-image's address without its extension; `https://www.inaturalist.org/photos/647514` is `images/647514.jpg`. `.jpeg` and
-`.png` are found too. A pair's id is "<photo id>_<photo id>".
+The photos are not in these files; `photo_urls` returns their URLs. They belong into `images/`, with the photo id as name:
+the number after `photos/` in the image's URL, or else in the observation's URL, or else the last part of the image's URL
+without its extension. For example, `https://www.inaturalist.org/photos/647514` is `images/647514.jpg`. The extensions `.jpeg`
+and `.png` are found as well. The id of a pair is "<photo id>_<photo id>".
 """
 
 import re
@@ -35,7 +35,12 @@ EXTENSIONS = (".jpg", ".jpeg", ".png")
 
 
 class Annotation(NamedTuple):
-    """One caption list with the two photos it compares, from one line of a file ("where")."""
+    """The captions of one line.
+
+    Attributes:
+        photos: ids of the two photos. key: annotations with equal keys belong to one pair. split: of the pair.
+        captions: the captions. where: file and line, for messages. extra: see `ChangePair`.
+    """
 
     photos: tuple[str, str]
     key: tuple[str, str]
@@ -46,10 +51,10 @@ class Annotation(NamedTuple):
 
 
 def read(folder: Path) -> list[ChangePair]:
-    """The pairs of the TSV or of the JSON lines, by split (train, val, test), then in the order of the file.
+    """Read the pairs of either format, sorted by split (train, val, test), then in the order of the file.
 
     Raises:
-        DiffcapError: neither form is there, or both; a line is malformed; or a pair stands in two splits.
+        DiffcapError: there is no file of either format, or there are both; a line is malformed; or a pair is in two splits.
     """
     tables = sorted(folder.glob("*.tsv"))
     lines = next(
@@ -57,13 +62,13 @@ def read(folder: Path) -> list[ChangePair]:
     )
     if len(tables) > 1 or (tables and lines.is_file()):
         both = ", ".join(path.name for path in [*tables, lines] if path.is_file())
-        raise DiffcapError(f"{folder}: holds {both}; leave only one form of Birds-to-Words there.")
+        raise DiffcapError(f"{folder}: holds {both}; keep only one format of Birds-to-Words there.")
     annotations = _read_table(tables[0]) if tables else _read_lines(folder)
     return _group(annotations, _photo_files(folder / "images"))
 
 
 def photo_urls(folder: Path) -> dict[str, list[str]]:
-    """Where the photos of the TSV are: path below `folder` -> its addresses, of which one is enough.
+    """Return the URLs of the photos of the TSV: path relative to `folder` -> alternative URLs of the same photo.
 
     Raises:
         DiffcapError: a line of the TSV is malformed.
@@ -79,15 +84,15 @@ def photo_urls(folder: Path) -> dict[str, list[str]]:
 
 
 def photo_id(image_url: str, observation_url: str) -> str:
-    """The name, without extension, that a photo's file has in `images/`; see the module's docstring."""
+    """Return a photo's file name in `images/`, without extension; see the module's docstring."""
     for url in (image_url, observation_url):
         if found := re.search(r"photos/(\d+)", url):
             return found.group(1)
-    return PurePosixPath(re.split("[?#]", image_url)[0]).stem  # not urlsplit, which refuses what is no address
+    return PurePosixPath(re.split("[?#]", image_url)[0]).stem  # not urlsplit, which raises on an invalid URL
 
 
 def tokenised(text: str) -> str:
-    """Raw text as the tokenised form spells it: "Animal 1's beak" becomes "animal1 ' s beak", a double quote "``"."""
+    """Tokenise raw text as the tokenised files do: "Animal 1's beak" becomes "animal1 ' s beak", and '"' becomes "``"."""
     return " ".join(tokenize(text.replace('"', " `` ")))
 
 
@@ -111,7 +116,7 @@ def _group(annotations: Iterator[Annotation], files: dict[str, str]) -> list[Cha
 
 
 def _photo_files(folder: Path) -> dict[str, str]:
-    """Photo id -> path under the dataset's folder, for the photos that are there; the first extension wins."""
+    """Photo id -> path relative to the dataset's folder, of the files that exist; the first extension has priority."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     wanted = sorted(
         (name for name in names if Path(name).suffix.lower() in EXTENSIONS),
@@ -129,7 +134,7 @@ def _read_table(path: Path) -> Iterator[Annotation]:
         photos = _photos(row)
         yield Annotation(
             photos=photos,
-            key=photos,  # not the URLs: one photo is found under several
+            key=photos,  # not the URLs: one photo can have several
             split=SPLIT_NAMES[row["split"]],
             captions=[tokenised(row["description"])],
             where=where,
@@ -148,7 +153,7 @@ def _photos(row: dict[str, str]) -> tuple[str, str]:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """Where each line of the TSV stands, and what is in its columns."""
+    """Yield ("<path>, line <number>", column -> text) of each line of the TSV."""
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
@@ -173,7 +178,7 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _unquote(field: str) -> str:
-    """Undo the quoting of spreadsheet programs, which double the quotes inside."""
+    """Undo the quoting of spreadsheet programs: quotes around the field, doubled quotes inside."""
     if len(field) >= 2 and field[0] == field[-1] == '"' and '"' not in field[1:-1].replace('""', ""):
         return field[1:-1].replace('""', '"')
     return field

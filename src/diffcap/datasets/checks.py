@@ -1,4 +1,4 @@
-"""What several readers ask of their files, each refused in one sentence that says where it stands."""
+"""Checks that several readers use; each error message says where the problem is."""
 
 from pathlib import Path
 from typing import Any
@@ -7,13 +7,13 @@ from diffcap.errors import DiffcapError
 
 
 def sentences(value: object, where: str, key: str) -> list[str]:
-    """The value of a key that holds sentences.
+    """Check that a value is a list of sentences, and return it.
 
     Args:
-        where: the file, and the line or entry, for the complaint. key: what the value is called there.
+        where: file, and line or entry, for the message. key: of the value, for the message.
 
     Raises:
-        DiffcapError: it is no list of strings.
+        DiffcapError: it is not a list of strings.
     """
     if not isinstance(value, list) or not all(isinstance(sentence, str) for sentence in value):
         raise DiffcapError(f'{where}: "{key}" must be a list of sentences, found {value!r:.60}; fix it.')
@@ -21,10 +21,16 @@ def sentences(value: object, where: str, key: str) -> list[str]:
 
 
 def token_captions(value: object, where: str, key: str) -> list[str]:
-    """One caption as a list of words, or several as a list of such lists (IDC-PCL's form): joined with blanks.
+    """Return captions from IDC-PCL's format: one caption as a list of words, or several as a list of such lists.
+
+    Args:
+        where, key: for the message, see `sentences`.
+
+    Returns:
+        The captions, words joined with spaces.
 
     Raises:
-        DiffcapError: it is neither, or a caption is empty.
+        DiffcapError: the value has another type, or a caption is empty.
     """
     captions: list[Any] = value if isinstance(value, list) and value else [None]
     if isinstance(captions[0], str):
@@ -39,33 +45,37 @@ def token_captions(value: object, where: str, key: str) -> list[str]:
 
 
 def note_once(seen: dict[str, str], name: str, where: str, what: str, remedy: str = "keep one of the two") -> None:
-    """Note in `seen` where a name stands.
+    """Add a name that must be unique to `seen`.
+
+    Args:
+        seen: name -> where it was found. where: of this name. what: the kind of name ("the uid"), for the message.
+        remedy: what the user can do, for the message.
 
     Raises:
-        DiffcapError: it stands already; `what` says what the name is of ("the uid").
+        DiffcapError: the name is in `seen` already.
     """
     if name in seen:
-        raise DiffcapError(f"{where}: {what} {name!r} stands already in {seen[name]}; {remedy}.")
+        raise DiffcapError(f"{where}: {what} {name!r} is already used in {seen[name]}; {remedy}.")
     seen[name] = where
 
 
 def check_inside(path: str, where: str) -> None:
-    """Refuse a path that leads out of the folder that it is relative to.
+    """Check that a relative path stays inside its folder.
 
     Raises:
-        DiffcapError: it is absolute, or holds "..".
+        DiffcapError: it is absolute or contains "..".
     """
     if path.startswith("/") or ".." in path.split("/"):
         raise DiffcapError(
-            f"{where}: the path {path!r:.60} leads out of the dataset's folder; write it relative to that, without '..'."
+            f"{where}: the path {path!r:.60} leads out of the dataset's folder; write it relative to that folder, without '..'."
         )
 
 
 def numbered_lines(path: Path, remedy: str = "fetch it again") -> list[tuple[str, str]]:
-    """("<path>, line <number>", its text without blanks around it) for every line that is not blank.
+    """Return ("<path>, line <number>", stripped text) of every line that is not blank.
 
     Raises:
-        DiffcapError: no such file, or no text.
+        DiffcapError: the file is missing or is not UTF-8 text.
     """
     if not path.is_file():
         raise DiffcapError(f"{path}: no such list; {remedy}.")

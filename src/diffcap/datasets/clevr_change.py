@@ -1,14 +1,14 @@
-"""CLEVR-Change (Park et al., ICCV 2019) in its official layout, and every dataset written in the same one (`blocks`).
+"""CLEVR-Change (Park et al., ICCV 2019), and other datasets in its layout (`blocks`).
 
     images/CLEVR_default_000123.png       before
     sc_images/CLEVR_semantic_000123.png   after a change
-    nsc_images/CLEVR_nonsemantic_000123.png  the same scene from another viewpoint: the distractor
+    nsc_images/CLEVR_nonsemantic_000123.png  distractor: the same scene from another viewpoint
     change_captions.json, no_change_captions.json   "CLEVR_default_000123.png" -> list of sentences
     splits.json                           {"train": [123, ...], "val": [...], "test": [...]}
     type_mapping.json                     {"color": ["000123.png", ...], ...}, optional
     scenes.json                           optional, see `_extras`
 
-Files are found by their number, never by their place in a listing: the released dataset has 39,803 of the 40,000 ids.
+Files are matched by their number, not by their position in a listing: the released dataset has 39,803 of 40,000 numbers.
 """
 
 from collections.abc import Iterable
@@ -24,12 +24,13 @@ _REMEDY = "unpack the whole dataset into this folder"
 
 
 def read(folder: Path) -> list[ChangePair]:
-    """The pairs of the official layout, or of IDC-PCL's JSON lines (`pcl_lines`), whichever the folder holds.
+    """Read the pairs of the official layout, or of IDC-PCL's JSON lines (`pcl_lines`).
 
-    Two pairs an id: "000123.png", the change, and "000123.png_n", the distractor; by split, then by number.
+    Each scene gives two pairs: the change "000123.png" and the distractor "000123.png_n". They are sorted by split, then by
+    number.
 
     Raises:
-        DiffcapError: a JSON file is missing or malformed, or an id of `splits.json` has no captions.
+        DiffcapError: a JSON file is missing or malformed, or a number in `splits.json` has no captions.
     """
     kinds = _change_types(folder / "type_mapping.json")
     if pcl_lines.is_there(folder):
@@ -58,52 +59,51 @@ def _captions(path: Path) -> dict[str, list[str]]:
 
 
 def read_splits(path: Path) -> dict[str, list[int]]:
-    """Split -> the numbers of its images.
+    """Read split -> numbers of its images.
 
     Raises:
-        DiffcapError: the file is missing or malformed, or a number stands twice.
+        DiffcapError: the file is missing or malformed, or a number is duplicated.
     """
     splits = _object(path, "splits")
-    home: dict[int, str] = {}
+    split_of: dict[int, str] = {}
     for split in SPLITS:
         if not isinstance(splits.get(split), list):
             raise DiffcapError(f'{path}: "{split}" must be a list of numbers; fix or fetch the file again.')
         for number in splits[split]:
             if type(number) is not int or number < 0:
                 raise DiffcapError(f'{path}: "{split}" holds {number!r:.60}, not the number of an image; fix it.')
-            if number in home:
+            if number in split_of:
                 raise DiffcapError(
-                    f"{path}: {number} stands twice (in {home[number]} and {split}); keep it in one place."
+                    f"{path}: {number} is duplicated (in {split_of[number]} and {split}); keep it in one split."
                 )
-            home[number] = split
+            split_of[number] = split
     return {split: splits[split] for split in SPLITS}
 
 
 def _change_types(path: Path) -> dict[str, str]:
-    """File name -> the kind of its change; empty without the file."""
+    """File name -> change type; empty if there is no such file."""
     kinds: dict[str, str] = {}
     for kind, files in (_object(path, "change types") if path.is_file() else {}).items():
         if not isinstance(files, list) or not all(isinstance(file, str) for file in files):
             raise DiffcapError(f'{path}: "{kind}" must be a list of file names; fix or fetch the file again.')
         for file in files:
             if kinds.setdefault(file, kind) != kind:
-                raise DiffcapError(f"{path}: {file!r} stands under both {kinds[file]!r} and {kind!r}; keep one.")
+                raise DiffcapError(f"{path}: {file!r} is listed under {kinds[file]!r} and under {kind!r}; keep one.")
     return kinds
 
 
 def _extras(path: Path) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """File name -> what `scenes.json` adds to (the change pair, the distractor pair); empty without the file.
+    """File name -> `ChangePair.extra` of (the change pair, the distractor pair), from `scenes.json`; empty without the file.
 
-    A scene is `{"boxes", "viewpoint_iou", "viewpoint_iou_distractor", "changed"}` under "000123.png"; the keys that it
-    lacks are left out.
+    A scene is `{"boxes", "viewpoint_iou", "viewpoint_iou_distractor", "changed"}` under "000123.png"; all keys are optional.
     """
     extras = {}
     for file, scene in (_object(path, "scenes") if path.is_file() else {}).items():
         if not isinstance(scene, dict):
             raise DiffcapError(f'{path}: "{file}" must be an object, found {scene!r:.60}; fix it.')
         change = {key: scene[key] for key in ("boxes", "viewpoint_iou", "changed") if key in scene}
-        view = "viewpoint_iou_distractor"
-        extras[file] = change, ({"viewpoint_iou": scene[view]} if view in scene else {})
+        iou = "viewpoint_iou_distractor"
+        extras[file] = change, ({"viewpoint_iou": scene[iou]} if iou in scene else {})
     return extras
 
 

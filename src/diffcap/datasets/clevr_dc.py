@@ -1,18 +1,17 @@
-"""CLEVR-DC (Kim et al., ICCV 2021): CLEVR scenes whose camera moves far, with a change or none.
+"""CLEVR-DC (Kim et al., ICCV 2021): CLEVR scenes with strong camera movement, with or without a change.
 
-Two forms are read, whichever the folder holds:
+The folder holds one of two formats:
 
-* upstream's: `captions.json` {"123": [sentences]}, `split.json` {"train": [123, ...], "val", "test"}, images in `bef/` and `aft/`;
-* DIRL's renaming of it: `change_captions.json` {"000123.png": [sentences]}, `splits.json` (or `split.json`), images in `images/` and
-  `sc_images/`.
+* the authors': `captions.json` {"123": [sentences]}, `split.json` {"train": [123, ...], "val", "test"}, images in `bef/` and `aft/`;
+* DIRL's: `change_captions.json` {"000123.png": [sentences]}, `splits.json` (or `split.json`), images in `images/` and `sc_images/`.
 
-What upstream's images are called is said nowhere; DIRL's scripts take it that a name is the id and an extension. Here an image is
-found by the number that its name ends with, so `123.png`, `000123.png` and `CLEVR_123.png` will do; where a folder is not there, the
-names are taken to be `000123.png`. An id is "000123.png", as in DIRL's evaluation.
+The authors do not document the names of the image files. Here an image is found by the number at the end of its name, so
+`123.png`, `000123.png` and `CLEVR_123.png` are all valid. If a folder does not exist, the names are assumed to be `000123.png`.
+The id of a pair is "000123.png", as in DIRL's evaluation.
 
-There is one stream: a sixth of the pairs show no change, and are trained and scored with the others. Neither they nor the change
-types are marked in the files: both are read off the words of a pair's captions, by vote, and a pair whose captions disagree or say
-nothing has no type (`notes` counts them).
+A sixth of the pairs shows no change; they are trained and scored together with the others. The files mark neither these pairs
+nor the change types. Both are derived from the captions of a pair by majority vote. A pair whose captions disagree, or name no
+change, has no type (`notes` counts these pairs).
 """
 
 import re
@@ -25,7 +24,7 @@ from diffcap.datasets.clevr_change import read_splits
 from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair, read_json
 
-NOTES = {"change_types": "derived from the captions"}  # what every score by type has to say
+NOTES = {"change_types": "derived from the captions"}  # printed with every score by change type
 FORMS = {"captions.json": ("bef", "aft"), "change_captions.json": ("images", "sc_images")}
 _REMEDY = "put captions.json and split.json, or DIRL's change_captions.json and splits.json, into this folder"
 
@@ -33,11 +32,11 @@ _COLORS = frozenset(("gray", "grey", "red", "blue", "green", "brown", "purple", 
 _MATERIALS = frozenset(("rubber", "matte", "metal", "metallic", "shiny", "material", "texture"))
 _LIKE = re.compile(
     r"\b(?:the )?same (?:size|shape|colou?r|material|texture)\b"
-)  # tells one object by another, no change
+)  # describes an object by another one, not a change
 _PLACE = "(?:position|location|place|spot)"
-# The first that fits: "moved to a new position" adds nothing, "no longer in its place" removes nothing, "no longer" is not
-# "no", and what only turns comes last.
-_SAYINGS = (
+# (change type, pattern); the first pattern that matches counts. The order matters: "moved to a new position" is not "add",
+# "no longer in its place" is not "drop", "no longer" is not "none".
+_PATTERNS = (
     ("none", r"^(?!.*\b(?:except|but|other than|apart from)\b).*\b(?:nothing|nobody|no one|identical|unchanged)\b"),
     (
         "none",
@@ -55,20 +54,21 @@ _SAYINGS = (
     ("add", r"\b(?:added|appeared|appears|new|newly|introduced)\b"),
     ("move", rf"\b{_PLACE}\b"),
 )
-_BLOCK, _ENOUGH = 8000, 50  # ids with one action; pairs of a block that can tell which
-_TURN = frozenset(("turned", "became", "changed", "becomes", "turns", "now"))
+_BLOCK = 8000  # in the released dataset, each block of 8,000 consecutive ids has one change type
+_MIN_BLOCK_PAIRS = 50  # a block with fewer pairs is too small to determine its type
+_TURN = frozenset(("turned", "became", "changed", "becomes", "turns", "now"))  # verbs of a change of color or material
 
 
 def read(folder: Path) -> list[ChangePair]:
-    """One pair an id, by split, then by number.
+    """Read one pair per id, sorted by split, then by number.
 
     Raises:
-        DiffcapError: a file is missing or malformed, an id stands in two splits or has no captions, or two images of a folder
-            have one number.
+        DiffcapError: a file is missing or malformed, an id is in two splits or has no captions, or two images of a folder
+            have the same number.
     """
     found = [name for name in FORMS if (folder / name).is_file()]
     if len(found) != 1:
-        fault = "both captions.json and change_captions.json" if found else "no captions.json there"
+        fault = "has both captions.json and change_captions.json" if found else "no captions.json there"
         raise DiffcapError(f"{folder}: {fault}; {_REMEDY}.")
     path, folders = folder / found[0], FORMS[found[0]]
     captions = _captions(path)
@@ -81,24 +81,31 @@ def read(folder: Path) -> list[ChangePair]:
         for number in sorted(numbers):
             if number not in captions:
                 raise DiffcapError(f"{path}: no captions for the id {number} of {splits.name}; fetch both files again.")
-            name, told = f"{number:06d}.png", captions[number]
+            name = f"{number:06d}.png"
             images = before.get(number, f"{folders[0]}/{name}"), after.get(number, f"{folders[1]}/{name}")
-            kind = change_type(told)
-            pairs.append(ChangePair(name, *images, told, split, None if kind == "none" else kind, kind == "none"))
+            kind = change_type(captions[number])
+            is_distractor = kind == "none"
+            pairs.append(
+                ChangePair(name, *images, captions[number], split, None if is_distractor else kind, is_distractor)
+            )
     return pairs
 
 
 def change_type(captions: Sequence[str]) -> str | None:
-    """What most of the captions say: color, material, add, drop, move, or none for no change; None where two are level."""
-    votes = Counter(kind for kind in map(_saying, captions) if kind)
+    """Return the change type that most captions name.
+
+    "color", "material", "add", "drop", "move", or "none" for no change. None if no caption names a type, or two types have
+    equally many captions.
+    """
+    votes = Counter(kind for kind in map(_type_of_sentence, captions) if kind)
     ranked = votes.most_common(2)
     return ranked[0][0] if ranked and (len(ranked) == 1 or ranked[0][1] > ranked[1][1]) else None
 
 
-def _saying(sentence: str) -> str | None:
+def _type_of_sentence(sentence: str) -> str | None:
     text = _LIKE.sub("", sentence.lower())
-    for kind, words in _SAYINGS:
-        if re.search(words, text):
+    for kind, pattern in _PATTERNS:
+        if re.search(pattern, text):
             return kind
     tokens = re.findall("[a-z]+", text)
     if not _TURN.intersection(tokens):
@@ -111,18 +118,18 @@ def _captions(path: Path) -> dict[int, list[str]]:
     if not isinstance(value, dict):
         raise DiffcapError(f"{path}: expected a JSON object, found {type(value).__name__}; fetch it again.")
     captions: dict[int, list[str]] = {}
-    for key, told in value.items():
+    for key, sentences_of_pair in value.items():
         number = re.fullmatch(r"(\d{1,9})(?:\.png)?", key)
         if number is None or int(number.group(1)) in captions:
             raise DiffcapError(
-                f'{path}: the key "{key:.60}" is not the number of a pair, or stands twice; fetch it again.'
+                f'{path}: the key "{key:.60}" is not the number of a pair, or is duplicated; fetch it again.'
             )
-        captions[int(number.group(1))] = sentences(told, str(path), key)
+        captions[int(number.group(1))] = sentences(sentences_of_pair, str(path), key)
     return captions
 
 
 def _images(folder: Path, name: str) -> dict[int, str]:
-    """Number -> path, for the images that are there."""
+    """Number -> path relative to `folder`, of the images that exist."""
     found: dict[int, str] = {}
     for path in sorted((folder / name).iterdir()) if (folder / name).is_dir() else ():
         number = re.fullmatch(r"(?:.*\D)?(\d+)\.(?:png|jpe?g)", path.name, re.IGNORECASE)
@@ -130,24 +137,28 @@ def _images(folder: Path, name: str) -> dict[int, str]:
             continue
         other = found.setdefault(int(number.group(1)), f"{name}/{path.name}")
         if other != f"{name}/{path.name}":
-            raise DiffcapError(f"{folder / other}: {path.name} beside it has the same number; keep one of the two.")
+            raise DiffcapError(
+                f"{folder / other}: {path.name} in the same folder has the same number; keep one of the two."
+            )
     return found
 
 
 def notes(pairs: list[ChangePair]) -> list[str]:
-    """What the data stage says of the files."""
-    untold = [pair.id for pair in pairs if pair.change_type is None and not pair.is_distractor]
-    said = ["change types and distractors are derived from the captions' words; the files do not hold them"]
-    if untold:
-        said.append(f"{len(untold):,} pairs (first {untold[0]}) have captions that tell no type, or two")
+    """Return remarks on the files, which the data stage prints and stores."""
+    without_type = [pair.id for pair in pairs if pair.change_type is None and not pair.is_distractor]
+    remarks = ["change types and distractors are derived from the captions; the files do not have them"]
+    if without_type:
+        remarks.append(
+            f"{len(without_type):,} pairs (first {without_type[0]}) have no change type, because their captions name none or disagree"
+        )
     blocks: dict[int, Counter[str]] = {}
     for pair in pairs:
-        kind = "none" if pair.is_distractor else pair.change_type or "untold"
+        kind = "none" if pair.is_distractor else pair.change_type or "unknown"
         blocks.setdefault(int(pair.id.removesuffix(".png")) // _BLOCK, Counter())[kind] += 1
-    if all(count.total() >= _ENOUGH for count in blocks.values()):
+    if all(count.total() >= _MIN_BLOCK_PAIRS for count in blocks.values()):
         agree = sum(count.most_common(1)[0][1] for count in blocks.values())
-        said.append(
-            f"{agree:,} of {len(pairs):,} pairs are of the type that most of their {_BLOCK:,} ids have: each block of as many has "
-            "one action in the released dataset"
+        remarks.append(
+            f"{agree:,} of {len(pairs):,} pairs have the most frequent type of their block of {_BLOCK:,} ids; in the released "
+            "dataset, each block has one type"
         )
-    return said
+    return remarks

@@ -1,15 +1,15 @@
 """CUB-200-2011 (Wah et al., 2011) with the captions of Reed et al. (CVPR 2016): single images with ten sentences each.
 
-    images.txt                       "1 001.Black_footed_Albatross/Black_Footed_Albatross_0046_18.jpg", a line an image
+    images.txt                       "1 001.Black_footed_Albatross/Black_Footed_Albatross_0046_18.jpg", one line per image
     images/001.Black_footed_Albatross/Black_Footed_Albatross_0046_18.jpg
-    text_c10/001.Black_footed_Albatross/Black_Footed_Albatross_0046_18.txt   ten sentences, a line each
-    testclasses.txt                  the 50 classes that are held out, "004.Groove_billed_Ani", a line each
+    text_c10/001.Black_footed_Albatross/Black_Footed_Albatross_0046_18.txt   ten sentences, one per line
+    testclasses.txt                  the 50 held-out classes, "004.Groove_billed_Ani", one per line
 
-`images.txt` and `images/` are the images' archive, `CUB_200_2011/`; `text_c10/` and `testclasses.txt` come with the
-captions, `cvpr2016_cub/`. Both archives may be unpacked into the folder as they are, or their contents put there. The
-split is by class, 150 for "train" and the 50 held-out ones for "val" (8,855 and 2,933 images): L2C's, and IDC-PCL's.
+`images.txt` and `images/` are in the archive `CUB_200_2011/`, `text_c10/` and `testclasses.txt` in the archive
+`cvpr2016_cub/`. The folder holds the two unpacked archives or their contents. The split is by class, as in L2C and IDC-PCL:
+150 classes for "train" and the 50 held-out classes for "val" (8,855 and 2,933 images).
 
-Without `images.txt`, which captions alone do not need, the images are those that have captions, in the order of their names.
+`images.txt` is optional if only the captions are needed. Without it, the images are those with captions, sorted by name.
 """
 
 from pathlib import Path
@@ -26,9 +26,9 @@ _TEXTS = "unpack the captions of Reed et al. (cvpr2016_cub) into this folder"
 
 
 def read(folder: Path) -> list[ChangePair]:
-    """An image a record, without a second one; by split, then in the order of the list.
+    """Read one record per image (`after` is None), sorted by split, then in the order of the list.
 
-    IDC-PCL's JSON lines are read instead where the folder holds them and no captions of Reed et al. (`pcl_singles`).
+    If the folder holds IDC-PCL's JSON lines and no captions of Reed et al., the JSON lines are read (`pcl_singles`).
 
     Raises:
         DiffcapError: a list is missing or malformed, or an image has no sentence.
@@ -51,30 +51,32 @@ def read(folder: Path) -> list[ChangePair]:
         split = "val" if species in held_out else "train"
         pairs.append(ChangePair(path.removesuffix(".jpg"), image, None, captions, split, extra={"species": species}))
     if bare:
-        raise DiffcapError(f"{bare[0]}: no sentences there, as for {len(bare)} of {len(pairs)} images; {_TEXTS} again.")
+        raise DiffcapError(
+            f"{bare[0]}: the file is missing or empty ({len(bare)} of {len(pairs)} images have no sentences); {_TEXTS} again."
+        )
     if pairs and not classes & held_out:
         raise DiffcapError(
-            f"{_first(folder, HELD_OUT, '', '')}: no image is of its classes, so nothing would be validated on; "
-            "fetch it and the list of images again."
+            f"{_first(folder, HELD_OUT, '', '')}: no image has one of these classes, so there is no validation split; "
+            "fetch this file and the list of images again."
         )
     return sorted(pairs, key=lambda pair: pair.split)
 
 
 def _listed(path: Path) -> list[str]:
-    """ "<class>/<image>.jpg" of every line."""
+    """Return "<class>/<image>.jpg" of every line."""
     found = []
     for where, line in numbered_lines(path, _IMAGES):
         number, _, name = line.partition(" ")
         species, _, image = name.partition("/")
         if not number.isdigit() or not image.endswith(".jpg") or not species:
             raise DiffcapError(f'{where}: expected "<number> <class>/<image>.jpg", found {line!r:.80}; fix that line.')
-        check_inside(name, where)  # before its sentences are looked for
+        check_inside(name, where)  # before the file of its sentences is opened
         found.append(name)
     return found
 
 
 def _captioned(texts: Path) -> list[str]:
-    """The same of every image that has captions."""
+    """Return "<class>/<image>.jpg" of every image that has a file of captions."""
     return sorted(file.relative_to(texts).with_suffix(".jpg").as_posix() for file in texts.glob("*/*.txt"))
 
 
@@ -86,6 +88,6 @@ def _first(folder: Path, names: tuple[str, ...], what: str, remedy: str) -> Path
 
 
 def _sentences(file: Path) -> list[str]:
-    """A few files hold bytes that are no letters; each stands where a blank should."""
+    """Read one sentence per line. A few files have invalid bytes in place of spaces."""
     text = file.read_text(encoding="utf-8", errors="replace").replace("\ufffd", " ")
     return [" ".join(line.split()) for line in text.splitlines() if line.strip()]

@@ -1,11 +1,11 @@
-"""Image-Editing-Request (Tan et al., ACL 2019): photographs before and after an edit, and the request for it.
+"""Image-Editing-Request (Tan et al., ACL 2019): photos before and after an edit, and the request for the edit.
 
     train.json, valid.json, test.json   [{"img0": "a.jpg", "img1": "b.jpg", "sents": ["brighten the sky", ...], "uid": "Reddit_1052"}, ...]
     images/a.jpg, images/b.jpg
 
-as they lie in the authors' `dataset/adobe/`; the images may also lie in the folder itself. A pair is known by its `uid`: the same
-two photographs stand under several (2,507 different image pairs for 3,061 uids in train). Sentences stay as people typed them, in
-mixed case, with punctuation and runs of blanks; each vocabulary and each scorer has its own way with that.
+This is the content of the authors' `dataset/adobe/`. The images may also be in the folder itself. A pair is identified by its `uid`,
+because the same two photos occur under several (2,507 distinct image pairs for 3,061 uids in train). The sentences are not changed:
+they have mixed case, punctuation and repeated spaces.
 """
 
 from pathlib import Path
@@ -19,10 +19,10 @@ FILES = {"train": ("train.json",), "val": ("valid.json", "val.json"), "test": ("
 
 
 def read(folder: Path) -> list[ChangePair]:
-    """A pair for every `uid`, by split, then in the order of the file.
+    """Read one pair per `uid`, sorted by split, then in the order of the file.
 
     Raises:
-        DiffcapError: a file is missing or malformed, or a uid stands twice.
+        DiffcapError: a file is missing or malformed, or a uid is duplicated.
     """
     images = "images/" if (folder / "images").is_dir() or not any(folder.glob("*.jp*g")) else ""
     pairs: list[ChangePair] = []
@@ -34,9 +34,9 @@ def read(folder: Path) -> list[ChangePair]:
             raise DiffcapError(f"{path}: expected a list of requests, found {type(rows).__name__}; fetch it again.")
         for number, row in enumerate(rows, 1):
             where = f"{path}, entry {number}"
-            uid, first, second, told = _row(row, where)
+            uid, before, after, captions = _row(row, where)
             note_once(seen, uid, where, "the uid")
-            pairs.append(ChangePair(uid, images + first, images + second, told, split))
+            pairs.append(ChangePair(uid, images + before, images + after, captions, split))
     return pairs
 
 

@@ -1,4 +1,4 @@
-"""Are the images that a dataset names all there, and whole? Looked at once, remembered while the files stay as they are."""
+"""Check that all images of a dataset exist and can be decoded; the results for unchanged files are cached."""
 
 import io
 import json
@@ -12,25 +12,33 @@ from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair, read_json, write_text
 
 MISSING = "missing"
-BATCH = 5000  # images between two notes of what was found good; a killed check goes on from the last one
+BATCH = 5000  # the cache is written after every batch, so that a killed check can be resumed
 
 
 class Problem(NamedTuple):
-    """What is wrong with the image at `path` (relative to the dataset's root): "missing", or why it cannot be read."""
+    """A missing or broken image.
+
+    Attributes:
+        path: relative to the dataset's root. what: "missing", or the reason why the file cannot be decoded.
+    """
 
     path: str
     what: str
 
 
-class Look(NamedTuple):
-    """One image looked at: `[size in bytes, time of change in ns]` of a file that decoded, and what is wrong with it."""
+class ImageStatus(NamedTuple):
+    """The result of checking one image.
+
+    Attributes:
+        stamp: [size in bytes, modification time in ns]; None if there is a problem. problem: see `Problem.what`; "" if none.
+    """
 
     stamp: list[int] | None
     problem: str
 
 
 def image_paths(pairs: Iterable[ChangePair]) -> list[str]:
-    """Every image that the pairs name, once, sorted."""
+    """Return the distinct image paths of the pairs, sorted."""
     return sorted({path for pair in pairs for path in pair.images})
 
 
@@ -40,79 +48,79 @@ def check_images(
     check: Literal["decode", "exists"] = "decode",
     memory: str | Path | None = None,
 ) -> list[Problem]:
-    """Look at every image, on all cores, with a progress bar on stderr.
+    """Check images on all cores, with a progress bar on stderr.
 
     Args:
         root: the folder that the paths are relative to.
-        paths: images, each once.
-        check: "decode" reads every file to its last pixel, so a truncated one is found; "exists" only asks for the file.
-        memory: JSON file that keeps the stamps of the images that decoded, so that the next run passes over those that
-            have not changed since; None to look at all. Not used by "exists".
+        paths: distinct image paths.
+        check: "decode" decodes every file completely, so that truncated files are found; "exists" only checks that the
+            files exist.
+        memory: JSON file with the sizes and modification times of the images that could be decoded; they are not decoded
+            again if they have not changed. None: check all images. Not used by "exists".
 
     Returns:
-        The images that are missing or broken, in the order of `paths`.
+        The missing and broken images, in the order of `paths`.
     """
-    from diffcap.progress import count_bar
+    from diffcap.progress import progress_bar
 
     root, memory = Path(root), Path(memory) if memory and check == "decode" else None
-    known = _recall(memory, root) if memory else {}
+    known = _read_stamps(memory, root) if memory else {}
     fresh: dict[str, list[int]] = {}
     problems = []
-    # Threads: the decoder and the disk let go of Python's lock.
-    with ThreadPoolExecutor() as pool, count_bar("checking images", len(paths)) as advance:
+    # Threads are enough: decoding and reading release the interpreter lock.
+    with ThreadPoolExecutor() as pool, progress_bar("checking images", len(paths)) as advance:
         for start in range(0, len(paths), BATCH):
             batch = paths[start : start + BATCH]
-            for path, look in zip(batch, pool.map(lambda path: _look(root / path, check, known.get(path)), batch)):
-                if look.problem:
-                    problems.append(Problem(path, look.problem))
-                if look.stamp:
-                    fresh[path] = look.stamp
+            results = pool.map(lambda path: _check_image(root / path, check, known.get(path)), batch)
+            for path, result in zip(batch, results):
+                if result.problem:
+                    problems.append(Problem(path, result.problem))
+                if result.stamp:
+                    fresh[path] = result.stamp
                 advance(1)
             if memory and any(known.get(path) != fresh.get(path) for path in batch):
-                _remember(memory, root, {**known, **fresh})
+                _write_stamps(memory, root, {**known, **fresh})
     return problems
 
 
 def image_problem(path: str | Path) -> str:
-    """What is wrong with one image, decoded to its last pixel; "" for nothing."""
-    return _look(Path(path), "decode", None).problem
+    """Decode one image and return the problem, see `Problem.what`; "" if there is none."""
+    return _check_image(Path(path), "decode", None).problem
 
 
-def _look(path: Path, check: str, known: list[int] | None) -> Look:
+def _check_image(path: Path, check: str, known: list[int] | None) -> ImageStatus:
     from PIL import Image
 
-    from diffcap.pictures import read_picture  # brings Pillow: not for --help
+    from diffcap.image_io import read_image  # imports Pillow, which is too slow for --help
 
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        return Look(None, MISSING)
+        return ImageStatus(None, MISSING)
     if not stat.S_ISREG(status.st_mode):
-        return Look(None, MISSING)
+        return ImageStatus(None, MISSING)
     stamp = [status.st_size, status.st_mtime_ns]
     if check == "exists" or stamp == known:
-        return Look(stamp, "")
+        return ImageStatus(stamp, "")
     try:
         data = path.read_bytes()
-        read_picture(data, "image")  # as whatever comes later will
+        read_image(data, "image")  # the same function as in the later stages
         with Image.open(io.BytesIO(data)) as image:
-            image.verify()  # checksums and the end of the file, which decoding alone does not ask for
+            image.verify()  # decoding does not check the checksums and the end of the file
     except DiffcapError as error:
-        return Look(None, f"broken: {str(error).removeprefix('image: ').rstrip('.')}")
-    except Image.DecompressionBombError:
-        pass  # a large JPEG, which was shrunk as it was read
-    except Exception as error:  # a decoder fed with garbage may raise anything
-        return Look(None, f"broken: {' '.join(str(error).split()) or type(error).__name__}")
-    return Look(stamp, "")
+        return ImageStatus(None, f"broken: {str(error).removeprefix('image: ').rstrip('.')}")
+    except Exception as error:  # a decoder may raise anything for invalid data
+        return ImageStatus(None, f"broken: {' '.join(str(error).split()) or type(error).__name__}")
+    return ImageStatus(stamp, "")
 
 
-def _recall(memory: Path, root: Path) -> dict[str, list[int]]:
+def _read_stamps(memory: Path, root: Path) -> dict[str, list[int]]:
     try:
-        noted = read_json(memory)
-        return dict(noted["images"]) if noted["root"] == str(root.absolute()) else {}
+        content = read_json(memory)
+        return dict(content["images"]) if content["root"] == str(root.absolute()) else {}
     except (DiffcapError, KeyError, TypeError, ValueError):
-        return {}  # nothing noted yet, or not by us: look again
+        return {}  # the file is missing or has other content: check all images
 
 
-def _remember(memory: Path, root: Path, stamps: dict[str, list[int]]) -> None:
+def _write_stamps(memory: Path, root: Path, stamps: dict[str, list[int]]) -> None:
     write_text(memory, json.dumps({"root": str(root.absolute()), "images": stamps}))

@@ -3,11 +3,11 @@
     images.txt               "<image id> 0817/0000139e21dc4d0cbfe14cae3c85c829.jpg"
     images/0817/0000139e21dc4d0cbfe14cae3c85c829.jpg
     image_class_labels.txt   "<image id> 817"
-    classes.txt              "817 Oak Titmouse": inner nodes of the hierarchy, too, which no image has
+    classes.txt              "817 Oak Titmouse"; also has the inner nodes of the hierarchy, which are not classes of images
     sizes.txt                "<image id> 341 296", width and height; optional
     train_test_split.txt     "<image id> 1", 1 for training
 
-The 555 classes that occur are numbered 0 ... 554 in the order of the official numbers.
+The 555 classes of the images are numbered 0 to 554, in the order of the official numbers.
 """
 
 import re
@@ -23,12 +23,13 @@ _REMEDY = "unpack nabirds.tar.gz into this folder"
 
 
 def read(folder: Path) -> list[ChangePair]:
-    """An image a record, with `extra["class"]`, 0 ... K - 1, and no caption; by split, then in the order of `images.txt`.
+    """Read one record per image, with `extra["class"]`, 0 to K - 1, and without captions.
 
-    IDC-PCL's pairs are read instead where the folder holds them and no official list (`pcl_singles`).
+    They are sorted by split, then in the order of `images.txt`. If the folder holds IDC-PCL's JSON lines and no official
+    list, the JSON lines are read (`pcl_singles`).
 
     Raises:
-        DiffcapError: a list is missing or malformed, or does not know an image.
+        DiffcapError: a list is missing or malformed, or an image is missing in a list.
     """
     if (folder / "nabirds/images.txt").is_file():
         return _read(folder / "nabirds", "nabirds/images")
@@ -49,23 +50,24 @@ def _read(home: Path, images: str) -> list[ChangePair]:
                 f"{home / name}: {len(without)} of the {len(paths)} images are not in it (first {without[0]}); fetch "
                 "the lists again."
             )
-    strange = next(
+    without_class = next(
         (image for image in paths if not _NUMBER.fullmatch(labels[image]) or labels[image] not in names), None
     )
-    if strange:
+    if without_class:
         raise DiffcapError(
-            f"{home / 'classes.txt'}: no class {labels[strange]!r:.60}, which image {strange} has; fetch it again."
+            f"{home / 'classes.txt'}: the class {labels[without_class]!r:.60} of the image {without_class} is missing; "
+            "fetch the lists again."
         )
-    wrong = next((image for image in paths if splits[image] not in ("0", "1")), None)
-    if wrong:
+    without_split = next((image for image in paths if splits[image] not in ("0", "1")), None)
+    if without_split:
         raise DiffcapError(
-            f"{home / 'train_test_split.txt'}: {wrong} must have 0 or 1, found {splits[wrong]!r}; fetch it again."
+            f"{home / 'train_test_split.txt'}: {without_split} must have 0 or 1, found {splits[without_split]!r}; fetch it again."
         )
-    order = {label: number for number, label in enumerate(sorted({labels[image] for image in paths}, key=int))}
+    class_of = {label: number for number, label in enumerate(sorted({labels[image] for image in paths}, key=int))}
     pairs = []
     for image, path in paths.items():
         label = labels[image]
-        extra = {"class": order[label], "species": names[label]}
+        extra = {"class": class_of[label], "species": names[label]}
         if image in sizes:
             extra["size"] = _size(sizes[image], f"{home / 'sizes.txt'}: {image}")
         split = "train" if splits[image] == "1" else "test"
@@ -81,12 +83,12 @@ def _size(text: str, where: str) -> list[int]:
 
 
 def _table(path: Path) -> dict[str, str]:
-    """The first word of every line -> the rest of it."""
+    """First word of each line -> the rest of the line."""
     table: dict[str, str] = {}
     for where, line in numbered_lines(path, _REMEDY):
         key, _, value = line.partition(" ")
         if not value or key in table:
-            fault = "stands twice" if key in table else "has nothing behind it"
+            fault = "is duplicated" if key in table else "has no value"
             raise DiffcapError(f"{where}: {key!r} {fault}; fetch the list again.")
         table[key] = value.strip()
     return table

@@ -1,8 +1,8 @@
-"""The sizes that the datasets' authors released, and what a folder holds of them.
+"""The official sizes of the released datasets, and the comparison of a folder with them.
 
-A folder is whole when every split has its official size, and part of a dataset when any is smaller and none is larger. A whole
-one must also have the official number of each change type, where the authors say it. A larger split is an error: somebody's
-files are mixed, and scores on them could be compared with no table.
+A folder is "whole" if every split has its official size, and a "part" if a split is smaller and none is larger. A whole dataset
+must also have the official number of pairs of each change type, if it is known. A split that is larger is an error: files of
+different releases are mixed, so the scores cannot be compared with published ones.
 """
 
 from collections import Counter
@@ -15,17 +15,18 @@ from diffcap.records import SPLITS, ChangePair, is_blank
 
 
 class Sizes(NamedTuple):
-    """What a dataset's authors released.
+    """The sizes of a released dataset.
 
     Attributes:
-        unit: what is counted. splits: how many of it by split. scenes: distractors are not counted, but there are as many.
-        types: pairs of each change type over all splits; empty where it is not said. classes: of images; 0 where they have none.
+        unit: what is counted ("pairs"). splits: split -> number of units.
+        scenes: whether each unit is a scene with a change pair and a distractor pair; only the change pairs are counted.
+        types: change type -> pairs in all splits; empty if unknown. classes: number of image classes; 0 if there are none.
     """
 
     unit: str
     splits: dict[str, int]
     scenes: bool = False
-    types: dict[str, int] = {}  # noqa: RUF012  of a tuple: nobody changes it
+    types: dict[str, int] = {}  # noqa: RUF012  never changed
     classes: int = 0
 
 
@@ -44,24 +45,25 @@ OFFICIAL = {
     "clevr_dc": Sizes("pairs", _splits(40_800, 2_400, 4_800)),
     "spot_the_diff": Sizes("pairs", _splits(8_566, 1_493, 1_270)),
     "image_editing_request": Sizes("pairs", _splits(3_061, 383, 495)),
-    "birds2words": Sizes("pairs", _splits(2_685, 325, 337)),  # some lose a photo: a part, then
+    "birds2words": Sizes("pairs", _splits(2_685, 325, 337)),  # a "part" if photos are no longer online
     "cub": Sizes("images", _splits(8_855, 2_933, 0)),  # L2C's split, which is by class (Yan et al., ACL 2021)
     "nabirds": Sizes("images", _splits(23_929, 0, 24_633), classes=555),
 }
 
 
 def compare(dataset: str, pairs: Sequence[ChangePair], folder: Path, left_out: bool = False) -> dict[str, Any] | None:
-    """What `folder` holds of the official dataset; None where no official size is known.
+    """Compare the sizes of a dataset's splits with the official ones.
 
     Args:
-        left_out: pairs of the folder are not among `pairs`, for their images' sake; a scene is then one that has both.
+        dataset: name, see `OFFICIAL`. pairs: all pairs. folder: of the files, for messages.
+        left_out: whether pairs with missing images were removed from `pairs`; then only scenes with both pairs count.
 
     Returns:
-        {"state": "whole" or "part", "unit", "splits": split -> [found, official]}.
+        {"state": "whole" or "part", "unit", "splits": split -> [found, official]}; None if no official size is known.
 
     Raises:
-        DiffcapError: a split is larger than the official one, scenes lack their distractor, or a whole dataset has other
-            numbers of the change types or of classes.
+        DiffcapError: a split is larger than the official one, or a whole dataset lacks distractors or has another number of
+            pairs of a change type or another number of classes.
     """
     sizes = OFFICIAL.get(dataset)
     if sizes is None:
@@ -81,7 +83,7 @@ def compare(dataset: str, pairs: Sequence[ChangePair], folder: Path, left_out: b
                 f"{official:,}; take the split file from the authors' release."
             )
     whole = all(found[split] == official for split, official in sizes.splits.items())
-    # Nothing is ever scored on images with classes, and IDC-PCL's form of them has no splits.
+    # Images with classes are never scored, and IDC-PCL's format of them has no splits.
     whole = whole or bool(sizes.classes and found.total() == sum(sizes.splits.values()))
     if whole and sizes.scenes:
         lacking = next((split for split in SPLITS if distractors[split] != found[split]), None)
@@ -112,11 +114,12 @@ def compare(dataset: str, pairs: Sequence[ChangePair], folder: Path, left_out: b
 
 
 def repetitions(pairs: Sequence[ChangePair]) -> dict[str, Any]:
-    """What stands more than once: datasets do repeat themselves, and a reader should know where.
+    """Count duplicates and blank captions.
 
     Returns:
-        "image_pairs": split -> different (before, after); "image_pairs_in_two_splits": of those, how many stand in more than
-        one; "repeated_captions": captions that their pair has already; "blank_captions".
+        "image_pairs": split -> number of distinct (before, after). "image_pairs_in_two_splits": how many of them are in more
+        than one split. "repeated_captions": number of captions that occur again in the same pair. "blank_captions": number
+        of captions without a visible character.
     """
     images: dict[tuple[str, str | None], set[str]] = {}
     for pair in pairs:

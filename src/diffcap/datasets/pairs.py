@@ -1,16 +1,22 @@
-"""One's own dataset: a folder with images and a `pairs.jsonl`, one JSON object a line.
+"""A dataset of your own: a folder with images and a `pairs.jsonl`, one JSON object per line.
 
     {"before": "shots/desk_1.jpg", "after": "shots/desk_2.jpg", "captions": ["the red cup is gone"]}
 
-`before` and `after` are paths under the folder; `captions` holds one sentence or more (none is allowed outside "train").
-Optional: `id` (default: the line's number, six digits, blank lines not counted), `split` ("train", "val" or "test", on every line or on
-none), `change_type` (a name of yours), `is_distractor` (true where nothing changed but the view), and two that reports read:
-`viewpoint_iou` (a number) and `boxes` (`{"before": [x0, y0, x1, y1], "after": null}`, the pixels of what changed). Any other key
-stays in the manifest as it is, but `changed` is refused: it has the attributes of an object of `blocks`.
+`before` and `after` are paths relative to the folder. `captions` has at least one sentence (it may be empty for "val" and "test").
+Optional keys:
 
-Without `split`, every line needs a caption, and about 80 % of the pairs train, 10 % validate and 10 % test (at least one
-each), drawn with a fixed seed. Lines that share an image, directly or through others, are drawn together, so no test image
-was seen in training.
+* `id`: default is the number of the line, six digits, without blank lines;
+* `split`: "train", "val" or "test", on every line or on none;
+* `change_type`: any name;
+* `is_distractor`: true if only the viewpoint or the light changed;
+* `viewpoint_iou` (a number) and `boxes` (`{"before": [x0, y0, x1, y1], "after": null}`, the changed object in pixels): used in
+  reports.
+
+Other keys are copied to the manifest. Only `changed` is refused, because it describes an object of `blocks`.
+
+Without `split`, every line needs a caption. About 80 % of the pairs become "train", 10 % "val" and 10 % "test" (at least one
+each), drawn with a fixed seed. Lines that share an image, directly or through other lines, get the same split, so that no test
+image is seen in training.
 """
 
 import math
@@ -25,11 +31,11 @@ from diffcap.errors import DiffcapError
 from diffcap.records import SPLITS, ChangePair, is_blank, read_json_lines
 
 SPLIT_SEED = 0
-HELD_OUT = 0.1  # share of the pairs for val, and the same again for test
+HELD_OUT = 0.1  # fraction of the pairs for val, and the same for test
 
 
 def read(folder: Path) -> list[ChangePair]:
-    """The pairs of `pairs.jsonl`, in the order of its lines.
+    """Read the pairs of `pairs.jsonl`, in the order of its lines.
 
     Raises:
         DiffcapError: the file is missing, a line is malformed, only some lines have a split, or there are fewer than
@@ -38,67 +44,73 @@ def read(folder: Path) -> list[ChangePair]:
     path = folder / "pairs.jsonl"
     pairs: list[ChangePair] = []
     seen: dict[str, str] = {}
-    without = ""  # where the first line without a split stands
+    without_split = ""  # file and number of the first line without a split
     for number, (where, row) in enumerate(read_json_lines(path), 1):
         pair = _pair(row, where, number)
         note_once(seen, pair.id, where, "id", "give every pair its own")
-        without = without or ("" if pair.split else where)
+        without_split = without_split or ("" if pair.split else where)
         pairs.append(pair)
-    if not without:
+    if not without_split:
         return pairs
     if any(pair.split for pair in pairs):
-        raise DiffcapError(f'{without}: no "split", while other lines have one; give it on every line or on none.')
-    bare = next((pair for pair in pairs if not pair.captions), None)
-    if bare:
         raise DiffcapError(
-            f'{seen[bare.id]}: this pair has no caption, so it cannot train; give every line a "split", and this one "test".'
+            f'{without_split}: no "split", while other lines have one; give it on every line or on none.'
+        )
+    no_caption = next((pair for pair in pairs if not pair.captions), None)
+    if no_caption:
+        raise DiffcapError(
+            f"{seen[no_caption.id]}: this pair has no caption, so it cannot be used for training; "
+            'give every line a "split", and this one "test".'
         )
     return draw_splits(pairs, path)
 
 
 def draw_splits(pairs: list[ChangePair], path: Path) -> list[ChangePair]:
-    """Give every pair a split, about 80 : 10 : 10, groups that share no image whole; the same draw for the same images.
+    """Give every pair a split, about 80 : 10 : 10; pairs that share an image get the same split.
 
-    Groups are taken in a drawn order, for val and then for test, as long as they fit into the tenth; where none does, the
-    smallest is taken.
+    The groups of such pairs are shuffled with a fixed seed. "val", and then "test", takes the groups that fit into its tenth,
+    or the smallest group if none fits.
+
+    Args:
+        pairs: all pairs. path: of their file, for the message.
 
     Raises:
-        DiffcapError: fewer than three such groups (`path` is named in the sentence).
+        DiffcapError: there are fewer than three groups.
     """
     group = _groups(pairs)
     keys = sorted(set(group.values()))
     if len(keys) < 3:
         raise DiffcapError(
-            f"{path}: its pairs fall into {len(keys)} groups that share no image, and three are needed to split them; "
+            f"{path}: the pairs form only {len(keys)} groups without common images, and three are needed to split them; "
             'add pairs or write "split" yourself.'
         )
     random.Random(SPLIT_SEED).shuffle(keys)
     size, split = Counter(group[pair.before] for pair in pairs), dict.fromkeys(keys, "train")
     held = max(1, round(HELD_OUT * len(pairs)))
-    for part, others in (("val", 2), ("test", 1)):  # a group at least stays for each of the others
+    for name, reserved in (("val", 2), ("test", 1)):  # one group is reserved for each of the other splits
         free = [key for key in keys if split[key] == "train"]
         chosen: list[str] = []
         room = held
         for key in free:
-            if size[key] <= room and len(chosen) < len(free) - others:
+            if size[key] <= room and len(chosen) < len(free) - reserved:
                 chosen, room = [*chosen, key], room - size[key]
-        split |= dict.fromkeys(chosen or [min(free, key=lambda key: size[key])], part)
+        split |= dict.fromkeys(chosen or [min(free, key=lambda key: size[key])], name)
     return [replace(pair, split=split[group[pair.before]]) for pair in pairs]
 
 
 def _groups(pairs: list[ChangePair]) -> dict[str, str]:
-    """The first image, by name, of all those that each image is tied to by pairs."""
+    """Image -> the alphabetically first image of its connected component (union-find); pairs are the edges."""
     parent: dict[str, str] = {}
 
-    def first(image: str) -> str:
+    def find(image: str) -> str:
         while parent.setdefault(image, image) != image:
             parent[image] = image = parent[parent[image]]
         return image
 
     for pair in pairs:
-        one, other = sorted(first(image) for image in pair.images)
-        parent[other] = one
-    return {image: first(image) for image in parent}
+        root, other = sorted(find(image) for image in pair.images)
+        parent[other] = root
+    return {image: find(image) for image in parent}
 
 
 def _pair(row: dict[str, Any], where: str, number: int) -> ChangePair:
@@ -106,7 +118,7 @@ def _pair(row: dict[str, Any], where: str, number: int) -> ChangePair:
     images = [_image(row.pop(key, None), key, where) for key in ("before", "after")]
     captions = sentences(row.pop("captions", None), where, "captions")
     if any(map(is_blank, captions)):
-        raise DiffcapError(f'{where}: "captions" holds a blank sentence; fill it or take it out.')
+        raise DiffcapError(f'{where}: "captions" has a blank sentence; fill it or delete it.')
     identity = row.pop("id", f"{number:06d}")
     if not isinstance(identity, str | int) or isinstance(identity, bool) or is_blank(str(identity)):
         raise DiffcapError(f'{where}: "id" must be a string, found {identity!r:.60}; fix that line.')
@@ -114,7 +126,7 @@ def _pair(row: dict[str, Any], where: str, number: int) -> ChangePair:
     if split not in (*SPLITS, ""):
         raise DiffcapError(f'{where}: "split" must be one of {", ".join(SPLITS)}, found {split!r:.60}; fix that line.')
     if split == "train" and not captions:
-        raise DiffcapError(f"{where}: a training pair needs at least one caption; add one or take the line out.")
+        raise DiffcapError(f"{where}: a training pair needs at least one caption; add one or delete the line.")
     kind, distractor = row.pop("change_type", None), row.pop("is_distractor", False)
     if not isinstance(kind, str | None) or not isinstance(distractor, bool):
         raise DiffcapError(f'{where}: "change_type" must be a string and "is_distractor" true or false; fix that line.')
@@ -123,9 +135,9 @@ def _pair(row: dict[str, Any], where: str, number: int) -> ChangePair:
 
 
 def _check_known_keys(row: dict[str, Any], where: str) -> None:
-    """Refuse keys that evaluation and reports would take for something else."""
+    """Check the optional keys that evaluation and reports use."""
     if "changed" in row:
-        raise DiffcapError(f'{where}: "changed" is for objects of blocks, whose captions are parsed; rename that key.')
+        raise DiffcapError(f'{where}: "changed" is reserved for the dataset blocks; rename that key.')
     if row.get("viewpoint_iou") is not None and not _is_number(row["viewpoint_iou"]):
         raise DiffcapError(
             f'{where}: "viewpoint_iou" must be a number, found {row["viewpoint_iou"]!r:.60}; fix or rename that key.'
@@ -150,4 +162,4 @@ def _image(path: object, key: str, where: str) -> str:
     if not isinstance(path, str) or not path:
         raise DiffcapError(f'{where}: "{key}" must be the path of an image, found {path!r:.60}; fix that line.')
     check_inside(path, where)
-    return str(PurePosixPath(path))  # "./a.png" and "b//a.png" are "a.png" and "b/a.png": one name for one image
+    return str(PurePosixPath(path))  # "./a.png" becomes "a.png", so that each image has one name

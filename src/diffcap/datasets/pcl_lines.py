@@ -1,11 +1,11 @@
-"""CLEVR-Change as IDC-PCL's authors preprocessed it: JSON lines, a line a pair, and a dictionary.
+"""CLEVR-Change as IDC-PCL's authors preprocessed it: JSON lines, one per pair, and a dictionary.
 
     train.json, val.json, test.json   {"img1": "CLEVR_default_000123", "img2": "CLEVR_semantic_000123", "sentences": [...]}
     dict.json                         {"the": 17, ...}, optional
     full/img.pkl, sc_img.pkl, nsc_img.pkl   features, see `diffcap.features.authors`
 
-The names may carry their extension. The second word of `img2` says whether it is the change ("semantic") or the distractor
-("nonsemantic"). Ids and image paths become the official ones, so that scores and features fit either form.
+The image names may have an extension. The second part of `img2` tells whether the pair is a change ("semantic") or a distractor
+("nonsemantic"). Ids and image paths are converted to the official ones, so that scores and features fit both formats.
 """
 
 import re
@@ -22,18 +22,18 @@ _FOLDERS = {"semantic": "sc_images", "nonsemantic": "nsc_images"}
 
 
 def is_there(folder: Path) -> bool:
-    """Whether a folder holds this form and not the official one."""
+    """Whether a folder holds this format and not the official one."""
     return (folder / "train.json").is_file() and not (folder / "change_captions.json").is_file()
 
 
 def read(folder: Path, kinds: dict[str, str]) -> list[ChangePair]:
-    """The pairs by split, then in the order of the lines.
+    """Read the pairs, sorted by split, then in the order of the lines.
 
     Args:
-        kinds: change type by file name ("000123.png"), from `type_mapping.json` where there is one.
+        kinds: file name ("000123.png") -> change type, from `type_mapping.json`; may be empty.
 
     Raises:
-        DiffcapError: a file is missing, a line is malformed, or a pair stands twice.
+        DiffcapError: a file is missing, a line is malformed, or a pair is duplicated.
     """
     pairs: list[ChangePair] = []
     seen: dict[str, str] = {}
@@ -65,14 +65,18 @@ def read(folder: Path, kinds: dict[str, str]) -> list[ChangePair]:
 
 
 def _check_dictionary(path: Path, pairs: list[ChangePair]) -> None:
-    """Say how the authors' dictionary and the words of the training captions differ, if they do."""
+    """Print the difference between the authors' dictionary and the words of the training captions, if there is one."""
     if not path.is_file():
         return
     words = read_json(path, "dictionary")
     if not isinstance(words, dict) or not all(type(number) is int for number in words.values()):
-        raise DiffcapError(f"{path}: expected an object from words to ids; fetch it again, or take it away.")
-    ours = set(build_vocabulary(caption for pair in pairs if pair.split == "train" for caption in pair.captions).words)
-    theirs = set(words) - set(SPECIALS)
-    if ours != theirs:
-        examples = ", ".join(sorted(ours ^ theirs)[:3])
-        echo(f"{path}: has {len(theirs):,} words, the training captions {len(ours):,} (not in both: {examples})")
+        raise DiffcapError(f"{path}: expected an object that maps words to ids; fetch it again, or delete it.")
+    in_captions = set(
+        build_vocabulary(caption for pair in pairs if pair.split == "train" for caption in pair.captions).words
+    )
+    in_dictionary = set(words) - set(SPECIALS)
+    if in_captions != in_dictionary:
+        examples = ", ".join(sorted(in_captions ^ in_dictionary)[:3])
+        echo(
+            f"{path}: has {len(in_dictionary):,} words, the training captions {len(in_captions):,} (not in both: {examples})"
+        )

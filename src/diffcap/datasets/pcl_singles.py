@@ -1,13 +1,16 @@
-"""CUB and NABirds as IDC-PCL's authors preprocessed them: JSON lines, in files that are called by their split.
+"""CUB and NABirds as IDC-PCL's authors preprocessed them: JSON lines, one file per split.
 
-    CUB      train.json   {"img": "...", "description": ["a", "bird", ...]}, a caption a line
-             val.json     {"img": "...", "description": [["a", "bird", ...], ...]}, an image a line
-    NABirds  train.json   {"img1": "...", "img2": "...", "class_id1": 0, "class_id2": 554, "label": 0}, a pair of images a line
+    CUB      train.json   {"img": "...", "description": ["a", "bird", ...]}, one caption per line
+             val.json     {"img": "...", "description": [["a", "bird", ...], ...]}, one image per line
+    NABirds  train.json   {"img1": "...", "img2": "...", "class_id1": 0, "class_id2": 554, "label": 0}, one pair of images per line
 
-Either form of a description may stand in either file, and `.jsonl` for `.json`. What the images are called there is said nowhere:
-here they are taken to be `images/<name>`, with ".jpg" where the name has no extension. Nor is it said whether NABirds' label 1 means
-one class or two: the classes themselves are read, and the label only has to go with them, one way or the other. The pairs are
-not kept: pre-training draws its own.
+Both kinds of description may occur in both files, and the extension may be `.jsonl`. The authors do not document two things:
+
+* the image files: here, `images/<name>`, with ".jpg" if the name has no extension;
+* whether NABirds' label 1 means the same class or different classes: here, only the classes are used, and the label must have the
+  same meaning in all lines.
+
+NABirds' pairs are not used, because pre-training draws its own.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,15 +27,15 @@ _EXTENSIONS = (".jpg", ".jpeg", ".png")
 
 
 def is_there(folder: Path) -> bool:
-    """Whether a folder holds this form."""
+    """Whether a folder holds this format."""
     return _file(folder, "train") is not None
 
 
 def read_captioned(folder: Path) -> list[ChangePair]:
-    """An image a record, without a second one, by split, then in the order of the lines (CUB).
+    """Read one record per image of CUB (`after` is None), sorted by split, then in the order of the lines.
 
     Raises:
-        DiffcapError: a line is malformed, or an image stands in two splits.
+        DiffcapError: a line is malformed, or an image is in two splits.
     """
     found: dict[str, ChangePair] = {}
     for split, where, row in _rows(folder):
@@ -46,22 +49,24 @@ def read_captioned(folder: Path) -> list[ChangePair]:
 
 
 def read_classified(folder: Path) -> list[ChangePair]:
-    """An image a record, with `extra["class"]`, and no caption, in the order in which the pairs name them (NABirds).
+    """Read one record per image of NABirds, with `extra["class"]` and without captions, in the order of their first lines.
 
     Raises:
-        DiffcapError: a line is malformed, an image has two classes, or the labels do not go with the classes.
+        DiffcapError: a line is malformed, an image has two classes, or label 1 does not have the same meaning in all lines.
     """
     found: dict[str, ChangePair] = {}
-    means = ""  # where the first line stands, and what label 1 means there
+    first_meaning = ""  # of label 1 in the first line
     for split, where, row in _rows(folder):
         classes = [
             _number(row.get(key), where, key, lambda value: 0 <= value < _CLASSES) for key in ("class_id1", "class_id2")
         ]
         label = _number(row.get("label"), where, "label", lambda value: value in (0, 1))
         meaning = "the same class" if (label == 1) is (classes[0] == classes[1]) else "different classes"
-        means = means or meaning
-        if meaning != means:
-            raise DiffcapError(f"{where}: label 1 means {meaning} here and {means} before; fetch the file again.")
+        first_meaning = first_meaning or meaning
+        if meaning != first_meaning:
+            raise DiffcapError(
+                f"{where}: label 1 means {meaning} here and {first_meaning} before; fetch the file again."
+            )
         for key, label_of in zip(("img1", "img2"), classes):
             name = _name(row.get(key), where, key)
             image = found.setdefault(
@@ -69,13 +74,13 @@ def read_classified(folder: Path) -> list[ChangePair]:
             )
             if image.extra["class"] != label_of:
                 raise DiffcapError(
-                    f"{where}: {name} is of class {label_of} here and of {image.extra['class']} before; fetch the file again."
+                    f"{where}: {name} has class {label_of} here and class {image.extra['class']} before; fetch the file again."
                 )
     return list(found.values())
 
 
 def _rows(folder: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Split, where, and object of every line; only the training file has to be there."""
+    """Yield (split, "<path>, line <number>", object) of every line; the files of val and test are optional."""
     for split in SPLITS:
         path = _file(folder, split)
         if path is not None:
@@ -87,7 +92,7 @@ def _file(folder: Path, split: str) -> Path | None:
 
 
 def _name(value: object, where: str, key: str) -> str:
-    """The id of an image: its name without extension."""
+    """Return the id of an image: its name without extension."""
     if not isinstance(value, str) or not value:
         raise DiffcapError(f'{where}: "{key}" must be the name of an image, found {value!r:.60}; fix that line.')
     check_inside(value, where)
@@ -101,7 +106,7 @@ def _path(name: str) -> str:
 def _number(value: object, where: str, key: str, fits: Callable[[int], bool]) -> int:
     if type(value) is not int or not fits(value):
         raise DiffcapError(
-            f'{where}: "{key}" must be the number of a class, 0 ... {_CLASSES - 1}, or 0 or 1 of a label, found '
+            f'{where}: "{key}" must be a number (0 to {_CLASSES - 1} for a class, 0 or 1 for a label), found '
             f"{value!r:.60}; fix that line."
         )
     return value

@@ -20,7 +20,8 @@ class DatasetSpec:
     Attributes:
         name: as in DATASET=clevr_change. title: as in tables.
         reader: module with `read(folder)`, see `diffcap.datasets`.
-        rendered: whether `make data` renders it instead of reading files. pairs: whether it has pairs of images.
+        renderer: import path of the function that renders its files, for a dataset without official ones.
+        pairs: whether it has pairs of images.
         backbone: features for methods that read features, if the method's default is not for this dataset.
         pixels_backbone: the same for methods that read pixels.
         tagger: part-of-speech tagger of the hard negatives.
@@ -32,7 +33,7 @@ class DatasetSpec:
     name: str
     title: str
     reader: str
-    rendered: bool = False
+    renderer: str | None = None
     pairs: bool = True
     backbone: str | None = None
     pixels_backbone: str | None = None
@@ -41,17 +42,22 @@ class DatasetSpec:
     nabirds: str = "nabirds"
     configs: str | None = None
 
+    @property
+    def rendered(self) -> bool:
+        """Whether `make data` renders it instead of reading files."""
+        return self.renderer is not None
+
     def backbone_for(self, method: Method) -> str:
         """Default backbone of a method on this dataset."""
         return (self.pixels_backbone if method.reads_pixels else self.backbone) or method.backbone
 
 
-def _blocks(name: str, title: str, reader: str, pairs: bool) -> DatasetSpec:
+def _blocks(name: str, title: str, reader: str, renderer: str, pairs: bool) -> DatasetSpec:
     return DatasetSpec(
         name,
         title,
         f"diffcap.datasets.{reader}",
-        rendered=True,
+        renderer=f"diffcap.datasets.blocks.{renderer}",
         pairs=pairs,
         backbone="blocks",
         pixels_backbone="blocks_pixels",
@@ -63,9 +69,11 @@ def _blocks(name: str, title: str, reader: str, pairs: bool) -> DatasetSpec:
 
 BUILT_IN = (
     DatasetSpec("birds2words", "Birds-to-Words", "diffcap.datasets.birds2words"),
-    _blocks("blocks", "blocks", "clevr_change", pairs=True),  # rendered in CLEVR-Change's official layout
-    _blocks("blocks_cub", "blocks, stand-in for CUB", "cub", pairs=False),
-    _blocks("blocks_nabirds", "blocks, stand-in for NABirds", "nabirds", pairs=False),
+    _blocks(
+        "blocks", "blocks", "clevr_change", "write:write_blocks", pairs=True
+    ),  # rendered in CLEVR-Change's official layout
+    _blocks("blocks_cub", "blocks, stand-in for CUB", "cub", "singles:write_cub", pairs=False),
+    _blocks("blocks_nabirds", "blocks, stand-in for NABirds", "nabirds", "singles:write_nabirds", pairs=False),
     DatasetSpec("clevr_change", "CLEVR-Change", "diffcap.datasets.clevr_change"),
     DatasetSpec("clevr_dc", "CLEVR-DC", "diffcap.datasets.clevr_dc"),
     DatasetSpec("cub", "CUB captions", "diffcap.datasets.cub", pairs=False),

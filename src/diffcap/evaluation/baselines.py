@@ -1,4 +1,4 @@
-"""Two captioners that learn nothing, printed beside a model: what a score is worth shows against them."""
+"""Two baselines without training, to compare the scores of models with."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,14 +13,19 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def most_common_captions(train: Sequence[ChangePair], test: Sequence[ChangePair]) -> dict[str, str]:
-    """Give every test pair the training caption that occurs most often (of equals, the first in the manifest).
+    """Return the most frequent training caption for every test pair (the first in the manifest if several are equally frequent).
 
     Raises:
         DiffcapError: there is no training caption.
+
+    Example:
+        >>> train = [ChangePair(str(n), "a", "b", [text], "train") for n, text in enumerate(["moved", "no change", "moved"])]
+        >>> most_common_captions(train, [ChangePair("7", "a", "b", [], "test")])
+        {'7': 'moved'}
     """
     counts = Counter(caption for pair in train for caption in pair.captions)
     if not counts:
-        raise DiffcapError("the training split has no caption to repeat; check the manifest.")
+        raise DiffcapError("the training split has no caption; check the manifest.")
     caption = counts.most_common(1)[0][0]
     return {pair.id: caption for pair in test}
 
@@ -31,37 +36,51 @@ def _unit(rows: Array) -> Array:
 
 
 def pair_vectors(before: Array, after: Array) -> Array:
-    """Describe each pair by its first image and by what differs in the second.
+    """Concatenate the features of the first image and the difference of both images.
 
-    Each half is scaled to length 1, so that the difference, small beside the image, weighs as much: the cosine of two
-    such vectors is the mean of the halves' cosines.
+    Both halves are normalised, so that they have the same weight: the cosine similarity of two such vectors is the mean of
+    the similarities of their halves.
 
     Args:
-        before, after: (N, ...) features, any shape; flattened.
+        before, after: (N, ...) features; they are flattened to (N, D).
 
     Returns:
         (N, 2D) float32.
+
+    Raises:
+        ValueError: the shapes differ.
+
+    Example:
+        >>> pair_vectors(np.array([[3.0, 4.0]]), np.array([[3.0, 6.0]]))
+        array([[0.6, 0.8, 0. , 1. ]], dtype=float32)
     """
     first = np.asarray(before, dtype=np.float32).reshape(len(before), -1)
     second = np.asarray(after, dtype=np.float32).reshape(len(after), -1)
     if first.shape != second.shape:
-        raise ValueError(f"before and after must have one shape, got {first.shape} and {second.shape}")
+        raise ValueError(f"before and after must have the same shape, got {first.shape} and {second.shape}")
     return np.concatenate([_unit(first), _unit(second - first)], axis=1)
 
 
 def nearest_rows(train: Array, test: Array, chunk: int = 1024) -> Array:
-    """The row of `train` with the highest cosine to each row of `test`; of equals, the first.
+    """Return the index of the row of `train` with the highest cosine similarity to each row of `test` (the first if equal).
 
     Args:
-        train: (N, D), N > 0; may be a memory-mapped array, it is read chunk by chunk.
+        train: (N, D), N > 0; can be a memory-mapped array, because it is read in chunks.
         test: (M, D).
-        chunk: rows taken at once from either side; memory is about chunk x (2 D + chunk) numbers.
+        chunk: rows per chunk of both arrays; about chunk x (2 D + chunk) values are in memory.
 
     Returns:
         (M,) int64.
+
+    Raises:
+        ValueError: `train` is empty, or the widths differ.
+
+    Example:
+        >>> nearest_rows(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[0.1, 0.9], [2.0, 0.0]]))
+        array([1, 0])
     """
     if len(train) == 0 or train.shape[1] != test.shape[1]:
-        raise ValueError(f"need training rows of the tests' width, got {train.shape} and {test.shape}")
+        raise ValueError(f"train must have rows, as wide as those of test, got {train.shape} and {test.shape}")
     best = np.zeros(len(test), dtype=np.int64)
     highest = np.full(len(test), -np.inf, dtype=np.float32)
     for start in range(0, len(train), chunk):
@@ -84,25 +103,31 @@ def nearest_captions(
     test_vectors: Array,
     chunk: int = 1024,
 ) -> dict[str, str]:
-    """Give every test pair the first caption of the training pair nearest to it in feature space.
+    """Return the first caption of the nearest training pair for every test pair.
 
     Args:
-        train: N pairs; those without a caption are passed over.
-        train_vectors: (N, D), such as `pair_vectors` makes.
+        train: N pairs; those without a caption are skipped.
+        train_vectors: (N, D), see `pair_vectors`.
         test: M pairs.
         test_vectors: (M, D).
         chunk: see `nearest_rows`.
 
     Raises:
-        DiffcapError: no training pair has a caption.
+        DiffcapError: no training pair has a caption. ValueError: the numbers of pairs and vectors differ.
+
+    Example:
+        >>> train = [ChangePair(str(n), "a", "b", [text], "train") for n, text in enumerate(["moved", "no change"])]
+        >>> test = [ChangePair("7", "a", "b", [], "test")]
+        >>> nearest_captions(train, np.array([[1.0, 0.0], [0.0, 1.0]]), test, np.array([[0.2, 0.9]]))
+        {'7': 'no change'}
     """
     if len(train) != len(train_vectors) or len(test) != len(test_vectors):
         raise ValueError(
             f"got {len(train)} and {len(test)} pairs for {len(train_vectors)} and {len(test_vectors)} vectors"
         )
-    told = [row for row, pair in enumerate(train) if pair.captions]
-    if not told:
-        raise DiffcapError("no training pair has a caption to take over; check the manifest.")
-    vectors = train_vectors if len(told) == len(train) else train_vectors[told]
+    with_caption = [row for row, pair in enumerate(train) if pair.captions]
+    if not with_caption:
+        raise DiffcapError("no training pair has a caption; check the manifest.")
+    vectors = train_vectors if len(with_caption) == len(train) else train_vectors[with_caption]
     nearest = nearest_rows(vectors, test_vectors, chunk)
-    return {pair.id: train[told[row]].captions[0] for pair, row in zip(test, nearest)}
+    return {pair.id: train[with_caption[row]].captions[0] for pair, row in zip(test, nearest)}

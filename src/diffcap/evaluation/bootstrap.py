@@ -1,15 +1,15 @@
-"""Is one system better than another, or was it the choice of the test pairs: the paired bootstrap.
+"""The paired bootstrap test: is one system better than another, or is the difference due to the choice of the test pairs?
 
-After Koehn, "Statistical significance tests for machine translation evaluation" (EMNLP 2004): pairs are drawn with replacement,
-as many as there are, the same ones for both systems, and both are scored on the draw; over many draws that shows how far each
-score, and the difference of the two, would move with other pairs. Every metric is computed from a draw as from a corpus:
+Koehn, "Statistical significance tests for machine translation evaluation" (EMNLP 2004): as many pairs as the test set has are
+drawn with replacement, the same ones for both systems, and both systems are scored on this sample. The scores of many samples show
+how much each score, and the difference of the two, would vary with other test pairs. The metrics of a sample are computed as
+those of a corpus:
 
-* BLEU-1..4: lengths, numbers of n-grams and clipped matches of the drawn pairs are added up, then put into BLEU's formula;
-* METEOR: its jar's own counts of the drawn pairs are added up, and the jar makes the score of the sum, as it does for a corpus;
-* ROUGE-L, SPICE: the mean over the drawn pairs;
-* CIDEr-D: the mean over the drawn pairs, with the document frequencies of the whole group in every draw. They weigh the words,
-  and both systems share them: a draw asks what other captions would score, not what other weights would. (Made anew from a draw,
-  in which a third of the pairs is missing and others stand several times, they would be those of a smaller corpus.)
+* BLEU-1 to BLEU-4: the counts of the drawn pairs are added up;
+* METEOR: the counts of its Java program are added up, and the program computes the score of the sum;
+* ROUGE-L, SPICE: mean over the drawn pairs;
+* CIDEr-D: mean over the drawn pairs, with the document frequencies of the whole group. A sample lacks a third of the pairs and
+  has others several times, so its own document frequencies would be those of a smaller corpus.
 """
 
 import itertools
@@ -19,15 +19,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from diffcap.evaluation.captions import (
-    ALL_METRICS,
-    BLEU,
-    check_ids,
-    tokenize_together,
-    unavailable_metrics,
-)
+from diffcap.evaluation.bleu import BLEU, bleu_counts, bleu_of_sums
+from diffcap.evaluation.captions import ALL_METRICS, check_ids, tokenize_together, unavailable_metrics
 from diffcap.evaluation.cider import CiderD
 from diffcap.evaluation.meteor import Meteor, meteor_counts, meteor_of_sums, running_meteor
+from diffcap.evaluation.rouge import rouge_l
 from diffcap.evaluation.spice import spice
 from diffcap.evaluation.tokenize import Tokenizer
 
@@ -36,16 +32,15 @@ Tokens = Mapping[str, str]
 References = Mapping[str, list[str]]
 Groups = Mapping[str, Sequence[str]]
 
-CHUNK = 64  # draws whose numbers of every pair are in memory at once
-BLOCK = 64 * CHUNK  # draws whose sums are in memory at once
-SMALL, TINY = 1e-9, 1e-15  # pycocoevalcap's, against a division by 0 and for a score of 0
+CHUNK = 64  # samples that are drawn at once; for each of them, the number of draws of every pair is in memory
+BLOCK = 64 * CHUNK  # samples whose sums are in memory at once
 
 
-class Additive(NamedTuple):
-    """Metrics whose corpus score is a function of a sum over the pairs.
+class AdditiveMetric(NamedTuple):
+    """One or several metrics whose corpus score is a function of a sum over the pairs.
 
     Attributes:
-        names: K metrics. rows: of each group (n, D), what each of its pairs adds. score: sums (S, D) to scores (S, K).
+        names: of K metrics. rows: group -> (n, D), the summands of its n pairs. score: function from sums (S, D) to scores (S, K).
     """
 
     names: tuple[str, ...]
@@ -53,80 +48,78 @@ class Additive(NamedTuple):
     score: Callable[[Array], Array]
 
 
-def bleu_rows(hypotheses: Tokens, references: References) -> Array:
-    """What BLEU adds up, (N, 10): words, those of the closest reference, n-grams of each order, those that match."""
-    from pycocoevalcap.bleu.bleu_scorer import cook_refs, cook_test
-
-    rows = []
-    for id, text in hypotheses.items():
-        cooked = cook_test(text, cook_refs(references[id]))
-        closest = min((abs(length - cooked["testlen"]), length) for length in cooked["reflen"])[1]
-        rows.append([cooked["testlen"], closest, *cooked["guess"], *cooked["correct"]])
-    return np.array(rows, dtype=float)
-
-
-def bleu_of_sums(sums: Array) -> Array:
-    """BLEU-1..4 of sums of `bleu_rows`, (S, 10) to (S, 4), as pycocoevalcap computes them."""
-    said, told, guessed, right = sums[:, 0], sums[:, 1], sums[:, 2:6], sums[:, 6:10]
-    scores = np.cumprod((right + TINY) / (guessed + SMALL), axis=1) ** (1 / np.arange(1, 5))
-    ratio = (said + TINY) / (told + SMALL)
-    return scores * np.where(ratio < 1, np.exp(1 - 1 / ratio), 1.0)[:, None]
-
-
 def mean_of_sums(sums: Array) -> Array:
-    """Sum and number of values, (S, 2), to their mean, (S, 1)."""
+    """Compute means (S, 1) from sums of (value, 1), (S, 2); NaN values are rows (0, 0).
+
+    Example:
+        >>> mean_of_sums(np.array([[3.0, 4.0]]))
+        array([[0.75]])
+    """
     return sums[:, :1] / np.maximum(1, sums[:, 1:])
 
 
-def additive(
+def additive_metrics(
     hypotheses: Tokens,
     references: References,
     groups: Groups,
     metrics: Sequence[str],
     running: Meteor | None = None,
-) -> list[Additive]:
-    """The metrics of one system's captions in their additive form.
+) -> list[AdditiveMetric]:
+    """Compute the summands of all metrics for one system's captions.
 
     Args:
-        hypotheses, references: id -> tokens. groups: name -> ids. metrics: names out of `ALL_METRICS`.
+        hypotheses: id -> tokens joined by spaces. references: id -> such strings.
+        groups: name -> ids. metrics: names from `ALL_METRICS`.
         running: the program that computes METEOR, needed if METEOR is one of `metrics`.
+
+    Example:
+        >>> metrics = additive_metrics({"1": "a cube moved"}, {"1": ["a cube"]}, {"total": ["1"]}, ["ROUGE-L"])
+        >>> metrics[0].names, metrics[0].rows["total"].round(3)
+        (('ROUGE-L',), array([[0.83, 1.  ]]))
     """
-    place = {id: number for number, id in enumerate(hypotheses)}
+    row_of = {id: number for number, id in enumerate(hypotheses)}
 
     def by_group(rows: Array) -> dict[str, Array]:
-        return {name: rows[[place[id] for id in ids]] for name, ids in groups.items()}
+        return {name: rows[[row_of[id] for id in ids]] for name, ids in groups.items()}
 
     def means(scores: Mapping[str, float]) -> dict[str, Array]:
         values = np.array([scores[id] for id in hypotheses])
         return by_group(np.stack([np.nan_to_num(values), ~np.isnan(values)], 1).astype(float))
 
-    made = []
+    result = []
     if any(name in BLEU for name in metrics):
-        made.append(Additive(BLEU, by_group(bleu_rows(hypotheses, references)), bleu_of_sums))
+        result.append(AdditiveMetric(BLEU, by_group(bleu_counts(hypotheses, references)), bleu_of_sums))
     if "METEOR" in metrics:
         if running is None:
             raise ValueError("METEOR needs its running program, see running_meteor")
         rows = by_group(meteor_counts(hypotheses, references, running))
-        made.append(Additive(("METEOR",), rows, lambda sums: meteor_of_sums(sums, running)[:, None]))
+        result.append(AdditiveMetric(("METEOR",), rows, lambda sums: meteor_of_sums(sums, running)[:, None]))
     if "ROUGE-L" in metrics:
-        from pycocoevalcap.rouge.rouge import Rouge
-
-        scorer = Rouge()
-        scores = {id: scorer.calc_score([text], references[id]) for id, text in hypotheses.items()}
-        made.append(Additive(("ROUGE-L",), means(scores), mean_of_sums))
+        result.append(AdditiveMetric(("ROUGE-L",), means(rouge_l(hypotheses, references)), mean_of_sums))
     if "CIDEr-D" in metrics:
         rows = {}
         for name, ids in groups.items():
             values = CiderD({id: references[id] for id in ids})(ids, [hypotheses[id] for id in ids])
             rows[name] = np.stack([values, np.ones(len(values))], 1)
-        made.append(Additive(("CIDEr-D",), rows, mean_of_sums))
+        result.append(AdditiveMetric(("CIDEr-D",), rows, mean_of_sums))
     if "SPICE" in metrics:
-        made.append(Additive(("SPICE",), means(spice(hypotheses, references)), mean_of_sums))
-    return made
+        result.append(AdditiveMetric(("SPICE",), means(spice(hypotheses, references)), mean_of_sums))
+    return result
 
 
-def drawn_sums(rows: Array, samples: int, generator: np.random.Generator) -> Array:
-    """Sums (1 + samples, D) of rows (n, D): of all rows, then of each draw of n rows with replacement."""
+def bootstrap_sums(rows: Array, samples: int, generator: np.random.Generator) -> Array:
+    """Add up all rows, and the rows of each bootstrap sample.
+
+    Args:
+        rows: (n, D). samples: number of samples; each has n rows, drawn with replacement. generator: of the draws.
+
+    Returns:
+        (1 + samples, D); the first sum is of all rows.
+
+    Example:
+        >>> bootstrap_sums(np.array([[1.0], [2.0], [4.0]]), 3, np.random.default_rng(0)).ravel()
+        array([7., 8., 3., 3.])
+    """
     parts, count = [rows.sum(0, keepdims=True)], len(rows)
     for start in range(0, samples, CHUNK):
         draws = min(CHUNK, samples - start)
@@ -136,13 +129,23 @@ def drawn_sums(rows: Array, samples: int, generator: np.random.Generator) -> Arr
     return np.concatenate(parts)
 
 
-def resampled(
-    systems: Sequence[Sequence[Additive]], groups: Groups, samples: int, seed: int
+def bootstrap_scores(
+    systems: Sequence[Sequence[AdditiveMetric]], groups: Groups, samples: int, seed: int
 ) -> list[dict[str, dict[str, Array]]]:
-    """Scores of systems with the same metrics, on all pairs and on the same draws of them.
+    """Score systems on all pairs and on bootstrap samples, which are the same for all systems.
+
+    Args:
+        systems: the metrics of each system, see `additive_metrics`. groups: name -> ids. samples: number of samples.
+        seed: of the draws.
 
     Returns:
-        Of each system: group -> metric -> (1 + samples,), of which the first is on all pairs.
+        For each system: group -> metric -> (1 + samples,); the first score is that of all pairs.
+
+    Example:
+        >>> rows = {"total": np.array([[0.2, 1.0], [0.6, 1.0]])}
+        >>> system = [AdditiveMetric(("accuracy",), rows, mean_of_sums)]
+        >>> bootstrap_scores([system], {"total": ["1", "2"]}, samples=3, seed=0)[0]["total"]["accuracy"].round(3)
+        array([0.4, 0.6, 0.4, 0.2])
     """
     widths = [metric.rows[next(iter(groups))].shape[1] for system in systems for metric in system]
     edges = np.cumsum(widths)[:-1]
@@ -150,15 +153,15 @@ def resampled(
     generators = [np.random.default_rng([seed, number]) for number in range(len(rows))]
 
     def scores_of(draws: int) -> list[Array]:
-        """Of each metric, (systems, groups, 1 + draws, K): scores on all pairs, then on the next draws."""
-        # of each group: the sums of each system's metrics, one after another
+        """For each metric, scores (systems, groups, 1 + draws, K) of all pairs, then of the next samples."""
+        # For each group, the sums of all metrics of the first system, then of the second system, ...
         sums = [
-            np.split(drawn_sums(*of_group), edges, 1) for of_group in zip(rows, itertools.repeat(draws), generators)
+            np.split(bootstrap_sums(*of_group), edges, 1) for of_group in zip(rows, itertools.repeat(draws), generators)
         ]
         values = []
-        for place, metric in enumerate(systems[0]):
-            own = [part[place + len(systems[0]) * system] for system in range(len(systems)) for part in sums]
-            values.append(metric.score(np.concatenate(own)).reshape(len(systems), len(groups), 1 + draws, -1))
+        for index, metric in enumerate(systems[0]):
+            of_metric = [part[index + len(systems[0]) * system] for system in range(len(systems)) for part in sums]
+            values.append(metric.score(np.concatenate(of_metric)).reshape(len(systems), len(groups), 1 + draws, -1))
         return values
 
     blocks = [scores_of(min(BLOCK, samples - start)) for start in range(0, samples, BLOCK)]
@@ -171,20 +174,28 @@ def resampled(
     return scores
 
 
-def versus(a: Array, b: Array, level: float) -> dict[str, Any]:
-    """One metric of two systems, (1 + samples,) each, in numbers.
+def compare_scores(a: Array, b: Array, level: float) -> dict[str, Any]:
+    """Compare the scores of two systems.
+
+    Args:
+        a, b: (1 + samples,) scores of one metric, see `bootstrap_scores`. level: of the confidence intervals, a fraction.
 
     Returns:
-        "a", "b", "difference" (b - a); "a_interval", "b_interval", "interval" (of the difference): the middle `level` of
-        the draws; "b_better": the share of draws in which b is ahead, a tie counting half.
+        "a", "b": scores of all pairs. "difference": b - a. "a_interval", "b_interval", "interval" (of the difference):
+        percentile intervals [low, high]. "b_better": fraction of the samples in which b scores higher; ties count half.
+
+    Example:
+        >>> row = compare_scores(np.array([0.4, 0.3, 0.5]), np.array([0.5, 0.5, 0.5]), level=0.95)
+        >>> row["difference"], row["b_better"]
+        (0.1, 0.75)
     """
     outside = (1 - level) / 2
 
     def interval(values: Array) -> list[float]:
         return [float(edge) for edge in np.quantile(values[1:], [outside, 1 - outside])]
 
-    difference = np.round(b - a, 12)  # sums of fractions differ in their last digit by where they stand among others
-    ahead = np.mean((difference[1:] > 0) + (difference[1:] == 0) / 2)
+    difference = np.round(b - a, 12)  # the last digits of sums depend on the order of the summands
+    b_better = np.mean((difference[1:] > 0) + (difference[1:] == 0) / 2)
     return {
         "a": float(a[0]),
         "b": float(b[0]),
@@ -192,7 +203,7 @@ def versus(a: Array, b: Array, level: float) -> dict[str, Any]:
         "a_interval": interval(a),
         "b_interval": interval(b),
         "interval": interval(difference),
-        "b_better": float(ahead),
+        "b_better": float(b_better),
     }
 
 
@@ -207,41 +218,56 @@ def compare(
     seed: int = 0,
     level: float = 0.95,
 ) -> dict[str, Any]:
-    """Two systems' captions of the same pairs.
+    """Compare two systems' captions of the same pairs with the paired bootstrap.
 
     Args:
         a, b: id -> caption, exactly the ids of `references`. references: id -> captions.
-        groups: name -> ids, none empty; each is a corpus of its own. tokenizer, metrics: as in `captions.score_captions`.
-        samples: draws. seed: of the draws. level: of the intervals.
+        groups: name -> ids, not empty; each is scored as a separate corpus.
+        tokenizer, metrics: see `captions.score_captions`.
+        samples: number of bootstrap samples. seed: of the draws. level: of the confidence intervals, a fraction.
 
     Returns:
-        "groups": group -> metric -> see `versus`. "wins": group -> on how many pairs "b" is ahead, "a" is, or "tie", by each
-        pair's CIDEr-D. "scores": id -> [a's, b's] CIDEr-D, with the document frequencies of all pairs.
+        "groups": group -> metric -> see `compare_scores`. "wins": group -> {"b", "a", "tie"}: number of pairs for which b, a or
+        none has the higher CIDEr-D. "scores": id -> [CIDEr-D of a, of b], with the document frequencies of all pairs.
 
     Raises:
         DiffcapError: ids are missing or unknown, or there is no Java.
+
+    Example:
+        >>> references = {"1": ["the cube moved"], "2": ["nothing changed"], "3": ["a ball appeared"]}
+        >>> a = {"1": "the cube moved", "2": "a cube moved", "3": "the cube moved"}
+        >>> b = {"1": "the cube moved", "2": "nothing changed", "3": "a cube appeared"}
+        >>> result = compare(a, b, references, {"total": ["1", "2", "3"]}, "raw", ["ROUGE-L"], samples=100)
+        >>> result["wins"]["total"]
+        {'b': 2, 'a': 0, 'tie': 1}
+        >>> row = result["groups"]["total"]["ROUGE-L"]
+        >>> round(row["a"], 3), round(row["b"], 3), row["b_better"]
+        (0.333, 0.889, 0.975)
     """
     check_ids(a, references, where="the first run: ")
     check_ids(b, references, where="the second run: ")
     ids, missing = list(references), unavailable_metrics(metrics)
     wanted = [name for name in metrics if name not in missing]
-    hypotheses, told = tokenize_together({"a": a, "b": b}, references, tokenizer)
+    hypotheses, reference_tokens = tokenize_together({"a": a, "b": b}, references, tokenizer)
     systems = list(hypotheses.values())
     with running_meteor() if "METEOR" in wanted else nullcontext() as running:
-        one, two = resampled([additive(said, told, groups, wanted, running) for said in systems], groups, samples, seed)
-    scorer = CiderD(told)
-    per_pair = np.stack([scorer(ids, [said[id] for id in ids]) for said in systems], 1)
+        summands = [additive_metrics(texts, reference_tokens, groups, wanted, running) for texts in systems]
+        scores_a, scores_b = bootstrap_scores(summands, groups, samples, seed)
+    scorer = CiderD(reference_tokens)
+    per_pair = np.stack([scorer(ids, [texts[id] for id in ids]) for texts in systems], 1)
     scores = dict(zip(ids, per_pair.tolist()))
-    ahead = dict(zip(ids, np.sign(np.round(per_pair[:, 1] - per_pair[:, 0], 9)).tolist()))
+    signs = dict(zip(ids, np.sign(np.round(per_pair[:, 1] - per_pair[:, 0], 9)).tolist()))
     return {
         "groups": {
             name: {
-                metric: versus(one[name][metric], two[name][metric], level) for metric in wanted if metric in one[name]
+                metric: compare_scores(scores_a[name][metric], scores_b[name][metric], level)
+                for metric in wanted
+                if metric in scores_a[name]
             }
             for name in groups
         },
         "wins": {
-            name: {kind: sum(ahead[id] == sign for id in members) for kind, sign in (("b", 1), ("a", -1), ("tie", 0))}
+            name: {kind: sum(signs[id] == sign for id in members) for kind, sign in (("b", 1), ("a", -1), ("tie", 0))}
             for name, members in groups.items()
         },
         "scores": scores,

@@ -1,7 +1,7 @@
-"""Caption metrics as the papers compute them: pycocoevalcap's scorers over PTB or raw tokens.
+"""Caption metrics as the papers compute them: the scores of pycocoevalcap on PTB or raw tokens.
 
-A group of pairs is always scored as a corpus of its own: BLEU and METEOR sum counts over it, and CIDEr-D takes its
-document frequencies from the references of exactly its pairs. So "total" is not a mean of its parts.
+Every group of pairs is scored as a separate corpus: BLEU and METEOR add up counts over the group, and CIDEr-D takes its
+document frequencies from the references of the group. So the score of "total" is not the mean of the other groups.
 """
 
 import math
@@ -12,18 +12,19 @@ from typing import Any
 import numpy as np
 
 from diffcap.errors import DiffcapError
+from diffcap.evaluation.bleu import BLEU, bleu_counts, bleu_of_sums
 from diffcap.evaluation.cider import CiderD
 from diffcap.evaluation.meteor import meteor
+from diffcap.evaluation.rouge import rouge_l
 from diffcap.evaluation.spice import spice, spice_remedy
 from diffcap.evaluation.tokenize import Tokenizer, tokenize
 
-BLEU = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4")
 FAST_METRICS = (*BLEU, "ROUGE-L", "CIDEr-D")
 ALL_METRICS = (*BLEU, "METEOR", "ROUGE-L", "CIDEr-D", "SPICE")
 
 
 def unavailable_metrics(metrics: Sequence[str] = ALL_METRICS) -> dict[str, str]:
-    """Those of `metrics` that cannot be had on this machine, each with the way to get it."""
+    """Return the metrics that cannot be computed on this machine, each with a sentence that says how to install it."""
     remedy = spice_remedy() if "SPICE" in metrics else None
     return {"SPICE": remedy} if remedy else {}
 
@@ -33,17 +34,20 @@ def _names(ids: Sequence[str]) -> str:
 
 
 def check_ids(predictions: Collection[str], references: Mapping[str, Sequence[str]], where: str = "") -> None:
-    """Insist on one prediction for every reference id, and none besides; `where` opens the error message.
+    """Check that the ids of predictions and references are equal.
+
+    Args:
+        predictions: ids, or a mapping from ids. references: id -> captions. where: beginning of the message.
 
     Raises:
-        DiffcapError: with the count and the first names of what is missing, unknown or empty.
+        DiffcapError: an id has no prediction, no reference, or an empty list of references.
     """
     if not references:
         raise DiffcapError(f"{where}there are no references to score against; check the split and the references file.")
     known = set(predictions)
     missing = [id for id in references if id not in known]
     unknown = [id for id in predictions if id not in references]
-    bare = [id for id, captions in references.items() if not captions]
+    without_caption = [id for id, captions in references.items() if not captions]
     if missing:
         raise DiffcapError(
             f"{where}{len(missing):,} of {len(references):,} reference ids have no prediction ({_names(missing)}); "
@@ -54,14 +58,15 @@ def check_ids(predictions: Collection[str], references: Mapping[str, Sequence[st
             f"{where}{len(unknown):,} predictions have an id that no reference has ({_names(unknown)}); "
             "check that both come from the same split."
         )
-    if bare:
+    if without_caption:
         raise DiffcapError(
-            f"{where}{len(bare):,} ids have no reference caption ({_names(bare)}); leave those pairs out or add captions."
+            f"{where}{len(without_caption):,} ids have no reference caption ({_names(without_caption)}); leave those pairs out "
+            "or add captions."
         )
 
 
 def tokenize_references(references: Mapping[str, Sequence[str]], tokenizer: Tokenizer) -> dict[str, list[str]]:
-    """Tokenise all reference captions in one call: id -> strings of tokens."""
+    """Tokenise all reference captions in one call; returns id -> strings of tokens."""
     return tokenize_together({}, references, tokenizer)[1]
 
 
@@ -84,31 +89,19 @@ def tokenize_together(
 
 
 def _bleu(hypotheses: Mapping[str, str], references: Mapping[str, list[str]], groups: Mapping[str, list[str]]) -> Any:
-    from pycocoevalcap.bleu.bleu_scorer import BleuScorer, cook_refs, cook_test
-
-    def corpus(ids: list[str]) -> dict[str, float]:
-        scorer = BleuScorer(n=4)
-        scorer.crefs, scorer.ctest = [cooked_references[id] for id in ids], [cooked[id] for id in ids]
-        scores, _ = scorer.compute_score(option="closest", verbose=0)
-        return dict(zip(BLEU, scores))
-
-    cooked_references = {id: cook_refs(references[id]) for id in hypotheses}
-    cooked = {id: cook_test(text, cooked_references[id]) for id, text in hypotheses.items()}
-    return {name: corpus(ids) for name, ids in groups.items()}
+    counts = dict(zip(hypotheses, bleu_counts(hypotheses, references)))
+    return {name: dict(zip(BLEU, bleu_of_sums(sum(counts[id] for id in ids)[None])[0])) for name, ids in groups.items()}
 
 
 def _rouge(hypotheses: Mapping[str, str], references: Mapping[str, list[str]], groups: Mapping[str, list[str]]) -> Any:
-    from pycocoevalcap.rouge.rouge import Rouge
-
-    scorer = Rouge()
-    scores = {id: scorer.calc_score([text], references[id]) for id, text in hypotheses.items()}
+    scores = rouge_l(hypotheses, references)
     return {name: {"ROUGE-L": math.fsum(scores[id] for id in ids) / len(ids)} for name, ids in groups.items()}
 
 
 def _cider(hypotheses: Mapping[str, str], references: Mapping[str, list[str]], groups: Mapping[str, list[str]]) -> Any:
     scores = {}
     for name, ids in groups.items():
-        scorer = CiderD({id: references[id] for id in ids})  # a group has document frequencies of its own
+        scorer = CiderD({id: references[id] for id in ids})  # the document frequencies are those of the group
         scores[name] = {"CIDEr-D": float(np.mean(scorer(ids, [hypotheses[id] for id in ids])))}
     return scores
 
@@ -136,37 +129,44 @@ def score_tokens(
     groups: Mapping[str, list[str]],
     metrics: Sequence[str] = ALL_METRICS,
 ) -> dict[str, dict[str, float]]:
-    """Score groups of pairs whose captions are tokenised already.
+    """Score groups of pairs with tokenised captions.
 
     Args:
-        hypotheses: id -> tokens joined by blanks.
+        hypotheses: id -> tokens joined by spaces.
         references: id -> such strings, for at least the ids of `hypotheses`.
-        groups: name -> ids; each is scored on its own, an empty one is left out.
-        metrics: names out of `ALL_METRICS`.
+        groups: name -> ids; each is scored as a separate corpus, empty groups are skipped.
+        metrics: names from `ALL_METRICS`.
 
     Returns:
-        group -> metric -> score, fractions, in the order of `groups` and `ALL_METRICS`. Metrics that are unavailable
-        here are left out; `unavailable_metrics` says which and why.
+        group -> metric -> score, fractions, in the order of `groups` and `ALL_METRICS`. Metrics that cannot be computed on
+        this machine are left out, see `unavailable_metrics`.
 
     Raises:
-        DiffcapError: a metric is not known, or a jar failed.
+        DiffcapError: a metric is unknown, or the Java program of a metric failed.
+
+    Example:
+        >>> hypotheses = {"1": "the cube moved", "2": "nothing changed"}
+        >>> references = {"1": ["the red cube moved"], "2": ["nothing changed at all", "no change"]}
+        >>> scores = score_tokens(hypotheses, references, {"total": ["1", "2"], "change": ["1"]}, ["BLEU-1", "ROUGE-L"])
+        >>> {name: {metric: round(score, 3) for metric, score in row.items()} for name, row in scores.items()}
+        {'total': {'BLEU-1': 0.819, 'ROUGE-L': 0.732}, 'change': {'BLEU-1': 0.717, 'ROUGE-L': 0.836}}
     """
-    strangers = [name for name in metrics if name not in ALL_METRICS]
-    if strangers:
-        raise DiffcapError(f"metric {strangers[0]!r} is not known; choose among {', '.join(ALL_METRICS)}.")
+    unknown = [name for name in metrics if name not in ALL_METRICS]
+    if unknown:
+        raise DiffcapError(f"metric {unknown[0]!r} is not known; choose from {', '.join(ALL_METRICS)}.")
     wanted = [name for name in ALL_METRICS if name in metrics and name not in unavailable_metrics(metrics)]
     kinds = list(dict.fromkeys("BLEU" if name in BLEU else name for name in wanted))
-    filled = {name: list(ids) for name, ids in groups.items() if ids}
-    # The jars are programs of their own: they run beside the scorers in Python, on another core.
-    with ThreadPoolExecutor(max_workers=1) as beside:
-        jars = {
-            kind: beside.submit(_SCORERS[kind], hypotheses, references, filled)
+    non_empty = {name: list(ids) for name, ids in groups.items() if ids}
+    # METEOR and SPICE are Java programs: they run at the same time as the metrics in Python, on another core.
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        futures = {
+            kind: executor.submit(_SCORERS[kind], hypotheses, references, non_empty)
             for kind in kinds
             if kind in ("METEOR", "SPICE")
         }
-        scores = {kind: _SCORERS[kind](hypotheses, references, filled) for kind in kinds if kind not in jars}
-        scores.update({kind: future.result() for kind, future in jars.items()})
-    merged = {name: {key: value for kind in kinds for key, value in scores[kind][name].items()} for name in filled}
+        scores = {kind: _SCORERS[kind](hypotheses, references, non_empty) for kind in kinds if kind not in futures}
+        scores.update({kind: future.result() for kind, future in futures.items()})
+    merged = {name: {key: value for kind in kinds for key, value in scores[kind][name].items()} for name in non_empty}
     return {name: {key: float(row[key]) for key in wanted} for name, row in merged.items()}
 
 
@@ -177,14 +177,21 @@ def score_groups(
     tokenizer: Tokenizer = "ptb",
     metrics: Sequence[str] = ALL_METRICS,
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Score every group of pairs of several systems; the Java programs of tokeniser and METEOR start once for all of them.
+    """Score each group of pairs of several systems; the Java programs start once for all of them.
 
     Args:
         systems: name -> id -> caption, each with exactly the ids of `references`. The other arguments are those of
             `score_captions` and `score_tokens`.
 
     Returns:
-        system -> group -> metric -> fraction.
+        system -> group -> metric -> score.
+
+    Example:
+        >>> predictions = {"1": "the cube moved", "2": "nothing changed"}
+        >>> references = {"1": ["the cube moved"], "2": ["no change"]}
+        >>> scores = score_groups({"mine": predictions}, references, {"change": ["1"]}, "raw", ["BLEU-1", "ROUGE-L"])
+        >>> scores["mine"]["change"]["ROUGE-L"]
+        1.0
     """
     for captions in systems.values():
         check_ids(captions, references)
@@ -216,15 +223,21 @@ def score_captions(
     Args:
         predictions: id -> caption, exactly the ids of `references`.
         references: id -> one or more captions.
-        tokenizer: "ptb" or "raw", see `tokenize`.
-        metrics: names out of `ALL_METRICS`.
+        tokenizer: "ptb" (needs Java) or "raw", see `tokenize`.
+        metrics: names from `ALL_METRICS`; METEOR and SPICE need Java.
 
     Returns:
-        metric -> score, as fractions (CIDEr-D can pass 1: its scale ends at 10). SPICE is left out where its jars are
-        missing.
+        metric -> score. Fractions; CIDEr-D is between 0 and 10. SPICE is left out if its files are not installed.
 
     Raises:
-        DiffcapError: ids are missing or unknown, a metric is not known, or there is no Java.
+        DiffcapError: ids are missing or unknown, a metric is unknown, or there is no Java.
+
+    Example:
+        >>> predictions = {"1": "the cube moved", "2": "nothing changed"}
+        >>> references = {"1": ["the red cube moved"], "2": ["nothing changed", "no change"]}
+        >>> scores = score_captions(predictions, references, "raw", ["BLEU-1", "BLEU-4", "ROUGE-L", "CIDEr-D"])
+        >>> {metric: round(score, 3) for metric, score in scores.items()}
+        {'BLEU-1': 0.819, 'BLEU-4': 0.0, 'ROUGE-L': 0.918, 'CIDEr-D': 2.821}
     """
     return score_groups({"": predictions}, references, {"total": list(references)}, tokenizer, metrics)[""]["total"]
 
@@ -232,18 +245,24 @@ def score_captions(
 def score_pairs(
     systems: Mapping[str, Mapping[str, str]], references: Mapping[str, Sequence[str]], tokenizer: Tokenizer = "ptb"
 ) -> dict[str, dict[str, float]]:
-    """CIDEr-D of every single pair, for systems that captioned the same ones.
+    """Compute CIDEr-D of each pair, for several systems that captioned the same pairs.
 
     Args:
         systems: name -> id -> caption, each with exactly the ids of `references`.
-        references: id -> one or more captions; their document frequencies weigh the words, as in the score of all pairs.
-        tokenizer: "ptb" or "raw".
+        references: id -> one or more captions; the document frequencies are those of all pairs.
+        tokenizer: "ptb" (needs Java) or "raw".
 
     Returns:
-        system -> id -> score; a system's mean is its corpus score.
+        system -> id -> score; the mean over the pairs is the system's corpus score.
 
     Raises:
         DiffcapError: ids are missing or unknown, or there is no Java.
+
+    Example:
+        >>> references = {"1": ["the cube moved"], "2": ["nothing changed", "no change"]}
+        >>> scores = score_pairs({"mine": {"1": "the cube moved", "2": "nothing moved"}}, references, "raw")
+        >>> {id: round(score, 3) for id, score in scores["mine"].items()}
+        {'1': 7.5, '2': 0.625}
     """
     for name, captions in systems.items():
         check_ids(captions, references, f"{name}: ")

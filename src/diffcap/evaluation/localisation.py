@@ -1,10 +1,14 @@
-"""Localisation: whether a word looked at the changed object, where the dataset knows its box.
+"""Localisation: whether the attention of a word is on the changed object, for datasets with its bounding box.
 
-Two questions of a map and a box: is the map's highest place in the box (the pointing game of Zhang et al., "Top-Down Neural
-Attention by Excitation Backprop", ECCV 2016), and how much of the map is (the energy-based one of Wang et al., "Score-CAM",
-CVPR Workshops 2020). Maps are coarse, objects small: a place hits where its cell touches the box, which stands for the
-pixels of tolerance of the original game, and a cell's mass is spread evenly over it. What a look at random would score is
-always given beside.
+Two scores compare an attention map with a box:
+
+* the pointing game (Zhang et al., "Top-Down Neural Attention by Excitation Backprop", ECCV 2016): is the maximum of the map in
+  the box? The maps are coarse, so a hit means that the box overlaps the cell of the maximum; this replaces the tolerance of 15
+  pixels of the paper.
+* the energy-based pointing game (Wang et al., "Score-CAM", CVPR Workshops 2020): which fraction of the map's sum is in the box?
+  The value of a cell is distributed evenly over its area.
+
+The scores of a uniform map ("chance") are always reported as well.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,12 +22,12 @@ Array = npt.NDArray[np.floating[Any]]
 Box = tuple[float, float, float, float]
 
 
-class Looked(NamedTuple):
-    """How a word looked at one image in which the changed object stands.
+class WordAttention(NamedTuple):
+    """The attention of one word on one image that shows the changed object.
 
     Attributes:
-        name: what to count it under: the word, or its kind.
-        map: (h, w), not negative. box: left, top, right, bottom in parts of the image's width and height.
+        name: the word, or its kind; scores are averaged by name.
+        map: (h, w), not negative. box: left, top, right, bottom as fractions of the image's width and height.
     """
 
     name: str
@@ -31,55 +35,85 @@ class Looked(NamedTuple):
     box: Box
 
 
-def box_in_parts(box: Sequence[float], size: tuple[int, int]) -> Box:
-    """A box in pixels as parts of an image's (width, height), cut at its edges."""
+def relative_box(box: Sequence[float], size: tuple[int, int]) -> Box:
+    """Convert a box from pixels to fractions of the image's (width, height), clipped at the edges.
+
+    Example:
+        >>> relative_box((10, 0, 30, 60), (40, 50))
+        (0.25, 0.0, 0.75, 1.0)
+    """
     width, height = size
     left, top, right, bottom = (
-        min(1.0, max(0.0, value / whole)) for value, whole in zip(box, (width, height, width, height))
+        min(1.0, max(0.0, value / length)) for value, length in zip(box, (width, height, width, height))
     )
     return left, top, right, bottom
 
 
 @lru_cache(maxsize=1024)  # the maps of all words of a pair have one grid and one box
-def coverage(grid: tuple[int, int], box: Box) -> Array:
-    """(h, w), not to be changed: the share of each cell's area that lies in the box."""
+def cell_coverage(grid: tuple[int, int], box: Box) -> Array:
+    """Return the fraction of each cell's area that is in the box, (h, w), read-only.
+
+    Example:
+        >>> cell_coverage((2, 2), (0.25, 0.0, 0.75, 0.5))
+        array([[0.5, 0.5],
+               [0. , 0. ]])
+    """
     height, width = grid
     left, top, right, bottom = box
 
-    def along(count: int, low: float, high: float) -> Array:
+    def overlap(count: int, low: float, high: float) -> Array:
         edges = np.arange(count + 1) / count
         return np.clip(np.minimum(edges[1:], high) - np.maximum(edges[:-1], low), 0, None) * count
 
-    shares = np.outer(along(height, top, bottom), along(width, left, right))
-    shares.setflags(write=False)
-    return shares
+    fractions = np.outer(overlap(height, top, bottom), overlap(width, left, right))
+    fractions.setflags(write=False)
+    return fractions
 
 
-def pointing(map: Array, box: Box) -> float:
-    """1 where the map's highest cell touches the box, 0 where it does not; of several highest cells, the share that do."""
-    touched = coverage((map.shape[0], map.shape[1]), box) > 0
-    return float(touched[map == map.max()].mean())
+def pointing_score(map: Array, box: Box) -> float:
+    """Return 1 if the box overlaps the cell with the maximum, else 0; for several maxima, the fraction that it overlaps.
+
+    Example:
+        >>> pointing_score(np.array([[0.1, 0.7], [0.1, 0.1]]), (0.6, 0.1, 0.9, 0.4))
+        1.0
+    """
+    overlaps = cell_coverage((map.shape[0], map.shape[1]), box) > 0
+    return float(overlaps[map == map.max()].mean())
 
 
-def mass_inside(map: Array, box: Box) -> float:
-    """The share of the map's mass that lies in the box; NaN for a map without any."""
+def mass_in_box(map: Array, box: Box) -> float:
+    """Return the fraction of the map's sum that is in the box; NaN if the sum is 0.
+
+    Example:
+        >>> round(mass_in_box(np.array([[0.1, 0.7], [0.1, 0.1]]), (0.5, 0.0, 1.0, 0.25)), 3)
+        0.35
+    """
     total = float(map.sum())
-    return float((map * coverage((map.shape[0], map.shape[1]), box)).sum()) / total if total > 0 else float("nan")
+    return float((map * cell_coverage((map.shape[0], map.shape[1]), box)).sum()) / total if total > 0 else float("nan")
 
 
-def localisation(looks: Iterable[Looked]) -> dict[str, dict[str, float]]:
-    """Both scores by name, over all looks of that name; a map without mass counts nowhere.
+def localisation(looks: Iterable[WordAttention]) -> dict[str, dict[str, float]]:
+    """Average both scores over all attention maps with the same name; maps with sum 0 are skipped.
+
+    Args:
+        looks: attention of words.
 
     Returns:
-        name -> {"looks": number, "pointing", "pointing_chance", "mass", "mass_chance": means, fractions}, in the order in
-        which the names came. Chance is an even map's score.
+        name -> {"looks": number of maps, "pointing", "pointing_chance", "mass", "mass_chance": means, fractions}, in the
+        order of the first maps. "chance" is the score of a uniform map.
+
+    Example:
+        >>> look = WordAttention("cube", np.array([[0.1, 0.7], [0.1, 0.1]]), (0.5, 0.0, 1.0, 0.5))
+        >>> scores = localisation([look])["cube"]
+        >>> {key: round(value, 3) for key, value in scores.items()}
+        {'looks': 1, 'pointing': 1.0, 'pointing_chance': 0.25, 'mass': 0.7, 'mass_chance': 0.25}
     """
     sums: dict[str, Array] = {}
     for name, map, box in looks:
         if not map.sum() > 0:
             continue
-        covered = coverage((map.shape[0], map.shape[1]), box)
-        row = np.array([1, pointing(map, box), (covered > 0).mean(), mass_inside(map, box), covered.mean()])
+        uniform = cell_coverage((map.shape[0], map.shape[1]), box)
+        row = np.array([1, pointing_score(map, box), (uniform > 0).mean(), mass_in_box(map, box), uniform.mean()])
         sums[name] = sums[name] + row if name in sums else row
     keys = ("pointing", "pointing_chance", "mass", "mass_chance")
     return {

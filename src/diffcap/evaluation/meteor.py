@@ -17,14 +17,14 @@ from diffcap.evaluation.java import jar, java_command, java_failure
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# Words of a caption times words of its longest reference: the jar's time and memory grow with this product.
+# Maximum of words of a caption times words of its longest reference; METEOR's time and memory grow with this product.
 MAX_WORD_PAIRS = 1_000_000
-# Where the jar's 23 counts of a pair hold: its words and the reference's, chunks, and the words of both that match.
-_SAID, _TOLD, _CHUNKS, _SAID_MATCHED, _TOLD_MATCHED = 0, 1, 20, 21, 22
+# Indices in METEOR's 23 counts of a pair: words of the hypothesis and of the reference, chunks, matched words of both.
+_WORDS, _REFERENCE_WORDS, _CHUNKS, _MATCHED, _REFERENCE_MATCHED = 0, 1, 20, 21, 22
 
 
 def _send(stream: IO[bytes], lines: Iterable[str]) -> None:
-    with contextlib.suppress(BrokenPipeError):  # when the jar has died, the reader finds out and says so
+    with contextlib.suppress(BrokenPipeError):  # if the program has died, reading its answer raises the error
         for line in lines:
             stream.write(line.encode() + b"\n")
         stream.flush()
@@ -62,14 +62,14 @@ class Meteor(NamedTuple):
                 )
 
         def clean(text: str) -> str:
-            return text.replace("|||", "").replace("  ", " ")  # the jar's own separator
+            return text.replace("|||", "").replace("  ", " ")  # METEOR's separator
 
         requests = {
             id: " ||| ".join(["SCORE", *map(clean, references[id]), clean(hypothesis)])
             for id, hypothesis in hypotheses.items()
         }
         new = [request for request in dict.fromkeys(requests.values()) if request not in self.known]
-        # Written beside the reading, or both sides would wait on full pipes.
+        # A thread writes while this one reads; otherwise both processes could wait for full pipes.
         writer = threading.Thread(target=_send, args=(self.process.stdin, new), daemon=True)
         writer.start()
         for request in new:
@@ -110,21 +110,27 @@ def running_meteor() -> Iterator[Meteor]:
 def meteor(
     hypotheses: Mapping[str, str], references: Mapping[str, list[str]], groups: Mapping[str, list[str]]
 ) -> dict[str, float]:
-    """The corpus score of each group of pairs.
+    """Compute the corpus score of each group of pairs.
 
-    METEOR's corpus score is no mean over pairs: it comes from the summed counts of matches. Each pair's counts are made
-    once, and the jar then combines them group by group.
+    METEOR's corpus score is not a mean over pairs; it is computed from the sums of counts of matches. The counts of each pair are
+    computed once for all groups.
 
     Args:
-        hypotheses: id -> tokens joined by blanks.
+        hypotheses: id -> tokens joined by spaces.
         references: id -> at least one such string.
-        groups: name -> ids, each group non-empty.
+        groups: name -> ids, not empty.
 
     Returns:
         name -> score, a fraction.
 
     Raises:
-        DiffcapError: no Java, the jar failed, or a caption and its reference are too long, see `MAX_WORD_PAIRS`.
+        DiffcapError: there is no Java, the program failed, or a caption and its reference are too long, see `MAX_WORD_PAIRS`.
+
+    Example:
+        >>> hypotheses = {"1": "the cube moved", "2": "nothing changed"}
+        >>> references = {"1": ["the red cube moved"], "2": ["nothing changed", "no change"]}
+        >>> meteor(hypotheses, references, {"total": ["1", "2"]})  # needs Java # doctest: +SKIP
+        {'total': 0.41839774805565205}
     """
     with running_meteor() as running:
         counts = running.counts(hypotheses, references)
@@ -134,13 +140,19 @@ def meteor(
 def meteor_counts(hypotheses: Mapping[str, str], references: Mapping[str, list[str]], running: Meteor) -> Array:
     """Return each pair's counts, (N, 23) in the order of `hypotheses`; `meteor_of_sums` of their sum is the corpus score.
 
-    Arguments and errors as `meteor`. When METEOR adds up, a sentence that matches its reference completely adds no chunk; its
-    number of chunks is 0 here.
+    Arguments and errors as for `meteor`. When METEOR adds up counts, a hypothesis that matches its reference completely adds no
+    chunk, so its number of chunks is 0 here.
+
+    Example:
+        >>> with running_meteor() as running:  # needs Java # doctest: +SKIP
+        ...     counts = meteor_counts({"1": "the cube moved"}, {"1": ["the red cube moved"]}, running)
+        ...     meteor_of_sums(counts.sum(0, keepdims=True), running)
+        array([0.32744992])
     """
     counts = running.counts(hypotheses, references)
     rows = np.array([[float(number) for number in line.split()] for line in counts.values()])
-    whole = (rows[:, _SAID_MATCHED] == rows[:, _SAID]) & (rows[:, _TOLD_MATCHED] == rows[:, _TOLD])
-    rows[whole & (rows[:, _CHUNKS] == 1), _CHUNKS] = 0
+    complete = (rows[:, _MATCHED] == rows[:, _WORDS]) & (rows[:, _REFERENCE_MATCHED] == rows[:, _REFERENCE_WORDS])
+    rows[complete & (rows[:, _CHUNKS] == 1), _CHUNKS] = 0
     return rows
 
 

@@ -1,4 +1,4 @@
-"""`CaptionMetric`: the fast caption metrics during training, over all ranks."""
+"""`CaptionMetric`: caption metrics as a torchmetrics metric, for validation during training."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,17 +12,23 @@ from diffcap.evaluation.tokenize import Tokenizer, tokenize
 
 
 class CaptionMetric(Metric):
-    """BLEU-1..4, ROUGE-L and CIDEr-D of the captions of a validation epoch.
+    """BLEU-1 to BLEU-4, ROUGE-L and CIDEr-D of the captions of a validation epoch.
 
-    `compute` is collective: every rank calls it, and every rank gets the scores of all ranks' captions. Captions
-    travel with `all_gather_object`, because torchmetrics gathers tensors only. A distributed sampler pads the last batch
-    with pairs that other ranks have too; each id counts once.
+    `compute` is a collective operation: all ranks must call it, and all get the scores of the captions of all ranks. The
+    captions are exchanged with `all_gather_object`, because torchmetrics can gather tensors only. A pair counts once if
+    several ranks have it (a distributed sampler repeats pairs to fill the last batch).
 
     Args:
-        references: id -> one or more reference captions. The ids that were seen since the last `reset` are scored, so a
-            part of a split can be (its document frequencies are then those of the part).
-        tokenizer: "ptb" (needs Java) or "raw". The references are tokenised once, at the first `compute`.
-        metrics: names out of `captions.ALL_METRICS`.
+        references: id -> one or more reference captions. Only the ids of `update` since the last `reset` are scored, and
+            CIDEr-D's document frequencies are those of their references.
+        tokenizer: "ptb" (needs Java) or "raw". The references are tokenised once, in the first `compute`.
+        metrics: names from `captions.ALL_METRICS`.
+
+    Example:
+        >>> metric = CaptionMetric({"1": ["the cube moved"], "2": ["no change"]}, "raw", ["BLEU-1", "ROUGE-L"])
+        >>> metric.update(["1", "2"], ["the cube moved", "a change"])
+        >>> {name: round(score, 3) for name, score in metric.compute().items()}
+        {'BLEU-1': 0.8, 'ROUGE-L': 0.75}
     """
 
     full_state_update = False
@@ -33,7 +39,7 @@ class CaptionMetric(Metric):
         tokenizer: Tokenizer = "ptb",
         metrics: Sequence[str] = FAST_METRICS,
     ) -> None:
-        # The states are strings, so there is nothing that torchmetrics could gather.
+        # The captions are no tensors, so torchmetrics cannot synchronise them.
         super().__init__(sync_on_compute=False)
         self.references = {id: list(captions) for id, captions in references.items()}
         self.tokenizer: Tokenizer = tokenizer
@@ -42,28 +48,26 @@ class CaptionMetric(Metric):
         self._tokens: dict[str, list[str]] | None = None
 
     def update(self, ids: Sequence[str], captions: Sequence[str]) -> None:
-        """Take the captions of one batch.
+        """Add the captions of a batch.
 
         Args:
             ids: B pair ids, each with a reference.
-            captions: B sentences in the same order; a pair that comes again replaces its caption.
+            captions: B captions in the same order; the caption of an id that was added before is replaced.
 
         Raises:
-            ValueError: not as many ids as captions.
+            ValueError: the numbers of ids and captions differ.
             DiffcapError: an id has no reference.
         """
         if len(ids) != len(captions):
             raise ValueError(f"got {len(ids)} ids and {len(captions)} captions")
-        strangers = [id for id in ids if not self.references.get(id)]
-        if strangers:
-            raise DiffcapError(
-                f"{strangers[0]!r} has no reference caption to be scored by; check the split's manifest."
-            )
+        unknown = [id for id in ids if not self.references.get(id)]
+        if unknown:
+            raise DiffcapError(f"the pair {unknown[0]!r} has no reference caption; check the manifest of the split.")
         self.captions.update(zip(ids, captions))
 
     def compute(self) -> dict[str, float]:
-        """Scores as fractions, the same on every rank; empty when no rank has seen a caption."""
-        captions = self.gathered()
+        """Return the scores, equal on all ranks; fractions, CIDEr-D from 0 to 10. Empty if no rank has a caption."""
+        captions = self.gather_captions()
         if not captions:
             return {}
         if self._tokens is None:
@@ -72,22 +76,22 @@ class CaptionMetric(Metric):
         hypotheses = dict(zip(ids, tokenize([captions[id] for id in ids], self.tokenizer)))
         return score_tokens(hypotheses, self._tokens, {"total": ids}, self.metrics)["total"]
 
-    def gathered(self) -> dict[str, str]:
-        """The captions of all ranks by id; collective, like `compute`."""
+    def gather_captions(self) -> dict[str, str]:
+        """Return the captions of all ranks, id -> caption; a collective operation, like `compute`."""
         if not (dist.is_available() and dist.is_initialized()):
             return dict(self.captions)
         parts: list[Any] = [None] * dist.get_world_size(self.process_group)
         dist.all_gather_object(parts, self.captions, group=self.process_group)
         merged: dict[str, str] = {}
-        for part in reversed(parts):  # the lowest rank's caption stays
+        for part in reversed(parts):  # if several ranks have an id, the caption of the lowest rank is used
             merged.update(part)
         return merged
 
     def reset(self) -> None:
-        """Forget the captions, keep the references and their tokens."""
+        """Remove the captions, keep the references and their tokens."""
         super().reset()
         self.captions = {}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Not offered: a corpus score of one batch means nothing."""
+        """Not supported, because the corpus score of a single batch is not meaningful."""
         raise NotImplementedError("call update() for each batch and compute() at the end of the epoch")

@@ -1,4 +1,4 @@
-"""Which pairs are scored together, and `metrics.json`."""
+"""Groups of pairs that are scored together, and the content of `metrics.json`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,18 +8,25 @@ from diffcap.evaluation.slots import slot_accuracy
 from diffcap.evaluation.tokenize import Tokenizer
 from diffcap.records import ChangePair
 
-# The order of the papers' tables; a dataset's other types follow in alphabetical order.
+# The order in the papers' tables; other change types follow in alphabetical order.
 TYPE_ORDER = ("color", "material", "add", "drop", "move")
 
 
 def groups_of(pairs: Sequence[ChangePair]) -> dict[str, list[str]]:
-    """The groups of one split: "total"; "semantic" and "distractor" where both occur; each change type.
+    """Group the pairs of a split: "total", "semantic" and "distractor" (if both exist), and each change type.
 
-    A change type's group holds semantic pairs only, as in the papers' tables. A dataset without types and distractors
-    has "total" alone.
+    The groups of change types have no distractors, as in the papers' tables.
 
     Returns:
-        name -> ids in the order of `pairs`; no group is empty but "total" of no pairs.
+        name -> ids in the order of `pairs`. Only "total" can be empty.
+
+    Example:
+        >>> pairs = [
+        ...     ChangePair("1", "a.png", "b.png", [], "test", "move"),
+        ...     ChangePair("2", "a.png", "c.png", [], "test", is_distractor=True),
+        ... ]
+        >>> groups_of(pairs)
+        {'total': ['1', '2'], 'semantic': ['1'], 'distractor': ['2'], 'move': ['1']}
     """
     groups = {"total": [pair.id for pair in pairs]}
     semantic = [pair for pair in pairs if not pair.is_distractor]
@@ -32,15 +39,15 @@ def groups_of(pairs: Sequence[ChangePair]) -> dict[str, list[str]]:
     return groups
 
 
-def standing(info: Mapping[str, Any]) -> dict[str, str]:
-    """What every score has to say of its dataset, as keys of a protocol.
+def dataset_protocol(info: Mapping[str, Any]) -> dict[str, str]:
+    """Return the entries of a protocol that depend on the dataset.
 
     Args:
-        info: the dataset's `dataset.json`.
+        info: content of the dataset's `dataset.json`.
 
     Returns:
-        "official": "whole" or "part" of the released dataset, where its size is known; "change_types": where they and the
-        distractors come from, where the dataset's files do not hold them.
+        "official": "whole" or "part" of the released dataset, if its size is known. "change_types": how change types and
+        distractors were derived, if the dataset's files do not have them.
     """
     official = (info.get("official") or {}).get("state")
     derived = info.get("change_types")
@@ -48,13 +55,18 @@ def standing(info: Mapping[str, Any]) -> dict[str, str]:
 
 
 def remarks(protocol: Mapping[str, Any]) -> str:
-    """What `standing` put into a protocol, for titles: each remark with a comma and a blank behind it; often ""."""
-    said = []
+    """Return the entries of `dataset_protocol` as text for titles, followed by ", "; "" if there are none.
+
+    Example:
+        >>> remarks({"official": "part"})
+        'a part of the official dataset, '
+    """
+    parts = []
     if protocol.get("official") == "part":
-        said.append("a part of the official dataset, ")
+        parts.append("a part of the official dataset, ")
     if protocol.get("change_types"):
-        said.append(f"change types {protocol['change_types']}, ")
-    return "".join(said)
+        parts.append(f"change types {protocol['change_types']}, ")
+    return "".join(parts)
 
 
 def evaluate(
@@ -65,23 +77,31 @@ def evaluate(
     protocol: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Score one split's captions by its protocol: the content of `metrics.json`.
+    """Score the captions of a split, in all groups.
 
     Args:
         predictions: id -> caption, exactly the ids of `pairs`.
         pairs: the pairs of the split, each with its reference captions.
-        tokenizer: "ptb" or "raw".
-        metrics: names out of `captions.ALL_METRICS`.
-        protocol: further entries of the protocol ({"dataset": ..., "split": ...}).
-        provenance: origin of the captions (checkpoint, seed, versions, manifest's hash).
+        tokenizer: "ptb" (needs Java) or "raw".
+        metrics: names from `captions.ALL_METRICS`.
+        protocol: further entries of "protocol" ({"dataset": ..., "split": ...}).
+        provenance: origin of the captions (checkpoint, seed, versions, hash of the manifest).
 
     Returns:
-        {"protocol": {..., "tokenizer", "metrics", "pairs": group -> number}, "groups": group -> metric -> fraction,
-        "provenance": {...}}. Unavailable metrics are listed under "unavailable" in provenance with the way to install them.
-        If the pairs know their changed object (`blocks`), "slots" holds `slots.slot_accuracy`.
+        The content of `metrics.json`: {"protocol": {..., "tokenizer", "metrics", "pairs": group -> number}, "groups": group ->
+        metric -> score, "provenance": {...}}. "unavailable" in "provenance" lists metrics that could not be computed, and how
+        to install them. For `blocks`, "slots" has the result of `slots.slot_accuracy`.
 
     Raises:
         DiffcapError: ids are missing or unknown, a pair has no reference, or there is no Java.
+
+    Example:
+        >>> pairs = [ChangePair("1", "a.png", "b.png", ["the cube moved"], "test", "move")]
+        >>> result = evaluate({"1": "the cube moved"}, pairs, "raw", ["ROUGE-L"], {"dataset": "toy"})
+        >>> result["groups"]
+        {'total': {'ROUGE-L': 1.0}, 'move': {'ROUGE-L': 1.0}}
+        >>> result["protocol"]
+        {'dataset': 'toy', 'tokenizer': 'raw', 'metrics': ['ROUGE-L'], 'pairs': {'total': 1, 'move': 1}}
     """
     return evaluate_systems({"": predictions}, pairs, tokenizer, metrics, protocol, provenance)[""]
 

@@ -1,6 +1,6 @@
-"""Finding the pair of a sentence and the sentence of a pair: recall and rank, over all ranks (CLIP4IDC, README).
+"""Retrieval of image pairs by captions and of captions by image pairs: recall and mean rank (CLIP4IDC, README).
 
-Letters: P pairs, C sentences, E width.
+Letters: P pairs, C captions, E embedding width.
 """
 
 from typing import Any
@@ -11,15 +11,22 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-CUTS = (1, 5, 10)
+RECALL_KS = (1, 5, 10)
 
 
 class PairRetrieval(Metric):
-    """R@1, R@5, R@10 and mean rank both ways, by cosine.
+    """R@1, R@5, R@10 and mean rank in both directions, by cosine similarity.
 
-    "t2p": for each sentence the place of its pair among all pairs. "p2t": for each pair the place of its best sentence
-    among all sentences. Of equals the worst place counts, so that vectors that are all alike, or no numbers,
-    score nothing.
+    "t2p": the rank of each caption's pair among all pairs. "p2t": the rank of each pair's best caption among all captions. If
+    similarities are equal, the worst rank counts, so equal embeddings and NaN get the worst score.
+
+    Example:
+        >>> metric = PairRetrieval()
+        >>> pairs, captions = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.9, 0.1], [0.8, 0.6]])
+        >>> metric.update(pairs, torch.tensor([0, 1]), captions, torch.tensor([0, 1]), owners=torch.tensor([0, 1]))
+        >>> scores = metric.compute()
+        >>> scores["t2p_R@1"].item(), scores["t2p_mean_rank"].item(), scores["p2t_R@1"].item()
+        (0.5, 1.5, 1.0)
     """
 
     full_state_update = False
@@ -36,11 +43,12 @@ class PairRetrieval(Metric):
             self.add_state(name, [], dist_reduce_fx="cat")
 
     def update(self, pairs: Tensor, numbers: Tensor, texts: Tensor, text_numbers: Tensor, owners: Tensor) -> None:
-        """Add pairs and sentences.
+        """Add embeddings of pairs and captions.
 
         Args:
-            pairs: (P, E). numbers: (P,) of the pairs. texts: (C, E). text_numbers: (C,) of the sentences. owners: (C,) the
-                number of each sentence's pair.
+            pairs: (P, E) embeddings. numbers: (P,) number of each pair in the dataset.
+            texts: (C, E) embeddings of captions. text_numbers: (C,) number of each caption in the dataset.
+            owners: (C,) number of each caption's pair.
         """
         self.pairs.append(F.normalize(pairs.float(), dim=-1))
         self.pair_numbers.append(numbers)
@@ -49,30 +57,30 @@ class PairRetrieval(Metric):
         self.owners.append(owners)
 
     def compute(self) -> dict[str, Tensor]:
-        """Fractions and mean ranks (1 is best): `t2p_R@1`, ..., `t2p_mean_rank`, and `p2t_...`.
+        """Return `t2p_R@1`, `t2p_R@5`, `t2p_R@10` (fractions), `t2p_mean_rank` (1 is best), and the same for `p2t`.
 
-        A pair or sentence that several ranks added (Lightning evens their shares out so) counts once.
+        A pair or caption counts once if several processes added it (Lightning repeats some to give all processes equally many).
         """
-        first, numbers = _once(dim_zero_cat(self.pair_numbers))
+        first, numbers = _first_occurrences(dim_zero_cat(self.pair_numbers))
         pairs = dim_zero_cat(self.pairs)[first]
-        first, _ = _once(dim_zero_cat(self.text_numbers))
+        first, _ = _first_occurrences(dim_zero_cat(self.text_numbers))
         texts, owners = dim_zero_cat(self.texts)[first], dim_zero_cat(self.owners)[first]
         similarity = texts @ pairs.T  # (C, P)
-        own = owners[:, None] == numbers  # (C, P)
-        found = {}
-        of_text = similarity.masked_fill(~own, float("-inf")).amax(1)  # with its own pair
-        found["t2p"] = 1 + (~(similarity < of_text[:, None]) & ~own).sum(1)
-        of_pair = similarity.masked_fill(~own, float("-inf")).amax(0)  # with the best of its sentences
-        found["p2t"] = 1 + (~(similarity < of_pair) & ~own).sum(0)
+        matches = owners[:, None] == numbers  # (C, P)
+        of_matches = similarity.masked_fill(~matches, float("-inf"))
+        ranks = {  # 1 + number of non-matching candidates that are not less similar
+            "t2p": 1 + (~(similarity < of_matches.amax(1, keepdim=True)) & ~matches).sum(1),
+            "p2t": 1 + (~(similarity < of_matches.amax(0)) & ~matches).sum(0),
+        }
         scores: dict[str, Tensor] = {}
-        for way, place in found.items():
-            scores |= {f"{way}_R@{cut}": (place <= cut).float().mean() for cut in CUTS}
-            scores[f"{way}_mean_rank"] = place.float().mean()
+        for direction, rank in ranks.items():
+            scores |= {f"{direction}_R@{k}": (rank <= k).float().mean() for k in RECALL_KS}
+            scores[f"{direction}_mean_rank"] = rank.float().mean()
         return scores
 
 
-def _once(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Where each number stands first, and the numbers."""
+def _first_occurrences(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the index of the first occurrence of each distinct number, and the distinct numbers."""
     unique, inverse = numbers.unique(return_inverse=True)
     first = torch.full((len(unique),), len(numbers), device=numbers.device)
     first = first.scatter_reduce(0, inverse, torch.arange(len(numbers), device=numbers.device), "amin")

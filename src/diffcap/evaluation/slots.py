@@ -1,4 +1,4 @@
-"""Slot accuracy on `blocks`: from the words alone, was the type of change right, and what was said of the object."""
+"""Slot accuracy for captions of the dataset `blocks`: are the change type and the attributes of the changed object right?"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,8 +22,8 @@ _WORDS = {
     "cylinder": ("shape", "cylinder"),
 }
 
-# Key words of one change type never occur in the captions of another. A change of colour and one of material share
-# theirs ("turn"): the caption's last word tells them apart.
+# The key words of a change type never occur in captions of another one. Changes of color and of material share their key words
+# ("turn"); the last word of the caption distinguishes them.
 _KEYS = {
     "add": {"added", "appeared", "new", "introduced"},
     "drop": {"removed", "disappeared", "missing", "gone", "vanished"},
@@ -35,13 +35,13 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class Slots:
-    """What a caption says, None where it does not.
+    """The information in a caption; None if the caption does not have it.
 
     Attributes:
-        change_type: "color", "material", "add", "drop", "move", or "none" for no change; None when the key words of no
-            type, or of two, occur.
-        size, color, material, shape: of the first object named, in the manifest's words ("metal" for "shiny").
-        to: the new colour or material.
+        change_type: "color", "material", "add", "drop", "move", or "none" for no change; None if the caption has key words of
+            no type or of two types.
+        size, color, material, shape: of the first object, in the words of the manifest ("metal" for "shiny").
+        to: the new color or material.
     """
 
     change_type: str | None = None
@@ -53,10 +53,14 @@ class Slots:
 
 
 def parse_caption(caption: str) -> Slots:
-    """Read the change type and the first noun phrase out of a caption of the `blocks` grammar, right or wrong.
+    """Parse the change type and the first noun phrase of a caption.
 
-    The noun phrase is the first unbroken run of attribute words; it ends at its first shape. The new value of a colour
-    or material change, the caption's last word, is no part of it.
+    The noun phrase is the first sequence of consecutive attribute words, up to the first shape. It does not include the new
+    value of a change of color or material, which is the last word of the caption.
+
+    Example:
+        >>> parse_caption("the big shiny cube turned red")
+        Slots(change_type='color', size='large', color=None, material='metal', shape='cube', to='red')
     """
     words = re.findall(r"[a-z]+", caption.lower())
     found = [name for name, keys in _KEYS.items() if keys.intersection(words)]
@@ -68,98 +72,113 @@ def parse_caption(caption: str) -> Slots:
         if last is not None and last[0] in ("color", "material"):
             change_type, to = last
             words = words[:-1]
-    said: dict[str, str] = {}
+    attributes: dict[str, str] = {}
     for word in words:
         if word in _WORDS:
             attribute, value = _WORDS[word]
-            said[attribute] = value
+            attributes[attribute] = value
             if attribute == "shape":
                 break
-        elif said:
+        elif attributes:
             break
-    return Slots(change_type=change_type, to=to, **said)
+    return Slots(change_type=change_type, to=to, **attributes)
 
 
-# What `word_kinds` tells apart, in the order of a caption.
+# The results of `word_kinds`, in the order of a caption.
 WORD_KINDS = (*ATTRIBUTES, "other object", "change", "new value", "other")
 
 
 def word_kinds(words: Sequence[str]) -> list[str]:
-    """What each word of a caption of the `blocks` grammar is about, for scores by word.
+    """Classify the words of a caption, for scores by kind of word.
 
     Returns:
-        For each word: "size", "color", "material" or "shape" of the first object named, as `parse_caption` reads it; "new value"
-        of a colour or material change; "change" for a key word of a type of change; "other object" for the attributes of
-        whatever the object is placed against; "other" for the rest.
+        For each word: "size", "color", "material" or "shape" (attributes of the first object, see `parse_caption`); "new value"
+        of a change of color or material; "change" (a key word of a change type); "other object" (an attribute of another
+        object); or "other".
+
+    Example:
+        >>> word_kinds("the red cube behind the ball moved".split())
+        ['other', 'color', 'shape', 'other', 'other', 'other object', 'change']
     """
     plain = [re.sub(r"[^a-z]", "", word.lower()) for word in words]
     keys = set().union(*_KEYS.values())
-    turned = parse_caption(" ".join(plain)).to is not None
-    last = max((place for place, word in enumerate(plain) if word), default=-1)
-    kinds, begun, over = [], False, False
-    for place, word in enumerate(plain):
+    has_new_value = parse_caption(" ".join(plain)).to is not None
+    last = max((index for index, word in enumerate(plain) if word), default=-1)
+    kinds, phrase_started, phrase_ended = [], False, False
+    for index, word in enumerate(plain):
         attribute = _WORDS[word][0] if word in _WORDS else None
-        over = over or (begun and attribute is None)
-        if turned and place == last:
+        phrase_ended = phrase_ended or (phrase_started and attribute is None)
+        if has_new_value and index == last:
             kinds.append("new value")
         elif attribute:
-            kinds.append("other object" if over else attribute)
-            begun, over = True, over or attribute == "shape"
+            kinds.append("other object" if phrase_ended else attribute)
+            phrase_started, phrase_ended = True, phrase_ended or attribute == "shape"
         else:
             kinds.append("change" if word in keys else "other")
     return kinds
 
 
-def _share(flags: Sequence[bool]) -> float:
+def _fraction_true(flags: Sequence[bool]) -> float:
     return sum(flags) / len(flags)
 
 
 def slot_accuracy(predictions: Mapping[str, str], pairs: Sequence[ChangePair]) -> dict[str, float]:
-    """Compare what captions say with what the manifest knows.
+    """Compare the slots of captions with the annotations of the manifest.
 
     Args:
         predictions: id -> caption, for every id of `pairs`.
-        pairs: `change_type` is one of color, material, add, drop, move, or anything where `is_distractor`;
-            `extra["changed"]` of a change holds "size", "color", "material", "shape" (before the change) and, for
-            color and material, the new value as "to".
+        pairs: `change_type` is color, material, add, drop or move (ignored for distractors). For a change, `extra["changed"]`
+            has "size", "color", "material", "shape" (before the change) and, for color and material, the new value as "to".
 
     Returns:
-        Fractions. "type": over all pairs, a distractor's type being "none". Over the pairs with a change: "object" (all
-        four attributes said and right), "object_said" (all four said), each attribute by name (said and right) and with
-        "_said" (said at all). "to": over color and material changes, the new value right. Keys without pairs are left
-        out.
+        Fractions; keys without pairs are left out.
+        "type": right change types ("none" for distractors), of all pairs.
+        "object": all four attributes right; "object_said": all four present; "size", "color", "material", "shape": this
+        attribute right; "size_said", ...: this attribute present; of the pairs with a change.
+        "to": right new values, of the pairs with a change of color or material.
 
     Raises:
-        DiffcapError: a pair has no prediction or a change lacks its "changed" entry; with count and first names.
+        DiffcapError: a pair has no prediction, or a pair with a change has no "changed".
+
+    Example:
+        >>> cube = {"size": "large", "color": "red", "material": "metal", "shape": "cube"}
+        >>> pair = ChangePair("1", "a.png", "b.png", [], "test", "move", extra={"changed": cube})
+        >>> scores = slot_accuracy({"1": "the red ball moved"}, [pair])
+        >>> scores["type"], scores["color"], scores["shape"], scores["shape_said"], scores["object"]
+        (1.0, 1.0, 0.0, 1.0, 0.0)
     """
     missing = [pair.id for pair in pairs if pair.id not in predictions]
     if missing:
         raise DiffcapError(f"{len(missing):,} pairs have no prediction (first: {missing[0]!r}); caption them all.")
     changes = [pair for pair in pairs if not pair.is_distractor]
     objects = {pair.id: pair.extra.get("changed") for pair in changes}
-    bare = [id for id, named in objects.items() if not (isinstance(named, dict) and set(ATTRIBUTES) <= named.keys())]
-    if bare:
+    invalid = [id for id, value in objects.items() if not (isinstance(value, dict) and set(ATTRIBUTES) <= value.keys())]
+    if invalid:
         raise DiffcapError(
-            f'{len(bare):,} pairs do not name their changed object under "changed" (first: {bare[0]!r}); '
+            f'{len(invalid):,} pairs do not have their changed object under "changed" (first: {invalid[0]!r}); '
             "slot accuracy is for the blocks dataset; write its manifest again with `make data`."
         )
-    said = {pair.id: parse_caption(predictions[pair.id]) for pair in pairs}
+    predicted = {pair.id: parse_caption(predictions[pair.id]) for pair in pairs}
     scores: dict[str, float] = {}
     if pairs:
         types = {pair.id: "none" if pair.is_distractor else pair.change_type for pair in pairs}
-        scores["type"] = _share([said[id].change_type == truth for id, truth in types.items()])
+        scores["type"] = _fraction_true([predicted[id].change_type == truth for id, truth in types.items()])
     if changes:
         truths = {pair.id: pair.extra["changed"] for pair in changes}
 
-        def right(id: str, attribute: str) -> bool:
-            return getattr(said[id], attribute) == truths[id][attribute]
+        def is_right(id: str, attribute: str) -> bool:
+            return getattr(predicted[id], attribute) == truths[id][attribute]
 
-        scores["object"] = _share([all(right(id, name) for name in ATTRIBUTES) for id in truths])
-        scores["object_said"] = _share([all(getattr(said[id], name) for name in ATTRIBUTES) for id in truths])
+        scores["object"] = _fraction_true([all(is_right(id, name) for name in ATTRIBUTES) for id in truths])
+        scores["object_said"] = _fraction_true(
+            [all(getattr(predicted[id], name) for name in ATTRIBUTES) for id in truths]
+        )
         for name in ATTRIBUTES:
-            scores[name] = _share([right(id, name) for id in truths])
-            scores[f"{name}_said"] = _share([getattr(said[id], name) is not None for id in truths])
-    turned = [pair for pair in changes if pair.change_type in ("color", "material")]
-    if turned:
-        scores["to"] = _share([said[pair.id].to == pair.extra["changed"].get("to") for pair in turned])
+            scores[name] = _fraction_true([is_right(id, name) for id in truths])
+            scores[f"{name}_said"] = _fraction_true([getattr(predicted[id], name) is not None for id in truths])
+    with_new_value = [pair for pair in changes if pair.change_type in ("color", "material")]
+    if with_new_value:
+        scores["to"] = _fraction_true(
+            [predicted[pair.id].to == pair.extra["changed"].get("to") for pair in with_new_value]
+        )
     return scores

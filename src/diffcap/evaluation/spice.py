@@ -1,4 +1,4 @@
-"""SPICE (Anderson et al., 2016), where the two CoreNLP jars that it needs are there; diffcap never downloads them."""
+"""SPICE (Anderson et al., 2016), computed by its Java program. It needs two CoreNLP files, which diffcap does not download."""
 
 import json
 import math
@@ -13,19 +13,19 @@ from diffcap.evaluation.java import jar, run_java
 JARS = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")
 FOLDER_VARIABLE = "DIFFCAP_CORENLP"
 
-# CoreNLP 3.6.0 and the serialisers beside it reach into the runtime's own classes, closed since Java 16.
+# CoreNLP 3.6.0 and its serialisers access internal classes of Java, which is forbidden by default since Java 16.
 _OPENED = ("java.lang", "java.util", "java.util.concurrent", "java.text", "java.math", "java.nio", "sun.nio.ch")
 
 
 def _corenlp_folder() -> Path | None:
-    places = [jar("spice/spice-1.0.jar").parent / "lib"]
+    folders = [jar("spice/spice-1.0.jar").parent / "lib"]
     if os.environ.get(FOLDER_VARIABLE):
-        places.insert(0, Path(os.environ[FOLDER_VARIABLE]).absolute())
-    return next((place for place in places if all((place / name).is_file() for name in JARS)), None)
+        folders.insert(0, Path(os.environ[FOLDER_VARIABLE]).absolute())
+    return next((folder for folder in folders if all((folder / name).is_file() for name in JARS)), None)
 
 
 def spice_remedy() -> str | None:
-    """What to do to get SPICE, in one sentence; None when it is ready."""
+    """Return how to install the files for SPICE; None if they are installed."""
     if _corenlp_folder() is not None:
         return None
     return (
@@ -36,34 +36,39 @@ def spice_remedy() -> str | None:
 
 
 def spice(hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) -> dict[str, float]:
-    """Each pair's SPICE; a group's score is the mean over its pairs.
+    """Compute SPICE of each pair; the score of a group is the mean of its pairs.
 
     Args:
-        hypotheses: id -> tokens joined by blanks.
+        hypotheses: id -> tokens joined by spaces.
         references: id -> at least one such string.
 
     Returns:
-        id -> F score, a fraction; NaN where the caption and its references hold no tuple.
+        id -> F score, a fraction; NaN if caption and references contain no tuple.
 
     Raises:
-        DiffcapError: the jars are missing (with the way to get them), or they failed.
+        DiffcapError: the files are not installed, or the Java program failed.
+
+    Example:
+        >>> scores = spice({"1": "the red cube moved"}, {"1": ["the red cube moved"]})  # doctest: +SKIP
+        >>> scores  # needs the CoreNLP files # doctest: +SKIP
+        {'1': 1.0}
     """
     folder = _corenlp_folder()
     if folder is None:
         raise DiffcapError(f"SPICE is unavailable: {spice_remedy()}.")
-    own = jar("spice/spice-1.0.jar")
-    classes = os.pathsep.join(map(str, [own, folder / JARS[0], folder / JARS[1], own.parent / "lib" / "*"]))
+    program = jar("spice/spice-1.0.jar")
+    classes = os.pathsep.join(map(str, [program, folder / JARS[0], folder / JARS[1], program.parent / "lib" / "*"]))
     opened = [part for package in _OPENED for part in ("--add-opens", f"java.base/{package}=ALL-UNNAMED")]
     with tempfile.TemporaryDirectory(prefix="diffcap-spice-") as scratch:
-        asked, answered = Path(scratch, "in.json"), Path(scratch, "out.json")
+        source, target = Path(scratch, "in.json"), Path(scratch, "out.json")
         rows = [{"image_id": id, "test": text, "refs": references[id]} for id, text in hypotheses.items()]
-        asked.write_text(json.dumps(rows), encoding="utf-8")
-        # No `-cache`: its database is native code for one machine type, and one run scores each caption once.
+        source.write_text(json.dumps(rows), encoding="utf-8")
+        # Without `-cache`: its database has native code for one processor type, and every caption is scored only once.
         run_java(
-            "SPICE", "-Xmx8G", *opened, "-cp", classes, "edu.anu.spice.SpiceScorer", asked, "-out", answered, "-silent"
+            "SPICE", "-Xmx8G", *opened, "-cp", classes, "edu.anu.spice.SpiceScorer", source, "-out", target, "-silent"
         )
-        if not answered.is_file():
+        if not target.is_file():
             raise DiffcapError(f"SPICE wrote no result; check the jars in {folder}.")
-        results = json.loads(answered.read_text(encoding="utf-8"))
+        results = json.loads(target.read_text(encoding="utf-8"))
     scores = {str(row["image_id"]): row["scores"]["All"]["f"] for row in results}
     return {id: math.nan if scores.get(id) is None else float(scores[id]) for id in hypotheses}

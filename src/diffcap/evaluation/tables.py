@@ -1,4 +1,4 @@
-"""Scores as a table to print and as Markdown. Files hold fractions; tables show them times 100, as the papers do."""
+"""Tables of scores for the terminal and as Markdown. Files hold fractions; tables show them times 100, as the papers do."""
 
 import sys
 from collections.abc import Iterable, Mapping
@@ -63,13 +63,13 @@ def _cell(scores: Mapping[str, float], name: str, digits: int) -> str:
 
 
 def metrics_table(rows: Rows, title: str = "", digits: int = 2, pairs: Mapping[str, int] | None = None) -> "Table":
-    """A rich table of groups (or methods) by metrics, with footnotes, see `score_notes`.
+    """Return a rich table with one row per group (or method) and one column per metric; footnotes see `score_notes`.
 
     Args:
-        rows: row name -> metric -> fraction, such as `metrics.json`'s "groups".
-        title: printed above the table.
-        digits: decimals of a score x 100.
-        pairs: group -> number of pairs, such as `metrics.json`'s protocol has it.
+        rows: row name -> metric -> score, for example "groups" of `metrics.json`.
+        title: of the table.
+        digits: decimal places of the scores times 100.
+        pairs: group -> number of pairs, for example "pairs" of the protocol in `metrics.json`.
     """
     from rich import box
     from rich.table import Table
@@ -86,22 +86,32 @@ def metrics_table(rows: Rows, title: str = "", digits: int = 2, pairs: Mapping[s
 
 
 def print_table(table: "Table") -> None:
-    """Print a table without cutting columns: to a pipe or a file, which have no width, 160 characters wide.
+    """Print a table; if the output is not a terminal, it is 160 characters wide.
 
-    Names in it are printed as they are: rich's markup is off, and control characters are escaped.
+    Names are printed unchanged: rich's markup is disabled, and control characters are escaped.
     """
     from rich.console import Console
     from rich.segment import Segment, Segments
 
     console = Console(width=None if sys.stdout.isatty() else 160, markup=False, emoji=False)
-    shown = [
+    segments = [
         Segment("\n".join(map(printable, segment.text.split("\n"))), segment.style) for segment in console.render(table)
     ]
-    console.print(Segments(shown), end="")
+    console.print(Segments(segments), end="")
 
 
 def markdown_table(rows: Rows, corner: str = "", digits: int = 2) -> str:
-    """The same table in Markdown, without a final line break; `corner` is the heading of the first column."""
+    """Return the table as Markdown, without a final line break.
+
+    Args:
+        rows, digits: see `metrics_table`. corner: heading of the first column.
+
+    Example:
+        >>> print(markdown_table({"total": {"BLEU-4": 0.5, "CIDEr-D": 1.25}}, "group"))
+        | group | BLEU-4 | CIDEr-D |
+        | --- | ---: | ---: |
+        | total | 50.00 | 125.00 |
+    """
     columns = _columns(rows)
     lines = [[corner, *columns], ["---", *["---:"] * len(columns)]]
     lines += [[name, *(_cell(scores, column, digits) for column in columns)] for name, scores in rows.items()]

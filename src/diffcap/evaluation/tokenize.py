@@ -1,4 +1,4 @@
-"""Captions to tokens, in the two ways that the papers score them."""
+"""Tokenisation of captions for the metrics, in the two ways that the papers use."""
 
 from collections.abc import Sequence
 from typing import Literal, get_args
@@ -8,8 +8,8 @@ from diffcap.evaluation.java import jar, run_java
 
 Tokenizer = Literal["ptb", "raw"]
 
-# Tokens that the COCO caption evaluation drops after PTB tokenisation. Brackets come out as -lrb- and stay: the list has
-# them in capitals, and published figures were made with it.
+# Tokens that the COCO caption evaluation removes after PTB tokenisation. The tokeniser writes brackets in lower case (-lrb-), so they
+# are not removed; this is kept because published scores have been computed so.
 _PUNCTUATION = frozenset(
     ["''", "'", "``", "`", "-LRB-", "-RRB-", "-LCB-", "-RCB-", ".", "?", "!", ",", ":", "-", "--", "...", ";"]
 )
@@ -28,31 +28,37 @@ def _ptb(lines: list[str]) -> list[str]:
     printed += [""] * (len(lines) - len(printed))  # empty lines at the very end are not printed
     if len(printed) != len(lines):
         raise DiffcapError(
-            f"the PTB tokeniser made {len(printed):,} lines of {len(lines):,} captions; look for control characters "
-            "in the captions, or score with tokenizer raw."
+            f"the PTB tokeniser returned {len(printed):,} lines for {len(lines):,} captions; remove control characters "
+            "from the captions, or score with the tokenizer raw."
         )
-    # Split on the blank alone: the tokeniser joins the parts of "1 1/2" with a no-break space.
+    # Split at spaces only: the tokeniser joins the parts of "1 1/2" with a no-break space.
     return [" ".join(word for word in line.rstrip().split(" ") if word not in _PUNCTUATION) for line in printed]
 
 
 def tokenize(captions: Sequence[str], tokenizer: Tokenizer = "ptb") -> list[str]:
-    """Turn captions into strings of tokens that are joined by single blanks.
+    """Tokenise captions.
 
     Args:
-        captions: sentences; any white space in them counts as one blank.
-        tokenizer: "ptb" lower-cases, splits as the Penn Treebank does and drops punctuation (Stanford's tokeniser, as
-            in the COCO caption evaluation; SCORER, DIRL, CLIP4IDC). "raw" takes the blanks as they are (IDC-PCL), so
-            punctuation that stands as a token counts.
+        captions: sentences.
+        tokenizer: "ptb": lower case, Penn Treebank tokens, without punctuation (Stanford's tokeniser, as in the COCO caption
+            evaluation; SCORER, DIRL, CLIP4IDC); needs Java. "raw": split at white space (IDC-PCL), so a punctuation mark
+            between spaces is a token.
 
     Returns:
-        One string a caption, in order.
+        Tokens joined with single spaces, one string per caption.
 
     Raises:
-        DiffcapError: the tokeniser is not known, or there is no Java for "ptb".
+        DiffcapError: the tokeniser is unknown, or there is no Java for "ptb".
+
+    Example:
+        >>> tokenize(["The  cube moved ."], "raw")
+        ['The cube moved .']
+        >>> tokenize(["The  cube moved."], "ptb")  # needs Java # doctest: +SKIP
+        ['the cube moved']
     """
     if tokenizer not in get_args(Tokenizer):
         raise DiffcapError(f"tokenizer {tokenizer!r} is not known; choose ptb or raw.")
-    # Line and paragraph separators of any script would make Stanford's tokeniser print a line more than it read.
+    # Unicode line and paragraph separators would make Stanford's tokeniser print more lines than it read.
     lines = [" ".join(caption.split()) for caption in captions]
     if tokenizer == "raw":
         return lines

@@ -1,1 +1,1 @@
-"""Frozen backbones and the memory-mapped store of what they give."""
+"""Frozen backbones, and the memory-mapped store of their features."""

@@ -1,15 +1,15 @@
-"""Features that the systems' authors extracted and handed out, into the feature store.
+"""Import features that the authors of the methods released into a feature store.
 
-Two forms are read, whichever the folder holds:
+The folder holds one of two formats:
 
-* `.npy`, one array an image (SCORER, DIRL): `features/CLEVR_default_000123.png.npy`, `sc_features/...`, `nsc_features/...`, or any
-  folder below the one given that holds the name once;
-* pickles (IDC-PCL): `img.pkl`, `sc_img.pkl`, `nsc_img.pkl` in the folder or in its `full/`, each a dict from an image's name without
-  extension to its array; or the folder's only pickle, of whatever name, for all images (those of its birds, whose name is said
-  nowhere). They are read without running them (`diffcap.unpickling`), one after the other, each whole: a pickle of
-  40,000 maps of 2048 x 7 x 7 in float32 takes 16 GB of memory.
+* `.npy` (SCORER, DIRL): one array per image, `features/CLEVR_default_000123.png.npy`, `sc_features/...`, `nsc_features/...`, or the
+  same file names anywhere in the folder, if they are unique;
+* pickles (IDC-PCL): `img.pkl`, `sc_img.pkl`, `nsc_img.pkl` in the folder or in its `full/`, each a dict from image name without
+  extension to array; or a single pickle with any name for all images (the authors do not document the name of the one for
+  birds). Pickles are read without executing code (`diffcap.unpickling`), one at a time. Each is read completely: 40,000 maps of
+  2048 x 7 x 7 in float32 need 16 GB of memory.
 
-An array is (C, h, w), (1, C, h, w), or (C, h * h) as IDC-PCL has it of birds.
+An array is (C, h, w), (1, C, h, w), or (C, h * h), as IDC-PCL's features of birds.
 """
 
 import math
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diffcap.errors import DiffcapError, told_of
+from diffcap.errors import DiffcapError, wrap_errors
 from diffcap.features.images import image_stamps, unique_images
 from diffcap.features.store import StoreWriter
 from diffcap.records import Dataset, file_hash, write_json
@@ -29,33 +29,33 @@ from diffcap.unpickling import load_arrays
 
 Array = npt.NDArray[Any]
 
-# Folder of an image in a manifest -> what its features' folder, and its pickle, are called.
-_ROLES = {"images": "", "bef": "", "sc_images": "sc_", "aft": "sc_", "nsc_images": "nsc_"}
+# Folder of an image in a manifest -> prefix of the folder, or of the pickle, of its features.
+_PREFIXES = {"images": "", "bef": "", "sc_images": "sc_", "aft": "sc_", "nsc_images": "nsc_"}
 
 
 def fill_store(dataset: Dataset, source: str | Path, store: str | Path) -> int:
-    """Put the features of every image of a dataset into a store, and `source.json`, where they come from, beside them.
+    """Import the features of all images of a dataset, and describe their origin in the store's `source.json`.
 
     Args:
-        dataset: whose images. source: folder of the authors' files. store: the store's folder.
+        dataset: the dataset of the images. source: folder of the authors' files. store: folder of the store.
 
     Returns:
-        How many images were taken over now; what the store has already of the same files is kept.
+        Number of imported images; images that the store has already from the same files are not imported again.
 
     Raises:
-        DiffcapError: neither form is there, a pickle asks for more than arrays, images have no features, or an array has
-            another shape than the others or is none.
+        DiffcapError: the folder has neither format, a pickle holds other objects than arrays, images have no features, or an
+            array has another shape than the others or is not numeric.
     """
     source, paths = Path(source), unique_images(dataset.pairs)
     if not source.is_dir():
-        raise DiffcapError(f"{source}: no such folder; give the one that holds the authors' features.")
-    pickles = _pickles(source)
-    origin = _pickled(paths, pickles, source) if pickles else _separate(paths, source)
-    done: set[str] = set()  # filled once the store is there
-    parts = _from_pickles(paths, pickles, done) if pickles else _from_files(paths, origin, done)
+        raise DiffcapError(f"{source}: no such folder; give the folder of the authors' features.")
+    pickles = _find_pickles(source)
+    origin = _assign_pickles(paths, pickles, source) if pickles else _find_arrays(paths, source)
+    done: set[str] = set()  # images that the store has already; known only after the store was opened below
+    parts = _read_pickles(paths, pickles, done) if pickles else _read_arrays(paths, origin, done)
     first = next(parts, None)
     if first is None:
-        raise DiffcapError(f"{source}: no image of {dataset.name} has features there; check the folder.")
+        raise DiffcapError(f"{source}: no features of images of {dataset.name} found; check the folder.")
     shape = first[1].shape
     meta = {"library": "authors", "form": "pickles" if pickles else "npy"}
     writer = StoreWriter(store, paths, shape, meta, image_stamps([origin[path] for path in paths]))
@@ -71,8 +71,7 @@ def fill_store(dataset: Dataset, source: str | Path, store: str | Path) -> int:
             if path not in done:
                 writer.write(np.array([row_of[path]]), array[None])
     finally:
-        writer.flush()  # a file that is refused costs nothing of the others
-    taken = len(missing)
+        writer.flush()  # keep the features of the other files if one of them is invalid
     note: dict[str, Any] = {"folder": str(source.absolute()), "form": meta["form"], "images": len(paths)}
     used = sorted(set(origin.values()))
     if pickles:
@@ -85,52 +84,54 @@ def fill_store(dataset: Dataset, source: str | Path, store: str | Path) -> int:
         note["first"] = str(used[0].relative_to(source))
     write_json(Path(store) / "source.json", note)
     writer.finish()
-    return taken
+    return len(missing)
 
 
-def _pickles(source: Path) -> dict[str, Path]:
-    """Role -> pickle, for those that are there."""
+def _find_pickles(source: Path) -> dict[str, Path]:
+    """Prefix -> existing pickle."""
     for folder in (source, source / "full"):
-        found = {role: folder / f"{role}img.pkl" for role in ("", "sc_", "nsc_")}
-        found = {role: path for role, path in found.items() if path.is_file()}
+        found = {prefix: folder / f"{prefix}img.pkl" for prefix in ("", "sc_", "nsc_")}
+        found = {prefix: path for prefix, path in found.items() if path.is_file()}
         if found:
             return found
-    alone = sorted(source.glob("*.pkl"))
-    return {"": alone[0]} if len(alone) == 1 and not any(source.rglob("*.npy")) else {}
+    candidates = sorted(source.glob("*.pkl"))
+    return {"": candidates[0]} if len(candidates) == 1 and not any(source.rglob("*.npy")) else {}
 
 
-def _role(path: str) -> str:
-    return _ROLES.get(PurePosixPath(path).parent.name, "")
+def _prefix(path: str) -> str:
+    return _PREFIXES.get(PurePosixPath(path).parent.name, "")
 
 
-def _pickled(paths: Sequence[str], pickles: dict[str, Path], source: Path) -> dict[str, Path]:
-    """Image -> the pickle that should hold it."""
-    lacking = {_role(path) for path in paths} - set(pickles)
-    if lacking:
-        names = ", ".join(sorted(f"{role}img.pkl" for role in lacking))
-        raise DiffcapError(f"{source}: {names} is missing beside {next(iter(pickles.values())).name}; put it there.")
-    return {path: pickles[_role(path)] for path in paths}
+def _assign_pickles(paths: Sequence[str], pickles: dict[str, Path], source: Path) -> dict[str, Path]:
+    """Image -> the pickle that should hold its features."""
+    missing = {_prefix(path) for path in paths} - set(pickles)
+    if missing:
+        names = ", ".join(sorted(f"{prefix}img.pkl" for prefix in missing))
+        raise DiffcapError(
+            f"{source}: {names} is missing; put it into the same folder as {next(iter(pickles.values())).name}."
+        )
+    return {path: pickles[_prefix(path)] for path in paths}
 
 
-def _from_pickles(paths: Sequence[str], pickles: dict[str, Path], done: set[str]) -> Iterator[tuple[str, Array]]:
-    for role, file in pickles.items():
-        mine = [path for path in paths if _role(path) == role]
-        if done.issuperset(mine):
+def _read_pickles(paths: Sequence[str], pickles: dict[str, Path], done: set[str]) -> Iterator[tuple[str, Array]]:
+    for prefix, file in pickles.items():
+        wanted = [path for path in paths if _prefix(path) == prefix]
+        if done.issuperset(wanted):
             continue
         arrays = load_arrays(file)
         if not isinstance(arrays, dict):
             raise DiffcapError(f"{file}: expected a dict of arrays, found {type(arrays).__name__}; fetch it again.")
-        keys = {path: next((key for key in _names(path) if key in arrays), None) for path in mine}
-        _refuse_lacking([path for path, key in keys.items() if key is None], len(mine), file)
+        keys = {path: next((key for key in _pickle_keys(path) if key in arrays), None) for path in wanted}
+        _check_none_missing([path for path, key in keys.items() if key is None], len(wanted), file)
         for path, key in keys.items():
-            yield path, _map(arrays[key], f"{file}, {key}")
-        del arrays  # before the next one comes
+            yield path, _to_map(arrays[key], f"{file}, {key}")
+        del arrays  # free the memory before the next pickle is read
 
 
-def _names(path: str) -> list[str]:
-    """What an image may be called in a pickle."""
+def _pickle_keys(path: str) -> list[str]:
+    """Possible keys of an image in a pickle."""
     name = PurePosixPath(path)
-    below = name.relative_to(name.parts[0]) if len(name.parts) > 1 else name  # CUB's are in folders, by class
+    below = name.relative_to(name.parts[0]) if len(name.parts) > 1 else name  # CUB has one folder per class
     return [
         name.stem,
         name.name,
@@ -140,49 +141,50 @@ def _names(path: str) -> list[str]:
     ]
 
 
-def _separate(paths: Sequence[str], source: Path) -> dict[str, Path]:
+def _find_arrays(paths: Sequence[str], source: Path) -> dict[str, Path]:
     """Image -> its `.npy`."""
-    everywhere: dict[str, list[Path]] = {}
+    by_name: dict[str, list[Path]] = {}
     for file in sorted(source.rglob("*.npy")):
-        everywhere.setdefault(file.name, []).append(file)
-    if not everywhere:
+        by_name.setdefault(file.name, []).append(file)
+    if not by_name:
         raise DiffcapError(
             f"{source}: neither .npy files nor img.pkl, sc_img.pkl, nsc_img.pkl, nor a single pickle there; check the folder."
         )
     found: dict[str, Path] = {}
     for path in paths:
-        folders = {f"{_role(path)}features", PurePosixPath(path).parent.name}
-        for name in _files(path):
-            files = everywhere.get(name, [])
-            close = [file for file in files if file.parent.name in folders] or files
-            if len(close) == 1:
-                found[path] = close[0]
+        folders = {f"{_prefix(path)}features", PurePosixPath(path).parent.name}
+        for name in _array_names(path):
+            files = by_name.get(name, [])
+            files = [file for file in files if file.parent.name in folders] or files
+            if len(files) == 1:
+                found[path] = files[0]
                 break
-            if len(close) > 1:
+            if len(files) > 1:
                 raise DiffcapError(
-                    f"{source}: {name} lies there {len(close)} times (first {close[0]}); keep one of them."
+                    f"{source}: {len(files)} files are named {name} (first {files[0]}); keep one of them."
                 )
-    _refuse_lacking([path for path in paths if path not in found], len(paths), source)
+    _check_none_missing([path for path in paths if path not in found], len(paths), source)
     return found
 
 
-def _files(path: str) -> list[str]:
+def _array_names(path: str) -> list[str]:
+    """Possible names of an image's `.npy`."""
     name = PurePosixPath(path)
     padded = [f"{int(name.stem):06d}{name.suffix}.npy"] if name.stem.isdecimal() else []
     return [f"{name.name}.npy", *padded, f"{name.stem}.npy"]
 
 
-def _from_files(paths: Sequence[str], files: dict[str, Path], done: set[str]) -> Iterator[tuple[str, Array]]:
+def _read_arrays(paths: Sequence[str], files: dict[str, Path], done: set[str]) -> Iterator[tuple[str, Array]]:
     for path in paths:
         if path in done:
             continue
-        with told_of(files[path], "not a whole .npy file of numbers", "fetch it again"):
+        with wrap_errors(files[path], "not a complete .npy file of numbers", "fetch it again"):
             array = np.load(files[path], allow_pickle=False)
-        yield path, _map(array, str(files[path]))
+        yield path, _to_map(array, str(files[path]))
 
 
-def _map(array: Any, where: str) -> Array:
-    """(C, h, w) of any of the forms."""
+def _to_map(array: Any, where: str) -> Array:
+    """Convert an array of any of the three shapes to (C, h, w)."""
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
         raise DiffcapError(
             f"{where}: expected an array of numbers, found {type(array).__name__}; fetch the file again."
@@ -196,9 +198,9 @@ def _map(array: Any, where: str) -> Array:
     return array
 
 
-def _refuse_lacking(lacking: list[str], count: int, where: Path) -> None:
-    if lacking:
+def _check_none_missing(missing: list[str], count: int, where: Path) -> None:
+    if missing:
         raise DiffcapError(
-            f"{where}: {len(lacking):,} of {count:,} images have no features there (first {', '.join(lacking[:3])}); fetch "
-            "the missing ones, or leave those pairs out of the dataset."
+            f"{where}: {len(missing):,} of {count:,} images have no features there (first {', '.join(missing[:3])}); fetch "
+            "the missing ones, or remove these pairs from the dataset."
         )

@@ -1,13 +1,13 @@
-"""Frozen networks that turn one image into a map of features, whatever library they come from.
+"""Frozen networks of several libraries that compute a feature map of one image.
 
-| library | `network` | `stage` | default weights |
+| library | `network` | layer (option `stage`) | default weights |
 |---|---|---|---|
-| `torchvision` | a classifier's name | a node's name: `layer3`, `features.28` | `IMAGENET1K_V1` |
-| `open_clip` | a model's name | a block's number, or null for the last | the tag `openai` if there is one, else the first |
-| `timm` | a model's name | a block's number, or null for the last | those of the tag in the name |
+| `torchvision` | name of a classifier | name of a node, required: `layer3`, `features.28` | `IMAGENET1K_V1` |
+| `open_clip` | name of a model | number of a block; null: the last | the tag `openai` if there is one, else the first tag |
+| `timm` | name of a model | number of a block; null: the last | those of the tag in the name |
 | `blocks` | null | null | shipped with the package |
-| `pixels` | null | null | none: the picture itself, resized to `image_size`, uint8 |
-| `clip4idc` | null | null | none: `weights` is a checkpoint of ours; the tokens of its layers for one image, normalised |
+| `pixels` | null | null | none; the features are the image itself, resized to `image_size` and stored as uint8 |
+| `clip4idc` | null | null | none; `weights` is a checkpoint of diffcap's CLIP4IDC; the features are the tokens of one image |
 
 `resnet101` gives 1024 x 14 x 14 at `layer3` and 2048 x 7 x 7 at `layer4`.
 """
@@ -23,60 +23,60 @@ from PIL import Image
 from torch import Tensor, nn
 
 from diffcap.checkpoints.reading import read_checkpoint, weights_of
-from diffcap.errors import DiffcapError, told_of
-from diffcap.features.preprocessing import Pixels, ResizeNormalize
+from diffcap.errors import DiffcapError, wrap_errors
+from diffcap.features.preprocessing import ResizeNormalize, ResizeOnly
 from diffcap.features.weights import download, load_weights, pretrained_clip, read_state_dict, state_hash
 
 Library = Literal["torchvision", "open_clip", "timm", "blocks", "pixels", "clip4idc"]
 
 
 class Backbone(nn.Module):
-    """A frozen network, the preprocessing that it expects, and what identifies both.
+    """A frozen network and its preprocessing.
 
     Args:
-        trunk: (B, 3, H, W) normalised images to a (B, C, h, w) map.
-        preprocess: RGB picture to (3, H, W).
-        description: JSON values that name the network; the hash of the weights, the preprocessing and the pooling are added.
-        pool: (h, w) of an adaptive average pooling of the map, None for the map as it is.
+        trunk: preprocessed images (B, 3, H, W) to a feature map (B, C, h, w).
+        preprocess: RGB image to (3, H, W).
+        description: JSON values that identify the network, see `describe`.
+        pool_size: (h, w) of an adaptive average pooling of the map; None: no pooling.
     """
 
     def __init__(
         self,
         trunk: nn.Module,
-        preprocess: ResizeNormalize | Pixels,
+        preprocess: ResizeNormalize | ResizeOnly,
         description: dict[str, Any],
-        pool: tuple[int, int] | None = None,
+        pool_size: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
         self.trunk = trunk.eval().requires_grad_(False)
         self._preprocess = preprocess
         self._description = description
-        self.pool = pool
+        self.pool_size = pool_size
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) preprocessed images to (B, C, h, w) features."""
+        """Preprocessed images (B, 3, H, W) to features (B, C, h, w)."""
         features = self.trunk(images)
-        return F.adaptive_avg_pool2d(features, self.pool) if self.pool else features
+        return F.adaptive_avg_pool2d(features, self.pool_size) if self.pool_size else features
 
     def preprocess(self, image: Image.Image) -> Tensor:
-        """RGB picture to (3, H, W) float32."""
+        """RGB image to (3, H, W) float32: normalised, or for `pixels` whole numbers from 0 to 255."""
         return self._preprocess(image)
 
     def describe(self) -> dict[str, Any]:
-        """JSON values that tell two backbones apart if, and only if, their features differ."""
+        """Return JSON values that are equal for two backbones if, and only if, their features are equal."""
         return {
             **self._description,
             "weights_sha256": state_hash(self.trunk),
             "preprocessing": self._preprocess.describe(),
-            "pool": self.pool,
+            "pool": self.pool_size,
         }
 
     @torch.no_grad()
     def shape(self) -> tuple[int, int, int]:
-        """(C, h, w) of one image's features, found by running a blank one.
+        """Return (C, h, w) of one image's features, measured with a blank image.
 
         Raises:
-            DiffcapError: the chosen stage gives no map.
+            DiffcapError: the output of the chosen layer is not a map.
         """
         height, width = self._preprocess.size
         features = self.trunk(torch.zeros(1, 3, height, width))
@@ -84,44 +84,44 @@ class Backbone(nn.Module):
             found = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
             raise DiffcapError(
                 f"--model.stage={self._description.get('stage')} of {self._description.get('network')} gives {found}, not "
-                "a map (1, C, h, w); choose an earlier stage."
+                "a map (1, C, h, w); choose an earlier layer."
             )
         channels, rows, columns = features.shape[1:]
-        return (channels, *(self.pool or (rows, columns)))
+        return (channels, *(self.pool_size or (rows, columns)))
 
 
 def build_backbone(
     library: Library,
     network: str | None = None,
-    stage: str | int | None = None,
+    layer: str | int | None = None,
     weights: str = "default",
-    pool: tuple[int, int] | None = None,
+    pool_size: tuple[int, int] | None = None,
     image_size: tuple[int, int] | None = None,
 ) -> Backbone:
-    """Build a backbone.
+    """Build a backbone. The options of the extraction stage for `layer` and `pool_size` are `stage` and `pool`.
 
     Args:
-        library: where the network comes from.
-        network: its name there; not used by `blocks`.
-        stage: where in the network the map is taken (see the table above); null for the last map.
-        weights: "default" (the library's own download), "random" (seed 0, for tests), or the path of a weights file.
-        pool: rows and columns to average the map to.
-        image_size: height and width of `pixels` (null: 224 each); the other libraries' networks have their own.
+        library: the library of the network.
+        network: name of the network in this library; None for blocks, pixels and clip4idc.
+        layer: the layer that gives the map, see the table above. None: the last layer; not allowed for torchvision.
+        weights: "default" (downloaded by the library), "random" (seed 0, for tests), or the path of a weights file.
+        pool_size: rows and columns of the map after average pooling; None: no pooling.
+        image_size: height and width of `pixels`, by default (224, 224); the other networks have fixed sizes.
 
     Raises:
-        DiffcapError: unknown network or stage, or the weights cannot be had.
+        DiffcapError: the network, the layer or the combination of arguments is invalid, or the weights cannot be loaded.
     """
     if image_size is not None and library != "pixels":
-        raise DiffcapError(f"--model.image_size is for pixels; {library} has a size of its own: leave the option out.")
+        raise DiffcapError(f"--model.image_size is only for pixels; {library} has a fixed size: remove the option.")
     if library == "pixels":
-        if weights != "default" or network is not None or stage is not None or pool is not None:
+        if weights != "default" or network is not None or layer is not None or pool_size is not None:
             raise DiffcapError(
-                "pixels have no network, stage, pool or weights: leave those options out; CLIP's weights for CLIP4IDC are "
+                "pixels have no network, stage, pool or weights: remove these options; CLIP's weights for CLIP4IDC are "
                 "given to its training, as --model.clip_weights=FILE."
             )
-        size = Pixels() if image_size is None else Pixels((image_size[0], image_size[1]))
-        return Backbone(nn.Identity(), size, {"library": library, "dtype": "uint8"})
-    builders: dict[Library, Callable[[str, str | int | None, str], tuple[nn.Module, ResizeNormalize | Pixels]]] = {
+        resize = ResizeOnly() if image_size is None else ResizeOnly((image_size[0], image_size[1]))
+        return Backbone(nn.Identity(), resize, {"library": library, "dtype": "uint8"})
+    builders: dict[Library, Callable[[str, str | int | None, str], tuple[nn.Module, ResizeNormalize | ResizeOnly]]] = {
         "torchvision": _torchvision,
         "open_clip": _open_clip,
         "timm": _timm,
@@ -129,41 +129,43 @@ def build_backbone(
         "clip4idc": _clip4idc,
     }
     if library not in ("blocks", "clip4idc") and not network:
-        raise DiffcapError(f"--model.network is missing: name one of the networks of {library}.")
+        raise DiffcapError(f"--model.network is missing: give the name of a network of {library}.")
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the libraries, about weights that are replaced below
+        warnings.simplefilter("ignore")  # the libraries warn about weights that are replaced below
         torch.manual_seed(0)  # the same "random" weights on every rank and in every run
-        trunk, preprocess = builders[library](network or "", stage, weights)
-    description = {"library": library, "network": network, "stage": stage}
-    return Backbone(trunk, preprocess, description, (pool[0], pool[1]) if pool else None)
+        trunk, preprocess = builders[library](network or "", layer, weights)
+    description = {"library": library, "network": network, "stage": layer}
+    return Backbone(trunk, preprocess, description, (pool_size[0], pool_size[1]) if pool_size else None)
 
 
-def _torchvision(network: str, stage: str | int | None, weights: str) -> tuple[nn.Module, ResizeNormalize]:
+def _torchvision(network: str, layer: str | int | None, weights: str) -> tuple[nn.Module, ResizeNormalize]:
     from torchvision import models
     from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
     if network not in models.list_models(module=models):
         raise DiffcapError(f"torchvision has no classifier {network!r}; `torchvision.models.list_models()` lists them.")
-    if stage is None:
-        raise DiffcapError(f"--model.stage is missing: name a node of {network}, for example layer4.")
+    if layer is None:
+        raise DiffcapError(f"--model.stage is missing: give the name of a node of {network}, for example layer4.")
     full = models.get_model(network, weights=None).eval()
     if weights == "default":
-        # V1 by name: what `DEFAULT` means has changed to V2 since the papers (methods of SCORER and DIRL).
+        # V1, because SCORER and DIRL used it; torchvision's `DEFAULT` is V2 now.
         choice = models.get_model_weights(network)["IMAGENET1K_V1"]
         full.load_state_dict(download(network, choice.url, lambda: choice.get_state_dict(progress=True)))
     try:
-        trunk = create_feature_extractor(full, {str(stage): "map"})
+        trunk = create_feature_extractor(full, {str(layer): "map"})
     except ValueError:
         nodes = get_graph_node_names(full)[1]
-        near = ", ".join(nodes[:2] + nodes[-4:-2])
-        raise DiffcapError(f"{network} has no node {stage!r} for --model.stage; some of its nodes: {near}.") from None
+        examples = ", ".join(nodes[:2] + nodes[-4:-2])
+        raise DiffcapError(
+            f"{network} has no node {layer!r}; choose another --model.stage (some of its nodes: {examples})."
+        ) from None
     if weights not in ("default", "random"):
         load_weights(trunk, read_state_dict(weights), weights)
-    return _TakeMap(trunk), ResizeNormalize()
+    return _SingleOutput(trunk), ResizeNormalize()
 
 
-class _TakeMap(nn.Module):
-    """A torchvision feature extractor that returns its one map instead of a dict of them."""
+class _SingleOutput(nn.Module):
+    """Returns the only map of a torchvision feature extractor, whose output is a dict."""
 
     def __init__(self, extractor: nn.Module) -> None:
         super().__init__()
@@ -173,7 +175,7 @@ class _TakeMap(nn.Module):
         return self.extractor(images)["map"]
 
 
-def _open_clip(network: str, stage: str | int | None, weights: str) -> tuple[nn.Module, ResizeNormalize]:
+def _open_clip(network: str, layer: str | int | None, weights: str) -> tuple[nn.Module, ResizeNormalize]:
     import open_clip
 
     if network not in open_clip.list_models():
@@ -189,11 +191,11 @@ def _open_clip(network: str, stage: str | int | None, weights: str) -> tuple[nn.
         load_weights(visual, tower or state, weights)
     size = visual.image_size if isinstance(visual.image_size, tuple) else (visual.image_size, visual.image_size)
     preprocess = ResizeNormalize((size[0], size[1]), tuple(visual.image_mean), tuple(visual.image_std), antialias=True)
-    # After the tower's last norm: what the class token of the same layer is read from.
-    return _Intermediate(visual, _number(stage, "open_clip"), normalize_intermediates=True), preprocess
+    # The tokens pass the tower's final LayerNorm, as the class token does.
+    return _Intermediate(visual, _block_number(layer, "open_clip"), normalize_intermediates=True), preprocess
 
 
-def _timm(network: str, stage: str | int | None, weights: str) -> tuple[nn.Module, ResizeNormalize]:
+def _timm(network: str, layer: str | int | None, weights: str) -> tuple[nn.Module, ResizeNormalize]:
     import timm
     from timm.data import resolve_model_data_config
 
@@ -202,8 +204,8 @@ def _timm(network: str, stage: str | int | None, weights: str) -> tuple[nn.Modul
     if weights == "default":
         cfg: Any = timm.create_model(network, pretrained=False).pretrained_cfg
         repository = cfg.get("hf_hub_id")
-        hub = f"https://huggingface.co/{repository}/resolve/main/model.safetensors" if repository else cfg.get("url")
-        model = download(network, str(hub), lambda: timm.create_model(network, pretrained=True, num_classes=0))
+        url = f"https://huggingface.co/{repository}/resolve/main/model.safetensors" if repository else cfg.get("url")
+        model = download(network, str(url), lambda: timm.create_model(network, pretrained=True, num_classes=0))
     else:
         model = timm.create_model(network, pretrained=False, num_classes=0)
     if weights not in ("default", "random"):
@@ -211,40 +213,42 @@ def _timm(network: str, stage: str | int | None, weights: str) -> tuple[nn.Modul
     data = resolve_model_data_config(model)
     _, height, width = data["input_size"]
     preprocess = ResizeNormalize((height, width), tuple(data["mean"]), tuple(data["std"]), antialias=True)
-    return _Intermediate(model, _number(stage, "timm")), preprocess
+    return _Intermediate(model, _block_number(layer, "timm")), preprocess
 
 
 class _Intermediate(nn.Module):
-    """The map of one stage or block, by the interface that timm and open_clip share (class tokens are dropped)."""
+    """The map of one block, without class tokens, by `forward_intermediates` of timm and open_clip."""
 
-    def __init__(self, network: nn.Module, stage: int | None, **options: bool) -> None:
+    def __init__(self, network: nn.Module, block: int | None, **options: bool) -> None:
         super().__init__()
         self.network = network
-        self.stage = stage
+        self.block = block
         self.options = options
         if not hasattr(network, "forward_intermediates"):
-            raise DiffcapError(f"{type(network).__name__} cannot give its inner maps; choose another network.")
+            raise DiffcapError(f"{type(network).__name__} has no intermediate maps; choose another network.")
 
     def forward(self, images: Tensor) -> Tensor:
-        indices = 1 if self.stage is None else [self.stage]
+        indices = 1 if self.block is None else [self.block]
         try:
             found = self.network.forward_intermediates(  # type: ignore[operator]
                 images, indices=indices, intermediates_only=True, output_fmt="NCHW", **self.options
             )
-        except AssertionError as error:  # the network has fewer stages
-            raise DiffcapError(f"--model.stage={self.stage}: {error}; give another number.") from None
+        except AssertionError as error:  # the network has fewer blocks
+            raise DiffcapError(f"--model.stage={self.block}: {error}; give another number.") from None
         maps = found["image_intermediates"] if isinstance(found, dict) else found
         return maps[-1]
 
 
-def _number(stage: str | int | None, library: str) -> int | None:
+def _block_number(layer: str | int | None, library: str) -> int | None:
     try:
-        return None if stage is None else int(stage)
+        return None if layer is None else int(layer)
     except ValueError:
-        raise DiffcapError(f"--model.stage of {library} is the number of a block or null, got {stage!r}.") from None
+        raise DiffcapError(
+            f"--model.stage={layer} is not valid for {library}; give the number of a block, or null."
+        ) from None
 
 
-def _blocks(network: str, stage: str | int | None, weights: str) -> tuple[nn.Module, ResizeNormalize]:
+def _blocks(network: str, layer: str | int | None, weights: str) -> tuple[nn.Module, ResizeNormalize]:
     from diffcap.features.blocks_backbone import SHIPPED, BlocksNetwork, blocks_preprocessing
 
     trunk = BlocksNetwork()
@@ -254,33 +258,38 @@ def _blocks(network: str, stage: str | int | None, weights: str) -> tuple[nn.Mod
     return trunk, blocks_preprocessing()
 
 
-def _clip4idc(network: str, stage: str | int | None, weights: str) -> tuple[nn.Module, Pixels]:
+def _clip4idc(network: str, layer: str | int | None, weights: str) -> tuple[nn.Module, ResizeOnly]:
     if weights in ("default", "random"):
         raise DiffcapError(
             "--model.weights is missing: give the checkpoint of an adaptation, for example "
             "runs/blocks/clip4idc/pretrain/best.ckpt."
         )
-    from diffcap.models.clip import PairTower, build_clip  # brings open_clip: not for a stage's --help
+    from diffcap.models.clip import PairTower, build_clip  # imports open_clip, which is too slow for --help
 
     state = read_checkpoint(weights)
-    facts = state["diffcap"]
-    if facts.get("method") != "clip4idc" or "hyperparameters" not in facts:
+    metadata = state["diffcap"]
+    if metadata.get("method") != "clip4idc" or "hyperparameters" not in metadata:
         raise DiffcapError(
-            f"{weights}: not a checkpoint of CLIP4IDC; give that of its pre-training or captioning stage."
+            f"{weights}: not a checkpoint of CLIP4IDC; give one of its pre-training or captioning stage."
         )
-    sizes = facts["hyperparameters"]
-    if sizes.get("images", "together") != "together":
-        raise DiffcapError(f"{weights}: its images stay apart (FT1, FT2); give the checkpoint of an adaptation.")
-    with told_of(weights, "its image tower cannot be built", f"use diffcap {facts['version']:.40}, which wrote it"):
-        tower = PairTower(build_clip(sizes["network"], sizes["image_size"]), sizes["intra_layers"])
+    hyperparameters = metadata["hyperparameters"]
+    if hyperparameters.get("images", "together") != "together":
+        raise DiffcapError(
+            f"{weights}: its encoder processes the two images separately (FT1, FT2); give the checkpoint of an adaptation."
+        )
+    with wrap_errors(
+        weights, "its image tower cannot be built", f"use diffcap {metadata['version']:.40}, which wrote it"
+    ):
+        clip = build_clip(hyperparameters["network"], hyperparameters["image_size"])
+        tower = PairTower(clip, hyperparameters["intra_layers"])
         tower.load_state_dict(weights_of(state, "captioner.images."))
-    return _Alone(tower), Pixels(tower.image_size)
+    return _SingleImageEncoder(tower), ResizeOnly(tower.image_size)
 
 
-class _Alone(nn.Module):
-    """The tokens of a `PairTower`'s layers for one image, through the norm before the layers for both, as a map.
+class _SingleImageEncoder(nn.Module):
+    """The feature map of a `PairTower`'s layers for single images, after the LayerNorm before its layers for pairs.
 
-    Without marks and joint positions, which say which of two images it is, and without the class token.
+    The map has no class token, and no embeddings that distinguish the two images of a pair.
     """
 
     def __init__(self, tower: nn.Module) -> None:
@@ -288,5 +297,5 @@ class _Alone(nn.Module):
         self.tower: Any = tower
 
     def forward(self, images: Tensor) -> Tensor:
-        tokens = self.tower.ln_mid(self.tower.alone(self.tower.normalize(images)))[:, 1:]
+        tokens = self.tower.ln_mid(self.tower.encode_single(self.tower.normalize(images)))[:, 1:]
         return tokens.transpose(1, 2).unflatten(2, self.tower.grid)

@@ -1,4 +1,4 @@
-"""The images of a dataset, each once, decoded and preprocessed for a backbone."""
+"""DataModule of a dataset's distinct images, decoded and preprocessed for a backbone."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,32 +13,32 @@ from torch.utils.data import DataLoader, Dataset
 
 from diffcap.errors import DiffcapError
 from diffcap.features.store import Rows
-from diffcap.pictures import read_picture
+from diffcap.image_io import read_image
 from diffcap.records import ChangePair
 
 
 def unique_images(pairs: Iterable[ChangePair]) -> list[str]:
-    """Before and after image paths as the manifest writes them, each once, in order of appearance."""
+    """Return the distinct image paths of the pairs, in the order of the manifest."""
     return list(dict.fromkeys(path for pair in pairs for path in pair.images))
 
 
 def load_image(path: str | Path) -> Image.Image:
-    """Decode a picture to RGB, see `read_picture`.
+    """Decode an image to RGB, see `read_image`.
 
     Raises:
-        DiffcapError: it is missing, truncated, or not a picture that can be read.
+        DiffcapError: the file is missing, truncated, or not a supported image.
     """
-    return read_picture(path).image
+    return read_image(path).image
 
 
 @dataclass
 class ImageBatch:
-    """Some images of a store.
+    """A batch of images.
 
     Attributes:
-        rows: (B,) int64, their rows in the store.
-        images: (B, 3, H, W) preprocessed.
-        problems: a sentence for each wanted image that could not be read; those are not among the rows.
+        rows: (B,) int64, row of each image in the store.
+        images: (B, 3, H, W), preprocessed.
+        problems: error messages of the wanted images that could not be read; the batch does not contain these images.
     """
 
     rows: Tensor
@@ -47,10 +47,9 @@ class ImageBatch:
 
 
 class _Batches(Dataset[ImageBatch]):
-    """Batches of images; an unreadable one becomes a sentence in the batch.
+    """Batches of images, with an error message for each unreadable image.
 
-    Not an exception: a worker's exception arrives as a page of traceback, and one broken file should neither stop the
-    others nor leave the other ranks waiting.
+    An exception would stop the other images, let the other ranks wait, and print the worker's whole traceback.
     """
 
     def __init__(
@@ -78,12 +77,12 @@ class _Batches(Dataset[ImageBatch]):
 
 
 class ImageData(pl.LightningDataModule):
-    """The images of a dataset that still have to go through a backbone, shared out to all ranks.
+    """The images of a dataset without features, distributed over all ranks.
 
     Args:
         folder: the dataset's folder, with `manifest.jsonl` and `dataset.json`.
-        batch_size: images a batch, on each device.
-        num_workers: processes that decode images, for each device; 0 decodes in the main process.
+        batch_size: images per batch and device.
+        num_workers: processes per device that decode images; 0: the main process decodes.
     """
 
     def __init__(self, folder: str, batch_size: int = 64, num_workers: int = 1) -> None:
@@ -96,37 +95,43 @@ class ImageData(pl.LightningDataModule):
         self._preprocess: Callable[[Image.Image], Tensor] | None = None
 
     def assign(self, rows: Rows, files: Sequence[Path], preprocess: Callable[[Image.Image], Tensor]) -> None:
-        """Say what to load: rows of the store, the file of every row of the store, and the backbone's preprocessing."""
+        """Set the images to load.
+
+        Args:
+            rows: rows of the store that are wanted. files: image file of every row of the store, in order.
+            preprocess: the preprocessing of the backbone.
+        """
         self._rows = rows
         self._files = list(files)
         self._preprocess = preprocess
 
     def batches(self) -> list[Rows]:
-        """Rows of each batch: all rows from k * batch_size to (k + 1) * batch_size, where one of them is wanted.
+        """Return the rows of each batch.
 
-        An image shares its batch with the same others whatever was done before a kill, however many ranks there are, and
-        when its row alone is repaired: the last bits of a convolution may depend on the size of the batch.
+        Batch k has the rows from k * batch_size to (k + 1) * batch_size; it is returned if at least one of them is wanted. So an
+        image is always in a batch with the same other images, for any number of ranks and after an interruption. This
+        matters because the last bits of a convolution can depend on the size of the batch.
         """
         every = np.arange(len(self._files), dtype=np.int64)
         return [every[k * self.batch_size :][: self.batch_size] for k in np.unique(self._rows // self.batch_size)]
 
     def predict_dataloader(self) -> DataLoader[ImageBatch]:
-        """This rank's batches, every one on exactly one rank; a rank with nothing to do gets one empty batch."""
+        """Return the batches of this rank; every batch is on one rank, and a rank without batches gets an empty one."""
         if self._preprocess is None:
             raise RuntimeError("call assign() first")
         rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        # One empty batch, because Lightning skips the closing hooks of a rank without any, and the others wait there.
+        # Lightning skips the last hooks of a rank without batches, and the other ranks would wait for it there.
         mine = self.batches()[rank::world] or [np.empty(0, dtype=np.int64)]
         data = _Batches(mine, self._rows, self._files, self._preprocess)
         return DataLoader(data, batch_size=None, num_workers=self.num_workers)
 
     def transfer_batch_to_device(self, batch: ImageBatch, device: torch.device, dataloader_idx: int) -> ImageBatch:
-        """Move the images; the rows stay where the store is written from."""
+        """Move the images to the device; the rows stay on the CPU, where the store is written."""
         return ImageBatch(batch.rows, batch.images.to(device, non_blocking=True), batch.problems)
 
 
 def image_stamps(files: Sequence[Path]) -> list[str]:
-    """Size and time of each file, "" where there is none: a cheap sign that an image has been replaced."""
+    """Return the size and the modification time of each file, "" if it is missing, to detect replaced images."""
 
     def stamp(file: Path) -> str:
         found = file.stat()

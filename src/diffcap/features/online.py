@@ -1,4 +1,4 @@
-"""Features of single pictures, as the extraction stage makes them: what a captioner sees of two pictures that no store has."""
+"""Features of images that are in no store, equal to those of the extraction stage; for captioning new image pairs."""
 
 import json
 from collections.abc import Mapping
@@ -14,20 +14,21 @@ _OPTION = "--backbone-weights"
 
 
 def backbone_of(meta: Mapping[str, Any], weights: str | None = None) -> Backbone:
-    """Build the backbone that made the features of a store.
+    """Build the backbone that computed the features of a store.
 
     Args:
-        meta: of the store, as checkpoints hold it. weights: file of its weights, None for the library's own ("default").
+        meta: `FeatureStore.meta`, which is also stored in checkpoints.
+        weights: path of the backbone's weights; None: the default weights of the library.
 
     Raises:
-        DiffcapError: its weights cannot be had, or they are others than the captioner was trained on.
+        DiffcapError: the weights cannot be loaded, or differ from those that the captioner was trained with.
     """
     library: Any = meta.get("library")
     name = meta.get("network") or library
     if library not in get_args(Library):
         raise DiffcapError(
-            f"the captioner's features were made by {library!r:.40}, not by a backbone of diffcap, so it cannot caption "
-            "pictures; caption a feature store with stages/evaluate.py."
+            f"the captioner's features were computed by {library!r:.40}, not by a backbone of diffcap, so it cannot caption "
+            "images; caption a feature store with stages/evaluate.py."
         )
     size = meta["preprocessing"]["size"] if library == "pixels" else None
     pool = meta.get("pool")
@@ -40,27 +41,33 @@ def backbone_of(meta: Mapping[str, Any], weights: str | None = None) -> Backbone
             (pool[0], pool[1]) if pool else None,
             (size[0], size[1]) if size else None,
         )
-    except DiffcapError as error:  # which names the option of extraction
+    except DiffcapError as error:  # its message has the name of the option of the extraction stage
         raise DiffcapError(str(error).replace("--model.weights", _OPTION)) from None
     described = json.loads(json.dumps(backbone.describe()))
     for key in ("preprocessing", "pool", "weights_sha256"):
         if key == "weights_sha256" and meta.get(key) is None:
-            continue  # an imported captioner: nobody wrote down what it was trained on
+            continue  # an imported captioner; the hash is unknown
         if described[key] != meta.get(key):
             what = "other weights" if key == "weights_sha256" else f"another {key}"
             raise DiffcapError(
-                f"the features that the captioner was trained on were made with {what} of {name} than these; give the file "
-                f"of the weights as {_OPTION} FILE, or use the diffcap that trained it."
+                f"the captioner was trained on features of {name} with {what}; give the file of its backbone's weights as "
+                f"{_OPTION} FILE, or use the version of diffcap that trained it."
             )
     return backbone
 
 
 @torch.no_grad()
 def features_of(backbone: Backbone, images: Tensor, meta: Mapping[str, Any]) -> Tensor:
-    """Preprocessed images (B, 3, H, W) to features (B, C, h, w) as they come out of a store: float32 of float16, or uint8.
+    """Compute features with the values and the type that a store would return.
+
+    Args:
+        images: (B, 3, H, W), preprocessed. meta: see `backbone_of`.
+
+    Returns:
+        (B, C, h, w) float32, rounded to float16; uint8 for pixels.
 
     Raises:
-        DiffcapError: they have another shape than those that the captioner was trained on.
+        DiffcapError: the shape differs from that of the features that the captioner was trained on.
     """
     features = backbone(images)
     if list(features.shape[1:]) != list(meta["shape"]):

@@ -1,4 +1,4 @@
-"""From a decoded picture to the tensor that a backbone takes."""
+"""Preprocessing: from a decoded image to the input tensor of a backbone."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,39 +14,39 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
-class Pixels:
-    """Resize the whole picture to one size, PIL's bicubic (CLIP4IDC, authors' code), and leave its values as they are.
+class ResizeOnly:
+    """Resize the whole image with PIL's bicubic filter, without normalisation (CLIP4IDC, authors' code).
 
     Attributes:
-        size: (height, width) in pixels; a picture of that size already is left as it is.
+        size: (height, width) in pixels; an image of this size is not changed.
     """
 
     size: tuple[int, int] = (224, 224)
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """RGB picture to (3, H, W) float32, whole numbers 0 ... 255."""
-        from torchvision.transforms import v2  # not for a stage's --help
+        """RGB image to (3, H, W) float32, whole numbers from 0 to 255."""
+        from torchvision.transforms import v2  # too slow to import for --help
 
         resized = v2.functional.resize(image, list(self.size), v2.InterpolationMode.BICUBIC, antialias=True)
         return v2.functional.pil_to_tensor(resized).float()
 
     def describe(self) -> dict[str, Any]:
-        """JSON values that identify the preprocessing."""
+        """Return JSON values that identify the preprocessing."""
         return {"resize": "bicubic of PIL, whole image", **asdict(self)}
 
 
 @dataclass(frozen=True)
 class ResizeNormalize:
-    """Resize the whole picture to one size (aspect ratio not kept, nothing cropped: a change may stand at the edge).
+    """Resize the whole image and normalise it. The aspect ratio is not kept; cropping could remove a change at the edge.
 
-    Without antialias this is OpenCV's cubic resize of 8-bit images, which SCORER and DIRL extract with: the same kernel
-    (a = -0.75) and pixel centres, the result rounded and clipped to 0...255 before anything else. OpenCV rounds its
-    weights to 1/2048, so about one value in 5,000 differs by 1.
+    Without antialias, the result is that of OpenCV's cubic resize of 8-bit images, which SCORER and DIRL use: the same kernel
+    (a = -0.75), the same pixel centres, values rounded and clipped to 0 to 255. OpenCV rounds its weights to 1/2048, so
+    about one of 5,000 values differs by 1.
 
     Attributes:
-        size: (height, width) in pixels; a picture of that size already is left as it is.
-        mean, std: of R, G, B on the scale 0...1.
-        antialias: widen the kernel when shrinking, as PIL does (CLIP's and timm's weights were trained so).
+        size: (height, width) in pixels; an image of this size is not resized.
+        mean, std: of R, G, B on a scale from 0 to 1.
+        antialias: use a wider kernel for downsampling, as PIL does (weights of CLIP and timm expect it).
     """
 
     size: tuple[int, int] = (224, 224)
@@ -55,12 +55,12 @@ class ResizeNormalize:
     antialias: bool = False
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """RGB picture to (3, H, W) float32."""
+        """RGB image to (3, H, W) float32."""
         pixels = torch.from_numpy(np.array(image, dtype=np.uint8)).permute(2, 0, 1)  # (3, H, W)
         return self.normalize(self.resize(pixels[None]))[0]
 
     def resize(self, pixels: Tensor) -> Tensor:
-        """(B, 3, H, W) uint8 to (B, 3, *size), float32 whole numbers 0...255."""
+        """(B, 3, H, W) uint8 to (B, 3, *size), float32, whole numbers from 0 to 255."""
         values = pixels.float()
         if values.shape[-2:] == self.size:
             return values
@@ -68,11 +68,11 @@ class ResizeNormalize:
         return values.round().clamp(0, 255)
 
     def normalize(self, values: Tensor) -> Tensor:
-        """(B, 3, H, W) on the scale 0...255 to zero mean and unit variance by `mean` and `std`."""
+        """Normalise (B, 3, H, W) with values from 0 to 255 by `mean` and `std`."""
         mean = values.new_tensor(self.mean).view(3, 1, 1)
         std = values.new_tensor(self.std).view(3, 1, 1)
         return (values / 255 - mean) / std
 
     def describe(self) -> dict[str, Any]:
-        """JSON values that identify the preprocessing."""
+        """Return JSON values that identify the preprocessing."""
         return {"resize": "bicubic, whole image", **asdict(self)}

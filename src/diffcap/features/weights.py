@@ -1,4 +1,4 @@
-"""Weights of backbones: reading a file of any common form, saying what is missing in it, hashing what was loaded."""
+"""Read, download, check and hash the weights of backbones."""
 
 import hashlib
 import logging
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from diffcap.errors import DiffcapError
-from diffcap.unpickling import reason_of
+from diffcap.unpickling import error_reason
 
-# What people wrap a state dict in: the key of the dict that holds it, and the prefix that DataParallel leaves.
+# Common wrappers of state dicts: keys of a dict that holds one, and the prefix that DataParallel adds to the names.
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 _PREFIX = "module."
 
@@ -22,10 +22,13 @@ T = TypeVar("T")
 
 
 def read_state_dict(path: str | Path, option: str = "--model.weights") -> dict[str, Tensor]:
-    """Read weights from a `.safetensors` file, or from a `.pth`, `.pt` or `.bin` file of tensors (no code is run).
+    """Read a state dict from a `.safetensors` file, or from a `.pth`, `.pt` or `.bin` file (without executing code).
+
+    Args:
+        path: of the file. option: name of the command line option, for the message.
 
     Raises:
-        DiffcapError: no such file, or not a file of weights.
+        DiffcapError: the file is missing or does not hold a state dict.
     """
     path = Path(path)
     if not path.is_file():
@@ -37,9 +40,9 @@ def read_state_dict(path: str | Path, option: str = "--model.weights") -> dict[s
             state: Any = load_file(path)
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # text makes the unpickler stumble over its letters in any way at all
+    except Exception as error:  # for files of another type, the unpickler raises errors of many types
         raise DiffcapError(
-            f"{path}: cannot be read as a safetensors or PyTorch weights file ({reason_of(error, path)}); fetch it again or "
+            f"{path}: cannot be read as a safetensors or PyTorch weights file ({error_reason(error, path)}); fetch it again or "
             "save it as a plain state dict."
         ) from None
     for wrapper in _WRAPPERS:
@@ -52,13 +55,16 @@ def read_state_dict(path: str | Path, option: str = "--model.weights") -> dict[s
 
 
 def load_weights(network: nn.Module, state: dict[str, Tensor], source: str) -> None:
-    """Fill every parameter and buffer of `network`; what else `state` has (a classifier, a text tower) is left out.
+    """Load all parameters and buffers of `network`; other entries of `state` (a classifier, a text tower) are ignored.
+
+    Args:
+        source: of the state dict, for the message.
 
     Raises:
-        DiffcapError: names are missing or of another shape; the first are named.
+        DiffcapError: names are missing, or a tensor has another shape.
     """
     wanted = network.state_dict()
-    optional = "num_batches_tracked"  # files older than 2018 lack it, and inference does not read it
+    optional = "num_batches_tracked"  # missing in files from before 2018, and not used for inference
     missing = [name for name in wanted if name not in state and not name.endswith(optional)]
     if missing:
         raise DiffcapError(
@@ -75,7 +81,7 @@ def load_weights(network: nn.Module, state: dict[str, Tensor], source: str) -> N
 
 
 def state_hash(network: nn.Module) -> str:
-    """SHA-256 over names, shapes and values of all parameters and buffers: the same from any file format."""
+    """Return the SHA-256 of names, shapes and values of all parameters and buffers; it does not depend on the file format."""
     digest = hashlib.sha256()
     for name, value in sorted(network.state_dict().items()):
         if name.endswith("num_batches_tracked"):
@@ -87,25 +93,25 @@ def state_hash(network: nn.Module) -> str:
 
 
 @contextmanager
-def _quick_when_offline() -> Iterator[None]:
-    """Without a network, let the Hugging Face client use its cache or fail at once (it would retry for minutes)."""
+def _fail_fast_when_offline() -> Iterator[None]:
+    """Switch the Hugging Face client to offline mode if there is no network; otherwise it retries for minutes."""
     import huggingface_hub.constants as hub
 
-    was = hub.HF_HUB_OFFLINE
+    was_offline = hub.HF_HUB_OFFLINE
     try:
-        if not was and not _resolves("huggingface.co"):
+        if not was_offline and not _resolves("huggingface.co"):
             hub.HF_HUB_OFFLINE = True
-            logging.disable(logging.ERROR)  # open_clip would report the failure once more in its own words
+            logging.disable(logging.ERROR)  # open_clip would log the failure as well
         yield
     finally:
         logging.disable(logging.NOTSET)
-        hub.HF_HUB_OFFLINE = was
+        hub.HF_HUB_OFFLINE = was_offline
 
 
 def _resolves(host: str) -> bool:
     import urllib.request
 
-    if urllib.request.getproxies():  # then the proxy resolves names
+    if urllib.request.getproxies():  # the proxy resolves names
         return True
     try:
         socket.getaddrinfo(host, 443)
@@ -115,13 +121,13 @@ def _resolves(host: str) -> bool:
 
 
 def pretrained_clip(network: str, option: str = "--model.weights") -> Any:
-    """An open_clip model with the weights of its tag "openai" if it has that, else of its first.
+    """Return an open_clip model with the weights of the tag "openai", or of its first tag if there is no such tag.
 
     Args:
-        network: open_clip's name. option: that takes a file instead, for the error.
+        network: name of the model in open_clip. option: command line option for a local file, for the message.
 
     Raises:
-        DiffcapError: no weights are known, or they could not be downloaded.
+        DiffcapError: open_clip has no weights of this model, or they cannot be downloaded.
     """
     import open_clip
     from open_clip import pretrained
@@ -132,23 +138,27 @@ def pretrained_clip(network: str, option: str = "--model.weights") -> Any:
     tag = "openai" if "openai" in tags else tags[0]
     cfg = pretrained.get_pretrained_cfg(network, tag)
     repository, _, file = cfg.get("hf_hub", "").rpartition("/")
-    hub = f"https://huggingface.co/{repository}/resolve/main/{file or 'open_clip_model.safetensors'}"
-    source = hub if repository else cfg["url"]
-    return download(f"{network} ({tag})", source, lambda: open_clip.create_model(network, pretrained=tag), option)
+    hub_url = f"https://huggingface.co/{repository}/resolve/main/{file or 'open_clip_model.safetensors'}"
+    url = hub_url if repository else cfg["url"]
+    return download(f"{network} ({tag})", url, lambda: open_clip.create_model(network, pretrained=tag), option)
 
 
-def download(network: str, file: str, fetch: Callable[[], T], option: str = "--model.weights") -> T:
-    """Run a library's own download; `network`, `file` (where it comes from) and `option` are for the error.
+def download(network: str, url: str, fetch: Callable[[], T], option: str = "--model.weights") -> T:
+    """Run a library's download function.
+
+    Args:
+        network: name of the network. url: of the file. option: command line option for a local file. All for the message.
+        fetch: the download function.
 
     Raises:
-        DiffcapError: it failed; says which file to fetch by other means.
+        DiffcapError: the download failed.
     """
     try:
-        with _quick_when_offline():
+        with _fail_fast_when_offline():
             return fetch()
-    except Exception as error:  # every library has its own errors here
+    except Exception as error:  # the libraries raise errors of many types
         reason = " ".join(str(error).split("\n")[0].split())[:200] or type(error).__name__
         raise DiffcapError(
-            f"the default weights of {network} are neither cached nor could they be downloaded ({reason}); fetch {file} "
+            f"the default weights of {network} are not cached and cannot be downloaded ({reason}); fetch {url} "
             f"elsewhere and give it as {option}=PATH."
         ) from None

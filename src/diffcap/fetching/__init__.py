@@ -1,5 +1,5 @@
-"""Fetching the official files of a dataset: what may be fetched is, and what only a person can fetch is said precisely.
+"""Fetch the official files of a dataset: download what can be downloaded, say how to get the rest by hand.
 
-`configs/sources/<dataset>.yaml` says where the files are (`sources`), `transfer` brings one over HTTP, `unpack` takes an
-archive apart, `ledger` remembers checksums, and `fetch` does all of it for one dataset.
+`configs/sources/<dataset>.yaml` lists the files (read by `sources`). `download` gets one file over HTTP, `archive` extracts
+it, `checksums` remembers SHA-256 sums, `photos` downloads images by URL, and `fetch` does all of it for one dataset.
 """

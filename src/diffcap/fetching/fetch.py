@@ -1,27 +1,33 @@
-"""All files of one dataset: what is missing is fetched, and what only a person can fetch is said precisely."""
+"""Fetch all files of one dataset: download what is missing, and say exactly which files to get by hand."""
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 from diffcap.console import echo
 from diffcap.errors import DiffcapError
-from diffcap.fetching.files import fetch_files, take_in
+from diffcap.fetching.archive import DamagedArchive, extract, is_archive
+from diffcap.fetching.download import Client, PermanentError, TransientError, download
+from diffcap.fetching.folder import DatasetFolder, Failure, exclusive_lock
 from diffcap.fetching.photos import fetch_photos
-from diffcap.fetching.place import Failure, Place, alone
 from diffcap.fetching.settings import FetchSettings
 from diffcap.fetching.sources import Entry, read_sources
-from diffcap.records import write_json
+from diffcap.progress import Update, progress_bars
+from diffcap.records import write_json, write_text
 
-_SHOWN = 10  # failures; all are in the file
+_MAX_PRINTED = 10  # failures; fetch-failures.json has all
+_UNFINISHED = (".part", ".crdownload", ".download")  # suffixes of unfinished downloads of browsers
 
 
 @dataclass(frozen=True)
-class Fetched:
-    """Where a dataset's files are now.
+class FetchResult:
+    """Where a dataset's files are.
 
     Attributes:
-        root: the folder for the reader.
-        gone: images, relative to it, that their servers do not have any more.
+        root: the folder for the dataset's reader.
+        gone: images, relative to it, that no longer exist online.
     """
 
     root: Path
@@ -35,27 +41,22 @@ def fetch(
     settings: FetchSettings,
     captions_only: bool = False,
     incomplete: bool = False,
-) -> Fetched:
-    """Bring everything of a dataset that is not there yet; the second time, that is nothing.
+) -> FetchResult:
+    """Fetch everything of a dataset that is missing.
 
     Args:
         dataset: its name.
         folder: `data/<dataset>`.
-        sources: the YAML file that says where its files are.
+        sources: YAML file that lists the dataset's files.
         settings: options of the command line.
-        captions_only: leave out what only the images need.
-        incomplete: go on where photos could not be fetched; without it, only where their servers have them no more.
+        captions_only: skip files that only the images need.
+        incomplete: accept photos that could not be downloaded now; photos that no longer exist are always accepted.
 
     Raises:
-        DiffcapError: something is missing that the reader needs (the message says who has to do what), another process
-            is fetching here, or an archive is refused.
+        DiffcapError: a file is missing that the reader needs (the message says what to do), another process is fetching
+            into this folder, or a file is damaged.
     """
-    if (
-        settings.jobs < 1
-        or settings.retries < 0
-        or settings.timeout <= 0
-        or min(settings.backoff, settings.patience) < 0
-    ):
+    if settings.jobs < 1 or settings.timeout <= 0 or min(settings.retries, settings.backoff, settings.patience) < 0:
         raise DiffcapError(
             "--fetch.jobs must be at least 1, --fetch.timeout above 0, the others not below 0; fix them."
         )
@@ -64,80 +65,154 @@ def fetch(
     files, by_hand = (
         [entry for entry in entries if not (captions_only and entry.images)] for entries in (known.files, known.by_hand)
     )
-    with alone(folder):
-        place = Place(dataset, folder)
-        lost: list[Failure] = []
+    with exclusive_lock(folder):
+        data = DatasetFolder(dataset, folder)
         photos: list[Failure] = []
         try:
-            lost += fetch_files(files, place, settings)
-            todo, wrong = take_in(by_hand, place)
-            lost += wrong
+            failures = _fetch_files(files, data, settings)
+            for entry in by_hand:
+                failures += _ingest(entry, data)
             if known.photos is not None and not captions_only:
-                photos += fetch_photos(known.photos, place, settings)
+                photos = fetch_photos(known.photos, data, settings)
         finally:
-            place.ledger.flush()
-            _write_failures(lost + photos, [entry for entry in by_hand if not place.gives(entry)], place)
-    _tell(lost + photos, todo, place)
-    later = [] if incomplete else [failure for failure in photos if not failure.gone]
-    if lost or todo or later:
-        raise DiffcapError(_sentence(lost, todo, later, place))
-    return Fetched(
-        place.official, frozenset(failure.name.removeprefix("official/") for failure in photos if failure.gone)
-    )
+            data.checksums.save()
+        missing = [entry for entry in by_hand if not data.is_complete(entry)]
+        _report(failures + photos, missing, data)
+    required = failures + [photo for photo in photos if not photo.gone and not incomplete]
+    if required or missing:
+        raise DiffcapError(_summary(required, missing, data, only_photos=not failures and not missing))
+    return FetchResult(data.official, frozenset(photo.name.removeprefix("official/") for photo in photos if photo.gone))
 
 
-def _failures_file(place: Place) -> Path:
-    return place.folder / "fetch-failures.json"
+def _fetch_files(entries: list[Entry], data: DatasetFolder, settings: FetchSettings) -> list[Failure]:
+    """Download and extract the files that are missing; returns those that failed."""
+    entries = [entry for entry in entries if not (entry.unpack and data.is_extracted(entry, data.target(entry)))]
+    client, failed = Client(settings), dict[Entry, Failure]()
+    try:
+        with progress_bars(of_bytes=True) as bar, ThreadPool(settings.jobs) as pool:
+            results = pool.imap(lambda entry: _download_entry(entry, data, client, bar), entries)
+            failed = {entry: failure for entry, failure in zip(entries, results) if failure}
+    finally:
+        client.cancelled.set()
+    failures = list(failed.values())
+    for entry in entries:
+        if entry.unpack and entry not in failed:
+            failures += _extract(entry, data.target(entry), data)
+    return failures
 
 
-def _write_failures(failures: list[Failure], todo: list[Entry], place: Place) -> None:
-    if not failures and not todo:
-        _failures_file(place).unlink(missing_ok=True)
+def _download_entry(entry: Entry, data: DatasetFolder, client: Client, bar: Callable[[str], Update]) -> Failure | None:
+    path, sums = data.target(entry), data.checksums
+    name, verify = sums.name(path), _verifier(entry, path, data)
+    if path.is_file():
+        if problem := sums.existing_problem(path, verify):
+            fix = f"delete it, and the next run downloads it again; to keep it, delete its entry in {sums.path}"
+            return Failure(name, entry.url, f"{problem}; {fix}")
+        if not entry.unpack:  # archives are recorded after they are extracted
+            sums.record(path, entry.url)
+        return None
+    has_checksum = bool(entry.sha256 or entry.md5 or sums.sha256(path))
+    try:
+        download((entry.url,), path, client, verify, has_checksum, bar(f"fetching {entry.file}"))
+    except (PermanentError, TransientError) as error:
+        return Failure(name, entry.url, str(error))
+    sums.record(path, entry.url)
+    print(f"fetched {path}, {path.stat().st_size:,} bytes, SHA-256 {sums.sha256(path)}", flush=True)
+    return None
+
+
+def _ingest(entry: Entry, data: DatasetFolder) -> list[Failure]:
+    """Verify and extract files that a person has put into the dataset's folder; returns those that are damaged."""
+    failures = []
+    for path in sorted(data.downloads.glob(entry.file)) if entry.unpack else [data.target(entry)]:
+        if not path.is_file() or path.suffix in _UNFINISHED or (entry.unpack and data.is_extracted(entry, path)):
+            continue
+        if problem := data.checksums.existing_problem(path, _verifier(entry, path, data)):
+            failures.append(Failure(data.checksums.name(path), entry.page, f"{problem}; get it again"))
+        elif entry.unpack:
+            failures += _extract(entry, path, data)
+        else:
+            data.checksums.record(path, entry.page)
+    return failures
+
+
+def _verifier(entry: Entry, path: Path, data: DatasetFolder) -> Callable[[Path], str]:
+    """A function that returns what is wrong with a file that belongs to `path`, "" for nothing."""
+
+    def verify(file: Path) -> str:
+        if entry.size not in (None, size := file.stat().st_size):
+            return f"{size:,} bytes long, but the publisher's is {entry.size:,}"
+        if entry.unpack and not is_archive(file):
+            return "not a zip or tar file"
+        if entry.file.endswith(".json"):
+            try:
+                json.loads(file.read_bytes())
+            except (ValueError, RecursionError):
+                return "not valid JSON"
+        return data.checksums.download_problem(file, path, entry.sha256, entry.md5)
+
+    return verify
+
+
+def _extract(entry: Entry, archive: Path, data: DatasetFolder) -> list[Failure]:
+    """Extract an archive; returns the failure, if there is one."""
+    print(f"extracting {archive} ...", flush=True)
+    reason, folder, url = "", data.official / entry.to, entry.url or entry.page
+    try:
+        count = extract(archive, folder, entry.strip)
+        if not data.is_complete(entry):
+            reason = f"extracted, but {' or '.join(entry.gives)} is missing in {data.official}; put it there by hand"
+    except DiffcapError as error:
+        reason = str(error).removeprefix(f"{archive}: ").rstrip(".")
+        if isinstance(error, DamagedArchive) and entry.url and not (entry.sha256 or entry.md5):
+            damaged = archive.replace(archive.with_name(f"{archive.name}.damaged"))
+            data.checksums.remove(archive)
+            reason = (
+                f"{reason.partition('; ')[0]}; it was renamed to {damaged.name}, and the next run downloads it again"
+            )
+    if reason:
+        return [Failure(data.checksums.name(archive), url, reason)]
+    data.checksums.record(archive, url)
+    write_text(data.marker(archive), f"{data.checksums.sha256(archive)}\n")
+    print(f"extracted {count:,} files into {folder}; you may delete {archive}", flush=True)
+    return []
+
+
+def _report(failures: list[Failure], missing: list[Entry], data: DatasetFolder) -> None:
+    """Write fetch-failures.json, and print the failures and the instructions for manual downloads."""
+    if not failures and not missing:
+        data.failures.unlink(missing_ok=True)
         return
-    rows = {
-        "failed": [vars(failure) for failure in failures],
-        "by_hand": [
-            {"file": entry.file, "page": entry.page, "how": entry.how, "put_into": str(place.target(entry).parent)}
-            for entry in todo
-        ],
-    }
-    write_json(_failures_file(place), rows)
-
-
-def _tell(failures: list[Failure], todo: list[Entry], place: Place) -> None:
-    for failure in failures[:_SHOWN]:
-        echo(f"not fetched: {failure.name} from {failure.url}: {failure.why}")
-    if len(failures) > _SHOWN:
-        print(f"not fetched: {len(failures) - _SHOWN:,} more, all in {_failures_file(place)}")
-    for entry in todo:
+    failed = [{"name": row.name, "url": row.url, "why": row.reason, "gone": row.gone} for row in failures]
+    by_hand = [
+        {"file": entry.file, "page": entry.page, "how": entry.how, "put_into": str(data.target(entry).parent)}
+        for entry in missing
+    ]
+    write_json(data.failures, {"failed": failed, "by_hand": by_hand})
+    for failure in failures[:_MAX_PRINTED]:
+        echo(f"not fetched: {failure.name} from {failure.url}: {failure.reason}")
+    if len(failures) > _MAX_PRINTED:
+        print(f"not fetched: {len(failures) - _MAX_PRINTED:,} more, see {data.failures}")
+    for entry in missing:
         print(
-            f"to be fetched by hand: {entry.file}\n"
+            f"to be downloaded by hand: {entry.file}\n"
             f"  from  {entry.page}\n"
             f"  how   {entry.how}\n"
-            f"  into  {place.target(entry).parent}/{', it is unpacked there' if entry.unpack else ''}"
-            f" (or put the files themselves into {place.official}: {', '.join(entry.gives)})\n"
-            f"  then  make data DATASET={place.dataset}"
+            f"  into  {data.target(entry).parent}/{', the next run extracts it' if entry.unpack else ''}"
+            f" (or put {', '.join(entry.gives)} into {data.official})\n"
+            f"  then  make data DATASET={data.dataset}"
         )
-    if todo:
-        print(f"whoever has the files already: make data DATASET={place.dataset} DATA=<their folder>", flush=True)
+    if missing:
+        print(f"if you have the files already: make data DATASET={data.dataset} DATA=<their folder>", flush=True)
 
 
-def _sentence(lost: list[Failure], todo: list[Entry], later: list[Failure], place: Place) -> str:
+def _summary(failures: list[Failure], missing: list[Entry], data: DatasetFolder, only_photos: bool) -> str:
     parts = []
-    if lost:
-        parts.append(f"{_first(lost)} could not be fetched or unpacked")
-    if todo:
-        named = " and ".join(f"{entry.file} (from {entry.page} into {place.target(entry).parent})" for entry in todo)
-        parts.append(f"a person has to fetch {named}")
-    if later:
-        parts.append(f"photos could not be fetched now, {len(later):,} in all: {_first(later)}")
-    skip = ", or go without those photos' pairs: --missing skip" if later and not lost and not todo else ""
-    return (
-        f"{place.dataset}: {'; '.join(parts)}; then run the same command again, which takes only what is missing "
-        f"(all of it is in {_failures_file(place)}){skip}."
-    )
-
-
-def _first(failures: list[Failure]) -> str:
-    more = f" and {len(failures) - 1:,} more" if len(failures) > 1 else ""
-    return f"{failures[0].name} ({failures[0].why}){more}"
+    if failures:
+        more = f" and {len(failures) - 1:,} more" if len(failures) > 1 else ""
+        parts.append(f"could not fetch {failures[0].name} ({failures[0].reason}){more}")
+    if missing:
+        files = " and ".join(f"{entry.file} from {entry.page} into {data.target(entry).parent}" for entry in missing)
+        parts.append(f"download by hand {files}")
+    skip = ", or skip the pairs of these photos with --missing skip" if only_photos else ""
+    return f"{data.dataset}: {'; '.join(parts)}; then run the same command again{skip} (details: {data.failures})."

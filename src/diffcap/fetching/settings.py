@@ -1,4 +1,4 @@
-"""Options of fetching; a light module, since `--help` imports it."""
+"""Options of fetching; imports nothing heavy, because `--help` imports this module."""
 
 from dataclasses import dataclass
 
@@ -9,11 +9,11 @@ class FetchSettings:
 
     Attributes:
         sources: YAML file that says where the dataset's files are; configs/sources/<dataset>.yaml by default.
-        jobs: how many files to fetch at a time.
-        retries: how often to try again, with growing pauses, while a file gets no further.
-        timeout: seconds without a byte (or with less than a kilobyte) after which a connection counts as dead.
-        backoff: seconds before the first new try; each further one waits twice as long, half a minute at most.
-        patience: the longest pause, in seconds, that a server may ask for; one that asks for more is left for later.
+        jobs: number of simultaneous downloads.
+        retries: how many times to try again, with growing pauses, while a download makes no progress.
+        timeout: seconds without a byte after which a connection counts as dead.
+        backoff: the n-th retry waits about backoff * 2^(n - 1) seconds, at most 30.
+        patience: longest pause in seconds that a server may request (Retry-After); the file fails if it requests more.
     """
 
     sources: str | None = None

@@ -1,27 +1,27 @@
-"""Where the files of a dataset are: `configs/sources/<dataset>.yaml`.
+"""Read `configs/sources/<dataset>.yaml`, which says where the files of a dataset are.
 
     name: CLEVR-Change
     page: https://...                  the dataset's own page
     licence: one sentence
     citation: one sentence
-    files:                             fetched over HTTP
+    files:                             downloaded over HTTP
       - url: https://.../captions.json
-        to: annotations                folder under the dataset's files; the top by default
-        sha256: ...                    or md5, and size in bytes, where the publisher gives them
-    by_hand:                           behind a sign-in, a form or a page made for people
-      - file: images.tar.gz            its name; a pattern ("*.zip") where the page makes the name up
+        to: annotations                subfolder of the dataset's files; default: none
+        sha256: ...                    or md5, and size in bytes, if the publisher gives them
+    by_hand:                           behind a sign-in, a form or a web page
+      - file: images.tar.gz            its name, or a pattern ("*.zip")
         page: https://...
-        how: what to do there
+        how: what to do on the page
         unpack: true
         to: images
-        gives: [images]                paths that are there once it is done, by us or by hand
-    photos: {mirrors: [https://...]}   one URL a photo, named by the annotations; the same paths on other hosts
+        gives: [images]                paths that exist when the files are complete
+    photos: {mirrors: [https://...]}   photos by URL; mirrors have them under the same paths
 
-An entry with `unpack: true` is an archive: it goes to `downloads/` and is taken apart into `to`; `strip: folder` takes that
-leading folder off the names of its members. `images: true` marks what is not needed for captions alone.
+An entry with `unpack: true` is an archive: it goes to `downloads/` and is extracted into `to`; `strip: folder` removes that
+leading folder from the names of its members. `images: true` marks files that captions alone do not need.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -30,24 +30,16 @@ from diffcap.errors import DiffcapError
 from diffcap.settings import read_settings
 
 _ENTRY: dict[str, type] = {
-    "url": str, "file": str, "page": str, "how": str, "to": str, "strip": str,
-    "sha256": str, "md5": str, "size": int, "unpack": bool, "images": bool, "gives": list,
-}  # fmt: skip
-_TOP: dict[str, type] = {
-    "name": str,
-    "page": str,
-    "licence": str,
-    "citation": str,
-    "files": list,
-    "by_hand": list,
-    "photos": dict,
+    **dict.fromkeys(("url", "file", "page", "how", "to", "strip", "sha256", "md5"), str),
+    **{"size": int, "unpack": bool, "images": bool, "gives": list},
 }
-_PHOTOS: dict[str, type] = {"mirrors": list}
+_REQUIRED = ("name", "page", "licence", "citation")
+_TOP: dict[str, type] = {**dict.fromkeys(_REQUIRED, str), "files": list, "by_hand": list, "photos": dict}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One file of a dataset; the keys of the module's docstring, `url` empty for what a person has to fetch."""
+    """One file of a dataset, see the module's docstring for its keys; `url` is empty if the file must be downloaded by hand."""
 
     file: str
     url: str = ""
@@ -65,51 +57,41 @@ class Entry:
 
 @dataclass(frozen=True)
 class Sources:
-    """Everything that one YAML file says; `photos` is None where no photo has a URL of its own."""
+    """Content of one YAML file; `photos` has the mirrors, or is None if the photos have no URLs."""
 
     name: str
     page: str
     licence: str
     citation: str
-    files: tuple[Entry, ...] = ()
-    by_hand: tuple[Entry, ...] = ()
-    photos: tuple[str, ...] | None = None
-    path: Path = field(default=Path())
+    files: tuple[Entry, ...]
+    by_hand: tuple[Entry, ...]
+    photos: tuple[str, ...] | None
 
 
-def read_sources(path: str | Path) -> Sources:
-    """Read and check one file of sources.
+def read_sources(path: Path) -> Sources:
+    """Read and check a file of sources.
 
     Raises:
-        DiffcapError: the file is missing, not YAML, has an unknown or a missing key, or a path that leads out.
+        DiffcapError: the file is missing or not YAML, a key is unknown or missing, or a path leads out of the folder.
     """
-    path = Path(path)
-    try:
-        top = read_settings(path)
-    except FileNotFoundError:
-        raise DiffcapError(f"{path}: no such file; it should say where the dataset's files are.") from None
-    top = _checked(top, _TOP, str(path), needed=("name", "page", "licence", "citation"))
-    photos = top.get("photos")
-    if photos is not None:
-        photos = _checked(photos, _PHOTOS, f"{path}, photos").get("mirrors", [])
+    if not path.is_file():
+        raise DiffcapError(f"{path}: file not found; it must list the dataset's files.")
+    top = _check(read_settings(path), _TOP, str(path), _REQUIRED)
+    photos = None
+    if "photos" in top:
+        photos = tuple(_check(top["photos"], {"mirrors": list}, f"{path}, photos").get("mirrors", []))
         for mirror in photos:
             _check_url(mirror, f"{path}, photos")
-    return Sources(
-        **{key: " ".join(top[key].split()) for key in ("name", "page", "licence", "citation")},
-        files=tuple(
-            _entry(row, f"{path}, files, entry {n}", ("url",)) for n, row in enumerate(top.get("files", []), 1)
-        ),
-        by_hand=tuple(
-            _entry(row, f"{path}, by_hand, entry {n}", ("file", "page", "how", "gives"))
-            for n, row in enumerate(top.get("by_hand", []), 1)
-        ),
-        photos=None if photos is None else tuple(photos),
-        path=path,
+    files, by_hand = (
+        tuple(_entry(row, f"{path}, {key}, entry {n}", needed) for n, row in enumerate(top.get(key, []), 1))
+        for key, needed in (("files", ("url",)), ("by_hand", ("file", "page", "how", "gives")))
     )
+    name, page, licence, citation = (" ".join(top[key].split()) for key in _REQUIRED)
+    return Sources(name, page, licence, citation, files, by_hand, photos)
 
 
 def is_web_address(url: str) -> bool:
-    """Whether a URL names a host that can be asked over HTTP."""
+    """Whether a URL has a host and the scheme http or https."""
     try:
         return urlsplit(url).scheme in ("http", "https") and bool(urlsplit(url).hostname)
     except ValueError:
@@ -117,7 +99,7 @@ def is_web_address(url: str) -> bool:
 
 
 def _entry(row: Any, where: str, needed: tuple[str, ...]) -> Entry:
-    row = _checked(row, _ENTRY, where, needed)
+    row = _check(row, _ENTRY, where, needed)
     if "url" in row:
         _check_url(row["url"], where)
         row.setdefault("file", unquote(PurePosixPath(urlsplit(row["url"]).path).name))
@@ -131,9 +113,9 @@ def _entry(row: Any, where: str, needed: tuple[str, ...]) -> Entry:
     return Entry(**{**row, "gives": tuple(row.get("gives", ())), "how": how})
 
 
-def _checked(row: Any, known: dict[str, type], where: str, needed: tuple[str, ...] = ()) -> dict[str, Any]:
+def _check(row: Any, known: dict[str, type], where: str, needed: tuple[str, ...] = ()) -> dict[str, Any]:
     if not isinstance(row, dict):
-        raise DiffcapError(f"{where}: must be keys and values, found {row!r:.60}; fix it.")
+        raise DiffcapError(f"{where}: must be a mapping, found {row!r:.60}; fix it.")
     for key, value in row.items():
         if key not in known:
             raise DiffcapError(f"{where}: unknown key {key!r}; the keys are {', '.join(known)}.")

@@ -71,5 +71,4 @@ IMPORTER = Importer(
     layout="clip_released",
     vocabulary=None,
     is_pretraining=lambda state: not any(name.startswith("decoder.") for name in state),
-    pretraining_model="diffcap.models.clip4idc:CLIP4IDCAdaptation",
 )

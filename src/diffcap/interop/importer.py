@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from diffcap.interop.sizes import Sizes, State
-from diffcap.text.layouts import AnyLayout
+from diffcap.text.vocabularies import AnyLayout
 
 Stage = Literal["pretrain", "finetune"]
 
@@ -27,7 +27,6 @@ class Importer:
         vocabulary: name of the authors' file from word to id; None if the method has CLIP's own tokens.
         grouped: whether the file is a dict of groups, one per network, with a pickled configuration.
         is_pretraining: whether official parameters are of the pre-training stage.
-        pretraining_model: import path of the pre-training stage's model.
     """
 
     sizes: Callable[[State, Mapping[str, Any], State], Sizes]
@@ -36,4 +35,3 @@ class Importer:
     vocabulary: str | None
     grouped: bool = False
     is_pretraining: Callable[[State], bool] = _never
-    pretraining_model: str | None = None

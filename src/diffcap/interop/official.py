@@ -21,7 +21,7 @@ from torch import Tensor
 import diffcap
 from diffcap.checkpoints.loading import LARGEST, plan_of, without_memory
 from diffcap.checkpoints.reading import FORMAT, is_finite, unusable, weights_of
-from diffcap.errors import DiffcapError, told_of
+from diffcap.errors import DiffcapError, wrap_errors
 from diffcap.interop.importer import Importer, Stage
 from diffcap.methods import get_method, import_object, methods
 from diffcap.records import read_json
@@ -166,7 +166,7 @@ def import_official(
     words, layout, order = _words_of(path, method, vocabulary)
     importer = importer_of(method)
     stage: Stage = "pretrain" if importer.is_pretraining(state) else "finetune"
-    with told_of(path, f"not a whole checkpoint of {method}", "fetch it again"):
+    with wrap_errors(path, f"not a whole checkpoint of {method}", "fetch it again"):
         sizes = importer.sizes(state, unseen.__dict__, tables)
         if sizes.max_length < LEAST_LENGTH:
             raise ValueError(f"its table has {sizes.max_length} positions of words")
@@ -178,7 +178,7 @@ def import_official(
     hyperparameters = {
         key: value for key, value in model.items() if stage == "finetune" or key not in sizes.finetune_only
     }
-    with told_of(path, f"its weights do not make a whole {method}", "check the options, or fetch it again"):
+    with wrap_errors(path, f"its weights do not make a whole {method}", "check the options, or fetch it again"):
         renamed = importer.rename(state, stage)
         if order is not None and order != list(range(len(order))):
             renamed = _reordered(renamed, order)
@@ -206,8 +206,9 @@ def import_official(
         if stage == "finetune":
             plan_of(made)
         else:
-            assert importer.pretraining_model is not None
-            kind = import_object(importer.pretraining_model)
+            pretraining = get_method(method).pretraining
+            assert pretraining is not None
+            kind = import_object(pretraining.captioner)
             without_memory(kind, hyperparameters, weights_of(made))
     return made
 

@@ -120,5 +120,4 @@ IMPORTER = Importer(
     layout="pcl",
     vocabulary="dict.json",
     is_pretraining=lambda state: any(name.startswith("feat_regress.") for name in state),
-    pretraining_model="diffcap.models.pcl_pretraining:PCLPretraining",
 )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from diffcap.errors import DiffcapError
-from diffcap.features.preprocessing import Pixels, ResizeNormalize
+from diffcap.features.preprocessing import ResizeNormalize, ResizeOnly
 
 State = Mapping[str, Tensor]
 
@@ -154,7 +154,7 @@ def clip4idc_sizes(state: State, unseen: Mapping[str, Any], tables: State) -> Si
     if network == _VIT_B_32:
         network = "ViT-B-32-quickgelu"
     max_length = unseen["max_length"] or min(33, context + 1)
-    pixels = Pixels((patch * side, patch * side))
+    pixels = ResizeOnly((patch * side, patch * side))
     features = {
         "name": "pixels",
         "library": "pixels",

@@ -1,1 +1,1 @@
-"""The LightningModules, one a stage."""
+"""The LightningModules, one per training stage."""

@@ -1,4 +1,4 @@
-"""Training of the embedded `blocks` backbone on scenes rendered on the fly, and the proof of what its features tell."""
+"""Training of the shipped `blocks` backbone on rendered scenes, and a linear probe of its features."""
 
 from __future__ import annotations
 
@@ -37,32 +37,32 @@ DENSE = (COLORS + 1, SHAPES + 1, MATERIALS + 1, SIZES + 1)  # class 0 is the gro
 
 @dataclass
 class Targets:
-    """What B pictures show.
+    """Training targets of B images. Images have 4 x 6 cells; an object belongs to the cell of its centre.
 
     Attributes:
-        probabilities: (B, 100, 4, 6) float, 0 or 1, or a share; the order of `blocks_backbone.GROUPS`.
-        places: (B, 16, 4, 6) float, x then y of each color's object in the picture, -1...1.
-        dense: (B, 4, 12, 16) int64, color, shape, material and size + 1 in the middle of every 8 x 8 pixels, 0 for ground.
-        objects: (B, 4, 6) int64, how many objects have their middle in the cell.
+        probabilities: (B, 100, 4, 6) float in 0 ... 1; channels in the order of `blocks_backbone.GROUPS`.
+        positions: (B, 16, 4, 6) float in -1 ... 1, x of the object of each color, then y, in image coordinates.
+        dense: (B, 4, 12, 16) int64: color, shape, material and size, + 1, at the centre of every 8 x 8 pixels; 0 for ground.
+        objects: (B, 4, 6) int64, number of objects in each cell.
     """
 
     probabilities: Tensor
-    places: Tensor
+    positions: Tensor
     dense: Tensor
     objects: Tensor
 
 
 def targets_of(attributes: dict[str, Tensor], slots: Tensor) -> Targets:
-    """Targets from what the renderer knows.
+    """Training targets from the renderer's output.
 
     Args:
-        attributes: "color", "shape", "material", "size", (B, N) int64 each.
-        slots: (B, 96, 128) int64, the slot seen in every pixel, -1 for ground.
+        attributes: "color", "shape", "material", "size", (B, N) int64 each, for N object slots.
+        slots: (B, 96, 128) int64, the slot of the object visible in each pixel, -1 for ground.
     """
     batch, slot_count = attributes["color"].shape
     masks = F.one_hot(slots + 1, slot_count + 1)[..., 1:].permute(0, 3, 1, 2).float()  # (B, N, 96, 128)
     pixels = masks.flatten(2).sum(2)  # (B, N)
-    seen = pixels > 0
+    is_visible = pixels > 0
     x = (masks.sum(2) * (torch.arange(WIDTH) + 0.5)).sum(2) / pixels.clamp(min=1)  # (B, N), pixels
     y = (masks.sum(3) * (torch.arange(HEIGHT) + 0.5)).sum(2) / pixels.clamp(min=1)
     column, row = ((x + MARGIN) / CELL).long(), (y / CELL).long()
@@ -80,62 +80,63 @@ def targets_of(attributes: dict[str, Tensor], slots: Tensor) -> Targets:
         "solid": (shape * MATERIALS + material) * SIZES + size,
         "ninth": ninth,
     }
-    picture, slot = seen.nonzero(as_tuple=True)
-    cell = (row * COLUMNS + column)[picture, slot]
+    image, slot = is_visible.nonzero(as_tuple=True)
+    cell = (row * COLUMNS + column)[image, slot]
     groups = []
     for name, values in classes.items():
         group = torch.zeros(batch, GROUPS[name], ROWS * COLUMNS)
-        group[picture, values[picture, slot], cell] = 1
+        group[image, values[image, slot], cell] = 1
         groups.append(group)
     padded = F.pad(masks, (MARGIN, MARGIN))
-    share = F.avg_pool2d(padded, CELL).flatten(2)  # (B, N, 24)
-    groups.append(torch.zeros(batch, COLORS, ROWS * COLUMNS).scatter_add_(1, color[..., None].expand_as(share), share))
+    area = F.avg_pool2d(padded, CELL).flatten(2)  # (B, N, 24), fraction of each cell that an object covers
+    groups.append(torch.zeros(batch, COLORS, ROWS * COLUMNS).scatter_add_(1, color[..., None].expand_as(area), area))
     probabilities = torch.cat(groups, 1).view(batch, -1, ROWS, COLUMNS)
 
-    # Where two objects of one color share a cell, the place is that of the larger one: it is written last.
-    order = pixels[picture, slot].argsort(stable=True)
-    places = torch.zeros(batch, 2, COLORS, ROWS * COLUMNS)
+    # If a cell has two objects of one color, the position is that of the larger one, which is written last.
+    order = pixels[image, slot].argsort(stable=True)
+    positions = torch.zeros(batch, 2, COLORS, ROWS * COLUMNS)
     for axis, values in enumerate((x / WIDTH * 2 - 1, y / HEIGHT * 2 - 1)):
-        for p, s, c in zip(picture[order].tolist(), slot[order].tolist(), cell[order].tolist()):
-            places[p, axis, color[p, s], c] = values[p, s]
+        for i, s, c in zip(image[order].tolist(), slot[order].tolist(), cell[order].tolist()):
+            positions[i, axis, color[i, s], c] = values[i, s]
     objects = torch.zeros(batch, ROWS * COLUMNS, dtype=torch.int64)
-    objects.index_put_((picture, cell), torch.ones_like(cell), accumulate=True)
+    objects.index_put_((image, cell), torch.ones_like(cell), accumulate=True)
 
-    middles = slots[:, BLOCK // 2 :: BLOCK, BLOCK // 2 :: BLOCK]  # (B, 12, 16)
-    at = middles.clamp(min=0).flatten(1)
+    centres = slots[:, BLOCK // 2 :: BLOCK, BLOCK // 2 :: BLOCK]  # (B, 12, 16)
+    index = centres.clamp(min=0).flatten(1)
     dense = torch.stack(
-        [(values.gather(1, at).view_as(middles) + 1) * (middles >= 0) for values in (color, shape, material, size)], 1
+        [(values.gather(1, index).view_as(centres) + 1) * (centres >= 0) for values in (color, shape, material, size)],
+        1,
     )
-    return Targets(probabilities, places.view(batch, -1, ROWS, COLUMNS), dense, objects.view(batch, ROWS, COLUMNS))
+    return Targets(probabilities, positions.view(batch, -1, ROWS, COLUMNS), dense, objects.view(batch, ROWS, COLUMNS))
 
 
 def attributes_of(scenes: Scenes) -> dict[str, Tensor]:
-    """What `targets_of` reads: (B, N) each."""
+    """The attributes that `targets_of` needs, (B, N) each."""
     return {name: getattr(scenes, name) for name in ("color", "shape", "material", "size")}
 
 
 def scene_batch(first: int, count: int, seed: int, jitter: float) -> tuple[Tensor, Targets]:
-    """Render the before pictures of triples number `first` to `first + count`.
+    """Render the before images of the triples `first` ... `first + count - 1`.
 
     Returns:
-        (count, 3, 96, 128) preprocessed images, and what they show.
+        (count, 3, 96, 128) preprocessed images, and their targets.
     """
     images, slots, scenes = rendered(range(first, first + count), seed, jitter)
     return blocks_preprocessing().normalize(images.float()), targets_of(attributes_of(scenes), slots)
 
 
 class RenderedObjects(RenderedScenes):
-    """Scenes of `blocks` and where their objects are; options as `RenderedScenes`."""
+    """Scenes of `blocks` with `Targets`; options as `RenderedScenes`."""
 
     make = staticmethod(scene_batch)
 
 
 class BackboneTraining(pl.LightningModule):
-    """The embedded backbone: presence of objects and their attributes in each cell, with a dense auxiliary task.
+    """The shipped backbone: predicts the objects in each cell and their attributes, with a dense auxiliary task.
 
     Args:
-        lr: AdamW's highest learning rate, after a tenth of the steps.
-        steps: steps of training, for the schedule.
+        lr: AdamW's highest learning rate, reached after a tenth of the steps.
+        steps: number of training steps, for the schedule.
         dense_weight: weight of the auxiliary prediction for every 8 x 8 pixels.
     """
 
@@ -144,38 +145,37 @@ class BackboneTraining(pl.LightningModule):
         self.save_hyperparameters()
         self.lr, self.steps, self.dense_weight = lr, steps, dense_weight
         self.network = BlocksNetwork(norm=True)
-        # The share of cells that hold an object at all is about a fifth; starting from there saves the first steps.
+        # Most targets are 0, because about a fifth of the cells have an object; this bias saves the first training steps.
         assert self.network.head.bias is not None
         nn.init.constant_(self.network.head.bias[:PROBABILITIES], -3.5)
         self.dense_head = nn.Conv2d(64, sum(DENSE), 1)
 
     def training_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> Tensor:
-        """Loss of a batch: cross-entropy of all groups, places where an object is, and the dense task."""
+        """Sum of the cross-entropy of all attribute groups, the position error of objects, and the dense task."""
         images, targets = batch
         blocks = self.network.blocks(images)
-        logits, places = self.network.raw(blocks)
+        logits, positions = self.network.raw(blocks)
         presence = F.binary_cross_entropy_with_logits(logits, targets.probabilities, reduction="none").sum(1).mean()
-        here = targets.probabilities[:, :COLORS].repeat(1, 2, 1, 1)
-        place = (F.smooth_l1_loss(places, targets.places, beta=0.1, reduction="none") * here).sum() / here.sum().clamp(
-            min=1
-        )
+        is_object = targets.probabilities[:, :COLORS].repeat(1, 2, 1, 1)
+        errors = F.smooth_l1_loss(positions, targets.positions, beta=0.1, reduction="none") * is_object
+        place = errors.sum() / is_object.sum().clamp(min=1)
         dense = dense_loss(self.dense_head(blocks), targets.dense)
         loss = presence + 2 * place + self.dense_weight * dense
         self.log_dict({"loss": loss, "presence": presence, "place": place, "dense": dense}, prog_bar=True)
         return loss
 
     def configure_optimizers(self) -> Any:
-        """AdamW, warmed up over a tenth of the steps, then down along a cosine."""
+        """AdamW with warm-up and cosine schedule."""
         return warmed_cosine(self.parameters(), self.lr, self.steps)
 
 
 def dense_loss(logits: Tensor, classes: Tensor) -> Tensor:
-    """Cross-entropy of color, shape, material and size in the middle of every 8 x 8 pixels, added up.
+    """Sum of the cross-entropies of color, shape, material and size at the centre of every 8 x 8 pixels.
 
     Args:
         logits: (B, sum of `DENSE`, 12, 16). classes: `Targets.dense`.
     """
-    # Objects cover about a tenth of the blocks: they count ten times.
+    # Objects cover about a tenth of the blocks, so ground has a tenth of their weight.
     losses = [
         F.cross_entropy(part, classes[:, task], part.new_tensor([0.1] + [1.0] * (part.shape[1] - 1)))
         for task, part in enumerate(logits.split(DENSE, dim=1))
@@ -184,12 +184,12 @@ def dense_loss(logits: Tensor, classes: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def standardise(network: BlocksNetwork, images: int, seed: int, jitter: float) -> None:
-    """Set the scaling so that every channel has zero mean and unit variance over scenes and cells.
+def standardise_(network: BlocksNetwork, images: int, seed: int, jitter: float) -> None:
+    """Set the network's output scaling so that every channel has zero mean and unit variance over scenes and cells.
 
     Args:
         network: without batch norm; changed in place.
-        images: how many scenes to measure on.
+        images: number of scenes for the statistics.
         seed, jitter: of the scenes, held out from training.
     """
     network.mean.zero_()
@@ -204,26 +204,25 @@ def standardise(network: BlocksNetwork, images: int, seed: int, jitter: float) -
 def _features(network: BlocksNetwork, first: int, images: int, seed: int, jitter: float) -> tuple[Tensor, Targets]:
     features, targets = [], []
     for start in range(0, images, 100):
-        pictures, shown = scene_batch(first + start, min(100, images - start), seed, jitter)
-        features.append(network(pictures))
-        targets.append(shown)
-    columns = zip(*(vars(shown).values() for shown in targets))
+        batch, batch_targets = scene_batch(first + start, min(100, images - start), seed, jitter)
+        features.append(network(batch))
+        targets.append(batch_targets)
+    columns = zip(*(vars(batch_targets).values() for batch_targets in targets))
     return torch.cat(features), Targets(*(torch.cat(list(column)) for column in columns))
 
 
 @torch.no_grad()
 def linear_probe(network: BlocksNetwork, images: int, seed: int, jitter: float) -> dict[str, float]:
-    """What a linear map of one cell's channels tells, on held-out scenes: two thirds fit it, one third is scored.
+    """Accuracy of linear models of one cell's channels on held-out scenes; two thirds are for fitting, one third for testing.
 
     Args:
         network: without batch norm, standardised.
-        images: how many scenes.
+        images: number of scenes.
         seed, jitter: of the scenes.
 
     Returns:
-        Shares of the cells with exactly one object where its color, shape, material, size, and all four are right; share
-        of all cells where the number of objects (0, 1, more) is right; and the error of the object's place in the cell, in
-        pixels.
+        Accuracies of color, shape, material, size, and of all four together, in cells with exactly one object; the accuracy of
+        the number of objects (0, 1, more) in all cells; and the mean error of the object's position, in pixels.
     """
     features, targets = _features(network, HELD_OUT, images, seed, jitter)
     cells = features.flatten(2).transpose(1, 2).half().double()  # (B, 24, C), as the store rounds them
@@ -238,21 +237,21 @@ def linear_probe(network: BlocksNetwork, images: int, seed: int, jitter: float) 
         return torch.linalg.solve(gram, inputs.T @ outputs.double())
 
     scores: dict[str, float] = {}
-    right = torch.ones(int(one_test.sum()), dtype=torch.bool)
+    all_correct = torch.ones(int(one_test.sum()), dtype=torch.bool)
     start = 0
     for name in ("color", "shape", "material", "size"):
         labels = truth[..., start : start + GROUPS[name]]
         start += GROUPS[name]
-        guess = (cells[cut:][one_test] @ fit(cells[:cut][one], labels[:cut][one])).argmax(1)
-        correct = guess == labels[cut:][one_test].argmax(1)
-        right &= correct
+        predicted = (cells[cut:][one_test] @ fit(cells[:cut][one], labels[:cut][one])).argmax(1)
+        correct = predicted == labels[cut:][one_test].argmax(1)
+        all_correct &= correct
         scores[name] = correct.double().mean().item()
-    scores["all four"] = right.double().mean().item()
+    scores["all four"] = all_correct.double().mean().item()
     count = F.one_hot(objects.clamp(max=2), 3)
     guess = (cells[cut:].flatten(0, 1) @ fit(cells[:cut].flatten(0, 1), count[:cut].flatten(0, 1))).argmax(1)
     scores["objects"] = (guess == count[cut:].flatten(0, 1).argmax(1)).double().mean().item()
-    where = targets.places.flatten(2).transpose(1, 2).unflatten(2, (2, COLORS)).sum(3)  # (B, 24, 2)
-    where = where - network.middles[::COLORS].flatten(1).T  # from the cell's middle
+    where = targets.positions.flatten(2).transpose(1, 2).unflatten(2, (2, COLORS)).sum(3)  # (B, 24, 2)
+    where = where - network.centers[::COLORS].flatten(1).T  # from the cell's middle
     miss = cells[cut:][one_test] @ fit(cells[:cut][one], where[:cut][one]) - where[cut:][one_test]
     scores["place error, pixels"] = (miss * torch.tensor([WIDTH / 2, HEIGHT / 2])).norm(dim=1).mean().item()
     return {name: round(value, 4) for name, value in scores.items()}
@@ -263,7 +262,7 @@ def finish(
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """See `shipped.train_and_ship`: weights in float16, the scaling in float32; scores are `linear_probe`'s."""
     network = training.network.fused()
-    standardise(network, min(2000, probe_images), scenes.seed, scenes.jitter)
+    standardise_(network, min(2000, probe_images), scenes.seed, scenes.jitter)
     scores = linear_probe(network, probe_images, scenes.seed, scenes.jitter)
     state = {name: value if name in ("mean", "scale") else value.half() for name, value in network.state_dict().items()}
     return state, scores

@@ -1,4 +1,4 @@
-"""The captioning stage: any captioner, trained on captions, selected by the captions it writes."""
+"""The fine-tuning stage: trains any captioner on captions; the best checkpoint is chosen by the scores of its captions."""
 
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from diffcap.models.generation import greedy
 
 
 class Captioning(TrainingModule):
-    """Fine-tunes a `Captioner`; validation decodes greedily and scores with the dataset's metrics.
+    """Fine-tunes a `Captioner`; validation decodes greedily and computes the dataset's metrics.
 
     Args:
         captioner: the method.
@@ -25,13 +25,13 @@ class Captioning(TrainingModule):
         weight_decay: L2 in the gradient (IDC-PCL: 0 on CLEVR-Change, 1e-4 on the birds); with `pretrained_lr` decoupled.
         schedule: piecewise (IDC-PCL, authors' code), step (SCORER, DIRL), linear (CLIP4IDC), noam, cosine or constant; see
             `schedules`.
-        warmup: steps of rising rate; below 1: a part of the trainer's `max_steps`.
-        milestones: steps at which the rate falls (null: 10,000 and 20,000, IDC-PCL's authors' code); below 1: parts of
-            the trainer's `max_steps`.
+        warmup: number of warm-up steps; below 1, a fraction of the trainer's `max_steps`.
+        milestones: steps at which the learning rate falls (null: 10,000 and 20,000, IDC-PCL's authors' code); below 1,
+            fractions of the trainer's `max_steps`.
         init_from: checkpoint of the pre-training stage.
-        tokenizer: of the scores in validation: PTB, or raw as IDC-PCL has it.
-        pretrained_lr: rate of what comes trained into this stage, CLIP in CLIP4IDC; null: as the rest.
-        clip_weights: of CLIP, for a CLIP4IDC that starts from no adaptation: default, random, or a file.
+        tokenizer: of the validation scores: "ptb", or "raw" as in IDC-PCL.
+        pretrained_lr: learning rate of the captioner's pretrained parameters (CLIP in CLIP4IDC); null for `lr`.
+        clip_weights: of CLIP, for CLIP4IDC without an adaptation's checkpoint: default, random, or a file.
     """
 
     stage = "finetune"
@@ -55,36 +55,47 @@ class Captioning(TrainingModule):
         self.pretrained_lr, self.clip_weights = pretrained_lr, clip_weights
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """Adam; for a captioner with parts that came trained AdamW at two rates."""
+        """Adam; with `pretrained_lr` AdamW at two learning rates."""
         if self.pretrained_lr is None:
             return super().optimizer()
-        trained, betas = self.captioner.trained_parts(), (0.9, 0.999)
-        return adamw(self.captioner, trained, self.lr, self.pretrained_lr, self.weight_decay, betas)
+        pretrained, betas = self.captioner.pretrained_parameters(), (0.9, 0.999)
+        return adamw(self.captioner, pretrained, self.lr, self.pretrained_lr, self.weight_decay, betas)
 
     def setup(self, stage: str) -> None:
-        """Take over the pre-training's weights; prepare the references."""
+        """Load the weights of pre-training or of CLIP; prepare the metric's references.
+
+        Raises:
+            DiffcapError: the data does not suit the method, or the weights do not fit.
+        """
         if stage != "fit":
             return
         self._check_data()
         if self.init_from:
             captioner = self.captioner
             init_from(
-                captioner, self.init_from, self.feature_data.words, captioner.fresh_parts, captioner.earlier_parts
+                captioner,
+                self.init_from,
+                self.feature_data.words,
+                captioner.allowed_missing,
+                captioner.allowed_unexpected,
             )
         elif self.clip_weights:
             if not isinstance(self.captioner, CLIP4IDC):
-                raise DiffcapError(f"model.clip_weights is for CLIP4IDC; {type(self.captioner).__name__} has no CLIP.")
+                raise DiffcapError(
+                    f"model.clip_weights is {self.clip_weights}, but {type(self.captioner).__name__} has no CLIP; remove the option."
+                )
             load_clip(self.captioner, self.clip_weights, self.feature_data.vocabulary)
         self.metric = CaptionMetric(self.feature_data.val_references, tokenizer=self.tokenizer)
 
     def _check_data(self) -> None:
+        method_of(type(self.captioner))  # before the training, which could not save its checkpoints
         data, method = self.feature_data, type(self.captioner).__name__
         if data.vocabulary.family != self.captioner.vocabulary_layout:
             needed = self.captioner.vocabulary_layout
             raise DiffcapError(f"data.vocabulary_layout is {data.vocabulary.layout}; {method} needs {needed}.")
 
-    def facts(self) -> dict[str, Any]:
-        """Method and constructor arguments."""
+    def metadata(self) -> dict[str, Any]:
+        """The method, its constructor arguments and the tokenizer of the validation scores."""
         return {
             "method": method_of(type(self.captioner)),
             "hyperparameters": self.captioner.hyperparameters,
@@ -92,19 +103,19 @@ class Captioning(TrainingModule):
         }
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        """The captioner's own loss."""
-        parts = self.captioner.loss(batch)
-        self.log_losses(parts, len(batch["before"]))
-        return parts["loss"]
+        """The captioner's loss."""
+        losses = self.captioner.loss(batch)
+        self.log_losses(losses, len(batch["before"]))
+        return losses["loss"]
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        """Decode; the loss is of each pair's first caption."""
+        """Caption the pairs; compute the losses of each pair's first caption."""
         self.add_validation_losses(batch, self.captioner.validate)
         tokens = greedy(self.captioner, batch["before"], batch["after"], self.feature_data.max_length)
         self.metric.update(batch["id"], [self.feature_data.vocabulary.decode(row) for row in tokens])
 
     def on_validation_epoch_end(self) -> None:
-        """Log the losses, and the scores of all captions of all ranks: `val/CIDEr-D` and the other fast metrics."""
+        """Log the losses, and the scores of the captions of all ranks: `val/CIDEr-D` and the other fast metrics."""
         self.log_validation_losses()
         scores = self.metric.compute()
         self.metric.reset()

@@ -15,11 +15,11 @@ from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from diffcap.console import OneSentenceMixin
+from diffcap.console import OneLineErrorMixin
 from diffcap.errors import DiffcapError
 
 
-class StageParser(OneSentenceMixin, LightningArgumentParser):
+class StageParser(OneLineErrorMixin, LightningArgumentParser):
     """Lightning's parser with errors of one sentence; half an option's name is a typo."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -113,6 +113,7 @@ _CHATTER = (
     "Checkpoint directory .* exists",  # a run's folder has its config and identity before its first checkpoint
     "Couldn't infer the batch indices",  # extraction's batches carry the rows they belong to
     "It is recommended to use .self.log",  # values are reduced over the ranks before they are logged
+    "LightningCLI's args parameter",  # the pipeline resolves the command line
     "The '\\w+' does not have many workers",  # features are read from a memory map, workers cost more than they bring
 )
 

@@ -1,4 +1,4 @@
-"""CLIP's own weights into the parts of CLIP4IDC, before anything has been adapted."""
+"""Loading of CLIP's weights into CLIP4IDC, for the first training stage."""
 
 import math
 import re
@@ -10,13 +10,13 @@ from torch import Tensor
 
 from diffcap.errors import DiffcapError
 from diffcap.features.weights import pretrained_clip, read_state_dict
-from diffcap.models.clip import networks, own_grid
+from diffcap.models.clip import networks_folder, pretrained_grid
 from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation
 from diffcap.text.bpe import ClipVocabulary
-from diffcap.text.layouts import AnyVocabulary
+from diffcap.text.vocabularies import AnyVocabulary
 
 _POSITIONS = "visual.positional_embedding"
-# A text block of CLIP's as FT1 has it in its decoder.
+# Parameter names of a block of CLIP's text tower, and of FT1's decoder block.
 _TEXT_BLOCK = {
     "attn.in_proj_weight": "self_attention.qkv.weight",
     "attn.in_proj_bias": "self_attention.qkv.bias",
@@ -34,100 +34,110 @@ _TEXT_BLOCK = {
 
 
 def load_clip(module: CLIP4IDC | CLIP4IDCAdaptation, weights: str, vocabulary: AnyVocabulary) -> None:
-    """Fill what a module has of CLIP; what the pair adds to it stays as it was drawn.
+    """Load CLIP's weights into a module; parameters that CLIP does not have keep their initial values.
 
-    Positions of patches are interpolated to the module's grid (bicubic). Of the word vectors, those of the vocabulary's
-    tokens are taken; a file may have a part of CLIP's only, with their tokens in `token_ids`.
+    The position embedding of the patches is interpolated to the module's grid (bicubic). Of the token embedding, the rows of
+    the vocabulary's tokens are used; a file may have only some of CLIP's tokens and lists them in `token_ids`.
 
     Args:
-        weights: "default" (the package's own for its networks, open_clip's download for others), "random" (nothing is
-            done), or a file of an open_clip state dict. vocabulary: of the captions.
+        module: changed in place.
+        weights: "default" (the package's own for its networks, open_clip's download for others), "random" (the initial values
+            are kept), or a file of an open_clip state dict.
+        vocabulary: of the captions.
 
     Raises:
-        DiffcapError: they cannot be had, or do not fit; the first names are given.
+        DiffcapError: the weights cannot be read or downloaded, or do not fit; the message has the first names.
     """
     if weights == "random":
         return
     network = module.hyperparameters["network"]
-    shipped = networks() / f"{network if isinstance(network, str) else ''}.safetensors"
+    shipped = networks_folder() / f"{network if isinstance(network, str) else ''}.safetensors"
     if weights == "default" and shipped.is_file():
         state = read_state_dict(shipped)
     elif weights == "default":
         if not isinstance(network, str):
-            raise DiffcapError("model.clip_weights=default needs a network by name; give a file, or random.")
+            raise DiffcapError("model.clip_weights is default, but the network has no name; give a file, or random.")
         official = pretrained_clip(network, "--model.clip_weights")
-        _same_activation(official.visual, module.images.visual, network)
+        _check_activation(official.visual, module.images.visual, network)
         state = dict(official.state_dict())
     else:
         state = read_state_dict(weights, "--model.clip_weights")
     token_ids = state.pop("token_ids", None)
     state = {name: value.float() for name, value in state.items()}
     if _POSITIONS in state:
-        state[_POSITIONS] = _interpolated(state[_POSITIONS], own_grid(network), module.images.grid, weights)
-    own = module.state_dict()
-    ours = {name: value for name, value in _renamed(state, module).items() if name in own}
-    table = "words.token_embedding.weight"
-    if table in ours and isinstance(vocabulary, ClipVocabulary):
-        if token_ids is None and len(ours[table]) == vocabulary.clip_size:
+        state[_POSITIONS] = _interpolate_positions(
+            state[_POSITIONS], pretrained_grid(network), module.images.grid, weights
+        )
+    initial = module.state_dict()
+    loaded = {name: value for name, value in _rename(state, module).items() if name in initial}
+    embedding = "words.token_embedding.weight"
+    if embedding in loaded and isinstance(vocabulary, ClipVocabulary):
+        if token_ids is None and len(loaded[embedding]) == vocabulary.clip_size:
             token_ids = torch.arange(vocabulary.clip_size)
         if token_ids is not None:
-            ours[table] = _of_tokens(ours[table], token_ids, vocabulary.clip_ids, own[table])
-    wanted = [name for name in own if name.startswith(("images.visual.", "words."))]
-    wrong = [name for name in wanted if name not in ours]
-    wrong += [
-        f"{name} {tuple(value.shape)} for {tuple(own[name].shape)}"
-        for name, value in ours.items()
-        if value.shape != own[name].shape
+            loaded[embedding] = _select_tokens(loaded[embedding], token_ids, vocabulary.clip_ids, initial[embedding])
+    needed = [name for name in initial if name.startswith(("images.visual.", "words."))]
+    mismatches = [name for name in needed if name not in loaded]
+    mismatches += [
+        f"{name} {tuple(value.shape)} for {tuple(initial[name].shape)}"
+        for name, value in loaded.items()
+        if value.shape != initial[name].shape
     ]
-    if wrong:
-        called = network if isinstance(network, str) else "this network"
+    if mismatches:
+        expected = network if isinstance(network, str) else "this network"
+        listed = ", ".join(mismatches[:3]) + (", ..." if len(mismatches) > 3 else "")
         raise DiffcapError(
-            f"{weights}: {len(wrong)} of CLIP's parameters are missing or of another shape ({', '.join(wrong[:3])}"
-            f"{', ...' if len(wrong) > 3 else ''}); give the file of {called}."
+            f"{weights}: {len(mismatches)} of CLIP's parameters are missing or of another shape ({listed}); give the file of "
+            f"{expected}."
         )
     module.load_state_dict(
-        {name: value for name, value in ours.items() if not module.images.is_drawn(name)}, strict=False
+        {name: value for name, value in loaded.items() if not module.images.keeps_initial_value(name)}, strict=False
     )
 
 
-def _interpolated(positions: Tensor, own: tuple[int, int], wanted: tuple[int, int], weights: str) -> Tensor:
-    """Positions (1 + rows * columns, W) of the network's own grid, or of a square one, as those of another grid (bicubic)."""
+def _interpolate_positions(positions: Tensor, grid: tuple[int, int], target: tuple[int, int], weights: str) -> Tensor:
+    """Interpolate a position embedding to another grid (bicubic).
+
+    Args:
+        positions: (1 + patches, W), the class token first. grid: rows and columns of the pretrained network; a square grid is
+            used if the number of patches differs from it. target: rows and columns of the result.
+        weights: file name for the message.
+    """
     count = len(positions) - 1
-    if count != own[0] * own[1]:
-        own = (math.isqrt(count), math.isqrt(count))
-    if count != own[0] * own[1]:
+    if count != grid[0] * grid[1]:
+        grid = (math.isqrt(count), math.isqrt(count))
+    if count != grid[0] * grid[1]:
         raise DiffcapError(
-            f"{weights}: {count} positions of patches are neither the network's own grid nor a square; give the file of this "
-            "network."
+            f"{weights}: {count} patch positions are neither the network's grid nor a square; give the file of this network."
         )
-    if own == wanted:
+    if grid == target:
         return positions
-    grid = positions[1:].T.reshape(1, -1, *own)
-    grid = F.interpolate(grid, wanted, mode="bicubic", antialias=True, align_corners=False)  # as open_clip does
-    return torch.cat([positions[:1], grid.flatten(2)[0].T])
+    maps = positions[1:].T.reshape(1, -1, *grid)
+    maps = F.interpolate(maps, target, mode="bicubic", antialias=True, align_corners=False)  # as open_clip does
+    return torch.cat([positions[:1], maps.flatten(2)[0].T])
 
 
-def _of_tokens(vectors: Tensor, token_ids: Tensor, wanted: list[int], drawn: Tensor) -> Tensor:
-    """The vectors of the wanted tokens; of those that the file lacks, the ones that were drawn for them."""
-    rows = {number: row for row, number in enumerate(token_ids.tolist())}
-    known = torch.tensor([number in rows for number in wanted])
-    table = drawn.clone()
-    table[known] = vectors[torch.tensor([rows[number] for number in wanted if number in rows], dtype=torch.int64)]
-    return table
+def _select_tokens(vectors: Tensor, token_ids: Tensor, needed_ids: list[int], initial: Tensor) -> Tensor:
+    """The vectors of the needed tokens; tokens that the file lacks keep their initial vectors."""
+    rows = {token_id: row for row, token_id in enumerate(token_ids.tolist())}
+    is_known = torch.tensor([token_id in rows for token_id in needed_ids])
+    selected = initial.clone()
+    selected[is_known] = vectors[torch.tensor([rows[i] for i in needed_ids if i in rows], dtype=torch.int64)]
+    return selected
 
 
-def _same_activation(official: Any, ours: Any, network: str) -> None:
-    """open_clip builds a network with the form of GELU that its weights were trained with, whatever its name says."""
-    theirs, built = (type(visual.transformer.resblocks[0].mlp.gelu).__name__ for visual in (official, ours))
-    if theirs != built:
+def _check_activation(official: Any, ours: Any, network: str) -> None:
+    """Check the form of GELU: with pretrained weights open_clip chooses theirs, even where the network's name has another."""
+    trained, built = (type(visual.transformer.resblocks[0].mlp.gelu).__name__ for visual in (official, ours))
+    if trained != built:
         raise DiffcapError(
-            f"the weights of {network} were trained with {theirs}, and the network is built with {built}; set "
+            f"the weights of {network} were trained with {trained}, and the network is built with {built}; set "
             f"model.captioner.init_args.network to {network}-quickgelu in both stages."
         )
 
 
-def _renamed(state: dict[str, Tensor], module: CLIP4IDC | CLIP4IDCAdaptation) -> dict[str, Tensor]:
-    """open_clip's names, with the text tower apart or not, to ours."""
+def _rename(state: dict[str, Tensor], module: CLIP4IDC | CLIP4IDCAdaptation) -> dict[str, Tensor]:
+    """open_clip's parameter names to ours; the prefix "text." of some open_clip models is removed."""
     ours: dict[str, Tensor] = {}
     text_decoder = isinstance(module, CLIP4IDC) and module.hyperparameters["decoder"] == "clip_text"
     for official, value in state.items():

@@ -1,4 +1,4 @@
-"""Decoding a split with a trained captioner, on one device or many."""
+"""Captioning of a split with a trained captioner, on one device or several."""
 
 import sys
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from diffcap.checkpoints.combining import together
 from diffcap.checkpoints.loading import Checkpoint
-from diffcap.data.pair_table import PairBatches, PairTable, as_is
+from diffcap.data.pair_table import PairDataset, PairTable, identity_collate
 from diffcap.features.store import FeatureStore
 from diffcap.lit.cli import plain_settings
 from diffcap.losses.gather import world_size
@@ -20,21 +20,29 @@ from diffcap.models.generation import beam_search, greedy
 from diffcap.records import ChangePair
 
 
-class MemberBatches(Dataset):
-    """The pairs of several tables, the same ones, whose maps come as lists: one entry a member of an ensemble."""
+class EnsembleDataset(Dataset):
+    """The same pairs with the features of each member of an ensemble: "before" and "after" are lists of feature maps.
+
+    Args:
+        tables: of each member, with the same pairs.
+    """
 
     def __init__(self, tables: Sequence[PairTable]) -> None:
-        self.parts = [PairBatches(table) for table in tables]
+        self.datasets = [PairDataset(table) for table in tables]
 
     def __len__(self) -> int:
-        return len(self.parts[0])
+        return len(self.datasets[0])
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.__getitems__([index])
 
     def __getitems__(self, indices: list[int]) -> dict[str, Any]:
-        batches = [part.__getitems__(indices) for part in self.parts]
-        return {"id": batches[0]["id"], **{side: [batch[side] for batch in batches] for side in ("before", "after")}}
+        batches = [dataset.__getitems__(indices) for dataset in self.datasets]
+        return {
+            "id": batches[0]["id"],
+            "before": [batch["before"] for batch in batches],
+            "after": [batch["after"] for batch in batches],
+        }
 
 
 class Decoding(pl.LightningModule):
@@ -42,7 +50,7 @@ class Decoding(pl.LightningModule):
 
     Args:
         checkpoint: the captioner with its vocabulary.
-        beams: 1 decodes greedily, as all the papers do. length_penalty: see `beam_search`.
+        beams: 1 for greedy decoding, as in all the papers. length_penalty: see `beam_search`.
     """
 
     def __init__(self, checkpoint: Checkpoint, beams: int = 1, length_penalty: float = 0.0) -> None:
@@ -61,11 +69,11 @@ class Decoding(pl.LightningModule):
         self.captions.update(zip(batch["id"], (self.vocabulary.decode(row) for row in tokens)))
 
     def on_predict_epoch_end(self) -> None:
-        """Gather all ranks' captions; a pair that padding repeated counts once."""
+        """Gather the captions of all ranks; pairs that the sampler repeated as padding are counted once."""
         if world_size() > 1:
-            parts: list[Any] = [None] * world_size()
-            dist.all_gather_object(parts, self.captions)
-            self.captions = {key: caption for part in parts for key, caption in part.items()}
+            gathered: list[Any] = [None] * world_size()
+            dist.all_gather_object(gathered, self.captions)
+            self.captions = {key: caption for captions in gathered for key, caption in captions.items()}
 
 
 def decode(
@@ -82,22 +90,26 @@ def decode(
     """Caption pairs whose features are in a store.
 
     Args:
-        others: more members of an ensemble, of the same vocabulary, each with its own store; captions are then as long as the
-            shortest of the members' `max_length` allows.
+        checkpoint: the captioner with its vocabulary. pairs: to caption. store: folder of their features.
+        batch_size: pairs per rank that are captioned at once.
+        beams, length_penalty: see `beam_search`; 1 beam for greedy decoding.
+        devices, accelerator: of the Lightning trainer.
+        others: further members of an ensemble with the same vocabulary, each with the folder of its features. The smallest
+            `max_length` of all members limits the captions.
 
     Returns:
-        id to caption in the order of `pairs`; None on every rank but the first.
+        Caption by id in the order of `pairs`; None on every rank but the first.
 
     Raises:
-        DiffcapError: the store is missing, or of another shape or backbone than the captioner was trained on.
+        DiffcapError: a store is missing, or its shape or backbone is not that of the captioner's training.
     """
     members = [(checkpoint, store), *others]
     tables = [
-        PairTable(pairs, FeatureStore.open(place, member.features), member.vocabulary, member.max_length)
-        for member, place in members
+        PairTable(pairs, FeatureStore.open(folder, member.features), member.vocabulary, member.max_length)
+        for member, folder in members
     ]
-    batches: Dataset = MemberBatches(tables) if others else PairBatches(tables[0])
-    loader = DataLoader(batches, batch_size, collate_fn=as_is)
+    batches: Dataset = EnsembleDataset(tables) if others else PairDataset(tables[0])
+    loader = DataLoader(batches, batch_size, collate_fn=identity_collate)
     if others:
         checkpoint = together([member for member, _ in members])
     with plain_settings(TypeError):

@@ -1,4 +1,4 @@
-"""Images through a frozen backbone into the feature store, on any number of devices."""
+"""Feature extraction: images through a frozen backbone into the feature store, on any number of devices."""
 
 from pathlib import Path
 from typing import Any
@@ -13,21 +13,22 @@ from diffcap.errors import DiffcapError
 from diffcap.features.backbones import Library, build_backbone
 from diffcap.features.images import ImageBatch, ImageData, image_stamps, unique_images
 from diffcap.features.store import Rows, StoreWriter
+from diffcap.losses.gather import world_size
 from diffcap.records import read_dataset
 
 
 class Extraction(pl.LightningModule):
-    """A backbone, run by `trainer.predict`.
+    """A backbone for `trainer.predict`.
 
     Args:
         name: folder of the store, under `<data.folder>/features/`.
-        library: where the network comes from: torchvision, open_clip, timm, the embedded blocks, clip4idc (a checkpoint
-            of ours), or pixels: the images themselves.
+        library: source of the network: torchvision, open_clip, timm, blocks (the backbone of this package), clip4idc (a
+            checkpoint of this package), or pixels: the images themselves.
         network: the network's name in that library, for example resnet101.
-        stage: where in the network the map is taken: a node's name of torchvision (layer3, layer4), a block's number of
+        stage: the layer whose output is used: the name of a node in torchvision (layer3, layer4), the number of a block in
             open_clip or timm (null for the last).
         weights: "default" for the library's own download, "random", or the path of a .safetensors or .pth file.
-        pool: rows and columns that the map is averaged to, null to keep it as it is.
+        pool: rows and columns to which the feature map is averaged; null for no pooling.
         image_size: height and width that pixels are resized to.
     """
 
@@ -46,21 +47,21 @@ class Extraction(pl.LightningModule):
         self.backbone = build_backbone(library, network, stage, weights, pool, image_size)
 
     def predict_step(self, batch: ImageBatch, batch_idx: int) -> Tensor | None:
-        """(B, C, h, w) features of a batch, None for a batch without a readable image."""
+        """(B, C, h, w) features of a batch; None if no image of the batch is readable."""
         return self.backbone(batch.images) if len(batch.rows) else None
 
 
 class StoreFiller(BasePredictionWriter):
-    """Writes every rank's features into the one store; the first rank declares it complete after all have finished.
+    """Writes the features of all ranks into one store; the first rank marks it as complete after all have finished.
 
     Args:
-        writer: this process's hold on the store. wanted: the rows to write; the rest of a batch is there already.
+        writer: this process's writer of the store. missing: the rows to write; other rows of a batch are already there.
     """
 
-    def __init__(self, writer: StoreWriter, wanted: Rows) -> None:
+    def __init__(self, writer: StoreWriter, missing: Rows) -> None:
         super().__init__("batch")
         self.writer = writer
-        self.wanted = wanted
+        self.missing = missing
         self.problems: list[str] = []
 
     def write_on_batch_end(
@@ -73,61 +74,59 @@ class StoreFiller(BasePredictionWriter):
         batch_idx: int,
         dataloader_idx: int,
     ) -> None:
-        """Write the wanted images of a batch, and keep the sentences about those that could not be read or written."""
+        """Write the missing rows of a batch; collect the messages about images that cannot be read or written."""
         self.problems += batch.problems
         rows = batch.rows.numpy()
-        wanted = np.isin(rows, self.wanted)
-        if not wanted.any():
+        is_missing = np.isin(rows, self.missing)
+        if not is_missing.any():
             return
         try:
-            self.writer.write(rows[wanted], prediction.float().cpu().numpy()[wanted])
+            self.writer.write(rows[is_missing], prediction.float().cpu().numpy()[is_missing])
         except DiffcapError as error:
             self.problems.append(str(error))
 
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Wait for all ranks, then finish.
+        """Wait for all ranks, then mark the store as complete.
 
         Raises:
-            DiffcapError: on the first rank, when any rank met an image that it could not extract.
-            SystemExit: on the others then, so that the sentence is printed once.
+            DiffcapError: on the first rank, if any rank could not extract an image.
+            SystemExit: on the other ranks in this case, so that the message is printed once.
         """
         self.writer.flush()
-        problems = _all_ranks(self.problems)  # this is the barrier, too
+        problems = _gather_problems(self.problems)  # also waits for all ranks
         if problems and trainer.global_rank:
             raise SystemExit(1)
         if problems:
             count = "1 image" if len(problems) == 1 else f"{len(problems):,} images"
             raise DiffcapError(
-                f"{problems[0].removesuffix('.')} ({count} of {self.writer.folder} could not be computed, the rest is kept; "
+                f"{problems[0].removesuffix('.')} ({count} of {self.writer.folder} could not be extracted, the others are stored; "
                 "`make data` lists all missing and broken images, and renders those of a rendered dataset again)."
             )
         if trainer.is_global_zero:
             self.writer.finish()
 
 
-def _all_ranks(mine: list[str]) -> list[str]:
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return mine
-    gathered: list[list[str]] = [[] for _ in range(distributed.get_world_size())]
-    distributed.all_gather_object(gathered, mine)
-    return [problem for problems in gathered for problem in problems]
+def _gather_problems(problems: list[str]) -> list[str]:
+    if world_size() == 1:
+        return problems
+    gathered: list[list[str]] = [[] for _ in range(world_size())]
+    torch.distributed.all_gather_object(gathered, problems)
+    return [problem for of_rank in gathered for problem in of_rank]
 
 
 def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Path, int]:
-    """Extract what is missing or damaged in the store of a dataset; nothing is computed when nothing is.
+    """Extract the features that are missing or damaged in the store of a dataset.
 
     Returns:
-        The store's folder, complete, and how many images were extracted now.
+        The folder of the complete store, and the number of images that were extracted now.
 
     Raises:
-        DiffcapError: no dataset there, a store of another kind under that name, or an image that cannot be read.
+        DiffcapError: the folder has no dataset, the store has features of another backbone, or an image cannot be read.
     """
     dataset = read_dataset(data.folder)
     if dataset.info.get("captions_only"):
         raise DiffcapError(
-            f"{data.folder}: a manifest of captions only; run `make data` again with the images in place and without "
-            "--captions_only."
+            f"{data.folder}: the manifest has captions only; add the images and run `make data` again without --captions_only."
         )
     paths, root = unique_images(dataset.pairs), dataset.root
     meta = {**model.backbone.describe(), "precision": str(trainer.precision)}

@@ -1,4 +1,4 @@
-"""The pre-training stage of IDC-PCL: masked words, masked patches, hard negatives, image classes; one task a step."""
+"""The pre-training stage of IDC-PCL: masked words, masked patches, hard negatives, image classes; one task per step."""
 
 from typing import Any
 
@@ -9,20 +9,20 @@ from diffcap.lit.training import TrainingModule, init_from
 from diffcap.losses.mlm import IGNORED, masked_cross_entropy
 from diffcap.models.pcl_pretraining import PCLPretraining
 
-FGVC_HEADS = ("classifier", "matcher")  # a stage with NABirds may follow one without, and the other way round
+FGVC_HEADS = ("classifier", "matcher")  # exist only in stages with NABirds; both kinds of stage may follow each other
 
 
 class Pretraining(TrainingModule):
-    """Trains `PCLPretraining` on the tasks that the data draws; the checkpoint of the last step is the result.
+    """Trains `PCLPretraining` on the task of each batch; the result is the checkpoint of the last step.
 
     Args:
         captioner: the trunk with its pre-training heads.
         lr: Adam's learning rate before the schedule (paper: 1e-4).
         weight_decay: L2 in the gradient (paper: 0).
         schedule: noam (authors' code), piecewise, cosine or constant.
-        warmup: steps of rising rate (authors' code: 8,000 on CLEVR-Change, 4,000 on the birds).
-        milestones: steps at which the piecewise schedule halves; below 1: parts of the trainer's `max_steps`.
-        init_from: checkpoint of an earlier pre-training stage; its schedule and steps are not taken over.
+        warmup: number of warm-up steps (authors' code: 8,000 on CLEVR-Change, 4,000 on the birds).
+        milestones: steps at which the piecewise schedule halves; below 1, fractions of the trainer's `max_steps`.
+        init_from: checkpoint of an earlier pre-training stage; only its weights are used.
     """
 
     stage = "pretrain"
@@ -42,23 +42,25 @@ class Pretraining(TrainingModule):
         self.init_from = init_from
 
     def setup(self, stage: str) -> None:
-        """Take over an earlier stage's weights."""
+        """Load the weights of an earlier stage."""
         if stage == "fit" and self.init_from:
             init_from(self.captioner, self.init_from, self.feature_data.words, FGVC_HEADS, FGVC_HEADS)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        """One task; parameters it does not use get a zero gradient, so that DDP waits for none."""
-        parts = self.captioner.loss(batch["task"].removeprefix("single_"), batch)
-        loss = parts.pop("loss")
-        named = {batch["task"]: loss, **{f"{batch['task']}_{name}": part for name, part in parts.items()}}
-        self.log_losses(named, len(batch["before"]))
+        """The loss of one task. Parameters that it does not use get a zero gradient, because DDP waits for every gradient."""
+        task = batch["task"]
+        losses = self.captioner.loss(task.removeprefix("single_"), batch)
+        loss = losses.pop("loss")
+        self.log_losses(
+            {task: loss, **{f"{task}_{name}": value for name, value in losses.items()}}, len(batch["before"])
+        )
         return loss + 0.0 * sum(parameter.sum() for parameter in self.captioner.parameters())
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        """Masked words of the validation pairs: loss in nats, and the share predicted right."""
-        self.add_validation_losses(batch, self._masked_words)
+        """Loss and accuracy of the masked words of the validation pairs."""
+        self.add_validation_losses(batch, self._mlm_losses)
 
-    def _masked_words(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+    def _mlm_losses(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         logits = self.captioner.mlm_logits(batch)
         labels = batch["mlm_labels"][batch["mlm_labels"] != IGNORED]
         return {"mlm": masked_cross_entropy(logits, labels), "mlm_accuracy": (logits.argmax(-1) == labels).float()}

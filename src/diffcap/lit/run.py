@@ -23,13 +23,13 @@ import diffcap.lit.light_help  # noqa: F401  before Lightning, see there
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from diffcap.checkpoints.reading import read_checkpoint, weights_hash
 from diffcap.errors import DiffcapError
 from diffcap.features.store import SUMS
-from diffcap.files import whole
+from diffcap.files import atomic_write
 from diffcap.lit.cli import StageCLI
 from diffcap.provenance import provenance
 from diffcap.records import file_hash, write_json
@@ -44,15 +44,17 @@ from diffcap.run_folder import (
     fault_of,
     identity_of,
     is_finished,
-    script_of,
+    main_process,
     stage_lock,
+    stage_of,
     vouch,
 )
 
 # A run that differs from an earlier one only here continues it.
 _SAME_RUN = (
     "trainer.devices", "trainer.accelerator", "trainer.strategy", "trainer.num_nodes", "trainer.enable_progress_bar",
-    "data.num_workers", "run.logger", "run.project", "run.keep", "config",
+    "data.num_workers", "run.logger", "run.project", "run.keep", "run.dataset", "run.method", "run.ablation", "run.preset",
+    "config",
 )  # fmt: skip
 
 
@@ -68,8 +70,10 @@ class RunSettings:
         patience: stop after so many validations without gain; null: never.
         checkpoint_every: steps between two `last.ckpt`.
         keep: so many of them stay, as step-000200.ckpt and so on, to be averaged; 0: the last one only.
-        logger: "wandb" logs to Weights & Biases (offline without an account) beside the CSV file; "none" to CSV only.
+        logger: "wandb" logs to Weights & Biases (offline without an account) beside the CSV file, "tensorboard" to TensorBoard
+            files in logs/; "none" to CSV only.
         project: of Weights & Biases.
+        dataset, method, ablation, preset: variables of the experiment, for `make ... CONFIG=config.yaml`.
     """
 
     out: str
@@ -79,8 +83,12 @@ class RunSettings:
     patience: int | None = None
     checkpoint_every: int = 200
     keep: int = 0
-    logger: Literal["wandb", "none"] = "none"
+    logger: Literal["wandb", "tensorboard", "none"] = "none"
     project: str = "diffcap"
+    dataset: str | None = None
+    method: str | None = None
+    ablation: str | None = None
+    preset: str | None = None
 
 
 class SaveLast(Callback):
@@ -104,7 +112,7 @@ class SaveLast(Callback):
     def _keep(self, step: int) -> None:
         """One file more, and one less where there are too many; of those of later steps, which a kill has undone, none."""
         kept = self.path.with_name(f"step-{step:06d}.ckpt")
-        with whole(kept, numbered=False) as temporary:
+        with atomic_write(kept, per_process=False) as temporary:
             shutil.copyfile(self.path, temporary)
         found = sorted(self.path.parent.glob(KEPT))
         for old in [*found[: found.index(kept) + 1][: -self.keep], *found[found.index(kept) + 1 :]]:
@@ -137,7 +145,7 @@ class StopEarly(EarlyStopping):
         trainer.should_stop = trainer.should_stop or self.wait_count >= self.patience
 
 
-class WholeFiles(TorchCheckpointIO):
+class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes checkpoints beside their place and renames them, so that a kill or a full disk leaves the last one whole.
 
     Lightning's own way goes through the system's temporary folder, and from there across file systems by copying.
@@ -147,7 +155,7 @@ class WholeFiles(TorchCheckpointIO):
         """Write one file."""
         content = io.BytesIO()  # torch.save itself would say "unexpected position" where the disk is full
         torch.save(checkpoint, content)
-        with whole(path, numbered=False) as temporary:
+        with atomic_write(path, per_process=False) as temporary:
             temporary.write_bytes(content.getbuffer())
 
 
@@ -160,10 +168,6 @@ class PrintScores(Callback):
             values = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
             shown = "  ".join(f"{name.removeprefix('val/')} {float(value):.4f}" for name, value in values.items())
             print(f"step {trainer.global_step} of {trainer.max_steps}  val: {shown}", flush=True)
-
-
-def _main_process() -> bool:
-    return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "RANK", "SLURM_PROCID"))
 
 
 def _logged_in() -> bool:
@@ -204,12 +208,12 @@ class TrainingCLI(StageCLI):
         self.out = Path(self.settings.out)
         config = json.loads(self.parser.dump(self.config, format="json", skip_validation=True))
         self.identity = _identity(config)  # inputs are part of it: see there
-        if _main_process():
+        if main_process():
             self.lock.enter_context(stage_lock(self.out, self.config.data.seed))
         other = identity_of(self.out) not in (None, self.identity)
         fault = "it holds a run with other settings" if other else fault_of(self.out)
         if not fault and is_finished(self.out):  # every rank sees the same files, and leaves
-            if _main_process():
+            if main_process():
                 print(f"{self.out}: finished already, with these settings")
             sys.exit(0)
         self.fault = fault  # why the folder will be put aside
@@ -253,12 +257,19 @@ class TrainingCLI(StageCLI):
                     log_model=False,
                 )
             )
+        if settings.logger == "tensorboard":
+            try:
+                loggers.append(TensorBoardLogger(self.out, name=LOGS, version="tensorboard"))
+            except ModuleNotFoundError:
+                raise DiffcapError(
+                    "LOGGER=tensorboard needs the package tensorboard; run `pip install tensorboard`, or use LOGGER=none."
+                ) from None
         callbacks.append(LearningRateMonitor("step"))
         trainer = super().instantiate_trainer(
             callbacks=callbacks, logger=loggers, enable_checkpointing=bool(settings.monitor),
             default_root_dir=str(self.out), **kwargs,
         )  # fmt: skip
-        trainer.strategy.checkpoint_io = WholeFiles()
+        trainer.strategy.checkpoint_io = AtomicCheckpointIO()
         return trainer
 
     def train(self, stage: str) -> None:
@@ -269,7 +280,7 @@ class TrainingCLI(StageCLI):
     def _train(self, stage: str) -> None:
         last = self.out / LAST
         resume_from = str(self.resume_from) if self.resume_from else None
-        aside = self._open_folder() if _main_process() else None
+        aside = self._open_folder() if main_process() else None
         try:
             self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=resume_from, weights_only=True)
         except SystemExit:  # Ctrl-C or SIGTERM, for which Lightning would leave without a word, and with status 0
@@ -288,7 +299,7 @@ class TrainingCLI(StageCLI):
             return
         best = self.out / BEST
         if self.settings.monitor and not best.is_file():
-            with whole(best, numbered=False) as temporary:
+            with atomic_write(best, per_process=False) as temporary:
                 shutil.copyfile(last, temporary)
         chosen = self.trainer.checkpoint_callback
         score = getattr(chosen, "best_model_score", None)
@@ -377,8 +388,7 @@ def _check_start(checkpoint: Path) -> None:
     if not fault and not is_finished(out):
         fault = f"{FINISHED} is damaged" if (out / FINISHED).exists() else "its training is not finished"
     if fault:
-        script = Path(sys.argv[0]).with_name(script_of(out))
-        again = shlex.join([sys.executable, str(script), "--config", str(out / CONFIGURATION)])
+        again = shlex.join([sys.executable, "-m", "diffcap", stage_of(out), "--config", str(out / CONFIGURATION)])
         raise DiffcapError(f"{out}: {fault}; train that stage with `{again}`, then run this command again.")
 
 

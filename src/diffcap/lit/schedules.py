@@ -1,4 +1,7 @@
-"""Learning-rate schedules as factors of the base rate."""
+"""Learning-rate schedules, as functions for `torch.optim.lr_scheduler.LambdaLR`.
+
+Torch has no schedule for "noam", and its own schedulers would change the scheduler's state in the checkpoints.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,42 +12,55 @@ from diffcap.errors import DiffcapError
 Schedule = Literal["noam", "piecewise", "step", "cosine", "linear", "constant"]
 
 
-def factor(
+def make_lr_lambda(
     kind: Schedule, *, warmup: float = 0, milestones: Sequence[float] = (10_000, 20_000), total: int = 0
 ) -> Callable[[int], float]:
-    """The factor at every optimiser step, from 0.
+    """Return the function from the optimiser step (0, 1, ...) to the factor of the base learning rate.
 
     Args:
-        kind: "noam": rises linearly over `warmup` steps, then falls with the inverse square root (IDC-PCL's
-            pre-training, authors' code, which counts steps from 0 with 1e-8 there; here from 1); "piecewise": halves at
-            each milestone (its fine-tuning); "step": falls to a tenth at each milestone (SCORER and DIRL, authors'
-            code); "cosine": linear warm-up, then half a cosine to 0 at `total`; "linear": the same with a straight line
-            (CLIP4IDC's captioning, authors' code); "constant": after the warm-up.
-        warmup, milestones, total: in steps; a warm-up or milestone below 1 is a part of `total`.
+        kind: the shape of the schedule:
+            "noam": linear warm-up over `warmup` steps, then decay with the inverse square root of the step (IDC-PCL's
+            pre-training. The authors' code counts steps from 0, with 1e-8 as the first; here they are counted from 1).
+            "piecewise": the factor is halved at each milestone (IDC-PCL's fine-tuning).
+            "step": the factor is divided by 10 at each milestone (SCORER and DIRL, authors' code).
+            "cosine": linear warm-up, then half a cosine that reaches 0 at `total`.
+            "linear": linear warm-up, then a straight line that reaches 0 at `total` (CLIP4IDC's captioning, authors' code).
+            "constant": linear warm-up, then 1.
+        warmup: length of the warm-up in steps; below 1, a fraction of `total`.
+        milestones: in steps; each one below 1 is a fraction of `total`.
+        total: number of steps of the training; 0 or less if it is not known.
 
     Raises:
-        DiffcapError: a part of a `total` that is not known.
+        DiffcapError: the schedule or a fraction needs `total`, and it is not known.
     """
-    if kind in ("piecewise", "step") and total <= 0 and any(milestone < 1 for milestone in milestones):
-        raise DiffcapError(
-            f"model.milestones {list(milestones)} are parts of trainer.max_steps, which is not set; set it, or give steps."
-        )
-    if 0 < warmup < 1 and total <= 0:
-        raise DiffcapError(
-            f"model.warmup {warmup} is a part of trainer.max_steps, which is not set; set it, or give steps."
-        )
+    if total <= 0:
+        if kind in ("piecewise", "step") and any(milestone < 1 for milestone in milestones):
+            raise DiffcapError(
+                f"model.milestones {list(milestones)} are fractions of trainer.max_steps, which is not set; set it, or give "
+                "absolute steps."
+            )
+        if 0 < warmup < 1:
+            raise DiffcapError(
+                f"model.warmup {warmup} is a fraction of trainer.max_steps, which is not set; set it, or give absolute steps."
+            )
+        if kind in ("cosine", "linear"):
+            raise DiffcapError(
+                f"model.schedule {kind} ends at trainer.max_steps, which is not set; set it, or choose another schedule."
+            )
     warmup = round(warmup * total) if warmup < 1 else int(warmup)
-    places = [milestone * total if milestone < 1 else milestone for milestone in milestones]
+    milestone_steps = [milestone * total if milestone < 1 else milestone for milestone in milestones]
 
-    def rate(step: int) -> float:
-        rising = min(1.0, (step + 1) / warmup) if warmup else 1.0
+    def lr_lambda(step: int) -> float:
+        warmup_factor = min(1.0, (step + 1) / warmup) if warmup else 1.0
         if kind == "noam":
             return (step + 1) / warmup if step < warmup else math.sqrt(max(warmup, 1) / (step + 1))
         if kind in ("piecewise", "step"):
-            return rising * (0.5 if kind == "piecewise" else 0.1) ** sum(step >= place for place in places)
+            return warmup_factor * (0.5 if kind == "piecewise" else 0.1) ** sum(
+                step >= start for start in milestone_steps
+            )
         if kind in ("cosine", "linear"):
-            done = min(1.0, max(0, step - warmup) / max(1, total - warmup))
-            return rising * (1 - done if kind == "linear" else 0.5 * (1 + math.cos(math.pi * done)))
-        return rising
+            progress = min(1.0, max(0, step - warmup) / max(1, total - warmup))
+            return warmup_factor * (1 - progress if kind == "linear" else 0.5 * (1 + math.cos(math.pi * progress)))
+        return warmup_factor
 
-    return rate
+    return lr_lambda

@@ -1,10 +1,9 @@
-"""Training of the small networks that the package ships for `blocks`: scenes rendered on the fly, and the file at the end."""
+"""Training of the small networks that the package ships for the dataset `blocks`, on scenes rendered during training."""
 
 from __future__ import annotations
 
 import datetime
 import json
-import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,16 +14,21 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from diffcap.features.blocks_backbone import HEIGHT, WIDTH
-from diffcap.files import whole
+from diffcap.files import atomic_write
+from diffcap.lit.schedules import make_lr_lambda
 
 if TYPE_CHECKING:
     from diffcap.datasets.blocks.geometry import Scenes
 
-HELD_OUT = 1 << 40  # triples from this number on are never trained on
+HELD_OUT = 1 << 40  # triples from this number on are not used in training
 
 
 def rendered(numbers: Sequence[int], seed: int, jitter: float) -> tuple[Tensor, Tensor, Scenes]:
-    """The before pictures of triples by number: (B, 3, 96, 128) uint8, the slot seen in every pixel, and what they are."""
+    """Render the before images of triples by number.
+
+    Returns:
+        Images (B, 3, 96, 128) uint8, the object slot visible in each pixel (B, 96, 128), and the scenes.
+    """
     from diffcap.datasets.blocks.render import render
     from diffcap.datasets.blocks.scenes import sample_triples
 
@@ -33,7 +37,7 @@ def rendered(numbers: Sequence[int], seed: int, jitter: float) -> tuple[Tensor, 
     return images, slots, scenes
 
 
-class _Rendered(Dataset[Any]):
+class _RenderedDataset(Dataset[Any]):
     def __init__(self, make: Callable[[int, int, int, float], Any], first: int, data: RenderedScenes) -> None:
         self.make, self.first, self.batches, self.batch_size = make, first, data.batches, data.batch_size
         self.seed, self.jitter = data.seed, data.jitter
@@ -46,17 +50,17 @@ class _Rendered(Dataset[Any]):
 
 
 class RenderedScenes(pl.LightningDataModule):
-    """Scenes of `blocks`, every one rendered for one step and never seen again.
+    """Scenes of `blocks`, each of which is rendered and used for one training step only.
 
     Args:
-        batch_size: images a step.
-        batches: steps an epoch; a killed run goes on from the last whole epoch.
+        batch_size: images per step.
+        batches: steps per epoch; an interrupted run continues from the last complete epoch.
         seed: of the scenes.
         jitter: of camera and light, as in `datasets.blocks`.
-        num_workers: processes that render.
+        num_workers: worker processes that render.
     """
 
-    make: Callable[[int, int, int, float], Any]  # first triple, how many, seed, jitter: a batch
+    make: Callable[[int, int, int, float], Any]  # from first triple, count, seed and jitter to a batch
 
     def __init__(
         self, batch_size: int = 64, batches: int = 100, seed: int = 90210, jitter: float = 1.0, num_workers: int = 1
@@ -66,26 +70,20 @@ class RenderedScenes(pl.LightningDataModule):
         self.num_workers = num_workers
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """The scenes of this epoch; the same ones whether the run was killed before or not."""
+        """The scenes of the current epoch; a resumed run gets the same ones as an uninterrupted run."""
         epoch = self.trainer.current_epoch if self.trainer else 0
-        data = _Rendered(self.make, epoch * self.batches, self)
+        data = _RenderedDataset(self.make, epoch * self.batches, self)
         return DataLoader(
             data, batch_size=None, num_workers=self.num_workers, prefetch_factor=4 if self.num_workers else None
         )
 
 
 def warmed_cosine(parameters: Iterable[nn.Parameter], lr: float, steps: int) -> dict[str, Any]:
-    """AdamW, warmed up over a tenth of the steps, then down along a cosine, as Lightning takes it."""
+    """AdamW with a linear warm-up over a tenth of the steps and then a cosine, in the form that Lightning expects."""
     optimizer = torch.optim.AdamW(parameters, lr, weight_decay=0.01)
-    warm = max(1, steps // 10)
-
-    def factor(step: int) -> float:
-        if step < warm:
-            return (step + 1) / warm
-        return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warm) / (steps - warm))))
-
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+    lr_lambda = make_lr_lambda("cosine", warmup=max(1, steps // 10), total=steps)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_lambda)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
 def train_and_ship(
@@ -95,24 +93,29 @@ def train_and_ship(
     shipped: Path,
     finish: Callable[[Any, RenderedScenes, int], tuple[dict[str, Tensor], dict[str, float]]],
 ) -> None:
-    """Read the command line, train or go on with a killed run, measure, write the weights and where they come from.
+    """Parse the command line, train or resume, evaluate, and write the weights with their provenance.
 
     Args:
-        stage: file of stages/, and the run's folder in runs/blocks. model: with `steps`, the length of the training.
-        data: what it sees. shipped: where the weights go if the command line does not say.
-        finish: from the trained model, its data and the number of held-out scenes to the state to be written and scores.
+        stage: name of the script in stages/, and of the run's folder in runs/blocks.
+        model: has an attribute `steps`, the number of training steps. data: of the training.
+        shipped: default path of the weights.
+        finish: from the trained model, its data and the number of held-out scenes to the state dict to write and scores.
     """
     from lightning.pytorch.callbacks import ModelCheckpoint
 
     from diffcap.lit.cli import StageCLI
 
     class ShippedCLI(StageCLI):
-        """Adds where the weights go and how many scenes measure them."""
+        """Adds options for the path of the weights and the number of held-out scenes."""
 
         def add_arguments_to_parser(self, parser):  # type: ignore[no-untyped-def]
-            """Two options of the stage itself."""
-            parser.add_argument("--output", type=str, default=str(shipped), help="file of the weights, .safetensors")
-            parser.add_argument("--probe_images", type=int, default=6000, help="held-out scenes that measure them")
+            """Add the two options."""
+            parser.add_argument(
+                "--output", type=str, default=str(shipped), help="path of the weights to write, .safetensors"
+            )
+            parser.add_argument(
+                "--probe_images", type=int, default=6000, help="number of held-out scenes for the evaluation"
+            )
 
     cli = ShippedCLI(
         model,
@@ -132,14 +135,14 @@ def train_and_ship(
     cli.trainer.fit_loop.epoch_loop.max_steps = steps
     cli.trainer.fit(cli.model, datamodule=scenes, ckpt_path=str(last) if last.is_file() else None)
     if cli.trainer.global_step < steps:
-        return  # stopped by hand: run again to go on
+        return  # stopped by the user; the same command resumes
     state, scores = finish(cli.model.cpu().eval(), scenes, cli.config.probe_images)
     options = {f"model.{name}": value for name, value in cli.model.hparams.items() if name[0] != "_"}
     options |= {f"data.{name}": getattr(scenes, name) for name in ("batch_size", "batches", "seed", "jitter")}
-    told = " ".join(f"--{name}={value}" for name, value in options.items())
+    arguments = " ".join(f"--{name}={value}" for name, value in options.items())
     provenance = {
         "date": datetime.date.today().isoformat(),
-        "command": f"python stages/{stage}.py --seed_everything={cli.config.seed_everything} {told}",
+        "command": f"python stages/{stage}.py --seed_everything={cli.config.seed_everything} {arguments}",
         "seed": f"{cli.config.seed_everything} (weights), {scenes.seed} (scenes)",
         "steps": f"{steps} of {scenes.batch_size} images",
         "held_out": json.dumps({**scores, "images": cli.config.probe_images}),
@@ -149,10 +152,10 @@ def train_and_ship(
     print(f"{output}: {output.stat().st_size / 1e6:.2f} MB; on held-out scenes: {scores}")
 
 
-def write_weights(state: dict[str, Tensor], path: Path, notes: dict[str, str]) -> None:
-    """Write a safetensors file with its notes, whole or not at all."""
+def write_weights(state: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    """Write a safetensors file with metadata, atomically."""
     from safetensors.torch import save_file
 
-    with whole(path, numbered=False) as temporary:
-        save_file({name: value.contiguous() for name, value in state.items()}, temporary, notes)
-        temporary.chmod(0o644)  # safetensors makes it readable for its owner alone
+    with atomic_write(path, per_process=False) as temporary:
+        save_file({name: value.contiguous() for name, value in state.items()}, temporary, metadata)
+        temporary.chmod(0o644)  # safetensors creates a file that only its owner can read

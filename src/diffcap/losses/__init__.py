@@ -1,1 +1,1 @@
-"""One loss a file, pure functions of tensors."""
+"""The papers' losses as pure functions of tensors, one loss per file."""

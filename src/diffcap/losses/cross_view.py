@@ -1,4 +1,4 @@
-"""Cross-view contrast (SCORER, section 3.2): an image pair's own match against those with other pairs' images."""
+"""Cross-view contrastive alignment (SCORER, section 3.2)."""
 
 import torch
 import torch.nn.functional as F
@@ -8,20 +8,25 @@ from diffcap.losses.gather import first_row
 
 
 def cross_view_nce(similarity: Tensor) -> Tensor:
-    """Contrast each row's own column with all the others (SCORER, eq. 4, one direction).
+    """Contrast the similarity of each pair's two images with that of images of different pairs (SCORER, eq. 4, one direction).
 
     Args:
-        similarity: (B, all B) scaled scores of this rank's rows with every rank's columns, in rank order; a row's own
-            column is the true pair.
+        similarity: (B, all B) scaled similarities of this rank's images (rows) with every rank's (columns, in rank order). The
+            true pairs are on the diagonal that begins at this rank's first column.
 
     Returns:
-        (B,) losses in nats: -log softmax over the row at its own column. 0 where there is one column.
+        (B,) losses in nats: -log softmax over the row at the true pair. 0 where there is only one column.
 
     Raises:
         ValueError: there are fewer columns than rows.
+
+    Example:
+        >>> similarity = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
+        >>> cross_view_nce(similarity)
+        tensor([0.1269, 0.3133])
     """
     rows, columns = similarity.shape
     if columns < rows:
-        raise ValueError(f"every row needs a column of its own, got {tuple(similarity.shape)}")
-    own = torch.arange(rows, device=similarity.device) + first_row(similarity)
-    return F.cross_entropy(similarity.float(), own, reduction="none")
+        raise ValueError(f"similarity must have at least as many columns as rows, got {tuple(similarity.shape)}")
+    target = torch.arange(rows, device=similarity.device) + first_row(similarity)
+    return F.cross_entropy(similarity.float(), target, reduction="none")

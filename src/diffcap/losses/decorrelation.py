@@ -1,4 +1,4 @@
-"""Channel decorrelation of two views (DIRL, section 3.2): a Barlow-Twins loss over all places of all images."""
+"""Channel decorrelation of two images (DIRL, section 3.2): a Barlow Twins loss over all positions of all image pairs."""
 
 import torch
 from torch import Tensor
@@ -7,19 +7,30 @@ from diffcap.losses.gather import sum_over_ranks
 
 
 def cross_correlation(before: Tensor, after: Tensor) -> Tensor:
-    """Correlate the channels of two views over the rows of the global batch (DIRL, eq. 3; authors' code).
+    """Correlation of the channels of both images over the rows of the global batch (DIRL, eq. 3; authors' code).
 
-    Each channel is standardised with the unbiased standard deviation and nothing added to it; a constant channel gives
-    NaN, as there. The paper's eq. 3 takes no mean away.
+    Each channel is standardised by its mean and its unbiased standard deviation, without an epsilon; a constant channel gives
+    NaN, as in the authors' code. The paper's eq. 3 does not subtract the mean.
 
     Args:
-        before, after: (n, D) each, rows that belong together; n may differ between ranks, not between the two.
+        before, after: (n, D) each; rows with the same index belong together. n may differ between ranks.
 
     Returns:
-        (D, D): entry (i, j) is the mean over the rows of channel i before times channel j after.
+        (D, D): entry (i, j) is the mean over the rows of channel i of before times channel j of after.
+
+    Raises:
+        ValueError: `before` and `after` have different shapes.
+
+    Example:
+        >>> before = torch.tensor([[0.0, 1.0], [1.0, 3.0], [2.0, -1.0]])
+        >>> cross_correlation(before, 2 * before)  # n - 1 in the variance: 2 / 3 on the diagonal
+        tensor([[ 0.6667, -0.3333],
+                [-0.3333,  0.6667]])
     """
     if before.shape != after.shape:
-        raise ValueError(f"before {tuple(before.shape)} and after {tuple(after.shape)} differ")
+        raise ValueError(
+            f"before and after must have the same shape, got {tuple(before.shape)} and {tuple(after.shape)}"
+        )
     both = torch.stack([before, after]).float()
     rows = sum_over_ranks(torch.tensor(float(len(before)), device=before.device))
     centred = both - sum_over_ranks(both.sum(1, keepdim=True)) / rows
@@ -29,14 +40,18 @@ def cross_correlation(before: Tensor, after: Tensor) -> Tensor:
         return sum_over_ranks(first.T @ second) / rows
 
 
-def decorrelation(correlation: Tensor) -> tuple[Tensor, Tensor]:
-    """The two sums of DIRL's eq. 4: `(C_ii - 1)^2`, which keeps what both views share, and `C_ij^2` for i != j.
+def decorrelation_terms(correlation: Tensor) -> tuple[Tensor, Tensor]:
+    """The two terms of DIRL's eq. 4: the sum of `(C_ii - 1)^2`, and the sum of `C_ij^2` over i != j.
 
     Args:
         correlation: (D, D).
 
     Returns:
-        Two scalars: the diagonal's sum, the off-diagonal's sum (weighted 0.003 by the authors).
+        Two scalars: the diagonal term and the off-diagonal term (the authors' weight of the latter is 0.003).
+
+    Example:
+        >>> [round(term.item(), 4) for term in decorrelation_terms(torch.tensor([[1.0, 0.5], [0.0, 0.5]]))]
+        [0.25, 0.25]
     """
     diagonal = correlation.diagonal()
     return ((diagonal - 1) ** 2).sum(), (correlation**2).sum() - (diagonal**2).sum()

@@ -1,28 +1,42 @@
-"""The one place that knows of ranks: sums, means and gathers over the whole global batch.
+"""Sums, means and gathers over the global batch, that is, over all ranks.
 
-Everything is the identity on one process. The scaled losses are made so that the average of gradients that DDP takes
-is the gradient of the global loss: 2 ranks x B / 2 give what 1 rank x B gives.
+On one process all functions are identities. The losses are scaled so that DDP's average of the gradients is the gradient of
+the loss over the global batch: 2 ranks x B / 2 pairs give the same gradient as 1 rank x B pairs.
 """
-
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.nn.functional import all_gather, all_reduce
 
 
 def world_size() -> int:
-    """Number of ranks; 1 without torch.distributed."""
+    """Number of ranks; 1 without torch.distributed.
+
+    Example:
+        >>> world_size()
+        1
+    """
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """This process's rank; 0 without torch.distributed."""
+    """This process's rank; 0 without torch.distributed.
+
+    Example:
+        >>> rank()
+        0
+    """
     return dist.get_rank() if world_size() > 1 else 0
 
 
-def total(value: Tensor) -> Tensor:
-    """Sum of a detached scalar over the ranks."""
+def detached_sum_over_ranks(value: Tensor) -> Tensor:
+    """Sum of a tensor over the ranks, without gradients.
+
+    Example:
+        >>> detached_sum_over_ranks(torch.tensor(3.0))
+        tensor(3.)
+    """
     value = value.detach().clone()
     if world_size() > 1:
         dist.all_reduce(value)
@@ -30,26 +44,46 @@ def total(value: Tensor) -> Tensor:
 
 
 def global_mean(values: Tensor) -> Tensor:
-    """This rank's share of the mean over every rank's values, (n,) to a scalar; n may differ, or be 0, between ranks.
+    """This rank's share of the mean over the values of all ranks.
 
-    Multiplied by the number of ranks, so that DDP's averaging gives the gradient of the global mean.
+    It is multiplied by the number of ranks, so that DDP's average of the gradients is the gradient of the global mean.
+
+    Args:
+        values: (n,); n may differ between ranks, or be 0.
+
+    Returns:
+        Scalar.
+
+    Example:
+        >>> global_mean(torch.tensor([1.0, 2.0, 6.0]))
+        tensor(3.)
     """
-    count = total(torch.tensor(float(values.numel()), device=values.device))
+    count = detached_sum_over_ranks(torch.tensor(float(values.numel()), device=values.device))
     return values.sum() * world_size() / count.clamp(min=1)
 
 
 def global_sum(values: Tensor) -> Tensor:
-    """This rank's share of the sum over every rank's values, scaled as in `global_mean`."""
+    """This rank's share of the sum over the values of all ranks, scaled as in `global_mean`.
+
+    Example:
+        >>> global_sum(torch.tensor([1.0, 2.0, 6.0]))
+        tensor(9.)
+    """
     return values.sum() * world_size()
 
 
 def first_row(rows: Tensor) -> int:
-    """Where this rank's rows, (n, ...), begin among all ranks'; n may differ between ranks."""
-    return sum(_counts(rows)[: rank()])
+    """Index of this rank's first row, of (n, ...), among the rows of all ranks; n may differ between ranks.
+
+    Example:
+        >>> first_row(torch.zeros(3, 2))
+        0
+    """
+    return sum(_row_counts(rows)[: rank()])
 
 
-def _counts(rows: Tensor) -> list[int]:
-    """How many rows each rank has."""
+def _row_counts(rows: Tensor) -> list[int]:
+    """Number of rows of each rank."""
     if world_size() == 1:
         return [len(rows)]
     counts = [torch.zeros((), dtype=torch.long, device=rows.device) for _ in range(world_size())]
@@ -60,52 +94,31 @@ def _counts(rows: Tensor) -> list[int]:
 def sum_over_ranks(value: Tensor) -> Tensor:
     """Sum of a tensor over the ranks, with gradients.
 
-    A loss of such sums is the same on every rank; DDP's average of the gradients is then the gradient of it.
+    A loss of such sums is the same on every rank, and DDP's average of the gradients is its gradient.
+
+    Example:
+        >>> sum_over_ranks(torch.tensor([1.0, 2.0]))
+        tensor([1., 2.])
     """
-    return value if world_size() == 1 else _Sum.apply(value)
+    return value if world_size() == 1 else all_reduce(value.contiguous().clone())
 
 
 def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
-    """Every rank's rows, (n, D) to (total, D) in rank order, with gradients to the rank they came from.
+    """The rows of all ranks in rank order, (n, ...) to (total, ...), with gradients to the rank of each row.
 
     Returns:
-        The rows, and the index at which this rank's own begin. n may differ between ranks.
+        The rows, and the index of this rank's first one. n may differ between ranks.
+
+    Example:
+        >>> gather_rows(torch.tensor([[1.0], [2.0]]))
+        (tensor([[1.],
+                [2.]]), 0)
     """
     if world_size() == 1:
         return rows, 0
-    sizes = _counts(rows)
-    padded = torch.cat([rows, rows.new_zeros(max(sizes) - len(rows), *rows.shape[1:])])
-    gathered = _Gather.apply(padded)
-    return torch.cat([part[:size] for part, size in zip(gathered, sizes)]), sum(sizes[: rank()])
-
-
-class _Gather(torch.autograd.Function):
-    """(n, ...) of every rank to (ranks, n, ...); the gradient of a rank's rows is what all ranks found for them."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor) -> Tensor:
-        parts = [torch.empty_like(rows) for _ in range(world_size())]
-        dist.all_gather(parts, rows.contiguous())
-        return torch.stack(parts)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        gradient = gradient.contiguous().clone()
-        dist.all_reduce(gradient)
-        return gradient[rank()]
-
-
-class _Sum(torch.autograd.Function):
-    """All-reduce; the gradient of a rank's part is the sum of what all ranks found for the total."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:
-        value = value.clone()
-        dist.all_reduce(value)
-        return value
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        gradient = gradient.contiguous().clone()
-        dist.all_reduce(gradient)
-        return gradient
+    counts = _row_counts(rows)
+    padded = torch.cat(
+        [rows, rows.new_zeros(max(counts) - len(rows), *rows.shape[1:])]
+    )  # all_gather needs equal shapes
+    gathered = all_gather(padded)
+    return torch.cat([part[:count] for part, count in zip(gathered, counts)]), sum(counts[: rank()])

@@ -1,4 +1,4 @@
-"""Masked language modelling: which words are hidden, and the loss on them."""
+"""Masked language modelling, MLM (IDC-PCL, section 3.3): masking of words, and the loss at the masked positions."""
 
 import torch
 import torch.nn.functional as F
@@ -10,48 +10,58 @@ IGNORED = -1  # authors' code
 def mask_words(
     tokens: Tensor,
     *,
-    eos: int,
-    mask: int,
+    eos_id: int,
+    mask_id: int,
     vocabulary_size: int,
     ratio: float = 0.15,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Hide words as IDC-PCL does (authors' code).
+    """Mask words as IDC-PCL does (authors' code).
 
-    Each word is chosen with probability `ratio`: 80 % of the chosen become [MASK], 10 % a random id of the whole
-    vocabulary (specials included), 10 % stay. EOS becomes [MASK] with the same probability. BOS and padding never. Where
-    nothing was chosen in a caption its first word is masked (its EOS, if it has no word).
+    Each word is selected with probability `ratio`: 80 % of the selected words become [MASK], 10 % a random id of the whole
+    vocabulary (special tokens included), 10 % are not changed. EOS becomes [MASK] with probability `ratio`. BOS and padding
+    are never selected. If nothing is selected in a caption, its first word is masked (EOS if it has no word).
 
     Args:
         tokens: (B, T), [BOS] words [EOS] padding.
-        eos, mask: ids.
-        vocabulary_size: V. ratio: probability (paper: 0.15). generator: of the random draws.
+        eos_id, mask_id: ids of EOS and [MASK].
+        vocabulary_size: V. ratio: probability (paper: 0.15). generator: of the random numbers.
 
     Returns:
-        The text with words hidden, (B, T), and the labels, (B, T): the original id where hidden, -1 elsewhere.
+        The masked text, (B, T), and the labels, (B, T): the original id at the selected positions, -1 elsewhere.
+
+    Example:
+        >>> tokens = torch.tensor([[1, 7, 8, 9, 2, 0]])  # BOS 1, EOS 2
+        >>> masked, labels = mask_words(tokens, eos_id=2, mask_id=5, vocabulary_size=10, ratio=0.0)
+        >>> masked.tolist(), labels.tolist()  # nothing was selected, so the first word is masked
+        ([[1, 5, 8, 9, 2, 0]], [[-1, 7, -1, -1, -1, -1]])
     """
-    is_eos = tokens == eos
-    inside = is_eos.cumsum(1) == 0  # position 0 is BOS; what stands between it and EOS is a word, unknown ones included
-    inside[:, 0] = False
-    draw = torch.rand(tokens.shape, generator=generator)
-    how = torch.rand(tokens.shape, generator=generator)
+    is_eos = tokens == eos_id
+    is_word = is_eos.cumsum(1) == 0  # everything between BOS and EOS, unknown words included
+    is_word[:, 0] = False
+    selection = torch.rand(tokens.shape, generator=generator)
+    replacement = torch.rand(tokens.shape, generator=generator)
     random_ids = torch.randint(vocabulary_size, tokens.shape, generator=generator)
-    chosen = (inside | is_eos) & (draw < ratio)
-    fallback = torch.where(inside.any(1), inside.int().argmax(1), is_eos.int().argmax(1))
-    forced = torch.zeros_like(chosen).scatter_(1, fallback[:, None], True) & ~chosen.any(1, keepdim=True)
-    hidden = torch.where(how < 0.8, mask, torch.where(how < 0.9, random_ids, tokens))
-    hidden = torch.where(is_eos | forced, mask, hidden)  # EOS and the forced word are always [MASK]
-    chosen = chosen | forced
-    return torch.where(chosen, hidden, tokens), torch.where(chosen, tokens, IGNORED)
+    selected = (is_word | is_eos) & (selection < ratio)
+    first = torch.where(is_word.any(1), is_word.int().argmax(1), is_eos.int().argmax(1))
+    forced = torch.zeros_like(selected).scatter_(1, first[:, None], True) & ~selected.any(1, keepdim=True)
+    masked = torch.where(replacement < 0.8, mask_id, torch.where(replacement < 0.9, random_ids, tokens))
+    masked = torch.where(is_eos | forced, mask_id, masked)  # EOS and the forced word always become [MASK]
+    selected = selected | forced
+    return torch.where(selected, masked, tokens), torch.where(selected, tokens, IGNORED)
 
 
 def masked_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of the chosen positions only.
+    """Cross-entropy at the masked positions.
 
     Args:
-        logits: (n, V) at the chosen positions. labels: (n,) their original ids.
+        logits: (n, V) at the masked positions. labels: (n,) the original ids there.
 
     Returns:
         (n,) losses in nats.
+
+    Example:
+        >>> masked_cross_entropy(torch.tensor([[2.0, 0.0, 0.0]]), torch.tensor([0]))
+        tensor([0.2395])
     """
     return F.cross_entropy(logits, labels, reduction="none")

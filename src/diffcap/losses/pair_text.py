@@ -1,4 +1,4 @@
-"""The contrast of image pairs and sentences (CLIP4IDC, section 3.2)."""
+"""Contrastive loss of image pairs and sentences (CLIP4IDC, section 3.2)."""
 
 import torch
 import torch.nn.functional as F
@@ -8,13 +8,19 @@ from diffcap.losses.gather import gather_rows
 
 
 def pair_text_similarity(text: Tensor, pair: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Scaled cosines of this rank's rows with every rank's, both ways.
+    """Scaled cosines of this rank's rows with every rank's rows, in both directions.
 
     Args:
-        text, pair: (B, E) of this rank, row by row together. scale: what cosines are multiplied by.
+        text, pair: (B, E) of this rank; rows with the same index belong together. scale: factor of the cosines.
 
     Returns:
-        Texts by all pairs and pairs by all texts, (B, all B) each, float32, and where this rank's rows begin among all.
+        Similarities of texts with all pairs and of pairs with all texts, (B, all B) each, float32, and the index of this rank's
+        first row among those of all ranks.
+
+    Example:
+        >>> by_text, by_pair, first = pair_text_similarity(torch.eye(2), 3 * torch.eye(2), torch.tensor(10.0))
+        >>> by_text.tolist(), first
+        ([[10.0, 0.0], [0.0, 10.0]], 0)
     """
     text, pair = F.normalize(text.float(), dim=-1), F.normalize(pair.float(), dim=-1)
     texts, first = gather_rows(text)
@@ -23,18 +29,22 @@ def pair_text_similarity(text: Tensor, pair: Tensor, scale: Tensor) -> tuple[Ten
         return scale.float() * (text @ pairs.T), scale.float() * (pair @ texts.T), first
 
 
-def pair_text_contrast(text: Tensor, pair: Tensor, scale: Tensor) -> Tensor:
-    """Half the cross-entropy of finding the pair of a sentence, plus half that of finding the sentence of a pair.
+def pair_text_contrastive_loss(text: Tensor, pair: Tensor, scale: Tensor) -> Tensor:
+    """The mean of the cross-entropies of retrieving the pair of a sentence and the sentence of a pair.
 
-    Over the global batch; the paper adds the two up without halving, and without a temperature (authors' code: both). The
-    same sentence or pair standing twice in a batch counts as a negative (authors' code).
+    Over the global batch. The mean and the scale are those of the authors' code; the paper has the sum and no scale. If the
+    same sentence or pair occurs twice in a batch, the other occurrence is a negative (authors' code).
 
     Args:
-        text, pair: (B, E) of this rank, row by row together. scale: see `pair_text_similarity`.
+        text, pair: (B, E) of this rank; rows with the same index belong together. scale: factor of the cosines.
 
     Returns:
         (B,) losses in nats.
+
+    Example:
+        >>> pair_text_contrastive_loss(torch.eye(2), 3 * torch.eye(2), torch.tensor(2.0))
+        tensor([0.1269, 0.1269])
     """
     by_text, by_pair, first = pair_text_similarity(text, pair, scale)
-    own = torch.arange(len(text), device=text.device) + first
-    return (F.cross_entropy(by_text, own, reduction="none") + F.cross_entropy(by_pair, own, reduction="none")) / 2
+    target = torch.arange(len(text), device=text.device) + first
+    return (F.cross_entropy(by_text, target, reduction="none") + F.cross_entropy(by_pair, target, reduction="none")) / 2

@@ -8,29 +8,45 @@ from torch import Tensor
 Baseline = Literal["greedy", "mean"]
 
 
-def mean_of_the_others(rewards: Tensor) -> Tensor:
-    """The baseline of each of K draws from the K - 1 others (Luo, "A better variant of self-critical sequence training", 2020).
+def leave_one_out_mean(rewards: Tensor) -> Tensor:
+    """For each of K samples the mean reward of the K - 1 others, a baseline.
+
+    Source: Luo, "A better variant of self-critical sequence training", 2020.
 
     Args:
         rewards: (B, K), K > 1.
 
+    Returns:
+        (B, K).
+
     Raises:
-        ValueError: there is one draw only.
+        ValueError: K is 1.
+
+    Example:
+        >>> leave_one_out_mean(torch.tensor([[1.0, 2.0, 6.0]])).tolist()
+        [[4.0, 3.5, 1.5]]
     """
     if rewards.shape[1] < 2:
-        raise ValueError("the mean of the other draws needs at least two draws a pair")
+        raise ValueError("rewards has one sample per pair; the mean of the other samples needs at least two")
     return (rewards.sum(1, keepdim=True) - rewards) / (rewards.shape[1] - 1)
 
 
-def self_critical(logits: Tensor, tokens: Tensor, said: Tensor, advantage: Tensor) -> Tensor:
-    """Policy gradient as a loss: of each caption `-(reward - baseline) * log p(caption)` (Rennie et al., eq. 7 and 9).
+def self_critical_loss(logits: Tensor, tokens: Tensor, caption_mask: Tensor, advantage: Tensor) -> Tensor:
+    """Policy gradient as a loss: `-(reward - baseline) * log p(caption)` for each caption (Rennie et al., eq. 7 and 9).
 
     Args:
-        logits: (B, T - 1, V) of positions 1 ... T - 1. tokens: (B, T) drawn captions. said: (B, T - 1), which of the
-            tokens after the first count. advantage: (B,) reward less baseline; no gradient passes through it.
+        logits: (B, T - 1, V) of positions 1 ... T - 1. tokens: (B, T) sampled captions.
+        caption_mask: (B, T - 1) boolean, which of the tokens after BOS belong to the caption.
+        advantage: (B,) reward minus baseline; it gets no gradient.
 
     Returns:
         (B,) losses.
+
+    Example:
+        >>> logits, tokens = torch.zeros(1, 2, 4), torch.tensor([[0, 3, 1]])
+        >>> caption_mask = torch.tensor([[True, True]])
+        >>> self_critical_loss(logits, tokens, caption_mask, advantage=torch.tensor([0.5]))
+        tensor([1.3863])
     """
-    chosen = logits.float().log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0]
-    return -advantage.detach() * torch.where(said, chosen, 0.0).sum(1)
+    log_probabilities = logits.float().log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0]
+    return -advantage.detach() * torch.where(caption_mask, log_probabilities, 0.0).sum(1)

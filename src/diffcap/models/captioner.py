@@ -1,4 +1,4 @@
-"""What every captioner offers, whatever it is inside."""
+"""The interface of every captioner."""
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple
@@ -8,14 +8,14 @@ from torch import Tensor, nn
 Batch = dict[str, Any]
 
 
-class WordMaps(NamedTuple):
-    """Where each word looked.
+class AttentionMaps(NamedTuple):
+    """Attention of each generated word to both images.
 
     Attributes:
-        before, after: (B, T, h, w), for the word after each of T tokens; they sum to 1 over the places, or, where a word shares
-            its look out between the images, to 2 over the places of both.
-        alignment: (B, h w, h w): for each place before the change, where the same thing stands after it; None where the
-            method does not align.
+        before, after: (B, T, h, w), for the word after each of T tokens. Each map sums to 1 over its positions; where the
+            method has one distribution over both images, the two maps of a word sum to 2 together.
+        alignment: (B, h w, h w): for each position of the before image, attention to the positions of the after image; None
+            where the method aligns nothing.
     """
 
     before: Tensor
@@ -23,100 +23,116 @@ class WordMaps(NamedTuple):
     alignment: Tensor | None
 
 
+def patch_attention(before: Tensor, after: Tensor, grid: tuple[int, int]) -> AttentionMaps:
+    """Attention to the patches of both images as maps; what other tokens receive is distributed proportionally.
+
+    Args:
+        before, after: (B, T, N) probabilities. grid: rows and columns of the N patches.
+    """
+    mean = (before.sum(2) + after.sum(2))[..., None, None] / 2
+    return AttentionMaps(before.unflatten(2, grid) / mean, after.unflatten(2, grid) / mean, None)
+
+
 class Captioner(nn.Module, ABC):
-    """A model that turns two feature maps into a sentence; one LightningModule trains and one function decodes them all.
+    """A model that turns two feature maps into a sentence; the same LightningModule and decoding functions serve all of them.
 
     Attributes:
         hyperparameters: the constructor's arguments (primitives), enough to build the same model again.
-        begin, end: token ids that open and close a caption. vocabulary_layout: whose ids they are, see `Vocabulary`.
-        closing_pad: id that closes a caption as `end` does where it is said; None where none does.
-        fresh_parts: beginnings of parameter names that the method's pre-training does not have. earlier_parts: of those
-            that only it has.
+        bos_id, eos_id: ids of the tokens at the beginning and the end of a caption.
+        vocabulary_layout: the vocabulary that these ids belong to, see `Vocabulary`.
+        extra_eos_id: a second id that ends a caption when it is generated (padding, in some of the authors' code), or None.
+        allowed_missing: prefixes of parameter names that a pre-training checkpoint of the method does not have.
+        allowed_unexpected: prefixes of parameter names that only the pre-training checkpoint has.
     """
 
-    fresh_parts: ClassVar[tuple[str, ...]] = ()
-    earlier_parts: ClassVar[tuple[str, ...]] = ()
+    allowed_missing: ClassVar[tuple[str, ...]] = ()
+    allowed_unexpected: ClassVar[tuple[str, ...]] = ()
     hyperparameters: dict[str, Any]
-    begin: int
-    end: int
+    bos_id: int
+    eos_id: int
     vocabulary_layout: str
-    closing_pad: int | None = None
+    extra_eos_id: int | None = None
 
-    def closes(self, tokens: Tensor) -> Tensor:
-        """Which ids close a caption where they are said: boolean, of the ids' shape."""
-        closing = tokens == self.end
-        return closing if self.closing_pad is None else closing | (tokens == self.closing_pad)
+    def is_eos(self, tokens: Tensor) -> Tensor:
+        """Which ids end a caption: boolean, of the shape of `tokens`."""
+        is_eos = tokens == self.eos_id
+        return is_eos if self.extra_eos_id is None else is_eos | (tokens == self.extra_eos_id)
 
-    def said(self, tokens: Tensor) -> Tensor:
-        """Which of the ids after the opening one a caption consists of: all up to the first that closes it, and that.
+    def caption_mask(self, tokens: Tensor) -> Tensor:
+        """Which ids after BOS belong to the caption: all up to the first id that ends it, and that id.
 
         Args:
-            tokens: (B, T), beginning with the opening token.
+            tokens: (B, T), beginning with BOS.
 
         Returns:
             (B, T - 1) boolean.
         """
-        closing = self.closes(tokens[:, 1:]).long()
-        return closing.cumsum(1) == closing
+        is_eos = self.is_eos(tokens[:, 1:]).long()
+        return is_eos.cumsum(1) == is_eos
 
     @abstractmethod
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """Scalars to log, of which "loss" is minimised.
+        """Scalars to log; the one named "loss" is minimised.
 
         A batch may hold twice as many "after" as "before" images: change pairs, then distractor pairs of the same scenes.
         """
 
     def validate(self, batch: Batch) -> dict[str, Tensor]:
-        """Losses of validation pairs: name to (n,), one value per word or per pair, in nats; none by default.
+        """Losses of validation pairs by name, (n,) each: one value per word or per pair, in nats. None by default.
 
-        Their means over the whole split are logged. Ranks must not communicate in here, as some have fewer pairs.
+        Their means over the whole split are logged. Ranks must not communicate here, because some have fewer pairs.
         """
         return {}
 
-    def trained_parts(self) -> list[nn.Parameter]:
-        """Parameters that come trained from elsewhere into the fine-tuning, to learn at a rate of their own."""
+    def pretrained_parameters(self) -> list[nn.Parameter]:
+        """Parameters that are pretrained before fine-tuning begins and may have their own learning rate."""
         return []
 
     @abstractmethod
     def encode(self, before: Tensor, after: Tensor) -> Any:
-        """Whatever decoding needs of a pair, computed once: a tree of tensors whose first dimension is B."""
+        """What decoding needs of a pair, computed once: a tree of tensors whose first dimension is B.
+
+        Args:
+            before, after: (B, C, h, w).
+        """
 
     @abstractmethod
     def step(self, tokens: Tensor, memory: Any, cache: Any) -> tuple[Tensor, Any]:
         """Score the next word.
 
         Args:
-            tokens: (B,) the words at the current position. memory: from `encode`. cache: None at the first position,
-                then what the last call gave; a tree of tensors whose first dimension is B.
+            tokens: (B,) the ids at the current position. memory: from `encode`.
+            cache: None at the first position, then the cache that the previous call returned; a tree of tensors whose first
+                dimension is B.
 
         Returns:
             (B, V) logits of the next position, and the new cache.
         """
 
     @abstractmethod
-    def next_logits(self, tokens: Tensor, memory: Any) -> Tensor:
-        """What `step` gives at every position of a caption, in one pass and with gradients.
+    def teacher_forced_logits(self, tokens: Tensor, memory: Any) -> Tensor:
+        """The logits of `step` at every position of given captions, in one pass and with gradients.
 
         Args:
-            tokens: (B, T), beginning with the opening token. memory: from `encode`.
+            tokens: (B, T), beginning with BOS. memory: from `encode`.
 
         Returns:
             (B, T - 1, V) logits of positions 1 ... T - 1, equal to those of `step` up to the caption's end.
         """
 
     def nothing_changed(self, before: Tensor, after: Tensor) -> Tensor | None:
-        """The probability that nothing changed but the view, (B,), where the method judges that; else None.
+        """Probability that nothing changed but the viewpoint, (B,); None if the method does not estimate it.
 
         Args:
             before, after: (B, C, h, w).
         """
         return None
 
-    def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> WordMaps:
-        """Where each word looked, for pictures.
+    def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
+        """Attention maps of given captions, for figures.
 
         Args:
-            before, after: (B, C, h, w). tokens: (B, T), beginning with the opening token.
+            before, after: (B, C, h, w). tokens: (B, T), beginning with BOS.
 
         Raises:
             NotImplementedError: the method has no such maps.

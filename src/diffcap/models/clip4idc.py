@@ -1,9 +1,9 @@
 """CLIP4IDC (Guo, Wang and Laaksonen, "CLIP4IDC: CLIP for Image Difference Captioning", AACL 2022).
 
-Order of the file: the adaptation by retrieval (stage 1), the decoder's blocks, the captioner (stage 2) with its baselines
-FT1 and FT2. Where paper and released code differ the code is the default, and the paper's way is an option.
+Order of the file: the adaptation by retrieval (stage 1), the captioner's blocks, the captioner (stage 2) with its baselines
+FT1 and FT2. Where the paper and the released code differ, the code is the default and the paper's version is an option.
 
-Letters: B pairs, N patches of an image, T text positions, D width of the captioner, E width of CLIP's words, V vocabulary.
+Letters: B pairs, N patches of an image, T text positions, D width of the captioner, E width of CLIP's common space, V vocabulary.
 """
 
 from typing import Literal
@@ -13,27 +13,50 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diffcap.losses.gather import global_mean
-from diffcap.losses.pair_text import pair_text_contrast
-from diffcap.models.captioner import Batch, Captioner, WordMaps
-from diffcap.models.clip import Network, PairInit, PairTower, TextTower, WordTable, build_clip, clamp_scale, text_of
-from diffcap.models.layers import Attention, KeysValues, Past
-from diffcap.models.words import BlockOutput, Decoded, causal_mask, run_blocks, streams_of
+from diffcap.losses.pair_text import pair_text_contrastive_loss
+from diffcap.models.captioner import AttentionMaps, Batch, Captioner, patch_attention
+from diffcap.models.clip import (
+    Network,
+    PairInit,
+    PairTower,
+    TextTower,
+    TokenEmbedding,
+    build_clip,
+    clamp_logit_scale_,
+    text_tower_of,
+)
+from diffcap.models.decoder import BlockOutput, Decoded, causal_mask, pair_groups, run_blocks
+from diffcap.models.layers import Attention, KeyValue, PastKeyValues
 
 EPS = 1e-12  # of the captioner's layer norms (BERT)
 Padding = Literal["own", "released"]
 
 
 class CLIP4IDCAdaptation(nn.Module):
-    """Stage 1: find the sentence of a pair and the pair of a sentence.
+    """Stage 1: retrieve the sentence of each pair and the pair of each sentence.
 
     Args:
         network: open_clip's name of the model, or its configuration. image_size: height and width in pixels.
-        intra_layers: blocks of the image tower that see one image only (null: three quarters, 9 of ViT-B/32's 12).
+        intra_layers: blocks of the image tower that encode each image separately (null: three quarters, 9 of ViT-B/32's 12).
         checkpointing: compute the image tower's blocks again in the backward pass; less memory, a third more time.
-        freeze_embeddings: leave what stands before the blocks as it came: patches, class token, positions of both towers,
-            word vectors and the first norm (authors' code).
-        vocabulary_size: of the captions' ids; null for the network's own. max_length: positions of a caption; CLIP has 77.
-        pair_init: what the inter layers begin with, see `PairTower`.
+        freeze_embeddings: freeze all layers before the blocks: patch, class token, position and word embeddings, and the
+            first norm (authors' code).
+        vocabulary_size: V; null for the network's own. max_length: positions of a caption; CLIP has 77.
+        pair_init: initialisation of the inter layers, see `PairTower`.
+
+    Example:
+        >>> import torch
+        >>> _ = torch.manual_seed(0)
+        >>> vision = {"image_size": 16, "patch_size": 8, "layers": 4, "width": 16, "head_width": 8}
+        >>> text = {"context_length": 8, "vocab_size": 10, "layers": 1, "width": 12, "heads": 2}
+        >>> network = {"embed_dim": 12, "vision_cfg": vision, "text_cfg": text}
+        >>> model = CLIP4IDCAdaptation(network, max_length=6).eval()
+        >>> before, after = torch.randint(256, (3, 3, 16, 16)), torch.randint(256, (3, 3, 16, 16))
+        >>> tokens = torch.tensor([[8, 1, 2, 9, 10], [8, 3, 9, 10, 10], [8, 4, 5, 6, 9]])  # 8 and 9 are START and END
+        >>> model.pair(before, after).shape, model.words(tokens).shape  # (B, E) each
+        (torch.Size([3, 12]), torch.Size([3, 12]))
+        >>> model.loss({"before": before, "after": after, "tokens": tokens}).ndim
+        0
     """
 
     def __init__(
@@ -55,28 +78,27 @@ class CLIP4IDCAdaptation(nn.Module):
         self.words = TextTower(clip)
         if max_length > len(self.words.positional_embedding):
             raise ValueError(
-                f"max_length {max_length} needs as many text positions, CLIP has {len(self.words.positional_embedding)}; lower it"
+                f"max_length {max_length} needs {max_length} text positions, CLIP has {len(self.words.positional_embedding)}; lower it"
             )
         self.logit_scale: nn.Parameter = clip.logit_scale
         if freeze_embeddings:
             self.images.freeze_embeddings()
-            self.words.requires_grad_embeddings(False)
+            self.words.freeze_embeddings()
 
     def pair(self, before: Tensor, after: Tensor) -> Tensor:
-        """Pixels (B, 3, height, width) each to one vector a pair, (B, E): the mean of both class tokens."""
-        first, second = self.images.class_tokens(
-            self.images(self.images.normalize(before), self.images.normalize(after))
-        )
-        return (first + second) / 2
+        """Pixels (B, 3, height, width) each to one vector per pair, (B, E): the mean of both class tokens."""
+        tokens = self.images(self.images.normalize(before), self.images.normalize(after))
+        before_class, after_class = self.images.class_tokens(tokens)
+        return (before_class + after_class) / 2
 
     def loss(self, batch: Batch) -> Tensor:
-        """The contrast over the global batch. Needs `before`, `after` (B, 3, height, width) and `tokens` (B, T)."""
+        """The contrastive loss over the global batch. Needs `before`, `after` (B, 3, height, width) and `tokens` (B, T)."""
         text, pair = self.words(batch["tokens"]), self.pair(batch["before"], batch["after"])
-        return global_mean(pair_text_contrast(text, pair, self.logit_scale.exp()))
+        return global_mean(pair_text_contrastive_loss(text, pair, self.logit_scale.exp()))
 
     def clamp(self) -> None:
-        """Keep the scale of the cosines at 100 or less, after an optimiser's step (authors' code)."""
-        clamp_scale(self.logit_scale)
+        """Limit the scale of the cosines to 100, after each optimizer step (authors' code)."""
+        clamp_logit_scale_(self.logit_scale)
 
 
 class EncoderBlock(nn.Module):
@@ -95,7 +117,7 @@ class EncoderBlock(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """A post-norm block of the captioner's decoder: as the encoder's, with cross-attention before the FFN."""
+    """A post-norm block of the captioner's decoder: an `EncoderBlock` with cross-attention before the FFN."""
 
     def __init__(self, width: int, heads: int, ffn: int, dropout: float) -> None:
         super().__init__()
@@ -103,22 +125,23 @@ class DecoderBlock(nn.Module):
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width, EPS) for _ in range(3))
         self.inner, self.outer, self.dropout = nn.Linear(width, ffn), nn.Linear(ffn, width), nn.Dropout(dropout)
 
-    def looks(self, said: Tensor) -> Tensor:
-        """What words (B, T, D) look for in the images: queries (B, H, T, D / H)."""
-        return self.cross.queries(said)
+    def cross_query(self, words: Tensor) -> Tensor:
+        """Queries of the cross-attention, from hidden states (B, T, D) after self-attention: (B, H, T, D / H)."""
+        return self.cross.project_query(words)
 
-    def forward(self, x: Tensor, memory: KeysValues, mask: Tensor | None, past: Past) -> BlockOutput:
+    def forward(self, x: Tensor, memory: KeyValue, mask: Tensor | None, past_key_values: PastKeyValues) -> BlockOutput:
         """See `BlockOutput`; arguments as `Attention`."""
-        mixed, own = self.self_attention(x, mask, past)
-        said = self.norm1(x + self.dropout(mixed))
-        seen = self.norm2(said + self.dropout(self.cross.attend(self.looks(said), memory)))
-        return BlockOutput(said, seen, self.norm3(seen + self.dropout(self.outer(F.gelu(self.inner(seen))))), own)
+        mixed, new_key_values = self.self_attention(x, mask, past_key_values)
+        words = self.norm1(x + self.dropout(mixed))
+        visual = self.norm2(words + self.dropout(self.cross.attend(self.cross_query(words), memory)))
+        hidden = self.norm3(visual + self.dropout(self.outer(F.gelu(self.inner(visual)))))
+        return BlockOutput(words, visual, hidden, new_key_values)
 
 
 class TextBlock(nn.Module):
-    """A pre-norm block of CLIP's text tower with a cross-attention put in before its FFN (FT1; ours, the paper is silent).
+    """A pre-norm block of CLIP's text tower with cross-attention inserted before its FFN (FT1; the paper gives no details).
 
-    The cross-attention begins at nothing, so that the block begins as CLIP's.
+    The output layer of the cross-attention starts at zero, so that the block initially computes the same as CLIP's.
     """
 
     def __init__(self, width: int, heads: int, ffn: int, dropout: float, activation: nn.Module) -> None:
@@ -127,45 +150,60 @@ class TextBlock(nn.Module):
         self.norm1, self.norm_cross, self.norm2 = (nn.LayerNorm(width) for _ in range(3))
         self.inner, self.outer, self.activation = nn.Linear(width, ffn), nn.Linear(ffn, width), activation
 
-    def looks(self, said: Tensor) -> Tensor:
-        """What words (B, T, D) look for in the images: queries (B, H, T, D / H)."""
-        return self.cross.queries(self.norm_cross(said))
+    def cross_query(self, words: Tensor) -> Tensor:
+        """Queries of the cross-attention, from hidden states (B, T, D) after self-attention: (B, H, T, D / H)."""
+        return self.cross.project_query(self.norm_cross(words))
 
-    def forward(self, x: Tensor, memory: KeysValues, mask: Tensor | None, past: Past) -> BlockOutput:
+    def forward(self, x: Tensor, memory: KeyValue, mask: Tensor | None, past_key_values: PastKeyValues) -> BlockOutput:
         """See `BlockOutput`; arguments as `Attention`."""
-        mixed, own = self.self_attention(self.norm1(x), mask, past)
-        said = x + mixed
-        seen = said + self.cross.attend(self.looks(said), memory)
-        return BlockOutput(said, seen, seen + self.outer(self.activation(self.inner(self.norm2(seen)))), own)
+        mixed, new_key_values = self.self_attention(self.norm1(x), mask, past_key_values)
+        words = x + mixed
+        visual = words + self.cross.attend(self.cross_query(words), memory)
+        hidden = visual + self.outer(self.activation(self.inner(self.norm2(visual))))
+        return BlockOutput(words, visual, hidden, new_key_values)
 
 
 class CLIP4IDC(Captioner):
-    """Stage 2: pixels of both images to a sentence, CLIP trained on with the captioner.
+    """Stage 2: pixels of both images to a sentence; CLIP is fine-tuned together with the captioner.
 
-    A batch with twice as many "after" as "before" holds two streams over the same first images: change pairs, then
-    distractor pairs; their losses are added (authors' code).
+    A batch with twice as many "after" as "before" images holds two groups of pairs with the same before images: change pairs,
+    then distractor pairs. Their losses are added (authors' code).
 
     Args:
         vocabulary_size: V. network, image_size, intra_layers, checkpointing, freeze_embeddings: as `CLIP4IDCAdaptation`.
-        max_length: positions of a caption, START and END included (authors' code: 33, of which 32 go in).
-        width: D (authors' code: 512; paper: 768, for which linear layers lead in from CLIP's width and out again, ours).
-        heads: 8 (paper: 12). ffn: 2048. encoder_layers, decoder_layers: 3 and 3 (authors' code).
+        max_length: positions of a caption, START and END included (authors' code: 33, of which 32 are the decoder's input).
+        width: D (authors' code: 512; paper: 768, for which linear layers from and to CLIP's width are added, ours).
+        heads: 8 (paper: 12). ffn: inner width (2048). encoder_layers, decoder_layers: 3 and 3 (authors' code).
         dropout: 0.1.
-        layerwise_cross_attention: decoder block i sees encoder block i (authors' code), or all see the last (paper).
-        images: "together" after the intra layers, or "apart" (FT1, FT2).
-        decoder: "captioner", or "clip_text": CLIP's text tower with cross-attention put in (FT1). The latter has as many
-            blocks and the widths of the tower, and the encoder blocks' last output for memory.
-        train_words: train CLIP's word vectors even so (authors' code: on Spot-the-Diff only).
-        pair_init: see `PairTower`; where there is no adaptation's checkpoint.
-        init_std: of the captioner's first weights (authors' code: 0.02 at widths of 512; far less than 1 / sqrt(width) leaves
-            what words see in the images too faint to be learned from).
-        padding: "own": an id beyond the vocabulary. "released": id 0, which is the word "!" of CLIP: never learned, and
-            said it ends the caption (authors' code).
+        layerwise_cross_attention: decoder block i attends to encoder block i (authors' code), or all to the last one (paper).
+        images: "together" after the intra layers, or "apart", encoded separately in all layers (FT1, FT2).
+        decoder: "captioner", or "clip_text": CLIP's text tower with cross-attention inserted (FT1). The latter has the number
+            of blocks and the widths of the text tower.
+        train_words: train CLIP's word vectors in spite of `freeze_embeddings` (authors' code: on Spot-the-Diff only).
+        pair_init: see `PairTower`; without effect where an adaptation's checkpoint is loaded.
+        init_std: standard deviation of the captioner's initial weights (authors' code: 0.02 for a width of 512; a value far
+            below 1 / sqrt(width) makes the visual signal too weak to learn from).
+        padding: "own": an id beyond the vocabulary. "released": id 0, which is the token "!" of CLIP: never learned, and it ends
+            the caption where it is generated (authors' code).
+
+    Example:
+        >>> import torch
+        >>> _ = torch.manual_seed(0)
+        >>> vision = {"image_size": 16, "patch_size": 8, "layers": 4, "width": 16, "head_width": 8}
+        >>> text = {"context_length": 8, "vocab_size": 10, "layers": 1, "width": 12, "heads": 2}
+        >>> network = {"embed_dim": 12, "vision_cfg": vision, "text_cfg": text}
+        >>> model = CLIP4IDC(10, network, max_length=6, width=12, heads=2, ffn=24).eval()
+        >>> before, after = torch.randint(256, (3, 3, 16, 16)), torch.randint(256, (3, 3, 16, 16))
+        >>> tokens = torch.tensor([[model.bos_id, 1, 2, model.eos_id, model.pad]] * 3)
+        >>> sorted(model.loss({"before": before, "after": after, "tokens": tokens}))
+        ['caption_loss', 'loss']
+        >>> model.teacher_forced_logits(tokens, model.encode(before, after)).shape  # (B, T - 1, V)
+        torch.Size([3, 4, 10])
     """
 
     vocabulary_layout = "clip"
-    fresh_parts = ("visual_in", "words_in", "words_norm", "encoder", "decoder", "head", "word_bias")
-    earlier_parts = ("words.transformer", "words.ln_final", "words.text_projection", "logit_scale")
+    allowed_missing = ("visual_in", "words_in", "words_norm", "encoder", "decoder", "head", "word_bias")
+    allowed_unexpected = ("words.transformer", "words.ln_final", "words.text_projection", "logit_scale")
 
     def __init__(
         self,
@@ -195,14 +233,14 @@ class CLIP4IDC(Captioner):
         self.hyperparameters["image_size"] = list(image_size) if image_size is not None else None
         clip = build_clip(network, image_size, vocabulary_size)
         self.images = PairTower(clip, intra_layers, images == "together", pair_init, checkpointing=checkpointing)
-        self.words = WordTable(clip)
-        self.begin, self.end = vocabulary_size - 2, vocabulary_size - 1  # the last two, as CLIP has them
+        self.words = TokenEmbedding(clip)
+        self.bos_id, self.eos_id = vocabulary_size - 2, vocabulary_size - 1  # the last two, as CLIP has them
         self.pad = 0 if padding == "released" else vocabulary_size
         if padding == "released":
-            self.vocabulary_layout, self.closing_pad = "clip_released", 0
+            self.vocabulary_layout, self.extra_eos_id = "clip_released", 0
         self.max_length, self.layerwise = max_length, layerwise_cross_attention
         word_width, visual_width = self.words.token_embedding.embedding_dim, self.images.visual.proj.shape[1]
-        text_blocks = text_of(clip).transformer.resblocks
+        text_blocks = text_tower_of(clip).transformer.resblocks
         if decoder == "clip_text":
             width, heads, decoder_layers = word_width, text_blocks[0].attn.num_heads, len(text_blocks)
         if layerwise_cross_attention and encoder_layers != decoder_layers:
@@ -234,13 +272,13 @@ class CLIP4IDC(Captioner):
         self.word_bias = nn.Parameter(torch.zeros(vocabulary_size))
         for module in (self.visual_in, self.words_in, self.encoder, self.decoder, self.head):
             for part in module.modules():
-                _begin(part, init_std)
+                _init_bert(part, init_std)
         if decoder == "clip_text":
             for block in self.decoder:
                 nn.init.zeros_(block.cross.out.weight)  # type: ignore[union-attr, arg-type]
         if freeze_embeddings:
             self.images.freeze_embeddings()
-            self.words.requires_grad_embeddings(False)
+            self.words.freeze_embeddings()
         if train_words:
             self.words.token_embedding.requires_grad_(True)
 
@@ -248,101 +286,95 @@ class CLIP4IDC(Captioner):
         """Pixels (b, 3, height, width) and (B, ...), B a multiple of b, to the pair's tokens (B, 2 + 2 N, E)."""
         return self.images(self.images.normalize(before), self.images.normalize(after))
 
-    def encoded(self, views: Tensor) -> list[Tensor]:
-        """The pair's tokens (B, 2 + 2 N, E) as they enter the captioner's encoder, then after each of its blocks, (B, 2 + 2 N, D)."""
+    def encoder_states(self, views: Tensor) -> list[Tensor]:
+        """Input of the captioner's encoder and outputs of its blocks, (B, 2 + 2 N, D) each, from tokens (B, 2 + 2 N, E)."""
         states = [self.visual_in(views)]
         for block in self.encoder:
             states.append(block(states[-1]))
         return states
 
-    def memory(self, encoded: list[Tensor]) -> list[KeysValues]:
-        """What `encoded` gives to each decoder block's keys and values."""
-        seen = encoded[1:] if self.layerwise else encoded[-1:] * len(self.decoder)
-        return [block.cross.keys_values(part) for block, part in zip(self.decoder, seen)]  # type: ignore[union-attr, operator]
+    def memory(self, states: list[Tensor]) -> list[KeyValue]:
+        """Keys and values of each decoder block, from the `encoder_states`."""
+        visual = states[1:] if self.layerwise else states[-1:] * len(self.decoder)
+        return [block.cross.project_key_value(state) for block, state in zip(self.decoder, visual)]  # type: ignore[union-attr, operator]
 
-    def encode(self, before: Tensor, after: Tensor) -> list[KeysValues]:
+    def encode(self, before: Tensor, after: Tensor) -> list[KeyValue]:
         """Pixels (B, 3, height, width) each to each decoder block's keys and values."""
-        return self.memory(self.encoded(self.views(before, after)))
+        return self.memory(self.encoder_states(self.views(before, after)))
 
-    def decode(self, tokens: Tensor, memory: list[KeysValues], past: list[KeysValues] | None = None) -> Decoded:
-        """Run ids (B, T) at the positions after `past`; without `past`, padding is not seen."""
-        first = past[0][0].shape[2] if past else 0
+    def decode(self, tokens: Tensor, memory: list[KeyValue], past_key_values: list[KeyValue] | None = None) -> Decoded:
+        """Run ids (B, T) through the decoder, at the positions after `past_key_values`; without those, padding is masked."""
+        first = past_key_values[0][0].shape[2] if past_key_values else 0
         x = self.dropout(self.words_norm(self.words_in(self.words(tokens, first))))
-        return run_blocks(self.decoder, x, memory, None if past else causal_mask(tokens != self.pad), past)
+        mask = None if past_key_values else causal_mask(tokens != self.pad)
+        return run_blocks(self.decoder, x, memory, mask, past_key_values)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of the next word, (..., D) to (..., V): CLIP's own word vectors, and a bias."""
+        """Logits of the next word, (..., D) to (..., V): the output matrix is CLIP's word vectors."""
         return F.linear(self.head_norm(self.head(hidden)), self.words.token_embedding.weight, self.word_bias)
 
     def step(
-        self, tokens: Tensor, memory: list[KeysValues], cache: list[KeysValues] | None
-    ) -> tuple[Tensor, list[KeysValues]]:
+        self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None
+    ) -> tuple[Tensor, list[KeyValue]]:
         """See `Captioner.step`."""
         last, cache = self.decode(tokens[:, None], memory, cache)
         return self.logits(last.hidden[:, 0]), cache
 
-    def next_logits(self, tokens: Tensor, memory: list[KeysValues]) -> Tensor:
-        """See `Captioner.next_logits`."""
+    def teacher_forced_logits(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
+        """See `Captioner.teacher_forced_logits`."""
         return self.logits(self.decode(tokens[:, :-1], memory).last.hidden)
 
-    def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> WordMaps:
+    def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
         """See `Captioner.attention`: the decoder's last cross-attention, mean over the heads.
 
-        What class tokens get is shared out among the patches. Nothing in the method aligns the images.
+        Normalised over the patches of both images, without the class tokens. The method does not align the images.
         """
         memory = self.encode(before, after)
-        said, last = self.decode(tokens, memory).last.said, self.decoder[-1]
-        looked = last.cross.weights(last.looks(said), memory[-1][0])  # type: ignore[union-attr, operator]
-        one, two = (looked[..., rows] for rows in self._patches(looked.shape[2]))
-        both = (one.sum(2) + two.sum(2))[..., None, None] / 2
-        grid = self.images.grid
-        return WordMaps(one.unflatten(2, grid) / both, two.unflatten(2, grid) / both, None)
+        words, last = self.decode(tokens, memory).last.after_self_attention, self.decoder[-1]
+        attention = last.cross.probabilities(last.cross_query(words), memory[-1][0])  # type: ignore[union-attr, operator]
+        before_tokens, after_tokens = attention.chunk(2, 2)
+        return patch_attention(before_tokens[..., 1:], after_tokens[..., 1:], self.images.grid)
 
-    @staticmethod
-    def _patches(tokens: int) -> tuple[slice, slice]:
-        """Where the patches of each image stand among a pair's tokens."""
-        return slice(1, tokens // 2), slice(tokens // 2 + 1, tokens)
-
-    def word_losses(self, tokens: Tensor, memory: list[KeysValues]) -> Tensor:
+    def word_losses(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
         """Cross-entropy of every word and END of captions (B, T) given the words before, (n,) in nats."""
         hidden = self.decode(tokens[:, :-1], memory).last.hidden
         target = tokens[:, 1:]
-        real = target != self.pad
-        return F.cross_entropy(self.logits(hidden[real]), target[real], reduction="none")
+        is_word = target != self.pad
+        return F.cross_entropy(self.logits(hidden[is_word]), target[is_word], reduction="none")
 
     def validate(self, batch: Batch) -> dict[str, Tensor]:
-        """See `Captioner.validate`: the words' losses."""
+        """See `Captioner.validate`: the word losses."""
         return {"caption_loss": self.word_losses(batch["tokens"], self.encode(batch["before"], batch["after"]))}
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """The sum over the streams of the mean over the global batch's words.
+        """The sum over the groups of the mean over the global batch's words.
 
-        Needs `before` (b, 3, height, width), `after` (B, ...) with B = b, or B = 2 b for two streams, and `tokens` (B, T).
+        Needs `before` (b, 3, height, width), `after` (B, ...) with B = b, or B = 2 b for two groups, and `tokens` (B, T).
         """
         before, after, tokens = batch["before"], batch["after"], batch["tokens"]
         memory, parts = self.encode(before, after), {}
         losses = [
             global_mean(self.word_losses(tokens[rows], [(key[rows], value[rows]) for key, value in memory]))
-            for rows in streams_of(before, after)
+            for rows in pair_groups(before, after)
         ]
         for name, part in zip(("caption_loss", "distractor_caption_loss"), losses):
             parts[name] = part.detach()
         return {"loss": torch.stack(losses).sum(), **parts}
 
-    def trained_parts(self) -> list[nn.Parameter]:
-        """See `Captioner.trained_parts`: CLIP, with what the adaptation has put into it."""
-        trained = [*self.images.parameters(), *self.words.parameters()]
-        for block in self.decoder:
-            if isinstance(block, TextBlock):  # CLIP's, but for what looks at the images
-                new = {id(part) for module in (block.cross, block.norm_cross) for part in module.parameters()}
-                trained += [part for part in block.parameters() if id(part) not in new]
-        if any(isinstance(block, TextBlock) for block in self.decoder):
-            trained += self.head_norm.parameters()
-        return trained
+    def pretrained_parameters(self) -> list[nn.Parameter]:
+        """See `Captioner.pretrained_parameters`: CLIP's, and those that the adaptation has added to its image tower."""
+        pretrained = [*self.images.parameters(), *self.words.parameters()]
+        text_blocks = [block for block in self.decoder if isinstance(block, TextBlock)]
+        for block in text_blocks:  # all but the cross-attention is CLIP's
+            new = {id(parameter) for module in (block.cross, block.norm_cross) for parameter in module.parameters()}
+            pretrained += [parameter for parameter in block.parameters() if id(parameter) not in new]
+        if text_blocks:
+            pretrained += self.head_norm.parameters()
+        return pretrained
 
 
-def _begin(module: nn.Module, std: float) -> None:
-    """BERT's first weights: N(0, std) and no bias (authors' code)."""
+def _init_bert(module: nn.Module, std: float) -> None:
+    """BERT's initial weights: N(0, std), biases 0 (authors' code)."""
     if isinstance(module, nn.Linear):
         nn.init.normal_(module.weight, std=std)
         if module.bias is not None:

@@ -1,8 +1,8 @@
 """DIRL with CCR (Tu, Li, Su, Yan and Huang, "Distractors-Immune Representation Learning with Cross-modal Contrastive
 Regularization for Change Captioning", ECCV 2024).
 
-Order of the file: the difference layer, the decoder's block, the captioner with its losses. Where paper and released
-code differ the code is the default, and the paper's way is an option.
+Order of the file: the encoder layer, the decoder block, the captioner with its losses. Where the paper and the released code
+differ, the code is the default and the paper's version is an option.
 
 Letters: B pairs, N visual tokens of one image, T text positions, D width, C feature channels, V vocabulary.
 """
@@ -11,13 +11,11 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from diffcap.losses.ccr import cross_modal_contrast
-from diffcap.losses.decorrelation import cross_correlation, decorrelation
+from diffcap.losses.ccr import cross_modal_contrastive_loss
+from diffcap.losses.decorrelation import cross_correlation, decorrelation_terms
 from diffcap.losses.gather import global_mean
-from diffcap.models.captioner import Batch, Captioner, WordMaps
-from diffcap.models.grid import GridEmbedding
-from diffcap.models.layers import Attention, KeysValues, Past, linear_of_both, tiled_sum
-from diffcap.models.words import (
+from diffcap.models.captioner import AttentionMaps, Batch, Captioner
+from diffcap.models.decoder import (
     END,
     NULL,
     START,
@@ -25,13 +23,16 @@ from diffcap.models.words import (
     WordDecoder,
     mean,
     next_word_losses,
+    pair_groups,
     roll_out,
-    streams_of,
 )
+from diffcap.models.fast import add_repeated, linear_of_concatenation
+from diffcap.models.grid import GridEmbedding
+from diffcap.models.layers import Attention, KeyValue, PastKeyValues
 
 
-class SharedParts(nn.Module):
-    """One layer of `x <- LayerNorm(x + Attention(x, other))` for both images with the same weights."""
+class CrossImageLayer(nn.Module):
+    """One encoder layer, `LayerNorm(x + Attention(x, other image))` for both images with the same weights."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -39,16 +40,17 @@ class SharedParts(nn.Module):
         self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(dropout)
 
     def forward(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-        """(b, N, D) and (B, N, D) to (B, N, D) each; where B is 2 b, `before` serves both halves of `after`."""
-        first, second = self.attention.project(before), self.attention.project(after)
-        taken = self.dropout(self.attention.attend(first[0], (second[1], second[2])))
-        rebuilt_before = self.norm(tiled_sum(taken, before))
-        taken = self.dropout(self.attention.attend(second[0], (first[1], first[2])))
-        return rebuilt_before, self.norm(after + taken)
+        """(b, N, D) and (B, N, D) to (B, N, D) each; where B is 2 b, `before` is used for both halves of `after`."""
+        attention = self.attention
+        (query1, key1, value1), (query2, key2, value2) = attention.project_qkv(before), attention.project_qkv(after)
+        mixed = self.dropout(attention.attend(query1, (key2, value2)))
+        shared_before = self.norm(add_repeated(mixed, before))
+        mixed = self.dropout(attention.attend(query2, (key1, value1)))
+        return shared_before, self.norm(after + mixed)
 
 
 class DIRLBlock(nn.Module):
-    """One post-norm transformer decoder block with ReLU in its FFN."""
+    """One post-norm decoder block with ReLU in its FFN."""
 
     def __init__(self, width: int, heads: int, ffn: int, dropout: float) -> None:
         super().__init__()
@@ -58,37 +60,50 @@ class DIRLBlock(nn.Module):
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width) for _ in range(3))
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, memory: KeysValues, mask: Tensor | None, past: Past) -> BlockOutput:
+    def forward(self, x: Tensor, memory: KeyValue, mask: Tensor | None, past_key_values: PastKeyValues) -> BlockOutput:
         """See `BlockOutput`; arguments as `Attention`."""
-        mixed, own = self.self_attention(x, mask, past)
-        said = self.norm1(x + self.dropout(mixed))
-        seen = self.norm2(said + self.dropout(self.cross.attend(self.cross.queries(said), memory)))
-        return BlockOutput(said, seen, self.norm3(seen + self.dropout(self.ffn(seen))), own)
+        mixed, new_key_values = self.self_attention(x, mask, past_key_values)
+        words = self.norm1(x + self.dropout(mixed))
+        visual = self.norm2(words + self.dropout(self.cross.attend(self.cross.project_query(words), memory)))
+        return BlockOutput(words, visual, self.norm3(visual + self.dropout(self.ffn(visual))), new_key_values)
 
 
 class DIRL(Captioner):
-    """Distractors-immune representations, difference, decoder, and cross-modal contrastive regularisation.
+    """DIRL: distractors-immune representations, difference, decoder, and cross-modal contrastive regularisation (CCR).
 
-    A batch with twice as many "after" as "before" holds two streams over the same first images: change pairs, then
-    distractor pairs; every loss is the mean of both streams'.
+    A batch with twice as many "after" as "before" images holds two groups of pairs with the same before images: change pairs,
+    then distractor pairs. Every loss is the mean over the groups.
 
     Args:
         vocabulary_size, feature_channels: V, C. grid: rows and columns of the feature map.
-        max_length: L, positions of a caption (CLEVR-Change: 24, CLEVR-DC: 40). CCR's means are over all of them.
-        width: D (512). heads: 8. ffn: 2048. encoder_layers, decoder_layers: 2. word_width: 300. dropout: 0.1.
-        projector_width: inside the projector of the decorrelation, which captioning does not use (2048).
+        max_length: L, positions of a caption (CLEVR-Change: 24, CLEVR-DC: 40). CCR averages over all positions.
+        width: D (512). heads: 8. ffn: inner width (2048). encoder_layers, decoder_layers: 2.
+        word_width: channels of the word vectors (300). dropout: 0.1.
+        projector_width: inner width of the projector before the decorrelation loss, which captioning does not use (2048).
         coordinates: append x and y channels to the features (authors' code: on CLEVR-Change).
-        decoder_variant: "ln_xavier": layer norms after word path and fusion, Xavier weights (authors' code, CLEVR-DC);
-            "plain": neither (CLEVR-Change).
+        decoder_variant: "ln_xavier": layer norms after the word projection and the fusion, Xavier initialisation (authors'
+            code, CLEVR-DC); "plain": neither (authors' code, CLEVR-Change).
         decorrelation_weight: lambda_d (0.5 on CLEVR-Change). diagonal_weight, off_diagonal_weight: of its two terms
-            (1 and 0.003, authors' code; the paper's table 7 takes them one by one).
+            (1 and 0.003, authors' code; the paper's table 7 removes one at a time).
         ccr_weight: lambda_c (0.3 on CLEVR-Change). ccr_temperature: 0.5.
         ccr_form: "symmetrised": one cross-entropy over the mean of the logits and their transpose (authors' code);
             "two_way": the mean of both directions' cross-entropies (paper, eq. 12 to 14).
-        ccr_mask_padding: means over the words only (authors' code: over padding too).
+        ccr_mask_padding: average over the words only (authors' code: padding, too).
+
+    Example:
+        >>> import torch
+        >>> _ = torch.manual_seed(0)
+        >>> sizes = {"width": 16, "heads": 2, "ffn": 24, "word_width": 12, "projector_width": 24}
+        >>> model = DIRL(10, 8, grid=(2, 2), max_length=6, **sizes).eval()
+        >>> before, after = torch.randn(3, 8, 2, 2), torch.randn(3, 8, 2, 2)
+        >>> tokens = torch.tensor([[START, 4, 5, END, NULL, NULL]] * 3)
+        >>> sorted(model.loss({"before": before, "after": after, "tokens": tokens}))
+        ['caption_loss', 'ccr_loss', 'diagonal_loss', 'loss', 'off_diagonal_loss']
+        >>> model.teacher_forced_logits(tokens, model.encode(before, after)).shape  # (B, T - 1, V)
+        torch.Size([3, 5, 10])
     """
 
-    begin, end, closing_pad = START, END, NULL
+    bos_id, eos_id, extra_eos_id = START, END, NULL
     vocabulary_layout = "rcc"
 
     def __init__(
@@ -120,7 +135,7 @@ class DIRL(Captioner):
         self.hyperparameters["grid"] = list(grid)
         self.embedding = GridEmbedding(feature_channels, (grid[0], grid[1]), width, coordinates)
         self.projector = (
-            nn.Sequential(  # ReLU after dropout: the same value, and one tensor less is kept for the gradient
+            nn.Sequential(  # ReLU after dropout: the same values, and autograd keeps one tensor less
                 nn.Linear(width, projector_width),
                 nn.Dropout(dropout),
                 nn.ReLU(inplace=True),
@@ -129,11 +144,11 @@ class DIRL(Captioner):
             if decorrelation_weight
             else None
         )
-        self.encoder = nn.ModuleList(SharedParts(width, heads, dropout) for _ in range(encoder_layers))
+        self.encoder = nn.ModuleList(CrossImageLayer(width, heads, dropout) for _ in range(encoder_layers))
         for part in (self.embedding, self.projector, self.encoder):
-            _xavier(part)
-        normed = decoder_variant == "ln_xavier"
-        norm = (nn.LayerNorm(width),) if normed else ()
+            _init_xavier(part)
+        has_norms = decoder_variant == "ln_xavier"
+        norm = (nn.LayerNorm(width),) if has_norms else ()
         self.fusion = nn.Sequential(nn.Linear(2 * width, width), *norm, nn.Dropout(dropout), nn.ReLU(inplace=True))
         self.decoder = WordDecoder(
             vocabulary_size,
@@ -143,10 +158,10 @@ class DIRL(Captioner):
             nn.Sequential(nn.Linear(word_width, width), *(nn.LayerNorm(width) for _ in norm), nn.Dropout(dropout)),
             [DIRLBlock(width, heads, ffn, dropout) for _ in range(decoder_layers)],
         )
-        if normed:
-            _xavier(self.fusion)
-            _xavier(self.decoder)
-        for module in self.modules():  # as torch's own multi-head attention begins
+        if has_norms:
+            _init_xavier(self.fusion)
+            _init_xavier(self.decoder)
+        for module in self.modules():  # the initialisation of torch's MultiheadAttention
             if isinstance(module, Attention):
                 nn.init.xavier_uniform_(module.qkv.weight)
                 nn.init.zeros_(module.qkv.bias)
@@ -156,87 +171,89 @@ class DIRL(Captioner):
         self.ccr_temperature, self.ccr_form, self.ccr_mask_padding = ccr_temperature, ccr_form, ccr_mask_padding
 
     def differences(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-        """What each embedded image, (b, N, D) and (B, N, D), does not share with the other: (B, N, D) each (eq. 6)."""
-        first, second = before, after
+        """Embedded images (b, N, D) and (B, N, D) minus what they share with the other image: (B, N, D) each (eq. 6)."""
+        shared_before, shared_after = before, after
         for layer in self.encoder:
-            first, second = layer(first, second)
-        return tiled_sum(-first, before), after - second
+            shared_before, shared_after = layer(shared_before, shared_after)
+        return add_repeated(-shared_before, before), after - shared_after
 
-    def encode(self, before: Tensor, after: Tensor) -> list[KeysValues]:
+    def encode(self, before: Tensor, after: Tensor) -> list[KeyValue]:
         """Two feature maps (B, C, h, w) to each decoder block's keys and values of the fused difference."""
         return self._memory(self.embedding(before), self.embedding(after))
 
-    def _memory(self, before: Tensor, after: Tensor) -> list[KeysValues]:
-        fused = linear_of_both(self.fusion[0], *self.differences(before, after))  # type: ignore[arg-type]
+    def _memory(self, before: Tensor, after: Tensor) -> list[KeyValue]:
+        fused = linear_of_concatenation(self.fusion[0], *self.differences(before, after))  # type: ignore[arg-type]
         return self.decoder.memory(self.fusion[1:](fused))
 
     def step(
-        self, tokens: Tensor, memory: list[KeysValues], cache: list[KeysValues] | None
-    ) -> tuple[Tensor, list[KeysValues]]:
+        self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None
+    ) -> tuple[Tensor, list[KeyValue]]:
         """See `Captioner.step`."""
         return self.decoder.step(tokens, memory, cache)
 
-    def next_logits(self, tokens: Tensor, memory: list[KeysValues]) -> Tensor:
-        """See `Captioner.next_logits`."""
-        return self.decoder.next_logits(tokens, memory)
+    def teacher_forced_logits(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
+        """See `Captioner.teacher_forced_logits`."""
+        return self.decoder.teacher_forced_logits(tokens, memory)
 
-    def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> WordMaps:
-        """See `Captioner.attention`, and `words.roll_out` for how a fused token is shared out to the two images."""
-        first, second = self.embedding(before), self.embedding(after)
-        looked = self.decoder.attention(tokens, self._memory(first, second))
+    def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
+        """See `Captioner.attention`; `decoder.roll_out` distributes attention to fused tokens over the two images."""
+        before, after = self.embedding(before), self.embedding(after)
+        attention = self.decoder.attention(tokens, self._memory(before, after))
         for layer in self.encoder[:-1]:
-            first, second = layer(first, second)
+            before, after = layer(before, after)
         last: Attention = self.encoder[-1].attention  # type: ignore[assignment]
-        one, two = last.project(first), last.project(second)
-        return roll_out(looked, last.weights(two[0], one[1]), last.weights(one[0], two[1]), self.embedding.grid)
+        (query1, key1, _), (query2, key2, _) = last.project_qkv(before), last.project_qkv(after)
+        to_before, to_after = last.probabilities(query2, key1), last.probabilities(query1, key2)
+        return roll_out(attention, to_before, to_after, self.embedding.grid)
 
     def decorrelation_terms(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-        """The two sums of L_dirl over projected tokens of the global batch, (B, N, D) each: diagonal, off-diagonal."""
-        return decorrelation(cross_correlation(before.flatten(0, 1), after.flatten(0, 1)))
+        """The diagonal and the off-diagonal term of L_dirl (eq. 4) for projected tokens of the global batch, (B, N, D) each."""
+        return decorrelation_terms(cross_correlation(before.flatten(0, 1), after.flatten(0, 1)))
 
-    def sentence_and_sight(self, output: BlockOutput, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """What CCR compares: means over positions after self-attention and after cross-attention, (B, D) each."""
+    def text_and_vision(self, output: BlockOutput, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """What CCR compares: mean hidden states after self-attention (text) and after cross-attention (vision), (B, D) each."""
+        text, vision = output.after_self_attention, output.after_cross_attention
         if not self.ccr_mask_padding:
-            return output.said.mean(1), output.seen.mean(1)
-        real = (tokens != NULL).to(output.said.dtype)[..., None]
-        return tuple((part * real).sum(1) / real.sum(1) for part in (output.said, output.seen))  # type: ignore[return-value]
+            return text.mean(1), vision.mean(1)
+        is_word = (tokens != NULL).to(text.dtype)[..., None]
+        return (text * is_word).sum(1) / is_word.sum(1), (vision * is_word).sum(1) / is_word.sum(1)
 
     def validate(self, batch: Batch) -> dict[str, Tensor]:
-        """See `Captioner.validate`: the words' losses only; the other losses depend on the size of the batch."""
+        """See `Captioner.validate`: the word losses only, because the other losses depend on the batch size."""
         hidden = self.decoder(batch["tokens"], self.encode(batch["before"], batch["after"])).last.hidden
         return {"caption_loss": next_word_losses(self.decoder.logit(hidden), batch["tokens"])}
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """`caption + lambda_d decorrelation + lambda_c ccr` over the global batch, each the mean of the streams'.
+        """`caption + lambda_d decorrelation + lambda_c ccr` over the global batch, each a mean over the groups.
 
-        Needs `before` (b, C, h, w), `after` (B, C, h, w) with B = b, or B = 2 b for two streams, and `tokens` (B, T).
+        Needs `before` (b, C, h, w), `after` (B, C, h, w) with B = b, or B = 2 b for two groups, and `tokens` (B, T).
         """
         before, after, tokens = self.embedding(batch["before"]), self.embedding(batch["after"]), batch["tokens"]
-        streams = streams_of(before, after)
+        groups = pair_groups(before, after)
         output = self.decoder(tokens, self._memory(before, after)).last
         logits = self.decoder.logit(output.hidden)
-        parts = {"caption_loss": mean([global_mean(next_word_losses(logits[rows], tokens[rows])) for rows in streams])}
+        parts = {"caption_loss": mean([global_mean(next_word_losses(logits[rows], tokens[rows])) for rows in groups])}
         loss = parts["caption_loss"]
         if self.projector is not None:
-            first, second = self.projector(before), self.projector(after).split(len(before))
-            terms = [self.decorrelation_terms(first, stream) for stream in second]
-            for name, values in zip(("diagonal", "off_diagonal"), zip(*terms)):
-                parts[f"{name}_loss"] = mean(list(values))
+            projected_before, projected_after = self.projector(before), self.projector(after).split(len(before))
+            terms = [self.decorrelation_terms(projected_before, group) for group in projected_after]
+            parts["diagonal_loss"] = mean([diagonal for diagonal, _ in terms])
+            parts["off_diagonal_loss"] = mean([off_diagonal for _, off_diagonal in terms])
             weighted = self.term_weights[0] * parts["diagonal_loss"] + self.term_weights[1] * parts["off_diagonal_loss"]
             loss = loss + self.decorrelation_weight * weighted
         if self.ccr_weight:
-            said, seen = self.sentence_and_sight(output, tokens)
+            text, vision = self.text_and_vision(output, tokens)
             losses = [
-                global_mean(cross_modal_contrast(said[rows], seen[rows], self.ccr_temperature, self.ccr_form))
-                for rows in streams
+                global_mean(cross_modal_contrastive_loss(text[rows], vision[rows], self.ccr_temperature, self.ccr_form))
+                for rows in groups
             ]
             parts["ccr_loss"] = mean(losses)
             loss = loss + self.ccr_weight * parts["ccr_loss"]
         return {"loss": loss, **{name: value.detach() for name, value in parts.items()}}
 
 
-def _xavier(module: nn.Module | None) -> None:
-    """Xavier-uniform on everything with two dimensions or more, the padding's row too (authors' code)."""
+def _init_xavier(module: nn.Module | None) -> None:
+    """Xavier-uniform for all parameters with two or more dimensions, including padding's word vector (authors' code)."""
     for parameter in module.parameters() if module is not None else ():
         if parameter.ndim >= 2:
             nn.init.xavier_uniform_(parameter)

@@ -1,4 +1,4 @@
-"""Several captioners as one: at every word the mean of their probabilities."""
+"""An ensemble of captioners, which averages the probabilities of its members at every word."""
 
 import math
 from collections.abc import Sequence
@@ -7,71 +7,76 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diffcap.models.captioner import Batch, Captioner, WordMaps
+from diffcap.models.captioner import AttentionMaps, Batch, Captioner
 
 
 class Ensemble(Captioner):
-    """Captioners of one vocabulary, whatever each is inside; for decoding alone.
+    """Captioners of any method with the same vocabulary; for decoding only.
 
     Args:
-        members: at least one; all number their words alike.
+        members: at least one; all have the same ids for the same words.
     """
 
     def __init__(self, members: Sequence[Captioner]) -> None:
         super().__init__()
         self.members = nn.ModuleList(members)
         first = members[0]
-        self.begin, self.end, self.closing_pad = first.begin, first.end, first.closing_pad
+        self.bos_id, self.eos_id, self.extra_eos_id = first.bos_id, first.eos_id, first.extra_eos_id
         self.vocabulary_layout = first.vocabulary_layout
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """Not offered.
+        """Not supported.
 
         Raises:
             NotImplementedError: always.
         """
-        raise NotImplementedError("the members of an ensemble are trained one by one")
+        raise NotImplementedError("an ensemble cannot be trained; train its members one by one")
 
     def encode(self, before: Any, after: Any) -> list[Any]:
-        """Each member's memory of its own maps: `before` and `after` are lists of (B, C, h, w), one a member."""
+        """Each member's memory of its own feature maps; `before` and `after` are lists of (B, C, h, w), one per member."""
         return [member.encode(*maps) for member, *maps in zip(self.members, before, after)]  # type: ignore[operator]
 
     def step(self, tokens: Tensor, memory: list[Any], cache: list[Any] | None) -> tuple[Tensor, list[Any]]:
-        """See `Captioner.step`: the logarithm of the mean probability of every word."""
+        """See `Captioner.step`: the logits are the logarithm of the mean probability of every word."""
         caches = [None] * len(self.members) if cache is None else cache
         steps = [
-            member.step(tokens, own, past)  # type: ignore[operator]
-            for member, own, past in zip(self.members, memory, caches)
+            member.step(tokens, member_memory, member_cache)  # type: ignore[operator]
+            for member, member_memory, member_cache in zip(self.members, memory, caches)
         ]
-        return self._mean([logits for logits, _ in steps]), [after for _, after in steps]
+        return self._mean_log_probabilities([logits for logits, _ in steps]), [cache for _, cache in steps]
 
-    def next_logits(self, tokens: Tensor, memory: list[Any]) -> Tensor:
-        """See `Captioner.next_logits`."""
-        return self._mean([member.next_logits(tokens, own) for member, own in zip(self.members, memory)])  # type: ignore[operator]
+    def teacher_forced_logits(self, tokens: Tensor, memory: list[Any]) -> Tensor:
+        """See `Captioner.teacher_forced_logits`."""
+        return self._mean_log_probabilities(
+            [
+                member.teacher_forced_logits(tokens, member_memory)  # type: ignore[operator]
+                for member, member_memory in zip(self.members, memory)
+            ]
+        )
 
     def nothing_changed(self, before: Any, after: Any) -> Tensor | None:
-        """The mean of those members that judge it."""
-        judged = [member.nothing_changed(*maps) for member, *maps in zip(self.members, before, after)]  # type: ignore[operator]
-        said = [one for one in judged if one is not None]
-        return torch.stack(said).mean(0) if said else None
+        """The mean of the members that estimate it."""
+        estimates = [member.nothing_changed(*maps) for member, *maps in zip(self.members, before, after)]  # type: ignore[operator]
+        available = [estimate for estimate in estimates if estimate is not None]
+        return torch.stack(available).mean(0) if available else None
 
-    def attention(self, before: Any, after: Any, tokens: Tensor) -> WordMaps:
+    def attention(self, before: Any, after: Any, tokens: Tensor) -> AttentionMaps:
         """The mean of the members' maps.
 
         Raises:
-            NotImplementedError: a member has none, or they look at grids of different sizes.
+            NotImplementedError: a member has no maps, or the members' maps have different sizes.
         """
-        looks = [member.attention(*maps, tokens) for member, *maps in zip(self.members, before, after)]  # type: ignore[operator]
-        if len({one.before.shape for one in looks}) > 1:
-            raise NotImplementedError("the members look at grids of different sizes")
-        aligned = [one.alignment for one in looks if one.alignment is not None]
-        return WordMaps(
-            torch.stack([one.before for one in looks]).mean(0),
-            torch.stack([one.after for one in looks]).mean(0),
-            torch.stack(aligned).mean(0) if len(aligned) == len(looks) else None,
+        maps_of_members = [member.attention(*maps, tokens) for member, *maps in zip(self.members, before, after)]  # type: ignore[operator]
+        if len({maps.before.shape for maps in maps_of_members}) > 1:
+            raise NotImplementedError("the attention maps of the members have different sizes")
+        alignments = [maps.alignment for maps in maps_of_members if maps.alignment is not None]
+        return AttentionMaps(
+            torch.stack([maps.before for maps in maps_of_members]).mean(0),
+            torch.stack([maps.after for maps in maps_of_members]).mean(0),
+            torch.stack(alignments).mean(0) if len(alignments) == len(maps_of_members) else None,
         )
 
     @staticmethod
-    def _mean(logits: list[Tensor]) -> Tensor:
-        said = torch.stack([part.float().log_softmax(-1) for part in logits])
-        return said.logsumexp(0) - math.log(len(logits))
+    def _mean_log_probabilities(logits: list[Tensor]) -> Tensor:
+        log_probabilities = torch.stack([member.float().log_softmax(-1) for member in logits])
+        return log_probabilities.logsumexp(0) - math.log(len(logits))

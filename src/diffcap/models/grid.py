@@ -1,24 +1,21 @@
-"""Feature maps to tokens: the front of SCORER and DIRL.
+"""Feature maps to tokens: the input layer of SCORER and DIRL.
 
-Letters: B images, C feature channels, N places of a map, D width.
+Letters: B images, C feature channels, N positions of a map, D width.
 """
-
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from diffcap.models.attention import is_plain
+from diffcap.models.fast import maps_to_tokens
 
 
 class GridEmbedding(nn.Module):
-    """A linear layer at every place, and a learned position of a column and a row half each.
+    """A linear layer at every position, plus a learned position embedding: half of it for the column, half for the row.
 
     Args:
         channels: C. grid: rows and columns. width: D.
-        coordinates: two more channels before the layer, x `2 j / columns - 1` and y `2 i / rows - 1` (methods of the
+        coordinates: append two channels to the features, x `2 j / columns - 1` and y `2 i / rows - 1` (methods of the
             RobustChangeCaptioning code base).
     """
 
@@ -40,40 +37,10 @@ class GridEmbedding(nn.Module):
                 f"features are {tuple(maps.shape[1:])}, the model was built for {(self.channels, *self.grid)}"
             )
         rows, columns = self.grid
-        places = torch.cat(
+        position = torch.cat(
             [self.columns.weight.expand(rows, -1, -1), self.rows.weight[:, None].expand(-1, columns, -1)], -1
         ).flatten(0, 1)  # (N, D)
         weight = self.projection.weight
-        if weight.shape[1] > self.channels:  # the same at that place in every image: no need to append them to the maps
-            places = places + F.linear(self.coordinate_channels, weight[:, self.channels :])
-        places, weight = places + self.projection.bias, weight[:, : self.channels]
-        if is_plain(maps) and is_plain(weight):
-            return _MapsToTokens.apply(maps.flatten(2), weight, places)
-        # A linear layer as a convolution: the maps need not be copied channels last, nor the copy kept for the gradient.
-        tokens = F.conv2d(maps, weight[..., None, None])  # (B, D, rows, columns)
-        return places + tokens.flatten(2).transpose(1, 2)  # in this order the sum is laid out as `places`
-
-
-class _MapsToTokens(torch.autograd.Function):
-    """`places + maps[b]^T weight^T` image by image: neither pass makes anything of all maps' size but the tokens."""
-
-    @staticmethod
-    def forward(ctx: Any, maps: Tensor, weight: Tensor, places: Tensor) -> Tensor:
-        tokens = maps.new_empty(len(maps), *places.shape)
-        for image, out in zip(maps, tokens):
-            torch.addmm(places, image.T, weight.T, out=out)
-        ctx.save_for_backward(maps, weight)
-        return tokens
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, tokens: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        maps, weight = ctx.saved_tensors
-        to_maps = torch.empty_like(maps) if ctx.needs_input_grad[0] else None
-        to_weight = torch.zeros(weight.shape) if ctx.needs_input_grad[1] else None
-        for number, (image, token) in enumerate(zip(maps, tokens)):
-            if to_weight is not None:
-                to_weight.addmm_(token.T, image.T)
-            if to_maps is not None:
-                torch.mm(weight.T, token.T, out=to_maps[number])
-        return to_maps, to_weight, tokens.sum(0)
+        if weight.shape[1] > self.channels:  # coordinates are the same in every image: projected once, not appended
+            position = position + F.linear(self.coordinate_channels, weight[:, self.channels :])
+        return maps_to_tokens(maps, weight[:, : self.channels], position + self.projection.bias)

@@ -1,4 +1,4 @@
-"""Layers that the methods share.
+"""Layers that several methods share.
 
 Letters: B pairs, T text positions, N visual tokens of one image, D width, H heads.
 """
@@ -10,18 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffcap.models.attention import dropped_attention, is_worthwhile
+from diffcap.models.fast import attention_over_segments, attention_with_dropout, prefers_attention_with_dropout
 
-KeysValues = tuple[Tensor, Tensor]  # each (B, H, positions, D / H)
-Past = Sequence[KeysValues]  # of earlier positions, in one part or several
+KeyValue = tuple[Tensor, Tensor]  # keys and values, (B, H, positions, D / H) each
+PastKeyValues = Sequence[KeyValue]  # of the earlier positions of one layer, in one segment or several
 ALL = slice(None)
 
 
 class UnbiasedLayerNorm(nn.Module):
-    """Layer normalisation in the "annotated transformer" form that IDC-PCL uses: `a (x - mean) / (std + eps) + b`.
+    """Layer normalisation in the form of the "annotated transformer", which IDC-PCL uses: `a (x - mean) / (std + eps) + b`.
 
-    The standard deviation is the unbiased one (D - 1 below the line). Computed by the fused kernel with `eps ** 2` on
-    the variance, which agrees with the formula to a relative `eps / std`.
+    The standard deviation is the unbiased one, with D - 1 in the denominator. It is computed by the fused kernel with
+    `eps ** 2` added to the variance, which agrees with the formula up to a relative error of `eps / std`.
 
     Args:
         width: D, the last dimension.
@@ -33,19 +33,19 @@ class UnbiasedLayerNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width))
         self.width, self.eps = width, eps
-        self.unbias = math.sqrt((width - 1) / width)
+        self.unbiased_factor = math.sqrt((width - 1) / width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise (..., D) over its last dimension."""
-        return F.layer_norm(x, (self.width,), self.weight * self.unbias, self.bias, self.eps**2)
+        return F.layer_norm(x, (self.width,), self.weight * self.unbiased_factor, self.bias, self.eps**2)
 
 
 class Attention(nn.Module):
-    """Multi-head attention; called on one sequence it is self-attention, whose queries may also look at earlier positions.
+    """Multi-head attention. Calling the module is self-attention, optionally with cached keys and values of earlier positions.
 
     Args:
-        width: D. heads: H, which divides D. dropout: on the attention probabilities.
-        projected: a last linear layer over the joined heads. bias: of all its linear layers.
+        width: D. heads: H, which divides D. dropout: of the attention probabilities.
+        projected: whether a linear layer follows the merged heads. bias: of all its linear layers.
     """
 
     def __init__(self, width: int, heads: int, dropout: float = 0.0, projected: bool = True, bias: bool = True) -> None:
@@ -56,98 +56,103 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width, bias=bias)
         self.out = nn.Linear(width, width, bias=bias) if projected else nn.Identity()
 
-    def _heads(self, x: Tensor, first: int, parts: int) -> tuple[Tensor, ...]:
-        """The query (0), key (1) or value (2) heads of x (B, T, D), `parts` of them from `first` on: (B, H, T, D / H) each."""
-        rows = slice(first * self.width, (first + parts) * self.width)
+    def split_heads(self, x: Tensor) -> Tensor:
+        """(B, T, D) to a view (B, H, T, D / H)."""
+        return x.unflatten(2, (self.heads, self.width // self.heads)).transpose(1, 2)
+
+    @staticmethod
+    def merge_heads(heads: Tensor) -> Tensor:
+        """(B, H, T, D / H) to (B, T, D); the inverse of `split_heads`."""
+        return heads.transpose(1, 2).flatten(2)
+
+    def _project(self, x: Tensor, first: int, count: int) -> tuple[Tensor, ...]:
+        """`count` of query (0), key (1) and value (2) of x (B, T, D), starting at `first`: (B, H, T, D / H) each."""
+        rows = slice(first * self.width, (first + count) * self.width)
         bias = self.qkv.bias if self.qkv.bias is None else self.qkv.bias[rows]
-        joined = F.linear(x, self.qkv.weight[rows], bias).split(self.width, 2)
-        return tuple(self.apart(part) for part in joined)
+        projected = F.linear(x, self.qkv.weight[rows], bias).split(self.width, 2)
+        return tuple(self.split_heads(part) for part in projected)
 
-    def apart(self, joined: Tensor) -> Tensor:
-        """Heads beside one another, (B, T, D), to one after another, (B, H, T, D / H); copies nothing."""
-        return joined.unflatten(2, (self.heads, self.width // self.heads)).transpose(1, 2)
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value of x (B, T, D): (B, H, T, D / H) each."""
-        query, key, value = self._heads(x, 0, 3)
+        query, key, value = self._project(x, 0, 3)
         return query, key, value
 
-    def queries(self, x: Tensor) -> Tensor:
-        """The queries of x alone."""
-        return self._heads(x, 0, 1)[0]
+    def project_query(self, x: Tensor) -> Tensor:
+        """Query of x (B, T, D): (B, H, T, D / H)."""
+        return self._project(x, 0, 1)[0]
 
-    def keys_values(self, x: Tensor) -> KeysValues:
-        """The keys and values of x alone: what cross-attention needs of the other sequence, once."""
-        key, value = self._heads(x, 1, 2)
+    def project_key_value(self, x: Tensor) -> KeyValue:
+        """Key and value of x (B, T, D), for cross-attention: (B, H, T, D / H) each."""
+        key, value = self._project(x, 1, 2)
         return key, value
 
-    def attend_parts(self, query: Tensor, parts: Sequence[KeysValues], mask: Tensor | None = None) -> Tensor:
-        """`attend` over keys and values that stand in several places, for the few queries of one decoding step.
+    def attend(self, query: Tensor, key_value: KeyValue, mask: Tensor | None = None) -> Tensor:
+        """`out(softmax(query key^T / sqrt(D / H)) value)`, with dropout of the probabilities in training.
 
-        Joining them would copy them all at every step, which takes longer than the attention. No dropout.
+        Where one batch is smaller, b of B = n b, it is repeated n times: row i is used with row i modulo b.
 
         Args:
-            query: (B, H, T, D / H). parts: (B, H, S_i, D / H) each, fastest where they are contiguous.
-            mask: boolean, broadcast to (B, H, T, sum of S_i).
-        """
-        query = (query * query.shape[3] ** -0.5).contiguous()  # once, not for each part
-        scores = torch.cat([query @ key.transpose(2, 3) for key, _ in parts], 3)
-        if mask is not None:
-            scores = scores.masked_fill(~mask, float("-inf"))
-        shares = scores.softmax(3).split([key.shape[2] for key, _ in parts], 3)
-        mixed = [share @ value for share, (_, value) in zip(shares, parts)]
-        return self.out(sum(mixed[1:], mixed[0]).transpose(1, 2).flatten(2))
+            query: (B, H, T, D / H). key_value: (B, H, S, D / H) each.
+            mask: boolean, True where a query may look; broadcast to (B, H, T, S).
 
-    def attend(self, query: Tensor, keys_values: KeysValues, mask: Tensor | None = None) -> Tensor:
-        """Queries (B, H, T, D / H) over keys and values to (B, T, D).
-
-        Where one side has fewer rows, b of B = n b, each of its rows serves n of the other's, every b-th one.
+        Returns:
+            (B, T, D).
         """
-        drop, (key, value) = self.dropout if self.training else 0.0, keys_values
-        step = query.shape[2] == 1 and not drop and len(query) == len(key)
-        if step and query.device.type == "cpu":  # there the fused kernel is slower for one query
-            return self.attend_parts(query, [keys_values], mask)
-        if 0 < drop < 1 and mask is None and is_worthwhile(query, key):
-            mixed = dropped_attention(query, key, value, drop)
+        key, value = key_value
+        dropout = self.dropout if self.training else 0.0
+        is_decoding_step = query.shape[2] == 1 and not dropout and len(query) == len(key)
+        if is_decoding_step and query.device.type == "cpu":  # torch's fused kernel is slower for one query there
+            mixed = attention_over_segments(query, [key_value], mask)
+        elif 0 < dropout < 1 and mask is None and prefers_attention_with_dropout(query, key):
+            mixed = attention_with_dropout(query, key, value, dropout)
         else:
             batch = max(len(query), len(key))
-            query, key, value = (tile(part, batch) for part in (query, key, value))
-            mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=drop)
-        return self.out(mixed.transpose(1, 2).flatten(2))
+            query, key, value = (repeat_batch(part, batch) for part in (query, key, value))
+            mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+        return self.out(self.merge_heads(mixed))
 
-    def weights(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Where queries (B, H, T, D / H) look among keys (B, H, S, D / H), mean over the heads: (B, T, S); mask as `attend`."""
+    def probabilities(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Attention probabilities, averaged over the heads, without dropout.
+
+        Args:
+            query: (B, H, T, D / H). key: (B, H, S, D / H). mask: as `attend`.
+
+        Returns:
+            (B, T, S); every row sums to 1.
+        """
         scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
         return (scores if mask is None else scores.masked_fill(~mask, float("-inf"))).softmax(-1).mean(1)
 
     def forward(
-        self, x: Tensor, mask: Tensor | None = None, past: Past = (), rows: slice = ALL
-    ) -> tuple[Tensor, KeysValues]:
-        """Attend from x (B, T, D) to `past` and x.
+        self, x: Tensor, mask: Tensor | None = None, past_key_values: PastKeyValues = (), query_positions: slice = ALL
+    ) -> tuple[Tensor, KeyValue]:
+        """Self-attention of x (B, T, D) over the earlier positions and x.
 
         Args:
             x: (B, T, D).
-            mask: boolean, True where a query may look; broadcast to (B, H, rows of T, past + T). None: everywhere.
-            past: keys and values of earlier positions, (B, H, P, D / H) each, in one part or several, see `attend_parts`.
-            rows: the positions of x whose output is wanted.
+            mask: boolean, True where a query may look; broadcast to (B, H, queries, P + T). None: everywhere.
+            past_key_values: of P earlier positions, (B, H, P_i, D / H) each, in one segment or several, which are not
+                concatenated (see `attention_over_segments`); several segments support no dropout.
+            query_positions: the positions of x whose output is needed.
 
         Returns:
-            (B, rows of T, D), and the keys and values of all of x.
+            (B, queries, D), and the keys and values of all positions of x.
         """
-        if rows == ALL:
-            query, key, value = self.project(x)
+        if query_positions == ALL:
+            query, key, value = self.project_qkv(x)
         else:
-            query, (key, value) = self.queries(x[:, rows]), self.keys_values(x)
-        own = (key, value)
-        for before, beside in past[-1:]:
-            key, value = torch.cat([before, key], 2), torch.cat([beside, value], 2)
-        if len(past) > 1:
-            return self.attend_parts(query, [*past[:-1], (key, value)], mask), own
-        return self.attend(query, (key, value), mask), own
+            query, (key, value) = self.project_query(x[:, query_positions]), self.project_key_value(x)
+        new_key_values = (key, value)
+        for past_key, past_value in past_key_values[-1:]:
+            key, value = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
+        if len(past_key_values) > 1:
+            mixed = attention_over_segments(query, [*past_key_values[:-1], (key, value)], mask)
+            return self.out(self.merge_heads(mixed)), new_key_values
+        return self.attend(query, (key, value), mask), new_key_values
 
 
 class PreNormBlock(nn.Module):
-    """One transformer block of IDC-PCL: `x += Attention(LN x)`, then `x += FFN(LN x)`, ReLU inside."""
+    """One transformer block of IDC-PCL: `x += Attention(LN x)`, then `x += FFN(LN x)` with ReLU."""
 
     def __init__(self, width: int, heads: int, ffn: int, dropout: float) -> None:
         super().__init__()
@@ -158,16 +163,16 @@ class PreNormBlock(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, x: Tensor, mask: Tensor | None = None, past: Past = (), rows: slice = ALL
-    ) -> tuple[Tensor, KeysValues]:
-        """(B, T, D) to (B, rows of T, D), and the keys and values of all of x; arguments as `Attention`."""
-        mixed, own = self.attention(self.attention_norm(x), mask, past, rows)
-        x = x[:, rows] + self.dropout(mixed)
-        return x + self.dropout(self.ffn(self.ffn_norm(x))), own
+        self, x: Tensor, mask: Tensor | None = None, past_key_values: PastKeyValues = (), query_positions: slice = ALL
+    ) -> tuple[Tensor, KeyValue]:
+        """(B, T, D) to (B, queries, D), and the keys and values of all of x; arguments as `Attention`."""
+        mixed, new_key_values = self.attention(self.attention_norm(x), mask, past_key_values, query_positions)
+        x = x[:, query_positions] + self.dropout(mixed)
+        return x + self.dropout(self.ffn(self.ffn_norm(x))), new_key_values
 
 
 class PreNormStack(nn.Module):
-    """Blocks with one extra normalisation of the input and none of the output (authors' code).
+    """Blocks with one extra normalisation of the input and no normalisation of the output (authors' code).
 
     Args:
         layers: number of blocks; 0 gives the identity.
@@ -179,37 +184,41 @@ class PreNormStack(nn.Module):
         self.layers = nn.ModuleList(PreNormBlock(width, heads, ffn, dropout) for _ in range(layers))
 
     def forward(
-        self, x: Tensor, mask: Tensor | None = None, past: Sequence[Past] | None = None, rows: slice = ALL
-    ) -> tuple[Tensor, list[KeysValues]]:
-        """(B, T, D) to (B, rows of T, D), and each layer's keys and values of all of x.
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        past_key_values: Sequence[PastKeyValues] | None = None,
+        query_positions: slice = ALL,
+    ) -> tuple[Tensor, list[KeyValue]]:
+        """(B, T, D) to (B, queries, D), and each layer's keys and values of all of x.
 
         Args:
-            x: (B, T, D). mask: as `Attention`, (..., T, past + T). past: of each layer.
-            rows: the positions whose output is wanted; the last layer computes no others.
+            x: (B, T, D). mask: as `Attention`, (..., T, P + T). past_key_values: of each layer.
+            query_positions: the positions whose output is needed; the last layer computes no others.
         """
         x = self.norm(x)
-        cache = []
+        new_key_values = []
         for index, layer in enumerate(self.layers):
-            wanted = rows if index == len(self.layers) - 1 else ALL
-            shown = mask if mask is None or wanted == ALL else mask[..., wanted, :]
-            x, own = layer(x, shown, past[index] if past else (), wanted)
-            cache.append(own)
-        return x if len(self.layers) else x[:, rows], cache
+            positions = query_positions if index == len(self.layers) - 1 else ALL
+            layer_mask = mask if mask is None or positions == ALL else mask[..., positions, :]
+            x, key_value = layer(x, layer_mask, past_key_values[index] if past_key_values else (), positions)
+            new_key_values.append(key_value)
+        return x if len(self.layers) else x[:, query_positions], new_key_values
 
 
 @torch.no_grad()
-def begin_with_the_difference(
+def init_difference_attention_(
     qkv_weight: Tensor, out_weight: Tensor, sharpness: float = 1.5, noise: float = 0.1
 ) -> None:
-    """Draw an attention over both images' tokens so that, at first, a token becomes what it differs by from its likes.
+    """Initialise self-attention over both images so that its first outputs are differences between the images.
 
-    Queries equal keys, so a token looks at the same place and content in both images; values come back turned round, so
-    what they share is taken away. After "Mimetic initialization of self-attention layers" (Trockman and Kolter, ICML 2023),
-    where trained transformers are found to look so.
+    Queries equal keys, so a token attends to the same position and content in both images. The output layer negates the
+    values, so the residual connection subtracts what both images share. After "Mimetic initialization of self-attention
+    layers" (Trockman and Kolter, ICML 2023), who found this structure in trained transformers.
 
     Args:
-        qkv_weight: (3 D, D), filled anew. out_weight: (D, D) of the layer over the joined heads.
-        sharpness: scale of queries and keys. noise: share of what the output layer was that stays in it.
+        qkv_weight: (3 D, D), overwritten. out_weight: (D, D) of the layer after the merged heads.
+        sharpness: scale of queries and keys. noise: factor of the output layer's former weights, which are kept in the sum.
     """
     query, _, value = qkv_weight.chunk(3)
     nn.init.orthogonal_(query, sharpness)
@@ -219,9 +228,9 @@ def begin_with_the_difference(
 
 
 def doubled_sinusoid(length: int, width: int) -> Tensor:
-    """Fixed positions of IDC-PCL, (length, width): the angle of channel j at position p is `p / 10000 ** (2 j / width)`.
+    """Fixed position embedding of IDC-PCL, (length, width): channel j at position p has the angle `p / 10000 ** (2 j / width)`.
 
-    Sine on even channels, cosine on odd ones. The usual table uses the exponent `2 floor(j / 2) / width`; the authors'
+    Sine on even channels, cosine on odd channels. The usual table has the exponent `2 floor(j / 2) / width`. The authors'
     code doubles it, so neighbouring channels differ and frequencies fall twice as fast.
     """
     channel = torch.arange(width, dtype=torch.float64)
@@ -230,26 +239,15 @@ def doubled_sinusoid(length: int, width: int) -> Tensor:
 
 
 def sinusoid(length: int, width: int) -> Tensor:
-    """Fixed positions of the transformer, (length, width): sine on even channels, cosine on odd ones.
+    """Fixed position embedding of the transformer, (length, width): sine on even channels, cosine on odd channels.
 
-    Channels 2 j and 2 j + 1 have the angle `p / 10000 ** (2 j / width)` at position p.
+    Channels 2 j and 2 j + 1 at position p have the angle `p / 10000 ** (2 j / width)`.
     """
     channel = torch.arange(width, dtype=torch.float64) // 2 * 2
     angle = torch.arange(length, dtype=torch.float64)[:, None] / 10000 ** (channel / width)
     return torch.where(torch.arange(width) % 2 == 0, angle.sin(), angle.cos()).float()
 
 
-def tile(x: Tensor, rows: int) -> Tensor:
-    """Copies of a batch (b, ...), one after the other, that make (rows, ...)."""
-    return x if len(x) == rows else torch.cat([x] * (rows // len(x)))
-
-
-def tiled_sum(x: Tensor, y: Tensor) -> Tensor:
-    """`x + tile(y)` of (B, ...) and (b, ...), B a multiple of b, without the copies."""
-    return x + y if len(x) == len(y) else (x.unflatten(0, (-1, len(y))) + y).flatten(0, 1)
-
-
-def linear_of_both(layer: nn.Linear, first: Tensor, second: Tensor) -> Tensor:
-    """`layer(torch.cat([first, second], -1))` without that copy, which would be kept for the gradient."""
-    one, two = layer.weight.split([first.shape[-1], second.shape[-1]], 1)
-    return F.linear(first, one, layer.bias).add_(F.linear(second, two))
+def repeat_batch(x: Tensor, batch: int) -> Tensor:
+    """Repeat a batch (b, ...) as a whole until it has `batch` rows, a multiple of b."""
+    return x if len(x) == batch else torch.cat([x] * (batch // len(x)))

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from diffcap.losses.fda import difference_aligning
-from diffcap.losses.fine_grained import class_contrast, classification, matching
+from diffcap.losses.fda import difference_aligning_loss
+from diffcap.losses.fine_grained import class_contrastive_loss, classification_loss, same_class_loss
 from diffcap.losses.gather import global_mean
 from diffcap.losses.mlm import IGNORED, masked_cross_entropy
 from diffcap.losses.mvcl import masked_visual_nce
@@ -22,7 +22,7 @@ from diffcap.models.pcl import EMBEDDING_EPS, PCLTrunk
 
 
 class RegressionHead(nn.Module):
-    """Back from D to feature channels for MVCL: a layer, then the image projection's own weights turned round."""
+    """From D back to feature channels for MVCL: a linear layer, then the transposed weights of the image projection."""
 
     def __init__(self, width: int, feature_channels: int) -> None:
         super().__init__()
@@ -30,26 +30,24 @@ class RegressionHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(feature_channels))
 
     def forward(self, hidden: Tensor, projection: Tensor) -> Tensor:
-        """(n, D) to (n, C); `projection` is the image projection's weight, (D, C), tied."""
+        """(n, D) to (n, C); `projection` is the weight of the image projection, (D, C)."""
         return self.inner(hidden) @ projection + self.bias
 
 
 class PCLPretraining(nn.Module):
-    """The tasks of IDC-PCL over one trunk; a batch carries what its task needs.
+    """The pre-training tasks of IDC-PCL with one trunk; each batch holds the entries that its task needs.
 
-    A batch without "after" is of single images with captions (CUB): the second image's patches are absent, its [CLS]
-    stays.
+    A batch without "after" consists of single images with captions (CUB): the second image has no patches, only its [CLS].
 
     Args:
         vocabulary_size, feature_channels, trunk: as `PCLTrunk`.
-        pad_mask: hide padding from attention (released code: False).
-        mvcl_negatives: "predictions" at unmasked positions (released code) or their original "features" (paper).
+        pad_mask: mask padding in attention (authors' code: False).
+        mvcl_negatives: "predictions" at unmasked positions (authors' code) or the original "features" there (paper).
         temperature: tau of MVCL and FDA (paper and code: 1).
-        single_image: "absent": the second [CLS] of a single image joins before the pair encoder (released code). "masked":
-            the second image is padding, hidden from attention in all encoders (paper). Its patches then weigh nothing
-            in any sum, so they are left out of the computation; what remains of the padded side is its [CLS], which
-            passes the single-image encoder seeing itself alone.
-        classes: of the images of "fgvc" (NABirds: 555); 0: no heads for that task.
+        single_image: "absent": the second [CLS] of a single image is appended before the pair encoder (authors' code).
+            "masked": the second image is padding, masked from attention in all encoders (paper). Masked patches change no other
+            token, so they are not computed; its [CLS] passes through the single-image encoder alone.
+        classes: of the images of the task "fgvc" (NABirds: 555); 0: no heads for that task.
     """
 
     def __init__(
@@ -73,7 +71,7 @@ class PCLPretraining(nn.Module):
         self.single_image = single_image
 
     def loss(self, task: str, batch: Batch) -> dict[str, Tensor]:
-        """The global batch's loss of one task, "mlm", "mvcl", "fda" or "fgvc", and the parts of a sum, to be logged."""
+        """The global batch's loss of one task, "mlm", "mvcl", "fda" or "fgvc"; for "fgvc" also the summands, for the log."""
         if task != "fgvc":
             losses = {"mlm": self.mlm, "mvcl": self.mvcl, "fda": self.fda}[task](batch)
             return {"loss": global_mean(losses)}
@@ -84,67 +82,67 @@ class PCLPretraining(nn.Module):
         }
 
     def _visual(self, images: list[Tensor]) -> Tensor:
-        """One or two feature maps (B, C, h, w) before they meet the text: (B, 2 + N or 2 + 2 N, D)."""
+        """Encode one or two feature maps (B, C, h, w) without text: (B, 2 + N, D) or (B, 2 + 2 N, D)."""
         if len(images) == 1:
             return self.trunk.visual_of_one(images[0], encode_cls=self.single_image == "masked")
         return self.trunk.visual(*images)
 
     def mlm_logits(self, batch: Batch) -> Tensor:
-        """Word scores at the hidden positions, row by row: (n, V)."""
+        """Word logits at the masked positions, row by row: (n, V)."""
         visual = self._visual(_maps(batch))
         hidden = self.trunk.joint(visual, batch["mlm_tokens"], self.pad_mask)
         text = hidden[:, visual.shape[1] + 1 :]
         return self.trunk.output_layer(text[batch["mlm_labels"] != IGNORED])
 
     def mlm(self, batch: Batch) -> Tensor:
-        """Masked language modelling: (n,) losses, one a hidden word. Needs `mlm_tokens` and `mlm_labels`, (B, T)."""
+        """Masked language modelling: (n,) losses, one per masked word. Needs `mlm_tokens` and `mlm_labels`, (B, T)."""
         labels = batch["mlm_labels"]
         return masked_cross_entropy(self.mlm_logits(batch), labels[labels != IGNORED])
 
     def mvcl(self, batch: Batch) -> Tensor:
-        """Masked visual contrastive learning: (n,) losses, one a hidden patch.
+        """Masked visual contrastive learning: (n,) losses, one per masked patch.
 
-        Needs `tokens` (B, T) and `visual_mask`, boolean (B, 2 N), or (B, N) of a single image: which patches are hidden.
+        Needs `tokens` (B, T) and `visual_mask`, boolean (B, 2 N), or (B, N) for single images: which patches are masked.
         """
         maps = _maps(batch)
         original = torch.cat([image.flatten(2).transpose(1, 2) for image in maps], 1)  # (B, 2 N, C)
-        hide = batch["visual_mask"]
-        shown = [
-            image.masked_fill(part.view(len(image), 1, *image.shape[2:]), 0.0)
-            for image, part in zip(maps, hide.chunk(len(maps), dim=1))
+        is_masked = batch["visual_mask"]
+        masked_maps = [
+            image.masked_fill(mask.view(len(image), 1, *image.shape[2:]), 0.0)
+            for image, mask in zip(maps, is_masked.chunk(len(maps), dim=1))
         ]  # raw features are zeroed before the projection (authors' code)
-        visual = self._visual(shown)
+        visual = self._visual(masked_maps)
         hidden = self.trunk.joint(visual, batch["tokens"], self.pad_mask)
         patches = original.shape[1] // len(maps)
-        firsts = [1 + image * (1 + patches) for image in range(len(maps))]
-        hidden = torch.cat([hidden[:, first : first + patches] for first in firsts], 1)
+        starts = [1 + index * (1 + patches) for index in range(len(maps))]  # after each image's [CLS]
+        hidden = torch.cat([hidden[:, start : start + patches] for start in starts], 1)
         regressed = self.regress(hidden, self.trunk.image_projection.weight)  # (B, 2 N, C)
-        negatives = regressed[~hide] if self.mvcl_negatives == "predictions" else original[~hide]
-        return masked_visual_nce(regressed[hide], original[hide], negatives, self.temperature)
+        negatives = regressed[~is_masked] if self.mvcl_negatives == "predictions" else original[~is_masked]
+        return masked_visual_nce(regressed[is_masked], original[is_masked], negatives, self.temperature)
 
     def fda_similarity(self, batch: Batch) -> Tensor:
         """Cosine of each pair with its caption and its negatives: (B, 1 + K)."""
         captions = batch["fda_captions"]  # (B, 1 + K, T)
-        pairs, choices, length = captions.shape
+        pairs, candidates, length = captions.shape
         visual = self._visual(_maps(batch))
         tokens = visual.shape[1]
-        second = tokens // 2 if "after" in batch else tokens - 1  # where the second image's [CLS] is
-        hidden = self.trunk.joint(visual.repeat_interleave(choices, 0), captions.reshape(-1, length), self.pad_mask)
-        images = (hidden[:, 0] + hidden[:, second]) / 2
-        return torch.cosine_similarity(images, hidden[:, tokens], dim=-1).view(pairs, choices)
+        second_cls = tokens // 2 if "after" in batch else tokens - 1
+        hidden = self.trunk.joint(visual.repeat_interleave(candidates, 0), captions.reshape(-1, length), self.pad_mask)
+        images = (hidden[:, 0] + hidden[:, second_cls]) / 2
+        return torch.cosine_similarity(images, hidden[:, tokens], dim=-1).view(pairs, candidates)
 
     def fda(self, batch: Batch) -> Tensor:
-        """Fine-grained difference aligning: (B,) losses. Needs `fda_captions` (B, 1 + K, T), the true one first."""
-        return difference_aligning(self.fda_similarity(batch), self.temperature)
+        """Fine-grained difference aligning: (B,) losses. Needs `fda_captions` (B, 1 + K, T), the correct caption first."""
+        return difference_aligning_loss(self.fda_similarity(batch), self.temperature)
 
     def fgvc(self, batch: Batch) -> dict[str, Tensor]:
-        """Fine-grained visual classification of two images of one or of two classes; no text, no cross-modal encoder.
+        """Fine-grained visual classification of two images of the same or of different classes, without text.
 
         Needs `class_before`, `class_after`, (B,) in 0 ... classes - 1.
 
         Returns:
-            Losses, one an image or a pair: "classification" (2 B,) and "contrast" (2 B,) of the single-image encoder's
-            [CLS], "matching" (B,) of the pair encoder's two.
+            Losses per image, "classification" (2 B,) and "contrast" (2 B,), from the [CLS] of the single-image encoder, and
+            per pair, "matching" (B,), from both [CLS] of the pair encoder.
         """
         assert self.classifier is not None and self.matcher is not None
         singles, visual = self.trunk.pair(batch["before"], batch["after"])
@@ -152,9 +150,9 @@ class PCLPretraining(nn.Module):
         labels = torch.cat([batch["class_before"], batch["class_after"]])
         pairs = torch.cat([visual[:, 0], visual[:, visual.shape[1] // 2]], -1)  # (B, 2 D)
         return {
-            "classification": classification(self.classifier(images), labels),
-            "matching": matching(self.matcher(pairs), batch["class_before"] == batch["class_after"]),
-            "contrast": class_contrast(images, labels),
+            "classification": classification_loss(self.classifier(images), labels),
+            "matching": same_class_loss(self.matcher(pairs), batch["class_before"] == batch["class_after"]),
+            "contrast": class_contrastive_loss(images, labels),
         }
 
 

@@ -1,8 +1,8 @@
 """SCORER with CBR (Tu, Li, Su, Zha, Yan and Huang, "Self-supervised Cross-view Representation Reconstruction for Change
 Captioning", ICCV 2023).
 
-Order of the file: the cross-view encoder, the decoder's block, cross-modal backward reasoning (`CBR`), the captioner
-with its losses. Where paper and released code differ the code is the default, and the paper's way is an option.
+Order of the file: the cross-view encoder, the decoder block, cross-modal backward reasoning (`CBR`), the captioner with its
+losses. Where the paper and the released code differ, the code is the default and the paper's version is an option.
 
 Letters: B pairs, N visual tokens of one image, T text positions, D width, C feature channels, V vocabulary.
 """
@@ -18,10 +18,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from diffcap.losses.cross_view import cross_view_nce
 from diffcap.losses.gather import gather_rows, global_mean, world_size
 from diffcap.losses.token_matching import token_matching
-from diffcap.models.captioner import Batch, Captioner, WordMaps
-from diffcap.models.grid import GridEmbedding
-from diffcap.models.layers import Attention, KeysValues, Past, linear_of_both, tile, tiled_sum
-from diffcap.models.words import (
+from diffcap.models.captioner import AttentionMaps, Batch, Captioner
+from diffcap.models.decoder import (
     END,
     NULL,
     START,
@@ -29,25 +27,33 @@ from diffcap.models.words import (
     WordDecoder,
     mean,
     next_word_losses,
+    pair_groups,
     roll_out,
-    streams_of,
 )
+from diffcap.models.fast import add_repeated, backward_reasoning, linear_of_concatenation
+from diffcap.models.grid import GridEmbedding
+from diffcap.models.layers import Attention, KeyValue, PastKeyValues, repeat_batch
 
 EPS = 1e-6
 Matching = Literal["collapsed", "per_head"]
 
 
 class Views(NamedTuple):
-    """Both images after an encoder layer, and the queries and keys of what went in: (B, N, D) each."""
+    """Output of an encoder layer, (B, N, D) each tensor.
+
+    Attributes:
+        before, after: each image reconstructed from the other.
+        before_query_key, after_query_key: queries and keys of the layer's input, heads merged.
+    """
 
     before: Tensor
     after: Tensor
-    before_projected: tuple[Tensor, Tensor]
-    after_projected: tuple[Tensor, Tensor]
+    before_query_key: tuple[Tensor, Tensor]
+    after_query_key: tuple[Tensor, Tensor]
 
 
 class CrossView(nn.Module):
-    """One encoder layer: each image rebuilt from the other, `LayerNorm(own + Attention(own, other))`, weights shared."""
+    """One encoder layer, `LayerNorm(x + Attention(x, other image))` for both images with the same weights."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -55,19 +61,22 @@ class CrossView(nn.Module):
         self.norm = nn.LayerNorm(width, EPS)
 
     def forward(self, before: Tensor, after: Tensor) -> Views:
-        """(b, N, D) and (B, N, D); where B is 2 b, `before` serves both halves of `after`."""
-        first, second = self.attention.project(before), self.attention.project(after)
-        rebuilt_before = self.norm(tiled_sum(self.attention.attend(first[0], (second[1], second[2])), before))
-        rebuilt_after = self.norm(after + self.attention.attend(second[0], (first[1], first[2])))
-        query, key = (tile(_join(part), len(after)) for part in first[:2])
-        return Views(rebuilt_before, rebuilt_after, (query, key), (_join(second[0]), _join(second[1])))
+        """(b, N, D) and (B, N, D); where B is 2 b, `before` is used for both halves of `after`."""
+        attention = self.attention
+        (query1, key1, value1), (query2, key2, value2) = attention.project_qkv(before), attention.project_qkv(after)
+        reconstructed_before = self.norm(add_repeated(attention.attend(query1, (key2, value2)), before))
+        reconstructed_after = self.norm(after + attention.attend(query2, (key1, value1)))
+        query1, key1 = (repeat_batch(attention.merge_heads(part), len(after)) for part in (query1, key1))
+        query2, key2 = attention.merge_heads(query2), attention.merge_heads(key2)
+        return Views(reconstructed_before, reconstructed_after, (query1, key1), (query2, key2))
 
 
 class SCORERBlock(nn.Module):
-    """One decoder block; its FFN is as wide as the model, and its last residual is the FFN's inner value.
+    """One decoder block. Its FFN is as wide as the model.
 
     Args:
-        ffn_residual: "gelu": `LN(W2 g + g)` with g = GELU(W1 x) (authors' code); "input": `LN(W2 g + x)`.
+        ffn_residual: the last residual connection, with g = GELU(W1 x): "gelu", `LN(W2 g + g)` (authors' code), or "input",
+            `LN(W2 g + x)`.
     """
 
     def __init__(self, width: int, heads: int, dropout: float, ffn_residual: Literal["gelu", "input"]) -> None:
@@ -78,72 +87,76 @@ class SCORERBlock(nn.Module):
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width, EPS) for _ in range(3))
         self.dropout, self.ffn_residual = nn.Dropout(dropout), ffn_residual
 
-    def forward(self, x: Tensor, memory: KeysValues, mask: Tensor | None, past: Past) -> BlockOutput:
+    def forward(self, x: Tensor, memory: KeyValue, mask: Tensor | None, past_key_values: PastKeyValues) -> BlockOutput:
         """See `BlockOutput`; arguments as `Attention`."""
-        mixed, own = self.self_attention(x, mask, past)
-        said = self.norm1(x + mixed)
-        seen = self.norm2(said + self.cross.attend(self.cross.queries(said), memory))
-        inner = F.gelu(self.inner(seen))
-        residual = inner if self.ffn_residual == "gelu" else seen
-        return BlockOutput(said, seen, self.norm3(self.dropout(self.outer(inner)) + residual), own)
+        mixed, new_key_values = self.self_attention(x, mask, past_key_values)
+        words = self.norm1(x + mixed)
+        visual = self.norm2(words + self.cross.attend(self.cross.project_query(words), memory))
+        inner = F.gelu(self.inner(visual))
+        residual = inner if self.ffn_residual == "gelu" else visual
+        return BlockOutput(words, visual, self.norm3(self.dropout(self.outer(inner)) + residual), new_key_values)
 
 
 class CBR(nn.Module):
-    """Cross-modal backward reasoning: sentence and before image together should give the after image (section 3.4)."""
+    """Cross-modal backward reasoning: predict the after image from the sentence and the before image (section 3.4)."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.join = nn.Linear(2 * width, width)  # image channels, then the sentence's
         self.attention = Attention(width, heads, bias=False)
-        nn.init.xavier_uniform_(self.attention.qkv.weight)  # as torch's own; it stays as it was drawn
+        nn.init.xavier_uniform_(self.attention.qkv.weight)  # as torch's MultiheadAttention; usually not trained
         self.out = nn.Linear(width, width)
         self.query, self.key = nn.Linear(width, width), nn.Linear(width, width)
         self.logit_scale = nn.Parameter(torch.ones(()))
 
     def forward(self, before: Tensor, sentences: Tensor) -> list[Tensor]:
-        """Images (b, N, D) and sentences (B, D), B a multiple of b, to queries of the imagined after images: b at a time.
+        """Predict after images: `query(out(Attention(join([before; sentence]))))`, computed by `backward_reasoning`.
 
-        Linear layers that follow one another are one matrix. A sentence is the same at every place: among the keys it
-        would change no probability, to the values' mean it is added; so each image has one set of keys and values.
+        Args:
+            before: (b, N, D). sentences: (B, D), B a multiple of b.
+
+        Returns:
+            B / b tensors (b, N, D), which are matched with `key` of the real after images.
         """
-        width, qkv = before.shape[2], self.attention.qkv.weight
-        to_query, _, to_value = qkv.split(width)
-        image, words = self.join.weight.split(width, 1)
-        last = self.query.weight @ self.out.weight @ self.attention.out.weight  # type: ignore[operator]
-        last_bias = F.linear(self.out.bias, self.query.weight, self.query.bias)
-        query, key, value = F.linear(before, qkv @ image).split(width, 2)  # (b, N, D) each
-        apart, imagined = self.attention.apart, []
-        for said in F.linear(sentences, words, self.join.bias)[:, None].split(len(before)):  # (b, 1, D)
-            asked = query + F.linear(said, to_query)
-            mixed = _join(F.scaled_dot_product_attention(apart(asked), apart(key), apart(value)))
-            imagined.append(F.linear(mixed, last).add_(F.linear(F.linear(said, to_value), last, last_bias)))
-        return imagined
+        return backward_reasoning(self.join, self.attention, self.out, self.query, before, sentences)
 
 
 class SCORER(Captioner):
-    """Cross-view contrast, reconstruction, decoder, and CBR.
+    """SCORER: encoder with cross-view contrast, reconstruction of both images, decoder, and CBR.
 
-    A batch with twice as many "after" as "before" holds two streams over the same first images: change pairs, then
-    distractor pairs; every loss is the mean of both streams'.
+    A batch with twice as many "after" as "before" images holds two groups of pairs with the same before images: change pairs,
+    then distractor pairs. Every loss is the mean over the groups.
 
     Args:
         vocabulary_size, feature_channels: V, C. grid: rows and columns of the feature map.
-        max_length: L, positions of a caption (CLEVR-Change: 24). The sentence's mean in CBR divides by it.
-        width: D (512). heads: 8. encoder_layers: paper: 2, 1, 3 and 2 on CLEVR-Change, CLEVR-DC, Spot, IER.
-        decoder_layers: 2. word_width: 300. dropout: 0.1 (authors' code).
+        max_length: L, positions of a caption (CLEVR-Change: 24). CBR's mean over a sentence divides by it.
+        width: D (512). heads: 8. encoder_layers: paper: 2 on CLEVR-Change, 1 on CLEVR-DC, 3 on Spot-the-Diff, 2 on Image
+            Editing Request.
+        decoder_layers: 2. word_width: channels of the word vectors (300). dropout: 0.1 (authors' code).
         coordinates: append x and y channels to the features (authors' code: on CLEVR-Change).
         difference: "reconstruction", or the paper's baseline "subtraction": before - after through a ReLU layer.
-        cross_view_weight: lambda_v (0.1 on CLEVR-Change). cbr_weight: lambda_m (0.001 there, authors' code).
-        mtm: token-wise matching "collapsed" over the heads to one dot product (authors' code), or the mean of the heads'
-            ("per_head", as the paper has it; how it joins the heads is not said).
-        cbr_trainable: train CBR's own layers; the authors leave them as they were drawn.
+        cross_view_weight: lambda_v (0.1 on CLEVR-Change). cbr_weight: lambda_m (0.001 on CLEVR-Change, authors' code).
+        mtm: multi-head token-wise matching: "collapsed", one dot product over all heads' channels (authors' code), or
+            "per_head", the mean over the heads (paper, which does not say how the heads are combined).
+        cbr_trainable: train CBR's own layers; the authors keep their random initial weights.
         decoder_ffn_residual: see `SCORERBlock`.
-        decoder_std: of the decoder's first weights (authors' code: 0.02, for a width of 512).
-        position_std: of the learned positions' first values (authors' code: 1, which narrow features drown in; DIRL's
-            begin at Xavier's).
+        decoder_std: standard deviation of the decoder's initial weights (authors' code: 0.02, for a width of 512).
+        position_std: standard deviation of the initial position embedding (authors' code: 1, which dominates features of few
+            channels; DIRL uses Xavier initialisation).
+
+    Example:
+        >>> import torch
+        >>> _ = torch.manual_seed(0)
+        >>> model = SCORER(10, 8, grid=(2, 2), max_length=6, width=16, heads=2, word_width=12).eval()
+        >>> before, after = torch.randn(3, 8, 2, 2), torch.randn(3, 8, 2, 2)
+        >>> tokens = torch.tensor([[START, 4, 5, END, NULL, NULL]] * 3)
+        >>> sorted(model.loss({"before": before, "after": after, "tokens": tokens}))
+        ['caption_loss', 'cbr_loss', 'cross_view_loss', 'loss']
+        >>> model.teacher_forced_logits(tokens, model.encode(before, after)).shape  # (B, T - 1, V)
+        torch.Size([3, 5, 10])
     """
 
-    begin, end, closing_pad = START, END, NULL
+    bos_id, eos_id, extra_eos_id = START, END, NULL
     vocabulary_layout = "rcc"
 
     def __init__(
@@ -192,7 +205,7 @@ class SCORER(Captioner):
             [SCORERBlock(width, heads, dropout, decoder_ffn_residual) for _ in range(decoder_layers)],
         )
         for module in self.decoder.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):  # the padding's row too, which is never trained
+            if isinstance(module, nn.Linear | nn.Embedding):  # including the row of padding, which is never trained
                 nn.init.normal_(module.weight, std=decoder_std)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
@@ -204,10 +217,10 @@ class SCORER(Captioner):
         self.max_length = max_length
 
     def compare(self, before: Tensor, after: Tensor) -> Views | None:
-        """The last encoder layer's views of two embedded images (b, N, D) and (B, N, D); None for the subtraction."""
+        """Output of the last encoder layer for embedded images (b, N, D) and (B, N, D); None for "subtraction"."""
         views = None
         for layer in self.encoder:
-            views = None  # what the layer before compared is not needed any more
+            views = None  # free the previous layer's queries and keys
             views = layer(before, after)
             before, after = views.before, views.after
         return views
@@ -215,126 +228,118 @@ class SCORER(Captioner):
     def fuse(self, before: Tensor, after: Tensor, views: Views | None) -> Tensor:
         """The difference representation of embedded images and their views, (B, N, D)."""
         if views is None:
-            return self.fusion(tiled_sum(-after, before))
-        return self.fusion[1:](linear_of_both(self.fusion[0], views.before, views.after))  # type: ignore[arg-type]
+            return self.fusion(add_repeated(-after, before))
+        return self.fusion[1:](linear_of_concatenation(self.fusion[0], views.before, views.after))  # type: ignore[arg-type]
 
-    def encode(self, before: Tensor, after: Tensor) -> list[KeysValues]:
-        """Two feature maps (B, C, h, w) to each decoder block's keys and values of the difference."""
+    def encode(self, before: Tensor, after: Tensor) -> list[KeyValue]:
+        """Two feature maps (B, C, h, w) to each decoder block's keys and values of the difference representation."""
         before, after = self.embedding(before), self.embedding(after)
         return self.decoder.memory(self.fuse(before, after, self.compare(before, after)))
 
     def step(
-        self, tokens: Tensor, memory: list[KeysValues], cache: list[KeysValues] | None
-    ) -> tuple[Tensor, list[KeysValues]]:
+        self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None
+    ) -> tuple[Tensor, list[KeyValue]]:
         """See `Captioner.step`."""
         return self.decoder.step(tokens, memory, cache)
 
-    def next_logits(self, tokens: Tensor, memory: list[KeysValues]) -> Tensor:
-        """See `Captioner.next_logits`."""
-        return self.decoder.next_logits(tokens, memory)
+    def teacher_forced_logits(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
+        """See `Captioner.teacher_forced_logits`."""
+        return self.decoder.teacher_forced_logits(tokens, memory)
 
-    def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> WordMaps:
-        """See `Captioner.attention`, and `words.roll_out` for how a fused token is shared out to the two images."""
-        first, second = self.embedding(before), self.embedding(after)
-        views = self.compare(first, second)
-        looked = self.decoder.attention(tokens, self.decoder.memory(self.fuse(first, second, views)))
+    def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
+        """See `Captioner.attention`; `decoder.roll_out` distributes attention to fused tokens over the two images."""
+        before, after = self.embedding(before), self.embedding(after)
+        views = self.compare(before, after)
+        attention = self.decoder.attention(tokens, self.decoder.memory(self.fuse(before, after, views)))
         if views is None:
-            return roll_out(looked, None, None, self.embedding.grid)
+            return roll_out(attention, None, None, self.embedding.grid)
         layer: Attention = self.encoder[-1].attention  # type: ignore[assignment]
-        (one, key_one), (two, key_two) = (
-            map(layer.apart, part) for part in (views.before_projected, views.after_projected)
-        )
-        to_after, to_before = layer.weights(one, key_two), layer.weights(two, key_one)
-        return roll_out(looked, to_before, to_after, self.embedding.grid)
+        query1, key1 = map(layer.split_heads, views.before_query_key)
+        query2, key2 = map(layer.split_heads, views.after_query_key)
+        to_after, to_before = layer.probabilities(query1, key2), layer.probabilities(query2, key1)
+        return roll_out(attention, to_before, to_after, self.embedding.grid)
 
     def similarities(self, views: Views) -> tuple[Tensor, Tensor]:
-        """Scaled matching of what enters the last encoder layer, this rank's rows against all ranks' columns.
+        """Scaled matching of all pairs' images, from the last encoder layer's queries and keys (eq. 2 and 3).
 
         Returns:
-            Before's queries with after's keys, and after's with before's: (B, all B) each.
+            Queries of before images with keys of after images, and the other way round: (B, all B) each, this rank's rows
+            with all ranks' columns.
         """
         assert self.logit_scale is not None
         scale = self.logit_scale.exp()
-        one = scale * self._match(views.before_projected[0], views.after_projected[1])
-        return one, scale * self._match(views.after_projected[0], views.before_projected[1])
+        (query1, key1), (query2, key2) = views.before_query_key, views.after_query_key
+        return scale * self._match(query1, key2), scale * self._match(query2, key1)
 
     def _match(self, query: Tensor, key: Tensor) -> Tensor:
-        """(B, N, D) each; one dot product over all heads' channels, or the mean of the heads' own."""
+        """(B, N, D) each to (B, all B): one dot product over all heads' channels, or the mean over the heads."""
         key = gather_rows(key)[0]
         if self.mtm == "collapsed":
             return token_matching(query, key)
         heads = (part.chunk(self.encoder[-1].attention.heads, 2) for part in (query, key))  # type: ignore[union-attr, arg-type]
         return torch.stack([token_matching(*pair) for pair in zip(*heads)]).mean(0)
 
-    def cbr_similarities(self, before: Tensor, after: Tensor, hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Imagined against real after images of one stream, see `imagined_and_real` and `_cbr_match`."""
-        return self._cbr_match(*self.imagined_and_real(before, after, hidden, tokens)[0])
-
-    def imagined_and_real(
+    def predicted_and_real(
         self, before: Tensor, after: Tensor, hidden: Tensor, tokens: Tensor
     ) -> list[tuple[Tensor, Tensor]]:
-        """What CBR matches, of each stream: (b, N, D) each.
+        """The after images that CBR predicts, and the real ones: (b, N, D) each, for each group of pairs.
 
         Args:
-            before, after: (b, N, D) and (B, N, D), embedded only. hidden: (B, T, D) of the caption's last block.
+            before: (b, N, D), output of the embedding. after: (B, N, D). hidden: (B, T, D) of the last decoder block.
             tokens: (B, T).
         """
         assert self.cbr is not None
-        said = (tokens != NULL).to(hidden.dtype)[..., None]
-        sentence = (hidden * said).sum(1) / self.max_length  # not by the number of words (authors' code)
+        is_word = (tokens != NULL).to(hidden.dtype)[..., None]
+        sentence = (hidden * is_word).sum(1) / self.max_length  # not divided by the number of words (authors' code)
         return list(zip(self.cbr(before, sentence), self.cbr.key(after).split(len(before))))
 
-    def _cbr_match(self, imagined: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-        """This rank's rows against all: the matrix, and its transpose."""
+    def cbr_similarities(self, predicted: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+        """Scaled matching of predicted with all real images, and of real with all predicted images: (b, all b) each."""
         assert self.cbr is not None
         scale = self.cbr.logit_scale.exp()
-        score = scale * token_matching(imagined, gather_rows(real)[0])
+        score = scale * token_matching(predicted, gather_rows(real)[0])
         if world_size() == 1:
             return score, score.T
-        return score, scale * token_matching(real, gather_rows(imagined)[0])
+        return score, scale * token_matching(real, gather_rows(predicted)[0])
 
     def validate(self, batch: Batch) -> dict[str, Tensor]:
-        """See `Captioner.validate`: the words' losses only; the other losses depend on the size of the batch."""
+        """See `Captioner.validate`: the word losses only, because the other losses depend on the batch size."""
         hidden = self.decoder(batch["tokens"], self.encode(batch["before"], batch["after"])).last.hidden
         return {"caption_loss": next_word_losses(self.decoder.logit(hidden), batch["tokens"])}
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """`caption + lambda_v cross_view + lambda_m cbr` over the global batch (section 3.5), each the mean of the streams'.
+        """`caption + lambda_v cross_view + lambda_m cbr` over the global batch (section 3.5), each a mean over the groups.
 
-        Needs `before` (b, C, h, w), `after` (B, C, h, w) with B = b, or B = 2 b for two streams, and `tokens` (B, T).
+        Needs `before` (b, C, h, w), `after` (B, C, h, w) with B = b, or B = 2 b for two groups, and `tokens` (B, T).
         """
         before, after, tokens = self.embedding(batch["before"]), self.embedding(batch["after"]), batch["tokens"]
-        streams = streams_of(before, after)
+        groups = pair_groups(before, after)
         views = self.compare(before, after)
         decoded = self.decoder(tokens, self.decoder.memory(self.fuse(before, after, views)))
         logits = self.decoder.logit(decoded.last.hidden)
-        parts = {"caption_loss": mean([global_mean(next_word_losses(logits[rows], tokens[rows])) for rows in streams])}
+        parts = {"caption_loss": mean([global_mean(next_word_losses(logits[rows], tokens[rows])) for rows in groups])}
         loss = parts["caption_loss"]
         if self.logit_scale is not None and views is not None:
             if self.training:
                 with torch.no_grad():
                     self.logit_scale.clamp_(max=math.log(100))
-            losses = [cross_view_losses(self.similarities(stream)) for stream in _views_of_streams(views, len(before))]
+            losses = [cross_view_loss(self.similarities(group)) for group in _split_views(views, len(before))]
             parts["cross_view_loss"] = mean(losses)
             loss = loss + self.cross_view_weight * parts["cross_view_loss"]
         if self.cbr is not None:
-            pairs = self.imagined_and_real(before, after, decoded.last.hidden, tokens)
-            losses = [cross_view_losses(self._cbr_match(*stream)) for stream in pairs]
+            images = self.predicted_and_real(before, after, decoded.last.hidden, tokens)
+            losses = [cross_view_loss(self.cbr_similarities(*group)) for group in images]
             parts["cbr_loss"] = mean(losses)
             loss = loss + self.cbr_weight * parts["cbr_loss"]
         return {"loss": loss, **{name: value.detach() for name, value in parts.items()}}
 
 
-def _views_of_streams(views: Views, size: int) -> list[Views]:
-    """The views of every `size` pairs; by `split`, whose gradient is made at once, and not as a sum of padded slices."""
+def _split_views(views: Views, size: int) -> list[Views]:
+    """The views of every `size` pairs. With `split`, because the gradient of slices is a sum of zero-padded tensors."""
     leaves, shape = tree_flatten(views)
     return [tree_unflatten(list(parts), shape) for parts in zip(*(leaf.split(size) for leaf in leaves))]
 
 
-def cross_view_losses(similarities: tuple[Tensor, Tensor]) -> Tensor:
-    """Half of each direction's contrast (SCORER, eq. 4)."""
+def cross_view_loss(similarities: tuple[Tensor, Tensor]) -> Tensor:
+    """Mean of the contrastive losses of both directions (SCORER, eq. 4)."""
     return (global_mean(cross_view_nce(similarities[0])) + global_mean(cross_view_nce(similarities[1]))) / 2
-
-
-def _join(heads: Tensor) -> Tensor:
-    return heads.transpose(1, 2).flatten(2)  # (B, N, D), a view of the projection

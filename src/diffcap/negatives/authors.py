@@ -1,10 +1,10 @@
-"""IDC-PCL's own hard negatives, `<split>_neg_tfidf6.json`, as they come with its preprocessed data: JSON lines, a line a pair.
+"""Read IDC-PCL's released hard negatives, `<split>_neg_tfidf6.json`: JSON lines, one line per pair.
 
     {"img1": "CLEVR_default_000123", "img2": "CLEVR_semantic_000123", "sentences": [...], "neg_samples": [six sentences]}
-    {"img": "Black_Footed_Albatross_0046_18", "sentences": [...], "neg_samples": [...]}   of CUB
+    {"img": "Black_Footed_Albatross_0046_18", "sentences": [...], "neg_samples": [...]}   (CUB)
 
-The same negatives serve every caption of the pair. By which of the paper's recipes each was made is said nowhere; the file's name
-speaks of TF-IDF, so all of them are noted as retrieved.
+All captions of a pair have the same negatives. The files do not say how each negative was made. Because of the "tfidf" in the
+file name, all of them get the kind "retrieve".
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,10 +21,10 @@ _EXTENSIONS = (".png", ".jpg", ".jpeg")
 
 
 def authors_negatives(path: Path, pairs: Sequence[ChangePair]) -> Iterator[CaptionNegatives]:
-    """The file's negatives for every caption of `pairs` that it has a sentence for.
+    """Yield the negatives of every caption of `pairs` that occurs in the file.
 
     Raises:
-        DiffcapError: a line is malformed or has another number of negatives than the first; or no caption of `pairs` is in it.
+        DiffcapError: a line is malformed or has another number of negatives than the first; or no caption of `pairs` occurs.
     """
     known = {tuple(_stem(image) for image in pair.images): pair for pair in pairs}
     count, found = 0, 0
@@ -33,20 +33,20 @@ def authors_negatives(path: Path, pairs: Sequence[ChangePair]) -> Iterator[Capti
         count = count or len(negatives)
         if not negatives or len(negatives) != count:
             raise DiffcapError(
-                f"{where}: {len(negatives)} negatives, the first line has {count}; fetch the file again."
+                f"{where}: {len(negatives)} negatives, but the first line has {count}; download the file again."
             )
-        told = {tokenised(sentence) for sentence in sentences(row.get("sentences"), where, "sentences")}
+        captions = {tokenised(sentence) for sentence in sentences(row.get("sentences"), where, "sentences")}
         pair = known.get(_images(row, where))
         if pair is None:
-            continue  # a part of the dataset: its photo is gone, say
-        wrong = [Negative("retrieve", tokenised(text)) for text in negatives]
+            continue  # the dataset can be incomplete, for example if a photo is no longer online
+        shared = [Negative("retrieve", tokenised(text)) for text in negatives]
         for caption in pair.captions:
-            if tokenised(caption) in told:
+            if tokenised(caption) in captions:
                 found += 1
-                yield CaptionNegatives(pair.id, caption, wrong)
+                yield CaptionNegatives(pair.id, caption, shared)
     if not found:
         raise DiffcapError(
-            f"{path}: none of its sentences is a caption of these pairs; take the file of the dataset's own split."
+            f"{path}: none of its sentences is a caption of these pairs; use the file of the same dataset and split."
         )
 
 
@@ -58,6 +58,6 @@ def _images(row: dict[str, Any], where: str) -> tuple[str, ...]:
 
 
 def _stem(name: str) -> str:
-    """An image's name without folder and extension."""
+    """Return an image's name without folder and extension."""
     path = PurePosixPath(name)
     return path.stem if path.suffix.lower() in _EXTENSIONS else path.name

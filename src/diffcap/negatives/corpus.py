@@ -1,4 +1,4 @@
-"""The training captions as the recipes see them: words, tags, content words, and how rare each content word is."""
+"""Tokenised and tagged training captions, their content words, and the document frequencies of these words."""
 
 import math
 from bisect import bisect
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
 
-from diffcap.negatives.words import FRAME, ending, is_animal, is_content, kind_of, meaning
+from diffcap.negatives.words import FUNCTION_WORDS, inflection, is_animal, is_content, kind_of, meaning
 from diffcap.text.tagging import split_sentences
 from diffcap.text.vocabulary import tokenize
 
@@ -20,7 +20,7 @@ class Sentence:
     Attributes:
         text: the words joined with blanks.
         words, tags: the words and their UPOS tags.
-        content: the meanings of the content words, in the order of the caption; what TF-IDF counts.
+        content: the meanings (`words.meaning`) of the content words in the order of the caption; the terms of TF-IDF.
     """
 
     text: str
@@ -30,27 +30,31 @@ class Sentence:
 
 
 def tokenised(caption: str) -> str:
-    """A caption's tokens joined with blanks: the form in which captions and negatives are compared."""
+    """Return a caption's tokens joined with spaces; captions and negatives are compared in this form."""
     return " ".join(tokenize(caption))
 
 
 def sentence_texts(texts: Iterable[str]) -> Iterable[str]:
-    """Every sentence of tokenised captions, the pieces that a tagger sees."""
+    """Yield every sentence of tokenised captions; a tagger gets sentences, not captions."""
     for text in texts:
         for words in split_sentences(text.split()):
             yield " ".join(words)
 
 
 def read_sentence(text: str, tags: Mapping[str, list[str]]) -> Sentence:
-    """Put a tokenised caption together from the tags of its sentences."""
+    """Build the `Sentence` of a tokenised caption from the tags of its sentences.
+
+    Args:
+        text: tokens joined with spaces. tags: sentence -> UPOS tags, for every sentence of the text.
+    """
     words = tuple(text.split())
     found = tuple(tag for part in split_sentences(words) for tag in tags[" ".join(part)])
     content = tuple(meaning(word) for word, tag in zip(words, found) if is_content(word, tag))
     return Sentence(text, words, found, content)
 
 
-def inverse_frequencies(sentences: Iterable[Sentence]) -> dict[str, float]:
-    """Smoothed inverse document frequency of every content word: ln((1 + n) / (1 + df)) + 1 over n captions."""
+def inverse_document_frequencies(sentences: Iterable[Sentence]) -> dict[str, float]:
+    """Return the smoothed inverse document frequency of every term: ln((1 + n) / (1 + df)) + 1 for n captions."""
     frequencies: Counter[str] = Counter()
     count = 0
     for sentence in sentences:
@@ -59,17 +63,18 @@ def inverse_frequencies(sentences: Iterable[Sentence]) -> dict[str, float]:
     return {term: math.log((1 + count) / (1 + df)) + 1 for term, df in sorted(frequencies.items())}
 
 
-_LOOKS = frozenset(
+# Content words of captions that compare without naming a difference.
+_APPEARANCE_WORDS = frozenset(
     ("look", "looks", "appear", "appears", "seem", "seems", "species", "different", "visible", "noticeable")
 )
 
 
 class WordPool:
-    """The corpus vocabulary by tag, to draw replacements from, each word as often as captions use it.
+    """Draws replacement words from the captions, with a probability proportional to a word's frequency.
 
-    Frequent words are drawn often, so that a negative cannot be told by its rare words. Rare words (often misspelt: fewer
-    than one in a thousand captions, but five are enough), words that mostly have another tag, animals, frame words and
-    words of change are not drawn.
+    So rare words do not give a negative away. These words are never drawn: words that are not replaceable (see
+    `is_replaceable`), words that mostly have another tag, and words that occur fewer than five times and in fewer than
+    one of a thousand captions (they are often misspelt).
 
     Args:
         sentences: the distinct training captions.
@@ -78,49 +83,51 @@ class WordPool:
     def __init__(self, sentences: Collection[Sentence]) -> None:
         counts = Counter(pair for sentence in sentences for pair in zip(sentence.words, sentence.tags))
         totals = Counter(word for sentence in sentences for word in sentence.words)
-        least = min(5, len(sentences) / 1000)
+        min_count = min(5, len(sentences) / 1000)
         pools: dict[tuple[str, str | None, str], list[tuple[str, int]]] = {}
         for (word, tag), count in sorted(counts.items()):
-            if is_replaceable(word, tag) and count >= least and 2 * count > totals[word]:
+            if is_replaceable(word, tag) and count >= min_count and 2 * count > totals[word]:
                 pools.setdefault(_slot(word, tag), []).append((word, count))
+        # For each slot: the words, and the cumulative sums of their counts.
         self._pools = {
             slot: ([word for word, _ in pool], list(accumulate(count for _, count in pool)))
             for slot, pool in pools.items()
         }
 
-    def draw(self, word: str, tag: str, avoid: frozenset[str], random: Random) -> str | None:
-        """A word of the same tag, kind and ending whose meaning is not in `avoid`; None where there is none."""
-        words, totals = self._pools.get(_slot(word, tag), ([], [0]))
-        for _ in range(4 if words else 0):  # nearly always enough, and cheaper than to look at every word
-            drawn = words[bisect(totals, random.random() * totals[-1])]
+    def draw(self, word: str, tag: str, avoid: frozenset[str], rng: Random) -> str | None:
+        """Draw a word of the same tag, kind and inflection whose meaning is not in `avoid`; None if there is none."""
+        words, cumulative = self._pools.get(_slot(word, tag), ([], [0]))
+        for _ in range(4 if words else 0):  # faster than filtering all words, and nearly always enough
+            drawn = words[bisect(cumulative, rng.random() * cumulative[-1])]
             if meaning(drawn) not in avoid:
                 return drawn
-        free = [place for place, other in enumerate(words) if meaning(other) not in avoid]
-        weights = [totals[place] - (totals[place - 1] if place else 0) for place in free]
-        return words[random.choices(free, weights)[0]] if free else None
+        allowed = [index for index, other in enumerate(words) if meaning(other) not in avoid]
+        weights = [cumulative[index] - (cumulative[index - 1] if index else 0) for index in allowed]
+        return words[rng.choices(allowed, weights)[0]] if allowed else None
 
 
-def says_the_same(sentence: Sentence) -> bool:
-    """Whether a caption says little more than, in one of countless ways, that two things look alike."""
+def describes_similarity(sentence: Sentence) -> bool:
+    """Whether a caption states that two things look alike, and names at most two other content words."""
     words = set(sentence.words)
     no_difference = words & {"no", "not", "t"} and any(word.startswith("differen") for word in words)
     if not no_difference and not words & {"same", "identical", "unchanged", "alike"}:
         return False
-    return sum(not is_animal(term) and kind_of(term) is None for term in set(sentence.content) - _LOOKS) <= 2
+    return sum(not is_animal(term) and kind_of(term) is None for term in set(sentence.content) - _APPEARANCE_WORDS) <= 2
 
 
 def is_replaceable(word: str, tag: str) -> bool:
-    """Nouns and adjectives that say something about what is seen."""
+    """Whether a word is a noun or an adjective that describes an object: no function word, no animal, no word of change."""
     return (
         tag in ("NOUN", "ADJ")
         and word.isalpha()
         and len(word) > 2
-        and word not in FRAME
+        and word not in FUNCTION_WORDS
         and kind_of(word) != "change"
         and not is_animal(word)
     )
 
 
 def _slot(word: str, tag: str) -> tuple[str, str | None, str]:
+    """(tag, kind, inflection): words with equal slots can replace each other."""
     kind = kind_of(word)
-    return (tag, kind, "") if kind else (tag, None, ending(word, tag))
+    return (tag, kind, "") if kind else (tag, None, inflection(word, tag))

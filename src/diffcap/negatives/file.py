@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diffcap.errors import DiffcapError
-from diffcap.files import whole
+from diffcap.files import atomic_write
 from diffcap.records import file_hash, read_json, read_json_lines
 
-NEGATIVES, NOTES = "negatives.jsonl", "negatives.json"  # NOTES: the settings that made the file, and its SHA-256
+NEGATIVES = "negatives.jsonl"
+NOTES = "negatives.json"  # the settings that the negatives were built with, and the SHA-256 of NEGATIVES
 KINDS = ("retrieve", "replace", "confuse")
 _REMEDY = "write it with `make negatives DATASET=<name>`"
 
@@ -19,8 +20,8 @@ class Negative:
     """A caption that is wrong for its pair.
 
     Attributes:
-        kind: the recipe that it stands for, one of `KINDS`.
-        text: tokenised, joined with blanks.
+        kind: how it was built (or which kind it replaces, if it is a fallback), one of `KINDS`.
+        text: tokens joined with spaces.
     """
 
     kind: str
@@ -29,12 +30,12 @@ class Negative:
 
 @dataclass(frozen=True)
 class CaptionNegatives:
-    """A training caption and what is wrong beside it.
+    """A training caption and its negatives.
 
     Attributes:
         id: of the pair in the manifest.
-        caption: as it stands in the manifest.
-        negatives: as many for every caption of a file, the kinds in the order of `KINDS`.
+        caption: the caption as written in the manifest.
+        negatives: in the order of `KINDS`; every caption of a file has the same number.
     """
 
     id: str
@@ -45,12 +46,13 @@ class CaptionNegatives:
 def write_negatives(
     path: str | Path, rows: Iterable[CaptionNegatives], finish: Callable[[], None] = lambda: None
 ) -> None:
-    """Write the file line by line under a temporary name, call `finish`, and only then give it its name.
+    """Write the rows to a temporary file, call `finish`, then rename the file.
 
-    The `negatives.json` of an earlier file is deleted before that, so that a kill leaves no record of another file.
+    The `negatives.json` of an earlier file is deleted before the renaming. So a killed process never leaves a
+    `negatives.json` that describes another file.
     """
     notes = Path(path).with_name(NOTES)
-    with whole(path) as temporary:
+    with atomic_write(path) as temporary:
         with temporary.open("w", encoding="utf-8") as file:
             for row in rows:
                 negatives = [{"kind": negative.kind, "text": negative.text} for negative in row.negatives]
@@ -64,12 +66,12 @@ def read_negatives(path: str | Path) -> list[CaptionNegatives]:
     """Read every line of a `negatives.jsonl`.
 
     Raises:
-        DiffcapError: the file is missing, its SHA-256 is not the one that `negatives.json` records, a line is malformed,
-            or a caption has another number of negatives than the others.
+        DiffcapError: the file is missing, its SHA-256 differs from the one in `negatives.json`, a line is malformed,
+            or the captions have different numbers of negatives.
     """
     path = Path(path)
     notes, rows = path.with_name(NOTES), []
-    if path.name == NEGATIVES and path.is_file() and notes.is_file():  # the user's own file has no notes
+    if path.name == NEGATIVES and path.is_file() and notes.is_file():  # a file that the user wrote has no notes
         done = read_json(notes, "record of the negatives", f"{_REMEDY} again")
         if not isinstance(done, dict) or done.get("sha256") != file_hash(path):
             tagger = done.get("settings", {}).get("tagger") if isinstance(done, dict) else None
@@ -85,10 +87,10 @@ def read_negatives(path: str | Path) -> list[CaptionNegatives]:
         rows.append(CaptionNegatives(row["id"], row["caption"], found))
         if len(found) != len(rows[0].negatives):
             raise DiffcapError(
-                f"{where}: {len(found)} negatives, where the first line has {len(rows[0].negatives)}; {_REMEDY} again."
+                f"{where}: {len(found)} negatives, but the first line has {len(rows[0].negatives)}; {_REMEDY} again."
             )
     if not rows:
-        raise DiffcapError(f"{path}: holds no caption; {_REMEDY} again.")
+        raise DiffcapError(f"{path}: the file is empty; {_REMEDY} again.")
     return rows
 
 

@@ -1,4 +1,4 @@
-"""`negatives.md`: what a person should read before training on negatives."""
+"""`negatives.md`: settings, statistics and examples of the negatives, to read before training on them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,8 +8,8 @@ from typing import Any
 from diffcap.negatives.file import KINDS, CaptionNegatives
 from diffcap.records import write_text
 
-# The ways that are the recipe itself; every other one stands in for it.
-_RECIPES = {
+# The strategies that the paper describes; the others are fallbacks. The names are those of `Builder.used`.
+_PAPER_STRATEGIES = {
     "retrieve": ("alike",),
     "replace": ("words replaced",),
     "confuse": ("swap_animals", "swap_animals_once", "swap_noun_phrases", "reverse_change"),
@@ -17,47 +17,56 @@ _RECIPES = {
 
 
 class Report:
-    """Collects examples of each kind while the rows go by, every row with the same chance.
+    """Draws examples of each kind from a stream of rows (reservoir sampling), every row with the same probability.
 
     Args:
-        examples: how many of each kind.
-        seed: of the choice.
+        examples: number of examples of each kind.
+        seed: of the draws.
+
+    Attributes:
+        captions: number of rows added so far.
     """
 
     def __init__(self, examples: int = 20, seed: int = 0) -> None:
-        self._examples, self._random = examples, Random(seed)
+        self._examples, self._rng = examples, Random(seed)
         self._kept: dict[str, list[tuple[int, CaptionNegatives]]] = {kind: [] for kind in KINDS}
         self._seen = dict.fromkeys(KINDS, 0)
         self.captions = 0
 
     def add(self, row: CaptionNegatives) -> None:
-        """Look at one row (reservoir sampling, so that nothing else is kept)."""
+        """Add the negatives of one caption."""
         for kind, kept in self._kept.items():
             if not any(negative.kind == kind for negative in row.negatives):
                 continue
-            place = len(kept) if len(kept) < self._examples else self._random.randrange(self._seen[kind] + 1)
+            index = len(kept) if len(kept) < self._examples else self._rng.randrange(self._seen[kind] + 1)
             self._seen[kind] += 1
-            if place < self._examples:
-                kept[place : place + 1] = [(self.captions, row)]
+            if index < self._examples:
+                kept[index : index + 1] = [(self.captions, row)]
         self.captions += 1
 
     def write(self, path: str | Path, settings: Mapping[str, Any], used: Mapping[tuple[str, str], int]) -> None:
-        """Write the settings, how often each way was taken, and the examples."""
+        """Write the settings, how often each strategy was used, and the examples.
+
+        Args:
+            path: of the Markdown file. settings: name -> value. used: (kind, strategy) -> number of negatives.
+        """
         lines = ["# Negatives", "", f"{self.captions:,} captions.", "", "| setting | value |", "|---|---|"]
         lines += [f"| {key} | {value} |" for key, value in settings.items()]
         lines += [
             "",
-            "## How they came about",
+            "## Strategies",
             "",
-            "| kind | way | negatives | share of the kind | |",
+            "| kind | strategy | negatives | share of the kind | |",
             "|---|---|--:|--:|---|",
         ]
         for kind in KINDS:
-            ways = sorted(((count, way) for (of, way), count in used.items() if of == kind), reverse=True)
-            total = sum(count for count, _ in ways)
-            for count, way in ways:
-                note = "" if way in _RECIPES[kind] else "stands in"
-                lines.append(f"| {kind} | {way.replace('_', ' ')} | {count:,} | {count / total:.1%} | {note} |")
+            strategies = sorted(
+                ((count, strategy) for (of, strategy), count in used.items() if of == kind), reverse=True
+            )
+            total = sum(count for count, _ in strategies)
+            for count, strategy in strategies:
+                note = "" if strategy in _PAPER_STRATEGIES[kind] else "fallback"
+                lines.append(f"| {kind} | {strategy.replace('_', ' ')} | {count:,} | {count / total:.1%} | {note} |")
         for kind, kept in self._kept.items():
             if kept:
                 lines += ["", f"## {kind}: {len(kept)} examples", ""]

@@ -1,27 +1,27 @@
-"""Retrieved negatives: the captions of other pairs that are most alike by TF-IDF (IDC-PCL, section 3.2)."""
+"""Retrieved negatives: the captions of other pairs with the most similar TF-IDF vectors (IDC-PCL, section 3.2)."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import scipy.sparse as sp
 
-# Chunks whose scores stay in the cache: twice as fast as bigger ones, and 420,000 distinct captions take some ten
-# minutes on one core (measured, 76 words).
-_QUERIES = 64
-_DOCUMENTS = 32768
-_CELLS = 1 << 26  # most numbers in the dense block of documents: 256 MB
-_STRIPES = 32  # documents that share one maximum in the first look for the best
+# The scores of one chunk fit into the processor's cache, which is twice as fast as bigger chunks: 420,000 distinct captions
+# of 76 words take about ten minutes on one core (measured).
+_QUERY_CHUNK = 64
+_DOCUMENT_CHUNK = 32768
+_MAX_BLOCK_VALUES = 1 << 26  # in a dense block of documents: 256 MB
+_GROUP_SIZE = 32  # documents whose maximum is computed first
 
 
 def tfidf(documents: Sequence[Sequence[str]], idf: Mapping[str, float]) -> sp.csr_matrix:
-    """Rows of term count times inverse frequency, each of length 1 (0 for a document without a known term).
+    """Return the L2-normalised TF-IDF vectors of documents.
 
     Args:
         documents: N lists of terms.
         idf: weight of each of the V terms, in the order of the columns.
 
     Returns:
-        (N, V) float32.
+        (N, V) float32; a row without a known term is 0.
     """
     columns = {term: column for column, term in enumerate(idf)}
     weights = np.array(list(idf.values()), dtype=np.float64)
@@ -42,56 +42,60 @@ def most_similar(
     count: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The best documents of every query by inner product, in chunks, so that memory does not grow with N x N.
+    """Return the documents with the largest inner product for every query.
 
-    A sparse row times a dense block of documents costs the row's few terms only; the best are then found by the
-    maxima of stripes, which reads every score once.
+    The computation is chunked, so that memory does not grow with Q x N: each chunk is a sparse block of queries times a
+    dense block of documents.
 
     Args:
         queries: (Q, V).
         documents: (N, V).
-        count: K, cut to N.
-        progress: called with (scored, in all), in queries times documents.
+        count: K; at most N are returned.
+        progress: called with (scores computed, Q x N).
 
     Returns:
-        (Q, K) document numbers, best first and the lower number first among equals, and (Q, K) float32 scores.
+        (Q, K) indices of documents, best first (the lower index first if scores are equal), and (Q, K) float32 scores.
     """
     total, count = documents.shape[0], min(count, documents.shape[0])
     best = np.zeros((queries.shape[0], count), dtype=np.int64)
     scores = np.full((queries.shape[0], count), -1.0, dtype=np.float32)
-    width = min(_DOCUMENTS, max(1024, _CELLS // max(1, documents.shape[1])))
+    width = min(_DOCUMENT_CHUNK, max(1024, _MAX_BLOCK_VALUES // max(1, documents.shape[1])))
     for first in range(0, total, width):
         block = np.ascontiguousarray(documents[first : first + width].T.toarray())  # (V, block)
-        for start in range(0, queries.shape[0], _QUERIES):
-            rows = slice(start, start + _QUERIES)
+        for start in range(0, queries.shape[0], _QUERY_CHUNK):
+            rows = slice(start, start + _QUERY_CHUNK)
             found = queries[rows] @ block  # (rows, block)
-            places = _largest(found, min(count, found.shape[1]))
-            values = np.take_along_axis(found, places, 1)
+            indices = _largest(found, min(count, found.shape[1]))
+            values = np.take_along_axis(found, indices, 1)
             if first:
-                places = np.concatenate([best[rows], places + first], 1)
+                indices = np.concatenate([best[rows], indices + first], 1)
                 values = np.concatenate([scores[rows], values], 1)
-            order = np.lexsort((places, -values), axis=1)[:, :count]
+            order = np.lexsort((indices, -values), axis=1)[:, :count]
             kept = order.shape[1]  # less than K while the blocks so far hold fewer documents
-            best[rows, :kept] = np.take_along_axis(places, order, 1)
+            best[rows, :kept] = np.take_along_axis(indices, order, 1)
             scores[rows, :kept] = np.take_along_axis(values, order, 1)
             if progress:
-                progress(first * queries.shape[0] + min(start + _QUERIES, queries.shape[0]) * block.shape[1],
+                progress(first * queries.shape[0] + min(start + _QUERY_CHUNK, queries.shape[0]) * block.shape[1],
                          total * queries.shape[0])  # fmt: skip
     return best, scores
 
 
 def _largest(scores: np.ndarray, count: int) -> np.ndarray:
-    """Places of the `count` largest of each row, unordered. Every one of them lies in a stripe among the best `count`."""
+    """Return the indices of the `count` largest scores of each row, unordered.
+
+    The columns are divided into groups. Only the `count` groups with the largest maxima can hold the `count` largest scores,
+    so `argpartition` sorts the scores of these groups only.
+    """
     rows, width = scores.shape
-    stripes = width // _STRIPES
-    if stripes <= 2 * count:
+    groups = width // _GROUP_SIZE
+    if groups <= 2 * count:
         return np.argpartition(scores, width - count, axis=1)[:, width - count :]
-    body = stripes * _STRIPES
-    maxima = scores[:, :body].reshape(rows, _STRIPES, stripes).max(1)  # stripe s holds s, s + stripes, ...
-    chosen = np.argpartition(maxima, stripes - count, axis=1)[:, stripes - count :]
-    candidates = (chosen[:, :, None] + stripes * np.arange(_STRIPES)).reshape(rows, -1)
+    body = groups * _GROUP_SIZE
+    maxima = scores[:, :body].reshape(rows, _GROUP_SIZE, groups).max(1)  # group g holds columns g, g + groups, ...
+    chosen = np.argpartition(maxima, groups - count, axis=1)[:, groups - count :]
+    candidates = (chosen[:, :, None] + groups * np.arange(_GROUP_SIZE)).reshape(rows, -1)
     rest = np.broadcast_to(np.arange(body, width), (rows, width - body))
     candidates = np.concatenate([candidates, rest], 1)
     values = np.take_along_axis(scores, candidates, 1)
-    places = np.argpartition(values, values.shape[1] - count, axis=1)[:, values.shape[1] - count :]
-    return np.take_along_axis(candidates, places, 1)
+    best = np.argpartition(values, values.shape[1] - count, axis=1)[:, values.shape[1] - count :]
+    return np.take_along_axis(candidates, best, 1)

@@ -1,12 +1,12 @@
-"""What words mean to the negatives: synonyms, opposites, and words that are no content.
+"""Word lists for hard negatives: synonyms, antonyms, and words without content.
 
-The synonyms are those of CLEVR's vocabulary (CLEVR-Change, CLEVR-DC, blocks); without them "the big ball was added" would
-be offered as a wrong caption for "the large sphere was added". In other captions they do no harm.
+The synonyms are those of CLEVR's vocabulary (CLEVR-Change, CLEVR-DC, blocks). Without them, "the big ball was added" could
+become a negative of "the large sphere was added". The same lists are used for all datasets.
 """
 
 import re
 
-# kind -> groups of words that say the same; a word without a group is a meaning of its own
+# kind -> groups of synonyms; a word that is in no group has a meaning of its own
 _GROUPS: dict[str, tuple[str, ...]] = {
     "size": ("large big", "small tiny little"),
     "color": (
@@ -25,7 +25,7 @@ _GROUPS: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
-_MEANING = {
+_KIND_AND_MEANING = {
     word: (kind, f"{kind}:{words.split()[0]}")
     for kind, groups in _GROUPS.items()
     for words in groups
@@ -33,61 +33,65 @@ _MEANING = {
 }
 
 
-def _set(words: str) -> frozenset[str]:
+def _word_set(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
-# Words that hold a sentence together: never replaced, never drawn, no evidence that a caption is wrong.
-FRAME = _set("""
+# Words without content: they are never replaced or drawn, and they cannot make a caption wrong.
+FUNCTION_WORDS = _word_set("""
     front back top bottom middle image images picture pictures photo photos scene scenes view position positions
     location locations place places spot way side change changes difference differences other one ones s bit lot kind
     type color colors colour colours coloring material size shape animal animals bird birds doesn don isn aren wasn weren hasn haven didn
 """)
-_FUNCTION_VERBS = _set("is are was were be been being am has have had having do does did done made make s")
+_FUNCTION_VERBS = _word_set("is are was were be been being am has have had having do does did done made make s")
 _CONTENT_TAGS = frozenset(("NOUN", "PROPN", "ADJ", "NUM", "VERB"))
 _ANIMAL = re.compile(r"\d?animals?\d.*")
 
 
 def kind_of(word: str) -> str | None:
-    """ "color", "shape", ... of a word of the table above, None for every other word."""
-    return _MEANING[word][0] if word in _MEANING else None
+    """Return "size", "color", "material", "shape", "side" or "change" for a word of the table above, else None."""
+    return _KIND_AND_MEANING[word][0] if word in _KIND_AND_MEANING else None
 
 
 def meaning(word: str) -> str:
-    """One name for all words that say the same."""
-    return _MEANING[word][1] if word in _MEANING else word
+    """Return one name for all synonyms ("size:large" for "large" and "big"); the word itself if it has none."""
+    return _KIND_AND_MEANING[word][1] if word in _KIND_AND_MEANING else word
 
 
 def is_animal(word: str) -> bool:
-    """True for "animal1", "animal2" and their misspellings, which only the confused negatives touch."""
+    """True for "animal1", "animal2" and their misspellings; only the confused negatives change these words."""
     return _ANIMAL.fullmatch(word) is not None
 
 
 def is_content(word: str, tag: str) -> bool:
-    """Whether a word says something about the images that could be wrong."""
+    """Whether a word with this UPOS tag describes the images, so that another word could be wrong."""
     kind = kind_of(word)
     if kind is not None:
         return kind != "side"  # several directions can be true at once
-    return tag in _CONTENT_TAGS and word not in FRAME and word not in _FUNCTION_VERBS
+    return tag in _CONTENT_TAGS and word not in FUNCTION_WORDS and word not in _FUNCTION_VERBS
 
 
-def ending(word: str, tag: str) -> str:
-    """A rough inflection, so that a plural is replaced by a plural and a comparative by a comparative."""
+def inflection(word: str, tag: str) -> str:
+    """Return a word's ending, so that plurals are replaced by plurals and comparatives by comparatives.
+
+    "est", "er" or "" for the UPOS tag ADJ, "s" or "" for other tags.
+    """
     if tag == "ADJ":
         return next((end for end in ("est", "er") if word.endswith(end) and len(word) > len(end) + 2), "")
     return "s" if word.endswith("s") and not word.endswith("ss") else ""
 
 
-def with_article(words: list[str], places: set[int]) -> list[str]:
-    """The words with "a" or "an" as the words at `places` ask for."""
+def fix_articles(words: list[str], indices: set[int]) -> list[str]:
+    """Return the words with the right one of "a" and "an" before the words at `indices`."""
     fixed = list(words)
-    for place in places:
-        if 0 < place < len(fixed) and fixed[place - 1] in ("a", "an"):
-            fixed[place - 1] = "an" if fixed[place][:1] in tuple("aeiou") else "a"
+    for index in indices:
+        if 0 < index < len(fixed) and fixed[index - 1] in ("a", "an"):
+            fixed[index - 1] = "an" if fixed[index][:1] in tuple("aeiou") else "a"
     return fixed
 
 
-def _both_ways(pairs: str) -> dict[str, str]:
+def _both_directions(pairs: str) -> dict[str, str]:
+    """A dict of antonyms in both directions; if a word is in several pairs, the first pair counts."""
     table: dict[str, str] = {}
     for pair in pairs.split(", "):
         first, second = pair.split()
@@ -96,17 +100,17 @@ def _both_ways(pairs: str) -> dict[str, str]:
     return table
 
 
-# A change, or its absence, said the other way round. The first pair that holds a word is the one that counts.
-REVERSED = {
-    **_both_ways(
+# Words of change, and of no change, and their antonyms.
+CHANGE_ANTONYMS = {
+    **_both_directions(
         "added removed, appeared disappeared, appears disappears, add remove, increase decrease, brighten darken"
     ),
     **{"introduced": "removed", "vanished": "appeared", "gone": "new", "missing": "new", "new": "missing"},
     **{"nothing": "something", "same": "different", "identical": "different", "unchanged": "different", "no": "a"},
 }
-# A comparison said the other way round.
-COMPARED = {
-    **_both_ways(
+# Words of comparison and their antonyms.
+COMPARISON_ANTONYMS = {
+    **_both_directions(
         "larger smaller, longer shorter, lighter darker, brighter duller, thicker thinner, more less, same different, "
         "wider narrower, higher lower, light dark, long short, large small, bright dull, thick thin, largest smallest, "
         "longest shortest, lightest darkest, bold faint"

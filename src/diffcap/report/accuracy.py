@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from diffcap.errors import DiffcapError
 from diffcap.provenance import provenance
 from diffcap.records import write_json, write_text
 from diffcap.report.comparison import check_same_pairs, pairs_of, read_evaluation
@@ -23,13 +24,19 @@ def accuracy_table(folder: str | Path, rows: Mapping[str, Sequence[Path]], out: 
         out: folder of the table.
 
     Raises:
-        DiffcapError: an evaluation is missing, or two are not of the same pairs.
+        DiffcapError: an evaluation is missing, or two have different pairs or tokenizers.
     """
     read = {name: [read_evaluation(path) for path in paths] for name, paths in rows.items()}
     first = next(iter(read.values()))[0]
     for group in read.values():
         for evaluated in group:
             check_same_pairs(first, evaluated)
+            tokenizers = [run.metrics["protocol"]["tokenizer"] for run in (first, evaluated)]
+            if tokenizers[0] != tokenizers[1]:
+                raise DiffcapError(
+                    f"{first.folder} was scored with the tokenizer {tokenizers[0]}, {evaluated.folder} with {tokenizers[1]}; "
+                    "evaluate both again with the same --tokenizer."
+                )
     pairs = pairs_of(first, folder)
     single = {
         name: [

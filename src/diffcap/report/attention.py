@@ -56,7 +56,7 @@ def iter_attention(
     members = load_together(paths)
     for member in members:
         if type(member.captioner).attention is Captioner.attention:
-            return f"{member.facts['method']} has no attention maps."
+            return f"{member.metadata['method']} has no attention maps."
     if len({tuple(member.features["shape"][1:]) for member in members}) > 1:
         return "the members of the ensemble have attention maps of different sizes."
     stores = [FeatureStore.open(folder / "features" / member.features["name"], member.features) for member in members]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from diffcap.captioner import AttentionMaps
-from diffcap.evaluation.localisation import Looked, box_in_parts, localisation
+from diffcap.evaluation.localisation import WordAttention, localisation, relative_box
 from diffcap.evaluation.slots import WORD_KINDS, word_kinds
 from diffcap.records import ChangePair
 from diffcap.report.attention import PairAttention, iter_attention, matches
@@ -61,7 +61,7 @@ def encode_attention(maps: AttentionMaps) -> dict[str, Any]:
     return {"w": maps.words, "g": [height, width], "b": before, "a": after, "m": encoded}
 
 
-def localised_words(maps: PairAttention, sizes: Mapping[str, Size]) -> Iterable[tuple[str, Looked]]:
+def localised_words(maps: PairAttention, sizes: Mapping[str, Size]) -> Iterable[tuple[str, WordAttention]]:
     """Pairs of a word's kind and its map with the object's box, for each word and each image that contains the changed object.
 
     Args:
@@ -72,9 +72,9 @@ def localised_words(maps: PairAttention, sizes: Mapping[str, Size]) -> Iterable[
         path = getattr(maps.pair, side)
         if not boxes.get(side) or path not in sizes:
             continue
-        box = box_in_parts(boxes[side], sizes[path])
+        box = relative_box(boxes[side], sizes[path])
         for word, kind, word_map in zip(maps.words, word_kinds(maps.words), word_maps):
-            yield kind, Looked(word, word_map, box)
+            yield kind, WordAttention(word, word_map, box)
 
 
 def collect_attention(

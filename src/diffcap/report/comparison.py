@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diffcap.errors import DiffcapError, told_of
+from diffcap.errors import DiffcapError, wrap_errors
 from diffcap.evaluation.coco import read_predictions, read_references
 from diffcap.evaluation.protocols import groups_of, remarks
 from diffcap.evaluation.tables import MARK, is_weightless, score_notes
@@ -52,10 +52,10 @@ def read_evaluation(run: str | Path) -> EvaluationResult:
 
 
 def check_same_pairs(a: EvaluationResult, b: EvaluationResult) -> None:
-    """Insist that two runs were scored on the same pairs against the same references, by the same tokens.
+    """Check that two runs were scored on the same pairs with the same references.
 
     Raises:
-        DiffcapError: naming the first difference.
+        DiffcapError: they were not; the message names the first difference.
     """
     for run, other in ((a, b), (b, a)):
         alone = [id for id in run.references if id not in other.references]
@@ -84,7 +84,7 @@ def groups_for(a: EvaluationResult, b: EvaluationResult, folder: str | Path | No
         run = next((run for run in (a, b) if run.groups), None)
         if run is None or run.groups is None:
             return {"total": list(a.references)}
-        with told_of(run.folder / GROUPS, f"not the groups of the pairs in {REFERENCES}", "run `make eval` again"):
+        with wrap_errors(run.folder / GROUPS, f"not the groups of the pairs in {REFERENCES}", "run `make eval` again"):
             strange = {id for ids in run.groups.values() for id in ids} ^ set(a.references)
             if strange or set(run.groups["total"]) != set(a.references) or not all(run.groups.values()):
                 raise ValueError(

@@ -7,8 +7,8 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from diffcap.errors import DiffcapError
-from diffcap.files import whole
-from diffcap.pictures import read_picture
+from diffcap.files import atomic_write
+from diffcap.image_io import read_image
 
 Color = tuple[int, int, int]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
@@ -64,7 +64,7 @@ def picture(root: Path, path: str, box: Sequence[float] | None = None, frame: tu
         DiffcapError: it is missing or broken.
     """
     try:
-        image = read_picture(root / path).image
+        image = read_image(root / path).image
     except DiffcapError as error:
         raise DiffcapError(f"{str(error).rstrip('.')}, or report with --pictures 0 --attention 0.") from None
     return fit(image, frame, box)
@@ -91,5 +91,5 @@ def fit(image: Image.Image, frame: tuple[int, int] = PICTURE, box: Sequence[floa
 
 def write_png(path: str | Path, sheet: Image.Image) -> None:
     """Write a picture as PNG, whole or not at all."""
-    with whole(path, numbered=False) as temporary:
+    with atomic_write(path, per_process=False) as temporary:
         sheet.save(temporary, format="PNG")  # optimize=True takes six times as long for files 4 % smaller

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diffcap.errors import DiffcapError, told_of
+from diffcap.errors import DiffcapError, wrap_errors
 from diffcap.evaluation.coco import read_predictions
-from diffcap.evaluation.protocols import groups_of, standing
+from diffcap.evaluation.protocols import dataset_protocol, groups_of
 from diffcap.evaluation.slots import slot_accuracy
 from diffcap.records import ChangePair, Dataset, file_hash, read_json
 from diffcap.run_folder import METRICS, PREDICTIONS, Chain, chain_of, checkpoints_of, find_evaluation
@@ -63,7 +63,7 @@ def read_metrics(evaluation: Path, name: str = METRICS) -> dict[str, Any]:
     """
     path = evaluation / name
     metrics = read_json(path, "scores", "give the folder of an evaluated run, or run `make eval`")
-    with told_of(path, "not the scores of an evaluation", "run `make eval` again"):
+    with wrap_errors(path, "not the scores of an evaluation", "run `make eval` again"):
         _check_form(metrics)
     for scored, recorded in metrics["provenance"].get("files", {}).items():
         file = evaluation / scored
@@ -99,7 +99,7 @@ def training(chains: Sequence[Chain]) -> Row:
     for path in files:
         remedy = "run that training stage again with the same command"
         one = read_json(path, "record of a finished training", remedy)
-        with told_of(path, "not the record of a finished training", remedy):
+        with wrap_errors(path, "not the record of a finished training", remedy):
             steps[one["stage"]] = steps.get(one["stage"], 0) + int(one["steps"])
             seconds.append(float(one["train_seconds"]))
     return {"seconds": sum(seconds), "steps": steps} if files else {}
@@ -131,7 +131,7 @@ def common_protocol(runs: Sequence[Run], dataset: Dataset, split: str) -> dict[s
                     f"{where}: its {key} is {protocol.get(key)!r}, that of {first.folder} is {ours!r}; "
                     "evaluate both in the same way."
                 )
-    return {**first.metrics["protocol"], **standing(dataset.info)}  # runs of before have no such keys
+    return {**first.metrics["protocol"], **dataset_protocol(dataset.info)}  # runs of before have no such keys
 
 
 def score_row(result: Mapping[str, Any], predictions: Mapping[str, str], pairs: Sequence[ChangePair]) -> Row:

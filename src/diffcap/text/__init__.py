@@ -1,4 +1,4 @@
-"""Words: the vocabulary and the part-of-speech tagger."""
+"""Caption vocabularies and the part-of-speech tagger."""
 
 from diffcap.text.vocabulary import (
     SPECIALS,

@@ -1,4 +1,4 @@
-"""CLIP's byte-pair encoding (open_clip's) as a vocabulary of captions, whole or cut down to the tokens that occur."""
+"""CLIP's byte-pair encoding (from open_clip) as a caption vocabulary: all its tokens, or only those that occur."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ClipLayout = Literal["clip", "clip_used", "clip_released"]
 
 @functools.cache
 def tokenizer() -> SimpleTokenizer:
-    """CLIP's tokenizer: lower case, mended text (ftfy), 49,408 tokens."""
-    from open_clip.tokenizer import SimpleTokenizer  # brings torchvision: not for a stage's --help
+    """Return CLIP's tokenizer: lower case, broken Unicode repaired by ftfy, 49,408 tokens."""
+    from open_clip.tokenizer import SimpleTokenizer  # imports torchvision, which is too slow for --help
 
     return SimpleTokenizer()
 
@@ -24,14 +24,20 @@ class ClipVocabulary:
     """CLIP's tokens as ids, with the interface of `Vocabulary`.
 
     Args:
-        words: of "clip_used", the tokens that have an id, in CLIP's order; else empty, for all of CLIP's.
-        layout: "clip": CLIP's ids, padded with an id of its own, 49,408. "clip_released": padded with 0, which is the
-            word "!" (authors' code): there it is never learned, and ends a caption. "clip_used": `words` alone, for
-            models with a small table of words; tokens without an id are left out of captions.
+        words: for "clip_used", the tokens of the vocabulary, in CLIP's order; empty for the other layouts.
+        layout: "clip": CLIP's ids; the padding id is 49,408, which CLIP does not use.
+            "clip_released": CLIP's ids; the padding id is 0, which is also the word "!" (authors' code). So "!" is never
+            learned, and it ends a decoded caption.
+            "clip_used": only the tokens `words`, for models with a small embedding; other tokens are dropped from captions.
 
     Attributes:
-        words, layout: as given. family: what a model needs. bos, eos: START and END, the last two ids. pad: see `layout`.
-        unk, mask: None; every text has tokens, and none is predicted from a mask.
+        words, layout: as given.
+        family: "clip" or "clip_released"; models check it, see `vocabulary.Layout`.
+        bos, eos: ids of CLIP's start and end tokens, the last two ids. pad: padding id, see `layout`.
+        unk, mask: None, because CLIP can encode every text and has no mask token.
+
+    Raises:
+        ValueError: a word is duplicated or is not a token of CLIP, or the layout takes no `words`.
     """
 
     def __init__(self, words: Sequence[str] = (), layout: ClipLayout = "clip") -> None:
@@ -41,12 +47,12 @@ class ClipVocabulary:
         if layout == "clip_used":
             unknown = [word for word in self.words if word not in tokenizer().encoder]
             if unknown or len(set(self.words)) != len(self.words):
-                fault = f"{unknown[0]!r} is no token of CLIP's" if unknown else "a token stands twice"
-                raise ValueError(f"the vocabulary does not hold together: {fault}")
+                fault = f"{unknown[0]!r} is not a token of CLIP" if unknown else "a token is duplicated"
+                raise ValueError(f"invalid vocabulary: {fault}")
             self._clip_ids = [tokenizer().encoder[word] for word in self.words]
-            self._ids = {number: place for place, number in enumerate(self._clip_ids)}
+            self._ids = {clip_id: index for index, clip_id in enumerate(self._clip_ids)}
         elif self.words:
-            raise ValueError(f"layout {layout} has CLIP's own tokens, not {len(self.words)} words")
+            raise ValueError(f"layout {layout} takes no words (it has all tokens of CLIP), got {len(self.words)}")
         self._size = (len(self.words) if layout == "clip_used" else tokenizer().vocab_size - 2) + 2
         self.bos, self.eos = self._size - 2, self._size - 1
         self.pad = 0 if layout == "clip_released" else self._size
@@ -57,32 +63,33 @@ class ClipVocabulary:
 
     @property
     def clip_ids(self) -> list[int]:
-        """CLIP's id of each of ours."""
-        first = self._clip_ids if self._ids is not None else list(range(self._size - 2))
-        return [*first, self.clip_size - 2, self.clip_size - 1]
+        """CLIP's id of each id of this vocabulary."""
+        words = self._clip_ids if self._ids is not None else list(range(self._size - 2))
+        return [*words, self.clip_size - 2, self.clip_size - 1]
 
     @property
     def clip_size(self) -> int:
-        """Of CLIP's own vocabulary."""
+        """Size of CLIP's full vocabulary."""
         return tokenizer().vocab_size
 
     def encode(self, caption: str | Sequence[str], max_length: int) -> list[int]:
-        """Turn a caption into ids, without padding: START, the tokens that fit, END.
+        """Turn a caption into ids, without padding: bos, tokens, eos.
 
         Args:
-            caption: a sentence, or words to be joined with blanks. max_length: of all ids; tokens beyond are cut off.
+            caption: a sentence, or words that are joined with spaces.
+            max_length: maximum number of ids, with bos and eos; further tokens are cut off.
 
         Raises:
             ValueError: `max_length` leaves no room for a token.
         """
         if max_length < 3:
-            raise ValueError(f"max_length must be at least 3 (to open, a word, to close), got {max_length}")
-        found = tokenizer().encode(caption if isinstance(caption, str) else " ".join(caption))
-        ids = found if self._ids is None else [self._ids[number] for number in found if number in self._ids]
+            raise ValueError(f"max_length must be at least 3 (bos, a token, eos), got {max_length}")
+        clip_ids = tokenizer().encode(caption if isinstance(caption, str) else " ".join(caption))
+        ids = clip_ids if self._ids is None else [self._ids[number] for number in clip_ids if number in self._ids]
         return [self.bos, *ids[: max_length - 2], self.eos]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Turn ids into a sentence: up to END or padding, tokens joined to words.
+        """Turn ids into a sentence; it ends before the first eos or padding.
 
         Raises:
             ValueError: an id is outside the vocabulary.
@@ -99,7 +106,7 @@ class ClipVocabulary:
 
 
 def build_clip_vocabulary(captions: Iterable[str], layout: ClipLayout) -> ClipVocabulary:
-    """CLIP's tokens; with "clip_used" those that occur in the training captions."""
+    """Return CLIP's vocabulary; for "clip_used", only the tokens that occur in the training captions."""
     if layout != "clip_used":
         return ClipVocabulary((), layout)
     used = {number for caption in dict.fromkeys(captions) for number in tokenizer().encode(caption)}

@@ -1,4 +1,4 @@
-"""Tagged sentences in CoNLL-U, the form that Stanza trains its taggers from."""
+"""Read and write tagged sentences as CoNLL-U, the format from which Stanza trains taggers."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,10 +14,10 @@ _UPOS = frozenset((
 
 
 def read_conllu(path: str | Path) -> list[TaggedSentence]:
-    """Read the words and UPOS tags of a CoNLL-U file; multi-word tokens and empty nodes are left out.
+    """Read the words and UPOS tags of a CoNLL-U file; multi-word tokens and empty nodes are skipped.
 
     Raises:
-        DiffcapError: the file is missing or empty, or a line is not of CoNLL-U's ten columns with a UPOS tag.
+        DiffcapError: the file is missing or has no word, or a line has not 10 columns, no word or no UPOS tag.
     """
     path = Path(path)
     if not path.is_file():
@@ -32,26 +32,28 @@ def read_conllu(path: str | Path) -> list[TaggedSentence]:
             sentences.append([])
         elif not line.startswith("#"):
             columns = line.rstrip("\r").split("\t")
-            if len(columns) != 10 or not columns[1]:
-                raise DiffcapError(f"{path}, line {number}: {len(columns)} columns, not CoNLL-U's ten; fix that line.")
+            if len(columns) != 10:
+                raise DiffcapError(f"{path}, line {number}: {len(columns)} columns instead of 10; fix that line.")
+            if not columns[1]:
+                raise DiffcapError(f"{path}, line {number}: the word (column 2) is empty; fix that line.")
             if not columns[0].isdigit():
                 continue  # "3-4", a multi-word token, or "5.1", an empty node
             if columns[3] not in _UPOS:
-                raise DiffcapError(f"{path}, line {number}: {columns[3]!r} is no UPOS tag; fix the fourth column.")
+                raise DiffcapError(f"{path}, line {number}: {columns[3]!r} is not a UPOS tag; fix column 4.")
             sentences[-1].append((columns[1].replace(" ", "_"), columns[3]))
-    found = [sentence for sentence in sentences if sentence]
-    if not found:
-        raise DiffcapError(f"{path}: holds no tagged word; give a CoNLL-U file.")
-    return found
+    non_empty = [sentence for sentence in sentences if sentence]
+    if not non_empty:
+        raise DiffcapError(f"{path}: the file has no tagged word; give a CoNLL-U file.")
+    return non_empty
 
 
 def write_conllu(path: str | Path, sentences: Iterable[TaggedSentence]) -> None:
-    """Write sentences with their UPOS tags; the tree columns hold a flat placeholder."""
+    """Write sentences with their UPOS tags; the syntax tree is a placeholder in which every word depends on the first."""
     blocks = []
     for sentence in sentences:
         rows = []
-        for place, (word, tag) in enumerate(sentence, 1):
-            head, relation = (0, "root") if place == 1 else (1, "dep")
-            rows.append(f"{place}\t{word}\t_\t{tag}\t_\t_\t{head}\t{relation}\t_\t_\n")
+        for number, (word, tag) in enumerate(sentence, 1):
+            head, relation = (0, "root") if number == 1 else (1, "dep")
+            rows.append(f"{number}\t{word}\t_\t{tag}\t_\t_\t{head}\t{relation}\t_\t_\n")
         blocks.append("".join(rows) + "\n")
     write_text(path, "".join(blocks))

@@ -1,4 +1,4 @@
-"""Find and load a Stanza part-of-speech tagger: the package's own, a local folder, or Stanza's English download."""
+"""Find and load a Stanza part-of-speech tagger: the one in this package, a local folder, or Stanza's English model."""
 
 import errno
 import gc
@@ -14,17 +14,17 @@ from diffcap.errors import DiffcapError
 from diffcap.records import file_hash, read_json
 
 SHIPPED = Path(__file__).parent / "blocks_tagger"
-_FORM = "a tagger's folder holds resources.json and one .pt file, as `make tagger` writes it"
+_FOLDER_FORMAT = "a tagger's folder holds resources.json and one .pt file, as `make tagger` writes it"
 
 
 @dataclass(frozen=True)
 class TaggerModel:
-    """A tagger that is there and can be loaded.
+    """A tagger whose files are on this machine.
 
     Attributes:
         name: as the user gave it: "english", "blocks" or a folder.
-        identity: hash of the model's weights; tags of another identity are not this tagger's.
-        options: arguments of `stanza.Pipeline` that load it without asking the network.
+        identity: hash of the weights; cached tags with another identity are of another tagger.
+        options: arguments of `stanza.Pipeline` that load it without network access.
     """
 
     name: str
@@ -33,28 +33,28 @@ class TaggerModel:
 
 
 def find_tagger(tagger: str) -> TaggerModel:
-    """Locate a tagger; "english" is downloaded by Stanza when it is not on this machine yet.
+    """Find a tagger's files; "english" is downloaded by Stanza if it is not on this machine yet.
 
     Args:
-        tagger: "english" (Stanza's own package), "blocks" (the tiny one of this package, for captions of blocks), or a
-            folder that holds `resources.json` and one `.pt` file.
+        tagger: "english" (Stanza's English model), "blocks" (the tiny tagger in this package, for captions of blocks), or
+            a folder with `resources.json` and one `.pt` file.
 
     Raises:
-        DiffcapError: the folder is not of that form, or the English package is not here and cannot be fetched.
+        DiffcapError: the folder has other contents, or the English model is missing and cannot be downloaded.
     """
     if tagger == "english":
         return _english()
     folder = SHIPPED if tagger == "blocks" else Path(tagger)
     if not folder.is_dir():
         raise DiffcapError(
-            f"{folder}: no such tagger; give english, blocks, or a folder that holds resources.json and one .pt file."
+            f"{folder}: no such tagger; give english, blocks, or a folder with resources.json and one .pt file."
         )
     models = sorted(folder.glob("*.pt"))
     if len(models) != 1:
-        raise DiffcapError(f"{folder}: {len(models)} .pt files, not one; {_FORM}.")
-    resources = read_json(folder / "resources.json", "list of Stanza's resources", _FORM)
+        raise DiffcapError(f"{folder}: {len(models)} .pt files instead of one; {_FOLDER_FORMAT}.")
+    resources = read_json(folder / "resources.json", "list of Stanza's resources", _FOLDER_FORMAT)
     if not isinstance(resources, dict) or not resources:
-        raise DiffcapError(f"{folder / 'resources.json'}: names no language; {_FORM}.")
+        raise DiffcapError(f"{folder / 'resources.json'}: the list of languages is empty; {_FOLDER_FORMAT}.")
     options = {
         "lang": next(iter(resources)),
         "dir": str(folder),
@@ -67,7 +67,11 @@ def find_tagger(tagger: str) -> TaggerModel:
 
 
 def load_pipeline(model: TaggerModel) -> Any:
-    """The `stanza.Pipeline` of a found tagger, on the CPU; a broken model file becomes one sentence."""
+    """Load the `stanza.Pipeline` of a tagger on the CPU.
+
+    Raises:
+        DiffcapError: Stanza cannot load the model file.
+    """
     import stanza
 
     try:
@@ -75,47 +79,50 @@ def load_pipeline(model: TaggerModel) -> Any:
     except Exception as error:  # a truncated or foreign file fails in many ways inside torch and Stanza
         raise DiffcapError(
             f"{model.options.get('pos_model_path', model.name)}: Stanza cannot load this tagger "
-            f"({_first_line(error)}); fetch it again, or train one with `make tagger`."
+            f"({_first_line(error)}); download it again, or train one with `make tagger`."
         ) from None
 
 
 def tag_batch(pipeline: Any, sentences: Sequence[str]) -> list[list[str]]:
-    """UPOS tags of sentences whose words are joined with blanks; one list a sentence, one tag a word."""
+    """Return the UPOS tags of sentences whose words are joined with single spaces: one list per sentence, one tag per word."""
     words = [sentence.split(" ") for sentence in sentences]
-    with _collect_once():
+    with _garbage_collection_at_end():
         tags = [[word.upos or "X" for word in sentence.words] for sentence in pipeline(words).sentences]
     if list(map(len, tags)) != list(map(len, words)):
-        raise RuntimeError("Stanza gave back other words than it was given")
+        raise RuntimeError("Stanza returned another number of words than it was given")
     return tags
 
 
 @contextmanager
-def _collect_once() -> Iterator[None]:
-    """Keep Python from looking for garbage in the middle: Stanza makes dozens of objects a word, and half the time goes there."""
+def _garbage_collection_at_end() -> Iterator[None]:
+    """Collect garbage only once, at the end.
+
+    Stanza creates dozens of objects per word. Repeated garbage collection takes half of the time otherwise.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     gc.freeze()
     try:
         yield
     finally:
-        gc.collect()  # the document's words and sentences point at each other
+        gc.collect()  # the words and sentences of Stanza's document refer to each other
         gc.unfreeze()
         if was_enabled:
             gc.enable()
 
 
-# Stanza sorts a call's sentences by length, so that big batches cost little padding.
+# Stanza sorts the sentences of a call by length, so large batches have little padding.
 _COMMON: dict[str, Any] = {
     "processors": "tokenize,pos",
     "tokenize_pretokenized": True,
-    "use_gpu": False,  # a few seconds on a CPU, and the same tags on every machine
-    "logging_level": "CRITICAL",  # what goes wrong is said once, by the error
+    "use_gpu": False,  # fast enough on a CPU, and the tags do not depend on the machine
+    "logging_level": "CRITICAL",  # errors are reported once, by DiffcapError
     "pos_batch_size": 1000,
     "pos_batch_maximum_tokens": 10000,
 }
 
 
-@cache  # loading it to learn where its files are takes seconds
+@cache  # the pipeline must be loaded to find the files, which takes seconds
 def _english() -> TaggerModel:
     import stanza
 
@@ -123,12 +130,12 @@ def _english() -> TaggerModel:
     try:
         pipeline = stanza.Pipeline(**_COMMON, **options, download_method=stanza.DownloadMethod.REUSE_RESOURCES)
         weights = [Path(value) for key, value in sorted(pipeline.config.items()) if _is_weights(key, value)]
-    except Exception as error:  # requests, httpx, huggingface_hub and Stanza each have their own
+    except Exception as error:  # requests, httpx, huggingface_hub and Stanza raise different types
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise DiffcapError(
-            f"Stanza's English tagger is not on this machine and could not be fetched ({type(error).__name__}); go "
-            "online once, or name the folder of a local tagger (resources.json and one .pt file) with --tagger=FOLDER."
+            f"Stanza's English tagger is not on this machine and cannot be downloaded ({type(error).__name__}); connect to "
+            "the internet once, or give the folder of a local tagger (resources.json and one .pt file) as --tagger=FOLDER."
         ) from None
     identity = hashlib.sha256("".join(file_hash(path) for path in weights).encode()).hexdigest()
     return TaggerModel("english", identity, options)

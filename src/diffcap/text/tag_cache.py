@@ -1,4 +1,4 @@
-"""`tags.jsonl`: the tags of sentences, kept from run to run, tied to the tagger that gave them."""
+"""`tags.jsonl`: a cache of tagged sentences, valid for one tagger."""
 
 import json
 import os
@@ -10,14 +10,18 @@ from diffcap.text.stanza_tagger import TaggerModel
 
 
 class TagCache:
-    """Tags by sentence, in memory and in a file that is only ever appended to.
+    """Tags of sentences, in memory and in an append-only file.
 
-    The first line names the tagger (`{"tagger", "identity"}`); a file of another tagger is started afresh. Every other
-    line is `{"sentence", "tags"}`, words and tags joined with blanks. A last line that a killed run left torn is cut off.
+    The first line identifies the tagger (`{"tagger", "identity"}`); the file of another tagger is overwritten. Every other
+    line is `{"sentence", "tags"}`, words and tags joined with spaces. An incomplete last line, left by a killed process, is
+    removed.
 
     Args:
-        path: the file, None to keep nothing.
-        model: the tagger whose tags these are.
+        path: of the file; None: the tags are only kept in memory.
+        model: the tagger.
+
+    Attributes:
+        path: as given. tags: sentence -> UPOS tags.
     """
 
     def __init__(self, path: Path | None, model: TaggerModel) -> None:
@@ -36,14 +40,14 @@ class TagCache:
             sentence, tags = row.get("sentence"), row.get("tags")
             if isinstance(sentence, str) and isinstance(tags, str) and sentence.count(" ") == tags.count(" "):
                 self.tags[sentence] = tags.split(" ")
-        whole = path.read_bytes().rfind(b"\n") + 1
-        if whole < path.stat().st_size:
-            os.truncate(path, whole)
+        complete = path.read_bytes().rfind(b"\n") + 1
+        if complete < path.stat().st_size:
+            os.truncate(path, complete)
 
-    def add(self, found: Iterable[tuple[str, list[str]]]) -> None:
-        """Remember new tags; the file gets them in one write."""
+    def add(self, tagged: Iterable[tuple[str, list[str]]]) -> None:
+        """Add (sentence, tags); the file is written once and synchronised."""
         lines = []
-        for sentence, tags in found:
+        for sentence, tags in tagged:
             self.tags[sentence] = tags
             lines.append(json.dumps({"sentence": sentence, "tags": " ".join(tags)}, ensure_ascii=False) + "\n")
         if self.path is not None:
@@ -58,7 +62,7 @@ def _rows(path: Path) -> list[dict[str, object]]:
     for line in path.read_bytes().split(b"\n"):
         try:
             row = json.loads(line)
-        except ValueError:  # torn, or not UTF-8
+        except ValueError:  # incomplete, or not UTF-8
             continue
         if isinstance(row, dict):
             rows.append(row)

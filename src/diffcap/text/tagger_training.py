@@ -1,4 +1,4 @@
-"""Train a Stanza tagger from tagged sentences, through Stanza's own trainer, and say how good it is."""
+"""Train a Stanza tagger from tagged sentences with Stanza's trainer, and measure its accuracy."""
 
 import os
 import random
@@ -14,13 +14,20 @@ from diffcap.records import write_json
 from diffcap.text.conllu import TaggedSentence, write_conllu
 from diffcap.text.stanza_tagger import find_tagger, load_pipeline, tag_batch
 
-_DESCRIBED = frozenset(("NOUN", "ADJ"))  # what the replaced negatives ask a tagger
+_REPLACEABLE = frozenset(("NOUN", "ADJ"))  # the tags that matter to the replaced negatives
 
 
 def split_held_out(
     sentences: Sequence[TaggedSentence], share: float, seed: int
 ) -> tuple[list[TaggedSentence], list[TaggedSentence]]:
-    """Draw a held-out share by seed; a sentence that stands several times is wholly on one side."""
+    """Split sentences at random into a training set and a held-out set; duplicates of a sentence are in the same set.
+
+    Args:
+        share: fraction of the distinct sentences that is held out; at least one sentence is. seed: of the draw.
+
+    Returns:
+        The training sentences with duplicates, in their order, and the held-out sentences without duplicates.
+    """
     distinct = sorted({tuple(sentence) for sentence in sentences})
     chosen = random.Random(seed).sample(distinct, max(1, round(share * len(distinct))))
     held_out = set(chosen)
@@ -39,27 +46,27 @@ def train_tagger(
     word_cutoff: int = 2,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Train a tagger without pretrained vectors and write it as `find_tagger` reads it.
+    """Train a tagger without pretrained word vectors and write it in the format of `find_tagger`.
 
     Args:
-        folder: gets `tagger.pt`, `resources.json` and `metrics.json`, in this order and only when all went well.
-        train: the sentences to learn from.
-        held_out: the sentences that choose the best step and that the accuracy is measured on.
-        steps: updates.
-        width: of the word embedding and of the LSTM over words, each way; the one over letters has half of it.
-        batch_size: sentences an update.
-        learning_rate: of Adam, at the start.
-        word_cutoff: words rarer than this are known by their letters only.
+        folder: receives `tagger.pt`, `resources.json` and `metrics.json`, in this order, after a successful training.
+        train: the training sentences.
+        held_out: the sentences that select the best step and measure the accuracy.
+        steps: optimiser steps.
+        width: of the word embedding and of each direction of the word LSTM; the character LSTM has half of it.
+        batch_size: Stanza's batch size.
+        learning_rate: initial learning rate of Adam.
+        word_cutoff: rarer words have no embedding; they are represented by their characters only.
         seed: of the initial weights and the order of the sentences.
 
     Returns:
-        `{"upos_accuracy", "noun_or_adjective_accuracy", "held_out_words", ...}`, fractions, also in `metrics.json`.
+        The content of `metrics.json`: "upos_accuracy" and "noun_or_adjective_accuracy" (fractions), "held_out_words", ...
 
     Raises:
-        DiffcapError: there is nothing to train on or to measure with, or Stanza's trainer fails.
+        DiffcapError: one of the two sets is empty, or Stanza's trainer fails.
     """
     if not train or not held_out:
-        raise DiffcapError(f"{len(train)} sentences to train on and {len(held_out)} held out; give more sentences.")
+        raise DiffcapError(f"{len(train)} training sentences and {len(held_out)} held-out ones; give more sentences.")
     folder = Path(folder)
     work = folder / ".training"
     shutil.rmtree(work, ignore_errors=True)
@@ -96,23 +103,29 @@ _RESOURCES: dict[str, Any] = {
 
 
 def measure(folder: str | Path, gold: Sequence[TaggedSentence]) -> dict[str, Any]:
-    """Accuracy of a tagger on gold sentences: of its UPOS tags, and of the decision whether a word is noun or adjective."""
+    """Measure a tagger on sentences with gold tags.
+
+    Returns:
+        "upos_accuracy": fraction of words with the right tag. "noun_or_adjective_accuracy": fraction of words for which the
+        decision "noun or adjective" against "other" is right. "held_out_sentences", "held_out_words": counts.
+    """
     pipeline = load_pipeline(find_tagger(str(folder)))
     found = tag_batch(pipeline, [" ".join(word for word, _ in sentence) for sentence in gold])
     pairs = [(tag, guess) for sentence, tags in zip(gold, found) for (_, tag), guess in zip(sentence, tags)]
+    right = sum(tag == guess for tag, guess in pairs)
+    right_group = sum((tag in _REPLACEABLE) == (guess in _REPLACEABLE) for tag, guess in pairs)
     return {
-        "upos_accuracy": sum(tag == guess for tag, guess in pairs) / len(pairs),
-        "noun_or_adjective_accuracy": sum((tag in _DESCRIBED) == (guess in _DESCRIBED) for tag, guess in pairs)
-        / len(pairs),
+        "upos_accuracy": right / len(pairs),
+        "noun_or_adjective_accuracy": right_group / len(pairs),
         "held_out_sentences": len(gold),
         "held_out_words": len(pairs),
     }
 
 
 def _run(command: list[str], log: Path) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # tiny layers: one is best
+    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # the layers are tiny
     with log.open("w", encoding="utf-8") as file:
         done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=environment, check=False)
     if done.returncode or not (log.parent / "tagger.pt").is_file():
         last = (log.read_text(encoding="utf-8").strip().splitlines() or ["no output"])[-1]
-        raise DiffcapError(f"Stanza's trainer failed ({last[:200]}); the whole of what it said is in {log}.")
+        raise DiffcapError(f"Stanza's trainer failed ({last[:200]}); read {log}, fix the cause and run it again.")

@@ -1,4 +1,4 @@
-"""Part-of-speech tags of many sentences: each once, in batches, on several processes, remembered in a file."""
+"""Tag many sentences in batches, on several processes, with a cache file."""
 
 import multiprocessing
 import os
@@ -11,18 +11,18 @@ from typing import Any
 from diffcap.text.stanza_tagger import TaggerModel, find_tagger, load_pipeline, tag_batch
 from diffcap.text.tag_cache import TagCache
 
-CHUNK = 1000  # sentences tagged and written together: under a second, so a kill loses little
-_ENDS = frozenset((".", "!", "?", ";"))
+CHUNK = 1000  # sentences that are tagged and written together; a chunk takes less than a second
+_SENTENCE_ENDS = frozenset((".", "!", "?", ";"))
 
 
 def split_sentences(tokens: Sequence[str]) -> list[list[str]]:
-    """Cut a tokenised caption after each full stop, exclamation mark, question mark and semicolon."""
+    """Split a tokenised caption after each full stop, exclamation mark, question mark and semicolon."""
     sentences: list[list[str]] = []
     start = 0
-    for place, token in enumerate(tokens, 1):
-        if token in _ENDS or place == len(tokens):
-            sentences.append(list(tokens[start:place]))
-            start = place
+    for end, token in enumerate(tokens, 1):
+        if token in _SENTENCE_ENDS or end == len(tokens):
+            sentences.append(list(tokens[start:end]))
+            start = end
     return sentences
 
 
@@ -33,23 +33,25 @@ def tag_sentences(
     workers: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, list[str]]:
-    """Tag tokenised sentences with a Stanza tagger; the same tags for any number of workers, killed runs or not.
+    """Tag tokenised sentences with a Stanza tagger.
+
+    The tags do not depend on the number of workers, or on whether an earlier run was killed.
 
     Args:
-        sentences: words joined with single blanks; repeated ones are tagged once, empty ones left out.
-        tagger: as `find_tagger` takes it.
-        cache: a `tags.jsonl` to read and add to; None to keep nothing.
-        workers: processes; 0 for one a core.
-        progress: called with (sentences tagged, sentences in all) after each chunk.
+        sentences: words joined with single spaces; duplicates are tagged once, empty sentences are skipped.
+        tagger: see `find_tagger`.
+        cache: a `tags.jsonl` to read and extend; None: no cache.
+        workers: processes; 0: one per core.
+        progress: called with (tagged sentences, all sentences) after each chunk.
 
     Returns:
-        Sentence -> UPOS tags, one a word.
+        Sentence -> UPOS tags, one per word.
 
     Raises:
-        DiffcapError: the tagger is not there or broken.
+        DiffcapError: the tagger is missing or damaged.
     """
-    # A tag can depend on the sentences in its batch (padding, last bits), so the chunks are cut from all sentences of
-    # this call, whatever of them is known already: a resumed run tags the very same batches.
+    # A tag can depend on the other sentences of its batch (padding, rounding). So the chunks are formed from all sentences,
+    # also from those in the cache: a resumed run tags the same batches.
     wanted = sorted({sentence for sentence in sentences if sentence}, key=lambda each: (each.count(" "), each))
     model = find_tagger(tagger)
     known = TagCache(Path(cache) if cache is not None else None, model)
@@ -67,11 +69,13 @@ def tag_sentences(
 
 
 def _tag_chunks(model: TaggerModel, chunks: list[list[str]], workers: int) -> Iterator[list[list[str]]]:
-    if min(workers, len(chunks)) <= 1 or len(chunks) <= 3:  # starting processes costs as much as tagging some thousands
+    if (
+        min(workers, len(chunks)) <= 1 or len(chunks) <= 3
+    ):  # starting processes takes as long as tagging thousands of sentences
         if chunks:
             yield from _tag_here(model, chunks)
         return
-    context = multiprocessing.get_context("spawn")  # torch does not survive a fork of a threaded process
+    context = multiprocessing.get_context("spawn")  # torch cannot be used after a fork of a process with threads
     with ProcessPoolExecutor(min(workers, len(chunks)), context, _start_worker) as pool:
         yield from pool.map(_tag_in_worker, [model] * len(chunks), chunks)
 
@@ -80,7 +84,7 @@ def _tag_here(model: TaggerModel, chunks: list[list[str]]) -> Iterator[list[list
     import torch
 
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in the workers: the same sums, the same tags
+    torch.set_num_threads(1)  # as in the workers, so that the tags are equal
     try:
         pipeline = load_pipeline(model)
         for chunk in chunks:
@@ -91,21 +95,20 @@ def _tag_here(model: TaggerModel, chunks: list[list[str]]) -> Iterator[list[list
 
 def _start_worker() -> None:
     parent = multiprocessing.parent_process()
-    if parent is not None:  # a worker whose parent was killed would wait for work for ever
-        threading.Thread(target=_follow, args=(parent,), daemon=True).start()
+    if parent is not None:  # if the parent is killed, the worker would wait for ever
+        threading.Thread(target=_exit_after, args=(parent,), daemon=True).start()
     import torch
 
     torch.set_num_threads(1)
 
 
-def _follow(parent: Any) -> None:
+def _exit_after(parent: Any) -> None:
     parent.join()
     os._exit(1)
 
 
-_pipelines: dict[
-    str, Any
-] = {}  # of this worker, loaded with its first chunk: an error then reaches the parent as it is
+# The pipelines of this worker. They are loaded with the first chunk: an error in `_start_worker` would not reach the parent.
+_pipelines: dict[str, Any] = {}
 
 
 def _tag_in_worker(model: TaggerModel, chunk: list[str]) -> list[list[str]]:

@@ -1,7 +1,6 @@
-"""The word vocabularies of PCL, SCORER and DIRL captions: tokens, ids, and back.
+"""Word vocabularies of PCL, SCORER and DIRL: convert captions to ids and ids to captions.
 
-Two layouts, each as its authors' code has it: special tokens and their ids, how a sentence is cut into words, and how much
-room is left behind it.
+A layout describes the authors' code: the special tokens and their ids, the tokenisation, and the maximum length.
 """
 
 import re
@@ -13,7 +12,7 @@ from typing import Literal, NamedTuple
 from diffcap.errors import DiffcapError
 from diffcap.records import json_text, read_json, update_text
 
-SPECIALS = ("<PAD>", "<BOS>", "<EOS>", "<UNK>", "<CLS>", "<MASK>")  # ids 0..5; BOS 1 and MASK 5 as in IDC-PCL's code
+SPECIALS = ("<PAD>", "<BOS>", "<EOS>", "<UNK>", "<CLS>", "<MASK>")  # ids 0 to 5; BOS 1 and MASK 5 as in IDC-PCL's code
 LayoutName = Literal["pcl", "rcc", "rcc_tokens"]
 
 _TOKEN = re.compile(r"``|[^\W_]+|[^\w\s]|_")
@@ -23,16 +22,16 @@ _ANIMAL = re.compile(r"\banimal\s+([12])\b")  # "Animal 1" of the Birds-to-Words
 def tokenize(text: str) -> list[str]:
     """Split a sentence into lower-case words and single punctuation marks; "animal 1" becomes "animal1".
 
-    Joining the tokens with blanks and splitting again gives the same tokens.
+    `tokenize(" ".join(tokens)) == tokens` for its own tokens.
     """
     return _TOKEN.findall(_ANIMAL.sub(r"animal\1", " ".join(_TOKEN.findall(text.lower()))))
 
 
 def tokenize_rcc(text: str) -> list[str]:
-    """Cut a sentence as SCORER's and DIRL's code base (RobustChangeCaptioning) does.
+    """Split a sentence as RobustChangeCaptioning does, the code base of SCORER and DIRL.
 
-    Commas and semicolons stand alone, full stops and question marks go, and every single blank separates: two blanks in a
-    row give an empty word, which the released vocabularies hold. Case stays.
+    Commas and semicolons become tokens, full stops and question marks are removed, and the case is kept. The text is split
+    at every single space: two consecutive spaces give an empty token, which is in the released vocabularies.
     """
     for mark in ";,":
         text = text.replace(mark, f" {mark}")
@@ -42,23 +41,25 @@ def tokenize_rcc(text: str) -> list[str]:
 
 
 class Layout(NamedTuple):
-    """How a code base numbers its words.
+    """The vocabulary of a code base.
 
     Attributes:
-        family: of layouts with the same ids, so that a model made for one can be trained with another.
-        specials: tokens of the ids 0, 1, ...; the first is padding. begin, end, unknown: which of them open and close a
-            caption and stand for other words. tokenize: sentence to words. spare: positions left free behind a caption.
-        padding_ends: padding closes a caption, too, when ids are turned into words (authors' code of "rcc").
+        family: layouts of one family have the same special tokens, so a model can be trained with each of them.
+        specials: the special tokens with the ids 0, 1, ...; the first one is padding.
+        bos, eos, unk: the special tokens for the begin and the end of a caption and for unknown words.
+        tokenize: sentence to words.
+        reserved: positions at the end of the sequence that a caption never uses.
+        padding_is_eos: whether padding ends a caption, as eos does, when ids are decoded (authors' code of "rcc").
     """
 
     family: str
     specials: tuple[str, ...]
-    begin: str
-    end: str
-    unknown: str
+    bos: str
+    eos: str
+    unk: str
     tokenize: Callable[[str], list[str]]
-    spare: int
-    padding_ends: bool
+    reserved: int
+    padding_is_eos: bool
 
 
 _RCC = Layout(
@@ -68,43 +69,44 @@ _RCC = Layout(
     "<END>",
     "<UNK>",
     tokenize_rcc,
-    spare=0,
-    padding_ends=True,
+    reserved=0,
+    padding_is_eos=True,
 )
 LAYOUTS: dict[LayoutName, Layout] = {
-    # authors' code: room for one more
-    "pcl": Layout("pcl", SPECIALS, "<BOS>", "<EOS>", "<UNK>", tokenize, spare=1, padding_ends=False),
+    # authors' code: the last position stays empty
+    "pcl": Layout("pcl", SPECIALS, "<BOS>", "<EOS>", "<UNK>", tokenize, reserved=1, padding_is_eos=False),
     "rcc": _RCC,
-    "rcc_tokens": _RCC._replace(tokenize=str.split),  # for captions that are tokens already, joined with blanks
+    "rcc_tokens": _RCC._replace(tokenize=str.split),  # for captions that are already tokenised, joined with spaces
 }
 
 
 class Vocabulary:
-    """Ids of words: the specials of a layout, then `words` in the order given.
+    """Ids of words: the special tokens of a layout, then `words` in the given order.
 
     Attributes:
-        words: the words after the specials, a plain list, so that a checkpoint can store it. layout: "pcl", or "rcc" and
-            "rcc_tokens" (SCORER and DIRL), see `LAYOUTS`. family: what a model needs, see `Layout`.
-        pad, bos, eos, unk: ids. mask: id of the token to be predicted,
-            None where there is none.
+        words: the words without the special tokens; a list, so that a checkpoint can store it.
+        layout: "pcl" (IDC-PCL), "rcc" or "rcc_tokens" (SCORER and DIRL), see `LAYOUTS`.
+        family: see `Layout`; models check it.
+        pad, bos, eos, unk: ids of special tokens.
+        mask: id of the mask token; None if the layout has none.
 
     Raises:
-        ValueError: a word stands twice, or is one of the specials.
+        ValueError: a word is duplicated or is a special token.
     """
 
     def __init__(self, words: list[str], layout: LayoutName = "pcl") -> None:
         self.words, self.layout = list(words), layout
-        self._form = LAYOUTS[layout]
-        self.family = self._form.family
-        self._tokens = [*self._form.specials, *self.words]
+        self._layout = LAYOUTS[layout]
+        self.family = self._layout.family
+        self._tokens = [*self._layout.specials, *self.words]
         self._ids = {word: number for number, word in enumerate(self._tokens)}
         if len(self._ids) != len(self._tokens):
             repeated = next(word for word, count in Counter(self._tokens).items() if count > 1)
-            raise ValueError(f"the word {repeated!r} stands twice in the vocabulary, or is one of its special tokens")
+            raise ValueError(f"the word {repeated!r} is duplicated in the vocabulary, or is one of its special tokens")
         self.pad = 0
-        self.bos, self.eos = self._ids[self._form.begin], self._ids[self._form.end]
-        self.unk = self._ids[self._form.unknown]
-        self.mask = self._ids["<MASK>"] if "<MASK>" in self._form.specials else None
+        self.bos, self.eos = self._ids[self._layout.bos], self._ids[self._layout.eos]
+        self.unk = self._ids[self._layout.unk]
+        self.mask = self._ids["<MASK>"] if "<MASK>" in self._layout.specials else None
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -113,41 +115,38 @@ class Vocabulary:
         """Turn a caption into ids, without padding.
 
         Args:
-            caption: a sentence, cut as the layout does; or tokens, taken as they are.
-            max_length: length of the padded sequence that the ids go into; words that do not fit are cut off.
+            caption: a sentence, which the layout tokenises, or a list of tokens.
+            max_length: length of the padded sequence for the ids; words that do not fit are cut off.
 
         Returns:
-            The opening token, the words, the closing token: at most `max_length` ids less the layout's `spare`; unknown
-            words as UNK.
+            bos, the words, eos: at most `max_length - reserved` ids; unknown words have the id `unk`.
 
         Raises:
             ValueError: `max_length` leaves no room for a word.
         """
-        room = max_length - 2 - self._form.spare
-        if room < 1:
-            least = 3 + self._form.spare
-            raise ValueError(f"max_length must be at least {least} (to open, a word, to close), got {max_length}")
-        tokens = self._form.tokenize(caption) if isinstance(caption, str) else caption
-        return [self.bos, *(self._ids.get(token, self.unk) for token in tokens[:room]), self.eos]
+        max_words = max_length - 2 - self._layout.reserved
+        if max_words < 1:
+            least = 3 + self._layout.reserved
+            raise ValueError(f"max_length must be at least {least} for the layout {self.layout}, got {max_length}")
+        tokens = self._layout.tokenize(caption) if isinstance(caption, str) else caption
+        return [self.bos, *(self._ids.get(token, self.unk) for token in tokens[:max_words]), self.eos]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Turn ids into a sentence: up to the first closing token, words joined with blanks, no specials but unknown words.
-
-        `encode(sentence.split(" "), ...)` gives the ids again.
+        """Turn ids into words joined with spaces, up to the first eos; special tokens other than `unk` are left out.
 
         Args:
-            ids: one sequence, with or without the opening token and padding; numbers or a 1-D tensor.
+            ids: one sequence (integers or a 1-D tensor), with or without bos and padding.
 
         Raises:
             ValueError: an id is outside the vocabulary.
         """
         words = []
         for number in map(int, ids):
-            if number == self.eos or (number == self.pad and self._form.padding_ends):
+            if number == self.eos or (number == self.pad and self._layout.padding_is_eos):
                 break
             if not 0 <= number < len(self._tokens):
                 raise ValueError(f"id {number} is outside the vocabulary of {len(self._tokens)} tokens")
-            if number >= len(self._form.specials) or number == self.unk:
+            if number >= len(self._layout.specials) or number == self.unk:
                 words.append(self._tokens[number])
         return " ".join(words)
 
@@ -158,28 +157,25 @@ def build_vocabulary(
     """Collect the words that occur at least `min_count` times, in sorted order.
 
     Args:
-        captions: the training captions: sentences, cut as the layout does, or lists of tokens, taken as they are.
-        min_count: 1 for CLEVR-Change and blocks, 2 for Birds-to-Words.
+        captions: the training captions: sentences, which the layout tokenises, or lists of tokens.
+        min_count: the papers use 1 for CLEVR-Change and 2 for Birds-to-Words.
         layout: see `LAYOUTS`.
     """
-    form = LAYOUTS[layout]
+    rules = LAYOUTS[layout]
     counts: Counter[str] = Counter()
     for caption in captions:
-        counts.update(form.tokenize(caption) if isinstance(caption, str) else caption)
-    words = sorted(word for word, count in counts.items() if count >= min_count and word not in form.specials)
+        counts.update(rules.tokenize(caption) if isinstance(caption, str) else caption)
+    words = sorted(word for word, count in counts.items() if count >= min_count and word not in rules.specials)
     return Vocabulary(words, layout)
 
 
 def write_vocabulary(path: str | Path, vocabulary: Vocabulary) -> None:
-    """Write `vocabulary.json`: the specials, for readers of other programs, and the words that follow them.
-
-    A file with the same content is not written again.
-    """
+    """Write `vocabulary.json`: the special tokens (for other programs) and the words. An unchanged file is not touched."""
     update_text(Path(path), json_text({"specials": list(SPECIALS), "words": vocabulary.words}))
 
 
 def read_vocabulary(path: str | Path) -> Vocabulary:
-    """Read a file of `write_vocabulary`.
+    """Read the file that `write_vocabulary` writes; the layout is "pcl".
 
     Raises:
         DiffcapError: the file is missing, not JSON, or not a vocabulary.

@@ -42,7 +42,7 @@ def find_choices(checkpoints: Sequence[str], runs: Path, backbone_weights: str |
     """
     choices = []
     for name in checkpoints:
-        facts = load_captioner(name, "cpu", backbone_weights).facts  # a fault is told now, not to the first visitor
+        facts = load_captioner(name, "cpu", backbone_weights).metadata  # a fault is told now, not to the first visitor
         choices.append(Choice(_label(facts, _short(Path(name))), name, backbone_weights))
     choices.append(Choice(_label(read_json(SHIPPED / CONFIG, "configuration"), "ships with diffcap"), None))
     named = {Path(name).resolve() for name in checkpoints}

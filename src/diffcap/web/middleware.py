@@ -150,7 +150,7 @@ class RequestFilter:
             return PlainTextResponse("The request has no Content-Length header.", 411)
         limit = _MAX_FORM_BYTES if path == _UPLOAD else _MAX_JSON_BYTES
         if int(length) > limit:
-            return PlainTextResponse(f"Too large: the limit is {limit // 2**20} MB; shrink the picture first.", 413)
+            return PlainTextResponse(f"Too large: the limit is {limit // 2**20} MB; shrink the image first.", 413)
         return None
 
 

@@ -13,7 +13,7 @@ import gradio as gr
 from PIL import Image
 
 from diffcap.errors import DiffcapError
-from diffcap.pictures import Picture, read_picture
+from diffcap.image_io import InputImage, read_image
 from diffcap.web.captioners import Captioners
 from diffcap.web.examples import Example, render_examples
 from diffcap.web.result import Answer, image_pair, message, result
@@ -136,7 +136,7 @@ def _zone(side: str) -> tuple[gr.Image, gr.HTML]:
             placeholder=f"# The picture {side}\nDrop it here, paste it, or press to choose a file",
             elem_id=f"zone-{side}",
         )
-        # Not gradio's reading of pictures: what can be read, and how, `read_picture` decides. Set on the component, since
+        # Not gradio's reading of pictures: what can be read, and how, `read_image` decides. Set on the component, since
         # a class of its own would make gradio write a file beside this one.
         zone.preprocess = lambda payload: None if payload is None else payload.path  # type: ignore[method-assign]
         return zone, gr.HTML("", js_on_load=None, apply_default_css=False, padding=False, elem_id=f"told-{side}")
@@ -200,10 +200,10 @@ def _answer_if_complete(captioners: Captioners, before: str | None, after: str |
     return "" if before is None or after is None else _answer(captioners, before, after, *choices)
 
 
-def _read(side: str, path: str) -> tuple[Picture, str | None]:
+def _read(side: str, path: str) -> tuple[InputImage, str | None]:
     """A picture, named as the visitor knows it, and its file's format."""
     with _decoding:
-        picture = read_picture(path, f"The picture {side} ({Path(path).name})")
+        picture = read_image(path, f"The picture {side} ({Path(path).name})")
         try:
             with Image.open(path) as file:
                 return picture, file.format

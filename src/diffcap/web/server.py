@@ -11,7 +11,7 @@ from typing import Any
 
 from diffcap.errors import DiffcapError
 
-MOST_KEPT = 2 * 2**30  # bytes of the uploaded files of all visitors
+MAX_UPLOAD_BYTES = 2 * 2**30  # total of the uploaded files of all visitors
 _LOCAL_HOSTS = ("localhost", "*.localhost", "127.0.0.1", "[::1]")
 
 
@@ -21,7 +21,7 @@ def serve(
     """Serve the page until it is interrupted; see `cli.serve` for the arguments.
 
     Raises:
-        DiffcapError: gradio is not installed, a checkpoint cannot caption, or there is no listening there.
+        DiffcapError: gradio is not installed, a checkpoint cannot caption, or the address is not available.
     """
     if importlib.util.find_spec("gradio") is None:
         raise DiffcapError("the page needs gradio, which is not installed; run: pip install 'diffcap[web]'")
@@ -31,7 +31,7 @@ def serve(
         from diffcap.web.captioners import Captioners, find_choices
 
         captioners = Captioners(find_choices(checkpoints, runs, backbone_weights), device)
-        with captioners.use(0):  # so that the first visitor does not wait
+        with captioners.use(0):  # load now, so that the first visitor does not wait
             loopback = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
             app = build_app(captioners, Path(folder), (host,) if loopback else None)
         settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3)
@@ -40,14 +40,16 @@ def serve(
             uvicorn.Server(settings).run(sockets=[listener])
 
 
-def build_app(captioners: Any, folder: Path, hosts: Sequence[str] | None = None, most: int = MOST_KEPT) -> Any:
+def build_app(
+    captioners: Any, folder: Path, hosts: Sequence[str] | None = None, max_bytes: int = MAX_UPLOAD_BYTES
+) -> Any:
     """The whole application, ASGI.
 
     Args:
         captioners: a `Captioners`. folder: for uploaded files only.
         hosts: accepted names in the Host header, in addition to those of localhost; None: any. A server that only this
             machine reaches needs them against DNS rebinding (names of other sites that resolve to this machine).
-        most: total bytes of the files in the folder; the oldest files are removed for new ones.
+        max_bytes: total size of the files in the folder; the oldest files are removed for new ones.
     """
     import gradio
     from fastapi import FastAPI
@@ -65,7 +67,7 @@ def build_app(captioners: Any, folder: Path, hosts: Sequence[str] | None = None,
         openapi_url=None,
         middleware=[
             Middleware(TrustedHostMiddleware, allowed_hosts=allowed, www_redirect=False),
-            Middleware(RequestFilter, folder, FileQuota(folder, most), same_origin=hosts is not None),
+            Middleware(RequestFilter, folder, FileQuota(folder, max_bytes), same_origin=hosts is not None),
         ],
     )
     page = build_page(captioners, folder)
@@ -88,10 +90,10 @@ def build_app(captioners: Any, folder: Path, hosts: Sequence[str] | None = None,
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there.
+    """A socket that listens on an address.
 
     Raises:
-        DiffcapError: the address is not one of this machine, or the port is taken or not allowed.
+        DiffcapError: this machine does not have the address, or the port is taken or not allowed.
     """
     if not 0 <= port <= 65_535:
         raise DiffcapError(f"--port {port}: give a port from 1 to 65535, or 0 for any free port.")
@@ -104,7 +106,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(128)
-    except (OSError, UnicodeError) as error:  # UnicodeError: no host name
+    except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
         if listener is not None:
             listener.close()
         reason = getattr(error, "strerror", error)

@@ -149,5 +149,5 @@ def test_a_senseless_setting_is_one_sentence(tmp_path, form, settings, said) -> 
 
 def test_a_folder_of_other_settings_is_refused(written) -> None:
     form, folder = written
-    with pytest.raises(DiffcapError, match=r"holds blocks of other settings \(seed\)"):
+    with pytest.raises(DiffcapError, match=r"holds blocks with other settings \(seed\)"):
         WRITERS[form][0](folder, images=WRITERS[form][1], seed=4, jitter=0.5)

@@ -1,0 +1,159 @@
+"""Caption a split with a checkpoint and score the captions: predictions.json, references.json and metrics.json."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from diffcap.console import run
+from diffcap.errors import DiffcapError
+
+
+def evaluate(
+    checkpoint: str,
+    out: str,
+    folder: str | None = None,
+    features: str | None = None,
+    split: Literal["test", "val", "train"] = "test",
+    tokenizer: Literal["ptb", "raw"] | None = None,
+    changes: Literal["single", "multi"] | None = None,
+    metrics: list[str] | None = None,
+    batch_size: int = 128,
+    beams: int = 1,
+    length_penalty: float = 0.0,
+    limit: int | None = None,
+    devices: int = 1,
+    accelerator: str = "auto",
+    ensemble: str | None = None,
+) -> None:
+    """Decode every pair of a split, write the captions, score them by the dataset's protocol, print the table.
+
+    A pair without references is captioned, into predictions-unscored.json, and left out of the scores.
+
+    Where the protocol's tokens are raw (IDC-PCL on Birds-to-Words), the PTB scores stand beside in metrics-ptb.json.
+
+    Args:
+        checkpoint: best.ckpt of the finetune or the reinforce stage.
+        out: folder for predictions.json, references.json and metrics.json.
+        folder: the dataset's folder; data/<dataset the checkpoint was trained on> by default.
+        features: name of the feature store in it; the one the checkpoint was trained on by default.
+        split: which pairs.
+        tokenizer: of the metrics; the one the checkpoint was selected with by default.
+        changes: protocol of a dataset whose pairs have several changes (Spot-the-Diff): every sentence a reference, or all of
+            a pair one; the one the checkpoint was trained for by default.
+        metrics: names of the metrics; all that this machine can compute by default.
+        batch_size: pairs decoded at once; the captions do not depend on it.
+        beams: width of the beam search; 1 is greedy decoding, as in all the papers.
+        length_penalty: of the beam search, see diffcap.models.generation.
+        limit: only the first pairs of the split.
+        devices: processes that decode.
+        accelerator: cpu, gpu, auto.
+        ensemble: more checkpoints of the same vocabulary, separated by commas, whose probabilities are averaged with the
+            checkpoint's at every word; each reads the features that it was trained on, unless `features` names others.
+
+    Raises:
+        DiffcapError: a file is missing or does not fit, a number is out of range, or no pair has a reference.
+    """
+    for name, number in {"batch_size": batch_size, "devices": devices, "limit": limit}.items():
+        if number is not None and number < 1:
+            raise DiffcapError(f"--{name} is {number}; it must be at least 1.")
+    from diffcap.checkpoints.combining import load_together
+    from diffcap.checkpoints.reading import described
+    from diffcap.evaluation.captions import ALL_METRICS, unavailable_metrics
+    from diffcap.evaluation.coco import write_predictions, write_references
+    from diffcap.evaluation.protocols import dataset_protocol, groups_of, remarks
+    from diffcap.evaluation.protocols import evaluate as score
+    from diffcap.evaluation.slots import ATTRIBUTES
+    from diffcap.evaluation.tables import metrics_table, print_table
+    from diffcap.lit.cli import quiet
+    from diffcap.lit.decoding import decode
+    from diffcap.models.generation import check_search
+    from diffcap.provenance import provenance
+    from diffcap.records import file_hash, read_dataset, take_changes, write_json
+    from diffcap.run_folder import GROUPS, METRICS, PREDICTIONS, REFERENCES, UNSCORED, check_vouched, metrics_by
+
+    quiet()
+    check_search(beams, length_penalty, "--beams")
+    wanted = ALL_METRICS if metrics is None else tuple(metrics)
+    lacking = unavailable_metrics(wanted)
+    if not set(wanted) - set(lacking):
+        raise DiffcapError(f"--metrics: {next(iter(lacking.values()), 'names none; leave it out for all of them.')}")
+    members = [checkpoint, *(ensemble.split(",") if ensemble else [])]
+    check_vouched(members)
+    trained, *others = load_together(members)
+    place = Path(folder or f"data/{trained.metadata['dataset']}")
+    dataset = read_dataset(place)
+    changes = changes or trained.metadata.get("changes") or dataset.info.get("changes")
+    pairs = take_changes([pair for pair in dataset.pairs if pair.split == split][:limit], changes)
+    if not pairs:
+        raise DiffcapError(f"{dataset.name} has no {split} pairs; choose another --split.")
+    first = tokenizer or trained.metadata["tokenizer"]
+    protocol = {
+        "dataset": dataset.name,
+        "split": split,
+        "beams": beams,
+        "length_penalty": length_penalty,
+        "limit": limit,
+        **({"changes": changes} if changes else {}),
+        **dataset_protocol(dataset.info),
+        **({"ensemble": len(members)} if others else {}),
+    }
+    target = Path(out)
+    scored_as = f"{remarks(protocol)}{f'{changes} change, ' if changes else ''}"
+    notes = provenance(
+        method=trained.metadata["method"],
+        seed=trained.metadata["seed"],
+        step=trained.metadata["step"],
+        features=features or trained.features["name"],
+        manifest_sha256=dataset.info.get("manifest_sha256"),
+        checkpoints=[described(path, target) for path in members],
+    )
+    target.mkdir(parents=True, exist_ok=True)
+    captions = decode(
+        trained,
+        pairs,
+        place / "features" / (features or trained.features["name"]),
+        batch_size,
+        beams,
+        length_penalty,
+        devices=devices,
+        accelerator=accelerator,
+        others=[(other, place / "features" / (features or other.features["name"])) for other in others],
+    )
+    if captions is None:  # another rank writes
+        return
+    # Before any new file is written, so that a kill leaves no old scores beside new captions.
+    for name in (METRICS, metrics_by("ptb"), metrics_by("raw"), UNSCORED):
+        (target / name).unlink(missing_ok=True)
+    told = [pair for pair in pairs if pair.captions]
+    bare = {pair.id: captions.pop(pair.id) for pair in pairs if not pair.captions}
+    if bare:
+        unscored = target / UNSCORED
+        write_predictions(unscored, bare)
+        print(f"{len(bare):,} of {len(pairs):,} pairs have no reference caption: see {unscored}")
+    if not told:
+        raise DiffcapError(
+            f"{dataset.name}: none of its {len(pairs):,} {split} pairs has a reference caption to score against."
+        )
+    write_predictions(target / PREDICTIONS, captions)
+    write_references(target / REFERENCES, {pair.id: pair.captions for pair in told})
+    write_json(target / GROUPS, groups_of(told))
+    notes["files"] = {name: file_hash(target / name) for name in (PREDICTIONS, REFERENCES, GROUPS)}
+    results = {
+        kind: score(captions, told, tokenizer=kind, metrics=wanted, protocol=protocol, provenance=notes)
+        for kind in dict.fromkeys([first, "ptb"])
+    }
+    for kind, result in results.items():
+        title = f"{trained.metadata['method']} on {dataset.name} {split}, {scored_as}{kind} tokens"
+        print_table(metrics_table(result["groups"], title=title))
+        if kind != first:
+            write_json(target / metrics_by(kind), result)
+    if "slots" in results[first]:
+        names = [name for name in ("type", "object", "to", *ATTRIBUTES) if name in results[first]["slots"]]
+        slots = {name: results[first]["slots"][name] for name in names}
+        print_table(metrics_table({"slots": slots}, title="slot accuracy"))
+    write_json(target / METRICS, results[first])  # last: Make takes it for the whole
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the stage with its own options."""
+    run(evaluate, arguments)

@@ -1,0 +1,150 @@
+"""Hard negative captions for every training caption: `negatives.jsonl`, and `negatives.md` to look at."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from diffcap.console import run
+from diffcap.errors import DiffcapError
+from diffcap.settings import CONFIGS, setting
+
+if TYPE_CHECKING:
+    from diffcap.negatives import Builder, CaptionNegatives
+    from diffcap.negatives.report import Report
+    from diffcap.records import ChangePair, Changes
+
+SETTINGS = CONFIGS / "dataset"
+
+
+def make_negatives(
+    folder: str,
+    tagger: str = "english",
+    retrieve: int = 2,
+    replace: int = 2,
+    confuse: int = 2,
+    scope: Literal["caption", "pair"] = "caption",
+    seed: int = 0,
+    split: Literal["train", "val", "test"] = "train",
+    changes: Literal["single", "multi"] | None = None,
+    workers: int = 0,
+    force: bool = False,
+    authors: str | None = None,
+) -> None:
+    """Write the hard negatives of a dataset's captions.
+
+    Args:
+        folder: data/<dataset>, with its manifest.jsonl; everything is written there.
+        tagger: english (Stanza's own, downloaded at first use), blocks (ships with the package), or a folder that holds
+            resources.json and one .pt file.
+        retrieve: negatives a caption that are captions of other pairs.
+        replace: negatives a caption with nouns and adjectives replaced.
+        confuse: negatives a caption with roles exchanged or the change reversed.
+        scope: negatives of its own for each caption, or the same for all captions of a pair (the released form).
+        seed: of every draw.
+        split: whose captions.
+        changes: protocol of a dataset whose pairs have several changes (Spot-the-Diff), as the training has it; by default what
+            configs/dataset/<dataset>.yaml says, or the dataset's own.
+        workers: processes that tag; 0 for one a core.
+        force: make them again even if they stand there already with the same settings.
+        authors: take IDC-PCL's own over from this file, <split>_neg_tfidf6.json, instead of making any.
+
+    Raises:
+        DiffcapError: the manifest is missing or has no captions in the split, or the tagger cannot be loaded.
+    """
+    from diffcap.negatives.build import Builder, Recipe
+    from diffcap.negatives.corpus import sentence_texts, tokenised
+    from diffcap.negatives.file import write_negatives
+    from diffcap.negatives.report import Report
+    from diffcap.progress import progress_bars
+    from diffcap.records import file_hash, read_manifest, take_changes, with_words, write_json
+    from diffcap.text.stanza_tagger import find_tagger
+    from diffcap.text.tagging import tag_sentences
+
+    recipe = Recipe(retrieve, replace, confuse, scope, seed)
+    home = Path(folder)
+    target, report_path, notes = (home / f"negatives.{suffix}" for suffix in ("jsonl", "md", "json"))
+    found = [pair for pair in read_manifest(home / "manifest.jsonl") if pair.split == split]
+    changes = changes or _changes(home)
+    pairs = with_words(take_changes(found, changes))
+    if not pairs:
+        raise DiffcapError(
+            f"{home / 'manifest.jsonl'}: no pair of the {split} split has a caption; check the manifest."
+        )
+    if authors:
+        _take_over(Path(authors), pairs, home)
+        return
+    settings = {
+        **recipe.settings(),
+        "split": split,
+        **({"changes": changes} if changes else {}),
+        "tagger": tagger,
+        "tagger_identity": find_tagger(tagger).identity,
+        "manifest_sha256": file_hash(home / "manifest.jsonl"),
+    }
+    if not force and target.is_file() and _is_done(notes, target, settings):
+        print(f"{target}: already there with these settings")
+        return
+    texts = {tokenised(caption) for pair in pairs for caption in pair.captions}
+    with progress_bars() as bar:
+        tags = tag_sentences(sentence_texts(texts), tagger, home / "tags.jsonl", workers, bar("tagging sentences"))
+        builder = Builder(pairs, tags, recipe, bar("looking for alike captions"))
+        report = Report(seed=seed)
+        rows = _rows(builder, pairs, report, bar("writing negatives"))
+        write_negatives(target, rows, lambda: report.write(report_path, settings, builder.used))
+    counts = {f"{kind}: {way}": count for (kind, way), count in sorted(builder.used.items())}
+    done = {"settings": settings, "captions": report.captions, "ways": counts, "sha256": file_hash(target)}
+    write_json(notes, done)
+    print(f"{target}: negatives for {report.captions:,} captions; read {report_path}")
+
+
+def _take_over(source: Path, pairs: "list[ChangePair]", home: Path) -> None:
+    from diffcap.negatives.authors import authors_negatives
+    from diffcap.negatives.file import write_negatives
+    from diffcap.records import file_hash, write_json
+
+    target, rows = home / "negatives.jsonl", list(authors_negatives(source, pairs))
+    settings = {
+        "authors": source.name,
+        "authors_sha256": file_hash(source),
+        "manifest_sha256": file_hash(home / "manifest.jsonl"),
+    }
+    write_negatives(target, rows, lambda: (home / "negatives.md").unlink(missing_ok=True))
+    write_json(home / "negatives.json", {"settings": settings, "captions": len(rows), "sha256": file_hash(target)})
+    captions = sum(len(pair.captions) for pair in pairs)
+    print(f"{target}: the negatives of {source} for {len(rows):,} of {captions:,} captions")
+
+
+def _changes(home: Path) -> "Changes | None":
+    """The protocol that the dataset's settings name, or else its dataset.json."""
+    from diffcap.records import read_json
+
+    path = home / "dataset.json"
+    info = read_json(path, "dataset", "write it again with `make data`") if path.is_file() else {}
+    info = info if isinstance(info, dict) else {}
+    return setting([SETTINGS / f"{info.get('name')}.yaml"], "data", "changes") or info.get("changes")
+
+
+def _is_done(notes: Path, target: Path, settings: dict[str, Any]) -> bool:
+    from diffcap.records import file_hash, read_json
+
+    try:
+        done = read_json(notes)
+    except DiffcapError:  # missing or damaged: the negatives are made again
+        return False
+    return isinstance(done, dict) and done.get("settings") == settings and done.get("sha256") == file_hash(target)
+
+
+def _rows(
+    builder: "Builder", pairs: "list[ChangePair]", report: "Report", step: Callable[[int, int], None]
+) -> "Iterator[CaptionNegatives]":
+    for number, pair in enumerate(pairs, 1):
+        for row in builder.of_pair(pair):
+            report.add(row)
+            yield row
+        if number % 100 == 0 or number == len(pairs):
+            step(number, len(pairs))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the stage with its own options."""
+    run(make_negatives, arguments)

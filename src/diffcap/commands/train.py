@@ -1,0 +1,51 @@
+"""The training stages: pre-training, fine-tuning, self-critical training; each goes on where an interrupted run stopped."""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from diffcap.methods import Method, import_object, methods
+from diffcap.run_folder import FINETUNE, PRETRAIN, REINFORCE
+from diffcap.settings import setting
+
+
+def pretrain(arguments: Sequence[str]) -> None:
+    """Train the self-supervised stage of a method; <run>/pretrain/ has the result."""
+    pretraining = _method(arguments).pretraining
+    assert pretraining is not None
+    _train(PRETRAIN, pretraining.module, pretraining.data, arguments)
+
+
+def finetune(arguments: Sequence[str]) -> None:
+    """Train a captioner on captions; <run>/finetune/best.ckpt is the result."""
+    _train(FINETUNE, "diffcap.lit.captioning:Captioning", "diffcap.data.captioning:CaptionData", arguments)
+
+
+def reinforce(arguments: Sequence[str]) -> None:
+    """Train a fine-tuned captioner on by the CIDEr-D of its own captions; <run>/reinforce/best.ckpt is the result."""
+    _train(REINFORCE, "diffcap.lit.reinforcement:Reinforcement", "diffcap.data.reinforcement:ReinforceData", arguments)
+
+
+def _train(stage: str, module: str, data: str, arguments: Sequence[str]) -> None:
+    from diffcap.lit.run import TrainingCLI  # first: it makes --help quick
+
+    # isort: split
+    TrainingCLI(import_object(module), import_object(data), save_config_callback=None, args=list(arguments)).train(
+        stage
+    )
+
+
+def _method(arguments: Sequence[str]) -> Method:
+    """The method whose pre-training the settings are for, by its name or else by the class of its model."""
+    from diffcap.pipeline import own_configs
+
+    known = [method for method in methods().values() if method.pretraining]
+    files = [Path(path) for path in own_configs(arguments) if len(path) < 1000 and Path(path).is_file()]
+    named = next((value for word, value in itertools.pairwise(arguments) if word == "--run.method"), None)
+    named = named or setting(files, "run", "method")
+    model = setting(files, "model", "captioner", "class_path")
+    for method in known:
+        assert method.pretraining is not None
+        if method.name == named or (not named and method.pretraining.captioner.replace(":", ".") == model):
+            return method
+    return known[0]

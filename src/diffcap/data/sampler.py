@@ -1,0 +1,102 @@
+"""The samples and the task of each training step, as functions of the seed and the step only.
+
+Therefore a resumed run, or a run on another number of ranks, trains on the same batches as an uninterrupted run on one process.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from diffcap.errors import DiffcapError
+
+Batch = dict[str, Any]
+
+
+def step_generator(seed: int, step: int, purpose: int = 0) -> torch.Generator:
+    """The random generator of one training step, the same on every rank and in every worker process.
+
+    Args:
+        seed: of the run. step: of training. purpose: any integer; steps with another purpose get independent generators.
+    """
+    state = np.random.SeedSequence([seed, step, purpose]).generate_state(2, np.uint32)
+    return torch.Generator().manual_seed(int(state[0]) << 31 | int(state[1]) >> 1)
+
+
+class ShuffledEpochs:
+    """An infinite sequence of sample indices with random access: one permutation of 0 ... size - 1 per epoch.
+
+    Args:
+        size: number of samples in an epoch. seed: of the permutations.
+    """
+
+    def __init__(self, size: int, seed: int) -> None:
+        self.size, self.seed = size, seed
+        self._permutations: dict[int, np.ndarray] = {}
+
+    def _permutation(self, epoch: int) -> np.ndarray:
+        if epoch not in self._permutations:
+            for cached in list(self._permutations):
+                if cached != epoch - 1:  # a batch may need the end of one epoch and the beginning of the next
+                    del self._permutations[cached]
+            self._permutations[epoch] = np.random.default_rng([self.seed, epoch]).permutation(self.size)
+        return self._permutations[epoch]
+
+    def take(self, start: int, count: int) -> np.ndarray:
+        """Elements `start` ... `start + count - 1` of the sequence, (count,)."""
+        positions = np.arange(start, start + count)
+        epochs = positions // self.size
+        parts = [self._permutation(int(epoch))[positions[epochs == epoch] % self.size] for epoch in np.unique(epochs)]
+        return np.concatenate(parts)
+
+
+class TaskSchedule:
+    """One random task per training step, the same on every rank.
+
+    Args:
+        shares: relative frequency of each task, e.g. `{"mlm": 8, "mvcl": 1, "fda": 2}`. seed: of the random choice.
+
+    Raises:
+        DiffcapError: no task has a share above 0.
+    """
+
+    def __init__(self, shares: Mapping[str, int], seed: int) -> None:
+        self.tasks = [task for task, share in shares.items() if share > 0]
+        weights = np.array([shares[task] for task in self.tasks], dtype=float)
+        if not self.tasks:
+            raise DiffcapError(
+                "data.tasks has no task with a share above 0; give one to at least one of mlm, mvcl, fda."
+            )
+        self._probabilities, self._seed = weights / weights.sum(), seed
+        self._task_indices = np.zeros(0, dtype=np.int64)  # of the first steps, extended in blocks
+
+    def at(self, step: int) -> tuple[str, int]:
+        """The task of a step, and the number of earlier steps with the same task."""
+        while step >= len(self._task_indices):
+            block = len(self._task_indices) // 4096
+            rng = np.random.default_rng([self._seed, 7, block])
+            more = rng.choice(len(self.tasks), 4096, p=self._probabilities)
+            self._task_indices = np.concatenate([self._task_indices, more])
+        task = self._task_indices[step]
+        return self.tasks[task], int((self._task_indices[:step] == task).sum())
+
+
+class StepDataset(IterableDataset):
+    """The batches of the training steps `first`, `first + 1`, ..., without end.
+
+    Args:
+        make_batch: from a step to its batch. first: the first step.
+    """
+
+    def __init__(self, make_batch: Callable[[int], Batch], first: int) -> None:
+        self.make_batch, self.first = make_batch, first
+
+    def __iter__(self) -> Iterator[Batch]:
+        worker = get_worker_info()
+        offset, stride = (worker.id, worker.num_workers) if worker else (0, 1)
+        step = self.first + offset
+        while True:
+            yield self.make_batch(step)
+            step += stride

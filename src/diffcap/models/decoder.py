@@ -1,0 +1,199 @@
+"""The word decoder that SCORER and DIRL share: everything around the blocks, which each method defines itself.
+
+Both come from one code base: word vectors of 300 channels with sinusoidal positions, projected to the model's width; two
+blocks of self-attention, cross-attention to the fused visual tokens and an FFN; a linear layer to the vocabulary.
+
+Letters: B pairs, T text positions, N visual tokens, D width, H heads, V vocabulary.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from diffcap.models.captioner import AttentionMaps
+from diffcap.models.layers import KeyValue, sinusoid
+
+NULL, UNK, START, END = range(4)
+
+
+class BlockOutput(NamedTuple):
+    """Hidden states of a decoder block, (B, T, D) each.
+
+    Attributes:
+        after_self_attention, after_cross_attention: after the residual connection and the norm of that layer.
+        hidden: the block's output.
+        new_key_values: of its self-attention, for the positions of this call only.
+    """
+
+    after_self_attention: Tensor
+    after_cross_attention: Tensor
+    hidden: Tensor
+    new_key_values: KeyValue
+
+
+class Decoded(NamedTuple):
+    """Output of the last block, and every block's self-attention keys and values of all positions so far."""
+
+    last: BlockOutput
+    cache: list[KeyValue]
+
+
+class WordDecoder(nn.Module):
+    """Words so far to hidden states and logits of the next word.
+
+    Args:
+        vocabulary_size: V. max_length: positions of a caption, START and END included.
+        width: D. word_width: channels of the word vectors (authors' code: 300).
+        input_projection: (B, T, word_width) to (B, T, D).
+        blocks: modules `(x, memory, mask, past_key_values) -> BlockOutput` with a cross-attention `cross`.
+    """
+
+    positions: Tensor
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        max_length: int,
+        width: int,
+        word_width: int,
+        input_projection: nn.Module,
+        blocks: Sequence[nn.Module],
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary_size, word_width, padding_idx=NULL)
+        self.lift = input_projection  # "lift" is its name in checkpoints
+        self.blocks = nn.ModuleList(blocks)
+        self.logit = nn.Linear(width, vocabulary_size)
+        self.register_buffer("positions", sinusoid(max_length, word_width), persistent=False)
+
+    @property
+    def input_projection(self) -> nn.Module:
+        """(B, T, word_width) to (B, T, D)."""
+        return self.lift
+
+    def memory(self, visual: Tensor) -> list[KeyValue]:
+        """Each block's keys and values of the visual tokens (B, N, D), computed once for a pair."""
+        return [block.cross.project_key_value(visual) for block in self.blocks]  # type: ignore[union-attr, operator]
+
+    def forward(self, tokens: Tensor, memory: list[KeyValue], past_key_values: list[KeyValue] | None = None) -> Decoded:
+        """Run ids (B, T) through the blocks, at the positions after `past_key_values`.
+
+        Without `past_key_values`, padding is masked.
+
+        Raises:
+            ValueError: there are fewer positions than words.
+        """
+        first = past_key_values[0][0].shape[2] if past_key_values else 0
+        end = first + tokens.shape[1]
+        if end > len(self.positions):
+            raise ValueError(f"{end} text positions, the decoder has {len(self.positions)}: raise max_length")
+        x = self.input_projection(self.embedding(tokens) + self.positions[first:end])
+        mask = None if past_key_values else causal_mask(tokens != NULL)
+        return run_blocks(self.blocks, x, memory, mask, past_key_values)
+
+    def step(
+        self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None
+    ) -> tuple[Tensor, list[KeyValue]]:
+        """One position, see `Captioner.step`; an unknown word is never generated (authors' code)."""
+        last, cache = self(tokens[:, None], memory, cache)
+        return self._logits_without_unk(last.hidden[:, 0]), cache
+
+    def teacher_forced_logits(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
+        """All positions in one pass, see `Captioner.teacher_forced_logits`."""
+        return self._logits_without_unk(self(tokens[:, :-1], memory).last.hidden)
+
+    def _logits_without_unk(self, hidden: Tensor) -> Tensor:
+        logits = self.logit(hidden)
+        return logits.index_fill(-1, torch.tensor([UNK], device=logits.device), float("-inf"))
+
+    def attention(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
+        """Cross-attention of the last block for the word after each of `tokens` (B, T), mean over heads: (B, T, N)."""
+        hidden = self(tokens, memory).last.after_self_attention
+        cross = self.blocks[-1].cross
+        return cross.probabilities(cross.project_query(hidden), memory[-1][0])  # type: ignore[union-attr, operator]
+
+
+def causal_mask(is_word: Tensor) -> Tensor:
+    """Which positions each position may attend to, (B, 1, T, T): itself and earlier ones, where `is_word` (B, T) is true."""
+    length = is_word.shape[1]
+    return torch.ones(length, length, dtype=torch.bool, device=is_word.device).tril() & is_word[:, None, None]
+
+
+def run_blocks(
+    blocks: Iterable[nn.Module],
+    x: Tensor,
+    memory: Sequence[KeyValue],
+    mask: Tensor | None,
+    past_key_values: Sequence[KeyValue] | None,
+) -> Decoded:
+    """Run x (B, T, D) through decoder blocks.
+
+    Args:
+        x: (B, T, D). memory: keys and values of each block's cross-attention. mask: as `Attention`.
+        past_key_values: of each block's self-attention at the earlier positions.
+    """
+    cache = []
+    for index, block in enumerate(blocks):
+        output = block(x, memory[index], mask, past_key_values[index : index + 1] if past_key_values else ())
+        key, value = output.new_key_values
+        if past_key_values:
+            past_key, past_value = past_key_values[index]
+            key, value = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
+        cache.append((key, value))
+        x = output.hidden
+    return Decoded(output, cache)
+
+
+def next_word_losses(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Cross-entropy of every word and END given the words before, in nats: logits (B, T, V), tokens (B, T) to (n,)."""
+    target = tokens[:, 1:]
+    is_word = target != NULL
+    return F.cross_entropy(logits[:, :-1][is_word], target[is_word], reduction="none")
+
+
+def pair_groups(before: Tensor, after: Tensor) -> list[slice]:
+    """The groups of pairs in a batch: all pairs; or, with twice as many after images, change pairs and distractor pairs.
+
+    Args:
+        before: (b, ...). after: (B, ...), B a multiple of b.
+
+    Returns:
+        B / b slices of b rows each.
+
+    Raises:
+        ValueError: `before` is empty, or B is not a multiple of b.
+    """
+    size = len(before)
+    if not size:
+        raise ValueError("this process has no pair, so it cannot know the groups of the batch; give each at least one")
+    if len(after) % size:
+        raise ValueError(f"{len(after)} after images are not a multiple of {size} before images")
+    return [slice(start, start + size) for start in range(0, len(after), size)]
+
+
+def mean(values: list[Tensor]) -> Tensor:
+    """Mean of scalars."""
+    return torch.stack(values).mean()
+
+
+def roll_out(
+    attention: Tensor, to_before: Tensor | None, to_after: Tensor | None, grid: tuple[int, int]
+) -> AttentionMaps:
+    """Attention to fused tokens, distributed over the two images (attention rollout, Abnar and Zuidema, ACL 2020).
+
+    A fused token represents one position in both images. In each image, half of its attention goes to that position, and half
+    to the positions from which the last encoder layer's attention took the other image's content.
+
+    Args:
+        attention: (B, T, N) to fused tokens.
+        to_before: (B, N, N), attention of the after image's tokens (rows) to the before image's. to_after: vice versa.
+            None: all attention stays at its own position.
+        grid: rows and columns of the N positions.
+    """
+    before, after = (
+        attention if other is None else (attention + attention @ other) / 2 for other in (to_before, to_after)
+    )
+    return AttentionMaps(before.unflatten(2, grid), after.unflatten(2, grid), to_after)

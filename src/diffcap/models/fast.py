@@ -1,0 +1,233 @@
+"""Faster or smaller forms of expressions that the models use; each function names the plain expression that it equals.
+
+Most of them are for the CPU, where torch has no fused kernel. Tests compare values and gradients with the plain forms.
+
+Letters: B pairs, H heads, T queries, S keys, E channels of a head, N visual tokens of one image, D width, C feature channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+if TYPE_CHECKING:
+    from diffcap.models.layers import Attention
+
+RANDOM_LEVELS = 1 << 16  # dropout compares 16-bit random integers: two bytes for each probability
+MIN_PROBABILITIES = 1 << 14  # H x T x S below which the loop over pairs costs more time than it saves
+
+
+def is_float32_on_cpu(x: Tensor) -> bool:
+    """Whether the functions for float32 on the CPU may be used with `x`; autocast asks for another type."""
+    return x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+
+
+def add_repeated(x: Tensor, y: Tensor) -> Tensor:
+    """`x + y.repeat(B // b, 1, ...)` for x (B, ...) and y (b, ...), without copies of y. B is a multiple of b."""
+    return x + y if len(x) == len(y) else (x.unflatten(0, (-1, len(y))) + y).flatten(0, 1)
+
+
+def linear_of_concatenation(layer: nn.Linear, first: Tensor, second: Tensor) -> Tensor:
+    """`layer(torch.cat([first, second], -1))` without the concatenated tensor, which autograd would keep."""
+    first_weight, second_weight = layer.weight.split([first.shape[-1], second.shape[-1]], 1)
+    return F.linear(first, first_weight, layer.bias).add_(F.linear(second, second_weight))
+
+
+def maps_to_tokens(maps: Tensor, weight: Tensor, offset: Tensor) -> Tensor:
+    """`offset + F.linear(maps.flatten(2).transpose(1, 2), weight)`: a linear layer at every position of feature maps.
+
+    Args:
+        maps: (B, C, h, w). weight: (D, C). offset: (h w, D), for example bias and position embedding.
+
+    Returns:
+        (B, h w, D), row by row.
+    """
+    if is_float32_on_cpu(maps) and is_float32_on_cpu(weight):
+        return _MapsToTokens.apply(maps.flatten(2), weight, offset)
+    # A 1 x 1 convolution: the maps are not copied to channels-last order, and no such copy is kept for the gradient.
+    tokens = F.conv2d(maps, weight[..., None, None])  # (B, D, h, w)
+    return offset + tokens.flatten(2).transpose(1, 2)  # in this order of the sum the result is contiguous
+
+
+class _MapsToTokens(torch.autograd.Function):
+    """`maps_to_tokens` image by image: no pass allocates a tensor as large as all maps, except for their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, maps: Tensor, weight: Tensor, offset: Tensor) -> Tensor:
+        tokens = maps.new_empty(len(maps), *offset.shape)
+        for image, out in zip(maps, tokens):
+            torch.addmm(offset, image.T, weight.T, out=out)
+        ctx.save_for_backward(maps, weight)
+        return tokens
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_tokens: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        maps, weight = ctx.saved_tensors
+        grad_maps = torch.empty_like(maps) if ctx.needs_input_grad[0] else None
+        grad_weight = torch.zeros(weight.shape) if ctx.needs_input_grad[1] else None
+        for index, (image, grad) in enumerate(zip(maps, grad_tokens)):
+            if grad_weight is not None:
+                grad_weight.addmm_(grad.T, image.T)
+            if grad_maps is not None:
+                torch.mm(weight.T, grad.T, out=grad_maps[index])
+        return grad_maps, grad_weight, grad_tokens.sum(0)
+
+
+def attention_over_segments(
+    query: Tensor, segments: Sequence[tuple[Tensor, Tensor]], mask: Tensor | None = None
+) -> Tensor:
+    """`softmax(query key^T / sqrt(E)) value`, where keys and values are the concatenation of several segments.
+
+    For the few queries of one decoding step: there, concatenating all keys and values would take longer than the attention.
+
+    Args:
+        query: (B, H, T, E).
+        segments: keys and values, (B, H, S_i, E) each; fastest if they are contiguous.
+        mask: boolean, True where a query may look; broadcast to (B, H, T, sum of S_i).
+
+    Returns:
+        (B, H, T, E).
+    """
+    query = (query * query.shape[3] ** -0.5).contiguous()  # once, not for every segment
+    scores = torch.cat([query @ key.transpose(2, 3) for key, _ in segments], 3)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    probabilities = scores.softmax(3).split([key.shape[2] for key, _ in segments], 3)
+    outputs = [part @ value for part, (_, value) in zip(probabilities, segments)]
+    return sum(outputs[1:], outputs[0])
+
+
+def attention_with_dropout(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+    """`F.dropout(softmax(query key^T / sqrt(E)), dropout) value` on the CPU.
+
+    On the CPU, torch's `scaled_dot_product_attention` with dropout falls back to separate operations over all B x H x T x S
+    probabilities and keeps several copies of them for the backward pass. Here one pair is computed at a time, in the
+    processor's cache. Only the state of the random numbers is kept; the backward pass computes probabilities and dropout
+    masks again, as the fused kernels of GPUs do. With bfloat16 inputs, scores and probabilities are float32.
+
+    Args:
+        query: (B, H, T, E) float32 or bfloat16 on the CPU.
+        key, value: (B, H, S, E). Where the batch of queries or of keys is a multiple of the other, the smaller batch is
+            repeated: row i is used with row i modulo its length.
+        dropout: probability in [0, 1); rounded to a multiple of 1 / 65536.
+
+    Returns:
+        (B, H, T, E), a view of a contiguous (B, T, H, E).
+
+    Raises:
+        ValueError: `dropout` is not in [0, 1), or neither batch is a multiple of the other.
+    """
+    threshold = round(dropout * RANDOM_LEVELS)
+    if not 0 <= threshold < RANDOM_LEVELS:
+        raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+    if max(len(query), len(key)) % min(len(query), len(key)):
+        raise ValueError(f"one batch must be a multiple of the other, got {len(query)} queries and {len(key)} keys")
+    return _AttentionWithDropout.apply(query, key, value, threshold)
+
+
+def prefers_attention_with_dropout(query: Tensor, key: Tensor) -> bool:
+    """Whether `attention_with_dropout` supports these queries and keys, and is faster than torch's own attention."""
+    if query.device.type != "cpu" or query.dtype not in (torch.float32, torch.bfloat16):
+        return False
+    if not len(query) or not len(key):  # a rank may have no pairs
+        return False
+    return query.shape[1] * query.shape[2] * key.shape[2] >= MIN_PROBABILITIES
+
+
+class _AttentionWithDropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, threshold: int) -> Tensor:
+        batch, (_, heads, length, width) = max(len(query), len(key)), query.shape
+        out = query.new_empty(batch, length, heads, width).transpose(1, 2)
+        ctx.threshold, ctx.scale = threshold, RANDOM_LEVELS / (RANDOM_LEVELS - threshold)
+        ctx.rng_state = torch.get_rng_state()
+        with torch.autocast("cpu", enabled=False):
+            for row in range(batch):
+                q, k = row % len(query), row % len(key)
+                probabilities = _probabilities(query[q], key[k])
+                dropped = probabilities.mul_(_keep_mask(probabilities, threshold)).to(value.dtype)
+                out[row] = dropped @ (value[k] * ctx.scale)
+        ctx.save_for_backward(query, key, value)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        query, key, value = ctx.saved_tensors
+        generator = torch.Generator()
+        generator.set_state(ctx.rng_state)
+        grad_query, grad_key, grad_value = (_empty_like_heads(part) for part in (query, key, value))
+        for row in range(len(grad_out)):
+            q, k = row % len(query), row % len(key)
+            probabilities = _probabilities(query[q], key[k])
+            keep, grad = _keep_mask(probabilities, ctx.threshold, generator), grad_out[row] * ctx.scale
+            _accumulate(grad_value, k, row, (probabilities * keep).to(grad.dtype).transpose(1, 2) @ grad)
+            grad_probabilities = (grad @ value[k].transpose(1, 2)).float().mul_(keep)
+            grad_scores = torch._softmax_backward_data(grad_probabilities, probabilities, -1, torch.float32)
+            grad_scores = grad_scores.mul_(query.shape[3] ** -0.5).to(query.dtype)
+            _accumulate(grad_query, q, row, grad_scores @ key[k])
+            _accumulate(grad_key, k, row, grad_scores.transpose(1, 2) @ query[q])
+        return grad_query, grad_key, grad_value, None
+
+
+def _probabilities(query: Tensor, key: Tensor) -> Tensor:
+    """Attention probabilities of one pair, (H, T, E) and (H, S, E) to (H, T, S), float32."""
+    return torch.softmax((query.float() * query.shape[2] ** -0.5) @ key.float().transpose(1, 2), 2)
+
+
+def _keep_mask(probabilities: Tensor, threshold: int, generator: torch.Generator | None = None) -> Tensor:
+    """Boolean (H, T, S): which probabilities dropout keeps, those whose random 16-bit integer reaches the threshold."""
+    count = probabilities.numel()
+    numbers = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None, generator=generator)
+    return (numbers.view(torch.int16)[:count] >= threshold - RANDOM_LEVELS // 2).view(probabilities.shape)
+
+
+def _empty_like_heads(heads: Tensor) -> Tensor:
+    """An uninitialised (B, H, T, E) that is a view of a contiguous (B, T, H, E), so that merging the heads copies nothing."""
+    return heads.new_empty(heads.transpose(1, 2).shape).transpose(1, 2)
+
+
+def _accumulate(gradient: Tensor, index: int, row: int, part: Tensor) -> None:
+    """Add the part of batch row `row` to `gradient[index]`; row `index` comes first and initialises it."""
+    if index == row:
+        gradient[index] = part
+    else:
+        gradient[index] += part
+
+
+def backward_reasoning(
+    join: nn.Linear, attention: Attention, out: nn.Linear, query: nn.Linear, before: Tensor, sentences: Tensor
+) -> list[Tensor]:
+    """SCORER's backward reasoning for each group of b sentences, `query(out(attention(x)))` with `x = join([before; sentence])`.
+
+    Consecutive linear layers are multiplied into one matrix. The same sentence vector is joined at every position, so in the
+    keys it changes no attention probability, and to the output it adds a constant. Therefore each image needs keys and values
+    only once, however many sentences are joined to it.
+
+    Args:
+        join: 2 D to D channels. attention: self-attention without biases. out, query: D to D channels.
+        before: (b, N, D). sentences: (B, D), B a multiple of b; row i is joined to image i modulo b.
+
+    Returns:
+        B / b tensors (b, N, D).
+    """
+    width, qkv = before.shape[2], attention.qkv.weight
+    query_weight, _, value_weight = qkv.split(width)
+    join_image, join_sentence = join.weight.split(width, 1)
+    output_weight = query.weight @ out.weight @ attention.out.weight  # type: ignore[operator]
+    output_bias = F.linear(out.bias, query.weight, query.bias)
+    image_query, key, value = F.linear(before, qkv @ join_image).split(width, 2)  # (b, N, D) each
+    key, value = attention.split_heads(key), attention.split_heads(value)
+    outputs = []
+    for sentence in F.linear(sentences, join_sentence, join.bias)[:, None].split(len(before)):  # (b, 1, D)
+        heads = attention.split_heads(image_query + F.linear(sentence, query_weight))
+        mixed = attention.merge_heads(F.scaled_dot_product_attention(heads, key, value))
+        sentence_value = F.linear(F.linear(sentence, value_weight), output_weight, output_bias)
+        outputs.append(F.linear(mixed, output_weight).add_(sentence_value))
+    return outputs

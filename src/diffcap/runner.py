@@ -1,0 +1,158 @@
+"""Several experiments on one machine: what `make demo`, `make ablation` and `make accuracy` consist of."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from diffcap.console import run
+from diffcap.errors import DiffcapError, plain_errors
+from diffcap.experiment import Experiment, parse
+from diffcap.pipeline import STAGES, needed_by
+from diffcap.run_folder import FINETUNE, PRETRAIN
+
+Variables = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training with its evaluation.
+
+    Attributes:
+        title: for messages. variables: of its experiment. finetune, pretrain: steps of the stage; None: as in its settings;
+            0 pre-training steps: no pre-training.
+        pretraining: folder of a finished pre-training to start from, instead of one of its own.
+    """
+
+    title: str
+    variables: Variables
+    finetune: int | None = None
+    pretrain: int | None = 0
+    pretraining: Path | None = None
+    run: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Find the run's folder."""
+        object.__setattr__(self, "run", Path(Experiment(**self.variables).run))
+
+
+def call(command: Sequence[str], title: str) -> None:
+    """Run a command with one thread per process, which is faster for models this small.
+
+    Raises:
+        DiffcapError: it failed.
+    """
+    begin = time.perf_counter()
+    print(f"== {title}", flush=True)
+    if subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False).returncode:
+        raise DiffcapError(f"{title} failed, see above; fix it and run the same command again: it goes on there.")
+    print(f"== {title}: done after {time.perf_counter() - begin:.0f} s", flush=True)
+
+
+def make(title: str, goals: str, variables: Variables, *own: str, **stage_options: Sequence[str]) -> None:
+    """Run the stages that `make <goals> VARIABLE=...` runs.
+
+    Args:
+        own: options of the first goal. stage_options: options by stage.
+
+    Raises:
+        DiffcapError: a stage failed.
+    """
+    experiment = Experiment(**variables)
+    needed = needed_by(experiment, goals.split())
+    for stage in ("extra", *STAGES):
+        if stage not in needed:
+            continue
+        options = [*stage_options.get(stage, ()), *(own if stage == goals.split()[0] else ())]
+        words = [word for name, value in variables.items() for word in (f"--{name}", value)]
+        command = [
+            sys.executable,
+            "-m",
+            "diffcap",
+            stage,
+            *words,
+            "--goals",
+            goals,
+            *(["--", *options] if options else []),
+        ]
+        call(command, f"{title}: {stage}" if stage in goals.split() else f"{title}: {stage}, if it is missing")
+
+
+def run_job(job: Job, **stage_options: Sequence[str]) -> None:
+    """Pre-train (0 steps: not at all), fine-tune and evaluate."""
+    variables = {**job.variables, "run": str(job.run), "pretrain": "no" if job.pretrain == 0 else "yes"}
+    goals = "finetune eval"
+    if job.pretraining:
+        variables["pretraining"] = str(job.pretraining)
+    elif job.pretrain != 0:
+        goals = "pretrain finetune eval"
+    options = {PRETRAIN: steps_options(job.pretrain), FINETUNE: steps_options(job.finetune)}
+    make(job.title, goals, variables, **{**options, **stage_options})
+
+
+def run_queues(queues: Sequence[Sequence[Job]]) -> None:
+    """Run the jobs of each queue in order; queues run in parallel, one core each, and wait for a core in their order.
+
+    Raises:
+        DiffcapError: a job failed; the jobs that were running have ended.
+    """
+
+    def run_queue(queue: Sequence[Job]) -> None:
+        for job in queue:
+            run_job(job)
+
+    in_parallel([lambda queue=queue: run_queue(queue) for queue in queues])  # type: ignore[misc]
+
+
+def in_parallel(tasks: Sequence[Callable[[], None]]) -> None:
+    """Call functions, as many at a time as there are cores to use."""
+    with ThreadPoolExecutor(cores()) as pool:
+        for done in [pool.submit(task) for task in tasks]:
+            done.result()
+
+
+def cores() -> int:
+    """Number of processes to run at once."""
+    return min(2, os.cpu_count() or 1)
+
+
+def steps_options(steps: int | None) -> tuple[str, ...]:
+    """Options of a training of so many steps that validates four times; none for None or 0."""
+    return (f"--trainer.max_steps={steps}", f"--trainer.val_check_interval={max(1, steps // 4)}") if steps else ()
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Seeds of a command line: "1,2,3".
+
+    Raises:
+        DiffcapError: one is not a whole number, is negative, or is duplicated.
+    """
+    try:
+        numbers = [int(seed) for seed in text.split(",")]
+    except ValueError:
+        raise DiffcapError(f"--seeds {text}: not whole numbers separated by commas; write them as in 1,2,3.") from None
+    if min(numbers) < 0:
+        raise DiffcapError(f"--seeds {text}: {min(numbers)} is negative; give seeds from 0 on.")
+    if len(set(numbers)) < len(numbers):
+        raise DiffcapError(f"--seeds {text}: a seed is duplicated; give different ones.")
+    return numbers
+
+
+def write_report(folder: str, features: str, rows: Mapping[str, Sequence[Job]], out: Path, *options: str) -> None:
+    """Put evaluated jobs into one table, with pictures: rows by name, each with a job for every seed."""
+    runs = json.dumps({name: [str(job.run) for job in jobs] for name, jobs in rows.items()})
+    words = ["--folder", folder, "--features", features, "--runs", runs, "--out", str(out), *options]
+    call([sys.executable, "-m", "diffcap", "report", *words], "the report")
+
+
+def run_command(command: Callable[..., Any]) -> None:
+    """Run a function of `variables` and more options as a program; variables of an experiment are options, too."""
+    with plain_errors():
+        variables, own = parse(sys.argv[1:])
+    run(command, ["--variables", json.dumps(variables), *own])

@@ -1,0 +1,85 @@
+"""Which sample and which task belong to a step: functions of the seed and the step, open at any place."""
+
+from itertools import islice, pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from diffcap.data.sampler import ShuffledEpochs, StepDataset, TaskSchedule, step_generator
+from diffcap.errors import DiffcapError
+
+
+@pytest.mark.parametrize("size", [1, 7, 40])
+def test_every_epoch_has_every_sample_once(size: int) -> None:
+    stream = ShuffledEpochs(size, seed=3)
+    drawn = stream.take(0, 5 * size)
+    for epoch in range(5):
+        assert sorted(drawn[epoch * size : (epoch + 1) * size]) == list(range(size))
+
+
+def test_a_stream_opens_at_any_place_in_any_order() -> None:
+    whole = ShuffledEpochs(11, seed=1).take(0, 400)
+    stream = ShuffledEpochs(11, seed=1)
+    for start, count in ((300, 50), (0, 11), (5, 100), (399, 1), (10, 2)):
+        assert np.array_equal(stream.take(start, count), whole[start : start + count]), (start, count)
+
+
+def test_epochs_and_seeds_differ() -> None:
+    first, second = ShuffledEpochs(40, 1).take(0, 80).reshape(2, 40)
+    assert not np.array_equal(first, second) and not np.array_equal(first, np.arange(40))
+    assert not np.array_equal(first, ShuffledEpochs(40, 2).take(0, 40))
+
+
+def test_tasks_come_by_their_shares() -> None:
+    schedule = TaskSchedule({"mlm": 8, "mvcl": 1, "fda": 2}, seed=1234)
+    drawn = [schedule.at(step)[0] for step in range(11_000)]
+    for task, share in (("mlm", 8), ("mvcl", 1), ("fda", 2)):
+        assert drawn.count(task) == pytest.approx(1000 * share, rel=0.1)
+    runs = sum(a == b for a, b in pairwise(drawn)) / len(drawn)
+    assert runs == pytest.approx((8**2 + 1 + 2**2) / 11**2, abs=0.03)  # drawn one by one, not in turn
+
+
+def test_a_task_counts_its_own_turns() -> None:
+    schedule = TaskSchedule({"a": 1, "b": 3}, seed=0)
+    turns = {"a": 0, "b": 0}
+    for step in range(5000):  # over the border of the blocks that are drawn together
+        task, turn = schedule.at(step)
+        assert turn == turns[task]
+        turns[task] += 1
+
+
+def test_the_task_of_a_step_does_not_depend_on_what_was_asked_before() -> None:
+    one, other = TaskSchedule({"a": 1, "b": 1}, seed=5), TaskSchedule({"a": 1, "b": 1}, seed=5)
+    late = other.at(9000)
+    assert [one.at(step) for step in range(9001)][-1] == late
+    assert [one.at(step) for step in range(50)] == [other.at(step) for step in range(50)]
+    different = TaskSchedule({"a": 1, "b": 1}, seed=6)
+    assert [one.at(step)[0] for step in range(50)] != [different.at(step)[0] for step in range(50)]
+
+
+def test_a_share_of_zero_never_comes_and_none_at_all_is_refused() -> None:
+    schedule = TaskSchedule({"a": 1, "b": 0}, seed=0)
+    assert schedule.tasks == ["a"] and {schedule.at(step) for step in range(3)} == {("a", 0), ("a", 1), ("a", 2)}
+    with pytest.raises(DiffcapError, match="has no task with a share above 0"):
+        TaskSchedule({"a": 0}, seed=0)
+
+
+def test_random_numbers_of_steps_seeds_and_purposes_differ() -> None:
+    def draw(*place: int) -> tuple[float, ...]:
+        return tuple(torch.rand(4, generator=step_generator(*place)).tolist())
+
+    places = [(seed, step, purpose) for seed in (0, 1, 1234) for step in (0, 1, 2**20) for purpose in (0, 1)]
+    assert len({draw(*place) for place in places}) == len(places)
+    assert draw(1, 2) == draw(1, 2, 0)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_batches_come_in_the_order_of_the_steps_whoever_makes_them(workers: int) -> None:
+    batches = DataLoader(StepDataset(_numbered, first=17), batch_size=None, num_workers=workers)
+    assert [batch["step"] for batch in islice(batches, 8)] == list(range(17, 25))
+
+
+def _numbered(step: int) -> dict[str, int]:
+    return {"step": step}

@@ -1,0 +1,272 @@
+"""Untrusted archives: regular files are extracted, and an archive with anything else leaves no file behind."""
+
+import bz2
+import errno
+import gzip
+import io
+import lzma
+import stat
+import tarfile
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from diffcap.errors import DiffcapError
+from diffcap.fetching.archive import DamagedArchive, extract, is_archive
+
+FILES = {"data/a.txt": b"first", "data/deep/b.txt": b"second" * 1000, "top.txt": b""}
+
+
+def tar_bytes(files: dict[str, bytes], *more: tarfile.TarInfo) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for name, body in files.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(body), 0o4777
+            archive.addfile(info, io.BytesIO(body))
+        for info in more:
+            archive.addfile(info)
+    return out.getvalue()
+
+
+def zip_bytes(files: dict[str, bytes], mode: int = 0) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, body in files.items():
+            info = zipfile.ZipInfo(name)
+            info.external_attr = mode << 16
+            archive.writestr(info, body, compress_type=zipfile.ZIP_DEFLATED)
+    return out.getvalue()
+
+
+def special(name: str, kind: bytes, link: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return info
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+FORMATS: dict[str, Callable[[dict[str, bytes]], bytes]] = {
+    "zip": zip_bytes,
+    "tar": tar_bytes,
+    "tar.gz": lambda files: gzip.compress(tar_bytes(files)),
+    "tar.bz2": lambda files: bz2.compress(tar_bytes(files)),
+    "tar.xz": lambda files: lzma.compress(tar_bytes(files)),
+}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_format_is_extracted(tmp_path: Path, form: str) -> None:
+    archive = tmp_path / "archive"  # its content says what it is, not its name
+    archive.write_bytes(FORMATS[form](FILES))
+    assert is_archive(archive)
+    assert extract(archive, tmp_path / "out") == 3 and tree(tmp_path / "out") == FILES
+    assert extract(archive, tmp_path / "short", strip="data") == 3
+    assert set(tree(tmp_path / "short")) == {"a.txt", "deep/b.txt", "top.txt"}
+    mode = (tmp_path / "out/data/a.txt").stat().st_mode
+    assert not mode & (stat.S_ISUID | stat.S_IXUSR), "modes are not taken over"
+
+
+def test_what_is_there_stays_and_the_same_names_are_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "data").mkdir(parents=True)
+    (out / "data/mine.txt").write_text("mine")
+    (out / "data/a.txt").write_text("old")
+    (tmp_path / "a.zip").write_bytes(zip_bytes(FILES))
+    (out / ".a.zip.unpacking").mkdir()  # of a run that was killed
+    (out / ".a.zip.unpacking/half.txt").write_text("half")
+    extract(tmp_path / "a.zip", out)
+    assert tree(out) == {**FILES, "data/mine.txt": b"mine"}
+
+
+@pytest.mark.parametrize("form", ["zip", "tar.gz"])
+@pytest.mark.parametrize("name", ["../evil.txt", "data/../../evil.txt", "/tmp/evil.txt", "..", "data/.."])
+def test_nothing_is_written_outside(tmp_path: Path, form: str, name: str) -> None:
+    archive = tmp_path / "evil"
+    archive.write_bytes(FORMATS[form]({"good.txt": b"good", name: b"evil"}))
+    with suppress(DiffcapError):  # refused, or the libraries have removed the leading part of the name
+        extract(archive, tmp_path / "in" / "out", strip="data")
+    inside = tmp_path / "in" / "out"
+    assert all(path == archive or path.is_relative_to(inside) for path in tmp_path.rglob("*") if path.is_file())
+    assert not Path("/tmp/evil.txt").exists()
+
+
+def test_a_tar_file_that_would_write_outside_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "evil").write_bytes(tar_bytes({"good.txt": b"good", "../evil.txt": b"evil"}))
+    with pytest.raises(
+        DiffcapError, match=r"evil: not extracted \('\.\./evil.txt' would be extracted to .*; get the archive"
+    ):
+        extract(tmp_path / "evil", tmp_path / "out")
+    assert tree(tmp_path / "out") == {}
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        special("link", tarfile.SYMTYPE, "/etc"),
+        special("link", tarfile.SYMTYPE, "../.."),
+        special("link", tarfile.SYMTYPE, "good.txt"),
+        special("link", tarfile.LNKTYPE, "good.txt"),
+        special("link", tarfile.LNKTYPE, "/etc/passwd"),
+        special("null", tarfile.CHRTYPE),
+        special("disk", tarfile.BLKTYPE),
+        special("pipe", tarfile.FIFOTYPE),
+    ],
+    ids=lambda member: f"{member.type.decode()} {member.linkname}",
+)
+def test_no_link_and_no_device(tmp_path: Path, member: tarfile.TarInfo) -> None:
+    (tmp_path / "evil.tar").write_bytes(tar_bytes({"good.txt": b"good"}, member))
+    with pytest.raises(DiffcapError, match=f"'{member.name}' is a link or a device"):
+        extract(tmp_path / "evil.tar", tmp_path / "out")
+    assert tree(tmp_path / "out") == {}
+
+
+def test_no_link_in_a_zip_file(tmp_path: Path) -> None:
+    (tmp_path / "evil.zip").write_bytes(zip_bytes({"link": b"/etc/passwd"}, stat.S_IFLNK | 0o777))
+    with pytest.raises(DiffcapError, match="a link or a device"):
+        extract(tmp_path / "evil.zip", tmp_path / "out")
+
+
+@pytest.mark.parametrize("form", ["zip", "tar.gz"])
+def test_a_bomb_is_stopped_early(tmp_path: Path, form: str) -> None:
+    (tmp_path / "bomb").write_bytes(FORMATS[form]({f"{n}": bytes(300_000) for n in range(4)}))
+    with pytest.raises(DiffcapError, match="larger than any such archive should"):
+        extract(tmp_path / "bomb", tmp_path / "out", limit=800_000)
+    assert tree(tmp_path / "out") == {}
+    assert extract(tmp_path / "bomb", tmp_path / "out", limit=1_200_000) == 4
+
+
+def test_too_many_members_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = [special(f"d{n}", tarfile.DIRTYPE) for n in range(30)]
+    (tmp_path / "bomb.tar").write_bytes(tar_bytes(FILES, *folders))
+    (tmp_path / "bomb.zip").write_bytes(zip_bytes({**FILES, **{f"d{n}/": b"" for n in range(30)}}))
+    monkeypatch.setattr("diffcap.fetching.archive._MAX_MEMBERS", 32)
+    for form in ("tar", "zip"):
+        with pytest.raises(DiffcapError, match="it holds more than 32 files and folders"):
+            extract(tmp_path / f"bomb.{form}", tmp_path / "out")
+        assert tree(tmp_path / "out") == {}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_cut_archive_leaves_nothing(tmp_path: Path, form: str) -> None:
+    body = FORMATS[form]({str(n): bytes([n]) * 5000 for n in range(20)})
+    for share in (0.3, 0.6, 0.9):
+        (tmp_path / "cut").write_bytes(body[: int(share * len(body))])
+        with pytest.raises(DiffcapError, match=r"damaged archive .*; delete it and fetch it again"):
+            extract(tmp_path / "cut", tmp_path / "out")
+        assert tree(tmp_path / "out") == {}
+
+
+def test_a_tar_file_cut_between_two_members(tmp_path: Path) -> None:
+    (tmp_path / "cut.tar").write_bytes(tar_bytes({"a": b"x" * 512, "b": b"y" * 512})[:1024])
+    with pytest.raises(DiffcapError, match="the end is missing"):
+        extract(tmp_path / "cut.tar", tmp_path / "out")
+
+
+def test_a_flipped_bit_in_a_packed_file(tmp_path: Path) -> None:
+    body = bytearray(gzip.compress(tar_bytes({"a": b"x" * 20_000}), 0))
+    body[10_000] ^= 1
+    (tmp_path / "bad.tgz").write_bytes(body)
+    with pytest.raises(DiffcapError, match="damaged archive"):
+        extract(tmp_path / "bad.tgz", tmp_path / "out")
+    assert tree(tmp_path / "out") == {}
+
+
+def sparse(where: str) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        info = tarfile.TarInfo("a")
+        info.pax_headers = {"GNU.sparse.map": where, "GNU.sparse.size": "5"}
+        archive.addfile(info)
+    return out.getvalue()
+
+
+def flipped(body: bytes, place: int) -> bytes:
+    return body[:place] + bytes([body[place] ^ 255]) + body[place + 1 :]
+
+
+def in_bz2(name: str) -> bytes:
+    """A zip file whose member is packed with bz2."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr(name, bytes(range(256)) * 100)
+    return out.getvalue()
+
+
+def long_name(size: int) -> bytes:
+    """The header of a name that is said to be so long."""
+    info = tarfile.TarInfo("././@LongLink")
+    info.type, info.size = tarfile.GNUTYPE_LONGNAME, size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+MALFORMED = {
+    "a name that is no UTF-8": zip_bytes({"é.txt": b"x"}).replace("é".encode(), b"\xff\xff"),
+    "a damaged bz2 member": flipped(in_bz2("a"), 200),
+    "the end of a bz2 file": flipped(bz2.compress(tar_bytes(FILES)), -3),
+    "a map that is none": sparse("a,b"),
+    "headers in headers": long_name(512) * 5000,
+}
+
+
+@pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
+def test_whatever_is_malformed_is_one_sentence(tmp_path: Path, body: bytes) -> None:
+    (tmp_path / "bad").write_bytes(body)
+    with pytest.raises(DamagedArchive, match=r"bad: damaged archive \(.+\); delete it and fetch it again"):
+        extract(tmp_path / "bad", tmp_path / "out")
+    assert tree(tmp_path / "out") == {}
+
+
+@pytest.mark.parametrize("form", ["zip", "tar"])
+def test_a_name_that_no_disk_takes(tmp_path: Path, form: str) -> None:
+    (tmp_path / "bad").write_bytes(FORMATS[form]({"n" * 300: b"x"}))
+    with pytest.raises(DiffcapError, match=r"not extracted \(.*File name too long.*get the archive from its publisher"):
+        extract(tmp_path / "bad", tmp_path / "out")
+
+
+def test_a_fault_of_the_disk_is_not_the_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.zip").write_bytes(zip_bytes(FILES))
+    full = OSError(errno.ENOSPC, "No space left on device", "a")
+    monkeypatch.setattr(Path, "replace", lambda self, goal: (_ for _ in ()).throw(full))
+    with pytest.raises(OSError, match="No space left"):
+        extract(tmp_path / "a.zip", tmp_path / "out")
+
+
+def test_an_encrypted_member(tmp_path: Path) -> None:
+    body = bytearray(zip_bytes({"a": b"secret"}))
+    body[6] |= 1  # in the member's own header and in the list at the end
+    body[body.index(b"PK\x01\x02") + 8] |= 1
+    (tmp_path / "locked.zip").write_bytes(body)
+    with pytest.raises(DiffcapError, match="'a' is encrypted"):
+        extract(tmp_path / "locked.zip", tmp_path / "out")
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>sign in</html>", b"\x1f\x8bnonsense", b"PK\x03\x04nonsense"])
+def test_what_is_no_archive(tmp_path: Path, body: bytes) -> None:
+    (tmp_path / "file").write_bytes(body)
+    with pytest.raises(DiffcapError, match=r"neither a zip nor a tar file|damaged archive"):
+        extract(tmp_path / "file", tmp_path / "out")
+
+
+def test_a_name_that_is_a_file_and_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(tar_bytes({"a": b"1", "a/b": b"2"}))
+    with pytest.raises(DiffcapError, match=r"a.tar: not extracted \(.*out.*/a"):
+        extract(tmp_path / "a.tar", tmp_path / "out")
+    (tmp_path / "b.tar").write_bytes(tar_bytes({"b/c": b"1"}))
+    (tmp_path / "out").mkdir(exist_ok=True)
+    (tmp_path / "out/b").write_text("mine")
+    with pytest.raises(DiffcapError, match=r"b.tar: not extracted \(.*out/b'"):
+        extract(tmp_path / "b.tar", tmp_path / "out")
+    assert (tmp_path / "out/b").read_text() == "mine"
+
+
+def test_an_empty_archive(tmp_path: Path) -> None:
+    (tmp_path / "a.zip").write_bytes(zip_bytes({}))
+    with pytest.raises(DiffcapError, match="it holds no file"):
+        extract(tmp_path / "a.zip", tmp_path / "out")

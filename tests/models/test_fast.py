@@ -1,0 +1,214 @@
+"""The fast forms against the plain expressions that their docstrings name; `maps_to_tokens` is tested in test_grid."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from diffcap.models import fast, layers
+from diffcap.models.fast import (
+    add_repeated,
+    attention_over_segments,
+    attention_with_dropout,
+    backward_reasoning,
+    linear_of_concatenation,
+    prefers_attention_with_dropout,
+)
+from diffcap.models.layers import Attention
+
+HEADS, WIDTH = 2, 4
+SIZES = [(3, 3, 5, 5), (2, 2, 1, 7), (6, 3, 4, 5), (2, 4, 5, 3), (1, 1, 3, 1)]  # rows of queries, of keys; T, S
+
+
+def draw(asked: int, seen: int, queries: int, keys: int) -> list[Tensor]:
+    """Query, key and value as a projection leaves them: heads beside one another, the three beside one another."""
+    draws = torch.Generator().manual_seed(asked + 10 * queries)
+    first = torch.randn(asked, queries, 3, HEADS, WIDTH, generator=draws).permute(2, 0, 3, 1, 4)[0]
+    second = torch.randn(seen, keys, 3, HEADS, WIDTH, generator=draws).permute(2, 0, 3, 1, 4)[1:]
+    return [part.detach().requires_grad_() for part in (first, *second)]
+
+
+def mask_of(out: Tensor, queries: int, keys: int) -> Tensor:
+    """Which probabilities a call kept, (B, H, T, S), from the state of the random numbers that it notes."""
+    node, again = out.grad_fn, torch.Generator()
+    again.set_state(node.rng_state)  # type: ignore[union-attr]
+    empty = torch.empty(HEADS, queries, keys)
+    return torch.stack([fast._keep_mask(empty, node.threshold, again) for _ in out])  # type: ignore[union-attr]
+
+
+def plain(query: Tensor, key: Tensor, value: Tensor, kept: Tensor, dropout: float) -> Tensor:
+    """As the equation reads, every row repeated."""
+    rows = torch.arange(max(len(query), len(key)))
+    query, key, value = (part[rows % len(part)].double() for part in (query, key, value))
+    probabilities = (query @ key.transpose(-1, -2) / WIDTH**0.5).softmax(-1)
+    return (probabilities * kept / (1 - dropout)) @ value
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.25, 0.875])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_values_and_gradients_are_the_plain_forms(sizes: tuple[int, int, int, int], dropout: float) -> None:
+    torch.manual_seed(0)
+    parts = draw(*sizes)
+    out = attention_with_dropout(*parts, dropout)
+    kept = mask_of(out, *sizes[2:])
+    expected = plain(*parts, kept, dropout)
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+    upstream = torch.randn(out.shape)
+    ours = torch.autograd.grad(out, parts, upstream)
+    for part, theirs in zip(ours, torch.autograd.grad(expected, parts, upstream.double())):
+        torch.testing.assert_close(part, theirs, atol=1e-5, rtol=1e-5)
+    assert out.transpose(1, 2).is_contiguous() and all(part.transpose(1, 2).is_contiguous() for part in ours)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("sizes", [(6, 3, 40, 50), (2, 4, 50, 30)], ids=str)
+def test_bfloat16_is_the_plain_form_to_its_precision(sizes: tuple[int, int, int, int], autocast: bool) -> None:
+    """Where attention is sharp, too: scores rounded to bfloat16 would be wrong by more than one in a hundred."""
+    torch.manual_seed(0)
+    sharp = (5, 5, 1)  # of query, key and value
+    parts = [(by * part).bfloat16().detach().requires_grad_() for by, part in zip(sharp, draw(*sizes))]
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        out = attention_with_dropout(*parts, 0.25)
+    upstream = torch.randn(out.shape).bfloat16()
+    ours = (out, *torch.autograd.grad(out, parts, upstream))
+    exact = [part.detach().double().requires_grad_() for part in parts]
+    expected = plain(*exact, mask_of(out, *sizes[2:]), 0.25)
+    for mine, theirs in zip(ours, (expected, *torch.autograd.grad(expected, exact, upstream.double()))):
+        assert mine.dtype == torch.bfloat16
+        assert (mine.double() - theirs).norm() < 0.01 * theirs.norm()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1, 0.5, 0.9])
+def test_each_probability_is_dropped_as_often_as_is_said(dropout: float) -> None:
+    torch.manual_seed(0)
+    parts = draw(4, 4, 150, 150)
+    kept = [mask_of(attention_with_dropout(*parts, dropout), 150, 150).double() for _ in range(2)]
+    for mask in kept:
+        assert mask.mean().item() == pytest.approx(1 - dropout, abs=0.005)  # 180,000 draws: four deviations or more
+        assert (mask.mean((0, 1, 2)) - (1 - dropout)).abs().max() < 0.08  # at every key
+    if dropout:
+        first, second = (mask.flatten() for mask in kept)
+        for one, other in [(first, second), *((first[:-lag], first[lag:]) for lag in (1, 2, 3, 4, 150))]:
+            assert abs(torch.corrcoef(torch.stack([one, other]))[0, 1].item()) < 0.012  # neither again nor beside
+
+
+def test_the_seed_draws_the_mask_and_the_mean_is_attention_without_dropout() -> None:
+    parts = [part.detach() for part in draw(1, 1, 2, 3)]
+    found = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        found.append(attention_with_dropout(*parts, 0.5))
+    assert torch.equal(found[0], found[1]) and not torch.allclose(found[0], found[2])
+    mean = torch.stack([attention_with_dropout(*parts, 0.5) for _ in range(20_000)]).mean(0)
+    torch.testing.assert_close(mean, attention_with_dropout(*parts, 0.0), atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1.0, 1.5])
+def test_a_dropout_that_is_no_probability_is_refused(dropout: float) -> None:
+    with pytest.raises(ValueError, match=r"dropout must be in \[0, 1\), got"):
+        attention_with_dropout(*draw(1, 1, 2, 2), dropout)
+
+
+def test_batches_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="one batch must be a multiple of the other, got 2 queries and 3 keys"):
+        attention_with_dropout(*draw(2, 3, 2, 2), 0.1)
+
+
+def test_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[float] = []
+
+    def counted(*parts: Tensor, **_: None) -> Tensor:
+        calls.append(parts[3])  # type: ignore[arg-type]
+        return attention_with_dropout(*parts)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(layers, "attention_with_dropout", counted)
+    monkeypatch.setattr(fast, "MIN_PROBABILITIES", 2 * 5 * 5)
+    layer, x = Attention(8, 2, 0.25), torch.randn(3, 5, 8)
+    layer(x)
+    assert calls == [0.25]
+    layer(x, mask=torch.ones(5, 5, dtype=torch.bool))
+    layer(x[:, :4])
+    layer.eval()(x)
+    assert calls == [0.25]
+    layer.train()
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(x)
+    layer.to(torch.bfloat16)(x.bfloat16())
+    assert calls == [0.25] * 3
+    layer.to(torch.float64)(x.double())
+    assert calls == [0.25] * 3
+    query = torch.zeros(1, 2, 5, 4)
+    assert prefers_attention_with_dropout(query, query) and not prefers_attention_with_dropout(
+        query.to("meta"), query.to("meta")
+    )
+
+
+@pytest.mark.parametrize("rows", [(2, 4), (6, 2), (3, 3)], ids=str)
+def test_the_smaller_batch_serves_every_part_of_the_larger_with_and_without_dropout(
+    rows: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast, "MIN_PROBABILITIES", 0)
+    layer, (query, key, value) = Attention(8, 2, 1e-9), draw(*rows, 3, 5)
+    times = torch.arange(max(rows))
+    apart = [part[times % len(part)] for part in (query, key, value)]
+    expected = layer.eval().attend(apart[0], (apart[1], apart[2]))
+    upstream = torch.randn(expected.shape)
+    gradients = torch.autograd.grad(expected, (query, key, value), upstream)
+    for training in (True, False):
+        out = layer.train(training).attend(query, (key, value))
+        torch.testing.assert_close(out, expected)
+        for ours, theirs in zip(torch.autograd.grad(out, (query, key, value), upstream), gradients):
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_a_rank_without_pairs_passes_through() -> None:
+    layer = Attention(64, 4, dropout=0.5).train()
+    mixed, (key, value) = layer(torch.zeros(0, 70, 64))
+    assert mixed.shape == (0, 70, 64) and key.shape == value.shape == (0, 4, 70, 16)
+
+
+def same_values_and_gradients(found: Tensor, expected: Tensor, inputs: list[Tensor]) -> None:
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    upstream = torch.randn(found.shape)
+    for ours, theirs in zip(
+        torch.autograd.grad(found, inputs, upstream), torch.autograd.grad(expected, inputs, upstream), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_a_repeated_batch_is_added(copies: int) -> None:
+    x, y = torch.randn(2 * copies, 3, 4, requires_grad=True), torch.randn(2, 3, 4, requires_grad=True)
+    same_values_and_gradients(add_repeated(x, y), x + y.repeat(copies, 1, 1), [x, y])
+
+
+def test_linear_layer_of_a_concatenation() -> None:
+    layer = nn.Linear(7, 5)
+    first, second = torch.randn(2, 3, 4, requires_grad=True), torch.randn(2, 3, 3, requires_grad=True)
+    inputs = [first, second, *layer.parameters()]
+    found = linear_of_concatenation(layer, first, second)
+    same_values_and_gradients(found, layer(torch.cat([first, second], -1)), inputs)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("lengths", [(5,), (3, 1, 4)], ids=str)
+def test_attention_over_segments_is_that_over_their_concatenation(lengths: tuple[int, ...], masked: bool) -> None:
+    count = sum(lengths)
+    query, key, value = (torch.randn(2, 3, n, 4, requires_grad=True) for n in (2, count, count))
+    mask = torch.ones(2, count, dtype=torch.bool).tril(count - 2) if masked else None
+    segments = list(zip(key.split(lengths, 2), value.split(lengths, 2)))
+    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    same_values_and_gradients(attention_over_segments(query, segments, mask), expected, [query, key, value])
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_backward_reasoning_is_its_layers_one_after_the_other(groups: int) -> None:
+    torch.manual_seed(0)
+    join, attention, out, query = nn.Linear(16, 8), Attention(8, 2, bias=False), nn.Linear(8, 8), nn.Linear(8, 8)
+    before, sentences = torch.randn(3, 5, 8, requires_grad=True), torch.randn(3 * groups, 8, requires_grad=True)
+    joined = join(torch.cat([before.repeat(groups, 1, 1), sentences[:, None].expand(-1, 5, -1)], -1))
+    expected = query(out(attention(joined)[0]))
+    found = backward_reasoning(join, attention, out, query, before, sentences)
+    assert len(found) == groups and all(part.shape == before.shape for part in found)
+    layers_of = [*join.parameters(), *attention.parameters(), *out.parameters(), *query.parameters()]
+    same_values_and_gradients(torch.cat(found), expected, [before, sentences, *layers_of])

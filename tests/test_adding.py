@@ -1,0 +1,136 @@
+"""A package outside the project adds a method and a dataset; every command works with them."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.commands import ROOT, one_sentence, run
+from tests.datasets.layouts import write_image
+
+PACKAGE = ROOT / "tests/toy_package"
+DIFFCAP = [sys.executable, "-m", "diffcap"]
+VARIABLES = ["--dataset", "shapes", "--method", "gru", "--trainer", "smoke", "--logger", "none"]
+
+
+def diffcap(folder: Path, *words: str, package: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a command where the package is installed, or where it is not."""
+    return run([*DIFFCAP, *words], folder, PYTHONPATH=str(PACKAGE) if package else "")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the package's method was trained and evaluated on the package's dataset."""
+    folder = tmp_path_factory.mktemp("toy")
+    lines = []
+    for number in range(24):
+        write_image(folder / f"files/before/{number}.png", number)
+        write_image(folder / f"files/after/{number}.png", number + 1)
+        split = ("train", "train", "train", "val", "test", "test")[number % 6]
+        caption = f"the {('red', 'blue')[number % 2]} cube moved to place {number % 5}"
+        lines.append(f"{split}\tbefore/{number}.png\tafter/{number}.png\t{caption}\n")
+    (folder / "files/captions.tsv").write_text("".join(lines))
+    assert diffcap(folder, "data", *VARIABLES, "--data", "files").returncode == 0
+    for stage in ("extract", "finetune", "eval", "report"):
+        done = diffcap(folder, stage, *VARIABLES)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_every_stage_runs_with_the_settings_of_the_package(trained: Path) -> None:
+    run = trained / "runs/shapes/gru"
+    metrics = json.loads((run / "eval/metrics.json").read_text())
+    assert metrics["protocol"]["dataset"] == "shapes" and metrics["protocol"]["pairs"]["total"] == 8
+    assert metrics["provenance"]["method"] == "gru" and metrics["provenance"]["features"] == "blocks"
+    assert "gru" in (run / "report/table.md").read_text() and (run / "report/report.html").stat().st_size > 10_000
+    config = (run / "finetune/config.yaml").read_text()
+    assert "diffcap_toy.gru.GRU" in config and "batch_size: 16" in config
+
+
+def test_its_captioner_is_exported_and_captions(trained: Path) -> None:
+    checkpoint = "runs/shapes/gru/finetune/best.ckpt"
+    assert diffcap(trained, "export", checkpoint, "--out", "exported").returncode == 0
+    said = [
+        diffcap(trained, "caption", "files/before/0.png", "files/after/0.png", "--checkpoint", source)
+        for source in (checkpoint, "exported")
+    ]
+    assert said[0].returncode == 0 and said[0].stdout and said[0].stdout == said[1].stdout
+
+
+def test_its_ablation_has_a_row_for_each_of_its_own(trained: Path) -> None:
+    words = [sys.executable, str(ROOT / "stages/ablation.py"), *VARIABLES, "--steps=2", "--out", "ablation"]
+    done = run(words, trained, timeout=400, PYTHONPATH=str(PACKAGE))
+    assert done.returncode == 0, done.stderr
+    table = (trained / "ablation/report/table.md").read_text()
+    assert "the second image alone" in table and "the difference" in table
+
+
+def test_the_page_offers_it_where_the_package_is_installed_and_works_where_it_is_not(trained: Path) -> None:
+    code = (
+        "from pathlib import Path; from diffcap.web.captioners import find_choices;"
+        "print([choice.label for choice in find_choices([], Path('runs'))])"
+    )
+    offered = [run([sys.executable, "-c", code], trained, PYTHONPATH=path) for path in (str(PACKAGE), "")]
+    assert "GRU on the difference · shapes · runs/shapes/gru" in offered[0].stdout
+    assert "GRU" not in offered[1].stdout and "ships with diffcap" in offered[1].stdout
+    assert [done.returncode for done in offered] == [0, 0]
+
+
+def test_a_checkpoint_of_a_package_that_is_not_installed_is_one_sentence(trained: Path) -> None:
+    done = diffcap(
+        trained, "caption", "files/before/0.png", "files/after/0.png", "--checkpoint", "runs/shapes/gru/finetune/best.ckpt",
+        package=False,
+    )  # fmt: skip
+    assert "its method is 'gru'" in one_sentence(done) and "install the package" in done.stderr
+
+
+def test_a_captioner_of_no_registered_method_is_refused_before_training(trained: Path) -> None:
+    config = PACKAGE / "diffcap_toy/configs/method/finetune.yaml"
+    trainer = [f"--config={ROOT}/configs/trainer/{name}.yaml" for name in ("default", "smoke")]
+    data = ["--data.folder=data/shapes", "--data.features=blocks", "--run.out=runs/unknown/finetune"]
+    words = [sys.executable, str(ROOT / "stages/finetune.py"), f"--config={config}", *trainer, *data]
+    code_only = trained / "unregistered"  # the package without its entry points
+    shutil.copytree(PACKAGE / "diffcap_toy", code_only / "diffcap_toy", dirs_exist_ok=True)
+    done = run(words, trained, PYTHONPATH=str(code_only))
+    assert "diffcap_toy.gru:GRU is the captioner of no registered method" in one_sentence(done)
+    assert not (trained / "runs/unknown/finetune/last.ckpt").exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("nowhere:METHOD", "cannot be loaded (ModuleNotFoundError"),
+        ("diffcap_toy:DATASET", "is a DatasetSpec; it must be a diffcap.methods.Method"),
+        ("diffcap.methods:BUILT_IN", "is a tuple; it must be"),
+    ],
+)
+def test_a_broken_entry_point_is_one_sentence(tmp_path: Path, value: str, said: str) -> None:
+    shutil.copytree(PACKAGE, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "diffcap_toy-0.1.dist-info/entry_points.txt").write_text(f"[diffcap.methods]\nbroken = {value}\n")
+    done = run([*DIFFCAP, "finetune", "--method", "broken"], tmp_path, PYTHONPATH=str(tmp_path))
+    assert f"entry point diffcap.methods: broken = {value}" in one_sentence(done) and said in done.stderr
+
+
+def test_a_name_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE, tmp_path, dirs_exist_ok=True)
+    source = tmp_path / "diffcap_toy/__init__.py"
+    source.write_text(source.read_text().replace('name="gru"', 'name="scorer"'))
+    done = run([*DIFFCAP, "finetune"], tmp_path, PYTHONPATH=str(tmp_path))
+    assert "the name 'scorer' is taken already" in one_sentence(done)
+
+
+def test_the_page_about_adding_shows_the_package_as_it_is() -> None:
+    page = (ROOT / "docs/adding.md").read_text()
+    files = {
+        str(path.relative_to(PACKAGE)): path.read_text()
+        for path in PACKAGE.rglob("*.*")
+        if path.is_file() and path.suffix in (".py", ".yaml", ".txt")
+    }
+    shown = re.findall(r"`([\w/.-]+)`:\n\n```\w*\n(.*?)```", page, re.S)
+    assert {name for name, _ in shown} >= {"diffcap_toy/__init__.py", "diffcap_toy/gru.py", "diffcap_toy/shapes.py"}
+    for name, text in shown:
+        if name.startswith("diffcap_toy/"):
+            assert text == files[name], name

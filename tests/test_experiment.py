@@ -1,0 +1,165 @@
+"""Variables of an experiment: from the command line, from a file, from the config.yaml of a run."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.commands import ROOT, logged, run, same_logs, weights
+from tests.test_makefile import logged as played
+from tests.test_makefile import make, project  # noqa: F401
+
+from diffcap.errors import DiffcapError
+from diffcap.experiment import Experiment, parse
+from diffcap.pipeline import works
+
+# ruff: noqa: F811
+
+
+def test_variables_are_told_from_the_options_of_a_stage() -> None:
+    words = [
+        "--cub-data",
+        "a b",
+        "--METHOD=pcl",
+        "--model.lr=1e-4",
+        "--seed",
+        "3",
+        "--trainer.max_steps",
+        "4",
+        "--",
+        "--seed=9",
+    ]
+    variables, own = parse(words)
+    assert variables == {"cub_data": "a b", "method": "pcl", "seed": "3"}
+    assert own == ["--model.lr=1e-4", "--trainer.max_steps", "4", "--seed=9"]
+    with pytest.raises(DiffcapError, match="--method: the value is missing"):
+        parse(["--method"])
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"method": "scorrer"}, "METHOD=scorrer is unknown; known methods: pcl, scorer, dirl, clip4idc"),
+        ({"backbone": "resnet"}, "BACKBONE=resnet is unknown; give one of blocks"),
+        ({"trainer": "smok"}, "TRAINER=smok is unknown"),
+        ({"method": "scorer", "ablation": "rrr"}, "ABLATION=rrr is unknown; scorer has: rr, rr_cbr"),
+        ({"devices": "two"}, "DEVICES=two is not a number of processes"),
+        ({"seed": "-1"}, "SEED=-1 is negative"),
+        ({"seed": "x"}, "SEED=x is not a seed"),
+        ({"logger": "tb"}, "LOGGER is tb; give wandb or none or tensorboard"),
+        ({"config": "nowhere.yaml"}, "CONFIG=nowhere.yaml: no such file"),
+    ],
+)
+def test_a_wrong_value_is_one_sentence(variables: dict[str, str], said: str) -> None:
+    with pytest.raises(DiffcapError) as error:
+        Experiment(**variables)
+    assert said in str(error.value)
+
+
+def test_a_file_describes_a_run_and_the_command_line_has_priority(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "dataset: blocks\nMETHOD: scorer\nseed: 7\npairs: 60\nfinetune:\n  model: {lr: 0.5}\ndata: {jitter: 0.2}\n"
+    )
+    e = Experiment(config=str(path), seed="8", trainer="smoke")
+    assert (e.method, e.seed, e.trainer, e.run) == ("scorer", "8", "smoke", "runs/blocks/scorer-seed8")
+    (work,) = works(e, "data")
+    assert work.arguments[-3:] == ["--pairs", "60", "--jitter=0.2"]
+    (work,) = works(e, "finetune", ["--model.lr=0.7"])
+    position = work.arguments.index('{"model": {"lr": 0.5}}')
+    assert work.arguments[position - 3 : position] == ["--config", str(ROOT / "configs/trainer/smoke.yaml"), "--config"]
+    assert work.arguments[-1] == "--model.lr=0.7"  # last, so that it has priority
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("metod: scorer", "the key 'metod' is unknown, did you mean method"),
+        ("- a", "not an experiment"),
+        ("a: [", "not YAML"),
+        ("run: {out: x}", "does not name its method"),
+        ("method: [pcl]", "the key 'method' is unknown"),
+    ],
+)
+def test_a_malformed_file_is_one_sentence(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(DiffcapError) as error:
+        Experiment(config=str(path))
+    assert str(path) in str(error.value) and said in str(error.value)
+
+
+def test_make_takes_such_a_file(project: Path) -> None:
+    (project / "mine.yaml").write_text("method: dirl\nrun: runs/mine\nfinetune:\n  data: {batch_size: 3}\n")
+    runs = played(project, "finetune", "eval", "CONFIG=mine.yaml", "SEED=5")
+    assert (
+        "configs/method/dirl/finetune.yaml" in runs["finetune"][0]
+        and '{"data": {"batch_size": 3}}' in runs["finetune"][0]
+    )
+    assert "--run.out runs/mine/finetune" in runs["finetune"][0] and "--seed_everything 5" in runs["finetune"][0]
+    assert "--checkpoint runs/mine/finetune/best.ckpt --out runs/mine/eval" in runs["eval"][0]
+    assert "CONFIG=none.yaml: no such file" in make(project, "finetune", "CONFIG=none.yaml").stderr
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run that `diffcap finetune` has trained."""
+    folder = tmp_path_factory.mktemp("experiment")
+    words = ["--pairs", "60", "--method", "scorer", "--trainer", "smoke", "--logger", "none", "--ablation", "rr"]
+    for stage in ("data", "extract", "finetune"):
+        done = run([sys.executable, "-m", "diffcap", stage, *words], folder)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_a_training_is_repeated_from_the_config_of_its_run(trained: Path) -> None:
+    config = "runs/blocks/scorer-rr/finetune/config.yaml"
+    done = run([sys.executable, "-m", "diffcap", "finetune", "--config", config], trained)
+    assert done.returncode == 0 and "finished already, with these settings" in done.stdout
+    stage = [sys.executable, "-m", "diffcap", "finetune", "--method", "scorer", "--CONFIG", config]
+    done = run([*stage, "--run", "runs/again"], trained)
+    assert done.returncode == 0, done.stderr
+    one, two = trained / "runs/blocks/scorer-rr/finetune", trained / "runs/again/finetune"
+    assert same_logs(one, two) >= {"train/loss", "val/CIDEr-D"} and logged(one)
+    first, second = weights(one / "best.ckpt"), weights(two / "best.ckpt")
+    assert all((second[name] == value).all() for name, value in first.items())
+    assert yaml.safe_load((two / "config.yaml").read_text())["run"]["ablation"] == "rr"
+
+
+def test_a_finished_stage_is_found_without_torch_and_a_changed_one_runs(trained: Path) -> None:
+    words = ["--pairs", "60", "--method", "scorer", "--trainer", "smoke", "--logger", "none", "--ablation", "rr"]
+    code = (
+        "import sys; from diffcap.pipeline import run_stage; run_stage('finetune', sys.argv[1:], ['x']);"
+        "assert 'torch' not in sys.modules"
+    )
+    done = run([sys.executable, "-c", code, *words], trained)
+    assert done.returncode == 0 and "nothing to do" in done.stdout, done.stderr
+    (trained / "runs/blocks/scorer-rr/finetune/best.ckpt").unlink()
+    done = run([sys.executable, "-m", "diffcap", "finetune", *words], trained)
+    assert done.returncode == 0 and "best.ckpt of the finished training is missing" in done.stdout, done.stderr
+    assert (trained / "runs/blocks/scorer-rr/finetune/best.ckpt").is_file()
+
+
+def test_the_settings_files_are_listed_with_the_resolved_configuration(trained: Path) -> None:
+    words = ["--method", "scorer", "--ablation", "rr", "--trainer", "smoke", "--print_config"]
+    done = run([sys.executable, "-m", "diffcap", "finetune", *words], trained)
+    files = [line.split("configs/")[1] for line in done.stdout.splitlines() if line.startswith("# settings: ")]
+    assert files == [
+        "trainer/default.yaml",
+        "method/scorer/finetune.yaml",
+        "dataset/blocks.yaml",
+        "method/scorer/finetune.blocks.yaml",
+        "method/scorer/ablation/rr.yaml",
+        "trainer/smoke.yaml",
+    ]
+    assert yaml.safe_load(done.stdout)["trainer"]["max_steps"] == 4
+
+
+def test_help_has_the_variables_and_the_options_of_the_stage() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "diffcap", "eval", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "--ablation " in done.stdout and "--length_penalty" in done.stdout
+    done = subprocess.run([sys.executable, "-m", "diffcap", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("diffcap 0.")
