@@ -37,7 +37,7 @@ def run(
     from diffcap.report import comparison as report
     from diffcap.report.table import rich_table
 
-    a, b = report.read_evaluated(run_a), report.read_evaluated(run_b)
+    a, b = report.read_evaluation(run_a), report.read_evaluation(run_b)
     report.check_same_pairs(a, b)
     scored_by = [tokenizer or run.metrics["protocol"]["tokenizer"] for run in (a, b)]
     if len(set(scored_by)) > 1:
@@ -76,7 +76,7 @@ def run(
         print_json(found)
         return
     print_table(rich_table(report.metric_lines(found), f"A: {a.folder}\nB: {b.folder}", words=2))
-    echo(report.explained(found), "")
+    echo(report.methodology_note(found), "")
     print_table(rich_table(report.win_lines(found), "pairs on which B's caption scores higher, as high, lower"))
     for row in found["largest"]:
         echo(*report.pair_lines(row), "")

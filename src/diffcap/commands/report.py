@@ -105,13 +105,13 @@ def report(
         write_png(target / "pairs.png", draw_pairs(choose_pairs(test, pictures, seed), dataset.root, said))
         written.append("pairs.png")
     if attention and not dataset.info.get("captions_only"):
-        from diffcap.report.attention import draw_attention, look_at
+        from diffcap.report.attention import draw_attention, list_attention
         from diffcap.report.drawing import write_png
         from diffcap.report.pictures import choose_pairs
 
         chosen, seen = choose_pairs(test, attention, seed), {}
         for name, group in read.items():
-            looked = look_at(group[0].checkpoints, Path(folder), chosen, group[0].predictions)
+            looked = list_attention(group[0].checkpoints, Path(folder), chosen, group[0].predictions)
             if isinstance(looked, str):
                 echo(f"attention.png leaves out {name}: {looked}")
             else:
