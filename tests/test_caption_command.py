@@ -15,11 +15,11 @@ from tests.commands import environment
 from tests.odd_images import write_all
 from tests.test_pair_captioner import make, make_coarse, noise, reweighted
 
-from diffcap.captioner import SHIPPED
 from diffcap.cli import main
 from diffcap.commands.pairs import PicturePair, find_pairs
-from diffcap.errors import DiffcapError
+from diffcap.pair_captioner import SHIPPED
 from diffcap.report.heatmap import percent
+from diffcap.utils.errors import DiffcapError
 
 
 @pytest.fixture(scope="module")

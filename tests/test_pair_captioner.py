@@ -17,17 +17,17 @@ from PIL import Image
 from tests.toy_checkpoints import write_checkpoint
 from torch import nn
 
-import diffcap.captioner
+import diffcap.pair_captioner
 from diffcap import load_captioner
-from diffcap.captioner import Caption, PairCaptioner
 from diffcap.checkpoints.loading import load
-from diffcap.errors import DiffcapError
 from diffcap.features.backbones import build_backbone
 from diffcap.features.online import backbone_of
 from diffcap.models.clip4idc import CLIP4IDC
 from diffcap.models.pcl import PCL
 from diffcap.models.scorer import SCORER
+from diffcap.pair_captioner import Caption, PairCaptioner
 from diffcap.text.bpe import build_clip_vocabulary
+from diffcap.utils.errors import DiffcapError
 
 README = Path(__file__).parents[1] / "README.md"
 WORDS = ["a", "cube", "gone", "is", "red", "the", "was"]
@@ -273,7 +273,7 @@ def test_importing_the_package_is_quick() -> None:
 def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Those of the README and of the module's docstring."""
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    blocks += re.findall(r"```\n(.*?)```", diffcap.captioner.__doc__ or "", re.DOTALL)
+    blocks += re.findall(r"```\n(.*?)```", diffcap.pair_captioner.__doc__ or "", re.DOTALL)
     assert blocks
     monkeypatch.chdir(tmp_path)
     noise(1).save("before.png")

@@ -5,8 +5,8 @@ import pytest
 from tests.datasets.layouts import write_lines
 
 from diffcap.datasets import read_pairs
-from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair
+from diffcap.utils.errors import DiffcapError
 
 
 def row(number: int, **changes: object) -> dict[str, object]:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from diffcap.errors import DiffcapError
 from diffcap.evaluation.captions import FAST_METRICS, score_captions, score_groups, score_pairs, unavailable_metrics
 from diffcap.evaluation.java import find_java, jar
+from diffcap.utils.errors import DiffcapError
 
 REFERENCES = {
     "a": ["the small red cube has been moved", "someone moved the red cube that is left of the ball"],

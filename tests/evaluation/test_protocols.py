@@ -2,10 +2,10 @@
 
 import pytest
 
-from diffcap.errors import DiffcapError
 from diffcap.evaluation.captions import FAST_METRICS, score_captions
 from diffcap.evaluation.protocols import evaluate, evaluate_systems, groups_of
 from diffcap.records import ChangePair
+from diffcap.utils.errors import DiffcapError
 
 QUICK = (*FAST_METRICS, "SPICE")
 

@@ -10,7 +10,6 @@ from tests.report.layouts import make_scorer, write_checkpoint
 from tests.test_pair_captioner import make
 
 from diffcap.checkpoints.loading import load
-from diffcap.errors import DiffcapError
 from diffcap.features.store import StoreWriter
 from diffcap.models.captioner import Captioner
 from diffcap.models.pcl import PCL
@@ -26,6 +25,7 @@ from diffcap.report.attention import (
 from diffcap.report.attention_data import localised_words
 from diffcap.report.drawing import GAP, MARGIN, PICTURE, WIDTH
 from diffcap.report.overlay import blend, colormap, overlay, scale_attention
+from diffcap.utils.errors import DiffcapError
 
 BLUE, ORANGE = (0, 160, 230), (240, 120, 0)
 GRAY = (128, 128, 128)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from tests.report.layouts import captions_of, make_dataset, make_scorer, make_store
 
-from diffcap.captioner import AttentionMaps
 from diffcap.evaluation.localisation import mass_in_box, pointing_score, relative_box
+from diffcap.pair_captioner import AttentionMaps
 from diffcap.records import ChangePair
 from diffcap.report.attention import PairAttention, list_attention, matches
 from diffcap.report.attention_data import collect_attention, encode_attention, extreme_pairs, localised_words

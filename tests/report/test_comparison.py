@@ -10,12 +10,12 @@ import pytest
 from tests.toy import captions, pairs
 
 from diffcap.cli import main
-from diffcap.errors import DiffcapError
 from diffcap.evaluation.coco import write_predictions, write_references
 from diffcap.evaluation.protocols import evaluate, groups_of
 from diffcap.records import file_hash, write_json
 from diffcap.report.comparison import read_evaluation
 from diffcap.report.rows import read_run
+from diffcap.utils.errors import DiffcapError
 
 METRICS = ("BLEU-1", "BLEU-4", "ROUGE-L", "CIDEr-D")
 PAIRS = pairs(12)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair
 from diffcap.report.drawing import GAP, MARGIN, PICTURE, WIDTH, write_png
 from diffcap.report.pictures import choose_pairs, draw_pairs, is_correct
+from diffcap.utils.errors import DiffcapError
 
 CHANGED = {"size": "large", "color": "gray", "material": "metal", "shape": "cube", "to": None}
 

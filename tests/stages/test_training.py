@@ -22,12 +22,12 @@ import pytest
 import torch
 from tests.commands import METHOD, ROOT, command, environment, in_process, one_sentence, run, weights
 
-from diffcap.errors import DiffcapError
 from diffcap.evaluation.captions import score_captions
 from diffcap.evaluation.coco import read_predictions, read_references
 from diffcap.lit.pretraining import Pretraining
 from diffcap.records import read_dataset, write_dataset
 from diffcap.report.comparison import read_evaluation
+from diffcap.utils.errors import DiffcapError
 
 SMOKE = ROOT / "configs/trainer/smoke.yaml"
 # Small enough for seconds; dropout and swapping on, because their draws are what a resumed run could get wrong.

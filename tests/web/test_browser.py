@@ -15,7 +15,7 @@ from tests.browser import SIZES, Browser, windows
 from tests.odd_images import encoded
 from tests.web.site import SHIPPED, served
 
-from diffcap.captioner import load_captioner
+from diffcap.pair_captioner import load_captioner
 from diffcap.web.captioners import Captioners, Choice
 from diffcap.web.examples import render_examples
 from diffcap.web.middleware import MAX_FILE_BYTES

@@ -18,9 +18,9 @@ from tests.odd_images import encoded, write_all
 from tests.test_pair_captioner import make, noise
 from tests.web.site import SHIPPED, Visitor, pair, served
 
-from diffcap.captioner import load_captioner
-from diffcap.errors import DiffcapError
+from diffcap.pair_captioner import load_captioner
 from diffcap.report.heatmap import percent
+from diffcap.utils.errors import DiffcapError
 from diffcap.web.captioners import Captioners, Choice
 from diffcap.web.page import _answer, _answer_if_complete, _look
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from diffcap.commands.pairs import PicturePair, find_pairs
-from diffcap.console import echo, print_json
-from diffcap.errors import DiffcapError
+from diffcap.utils.console import echo, print_json
+from diffcap.utils.errors import DiffcapError
 
 _MAX_NAME = 60  # characters of an id in a file name; they take up to 4 bytes each, and file systems allow 255
 
@@ -40,8 +40,8 @@ def run(
     # By default a thread that waits for the next operation spins, which uses more CPU time than the operations of a small
     # captioner. OpenMP reads the setting when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    from diffcap.captioner import load_captioner
     from diffcap.models.generation import check_search
+    from diffcap.pair_captioner import load_captioner
 
     check_search(beam, length_penalty, "--beam")
     captioner = load_captioner(checkpoint, device, backbone_weights)
@@ -133,9 +133,9 @@ def _print_details(caption: Any) -> None:
 
 
 def _draw(captioner: Any, pair: PicturePair, caption: Any, path: Path) -> None:
-    from diffcap.image_io import read_image
     from diffcap.report.drawing import write_png
     from diffcap.report.heatmap import draw_caption
+    from diffcap.utils.image_io import read_image
 
     attention = captioner.attention(pair.before, pair.after, caption)
     write_png(path, draw_caption(read_image(pair.before).image, read_image(pair.after).image, caption, attention))
@@ -153,7 +153,7 @@ def _try_draw(captioner: Any, pair: PicturePair, caption: Any, path: Path) -> bo
 
 def _with_progress(captions: Iterator[Any], count: int) -> Iterator[Any]:
     """Yield the captions; on a terminal, show a progress bar for more than one."""
-    from diffcap.progress import progress_bar
+    from diffcap.utils.progress import progress_bar
 
     with progress_bar("captioning", count, hidden=count == 1) as advance:
         for caption in captions:

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from diffcap.errors import DiffcapError
 from diffcap.evaluation.bleu import BLEU, bleu_counts, bleu_of_sums
 from diffcap.evaluation.cider import CiderD
 from diffcap.evaluation.meteor import meteor
 from diffcap.evaluation.rouge import rouge_l
 from diffcap.evaluation.spice import spice, spice_remedy
 from diffcap.evaluation.tokenize import Tokenizer, tokenize
+from diffcap.utils.errors import DiffcapError
 
 FAST_METRICS = (*BLEU, "ROUGE-L", "CIDEr-D")
 ALL_METRICS = (*BLEU, "METEOR", "ROUGE-L", "CIDEr-D", "SPICE")

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from diffcap.errors import printable
+from diffcap.utils.errors import printable
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffcap.errors import DiffcapError
-from diffcap.provenance import provenance
 from diffcap.records import write_json, write_text
 from diffcap.report.comparison import check_same_pairs, pairs_of, read_evaluation
 from diffcap.report.rows import mean_row, score_row, training
 from diffcap.report.table import Lines, markdown, rich_table, system_lines, type_lines
 from diffcap.run_folder import chain_of, checkpoints_of
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.provenance import provenance
 
 _DECODING = ("beams", "length_penalty", "ensemble")
 

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
-from diffcap.captioner import AttentionMaps, attention_of
 from diffcap.checkpoints.combining import load_together, together
 from diffcap.checkpoints.loading import Checkpoint
 from diffcap.features.store import FeatureStore
 from diffcap.models.captioner import Captioner
+from diffcap.pair_captioner import AttentionMaps, attention_of
 from diffcap.records import ChangePair
 from diffcap.report.drawing import GAP, GRAY, INK, LINE, MARGIN, PICTURE, WIDTH, Color, fonts, line_height, picture
 from diffcap.report.overlay import Array, blend, colormap, scale_attention

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from diffcap.captioner import AttentionMaps
 from diffcap.evaluation.localisation import WordAttention, localisation, relative_box
 from diffcap.evaluation.slots import WORD_KINDS, word_kinds
+from diffcap.pair_captioner import AttentionMaps
 from diffcap.records import ChangePair
 from diffcap.report.attention import PairAttention, iter_attention, matches
 from diffcap.report.overlay import scale_attention

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diffcap.errors import DiffcapError, wrap_errors
 from diffcap.evaluation.coco import read_predictions, read_references
 from diffcap.evaluation.protocols import groups_of, remarks
 from diffcap.evaluation.tables import MARK, is_weightless, score_notes
@@ -13,6 +12,7 @@ from diffcap.records import ChangePair, read_dataset, read_json
 from diffcap.report.rows import read_metrics
 from diffcap.report.table import Lines, markdown
 from diffcap.run_folder import GROUPS, PREDICTIONS, REFERENCES, find_evaluation
+from diffcap.utils.errors import DiffcapError, wrap_errors
 
 _HEADINGS = ("", "", "A", "B", "B-A", "interval", "B ahead")
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from diffcap.errors import DiffcapError
-from diffcap.files import atomic_write
-from diffcap.image_io import read_image
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.files import atomic_write
+from diffcap.utils.image_io import read_image
 
 Color = tuple[int, int, int]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont

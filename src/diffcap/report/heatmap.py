@@ -4,7 +4,7 @@ import math
 
 from PIL import Image, ImageDraw
 
-from diffcap.captioner import AttentionMaps, Caption
+from diffcap.pair_captioner import AttentionMaps, Caption
 from diffcap.report.attention import TILE, draw_legend, draw_matches, draw_words, matches, rows_height
 from diffcap.report.drawing import GAP, GRAY, INK, MARGIN, PICTURE, WIDTH, fit, fonts, line_height, wrap
 from diffcap.report.pictures import TEXT

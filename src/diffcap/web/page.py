@@ -12,8 +12,8 @@ from typing import Any
 import gradio as gr
 from PIL import Image
 
-from diffcap.errors import DiffcapError
-from diffcap.image_io import InputImage, read_image
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.image_io import InputImage, read_image
 from diffcap.web.captioners import Captioners
 from diffcap.web.examples import Example, render_examples
 from diffcap.web.result import Answer, image_pair, message, result

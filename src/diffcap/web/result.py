@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from diffcap.captioner import Alternative, AttentionMaps, Caption
+from diffcap.pair_captioner import Alternative, AttentionMaps, Caption
 from diffcap.report.heatmap import log_of, percent
 from diffcap.report.overlay import Array, colormap, overlay, scale_attention
 

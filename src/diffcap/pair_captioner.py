@@ -20,12 +20,12 @@ from torch.utils._pytree import tree_map
 
 from diffcap.checkpoints.combining import load_together, together
 from diffcap.checkpoints.loading import Checkpoint
-from diffcap.errors import DiffcapError
-from diffcap.image_io import Source, read_image
 from diffcap.models.captioner import Captioner
 from diffcap.models.generation import beam_hypotheses, check_search, greedy_from
 from diffcap.models.scoring import token_log_probabilities
 from diffcap.text.vocabularies import AnyVocabulary
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.image_io import Source, read_image
 
 SHIPPED = Path(__file__).parent / "models" / "captioners" / "blocks"
 BLOCKS_NOTE = (
