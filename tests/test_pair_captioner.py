@@ -230,7 +230,7 @@ def test_a_backbone_that_cannot_be_downloaded_names_the_option(monkeypatch: pyte
 
     monkeypatch.setattr(models.ResNet101_Weights.IMAGENET1K_V1.__class__, "get_state_dict", offline)
     wanted = {"library": "torchvision", "network": "resnet101", "stage": "layer3", "weights_sha256": None}
-    with pytest.raises(DiffcapError, match=r"nor could they be downloaded.*--backbone-weights=PATH"):
+    with pytest.raises(DiffcapError, match=r"cannot be downloaded.*--backbone-weights=PATH\."):
         backbone_of({**wanted, "preprocessing": {}, "pool": None})
 
 

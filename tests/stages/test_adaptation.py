@@ -156,10 +156,8 @@ def test_what_does_not_fit_is_one_sentence(pixels: Path, adapted: Path, tmp_path
         return one_sentence(run(words(stage, pixels, tmp_path / "x", *options), tmp_path))
 
     other = "--model.captioner.init_args.network=ViT-S-32", "--model.captioner.init_args.image_size=[96,128]"
-    assert "open_clip has no weights for ViT-S-32; give a file as --model.clip_weights" in said(*other)
-    assert "no weights file there; check the path given as --model.clip_weights" in said(
-        "--model.clip_weights=missing.pt"
-    )
+    assert "open_clip has no weights for ViT-S-32; give a file as WEIGHTS=PATH" in said(*other)
+    assert "no weights file there; check the path given as WEIGHTS" in said("--model.clip_weights=missing.pt")
     assert "data.vocabulary_layout is pcl; CLIP4IDC needs clip" in said("--data.vocabulary_layout=pcl")
     fewer = "--model.captioner.init_args.intra_layers=3"
     assert "it was trained with intra_layers 2, this stage has 3" in said(

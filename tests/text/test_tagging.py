@@ -131,7 +131,7 @@ def test_english_offline_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> N
         raise ConnectionError("no route to host\nat all")
 
     monkeypatch.setattr("stanza.Pipeline", offline)
-    with pytest.raises(DiffcapError, match="--tagger=FOLDER") as caught:
+    with pytest.raises(DiffcapError, match="TAGGER=FOLDER, or use TAGGER=blocks") as caught:
         tag_sentences(CAPTIONS, "english")
     assert "\n" not in str(caught.value)
 

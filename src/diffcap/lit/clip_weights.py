@@ -57,11 +57,11 @@ def load_clip(module: CLIP4IDC | CLIP4IDCAdaptation, weights: str, vocabulary: A
     elif weights == "default":
         if not isinstance(network, str):
             raise DiffcapError("model.clip_weights is default, but the network has no name; give a file, or random.")
-        official = pretrained_clip(network, "--model.clip_weights")
+        official = pretrained_clip(network)
         _check_activation(official.visual, module.images.visual, network)
         state = dict(official.state_dict())
     else:
-        state = read_state_dict(weights, "--model.clip_weights")
+        state = read_state_dict(weights)
     token_ids = state.pop("token_ids", None)
     state = {name: value.float() for name, value in state.items()}
     if _POSITIONS in state:
