@@ -29,7 +29,7 @@ from diffcap.pair_captioner import Caption, PairCaptioner
 from diffcap.text.bpe import build_clip_vocabulary
 from diffcap.utils.errors import DiffcapError
 
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs/caption.md"
 WORDS = ["a", "cube", "gone", "is", "red", "the", "was"]
 COLORS = {"gray", "red", "blue", "green", "brown", "purple", "cyan", "yellow"}
 PIXELS = (32, 48)
@@ -271,8 +271,8 @@ def test_importing_the_package_is_quick() -> None:
 
 
 def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those of the README and of the module's docstring."""
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    """Those of docs/caption.md and of the module's docstring."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     blocks += re.findall(r"```\n(.*?)```", diffcap.pair_captioner.__doc__ or "", re.DOTALL)
     assert blocks
     monkeypatch.chdir(tmp_path)
