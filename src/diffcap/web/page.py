@@ -92,17 +92,23 @@ def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
             "outputs": answer,
             "api_visibility": "undocumented",
         }
+        uploads = []
         for side, zone, told in (("before", before, told_before), ("after", after, told_after)):
             look = _plain(partial(_look, side))
-            shown = zone.upload(look, zone, [zone, told], api_name=f"look_{side}", api_visibility="undocumented")
-            shown.then(
-                **(caption | {"fn": _plain(partial(_answer_if_complete, captioners)), "api_visibility": "private"})
+            uploads.append(
+                zone.upload(look, zone, [zone, told], api_name=f"look_{side}", api_visibility="undocumented")
             )
             zone.clear(lambda: "", None, told, queue=False, api_visibility="private")
         ask.click(**caption, api_name="caption")
         strip.choose(choose, None, [before, after, told_before, told_after], api_visibility="private").then(
             **(caption | {"api_visibility": "private"})
         )
+        caption_uploads = caption | {
+            "fn": _plain(partial(_answer_if_complete, captioners)),
+            "api_visibility": "private",
+        }
+        for upload in uploads:
+            upload.then(**caption_uploads)
     setattr(page, "preprocess_data", partial(_preprocess, page.preprocess_data))  # noqa: B010
     page.queue(default_concurrency_limit=_AT_ONCE, max_size=_WAITING, api_open=False)
     return page
