@@ -25,7 +25,7 @@ KNOWN := $(VARIABLES) PYTHON ARGS MINUTES SEEDS CHROMIUM $(STAGES:%=%_ARGS)
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 $(foreach name,$(filter-out $(KNOWN),$(GIVEN)),$(error $(name)= is not a variable of this Makefile; known are $(sort $(KNOWN))))
 
-.PHONY: help setup $(STAGES) extra ablation accuracy serve demo test test-web lint backbone clip captioner tagger
+.PHONY: help setup $(STAGES) extra ablation accuracy serve demo test docs test-web lint backbone clip captioner tagger
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -71,6 +71,10 @@ serve: setup  ## a page to point the captioners at two pictures: http://127.0.0.
 # Development.
 test: setup  ## the tests
 	$(VENV)/pytest -q -n 2 $(ARGS)
+
+docs: setup  ## the documentation as a site in site/
+	$(VENV)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(VENV)/mkdocs build --strict
 
 test-web: setup  ## the page and the report in a real browser: Debian's chromium and chromium-driver, or CHROMIUM=/usr/bin/chromium
 	$(VENV)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'

@@ -10,9 +10,9 @@ from tests.commands import ROOT, logged, run, same_logs, weights
 from tests.test_makefile import logged as played
 from tests.test_makefile import make, project  # noqa: F401
 
-from diffcap.errors import DiffcapError
 from diffcap.experiment import Experiment, parse
 from diffcap.pipeline import run_stage, works
+from diffcap.utils.errors import DiffcapError
 
 # ruff: noqa: F811
 

@@ -1,59 +1,106 @@
-"""What the README shows is there, and what it tells one to write works."""
+"""What the README and the pages of docs/ show exists, and what they tell the reader to write works."""
 
 import re
-import subprocess
+import shlex
 import sys
 from pathlib import Path
 
+import pytest
 from PIL import Image
+from tests.commands import ROOT, run
 
-ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+from diffcap.experiment import VARIABLES, Experiment
 
-
-def test_every_picture_is_there_and_nothing_is_left_to_fill_in() -> None:
-    pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", README)
-    assert pictures
-    for picture in pictures:
-        with Image.open(ROOT / picture) as image:
-            image.verify()
-    assert "@@" not in README
+DIFFCAP = [sys.executable, "-m", "diffcap"]
+README = ROOT / "README.md"
+PAGES = [README, *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name != "table.md")]
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
-def test_its_tables_are_those_of_the_files_that_commands_wrote() -> None:
-    tables = re.findall(r"<!-- table: (\S+) -->\n(.*?)\n<!-- end -->", README, re.DOTALL)
-    assert len(tables) == README.count("<!-- table:") > 0
-    for path, table in tables:
-        assert table in (ROOT / path).read_text(encoding="utf-8"), path
+def code_blocks(page: Path, language: str = "") -> list[str]:
+    """The fenced blocks of a page in one language; "" for those that name none."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
-def test_every_make_target_that_it_names_exists() -> None:
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_picture_and_every_linked_file_is_there(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for picture, link in re.findall(r"(!?)\[[^\]]*\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        if link.startswith("http"):
+            continue
+        assert (page.parent / link).is_file(), link
+        if picture:
+            with Image.open(page.parent / link) as image:
+                image.verify()
+
+
+def test_tables_of_scores_are_those_of_the_files_that_commands_wrote() -> None:
+    found = 0
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        tables = re.findall(r"<!-- table: (\S+) -->\n(.*?)\n<!-- end -->", text, re.DOTALL)
+        assert len(tables) == text.count("<!-- table:"), page
+        for path, table in tables:
+            assert table in (ROOT / path).read_text(encoding="utf-8"), (page, path)
+        found += len(tables)
+    assert found == 8
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_make_target_and_variable_that_a_page_names_exists(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
-    for line in re.findall(r"^make ([^#\n]+)", README, re.MULTILINE):
-        for word in line.split():
-            if re.fullmatch(r"[a-z]+", word):
-                assert word in targets, line
+    targets = set(re.findall(r"^([a-z-]+):.*##", makefile, re.MULTILINE))
+    variables = {f.name.upper() for f in VARIABLES} | {"ARGS", "SEEDS", "MINUTES"}
+    for block in code_blocks(page):
+        for line in re.findall(r"^make (.*)$", block, re.MULTILINE):
+            for word in shlex.split(line, comments=True):
+                name, equals, _ = word.partition("=")
+                if equals:
+                    assert name in variables or re.fullmatch(r"[a-z]+_ARGS", name), line
+                else:
+                    assert name in targets, line
+
+
+def test_the_page_about_training_names_every_variable() -> None:
+    page = (ROOT / "docs/train.md").read_text(encoding="utf-8")
+    named = {name.lower() for name in re.findall(r"`(\w+)`", page)}
+    assert {f.name for f in VARIABLES} <= named
+
+
+def test_the_example_of_a_file_for_config_works(tmp_path: Path) -> None:
+    (example,) = code_blocks(ROOT / "docs/train.md", "yaml")
+    (tmp_path / "run.yaml").write_text(example)
+    experiment = Experiment(config=str(tmp_path / "run.yaml"))
+    assert (experiment.dataset, experiment.method, experiment.seed) == ("clevr_change", "scorer", "7")
+    assert set(experiment.sections) == {"finetune", "eval"}
+    words = [*DIFFCAP, "finetune", "--config", "run.yaml", "--print_config"]
+    done = run(words, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^  lr: 0.0001$", done.stdout, re.MULTILINE) and "mtm: per_head" in done.stdout
 
 
 def test_the_example_of_ones_own_pairs_works(tmp_path: Path) -> None:
-    lines = re.findall(r'^\{"before".*\}$', README, re.MULTILINE)
+    page = (ROOT / "docs/own_dataset.md").read_text(encoding="utf-8")
+    lines = re.findall(r'^\{"before".*\}$', page, re.MULTILINE)
     assert len(lines) >= 3
     folder = tmp_path / "desk"
     for name in re.findall(r'"((?:before|after)/[^"]+)"', "\n".join(lines)):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8)).save(folder / name)
     (folder / "pairs.jsonl").write_text("\n".join(lines) + "\n")
-    command = [
-        sys.executable,
-        ROOT / "stages" / "data.py",
-        "--dataset",
-        "desk",
-        "--source",
-        folder,
-        "--out",
-        tmp_path / "out",
-    ]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    done = run([*DIFFCAP, "data", "--dataset", "desk", "--data", str(folder), "--folder", "out"], tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "manifest.jsonl").read_text().count("\n") == len(lines)
+
+
+def test_the_examples_of_captioning_give_the_output_that_the_readme_shows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    text = README.read_text(encoding="utf-8")
+    (command, shown), *_ = re.findall(r"^```\n\.venv/bin/diffcap (caption .*?)```\n\n```\n(.*?)```$", text, re.S | re.M)
+    done = run([*DIFFCAP, *shlex.split(command)], ROOT)
+    assert done.stdout == shown
+    ((code, shown),) = re.findall(r"^```python\n(.*?)```\n\n```\n(.*?)```$", text, re.S | re.M)
+    exec(code, {})
+    assert capsys.readouterr().out == shown

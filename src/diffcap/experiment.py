@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from diffcap.datasets.registry import DatasetSpec, get_dataset
-from diffcap.errors import DiffcapError
 from diffcap.methods import Method, get_method
 from diffcap.records import read_json
 from diffcap.run_folder import BEST, FINETUNE, PRETRAIN, REINFORCE, STAGES, evaluation_of, report_of
-from diffcap.settings import CONFIGS, read_settings, setting
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.settings import CONFIGS, read_settings, setting
 
 DEFAULT_SEED = 1234
 EXTRAS = ("cub", "nabirds", "mixed")

@@ -19,9 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diffcap.errors import DiffcapError, plain_errors
 from diffcap.experiment import Experiment, options_help, parse, split_words
-from diffcap.files import atomic_write
 from diffcap.methods import import_object
 from diffcap.run_folder import (
     BEST,
@@ -35,7 +33,9 @@ from diffcap.run_folder import (
     REINFORCE,
     is_finished,
 )
-from diffcap.settings import CONFIGS, read_settings
+from diffcap.utils.errors import DiffcapError, plain_errors
+from diffcap.utils.files import atomic_write
+from diffcap.utils.settings import CONFIGS, read_settings
 
 TRAINING = (PRETRAIN, FINETUNE, REINFORCE)
 STAGES = ("data", "extract", "negatives", *TRAINING, "eval", "report")

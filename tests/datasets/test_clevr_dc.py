@@ -6,8 +6,8 @@ from tests.datasets.layouts import DC_CAPTIONS, write_clevr_dc, write_image
 
 from diffcap.datasets import describe, read_pairs
 from diffcap.datasets.clevr_dc import change_type, notes
-from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair
+from diffcap.utils.errors import DiffcapError
 
 SPLITS = {"train": [9, 0, 1, 2, 3], "val": [4], "test": [5, 47999]}
 

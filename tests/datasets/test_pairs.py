@@ -6,8 +6,8 @@ from tests.datasets.layouts import write_lines
 
 from diffcap.commands.pairs import find_pairs
 from diffcap.datasets import read_pairs
-from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair
+from diffcap.utils.errors import DiffcapError
 
 
 def row(number: int, **changes: object) -> dict[str, object]:

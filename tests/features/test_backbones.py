@@ -12,9 +12,9 @@ import torch
 import torchvision
 from PIL import Image
 
-from diffcap.errors import DiffcapError
 from diffcap.features.backbones import build_backbone
 from diffcap.features.weights import read_state_dict
+from diffcap.utils.errors import DiffcapError
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffcap.datasets.pairs import default_ids
-from diffcap.errors import DiffcapError
 from diffcap.records import is_blank, read_json_lines
+from diffcap.utils.errors import DiffcapError
 
 _TABLES = (".csv", ".tsv", ".jsonl")
 _BEFORE, _AFTER = ("before", "bef", "images"), ("after", "aft", "sc_images")

@@ -23,9 +23,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from diffcap.checkpoints.reading import read_checkpoint, weights_of
-from diffcap.errors import DiffcapError, wrap_errors
 from diffcap.features.preprocessing import ResizeNormalize, ResizeOnly
 from diffcap.features.weights import download, load_weights, pretrained_clip, read_state_dict, state_hash
+from diffcap.utils.errors import DiffcapError, wrap_errors
 
 Library = Literal["torchvision", "open_clip", "timm", "blocks", "pixels", "clip4idc"]
 

@@ -7,9 +7,9 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from diffcap.errors import DiffcapError
 from diffcap.features.backbones import Backbone, Library, build_backbone
 from diffcap.features.weights import OFFLINE_HINT, WEIGHTS
+from diffcap.utils.errors import DiffcapError
 
 _OPTION = "--backbone-weights"
 

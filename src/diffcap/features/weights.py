@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from diffcap.errors import DiffcapError
-from diffcap.unpickling import error_reason
+from diffcap.interop.unpickling import error_reason
+from diffcap.utils.errors import DiffcapError
 
 # Common wrappers of state dicts: keys of a dict that holds one, and the prefix that DataParallel adds to the names.
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
@@ -25,15 +25,18 @@ OFFLINE_HINT = ", or use OFFLINE=yes to try diffcap with the small networks that
 T = TypeVar("T")
 
 
-def read_state_dict(path: str | Path) -> dict[str, Tensor]:
+def read_state_dict(path: str | Path, option: str | None = None) -> dict[str, Tensor]:
     """Read a state dict from a `.safetensors` file, or from a `.pth`, `.pt` or `.bin` file (without executing code).
+
+    Args:
+        option: of the command line that gives the path, for messages; by default that of the backbone's weights.
 
     Raises:
         DiffcapError: the file is missing or does not hold a state dict.
     """
     path = Path(path)
     if not path.is_file():
-        raise DiffcapError(f"{path}: no weights file there; check the path given as {WEIGHTS}.")
+        raise DiffcapError(f"{path}: no weights file there; check the path given as {option or WEIGHTS}.")
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file

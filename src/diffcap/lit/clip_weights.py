@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diffcap.errors import DiffcapError
 from diffcap.features.weights import pretrained_clip, read_state_dict
 from diffcap.models.clip import networks_folder, pretrained_grid
 from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation
 from diffcap.text.bpe import ClipVocabulary
 from diffcap.text.vocabularies import AnyVocabulary
+from diffcap.utils.errors import DiffcapError
 
 _POSITIONS = "visual.positional_embedding"
 # Parameter names of a block of CLIP's text tower, and of FT1's decoder block.

@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from diffcap.errors import DiffcapError
 from diffcap.records import file_hash, read_json
+from diffcap.utils.errors import DiffcapError
 
 SHIPPED = Path(__file__).parent / "blocks_tagger"
 _FOLDER_FORMAT = "a tagger's folder holds resources.json and one .pt file, as `make tagger` writes it"

@@ -15,7 +15,7 @@ from diffcap.datasets.blocks.captions import (
 )
 from diffcap.datasets.blocks.geometry import COLORS, MATERIALS, SHAPES, SIZES
 from diffcap.datasets.blocks.scenes import CHANGES, sample_triples
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
 # What tells the kinds of change apart; color and material share theirs, and differ by the last word.
 KEYS = {

@@ -16,7 +16,7 @@ from diffcap.datasets.blocks.geometry import COLORS, HALF_VIEW, view_boxes
 from diffcap.datasets.blocks.render import render
 from diffcap.datasets.blocks.scenes import sample_triples
 from diffcap.datasets.blocks.singles import SPECIES, attributes, sample_portraits, write_cub, write_nabirds
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
 WRITERS = {"cub": (write_cub, 70), "nabirds": (write_nabirds, 200)}
 

@@ -17,7 +17,7 @@ from diffcap.datasets import read_pairs
 from diffcap.datasets.blocks.render import render
 from diffcap.datasets.blocks.scenes import CHANGES, sample_triples
 from diffcap.datasets.blocks.write import encode_png, write_blocks
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
 OFFICIAL = {"change_captions.json", "no_change_captions.json", "splits.json", "type_mapping.json"}
 FOLDERS = {"images": "default", "sc_images": "semantic", "nsc_images": "nonsemantic"}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from diffcap.datasets.blocks.geometry import COLORS, MATERIALS, SHAPES, SIZES, Scenes, camera_axes, to_camera
 from diffcap.datasets.blocks.scenes import ADD, CHANGES, COLOR, DROP, MATERIAL, Triples
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
 # The words for each value; the first word is used with a probability of 0.5.
 WORDS: dict[str, tuple[str, ...]] = {

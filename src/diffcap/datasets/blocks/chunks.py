@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffcap.errors import DiffcapError
 from diffcap.records import read_json, write_json, write_text
+from diffcap.utils.errors import DiffcapError
 
 CHUNK = 16  # scenes that are rendered together; after a kill, each worker repeats at most one chunk
 STAMP = "blocks.json"
@@ -72,7 +72,7 @@ def render_all(
     Returns:
         The first scene of every chunk.
     """
-    from diffcap.progress import progress_bar
+    from diffcap.utils.progress import progress_bar
 
     (folder / PARTS).mkdir(parents=True, exist_ok=True)
     for temporary in (folder / PARTS).glob("*.tmp"):

@@ -28,7 +28,7 @@ from diffcap.datasets.blocks.geometry import (
     to_camera,
     view_boxes,
 )
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
 CHANGES = ("color", "material", "add", "drop", "move")
 COLOR, MATERIAL, ADD, DROP, MOVE = range(5)

@@ -25,8 +25,8 @@ from diffcap.datasets.blocks.geometry import COLORS, HALF_VIEW, MATERIALS, PICTU
 from diffcap.datasets.blocks.render import render
 from diffcap.datasets.blocks.scenes import sample_triples
 from diffcap.datasets.blocks.write import check_look
-from diffcap.errors import DiffcapError
 from diffcap.records import write_text
+from diffcap.utils.errors import DiffcapError
 
 SENTENCES = 10  # as in CUB's captions
 MIN_VISIBLE = 12  # visible pixels of an object that a sentence may name, in an image of `PICTURE`

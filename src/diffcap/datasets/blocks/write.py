@@ -35,8 +35,8 @@ from diffcap.datasets.blocks.chunks import (
 from diffcap.datasets.blocks.geometry import COLORS, MATERIALS, SHAPES, SIZES
 from diffcap.datasets.blocks.render import render
 from diffcap.datasets.blocks.scenes import CHANGES, COLOR, MATERIAL, Triples, sample_triples
-from diffcap.errors import DiffcapError
 from diffcap.records import write_json, write_text
+from diffcap.utils.errors import DiffcapError
 
 VIEWS = (("images", "default"), ("sc_images", "semantic"), ("nsc_images", "nonsemantic"))
 LOOK = 3  # version of the images and captions: increase it if a code change alters them for the same seed

@@ -1,0 +1,318 @@
+"""The LightningDataModules of captioning, with feature maps of pairs and captions; for pre-training see `pretraining`.
+
+Every random choice of a training step (samples, masked words and patches, swapped images) depends on the seed and the step
+only. It is made for the global batch, and each rank takes its part; see `sampler`.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_only
+from torch.utils.data import DataLoader
+
+from diffcap.data.pair_table import PairDataset, PairTable, RetrievalDataset, identity_collate
+from diffcap.data.sampler import Batch, ShuffledEpochs, StepDataset, step_generator
+from diffcap.features.store import FeatureStore
+from diffcap.losses.mlm import mask_words
+from diffcap.records import ChangePair, Changes, read_dataset, take_changes
+from diffcap.text.vocabularies import AnyLayout, vocabulary_for
+from diffcap.utils.errors import DiffcapError
+
+Samples = Literal["captions", "pairs", "scenes"]
+rank_zero_print = rank_zero_only(print)
+
+
+class FeatureData(pl.LightningDataModule):
+    """Base class of the data modules of pre-training and captioning.
+
+    Args:
+        folder: the dataset's folder, with `manifest.jsonl`.
+        features: name of the feature store in its `features/`.
+        batch_size: of one step over all ranks together (as in the papers), not per rank.
+        eval_batch_size: pairs per rank that are decoded at once.
+        min_count: minimum number of occurrences of a word in the training captions.
+        max_length: positions of a caption, BOS and EOS included; longer captions are cut.
+        mask_ratio: probability that a word, or a patch in MVCL, is masked (paper: 0.15).
+        swap: swap the default and the nonsemantic image with probability 1/2 (augmentation of SCORER and DIRL).
+        trim: remove padding that no caption of the batch needs; the results are the same where padding is masked.
+        val_limit: validate on the first pairs only; null for all.
+        num_workers: worker processes of the data loaders; 0 loads in the training process.
+        seed: of all random choices.
+        vocabulary_layout: "pcl", "rcc" for SCORER and DIRL (see `diffcap.text.vocabulary`), or "clip" (see
+            `diffcap.text.bpe`).
+        changes: protocol of a dataset whose pairs have several changes, "single" or "multi", see `records.take_changes`; null
+            for the dataset's own protocol.
+        multi: `max_length` and `min_count` for the protocol "multi", whose captions are longer; null for the values above.
+        vocabulary_with: folders of further datasets whose training captions are counted for the vocabulary; all stages of a
+            model need the same ones (IDC-PCL: CUB and Birds-to-Words share a vocabulary).
+
+    Raises:
+        DiffcapError: a value is out of range, or the dataset does not suit the stage.
+    """
+
+    takes_single_images: ClassVar[bool] = False
+    classes = 0  # number of image classes, for the task fgvc
+
+    def __init__(
+        self,
+        folder: str,
+        features: str,
+        batch_size: int = 200,
+        eval_batch_size: int = 256,
+        min_count: int = 1,
+        max_length: int = 40,
+        mask_ratio: float = 0.15,
+        swap: bool = False,
+        trim: bool = False,
+        val_limit: int | None = None,
+        num_workers: int = 0,
+        seed: int = 1234,
+        vocabulary_layout: AnyLayout = "pcl",
+        changes: Changes | None = None,
+        multi: dict[str, int] | None = None,
+        vocabulary_with: list[str] | None = None,
+    ) -> None:
+        super().__init__()
+        dataset, self.store_name = read_dataset(folder), features
+        self.changes: Changes | None = changes or dataset.info.get("changes")
+        if unknown := sorted(set(multi or {}) - {"max_length", "min_count"}):
+            raise DiffcapError(f"data.multi has the unknown key {unknown[0]!r}; its keys are max_length and min_count.")
+        if multi and self.changes == "multi":
+            max_length, min_count = multi.get("max_length", max_length), multi.get("min_count", min_count)
+        self.batch_size, self.eval_batch_size, self.max_length = batch_size, eval_batch_size, max_length
+        for name, minimum in (("batch_size", 1), ("eval_batch_size", 1), ("max_length", 4)):
+            if getattr(self, name) < minimum:
+                raise DiffcapError(f"data.{name} is {getattr(self, name)}; it must be at least {minimum}.")
+        self.mask_ratio, self.swap, self.trim = mask_ratio, swap, trim
+        self.val_limit, self.num_workers, self.seed = val_limit, num_workers, seed
+        self.dataset = replace(dataset, pairs=take_changes(dataset.pairs, self.changes))
+        self.store = FeatureStore.open(Path(folder) / "features" / features)
+        train = self._pairs("train")
+        if not self.takes_single_images and any(pair.after is None for pair in train):
+            raise DiffcapError(
+                f"{self.dataset.name}: has single images, which only pre-training can use (make pretrain DATASET=<pairs> "
+                "EXTRA=cub); give a dataset of pairs."
+            )
+        others = [pair for other in vocabulary_with or [] for pair in read_dataset(other).pairs]
+        captions = (caption for pair in (*train, *others) if pair.split == "train" for caption in pair.captions)
+        self.vocabulary = vocabulary_for(captions, min_count, vocabulary_layout)
+        self.words = self.vocabulary.words
+        self.vocabulary_size = len(self.vocabulary)
+        self.feature_channels, *self.grid = self.store.shape
+        self.image_size = self.grid  # if the features are pixels
+        for split in ("train", "val"):
+            uncaptioned = [pair.id for pair in self.dataset.pairs if pair.split == split and not pair.captions]
+            if uncaptioned:
+                rank_zero_print(
+                    f"{self.dataset.name}: {len(uncaptioned):,} {split} pairs (first {uncaptioned[0]}) have no caption and are "
+                    "left out"
+                )
+        self.val_references = {pair.id: pair.captions for pair in self._pairs("val")[:val_limit]}
+
+    def _pairs(self, split: str) -> list[ChangePair]:
+        """The pairs of a split that have captions."""
+        pairs = [pair for pair in self.dataset.pairs if pair.split == split and pair.captions]
+        if not pairs and any("class" in pair.extra for pair in self.dataset.pairs):
+            raise DiffcapError(
+                f"{self.dataset.name}: its images have classes and no captions, so it can only be added to the pre-training on "
+                "another dataset (make pretrain DATASET=<pairs> EXTRA=nabirds)."
+            )
+        if not pairs:
+            raise DiffcapError(
+                f"{self.dataset.name}: its manifest has no {split} pairs with captions; add some to the {split} split."
+            )
+        return pairs
+
+    def table(self, split: str) -> PairTable:
+        """The pairs of a split that have captions."""
+        return PairTable(self._pairs(split), self.store, self.vocabulary, self.max_length)
+
+    def setup(self, stage: str) -> None:
+        """Encode the captions."""
+        if stage == "fit":
+            self.train_table = self.table("train")
+        if stage in ("fit", "validate"):
+            self.val_table = self.table("val")
+
+    def _text_entries(self, tokens: np.ndarray, generator: torch.Generator) -> Batch:
+        """The batch's entries for captions (B, T): `tokens`; if the vocabulary has [MASK], also `mlm_tokens` and `mlm_labels`."""
+        text = torch.from_numpy(tokens.astype(np.int64))
+        length = self.val_table.longest_length(tokens) if self.trim else tokens.shape[1]
+        if self.vocabulary.mask is None:
+            return {"tokens": text[:, :length]}
+        masked, labels = mask_words(  # before trimming, so that the same words are masked with and without it
+            text,
+            eos_id=self.vocabulary.eos,
+            mask_id=self.vocabulary.mask,
+            vocabulary_size=self.vocabulary_size,
+            ratio=self.mask_ratio,
+            generator=generator,
+        )
+        return {"tokens": text[:, :length], "mlm_tokens": masked[:, :length], "mlm_labels": labels[:, :length]}
+
+    def _rank_part(self, batch: Batch) -> Batch:
+        """This rank's part of a global batch."""
+        ranks, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
+        return {key: value if isinstance(value, str) else value[rank::ranks] for key, value in batch.items()}
+
+    def _add_images(
+        self, batch: Batch, pairs: np.ndarray, generator: torch.Generator, table: PairTable | None = None
+    ) -> Batch:
+        """This rank's part of a global batch, with the feature maps of its pairs.
+
+        Args:
+            batch: entries of the global batch. pairs: (B,) or (b, 2) indices of its pairs. generator: of the swaps.
+            table: of the pairs; None for the training table.
+        """
+        swap = (
+            torch.rand(len(pairs), generator=generator) < 0.5
+            if self.swap
+            else torch.zeros(len(pairs), dtype=torch.bool)
+        )
+        part = self._rank_part({**batch, "pairs": pairs, "swap": swap.numpy()})
+        images = (table or self.train_table).images(part.pop("pairs"), part.pop("swap"))
+        return {**part, **images}
+
+    def _pairs_of_samples(self, samples: Samples) -> np.ndarray:
+        """The pair of each training sample, (n,), or the two pairs of each scene, (n, 2).
+
+        Raises:
+            DiffcapError: no scene has a change pair and a distractor pair.
+        """
+        table = self.train_table
+        if samples == "captions":
+            return table.caption_pair
+        if samples == "pairs":
+            return np.flatnonzero(table.caption_counts)
+        scenes = table.scenes()
+        scenes = scenes[table.caption_counts[scenes].all(1)]
+        if not len(scenes):
+            raise DiffcapError(
+                f"{self.dataset.name}: no training scene has a change pair and a distractor pair; set data.samples to pairs."
+            )
+        unmatched = np.setdiff1d(np.flatnonzero(table.caption_counts), scenes)
+        if len(unmatched):
+            rank_zero_print(
+                f"{self.dataset.name}: {len(unmatched):,} training pairs (first {table.ids[unmatched[0]]}) belong to scenes "
+                "without a change pair or without a distractor pair and are left out; set data.samples=pairs to train on them"
+            )
+        return scenes
+
+    def make_batch(self, step: int) -> Batch:
+        """This rank's part of training batch `step`."""
+        raise NotImplementedError
+
+    @property
+    def samples_per_step(self) -> int:
+        """Number of samples that are distributed over the ranks; each rank needs at least one for some of the losses."""
+        return self.batch_size
+
+    def train_dataloader(self) -> DataLoader:
+        """The training batches, from the trainer's current step on.
+
+        Raises:
+            DiffcapError: there are fewer samples in a step than ranks.
+        """
+        assert self.trainer is not None
+        samples, ranks = self.samples_per_step, self.trainer.world_size
+        if samples < ranks:
+            raise DiffcapError(
+                f"data.batch_size is {self.batch_size}, which gives {samples} samples per step for {ranks} processes; "
+                "raise it, or lower trainer.devices."
+            )
+        first = self.trainer.global_step * self.trainer.accumulate_grad_batches
+        return DataLoader(StepDataset(self.make_batch, first), batch_size=None, **self._workers())
+
+    def val_dataloader(self) -> DataLoader:
+        """The validation pairs in order."""
+        pairs = PairDataset(self.val_table, self._text_entries, self.val_limit)
+        return DataLoader(pairs, self.eval_batch_size, collate_fn=identity_collate, **self._workers())
+
+    def _workers(self) -> dict[str, Any]:
+        # "fork" also where it is not the default, because the trainer cannot be pickled.
+        return {"num_workers": self.num_workers, "multiprocessing_context": "fork" if self.num_workers else None}
+
+
+class CaptionData(FeatureData):
+    """The data of fine-tuning: pairs and captions.
+
+    Args:
+        folder: the dataset's folder, with `manifest.jsonl`.
+        features: name of the feature store in its `features/`.
+        samples: "captions": each caption of each training pair is a sample (IDC-PCL). "pairs": each pair is a sample, with a
+            random one of its captions (SCORER, DIRL). "scenes": each scene is a sample, with its change pair and its
+            distractor pair (SCORER and DIRL on CLEVR-Change); then `batch_size` is a number of scenes.
+        settings: see `FeatureData`.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        features: str,
+        samples: Samples = "captions",
+        **settings: Any,
+    ) -> None:
+        super().__init__(folder, features, **settings)
+        self.samples = samples
+
+    def setup(self, stage: str) -> None:
+        """Encode the captions and list the training samples."""
+        super().setup(stage)
+        if stage != "fit":
+            return
+        self.sample_pairs = self._pairs_of_samples(self.samples)
+        self.epochs = ShuffledEpochs(len(self.sample_pairs), self.seed)
+
+    def make_batch(self, step: int) -> Batch:
+        """See `FeatureData`: `before`, `after`, the text entries and `is_change`; scenes are ordered as in `PairTable.images`."""
+        generator, table = step_generator(self.seed, step), self.train_table
+        samples = self.epochs.take(step * self.batch_size, self.batch_size)
+        pairs = self.sample_pairs[samples]
+        tokens = table.tokens[samples] if self.samples == "captions" else table.draw_captions(pairs, generator)
+        if self.samples == "scenes":
+            return self._scene_batch(pairs, tokens, generator)
+        batch = {**self._text_entries(tokens, generator), "is_change": torch.from_numpy(table.is_change[pairs]).long()}
+        return self._add_images(batch, pairs, generator)
+
+    def _scene_batch(self, pairs: np.ndarray, tokens: np.ndarray, generator: torch.Generator) -> Batch:
+        """Pairs (b, 2) and captions (b, 2, T) to a batch of change pairs, then distractor pairs; ranks get whole scenes."""
+        text = self._text_entries(tokens.reshape(-1, tokens.shape[-1]), generator)
+        text["is_change"] = torch.from_numpy(self.train_table.is_change[pairs].reshape(-1)).long()
+        by_scene = {key: value.unflatten(0, (-1, 2)) for key, value in text.items()}
+        batch = self._add_images(by_scene, pairs, generator)
+        return {key: value.transpose(0, 1).flatten(0, 1) if key in text else value for key, value in batch.items()}
+
+
+class AdaptData(FeatureData):
+    """The data of CLIP4IDC's adaptation: each caption of each change pair is a sample (authors' code).
+
+    Arguments as `FeatureData`; `features` must be a store of pixels.
+    """
+
+    def setup(self, stage: str) -> None:
+        """Encode the captions and list the training samples."""
+        super().setup(stage)
+        if stage == "fit":
+            table = self.train_table
+            self.samples = np.flatnonzero(table.is_change[table.caption_pair])
+            if not len(self.samples):
+                raise DiffcapError(
+                    f"{self.dataset.name}: has no change pair in the train split; the adaptation needs some."
+                )
+            self.epochs = ShuffledEpochs(len(self.samples), self.seed)
+
+    def make_batch(self, step: int) -> Batch:
+        """See `FeatureData`: `before`, `after`, `tokens`."""
+        generator, table = step_generator(self.seed, step), self.train_table
+        samples = self.samples[self.epochs.take(step * self.batch_size, self.batch_size)]
+        text = self._text_entries(table.tokens[samples], generator)
+        return self._add_images(text, table.caption_pair[samples], generator)
+
+    def val_dataloader(self) -> DataLoader:
+        """The change pairs of the validation split in order, each with all its captions."""
+        pairs = RetrievalDataset(self.val_table, self.val_limit)
+        return DataLoader(pairs, self.eval_batch_size, collate_fn=identity_collate, **self._workers())

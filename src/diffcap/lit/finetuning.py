@@ -1,0 +1,124 @@
+"""The fine-tuning stage: trains any captioner on captions; the best checkpoint is chosen by the scores of its captions."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from diffcap.evaluation.metric import CaptionMetric
+from diffcap.lit.clip_weights import load_clip
+from diffcap.lit.schedules import Schedule
+from diffcap.lit.training import TrainingModule, adamw, init_from
+from diffcap.methods import method_of
+from diffcap.models.captioner import Captioner
+from diffcap.models.clip4idc import CLIP4IDC
+from diffcap.models.generation import greedy
+from diffcap.utils.errors import DiffcapError
+
+
+class Captioning(TrainingModule):
+    """Fine-tunes a `Captioner`; validation decodes greedily and computes the dataset's metrics.
+
+    Args:
+        captioner: the method.
+        lr: Adam's learning rate before the schedule (IDC-PCL: 3e-5).
+        weight_decay: L2 in the gradient (IDC-PCL: 0 on CLEVR-Change, 1e-4 on the birds); with `pretrained_lr` decoupled.
+        schedule: piecewise (IDC-PCL, authors' code), step (SCORER, DIRL), linear (CLIP4IDC), noam, cosine or constant; see
+            `schedules`.
+        warmup: number of warm-up steps; below 1, a fraction of the trainer's `max_steps`.
+        milestones: steps at which the learning rate falls (null: 10,000 and 20,000, IDC-PCL's authors' code); below 1,
+            fractions of the trainer's `max_steps`.
+        init_from: checkpoint of the pre-training stage.
+        tokenizer: of the validation scores: "ptb", or "raw" as in IDC-PCL.
+        pretrained_lr: learning rate of the captioner's pretrained parameters (CLIP in CLIP4IDC); null for `lr`.
+        clip_weights: of CLIP, for CLIP4IDC without an adaptation's checkpoint: default, random, or a file.
+    """
+
+    stage = "finetune"
+
+    def __init__(
+        self,
+        captioner: Captioner,
+        lr: float = 3e-5,
+        weight_decay: float = 0.0,
+        schedule: Schedule = "piecewise",
+        warmup: int | float = 0,
+        milestones: list[float] | None = None,
+        init_from: str | None = None,
+        tokenizer: Literal["ptb", "raw"] = "ptb",
+        pretrained_lr: float | None = None,
+        clip_weights: str | None = None,
+    ) -> None:
+        super().__init__(captioner, lr, weight_decay, schedule, warmup, milestones)
+        self.captioner: Captioner
+        self.init_from, self.tokenizer = init_from, tokenizer
+        self.pretrained_lr, self.clip_weights = pretrained_lr, clip_weights
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Adam; with `pretrained_lr` AdamW at two learning rates."""
+        if self.pretrained_lr is None:
+            return super().optimizer()
+        pretrained, betas = self.captioner.pretrained_parameters(), (0.9, 0.999)
+        return adamw(self.captioner, pretrained, self.lr, self.pretrained_lr, self.weight_decay, betas)
+
+    def setup(self, stage: str) -> None:
+        """Load the weights of pre-training or of CLIP; prepare the metric's references.
+
+        Raises:
+            DiffcapError: the data does not suit the method, or the weights do not fit.
+        """
+        if stage != "fit":
+            return
+        self._check_data()
+        if self.init_from:
+            captioner = self.captioner
+            init_from(
+                captioner,
+                self.init_from,
+                self.feature_data.words,
+                captioner.allowed_missing,
+                captioner.allowed_unexpected,
+            )
+        elif self.clip_weights:
+            if not isinstance(self.captioner, CLIP4IDC):
+                raise DiffcapError(
+                    f"model.clip_weights is {self.clip_weights}, but {type(self.captioner).__name__} has no CLIP; remove the option."
+                )
+            load_clip(self.captioner, self.clip_weights, self.feature_data.vocabulary)
+        self.metric = CaptionMetric(self.feature_data.val_references, tokenizer=self.tokenizer)
+
+    def _check_data(self) -> None:
+        method_of(type(self.captioner))  # before the training, which could not save its checkpoints
+        data, method = self.feature_data, type(self.captioner).__name__
+        if data.vocabulary.family != self.captioner.vocabulary_layout:
+            needed = self.captioner.vocabulary_layout
+            raise DiffcapError(f"data.vocabulary_layout is {data.vocabulary.layout}; {method} needs {needed}.")
+
+    def metadata(self) -> dict[str, Any]:
+        """The method, its constructor arguments and the tokenizer of the validation scores."""
+        return {
+            "method": method_of(type(self.captioner)),
+            "hyperparameters": self.captioner.hyperparameters,
+            "tokenizer": self.tokenizer,
+        }
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        """The captioner's loss."""
+        losses = self.captioner.loss(batch)
+        self.log_losses(losses, len(batch["before"]))
+        return losses["loss"]
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        """Caption the pairs; compute the losses of each pair's first caption."""
+        self.add_validation_losses(batch, self.captioner.validate)
+        tokens = greedy(self.captioner, batch["before"], batch["after"], self.feature_data.max_length)
+        self.metric.update(batch["id"], [self.feature_data.vocabulary.decode(row) for row in tokens])
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the losses, and the scores of the captions of all ranks: `val/CIDEr-D` and the other fast metrics."""
+        self.log_validation_losses()
+        scores = self.metric.compute()
+        self.metric.reset()
+        self.log_dict(
+            {f"val/{name}": float(value) for name, value in scores.items()}, prog_bar=True, rank_zero_only=False
+        )

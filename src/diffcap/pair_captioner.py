@@ -1,0 +1,350 @@
+"""A captioner to point at two pictures.
+
+```
+caption = load_captioner("runs/desk/scorer/finetune/best.ckpt")("before.jpg", "after.jpg")
+print(caption.text, caption.log_probability)
+```
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from diffcap.checkpoints.combining import load_together, together
+from diffcap.checkpoints.loading import Checkpoint
+from diffcap.models.captioner import Captioner
+from diffcap.models.generation import beam_hypotheses, check_search, greedy_from
+from diffcap.models.scoring import token_log_probabilities
+from diffcap.text.vocabularies import AnyVocabulary
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.image_io import Source, read_image
+
+SHIPPED = Path(__file__).parent / "models" / "captioners" / "blocks"
+BLOCKS_NOTE = (
+    "this captioner was trained on rendered `blocks` scenes; its captions of other images, such as photographs, are unreliable, "
+    "even where it gives its words a probability of 100 %."
+)
+Maps = npt.NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of a caption, and the natural logarithm of its probability given what stands before it."""
+
+    text: str
+    log_probability: float
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Another sentence that a beam search ended with."""
+
+    text: str
+    log_probability: float
+
+
+@dataclass(frozen=True)
+class Caption:
+    """What a captioner says of two pictures.
+
+    Attributes:
+        text: the sentence. log_probability: natural logarithm of its probability, that it ends there included unless the
+            greatest length cut it off.
+        words: the words with theirs.
+        nothing_changed: the probability that nothing changed but the view, None where the method does not judge that.
+        alternatives: the other sentences of a beam search, best first.
+        notes: what was done to the pictures that one would not expect, a sentence each.
+        tokens: the ids that were said, from the opening token to what closes the caption.
+    """
+
+    text: str
+    log_probability: float
+    words: tuple[Word, ...]
+    nothing_changed: float | None = None
+    alternatives: tuple[Alternative, ...] = ()
+    notes: tuple[str, ...] = ()
+    tokens: tuple[int, ...] = field(default=(), repr=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values of all but the ids."""
+        values = asdict(self)
+        del values["tokens"]
+        return values
+
+
+@dataclass(frozen=True)
+class AttentionMaps:
+    """Where a captioner looked as it wrote a caption.
+
+    Attributes:
+        words: W words. before, after: (W, h, w), where each looked; they sum to 1, or to 2 over both images.
+        alignment: (h w, h w), for each place before where the same thing stands after; None where nobody aligns.
+    """
+
+    words: list[str]
+    before: Maps
+    after: Maps
+    alignment: Maps | None
+
+
+class _Seen(NamedTuple):
+    """Two pictures, preprocessed for each backbone, (2, 3, H, W), and what was done to them."""
+
+    images: list[Tensor]
+    notes: tuple[str, ...]
+
+
+class PairCaptioner:
+    """Says what changed between two pictures.
+
+    Images are paths, the bytes of a file, PIL images or arrays, see `image_io.read_image`.
+
+    Args:
+        checkpoint: the trained captioner; several of one vocabulary are an ensemble, see `combining.load_together`.
+        device: "auto" (CUDA if there is one), "cpu", or torch's name of this machine's accelerator ("cuda", "cuda:1").
+        backbone_weights: file of the backbone's weights, where its library cannot download them.
+
+    Attributes:
+        metadata: of the checkpoint: method, dataset, step, version; of an ensemble the first one's, with "ensemble", the methods of
+            all.
+        domain_note: sentence about images that it cannot caption reliably, None if it was not trained on `blocks` alone.
+
+    Raises:
+        DiffcapError: the backbone cannot be had or is not the one that it was trained on, or there is no such device.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint | Sequence[Checkpoint],
+        device: str = "auto",
+        backbone_weights: str | None = None,
+    ) -> None:
+        from diffcap.features.online import backbone_of
+
+        members = [checkpoint] if isinstance(checkpoint, Checkpoint) else list(checkpoint)
+        first = members[0] if len(members) == 1 else together(members)
+        self.vocabulary, self.max_length, self.metadata = first.vocabulary, first.max_length, first.metadata
+        self.domain_note = BLOCKS_NOTE if all(member.metadata["dataset"] == "blocks" for member in members) else None
+        self.device = _device(device)
+        self._metas: list[dict[str, Any]] = []  # of the features, each once
+        for member in members:
+            self._metas += [member.features] if member.features not in self._metas else []
+        self._reads = [self._metas.index(member.features) for member in members]  # which of them each member reads
+        self._backbones = [backbone_of(meta, backbone_weights).to(self.device) for meta in self._metas]
+        self._captioner = first.captioner.eval().to(self.device)
+
+    def __call__(self, before: Source, after: Source, beams: int = 1, length_penalty: float = 0.0) -> Caption:
+        """Caption one pair.
+
+        Args:
+            beams: width of the search; 1 takes the most likely word at every place. length_penalty: see `beam_search`.
+
+        Raises:
+            DiffcapError: a picture cannot be read, or the search's arguments are out of range, see `check_search`.
+        """
+        check_search(beams, length_penalty)
+        return self._say([self._see(before, after)], beams, length_penalty)[0]
+
+    def batch(
+        self,
+        pairs: Iterable[tuple[Source, Source]],
+        beams: int = 1,
+        length_penalty: float = 0.0,
+        batch_size: int = 16,
+        errors: Literal["raise", "return"] = "raise",
+    ) -> Iterator[Caption | DiffcapError]:
+        """Caption many pairs, in their order, so many at once.
+
+        Args:
+            pairs: read as they are needed. beams, length_penalty: as for one pair.
+            errors: "return" gives the error in the place of the caption of a pair that cannot be read, and goes on.
+
+        Raises:
+            DiffcapError: a picture cannot be read, and `errors` is "raise"; or the search's arguments are out of range.
+        """
+        check_search(beams, length_penalty)
+        for chunk in _chunks(pairs, max(1, batch_size)):
+            seen: list[_Seen | DiffcapError] = []
+            for before, after in chunk:
+                try:
+                    seen.append(self._see(before, after))
+                except DiffcapError as error:
+                    if errors == "raise":
+                        raise
+                    seen.append(error)
+            good = [one for one in seen if isinstance(one, _Seen)]
+            captions = iter(self._say(good, beams, length_penalty)) if good else iter(())
+            yield from (one if isinstance(one, DiffcapError) else next(captions) for one in seen)
+
+    def attention(self, before: Source, after: Source, caption: Caption) -> AttentionMaps:
+        """Where it looked for each word of a caption of its own.
+
+        Raises:
+            DiffcapError: a picture cannot be read, or the method has no such maps.
+        """
+        first, second = self._features([self._see(before, after)])
+        try:
+            return attention_of(self._captioner, self.vocabulary, first, second, caption.tokens)
+        except NotImplementedError as error:
+            raise DiffcapError(f"there are no maps of where its words looked: {error}.") from None
+
+    def _see(self, before: Source, after: Source) -> _Seen:
+        images, notes = [], []
+        for source, side in ((before, "before"), (after, "after")):
+            loaded = read_image(source, None if isinstance(source, str | Path) else f"the image {side}")
+            images.append([backbone.preprocess(loaded.image) for backbone in self._backbones])
+            notes += [f"{loaded.name}: {note}" for note in loaded.notes]
+        return _Seen([torch.stack(sides) for sides in zip(*images)], tuple(notes))
+
+    def _features(self, seen: list[_Seen]) -> tuple[Any, Any]:
+        """Features before and after, (B, C, h, w); for an ensemble lists of them, one a member."""
+        from diffcap.features.online import features_of
+
+        sides: list[Any] = []
+        for backbone, meta, pictures in zip(self._backbones, self._metas, zip(*(one.images for one in seen))):
+            images = torch.stack(pictures, 1).to(self.device)  # (2, B, 3, H, W)
+            sides.append(features_of(backbone, images.flatten(0, 1), meta).chunk(2))
+        if len(self._reads) == 1:
+            return sides[0]
+        return [sides[number][0] for number in self._reads], [sides[number][1] for number in self._reads]
+
+    @torch.no_grad()
+    def _say(self, seen: list[_Seen], beams: int, length_penalty: float) -> list[Caption]:
+        before, after = self._features(seen)
+        memory = self._captioner.encode(before, after)
+        if beams == 1:
+            hypotheses = greedy_from(self._captioner, memory, self.max_length)[:, None]
+        else:
+            hypotheses = beam_hypotheses(
+                self._captioner, before, after, self.max_length, beams, length_penalty
+            )  # (B, beams, T)
+        memory = tree_map(lambda leaf: leaf.repeat_interleave(hypotheses.shape[1], 0).contiguous(), memory)
+        tokens = hypotheses.flatten(0, 1)
+        scores = token_log_probabilities(self._captioner, memory, tokens).unflatten(0, hypotheses.shape[:2]).cpu()
+        if scores.isnan().any():
+            raise DiffcapError(
+                "the captioner's probabilities are not numbers, as with weights that diverged or are damaged; use another checkpoint."
+            )
+        unchanged = self._captioner.nothing_changed(before, after)
+        ends = (1 + self._captioner.caption_mask(tokens).sum(1)).view(hypotheses.shape[:2]).tolist()
+        captions = []
+        for number, one in enumerate(seen):
+            rows = [row[:end] for row, end in zip(hypotheses[number].tolist(), ends[number])]
+            said = scores[number].tolist()
+            texts = [self.vocabulary.decode(row) for row in rows]
+            others: dict[str, float] = {}  # the best ids of each sentence, which may have several
+            for text, row in zip(texts[1:], said[1:]):
+                if text != texts[0]:
+                    others.setdefault(text, sum(row))
+            captions.append(
+                Caption(
+                    texts[0],
+                    sum(said[0]),
+                    tuple(
+                        Word(text, sum(said[0][place] for place in places))
+                        for text, places in _spans(self.vocabulary, rows[0])
+                    ),
+                    None if unchanged is None else float(unchanged[number]),
+                    tuple(Alternative(text, score) for text, score in others.items()),
+                    one.notes,
+                    tuple(rows[0]),
+                )
+            )
+        return captions
+
+
+def load_captioner(
+    source: str | Path | Sequence[str | Path] | None = None, device: str = "auto", backbone_weights: str | None = None
+) -> PairCaptioner:
+    """A captioner to point at two pictures.
+
+    Args:
+        source: a checkpoint's file; a folder that `diffcap export` or `diffcap import` wrote; `user/name` on the
+            Hugging Face hub; None for the small captioner of rendered `blocks` scenes that ships with the package. A list of
+            them is an ensemble: at every word the mean of the members' probabilities; all must number their words alike.
+        device, backbone_weights: see `PairCaptioner`.
+
+    Raises:
+        DiffcapError: it cannot be had, is none of diffcap's, or cannot caption, or members have different vocabularies.
+    """
+    sources: list[str | Path | None] = [source] if source is None or isinstance(source, str | Path) else list(source)
+    if not sources:
+        raise DiffcapError("the list of checkpoints is empty; name one, or leave it out for the captioner that ships.")
+    return PairCaptioner(load_together([_place_of(one) for one in sources]), device, backbone_weights)
+
+
+def _place_of(source: str | Path | None) -> Path:
+    path = Path(source) if source is not None else SHIPPED
+    named = isinstance(source, str) and not path.exists() and path.suffix != ".ckpt"
+    if named and re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
+        from diffcap.checkpoints.hub import fetch
+
+        path = fetch(str(source))
+    return path
+
+
+def _device(name: str) -> torch.device:
+    usable, accelerator = ["auto", "cpu"], torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is not None:
+        kind = accelerator.type
+        usable += [kind, *(f"{kind}:{number}" for number in range(torch.accelerator.device_count()))]
+    if name not in (*usable, "cpu:0"):
+        raise DiffcapError(f"--device {name}: this machine has no such device; choose one of {', '.join(usable)}.")
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+
+
+def _chunks(pairs: Iterable[tuple[Source, Source]], size: int) -> Iterator[list[tuple[Source, Source]]]:
+    chunk: list[tuple[Source, Source]] = []
+    for pair in pairs:
+        chunk.append(pair)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+@torch.no_grad()
+def attention_of(
+    captioner: Captioner, vocabulary: AnyVocabulary, before: Any, after: Any, tokens: Sequence[int]
+) -> AttentionMaps:
+    """Where a captioner looks for each word of a caption; of a word of several tokens the mean of theirs.
+
+    Args:
+        before, after: features of one pair, (1, C, h, w); of an ensemble lists of them.
+        tokens: the caption's ids, from the opening token on; what closes it is no word.
+
+    Raises:
+        NotImplementedError: its method has no such maps.
+    """
+    device = next(captioner.parameters()).device
+    maps = captioner.attention(before, after, torch.tensor([list(tokens[:-1])], device=device))
+    spans = _spans(vocabulary, tokens)  # the map of the word after a token stands at that token's place
+    sides = [
+        np.stack([side[0, places].mean(0).cpu().numpy() for _, places in spans] or [np.zeros(side.shape[2:])])
+        for side in (maps.before, maps.after)
+    ]
+    alignment = None if maps.alignment is None else maps.alignment[0].cpu().numpy()
+    return AttentionMaps([word for word, _ in spans], sides[0][: len(spans)], sides[1][: len(spans)], alignment)
+
+
+def _spans(vocabulary: AnyVocabulary, tokens: Iterable[int]) -> list[tuple[str, list[int]]]:
+    """The words of a caption, each with the places of its tokens among those after the opening one; some have several."""
+    rest = list(tokens)[1:]
+    spans: list[tuple[str, list[int]]] = []
+    for place in range(len(rest)):
+        text = vocabulary.decode(rest[: place + 1])
+        words = text.split(" ") if text else []
+        if len(words) > len(spans):
+            spans.append((words[-1], [place]))
+        elif spans and words[-1] != spans[-1][0]:
+            spans[-1] = (words[-1], [*spans[-1][1], place])
+    return spans

@@ -1,0 +1,84 @@
+"use strict";
+// Attention maps as colours over an image, with the formula and the constants of overlay.py; the Pillow of the PNG sheets and
+// this file enlarge a map alike, by bicubic interpolation.
+
+const FINE = 12; // canvas pixels along a cell of the map
+
+function bytesOf(text) {
+  return Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+}
+
+// Weights of four neighbours at a distance of t from the second (Catmull-Rom).
+function cubic(t) {
+  return [
+    ((-0.5 * t + 1) * t - 0.5) * t,
+    (1.5 * t - 2.5) * t * t + 1,
+    ((-1.5 * t + 2) * t + 0.5) * t,
+    (0.5 * t - 0.5) * t * t,
+  ];
+}
+
+// One row or column of `count` values enlarged FINE times; values stand in the middle of their places.
+function enlarge(read, count, write) {
+  for (let at = 0; at < count * FINE; at++) {
+    const place = (at + 0.5) / FINE - 0.5;
+    const first = Math.floor(place);
+    const weights = cubic(place - first);
+    let sum = 0;
+    for (let k = 0; k < 4; k++) sum += weights[k] * read(Math.min(count - 1, Math.max(0, first - 1 + k)));
+    write(at, sum);
+  }
+}
+
+// RGB of a strength from 0 to 1.
+function colormap(strength, scale) {
+  const place = strength * (scale.length - 1);
+  const low = Math.min(scale.length - 2, Math.floor(place));
+  return scale[low].map((value, channel) => value + (place - low) * (scale[low + 1][channel] - value));
+}
+
+// Paint strengths (rows x columns bytes) on a canvas; transparent where the strength is 0.
+function paint(canvas, strengths, rows, columns, { colors, opacity, gain }) {
+  const width = columns * FINE, height = rows * FINE;
+  canvas.width = width;
+  canvas.height = height;
+  const wide = new Float32Array(rows * width), full = new Float32Array(height * width);
+  for (let row = 0; row < rows; row++) {
+    enlarge((x) => strengths[row * columns + x], columns, (x, value) => (wide[row * width + x] = value));
+  }
+  for (let x = 0; x < width; x++) {
+    enlarge((y) => wide[y * width + x], rows, (y, value) => (full[y * width + x] = value));
+  }
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(width, height);
+  full.forEach((value, at) => {
+    const strength = Math.min(1, Math.max(0, value / 255));
+    image.data.set([...colormap(strength, colors), 255 * opacity * Math.min(1, gain * strength)], 4 * at);
+  });
+  context.putImageData(image, 0, 0);
+}
+
+// Lines between the places of two pictures that a captioner took for the same; `frames` are their boxes on the card.
+function drawMatches(svg, found, frames, rows) {
+  svg.replaceChildren();
+  const most = Math.max(...found.map((match) => match[4]));
+  for (const [x0, y0, x1, y1, weight, alike] of [...found].sort((a, b) => a[4] - b[4])) {
+    const [one, two] = [[x0, y0], [x1, y1]].map(([x, y], side) => [
+      frames[side].x + (x / 1000) * frames[side].width,
+      frames[side].y + (y / 1000) * frames[side].height,
+    ]);
+    const bend = ((x0 / 1000 - 0.5) * frames[0].height) / rows; // lines of one row would cover each other
+    const group = document.createElementNS("http://www.w3.org/2000/svg", "g");
+    group.setAttribute("class", alike ? "alike" : "other");
+    group.setAttribute("opacity", (0.35 + 0.65 * (weight / most)).toFixed(2));
+    const path = document.createElementNS(group.namespaceURI, "path");
+    path.setAttribute("d", `M${one} Q${(one[0] + two[0]) / 2} ${(one[1] + two[1]) / 2 + 2 * bend} ${two}`);
+    group.append(path);
+    for (const [x, y] of [one, two]) {
+      const circle = document.createElementNS(group.namespaceURI, "circle");
+      for (const [key, value] of Object.entries({ cx: x, cy: y, r: 3.5 })) circle.setAttribute(key, value);
+      group.append(circle);
+    }
+    svg.append(group);
+  }
+}

@@ -1,0 +1,44 @@
+"""Settings files (YAML), where a stage looks into one itself; those of its classes Lightning's command line reads."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from diffcap.utils.errors import DiffcapError
+
+_HERE = Path(__file__).parents[1]
+# Settings files: those of a checkout, or the copy in an installed wheel (src/diffcap/configs is a link to configs).
+CONFIGS = _HERE.parents[1] / "configs"
+if not (CONFIGS / "trainer/default.yaml").is_file():
+    CONFIGS = _HERE / "configs"
+
+
+def read_settings(path: str | Path) -> Any:
+    """Read a YAML file.
+
+    Raises:
+        DiffcapError: it is no YAML. FileNotFoundError: there is none.
+    """
+    import yaml
+
+    path = Path(path)
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise DiffcapError(f"{path}: not YAML ({reason:.120}); fix the file.") from None
+
+
+def setting(files: Iterable[Path], *keys: str) -> Any:
+    """The value that the last of the files with these nested keys has; None where none has them.
+
+    Args:
+        files: in the order in which they would be given to a stage; those that do not exist count for nothing.
+    """
+    found = None
+    for file in files:
+        value = read_settings(file) if file.is_file() else None
+        for key in keys:
+            value = value.get(key) if isinstance(value, dict) else None
+        found = found if value is None else value
+    return found

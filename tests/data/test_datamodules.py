@@ -1,0 +1,375 @@
+"""The DataModules: what a step's batch holds, on one rank and on several, swapped or not, from the start or later on."""
+
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.toy import NEGATIVES, SHAPE, pairs, write_toy
+
+from diffcap.data.datamodules import CaptionData, FeatureData
+from diffcap.data.pair_table import PairDataset
+from diffcap.data.pretraining import PretrainData
+from diffcap.features.store import FeatureStore
+from diffcap.losses.mlm import IGNORED
+from diffcap.negatives import read_negatives
+from diffcap.records import read_dataset, write_dataset
+from diffcap.utils.errors import DiffcapError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_toy(tmp_path_factory.mktemp("toy"))
+
+
+def trainer(step: int = 0, rank: int = 0, ranks: int = 1, accumulate: int = 1) -> Any:
+    return SimpleNamespace(
+        global_step=step, global_rank=rank, world_size=ranks, accumulate_grad_batches=accumulate, max_steps=100
+    )
+
+
+def captioning(folder: Path, **options: Any) -> CaptionData:
+    data = CaptionData(str(folder), "toy", **{"batch_size": 6, "max_length": 20, **options})
+    data.setup("fit")
+    return data
+
+
+def pretraining(folder: Path, **options: Any) -> PretrainData:
+    data = PretrainData(str(folder), "toy", **{"batch_size": 8, "max_length": 20, **options})
+    data.setup("fit")
+    return data
+
+
+def images(data: FeatureData, batch: dict) -> list[tuple[str, str]]:
+    """Paths of a batch's images, from what the features say."""
+    paths = {row: path for path, row in FeatureStore.open(data.store.folder)._index.items()}
+    names = [[paths[round(image[0, 0, 0].item() * 16)] for image in batch[side]] for side in ("before", "after")]
+    return list(zip(*names))
+
+
+def sentences(data: FeatureData, tokens: torch.Tensor) -> list[str]:
+    return [data.vocabulary.decode(row) for row in tokens]
+
+
+def equal(a: dict, b: dict) -> bool:
+    return a.keys() == b.keys() and all(
+        torch.equal(a[key], b[key]) if isinstance(a[key], torch.Tensor) else a[key] == b[key] for key in a
+    )
+
+
+def test_an_epoch_has_every_caption_of_every_training_pair_once_beside_its_images(folder: Path) -> None:
+    data = captioning(folder, batch_size=5)
+    train = [pair for pair in read_dataset(folder).pairs if pair.split == "train"]
+    wanted = sorted(
+        (pair.before, pair.after, caption, int(not pair.is_distractor)) for pair in train for caption in pair.captions
+    )
+    found = []
+    for step in range(-(-2 * len(wanted) // 5)):
+        batch = data.make_batch(step)
+        assert batch["before"].shape == (5, *SHAPE) and batch["before"].dtype == torch.float32
+        text = sentences(data, batch["tokens"])
+        found += [(*paths, *rest) for paths, *rest in zip(images(data, batch), text, batch["is_change"].tolist())]
+    assert sorted(found[: len(wanted)]) == wanted
+    assert sorted(found[len(wanted) : 2 * len(wanted)]) == wanted
+    assert found[: len(wanted)] != found[len(wanted) : 2 * len(wanted)]
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_shares_of_the_ranks_make_the_batch_of_one(folder: Path, swap: bool) -> None:
+    for make in (captioning, pretraining):
+        data = make(folder, swap=swap, trim=True)
+        for step in range(12):
+            whole = data.make_batch(step)
+            shares = []
+            for rank in range(3):
+                data.trainer = trainer(rank=rank, ranks=3)
+                shares.append(data.make_batch(step))
+            data.trainer = None
+            assert all(share.keys() == whole.keys() for share in shares)
+            for key, value in whole.items():
+                if key == "task":
+                    assert all(share["task"] == value for share in shares)
+                    continue
+                for rank, share in enumerate(shares):
+                    assert torch.equal(share[key], value[rank::3]), (step, key, rank)
+
+
+def test_tasks_are_the_same_on_all_ranks_and_in_every_process(folder: Path) -> None:
+    data, other = pretraining(folder), pretraining(folder)
+    other.trainer = trainer(rank=1, ranks=2)
+    drawn = [data.make_batch(step)["task"] for step in range(30)]
+    assert drawn == [other.make_batch(step)["task"] for step in range(30)] and set(drawn) == {"mlm", "mvcl", "fda"}
+    assert drawn != [pretraining(folder, seed=1).make_batch(step)["task"] for step in range(30)]
+
+
+def test_swap_exchanges_the_default_and_the_distractor_image(folder: Path) -> None:
+    plain, swapping = captioning(folder, batch_size=20), captioning(folder, batch_size=20, swap=True)
+    swapped = 0
+    for step in range(10):
+        a, b = plain.make_batch(step), swapping.make_batch(step)
+        assert torch.equal(a["mlm_tokens"], b["mlm_tokens"]) and torch.equal(a["is_change"], b["is_change"])
+        for (before, after), (new_before, new_after), change in zip(
+            images(plain, a), images(swapping, b), a["is_change"]
+        ):
+            scene = before.split("/")[1]
+            assert before == f"default/{scene}"
+            assert after == (f"semantic/{scene}" if change else f"nonsemantic/{scene}")
+            if (before, after) != (new_before, new_after):
+                swapped += 1
+                assert new_before == f"nonsemantic/{scene}"
+                assert new_after == (f"semantic/{scene}" if change else f"default/{scene}")
+    assert swapped / 200 == pytest.approx(0.5, abs=0.12)
+
+
+def test_a_scene_without_distractor_is_never_swapped(folder: Path, tmp_path: Path) -> None:
+    alone = [pair for pair in pairs(24) if not pair.is_distractor]
+    write_dataset(tmp_path, "toy", folder, alone, {})
+    (tmp_path / "features").symlink_to(folder / "features")
+    plain, swapping = captioning(tmp_path), captioning(tmp_path, swap=True)
+    assert all(equal(plain.make_batch(step), swapping.make_batch(step)) for step in range(5))
+
+
+def test_aligning_has_the_caption_first_and_then_its_own_negatives(folder: Path) -> None:
+    data = pretraining(folder, tasks={"fda": 1}, min_count=1, trim=True, batch_size=13)
+    known = {
+        row.caption: [negative.text for negative in row.negatives] for row in read_negatives(folder / "negatives.jsonl")
+    }
+    owner = {caption: pair for pair in read_dataset(folder).pairs for caption in pair.captions}
+    seen = []
+    for step in range(40):
+        batch = data.make_batch(step)
+        assert batch["task"] == "fda" and batch["fda_captions"].shape[:2] == (13 // (1 + NEGATIVES), 1 + NEGATIVES)
+        for paths, choices in zip(images(data, batch), batch["fda_captions"]):
+            caption, *wrong = sentences(data, choices)
+            assert wrong == [in_words_of(data, text) for text in known[caption]]
+            assert paths == (owner[caption].before, owner[caption].after)
+            seen.append(caption)
+    assert sorted(seen[: len(known)]) == sorted(known)  # an epoch
+
+
+def in_words_of(data: FeatureData, text: str) -> str:
+    return data.vocabulary.decode(data.vocabulary.encode(text, data.max_length))
+
+
+def test_the_other_tasks_hide_words_or_patches(folder: Path) -> None:
+    data = pretraining(folder, mask_ratio=0.4)
+    for step in range(20):
+        batch = data.make_batch(step)
+        if batch["task"] == "mlm":
+            chosen = batch["mlm_labels"] != IGNORED
+            assert chosen.any(1).all() and torch.equal(batch["mlm_labels"][chosen], batch["tokens"][chosen])
+        if batch["task"] == "mvcl":
+            assert set(batch) == {"task", "before", "after", "tokens", "visual_mask"}
+            assert batch["visual_mask"].shape == (8, 2 * 6) and batch["visual_mask"].any(1).all()
+            assert not (batch["tokens"] == data.vocabulary.mask).any()  # its text is whole
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("step", "accumulate"), [(0, 1), (7, 1), (7, 3)])
+def test_a_resumed_run_goes_on_with_the_batch_of_its_step(
+    folder: Path, step: int, accumulate: int, workers: int
+) -> None:
+    for make in (captioning, pretraining):
+        data = make(folder, swap=True, num_workers=workers)
+        undisturbed = [data.make_batch(number) for number in range(step * accumulate, step * accumulate + 5)]
+        data.trainer = trainer(step, accumulate=accumulate)
+        again = list(islice(data.train_dataloader(), 5))
+        assert all(equal(a, b) for a, b in zip(undisturbed, again))
+
+
+def test_fewer_samples_than_processes_are_refused(folder: Path) -> None:
+    for make in (captioning, pretraining):
+        data = make(folder, batch_size=2)
+        data.trainer = trainer(ranks=2)
+        data.train_dataloader()
+        data.trainer = trainer(ranks=3)
+        with pytest.raises(
+            DiffcapError, match=r"batch_size is 2, which gives 2 samples per step for 3 processes; raise"
+        ):
+            data.train_dataloader()
+    data = pretraining(folder, batch_size=5, samples="scenes")
+    data.trainer = trainer(ranks=3)
+    with pytest.raises(DiffcapError, match=r"batch_size is 5, which gives 2 samples per step for 3 processes"):
+        data.train_dataloader()
+
+
+def test_trimming_cuts_padding_and_nothing_else(folder: Path) -> None:
+    for make in (captioning, pretraining):
+        plain, trimmed = make(folder), make(folder, trim=True)
+        cut = 0
+        for step in range(12):
+            a, b = plain.make_batch(step), trimmed.make_batch(step)
+            for key in a:
+                if key in ("tokens", "mlm_tokens", "mlm_labels", "fda_captions"):
+                    used = b[key].shape[-1]
+                    padding = IGNORED if key == "mlm_labels" else plain.vocabulary.pad
+                    assert torch.equal(a[key][..., :used], b[key]) and (a[key][..., used:] == padding).all()
+                    assert key == "mlm_labels" or (b[key][..., -1] != plain.vocabulary.pad).any()
+                    cut += a[key].shape[-1] - used
+                elif key != "task":
+                    assert torch.equal(a[key], b[key])
+        assert cut > 12
+
+
+def test_validation_has_every_pair_once_in_order_with_its_first_caption(folder: Path) -> None:
+    data = captioning(folder, eval_batch_size=3, trim=True)
+    wanted = [pair for pair in read_dataset(folder).pairs if pair.split == "val"]
+    batches = list(data.val_dataloader())
+    assert [len(batch["id"]) for batch in batches] == [3, 3, 2]
+    assert [id for batch in batches for id in batch["id"]] == [pair.id for pair in wanted]
+    assert [path for batch in batches for path in images(data, batch)] == [(pair.before, pair.after) for pair in wanted]
+    # A validation scene's number is a word that no training caption has.
+    text = [line for batch in batches for line in sentences(data, batch["tokens"])]
+    assert text == [in_words_of(data, pair.captions[0]) for pair in wanted] and all("<UNK>" in line for line in text)
+    again = list(data.val_dataloader())
+    assert all(equal(a, b) for a, b in zip(batches, again))
+    few = captioning(folder, val_limit=4)
+    assert sum(len(batch["id"]) for batch in few.val_dataloader()) == 4 == len(few.val_references)
+
+
+def test_the_hidden_words_of_validation_depend_neither_on_batches_nor_on_ranks(folder: Path) -> None:
+    small, large = (captioning(folder, eval_batch_size=size).val_dataloader() for size in (2, 100))
+    for key in ("tokens", "mlm_tokens", "mlm_labels"):
+        assert torch.equal(torch.cat([batch[key] for batch in small]), torch.cat([batch[key] for batch in large]))
+
+
+def test_pairs_without_captions_are_not_validated_on(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = read_dataset(folder)
+    last = [pair for pair in dataset.pairs if pair.split == "val"][-1]
+    bare = [replace(pair, captions=[]) if pair == last else pair for pair in dataset.pairs]
+    write_dataset(tmp_path, "toy", dataset.root, bare, {})
+    (tmp_path / "features").symlink_to(folder / "features")
+    data = captioning(tmp_path)
+    assert capsys.readouterr().out == f"toy: 1 val pairs (first {last.id}) have no caption and are left out\n"
+    seen = [name for batch in data.val_dataloader() for name in batch["id"]]
+    assert last.id not in seen and seen == list(data.val_references) and len(seen) > 1
+
+
+def test_sizes_and_words_come_from_the_training_split_and_the_store(folder: Path) -> None:
+    data = captioning(folder)
+    train = " ".join(caption for pair in pairs(24) if pair.split == "train" for caption in pair.captions).split()
+    assert data.words == sorted(set(train)) and data.vocabulary_size == len(set(train)) + 6
+    assert data.feature_channels == SHAPE[0]
+    assert captioning(folder, min_count=2).words == sorted({word for word in train if train.count(word) > 1})
+
+
+def test_decoding_batches_hold_no_text(folder: Path) -> None:
+    data = captioning(folder)
+    batch = PairDataset(data.table("test"))[1]
+    assert set(batch) == {"id", "number", "is_change", "before", "after"} and batch["before"].shape == (1, *SHAPE)
+
+
+def test_bad_input_is_one_sentence(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(DiffcapError, match=r"'nab'; the tasks are mlm, mvcl, fda, single_mlm, .* and fgvc"):
+        pretraining(folder, tasks={"nab": 3})
+    with pytest.raises(DiffcapError, match=r"nowhere\.jsonl: no negatives there; write it with `make negatives"):
+        pretraining(folder, negatives=str(tmp_path / "nowhere.jsonl"))
+    pretraining(folder, negatives=str(tmp_path / "nowhere.jsonl"), tasks={"mlm": 1})  # not needed, not read
+    others = tmp_path / "others.jsonl"
+    others.write_text('{"id": "99.png", "caption": "x", "negatives": [{"kind": "retrieve", "text": "y"}]}\n')
+    with pytest.raises(DiffcapError, match="it has no training pair; write the file again"):
+        pretraining(folder, negatives=str(others))
+    with pytest.raises(DiffcapError, match="no dataset there"):
+        CaptionData(str(tmp_path / "nothing"), "toy")
+    with pytest.raises(DiffcapError, match="no feature store there"):
+        CaptionData(str(folder), "resnet")
+    write_dataset(tmp_path, "toy", folder, [pair for pair in pairs(24) if pair.split != "val"], {})
+    (tmp_path / "features").symlink_to(folder / "features")
+    with pytest.raises(DiffcapError, match="its manifest has no val pairs"):
+        CaptionData(str(tmp_path), "toy")
+
+
+def test_images_without_features_are_named(folder: Path, tmp_path: Path) -> None:
+    write_dataset(tmp_path, "toy", folder, pairs(30), {})
+    (tmp_path / "features").symlink_to(folder / "features")
+    with pytest.raises(DiffcapError, match=r"images have no features there, the first is default/24\.png"):
+        captioning(tmp_path)
+
+
+def test_the_same_seed_gives_the_same_batches_and_another_does_not(folder: Path) -> None:
+    a, b, c = captioning(folder), captioning(folder), captioning(folder, seed=9)
+    assert all(equal(a.make_batch(step), b.make_batch(step)) for step in (3, 0, 17))
+    assert not np.array_equal(a.make_batch(0)["tokens"], c.make_batch(0)["tokens"])
+
+
+def test_pairs_come_once_an_epoch_with_one_of_their_captions(folder: Path) -> None:
+    data = captioning(folder, batch_size=5, samples="pairs", vocabulary_layout="rcc")
+    train = {(pair.before, pair.after): pair for pair in read_dataset(folder).pairs if pair.split == "train"}
+    found: list[tuple[str, str]] = []
+    said: dict[tuple[str, str], set[str]] = {paths: set() for paths in train}
+    for step in range(20 * len(train) // 5):
+        batch = data.make_batch(step)
+        assert batch.keys() == {"before", "after", "tokens", "is_change"}
+        for paths, text, change in zip(images(data, batch), sentences(data, batch["tokens"]), batch["is_change"]):
+            found.append(paths)
+            said[paths].add(text)
+            assert change == (not train[paths].is_distractor)
+    assert sorted(found[: len(train)]) == sorted(train) and sorted(found[len(train) : 2 * len(train)]) == sorted(train)
+    assert said == {paths: set(pair.captions) for paths, pair in train.items()}
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_scenes_bring_their_change_and_their_distractor_pair(folder: Path, swap: bool) -> None:
+    data = captioning(folder, batch_size=5, samples="scenes", vocabulary_layout="rcc", swap=swap)
+    captions = {pair.id: pair.captions for pair in read_dataset(folder).pairs}
+    scenes, views = [], set()
+    for step in range(6):
+        batch = data.make_batch(step)
+        assert len(batch["before"]) == 5 and len(batch["after"]) == len(batch["tokens"]) == 10
+        assert batch["is_change"].tolist() == [1] * 5 + [0] * 5
+        both = {**batch, "before": torch.cat([batch["before"]] * 2)}
+        text = sentences(data, batch["tokens"])
+        for number, (before, after) in enumerate(images(data, both)):
+            kind, scene = before.split("/")
+            change = number < 5
+            other = "nonsemantic" if kind == "default" else "default"
+            assert after == (f"semantic/{scene}" if change else f"{other}/{scene}")
+            assert text[number] in captions[scene if change else f"{scene}_n"]
+            views.add(kind)
+            if change:
+                scenes.append(scene)
+    assert views == ({"default", "nonsemantic"} if swap else {"default"})
+    train = {pair.id for pair in read_dataset(folder).pairs if pair.split == "train" and not pair.is_distractor}
+    assert sorted(scenes[: len(train)]) == sorted(train)
+
+
+def test_pairs_that_scenes_leave_out_are_counted(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    captioning(folder, samples="scenes")
+    assert capsys.readouterr().out == ""
+    dataset = read_dataset(folder)
+    gone = next(pair for pair in dataset.pairs if pair.split == "train" and pair.is_distractor)
+    write_dataset(tmp_path, "toy", dataset.root, [pair for pair in dataset.pairs if pair != gone], {})
+    (tmp_path / "features").symlink_to(folder / "features")
+    captioning(tmp_path, samples="scenes")
+    said = capsys.readouterr().out
+    assert said.startswith(
+        f"toy: 1 training pairs (first {gone.id.removesuffix('_n')}) belong to scenes without a change pair"
+    )
+
+
+def test_ranks_share_scenes_out_whole(folder: Path) -> None:
+    data = captioning(folder, batch_size=7, samples="scenes", swap=True, trim=True)
+    for step in range(4):
+        whole = data.make_batch(step)
+        for rank in range(3):
+            data.trainer = trainer(rank=rank, ranks=3)
+            share = data.make_batch(step)
+            data.trainer = None
+            assert torch.equal(share["before"], whole["before"][rank::3])
+            for key in whole.keys() - {"before"}:
+                halves = [half[rank::3] for half in whole[key].chunk(2)]
+                assert torch.equal(share[key], torch.cat(halves)), key
+
+
+def test_scenes_need_distractor_pairs(folder: Path, tmp_path: Path) -> None:
+    write_toy(tmp_path)
+    changes = [pair for pair in pairs(24) if not pair.is_distractor]
+    write_dataset(tmp_path, "toy", tmp_path, changes, {})
+    with pytest.raises(DiffcapError, match="no training scene has a change pair and a distractor pair"):
+        captioning(tmp_path, samples="scenes")

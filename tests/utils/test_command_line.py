@@ -1,0 +1,42 @@
+"""Words as people write them, in the form that jsonargparse reads."""
+
+import json
+
+import pytest
+
+from diffcap.cli import FLAGS, FORMS
+from diffcap.utils.command_line import spelled_out
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("caption a b --json", "caption a --after=b --json=true"),
+        ("caption --beam 5 a --backbone-weights x-y b", "caption --beam 5 a --backbone_weights x-y --after=b"),
+        ("caption --beam=5 a --out-file=x-y b", "caption --beam=5 a --out_file=x-y --after=b"),
+        ("score a b --json --tokenizer raw", "score a b --json=true --tokenizer raw"),
+        ("score a b --json false", "score a b --json false"),
+        ("--help", "--help"),
+        ("caption a --checkpoint", "caption a --checkpoint"),
+        ("caption a --checkpoint --json", "caption a --json=true --checkpoint"),
+        ("average --out x", "average --out x"),
+    ],
+)
+def test_flags_names_and_second_words(written: str, read: str) -> None:
+    assert spelled_out(written.split(), FORMS, FLAGS) == read.split()
+
+
+@pytest.mark.parametrize(
+    ("written", "read", "listed"),
+    [
+        ("caption --checkpoint x a b", "caption a --after=b", ["x"]),
+        ("caption --checkpoint x a --checkpoint=y-z b", "caption a --after=b", ["x", "y-z"]),
+        ("serve --checkpoint x y --port 1 --checkpoint z", "serve --port 1", ["x", "y", "z"]),
+    ],
+)
+def test_an_option_with_a_list(written: str, read: str, listed: list[str]) -> None:
+    assert spelled_out(written.split(), FORMS, FLAGS) == [*read.split(), f"--checkpoint={json.dumps(listed)}"]
+
+
+def test_any_number_of_files() -> None:
+    assert spelled_out(["average", "a", "--out", "x", "b"], FORMS, FLAGS) == ["average", '["a", "b"]', "--out", "x"]

@@ -1,0 +1,245 @@
+"""Every image is read as RGB, and every other file is refused with one sentence."""
+
+import io
+import resource
+import sys
+import tracemalloc
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+from tests.odd_images import encoded, png_header, scene, tiff, write_all
+
+from diffcap.utils import image_io
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.image_io import read_image
+
+
+def refused(source, **options) -> str:
+    with pytest.raises(DiffcapError) as error:
+        read_image(source, **options)
+    said = str(error.value)
+    assert "\n" not in said and said.endswith(".") and len(said) < 400
+    return said
+
+
+def test_two_hundred_unusual_files(tmp_path: Path) -> None:
+    good, bad, either = write_all(tmp_path)
+    assert len(good) + len(bad) + len(either) >= 200
+    for path in good:
+        assert read_image(path).image.mode == "RGB", path
+    for path in bad:
+        assert str(path) in refused(path)
+    for path in either:
+        try:
+            read_image(path)
+        except DiffcapError as error:
+            assert str(path) in str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("empty.png", "empty file"),
+        ("drawing.svg", "SVG"),
+        ("notes.png", "text file"),
+        ("figure.eps", "PostScript"),
+        ("photo.heic", "HEIC"),
+        ("paper.pdf", "PDF"),
+        ("huge.png", "400,000,000 pixels are more than the limit of 100,000,000"),
+        ("nowhere.png", "file not found"),
+        ("folder.png", "a folder"),
+        (256 * "x" + ".png", "cannot be read (File name too long)"),
+        ("cut0.5.jpg", "truncated"),
+    ],
+)
+def test_the_message_says_what_the_file_is(tmp_path_factory: pytest.TempPathFactory, name: str, reason: str) -> None:
+    folder = tmp_path_factory.getbasetemp() / "odd"
+    if not folder.is_dir():
+        folder.mkdir()
+        write_all(folder)
+    assert reason in refused(folder / name)
+
+
+def test_an_image_of_too_many_pixels_is_refused_before_it_takes_memory(tmp_path: Path) -> None:
+    (tmp_path / "huge.png").write_bytes(png_header(20_000, 20_000))
+    (tmp_path / "large.png").write_bytes(png_header(12_000, 12_000))  # fewer than Pillow's own limit
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    tracemalloc.start()
+    assert "400,000,000" in refused(tmp_path / "huge.png") and "12,000 x 12,000" in refused(tmp_path / "large.png")
+    assert tracemalloc.get_traced_memory()[1] < 5e6
+    tracemalloc.stop()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
+
+
+def test_transparent_parts_are_white() -> None:
+    image = Image.new("RGBA", (3, 1), (200, 0, 0, 0))
+    image.putpixel((1, 0), (200, 0, 0, 255))
+    image.putpixel((2, 0), (200, 0, 0, 51))
+    found = np.asarray(read_image(encoded(image, "PNG")).image)[0].tolist()
+    assert found == [[255, 255, 255], [200, 0, 0], [244, 204, 204]]
+    palette = Image.new("P", (2, 1))
+    palette.putpalette([10, 20, 30, 40, 50, 60])
+    palette.putpixel((1, 0), 1)
+    found = np.asarray(read_image(encoded(palette, "PNG", transparency=1)).image)[0].tolist()
+    assert found == [[10, 20, 30], [255, 255, 255]]
+
+
+def test_sixteen_bits_are_scaled() -> None:
+    deep = np.array([[0, 257, 128 * 257, 65_535]], dtype=np.uint16)
+    for source in (deep, encoded(Image.fromarray(deep), "PNG"), encoded(Image.fromarray(deep), "TIFF")):
+        assert np.asarray(read_image(source).image)[0, :, 0].tolist() == [0, 1, 128, 255]
+
+
+def seen(source) -> list[int]:
+    pixels = np.asarray(read_image(source).image)
+    assert (pixels == pixels[..., :1]).all()
+    return pixels[0, :, 0].tolist()
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize(
+    ("kind", "values", "expected", "note"),
+    [
+        ("uint16", [0, 16 * 257, 40_000, 65_535], [0, 16, 156, 255], None),
+        ("uint16", [0, 1000, 2048, 3900], [0, 62, 128, 243], "at most 3,900, were taken for 12 bits"),
+        ("uint16", [0, 7, 200, 255], [0, 7, 200, 255], "at most 255, were taken for 8 bits"),
+        ("int16", [-100, 0, 100, 300], [0, 64, 128, 255], "from -100 to 300, were stretched"),
+        ("int32", [0, 7, 200, 255], [0, 7, 200, 255], "at most 255, were taken for 8 bits"),
+        ("int32", [0, 257, 128 * 257, 65_535], [0, 1, 128, 255], None),
+        ("int32", [-50_000, 0, 50_000, 150_000], [0, 64, 128, 255], "from -50,000 to 150,000, were stretched"),
+        ("float32", [0, 0.25, 0.5, 1], [0, 64, 128, 255], None),
+        ("float32", [0, 0.1, 0.2, 0.32], [0, 26, 51, 82], None),
+        ("float32", [0.2, 0.7, 1.2, 2.2], [0, 64, 128, 255], "from 0.2 to 2.2, were stretched"),
+        ("float32", [np.nan, 250, 300, np.inf], [0, 0, 255, 0], "from 250 to 300, were stretched"),
+        ("float32", [-3.4e38, 0.5, 1, 1], [0, 128, 255, 255], None),
+        ("int32", [70_000] * 4, [0] * 4, "from 70,000 to 70,000, were stretched"),
+    ],
+)
+def test_pixels_of_instruments_are_scaled_by_their_range(
+    kind: str, values: list, expected: list[int], note: str | None, order: str
+) -> None:
+    row = np.array([values] * 700).astype(kind)
+    sources = [tiff(row, order)]
+    if kind != "int16":
+        sources.append(Image.fromarray(row))
+    for source in sources:
+        found = read_image(source)
+        assert seen(source) == expected and np.asarray(found.image)[-1, :, 1].tolist() == expected
+        assert [note in one for one in found.notes] == ([] if note is None else [True])
+
+
+def test_a_raster_without_values_is_refused() -> None:
+    assert "no pixel has a value" in refused(tiff(np.full((4, 4), np.nan, np.float32)))
+
+
+BANDS, DOUBLE = np.zeros((8, 8, 5), np.float32), np.array([[10.0, 20.0, 30.0]])  # which Pillow cannot decode
+
+
+def test_a_tiff_that_pillow_cannot_decode_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tifffile", None)
+    for pixels in (BANDS, DOUBLE):
+        assert "install diffcap[tiff], or save it with 8 or 16 bits per channel" in refused(tiff(pixels))
+
+
+def test_a_tiff_that_pillow_cannot_decode_is_read_by_tifffile(monkeypatch: pytest.MonkeyPatch) -> None:
+    def install(pixels: np.ndarray) -> None:  # a stand-in for the optional package
+        page = SimpleNamespace(shape=pixels.shape, asarray=lambda: pixels)
+        package = SimpleNamespace(TiffFile=lambda file: nullcontext(SimpleNamespace(pages=[page])))
+        monkeypatch.setitem(sys.modules, "tifffile", package)
+
+    install(DOUBLE)
+    assert seen(tiff(DOUBLE)) == [0, 128, 255]
+    assert "from 10 to 30, were stretched" in read_image(tiff(DOUBLE)).notes[0]
+    install(BANDS)
+    assert "shape (8, 8, 5); save 1, 3 or 4 of its bands" in refused(tiff(BANDS))
+    monkeypatch.setattr(image_io, "MAX_PIXELS", 50)
+    assert "8 x 8 x 5 pixels are more than the limit of 50" in refused(tiff(BANDS))
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I", "F", "P", "1"])
+def test_large_images_of_every_mode_are_averaged(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    monkeypatch.setattr(image_io, "SHRINK_ABOVE", 1000)
+    half = np.zeros((80, 160), dtype=np.uint8)
+    half[:, 80:] = 255
+    if mode in ("P", "1"):
+        image = Image.fromarray(255 - half).convert(mode)
+        if mode == "P":  # the white half has the lower number
+            image = Image.fromarray((half > 0).astype(np.uint8))
+            image.putpalette([255, 255, 255, 0, 0, 0])
+            assert image.mode == "P"
+        half = 255 - half
+    else:
+        kind = {"I;16": np.uint16, "I": np.int32, "F": np.float32}[mode]
+        image = Image.fromarray(half.astype(kind) * kind(257) if mode != "F" else half.astype(kind) / kind(255))
+    found = read_image(encoded(image, "TIFF")).image
+    assert found.width * found.height <= 1000 and found.width == 2 * found.height
+    pixels = np.asarray(found)[..., 0]
+    assert (pixels[:, : found.width // 2 - 1] == half[0, 0]).all() and (pixels[:, -5:] == half[0, -1]).all()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "I;16", "P"])
+def test_images_are_turned_upright_once(mode: str) -> None:
+    for turn in range(1, 10):
+        notes = Image.Exif()
+        notes[0x0112] = turn
+        kind = "TIFF" if mode == "I;16" else "PNG"
+        source = encoded(scene(mode, (6, 4)), kind, exif=notes)
+        with Image.open(io.BytesIO(source)) as file:
+            expected = np.asarray(ImageOps.exif_transpose(file))
+        found = read_image(source).image
+        if mode == "RGB":
+            assert np.array_equal(np.asarray(found), expected)
+        assert found.size == expected.shape[1::-1]
+        assert np.array_equal(np.asarray(read_image(found).image), np.asarray(found))  # as the web page asks again
+
+
+def test_arrays(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (4, 5, 3), dtype=np.uint8)
+    assert np.array_equal(np.asarray(read_image(noise).image), noise)
+    assert np.array_equal(np.asarray(read_image(noise / 255).image), noise)
+    assert np.array_equal(np.asarray(read_image(noise[..., :1]).image)[..., 2], noise[..., 0])
+    assert np.asarray(read_image(noise[..., 0] > 128).image).max() == 255
+    assert np.array_equal(np.asarray(read_image(Image.fromarray(noise)).image), noise)
+    assert np.array_equal(np.asarray(read_image(encoded(Image.fromarray(noise), "PNG")).image), noise)
+    assert "of shape (3, 5, 4, 3)" in refused(np.zeros((3, 5, 4, 3)), name="the image before")
+    assert "from 0 to 1" in refused(np.full((2, 2), 7.0))
+    assert "of shape (0, 4)" in refused(np.zeros((0, 4), dtype=np.uint8))
+    assert "int64 is not from 0 to 255" in refused(np.full((2, 2), -1))
+
+
+def test_cmyk_and_the_first_of_several() -> None:
+    red = Image.new("RGB", (8, 8), (255, 0, 0))
+    pixel = np.asarray(read_image(encoded(red.convert("CMYK"), "JPEG", quality=95)).image)[4, 4]
+    assert pixel[0] > 240 and pixel[1] < 20
+    frames = [red, Image.new("RGB", (8, 8), (0, 0, 255))]
+    found = read_image(encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]))
+    assert found.image.getpixel((2, 2)) == (255, 0, 0)
+    assert found.notes == ("has several frames, the first was used",)
+
+
+@pytest.mark.parametrize(("kind", "turned"), [("PNG", False), ("JPEG", False), ("JPEG", True)])
+def test_large_images_are_shrunk_with_a_note(monkeypatch: pytest.MonkeyPatch, kind: str, turned: bool) -> None:
+    monkeypatch.setattr(image_io, "SHRINK_ABOVE", 1000)
+    image, notes = Image.new("RGB", (160, 80), (0, 120, 0)), Image.Exif()
+    image.paste((250, 250, 250), (0, 0, 80, 80))
+    notes[0x0112] = 6 if turned else 1
+    found = read_image(encoded(image, kind, exif=notes))
+    width, height = found.image.size
+    assert width * height <= 1000 and (height == 2 * width if turned else width == 2 * height)
+    assert found.notes == ("160 x 80 pixels, shrunk before anything else",)
+    corner = found.image.getpixel((width - 2, 1) if turned else (1, 1))
+    assert min(corner) > 240
+    monkeypatch.setattr(image_io, "MAX_PIXELS", 2000)
+    assert "160 x 80 pixels are more than the limit of 2,000" in refused(encoded(image, kind))
+
+
+def test_the_callers_image_stays_as_it_is() -> None:
+    image = scene("RGBA")
+    copy = image.copy()
+    read_image(image)
+    assert image.mode == "RGBA" and np.array_equal(np.asarray(image), np.asarray(copy))
+    assert isinstance(read_image(io.BytesIO(encoded(image, "PNG")).getvalue()).image, Image.Image)
