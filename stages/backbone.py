@@ -5,9 +5,6 @@ from diffcap.utils.errors import plain_errors
 
 def main() -> None:
     """Read the command line, train or go on with a killed run, measure, write the weights."""
-    import diffcap.lit.stage_cli  # noqa: F401  first: it makes --help quick
-
-    # isort: split
     from diffcap.blocks_training.backbone import BackboneTraining, RenderedObjects, finish
     from diffcap.blocks_training.shipped import train_and_ship
     from diffcap.features.blocks_backbone import SHIPPED

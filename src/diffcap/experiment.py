@@ -50,8 +50,8 @@ class Experiment:
     features_from: str = _option("folder of features that the authors of a method released, instead of extracting")
     weights: str = _option("file with the backbone's weights (CLIP4IDC: CLIP's), where there is no network")
     offline: str = _option(
-        "yes: download nothing; the small backbone, tagger and CLIP that ship with diffcap are the defaults. They were trained "
-        "on rendered scenes, and their features of photos are poor: use them to try the stages, not for results"
+        "yes: no downloads; the small backbone, tagger and CLIP that ship with diffcap (they were trained on rendered scenes: "
+        "their features of photos are poor)"
     )
     tagger: str = _option("of the hard negatives: english, blocks, or a folder of a Stanza model")
     folder: str = _option("of the manifest and the features; data/<dataset>")

@@ -49,6 +49,10 @@ BODIES = {
     "eval": "diffcap.commands.evaluate:main",
     "report": "diffcap.commands.report:main",
 }
+LIGHTNING = (
+    "extract",
+    *TRAINING,
+)  # Lightning's command line; to list its options takes seconds, because it imports torch
 # A command line with this option is in the second form.
 OWN_FORM = {"data": "out", "negatives": "folder", "eval": "checkpoint", "report": "runs"}
 
@@ -365,8 +369,12 @@ def run_stage(stage: str, words: Sequence[str], prefix: Sequence[str]) -> None:
     if stage in TRAINING and len(own_configs(words)) == 1 and "config" not in variables:
         variables["config"] = own_configs(words)[0]
     if {"--help", "-h"} & set(own):
-        print(_help(stage))
-        execute(stage, [word for word in own if word in ("--help", "-h")], prefix)
+        print(_help(stage), flush=True)
+        if stage not in LIGHTNING or "all" in own:
+            print("\nOptions of the stage itself:\n", flush=True)
+            execute(stage, ["--help"], prefix)
+        else:
+            print(f"\nThe stage itself has more options (--model.*, --data.*, --trainer.*): diffcap {stage} --help all")
         return
     if REINFORCE in goals and "captioner" not in variables:
         variables["captioner"] = REINFORCE
@@ -493,7 +501,7 @@ def _is_experiment(path: str) -> bool:
 def _help(stage: str) -> str:
     return (
         f"Variables of an experiment, each an option of `diffcap {stage}` and, in capitals, a variable of make:\n"
-        f"{options_help()}\n\nOptions of the stage itself:\n"
+        f"{options_help()}"
     )
 
 

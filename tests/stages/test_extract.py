@@ -107,7 +107,9 @@ def test_two_processes_fill_one_store_and_name_a_broken_image(dataset: Path, und
 
 
 def test_help_lists_the_options() -> None:
-    done = subprocess.run([sys.executable, str(ROOT / "stages/extract.py"), "--help"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "stages/extract.py"), "--help", "all"], capture_output=True, text=True
+    )
     assert done.returncode == 0
     for option in ("--model.weights", "--model.stage", "--data.folder", "--trainer.devices"):
         assert option in done.stdout

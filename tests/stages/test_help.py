@@ -1,4 +1,4 @@
-"""`--help` of the training stages: a word about every option of ours."""
+"""`--help` of the stages: the variables at once, and a word about every option of ours."""
 
 import re
 import subprocess
@@ -12,7 +12,9 @@ from tests.commands import ROOT, environment
 def test_help_explains_every_option(stage: str) -> None:
     script = str(ROOT / "stages" / f"{stage}.py")
     wide = environment(COLUMNS="400")
-    done = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True, env=wide, check=False)
+    done = subprocess.run(
+        [sys.executable, script, "--help", "all"], capture_output=True, text=True, env=wide, check=False
+    )
     assert done.returncode == 0 and done.stderr == ""
     ours = r"(?:model|data|run)\.[a-z_]+" if stage != "evaluate" else "[a-z_]+"
     options = re.findall(rf"^  --({ours})[ ,].*?(?=^  -|^\S|\Z)", done.stdout, re.M | re.S)
@@ -21,6 +23,17 @@ def test_help_explains_every_option(stage: str) -> None:
     assert wanted <= set(options) and len(options) >= 12
     silent = [text.split()[0] for text in texts if not re.search(r"\s{2,}[^\s(-][^\n]{8,}", text[2:])]
     assert silent == [], silent
+
+
+@pytest.mark.parametrize("stage", ["extract", "pretrain", "finetune", "reinforce"])
+def test_help_of_the_variables_needs_no_torch(stage: str) -> None:
+    code = (
+        "import sys; from diffcap.pipeline import run_stage; run_stage(sys.argv[1], ['--help'], ['diffcap']);"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code, stage], capture_output=True, text=True, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert "--offline" in done.stdout and f"diffcap {stage} --help all" in done.stdout
 
 
 def test_settings_are_printed_without_running(tmp_path) -> None:

@@ -5,11 +5,9 @@ from collections.abc import Sequence
 
 def main(arguments: Sequence[str]) -> None:
     """Read the options, extract what is missing, say where it is."""
-    from diffcap.lit.stage_cli import StageCLI  # first: it makes --help quick
-
-    # isort: split
     from diffcap.features.images import ImageData
     from diffcap.lit.extraction import Extraction, extract
+    from diffcap.lit.stage_cli import StageCLI
 
     cli = StageCLI(
         Extraction,

@@ -27,9 +27,8 @@ def reinforce(arguments: Sequence[str]) -> None:
 
 
 def _train(stage: str, module: str, data: str, arguments: Sequence[str]) -> None:
-    from diffcap.lit.run import TrainingCLI  # first: it makes --help quick
+    from diffcap.lit.run import TrainingCLI
 
-    # isort: split
     TrainingCLI(import_object(module), import_object(data), save_config_callback=None, args=list(arguments)).train(
         stage
     )

@@ -1,5 +1,6 @@
 """Tables of scores for the terminal and as Markdown. Files hold fractions; tables show them times 100, as the papers do."""
 
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -83,6 +84,22 @@ def metrics_table(rows: Rows, title: str = "", digits: int = 2, pairs: Mapping[s
     for name, scores in rows.items():
         table.add_row(name, *(_cell(scores, column, digits) for column in columns))
     return table
+
+
+def validation_line(values: Mapping[str, float]) -> str:
+    """Return losses and ranks as they are, then scores (fractions) times 100 as in the tables, with one decimal more.
+
+    Args:
+        values: what a validation logs, without "val/".
+
+    Example:
+        >>> validation_line({"caption_loss": 3.5, "BLEU-4": 0.5, "CIDEr-D": 1.25})
+        'caption_loss 3.5000  scores x 100: BLEU-4 50.000  CIDEr-D 125.000'
+    """
+    scores = [name for name in values if re.match(r"(BLEU|METEOR|ROUGE|CIDEr|SPICE)|.*(R@|accuracy)", name)]
+    parts = [f"{name} {float(value):.4f}" for name, value in values.items() if name not in scores]
+    shown = [f"{name} {100 * float(values[name]):.3f}" for name in scores]
+    return "  ".join([*parts, *([f"scores x 100: {shown[0]}", *shown[1:]] if shown else [])])
 
 
 def print_table(table: "Table") -> None:

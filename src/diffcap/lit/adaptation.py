@@ -7,6 +7,7 @@ from torch import Tensor
 
 from diffcap.data.datamodules import AdaptData
 from diffcap.evaluation.retrieval import PairRetrieval
+from diffcap.evaluation.tables import validation_line
 from diffcap.lit.clip_weights import load_clip
 from diffcap.lit.schedules import Schedule
 from diffcap.lit.training import TrainingModule, adamw, init_from
@@ -90,8 +91,7 @@ class Adaptation(TrainingModule):
             for batch in self.pair_data.val_dataloader():
                 self._update(metric, self.transfer_batch_to_device(batch, self.device, 0))
         self.captioner.train()
-        scores = "  ".join(f"{name} {float(value):.4f}" for name, value in metric.compute().items())
-        print(f"step 0 of {self.trainer.max_steps}  val: {scores}", flush=True)
+        print(f"step 0 of {self.trainer.max_steps}  val: {validation_line(metric.compute())}", flush=True)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The contrastive loss over the global batch."""

@@ -17,9 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import diffcap.lit.light_help  # noqa: F401  before Lightning, see there
-
-# isort: split
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint
@@ -27,6 +24,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, Wand
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from diffcap.checkpoints.reading import read_checkpoint, weights_hash
+from diffcap.evaluation.tables import validation_line
 from diffcap.features.store import SUMS
 from diffcap.lit.stage_cli import StageCLI
 from diffcap.records import file_hash, write_json
@@ -165,9 +163,9 @@ class PrintScores(Callback):
     def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Print step and validation values."""
         if trainer.is_global_zero and not trainer.sanity_checking:
-            values = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
-            shown = "  ".join(f"{name.removeprefix('val/')} {float(value):.4f}" for name, value in values.items())
-            print(f"step {trainer.global_step} of {trainer.max_steps}  val: {shown}", flush=True)
+            logged = trainer.callback_metrics.items()
+            values = {name[4:]: float(value) for name, value in logged if name.startswith("val/")}
+            print(f"step {trainer.global_step} of {trainer.max_steps}  val: {validation_line(values)}", flush=True)
 
 
 def _logged_in() -> bool:

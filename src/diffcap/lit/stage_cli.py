@@ -7,20 +7,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import diffcap.lit.light_help  # noqa: F401  before Lightning, see there
-
-# isort: split
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
+from lightning.pytorch.callbacks.progress.rich_progress import ProcessingSpeedColumn
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from rich.progress import BarColumn
 
 from diffcap.utils.console import OneLineErrorMixin
 from diffcap.utils.errors import DiffcapError
 
+WIDE = 160  # columns of a terminal with room for all logged values beside the progress bar
+
 
 class StageParser(OneLineErrorMixin, LightningArgumentParser):
     """Lightning's parser with errors of one sentence; half an option's name is a typo."""
+
+    help_option = "--help all"
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **options})
@@ -29,12 +32,32 @@ class StageParser(OneLineErrorMixin, LightningArgumentParser):
 class StageProgressBar(RichProgressBar):
     """Lightning's bar without what means nothing here: the one endless epoch, and the number of the log folder."""
 
+    def configure_columns(self, trainer: Trainer) -> list[Any]:
+        """The columns; a narrow terminal has a short bar and no speed, so that the logged values stay on the line."""
+        columns = super().configure_columns(trainer)
+        if not self._is_narrow:
+            return columns
+        for column in columns:
+            if isinstance(column, BarColumn):
+                column.bar_width = 6
+        return [column for column in columns if not isinstance(column, ProcessingSpeedColumn)]
+
+    @property
+    def _is_narrow(self) -> bool:
+        return self._console is not None and self._console.width < WIDE
+
     def _get_train_description(self, current_epoch: int) -> str:
         return "training"
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """The logged values beside the bar."""
-        return {name: value for name, value in super().get_metrics(trainer, pl_module).items() if name != "v_num"}
+        """The logged values beside the bar; in a narrow terminal the loss and the score that selects `best.ckpt`."""
+        values = {name: value for name, value in super().get_metrics(trainer, pl_module).items() if name != "v_num"}
+        if not self._is_narrow:
+            return values
+        losses = [name for name in values if name.startswith("train/")]
+        loss = "train/loss" if "train/loss" in values else next(iter(losses), None)
+        monitor = getattr(trainer.checkpoint_callback, "monitor", None)
+        return {name.rpartition("/")[2]: values[name] for name in (loss, monitor) if name in values}
 
 
 class StageCLI(LightningCLI):

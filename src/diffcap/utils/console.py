@@ -41,11 +41,12 @@ class OneLineErrorMixin:
     """Parser mixin: an error is printed as one line, without the usage of all options."""
 
     _actions: list[Any]
+    help_option = "--help"  # lists every option
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the error and exit with status 2."""
         known = [option.removeprefix("--") for action in self._actions for option in action.option_strings]
-        echo(f"error: {shorten_error(message, known)}; `--help` lists every option.", err=True)
+        echo(f"error: {shorten_error(message, known)}; `{self.help_option}` lists every option.", err=True)
         sys.exit(2)
 
 
