@@ -318,7 +318,7 @@ def test_ctrl_c_ends_it_at_once_even_where_a_server_says_nothing(clevr: Folder) 
 
 def test_without_sources_the_folder_is_asked_for(folder: Folder) -> None:
     words = [sys.executable, STAGE, "--dataset=desk", f"--out={folder.out}"]
-    assert "desk needs its files: give their folder with --source" in str(in_process(words))
+    assert "DATASET=desk is unknown; known are " in str(in_process(words))
     words = [sys.executable, STAGE, "--dataset=nabirds", f"--out={folder.out}"]
     assert "download by hand nabirds.tar.gz from https://dl.allaboutbirds.org/nabirds" in str(in_process(words))
     assert "file not found; it must list the dataset's files" in str(

@@ -1,13 +1,19 @@
 """The stages' command line: misspelt options and bad values are one sentence."""
 
+import re
 import subprocess
 import sys
+from io import StringIO
+from pathlib import Path
 
 import pytest
-from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import RichProgressBar
+import rich
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
+from torch.utils.data import DataLoader
 
-from diffcap.lit.stage_cli import StageCLI
+from diffcap.lit.stage_cli import StageCLI, StageProgressBar
 from diffcap.utils.console import shorten_error
 
 
@@ -76,6 +82,40 @@ def test_an_unknown_key_in_a_file_is_named(monkeypatch, capsys, tmp_path) -> Non
 
 def test_long_errors_are_cut() -> None:
     assert len(shorten_error("word " * 500, [])) <= 300
+
+
+class Logged(LightningModule):
+    """Logs as many values as a captioner."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+        loss = self.layer(batch).sum()
+        self.log_dict({"train/caption_loss": loss, "train/loss": 2.5}, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: torch.Tensor) -> None:
+        self.log_dict({f"val/{name}": 0.5 for name in ("BLEU-1", "BLEU-4", "ROUGE-L", "CIDEr-D")}, prog_bar=True)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+@pytest.mark.parametrize(("width", "shown"), [(80, "loss: 2.500 CIDEr-D: 0.500"), (200, "val/ROUGE-L: 0.500")])
+def test_logged_values_stay_on_the_line_of_the_progress_bar(tmp_path: Path, width: int, shown: str) -> None:
+    terminal, loader = StringIO(), DataLoader(torch.ones(4, 1))
+    bar = StageProgressBar(console_kwargs={"file": terminal, "width": width, "force_terminal": True})
+    choice = ModelCheckpoint(tmp_path, monitor="val/CIDEr-D", mode="max")
+    try:
+        trainer = Trainer(accelerator="cpu", max_epochs=3, logger=False, callbacks=[bar, choice], log_every_n_steps=1)
+        trainer.fit(Logged(), loader, loader)
+    finally:
+        rich.reconfigure()  # the bar has replaced rich's console
+    lines = [line for line in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue()).splitlines() if "4/4" in line]
+    assert any(shown in line and line.startswith("training") for line in lines), lines[-3:]
+    assert ("BLEU" in lines[-1]) == (width == 200)
 
 
 def test_quiet_silences_what_lightning_says_of_itself_and_keeps_other_warnings() -> None:

@@ -171,7 +171,11 @@ def test_ones_own_dataset(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--dataset", "desk"], "needs its files: give their folder with --source"),
+        (
+            ["--dataset", "clevr_chnge"],
+            "DATASET=clevr_chnge is unknown, did you mean clevr_change; known are birds2words,",
+        ),
+        (["--dataset", "desk", "--out", "x"], "DATASET=desk is unknown; known are"),
         (["--dataset", "clevr_change", "--source", "nowhere"], "nowhere: no such folder"),
         (["--dataset", "clevr_change", "--source", "."], "change_captions.json: no captions there"),
         (["--dataset", "clevr_chnage", "--source", "."], "no pairs.jsonl there"),
@@ -182,6 +186,13 @@ def test_ones_own_dataset(tmp_path: Path) -> None:
 )
 def test_one_sentence_for_a_wrong_command(tmp_path: Path, arguments: list[str], said: str) -> None:
     assert said in refused(data(*arguments, cwd=tmp_path))
+
+
+def test_a_misspelt_dataset_of_ones_own_is_recognised(tmp_path: Path) -> None:
+    (tmp_path / "data/desk").mkdir(parents=True)
+    (tmp_path / "data/desk/manifest.jsonl").touch()
+    assert "DATASET=desc is unknown, did you mean desk;" in refused(data("--dataset", "desc", cwd=tmp_path))
+    assert "desk needs its files; give their folder as DATA=" in refused(data("--dataset", "desk", cwd=tmp_path))
 
 
 def test_an_unknown_key_is_an_error(official: Path, tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.commands import METHOD, ROOT, command, environment, in_process, one_sentence, run, weights
+import yaml
+from tests.commands import METHOD, ROOT, command, environment, in_process, logged, one_sentence, run, weights
 
 from diffcap.evaluation.captions import score_captions
 from diffcap.evaluation.coco import read_predictions, read_references
@@ -212,12 +213,20 @@ def test_smoke_settings_run_every_stage(blocks: Path, tmp_path: Path, capsys: py
         chain = [f"--model.init_from={tmp_path / 'pretrain/last.ckpt'}"] if stage == "finetune" else []
         assert in_process(smoke(stage, blocks, tmp_path / stage, *chain)) is None
         assert json.loads((tmp_path / stage / "finished.json").read_text())["steps"] == 4
+        settings = yaml.safe_load((tmp_path / stage / "config.yaml").read_text())["data"]
+        assert settings["batch_size"] <= 16 and settings["val_limit"] <= 8  # seconds for every method
         names = {path.name for path in (tmp_path / stage).iterdir()}
         assert names == {"config.yaml", "identity.json", "last.ckpt", "logs", "finished.json"} | (
             {"best.ckpt"} if stage == "finetune" else set()
         )
         rows = (tmp_path / stage / "logs/version_0/metrics.csv").read_text().splitlines()
         assert {"pretrain": "val/mlm", "finetune": "val/CIDEr-D"}[stage] in rows[0] and len(rows) > 4
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step 4 of 4")]
+    losses, _, scores = lines[-1].partition("scores x 100: ")
+    printed = {name: float(value) for name, value in re.findall(r"([\w-]+) ([\d.]+)", scores)}
+    fractions = {name: value for (_, name), value in sorted(logged(tmp_path / "finetune").items())}  # of the last step
+    assert "word_loss" in losses and {"BLEU-1", "CIDEr-D"} <= set(printed)
+    assert printed == {name: pytest.approx(100 * fractions[f"val/{name}"], abs=6e-4) for name in printed}
     assert in_process(evaluation(blocks, tmp_path, "--beams=2", "--limit=4")) is None
     assert len(json.loads((tmp_path / "eval/predictions.json").read_text())) == 4
     capsys.readouterr()
@@ -612,6 +621,27 @@ def test_a_full_disk_is_one_sentence_and_costs_nothing(blocks: Path, tmp_path: P
     assert done.returncode == 1 and not (out / "last.ckpt").exists() and not (out / "finished.json").exists()
     assert in_process(words) is None
     assert (out / "finished.json").is_file()
+
+
+def test_tensorboard_is_one_sentence_where_it_is_missing(
+    blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: object, **__: object) -> None:
+        raise ModuleNotFoundError("Neither `tensorboard` nor `tensorboardX` is available.")
+
+    monkeypatch.setattr("lightning.pytorch.loggers.TensorBoardLogger.__init__", missing)
+    said = in_process(smoke("finetune", blocks, tmp_path / "run", "--run.logger=tensorboard"))
+    assert said == (
+        "error: LOGGER=tensorboard needs the package tensorboard; run `pip install tensorboard`, or use LOGGER=none."
+    )
+
+
+def test_tensorboard_logs_beside_the_csv_file(blocks: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    assert in_process(smoke("finetune", blocks, tmp_path / "run", "--run.logger=tensorboard")) is None
+    (events,) = (tmp_path / "run/logs/tensorboard").glob("events.out.tfevents.*")
+    assert b"val/CIDEr-D" in events.read_bytes()
+    assert (tmp_path / "run/logs/version_0/metrics.csv").is_file()
 
 
 def test_wandb_logs_offline_without_an_account(blocks: Path, tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 """Official files of a dataset in, `manifest.jsonl` and `dataset.json` out, every image looked at on the way."""
 
+import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from diffcap.datasets.registry import get_dataset
+from diffcap.datasets.registry import datasets, get_dataset
 from diffcap.fetching.settings import FetchSettings
 from diffcap.methods import import_object
 from diffcap.records import SPLITS, ChangePair, Dataset
@@ -130,7 +131,15 @@ def _fetch(
 
     sources = Path(settings.sources or SOURCES / f"{dataset}.yaml")
     if not settings.sources and not sources.is_file():
-        raise DiffcapError(f"{dataset} needs its files: give their folder with --source (DATA=<folder> with make).")
+        own = {path.parent.name for path in folder.parent.glob("*/manifest.jsonl")}
+        known = sorted({*datasets(), *own})
+        if dataset in known:
+            raise DiffcapError(f"{dataset} needs its files; give their folder as DATA=<folder> (--source).")
+        near = difflib.get_close_matches(dataset, known, n=1)
+        raise DiffcapError(
+            f"DATASET={dataset} is unknown{f', did you mean {near[0]}' if near else ''}; known are {', '.join(known)}. For a "
+            "dataset of your own give DATA=<folder with pairs.jsonl>."
+        )
     fetched = fetch(dataset, folder, sources, settings, captions_only, incomplete=missing == "skip")
     return fetched.root, fetched.gone
 
