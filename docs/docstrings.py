@@ -13,7 +13,9 @@ class Docstrings(griffe.Extension):
         """Called for every module, class, function and attribute, when the package is loaded."""
         if obj.docstring is None:
             return
-        text = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)  # griffe's name of the section
+        text = re.sub(
+            r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE
+        )  # griffe's name of the section
         text = re.sub(r"(`[^`\n]*`)|<(\w+)>", lambda match: match[1] or f"&lt;{match[2]}&gt;", text)
         names = "|".join(sorted(map(re.escape, _arguments(obj)), key=len, reverse=True))
         if names:  # one line may describe several arguments; each gets a line of its own
