@@ -8,7 +8,7 @@ STAGES := data extract negatives pretrain finetune reinforce eval report
 
 # Variables of an experiment: each one that is set becomes an option of the stages (DATASET=cub: --dataset cub). The stages
 # know the defaults, the settings files and the paths of the checkpoints that they pass on: `.venv/bin/diffcap finetune --help`.
-VARIABLES := DATASET METHOD ABLATION DATA DEVICES SEED LOGGER TRAINER BACKBONE FEATURES FEATURES_FROM WEIGHTS TAGGER FOLDER \
+VARIABLES := DATASET METHOD ABLATION DATA DEVICES SEED LOGGER TRAINER BACKBONE FEATURES FEATURES_FROM WEIGHTS OFFLINE TAGGER FOLDER \
 	RUN PRETRAIN PRETRAINING CAPTIONER CONFIG PAIRS IMAGES EXTRA CUB_DATA NABIRDS_DATA CUB_FEATURES_FROM \
 	NABIRDS_FEATURES_FROM CUB_FOLDER NABIRDS_FOLDER CUB_RUN extract_ARGS cub_ARGS
 SET := $(strip $(foreach name,$(VARIABLES),$(if $($(name)),$(name))))

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from diffcap.console import run
+from diffcap.utils.console import run
 
 
 def cider(

@@ -10,7 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from diffcap.console import run  # brings no torch: a child's peak memory begins with that of the process that starts it
+from diffcap.utils.console import (
+    run,  # brings no torch: a child's peak memory begins with that of the process that starts it
+)
 
 Method = Literal["scorer", "dirl", "pcl", "clip4idc"]
 NAMES = {"scorer": "SCORER", "dirl": "DIRL", "pcl": "IDC-PCL", "clip4idc": "CLIP4IDC"}
@@ -39,8 +41,8 @@ def methods(
     Raises:
         DiffcapError: two forms of the same computation disagree, or a case failed.
     """
-    from diffcap.provenance import provenance
     from diffcap.records import write_json, write_text
+    from diffcap.utils.provenance import provenance
 
     if small:
         batch, large_batch, repeats = 2, 2, 1
@@ -98,7 +100,7 @@ def _case(
 
 def measured(case: dict[str, Any]) -> dict[str, Any]:
     """Run one case in a new process, see `cases.measure`."""
-    from diffcap.errors import DiffcapError
+    from diffcap.utils.errors import DiffcapError
 
     command = [sys.executable, str(Path(__file__).with_name("cases.py")), json.dumps(case)]
     child = subprocess.run(command, stdout=subprocess.PIPE, text=True)
@@ -129,7 +131,7 @@ def agree(rows: list[dict[str, Any]]) -> None:
     Raises:
         DiffcapError: they did not.
     """
-    from diffcap.errors import DiffcapError
+    from diffcap.utils.errors import DiffcapError
 
     for plain, ours in pairs_of_forms(rows):
         if "words" in ours:

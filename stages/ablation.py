@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from diffcap.errors import DiffcapError
 from diffcap.experiment import Experiment
 from diffcap.methods import Ablation
 from diffcap.run_folder import FINETUNE, PRETRAIN, report_of
 from diffcap.runner import Job, make, parse_seeds, run_command, run_queues, write_report
-from diffcap.settings import setting
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.settings import setting
 
 
 def ablation(

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from diffcap.errors import DiffcapError
 from diffcap.experiment import Experiment
 from diffcap.run_folder import AVERAGED, BEST, EVAL, FINETUNE, LAST, METRICS, REINFORCE, evaluation_of, report_of
 from diffcap.runner import call, in_parallel, make, parse_seeds, run_command, steps_options
+from diffcap.utils.errors import DiffcapError
 
 
 def accuracy(

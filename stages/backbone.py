@@ -1,16 +1,16 @@
 """Train the embedded `blocks` backbone on scenes rendered on the fly, and write the weights that the package ships."""
 
-from diffcap.errors import plain_errors
+from diffcap.utils.errors import plain_errors
 
 
 def main() -> None:
     """Read the command line, train or go on with a killed run, measure, write the weights."""
-    import diffcap.lit.cli  # noqa: F401  first: it makes --help quick
+    import diffcap.lit.stage_cli  # noqa: F401  first: it makes --help quick
 
     # isort: split
+    from diffcap.blocks_training.backbone import BackboneTraining, RenderedObjects, finish
+    from diffcap.blocks_training.shipped import train_and_ship
     from diffcap.features.blocks_backbone import SHIPPED
-    from diffcap.lit.backbone import BackboneTraining, RenderedObjects, finish
-    from diffcap.lit.shipped import train_and_ship
 
     train_and_ship("backbone", BackboneTraining, RenderedObjects, SHIPPED, finish)
 

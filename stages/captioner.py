@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from diffcap.console import run
+from diffcap.utils.console import run
 
 
 def train(

@@ -1,15 +1,15 @@
 """Train the small CLIP of `blocks` on scenes rendered on the fly and sentences about them, and write the weights that the package ships."""
 
-from diffcap.errors import plain_errors
+from diffcap.utils.errors import plain_errors
 
 
 def main() -> None:
     """Read the command line, train or go on with a killed run, measure, write the weights."""
-    import diffcap.lit.cli  # noqa: F401  first: it makes --help quick
+    import diffcap.lit.stage_cli  # noqa: F401  first: it makes --help quick
 
     # isort: split
-    from diffcap.lit.clip_training import SHIPPED, ClipTraining, DescribedScenes, finish
-    from diffcap.lit.shipped import train_and_ship
+    from diffcap.blocks_training.clip import SHIPPED, ClipTraining, DescribedScenes, finish
+    from diffcap.blocks_training.shipped import train_and_ship
 
     train_and_ship("clip", ClipTraining, DescribedScenes, SHIPPED, finish)
 

@@ -5,10 +5,10 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from diffcap.console import run
-from diffcap.errors import DiffcapError
 from diffcap.run_folder import BEST, FINETUNE, PRETRAIN, report_of
 from diffcap.runner import Job, in_parallel, make, parse_seeds, run_queues, write_report
+from diffcap.utils.console import run
+from diffcap.utils.errors import DiffcapError
 
 # Minutes of the demo on two cores that are not training. Steps are fixed numbers, not a clock, so that the same command
 # gives the same scores; they grow with the minutes that are left.

@@ -1,7 +1,7 @@
 """Train a part-of-speech tagger with Stanza: from the captions of blocks, or from any CoNLL-U file."""
 
-from diffcap.console import run
-from diffcap.errors import DiffcapError
+from diffcap.utils.console import run
+from diffcap.utils.errors import DiffcapError
 
 
 def make_tagger(
@@ -38,8 +38,8 @@ def make_tagger(
     Raises:
         DiffcapError: a file is missing or malformed, or the training fails.
     """
+    from diffcap.blocks_training.tagger import split_held_out, train_tagger
     from diffcap.text.conllu import read_conllu
-    from diffcap.text.tagger_training import split_held_out, train_tagger
 
     if not 0 < share < 1:
         raise DiffcapError(f"share must lie between 0 and 1, found {share}; it is the part of the sentences held out.")

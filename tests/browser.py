@@ -17,7 +17,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-SIZES = {"desktop": (1100, 1400), "phone": (400, 900)}
+SIZES = {"desktop": (1100, 1400), "phone": (390, 900)}
 
 
 class Browser:

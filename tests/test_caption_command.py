@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from tests.test_pair_captioner import make, make_coarse, noise, reweighted
 
 from diffcap.cli import main
 from diffcap.commands.pairs import PicturePair, find_pairs
-from diffcap.errors import DiffcapError
+from diffcap.pair_captioner import SHIPPED
+from diffcap.report.heatmap import percent
+from diffcap.utils.errors import DiffcapError
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +52,8 @@ def test_one_pair(here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str
     assert caption(*pair, "--checkpoint", checkpoint, "--beam", "3", "--heatmap", "out/look.png") is None
     told = capsys.readouterr()
     text, score, *others = told.out.splitlines()
-    assert (
-        text and score.startswith("log-probability -") and others and all(line.startswith("or (-") for line in others)
-    )
+    assert text and score.startswith("log-probability of the sentence: -") and "%" not in score
+    assert others and all(line.startswith("or (log-probability -") for line in others)
     assert told.err == ""
     with Image.open(here / "out" / "look.png") as picture:
         assert picture.width == 900 and picture.height > 300
@@ -74,10 +76,33 @@ def test_several_checkpoints_caption_together(here: Path, checkpoint: str, capsy
     assert said[2]["log_probability"] not in (said[0]["log_probability"], said[1]["log_probability"])
 
 
-def test_without_a_checkpoint_it_says_whose_words_they_are(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert caption("before/1.png", "after/1.png") is None
+def test_a_captioner_of_blocks_says_that_it_knows_no_other_images(
+    here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair, note = (
+        ("before/1.png", "after/1.png"),
+        "was trained on rendered `blocks` scenes; its captions of other images",
+    )
+    assert caption(*pair) is None
     told = capsys.readouterr()
-    assert told.out and "no --checkpoint: this is the small captioner of rendered `blocks` scenes" in told.err
+    assert (
+        told.out and "no --checkpoint: the captioner that ships with diffcap is used." in told.err and note in told.err
+    )
+    assert caption(*pair, "--checkpoint", str(SHIPPED)) is None
+    told = capsys.readouterr().err
+    assert told.startswith("note: ") and note in told and "no --checkpoint" not in told
+    assert caption(*pair, "--checkpoint", checkpoint) is None
+    assert note not in capsys.readouterr().err  # it was trained on something else
+
+
+def test_the_probability_of_a_change_comes_first(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = str(make(here / "pcl.ckpt", "pcl"))
+    assert caption("before/1.png", "after/1.png", "--checkpoint", made) is None
+    _, change, score = capsys.readouterr().out.splitlines()
+    assert caption("before/1.png", "after/1.png", "--checkpoint", made, "--json") is None
+    value = json.loads(capsys.readouterr().out)
+    assert change == f"probability that something changed: {percent(math.log(1 - value['nothing_changed']))}"
+    assert score.startswith(f"log-probability of the sentence: {value['log_probability']:.3f}") and "%" not in score
 
 
 def test_many_pairs_go_on_past_a_bad_one(here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,9 +10,9 @@ from tests.commands import ROOT, logged, run, same_logs, weights
 from tests.test_makefile import logged as played
 from tests.test_makefile import make, project  # noqa: F401
 
-from diffcap.errors import DiffcapError
 from diffcap.experiment import Experiment, parse
-from diffcap.pipeline import works
+from diffcap.pipeline import run_stage, works
+from diffcap.utils.errors import DiffcapError
 
 # ruff: noqa: F811
 
@@ -100,6 +100,64 @@ def test_make_takes_such_a_file(project: Path) -> None:
     assert "--run.out runs/mine/finetune" in runs["finetune"][0] and "--seed_everything 5" in runs["finetune"][0]
     assert "--checkpoint runs/mine/finetune/best.ckpt --out runs/mine/eval" in runs["eval"][0]
     assert "CONFIG=none.yaml: no such file" in make(project, "finetune", "CONFIG=none.yaml").stderr
+
+
+def test_offline_chooses_what_ships_with_the_package() -> None:
+    for method, backbone in (("scorer", "blocks"), ("pcl", "blocks"), ("clip4idc", "blocks_pixels")):
+        e = Experiment(dataset="desk", method=method, offline="yes")
+        assert (e.backbone, e.features, e.tagger) == (backbone, backbone, "blocks")
+        files = [path.name for path in e.config_files("finetune")]
+        assert ("finetune.offline.yaml" in files) == (method == "clip4idc")
+    e = Experiment(dataset="desk", method="dirl", offline="yes", backbone="resnet101_layer3", weights="w.pth")
+    assert e.backbone == "resnet101_layer3"
+    with pytest.raises(DiffcapError, match=r"OFFLINE=yes and WEIGHTS=w\.pth"):
+        Experiment(dataset="desk", offline="yes", weights="w.pth")
+    with pytest.raises(DiffcapError, match="OFFLINE is maybe; give yes or no"):
+        Experiment(offline="maybe")
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "finetune", "reinforce"])
+def test_offline_changes_nothing_for_a_dataset_that_needs_no_network(stage: str) -> None:
+    for method in ("pcl", "clip4idc"):
+        online, offline = Experiment(method=method), Experiment(method=method, offline="yes")
+        assert offline.config_files(stage) == online.config_files(stage)
+        assert (offline.backbone, offline.tagger) == (online.backbone, online.tagger)
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"method": "scorer", "backbone": "pixels"}, r"BACKBONE=pixels gives pixels, and METHOD=scorer reads features"),
+        (
+            {"method": "clip4idc", "backbone": "blocks"},
+            r"BACKBONE=blocks gives features, and METHOD=clip4idc reads pixels",
+        ),
+        ({"method": "clip4idc", "features_from": "x"}, r"FEATURES_FROM=x gives features, .* give BACKBONE=pixels\."),
+    ],
+)
+def test_a_method_refuses_features_that_it_cannot_read(variables: dict[str, str], said: str) -> None:
+    words = [word for name, value in {"dataset": "desk", **variables}.items() for word in (f"--{name}", value)]
+    for stage in ("extract", "finetune"):  # the extraction stops, too, where a training will need its features
+        with pytest.raises(DiffcapError, match=said):
+            run_stage(stage, [*words, "--goals", "finetune"], ["diffcap"])
+
+
+def test_features_that_are_there_decide_what_they_hold(tmp_path: Path) -> None:
+    store = tmp_path / "features/mine"
+    store.mkdir(parents=True)
+    (store / "meta.json").write_text('{"dtype": "uint8"}')
+    Experiment(method="clip4idc", folder=str(tmp_path), features="mine", backbone="blocks").check_features()
+    with pytest.raises(DiffcapError, match=f"{store} holds pixels, and METHOD=dirl reads features"):
+        Experiment(method="dirl", folder=str(tmp_path), features="mine").check_features()
+
+
+def test_weights_of_a_method_that_reads_pixels_are_of_its_training() -> None:
+    e = Experiment(method="clip4idc", dataset="clevr_change", weights="clip.safetensors")
+    (extract,), (pretrain,), (finetune,) = (works(e, stage) for stage in ("extract", "pretrain", "finetune"))
+    assert "clip.safetensors" not in extract.arguments + finetune.arguments  # fine-tuning starts from the adaptation
+    assert "--model.clip_weights clip.safetensors" in " ".join(pretrain.arguments)
+    e = Experiment(method="clip4idc", dataset="clevr_change", weights="clip.safetensors", pretrain="no")
+    assert "--model.clip_weights clip.safetensors" in " ".join(works(e, "finetune")[0].arguments)
 
 
 @pytest.fixture(scope="module")

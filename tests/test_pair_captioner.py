@@ -17,17 +17,17 @@ from PIL import Image
 from tests.toy_checkpoints import write_checkpoint
 from torch import nn
 
-import diffcap.captioner
+import diffcap.pair_captioner
 from diffcap import load_captioner
-from diffcap.captioner import Caption, PairCaptioner
 from diffcap.checkpoints.loading import load
-from diffcap.errors import DiffcapError
 from diffcap.features.backbones import build_backbone
 from diffcap.features.online import backbone_of
 from diffcap.models.clip4idc import CLIP4IDC
 from diffcap.models.pcl import PCL
 from diffcap.models.scorer import SCORER
+from diffcap.pair_captioner import Caption, PairCaptioner
 from diffcap.text.bpe import build_clip_vocabulary
+from diffcap.utils.errors import DiffcapError
 
 PAGE = Path(__file__).parents[1] / "docs/caption.md"
 WORDS = ["a", "cube", "gone", "is", "red", "the", "was"]
@@ -142,7 +142,7 @@ def test_a_caption_that_padding_closes_ends_there(tmp_path: Path) -> None:
             expected.append(logits.log_softmax(-1)[0, following].item())
     assert [word.log_probability for word in caption.words] == pytest.approx(expected[:-1], abs=1e-4)
     assert caption.log_probability == pytest.approx(sum(expected), abs=1e-4)
-    assert captioner.look(*pair, caption).words == [word.text for word in caption.words]
+    assert captioner.attention(*pair, caption).words == [word.text for word in caption.words]
 
 
 def test_batches_say_what_pairs_alone_say(captioner: PairCaptioner) -> None:
@@ -168,7 +168,7 @@ def test_beams_are_ranked_and_the_first_is_no_worse_than_greedy(captioner: PairC
 
 def test_every_word_has_a_look(captioner: PairCaptioner) -> None:
     caption = captioner(noise(1), noise(2))
-    look = captioner.look(noise(1), noise(2), caption)
+    look = captioner.attention(noise(1), noise(2), caption)
     assert look.words == [word.text for word in caption.words]
     assert look.before.shape == look.after.shape and len(look.before) == len(look.words)
     sums = look.before.sum((1, 2)) + look.after.sum((1, 2))
@@ -230,7 +230,7 @@ def test_a_backbone_that_cannot_be_downloaded_names_the_option(monkeypatch: pyte
 
     monkeypatch.setattr(models.ResNet101_Weights.IMAGENET1K_V1.__class__, "get_state_dict", offline)
     wanted = {"library": "torchvision", "network": "resnet101", "stage": "layer3", "weights_sha256": None}
-    with pytest.raises(DiffcapError, match=r"nor could they be downloaded.*--backbone-weights=PATH"):
+    with pytest.raises(DiffcapError, match=r"cannot be downloaded.*--backbone-weights=PATH\."):
         backbone_of({**wanted, "preprocessing": {}, "pool": None})
 
 
@@ -273,7 +273,7 @@ def test_importing_the_package_is_quick() -> None:
 def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Those of docs/caption.md and of the module's docstring."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    blocks += re.findall(r"```\n(.*?)```", diffcap.captioner.__doc__ or "", re.DOTALL)
+    blocks += re.findall(r"```\n(.*?)```", diffcap.pair_captioner.__doc__ or "", re.DOTALL)
     assert blocks
     monkeypatch.chdir(tmp_path)
     noise(1).save("before.png")
@@ -323,7 +323,7 @@ def test_several_caption_by_the_mean_of_their_probabilities(two: tuple[Path, Pat
                     chances.append(float(logits.softmax(-1)[0, caption.tokens[place]]))
                 expected += math.log(sum(chances) / 2)
         assert caption.log_probability == pytest.approx(expected, abs=1e-4)
-    look, looks = both.look(before, after, caption), [member.look(before, after, caption) for member in alone]
+    look, looks = both.attention(before, after, caption), [member.attention(before, after, caption) for member in alone]
     assert np.abs(looks[0].before - looks[1].before).max() > 1e-3
     np.testing.assert_allclose(look.before, (looks[0].before + looks[1].before) / 2, atol=1e-6)
     np.testing.assert_allclose(look.alignment, (looks[0].alignment + looks[1].alignment) / 2, atol=1e-6)
@@ -346,7 +346,7 @@ def test_members_may_read_different_features(two: tuple[Path, Path], tmp_path: P
     found = list(both.batch(pairs))
     assert [caption.text for caption in found] == [both(*pair).text for pair in pairs]
     with pytest.raises(DiffcapError, match="no maps of where its words looked: the attention maps of the members have"):
-        both.look(*pairs[0], found[0])
+        both.attention(*pairs[0], found[0])
 
 
 def test_members_of_different_words_and_an_empty_list_are_refused(two: tuple[Path, Path], tmp_path: Path) -> None:

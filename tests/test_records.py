@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from diffcap.errors import DiffcapError
 from diffcap.records import (
     ChangePair,
     file_hash,
@@ -16,6 +15,7 @@ from diffcap.records import (
     write_dataset,
     write_manifest,
 )
+from diffcap.utils.errors import DiffcapError
 
 PAIRS = [
     ChangePair("1", "a/1.png", "b/1.png", ["the cube ist weg", "größer"], "train", "drop", False, {"boxes": [1, 2]}),

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from diffcap.errors import DiffcapError
 from diffcap.run_folder import stage_lock
+from diffcap.utils.errors import DiffcapError
 
 # Holds the lock and has a forked child, as a training has data-loader workers; both wait until their input is closed.
 TRAINING = """

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from diffcap.captioner import Caption, PairCaptioner, load_captioner
+    from diffcap.pair_captioner import Caption, PairCaptioner, load_captioner
 
 __version__ = "0.1.0"
 __all__ = ["Caption", "PairCaptioner", "load_captioner"]
@@ -12,7 +12,7 @@ __all__ = ["Caption", "PairCaptioner", "load_captioner"]
 def __getattr__(name: str) -> Any:
     """The captioner's names, looked up when they are used: torch takes seconds to import."""
     if name in __all__:
-        import diffcap.captioner
+        import diffcap.pair_captioner
 
-        return getattr(diffcap.captioner, name)
+        return getattr(diffcap.pair_captioner, name)
     raise AttributeError(f"module 'diffcap' has no attribute {name!r}")

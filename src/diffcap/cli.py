@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from diffcap import __version__
-from diffcap.command_line import Form, spelled_out
-from diffcap.console import echo, print_json, run
-from diffcap.errors import plain_errors
 from diffcap.experiment import Experiment, parse
 from diffcap.pipeline import STAGES
 from diffcap.pipeline import main as run_stage_program
+from diffcap.utils.command_line import Form, spelled_out
+from diffcap.utils.console import echo, print_json, run
+from diffcap.utils.errors import plain_errors
 
 DESCRIPTION = f"Image difference captioning. The stages of an experiment are commands, too: {', '.join(STAGES)}."
 

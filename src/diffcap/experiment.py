@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from diffcap.datasets.registry import DatasetSpec, get_dataset
-from diffcap.errors import DiffcapError
 from diffcap.methods import Method, get_method
+from diffcap.records import read_json
 from diffcap.run_folder import BEST, FINETUNE, PRETRAIN, REINFORCE, STAGES, evaluation_of, report_of
-from diffcap.settings import CONFIGS, read_settings
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.settings import CONFIGS, read_settings, setting
 
 DEFAULT_SEED = 1234
 EXTRAS = ("cub", "nabirds", "mixed")
@@ -42,12 +43,16 @@ class Experiment:
     data: str = _option("folder with the dataset's official files; without it they are downloaded")
     devices: str = _option("number of processes: GPUs, or CPU cores", "1")
     seed: str = _option("of rendering, negatives and training", str(DEFAULT_SEED))
-    logger: str = _option("wandb or none", "wandb")
+    logger: str = _option("wandb, tensorboard or none", "wandb")
     trainer: str = _option("a file of configs/trainer: default, short (small datasets) or smoke (seconds)", "default")
     backbone: str = _option("features: a file of configs/backbone; by default the method's for the dataset")
     features: str = _option("name of the features' folder; by default the backbone's")
     features_from: str = _option("folder of features that the authors of a method released, instead of extracting")
-    weights: str = _option("file with the backbone's weights, where there is no network")
+    weights: str = _option("file with the backbone's weights (CLIP4IDC: CLIP's), where there is no network")
+    offline: str = _option(
+        "yes: download nothing; the small backbone, tagger and CLIP that ship with diffcap are the defaults. They were trained "
+        "on rendered scenes, and their features of photos are poor: use them to try the stages, not for results"
+    )
     tagger: str = _option("of the hard negatives: english, blocks, or a folder of a Stanza model")
     folder: str = _option("of the manifest and the features; data/<dataset>")
     run: str = _option("folder of the run; runs/<dataset>/<method>[-<ablation>][-<extra>][-seed<seed>]")
@@ -72,6 +77,8 @@ class Experiment:
     system: Method = field(init=False)
     sections: dict[str, Any] = field(init=False)
     given: dict[str, str] = field(init=False)
+    _default_backbone: str = field(init=False)
+    _offline_settings: bool = field(init=False)  # False for a dataset whose own defaults need no network
 
     def __post_init__(self) -> None:
         """Read `config`, check the values, fill in the defaults."""
@@ -84,9 +91,18 @@ class Experiment:
                     setattr(self, name, value)
         self.method = self.method or "pcl"
         self.spec, self.system = get_dataset(self.dataset), get_method(self.method)
-        self.backbone = self.backbone or self.spec.backbone_for(self.system)
+        self._default_backbone = default_backbone = self.spec.backbone_for(self.system)
+        if self.offline == "yes":
+            self._default_backbone = "blocks_pixels" if self.system.reads_pixels else "blocks"
+        self._offline_settings = self._default_backbone != default_backbone
+        if self.offline == "yes" and self.weights and not self.backbone:
+            raise DiffcapError(
+                f"OFFLINE=yes and WEIGHTS={self.weights}: the networks that ship with diffcap have their own weights; give one of "
+                "the two, or BACKBONE= with both."
+            )
+        self.backbone = self.backbone or self._default_backbone
         self.features = self.features or ("authors" if self.features_from else self.backbone)
-        self.tagger = self.tagger or self.spec.tagger
+        self.tagger = self.tagger or ("blocks" if self.offline == "yes" else self.spec.tagger)
         self.folder = self.folder or f"data/{self.dataset}"
         self.cub_folder = self.cub_folder or f"data/{self.spec.cub}"
         self.nabirds_folder = self.nabirds_folder or f"data/{self.spec.nabirds}"
@@ -112,6 +128,7 @@ class Experiment:
         self._choice("logger", ("wandb", "none", "tensorboard"))
         self._choice("captioner", (FINETUNE, REINFORCE))
         self._choice("pretrain", ("", "yes", "no"))
+        self._choice("offline", ("", "yes", "no"))
         self._file("trainer", CONFIGS / "trainer")
         self._file("backbone", CONFIGS / "backbone")
         folder = self.method_configs / "ablation"
@@ -157,6 +174,29 @@ class Experiment:
         """Folder of the features."""
         return Path(self.folder) / "features" / self.features
 
+    def check_features(self) -> None:
+        """Check, before the features are extracted, that the method can be trained on them.
+
+        Raises:
+            DiffcapError: the method reads features and the backbone gives pixels, or the other way round.
+        """
+        meta = self.store / "meta.json"
+        if meta.is_file():
+            where = f"{self.store} holds"
+            has_pixels = read_json(meta).get("dtype") == "uint8"
+        else:
+            where = (
+                f"FEATURES_FROM={self.features_from} gives" if self.features_from else f"BACKBONE={self.backbone} gives"
+            )
+            library = setting([CONFIGS / f"backbone/{self.backbone}.yaml"], "model", "library")
+            has_pixels = library == "pixels" and not self.features_from
+        if has_pixels != self.system.reads_pixels:
+            kinds = ("pixels", "features") if has_pixels else ("features", "pixels")
+            raise DiffcapError(
+                f"{where} {kinds[0]}, and METHOD={self.method} reads {kinds[1]}; give "
+                f"BACKBONE={self._default_backbone}."
+            )
+
     @property
     def method_configs(self) -> Path:
         """Folder of the method's settings."""
@@ -193,10 +233,11 @@ class Experiment:
         1. trainer/default.yaml
         2. <stage>.yaml of the method
         3. of the dataset, and of each of `datasets`: dataset/<name>.yaml, then <stage>.<name>.yaml of the method
-        4. the ablation's <name>.yaml and <name>.<stage>.yaml
-        5. reinforce/base.yaml and reinforce/<dataset>.yaml, for that stage, which has the settings of fine-tuning besides
-        6. trainer/<trainer>.yaml, if it is not the default, and reinforce/<trainer>.yaml
-        7. trainer/ddp.yaml, for several processes
+        4. <stage>.offline.yaml of the method, for OFFLINE=yes
+        5. the ablation's <name>.yaml and <name>.<stage>.yaml
+        6. reinforce/base.yaml and reinforce/<dataset>.yaml, for that stage, which has the settings of fine-tuning besides
+        7. trainer/<trainer>.yaml, if it is not the default, and reinforce/<trainer>.yaml
+        8. trainer/ddp.yaml, for several processes
 
         Args:
             datasets: more datasets of the stage. Files that do not exist are left out.
@@ -207,6 +248,8 @@ class Experiment:
         for name in (self.dataset, *datasets):
             place = _folder_of(get_dataset(name).configs) or CONFIGS / "dataset"
             files += [place / f"{name}.yaml", own / f"{settings}.{name}.yaml"]
+        if self._offline_settings:
+            files.append(own / f"{settings}.offline.yaml")
         if self.ablation:
             files += [own / f"ablation/{self.ablation}.yaml", own / f"ablation/{self.ablation}.{settings}.yaml"]
         if stage == REINFORCE:

@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
 T = TypeVar("T")
 
@@ -153,7 +153,7 @@ BUILT_IN = (
         pretraining=Pretraining(
             "diffcap.models.clip4idc:CLIP4IDCAdaptation",
             module="diffcap.lit.adaptation:Adaptation",
-            data="diffcap.data.captioning:AdaptData",
+            data="diffcap.data.datamodules:AdaptData",
             checkpoint="best.ckpt",
             needs_negatives=False,
         ),

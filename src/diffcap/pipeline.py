@@ -19,9 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diffcap.errors import DiffcapError, plain_errors
 from diffcap.experiment import Experiment, options_help, parse, split_words
-from diffcap.files import atomic_write
 from diffcap.methods import import_object
 from diffcap.run_folder import (
     BEST,
@@ -35,7 +33,9 @@ from diffcap.run_folder import (
     REINFORCE,
     is_finished,
 )
-from diffcap.settings import CONFIGS, read_settings
+from diffcap.utils.errors import DiffcapError, plain_errors
+from diffcap.utils.files import atomic_write
+from diffcap.utils.settings import CONFIGS, read_settings
 
 TRAINING = (PRETRAIN, FINETUNE, REINFORCE)
 STAGES = ("data", "extract", "negatives", *TRAINING, "eval", "report")
@@ -148,7 +148,7 @@ def _extract(e: Experiment, own: list[str]) -> Work:
         return Work("import_features", words, e.store / "complete", inputs, read, results)
     words = ["--config", str(CONFIGS / f"backbone/{e.backbone}.yaml"), "--data.folder", e.folder]
     words += ["--model.name", e.features] if e.features != e.backbone else []
-    if e.weights:
+    if e.weights and not e.system.reads_pixels:
         weights = Path(e.weights).expanduser()
         words += ["--model.weights", str(weights)]
         inputs += [weights] if e.backbone == "clip4idc" else []  # of a training of one's own, which may be repeated
@@ -216,13 +216,20 @@ def _training(e: Experiment, stage: str, own: list[str]) -> Iterator[Work]:
     if stage == REINFORCE:
         inputs = [e.stage_folder(FINETUNE) / FINISHED]
         options = ["--model.init_from", str(e.stage_folder(FINETUNE) / BEST)]
+    if stage == FINETUNE and not e.pretrains:
+        options = _clip_weights(e)
     yield _train(e, stage, inputs, [*options, *own])
+
+
+def _clip_weights(e: Experiment) -> list[str]:
+    """WEIGHTS of a method that reads pixels; the others' are of the extraction."""
+    return ["--model.clip_weights", _expanded(e.weights)] if e.weights and e.system.reads_pixels else []
 
 
 def _pretraining(e: Experiment, own: list[str]) -> Iterator[Work]:
     pretraining = e.system.pretraining
     assert pretraining is not None
-    inputs, options, names = [e.store / "complete"], [], []
+    inputs, options, names = [e.store / "complete"], _clip_weights(e), list[str]()
     if pretraining.needs_negatives:
         inputs.append(Path(e.folder) / "negatives.jsonl")
     cub, nabirds = extra_datasets(e)
@@ -373,6 +380,8 @@ def run_stage(stage: str, words: Sequence[str], prefix: Sequence[str]) -> None:
     asked, needed = stage in goals, needed_by(experiment, goals)
     if stage not in needed:
         return
+    if needed.intersection(TRAINING):
+        experiment.check_features()
     if PRETRAIN in needed:
         extra_datasets(experiment)  # what is wrong with them is an error before anything runs
     if stage == PRETRAIN and not experiment.pretrains:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from diffcap.errors import DiffcapError
-from diffcap.files import atomic_write
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.files import atomic_write
 
 SPLITS = ("train", "val", "test")
 _FIELDS: dict[str, Any] = {"id": str, "before": str, "after": str | None, "captions": list, "split": str}

@@ -20,9 +20,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diffcap.errors import DiffcapError
 from diffcap.records import file_hash
-from diffcap.settings import setting
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.settings import setting
 
 PRETRAIN, FINETUNE, REINFORCE = "pretrain", "finetune", "reinforce"
 STAGES = (PRETRAIN, FINETUNE, REINFORCE)  # each begins with what the one before it has made, where there is one

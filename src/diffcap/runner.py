@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from diffcap.console import run
-from diffcap.errors import DiffcapError, plain_errors
 from diffcap.experiment import Experiment, parse
 from diffcap.pipeline import STAGES, needed_by
 from diffcap.run_folder import FINETUNE, PRETRAIN
+from diffcap.utils.console import run
+from diffcap.utils.errors import DiffcapError, plain_errors
 
 Variables = Mapping[str, str]
 

@@ -13,10 +13,10 @@ from tests.toy_checkpoints import WORDS, write_checkpoint
 
 from diffcap.checkpoints.combining import average, expanded, load_together
 from diffcap.checkpoints.loading import load
-from diffcap.errors import DiffcapError
 from diffcap.models.dirl import DIRL
 from diffcap.models.pcl import PCL
 from diffcap.models.scorer import SCORER
+from diffcap.utils.errors import DiffcapError
 
 SIZE = 6 + len(WORDS)
 

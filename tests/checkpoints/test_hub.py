@@ -14,13 +14,13 @@ from tests.hub_server import TOKEN, Hub
 from tests.models.tiny import captioner, pretraining
 from tests.toy_checkpoints import write_checkpoint
 
-from diffcap.captioner import SHIPPED
 from diffcap.checkpoints.exporting import Scores, export, scores_of
 from diffcap.checkpoints.hub import fetch, model_card, push
 from diffcap.checkpoints.loading import load
 from diffcap.checkpoints.reading import described, read_checkpoint
-from diffcap.errors import DiffcapError
+from diffcap.pair_captioner import SHIPPED
 from diffcap.records import read_json, write_json
+from diffcap.utils.errors import DiffcapError
 
 METRICS: dict[str, Any] = {
     "protocol": {"dataset": "toy", "split": "test", "tokenizer": "ptb", "metrics": ["CIDEr-D"], "pairs": {"total": 8}},

@@ -15,18 +15,18 @@ from safetensors.torch import save_file
 from tests.models.tiny import captioner, maps, pretraining
 from tests.toy_checkpoints import WORDS, write_checkpoint
 
-from diffcap.captioner import SHIPPED
 from diffcap.checkpoints.combining import average
 from diffcap.checkpoints.exporting import export
 from diffcap.checkpoints.hub import push
 from diffcap.checkpoints.loading import load
 from diffcap.checkpoints.reading import read_checkpoint, write_folder
 from diffcap.cli import main
-from diffcap.errors import DiffcapError
 from diffcap.lit.run import AtomicCheckpointIO
 from diffcap.lit.training import init_from
 from diffcap.models.generation import greedy
 from diffcap.models.scorer import SCORER
+from diffcap.pair_captioner import SHIPPED
+from diffcap.utils.errors import DiffcapError
 
 
 def model():

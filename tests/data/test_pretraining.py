@@ -9,11 +9,11 @@ import pytest
 import torch
 from tests.toy import NEGATIVES, SHAPE, write_toy, write_toy_labelled, write_toy_singles
 
-from diffcap.data.captioning import AdaptData, CaptionData
+from diffcap.data.datamodules import AdaptData, CaptionData
 from diffcap.data.pair_table import PairDataset
 from diffcap.data.pretraining import PretrainData
-from diffcap.errors import DiffcapError
 from diffcap.records import read_dataset, write_dataset
+from diffcap.utils.errors import DiffcapError
 
 TASKS = {"mlm": 2, "mvcl": 2, "fda": 2, "single_mlm": 2, "single_mvcl": 2, "single_fda": 2, "fgvc": 3}
 

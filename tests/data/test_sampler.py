@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from diffcap.data.sampler import ShuffledEpochs, StepDataset, TaskSchedule, step_generator
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
 
 @pytest.mark.parametrize("size", [1, 7, 40])

@@ -5,8 +5,8 @@ from tests.datasets.layouts import BIRD_COLUMNS, bird_row, write_image, write_li
 
 from diffcap.datasets import read_pairs
 from diffcap.datasets.birds2words import photo_id, tokenised
-from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair
+from diffcap.utils.errors import DiffcapError
 
 ROWS = [
     bird_row("11", "12", "train", 'Animal 1 has a "puffy" tail.', 1),

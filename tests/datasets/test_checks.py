@@ -7,7 +7,7 @@ import pytest
 from tests.datasets.layouts import write_image_editing_request, write_lines, write_spot_the_diff
 
 from diffcap.datasets import read_pairs
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
 OUT = "leads out of the dataset's folder"
 

@@ -6,8 +6,8 @@ import pytest
 from tests.datasets.layouts import write_clevr_change
 
 from diffcap.datasets import read_pairs
-from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair
+from diffcap.utils.errors import DiffcapError
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from tests.datasets.layouts import DC_CAPTIONS, write_clevr_dc, write_image
 
 from diffcap.datasets import describe, read_pairs
 from diffcap.datasets.clevr_dc import change_type, notes
-from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair
+from diffcap.utils.errors import DiffcapError
 
 SPLITS = {"train": [9, 0, 1, 2, 3], "val": [4], "test": [5, 47999]}
 
@@ -97,7 +97,7 @@ def test_the_blocks_of_ids_check_the_types() -> None:
         for block in (0, 8000)
         for n in range(block, block + 60)
     ]
-    assert notes(pairs)[-1].startswith("114 of 120 pairs are of the type that most of their 8,000 ids have")
+    assert notes(pairs)[-1].startswith("114 of 120 pairs have the most frequent type of their block of 8,000 ids")
     assert len(notes(pairs[:70])) == 1  # too few of the second block
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.datasets.layouts import write_image
 
 from diffcap.datasets import read_pairs
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
 CLASSES = ("001.Black_footed_Albatross", "004.Groove_billed_Ani")
 NAMES = ("Black_Footed_Albatross_0046_18", "Black_Footed_Albatross_0009_34", "Groove_Billed_Ani_0027_1615")

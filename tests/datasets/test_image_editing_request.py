@@ -5,9 +5,9 @@ import pytest
 from tests.datasets.layouts import write_image_editing_request
 
 from diffcap.datasets import describe, read_pairs
-from diffcap.errors import DiffcapError
 from diffcap.evaluation.coco import read_references, write_references
 from diffcap.text.vocabulary import build_vocabulary
+from diffcap.utils.errors import DiffcapError
 
 
 def refusal(folder: Path) -> str:

@@ -6,7 +6,7 @@ import pytest
 from tests.datasets.layouts import write_image
 
 from diffcap.datasets import read_pairs
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
 IMAGES = {
     "0000139e-21dc-4d0c-bfe1-4cae3c85c829": ("0817", "817", "0"),

@@ -8,8 +8,8 @@ from tests.datasets.layouts import write_clevr_change
 
 from diffcap.datasets import describe, read_pairs
 from diffcap.datasets.official import OFFICIAL, Sizes, compare, repetitions
-from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair
+from diffcap.utils.errors import DiffcapError
 
 
 def pairs_of(**counts: int) -> Iterator[ChangePair]:

@@ -5,8 +5,8 @@ import pytest
 from tests.datasets.layouts import write_lines
 
 from diffcap.datasets import read_pairs
-from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair
+from diffcap.utils.errors import DiffcapError
 
 
 def row(number: int, **changes: object) -> dict[str, object]:
@@ -107,7 +107,7 @@ def test_three_pairs_are_enough_and_two_are_not(tmp_path: Path) -> None:
         (row(2), 'no "split", while other lines have one'),
         (row(2, id=float("nan")), "NaN, which is not a finite number"),
         (row(2, id=["1"]), "\"id\" must be a string, found ['1']"),
-        (row(2, split="val", changed="the cup"), '"changed" is for objects of blocks, whose captions are parsed'),
+        (row(2, split="val", changed="the cup"), '"changed" is reserved for the dataset blocks'),
         (row(2, split="val", viewpoint_iou="high"), "\"viewpoint_iou\" must be a number, found 'high'"),
         (row(2, split="val", boxes=[[0, 0, 5, 5]]), '"boxes" must be {"before": [x0, y0, x1, y1] or null, "after"'),
     ],

@@ -5,7 +5,7 @@ import pytest
 from tests.datasets.layouts import write_clevr_change, write_lines, write_pcl_lines
 
 from diffcap.datasets import read_pairs
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
 
 def refusal(folder: Path) -> str:

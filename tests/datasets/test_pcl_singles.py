@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from diffcap.datasets import describe, read_pairs
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
 BIRD = "Black_Footed_Albatross_0046_18"
 

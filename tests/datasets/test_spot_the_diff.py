@@ -5,9 +5,9 @@ import pytest
 from tests.datasets.layouts import write_spot_the_diff
 
 from diffcap.datasets import describe, read_pairs
-from diffcap.errors import DiffcapError
 from diffcap.records import take_changes, with_words
 from diffcap.text.vocabulary import build_vocabulary
+from diffcap.utils.errors import DiffcapError
 
 
 def refusal(folder: Path) -> str:

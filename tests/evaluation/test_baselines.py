@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from diffcap.errors import DiffcapError
 from diffcap.evaluation.baselines import most_common_captions, nearest_captions, nearest_rows, pair_vectors
 from diffcap.records import ChangePair
+from diffcap.utils.errors import DiffcapError
 
 
 def pair(id: str, *captions: str) -> ChangePair:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from tests.toy import captions, pairs
 
-from diffcap.errors import DiffcapError
 from diffcap.evaluation import bootstrap
 from diffcap.evaluation.bootstrap import (
     AdditiveMetric,
@@ -22,6 +21,7 @@ from diffcap.evaluation.bootstrap import (
 from diffcap.evaluation.captions import score_tokens
 from diffcap.evaluation.meteor import meteor, meteor_counts, meteor_of_sums, running_meteor
 from diffcap.evaluation.protocols import groups_of
+from diffcap.utils.errors import DiffcapError
 
 FAST = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L", "CIDEr-D")
 PAIRS = pairs(20)

@@ -7,8 +7,8 @@ import pytest
 from pycocoevalcap.cider.cider_scorer import CiderScorer
 from tests.toy import pairs
 
-from diffcap.errors import DiffcapError
 from diffcap.evaluation.cider import MAX_WORDS, CiderD
+from diffcap.utils.errors import DiffcapError
 
 References = dict[str, list[str]]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from diffcap.errors import DiffcapError
 from diffcap.evaluation.coco import read_predictions, read_references, write_predictions, write_references
+from diffcap.utils.errors import DiffcapError
 
 
 def test_files_come_back_as_they_were_written(tmp_path: Path) -> None:

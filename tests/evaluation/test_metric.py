@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from diffcap.errors import DiffcapError
 from diffcap.evaluation import metric as module
 from diffcap.evaluation.captions import FAST_METRICS, score_captions
 from diffcap.evaluation.metric import CaptionMetric
+from diffcap.utils.errors import DiffcapError
 
 REFERENCES = {str(n): [f"the cube number {n} has moved", f"cube {n} is elsewhere now"] for n in range(7)}
 PREDICTIONS = {str(n): f"the cube number {n % 4} is elsewhere" for n in range(7)}

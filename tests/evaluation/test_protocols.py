@@ -2,10 +2,10 @@
 
 import pytest
 
-from diffcap.errors import DiffcapError
 from diffcap.evaluation.captions import FAST_METRICS, score_captions
-from diffcap.evaluation.protocols import evaluate, groups_of
+from diffcap.evaluation.protocols import evaluate, evaluate_systems, groups_of
 from diffcap.records import ChangePair
+from diffcap.utils.errors import DiffcapError
 
 QUICK = (*FAST_METRICS, "SPICE")
 
@@ -71,3 +71,17 @@ def test_pairs_that_know_their_object_get_slots() -> None:
 def test_a_missing_prediction_is_refused() -> None:
     with pytest.raises(DiffcapError, match="5 of 6 reference ids have no prediction"):
         evaluate({"1.png": "x"}, CLEVR, "raw")
+
+
+def test_systems_scored_together_have_the_scores_of_each_alone() -> None:
+    systems = {
+        "right": {p.id: p.captions[0] for p in CLEVR},
+        "wrong": {p.id: f"the caption of {p.id[0]}" for p in CLEVR},
+        "right again": {p.id: p.captions[0] for p in CLEVR},
+    }
+    found = evaluate_systems(systems, CLEVR, "raw", QUICK, protocol={"split": "test"})
+    assert found == {name: evaluate(said, CLEVR, "raw", QUICK, {"split": "test"}) for name, said in systems.items()}
+    assert found["right"]["groups"] != found["wrong"]["groups"]
+    missing = {"right": systems["right"], "wrong": {"1.png": "x"}}
+    with pytest.raises(DiffcapError, match="5 of 6 reference ids have no prediction"):
+        evaluate_systems(missing, CLEVR, "raw", QUICK)

@@ -23,7 +23,7 @@ def test_total_is_no_average() -> None:
         kind: [name for name, group, *_ in pairs if kind in (group, "total")]
         for kind in ("semantic", "distractor", "total")
     }
-    scores = score_groups(predictions, references, groups, "raw", ["ROUGE-L", "CIDEr-D"])
+    scores = score_groups({"": predictions}, references, groups, "raw", ["ROUGE-L", "CIDEr-D"])[""]
     printed = {group: (float(rouge), float(cider)) for group, rouge, cider in rows("group | ROUGE-L | CIDEr-D")}
     assert printed.keys() == scores.keys() == groups.keys()
     for group, (rouge, cider) in printed.items():

@@ -5,9 +5,9 @@ import pytest
 from diffcap.datasets.blocks.captions import write_captions
 from diffcap.datasets.blocks.geometry import COLORS, MATERIALS, SHAPES, SIZES
 from diffcap.datasets.blocks.scenes import CHANGES, sample_triples
-from diffcap.errors import DiffcapError
 from diffcap.evaluation.slots import ATTRIBUTES, Slots, parse_caption, slot_accuracy, word_kinds
 from diffcap.records import ChangePair
+from diffcap.utils.errors import DiffcapError
 
 
 @pytest.mark.parametrize(

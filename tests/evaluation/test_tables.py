@@ -2,7 +2,8 @@
 
 import pytest
 
-from diffcap.evaluation.tables import markdown_table, metrics_table, print_table
+from diffcap.evaluation.captions import score_captions
+from diffcap.evaluation.tables import is_weightless, markdown_table, metrics_table, print_table, score_notes
 
 ROWS = {"total": {"BLEU-4": 0.51237, "CIDEr-D": 1.2894}, "semantic": {"BLEU-4": 0.5}}
 
@@ -29,3 +30,17 @@ def test_names_in_a_table_are_printed_as_they_are(capsys: pytest.CaptureFixture[
     printed = capsys.readouterr().out
     assert "[red]x[/red] :smile:" in printed and "\\x1b[31m\\u202e" in printed
     assert [line.strip() for line in printed.splitlines()[:2]] == ["a\\x9b [b]", "c"]
+
+
+def test_a_group_whose_perfect_captions_get_no_cider_has_a_footnote(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = ("BLEU-1", "ROUGE-L", "CIDEr-D")
+    one = score_captions({"a": "the cube moved"}, {"a": ["the cube moved"]}, "raw", metrics)
+    two = score_captions({"a": "it moved", "b": "it grew"}, {"a": ["it moved"], "b": ["it grew"]}, "raw", metrics)
+    wrong = score_captions({"a": "x", "b": "y"}, {"a": ["it moved"], "b": ["it grew"]}, "raw", metrics)
+    assert one["CIDEr-D"] == 0 and one["ROUGE-L"] == 1
+    common = {"BLEU-4": 1e-6, "ROUGE-L": 0.3, "CIDEr-D": 0.0}  # wrong captions that share "the" with all references
+    assert [is_weightless(scores) for scores in (one, two, wrong, common, {})] == [True, *[False] * 4]
+    print_table(metrics_table({"one": one, "two": two}, pairs={"one": 1, "two": 30}))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "0.00 †" in printed and printed.count("†") == 2 and "fewer than 30 pairs (one 1)" in printed
+    assert "0.00 † |" in markdown_table({"one": one}) and score_notes([two], {"two": 30}) == []

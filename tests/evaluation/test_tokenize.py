@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from diffcap.errors import DiffcapError
 from diffcap.evaluation.java import find_java, jar
 from diffcap.evaluation.tokenize import tokenize
+from diffcap.utils.errors import DiffcapError
 
 
 def test_ptb_lowers_splits_and_drops_punctuation() -> None:

@@ -7,11 +7,11 @@ import pytest
 from tests.datasets.layouts import write_clevr_dc, write_pcl_lines
 
 from diffcap.datasets import read_pairs
-from diffcap.errors import DiffcapError
 from diffcap.features.authors import fill_store
 from diffcap.features.images import unique_images
 from diffcap.features.store import FeatureStore
 from diffcap.records import ChangePair, Dataset
+from diffcap.utils.errors import DiffcapError
 
 SHAPE = (4, 3, 3)
 

@@ -12,9 +12,9 @@ import torch
 import torchvision
 from PIL import Image
 
-from diffcap.errors import DiffcapError
 from diffcap.features.backbones import build_backbone
 from diffcap.features.weights import read_state_dict
+from diffcap.utils.errors import DiffcapError
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +130,6 @@ def test_offline_without_weights_names_the_file_to_fetch(monkeypatch, tmp_path: 
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr("torch.hub.download_url_to_file", no_network)
     with pytest.raises(
-        DiffcapError, match=r"fetch https://.*/resnet18-f37072fd\.pth elsewhere .*--model\.weights=PATH"
+        DiffcapError, match=r"fetch https://.*/resnet18-f37072fd\.pth elsewhere .*WEIGHTS=PATH, or use OFFLINE=yes"
     ):
         build_backbone("torchvision", "resnet18", "layer4")

@@ -7,10 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
-from diffcap.errors import DiffcapError
 from diffcap.features.images import ImageData, load_image, unique_images
 from diffcap.features.preprocessing import ResizeNormalize
 from diffcap.records import ChangePair
+from diffcap.utils.errors import DiffcapError
 
 
 def save(path: Path, value: int) -> Path:

@@ -10,10 +10,10 @@ from PIL import Image
 from tests.models.test_clip4idc import NETWORK
 from tests.toy_checkpoints import write_checkpoint
 
-from diffcap.errors import DiffcapError
 from diffcap.features.backbones import build_backbone
 from diffcap.features.store import FeatureStore, StoreWriter
 from diffcap.models.clip4idc import CLIP4IDCAdaptation
+from diffcap.utils.errors import DiffcapError
 
 
 def picture(width: int, height: int) -> Image.Image:

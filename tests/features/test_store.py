@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from diffcap.errors import DiffcapError
 from diffcap.features.store import SUMS, FeatureStore, StoreWriter
+from diffcap.utils.errors import DiffcapError
 
 SHAPE = (3, 2, 4)
 META = {"network": "toy", "weights_sha256": "ab", "pool": (4, 6)}

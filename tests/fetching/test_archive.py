@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from diffcap.errors import DiffcapError
 from diffcap.fetching.archive import DamagedArchive, extract, is_archive
+from diffcap.utils.errors import DiffcapError
 
 FILES = {"data/a.txt": b"first", "data/deep/b.txt": b"second" * 1000, "top.txt": b""}
 

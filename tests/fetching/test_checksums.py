@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from diffcap.errors import DiffcapError
 from diffcap.fetching.checksums import Checksums
 from diffcap.records import file_hash
+from diffcap.utils.errors import DiffcapError
 
 
 def test_a_checksum_is_recorded_once_and_compared_afterwards(tmp_path: Path) -> None:

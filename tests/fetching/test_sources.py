@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from diffcap.errors import DiffcapError
 from diffcap.fetching.sources import read_sources
+from diffcap.utils.errors import DiffcapError
 
 SOURCES = Path(__file__).parents[2] / "configs/sources"
 TOP = "name: Desk\npage: https://desk.invalid\nlicence: none\ncitation: nobody\n"

@@ -8,9 +8,9 @@ from tests.interop.test_scorer import CHANNELS, SIZES, WIDTH, WORD, WORDS, draw,
 from tests.interop.test_scorer import official as official_scorer
 from torch import Tensor
 
-from diffcap.errors import DiffcapError
 from diffcap.interop.dirl import from_official
 from diffcap.models.dirl import DIRL
+from diffcap.utils.errors import DiffcapError
 
 FFN, PROJECTOR = 12, 10
 VARIANTS = ["plain", "ln_xavier"]

@@ -12,11 +12,11 @@ from tests.parity.loading import FIXTURES, Fixture, load
 from diffcap.checkpoints.loading import load as load_trained
 from diffcap.checkpoints.reading import read_checkpoint, write_folder
 from diffcap.cli import main
-from diffcap.errors import DiffcapError
 from diffcap.interop.official import Unseen, import_official, read_words
 from diffcap.lit.training import init_from
 from diffcap.models.clip4idc import CLIP4IDC
 from diffcap.models.pcl import PCL
+from diffcap.utils.errors import DiffcapError
 
 METHODS = ("scorer", "dirl", "pcl", "clip4idc")
 PCL_WORDS = ["<PAD>", "<BOS>", "<EOS>", "<UNK>", "<CLS>", "<MASK>"]

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffcap.errors import DiffcapError
 from diffcap.interop.pcl import from_official
 from diffcap.models.pcl import PCL
 from diffcap.models.pcl_pretraining import PCLPretraining
+from diffcap.utils.errors import DiffcapError
 
 WIDTH, FFN, CHANNELS, WORDS = 8, 12, 5, 10
 SIZES: dict[str, Any] = {"vocabulary_size": WORDS, "feature_channels": CHANNELS, "width": WIDTH, "heads": 2, "ffn": FFN}

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffcap.errors import DiffcapError
 from diffcap.interop.scorer import from_official
 from diffcap.models.scorer import SCORER
+from diffcap.utils.errors import DiffcapError
 
 WIDTH, WORD, CHANNELS, WORDS = 8, 6, 5, 11
 SIZES: dict[str, Any] = {

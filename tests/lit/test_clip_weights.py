@@ -8,11 +8,11 @@ import safetensors.torch
 import torch
 from tests.models.test_clip4idc import CAPTIONER, NETWORK, captions, pixels
 
-from diffcap.errors import DiffcapError
 from diffcap.lit.clip_weights import load_clip
 from diffcap.models.clip import Clip, build_clip
 from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation
 from diffcap.text.bpe import ClipVocabulary
+from diffcap.utils.errors import DiffcapError
 
 WHOLE = 49408
 # All of CLIP's tokens, so that those of a vocabulary can be picked out.

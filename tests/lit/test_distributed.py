@@ -9,7 +9,7 @@ from tests.commands import METHOD, command, environment, same_logs, weights
 from tests.toy import SHAPE, write_toy
 from tests.toy_checkpoints import write_checkpoint
 
-from diffcap.data.captioning import CaptionData
+from diffcap.data.datamodules import CaptionData
 from diffcap.models.pcl_pretraining import PCLPretraining
 
 # The released settings but for size, and no dropout, whose draws belong to a rank. 7 pairs are 4 and 3 on two ranks, and

@@ -8,11 +8,11 @@ import pytest
 import torch
 from PIL import Image
 
-from diffcap.errors import DiffcapError
 from diffcap.features.images import ImageData
 from diffcap.features.store import FeatureStore, StoreWriter
 from diffcap.lit.extraction import Extraction, extract
 from diffcap.records import ChangePair, write_dataset
+from diffcap.utils.errors import DiffcapError
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from tests.toy import SHAPE, write_toy
 from tests.toy_checkpoints import write_checkpoint
 
 from diffcap.data.reinforcement import ReinforceData
-from diffcap.errors import DiffcapError
 from diffcap.lit.reinforcement import Reinforcement
 from diffcap.models.decoder import END, NULL, START
 from diffcap.models.scorer import SCORER
+from diffcap.utils.errors import DiffcapError
 
 SIZES: dict[str, Any] = {"width": 16, "heads": 2, "word_width": 12, "dropout": 0.3, "max_length": 12}
 

@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from diffcap.errors import DiffcapError
+from diffcap.blocks_training.shipped import warmed_cosine
 from diffcap.lit.schedules import make_lr_lambda
-from diffcap.lit.shipped import warmed_cosine
+from diffcap.utils.errors import DiffcapError
 
 
 def test_noam_rises_and_falls_with_the_root() -> None:

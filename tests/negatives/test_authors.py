@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from diffcap.errors import DiffcapError
 from diffcap.negatives.authors import authors_negatives
 from diffcap.records import ChangePair
+from diffcap.utils.errors import DiffcapError
 
 SIX = ["The cube, moved.", "b", "c", "d", "e", "f"]
 PAIRS = [

@@ -4,12 +4,12 @@ from collections import Counter
 import pytest
 
 from diffcap.datasets.blocks.captions import NO_CHANGE, tag
-from diffcap.errors import DiffcapError
 from diffcap.negatives import Builder, CaptionNegatives, Recipe
 from diffcap.negatives.build import CANDIDATES
 from diffcap.negatives.corpus import sentence_texts, tokenised
 from diffcap.negatives.words import meaning
 from diffcap.records import ChangePair
+from diffcap.utils.errors import DiffcapError
 
 ENDS = (
     "was added",

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from diffcap.errors import DiffcapError
 from diffcap.negatives import CaptionNegatives, Negative, read_negatives, write_negatives
 from diffcap.records import file_hash
+from diffcap.utils.errors import DiffcapError
 
 ROWS = [
     CaptionNegatives("1.png", "the red cube moved.", [Negative("retrieve", "a b"), Negative("confuse", "c é d")]),

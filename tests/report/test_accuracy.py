@@ -8,10 +8,10 @@ import pytest
 from tests.report.test_comparison import METRICS, PAIRS, write_run
 from tests.toy import captions, write_toy
 
-from diffcap.errors import DiffcapError
 from diffcap.evaluation.captions import score_captions
 from diffcap.records import write_json
 from diffcap.report.accuracy import accuracy_table, gain_lines, gained
+from diffcap.utils.errors import DiffcapError
 
 
 def said(right: int) -> dict[str, str]:

@@ -10,7 +10,6 @@ from tests.report.layouts import make_scorer, write_checkpoint
 from tests.test_pair_captioner import make
 
 from diffcap.checkpoints.loading import load
-from diffcap.errors import DiffcapError
 from diffcap.features.store import StoreWriter
 from diffcap.models.captioner import Captioner
 from diffcap.models.pcl import PCL
@@ -18,16 +17,15 @@ from diffcap.records import ChangePair
 from diffcap.report.attention import (
     COLUMNS,
     TILE,
-    PairLook,
+    PairAttention,
     draw_attention,
-    heat,
-    look_at,
+    list_attention,
     matches,
-    overlay,
-    strengths_of,
 )
+from diffcap.report.attention_data import localised_words
 from diffcap.report.drawing import GAP, MARGIN, PICTURE, WIDTH
-from diffcap.report.looks import looked_at
+from diffcap.report.overlay import blend, colormap, overlay, scale_attention
+from diffcap.utils.errors import DiffcapError
 
 BLUE, ORANGE = (0, 160, 230), (240, 120, 0)
 GRAY = (128, 128, 128)
@@ -41,7 +39,7 @@ def one_hot(shape: tuple[int, int], row: int, column: int) -> np.ndarray:
 
 def test_the_place_of_the_mass_takes_the_colour() -> None:
     image = Image.new("RGB", (120, 80), GRAY)
-    painted = np.asarray(overlay(image, one_hot((4, 6), 1, 4))).astype(int)
+    painted = np.asarray(blend(image, one_hot((4, 6), 1, 4))).astype(int)
     change = np.abs(painted - 128).sum(-1)
     row, column = np.unravel_index(change.argmax(), change.shape)
     assert 20 <= row < 40 and 80 <= column < 100  # cell (1, 4) of 20 x 20 pixels
@@ -50,23 +48,32 @@ def test_the_place_of_the_mass_takes_the_colour() -> None:
     far = np.ones_like(change, dtype=bool)
     far[:70, 50:] = False
     assert not change[far].any()
-    assert np.asarray(overlay(image, np.zeros((4, 6)))).reshape(-1, 3).tolist() == [list(GRAY)] * 9600
+    assert np.asarray(blend(image, np.zeros((4, 6)))).reshape(-1, 3).tolist() == [list(GRAY)] * 9600
+
+
+def test_an_image_keeps_its_colours_where_attention_is_low() -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (80, 120, 3), dtype=np.uint8))
+    colors = overlay(image.size, one_hot((4, 6), 1, 4))
+    blended, transparent = np.asarray(blend(image, one_hot((4, 6), 1, 4))), colors[..., 3] == 0
+    assert transparent.mean() > 0.7 and colors[30, 90, 3] > 200
+    assert (blended[transparent] == np.asarray(image)[transparent]).all()
+    assert (blended[30, 90] != np.asarray(image)[30, 90]).any()
 
 
 def test_colours_grow_lighter_with_the_strength() -> None:
-    light = heat(np.linspace(0, 1, 50)) @ [0.299, 0.587, 0.114]
+    light = colormap(np.linspace(0, 1, 50)) @ [0.299, 0.587, 0.114]
     assert (np.diff(light) > 0).all()
 
 
 def test_strengths_are_of_both_images_and_an_even_look_has_none() -> None:
     even = np.full((4, 6), 1 / 24)
-    first, second = strengths_of(even, even)
+    first, second = scale_attention(even, even)
     assert not first.any() and not second.any()
     half = (one_hot((4, 6), 0, 0) + one_hot((4, 6), 3, 5)) / 2
-    first, second = strengths_of(half, one_hot((4, 6), 2, 2))
+    first, second = scale_attention(half, one_hot((4, 6), 2, 2))
     assert second[2, 2] == 1 and first[0, 0] == pytest.approx((1 / 2 - 1 / 24) / (1 - 1 / 24)) and first[1, 1] == 0
     mild = even + (one_hot((4, 6), 0, 0) - one_hot((4, 6), 1, 0)) / 24  # twice an even look: pale
-    assert strengths_of(mild, even)[0].max() == pytest.approx(1 / 3)
+    assert scale_attention(mild, even)[0].max() == pytest.approx(1 / 3)
 
 
 def test_matches_are_the_sure_places_and_strays_are_told() -> None:
@@ -77,10 +84,10 @@ def test_matches_are_the_sure_places_and_strays_are_told() -> None:
         alignment[start, end] = weight
     found = matches(alignment, (height, width))
     assert [match.weight for match in found] == [1.0, 0.9, 0.8, 0.7]  # 0.4 is less than half the highest
-    assert [match.alike for match in found] == [True, True, True, False]  # the last goes to the next row's begin
+    assert [match.is_common for match in found] == [True, True, True, False]  # the last goes to the next row's begin
     assert found[0].start == (0.125, pytest.approx(1 / 6)) and found[0].end == (0.375, pytest.approx(1 / 6))
     assert found[3].start == (0.625, 0.5) and found[3].end == (0.125, pytest.approx(5 / 6))
-    assert len(matches(alignment, (height, width), most=2)) == 2
+    assert len(matches(alignment, (height, width), count=2)) == 2
     assert matches(np.full((12, 12), 1 / 12), (height, width)) == []
 
 
@@ -96,7 +103,7 @@ def test_a_sheet_has_a_tile_for_each_word_and_lines_where_there_is_an_alignment(
     after = np.stack([one_hot((4, 6), 3, 5)] * len(words))
     alignment = np.eye(24)
     alignment[9] = np.eye(24)[18]
-    sheet = draw_attention({"a": [PairLook(words, before, after, alignment, pair, "w0 w1")]}, tmp_path)
+    sheet = draw_attention({"a": [PairAttention(words, before, after, alignment, pair, "w0 w1")]}, tmp_path)
     assert sheet.width == WIDTH and count(sheet, BLUE) > 22 * 20 and count(sheet, ORANGE) > 20
     pixels = np.asarray(sheet).astype(int)
     top = int(np.argwhere((pixels == GRAY).all(-1))[0][0]) + PICTURE[1] + 2 * GAP
@@ -108,11 +115,11 @@ def test_a_sheet_has_a_tile_for_each_word_and_lines_where_there_is_an_alignment(
         above = rows < TILE[1]
         assert above.any() and rows[above].max() < 44 and columns[above].max() < 40  # before: its first corner
         assert rows[~above].min() > TILE[1] + 44 and columns[~above].min() > 78  # after: its last corner
-    plain = draw_attention({"a": [PairLook(words[:1], before[:1], after[:1], None, pair, "w0")]}, tmp_path)
+    plain = draw_attention({"a": [PairAttention(words[:1], before[:1], after[:1], None, pair, "w0")]}, tmp_path)
     assert not count(plain, BLUE) and plain.height < sheet.height - 200
     with pytest.raises(DiffcapError, match=r"2\.png: file not found.*--attention 0"):
         other = ChangePair("2", "2.png", "2.png", [], "test")
-        draw_attention({"a": [PairLook([], before, after, None, other, "")]}, tmp_path)
+        draw_attention({"a": [PairAttention([], before, after, None, other, "")]}, tmp_path)
 
 
 def test_a_checkpoint_is_asked_for_the_words_of_its_own_caption(tmp_path: Path) -> None:
@@ -123,8 +130,8 @@ def test_a_checkpoint_is_asked_for_the_words_of_its_own_caption(tmp_path: Path) 
     words = [",", "a", "cube", "red", "vanished"]
     path = make_scorer(tmp_path / "best.ckpt", words, (5, 2, 3))
     pair = ChangePair("1", "a.png", "b.png", ["red , cube vanished"], "test")
-    (found,) = look_at([path], tmp_path, [pair], {"1": "red , cube vanished"})
-    assert isinstance(found, PairLook) and found.words == ["red", ",", "cube", "vanished"]
+    (found,) = list_attention([path], tmp_path, [pair], {"1": "red , cube vanished"})
+    assert isinstance(found, PairAttention) and found.words == ["red", ",", "cube", "vanished"]
     captioner = load(path).captioner
     features = torch.from_numpy(maps).float()
     tokens = torch.tensor([[2, 7, 4, 6, 8]])  # START, then the words in the order of the vocabulary after four specials
@@ -134,12 +141,12 @@ def test_a_checkpoint_is_asked_for_the_words_of_its_own_caption(tmp_path: Path) 
     np.testing.assert_allclose(found.before[1], expected.before[0, 1], atol=1e-6)
     np.testing.assert_allclose(found.after, expected.after[0, :4], atol=1e-6)
     assert found.before.shape == (4, 2, 3) and found.alignment is not None and found.alignment.shape == (6, 6)
-    (twice,) = look_at([path, path], tmp_path, [pair], {"1": "red , cube vanished"})
+    (twice,) = list_attention([path, path], tmp_path, [pair], {"1": "red , cube vanished"})
     np.testing.assert_allclose(twice.before, found.before, atol=1e-6)
     assert twice.words == found.words and twice.alignment is not None
     other = make_scorer(tmp_path / "other.ckpt", words, (6, 2, 3))
     with pytest.raises(DiffcapError, match=r"shape \[5, 2, 3\], the captioner was trained on \[6, 2, 3\]"):
-        look_at([other], tmp_path, [pair], {"1": "red"})
+        list_attention([other], tmp_path, [pair], {"1": "red"})
 
 
 def test_a_word_of_several_tokens_is_one_word(tmp_path: Path) -> None:
@@ -152,8 +159,8 @@ def test_a_word_of_several_tokens_is_one_word(tmp_path: Path) -> None:
     writer.write(np.arange(2), pixels)
     writer.finish()
     pair = ChangePair("1", "a.png", "b.png", [caption], "test", extra={"boxes": {"before": [0, 0, 9, 9]}})
-    (found,) = look_at([path], tmp_path, [pair], {"1": caption})
-    assert isinstance(found, PairLook) and found.words == caption.split(" ")
+    (found,) = list_attention([path], tmp_path, [pair], {"1": caption})
+    assert isinstance(found, PairAttention) and found.words == caption.split(" ")
     tokens = torch.tensor([checkpoint.vocabulary.encode(caption, 12)[:-1]])
     assert tokens.shape[1] - 1 == 5  # "cy" and "an" are two
     features = torch.from_numpy(pixels).float()
@@ -162,15 +169,15 @@ def test_a_word_of_several_tokens_is_one_word(tmp_path: Path) -> None:
     for looked, of_tokens in ((found.before, maps.before[0].numpy()), (found.after, maps.after[0].numpy())):
         expected = [of_tokens[0], of_tokens[1:3].mean(0), of_tokens[3], of_tokens[4]]
         np.testing.assert_allclose(looked, np.stack(expected), atol=1e-6)
-    told = [(kind, one.name) for kind, one in looked_at(found, {"a.png": (48, 32)})]
+    told = [(kind, one.name) for kind, one in localised_words(found, {"a.png": (48, 32)})]
     assert told == [("other", "the"), ("color", "cyan"), ("shape", "cube"), ("change", "vanished")]
 
 
 def test_runs_with_nothing_to_see_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "best.ckpt is not there" in str(look_at([tmp_path / "best.ckpt"], tmp_path, [], {}))
+    assert "best.ckpt is not there" in str(list_attention([tmp_path / "best.ckpt"], tmp_path, [], {}))
     pcl = PCL(vocabulary_size=8, feature_channels=5, width=16, heads=2, ffn=16)
     write_checkpoint(tmp_path / "pcl.ckpt", "pcl", pcl, ["a", "b"], (5, 2, 3))
     monkeypatch.setattr(PCL, "attention", Captioner.attention)  # as of a method without maps
-    assert look_at([tmp_path / "pcl.ckpt"], tmp_path, [], {}) == "pcl has no attention maps."
+    assert list_attention([tmp_path / "pcl.ckpt"], tmp_path, [], {}) == "pcl has no attention maps."
     members = [make_scorer(tmp_path / f"{width}.ckpt", ["a", "b"], (5, 2, width)) for width in (3, 4)]
-    assert "grids of different sizes" in str(look_at(members, tmp_path, [], {}))
+    assert "attention maps of different sizes" in str(list_attention(members, tmp_path, [], {}))

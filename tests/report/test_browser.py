@@ -13,12 +13,12 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 from tests.browser import SIZES, Browser, windows
 from tests.report.layouts import captions_of, make_dataset, make_run, make_scorer, make_store
-from tests.report.test_page import blocks_of
+from tests.report.test_page import a_page, blocks_of
 from tests.stages.test_report import report
 
 from diffcap.records import ChangePair
 from diffcap.report.page import Page, System, render
-from diffcap.report.pictures import is_right
+from diffcap.report.pictures import is_correct
 from diffcap.report.thumbnails import Thumbnail
 
 MANY = 8_000
@@ -52,17 +52,18 @@ class Report(Browser):
         chip.click()
 
     def listed(self) -> list[str]:
-        """Ids of the listed pairs, in their order; each sheet of cards is scrolled to."""
-        ids: list[str] = []
-        for sheet in self.all("#list .sheet"):
-            self.scroll_to(sheet)
-            ids += self.wait(lambda sheet=sheet: self.filled(sheet))
-        return ids
+        """Ids of the pairs that pass the filters, in their order; "show more" is pressed until all are shown."""
+        while self.all("#more")[0].is_displayed():
+            self.show_more()
+        return self.filled()
 
-    def filled(self, sheet: Any = None) -> list[str]:
-        """Ids of the pairs whose cards are there at the moment, of one sheet or of all."""
-        script = "return [...(arguments[0] ?? document).querySelectorAll('#list .id')].map((one) => one.textContent)"
-        return self.js(script, sheet)
+    def show_more(self) -> None:
+        self.scroll_to(self.all("#more")[0])
+        self.all("#more")[0].click()
+
+    def filled(self) -> list[str]:
+        """Ids of the pairs whose cards are shown."""
+        return self.js("return [...document.querySelectorAll('#list .id')].map((one) => one.textContent)")
 
     def opacities(self, card: Any, grid: Sequence[int]) -> np.ndarray:
         """What covers the two pictures of a card in the middle of each place, (2, h, w), from 0 to 1."""
@@ -96,8 +97,8 @@ class Made(NamedTuple):
         found = [pair for pair in self.pairs if wanted(pair)]
         return [pair.id for pair in (sorted(found, key=key) if key else found)]
 
-    def is_right(self, name: str, pair: ChangePair) -> bool:
-        return bool(is_right(self.said[name][pair.id], pair))
+    def is_correct(self, name: str, pair: ChangePair) -> bool:
+        return bool(is_correct(self.said[name][pair.id], pair))
 
     def score(self, name: str, pair: ChangePair) -> float:
         number = [system["name"] for system in self.index["systems"]].index(name)
@@ -145,6 +146,33 @@ def test_all_is_there_and_nothing_is_fetched(browse: Any, made: Made, size: str,
     assert browser.requests() == [made.address] and not browser.faults()
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_the_menu_the_main_scores_and_the_charts_are_visible(browse: Any, made: Made, size: str) -> None:
+    browser = browse(size)
+    width = browser.js("return innerWidth")
+    links = browser.all(".links a")
+    assert {"#scores", "#pairs", "#provenance"} <= {link.get_dom_attribute("href") for link in links}
+    assert all(link.rect["x"] >= 0 and link.rect["x"] + link.rect["width"] <= width for link in links)
+    table = browser.all("#scores .scroll")[0]
+    names = table.find_elements("css selector", "thead th")
+    cider = next(name for name in names if name.text == "CIDEr-D")
+    assert cider.rect["x"] + cider.rect["width"] <= table.rect["x"] + table.rect["width"] <= width
+    legend = browser.all("#symbols")[0].text
+    assert all(symbol in legend for symbol in "✓✗▸⇄") and "box of the changed object" in legend
+
+
+def test_charts_have_one_size(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    path, page = tmp_path / "report.html", a_page()
+    path.write_text(render(page), encoding="utf-8")
+    with windows(Report, request, path.as_uri()) as browse:
+        for size in SIZES:
+            browser = browse(size)
+            sections = [browser.all(f"{section} .chart") for section in ("#viewpoint", "#training")]
+            assert all(sections)
+            sizes = {chart.rect["width"] for charts in sections for chart in charts if chart.is_displayed()}
+            assert len(sizes) == 1
+
+
 def test_pointing_at_a_word_shows_its_heat_and_arrows_go_on(browse: Any, made: Made) -> None:
     browser = browse()
     browser.choose("sort", "as in the dataset")
@@ -165,7 +193,7 @@ def test_pointing_at_a_word_shows_its_heat_and_arrows_go_on(browse: Any, made: M
         browser.point_at(words[number])
         browser.wait(lambda number=number: browser.covers(card) == {"1"} and shown() == [words[number].text])
         assert browser.opacities(card, look["g"]) == pytest.approx(expected[:, number], abs=0.06)
-    browser.point_at(browser.all("#judged")[0])
+    browser.point_at(browser.all("#count")[0])
     browser.wait(lambda: browser.covers(card) == {"0"} and not shown())
     words[0].send_keys(Keys.ARROW_RIGHT)
     browser.wait(lambda: browser.covers(card) == {"1"} and shown() == [words[1].text])
@@ -176,7 +204,7 @@ def test_pointing_at_a_word_shows_its_heat_and_arrows_go_on(browse: Any, made: M
     browser.wait(lambda: shown() == [words[-2].text])
     assert browser.opacities(card, look["g"]) == pytest.approx(expected[:, -2], abs=0.06)
     words[1].click()  # holds it
-    browser.point_at(browser.all("#judged")[0])
+    browser.point_at(browser.all("#count")[0])
     browser.js("document.activeElement.blur()")
     browser.wait(lambda: shown() == [words[1].text] and words[1].get_attribute("aria-pressed") == "true")
 
@@ -197,13 +225,15 @@ def test_filters_leave_the_pairs_that_are_asked_for(browse: Any, made: Made) -> 
 
     browser.choose("by", "scratch")
     browser.choose("verdict", "wrong")
-    wrong = made.expected(lambda pair: not made.is_right("scratch", pair))
+    wrong = made.expected(lambda pair: not made.is_correct("scratch", pair))
     assert 0 < len(wrong) < len(made.pairs) and browser.listed() == wrong
     assert browser.count() == f"{len(wrong)} of {len(made.pairs)} pairs"
     browser.choose("verdict", "right")
-    assert browser.listed() == made.expected(lambda pair: made.is_right("scratch", pair))
+    assert browser.listed() == made.expected(lambda pair: made.is_correct("scratch", pair))
     browser.choose("verdict", "where systems differ")
-    assert browser.listed() == made.expected(lambda pair: made.is_right("scratch", pair) != made.is_right("PCL", pair))
+    assert browser.listed() == made.expected(
+        lambda pair: made.is_correct("scratch", pair) != made.is_correct("PCL", pair)
+    )
     browser.choose("verdict", "all")
 
     def has(pair: ChangePair, word: str) -> bool:
@@ -217,7 +247,7 @@ def test_filters_leave_the_pairs_that_are_asked_for(browse: Any, made: Made) -> 
         browser.wait(lambda found=found: browser.count() == f"{len(found)} of {len(made.pairs)} pairs")
         assert browser.listed() == found
     browser.write("no such word")
-    browser.wait(lambda: browser.count() == "no pair is like that; take a filter away")
+    browser.wait(lambda: browser.count() == "no pair passes the filters; remove one")
     assert browser.listed() == []
 
 
@@ -225,8 +255,8 @@ def test_filters_leave_the_pairs_that_are_asked_for(browse: Any, made: Made) -> 
 def test_the_list_goes_from_the_worst_to_the_best_or_back(browse: Any, made: Made, name: str) -> None:
     browser = browse()
     browser.choose("by", name)
-    worst = made.expected(key=lambda pair: (made.is_right(name, pair), made.score(name, pair)))
-    best = made.expected(key=lambda pair: (-made.is_right(name, pair), -made.score(name, pair)))
+    worst = made.expected(key=lambda pair: (made.is_correct(name, pair), made.score(name, pair)))
+    best = made.expected(key=lambda pair: (-made.is_correct(name, pair), -made.score(name, pair)))
     assert worst != made.expected() and worst[0] != best[0]
     assert browser.listed() == worst
     browser.choose("sort", "best first")
@@ -264,7 +294,9 @@ def test_8000_pairs_are_listed_filtered_and_sorted(request: pytest.FixtureReques
         browser = browse()
         assert browser.count() == "8,000 of 8,000 pairs"
         cards = browser.wait(lambda: browser.all("#list .card"))
-        assert 0 < len(cards) < 200  # the others come when they are scrolled to
+        assert len(cards) == 60 and browser.js("return document.documentElement.scrollHeight") < 40_000
+        browser.show_more()
+        assert len(browser.all("#list .card")) == 120 and "120 of 8,000 shown" in browser.all("#more")[0].text
         browser.wait(lambda: browser.js("return arguments[0].querySelector('img').naturalWidth", cards[0]) == 144)
         browser.press_type("move")
         assert browser.count() == "1,600 of 8,000 pairs"
@@ -280,9 +312,9 @@ def test_8000_pairs_are_listed_filtered_and_sorted(request: pytest.FixtureReques
         browser.choose("sort", "best first")
         scores = page.systems["one"].scores
         order = sorted(blue, key=lambda id: -round(100 * scores[id], 1))
-        browser.scroll_to(browser.all("#list .sheet")[0])
-        browser.wait(lambda: browser.filled()[:12] == order[:12])
-        browser.scroll_to(browser.all("#list .sheet")[-1])
-        browser.wait(lambda: browser.filled()[-1:] == order[-1:])
-        assert len(browser.all("#list .card")) < 200
+        assert browser.filled() == order[:60]
+        browser.show_more()
+        assert browser.filled() == order[:120]
+        browser.choose("sort", "as in the dataset")
+        assert browser.filled() == blue[:60]
         assert browser.requests() == [path.as_uri()] and not browser.faults()

@@ -10,12 +10,12 @@ import pytest
 from tests.toy import captions, pairs
 
 from diffcap.cli import main
-from diffcap.errors import DiffcapError
 from diffcap.evaluation.coco import write_predictions, write_references
 from diffcap.evaluation.protocols import evaluate, groups_of
 from diffcap.records import file_hash, write_json
-from diffcap.report.comparison import read_evaluated
+from diffcap.report.comparison import read_evaluation
 from diffcap.report.rows import read_run
+from diffcap.utils.errors import DiffcapError
 
 METRICS = ("BLEU-1", "BLEU-4", "ROUGE-L", "CIDEr-D")
 PAIRS = pairs(12)
@@ -82,6 +82,39 @@ def test_the_table_and_the_files(runs: tuple[Path, Path], tmp_path: Path, capsys
     assert json.loads((tmp_path / "c.json").read_text())["runs"]["a"] == str(runs[0] / "eval")
 
 
+def test_a_difference_that_is_printed_as_zero_is_not_significant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = write_run(tmp_path / "a", {pair.id: "xx" for pair in PAIRS})
+    other = write_run(tmp_path / "b", {pair.id: "vv ww xx yy zz" for pair in PAIRS})
+    found = json.loads(printed(capsys, one, other, "--samples=40", "--json"))["groups"]["total"]["BLEU-4"]
+    assert 0 < abs(found["difference"]) < 1e-6 and found["interval"][1] < 0  # lower in every draw, by nothing
+    out = tmp_path / "c.md"
+    printed(capsys, one, other, "--samples=40", f"--out={out}")
+    row = next(line for line in out.read_text().splitlines() if line.startswith("| total | BLEU-1"))
+    bleu = next(line for line in out.read_text().splitlines() if line.startswith("|  | BLEU-4"))
+    assert "*" not in row + bleu and "| 0.00 |" in bleu and "-0.00" not in bleu
+
+
+def test_few_pairs_and_cider_without_weights_have_footnotes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    same = {pair.id: ["nothing has changed"] for pair in PAIRS if pair.is_distractor}
+    runs = [
+        write_run(
+            tmp_path / name,
+            {pair.id: pair.captions[0] for pair in PAIRS} | {id: captions[0] for id, captions in same.items()},
+            **same,
+        )
+        for name in "ab"
+    ]
+    out = tmp_path / "c.md"
+    printed(capsys, *runs, "--samples=2", f"--out={out}")
+    lines = out.read_text().splitlines()
+    distractor = lines.index(next(line for line in lines if line.startswith("| distractor |")))
+    group = [line for line in lines[distractor : distractor + len(METRICS)] if "CIDEr-D" in line]
+    assert len(group) == 1 and group[0].count("0.00 †") == 2 and sum("†" in line for line in lines) == 2
+    assert "Groups of fewer than 30 pairs (total 24, semantic 12, distractor 12, move 12)" in out.read_text()
+
+
 def test_runs_without_groups_are_one_group_unless_the_dataset_is_given(
     runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,7 +177,7 @@ def test_files_of_two_evaluations_are_refused(runs: tuple[Path, Path], name: str
     metrics = json.loads((folder / "metrics.json").read_text())
     metrics["provenance"]["files"] = {name: file_hash(folder / name)}
     write_json(folder / "metrics.json", metrics)
-    assert read_evaluated(runs[1]).metrics == metrics == read_run(runs[1]).metrics
+    assert read_evaluation(runs[1]).metrics == metrics == read_run(runs[1]).metrics
     (folder / name).write_bytes((folder / name).read_bytes() + b"\n")
     assert f"{folder / name}: not the file that metrics.json was computed from; run `make eval` again" in refused(*runs)
     with pytest.raises(DiffcapError, match=name):

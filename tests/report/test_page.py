@@ -191,8 +191,28 @@ def test_the_tables_mark_the_best_and_the_runs_have_tiles_and_charts() -> None:
     assert 'id="viewpoint"' not in bare and 'id="types"' not in bare
 
 
+def test_every_section_is_in_the_menu_and_every_symbol_in_the_legend() -> None:
+    for page in (a_page(), a_page(knows_objects=False)):
+        html = render(page)
+        found = Elements(html)
+        sections = {
+            attributes["id"]
+            for tag in ("section", "footer")
+            for attributes, _ in found.named(tag)
+            if "id" in attributes
+        }
+        links = {str(attributes.get("href")) for attributes, _ in found.named("a")}
+        assert {"scores", "pairs", "provenance"} <= sections and {f"#{name}" for name in sections} <= links
+        legend = html[html.index('id="symbols"') : html.index("</dl>", html.index('id="symbols"'))]
+        script = (ROOM / "card.js").read_text(encoding="utf-8")
+        marks = re.findall(r'"([✓✗])"' if page.pairs[0].extra.get("changed") else r'"([▲▼•])"', script)
+        tools = [symbol for symbol in "▸■⇄" if f'"{symbol}"' in script]
+        assert marks and len(tools) == 3 and all(symbol in legend for symbol in marks)
+        assert all((symbol in legend) == any(system.looks for system in page.systems.values()) for symbol in "▸■")
+
+
 def test_the_script_finds_the_elements_that_it_asks_for() -> None:
-    script = "\n".join((ROOM / name).read_text(encoding="utf-8") for name in ("looks.js", "card.js", "page.js"))
+    script = "\n".join((ROOM / name).read_text(encoding="utf-8") for name in ("attention.js", "card.js", "page.js"))
     asked = set(re.findall(r"""(?:field|getElementById)\("([a-z-]+)"\)""", script))
     ids = {attributes.get("id") for _, attributes, _ in Elements(render(a_page())).found}
     assert {"index", "list", "filters", "theme"} <= asked <= ids
@@ -205,6 +225,6 @@ def test_the_package_holds_what_the_page_is_made_of() -> None:
     settings = tomllib.loads((ROOM.parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = settings["tool"]["setuptools"]["package-data"]["diffcap"]
     parts = [path.name for path in ROOM.iterdir() if path.is_file() and path.suffix not in (".py", ".pyc")]
-    assert {"page.html.j2", "page.css", "page.js", "card.js", "looks.js"} == set(parts)
+    assert {"page.html.j2", "page.css", "page.js", "card.js", "attention.js"} == set(parts)
     assert all(any(fnmatch.fnmatch(f"x/{name}", pattern) for pattern in patterns) for name in parts)
     assert any(line.startswith("jinja2") for line in settings["project"]["dependencies"])

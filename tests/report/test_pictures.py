@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair
 from diffcap.report.drawing import GAP, MARGIN, PICTURE, WIDTH, write_png
-from diffcap.report.pictures import choose_pairs, draw_pairs, is_right
+from diffcap.report.pictures import choose_pairs, draw_pairs, is_correct
+from diffcap.utils.errors import DiffcapError
 
 CHANGED = {"size": "large", "color": "gray", "material": "metal", "shape": "cube", "to": None}
 
@@ -43,14 +43,14 @@ def test_the_choice_covers_every_kind_and_depends_on_the_seed() -> None:
     ],
 )
 def test_right_is_type_and_object(caption: str, right: bool) -> None:
-    assert is_right(caption, pair("1", "move", changed=CHANGED)) is right
+    assert is_correct(caption, pair("1", "move", changed=CHANGED)) is right
 
 
 def test_right_wants_the_new_value_and_silence_about_distractors() -> None:
     turned = pair("1", "color", changed={**CHANGED, "to": "red"})
-    assert is_right("the gray cube turned red", turned) and not is_right("the gray cube turned blue", turned)
-    assert is_right("no change was made", pair("2")) and not is_right("the gray cube vanished", pair("2"))
-    assert is_right("the gray cube vanished", pair("3", "drop")) is None
+    assert is_correct("the gray cube turned red", turned) and not is_correct("the gray cube turned blue", turned)
+    assert is_correct("no change was made", pair("2")) and not is_correct("the gray cube vanished", pair("2"))
+    assert is_correct("the gray cube vanished", pair("3", "drop")) is None
 
 
 def colors(sheet: Image.Image, left: int = 0) -> set[tuple[int, int, int]]:

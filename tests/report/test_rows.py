@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from tests.report.layouts import captions_of, make_dataset, make_run
 
-from diffcap.errors import DiffcapError
 from diffcap.evaluation.slots import parse_caption
 from diffcap.records import Dataset, read_json, write_json
 from diffcap.report.rows import common_protocol, mean_row, read_run, run_row
+from diffcap.utils.errors import DiffcapError
 
 
 @pytest.fixture(scope="module")

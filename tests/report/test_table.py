@@ -84,3 +84,12 @@ def test_the_printed_table_fits_a_terminal() -> None:
     lines = console.export_text().splitlines()
     assert max(len(line.rstrip()) for line in lines) <= 120
     assert sum("± 5.23" in line for line in lines) == 1
+
+
+def test_footnotes_of_small_groups() -> None:
+    row = {"total": {"ROUGE-L": 0.5, "CIDEr-D": 0.75}, "distractor": {"ROUGE-L": 1.0, "CIDEr-D": 0.0}}
+    rows = {"ours": {**row, "move": {"ROUGE-L": 0.2, "CIDEr-D": 0.1}}}
+    assert type_lines(rows)[1] == ["ours", "CIDEr-D", "10.00", "0.00 †"]
+    assert system_lines(rows)[1][-2:] == ["75.00", "0.00 †"]
+    caption = caption_of({**PROTOCOL, "pairs": {"total": 40, "distractor": 5}}, rows)
+    assert "† CIDEr-D gives no weight" in caption and "fewer than 30 pairs (distractor 5)" in caption

@@ -58,12 +58,10 @@ def test_cells_hold_text_bar_and_who_is_best() -> None:
     )
 
 
-def test_the_heat_is_of_the_whole_table() -> None:
+def test_shades_are_per_column() -> None:
     (grid,) = type_grids(ROWS)
     assert grid.name == "CIDEr-D" and grid.columns == ["color", "distractor"]
-    assert [cell.share for cell in grid.rows["base"]] == [0, 1] and [cell.share for cell in grid.rows["ours"]] == [
-        0.5,
-        0.25,
-    ]
+    assert [cell.share for cell in grid.rows["base"]] == [0, 1]
+    assert [cell.share for cell in grid.rows["ours"]] == [1, 0]
     assert [cell.best for cell in grid.rows["ours"]] == [True, False]
     assert type_grids({"ours": {"total": {"CIDEr-D": 1.0}}}) == []

@@ -12,7 +12,8 @@ from diffcap.evaluation.protocols import evaluate
 from diffcap.evaluation.slots import parse_caption
 from diffcap.records import ChangePair
 from diffcap.report.drawing import WIDTH
-from diffcap.report.viewpoint import axis_step, draw_viewpoint, quantile_bins, score_bins, viewpoint_scores
+from diffcap.report.rows import Row
+from diffcap.report.viewpoint import Bin, axis_step, draw_viewpoint, quantile_bins, score_bins, viewpoint_scores
 
 CUBE = {"size": "large", "color": "gray", "material": "metal", "shape": "cube", "to": None}
 BLUE = (0, 114, 178)
@@ -34,6 +35,11 @@ def pairs_of(values: list[float | None], knows_objects: bool = True) -> list[Cha
 def captions_for(pairs: list[ChangePair], seed: int = 0) -> dict[str, str]:
     random = np.random.default_rng(seed)
     return {pair.id: SAID[random.integers(4)] for pair in pairs}
+
+
+def score_raw(captions: dict[str, str], bins: list[Bin]) -> list[Row]:
+    references = {pair.id: pair.captions for part in bins for pair in part.pairs}
+    return score_bins(captions, bins, captions, references)
 
 
 def near(chart: Image.Image, color: tuple[int, int, int]) -> np.ndarray:
@@ -63,7 +69,7 @@ def test_each_bin_scores_as_a_split_of_its_own() -> None:
     pairs = pairs_of(np.random.default_rng(1).uniform(size=40).tolist())
     said = captions_for(pairs)
     bins = quantile_bins(pairs, 3)
-    rows = score_bins(said, bins, "raw")
+    rows = score_raw(said, bins)
     for part, row in zip(bins, rows):
         own = {pair.id: said[pair.id] for pair in part.pairs}
         alone = evaluate(own, part.pairs, "raw", ["CIDEr-D"])
@@ -71,7 +77,7 @@ def test_each_bin_scores_as_a_split_of_its_own() -> None:
             assert row["CIDEr-D"][group] == pytest.approx(alone["groups"][group]["CIDEr-D"])
         right = [parse_caption(own[pair.id]).change_type == (pair.change_type or "none") for pair in part.pairs]
         assert row["type_accuracy"]["total"] == sum(right) / len(right) == alone["slots"]["type"]
-    plain = score_bins(said, quantile_bins(pairs_of([0.1, 0.5, 0.8, 0.9], knows_objects=False), 2), "raw")
+    plain = score_raw(said, quantile_bins(pairs_of([0.1, 0.5, 0.8, 0.9], knows_objects=False), 2))
     assert all(row.keys() == {"CIDEr-D"} for row in plain)
 
 
@@ -81,7 +87,7 @@ def test_seeds_give_mean_and_whisker_and_the_chart_a_panel_a_score() -> None:
     seeds = [captions_for(pairs, seed) for seed in (1, 2)]
     scores = viewpoint_scores({"base": seeds[:1], "run": seeds}, bins, "raw")
     assert [part["pairs"]["total"] for part in scores["bins"]] == [10] * 4
-    each = [score_bins(said, bins, "raw") for said in seeds]
+    each = [score_raw(said, bins) for said in seeds]
     for number, row in enumerate(scores["systems"]["run"]):
         values = [rows[number]["CIDEr-D"]["total"] for rows in each]
         assert row["CIDEr-D"]["total"] == pytest.approx(statistics.mean(values))

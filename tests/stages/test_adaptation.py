@@ -12,7 +12,7 @@ from tests.stages.test_training import evaluation, kill_when, same_training
 
 from diffcap.checkpoints.loading import load
 from diffcap.checkpoints.reading import read_checkpoint
-from diffcap.run_folder import script_of
+from diffcap.run_folder import stage_of
 
 SETTINGS = ROOT / "configs" / "method" / "clip4idc"
 SMALL = (
@@ -123,7 +123,7 @@ def test_captioning_takes_the_adaptation_over(pixels: Path, adapted: Path, tmp_p
     assert in_process(evaluation(pixels, tmp_path / "run")) is None
     assert {"total", "semantic"} <= json.loads((tmp_path / "run/eval/metrics.json").read_text())["groups"].keys()
     assert load(out / "best.ckpt").vocabulary.decode([0, 1, 2])
-    assert [script_of(folder) for folder in (adapted, out)] == ["adapt.py", "finetune.py"]  # which can repeat them
+    assert [stage_of(folder) for folder in (adapted, out)] == ["pretrain", "finetune"]  # which can repeat them
 
 
 def test_the_row_of_the_whole_method_goes_through_both_stages(pixels: Path, tmp_path: Path) -> None:
@@ -156,10 +156,8 @@ def test_what_does_not_fit_is_one_sentence(pixels: Path, adapted: Path, tmp_path
         return one_sentence(run(words(stage, pixels, tmp_path / "x", *options), tmp_path))
 
     other = "--model.captioner.init_args.network=ViT-S-32", "--model.captioner.init_args.image_size=[96,128]"
-    assert "open_clip has no weights for ViT-S-32; give a file as --model.clip_weights" in said(*other)
-    assert "no weights file there; check the path given as --model.clip_weights" in said(
-        "--model.clip_weights=missing.pt"
-    )
+    assert "open_clip has no weights for ViT-S-32; give a file as WEIGHTS=PATH" in said(*other)
+    assert "no weights file there; check the path given as WEIGHTS" in said("--model.clip_weights=missing.pt")
     assert "data.vocabulary_layout is pcl; CLIP4IDC needs clip" in said("--data.vocabulary_layout=pcl")
     fewer = "--model.captioner.init_args.intra_layers=3"
     assert "it was trained with intra_layers 2, this stage has 3" in said(

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from diffcap.blocks_training.backbone import scene_batch, targets_of
 from diffcap.features.backbones import build_backbone
 from diffcap.features.blocks_backbone import CELL, COLORS, GROUPS, MARGIN
-from diffcap.lit.backbone import scene_batch, targets_of
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,11 +11,11 @@ from tests.commands import ROOT, command, in_process
 from tests.datasets.layouts import write_clevr_dc, write_image_editing_request, write_spot_the_diff
 
 from diffcap.checkpoints.reading import read_checkpoint
-from diffcap.data.captioning import CaptionData
-from diffcap.errors import DiffcapError
+from diffcap.data.datamodules import CaptionData
 from diffcap.evaluation.coco import read_predictions, read_references
 from diffcap.features.images import unique_images
 from diffcap.records import read_dataset, take_changes
+from diffcap.utils.errors import DiffcapError
 
 SMALL = {
     "scorer": ("width=16", "heads=2", "word_width=8"),

@@ -7,12 +7,12 @@ import torch
 from tests.test_pair_captioner import lively
 from tests.toy_checkpoints import write_checkpoint
 
-from diffcap.captioner import Caption, load_captioner
 from diffcap.checkpoints.loading import load
 from diffcap.features.store import FeatureStore
 from diffcap.lit.decoding import decode
 from diffcap.models.pcl import PCL
 from diffcap.models.scorer import SCORER
+from diffcap.pair_captioner import Caption, load_captioner
 from diffcap.records import read_dataset
 
 WORDS = ["a", "blue", "cube", "gone", "is", "red", "the", "was"]

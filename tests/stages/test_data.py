@@ -126,7 +126,7 @@ def test_blocks_are_rendered_and_read_as_clevr_change(tmp_path: Path) -> None:
     for pair in dataset.pairs:
         assert set(pair.extra) == ({"viewpoint_iou"} if pair.is_distractor else {"boxes", "viewpoint_iou", "changed"})
         assert (pair.change_type is None) == pair.is_distractor and pair.captions
-    assert "holds blocks of other settings (seed)" in refused(data(*command, "--seed", "4", cwd=tmp_path))
+    assert "holds blocks with other settings (seed)" in refused(data(*command, "--seed", "4", cwd=tmp_path))
 
     def content() -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in (tmp_path / "data/blocks").rglob("*.*") if path.is_file()}

@@ -12,10 +12,10 @@ import pytest
 
 from diffcap.datasets.blocks.captions import write_captions
 from diffcap.datasets.blocks.scenes import CHANGES, sample_triples
-from diffcap.errors import DiffcapError
 from diffcap.negatives import read_negatives
 from diffcap.records import ChangePair, write_manifest
 from diffcap.text.stanza_tagger import SHIPPED
+from diffcap.utils.errors import DiffcapError
 
 STAGE = Path(__file__).parents[2] / "stages" / "negatives.py"
 FILES = ("negatives.jsonl", "negatives.md", "negatives.json", "tags.jsonl")

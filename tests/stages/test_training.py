@@ -22,12 +22,12 @@ import pytest
 import torch
 from tests.commands import METHOD, ROOT, command, environment, in_process, one_sentence, run, weights
 
-from diffcap.errors import DiffcapError
 from diffcap.evaluation.captions import score_captions
 from diffcap.evaluation.coco import read_predictions, read_references
 from diffcap.lit.pretraining import Pretraining
 from diffcap.records import read_dataset, write_dataset
-from diffcap.report.comparison import read_evaluated
+from diffcap.report.comparison import read_evaluation
+from diffcap.utils.errors import DiffcapError
 
 SMOKE = ROOT / "configs/trainer/smoke.yaml"
 # Small enough for seconds; dropout and swapping on, because their draws are what a resumed run could get wrong.
@@ -452,14 +452,14 @@ def test_an_interrupted_evaluation_leaves_no_scores_of_earlier_captions(
     out = tmp_path / "eval"
     words = [*evaluation(blocks, undisturbed, "--tokenizer=raw", "--metrics=[CIDEr-D]"), f"--out={out}"]
     assert in_process([*words, "--limit=6"]) is None
-    read_evaluated(out)
+    read_evaluation(out)
     assert len(list(out.glob("metrics*.json"))) == 2
     with monkeypatch.context() as patch:
         patch.setattr("diffcap.evaluation.protocols.evaluate", interrupted)
         assert "interrupted" in str(in_process([*words, "--limit=7"]))
     assert len(read_predictions(out / "predictions.json")) == 7 and not list(out.glob("metrics*.json"))
     with pytest.raises(DiffcapError, match="no scores there"):
-        read_evaluated(out)
+        read_evaluation(out)
 
 
 def named_command(message: str | int | None) -> list[str]:

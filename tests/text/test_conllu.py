@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from diffcap.errors import DiffcapError
 from diffcap.text.conllu import read_conllu, write_conllu
+from diffcap.utils.errors import DiffcapError
 
 TREEBANK = """# sent_id = 1
 # text = Don't move.

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from diffcap.datasets.blocks.captions import LEXICON, tag
-from diffcap.errors import DiffcapError
 from diffcap.text import stanza_tagger, tagging
 from diffcap.text.stanza_tagger import SHIPPED, find_tagger
 from diffcap.text.tagging import split_sentences, tag_sentences
+from diffcap.utils.errors import DiffcapError
 
 COLORS = ("red", "blue", "green", "cyan", "gray", "brown", "purple", "yellow")
 CAPTIONS = [
@@ -131,7 +131,7 @@ def test_english_offline_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> N
         raise ConnectionError("no route to host\nat all")
 
     monkeypatch.setattr("stanza.Pipeline", offline)
-    with pytest.raises(DiffcapError, match="--tagger=FOLDER") as caught:
+    with pytest.raises(DiffcapError, match="TAGGER=FOLDER, or use TAGGER=blocks") as caught:
         tag_sentences(CAPTIONS, "english")
     assert "\n" not in str(caught.value)
 

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from diffcap.errors import DiffcapError
 from diffcap.text import SPECIALS, Vocabulary, build_vocabulary, read_vocabulary, tokenize, write_vocabulary
 from diffcap.text.vocabulary import LayoutName, tokenize_rcc
+from diffcap.utils.errors import DiffcapError
 
 VOCABULARY = Vocabulary(["a", "ball", "red", "the"])
 

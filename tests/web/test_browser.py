@@ -15,7 +15,7 @@ from tests.browser import SIZES, Browser, windows
 from tests.odd_images import encoded
 from tests.web.site import SHIPPED, served
 
-from diffcap.captioner import load_captioner
+from diffcap.pair_captioner import load_captioner
 from diffcap.web.captioners import Captioners, Choice
 from diffcap.web.examples import render_examples
 from diffcap.web.middleware import MAX_FILE_BYTES
@@ -93,6 +93,7 @@ def test_pointing_at_a_word_shows_its_heat_and_pressing_holds_it(browse: Any) ->
         browser.wait(lambda number=number: browser.lit() == [str(number)] * 2)  # one on each picture
     heat, photo = browser.all('.dc-heat[data-word="3"]')[0], browser.all(".dc-photo")[0]
     assert heat.rect == photo.rect and heat.rect["width"] > 200
+    assert photo.value_of_css_property("filter") == "none"  # the image keeps its colours under the map
     browser.wait(lambda: heat.value_of_css_property("opacity") == "1")
     words[3].click()
     browser.point_at(browser.all("h1")[0])
@@ -117,12 +118,14 @@ def test_ones_own_pictures_and_another_captioner(browse: Any, tmp_path: Path) ->
         shown = browser.wait(lambda side=side: browser.all(f"#zone-{side} img"))
         # A browser cannot show TIFF: the server gave it something that it can.
         browser.wait(lambda shown=shown: browser.js("return arguments[0].naturalWidth", shown[0]) == 256)
+    caption = load_captioner(device="cpu")(example.before, example.after, 5)
+    assert browser.words() == [word.text for word in caption.words]  # without a press of the button
+    assert "ships with diffcap" in browser.all(".dc-facts")[0].text
     browser.all("#captioner input")[0].click()
     browser.wait(lambda: browser.all("[role=option]"))[1].click()
     browser.all("#ask")[0].click()
-    caption = load_captioner(device="cpu")(example.before, example.after, 5)
+    browser.wait(lambda: "the same again" in browser.all(".dc-facts")[0].text)
     assert browser.words() == [word.text for word in caption.words]
-    assert "the same again" in browser.all(".dc-facts")[0].text
 
 
 def test_what_is_no_picture_and_what_is_too_large_is_a_sentence(browse: Any, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The page over HTTP: what visitors are told, what they cannot do, and that many can come at once."""
 
 import io
+import math
 import re
 import threading
 import time
@@ -14,12 +15,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from tests.odd_images import encoded, write_all
+from tests.test_pair_captioner import make, noise
 from tests.web.site import SHIPPED, Visitor, pair, served
 
-from diffcap.captioner import load_captioner
-from diffcap.errors import DiffcapError
-from diffcap.web.captioners import Captioners
-from diffcap.web.page import _answer, _look
+from diffcap.pair_captioner import load_captioner
+from diffcap.report.heatmap import percent
+from diffcap.utils.errors import DiffcapError
+from diffcap.web.captioners import Captioners, Choice
+from diffcap.web.page import _answer, _answer_if_complete, _look
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +103,39 @@ def test_no_pictures_or_one_is_a_sentence(visitor: Visitor) -> None:
     one = visitor.upload("a.png", pair()[0])
     assert "Give the picture after first" in sentence(visitor.caption(one, None))
     assert "Give the picture before first" in sentence(visitor.caption(None, one))
+
+
+def test_the_answer_says_what_the_captioner_was_trained_on_and_no_percentage_of_the_sentence(visitor: Visitor) -> None:
+    pictures = [visitor.upload(f"{number}.png", data) for number, data in enumerate(pair())]
+    text = " ".join(Text(visitor.caption(*pictures)).text.split())
+    assert "was trained on rendered `blocks` scenes; its captions of other images" in text
+    assert "log-probability of the sentence -" in text and "sentence probability" not in text
+
+
+def test_a_probability_of_a_change_comes_before_the_log_probability(tmp_path: Path) -> None:
+    made = make(tmp_path / "best.ckpt", "pcl")
+    paths = []
+    for number in (1, 2):
+        noise(number).save(tmp_path / f"{number}.png")
+        paths.append(str(tmp_path / f"{number}.png"))
+    answer = _answer(Captioners([Choice("mine", made)], "cpu"), *paths, "0", 1)
+    text = " ".join(Text(answer).text.split())
+    caption = load_captioner(made, device="cpu")(*paths)
+    assert caption.nothing_changed is not None
+    shown = (
+        f"probability that something changed {percent(math.log(1 - caption.nothing_changed))} log-probability of the"
+    )
+    assert shown in text and "blocks" not in text
+
+
+def test_uploads_are_captioned_once_both_are_there(tmp_path: Path) -> None:
+    captioners, paths = Captioners([SHIPPED], "cpu"), []
+    for number, data in enumerate(pair()):
+        paths.append(str(tmp_path / f"{number}.png"))
+        Path(paths[-1]).write_bytes(data)
+    assert _answer_if_complete(captioners, paths[0], None, "0", 1) == ""
+    assert _answer_if_complete(captioners, None, paths[1], "0", 1) == ""
+    assert _answer_if_complete(captioners, *paths, "0", 1) == _answer(captioners, *paths, "0", 1)
 
 
 def test_all_odd_pictures_are_a_caption_or_a_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -19,8 +19,8 @@ from tests.toy_checkpoints import write_checkpoint
 from tests.web.site import Visitor
 
 from diffcap import cli
-from diffcap.captioner import SHIPPED
-from diffcap.errors import DiffcapError
+from diffcap.pair_captioner import SHIPPED
+from diffcap.utils.errors import DiffcapError
 from diffcap.web import captioners as shelf
 from diffcap.web.captioners import Captioners, Choice, find_choices
 from diffcap.web.server import listen, serve

@@ -9,11 +9,11 @@ import torch
 
 from diffcap.checkpoints.loading import Checkpoint, load
 from diffcap.checkpoints.reading import read_checkpoint
-from diffcap.errors import DiffcapError
-from diffcap.files import atomic_write
 from diffcap.models.ensemble import Ensemble
 from diffcap.records import file_hash
 from diffcap.run_folder import KEPT, LAST
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.files import atomic_write
 
 
 def expanded(paths: Sequence[str | Path]) -> list[Path]:

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffcap.checkpoints.reading import read_checkpoint, weights_hash, write_folder
-from diffcap.errors import DiffcapError
 from diffcap.records import read_json, write_json
 from diffcap.run_folder import METRICS, evaluations_near
+from diffcap.utils.errors import DiffcapError
 
 
 class Scores(NamedTuple):

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from diffcap.checkpoints.exporting import Scores, scores_of
 from diffcap.checkpoints.reading import CAPTIONING_STAGES, CONFIG, WEIGHTS, read_checkpoint, write_folder
-from diffcap.console import echo
-from diffcap.errors import DiffcapError
 from diffcap.methods import methods
 from diffcap.records import write_json, write_text
 from diffcap.run_folder import METRICS, report_of
+from diffcap.utils.console import echo
+from diffcap.utils.errors import DiffcapError
 
 STAGES_TOLD = {"finetune": "fine-tuned on captions", "reinforce": "fine-tuned, then self-critical training on CIDEr-D"}
 PICTURES = "*.png"  # of a repository

@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_leaves
 
 import diffcap
 from diffcap.checkpoints.reading import CAPTIONING_STAGES, read_checkpoint, remedy, weights_of
-from diffcap.errors import DiffcapError, wrap_errors
 from diffcap.methods import import_object, methods
 from diffcap.models.captioner import Captioner
 from diffcap.text.vocabularies import AnyVocabulary, vocabulary_of
+from diffcap.utils.errors import DiffcapError, wrap_errors
 
 LARGEST = 4096  # size that any captioner may have, whatever its weights
 

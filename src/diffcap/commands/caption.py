@@ -1,19 +1,16 @@
-"""`diffcap caption`: sentences, their probabilities and pictures of where each word looked, for one pair or many."""
+"""`diffcap caption`: captions, their probabilities and heat maps of each word's attention, for one pair or many."""
 
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from diffcap.commands.pairs import PicturePair, find_pairs
-from diffcap.console import echo, print_json
-from diffcap.errors import DiffcapError
+from diffcap.utils.console import echo, print_json
+from diffcap.utils.errors import DiffcapError
 
-_SHIPPED = (
-    "no --checkpoint: this is the small captioner of rendered `blocks` scenes that ships with diffcap; of other pictures "
-    "its sentences tell little."
-)
-_LONGEST = 60  # letters of an id in a file's name, which may take 4 bytes each of a file system's 255
+_MAX_NAME = 60  # characters of an id in a file name; they take up to 4 bytes each, and file systems allow 255
 
 
 def run(
@@ -28,111 +25,124 @@ def run(
     device: str,
     backbone_weights: str | None,
 ) -> None:
-    """Caption, print, draw; see `cli.caption` for the arguments.
+    """Caption, print and draw; see `cli.caption` for the arguments.
 
     Raises:
-        DiffcapError: nothing could be captioned, or some of many pairs could not, or not be drawn, which stderr names.
+        DiffcapError: nothing could be captioned, or some of many pairs could not be captioned or drawn, which stderr names.
     """
     if batch_size < 1:
         raise DiffcapError(f"--batch_size is {batch_size}; it must be at least 1.")
     pairs, notes = find_pairs(before, after)
     for note in notes:
         echo(f"note: {note}", err=True)
-    alone = after is not None and not Path(before).is_dir()
-    target = _target(heatmap, alone)
-    from diffcap.captioner import load_captioner
+    single_pair = after is not None and not Path(before).is_dir()
+    heatmap_path = _validate_heatmap_path(heatmap, single_pair)
+    # By default a thread that waits for the next operation spins, which uses more CPU time than the operations of a small
+    # captioner. OpenMP reads the setting when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from diffcap.models.generation import check_search
+    from diffcap.pair_captioner import load_captioner
 
     check_search(beam, length_penalty, "--beam")
     captioner = load_captioner(checkpoint, device, backbone_weights)
     if checkpoint is None:
-        echo(f"note: {_SHIPPED}", err=True)
-    found = captioner.batch(
-        ((pair.before, pair.after) for pair in pairs), beam, length_penalty, batch_size, "raise" if alone else "return"
+        echo("note: no --checkpoint: the captioner that ships with diffcap is used.", err=True)
+    if captioner.domain_note is not None:
+        echo(f"note: {captioner.domain_note}", err=True)
+    captions = captioner.batch(
+        ((pair.before, pair.after) for pair in pairs),
+        beam,
+        length_penalty,
+        batch_size,
+        "raise" if single_pair else "return",
     )
-    failed, undrawn, files = 0, 0, _file_names([pair.id for pair in pairs])
-    for pair, caption in zip(pairs, _watched(found, len(pairs))):
-        _tell(pair, caption, as_json, alone)
+    failed, undrawn, file_names = 0, 0, _file_names([pair.id for pair in pairs])
+    for pair, caption in zip(pairs, _with_progress(captions, len(pairs))):
+        _print_result(pair, caption, as_json, single_pair)
         if isinstance(caption, DiffcapError):
             failed += 1
-        elif target is not None and alone:
-            _draw(captioner, pair, caption, target)
-        elif target is not None:
-            undrawn += not _is_drawn(captioner, pair, caption, target / files[pair.id])
+        elif heatmap_path is not None and single_pair:
+            _draw(captioner, pair, caption, heatmap_path)
+        elif heatmap_path is not None:
+            undrawn += not _try_draw(captioner, pair, caption, heatmap_path / file_names[pair.id])
     if failed or undrawn:
         counts = {"captioned": failed, "drawn": undrawn}
-        ends = [f"{count} of {len(pairs)} pairs could not be {what}" for what, count in counts.items() if count]
+        failures = [f"{count} of {len(pairs)} pairs could not be {what}" for what, count in counts.items() if count]
         rest = "" if failed + undrawn == len(pairs) else "; the others are done"
-        raise DiffcapError(f"{' and '.join(ends)}, see above{rest}.")
+        raise DiffcapError(f"{' and '.join(failures)}, see above{rest}.")
 
 
-def _target(heatmap: str | None, alone: bool) -> Path | None:
+def _validate_heatmap_path(heatmap: str | None, single_pair: bool) -> Path | None:
     if heatmap is None:
         return None
     path = Path(heatmap)
-    if alone and path.suffix.lower() != ".png":
-        raise DiffcapError(f"--heatmap {heatmap}: the picture is a PNG; give a name that ends in .png.")
-    if not alone and path.is_file():
-        raise DiffcapError(f"--heatmap {heatmap}: a file; for many pairs give a folder, which gets a picture a pair.")
+    if single_pair and path.suffix.lower() != ".png":
+        raise DiffcapError(f"--heatmap {heatmap}: the heat map is a PNG file; give a name that ends in .png.")
+    if not single_pair and path.is_file():
+        raise DiffcapError(
+            f"--heatmap {heatmap}: is a file; for many pairs give a folder, which gets a PNG file per pair."
+        )
     return path
 
 
-def _names(pair: PicturePair) -> dict[str, str]:
+def _pair_paths(pair: PicturePair) -> dict[str, str]:
     return {"id": pair.id, "before": str(pair.before), "after": str(pair.after)}
 
 
 def _file_names(ids: Sequence[str]) -> dict[str, str]:
-    """A file for each id, no two alike where small and large letters are one, too."""
+    """A file name for each id, unique even on case-insensitive file systems."""
     names: dict[str, str] = {}
     taken: set[str] = set()
     for id in ids:
         plain = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in id).lstrip(".")
-        plain = plain[:_LONGEST] or "pair"
-        tries = itertools.chain([plain], (f"{plain}-{number}" for number in itertools.count(2)))
-        names[id] = next(f"{name}.png" for name in tries if name.casefold() not in taken)
-        taken.add(names[id].removesuffix(".png").casefold())
+        plain = plain[:_MAX_NAME] or "pair"
+        candidates = itertools.chain([plain], (f"{plain}-{number}" for number in itertools.count(2)))
+        name = next(name for name in candidates if name.casefold() not in taken)
+        names[id] = f"{name}.png"
+        taken.add(name.casefold())
     return names
 
 
-def _tell(pair: PicturePair, caption: Any, as_json: bool, alone: bool) -> None:
-    """Print what was said of a pair, or why nothing was."""
+def _print_result(pair: PicturePair, caption: Any, as_json: bool, single_pair: bool) -> None:
+    """Print the caption of a pair, or the error in its place."""
     if isinstance(caption, DiffcapError):
         echo(f"error: {pair.id}: {caption}", err=True)
         if as_json:
-            print_json({**_names(pair), "error": str(caption)}, None)
+            print_json({**_pair_paths(pair), "error": str(caption)}, None)
         return
     for note in caption.notes:
         echo(f"note: {note}.", err=True)
-    if as_json:
-        print_json(caption.as_dict() if alone else {**_names(pair), **caption.as_dict()}, 2 if alone else None)
-    elif alone:
-        _print(caption)
+    if as_json and single_pair:
+        print_json(caption.as_dict(), 2)
+    elif as_json:
+        print_json({**_pair_paths(pair), **caption.as_dict()}, None)
+    elif single_pair:
+        _print_details(caption)
     else:
         echo(f"{pair.id}\t{caption.text}")
 
 
-def _print(caption: Any) -> None:
-    from diffcap.report.heatmap import percent
+def _print_details(caption: Any) -> None:
+    from diffcap.report.heatmap import confidence_lines
 
     echo(caption.text)
-    echo(f"log-probability {caption.log_probability:.3f} ({percent(caption.log_probability)})")
-    if caption.nothing_changed is not None:
-        echo(f"probability that nothing changed {caption.nothing_changed:.3f}")
-    for other in caption.alternatives:
-        echo(f"or ({other.log_probability:.3f}): {other.text}")
+    for line in confidence_lines(caption):
+        echo(line)
+    for alternative in caption.alternatives:
+        echo(f"or (log-probability {alternative.log_probability:.3f}): {alternative.text}")
 
 
 def _draw(captioner: Any, pair: PicturePair, caption: Any, path: Path) -> None:
-    from diffcap.image_io import read_image
     from diffcap.report.drawing import write_png
     from diffcap.report.heatmap import draw_caption
+    from diffcap.utils.image_io import read_image
 
-    look = captioner.look(pair.before, pair.after, caption)
-    write_png(path, draw_caption(read_image(pair.before).image, read_image(pair.after).image, caption, look))
+    attention = captioner.attention(pair.before, pair.after, caption)
+    write_png(path, draw_caption(read_image(pair.before).image, read_image(pair.after).image, caption, attention))
 
 
-def _is_drawn(captioner: Any, pair: PicturePair, caption: Any, path: Path) -> bool:
-    """Draw one of many pairs; where that cannot be, a note, and the captions go on."""
+def _try_draw(captioner: Any, pair: PicturePair, caption: Any, path: Path) -> bool:
+    """Draw one of many pairs. On failure, print a note and return False."""
     try:
         _draw(captioner, pair, caption, path)
     except DiffcapError as error:
@@ -141,11 +151,11 @@ def _is_drawn(captioner: Any, pair: PicturePair, caption: Any, path: Path) -> bo
     return True
 
 
-def _watched(found: Iterator[Any], count: int) -> Iterator[Any]:
-    """The captions, with a progress bar where there are many and a terminal."""
-    from diffcap.progress import progress_bar
+def _with_progress(captions: Iterator[Any], count: int) -> Iterator[Any]:
+    """Yield the captions; on a terminal, show a progress bar for more than one."""
+    from diffcap.utils.progress import progress_bar
 
     with progress_bar("captioning", count, hidden=count == 1) as advance:
-        for one in found:
-            yield one
+        for caption in captions:
+            yield caption
             advance(1)

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
-from diffcap.console import echo, print_json
-from diffcap.errors import DiffcapError
+from diffcap.utils.console import echo, print_json
+from diffcap.utils.errors import DiffcapError
 
 _MOST_SAMPLES = 100_000  # repeated runs then move the edges of a 95 % interval by 0.2 % of its width
 
@@ -32,12 +32,12 @@ def run(
     from diffcap.evaluation.bootstrap import compare as bootstrap
     from diffcap.evaluation.captions import unavailable_metrics
     from diffcap.evaluation.tables import print_table
-    from diffcap.provenance import provenance
     from diffcap.records import write_json, write_text
     from diffcap.report import comparison as report
     from diffcap.report.table import rich_table
+    from diffcap.utils.provenance import provenance
 
-    a, b = report.read_evaluated(run_a), report.read_evaluated(run_b)
+    a, b = report.read_evaluation(run_a), report.read_evaluation(run_b)
     report.check_same_pairs(a, b)
     scored_by = [tokenizer or run.metrics["protocol"]["tokenizer"] for run in (a, b)]
     if len(set(scored_by)) > 1:
@@ -76,7 +76,7 @@ def run(
         print_json(found)
         return
     print_table(rich_table(report.metric_lines(found), f"A: {a.folder}\nB: {b.folder}", words=2))
-    echo(report.explained(found), "")
+    echo(report.methodology_note(found), "")
     print_table(rich_table(report.win_lines(found), "pairs on which B's caption scores higher, as high, lower"))
     for row in found["largest"]:
         echo(*report.pair_lines(row), "")

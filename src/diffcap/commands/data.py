@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from diffcap.console import echo, run
 from diffcap.datasets.registry import get_dataset
-from diffcap.errors import DiffcapError
 from diffcap.fetching.settings import FetchSettings
 from diffcap.methods import import_object
 from diffcap.records import SPLITS, ChangePair, Dataset
-from diffcap.settings import CONFIGS
+from diffcap.utils.console import echo, run
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.settings import CONFIGS
 
 SOURCES = CONFIGS / "sources"
 FETCH = FetchSettings()

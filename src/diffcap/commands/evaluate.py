@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from diffcap.console import run
-from diffcap.errors import DiffcapError
+from diffcap.utils.console import run
+from diffcap.utils.errors import DiffcapError
 
 
 def evaluate(
@@ -64,12 +64,12 @@ def evaluate(
     from diffcap.evaluation.protocols import evaluate as score
     from diffcap.evaluation.slots import ATTRIBUTES
     from diffcap.evaluation.tables import metrics_table, print_table
-    from diffcap.lit.cli import quiet
     from diffcap.lit.decoding import decode
+    from diffcap.lit.stage_cli import quiet
     from diffcap.models.generation import check_search
-    from diffcap.provenance import provenance
     from diffcap.records import file_hash, read_dataset, take_changes, write_json
     from diffcap.run_folder import GROUPS, METRICS, PREDICTIONS, REFERENCES, UNSCORED, check_vouched, metrics_by
+    from diffcap.utils.provenance import provenance
 
     quiet()
     check_search(beams, length_penalty, "--beams")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 def main(arguments: Sequence[str]) -> None:
     """Read the options, extract what is missing, say where it is."""
-    from diffcap.lit.cli import StageCLI  # first: it makes --help quick
+    from diffcap.lit.stage_cli import StageCLI  # first: it makes --help quick
 
     # isort: split
     from diffcap.features.images import ImageData

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from diffcap.console import run
+from diffcap.utils.console import run
 
 
 def take_over(folder: str, source: str, name: str = "authors") -> None:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diffcap.console import echo
-from diffcap.errors import DiffcapError
+from diffcap.utils.console import echo
+from diffcap.utils.errors import DiffcapError
 
 if TYPE_CHECKING:
     from diffcap.interop.official import Unseen

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from diffcap.console import run
-from diffcap.errors import DiffcapError
-from diffcap.settings import CONFIGS, setting
+from diffcap.utils.console import run
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.settings import CONFIGS, setting
 
 if TYPE_CHECKING:
     from diffcap.negatives import Builder, CaptionNegatives
@@ -55,10 +55,10 @@ def make_negatives(
     from diffcap.negatives.corpus import sentence_texts, tokenised
     from diffcap.negatives.file import write_negatives
     from diffcap.negatives.report import Report
-    from diffcap.progress import progress_bars
     from diffcap.records import file_hash, read_manifest, take_changes, with_words, write_json
     from diffcap.text.stanza_tagger import find_tagger
     from diffcap.text.tagging import tag_sentences
+    from diffcap.utils.progress import progress_bars
 
     recipe = Recipe(retrieve, replace, confuse, scope, seed)
     home = Path(folder)

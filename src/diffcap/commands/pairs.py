@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diffcap.errors import DiffcapError
 from diffcap.records import is_blank, read_json_lines
+from diffcap.utils.errors import DiffcapError
 
 _TABLES = (".csv", ".tsv", ".jsonl")
 _BEFORE, _AFTER = ("before", "bef", "images"), ("after", "aft", "sc_images")

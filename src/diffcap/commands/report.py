@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from diffcap.console import echo, run
-from diffcap.errors import DiffcapError
+from diffcap.utils.console import echo, run
+from diffcap.utils.errors import DiffcapError
 
 
 def report(
@@ -50,11 +50,11 @@ def report(
     from diffcap.evaluation.protocols import evaluate as score
     from diffcap.evaluation.tables import print_table
     from diffcap.features.store import FeatureStore
-    from diffcap.provenance import provenance
     from diffcap.records import read_dataset, take_changes, write_json, write_text
     from diffcap.report.baselines import baseline_captions
     from diffcap.report.rows import common_protocol, mean_row, read_run, run_row, score_row
     from diffcap.report.table import caption_of, report_text, rich_table, system_lines, type_lines
+    from diffcap.utils.provenance import provenance
 
     read = {
         name: [read_run(place) for place in ([places] if isinstance(places, str) else places)]
@@ -105,13 +105,13 @@ def report(
         write_png(target / "pairs.png", draw_pairs(choose_pairs(test, pictures, seed), dataset.root, said))
         written.append("pairs.png")
     if attention and not dataset.info.get("captions_only"):
-        from diffcap.report.attention import draw_attention, look_at
+        from diffcap.report.attention import draw_attention, list_attention
         from diffcap.report.drawing import write_png
         from diffcap.report.pictures import choose_pairs
 
         chosen, seen = choose_pairs(test, attention, seed), {}
         for name, group in read.items():
-            looked = look_at(group[0].checkpoints, Path(folder), chosen, group[0].predictions)
+            looked = list_attention(group[0].checkpoints, Path(folder), chosen, group[0].predictions)
             if isinstance(looked, str):
                 echo(f"attention.png leaves out {name}: {looked}")
             else:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from diffcap.methods import Method, import_object, methods
 from diffcap.run_folder import FINETUNE, PRETRAIN, REINFORCE
-from diffcap.settings import setting
+from diffcap.utils.settings import setting
 
 
 def pretrain(arguments: Sequence[str]) -> None:
@@ -18,7 +18,7 @@ def pretrain(arguments: Sequence[str]) -> None:
 
 def finetune(arguments: Sequence[str]) -> None:
     """Train a captioner on captions; <run>/finetune/best.ckpt is the result."""
-    _train(FINETUNE, "diffcap.lit.captioning:Captioning", "diffcap.data.captioning:CaptionData", arguments)
+    _train(FINETUNE, "diffcap.lit.finetuning:Captioning", "diffcap.data.datamodules:CaptionData", arguments)
 
 
 def reinforce(arguments: Sequence[str]) -> None:

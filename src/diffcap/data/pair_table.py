@@ -8,10 +8,10 @@ import torch
 from torch.utils.data import Dataset
 
 from diffcap.data.sampler import Batch, step_generator
-from diffcap.errors import DiffcapError
 from diffcap.features.store import FeatureStore
 from diffcap.records import ChangePair
 from diffcap.text.vocabularies import AnyVocabulary
+from diffcap.utils.errors import DiffcapError
 
 
 class PairTable:

@@ -7,15 +7,15 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from diffcap.data.captioning import FeatureData, Samples
+from diffcap.data.datamodules import FeatureData, Samples
 from diffcap.data.labelled_pairs import LabelledPairs
 from diffcap.data.pair_table import PairTable
 from diffcap.data.sampler import Batch, ShuffledEpochs, TaskSchedule, step_generator
-from diffcap.errors import DiffcapError
 from diffcap.features.store import FeatureStore
 from diffcap.losses.mvcl import mask_patches
 from diffcap.negatives import read_negatives
 from diffcap.records import ChangePair, read_dataset
+from diffcap.utils.errors import DiffcapError
 
 CAPTIONED = ("mlm", "mvcl", "fda")
 SINGLE = "single_"  # prefix of the tasks on the dataset `singles`

@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
-from diffcap.data.captioning import CaptionData
+from diffcap.data.datamodules import CaptionData
 from diffcap.data.sampler import Batch, step_generator
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
 
 class ReinforceData(CaptionData):

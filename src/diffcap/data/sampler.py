@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
 Batch = dict[str, Any]
 

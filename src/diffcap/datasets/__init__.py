@@ -14,8 +14,8 @@ from typing import Any
 from diffcap.datasets.checks import check_inside
 from diffcap.datasets.official import compare, repetitions
 from diffcap.datasets.registry import datasets, get_dataset
-from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair, is_blank
+from diffcap.utils.errors import DiffcapError
 
 
 def read_pairs(dataset: str, folder: str | Path) -> list[ChangePair]:

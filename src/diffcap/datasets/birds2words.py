@@ -21,9 +21,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from diffcap.datasets.checks import token_captions
-from diffcap.errors import DiffcapError
 from diffcap.records import SPLITS, ChangePair, read_json_lines
 from diffcap.text.vocabulary import tokenize
+from diffcap.utils.errors import DiffcapError
 
 COLUMNS = (
     "img1ObservationURL", "img1ImgURL", "img1Species", "img1Selection",

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
 
 def sentences(value: object, where: str, key: str) -> list[str]:

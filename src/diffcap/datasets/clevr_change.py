@@ -17,8 +17,8 @@ from typing import Any
 
 from diffcap.datasets import pcl_lines
 from diffcap.datasets.checks import sentences
-from diffcap.errors import DiffcapError
 from diffcap.records import SPLITS, ChangePair, read_json
+from diffcap.utils.errors import DiffcapError
 
 _REMEDY = "unpack the whole dataset into this folder"
 

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from diffcap.datasets.checks import sentences
 from diffcap.datasets.clevr_change import read_splits
-from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair, read_json
+from diffcap.utils.errors import DiffcapError
 
 NOTES = {"change_types": "derived from the captions"}  # printed with every score by change type
 FORMS = {"captions.json": ("bef", "aft"), "change_captions.json": ("images", "sc_images")}

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from diffcap.datasets import pcl_singles
 from diffcap.datasets.checks import check_inside, numbered_lines
-from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair
+from diffcap.utils.errors import DiffcapError
 
 CAPTIONS = ("text_c10", "cvpr2016_cub/text_c10", "CUB_200_2011/text_c10")
 HELD_OUT = ("testclasses.txt", "cvpr2016_cub/testclasses.txt", "CUB_200_2011/testclasses.txt")

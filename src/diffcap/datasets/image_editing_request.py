@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from diffcap.datasets.checks import note_once, sentences
-from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair, read_json
+from diffcap.utils.errors import DiffcapError
 
 FILES = {"train": ("train.json",), "val": ("valid.json", "val.json"), "test": ("test.json",)}
 

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair, read_json, write_text
+from diffcap.utils.errors import DiffcapError
 
 MISSING = "missing"
 BATCH = 5000  # the cache is written after every batch, so that a killed check can be resumed
@@ -61,7 +61,7 @@ def check_images(
     Returns:
         The missing and broken images, in the order of `paths`.
     """
-    from diffcap.progress import progress_bar
+    from diffcap.utils.progress import progress_bar
 
     root, memory = Path(root), Path(memory) if memory and check == "decode" else None
     known = _read_stamps(memory, root) if memory else {}
@@ -91,7 +91,7 @@ def image_problem(path: str | Path) -> str:
 def _check_image(path: Path, check: str, known: list[int] | None) -> ImageStatus:
     from PIL import Image
 
-    from diffcap.image_io import read_image  # imports Pillow, which is too slow for --help
+    from diffcap.utils.image_io import read_image  # imports Pillow, which is too slow for --help
 
     try:
         status = path.stat()

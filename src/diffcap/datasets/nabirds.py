@@ -15,8 +15,8 @@ from pathlib import Path
 
 from diffcap.datasets import pcl_singles
 from diffcap.datasets.checks import numbered_lines
-from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair
+from diffcap.utils.errors import DiffcapError
 
 _NUMBER = re.compile(r"\d{1,9}")
 _REMEDY = "unpack nabirds.tar.gz into this folder"

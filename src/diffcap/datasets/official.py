@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diffcap.errors import DiffcapError
 from diffcap.records import SPLITS, ChangePair, is_blank
+from diffcap.utils.errors import DiffcapError
 
 
 class Sizes(NamedTuple):

@@ -27,8 +27,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from diffcap.datasets.checks import check_inside, note_once, sentences
-from diffcap.errors import DiffcapError
 from diffcap.records import SPLITS, ChangePair, is_blank, read_json_lines
+from diffcap.utils.errors import DiffcapError
 
 SPLIT_SEED = 0
 HELD_OUT = 0.1  # fraction of the pairs for val, and the same for test

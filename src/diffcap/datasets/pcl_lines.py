@@ -11,11 +11,11 @@ The image names may have an extension. The second part of `img2` tells whether t
 import re
 from pathlib import Path
 
-from diffcap.console import echo
 from diffcap.datasets.checks import note_once, sentences
-from diffcap.errors import DiffcapError
 from diffcap.records import SPLITS, ChangePair, read_json, read_json_lines
 from diffcap.text.vocabulary import SPECIALS, build_vocabulary
+from diffcap.utils.console import echo
+from diffcap.utils.errors import DiffcapError
 
 _NAME = re.compile(r"CLEVR_(default|semantic|nonsemantic)_(\d{1,9})(?:\.png)?")
 _FOLDERS = {"semantic": "sc_images", "nonsemantic": "nsc_images"}

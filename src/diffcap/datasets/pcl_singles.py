@@ -19,8 +19,8 @@ from typing import Any
 
 from diffcap.datasets.checks import check_inside, token_captions
 from diffcap.datasets.official import OFFICIAL
-from diffcap.errors import DiffcapError
 from diffcap.records import SPLITS, ChangePair, read_json_lines
+from diffcap.utils.errors import DiffcapError
 
 _CLASSES = OFFICIAL["nabirds"].classes
 _EXTENSIONS = (".jpg", ".jpeg", ".png")

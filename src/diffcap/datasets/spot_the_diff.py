@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from diffcap.datasets.checks import sentences
-from diffcap.errors import DiffcapError
 from diffcap.records import SPLITS, ChangePair, read_json
+from diffcap.utils.errors import DiffcapError
 
 BLANK_CAPTIONS = True  # 7 of the 1,270 test pairs have only blank captions
 NOTES = {"changes": "single"}  # the protocol if the configuration sets none

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair
+from diffcap.utils.errors import DiffcapError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

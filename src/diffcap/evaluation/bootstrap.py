@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from diffcap.evaluation.bleu import BLEU, bleu_counts, bleu_of_sums
-from diffcap.evaluation.captions import ALL_METRICS, check_ids, tokenize_references, unavailable_metrics
+from diffcap.evaluation.captions import ALL_METRICS, check_ids, tokenize_together, unavailable_metrics
 from diffcap.evaluation.cider import CiderD
 from diffcap.evaluation.meteor import Meteor, meteor_counts, meteor_of_sums, running_meteor
 from diffcap.evaluation.rouge import rouge_l
 from diffcap.evaluation.spice import spice
-from diffcap.evaluation.tokenize import Tokenizer, tokenize
+from diffcap.evaluation.tokenize import Tokenizer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Tokens = Mapping[str, str]
@@ -248,9 +248,8 @@ def compare(
     check_ids(b, references, where="the second run: ")
     ids, missing = list(references), unavailable_metrics(metrics)
     wanted = [name for name in metrics if name not in missing]
-    tokens = tokenize([captions[id] for captions in (a, b) for id in ids], tokenizer)
-    reference_tokens = tokenize_references(references, tokenizer)
-    systems = [dict(zip(ids, tokens[: len(ids)])), dict(zip(ids, tokens[len(ids) :]))]
+    hypotheses, reference_tokens = tokenize_together({"a": a, "b": b}, references, tokenizer)
+    systems = list(hypotheses.values())
     with running_meteor() if "METEOR" in wanted else nullcontext() as running:
         summands = [additive_metrics(texts, reference_tokens, groups, wanted, running) for texts in systems]
         scores_a, scores_b = bootstrap_scores(summands, groups, samples, seed)

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from diffcap.errors import DiffcapError
 from diffcap.evaluation.bleu import BLEU, bleu_counts, bleu_of_sums
 from diffcap.evaluation.cider import CiderD
 from diffcap.evaluation.meteor import meteor
 from diffcap.evaluation.rouge import rouge_l
 from diffcap.evaluation.spice import spice, spice_remedy
 from diffcap.evaluation.tokenize import Tokenizer, tokenize
+from diffcap.utils.errors import DiffcapError
 
 FAST_METRICS = (*BLEU, "ROUGE-L", "CIDEr-D")
 ALL_METRICS = (*BLEU, "METEOR", "ROUGE-L", "CIDEr-D", "SPICE")
@@ -67,8 +67,25 @@ def check_ids(predictions: Collection[str], references: Mapping[str, Sequence[st
 
 def tokenize_references(references: Mapping[str, Sequence[str]], tokenizer: Tokenizer) -> dict[str, list[str]]:
     """Tokenise all reference captions in one call; returns id -> strings of tokens."""
-    tokens = iter(tokenize([caption for captions in references.values() for caption in captions], tokenizer))
-    return {id: [next(tokens) for _ in captions] for id, captions in references.items()}
+    return tokenize_together({}, references, tokenizer)[1]
+
+
+def tokenize_together(
+    systems: Mapping[str, Mapping[str, str]], references: Mapping[str, Sequence[str]], tokenizer: Tokenizer
+) -> tuple[dict[str, dict[str, str]], dict[str, list[str]]]:
+    """Tokenise the captions of systems and their references in one call, since the PTB tokeniser starts a Java program.
+
+    Args:
+        systems: name -> id -> caption, for at least the ids of `references`.
+
+    Returns:
+        name -> id -> tokens, and id -> tokens of each reference, in the order of `references`.
+    """
+    texts = [captions[id] for captions in systems.values() for id in references]
+    texts += [caption for captions in references.values() for caption in captions]
+    tokens = iter(tokenize(texts, tokenizer))
+    hypotheses = {name: {id: next(tokens) for id in references} for name in systems}
+    return hypotheses, {id: [next(tokens) for _ in captions] for id, captions in references.items()}
 
 
 def _bleu(hypotheses: Mapping[str, str], references: Mapping[str, list[str]], groups: Mapping[str, list[str]]) -> Any:
@@ -154,24 +171,45 @@ def score_tokens(
 
 
 def score_groups(
-    predictions: Mapping[str, str],
+    systems: Mapping[str, Mapping[str, str]],
     references: Mapping[str, Sequence[str]],
     groups: Mapping[str, list[str]],
     tokenizer: Tokenizer = "ptb",
     metrics: Sequence[str] = ALL_METRICS,
-) -> dict[str, dict[str, float]]:
-    """Tokenise captions, then score each group of ids, see `score_captions` and `score_tokens`.
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Score each group of pairs of several systems; the Java programs start once for all of them.
+
+    Args:
+        systems: name -> id -> caption, each with exactly the ids of `references`. The other arguments are those of
+            `score_captions` and `score_tokens`.
+
+    Returns:
+        system -> group -> metric -> score.
 
     Example:
         >>> predictions = {"1": "the cube moved", "2": "nothing changed"}
         >>> references = {"1": ["the cube moved"], "2": ["no change"]}
-        >>> score_groups(predictions, references, {"change": ["1"]}, "raw", ["BLEU-1", "ROUGE-L"])["change"]["ROUGE-L"]
+        >>> scores = score_groups({"mine": predictions}, references, {"change": ["1"]}, "raw", ["BLEU-1", "ROUGE-L"])
+        >>> scores["mine"]["change"]["ROUGE-L"]
         1.0
     """
-    check_ids(predictions, references)
-    ids = list(references)
-    hypotheses = dict(zip(ids, tokenize([predictions[id] for id in ids], tokenizer)))
-    return score_tokens(hypotheses, tokenize_references(references, tokenizer), groups, metrics)
+    for captions in systems.values():
+        check_ids(captions, references)
+    hypotheses, tokens = tokenize_together(systems, references, tokenizer)
+    # Pairs and groups of two systems must differ in name; a message about a pair of the only system names its id.
+    several = len(systems) > 1
+    keys = {
+        name: {id: f"{id} (system {number})" if several else id for id in references}
+        for number, name in enumerate(systems, 1)
+    }
+    group_keys = {(name, group): f"{number} {group}" for number, name in enumerate(systems) for group in groups}
+    scores = score_tokens(
+        {key: hypotheses[name][id] for name, key_of in keys.items() for id, key in key_of.items()},
+        {key: tokens[id] for key_of in keys.values() for id, key in key_of.items()},
+        {key: [keys[name][id] for id in groups[group]] for (name, group), key in group_keys.items()},
+        metrics,
+    )
+    return {name: {group: scores[group_keys[name, group]] for group, ids in groups.items() if ids} for name in systems}
 
 
 def score_captions(
@@ -201,7 +239,7 @@ def score_captions(
         >>> {metric: round(score, 3) for metric, score in scores.items()}
         {'BLEU-1': 0.819, 'BLEU-4': 0.0, 'ROUGE-L': 0.918, 'CIDEr-D': 2.821}
     """
-    return score_groups(predictions, references, {"total": list(references)}, tokenizer, metrics)["total"]
+    return score_groups({"": predictions}, references, {"total": list(references)}, tokenizer, metrics)[""]["total"]
 
 
 def score_pairs(
@@ -226,11 +264,8 @@ def score_pairs(
         >>> {id: round(score, 3) for id, score in scores["mine"].items()}
         {'1': 7.5, '2': 0.625}
     """
-    ids = list(references)
-    scorer = CiderD(tokenize_references(references, tokenizer))
-    scores = {}
     for name, captions in systems.items():
         check_ids(captions, references, f"{name}: ")
-        hypotheses = tokenize([captions[id] for id in ids], tokenizer)
-        scores[name] = dict(zip(ids, scorer(ids, hypotheses).tolist()))
-    return scores
+    hypotheses, tokens = tokenize_together(systems, references, tokenizer)
+    scorer, ids = CiderD(tokens), list(references)
+    return {name: dict(zip(ids, scorer(ids, list(said.values())).tolist())) for name, said in hypotheses.items()}

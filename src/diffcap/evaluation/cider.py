@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffcap.errors import DiffcapError
 from diffcap.records import read_json, write_json
+from diffcap.utils.errors import DiffcapError
 
 
 def write_predictions(path: str | Path, predictions: Mapping[str, str]) -> None:

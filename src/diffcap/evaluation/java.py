@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
 # By default, the programs use the encoding and the number format of the system.
 _OPTIONS = [

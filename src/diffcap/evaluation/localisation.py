@@ -12,6 +12,7 @@ The scores of a uniform map ("chance") are always reported as well.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,8 +49,9 @@ def relative_box(box: Sequence[float], size: tuple[int, int]) -> Box:
     return left, top, right, bottom
 
 
+@lru_cache(maxsize=1024)  # the maps of all words of a pair have one grid and one box
 def cell_coverage(grid: tuple[int, int], box: Box) -> Array:
-    """Return the fraction of each cell's area that is in the box, (h, w).
+    """Return the fraction of each cell's area that is in the box, (h, w), read-only.
 
     Example:
         >>> cell_coverage((2, 2), (0.25, 0.0, 0.75, 0.5))
@@ -63,7 +65,9 @@ def cell_coverage(grid: tuple[int, int], box: Box) -> Array:
         edges = np.arange(count + 1) / count
         return np.clip(np.minimum(edges[1:], high) - np.maximum(edges[:-1], low), 0, None) * count
 
-    return np.outer(overlap(height, top, bottom), overlap(width, left, right))
+    fractions = np.outer(overlap(height, top, bottom), overlap(width, left, right))
+    fractions.setflags(write=False)
+    return fractions
 
 
 def pointing_score(map: Array, box: Box) -> float:

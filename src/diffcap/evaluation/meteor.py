@@ -12,8 +12,8 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from diffcap.errors import DiffcapError
 from diffcap.evaluation.java import jar, java_command, java_failure
+from diffcap.utils.errors import DiffcapError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

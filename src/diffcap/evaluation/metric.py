@@ -6,9 +6,9 @@ from typing import Any
 import torch.distributed as dist
 from torchmetrics import Metric
 
-from diffcap.errors import DiffcapError
 from diffcap.evaluation.captions import FAST_METRICS, score_tokens, tokenize_references
 from diffcap.evaluation.tokenize import Tokenizer, tokenize
+from diffcap.utils.errors import DiffcapError
 
 
 class CaptionMetric(Metric):

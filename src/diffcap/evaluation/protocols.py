@@ -103,19 +103,33 @@ def evaluate(
         >>> result["protocol"]
         {'dataset': 'toy', 'tokenizer': 'raw', 'metrics': ['ROUGE-L'], 'pairs': {'total': 1, 'move': 1}}
     """
+    return evaluate_systems({"": predictions}, pairs, tokenizer, metrics, protocol, provenance)[""]
+
+
+def evaluate_systems(
+    systems: Mapping[str, Mapping[str, str]],
+    pairs: Sequence[ChangePair],
+    tokenizer: Tokenizer = "ptb",
+    metrics: Sequence[str] = ALL_METRICS,
+    protocol: Mapping[str, Any] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> dict[str, dict[str, Any]]:
+    """`evaluate` for several systems, name -> id -> caption, in much less time than one by one: name -> its result."""
     groups = groups_of(pairs)
-    scores = score_groups(predictions, {pair.id: pair.captions for pair in pairs}, groups, tokenizer, metrics)
+    scores = score_groups(systems, {pair.id: pair.captions for pair in pairs}, groups, tokenizer, metrics)
     missing = unavailable_metrics(metrics)
-    result: dict[str, Any] = {
-        "protocol": {
-            **(protocol or {}),
-            "tokenizer": tokenizer,
-            "metrics": [name for name in ALL_METRICS if name in metrics and name not in missing],
-            "pairs": {name: len(ids) for name, ids in groups.items()},
-        },
-        "groups": scores,
-        "provenance": {**(provenance or {}), **({"unavailable": missing} if missing else {})},
+    knows_objects = any("changed" in pair.extra for pair in pairs)
+    return {
+        name: {
+            "protocol": {
+                **(protocol or {}),
+                "tokenizer": tokenizer,
+                "metrics": [metric for metric in ALL_METRICS if metric in metrics and metric not in missing],
+                "pairs": {group: len(ids) for group, ids in groups.items()},
+            },
+            "groups": scores[name],
+            "provenance": {**(provenance or {}), **({"unavailable": missing} if missing else {})},
+            **({"slots": slot_accuracy(predictions, pairs)} if knows_objects else {}),
+        }
+        for name, predictions in systems.items()
     }
-    if any("changed" in pair.extra for pair in pairs):
-        result["slots"] = slot_accuracy(predictions, pairs)
-    return result

@@ -7,8 +7,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from diffcap.errors import DiffcapError
 from diffcap.evaluation.java import jar, run_java
+from diffcap.utils.errors import DiffcapError
 
 JARS = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")
 FOLDER_VARIABLE = "DIFFCAP_CORENLP"

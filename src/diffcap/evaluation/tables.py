@@ -1,43 +1,87 @@
 """Tables of scores for the terminal and as Markdown. Files hold fractions; tables show them times 100, as the papers do."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from diffcap.errors import printable
+from diffcap.utils.errors import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 Rows = Mapping[str, Mapping[str, float]]
 
+SMALL_GROUP = 30  # pairs; below, an interval of a score is about as wide as the differences between methods
+MARK = " †"
+_OVERLAP = {"BLEU-4": 0.01, "ROUGE-L": 0.9}  # from these scores on, captions share long phrases with their references
+
+
+def is_weightless(scores: Mapping[str, float]) -> bool:
+    """Whether CIDEr-D is 0 although captions share long phrases with their references.
+
+    The weight of an n-gram is the logarithm of pairs over pairs whose references have it. It is 0 if all pairs have it, as in a
+    group of one pair or of pairs with equal references; there even perfect captions get 0.
+
+    Args:
+        scores: metric -> fraction, of one group.
+    """
+    cider = scores.get("CIDEr-D")
+    is_zero = cider is not None and abs(cider) < 1e-9
+    return is_zero and any(scores.get(name, 0.0) >= least for name, least in _OVERLAP.items())
+
+
+def score_notes(groups: Iterable[Mapping[str, float]], pairs: Mapping[str, int]) -> list[str]:
+    """What a reader of a table must know about its groups, a sentence each.
+
+    Args:
+        groups: metric -> fraction, of every group and system in the table. pairs: group -> number of pairs.
+    """
+    notes = []
+    if any(map(is_weightless, groups)):
+        notes.append(
+            "† CIDEr-D gives no weight to phrases that occur in the references of all pairs of a group. All that captions and "
+            "references share here are such phrases, as in a group of one pair or of pairs with equal references, where even "
+            "perfect captions get 0.00. Compare another metric."
+        )
+    small = [f"{name} {count}" for name, count in pairs.items() if 0 < count < SMALL_GROUP]
+    if small:
+        notes.append(
+            f"Groups of fewer than {SMALL_GROUP} pairs ({', '.join(small)}): their scores depend strongly on the choice of the "
+            "pairs."
+        )
+    return notes
+
 
 def _columns(rows: Rows) -> list[str]:
     return list(dict.fromkeys(name for scores in rows.values() for name in scores))
 
 
-def _cell(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{100 * value:.{digits}f}"
+def _cell(scores: Mapping[str, float], name: str, digits: int) -> str:
+    value = scores.get(name)
+    mark = MARK if name == "CIDEr-D" and is_weightless(scores) else ""
+    return "-" if value is None else f"{100 * value:.{digits}f}{mark}"
 
 
-def metrics_table(rows: Rows, title: str = "", digits: int = 2) -> "Table":
-    """Return a rich table with one row per group (or method) and one column per metric.
+def metrics_table(rows: Rows, title: str = "", digits: int = 2, pairs: Mapping[str, int] | None = None) -> "Table":
+    """Return a rich table with one row per group (or method) and one column per metric; footnotes see `score_notes`.
 
     Args:
         rows: row name -> metric -> score, for example "groups" of `metrics.json`.
         title: of the table.
         digits: decimal places of the scores times 100.
+        pairs: group -> number of pairs, for example "pairs" of the protocol in `metrics.json`.
     """
     from rich import box
     from rich.table import Table
 
-    table = Table(title=title or None, box=box.SIMPLE_HEAD, pad_edge=False, caption="fractions x 100")
+    caption = "\n".join(["fractions x 100", *score_notes(rows.values(), pairs or {})])
+    table = Table(title=title or None, box=box.SIMPLE_HEAD, pad_edge=False, caption=caption, caption_justify="left")
     columns = _columns(rows)
     table.add_column("", no_wrap=True)
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     for name, scores in rows.items():
-        table.add_row(name, *(_cell(scores.get(column), digits) for column in columns))
+        table.add_row(name, *(_cell(scores, column, digits) for column in columns))
     return table
 
 
@@ -70,5 +114,5 @@ def markdown_table(rows: Rows, corner: str = "", digits: int = 2) -> str:
     """
     columns = _columns(rows)
     lines = [[corner, *columns], ["---", *["---:"] * len(columns)]]
-    lines += [[name, *(_cell(scores.get(column), digits) for column in columns)] for name, scores in rows.items()]
+    lines += [[name, *(_cell(scores, column, digits) for column in columns)] for name, scores in rows.items()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from diffcap.errors import DiffcapError
 from diffcap.evaluation.java import jar, run_java
+from diffcap.utils.errors import DiffcapError
 
 Tokenizer = Literal["ptb", "raw"]
 

@@ -23,9 +23,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from diffcap.checkpoints.reading import read_checkpoint, weights_of
-from diffcap.errors import DiffcapError, wrap_errors
 from diffcap.features.preprocessing import ResizeNormalize, ResizeOnly
 from diffcap.features.weights import download, load_weights, pretrained_clip, read_state_dict, state_hash
+from diffcap.utils.errors import DiffcapError, wrap_errors
 
 Library = Literal["torchvision", "open_clip", "timm", "blocks", "pixels", "clip4idc"]
 
@@ -117,7 +117,7 @@ def build_backbone(
         if weights != "default" or network is not None or layer is not None or pool_size is not None:
             raise DiffcapError(
                 "pixels have no network, stage, pool or weights: remove these options; CLIP's weights for CLIP4IDC are "
-                "given to its training, as --model.clip_weights=FILE."
+                "given to its training, as WEIGHTS=FILE with METHOD=clip4idc."
             )
         resize = ResizeOnly() if image_size is None else ResizeOnly((image_size[0], image_size[1]))
         return Backbone(nn.Identity(), resize, {"library": library, "dtype": "uint8"})
@@ -261,7 +261,7 @@ def _blocks(network: str, layer: str | int | None, weights: str) -> tuple[nn.Mod
 def _clip4idc(network: str, layer: str | int | None, weights: str) -> tuple[nn.Module, ResizeOnly]:
     if weights in ("default", "random"):
         raise DiffcapError(
-            "--model.weights is missing: give the checkpoint of an adaptation, for example "
+            "WEIGHTS is missing: give the checkpoint of an adaptation, for example "
             "runs/blocks/clip4idc/pretrain/best.ckpt."
         )
     from diffcap.models.clip import PairTower, build_clip  # imports open_clip, which is too slow for --help

@@ -11,10 +11,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from diffcap.errors import DiffcapError
 from diffcap.features.store import Rows
-from diffcap.image_io import read_image
 from diffcap.records import ChangePair
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.image_io import read_image
 
 
 def unique_images(pairs: Iterable[ChangePair]) -> list[str]:

@@ -7,8 +7,9 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from diffcap.errors import DiffcapError
 from diffcap.features.backbones import Backbone, Library, build_backbone
+from diffcap.features.weights import OFFLINE_HINT, WEIGHTS
+from diffcap.utils.errors import DiffcapError
 
 _OPTION = "--backbone-weights"
 
@@ -41,8 +42,8 @@ def backbone_of(meta: Mapping[str, Any], weights: str | None = None) -> Backbone
             (pool[0], pool[1]) if pool else None,
             (size[0], size[1]) if size else None,
         )
-    except DiffcapError as error:  # its message has the name of the option of the extraction stage
-        raise DiffcapError(str(error).replace("--model.weights", _OPTION)) from None
+    except DiffcapError as error:  # its message has the variables of the extraction stage
+        raise DiffcapError(str(error).replace(OFFLINE_HINT, "").replace(WEIGHTS, _OPTION)) from None
     described = json.loads(json.dumps(backbone.describe()))
     for key in ("preprocessing", "pool", "weights_sha256"):
         if key == "weights_sha256" and meta.get(key) is None:

@@ -30,8 +30,8 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from diffcap.errors import DiffcapError
 from diffcap.records import read_json, write_json, write_text
+from diffcap.utils.errors import DiffcapError
 
 VERSION = 2
 SUMS = "sums.u32"
@@ -369,7 +369,7 @@ class StoreWriter:
 
     def _check_rows(self, done: npt.NDArray[np.bool_]) -> None:
         """Compare all done rows with their checksums, and set `done` to False for those that differ."""
-        from diffcap.progress import progress_bar
+        from diffcap.utils.progress import progress_bar
 
         rows = np.flatnonzero(done)
         print(f"{self.folder}: comparing the features of {len(rows):,} images with their checksums", flush=True)

@@ -11,28 +11,32 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from diffcap.errors import DiffcapError
-from diffcap.unpickling import error_reason
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.unpickling import error_reason
 
 # Common wrappers of state dicts: keys of a dict that holds one, and the prefix that DataParallel adds to the names.
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 _PREFIX = "module."
 
+# For messages: make's variable, which is also an option of the stages, and what needs no file. `online` has another option.
+WEIGHTS = "WEIGHTS"
+OFFLINE_HINT = ", or use OFFLINE=yes to try diffcap with the small networks that ship with it"
+
 T = TypeVar("T")
 
 
-def read_state_dict(path: str | Path, option: str = "--model.weights") -> dict[str, Tensor]:
+def read_state_dict(path: str | Path, option: str | None = None) -> dict[str, Tensor]:
     """Read a state dict from a `.safetensors` file, or from a `.pth`, `.pt` or `.bin` file (without executing code).
 
     Args:
-        path: of the file. option: name of the command line option, for the message.
+        option: of the command line that gives the path, for messages; by default that of the backbone's weights.
 
     Raises:
         DiffcapError: the file is missing or does not hold a state dict.
     """
     path = Path(path)
     if not path.is_file():
-        raise DiffcapError(f"{path}: no weights file there; check the path given as {option}.")
+        raise DiffcapError(f"{path}: no weights file there; check the path given as {option or WEIGHTS}.")
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -120,11 +124,11 @@ def _resolves(host: str) -> bool:
     return True
 
 
-def pretrained_clip(network: str, option: str = "--model.weights") -> Any:
+def pretrained_clip(network: str) -> Any:
     """Return an open_clip model with the weights of the tag "openai", or of its first tag if there is no such tag.
 
     Args:
-        network: name of the model in open_clip. option: command line option for a local file, for the message.
+        network: name of the model in open_clip.
 
     Raises:
         DiffcapError: open_clip has no weights of this model, or they cannot be downloaded.
@@ -134,21 +138,20 @@ def pretrained_clip(network: str, option: str = "--model.weights") -> Any:
 
     tags = open_clip.list_pretrained_tags_by_model(network)
     if not tags:
-        raise DiffcapError(f"open_clip has no weights for {network}; give a file as {option}=PATH.")
+        raise DiffcapError(f"open_clip has no weights for {network}; give a file as {WEIGHTS}=PATH.")
     tag = "openai" if "openai" in tags else tags[0]
     cfg = pretrained.get_pretrained_cfg(network, tag)
     repository, _, file = cfg.get("hf_hub", "").rpartition("/")
     hub_url = f"https://huggingface.co/{repository}/resolve/main/{file or 'open_clip_model.safetensors'}"
     url = hub_url if repository else cfg["url"]
-    return download(f"{network} ({tag})", url, lambda: open_clip.create_model(network, pretrained=tag), option)
+    return download(f"{network} ({tag})", url, lambda: open_clip.create_model(network, pretrained=tag))
 
 
-def download(network: str, url: str, fetch: Callable[[], T], option: str = "--model.weights") -> T:
+def download(network: str, url: str, fetch: Callable[[], T]) -> T:
     """Run a library's download function.
 
     Args:
-        network: name of the network. url: of the file. option: command line option for a local file. All for the message.
-        fetch: the download function.
+        network: name of the network, for the message. url: of the file, for the message. fetch: the download function.
 
     Raises:
         DiffcapError: the download failed.
@@ -160,5 +163,5 @@ def download(network: str, url: str, fetch: Callable[[], T], option: str = "--mo
         reason = " ".join(str(error).split("\n")[0].split())[:200] or type(error).__name__
         raise DiffcapError(
             f"the default weights of {network} are not cached and cannot be downloaded ({reason}); fetch {url} "
-            f"elsewhere and give it as {option}=PATH."
+            f"elsewhere and give it as {WEIGHTS}=PATH{OFFLINE_HINT}."
         ) from None

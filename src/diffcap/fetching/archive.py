@@ -11,7 +11,7 @@ import tarfile
 import zipfile
 from pathlib import Path, PurePosixPath
 
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
 _BLOCK = 512  # bytes of a tar header
 _CHUNK = 1 << 20

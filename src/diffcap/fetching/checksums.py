@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from diffcap.errors import DiffcapError
 from diffcap.records import file_hash, read_json, write_json
+from diffcap.utils.errors import DiffcapError
 
 
 class Checksums:

@@ -19,9 +19,9 @@ from requests.adapters import HTTPAdapter
 from urllib3.util.retry import Retry
 
 import diffcap
-from diffcap.errors import DiffcapError
 from diffcap.fetching.settings import FetchSettings
 from diffcap.records import read_json, write_json
+from diffcap.utils.errors import DiffcapError
 
 _CHUNK = 1 << 16
 _MAX_REDIRECTS = 10

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
-from diffcap.console import echo
-from diffcap.errors import DiffcapError
 from diffcap.fetching.archive import DamagedArchive, extract, is_archive
 from diffcap.fetching.download import Client, PermanentError, TransientError, download
 from diffcap.fetching.folder import DatasetFolder, Failure, exclusive_lock
 from diffcap.fetching.photos import fetch_photos
 from diffcap.fetching.settings import FetchSettings
 from diffcap.fetching.sources import Entry, read_sources
-from diffcap.progress import Update, progress_bars
 from diffcap.records import write_json, write_text
+from diffcap.utils.console import echo
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.progress import Update, progress_bars
 
 _MAX_PRINTED = 10  # failures; fetch-failures.json has all
 _UNFINISHED = (".part", ".crdownload", ".download")  # suffixes of unfinished downloads of browsers

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from diffcap.errors import DiffcapError
 from diffcap.fetching.checksums import Checksums
 from diffcap.fetching.sources import Entry
+from diffcap.utils.errors import DiffcapError
 
 
 @dataclass(frozen=True)

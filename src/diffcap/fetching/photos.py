@@ -11,12 +11,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from diffcap.datasets.registry import get_dataset
-from diffcap.errors import DiffcapError
 from diffcap.fetching.download import Client, PermanentError, TransientError, download, host_of
 from diffcap.fetching.folder import DatasetFolder, Failure
 from diffcap.fetching.settings import FetchSettings
 from diffcap.fetching.sources import is_web_address
-from diffcap.progress import progress_bar
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.progress import progress_bar
 
 _PROBES = 3  # photos already downloaded from a host that are requested again, to see whether it still delivers any
 

@@ -26,8 +26,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from diffcap.errors import DiffcapError
-from diffcap.settings import read_settings
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.settings import read_settings
 
 _ENTRY: dict[str, type] = {
     **dict.fromkeys(("url", "file", "page", "how", "to", "strip", "sha256", "md5"), str),

@@ -7,9 +7,9 @@ released recipe uses it, so it is left out) and the distractor head in a fine-tu
 import torch
 from torch import Tensor
 
-from diffcap.errors import DiffcapError
 from diffcap.interop.importer import Importer
 from diffcap.interop.sizes import pcl_sizes
+from diffcap.utils.errors import DiffcapError
 
 _TRUNK = {
     "word_embedding.weight": "word_embedding.weight",

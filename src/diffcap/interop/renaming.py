@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
 Rule = tuple[str, str | None]
 PARTS = {"query": 0, "key": 1, "value": 2}

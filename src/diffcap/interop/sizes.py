@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from diffcap.errors import DiffcapError
 from diffcap.features.preprocessing import ResizeNormalize, ResizeOnly
+from diffcap.utils.errors import DiffcapError
 
 State = Mapping[str, Tensor]
 

@@ -5,13 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffcap.data.captioning import AdaptData
-from diffcap.errors import DiffcapError
+from diffcap.data.datamodules import AdaptData
 from diffcap.evaluation.retrieval import PairRetrieval
 from diffcap.lit.clip_weights import load_clip
 from diffcap.lit.schedules import Schedule
 from diffcap.lit.training import TrainingModule, adamw, init_from
 from diffcap.models.clip4idc import CLIP4IDCAdaptation
+from diffcap.utils.errors import DiffcapError
 
 
 class Adaptation(TrainingModule):

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diffcap.errors import DiffcapError
 from diffcap.features.weights import pretrained_clip, read_state_dict
 from diffcap.models.clip import networks_folder, pretrained_grid
 from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation
 from diffcap.text.bpe import ClipVocabulary
 from diffcap.text.vocabularies import AnyVocabulary
+from diffcap.utils.errors import DiffcapError
 
 _POSITIONS = "visual.positional_embedding"
 # Parameter names of a block of CLIP's text tower, and of FT1's decoder block.
@@ -57,11 +57,11 @@ def load_clip(module: CLIP4IDC | CLIP4IDCAdaptation, weights: str, vocabulary: A
     elif weights == "default":
         if not isinstance(network, str):
             raise DiffcapError("model.clip_weights is default, but the network has no name; give a file, or random.")
-        official = pretrained_clip(network, "--model.clip_weights")
+        official = pretrained_clip(network)
         _check_activation(official.visual, module.images.visual, network)
         state = dict(official.state_dict())
     else:
-        state = read_state_dict(weights, "--model.clip_weights")
+        state = read_state_dict(weights)
     token_ids = state.pop("token_ids", None)
     state = {name: value.float() for name, value in state.items()}
     if _POSITIONS in state:

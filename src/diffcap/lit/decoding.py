@@ -14,7 +14,7 @@ from diffcap.checkpoints.combining import together
 from diffcap.checkpoints.loading import Checkpoint
 from diffcap.data.pair_table import PairDataset, PairTable, identity_collate
 from diffcap.features.store import FeatureStore
-from diffcap.lit.cli import plain_settings
+from diffcap.lit.stage_cli import plain_settings
 from diffcap.losses.gather import world_size
 from diffcap.models.generation import beam_search, greedy
 from diffcap.records import ChangePair

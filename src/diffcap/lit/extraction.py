@@ -9,12 +9,12 @@ import torch
 from lightning.pytorch.callbacks import BasePredictionWriter
 from torch import Tensor
 
-from diffcap.errors import DiffcapError
 from diffcap.features.backbones import Library, build_backbone
 from diffcap.features.images import ImageBatch, ImageData, image_stamps, unique_images
 from diffcap.features.store import Rows, StoreWriter
 from diffcap.losses.gather import world_size
 from diffcap.records import read_dataset
+from diffcap.utils.errors import DiffcapError
 
 
 class Extraction(pl.LightningModule):

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from diffcap.errors import DiffcapError
 from diffcap.evaluation.metric import CaptionMetric
 from diffcap.evaluation.reward import CaptionReward
-from diffcap.lit.captioning import Captioning
+from diffcap.lit.finetuning import Captioning
 from diffcap.lit.training import init_from
 from diffcap.losses.gather import global_mean
 from diffcap.losses.self_critical import Baseline, leave_one_out_mean, self_critical_loss
 from diffcap.models.captioner import Captioner
 from diffcap.models.generation import greedy_from, sample_from
+from diffcap.utils.errors import DiffcapError
 
 
 class Reinforcement(Captioning):

@@ -27,11 +27,8 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, Wand
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from diffcap.checkpoints.reading import read_checkpoint, weights_hash
-from diffcap.errors import DiffcapError
 from diffcap.features.store import SUMS
-from diffcap.files import atomic_write
-from diffcap.lit.cli import StageCLI
-from diffcap.provenance import provenance
+from diffcap.lit.stage_cli import StageCLI
 from diffcap.records import file_hash, write_json
 from diffcap.run_folder import (
     BEST,
@@ -49,6 +46,9 @@ from diffcap.run_folder import (
     stage_of,
     vouch,
 )
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.files import atomic_write
+from diffcap.utils.provenance import provenance
 
 # A run that differs from an earlier one only here continues it.
 _SAME_RUN = (

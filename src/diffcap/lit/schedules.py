@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
 Schedule = Literal["noam", "piecewise", "step", "cosine", "linear", "constant"]
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 import diffcap
 from diffcap.checkpoints.reading import FORMAT, read_checkpoint, weights_of
-from diffcap.data.captioning import FeatureData
-from diffcap.errors import DiffcapError
+from diffcap.data.datamodules import FeatureData
 from diffcap.lit.schedules import Schedule, make_lr_lambda
 from diffcap.losses.gather import detached_sum_over_ranks
+from diffcap.utils.errors import DiffcapError
 
 
 def adamw(

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from diffcap.errors import DiffcapError
 from diffcap.models.captioner import Captioner
+from diffcap.utils.errors import DiffcapError
 
 # Beam search over B pairs decodes B x beams captions at once. Captions get worse with far fewer beams than this (Koehn and
 # Knowles, "Six challenges for neural machine translation", 2017, section 3.6).

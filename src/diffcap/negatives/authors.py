@@ -12,10 +12,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from diffcap.datasets.checks import sentences
-from diffcap.errors import DiffcapError
 from diffcap.negatives.corpus import tokenised
 from diffcap.negatives.file import CaptionNegatives, Negative
 from diffcap.records import ChangePair, read_json_lines
+from diffcap.utils.errors import DiffcapError
 
 _EXTENSIONS = (".png", ".jpg", ".jpeg")
 

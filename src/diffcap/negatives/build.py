@@ -20,7 +20,6 @@ from itertools import chain
 from random import Random
 from typing import Any
 
-from diffcap.errors import DiffcapError
 from diffcap.negatives.confuse import confuse
 from diffcap.negatives.corpus import (
     Sentence,
@@ -34,6 +33,7 @@ from diffcap.negatives.file import KINDS, CaptionNegatives, Negative
 from diffcap.negatives.replace import replace_words
 from diffcap.negatives.retrieve import most_similar, tfidf
 from diffcap.records import ChangePair
+from diffcap.utils.errors import DiffcapError
 
 CANDIDATES = 64  # similar captions to choose from; those whose content words all occur in the references are skipped
 _FALLBACKS = (

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from diffcap.errors import DiffcapError
-from diffcap.files import atomic_write
 from diffcap.records import file_hash, read_json, read_json_lines
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.files import atomic_write
 
 NEGATIVES = "negatives.jsonl"
 NOTES = "negatives.json"  # the settings that the negatives were built with, and the SHA-256 of NEGATIVES

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffcap.errors import DiffcapError
-from diffcap.provenance import provenance
 from diffcap.records import write_json, write_text
-from diffcap.report.comparison import check_same_pairs, pairs_of, read_evaluated
+from diffcap.report.comparison import check_same_pairs, pairs_of, read_evaluation
 from diffcap.report.rows import mean_row, score_row, training
 from diffcap.report.table import Lines, markdown, rich_table, system_lines, type_lines
 from diffcap.run_folder import chain_of, checkpoints_of
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.provenance import provenance
 
 _DECODING = ("beams", "length_penalty", "ensemble")
 
@@ -26,7 +26,7 @@ def accuracy_table(folder: str | Path, rows: Mapping[str, Sequence[Path]], out: 
     Raises:
         DiffcapError: an evaluation is missing, or two have different pairs or tokenizers.
     """
-    read = {name: [read_evaluated(path) for path in paths] for name, paths in rows.items()}
+    read = {name: [read_evaluation(path) for path in paths] for name, paths in rows.items()}
     first = next(iter(read.values()))[0]
     for group in read.values():
         for evaluated in group:

@@ -1,4 +1,4 @@
-"""`attention.png`: where a captioner looked as it wrote each word, and which places of the two images it took for the same."""
+"""`attention.png`: attention maps of each word, and the positions that the captioner matched between the two images."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,72 +6,49 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from PIL import Image, ImageDraw
 
-from diffcap.captioner import Look, look_of
 from diffcap.checkpoints.combining import load_together, together
 from diffcap.checkpoints.loading import Checkpoint
 from diffcap.features.store import FeatureStore
 from diffcap.models.captioner import Captioner
+from diffcap.pair_captioner import AttentionMaps, attention_of
 from diffcap.records import ChangePair
-from diffcap.report.drawing import GAP, GRAY, INK, LINE, MARGIN, PICTURE, WIDTH, Color, fonts, leading, picture
-from diffcap.report.pictures import height_of, words_beside, write_lines
-
-Array = npt.NDArray[np.floating[Any]]
+from diffcap.report.drawing import GAP, GRAY, INK, LINE, MARGIN, PICTURE, WIDTH, Color, fonts, line_height, picture
+from diffcap.report.overlay import Array, blend, colormap, scale_attention
+from diffcap.report.pictures import caption_lines, draw_lines, lines_height
 
 COLUMNS = 7  # words in a row
 TILE = ((WIDTH - 2 * MARGIN - (COLUMNS - 1) * GAP) // COLUMNS, 88)
-_SEAM = 2  # pixels between a word's two images
-# From nothing to where a word looked most; each lighter than the one before, so that it reads in gray, too.
-HEAT = np.array([(60, 0, 90), (150, 20, 110), (225, 60, 60), (250, 140, 20), (255, 235, 90)], dtype=float)
-_OPAQUE, FADED = 0.85, 0.45  # of the hottest place; of the picture's own colours below the heat
-_EVEN = 4  # a word whose highest place has less than so many times an even look stays pale
-_ALIKE, _OTHER = (0, 160, 230), (240, 120, 0)
-_MOST_LINES = 24
-_FINE = 4  # lines are drawn so many times larger and shrunk, for smooth edges
+_TILE_GAP = 2  # pixels between the two images of a word
+_COMMON_SHIFT, _OTHER_SHIFT = (0, 160, 230), (240, 120, 0)
+_MAX_MATCHES = 24
+_SUPERSAMPLING = 4  # lines are drawn this many times larger and then shrunk, for smooth edges
+_PAIRS_PER_READ = 16
 
 
 @dataclass(frozen=True)
-class PairLook(Look):
-    """Where a captioner looked as it wrote what a run said of a pair."""
+class PairAttention(AttentionMaps):
+    """Attention maps for the caption that a run wrote for a pair."""
 
     pair: ChangePair
     caption: str
 
 
-def look(checkpoint: Checkpoint, stores: Sequence[FeatureStore], pair: ChangePair, caption: str) -> PairLook:
-    """Ask a captioner where it looked for each word of a caption.
-
-    Args:
-        stores: of its features; of an ensemble one for each member.
-
-    Raises:
-        NotImplementedError: its method has no such maps.
-        DiffcapError: an image is not in the store.
-    """
-    vocabulary = checkpoint.vocabulary
-    words = caption.split(" ") if caption else []  # the model's own, not cut as a sentence would be
-    tokens = vocabulary.encode(words, checkpoint.max_length)
-    read = [torch.from_numpy(store.read(store.rows(pair.images))).float().split(1) for store in stores]
-    before: Any
-    after: Any
-    before, after = read[0] if len(read) == 1 else zip(*read)
-    one = look_of(checkpoint.captioner, vocabulary, before, after, tokens)
-    return PairLook(one.words, one.before, one.after, one.alignment, pair, caption)
-
-
-def look_each(
+def iter_attention(
     paths: Sequence[Path], folder: Path, pairs: Sequence[ChangePair], captions: Mapping[str, str]
-) -> Iterator[PairLook] | str:
-    """Looks of a run's checkpoint, or of an ensemble's, at pairs, one at a time; or, where nothing is to see, a sentence why.
+) -> Iterator[PairAttention] | str:
+    """Attention maps of a checkpoint, or of an ensemble, for the captions of pairs, one pair at a time.
 
     Args:
-        paths: the checkpoints, read once. folder: the dataset's, with its features. captions: what the run said, by id.
+        paths: the checkpoints; several are an ensemble. folder: the dataset's, with its features. captions: id -> caption.
+
+    Returns:
+        The maps in the order of `pairs`, or a sentence why there are none.
 
     Raises:
-        DiffcapError: the checkpoint or the features are damaged or do not fit.
+        DiffcapError: the checkpoint or the features are damaged or do not fit, or an image is not in the feature store.
     """
     for path in paths:
         if not path.exists():
@@ -81,109 +58,99 @@ def look_each(
         if type(member.captioner).attention is Captioner.attention:
             return f"{member.metadata['method']} has no attention maps."
     if len({tuple(member.features["shape"][1:]) for member in members}) > 1:
-        return "the members of the ensemble look at grids of different sizes."
-    stores = [FeatureStore.open(folder / "features" / one.features["name"], one.features) for one in members]
+        return "the members of the ensemble have attention maps of different sizes."
+    stores = [FeatureStore.open(folder / "features" / member.features["name"], member.features) for member in members]
     checkpoint = members[0] if len(members) == 1 else together(members)
-    return (look(checkpoint, stores, pair, captions[pair.id]) for pair in pairs)
+    return _iter_maps(checkpoint, stores, pairs, captions)
 
 
-def look_at(
+def list_attention(
     paths: Sequence[Path], folder: Path, pairs: Sequence[ChangePair], captions: Mapping[str, str]
-) -> list[PairLook] | str:
-    """`look_each`, all at once."""
-    found = look_each(paths, folder, pairs, captions)
-    return found if isinstance(found, str) else list(found)
+) -> list[PairAttention] | str:
+    """`iter_attention` as a list."""
+    maps = iter_attention(paths, folder, pairs, captions)
+    return maps if isinstance(maps, str) else list(maps)
 
 
-def heat(strength: Array) -> Array:
-    """Colours of strengths from 0 to 1: (...) to (..., 3) on the scale 0 to 255."""
-    place = np.linspace(0, 1, len(HEAT))
-    return np.stack([np.interp(strength, place, HEAT[:, channel]) for channel in range(3)], axis=-1)
-
-
-def coat(size: tuple[int, int], strengths: Array) -> tuple[Array, Array]:
-    """What a map is covered with: opacities (H, W, 1) from 0 to 1, the stronger the less see-through, and colours (H, W, 3).
-
-    Args:
-        size: (W, H) in pixels. strengths: (h, w) from 0 to 1, which are smoothly enlarged.
-    """
-    large = Image.fromarray(strengths.astype(np.float32)).resize(size, Image.Resampling.BICUBIC)
-    strength = np.clip(np.asarray(large), 0, 1)
-    return _OPAQUE * np.minimum(1, 1.5 * strength)[..., None], heat(strength)
-
-
-def overlay(image: Image.Image, strengths: Array) -> Image.Image:
-    """Lay a map (h, w) of strengths from 0 to 1 over a faded image."""
-    pixels = np.asarray(image, dtype=float)
-    pixels = FADED * pixels + (1 - FADED) * pixels.mean(-1, keepdims=True)
-    alpha, colors = coat(image.size, strengths)
-    return Image.fromarray(((1 - alpha) * pixels + alpha * colors).round().astype(np.uint8))
-
-
-def strengths_of(before: Array, after: Array) -> tuple[Array, Array]:
-    """Scale a word's two maps (h, w) alike: 0 up to an even look, 1 where it looked most, less where that is not much."""
-    even = 1 / before.size
-    highest = max(before.max(), after.max(), _EVEN * even)
-    first, second = (np.clip((looked - even) / (highest - even), 0, 1) for looked in (before, after))
-    return first, second
+def _iter_maps(
+    checkpoint: Checkpoint, stores: Sequence[FeatureStore], pairs: Sequence[ChangePair], captions: Mapping[str, str]
+) -> Iterator[PairAttention]:
+    for start in range(0, len(pairs), _PAIRS_PER_READ):
+        chunk = pairs[start : start + _PAIRS_PER_READ]
+        images = [image for pair in chunk for image in pair.images]  # before, after, before, ...
+        features = [torch.from_numpy(store.read(store.rows(images))).float().split(1) for store in stores]
+        for number, pair in enumerate(chunk):
+            before: Any = [maps[2 * number] for maps in features]
+            after: Any = [maps[2 * number + 1] for maps in features]
+            if len(stores) == 1:
+                before, after = before[0], after[0]
+            caption = captions[pair.id]
+            words = caption.split(" ") if caption else []  # the vocabulary's own words; tokenisation could split them
+            tokens = checkpoint.vocabulary.encode(words, checkpoint.max_length)
+            maps = attention_of(checkpoint.captioner, checkpoint.vocabulary, before, after, tokens)
+            yield PairAttention(maps.words, maps.before, maps.after, maps.alignment, pair, caption)
 
 
 class Match(NamedTuple):
-    """A place before, (x, y) in parts of the image's size, the place it looks at after, and how much of its look goes there.
+    """A position in the before image and the position in the after image that it is aligned with.
 
-    `alike`: it moved as most did, by a place more or less.
+    Attributes:
+        start, end: (x, y) as fractions of the image's size. weight: alignment weight.
+        is_common: whether its shift equals the median shift of the pair's matches, up to one cell.
     """
 
     start: tuple[float, float]
     end: tuple[float, float]
     weight: float
-    alike: bool
+    is_common: bool
 
 
-def matches(alignment: Array, grid: tuple[int, int], most: int = _MOST_LINES) -> list[Match]:
-    """Read correspondences off an alignment.
+def matches(alignment: Array, grid: tuple[int, int], count: int = _MAX_MATCHES) -> list[Match]:
+    """The strongest correspondences of an alignment.
 
     Args:
-        alignment: (h w, h w), rows are places before. grid: (h, w).
-        most: how many matches to keep, the surest.
+        alignment: (h w, h w), rows are positions of the before image. grid: (h, w). count: most matches to return.
 
     Returns:
-        A match for each place whose highest weight is at least half the pair's highest and twice an even look,
-        surest first; none where all is even.
+        A match for each position whose highest weight is at least half the highest of the pair and twice a uniform weight,
+        strongest first; empty for a uniform alignment.
     """
     weights, ends = alignment.max(1), alignment.argmax(1)
-    sure = [int(start) for start in np.argsort(-weights, kind="stable")[:most]]
-    sure = [start for start in sure if weights[start] >= max(weights.max() / 2, 2 / len(weights))]
-    if not sure:
+    threshold = max(weights.max() / 2, 2 / len(weights))
+    strongest = [int(start) for start in np.argsort(-weights, kind="stable")[:count]]
+    strongest = [start for start in strongest if weights[start] >= threshold]
+    if not strongest:
         return []
-    places = np.stack([np.arange(len(weights)) % grid[1], np.arange(len(weights)) // grid[1]], 1)  # (N, 2), x and y
-    shifts = places[ends[sure]] - places[sure]
-    alike = (np.abs(shifts - np.median(shifts, axis=0)) <= 1).all(1)
+    cells = np.stack([np.arange(len(weights)) % grid[1], np.arange(len(weights)) // grid[1]], 1)  # (N, 2), x and y
+    shifts = cells[ends[strongest]] - cells[strongest]
+    is_common = (np.abs(shifts - np.median(shifts, axis=0)) <= 1).all(1)
 
-    def at(place: int) -> tuple[float, float]:
-        x, y = places[place]
+    def center(cell: int) -> tuple[float, float]:
+        x, y = cells[cell]
         return float((x + 0.5) / grid[1]), float((y + 0.5) / grid[0])
 
     return [
-        Match(at(start), at(int(ends[start])), float(weights[start]), bool(same)) for start, same in zip(sure, alike)
+        Match(center(start), center(int(ends[start])), float(weights[start]), bool(common))
+        for start, common in zip(strongest, is_common)
     ]
 
 
-def draw_attention(looks: Mapping[str, Sequence[PairLook]], root: Path) -> Image.Image:
-    """Draw the sheet: for each run and pair the two images, lines between the places that it aligned, and a tile a word.
+def draw_attention(maps: Mapping[str, Sequence[PairAttention]], root: Path) -> Image.Image:
+    """Draw the sheet: for each run and pair both images with lines between matched positions, and a tile for each word.
 
     Args:
-        looks: run -> a look for each pair.
+        maps: run -> attention maps of each pair.
         root: folder that the image paths are relative to.
 
     Raises:
         DiffcapError: an image is missing or broken.
     """
-    knows_objects = any("changed" in one.pair.extra for of in looks.values() for one in of)
-    parts = [_block(name, one, root, knows_objects) for name, of in looks.items() for one in of]
-    legend = draw_legend(any(one.alignment is not None for of in looks.values() for one in of))
+    every = [(name, one) for name, of_run in maps.items() for one in of_run]
+    knows_objects = any("changed" in one.pair.extra for _, one in every)
+    parts = [_draw_pair(name, one, root, knows_objects) for name, one in every]
+    legend = draw_legend(any(one.alignment is not None for _, one in every))
     _, small = fonts()
-    y = MARGIN + leading(small) + GAP
+    y = MARGIN + line_height(small) + GAP
     sheet = Image.new("RGB", (WIDTH, y + sum(part.height for part in parts) + legend.height), "white")
     for x, title in ((MARGIN, "before"), (MARGIN + PICTURE[0] + GAP, "after")):
         ImageDraw.Draw(sheet).text((x, MARGIN), title, GRAY, small)
@@ -195,31 +162,32 @@ def draw_attention(looks: Mapping[str, Sequence[PairLook]], root: Path) -> Image
     return sheet
 
 
-def _block(name: str, one: PairLook, root: Path, knows_objects: bool) -> Image.Image:
-    lines = words_beside(one.pair, {name: {one.pair.id: one.caption}}, knows_objects)
-    top = max(PICTURE[1], height_of(lines)) + 2 * GAP
-    block = Image.new("RGB", (WIDTH, top + rows_height(len(one.words)) + 3 * GAP), "white")
-    boxes = one.pair.extra.get("boxes") or {}
-    corners = []
+def _draw_pair(run: str, maps: PairAttention, root: Path, knows_objects: bool) -> Image.Image:
+    pair = maps.pair
+    lines = caption_lines(pair, {run: {pair.id: maps.caption}}, knows_objects)
+    top = max(PICTURE[1], lines_height(lines)) + 2 * GAP
+    block = Image.new("RGB", (WIDTH, top + rows_height(len(maps.words)) + 3 * GAP), "white")
+    boxes = pair.extra.get("boxes") or {}
+    frames = []
     for number, side in enumerate(("before", "after")):
-        image = picture(root, getattr(one.pair, side), boxes.get(side))
+        image = picture(root, getattr(pair, side), boxes.get(side))
         corner = MARGIN + number * (PICTURE[0] + GAP) + (PICTURE[0] - image.width) // 2, 0
         block.paste(image, corner)
-        corners.append((corner, image.size))
-    if one.alignment is not None:
-        grid = one.before.shape[1], one.before.shape[2]
-        draw_matches(block, matches(one.alignment, grid), corners, grid[0])
+        frames.append((corner, image.size))
+    if maps.alignment is not None:
+        grid = maps.before.shape[1], maps.before.shape[2]
+        draw_matches(block, matches(maps.alignment, grid), frames, grid[0])
     draw = ImageDraw.Draw(block)
-    write_lines(draw, lines, 0)
-    small = [picture(root, getattr(one.pair, side), frame=TILE) for side in ("before", "after")]
-    draw_words(block, small, one.words, one.before, one.after, top)
+    draw_lines(draw, lines, 0)
+    tiles = [picture(root, getattr(pair, side), frame=TILE) for side in ("before", "after")]
+    draw_words(block, tiles, maps.words, maps.before, maps.after, top)
     return block
 
 
 def rows_height(words: int, notes: bool = False) -> int:
-    """Pixels that the tiles of so many words take."""
+    """Height in pixels of the tiles of a number of words."""
     font, small = fonts()
-    return -(-words // COLUMNS) * (2 * TILE[1] + _SEAM + leading(font) + notes * leading(small) + GAP)
+    return -(-words // COLUMNS) * (2 * TILE[1] + _TILE_GAP + line_height(font) + notes * line_height(small) + GAP)
 
 
 def draw_words(
@@ -231,7 +199,7 @@ def draw_words(
     top: int,
     notes: Sequence[str] | None = None,
 ) -> None:
-    """A tile for each word from `top` on: both images, with where the word looked, and the word below.
+    """Draw a tile for each word from `top` on: both images with the word's attention maps, and the word below.
 
     Args:
         images: before and after, fitted into `TILE`. before, after: (T, h, w). notes: a few characters below each word.
@@ -242,60 +210,67 @@ def draw_words(
     for number, word in enumerate(words):
         x = MARGIN + number % COLUMNS * (TILE[0] + GAP)
         y = top + number // COLUMNS * row
-        for place, (image, strengths) in enumerate(zip(images, strengths_of(before[number], after[number]))):
+        for row_in_tile, (image, strengths) in enumerate(zip(images, scale_attention(before[number], after[number]))):
             left = x + (TILE[0] - image.width) // 2
-            sheet.paste(overlay(image, strengths), (left, y + place * (TILE[1] + _SEAM)))
-        below = y + 2 * TILE[1] + _SEAM + 2
+            sheet.paste(blend(image, strengths), (left, y + row_in_tile * (TILE[1] + _TILE_GAP)))
+        below = y + 2 * TILE[1] + _TILE_GAP + 2
         draw.text((x + TILE[0] // 2, below), word, INK, font, anchor="ma")
         if notes is not None:
-            draw.text((x + TILE[0] // 2, below + leading(font)), notes[number], GRAY, small, anchor="ma")
+            draw.text((x + TILE[0] // 2, below + line_height(font)), notes[number], GRAY, small, anchor="ma")
 
 
 def draw_matches(
     block: Image.Image,
     found: Sequence[Match],
-    corners: Sequence[tuple[tuple[int, int], tuple[int, int]]],
+    frames: Sequence[tuple[tuple[int, int], tuple[int, int]]],
     rows: int,
 ) -> None:
-    """Lines from the before image to the after image, each given as its corner and size on the block.
+    """Draw lines from the before image to the after image.
 
-    Lines of one row of the map would cover each other: they bend, by less than a row, the more the further out they begin.
+    Lines that start in one row of the map would cover each other, so they are bent, by less than a row.
+
+    Args:
+        frames: corner and size of both images on the block. rows: of the map.
     """
-    lines = Image.new("RGBA", (block.width * _FINE, PICTURE[1] * _FINE))
+    width = max(corner[0] + size[0] for corner, size in frames) + GAP  # the rest of the block has no lines
+    lines = Image.new("RGBA", (width * _SUPERSAMPLING, PICTURE[1] * _SUPERSAMPLING))
     draw = ImageDraw.Draw(lines)
-    along = np.linspace(0, 1, 33)[:, None]
+    progress = np.linspace(0, 1, 33)[:, None]
     for match in sorted(found, key=lambda match: match.weight):
         start, end = (
-            np.array([corner[0] + at[0] * size[0], corner[1] + at[1] * size[1]])
-            for at, (corner, size) in zip((match.start, match.end), corners)
+            np.array([corner[0] + position[0] * size[0], corner[1] + position[1] * size[1]])
+            for position, (corner, size) in zip((match.start, match.end), frames)
         )
-        bend = (match.start[0] - 0.5) * corners[0][1][1] / rows
-        path = (start + along * (end - start) + np.sin(np.pi * along) * (0, bend)) * _FINE
-        color: Color = _ALIKE if match.alike else _OTHER
+        bend = (match.start[0] - 0.5) * frames[0][1][1] / rows
+        path = (start + progress * (end - start) + np.sin(np.pi * progress) * (0, bend)) * _SUPERSAMPLING
+        color: Color = _COMMON_SHIFT if match.is_common else _OTHER_SHIFT
         draw.line([(x, y) for x, y in path.tolist()], (*color, round(255 * match.weight / found[0].weight)), 6)
         for x, y in (path[0], path[-1]):
-            size = 3.5 * _FINE
-            draw.ellipse([x - size, y - size, x + size, y + size], color, "white", _FINE // 2)
-    lines = lines.resize((block.width, PICTURE[1]), Image.Resampling.LANCZOS)
+            size = 3.5 * _SUPERSAMPLING
+            draw.ellipse([x - size, y - size, x + size, y + size], color, "white", _SUPERSAMPLING // 2)
+    lines = lines.resize((width, PICTURE[1]), Image.Resampling.LANCZOS)
     block.paste(lines, (0, 0), lines)
 
 
-def draw_legend(aligned: bool) -> Image.Image:
-    """What the colours mean."""
+def draw_legend(has_alignment: bool) -> Image.Image:
+    """Explain the colours."""
     _, small = fonts()
-    line = leading(small)
+    line = line_height(small)
     legend = Image.new("RGB", (WIDTH, 3 * line + MARGIN), "white")
     draw = ImageDraw.Draw(legend)
-    bar = Image.fromarray(heat(np.tile(np.linspace(0, 1, 120), (10, 1))).astype(np.uint8))
+    bar = Image.fromarray(colormap(np.tile(np.linspace(0, 1, 120), (10, 1))).astype(np.uint8))
     legend.paste(bar, (MARGIN, 3))
     text = (
-        "where each word looked, before (above) and after (below), little to most; no colour: no more than at any place"
+        "attention of each word to the images before (above) and after (below), low to high; no colour: at most uniform"
     )
     draw.text((MARGIN + 128, 0), text, GRAY, small)
-    if aligned:
+    if has_alignment:
         x = MARGIN
-        for color, said in ((_ALIKE, "place seen again after, shifted as most are"), (_OTHER, "shifted otherwise")):
+        for color, meaning in (
+            (_COMMON_SHIFT, "matched position after the change, shifted like most"),
+            (_OTHER_SHIFT, "shifted differently"),
+        ):
             draw.line([(x, line + line // 2), (x + 24, line + line // 2)], color, 2)
-            draw.text((x + 32, line), said, GRAY, small)
-            x += 32 + round(small.getlength(said)) + 3 * GAP
+            draw.text((x + 32, line), meaning, GRAY, small)
+            x += 32 + round(small.getlength(meaning)) + 3 * GAP
     return legend

@@ -86,11 +86,11 @@ function wordsOf(card, look) {
   return look.w.map((text, place) => {
     const at = SIDES.map(([side]) => maps[side].subarray(place * rows * columns, (place + 1) * rows * columns));
     const peak = Math.max(...at.map((map) => Math.max(...map))) / 255;
-    const color = `rgb(${heatOf(peak, INDEX.heat).map(Math.round)})`;
+    const color = `rgb(${colormap(peak, INDEX.overlay.colors).map(Math.round)})`;
     const word = make("button", {
       type: "button", class: "word", tabindex: place ? "-1" : "0", "aria-pressed": "false", style: { "--heat": color, "--peak": peak.toFixed(2) },
     }, text);
-    word.look = () => SIDES.forEach((_, side) => paint(card.querySelectorAll("canvas")[side], at[side], rows, columns, INDEX.heat));
+    word.look = () => SIDES.forEach((_, side) => paint(card.querySelectorAll("canvas")[side], at[side], rows, columns, INDEX.overlay));
     word.addEventListener("pointerenter", (event) => event.pointerType === "mouse" && show(card, word));
     word.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && show(card, card.pinned));
     word.addEventListener("focus", () => show(card, word));

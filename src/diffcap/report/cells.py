@@ -1,14 +1,14 @@
-"""The page's tables as cells: the number as text, its bar or its heat, and whether it is the best of its column."""
+"""The page's tables as cells: the number as text, the length of its bar or its shade, and whether it is its column's best."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from diffcap.report.table import COLUMNS, GROUPS, METRICS, Rows, number_at, type_groups
+from diffcap.report.table import COLUMNS, GROUPS, METRICS, Rows, mark_at, number_at, type_groups
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number; `share` from 0 to 1 is the length of its bar, or its heat. An empty `text` is a number nobody has."""
+    """One number; `share` from 0 to 1 is the length of its bar, or its shade. `text` is empty if there is no number."""
 
     text: str
     spread: str = ""
@@ -40,7 +40,7 @@ def group_grid(name: str, rows: Rows) -> Grid:
 
 
 def type_grids(rows: Rows) -> list[Grid]:
-    """The systems by change types, a table a score; none where the dataset has no types. The heat is of the whole table."""
+    """The systems by change types, a table a score; none where the dataset has no types. Shades are per column."""
     order = type_groups(rows)
     if not order:
         return []
@@ -51,7 +51,7 @@ def type_grids(rows: Rows) -> list[Grid]:
     for name, paths in wanted.items():
         grid = _grid(name, dict(zip(order, paths)), rows)
         if grid.columns:
-            grids.append(_heated(grid, rows, dict(zip(order, paths))))
+            grids.append(_shaded(grid, rows, dict(zip(order, paths))))
     return grids
 
 
@@ -78,21 +78,23 @@ def _grid(name: str, places: Mapping[str, tuple[str, ...]], rows: Rows) -> Grid:
             best = scored and len(rows) > 1 and highest > 0 and _text(value, path) == _text(highest, path)
             spread = "" if std is None else _text(std, path)
             share = max(0.0, value / highest) if scored and highest > 0 else 0.0
-            cells[system].append(Cell(_text(value, path), spread, round(share, 4), best))
+            mark = mark_at(rows[system], path)
+            cells[system].append(Cell(_text(value, path) + mark, spread, round(share, 4), best))
     return Grid(name, list(kept), cells)
 
 
-def _heated(grid: Grid, rows: Rows, places: Mapping[str, tuple[str, ...]]) -> Grid:
-    paths = [places[column] for column in grid.columns]
-    values = {system: [number_at(row, path) for path in paths] for system, row in rows.items()}
-    known = [value for of in values.values() for value in of if value is not None]
-    low, high = min(known), max(known)
-
-    def heat(value: float | None) -> float:
-        return 0.0 if value is None or high == low else round((value - low) / (high - low), 4)
-
-    heated = {
-        system: [Cell(cell.text, cell.spread, heat(value), cell.best) for cell, value in zip(cells, values[system])]
+def _shaded(grid: Grid, rows: Rows, places: Mapping[str, tuple[str, ...]]) -> Grid:
+    """Replace the shares by shades: 0 for the lowest and 1 for the highest number of each column."""
+    shades: dict[str, list[float]] = {system: [] for system in rows}
+    for column in grid.columns:
+        values = {system: number_at(row, places[column]) for system, row in rows.items()}
+        known = [value for value in values.values() if value is not None]
+        low, high = min(known), max(known)
+        for system, value in values.items():
+            shade = 0.0 if value is None or high == low else (value - low) / (high - low)
+            shades[system].append(round(shade, 4))
+    shaded = {
+        system: [replace(cell, share=shade) for cell, shade in zip(cells, shades[system])]
         for system, cells in grid.rows.items()
     }
-    return Grid(grid.name, grid.columns, heated)
+    return Grid(grid.name, grid.columns, shaded)

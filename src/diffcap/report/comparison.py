@@ -5,19 +5,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diffcap.errors import DiffcapError, wrap_errors
 from diffcap.evaluation.coco import read_predictions, read_references
 from diffcap.evaluation.protocols import groups_of, remarks
+from diffcap.evaluation.tables import MARK, is_weightless, score_notes
 from diffcap.records import ChangePair, read_dataset, read_json
 from diffcap.report.rows import read_metrics
 from diffcap.report.table import Lines, markdown
 from diffcap.run_folder import GROUPS, PREDICTIONS, REFERENCES, find_evaluation
+from diffcap.utils.errors import DiffcapError, wrap_errors
 
 _HEADINGS = ("", "", "A", "B", "B-A", "interval", "B ahead")
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluationResult:
     """What an evaluation left.
 
     Attributes:
@@ -32,7 +33,7 @@ class Evaluated:
     groups: dict[str, list[str]] | None
 
 
-def read_evaluated(run: str | Path) -> Evaluated:
+def read_evaluation(run: str | Path) -> EvaluationResult:
     """Read a run's folder, or the folder of one of its evaluations.
 
     Raises:
@@ -41,7 +42,7 @@ def read_evaluated(run: str | Path) -> Evaluated:
     folder = find_evaluation(run)
     metrics = read_metrics(folder)
     groups = folder / GROUPS
-    return Evaluated(
+    return EvaluationResult(
         folder,
         metrics,
         read_predictions(folder / PREDICTIONS),
@@ -50,7 +51,7 @@ def read_evaluated(run: str | Path) -> Evaluated:
     )
 
 
-def check_same_pairs(a: Evaluated, b: Evaluated) -> None:
+def check_same_pairs(a: EvaluationResult, b: EvaluationResult) -> None:
     """Check that two runs were scored on the same pairs with the same references.
 
     Raises:
@@ -71,7 +72,7 @@ def check_same_pairs(a: Evaluated, b: Evaluated) -> None:
         )
 
 
-def groups_for(a: Evaluated, b: Evaluated, folder: str | Path | None) -> dict[str, list[str]]:
+def groups_for(a: EvaluationResult, b: EvaluationResult, folder: str | Path | None) -> dict[str, list[str]]:
     """The groups that pairs are scored in: of a dataset's folder where one is given, or those that a run wrote down.
 
     With neither (a run of an earlier version), all pairs are one group.
@@ -93,7 +94,7 @@ def groups_for(a: Evaluated, b: Evaluated, folder: str | Path | None) -> dict[st
     return groups_of(pairs_of(a, folder))
 
 
-def pairs_of(evaluated: Evaluated, folder: str | Path) -> list[ChangePair]:
+def pairs_of(evaluated: EvaluationResult, folder: str | Path) -> list[ChangePair]:
     """The pairs that were scored, out of their dataset's folder.
 
     Raises:
@@ -110,7 +111,7 @@ def pairs_of(evaluated: Evaluated, folder: str | Path) -> list[ChangePair]:
 
 
 def largest_differences(
-    result: Mapping[str, Any], a: Evaluated, b: Evaluated, groups: Mapping[str, Sequence[str]], count: int
+    result: Mapping[str, Any], a: EvaluationResult, b: EvaluationResult, groups: Mapping[str, Sequence[str]], count: int
 ) -> list[dict[str, Any]]:
     """The pairs whose CIDEr-D differs most, with both captions and the references.
 
@@ -140,20 +141,40 @@ def metric_lines(result: Mapping[str, Any]) -> Lines:
     for group, metrics in result["groups"].items():
         for number, (metric, row) in enumerate(metrics.items()):
             low, high = row["interval"]
+            marks = {
+                key: MARK
+                for key in "ab"
+                if metric == "CIDEr-D" and is_weightless({name: scores[key] for name, scores in metrics.items()})
+            }
             lines.append(
                 [
                     "" if number else group,
                     metric,
                     *(
-                        f"{_shown(row[key])} [{_shown(row[f'{key}_interval'][0])}, {_shown(row[f'{key}_interval'][1])}]"
+                        f"{_shown(row[key])}{marks.get(key, '')} [{_shown(row[f'{key}_interval'][0])}, {_shown(row[f'{key}_interval'][1])}]"
                         for key in "ab"
                     ),
-                    f"{100 * row['difference']:+.2f}" + ("" if low <= 0 <= high else " *"),
-                    f"[{100 * low:+.2f}, {100 * high:+.2f}]",
+                    signed_percent(row["difference"]) + (" *" if is_significant(row) else ""),
+                    f"[{signed_percent(low)}, {signed_percent(high)}]",
                     f"{100 * row['b_better']:.1f} %",
                 ]
             )
     return lines
+
+
+def signed_percent(value: float) -> str:
+    """A difference x 100 with its sign and two decimals: "+1.25", and "0.00" for what rounds to zero."""
+    rounded = round(100 * value, 2)
+    return f"{rounded:+.2f}" if rounded else "0.00"
+
+
+def is_significant(row: Mapping[str, Any]) -> bool:
+    """Whether the interval of a difference excludes 0, and the difference itself is not 0 at two decimals.
+
+    A difference below the printed precision can exclude 0 in every draw: BLEU-4 of captions without any match is about 1e-9.
+    """
+    low, high = row["interval"]
+    return signed_percent(row["difference"]) != "0.00" and not low <= 0 <= high
 
 
 def win_lines(result: Mapping[str, Any]) -> Lines:
@@ -167,14 +188,18 @@ def win_lines(result: Mapping[str, Any]) -> Lines:
     ]
 
 
-def explained(result: Mapping[str, Any]) -> str:
+def methodology_note(result: Mapping[str, Any]) -> str:
     """How the numbers came about, in a few sentences."""
     protocol = result["protocol"]
+    scores = [
+        {metric: row[key] for metric, row in metrics.items()} for metrics in result["groups"].values() for key in "ab"
+    ]
     return (
         f"{remarks(protocol)}{protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} tokens, scores x 100. In brackets: the middle "
         f"{100 * protocol['level']:g} % of {protocol['samples']:,} draws of the pairs with replacement, the same for both "
         f"(seed {protocol['seed']}); * where that of the difference leaves 0 out. CIDEr-D keeps the document frequencies "
         "of the whole group in every draw. Wins are by each pair's CIDEr-D with the document frequencies of all pairs."
+        + "".join(f" {note}" for note in score_notes(scores, protocol["pairs"]))
     )
 
 
@@ -192,7 +217,7 @@ def comparison_text(result: Mapping[str, Any]) -> str:
     parts = [
         f"A is `{result['runs']['a']}`, B is `{result['runs']['b']}`.",
         markdown(metric_lines(result), words=2),
-        explained(result),
+        methodology_note(result),
         markdown(win_lines(result)),
         *(["The pairs where they differ most:"] if result["largest"] else []),
         *("\n".join(["```", *pair_lines(row), "```"]) for row in result["largest"]),

@@ -8,8 +8,8 @@ from typing import Any
 from diffcap.evaluation.captions import score_pairs
 from diffcap.evaluation.protocols import remarks
 from diffcap.records import ChangePair, Dataset
+from diffcap.report.attention_data import collect_attention, extreme_pairs
 from diffcap.report.curves import read_curves
-from diffcap.report.looks import collect, ends_of
 from diffcap.report.page import Page, System
 from diffcap.report.pictures import choose_pairs
 from diffcap.report.rows import Row, Run, mean_row, read_metrics
@@ -55,7 +55,7 @@ def gather(
     scores = {name: {id: score for id, score in of.items() if id in ids} for name, of in scores.items()}
     with_pictures = not dataset.info.get("captions_only")
     measured = choose_pairs(listed, looks, seed) if looks and with_pictures else []
-    ends = set(ends_of(scores)) if measured else set()
+    ends = set(extreme_pairs(scores)) if measured else set()
     into = [*measured, *(pair for pair in listed if pair.id in ends - {pair.id for pair in measured})]
     frames = {path: SMALL for pair in listed for path in pair.images} if with_pictures else {}
     frames |= {path: LARGE for pair in into for path in pair.images}
@@ -65,7 +65,9 @@ def gather(
     for name, group in runs.items():
         found: Any = ({}, None) if not into else None
         if into:
-            found = collect(group[0].checkpoints, folder, into, said[name], [pair.id for pair in measured], sizes)
+            found = collect_attention(
+                group[0].checkpoints, folder, into, said[name], [pair.id for pair in measured], sizes
+            )
         systems[name] = System(
             captions=said[name],
             scores=scores[name],

@@ -4,13 +4,13 @@ import math
 
 from PIL import Image, ImageDraw
 
-from diffcap.captioner import Caption, Look
+from diffcap.pair_captioner import AttentionMaps, Caption
 from diffcap.report.attention import TILE, draw_legend, draw_matches, draw_words, matches, rows_height
-from diffcap.report.drawing import GAP, GRAY, INK, MARGIN, PICTURE, WIDTH, fit, fonts, leading, wrap
+from diffcap.report.drawing import GAP, GRAY, INK, MARGIN, PICTURE, WIDTH, fit, fonts, line_height, wrap
 from diffcap.report.pictures import TEXT
 
 
-def draw_caption(before: Image.Image, after: Image.Image, caption: Caption, look: Look | None) -> Image.Image:
+def draw_caption(before: Image.Image, after: Image.Image, caption: Caption, look: AttentionMaps | None) -> Image.Image:
     """Draw the sheet.
 
     Args:
@@ -19,16 +19,15 @@ def draw_caption(before: Image.Image, after: Image.Image, caption: Caption, look
     """
     font, small = fonts()
     lines = [(line, INK, font) for line in wrap(caption.text, font, WIDTH - TEXT - MARGIN)]
-    facts = [f"probability of the sentence: {percent(caption.log_probability)}"]
-    if caption.nothing_changed is not None:
-        facts.append(f"nothing changed: {percent(math.log(max(caption.nothing_changed, 1e-30)))}")
+    facts = confidence_lines(caption)
     if caption.alternatives:
-        facts += ["", "or:", *(f"{percent(one.log_probability)}  {one.text}" for one in caption.alternatives)]
+        facts += ["", "or (log-probability):"]
+        facts += [f"{one.log_probability:.3f}  {one.text}" for one in caption.alternatives]
     lines += [
         (line, GRAY, small) for fact in facts for line in (wrap(fact, small, WIDTH - TEXT - MARGIN) if fact else [""])
     ]
-    start = MARGIN + leading(small)
-    top = start + max(PICTURE[1], sum(leading(used) for _, _, used in lines)) + 2 * GAP
+    start = MARGIN + line_height(small)
+    top = start + max(PICTURE[1], sum(line_height(used) for _, _, used in lines)) + 2 * GAP
     legend = draw_legend(look.alignment is not None) if look is not None else None
     tiles = rows_height(len(look.words), notes=True) + GAP if look is not None else 0
     sheet = Image.new("RGB", (WIDTH, top + tiles + (legend.height if legend else 0)), "white")
@@ -44,7 +43,7 @@ def draw_caption(before: Image.Image, after: Image.Image, caption: Caption, look
     y = start
     for text, color, used in lines:
         draw.text((TEXT, y), text, color, used)
-        y += leading(used)
+        y += line_height(used)
     if look is not None and legend is not None:
         if look.alignment is not None:
             band = sheet.crop((0, start, WIDTH, start + PICTURE[1]))
@@ -58,7 +57,26 @@ def draw_caption(before: Image.Image, after: Image.Image, caption: Caption, look
     return sheet
 
 
+def confidence_lines(caption: Caption) -> list[str]:
+    """How sure the captioner is: the probability of a change if the method predicts one, then the sentence's log-probability.
+
+    The log-probability is no confidence: a correct caption of many words, or one that has synonyms, has a low one.
+    """
+    lines = []
+    if caption.nothing_changed is not None:
+        lines.append(f"probability that something changed: {percent(log_of(1 - caption.nothing_changed))}")
+    return [
+        *lines,
+        f"log-probability of the sentence: {caption.log_probability:.3f} (sum over its words; not a confidence)",
+    ]
+
+
+def log_of(probability: float) -> float:
+    """Natural logarithm of a probability, finite for 0."""
+    return math.log(max(probability, 1e-30))
+
+
 def percent(log_probability: float) -> str:
-    """A probability as it is read: "97 %", "0.3 %"."""
+    """Format a probability, given as its logarithm: "97 %", "0.3 %"."""
     value = 100 * math.exp(min(0.0, log_probability))
     return f"{value:.0f} %" if value >= 10 else f"{value:.1f} %" if value >= 0.1 else "< 0.1 %"

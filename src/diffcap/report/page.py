@@ -17,17 +17,17 @@ from markupsafe import Markup
 
 from diffcap.evaluation.protocols import TYPE_ORDER
 from diffcap.records import ChangePair
-from diffcap.report.attention import HEAT
+from diffcap.report.attention_data import Localisation
 from diffcap.report.cells import group_grid, score_grids, type_grids
 from diffcap.report.charts import Chart, curve_chart, viewpoint_charts
 from diffcap.report.curves import Curve
 from diffcap.report.drawing import system_colors
-from diffcap.report.looks import Localised
-from diffcap.report.pictures import is_right
+from diffcap.report.overlay import COLORMAP, MAX_OPACITY, OPACITY_GAIN
+from diffcap.report.pictures import is_correct
 from diffcap.report.table import Rows, scoring_of
 from diffcap.report.thumbnails import Thumbnail
 
-_SCRIPTS = ("looks.js", "card.js", "page.js")
+_SCRIPTS = ("attention.js", "card.js", "page.js")
 _PICTURES, _LOOKS = 16, 8  # in a block
 _FIRST_CURVES = ("val/CIDEr-D", "val/BLEU-4", "val/caption_loss", "val/mlm", "train/loss", "train/caption_loss")
 
@@ -45,7 +45,7 @@ class System:
     scores: Mapping[str, float]
     looks: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     why: str | None = None
-    localised: Localised | None = None
+    localised: Localisation | None = None
     curves: Sequence[Mapping[str, Mapping[str, Curve]]] = ()
     facts: Sequence[tuple[str, str]] = ()
 
@@ -81,6 +81,7 @@ def render(page: Page) -> str:
     script = "\n".join(_own(name) for name in _SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     index, blocks = page_data(page)
+    attention = [maps for system in page.systems.values() for maps in system.looks.values()]
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -96,6 +97,12 @@ def render(page: Page) -> str:
         viewpoint=viewpoint_charts(page.viewpoint, _numbers(page)) if page.viewpoint else [],
         curves=curve_charts(page),
         localised={name: system.localised for name, system in page.systems.items() if system.localised},
+        judged=index["judged"],
+        has_boxes=any(entry.get("x") for entry in index["pairs"]),
+        has_attention=bool(attention),
+        has_alignment=any(maps["m"] for maps in attention),
+        scale=", ".join(f"rgb({red:g}, {green:g}, {blue:g})" for red, green, blue in COLORMAP),
+        spread=any("std" in row for row in page.rows.values()),
         lacking={name: system.why for name, system in page.systems.items() if system.why},
         style=Markup(_own("page.css")),
         script=Markup(script),
@@ -171,7 +178,7 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
     """The index of the pairs, and the blocks of pictures and looks by the id of their element.
 
     Returns:
-        {"systems", "judged", "heat", "types", "texts", "pairs", "pictures", "looks", "featured"}; a pair's captions are numbers
+        {"systems", "judged", "overlay", "types", "texts", "pairs", "pictures", "looks", "featured"}; a pair's captions are numbers
         of "texts". Its keys are short because there are thousands: "t" type, "v" viewpoint IoU, "b" and "a" pictures, "r"
         references, "s" captions, "c" scores and "o" verdicts (1 right, 0 wrong, null open) by system, "x" boxes in parts of the
         pictures, "l" the number among the pairs with looks.
@@ -211,7 +218,7 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
     index = {
         "systems": [{"name": name, "number": numbers[name]} for name in page.systems],
         "judged": judged,
-        "heat": HEAT.tolist(),
+        "overlay": {"colors": COLORMAP.tolist(), "opacity": MAX_OPACITY, "gain": OPACITY_GAIN},
         "types": types,
         "texts": list(texts),
         "pairs": entries,
@@ -236,7 +243,7 @@ def _verdicts(page: Page) -> tuple[list[dict[str, int | None]], dict[str, Any]]:
     """Right or wrong by the words where the dataset knows its objects; by the higher and lower third of scores elsewhere."""
     systems = page.systems.values()
     if any("changed" in pair.extra for pair in page.pairs):
-        told = [{pair.id: is_right(system.captions[pair.id], pair) for pair in page.pairs} for system in systems]
+        told = [{pair.id: is_correct(system.captions[pair.id], pair) for pair in page.pairs} for system in systems]
         return [{id: None if right is None else int(right) for id, right in of.items()} for of in told], {"by": "words"}
     every = sorted(system.scores[pair.id] for system in systems for pair in page.pairs)
     low, high = (every[len(every) * third // 3] if every else 0.0 for third in (1, 2))

@@ -23,7 +23,7 @@ from diffcap.report.drawing import (
     Color,
     Font,
     fonts,
-    leading,
+    line_height,
     picture,
     wrap,
 )
@@ -59,7 +59,7 @@ def choose_pairs(pairs: Sequence[ChangePair], count: int, seed: int = 0) -> list
     return [pair for kind in kinds for pair in chosen[kind]]
 
 
-def is_right(caption: str, pair: ChangePair) -> bool | None:
+def is_correct(caption: str, pair: ChangePair) -> bool | None:
     """Whether a caption tells the type of change, names the object with nothing false, and says the right new value.
 
     Milder than slot accuracy, which wants all four attributes said: references, too, leave some out.
@@ -88,7 +88,7 @@ class Line:
     space: int = 0  # pixels above it
 
 
-def words_beside(pair: ChangePair, captions: Captions, knows_objects: bool) -> list[Line]:
+def caption_lines(pair: ChangePair, captions: Captions, knows_objects: bool) -> list[Line]:
     """What stands beside a pair, line by line."""
     font, small = fonts()
     width = WIDTH - MARGIN - TEXT
@@ -98,7 +98,7 @@ def words_beside(pair: ChangePair, captions: Captions, knows_objects: bool) -> l
     told = {name: of[pair.id] for name, of in captions.items()}
     for name, text, right in [
         *said,
-        *((name, text, is_right(text, pair) if knows_objects else None) for name, text in told.items()),
+        *((name, text, is_correct(text, pair) if knows_objects else None) for name, text in told.items()),
     ]:
         color = INK if right is None else RIGHT if right else WRONG
         mark = "" if right is None else ": right" if right else ": wrong"
@@ -107,17 +107,17 @@ def words_beside(pair: ChangePair, captions: Captions, knows_objects: bool) -> l
     return lines
 
 
-def height_of(lines: Sequence[Line]) -> int:
+def lines_height(lines: Sequence[Line]) -> int:
     """Pixels that the lines take."""
-    return sum(line.space + leading(line.font) for line in lines)
+    return sum(line.space + line_height(line.font) for line in lines)
 
 
-def write_lines(draw: ImageDraw.ImageDraw, lines: Sequence[Line], y: int) -> None:
+def draw_lines(draw: ImageDraw.ImageDraw, lines: Sequence[Line], y: int) -> None:
     """Write the words beside a pair from `y` on."""
     for line in lines:
         y += line.space
         draw.text((TEXT, y), line.text, line.color, line.font)
-        y += leading(line.font)
+        y += line_height(line.font)
 
 
 def draw_pairs(pairs: Sequence[ChangePair], root: Path, captions: Captions) -> Image.Image:
@@ -133,11 +133,11 @@ def draw_pairs(pairs: Sequence[ChangePair], root: Path, captions: Captions) -> I
     """
     knows_objects = any("changed" in pair.extra for pair in pairs)
     _, small = fonts()
-    words = [words_beside(pair, captions, knows_objects) for pair in pairs]
-    heights = [max(PICTURE[1], height_of(lines)) for lines in words]
-    top = MARGIN + leading(small) + GAP
+    words = [caption_lines(pair, captions, knows_objects) for pair in pairs]
+    heights = [max(PICTURE[1], lines_height(lines)) for lines in words]
+    top = MARGIN + line_height(small) + GAP
     row_gap = 2 * GAP
-    foot = leading(small) + GAP if knows_objects else 0
+    foot = line_height(small) + GAP if knows_objects else 0
     sheet = Image.new("RGB", (WIDTH, top + sum(heights) + row_gap * len(pairs) + foot), "white")
     draw = ImageDraw.Draw(sheet)
     for x, title in ((MARGIN, "before"), (MARGIN + PICTURE[0] + GAP, "after")):
@@ -149,7 +149,7 @@ def draw_pairs(pairs: Sequence[ChangePair], root: Path, captions: Captions) -> I
             image = picture(root, getattr(pair, side), boxes.get(side))
             x = MARGIN + number * (PICTURE[0] + GAP)
             sheet.paste(image, (x + (PICTURE[0] - image.width) // 2, y))
-        write_lines(draw, lines, y)
+        draw_lines(draw, lines, y)
         y += height + row_gap
         if pair is not pairs[-1]:
             draw.line([(MARGIN, y - row_gap // 2), (WIDTH - MARGIN, y - row_gap // 2)], LINE)

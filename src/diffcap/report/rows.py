@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diffcap.errors import DiffcapError, wrap_errors
 from diffcap.evaluation.coco import read_predictions
 from diffcap.evaluation.protocols import dataset_protocol, groups_of
 from diffcap.evaluation.slots import slot_accuracy
 from diffcap.records import ChangePair, Dataset, file_hash, read_json
 from diffcap.run_folder import METRICS, PREDICTIONS, Chain, chain_of, checkpoints_of, find_evaluation
+from diffcap.utils.errors import DiffcapError, wrap_errors
 
 Row = dict[str, Any]
 _SLOTS = ("type", "object", "to")

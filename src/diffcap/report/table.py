@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from diffcap.evaluation.protocols import TYPE_ORDER, remarks
+from diffcap.evaluation.tables import MARK, is_weightless, score_notes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,7 +43,12 @@ def _cell(row: Mapping[str, Any], path: Sequence[str], spread: str) -> str:
     if value is None:
         return "-"
     shown: Callable[[float], str] = (lambda x: f"{x:,.0f}") if path == ("seconds",) else (lambda x: f"{100 * x:.2f}")
-    return shown(value) + (f"{spread}{shown(std)}" if std is not None else "")
+    return shown(value) + mark_at(row, path) + (f"{spread}{shown(std)}" if std is not None else "")
+
+
+def mark_at(row: Mapping[str, Any], path: Sequence[str]) -> str:
+    """The footnote mark behind the number at a place of a row, see `is_weightless`; mostly ""."""
+    return MARK if path[-1] == "CIDEr-D" and is_weightless(row[path[0]]) else ""
 
 
 def system_lines(rows: Rows, spread: str = " ± ") -> Lines:
@@ -97,7 +103,7 @@ def group_lines(rows: Rows, spread: str = " ± ") -> Lines:
 
 
 def rich_table(lines: Lines, title: str, words: int = 1) -> "Table":
-    """Lines as a rich table; `words` is the number of leading columns that hold words. Headings break at blanks."""
+    """Lines as a rich table; `words` is the number of line_height columns that hold words. Headings break at blanks."""
     from rich import box
     from rich.table import Table
 
@@ -127,10 +133,11 @@ def scoring_of(protocol: Mapping[str, Any], rows: Rows) -> str:
     decoding = "greedy decoding" if protocol.get("beams") == 1 else f"beam search of {protocol.get('beams')}"
     changes = f"{protocol['changes']} change, " if protocol.get("changes") else ""
     several = f"; mean ± standard deviation over {seeds[-1]} runs" if seeds and seeds[-1] > 1 else ""
-    said = f" {protocol['remark']}" if protocol.get("remark") else ""
+    groups = (row[name] for row in rows.values() for name in row if name in protocol["pairs"])
+    notes = [*([protocol["remark"]] if protocol.get("remark") else []), *score_notes(groups, protocol["pairs"])]
     return (
         f"{remarks(protocol)}{changes}{protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} tokens, {decoding}; "
-        f"scores x 100{several}.{said}"
+        f"scores x 100{several}.{''.join(f' {note}' for note in notes)}"
     )
 
 

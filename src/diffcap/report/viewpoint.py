@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from diffcap.evaluation.captions import score_groups
+from diffcap.evaluation.captions import score_tokens, tokenize_together
 from diffcap.evaluation.protocols import groups_of
 from diffcap.evaluation.slots import slot_accuracy
 from diffcap.evaluation.tokenize import Tokenizer
 from diffcap.records import ChangePair
-from diffcap.report.drawing import GAP, GRAY, INK, LINE, MARGIN, WIDTH, Color, fonts, leading, system_colors
+from diffcap.report.drawing import GAP, GRAY, INK, LINE, MARGIN, WIDTH, Color, fonts, line_height, system_colors
 from diffcap.report.rows import Row, mean_row
 
 KEY = "viewpoint_iou"
@@ -55,24 +55,29 @@ def quantile_bins(pairs: Sequence[ChangePair], count: int) -> list[Bin]:
     return [Bin(float(values[first]), float(values[last - 1]), known[first:last]) for first, last in pairwise(edges)]
 
 
-def score_bins(predictions: Mapping[str, str], bins: Sequence[Bin], tokenizer: Tokenizer) -> list[Row]:
-    """Score one system's captions, each bin as a corpus of its own: its CIDEr-D has the bin's own word frequencies.
+def score_bins(
+    predictions: Mapping[str, str],
+    bins: Sequence[Bin],
+    hypotheses: Mapping[str, str],
+    references: Mapping[str, list[str]],
+) -> list[Row]:
+    """Score one system's captions, each bin as a corpus with document frequencies of its own.
 
     Args:
-        predictions: id -> caption, for at least the bins' pairs.
+        predictions: id -> caption, for at least the bins' pairs. hypotheses: the same captions as tokens.
+        references: id -> tokens of each reference.
 
     Returns:
         A row for each bin: {"CIDEr-D": group -> fraction}, with the groups total and, where both occur, semantic and
-        distractor; and "type_accuracy" alike where the dataset knows its changed objects.
+        distractor; and "type_accuracy" for the same groups if the dataset has the attributes of its changed objects.
     """
-    kinds = [{name: ids for name, ids in groups_of(part.pairs).items() if name in _GROUPS} for part in bins]
-    named = {f"{number} {name}": ids for number, groups in enumerate(kinds) for name, ids in groups.items()}
+    groups_by_bin = [_groups(part) for part in bins]
+    named = {f"{number} {name}": ids for number, groups in enumerate(groups_by_bin) for name, ids in groups.items()}
     pairs = {pair.id: pair for part in bins for pair in part.pairs}
-    references = {id: pair.captions for id, pair in pairs.items()}
-    scores = score_groups({id: predictions[id] for id in pairs}, references, named, tokenizer, ["CIDEr-D"])
+    scores = score_tokens({id: hypotheses[id] for id in pairs}, references, named, ["CIDEr-D"])
     knows_objects = any("changed" in pair.extra for pair in pairs.values())
     rows: list[Row] = []
-    for number, groups in enumerate(kinds):
+    for number, groups in enumerate(groups_by_bin):
         row: Row = {"CIDEr-D": {name: scores[f"{number} {name}"]["CIDEr-D"] for name in groups}}
         if knows_objects:
             row["type_accuracy"] = {
@@ -85,23 +90,27 @@ def score_bins(predictions: Mapping[str, str], bins: Sequence[Bin], tokenizer: T
 def viewpoint_scores(
     systems: Mapping[str, Sequence[Mapping[str, str]]], bins: Sequence[Bin], tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """What `viewpoint.json` says: the bins with their numbers of pairs, and each system's rows.
+    """The content of `viewpoint.json`: the bins with their numbers of pairs, and each system's rows.
 
     Args:
         systems: name -> captions by id, one mapping for each seed; several give mean and "std", as `mean_row` has it.
     """
-    rows = {name: [score_bins(said, bins, tokenizer) for said in runs] for name, runs in systems.items()}
+    references = {pair.id: pair.captions for part in bins for pair in part.pairs}
+    seeds = {f"{number} {name}": run for name, runs in systems.items() for number, run in enumerate(runs)}
+    hypotheses, tokens = tokenize_together(seeds, references, tokenizer)
+    scored = {key: score_bins(run, bins, hypotheses[key], tokens) for key, run in seeds.items()}
+    rows = {name: [scored[f"{number} {name}"] for number in range(len(runs))] for name, runs in systems.items()}
     return {
         "bins": [
-            {
-                "low": part.low,
-                "high": part.high,
-                "pairs": {name: len(ids) for name, ids in groups_of(part.pairs).items() if name in _GROUPS},
-            }
+            {"low": part.low, "high": part.high, "pairs": {name: len(ids) for name, ids in _groups(part).items()}}
             for part in bins
         ],
         "systems": {name: [mean_row(of_bin) for of_bin in zip(*runs)] for name, runs in rows.items()},
     }
+
+
+def _groups(part: Bin) -> dict[str, list[str]]:
+    return {name: ids for name, ids in groups_of(part.pairs).items() if name in _GROUPS}
 
 
 def draw_viewpoint(scores: Mapping[str, Any], baselines: Sequence[str] = ()) -> Image.Image:
@@ -115,7 +124,7 @@ def draw_viewpoint(scores: Mapping[str, Any], baselines: Sequence[str] = ()) -> 
     colors = system_colors(list(systems), baselines)
     panels = [key for key in _PANELS if all(key in row for rows in systems.values() for row in rows)]
     _, small = fonts()
-    line = leading(small)
+    line = line_height(small)
     height = line + GAP + _PLOT_HEIGHT + 3 * GAP + line * (2 + len(systems)) + 3 * GAP
     sheet = Image.new("RGB", (WIDTH, 2 * MARGIN + height * len(panels) + line), "white")
     for number, key in enumerate(panels):
@@ -134,7 +143,7 @@ def axis_step(highest: float) -> float:
 def _panel(sheet: Image.Image, top: int, key: str, scores: Mapping[str, Any], colors: Mapping[str, Color]) -> None:
     """One chart, `top` pixels down: title, axes, a line for each system, and its values below its points."""
     _, small = fonts()
-    draw, line = ImageDraw.Draw(sheet), leading(small)
+    draw, line = ImageDraw.Draw(sheet), line_height(small)
     left = min(320, MARGIN + 24 + max(round(small.getlength(name)) for name in ("viewpoint IoU", *colors)))
     means = {name: [100 * row[key]["total"] for row in rows] for name, rows in scores["systems"].items()}
     stds = {

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from diffcap.errors import DiffcapError
 from diffcap.records import write_text
+from diffcap.utils.errors import DiffcapError
 
 TaggedSentence = list[tuple[str, str]]  # (word, UPOS)
 _UPOS = frozenset((

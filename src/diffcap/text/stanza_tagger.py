@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from diffcap.errors import DiffcapError
 from diffcap.records import file_hash, read_json
+from diffcap.utils.errors import DiffcapError
 
 SHIPPED = Path(__file__).parent / "blocks_tagger"
 _FOLDER_FORMAT = "a tagger's folder holds resources.json and one .pt file, as `make tagger` writes it"
@@ -135,7 +135,8 @@ def _english() -> TaggerModel:
             raise
         raise DiffcapError(
             f"Stanza's English tagger is not on this machine and cannot be downloaded ({type(error).__name__}); connect to "
-            "the internet once, or give the folder of a local tagger (resources.json and one .pt file) as --tagger=FOLDER."
+            "the internet once, give the folder of a local tagger (resources.json and one .pt file) as TAGGER=FOLDER, or use "
+            "TAGGER=blocks, the small tagger that ships with diffcap (OFFLINE=yes chooses it, too)."
         ) from None
     identity = hashlib.sha256("".join(file_hash(path) for path in weights).encode()).hexdigest()
     return TaggerModel("english", identity, options)

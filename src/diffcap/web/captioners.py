@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from diffcap.captioner import SHIPPED, PairCaptioner, load_captioner
 from diffcap.checkpoints.reading import CAPTIONING_STAGES, CONFIG, WEIGHTS, read_checkpoint
-from diffcap.console import echo
-from diffcap.errors import DiffcapError
 from diffcap.methods import methods
+from diffcap.pair_captioner import SHIPPED, PairCaptioner, load_captioner
 from diffcap.records import read_json
+from diffcap.utils.console import echo
+from diffcap.utils.errors import DiffcapError
 
 KEPT = 3  # captioners in memory at once
 

@@ -12,11 +12,11 @@ from typing import Any
 import gradio as gr
 from PIL import Image
 
-from diffcap.errors import DiffcapError
-from diffcap.image_io import InputImage, read_image
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.image_io import InputImage, read_image
 from diffcap.web.captioners import Captioners
 from diffcap.web.examples import Example, render_examples
-from diffcap.web.result import Answer, message, picture_pair, result
+from diffcap.web.result import Answer, image_pair, message, result
 
 MOST_BEAMS = 10
 _BEAMS = 5
@@ -92,14 +92,23 @@ def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
             "outputs": answer,
             "api_visibility": "undocumented",
         }
+        uploads = []
         for side, zone, told in (("before", before, told_before), ("after", after, told_after)):
             look = _plain(partial(_look, side))
-            zone.upload(look, zone, [zone, told], api_name=f"look_{side}", api_visibility="undocumented")
+            uploads.append(
+                zone.upload(look, zone, [zone, told], api_name=f"look_{side}", api_visibility="undocumented")
+            )
             zone.clear(lambda: "", None, told, queue=False, api_visibility="private")
         ask.click(**caption, api_name="caption")
         strip.choose(choose, None, [before, after, told_before, told_after], api_visibility="private").then(
             **(caption | {"api_visibility": "private"})
         )
+        caption_uploads = caption | {
+            "fn": _plain(partial(_answer_if_complete, captioners)),
+            "api_visibility": "private",
+        }
+        for upload in uploads:
+            upload.then(**caption_uploads)
     setattr(page, "preprocess_data", partial(_preprocess, page.preprocess_data))  # noqa: B010
     page.queue(default_concurrency_limit=_AT_ONCE, max_size=_WAITING, api_open=False)
     return page
@@ -141,7 +150,7 @@ def _zone(side: str) -> tuple[gr.Image, gr.HTML]:
 
 def _strip(examples: list[Example]) -> str:
     cards = "".join(
-        f'<button type="button" class="dc-example" data-index="{number}">{picture_pair(example.before, example.after)}'
+        f'<button type="button" class="dc-example" data-index="{number}">{image_pair(example.before, example.after)}'
         f"<span>{example.title}</span></button>"
         for number, example in enumerate(examples)
     )
@@ -179,9 +188,9 @@ def _answer(captioners: Captioners, before: str | None, after: str | None, choic
         number = int(choice)
         with captioners.use(number) as captioner:
             caption = captioner(first.image, second.image, int(beams))
-            told = []
+            told = [f"{captioner.domain_note[:1].upper()}{captioner.domain_note[1:]}"] if captioner.domain_note else []
             try:
-                look = captioner.look(first.image, second.image, caption)
+                look = captioner.attention(first.image, second.image, caption)
             except DiffcapError as error:  # its method has no maps
                 look = None
                 told.append(str(error))
@@ -190,6 +199,11 @@ def _answer(captioners: Captioners, before: str | None, after: str | None, choic
     told += [f"{picture.name}: {note}." for picture in (first, second) for note in picture.notes]
     label = captioners.choices[number].label
     return result(Answer(first.image, second.image, caption, look, label, tuple(told)))
+
+
+def _answer_if_complete(captioners: Captioners, before: str | None, after: str | None, *choices: Any) -> str:
+    """The answer after an upload: empty until both images are there."""
+    return "" if before is None or after is None else _answer(captioners, before, after, *choices)
 
 
 def _read(side: str, path: str) -> tuple[InputImage, str | None]:

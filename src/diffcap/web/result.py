@@ -1,6 +1,6 @@
-"""A caption as HTML: its words, both images with a layer of heat a word, the other sentences, and what to know of it.
+"""A caption as HTML: its words, what is known of it, both images with one attention overlay per word, and the other sentences.
 
-Pictures are part of the text as data, so nothing of a visitor's is kept on the server to be fetched later.
+Images are embedded as data URIs, so the server keeps nothing of a visitor's for a later request.
 """
 
 import base64
@@ -13,34 +13,34 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from diffcap.captioner import Alternative, Caption, Look
-from diffcap.report.attention import FADED, coat, heat, strengths_of
-from diffcap.report.heatmap import percent
+from diffcap.pair_captioner import Alternative, AttentionMaps, Caption
+from diffcap.report.heatmap import log_of, percent
+from diffcap.report.overlay import Array, colormap, overlay, scale_attention
 
-_SHOWN = 720  # most pixels along a side of a picture
-_HEAT = 96  # and of a layer of heat, which is smooth
+MAX_IMAGE_SIDE = 720  # pixels
+MAX_OVERLAY_SIDE = 96  # pixels; overlays are smooth, so the browser can enlarge them
 
-# Words of any sentence: the page rests at one that says more.
-_SMALL = re.compile("an?|the|is|are|was|were|be|been|has|have|had|there|its?|that|this|to|of|in|on|at|and|now|not?")
+# Words of any sentence. The page first shows the attention of another word.
+_STOPWORDS = re.compile("an?|the|is|are|was|were|be|been|has|have|had|there|its?|that|this|to|of|in|on|at|and|now|not?")
 
 
 class Answer(NamedTuple):
-    """What there is to show.
+    """What the page shows for a pair.
 
     Attributes:
-        before, after: RGB. look: None where the method cannot tell. captioner: its label. notes: sentences.
+        before, after: RGB. attention: None if the method has no attention maps. captioner: its label. notes: sentences.
     """
 
     before: Image.Image
     after: Image.Image
     caption: Caption
-    look: Look | None
+    attention: AttentionMaps | None
     captioner: str
     notes: tuple[str, ...] = ()
 
 
 def safe(text: str) -> str:
-    """Text for HTML that is also a template: nothing in it opens a tag or a placeholder."""
+    """Escape text for HTML that is also a template of gradio: it can open neither a tag nor a placeholder."""
     escaped = html.escape(text)
     for letter in "{}$`":
         escaped = escaped.replace(letter, f"&#{ord(letter)};")
@@ -48,7 +48,7 @@ def safe(text: str) -> str:
 
 
 def message(text: str, kind: str = "error") -> str:
-    """A sentence on its own.
+    """A message box with one sentence.
 
     Args:
         kind: "error" or "note".
@@ -58,85 +58,87 @@ def message(text: str, kind: str = "error") -> str:
 
 def result(answer: Answer) -> str:
     """The whole answer."""
-    caption, look = answer.caption, answer.look
-    strengths = []
-    if look is not None:
-        strengths = [strengths_of(*maps) for maps in zip(look.before, look.after)]
-    highest = [max(float(side.max()) for side in sides) for sides in strengths]
-    telling = [number for number, word in zip(range(len(highest)), caption.words) if not _SMALL.fullmatch(word.text)]
-    best = max(telling or range(len(highest)), key=highest.__getitem__, default=-1)
-    sides = [
-        _picture(image, title, [pair[place] for pair in strengths])
-        for place, (title, image) in enumerate((("before", answer.before), ("after", answer.after)))
+    caption, attention = answer.caption, answer.attention
+    strengths: list[tuple[Array, Array]] = []  # of each word: before, after
+    if attention is not None:
+        strengths = [scale_attention(*maps) for maps in zip(attention.before, attention.after)]
+    figures = [
+        _figure(image, side, [maps[number] for maps in strengths])
+        for number, (side, image) in enumerate((("before", answer.before), ("after", answer.after)))
     ]
     return (
-        f'<section class="dc-result" data-best="{best}" aria-label="What changed">'
+        f'<section class="dc-result" data-best="{_first_word(caption, strengths)}" aria-label="What changed">'
         f"{_sentence(caption)}"
-        f'<div class="dc-pictures" style="--faded: {FADED}">{"".join(sides)}</div>'
-        f"{_legend(look is not None)}"
+        f"{_metadata(answer)}"
+        f'<div class="dc-pictures">{"".join(figures)}</div>'
+        f"{_legend(attention is not None)}"
         f"{_alternatives(caption)}"
-        f"{_facts(answer)}"
         "</section>"
     )
 
 
-def picture_pair(before: Image.Image, after: Image.Image) -> str:
-    """Two small pictures side by side, as an example is shown."""
-    return "".join(f'<img alt="" src="{_data(image, "JPEG")}">' for image in (before, after))
+def image_pair(before: Image.Image, after: Image.Image) -> str:
+    """Two small images side by side, for the button of an example."""
+    return "".join(f'<img alt="" src="{_data_uri(image, "JPEG")}">' for image in (before, after))
+
+
+def _first_word(caption: Caption, strengths: list[tuple[Array, Array]]) -> int:
+    """Number of the content word (of any word if there is none) with the highest attention; -1 without attention maps."""
+    peaks = [max(float(before.max()), float(after.max())) for before, after in strengths]
+    content = [number for number, word in enumerate(caption.words[: len(peaks)]) if not _STOPWORDS.fullmatch(word.text)]
+    candidates = content or list(range(len(peaks)))
+    return max(candidates, key=peaks.__getitem__) if candidates else -1
 
 
 def _sentence(caption: Caption) -> str:
     if not caption.words:
-        return '<p class="dc-sentence dc-silent">It said nothing.</p>'
+        return '<p class="dc-sentence dc-silent">The caption is empty.</p>'
     words = []
     for number, word in enumerate(caption.words):
-        sure = percent(word.log_probability)
+        probability = percent(word.log_probability)
         doubt = 1 - math.exp(min(0.0, word.log_probability))
         words.append(
             f'<button type="button" class="dc-word" data-word="{number}" style="--doubt: {doubt:.3f}" '
-            f'aria-label="{safe(word.text)}, {sure}">{safe(word.text)}<small aria-hidden="true">{sure}</small></button>'
+            f'aria-label="{safe(word.text)}, {probability}">{safe(word.text)}<small aria-hidden="true">{probability}</small>'
+            "</button>"
         )
     play = '<button type="button" class="dc-play" aria-label="Word by word" title="Word by word">&#9654;</button>'
     return f'<div class="dc-sentence" role="group" aria-label="{safe(caption.text)}">{"".join(words)}{play}</div>'
 
 
-def _picture(image: Image.Image, title: str, strengths: list[np.ndarray]) -> str:
+def _figure(image: Image.Image, side: str, strengths: list[Array]) -> str:
     photo = image.copy()
-    photo.thumbnail((_SHOWN, _SHOWN))
-    scale = _HEAT / max(image.size)
+    photo.thumbnail((MAX_IMAGE_SIDE, MAX_IMAGE_SIDE))
+    scale = MAX_OVERLAY_SIDE / max(image.size)
     size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    overlays = [Image.fromarray(overlay(size, one).round().astype(np.uint8)) for one in strengths]
     layers = "".join(
-        f'<img class="dc-heat" data-word="{number}" alt="" src="{_data(_layer(size, strength), "WEBP")}">'
-        for number, strength in enumerate(strengths)
+        f'<img class="dc-heat" data-word="{number}" alt="" src="{_data_uri(layer, "WEBP")}">'
+        for number, layer in enumerate(overlays)
     )
     return (
-        f'<figure><figcaption>{title}</figcaption><div class="dc-frame" style="--ratio: {image.width / image.height:.4f}">'
-        f'<img class="dc-photo" alt="the picture {title}" src="{_data(photo, "JPEG")}">{layers}</div></figure>'
+        f'<figure><figcaption>{side}</figcaption><div class="dc-frame" style="--ratio: {image.width / image.height:.4f}">'
+        f'<img class="dc-photo" alt="the image {side} the change" src="{_data_uri(photo, "JPEG")}">{layers}</div></figure>'
     )
 
 
-def _layer(size: tuple[int, int], strengths: np.ndarray) -> Image.Image:
-    alpha, colors = coat(size, strengths)
-    return Image.fromarray(np.concatenate([colors, 255 * alpha], -1).round().astype(np.uint8))
-
-
-def _data(image: Image.Image, kind: str) -> str:
+def _data_uri(image: Image.Image, kind: str) -> str:
     file = io.BytesIO()
     image.save(file, kind, quality=90)
     return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def _legend(looks: bool) -> str:
-    sure = '<span><i class="dc-doubtful"></i>not sure of the word</span>'
-    if not looks:
-        return f'<div class="dc-legend">{sure}</div>'
+def _legend(has_attention: bool) -> str:
+    doubt = '<span><i class="dc-doubtful"></i>low probability of the word</span>'
+    if not has_attention:
+        return f'<div class="dc-legend">{doubt}</div>'
     stops = ", ".join(
-        f"rgb({', '.join(str(round(value)) for value in heat(np.array(at)))})" for at in np.linspace(0, 1, 9)
+        f"rgb({', '.join(str(round(value)) for value in colormap(np.array(at)))})" for at in np.linspace(0, 1, 9)
     )
     return (
-        f'<div class="dc-legend"><span><i style="background: linear-gradient(90deg, {stops})"></i>'
-        f"where it looked for the word</span>{sure}"
-        '<span class="dc-hint">point at a word, or go to it with the arrow keys; press it to hold it</span></div>'
+        f'<div class="dc-legend"><span><i style="background: linear-gradient(90deg, transparent, {stops})"></i>'
+        f"attention of the word, low to high</span>{doubt}"
+        '<span class="dc-hint">point at a word or select it with the arrow keys; click it to keep it selected</span></div>'
     )
 
 
@@ -144,27 +146,28 @@ def _alternatives(caption: Caption) -> str:
     if not caption.alternatives:
         return ""
     rows = []
-    found: list[Caption | Alternative] = [caption, *caption.alternatives]
-    for one in found:
-        width = 100 * math.exp(min(0.0, one.log_probability - caption.log_probability))
-        chosen = ' class="dc-chosen"' if one is caption else ""
+    hypotheses: list[Caption | Alternative] = [caption, *caption.alternatives]
+    for hypothesis in hypotheses:
+        width = 100 * math.exp(min(0.0, hypothesis.log_probability - caption.log_probability))
+        chosen = ' class="dc-chosen"' if hypothesis is caption else ""
         rows.append(
-            f'<tr{chosen}><td>{safe(one.text) or "(nothing)"}</td><td class="dc-bar"><i style="width: {width:.1f}%"></i></td>'
-            f"<td>{percent(one.log_probability)}</td><td>{one.log_probability:.2f}</td></tr>"
+            f"<tr{chosen}><td>{safe(hypothesis.text) or '(nothing)'}</td>"
+            f'<td class="dc-bar"><i style="width: {width:.1f}%"></i></td><td>{hypothesis.log_probability:.2f}</td></tr>'
         )
     return (
-        '<table class="dc-beams"><caption>What the search found</caption><thead><tr><th scope="col">sentence</th>'
-        '<td class="dc-bar"></td><th scope="col">probability</th><th scope="col">its logarithm</th></tr></thead>'
+        '<table class="dc-beams"><caption>Sentences found by beam search</caption><thead><tr><th scope="col">sentence</th>'
+        '<td class="dc-bar"></td><th scope="col">log-probability</th></tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table>"
     )
 
 
-def _facts(answer: Answer) -> str:
+def _metadata(answer: Answer) -> str:
     caption = answer.caption
-    facts = [("sentence", f"{percent(caption.log_probability)} (log-probability {caption.log_probability:.2f})")]
+    entries = []
     if caption.nothing_changed is not None:
-        facts.append(("nothing changed but the view", percent(math.log(max(caption.nothing_changed, 1e-30)))))
-    facts.append(("captioner", answer.captioner))
-    listed = "".join(f"<div><dt>{name}</dt><dd>{safe(value)}</dd></div>" for name, value in facts)
+        entries.append(("probability that something changed", percent(log_of(1 - caption.nothing_changed))))
+    entries.append(("log-probability of the sentence", f"{caption.log_probability:.2f} (not a confidence)"))
+    entries.append(("captioner", answer.captioner))
+    listed = "".join(f"<div><dt>{name}</dt><dd>{safe(value)}</dd></div>" for name, value in entries)
     notes = "".join(message(note, "note") for note in answer.notes)
     return f'<dl class="dc-facts">{listed}</dl>{notes}'

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
 MAX_UPLOAD_BYTES = 2 * 2**30  # total of the uploaded files of all visitors
 _LOCAL_HOSTS = ("localhost", "*.localhost", "127.0.0.1", "[::1]")

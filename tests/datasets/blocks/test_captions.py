@@ -4,10 +4,18 @@ import re
 import pytest
 
 from diffcap.datasets.blocks import captions as grammar
-from diffcap.datasets.blocks.captions import LEXICON, RELATED, RELATIONS, TEMPLATES, WORDS, tag, write_captions
+from diffcap.datasets.blocks.captions import (
+    LEXICON,
+    RELATION_PROBABILITY,
+    RELATIONS,
+    TEMPLATES,
+    WORDS,
+    tag,
+    write_captions,
+)
 from diffcap.datasets.blocks.geometry import COLORS, MATERIALS, SHAPES, SIZES
 from diffcap.datasets.blocks.scenes import CHANGES, sample_triples
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
 # What tells the kinds of change apart; color and material share theirs, and differ by the last word.
 KEYS = {
@@ -115,7 +123,7 @@ def test_relations_hold_in_every_picture_where_the_object_stands(triples, said):
                 assert distance > 0.45 and distance > 0.57 * math.hypot(right, away), caption
             seen[names[found[1]]] += 1
     assert min(seen.values()) > 25
-    assert 0.6 * RELATED < sum(seen.values()) / total < 1.2 * RELATED
+    assert 0.6 * RELATION_PROBABILITY < sum(seen.values()) / total < 1.2 * RELATION_PROBABILITY
 
 
 def test_captions_depend_on_seed_and_number_alone(triples, said):

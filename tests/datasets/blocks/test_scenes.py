@@ -5,7 +5,7 @@ import torch
 
 from diffcap.datasets.blocks.geometry import CUBE, RADII, Scenes
 from diffcap.datasets.blocks.scenes import ADD, CHANGES, COLOR, DROP, MATERIAL, MOVE, sample_triples
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
 OBJECT = ("size", "color", "material", "shape", "position", "yaw")
 

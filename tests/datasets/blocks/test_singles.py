@@ -16,7 +16,7 @@ from diffcap.datasets.blocks.geometry import COLORS, HALF_VIEW, view_boxes
 from diffcap.datasets.blocks.render import render
 from diffcap.datasets.blocks.scenes import sample_triples
 from diffcap.datasets.blocks.singles import SPECIES, attributes, sample_portraits, write_cub, write_nabirds
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
 WRITERS = {"cub": (write_cub, 70), "nabirds": (write_nabirds, 200)}
 
@@ -149,5 +149,5 @@ def test_a_senseless_setting_is_one_sentence(tmp_path, form, settings, said) -> 
 
 def test_a_folder_of_other_settings_is_refused(written) -> None:
     form, folder = written
-    with pytest.raises(DiffcapError, match=r"holds blocks of other settings \(seed\)"):
+    with pytest.raises(DiffcapError, match=r"holds blocks with other settings \(seed\)"):
         WRITERS[form][0](folder, images=WRITERS[form][1], seed=4, jitter=0.5)

@@ -17,7 +17,7 @@ from diffcap.datasets import read_pairs
 from diffcap.datasets.blocks.render import render
 from diffcap.datasets.blocks.scenes import CHANGES, sample_triples
 from diffcap.datasets.blocks.write import encode_png, write_blocks
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
 OFFICIAL = {"change_captions.json", "no_change_captions.json", "splits.json", "type_mapping.json"}
 FOLDERS = {"images": "default", "sc_images": "semantic", "nsc_images": "nonsemantic"}
@@ -154,7 +154,7 @@ def test_a_finished_folder_is_left_alone(folder):
 @pytest.mark.parametrize("other, said", [({"seed": 6}, "seed"), ({"pairs": 90}, "pairs"), ({"jitter": 0.5}, "jitter")])
 def test_a_folder_of_other_settings_is_refused(folder, other, said):
     before = _hashes(folder)
-    with pytest.raises(DiffcapError, match=rf"holds blocks of other settings \({said}\); choose another folder"):
+    with pytest.raises(DiffcapError, match=rf"holds blocks with other settings \({said}\); choose another folder"):
         write_blocks(folder, **{"pairs": 80, "seed": 5, **other})
     assert _hashes(folder) == before
 

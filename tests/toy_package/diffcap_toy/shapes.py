@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from diffcap.errors import DiffcapError
 from diffcap.records import ChangePair
+from diffcap.utils.errors import DiffcapError
 
 
 def read(folder: Path) -> list[ChangePair]:

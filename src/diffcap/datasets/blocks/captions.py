@@ -1,8 +1,8 @@
-"""What the captions of `blocks` say: sentences for each change, for none and of one picture, and every word's part of speech.
+"""The captions of `blocks`: templates for each change, for no change and for single images, and the UPOS tag of every word.
 
-A caption begins with the changed object (before the change, for a new color or material), then may place it against
-another object, and says what happened in words that no other kind of change uses. For a color or a material, the new
-value is the last word.
+A caption begins with the changed object (as it is before the change, for a new color or material), sometimes with its
+position relative to another object. Then follow words that no other change type uses. For a change of color or material, the
+new value is the last word.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from diffcap.datasets.blocks.geometry import COLORS, MATERIALS, SHAPES, SIZES, Scenes, camera_axes, to_camera
 from diffcap.datasets.blocks.scenes import ADD, CHANGES, COLOR, DROP, MATERIAL, Triples
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
-# The words for each value; half of the time it is the first.
+# The words for each value; the first word is used with a probability of 0.5.
 WORDS: dict[str, tuple[str, ...]] = {
     "large": ("large", "big"),
     "small": ("small", "tiny"),
@@ -34,11 +34,11 @@ RELATIONS: dict[str, tuple[str, ...]] = {
     "behind": ("behind",),
 }
 
-# How often a place follows the object. After the object each verb comes in 10 to 40 of 100 captions: were "that" as likely,
-# greedy decoding would say it of most objects, and CIDEr-D would tell how close that race was, not what was seen.
-RELATED = 0.08
+# Probability that a relative position follows the object. After the object, each verb has a probability of 10 to 40 %. If "that"
+# were as probable, greedy decoding would choose it for most objects, and CIDEr-D would measure this choice, not the content.
+RELATION_PROBABILITY = 0.08
 
-# {o}: the changed object with its place, no article; {v}: the new color or material.
+# {o}: the changed object with its position, without article; {v}: the new color or material.
 _NEW_VALUE = (
     "the {o} became {v}",
     "the {o} turned {v}",
@@ -84,7 +84,7 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
         "the {o} is in a different location",
     ),
 }
-NO_CHANGE = (  # nine, of which a pair has 5 to 7: CLEVR-Change has nine, 6 a pair
+NO_CHANGE = (  # nine sentences, 5 to 7 per pair (CLEVR-Change: nine sentences, 6 per pair)
     "nothing is different",
     "no object is different",
     "no difference can be seen",
@@ -115,10 +115,10 @@ LEXICON: dict[str, str] = {word: tag for tag, words in _TAGS.items() for word in
 
 
 def tag(caption: str) -> list[tuple[str, str]]:
-    """Each word with its universal part of speech, the same in all captions of `blocks`.
+    """Return (word, UPOS tag) of each word; a word has the same tag in all captions of `blocks`.
 
     Raises:
-        DiffcapError: a word is not of the grammar.
+        DiffcapError: a word does not occur in captions of `blocks`.
     """
     words = caption.split()
     for word in words:
@@ -130,49 +130,50 @@ def tag(caption: str) -> list[tuple[str, str]]:
 
 
 def write_captions(triples: Triples, seed: int = 0) -> tuple[list[list[str]], list[list[str]]]:
-    """5 to 7 different sentences for the change pair and for the distractor pair of each triple.
+    """Draw 5 to 7 different sentences for each pair of each triple; they depend on the seed and the triple's index only.
 
-    Drawn by (seed, triple) alone. No pictures are needed, so a corpus of any size costs little.
+    Returns:
+        The captions of the T change pairs, and those of the T distractor pairs.
     """
     relations = true_relations(triples)
     scenes = [(triples.after if change == ADD else triples.before) for change in triples.change.tolist()]
-    said, unsaid = [], []
+    change_captions, no_change_captions = [], []
     for row, index in enumerate(triples.indices.tolist()):
         rng = random.Random(f"blocks captions {seed} {index}")
         objects = _objects(scenes[row], row)
-        places = [
+        related = [
             (name, objects[other])
             for name, holds in zip(RELATIONS, relations[row].tolist())
             for other, true in enumerate(holds)
             if true
         ]
-        said.append(_change_captions(rng, triples, row, objects, places))
-        unsaid.append(rng.sample(NO_CHANGE, rng.randint(5, 7)))
-    return said, unsaid
+        change_captions.append(_change_captions(rng, triples, row, objects, related))
+        no_change_captions.append(rng.sample(NO_CHANGE, rng.randint(5, 7)))
+    return change_captions, no_change_captions
 
 
 def describe(scenes: Scenes, seen: Tensor, indices: Sequence[int], seed: int = 0, most: int = 4) -> list[str]:
-    """A sentence of each single picture: what some of its objects are, in any order.
+    """Describe each image by one sentence that names some of its objects in random order.
 
     Args:
-        scenes: B pictures. seen: (B, N) bool, the objects that may be named; at least one a picture.
-        indices: the pictures' numbers, by which and by `seed` the words are drawn.
-        most: objects that a sentence names.
+        scenes: B images. seen: (B, N) bool, the objects that may be named; at least one per image.
+        indices: numbers of the images; the sentences depend on them and on `seed` only.
+        most: maximum number of objects in a sentence.
     """
-    said = []
+    sentences = []
     for row, index in enumerate(indices):
         rng = random.Random(f"blocks description {seed} {index}")
         objects = _objects(scenes, row)
-        there = [objects[slot] for slot in seen[row].nonzero().flatten().tolist()]
-        phrases = [_phrase(rng, values) for values in rng.sample(there, min(most, len(there))) if values]
-        said.append(" and ".join(f"a {phrase}" for phrase in phrases))
-    return said
+        candidates = [objects[slot] for slot in seen[row].nonzero().flatten().tolist()]
+        phrases = [_phrase(rng, values) for values in rng.sample(candidates, min(most, len(candidates))) if values]
+        sentences.append(" and ".join(f"a {phrase}" for phrase in phrases))
+    return sentences
 
 
 def true_relations(triples: Triples) -> Tensor:
-    """Where the changed object is, seen from the others: (T, 4, N) bool, relations in the order of `RELATIONS`.
+    """Return which relations the changed object has to each other object: (T, 4, N) bool, in the order of `RELATIONS`.
 
-    True only where it holds in every picture of the pair in which the object stands.
+    A relation must be true in every image of the pair that shows the object.
     """
     before = _relations(triples.before, triples.changed)
     after = _relations(triples.after, triples.changed)
@@ -181,14 +182,14 @@ def true_relations(triples: Triples) -> Tensor:
 
 
 def _relations(scenes: Scenes, changed: Tensor) -> Tensor:
-    """(B, 4, N): as the camera sees it, on the ground and in the picture; the main direction counts, not a trace of it."""
+    """(B, 4, N) relations from the camera's viewpoint; the direction must be clear on the ground and in the image."""
     rows = torch.arange(len(scenes))
     forward, right, _ = camera_axes(scenes)
     level = (forward[:, :2] * forward[:, :2]).sum(1, keepdim=True).sqrt()
     ahead = forward[:, :2] / level
-    step = scenes.position[rows, changed][:, None] - scenes.position  # (B, N, 2), from each object to the changed one
-    across = step[..., 0] * right[:, None, 0] + step[..., 1] * right[:, None, 1]
-    along = step[..., 0] * ahead[:, None, 0] + step[..., 1] * ahead[:, None, 1]
+    offset = scenes.position[rows, changed][:, None] - scenes.position  # (B, N, 2), from each object to the changed one
+    across = offset[..., 0] * right[:, None, 0] + offset[..., 1] * right[:, None, 1]
+    along = offset[..., 0] * ahead[:, None, 0] + offset[..., 1] * ahead[:, None, 1]
     x, _, z = to_camera(torch.cat([scenes.position, scenes.half[..., None]], -1), scenes)
     aside = (x / z)[rows, changed][:, None] - x / z
     sideways = (across.abs() > 0.5) & (across.abs() > 0.7 * along.abs()) & (aside * across > 0) & (aside.abs() > 0.03)
@@ -209,21 +210,21 @@ def _change_captions(
     triples: Triples,
     row: int,
     objects: list[tuple[str, str, str, str] | None],
-    places: list[tuple[str, tuple[str, str, str, str] | None]],
+    related: list[tuple[str, tuple[str, str, str, str] | None]],
 ) -> list[str]:
     change, changed = int(triples.change[row]), objects[int(triples.changed[row])]
     assert changed is not None
-    alone = sum(other is not None and other[1::2] == changed[1::2] for other in objects) == 1
+    is_unique = sum(other is not None and other[1::2] == changed[1::2] for other in objects) == 1  # by color and shape
     value = {COLOR: COLORS, MATERIAL: MATERIALS}.get(change, ("",))[max(int(triples.new_value[row]), 0)]
     captions = []
     for template in rng.sample(TEMPLATES[CHANGES[change]], rng.randint(5, 7)):
         form = rng.random()
-        if alone and form < 0.17:
+        if is_unique and form < 0.17:
             phrase = f"{changed[1]} {_word(rng, changed[3])}"
         else:
             phrase = _phrase(rng, changed)
-            if places and form > 1 - RELATED:
-                relation, other = rng.choice(places)
+            if related and form > 1 - RELATION_PROBABILITY:
+                relation, other = rng.choice(related)
                 assert other is not None
                 phrase += f" that is {rng.choice(RELATIONS[relation])} the {_phrase(rng, other)}"
         captions.append(template.format(o=phrase, v=_word(rng, value)))

@@ -1,4 +1,4 @@
-"""How the folders of `blocks` are written: in chunks, by all cores, resumable, the same bytes on any number of them."""
+"""Write a folder of `blocks` in chunks, on several processes and resumable; the bytes do not depend on their number."""
 
 from __future__ import annotations
 
@@ -20,22 +20,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffcap.errors import DiffcapError
 from diffcap.records import read_json, write_json, write_text
+from diffcap.utils.errors import DiffcapError
 
-CHUNK = 16  # scenes drawn together; a killed run does at most one chunk a worker again
+CHUNK = 16  # scenes that are rendered together; after a kill, each worker repeats at most one chunk
 STAMP = "blocks.json"
 PARTS = ".parts"
-_PER_WORKER = 160  # scenes that pay for the start of one more process
+_PER_WORKER = 160  # scenes for which the start of another process is worth its time
 
 WriteChunk = Callable[[Path, Any, int], None]  # folder, settings, first scene
 
 
 def claim(folder: Path, settings: Any, official: tuple[str, ...]) -> bool:
-    """Whether the folder is finished; if it is new, mark it as ours, and refuse one that is another's.
+    """Check that a folder can be used, and write the settings into a new one.
 
     Args:
-        settings: a dataclass, all that decides the folder's bytes. official: the files that are written last.
+        folder: of the dataset. settings: a dataclass with everything that determines the files' content.
+        official: the files that are written last.
+
+    Returns:
+        Whether the folder is finished.
+
+    Raises:
+        DiffcapError: the folder was written with other settings, or has other content.
     """
     wanted = json.loads(json.dumps(asdict(settings)))
     stamp = folder / STAMP
@@ -44,7 +51,7 @@ def claim(folder: Path, settings: Any, official: tuple[str, ...]) -> bool:
         if found != wanted:
             differ = [key for key in wanted if not isinstance(found, dict) or found.get(key) != wanted[key]]
             raise DiffcapError(
-                f"{folder} holds blocks of other settings ({', '.join(differ)}); choose another folder or delete this one."
+                f"{folder} holds blocks with other settings ({', '.join(differ)}); choose another folder or delete this one."
             )
         return all((folder / name).is_file() for name in official) and not (folder / PARTS).is_dir()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -56,34 +63,40 @@ def claim(folder: Path, settings: Any, official: tuple[str, ...]) -> bool:
 def render_all(
     write_chunk: WriteChunk, folder: Path, settings: Any, scenes: int, workers: int | None, what: str
 ) -> range:
-    """Have every chunk written that is not there yet; gives where the chunks begin.
+    """Write all missing chunks with `workers` processes (None: one per core, fewer for a small dataset).
 
     Args:
-        write_chunk: writes the images of one chunk, then its `part`. scenes: in all. what: they are called.
+        write_chunk: function that writes the images of one chunk, then its `part`.
+        folder, settings: passed to `write_chunk`. scenes: number of all scenes. what: their name in the progress bar.
+
+    Returns:
+        The first scene of every chunk.
     """
-    from diffcap.progress import progress_bar
+    from diffcap.utils.progress import progress_bar
 
     (folder / PARTS).mkdir(parents=True, exist_ok=True)
-    for left in (folder / PARTS).glob("*.tmp"):
-        left.unlink(missing_ok=True)
+    for temporary in (folder / PARTS).glob("*.tmp"):
+        temporary.unlink(missing_ok=True)
     chunks = range(0, scenes, CHUNK)
     pending = [start for start in chunks if not part(folder, start).is_file()]
     if workers is None:
         workers = min(len(os.sched_getaffinity(0)), 1 + len(pending) * CHUNK // _PER_WORKER)
     with progress_bar(f"rendering {what}", scenes, (len(chunks) - len(pending)) * CHUNK) as advance:
-        for _ in _done(write_chunk, folder, settings, pending, workers):
+        for _ in _write_pending(write_chunk, folder, settings, pending, workers):
             advance(CHUNK)
     return chunks
 
 
-def _done(write_chunk: WriteChunk, folder: Path, settings: Any, pending: list[int], workers: int) -> Iterator[None]:
+def _write_pending(
+    write_chunk: WriteChunk, folder: Path, settings: Any, pending: list[int], workers: int
+) -> Iterator[None]:
     if workers <= 1 or len(pending) <= 1:
         with _one_thread():
             for start in pending:
                 write_chunk(folder, settings, start)
                 yield
         return
-    # Spawned, not forked: the parent's torch may already hold threads, which do not survive a fork.
+    # Spawned, not forked: torch may have started threads already, and they do not exist in a forked process.
     pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker)
     try:
         for future in as_completed([pool.submit(write_chunk, folder, settings, start) for start in pending]):
@@ -96,7 +109,7 @@ def _done(write_chunk: WriteChunk, folder: Path, settings: Any, pending: list[in
 def _one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    _keep_pages()
+    _keep_freed_memory()
     try:
         yield
     finally:
@@ -105,16 +118,16 @@ def _one_thread() -> Iterator[None]:
 
 def _start_worker() -> None:
     torch.set_num_threads(1)
-    _keep_pages()
+    _keep_freed_memory()
     parent = parent_process()
-    if parent is not None:  # a killed parent must not leave workers behind
+    if parent is not None:  # if the parent is killed, the worker exits
         threading.Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
 
 
-def _keep_pages() -> None:
-    """Have the C library keep the memory that tensors give back: fetching it anew costs a quarter of the time.
+def _keep_freed_memory() -> None:
+    """Let the C library keep freed memory; otherwise allocating it again takes a quarter of the time.
 
-    The GNU one learns its thresholds from the largest block that was freed, up to 32 MB.
+    glibc raises its threshold for returning memory to the size of the largest freed block, up to 32 MB.
     """
     torch.empty(30 * 2**20, dtype=torch.uint8)
 
@@ -127,12 +140,12 @@ def reopen(folder: Path, images: Iterable[str]) -> None:
 
 
 def part(folder: Path, start: int) -> Path:
-    """What the chunk from a scene on tells the files at the end; a chunk is finished when it stands."""
+    """Return the path of the metadata of the chunk that begins with a scene; the file exists if the chunk is finished."""
     return folder / PARTS / f"{start:06d}.json"
 
 
 def write_image(folder: Path, path: Path, data: bytes) -> None:
-    """An image file of a chunk, whole or not at all."""
+    """Write an image file of a chunk atomically."""
     if not path.exists():
         temporary = folder / PARTS / f"{path.name}.{os.getpid()}.tmp"
         temporary.write_bytes(data)
@@ -140,12 +153,12 @@ def write_image(folder: Path, path: Path, data: bytes) -> None:
 
 
 def read_parts(folder: Path, chunks: range) -> list[Any]:
-    """What all chunks told, one entry a scene."""
+    """Return the metadata of all chunks, one entry per scene."""
     return [row for start in chunks for row in read_json(part(folder, start))]
 
 
 def write_part(folder: Path, start: int, rows: list[Any]) -> None:
-    """Tell of a chunk; the last thing that is done for it."""
+    """Write the metadata of a chunk, after its images."""
     write_text(part(folder, start), json.dumps(rows))
 
 
@@ -155,9 +168,9 @@ def clear_parts(folder: Path) -> None:
 
 
 def encode_png(images: Tensor) -> list[bytes]:
-    """PNG files of (B, 3, H, W) uint8 images: each byte less the one to its left, lightly packed.
+    """Encode (B, 3, H, W) uint8 images as PNG files, with the filter "Sub" and fast compression.
 
-    Twice as fast as Pillow, which tries five filters for each row, and no larger.
+    This is twice as fast as Pillow, which tries five filters for each row, and the files are not larger.
     """
     rows = images.cpu().permute(0, 2, 3, 1).flatten(2)  # (B, H, 3 W)
     filtered = torch.cat([torch.ones_like(rows[..., :1]), rows[..., :3], rows[..., 3:] - rows[..., :-3]], -1)

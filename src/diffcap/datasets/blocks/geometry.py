@@ -1,4 +1,4 @@
-"""The world of `blocks`: what a scene is made of, where its camera stands, and where each solid falls in the picture."""
+"""The scenes of `blocks`: objects, camera and light, and the projection of each solid into the image."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ MATERIALS = ("rubber", "metal")
 SHAPES = ("cube", "sphere", "cylinder")
 CUBE, SPHERE, CYLINDER = range(3)
 
-RADII = (0.38, 0.72)  # of the circle round an object's footprint; about CLEVR's two sizes
-HALF_VIEW = (0.335, 0.25125)  # tangents of half the field of view, of the 4:3 frame that every picture holds
-PICTURE = (128, 96)  # the picture that visibility is judged in
+RADII = (0.38, 0.72)  # of the circumscribed circle of an object's footprint; about CLEVR's two sizes
+HALF_VIEW = (0.335, 0.25125)  # tangents of half the field of view of the 4:3 frame that every image contains
+PICTURE = (128, 96)  # image size in which visibility is measured
 
 
 @dataclass
 class Scenes:
-    """B pictures to be: up to N solids on the ground z = 0, a camera and the light.
+    """B scenes, each with up to N solids on the ground z = 0, a camera and light.
 
     Attributes:
         size, color, material, shape: (B, N) int64 indices into `SIZES`, `COLORS`, `MATERIALS`, `SHAPES`.
-        valid: (B, N) bool, False where the slot is empty (its other values are then meaningless).
-        position: (B, N, 2) float32, the middle of the footprint; x to the right, y away from the camera's home.
-        yaw: (B, N) float32, radians; turns cubes.
-        eye, target: (B, 3) float32, where the camera stands and what it looks at.
+        valid: (B, N) bool, False for an empty slot (its other values have no meaning).
+        position: (B, N, 2) float32, centre of the footprint; x to the right, y away from the default camera.
+        yaw: (B, N) float32, rotation of cubes in radians.
+        eye, target: (B, 3) float32, position of the camera and the point at which it is directed.
         light: (B, 3) float32, unit vector to the key light.
-        pools: (B, 2, 2) float32, the middles of the warm and the cool pool of light on the ground.
-        power: (B, 2) float32, strength of the warm and of the cool light, about 1.
+        pools: (B, 2, 2) float32, centres of the warm and the cool light on the ground.
+        power: (B, 2) float32, intensity of the warm and the cool light, about 1.
     """
 
     size: Tensor
@@ -64,12 +64,12 @@ class Scenes:
 
     @property
     def radius(self) -> Tensor:
-        """(B, N) radius of the circle round the footprint; for a sphere its radius, for a cube half the diagonal."""
+        """(B, N) radius of the footprint's circumscribed circle: a sphere's radius, half the diagonal of a cube."""
         return torch.tensor(RADII, device=self.size.device)[self.size]
 
     @property
     def half(self) -> Tensor:
-        """(B, N) half the height: also half the side of a cube."""
+        """(B, N) half the height, for a cube also half the side."""
         return torch.where(self.shape == CUBE, self.radius * 0.5**0.5, self.radius)
 
 
@@ -78,7 +78,7 @@ def _names() -> Iterator[str]:
 
 
 def camera_axes(scenes: Scenes) -> tuple[Tensor, Tensor, Tensor]:
-    """Unit vectors forward, right and up of each camera, (B, 3) each; right is level."""
+    """Return the unit vectors forward, right and up of each camera, (B, 3) each; right is horizontal."""
     x, y, z = (scenes.target - scenes.eye).unbind(-1)
     level = (x * x + y * y).sqrt()
     length = (x * x + y * y + z * z).sqrt()
@@ -89,14 +89,14 @@ def camera_axes(scenes: Scenes) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def half_view(size: tuple[int, int]) -> tuple[float, float]:
-    """Tangents of half the field of view for a picture of (width, height): the 4:3 frame and what lies around it."""
+    """Return tangents of half the field of view of an image of (width, height); it contains the 4:3 frame `HALF_VIEW`."""
     aspect = size[0] / size[1]
     x, y = HALF_VIEW
     return (y * aspect, y) if aspect >= x / y else (x, x / aspect)
 
 
 def to_camera(points: Tensor, scenes: Scenes) -> tuple[Tensor, Tensor, Tensor]:
-    """Points (B, ..., 3) as coordinates right, up and forward of their own camera, (B, ...) each."""
+    """Convert points (B, ..., 3) to coordinates right, up and forward of their scene's camera, (B, ...) each."""
     x, y, z = (points - _spread(scenes.eye, points)).unbind(-1)
     forward, right, up = (_spread(axis, points).unbind(-1) for axis in camera_axes(scenes))
     return (
@@ -111,13 +111,13 @@ def _spread(vectors: Tensor, points: Tensor) -> Tensor:
 
 
 def view_boxes(scenes: Scenes) -> Tensor:
-    """Box round each solid as if nothing hid it, (B, N, 4): left, bottom, right, top.
+    """Return the bounding box of each solid without occlusion, (B, N, 4): left, bottom, right, top.
 
-    In tangents of the angle from the camera's axis (up is positive). Exact for cubes and spheres, a few per cent
-    too wide for cylinders.
+    The unit is the tangent of the angle from the camera's axis (up is positive). The boxes are exact for cubes and spheres,
+    and a few per cent too wide for cylinders.
     """
     radius, half = scenes.radius, scenes.half
-    # A box that holds the solid: a cube's own, or for a cylinder one that faces the camera.
+    # The corners of a cuboid that contains the solid: the cube itself, or for a cylinder a cuboid that faces the camera.
     facing = scenes.position - scenes.eye[:, None, :2]
     away = (facing[..., 0] * facing[..., 0] + facing[..., 1] * facing[..., 1]).sqrt()
     cube = scenes.shape == CUBE
@@ -158,7 +158,7 @@ def view_boxes(scenes: Scenes) -> Tensor:
 
 
 def box_iou(first: Tensor, second: Tensor) -> Tensor:
-    """Intersection over union of boxes (..., 4), element by element."""
+    """Return the elementwise intersection over union of boxes (..., 4)."""
     low, high = torch.maximum(first[..., :2], second[..., :2]), torch.minimum(first[..., 2:], second[..., 2:])
     overlap = (high - low).clamp(min=0)
     shared = overlap[..., 0] * overlap[..., 1]
@@ -166,5 +166,5 @@ def box_iou(first: Tensor, second: Tensor) -> Tensor:
 
 
 def box_area(boxes: Tensor) -> Tensor:
-    """Area of boxes (..., 4)."""
+    """Return the area of boxes (..., 4)."""
     return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])

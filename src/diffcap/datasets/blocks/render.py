@@ -1,7 +1,7 @@
-"""The ray caster of `blocks`: a batch of scenes in, pictures and the object behind every pixel out.
+"""The ray caster of `blocks`: renders a batch of scenes to images, and returns the object at every pixel.
 
-Only pixels that can see an object meet its equations: each solid is cast in the rectangle round its outline, each shadow
-in the rectangle round where it can fall. One ray goes through the middle of a pixel; pixels on an edge get four more.
+To save time, each solid is only intersected with the rays of its bounding rectangle, and each shadow is only computed in its
+bounding rectangle. One ray is cast through the centre of each pixel, and four more for pixels at edges.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ SUBPIXELS = ((-0.125, -0.375), (0.375, -0.125), (0.125, 0.375), (-0.375, 0.125))
 
 
 def render(scenes: Scenes, size: tuple[int, int] = (128, 96)) -> tuple[Tensor, Tensor]:
-    """Draw a batch of scenes, on the device that holds it.
+    """Render a batch of scenes, on its device.
 
     Args:
-        scenes: B pictures.
+        scenes: B scenes.
         size: width and height in pixels.
 
     Returns:
-        (B, 3, H, W) uint8 red, green, blue; and (B, H, W) int64, the slot n of the object in `scenes` that the middle
-        of each pixel shows, -1 for the ground.
+        (B, 3, H, W) uint8 images; and (B, H, W) int64, the slot n in `scenes` of the object at the centre of each pixel, -1 for
+        the ground.
     """
     width, height = size
-    stage = _set_stage(scenes, size)
+    stage = _prepare(scenes, size)
     pixels = len(scenes) * height * width
     hits = _cast(stage, _candidates(stage), pixels)
 
@@ -67,25 +67,25 @@ def render(scenes: Scenes, size: tuple[int, int] = (128, 96)) -> tuple[Tensor, T
 
 
 def _at(values: Tensor, places: Tensor) -> Tensor:
-    """`values[..., places]`, ten times as fast on a CPU as indexing with brackets."""
+    """`values[..., places]`, which is ten times faster on a CPU with `index_select`."""
     return values.index_select(-1, places)
 
 
 @dataclass
 class _Stage:
-    """A batch laid out for casting; P pairs of picture and object stand sorted by shape."""
+    """A batch prepared for ray casting, with P pairs of image and object, sorted by shape."""
 
     scenes: Scenes
     size: tuple[int, int]
     axes: tuple[Tensor, Tensor, Tensor]  # forward, right, up, (B, 3) each
     picture: Tensor  # (P,)
     slot: Tensor  # (P,)
-    shapes: list[int]  # how many pairs are cubes, spheres, cylinders
-    numbers: Tensor  # (6, P): x, y, radius, half, cosine and sine of the yaw (0 for round solids)
-    local: Tensor  # (12, P): the eye, forward, right and up in the solid's own frame
+    shapes: list[int]  # number of pairs with cubes, spheres, cylinders
+    numbers: Tensor  # (6, P): x, y, radius, half, cosine and sine of the yaw (1 and 0 for round solids)
+    local: Tensor  # (12, P): eye, forward, right and up in the solid's coordinate system
 
     def groups(self) -> list[tuple[int, int, int]]:
-        """Shape, first pair and end for each of the three shapes."""
+        """Return (shape, first pair, end) of each of the three shapes."""
         cubes, spheres, cylinders = self.shapes
         ends = (0, cubes, cubes + spheres, cubes + spheres + cylinders)
         return list(zip((CUBE, SPHERE, CYLINDER), ends, ends[1:]))
@@ -93,17 +93,17 @@ class _Stage:
 
 @dataclass
 class _Rays:
-    """n rays that may meet an object: sorted by pair."""
+    """n rays that may hit an object, sorted by pair."""
 
     pair: Tensor  # (n,)
-    sample: Tensor  # (n,) which pixel (or part of one) the ray colours
-    u: Tensor  # (n,) tangent to the right
-    v: Tensor  # (n,) tangent upwards
+    sample: Tensor  # (n,) index of the pixel, or of the subpixel, of the ray
+    u: Tensor  # (n,) tangent of the horizontal angle, positive to the right
+    v: Tensor  # (n,) tangent of the vertical angle, positive upwards
 
 
 @dataclass
 class _Hits:
-    """n rays that see an object, sorted by pair, in the frame of that object."""
+    """n rays whose first hit is their object, sorted by pair, in the object's coordinate system."""
 
     pair: Tensor
     sample: Tensor
@@ -117,7 +117,7 @@ class _Hits:
         return _Hits(*(_at(value, rows) for value in vars(self).values()))
 
 
-def _set_stage(scenes: Scenes, size: tuple[int, int]) -> _Stage:
+def _prepare(scenes: Scenes, size: tuple[int, int]) -> _Stage:
     picture, slot = scenes.valid.nonzero(as_tuple=True)
     shape = scenes.shape[picture, slot]
     order = shape.argsort(stable=True)
@@ -146,7 +146,7 @@ def _set_stage(scenes: Scenes, size: tuple[int, int]) -> _Stage:
 
 
 def _candidates(stage: _Stage, among: Tensor | None = None) -> _Rays:
-    """Rays through the middles of all pixels in the rectangles round the objects, or of those `among` them."""
+    """Return rays through the centres of all pixels in the objects' bounding rectangles; with `among`, only of these pixels."""
     width, height = stage.size
     wide, high = half_view(stage.size)
     left, bottom, right, top = view_boxes(stage.scenes)[stage.picture, stage.slot].unbind(-1)
@@ -169,7 +169,11 @@ def _tangents(size: tuple[int, int], column: Tensor, row: Tensor) -> tuple[Tenso
 
 
 def _fill(rectangle: tuple[Tensor, Tensor, Tensor, Tensor], size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """All pixels that rectangles (left, top, right, bottom, in pixels) touch: which rectangle, column, row, (n,) each."""
+    """List all pixels of rectangles (left, top, right, bottom, in pixels).
+
+    Returns:
+        Index of the rectangle, column and row of each pixel, (n,) each.
+    """
     left, top = (edge.floor().clamp(0, end) for edge, end in zip(rectangle[:2], size))
     right, bottom = (edge.ceil().clamp(0, end) for edge, end in zip(rectangle[2:], size))
     across, down = (right - left).clamp(min=0), (bottom - top).clamp(min=0)
@@ -181,13 +185,13 @@ def _fill(rectangle: tuple[Tensor, Tensor, Tensor, Tensor], size: tuple[int, int
 
 
 def _expand(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """For each i, counts[i] entries: i itself, and 0, 1, ... within it."""
+    """Repeat each i `counts[i]` times; returns the repeated i, and 0, 1, ... within each."""
     which = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
     return which, torch.arange(len(which), device=counts.device) - _at(counts.cumsum(0) - counts, which)
 
 
 def _split_pixels(stage: _Stage, rays: _Rays, edge: Tensor) -> tuple[Tensor, _Rays]:
-    """Four rays in the place of each: the pixels on edges, and rays whose samples number the quarters of those."""
+    """Replace each ray by four; returns the edge pixels, and the rays, whose samples are indices of their subpixels."""
     where = edge.nonzero().flatten()
     rank = torch.empty_like(edge, dtype=torch.int64)
     rank[where] = torch.arange(len(where), device=edge.device)
@@ -201,7 +205,7 @@ def _split_pixels(stage: _Stage, rays: _Rays, edge: Tensor) -> tuple[Tensor, _Ra
 
 
 def _cast(stage: _Stage, rays: _Rays, samples: int) -> _Hits:
-    """The first object that each ray meets, for the rays that see theirs."""
+    """Intersect rays with their objects; returns the hits that are the nearest ones of their samples."""
     nearest = torch.full((samples,), torch.inf, device=rays.u.device)
     bounds = torch.searchsorted(
         rays.pair, torch.tensor([0, *(end for *_, end in stage.groups())], device=rays.u.device)
@@ -229,7 +233,7 @@ def _cast(stage: _Stage, rays: _Rays, samples: int) -> _Hits:
 
 
 def _edges(faces: Tensor) -> Tensor:
-    """(B, H, W) bool: pixels that differ from one beside, above or below them."""
+    """(B, H, W) bool: pixels whose face differs from that of a horizontal or vertical neighbour."""
     edge = torch.zeros_like(faces, dtype=torch.bool)
     across, down = faces[:, :, 1:] != faces[:, :, :-1], faces[:, 1:] != faces[:, :-1]
     edge[:, :, 1:] |= across
@@ -240,12 +244,12 @@ def _edges(faces: Tensor) -> Tensor:
 
 
 def _ground(stage: _Stage) -> list[Tensor]:
-    """Red, green, blue of the ground at every pixel, as if no object stood before it, (B, H, W) each."""
+    """Red, green and blue of the ground at every pixel, with shadows but without objects, (B, H, W) each."""
     scenes, (width, height) = stage.scenes, stage.size
     device = scenes.eye.device
     u, v = _tangents(stage.size, torch.arange(width, device=device) + 0.5, torch.arange(height, device=device) + 0.5)
     forward, right, up = stage.axes
-    # `right` is level, so a row of pixels meets the ground at one distance.
+    # `right` is horizontal, so all rays of a pixel row hit the ground at the same distance.
     fall = (-(forward[:, 2, None] + v * up[:, 2, None])).clamp(min=0.02)
     distance = scenes.eye[:, 2, None] / fall  # (B, H)
     x, y = (
@@ -272,7 +276,7 @@ def _turn(x: Tensor, y: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, T
 
 
 def _lamp(stage: _Stage, pair: Tensor) -> Vector:
-    """The way to the key light in the frame of each pair."""
+    """Unit vectors to the key light in the coordinate system of each pair's object."""
     x, y, z = stage.scenes.light[stage.picture].unbind(-1)
     x, y = _turn(x, y, stage.numbers[4], stage.numbers[5])
     lamp = _at(torch.stack([x, y, z]), pair)
@@ -280,7 +284,7 @@ def _lamp(stage: _Stage, pair: Tensor) -> Vector:
 
 
 def _shadow_rectangles(stage: _Stage) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Pixels (left, top, right, bottom) round the shadow and the dark foot of each pair."""
+    """Bounding rectangles (left, top, right, bottom, in pixels) of each object's shadow and ambient occlusion."""
     x, y, radius, half, *_ = stage.numbers
     light = stage.scenes.light[stage.picture]
     reach = 2 * half / light[:, 2]
@@ -299,7 +303,7 @@ def _shadow_rectangles(stage: _Stage) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _shade(stage: _Stage, hits: _Hits) -> Tensor:
-    """(3, n) colours of the points that rays hit."""
+    """(3, n) colors of the hit points."""
     scenes, pair = stage.scenes, hits.pair
     lamp = _lamp(stage, pair)
     x, y, z = hits.ray
@@ -316,12 +320,12 @@ def _shade(stage: _Stage, hits: _Hits) -> Tensor:
 
 
 def _shadows_on(stage: _Stage, hits: _Hits, height: Tensor) -> Tensor:
-    """(n,) what the other objects let through of the key light."""
+    """(n,) fraction of the key light that the other objects do not block."""
     passes = torch.ones_like(height)
     x, y, radius, half, *_ = stage.numbers
     light = stage.scenes.light[stage.picture]
     reach = 2 * half / light[:, 2]
-    # Which object can throw its shadow on which: the receiver's circle against the strip that the shadow sweeps.
+    # Select the objects (casters) whose shadow can reach an object (receiver), by distance from the shadow's centre line.
     pairs = len(x)
     receiver, caster = (
         (stage.picture[:, None] == stage.picture) & ~torch.eye(pairs, dtype=torch.bool, device=x.device)

@@ -1,7 +1,7 @@
-"""Scenes of `blocks` by seed: what stands where, what changes, and how far the camera and the light stray.
+"""Random scenes of `blocks`: objects, the change, and the variation of camera and light.
 
-Every number is a hash of (seed, triple, attempt, place), so triple k of a seed is the same in any batch, on any worker
-and in a dataset of any size.
+Every random number is a hash of (seed, triple, attempt, position in the sequence). So triple k of a seed is the same in every
+batch, on every worker and in a dataset of any size.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from diffcap.datasets.blocks.geometry import (
     to_camera,
     view_boxes,
 )
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
 CHANGES = ("color", "material", "add", "drop", "move")
 COLOR, MATERIAL, ADD, DROP, MOVE = range(5)
 
-GAP = 0.25  # between the circles round two footprints
-LEAST_PIXELS = 34.0  # of a changed object, by a bound from boxes; in a picture of `PICTURE`
-LEAST_MOVE = 14.0  # pixels of `PICTURE`, both as such and against the other objects
-_FILL = 0.72  # the least part of its box that a solid covers
-_ROUND = 4  # attempts drawn side by side
-_TRIES = 12  # places drawn for one object
+MIN_GAP = 0.25  # between the circumscribed circles of two footprints
+MIN_PIXELS = 34.0  # visible pixels of a changed object in an image of `PICTURE`, a lower bound computed from boxes
+MIN_MOVE = 14.0  # pixels of `PICTURE`, absolute and relative to the other objects
+_MIN_FILL = 0.72  # the minimum fraction of its box that a solid covers
+_ATTEMPTS_PER_ROUND = 4  # attempts that are drawn in one batch
+_TRIES = 12  # positions that are drawn for one object
 _ROUNDS = 100
 
 
 @dataclass
 class Triples:
-    """T triples of pictures: before, after (one thing changed) and distractor (nothing changed but camera and light).
+    """T triples of scenes: before, after (one change) and distractor (only camera and light differ).
 
-    Slot n is the same object in all three.
+    Slot n is the same object in all three scenes.
 
     Attributes:
-        indices: (T,) int64, the triples' numbers under their seed.
-        before, after, distractor: `Scenes` of T pictures each.
+        indices: (T,) int64, number of each triple; with the seed, it determines the triple.
+        before, after, distractor: T scenes each.
         change: (T,) int64 index into `CHANGES`.
-        changed: (T,) int64, the slot of the changed object (empty in `before` for "add", in `after` for "drop").
-        new_value: (T,) int64, index of the new color or material, -1 for the other changes.
+        changed: (T,) int64, slot of the changed object (empty in `before` for "add", in `after` for "drop").
+        new_value: (T,) int64, index of the new color or material; -1 for other changes.
     """
 
     indices: Tensor
@@ -68,14 +68,14 @@ class Triples:
         return len(self.indices)
 
     def scenes(self) -> Scenes:
-        """All pictures as one batch of 3 T: the before pictures, then the after ones, then the distractors."""
+        """Return all scenes as one batch of 3 T: before, then after, then distractor."""
         return Scenes.cat([self.before, self.after, self.distractor])
 
     def viewpoint_iou(self) -> tuple[Tensor, Tensor]:
-        """How alike the viewpoints are: 1 for the same camera, towards 0 the further the picture shifts.
+        """Measure the similarity of the viewpoints, from 0 to 1 (the same camera).
 
-        The mean, over the objects that stand unmoved in both pictures, of the intersection over union of the boxes
-        round them, each box taken as if nothing hid its object.
+        It is the mean intersection over union of the objects' bounding boxes (without occlusion) in both images, over all
+        objects that exist in both and did not move.
 
         Returns:
             (T,) for the change pairs and (T,) for the distractor pairs.
@@ -92,20 +92,20 @@ class Triples:
 def sample_triples(
     indices: Sequence[int] | Tensor, seed: int = 0, jitter: float = 1.0, objects: tuple[int, int] = (3, 6)
 ) -> Triples:
-    """Draw triples by number.
+    """Draw triples by their numbers. Triple k has the change `CHANGES[k % 5]`.
 
-    In every picture each object stays in the frame and partly visible, the changed one well visible; no two objects
-    of a triple (before or after the change) share all four attributes; a move is larger than anything that the camera
-    does. The change goes round by number: triple k has `CHANGES[k % 5]`.
+    All scenes satisfy these conditions: every object is in the image and partly visible, and the changed one is well visible;
+    no two objects of a triple have the same four attributes, before and after the change; a moved object moves more
+    in the image than any object moves because of the camera.
 
     Args:
-        indices: numbers of the triples, each 0 or more.
+        indices: numbers of the triples, each at least 0.
         seed: of the dataset.
-        jitter: how far camera and light stray from picture to picture; 0 keeps both, 1 is about CLEVR-Change's.
-        objects: least and most objects in a picture, 2 or more.
+        jitter: strength of the variation of camera and light within a triple; 0: none, 1: about that of CLEVR-Change.
+        objects: minimum and maximum number of objects in an image, at least 2.
 
     Raises:
-        DiffcapError: some triple found no arrangement, as with a very strong jitter or very many objects.
+        DiffcapError: no valid scene was found, because the jitter is too strong or there are too many objects.
     """
     indices = torch.as_tensor(indices, dtype=torch.int64)
     pending = torch.arange(len(indices))
@@ -113,31 +113,31 @@ def sample_triples(
     for round_ in range(_ROUNDS):
         if not len(pending):
             break
-        attempts = torch.arange(round_ * _ROUND, (round_ + 1) * _ROUND)
-        rows = indices[pending].repeat_interleave(_ROUND)
+        attempts = torch.arange(round_ * _ATTEMPTS_PER_ROUND, (round_ + 1) * _ATTEMPTS_PER_ROUND)
+        rows = indices[pending].repeat_interleave(_ATTEMPTS_PER_ROUND)
         found, good = _attempt(
             rows, _mix(_mix(rows + _mix(_int64(seed))) + attempts.repeat(len(pending))), jitter, objects
         )
-        good = good.view(-1, _ROUND)
+        good = good.view(-1, _ATTEMPTS_PER_ROUND)
         done = good.any(1)
-        first = good.to(torch.uint8).argmax(1) + torch.arange(len(pending)) * _ROUND
+        first = good.to(torch.uint8).argmax(1) + torch.arange(len(pending)) * _ATTEMPTS_PER_ROUND
         drawn.append((pending[done], _rows(found, first[done])))
         pending = pending[~done]
     if len(pending):
         raise DiffcapError(
             f"blocks: no arrangement of {objects[0]} to {objects[1]} objects found for triple {int(indices[pending[0]])} "
-            f"with jitter {jitter:g}; ask for a weaker jitter or fewer objects."
+            f"with jitter {jitter:g}; use a weaker jitter or fewer objects."
         )
     order = torch.cat([rows for rows, _ in drawn]).argsort() if drawn else pending
     return _rows(_join([triples for _, triples in drawn]), order)
 
 
 def _attempt(indices: Tensor, key: Tensor, jitter: float, objects: tuple[int, int]) -> tuple[Triples, Tensor]:
-    """One try for each row: the triples, and (A,) whether they satisfy all conditions."""
+    """Draw one triple for each of A keys; returns the triples, and (A,) whether each satisfies all conditions."""
     draw = _Draw(key)
     rows, slots = torch.arange(len(key)), torch.arange(objects[1])
     change = indices % len(CHANGES)
-    # Every picture has the asked number of objects: the fuller one of "add" and "drop" has one to spare.
+    # For "add" and "drop", one image has one object more than the other, and the other must have the minimum number.
     least = objects[0] + ((change == ADD) | (change == DROP)).long()
     count = least + (draw.uniform(1)[:, 0] * (objects[1] + 1 - least)).long()
     present = slots < count[:, None]
@@ -178,7 +178,7 @@ def _attempt(indices: Tensor, key: Tensor, jitter: float, objects: tuple[int, in
 
 
 def _views(draw: _Draw, jitter: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Cameras and lights of the three pictures: a home for each triple, and a step away from it for each picture."""
+    """Draw camera and light of three images: a default for each triple, and a random offset for each image."""
     home = draw.signed(8)[:, None]  # (A, 1, 8)
     step = jitter * draw.signed(3 * 14).view(-1, 3, 14)  # (A, 3, 14)
     turn = 0.09 * step[..., 0]
@@ -205,22 +205,26 @@ def _views(draw: _Draw, jitter: float) -> tuple[Tensor, Tensor, Tensor, Tensor, 
 def _places(
     draw: _Draw, radius: Tensor, present: Tensor, changed: Tensor, moves: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Footprints that keep their distance: (A, N, 2), the changed object's second place (A, 2), and whether all found one."""
+    """Draw positions that keep their distance.
+
+    Returns:
+        (A, N, 2) positions, (A, 2) second position of the changed object, and (A,) whether all were found.
+    """
     rows, slots = torch.arange(len(radius)), radius.shape[1]
     position = torch.zeros(len(radius), slots, 2)
     ok = torch.ones(len(radius), dtype=torch.bool)
     moved_to = torch.zeros(len(radius), 2)
     for slot in range(slots + 1):
-        last = slot == slots  # the second place of a moved object, chosen when all the others stand
+        last = slot == slots  # the second position of a moved object is drawn after all others
         tries = draw.uniform(2 * _TRIES).view(-1, _TRIES, 2)
         y = -2.6 + 5.4 * tries[..., 1]
-        x = (2 * tries[..., 0] - 1) * (2.55 + 0.25 * y)  # the ground that the camera sees is wider further away
+        x = (2 * tries[..., 0] - 1) * (2.55 + 0.25 * y)  # the visible ground is wider at a greater distance
         spots = torch.stack([x, y], -1)
         own = radius[rows, changed] if last else radius[:, slot]
         gap = spots[:, :, None] - position[:, None]
         distance = (gap[..., 0] * gap[..., 0] + gap[..., 1] * gap[..., 1]).sqrt()  # (A, tries, N)
-        least = radius + own[:, None] + GAP
-        if last:  # away from where it stood, too
+        least = radius + own[:, None] + MIN_GAP
+        if last:  # it must also keep a distance from its first position
             least = torch.where(torch.arange(slots) == changed[:, None], least.clamp(min=1.5), least)
         ignore = ~present if last else torch.arange(slots)[None] >= slot
         free = ((distance > least[:, None]) | ignore[:, None]).all(2)
@@ -233,7 +237,7 @@ def _places(
 
 
 def _all_visible(triples: Triples) -> Tensor:
-    """(A,) whether all objects lie in the frame and enough of each shows, in all three pictures."""
+    """Return (A,) whether all objects are inside the frame and visible enough, in all three images."""
     scenes = triples.scenes()
     boxes = view_boxes(scenes)
     x, y = (HALF_VIEW[axis] * (1 - 2 / PICTURE[axis]) for axis in range(2))
@@ -243,19 +247,19 @@ def _all_visible(triples: Triples) -> Tensor:
         torch.minimum(boxes[:, :, None, 2:], boxes[:, None, :, 2:])
         - torch.maximum(boxes[:, :, None, :2], boxes[:, None, :, :2])
     ).clamp(min=0)
-    hides = (depth[:, None] < depth[:, :, None]) & scenes.valid[:, None]  # [b, i, j]: j stands before i
-    area = box_area(boxes) * _FILL
+    hides = (depth[:, None] < depth[:, :, None]) & scenes.valid[:, None]  # [b, i, j]: object j is in front of object i
+    area = box_area(boxes) * _MIN_FILL
     shows = area - (overlap[..., 0] * overlap[..., 1] * hides).sum(-1)
     pixels = shows * (PICTURE[0] * PICTURE[1] / (4 * HALF_VIEW[0] * HALF_VIEW[1]))
     ordinary = (shows > 0.3 * area) & (pixels > 12)
-    good = (shows > 0.55 * area) & (pixels > LEAST_PIXELS)
+    good = (shows > 0.55 * area) & (pixels > MIN_PIXELS)
     is_changed = torch.arange(boxes.shape[1]) == triples.changed.repeat(3)[:, None]
     fine = (inside & torch.where(is_changed, good, ordinary)) | ~scenes.valid
     return fine.all(1).view(3, -1).all(0)
 
 
 def _clear_move(triples: Triples) -> Tensor:
-    """(A,) whether a moved object moves visibly, and more than the camera seems to move any other (True if none moved)."""
+    """Return (A,) whether a moved object moves visibly, and more than the camera moves any other; True if none moved."""
     first, second = view_boxes(triples.before), view_boxes(triples.after)
     shift = ((second[..., :2] + second[..., 2:]) - (first[..., :2] + first[..., 2:])) / 2  # (A, N, 2) tangents
     still = triples.before.valid & (torch.arange(first.shape[1]) != triples.changed[:, None])
@@ -264,11 +268,11 @@ def _clear_move(triples: Triples) -> Tensor:
     own = shift[torch.arange(len(shift)), triples.changed]
     seeming = ((shift * shift).sum(-1) * still).amax(1).sqrt()
     moved = torch.minimum((own * own).sum(-1), ((own - drift) * (own - drift)).sum(-1)).sqrt()
-    return (triples.change != MOVE) | ((moved * pixels > LEAST_MOVE) & (moved > 1.5 * seeming))
+    return (triples.change != MOVE) | ((moved * pixels > MIN_MOVE) & (moved > 1.5 * seeming))
 
 
 def _distinct(size: Tensor, color: Tensor, material: Tensor, shape: Tensor, present: Tensor) -> Tensor:
-    """(A,) whether no two present objects share all four attributes."""
+    """Return (A,) whether no two present objects have the same four attributes."""
     code = ((size * len(COLORS) + color) * len(MATERIALS) + material) * len(SHAPES) + shape
     both = present[:, :, None] & present[:, None] & ~torch.eye(code.shape[1], dtype=torch.bool)
     return ~((code[:, :, None] == code[:, None]) & both).flatten(1).any(1)
@@ -304,16 +308,16 @@ def _mix(values: Tensor) -> Tensor:
 
 
 class _Draw:
-    """Random numbers by hash of each row's key and of how many were drawn before."""
+    """Random numbers, hashed from each row's key and the number of previous draws."""
 
     def __init__(self, key: Tensor) -> None:
         self.key, self.drawn = key, 0
 
     def uniform(self, count: int) -> Tensor:
         """(A, count) float32 in [0, 1)."""
-        place = torch.arange(self.drawn + 1, self.drawn + count + 1)
+        position = torch.arange(self.drawn + 1, self.drawn + count + 1)
         self.drawn += count
-        bits = _mix(self.key[:, None] + place * (0x9E3779B97F4A7C15 - 2**64))
+        bits = _mix(self.key[:, None] + position * (0x9E3779B97F4A7C15 - 2**64))
         return ((bits >> 40) & (2**24 - 1)).float() * 2.0**-24
 
     def signed(self, count: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Light on the ground and on the solids of `blocks`: a warm key lamp, a cool fill, and a room for metal to mirror."""
+"""Shading of the ground and of the solids of `blocks`: a warm key light, a cool fill light, and a room that metal reflects."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _GROUND = 0.60  # grey of the ground
 
 
 def ground(x: Tensor, y: Tensor, pools: Tensor, power: Tensor, light: Tensor, sky: Tensor) -> list[Tensor]:
-    """Red, green and blue of the ground, in [0, 1], (B, ...) each.
+    """Compute red, green and blue of the ground, in [0, 1], (B, ...) each.
 
     Args:
         x, y: (B, ...) points of the ground.
-        pools, power: as in `Scenes`.
-        light, sky: (B, ...) what passes of the key light and of the sky.
+        pools, power: see `Scenes`.
+        light, sky: (B, ...) fractions of the key light and of the sky that reach the point.
     """
     one = [1] * (x.ndim - 1)
     fall = []
@@ -45,25 +45,25 @@ def solid(
     lit: Tensor,
     height: Tensor,
 ) -> list[Tensor]:
-    """Red, green and blue of points on solids, (n,) each; may exceed 1 in a highlight.
+    """Compute red, green and blue of n points on solids, (n,) each; highlights can exceed 1.
 
-    Rubber is Phong's: plain diffuse light and a faint wide highlight. Metal is darker, with a narrow highlight, and
-    mirrors a made-up room: a grey floor, dim walls, two bright windows.
+    Rubber has Phong shading: diffuse light and a weak, wide highlight. Metal is darker, has a narrow highlight, and reflects
+    an imaginary room with a grey floor, dark walls and two bright windows.
 
     Args:
-        normal, view, light: unit vectors: off the surface, to the eye, to the key light.
-        power: (2, n) strength of the warm and the cool light.
+        normal, view, light: unit vectors: surface normal, to the eye, to the key light.
+        power: (2, n) intensity of the warm and the cool light.
         color: red, green, blue of the paint in [0, 1].
-        metal: (n,) 1 for metal, 0 for rubber.
-        lit: (n,) what other solids let through of the key light.
-        height: (n,) above the ground; near it the sky is half hidden.
+        metal: (n,) True for metal, False for rubber.
+        lit: (n,) fraction of the key light that other solids do not block.
+        height: (n,) above the ground, which hides a part of the sky from low points.
     """
     nx, ny, nz = normal
     vx, vy, vz = view
     lx, ly, lz = light
     toward = nx * lx + ny * ly + nz * lz
     facing = nx * vx + ny * vy + nz * vz
-    mx, my, mz = 2 * facing * nx - vx, 2 * facing * ny - vy, 2 * facing * nz - vz  # the mirrored way of the eye
+    mx, my, mz = 2 * facing * nx - vx, 2 * facing * ny - vy, 2 * facing * nz - vz  # reflected view direction
     lamp = (mx * lx + my * ly + mz * lz).clamp(min=0)
     near = height.clamp(max=0.5)
     sky = (0.5 + 0.5 * nz) * (0.72 + 0.56 * near)
@@ -75,7 +75,7 @@ def solid(
     rim = rim * rim * rim
     mirrored = (mx, my, mz)
     windows = _window(mirrored, (0.62, -0.60, 0.5)) + 0.7 * _window(mirrored, (-0.35, 0.52, 0.78))
-    # A bright strip at the horizon above a floor that grows lighter away from the foot: what makes metal look like it.
+    # A bright strip at the horizon, and a floor that is darker near the object, make the surface look like metal.
     strip = (1 - 4.5 * (mz - 0.10).abs()).clamp(min=0)
     floor = (-mz).clamp(min=0)
     streak = (1 - 3.5 * (mx + 0.25 * my + 0.45).abs()).clamp(min=0) + 0.6 * (1 - 5 * (mx - 0.6).abs()).clamp(min=0)
@@ -97,8 +97,8 @@ def solid(
     return channels
 
 
-def _window(way: Vector, toward: tuple[float, float, float]) -> Tensor:
+def _window(direction: Vector, toward: tuple[float, float, float]) -> Tensor:
     length = sum(value * value for value in toward) ** 0.5
-    cosine = (way[0] * toward[0] + way[1] * toward[1] + way[2] * toward[2]) / length
+    cosine = (direction[0] * toward[0] + direction[1] * toward[1] + direction[2] * toward[2]) / length
     step = ((cosine - 0.86) * 12).clamp(0, 1)
     return step * step * (3 - 2 * step)

@@ -1,11 +1,11 @@
-"""Single pictures of `blocks`, stand-ins for the two datasets that help IDC-PCL's pre-training, in their official layouts.
+"""Single images of `blocks` in the official layouts of CUB and NABirds, the additional datasets of IDC-PCL's pre-training.
 
-* `write_cub`: scenes with ten sentences each that say what stands there, as CUB with its captions (`diffcap.datasets.cub`).
-* `write_nabirds`: one object a picture, of one of 96 species, as NABirds (`diffcap.datasets.nabirds`). What makes it fine
-  grained: four species of a family share color and shape and differ in size or material alone, while pictures of one
-  species differ in place, turn, camera and light.
+* `write_cub`: scenes with ten descriptions each, as CUB (`diffcap.datasets.cub`).
+* `write_nabirds`: images of one object of one of 96 species, as NABirds (`diffcap.datasets.nabirds`). The classes are fine-grained:
+  the four species of a family have the same color and shape, and differ in size or material only. Images of one species
+  differ in position, rotation, camera and light.
 
-No scene of theirs occurs in `blocks` itself, whatever the seed.
+Their scenes do not occur in `blocks` itself, for any seed.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from diffcap.datasets.blocks.geometry import COLORS, HALF_VIEW, MATERIALS, PICTU
 from diffcap.datasets.blocks.render import render
 from diffcap.datasets.blocks.scenes import sample_triples
 from diffcap.datasets.blocks.write import check_look
-from diffcap.errors import DiffcapError
 from diffcap.records import write_text
+from diffcap.utils.errors import DiffcapError
 
 SENTENCES = 10  # as in CUB's captions
-SEEN = 12  # pixels of an object that a sentence may name
-HELD_OUT = len(COLORS) - 1  # class of CUB's form that is validated on
+MIN_VISIBLE = 12  # visible pixels of an object that a sentence may name, in an image of `PICTURE`
+HELD_OUT = len(COLORS) - 1  # class of the validation images in CUB's layout
 SPECIES = len(COLORS) * len(SHAPES) * len(SIZES) * len(MATERIALS)
 FAMILIES = len(COLORS) * len(SHAPES)
-_CUB, _NABIRDS = 1 << 41, 1 << 42  # triples from these numbers on; those of `blocks` begin at 0
-_AGAIN = 1 << 36  # from one attempt at a picture to the next
+_CUB, _NABIRDS = 1 << 41, 1 << 42  # first numbers of the triples; those of `blocks` begin at 0
+_ATTEMPT_STEP = 1 << 36  # difference between the numbers of two attempts at one image
 _ATTEMPTS = 64
-_LOOK = 1  # raise it when the same seed comes to give other pictures or sentences
+_LOOK = 1  # version of the images and sentences: increase it if a code change alters them for the same seed
 _CUB_FILES = tuple(
     f"CUB_200_2011/{name}.txt" for name in ("image_class_labels", "train_test_split", "classes", "images")
 )
@@ -47,7 +47,7 @@ _NABIRDS_FILES = tuple(
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides every byte of a folder."""
+    """The settings that determine the content of all files; stored in `blocks.json`."""
 
     form: str
     images: int
@@ -65,16 +65,16 @@ def write_cub(
     jitter: float = 1.0,
     workers: int | None = None,
 ) -> None:
-    """Render captioned single pictures, or finish an interrupted folder, or find it finished.
+    """Render captioned single images in CUB's layout, or the missing part of a folder that was interrupted.
 
-    A picture's class, its folder, is the color of one of its objects; pictures of the last color are held out.
+    The class of an image (its folder) is the color of one of its objects. Images of the last class are held out.
 
     Args:
-        folder: made if it is not there; else it must be empty or come from the same settings.
-        images: pictures, 64 or more. seed: of scenes and sentences. size, jitter, workers: as `write_blocks`.
+        folder: it is created; an existing one must be empty or have the same settings.
+        images: number of images, at least 64. seed: of scenes and sentences. size, jitter, workers: see `write_blocks`.
 
     Raises:
-        DiffcapError: a setting makes no sense, or the folder holds something else.
+        DiffcapError: a setting is invalid, or the folder has other content.
     """
     settings = _check("cub", images, 64, seed, size, jitter)
     folder = Path(folder)
@@ -109,9 +109,10 @@ def write_nabirds(
     jitter: float = 1.0,
     workers: int | None = None,
 ) -> None:
-    """Render single pictures of 96 species, equally many of each; arguments and errors as `write_cub`, 192 or more images.
+    """Render single images of 96 species in NABirds' layout, equally many of each.
 
-    The species' official numbers come after those of their 24 families, which no picture has, as in NABirds.
+    Arguments and errors are those of `write_cub`, with at least 192 images. As in NABirds, the classes also contain inner nodes
+    without images: the 24 families, whose numbers come before those of the species.
     """
     settings = _check("nabirds", images, 2 * SPECIES, seed, size, jitter)
     folder = Path(folder)
@@ -139,22 +140,25 @@ def write_nabirds(
 
 
 def attributes(species: int) -> tuple[int, int, int, int]:
-    """Size, color, material and shape of a species, 0 ... 95; neighbours in a block of four share color and shape."""
+    """Return size, color, material and shape of a species, 0 to 95; each four consecutive species have one color and shape."""
     family, kind = divmod(species, len(SIZES) * len(MATERIALS))
     return kind // len(MATERIALS), family // len(SHAPES), kind % len(MATERIALS), family % len(SHAPES)
 
 
 def sample_portraits(species: Sequence[int], numbers: Sequence[int], seed: int, jitter: float) -> Scenes:
-    """One object of a species in each picture, whole in the frame.
+    """Draw scenes with one object of a given species, completely inside the image.
 
     Args:
-        species: 0 ... 95, of each picture. numbers: what a picture is drawn by, with `seed`.
+        species: of each image, 0 to 95. numbers: of each image; with `seed`, they determine the scene.
+
+    Raises:
+        DiffcapError: no valid scene was found, because the jitter is too strong.
     """
     pending = torch.arange(len(numbers))
     drawn: list[tuple[Tensor, Scenes]] = []
     kinds, drawn_by = torch.tensor([attributes(each) for each in species]), torch.tensor(numbers) + _NABIRDS
     for attempt in range(_ATTEMPTS):
-        scenes = sample_triples(drawn_by[pending] + attempt * _AGAIN, seed, jitter, objects=(2, 3)).before
+        scenes = sample_triples(drawn_by[pending] + attempt * _ATTEMPT_STEP, seed, jitter, objects=(2, 3)).before
         scenes = _only_the_first(scenes, kinds[pending])
         box = view_boxes(scenes)[:, 0].abs()
         limit = torch.tensor([HALF_VIEW[axis % 2] * (1 - 2 / PICTURE[axis % 2]) for axis in range(4)])
@@ -165,14 +169,14 @@ def sample_portraits(species: Sequence[int], numbers: Sequence[int], seed: int, 
             break
     else:
         raise DiffcapError(
-            f"blocks_nabirds: no place found for an object with jitter {jitter:g}; ask for a weaker one."
+            f"blocks_nabirds: no position found for an object with jitter {jitter:g}; use a weaker jitter."
         )
     order = torch.cat([rows for rows, _ in drawn]).argsort()
     return Scenes.cat([scenes for _, scenes in drawn])[order]
 
 
 def _only_the_first(scenes: Scenes, kinds: Tensor) -> Scenes:
-    """Leave the first object of each picture, with other attributes (B, 4)."""
+    """Remove all objects but the first of each scene, and set its attributes to `kinds` (B, 4)."""
     own = {name: column.view(-1, 1) for name, column in zip(("size", "color", "material", "shape"), kinds.unbind(1))}
     kept = {name: getattr(scenes, name)[:, :1] for name in ("position", "yaw")}
     valid = torch.ones(len(scenes), 1, dtype=torch.bool)
@@ -192,7 +196,7 @@ def _cub_chunk(folder: Path, settings: Settings, start: int) -> None:
     scenes = sample_triples(numbers, settings.seed, settings.jitter).before
     images, index = render(scenes, settings.size)
     pixels = torch.stack([(index == slot).flatten(1).sum(1) for slot in range(scenes.size.shape[1])], 1)
-    least = SEEN * settings.size[0] * settings.size[1] / (PICTURE[0] * PICTURE[1])
+    least = MIN_VISIBLE * settings.size[0] * settings.size[1] / (PICTURE[0] * PICTURE[1])
     said = [
         describe(
             scenes, pixels >= least, [number * SENTENCES + turn for number in numbers], settings.seed, 1 + turn % 4
@@ -219,7 +223,7 @@ def _nabirds_chunk(folder: Path, settings: Settings, start: int) -> None:
 
 
 def encode_jpeg(image: Tensor) -> bytes:
-    """A JPEG file of a (3, H, W) uint8 image, at a quality that keeps colors of small objects."""
+    """Encode a (3, H, W) uint8 image as JPEG, with a quality that preserves the colors of small objects."""
     from PIL import Image
 
     file = io.BytesIO()

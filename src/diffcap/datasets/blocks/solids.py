@@ -1,8 +1,8 @@
-"""Rays against the three solids, and the soft shadows that they throw: closed forms, element by element.
+"""Intersections of rays with the three solids, and their soft shadows.
 
-All functions take flat float tensors, one value a ray or a point, in the solid's own frame: its middle (for shadows, the
-middle of its footprint) is the origin, z is up, a cube's sides lie along x and y. Only +, -, *, / and square roots are
-used, which are exact to the last bit however a batch is cut, so a picture does not depend on the pictures beside it.
+All functions take flat float tensors with one value per ray or point, in the solid's coordinate system: the origin is its
+centre (for shadows, the centre of its footprint), z is up, and the sides of a cube are parallel to x and y. Only +, -, *, /
+and square roots are used. Their results do not depend on the batch, so an image does not depend on the other images.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Vector = tuple[Tensor, Tensor, Tensor]
 
 
 def intersect(shape: int, origin: Vector, ray: Vector, radius: Tensor, half: Tensor) -> Tensor:
-    """How far along each ray the solid begins, in lengths of the ray; infinite for a miss."""
+    """Return the distance to the solid along each ray, in multiples of the ray's length; infinite if the ray misses it."""
     (x, y, z), (dx, dy, dz) = origin, ray
     if shape == CUBE:
         near, far = _slab(x, dx, half)
@@ -43,7 +43,7 @@ def _slab(start: Tensor, step: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def surface(shape: int, point: Vector, radius: Tensor, half: Tensor) -> tuple[Vector, Tensor]:
-    """The outward normal at points of the surface, and which face each lies on (int32; 0 the top, or a sphere's all)."""
+    """Return the outward normal at points of the surface, and the number of their face (int32; 0: the top, or a sphere)."""
     x, y, z = point
     if shape == SPHERE:
         return (x / radius, y / radius, z / radius), torch.zeros_like(x, dtype=torch.int32)
@@ -60,7 +60,7 @@ def surface(shape: int, point: Vector, radius: Tensor, half: Tensor) -> tuple[Ve
 
 
 def _bevel(distance: Tensor, end: Tensor) -> Tensor:
-    """0 on most of a face, 1 at its end: normals bend there, so that edges catch the light as rounded ones do."""
+    """0 on most of a face, increasing to 1 at its edge, to bend normals so that edges look rounded."""
     return ((distance - end + 0.075) / 0.075).clamp(0, 1)
 
 
@@ -71,13 +71,13 @@ def _unit(vector: Vector) -> Vector:
 
 
 def lit(shape: int, point: Vector, light: Vector, radius: Tensor, half: Tensor) -> Tensor:
-    """How much of the key light passes a solid on its way to each point, in [0, 1].
+    """Return the fraction of the key light that a solid does not block, in [0, 1].
 
-    The edge of the shadow is drawn by the distance between the solid and the straight line to the light's middle,
-    softer the further away the solid stands, as from a wide lamp.
+    The shadow is computed from the distance between the solid and the line from the point to the centre of the light. Its edge
+    is softer if the solid is further away, as for a large light.
 
     Args:
-        shape: of the solid that stands in the way.
+        shape: of the solid that casts the shadow.
         point: z is the height above the ground.
         light: unit vector to the light.
         radius, half: of the solid.
@@ -85,10 +85,10 @@ def lit(shape: int, point: Vector, light: Vector, radius: Tensor, half: Tensor) 
     (x, y, z), (lx, ly, lz) = point, light
     if shape == SPHERE:
         z = half - z
-        way = z * lz - x * lx - y * ly
-        beside = (x * x + y * y + z * z - way * way).clamp(min=0).sqrt() - radius
-        return torch.where(way > 0, _smooth(beside, 0.05 + 0.13 * way), 1.0)
-    # The line to the light leaves the solid's height after running `run` along the level direction (sx, sy).
+        toward = z * lz - x * lx - y * ly
+        beside = (x * x + y * y + z * z - toward * toward).clamp(min=0).sqrt() - radius
+        return torch.where(toward > 0, _smooth(beside, 0.05 + 0.13 * toward), 1.0)
+    # While the line to the light rises by 1, it runs by the horizontal vector (sx, sy).
     sx, sy = lx / lz, ly / lz
     rise = 2 * half - z
     square = sx * sx + sy * sy
@@ -112,11 +112,11 @@ def _smooth(distance: Tensor, width: Tensor) -> Tensor:
 
 
 def nearness(shape: int, x: Tensor, y: Tensor, radius: Tensor, half: Tensor) -> Tensor:
-    """How much of the sky a solid takes from a point of the ground, in [0, 1): the dark foot of things that stand.
+    """Return the fraction of the sky that a solid hides from a point of the ground, in [0, 1) (ambient occlusion).
 
-    Nothing further than `half` outside the footprint.
+    It is 0 at distances greater than `half` from the footprint.
     """
-    if shape == SPHERE:  # it touches the ground in one point only
+    if shape == SPHERE:  # it touches the ground in a single point
         near = (1 - (x * x + y * y).sqrt() / (radius + half)).clamp(min=0)
         return 0.9 * near * near
     if shape == CUBE:

@@ -1,14 +1,13 @@
-"""`blocks` on disk, in CLEVR-Change's official layout (see `diffcap.datasets.clevr_change`), by all cores, resumable.
+"""Write the dataset `blocks` in CLEVR-Change's official layout (see `diffcap.datasets.clevr_change`); resumable.
 
-Beside the official files stand `scenes.json` (below) and `blocks.json`, the settings that the folder was made with.
-`scenes.json` holds under "000123.png":
+There are two more files: `blocks.json` has the settings of the folder, and `scenes.json` has under "000123.png":
 
-    boxes                     {"before": [x0, y0, x1, y1] or null, "after": ...}: the pixels of the changed object that
-                              show, x1 and y1 just past the last; null where it does not stand
+    boxes                     {"before": [x0, y0, x1, y1] or null, "after": ...}: box of the visible pixels of the changed
+                              object, x1 and y1 exclusive; null if the object is not in the image
     viewpoint_iou             of the change pair, 1 for the same camera (`Triples.viewpoint_iou`)
     viewpoint_iou_distractor  of the distractor pair
-    changed                   {"size", "color", "material", "shape", "to"}: before the change; "to" the new color or
-                              material, null for other changes
+    changed                   {"size", "color", "material", "shape", "to"}: the changed object before the change; "to" is the
+                              new color or material, null for other changes
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ from diffcap.datasets.blocks.chunks import (
 from diffcap.datasets.blocks.geometry import COLORS, MATERIALS, SHAPES, SIZES
 from diffcap.datasets.blocks.render import render
 from diffcap.datasets.blocks.scenes import CHANGES, COLOR, MATERIAL, Triples, sample_triples
-from diffcap.errors import DiffcapError
 from diffcap.records import write_json, write_text
+from diffcap.utils.errors import DiffcapError
 
 VIEWS = (("images", "default"), ("sc_images", "semantic"), ("nsc_images", "nonsemantic"))
-LOOK = 3  # raise it when the same seed comes to give other pictures or captions
+LOOK = 3  # version of the images and captions: increase it if a code change alters them for the same seed
 _OFFICIAL = ("change_captions.json", "no_change_captions.json", "type_mapping.json", "scenes.json", "splits.json")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides every byte of the folder."""
+    """The settings that determine the content of all files; stored in `blocks.json`."""
 
     pairs: int
     seed: int
@@ -56,7 +55,7 @@ class Settings:
 
     @property
     def triples(self) -> int:
-        """A triple is a change pair and a distractor pair."""
+        """Number of triples, each with a change pair and a distractor pair."""
         return self.pairs // 2
 
 
@@ -68,21 +67,21 @@ def write_blocks(
     jitter: float = 1.0,
     workers: int | None = None,
 ) -> None:
-    """Render a dataset, or finish one that was interrupted, or find it finished.
+    """Render a dataset, or the missing part of one that was interrupted.
 
-    The same settings give the same bytes, on any number of workers and after any interruption. Triple k of a seed is
-    the same in a dataset of any size. Splits are by seed, 85 / 5 / 10 %, each with every change equally often.
+    The same settings give the same bytes, for any number of workers and after interruptions. Triple k of a seed does not depend
+    on the size of the dataset. The splits (85, 5 and 10 %) are random; each has equally many pairs of every change type.
 
     Args:
-        folder: made if it is not there; else it must be empty or come from the same settings.
-        pairs: change and distractor pairs together, half of each; even, 30 or more (one of each change in each split).
+        folder: it is created; an existing one must be empty or have the same settings.
+        pairs: number of change and distractor pairs together, half of each; even, at least 30 (one change of each type per split).
         seed: of scenes, captions and splits.
         size: width and height of the images in pixels, at least 64 x 48.
-        jitter: how far camera and light stray between the images of a triple; 0 keeps them, 1 is about CLEVR-Change's.
-        workers: processes; as many as there are cores by default, fewer for a small dataset.
+        jitter: strength of the variation of camera and light within a triple; 0: none, 1: about that of CLEVR-Change.
+        workers: processes; None: one per core, fewer for a small dataset.
 
     Raises:
-        DiffcapError: a setting makes no sense, or the folder holds something else.
+        DiffcapError: a setting is invalid, or the folder has other content.
     """
     settings = _check(pairs, seed, size, jitter)
     folder = Path(folder)
@@ -101,7 +100,11 @@ def _check(pairs: int, seed: int, size: tuple[int, int], jitter: float) -> Setti
 
 
 def check_look(size: tuple[int, int], jitter: float) -> None:
-    """Refuse pictures too small to see something in, and cameras that stray too far."""
+    """Check the size of the images and the jitter.
+
+    Raises:
+        DiffcapError: the images are too small to see the objects, or the jitter is too strong.
+    """
     if size[0] < 64 or size[1] < 48:
         raise DiffcapError(
             f"blocks: size must be 64 x 48 or larger, not {size[0]} x {size[1]}: smaller objects cannot be seen."
@@ -111,8 +114,8 @@ def check_look(size: tuple[int, int], jitter: float) -> None:
 
 
 def _write_chunk(folder: Path, settings: Settings, start: int) -> None:
-    """Images of one chunk, then what the JSON files will say of it."""
-    triples = sample_triples(range(start, start + CHUNK), settings.seed, settings.jitter)  # whole, also the last one
+    """Write the images of one chunk, then its metadata."""
+    triples = sample_triples(range(start, start + CHUNK), settings.seed, settings.jitter)  # the last chunk is cut below
     images, index = render(triples.scenes(), settings.size)
     count = min(CHUNK, settings.triples - start)
     data = encode_png(images)
@@ -123,32 +126,41 @@ def _write_chunk(folder: Path, settings: Settings, start: int) -> None:
 
 
 def _describe(triples: Triples, index: Tensor, seed: int) -> list[dict[str, Any]]:
-    """For each triple its change, captions of both pairs, and its entry of `scenes.json`."""
-    said, unsaid = write_captions(triples, seed)
+    """Return the metadata of each triple: change type, captions of both pairs, and the entry of `scenes.json`."""
+    change_captions, no_change_captions = write_captions(triples, seed)
     mask = index.view(3, len(triples), *index.shape[1:])[:2] == triples.changed[:, None, None]
     across, down = mask.any(2).int(), mask.any(3).int()  # (2, T, W), (2, T, H)
     first = [axis.argmax(-1) for axis in (across, down)]
     past_last = [axis.shape[-1] - axis.flip(-1).argmax(-1) for axis in (across, down)]
-    boxes, there = torch.stack(first + past_last, -1).tolist(), mask.flatten(2).any(2).tolist()
+    boxes, is_visible = torch.stack(first + past_last, -1).tolist(), mask.flatten(2).any(2).tolist()
     change_iou, distractor_iou = (iou.tolist() for iou in triples.viewpoint_iou())
     described = []
     for row, change in enumerate(triples.change.tolist()):
         scenes = triples.after if CHANGES[change] == "add" else triples.before
-        place = row, int(triples.changed[row])
+        slot = row, int(triples.changed[row])
         to = {COLOR: COLORS, MATERIAL: MATERIALS}.get(change)
         scene = {
-            "boxes": {name: boxes[k][row] if there[k][row] else None for k, name in enumerate(("before", "after"))},
+            "boxes": {
+                name: boxes[k][row] if is_visible[k][row] else None for k, name in enumerate(("before", "after"))
+            },
             "viewpoint_iou": round(change_iou[row], 4),
             "viewpoint_iou_distractor": round(distractor_iou[row], 4),
             "changed": {
-                "size": SIZES[scenes.size[place]],
-                "color": COLORS[scenes.color[place]],
-                "material": MATERIALS[scenes.material[place]],
-                "shape": SHAPES[scenes.shape[place]],
+                "size": SIZES[scenes.size[slot]],
+                "color": COLORS[scenes.color[slot]],
+                "material": MATERIALS[scenes.material[slot]],
+                "shape": SHAPES[scenes.shape[slot]],
                 "to": to[int(triples.new_value[row])] if to else None,
             },
         }
-        described.append({"change": CHANGES[change], "captions": said[row], "no_change": unsaid[row], "scene": scene})
+        described.append(
+            {
+                "change": CHANGES[change],
+                "captions": change_captions[row],
+                "no_change": no_change_captions[row],
+                "scene": scene,
+            }
+        )
     return described
 
 
@@ -156,8 +168,8 @@ def _finish(folder: Path, settings: Settings, chunks: range) -> None:
     rows = read_parts(folder, chunks)
     keys = [f"{number:06d}.png" for number in range(len(rows))]
     of_type = {kind: [number for number, row in enumerate(rows) if row["change"] == kind] for kind in CHANGES}
-    for name, said in (("change_captions.json", "captions"), ("no_change_captions.json", "no_change")):
-        write_json(folder / name, {f"CLEVR_default_{key}": row[said] for key, row in zip(keys, rows)})
+    for name, field in (("change_captions.json", "captions"), ("no_change_captions.json", "no_change")):
+        write_json(folder / name, {f"CLEVR_default_{key}": row[field] for key, row in zip(keys, rows)})
     write_json(folder / "type_mapping.json", {kind: [keys[number] for number in of_type[kind]] for kind in CHANGES})
     lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(row['scene'])}" for key, row in zip(keys, rows))
     write_text(folder / "scenes.json", f"{{\n{lines}\n}}\n")

@@ -20,14 +20,18 @@ from torch.utils._pytree import tree_map
 
 from diffcap.checkpoints.combining import load_together, together
 from diffcap.checkpoints.loading import Checkpoint
-from diffcap.errors import DiffcapError
-from diffcap.image_io import Source, read_image
 from diffcap.models.captioner import Captioner
-from diffcap.models.generation import beam_hypotheses, check_search, greedy
+from diffcap.models.generation import beam_hypotheses, check_search, greedy_from
 from diffcap.models.scoring import token_log_probabilities
 from diffcap.text.vocabularies import AnyVocabulary
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.image_io import Source, read_image
 
 SHIPPED = Path(__file__).parent / "models" / "captioners" / "blocks"
+BLOCKS_NOTE = (
+    "this captioner was trained on rendered `blocks` scenes; its captions of other images, such as photographs, are unreliable, "
+    "even where it gives its words a probability of 100 %."
+)
 Maps = npt.NDArray[np.floating[Any]]
 
 
@@ -77,7 +81,7 @@ class Caption:
 
 
 @dataclass(frozen=True)
-class Look:
+class AttentionMaps:
     """Where a captioner looked as it wrote a caption.
 
     Attributes:
@@ -111,6 +115,7 @@ class PairCaptioner:
     Attributes:
         metadata: of the checkpoint: method, dataset, step, version; of an ensemble the first one's, with "ensemble", the methods of
             all.
+        domain_note: sentence about images that it cannot caption reliably, None if it was not trained on `blocks` alone.
 
     Raises:
         DiffcapError: the backbone cannot be had or is not the one that it was trained on, or there is no such device.
@@ -127,6 +132,7 @@ class PairCaptioner:
         members = [checkpoint] if isinstance(checkpoint, Checkpoint) else list(checkpoint)
         first = members[0] if len(members) == 1 else together(members)
         self.vocabulary, self.max_length, self.metadata = first.vocabulary, first.max_length, first.metadata
+        self.domain_note = BLOCKS_NOTE if all(member.metadata["dataset"] == "blocks" for member in members) else None
         self.device = _device(device)
         self._metas: list[dict[str, Any]] = []  # of the features, each once
         for member in members:
@@ -178,7 +184,7 @@ class PairCaptioner:
             captions = iter(self._say(good, beams, length_penalty)) if good else iter(())
             yield from (one if isinstance(one, DiffcapError) else next(captions) for one in seen)
 
-    def look(self, before: Source, after: Source, caption: Caption) -> Look:
+    def attention(self, before: Source, after: Source, caption: Caption) -> AttentionMaps:
         """Where it looked for each word of a caption of its own.
 
         Raises:
@@ -186,7 +192,7 @@ class PairCaptioner:
         """
         first, second = self._features([self._see(before, after)])
         try:
-            return look_of(self._captioner, self.vocabulary, first, second, caption.tokens)
+            return attention_of(self._captioner, self.vocabulary, first, second, caption.tokens)
         except NotImplementedError as error:
             raise DiffcapError(f"there are no maps of where its words looked: {error}.") from None
 
@@ -213,16 +219,14 @@ class PairCaptioner:
     @torch.no_grad()
     def _say(self, seen: list[_Seen], beams: int, length_penalty: float) -> list[Caption]:
         before, after = self._features(seen)
+        memory = self._captioner.encode(before, after)
         if beams == 1:
-            hypotheses = greedy(self._captioner, before, after, self.max_length)[:, None]
+            hypotheses = greedy_from(self._captioner, memory, self.max_length)[:, None]
         else:
             hypotheses = beam_hypotheses(
                 self._captioner, before, after, self.max_length, beams, length_penalty
             )  # (B, beams, T)
-        memory = tree_map(
-            lambda leaf: leaf.repeat_interleave(hypotheses.shape[1], 0).contiguous(),
-            self._captioner.encode(before, after),
-        )
+        memory = tree_map(lambda leaf: leaf.repeat_interleave(hypotheses.shape[1], 0).contiguous(), memory)
         tokens = hypotheses.flatten(0, 1)
         scores = token_log_probabilities(self._captioner, memory, tokens).unflatten(0, hypotheses.shape[:2]).cpu()
         if scores.isnan().any():
@@ -309,7 +313,9 @@ def _chunks(pairs: Iterable[tuple[Source, Source]], size: int) -> Iterator[list[
 
 
 @torch.no_grad()
-def look_of(captioner: Captioner, vocabulary: AnyVocabulary, before: Any, after: Any, tokens: Sequence[int]) -> Look:
+def attention_of(
+    captioner: Captioner, vocabulary: AnyVocabulary, before: Any, after: Any, tokens: Sequence[int]
+) -> AttentionMaps:
     """Where a captioner looks for each word of a caption; of a word of several tokens the mean of theirs.
 
     Args:
@@ -327,7 +333,7 @@ def look_of(captioner: Captioner, vocabulary: AnyVocabulary, before: Any, after:
         for side in (maps.before, maps.after)
     ]
     alignment = None if maps.alignment is None else maps.alignment[0].cpu().numpy()
-    return Look([word for word, _ in spans], sides[0][: len(spans)], sides[1][: len(spans)], alignment)
+    return AttentionMaps([word for word, _ in spans], sides[0][: len(spans)], sides[1][: len(spans)], alignment)
 
 
 def _spans(vocabulary: AnyVocabulary, tokens: Iterable[int]) -> list[tuple[str, list[int]]]:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from diffcap.cli import FLAGS, FORMS
-from diffcap.command_line import spelled_out
+from diffcap.utils.command_line import spelled_out
 
 
 @pytest.mark.parametrize(

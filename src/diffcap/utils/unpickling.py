@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
 _DTYPES = re.compile(r"[<>|=]?([biufc]\d{1,2}|[SU]\d{1,6})")
 # torch's message: the name that it refuses, and the beginning of its advice to read the file unsafely.

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from diffcap.errors import DiffcapError
 from diffcap.records import write_json
 from diffcap.text.conllu import TaggedSentence, write_conllu
 from diffcap.text.stanza_tagger import find_tagger, load_pipeline, tag_batch
+from diffcap.utils.errors import DiffcapError
 
 _REPLACEABLE = frozenset(("NOUN", "ADJ"))  # the tags that matter to the replaced negatives
 

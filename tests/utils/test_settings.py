@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from diffcap.errors import DiffcapError
-from diffcap.settings import setting
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.settings import setting
 
 
 def test_the_last_file_that_has_a_setting_wins(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diffcap.blocks_training.shipped import HELD_OUT, RenderedScenes, rendered, warmed_cosine
 from diffcap.features.blocks_backbone import (
     CELL,
     COLORS,
@@ -26,7 +27,6 @@ from diffcap.features.blocks_backbone import (
     BlocksNetwork,
     blocks_preprocessing,
 )
-from diffcap.lit.shipped import HELD_OUT, RenderedScenes, rendered, warmed_cosine
 
 if TYPE_CHECKING:
     from diffcap.datasets.blocks.geometry import Scenes

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from diffcap.features.blocks_backbone import HEIGHT, WIDTH
-from diffcap.files import atomic_write
 from diffcap.lit.schedules import make_lr_lambda
+from diffcap.utils.files import atomic_write
 
 if TYPE_CHECKING:
     from diffcap.datasets.blocks.geometry import Scenes
@@ -103,7 +103,7 @@ def train_and_ship(
     """
     from lightning.pytorch.callbacks import ModelCheckpoint
 
-    from diffcap.lit.cli import StageCLI
+    from diffcap.lit.stage_cli import StageCLI
 
     class ShippedCLI(StageCLI):
         """Adds options for the path of the weights and the number of held-out scenes."""

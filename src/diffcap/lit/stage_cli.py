@@ -15,8 +15,8 @@ from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from diffcap.console import OneLineErrorMixin
-from diffcap.errors import DiffcapError
+from diffcap.utils.console import OneLineErrorMixin
+from diffcap.utils.errors import DiffcapError
 
 
 class StageParser(OneLineErrorMixin, LightningArgumentParser):

@@ -1,7 +1,7 @@
 import pytest
 
-from diffcap.errors import DiffcapError
-from diffcap.text.tagger_training import split_held_out, train_tagger
+from diffcap.blocks_training.tagger import split_held_out, train_tagger
+from diffcap.utils.errors import DiffcapError
 
 SENTENCES = [[("the", "DET"), (f"word{number % 20}", "NOUN")] for number in range(60)]
 

@@ -1,7 +1,8 @@
 "use strict";
-// Where a word looked: strengths out of base64, smoothly enlarged, in the colours of the report's pictures.
+// Attention maps as colours over an image, with the formula and the constants of overlay.py; the Pillow of the PNG sheets and
+// this file enlarge a map alike, by bicubic interpolation.
 
-const FINE = 12; // canvas pixels along a place of the map
+const FINE = 12; // canvas pixels along a cell of the map
 
 function bytesOf(text) {
   return Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
@@ -29,14 +30,15 @@ function enlarge(read, count, write) {
   }
 }
 
-function heatOf(strength, scale) {
+// RGB of a strength from 0 to 1.
+function colormap(strength, scale) {
   const place = strength * (scale.length - 1);
   const low = Math.min(scale.length - 2, Math.floor(place));
   return scale[low].map((value, channel) => value + (place - low) * (scale[low + 1][channel] - value));
 }
 
-// Paint strengths (rows x columns bytes) on a canvas: the stronger, the less see-through.
-function paint(canvas, strengths, rows, columns, scale) {
+// Paint strengths (rows x columns bytes) on a canvas; transparent where the strength is 0.
+function paint(canvas, strengths, rows, columns, { colors, opacity, gain }) {
   const width = columns * FINE, height = rows * FINE;
   canvas.width = width;
   canvas.height = height;
@@ -51,8 +53,7 @@ function paint(canvas, strengths, rows, columns, scale) {
   const image = context.createImageData(width, height);
   full.forEach((value, at) => {
     const strength = Math.min(1, Math.max(0, value / 255));
-    const color = heatOf(strength, scale);
-    image.data.set([...color, 255 * 0.85 * Math.min(1, 1.5 * strength)], 4 * at);
+    image.data.set([...colormap(strength, colors), 255 * opacity * Math.min(1, gain * strength)], 4 * at);
   });
   context.putImageData(image, 0, 0);
 }

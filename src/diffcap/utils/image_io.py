@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
 Source = str | Path | bytes | Image.Image | np.ndarray
 

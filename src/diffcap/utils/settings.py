@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from diffcap.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError
 
-_HERE = Path(__file__).parent
+_HERE = Path(__file__).parents[1]
 # Settings files: those of a checkout, or the copy in an installed wheel (src/diffcap/configs is a link to configs).
 CONFIGS = _HERE.parents[1] / "configs"
 if not (CONFIGS / "trainer/default.yaml").is_file():

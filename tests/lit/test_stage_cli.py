@@ -7,8 +7,8 @@ import pytest
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import RichProgressBar
 
-from diffcap.console import shorten_error
-from diffcap.lit.cli import StageCLI
+from diffcap.lit.stage_cli import StageCLI
+from diffcap.utils.console import shorten_error
 
 
 class Module(LightningModule):
@@ -81,7 +81,7 @@ def test_long_errors_are_cut() -> None:
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; sys.argv = ['stage.py', '--help']\n"
-        "import diffcap.lit.cli\n"
+        "import diffcap.lit.stage_cli\n"
         "print([name for name in ('torchvision', 'scipy', 'torch._dynamo') if hasattr(sys.modules.get(name), '__file__')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -91,7 +91,7 @@ def test_help_imports_nothing_heavy() -> None:
 def test_quiet_silences_what_lightning_says_of_itself_and_keeps_other_warnings() -> None:
     code = (
         "import warnings, torch\n"
-        "from diffcap.lit.cli import LightningModule, Trainer, quiet\n"
+        "from diffcap.lit.stage_cli import LightningModule, Trainer, quiet\n"
         "class Silent(LightningModule):\n"
         "    def predict_step(self, batch): warnings.warn('of use') if batch == 2 else None\n"
         "quiet()\n"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from tests.commands import environment
 
-from diffcap.errors import DiffcapError, plain_errors
+from diffcap.utils.errors import DiffcapError, plain_errors
 
 
 def interrupted() -> None:
@@ -84,7 +84,7 @@ def test_other_ends_pass() -> None:
     ["for _ in iter(int, 1): print('a line', flush=True)", "print('a line', flush=True); input(); print('another')"],
 )
 def test_where_nobody_reads_any_more_it_ends_without_a_word(body: str) -> None:
-    code = f"from diffcap.errors import plain_errors\nwith plain_errors(): \n    {body}"
+    code = f"from diffcap.utils.errors import plain_errors\nwith plain_errors(): \n    {body}"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], text=True, env=environment(), **pipes) as process:  # type: ignore[call-overload]
         assert process.stdout.readline() == "a line\n"

@@ -11,14 +11,14 @@ import pytest
 import torch
 from tests.toy import NEGATIVES, SHAPE, pairs, write_toy
 
-from diffcap.data.captioning import CaptionData, FeatureData
+from diffcap.data.datamodules import CaptionData, FeatureData
 from diffcap.data.pair_table import PairDataset
 from diffcap.data.pretraining import PretrainData
-from diffcap.errors import DiffcapError
 from diffcap.features.store import FeatureStore
 from diffcap.losses.mlm import IGNORED
 from diffcap.negatives import read_negatives
 from diffcap.records import read_dataset, write_dataset
+from diffcap.utils.errors import DiffcapError
 
 
 @pytest.fixture(scope="module")

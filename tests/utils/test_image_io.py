@@ -13,9 +13,9 @@ import pytest
 from PIL import Image, ImageOps
 from tests.odd_images import encoded, png_header, scene, tiff, write_all
 
-from diffcap import image_io
-from diffcap.errors import DiffcapError
-from diffcap.image_io import read_image
+from diffcap.utils import image_io
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.image_io import read_image
 
 
 def refused(source, **options) -> str:

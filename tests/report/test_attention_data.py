@@ -8,38 +8,39 @@ import pytest
 import torch
 from tests.report.layouts import captions_of, make_dataset, make_scorer, make_store
 
-from diffcap.captioner import Look
 from diffcap.evaluation.localisation import mass_in_box, pointing_score, relative_box
+from diffcap.pair_captioner import AttentionMaps
 from diffcap.records import ChangePair
-from diffcap.report.attention import PairLook, look_at, matches, strengths_of
-from diffcap.report.looks import collect, ends_of, looked_at, pack
+from diffcap.report.attention import PairAttention, list_attention, matches
+from diffcap.report.attention_data import collect_attention, encode_attention, extreme_pairs, localised_words
+from diffcap.report.overlay import scale_attention
 
 BOXES = {"before": [0, 0, 20, 40], "after": [20, 20, 40, 40]}
 PAIR = ChangePair("1", "b", "a", ["the red cube moved"], "test", "move", False, {"boxes": BOXES})
 
 
-def a_look() -> PairLook:
+def a_look() -> PairAttention:
     random = np.random.default_rng(0)
     before, after = (random.dirichlet(np.ones(6), 4).reshape(4, 2, 3) for _ in range(2))
     words = ["the", "red", "cube", "moved"]
-    return PairLook(words, before, after, np.roll(np.eye(6), 1, axis=1), PAIR, " ".join(words))
+    return PairAttention(words, before, after, np.roll(np.eye(6), 1, axis=1), PAIR, " ".join(words))
 
 
 def test_a_packed_look_is_the_strengths_and_the_matches_again() -> None:
     one = a_look()
-    packed = pack(one)
+    packed = encode_attention(one)
     assert packed["w"] == one.words and packed["g"] == [2, 3]
     maps = [np.frombuffer(base64.b64decode(packed[side]), np.uint8).reshape(4, 2, 3) for side in "ba"]
     for word in range(4):
-        expected = strengths_of(one.before[word], one.after[word])
+        expected = scale_attention(one.before[word], one.after[word])
         for side in (0, 1):
             assert maps[side][word] / 255 == pytest.approx(expected[side], abs=0.002)
     assert one.alignment is not None
     found = matches(one.alignment, (2, 3))
     assert len(packed["m"]) == len(found) == 6
     for numbers, match in zip(packed["m"], found):
-        assert numbers == [*(round(1000 * x) for x in (*match.start, *match.end, match.weight)), int(match.alike)]
-    assert pack(Look([], one.before[:0], one.after[:0], None)) == {
+        assert numbers == [*(round(1000 * x) for x in (*match.start, *match.end, match.weight)), int(match.is_common)]
+    assert encode_attention(AttentionMaps([], one.before[:0], one.after[:0], None)) == {
         "w": [],
         "g": [2, 3],
         "b": "",
@@ -49,7 +50,7 @@ def test_a_packed_look_is_the_strengths_and_the_matches_again() -> None:
 
 
 def test_a_look_counts_in_every_image_that_has_the_object() -> None:
-    told = list(looked_at(a_look(), {"b": (40, 40), "a": (40, 40)}))
+    told = list(localised_words(a_look(), {"b": (40, 40), "a": (40, 40)}))
     assert [(kind, one.name) for kind, one in told] == 2 * [
         ("other", "the"),
         ("color", "red"),
@@ -58,16 +59,16 @@ def test_a_look_counts_in_every_image_that_has_the_object() -> None:
     ]
     assert told[0][1].box == (0, 0, 0.5, 1) and told[4][1].box == (0.5, 0.5, 1, 1)
     assert (told[5][1].map == a_look().after[1]).all()
-    assert len(list(looked_at(a_look(), {"a": (40, 40)}))) == 4  # the size of the first is not known
+    assert len(list(localised_words(a_look(), {"a": (40, 40)}))) == 4  # the size of the first is not known
 
 
 def test_the_ends_are_the_first_of_every_order() -> None:
     one = {str(number): float(number) for number in range(10)}
     two = {str(number): 5.0 for number in range(9)} | {"9": 20.0}
-    assert set(ends_of({"one": one}, 2)) == {"0", "1", "8", "9"}
-    assert {"0", "9", "8"} <= set(ends_of({"one": one, "two": two}, 2))
+    assert set(extreme_pairs({"one": one}, 2)) == {"0", "1", "8", "9"}
+    assert {"0", "9", "8"} <= set(extreme_pairs({"one": one, "two": two}, 2))
     disputed = {"a": 0.0, "b": 3.0, "c": 1.0}, {"a": 0.1, "b": 0.0, "c": 1.0}
-    assert "b" in ends_of(dict(zip("xy", disputed)), 1)
+    assert "b" in extreme_pairs(dict(zip("xy", disputed)), 1)
 
 
 def test_a_checkpoint_is_asked_and_measured_on_the_drawn_pairs_alone(tmp_path: Path) -> None:
@@ -80,14 +81,14 @@ def test_a_checkpoint_is_asked_and_measured_on_the_drawn_pairs_alone(tmp_path: P
     measured = [pair.id for pair in test if not pair.is_distractor][:1]
     sizes = {path: (64, 48) for pair in test for path in (pair.before, pair.after)}
     torch.manual_seed(0)
-    found = collect([checkpoint], tmp_path / "data", test, said, measured, sizes)
+    found = collect_attention([checkpoint], tmp_path / "data", test, said, measured, sizes)
     assert not isinstance(found, str)
     packed, scores = found
     assert list(packed) == [pair.id for pair in test]
-    looks = look_at([checkpoint], tmp_path / "data", test, said)
+    looks = list_attention([checkpoint], tmp_path / "data", test, said)
     assert not isinstance(looks, str)
     one = next(one for one in looks if one.pair.id == measured[0])
-    assert packed[one.pair.id] == pack(one)
+    assert packed[one.pair.id] == encode_attention(one)
     expected: dict[str, list[tuple[float, float]]] = {}
     for side, maps in (("before", one.before), ("after", one.after)):
         box = one.pair.extra["boxes"].get(side)
@@ -100,4 +101,6 @@ def test_a_checkpoint_is_asked_and_measured_on_the_drawn_pairs_alone(tmp_path: P
         assert row["looks"] == len(pairs)
         assert (row["pointing"], row["mass"]) == pytest.approx(tuple(np.mean(pairs, axis=0)))
     assert sum(row["looks"] for row in scores["kinds"].values()) == sum(map(len, expected.values()))
-    assert "not there" in str(collect([tmp_path / "none.ckpt"], tmp_path / "data", test, said, measured, sizes))
+    assert "not there" in str(
+        collect_attention([tmp_path / "none.ckpt"], tmp_path / "data", test, said, measured, sizes)
+    )

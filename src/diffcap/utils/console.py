@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, auto_cli
 
-from diffcap.errors import CONTROL, plain_errors, printable
+from diffcap.utils.errors import CONTROL, plain_errors, printable
 
 
 def shorten_error(message: str, known: list[str]) -> str:

@@ -16,11 +16,11 @@ from torch.utils.data import DataLoader
 
 from diffcap.data.pair_table import PairDataset, PairTable, RetrievalDataset, identity_collate
 from diffcap.data.sampler import Batch, ShuffledEpochs, StepDataset, step_generator
-from diffcap.errors import DiffcapError
 from diffcap.features.store import FeatureStore
 from diffcap.losses.mlm import mask_words
 from diffcap.records import ChangePair, Changes, read_dataset, take_changes
 from diffcap.text.vocabularies import AnyLayout, vocabulary_for
+from diffcap.utils.errors import DiffcapError
 
 Samples = Literal["captions", "pairs", "scenes"]
 rank_zero_print = rank_zero_only(print)

@@ -5,7 +5,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from diffcap.errors import DiffcapError
 from diffcap.evaluation.metric import CaptionMetric
 from diffcap.lit.clip_weights import load_clip
 from diffcap.lit.schedules import Schedule
@@ -14,6 +13,7 @@ from diffcap.methods import method_of
 from diffcap.models.captioner import Captioner
 from diffcap.models.clip4idc import CLIP4IDC
 from diffcap.models.generation import greedy
+from diffcap.utils.errors import DiffcapError
 
 
 class Captioning(TrainingModule):

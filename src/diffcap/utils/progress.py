@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from diffcap.errors import printable
+from diffcap.utils.errors import printable
 
 Update = Callable[[int, int | None], None]  # gets the amount so far, and the total if it is known
 
