@@ -260,8 +260,18 @@ def test_pairs_of_folders(tmp_path: Path) -> None:
 def test_tables_may_be_numbered_from_0(tmp_path: Path, ids: tuple[str, ...]) -> None:
     rows = [f'{{"id": {id}, "before": "a.png", "after": "b.png"}}\n' for id in ids]
     (tmp_path / "pairs.jsonl").write_text("".join(rows))
-    expected = {"null": "1", '""': "3", "false": "False"}
+    expected = {"null": "000001", '""': "000003", "false": "False"}
     assert [pair.id for pair in find_pairs(str(tmp_path))[0]] == [expected.get(id, id) for id in ids]
+
+
+def test_pictures_of_folders_are_in_natural_order(tmp_path: Path) -> None:
+    names = ["2", "10", "a1b", "a01b", "a2", "a10", "b"]
+    for side in ("before", "after"):
+        (tmp_path / side).mkdir()
+        for name in names:
+            (tmp_path / side / f"{name}.png").write_bytes(b"")
+    for words in ((str(tmp_path),), (str(tmp_path / "before"), str(tmp_path / "after"))):
+        assert [pair.id for pair in find_pairs(*words)[0]] == ["2", "10", "a01b", "a1b", "a2", "a10", "b"]
 
 
 def test_pictures_of_one_folder_only_are_told(here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -316,7 +326,7 @@ def test_cells_of_a_table(tmp_path: Path) -> None:
         b'\xef\xbb\xbfbefore,after,id,,\r"x\n1.png","2,3.png", \xe2\x80\x8b,,\r\r\n4.png,5\xc2\x85.png,y,,\n'
     )
     assert find_pairs(str(table))[0] == [
-        PicturePair("1", tmp_path / "x\n1.png", tmp_path / "2,3.png"),
+        PicturePair("x\n1", tmp_path / "x\n1.png", tmp_path / "2,3.png"),
         PicturePair("y", tmp_path / "4.png", tmp_path / "5\x85.png"),
     ]
 
@@ -348,7 +358,7 @@ def test_names_are_printed_without_what_terminals_obey(
     [
         ("two.csv", "id,before,after\nx,a.png,b.png\ny,a.png,c.png\nx,c.png,d.png\n"),
         ("two.jsonl", '{"id": "x", "before": "a", "after": "b"}\n\n{"id": "x", "before": "c", "after": "d"}\n'),
-        ("some.csv", "id,before,after\n2,a.png,b.png\n3,a.png,c.png\n,c.png,d.png\n"),
+        ("some.csv", "id,before,after\n2,a.png,b.png\n3,b.png,c.png\n,3.png,d.png\n"),
     ],
 )
 def test_two_pairs_of_one_name_are_refused(tmp_path: Path, name: str, text: str) -> None:

@@ -36,6 +36,11 @@ def test_help_is_quick_and_names_the_arguments() -> None:
     assert "--tokenizer {ptb,raw}" in one.stdout and "COCO results file" in one.stdout
 
 
+def test_help_of_average_shows_the_form_that_is_accepted() -> None:
+    shown = diffcap("average", "--help").stdout
+    assert "CHECKPOINT [CHECKPOINT ...]" in shown and '["PATH1"' not in shown
+
+
 def test_score_prints_a_table(files: tuple[Path, Path]) -> None:
     done = diffcap("score", *files, "--tokenizer", "raw")
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ from diffcap.experiment import Experiment, parse
 from diffcap.pipeline import STAGES
 from diffcap.pipeline import main as run_stage_program
 from diffcap.utils.command_line import Form, spelled_out
-from diffcap.utils.console import echo, print_json, run
+from diffcap.utils.console import OneLineErrorParser, echo, print_json, run
 from diffcap.utils.errors import plain_errors
 
 DESCRIPTION = f"Image difference captioning. The stages of an experiment are commands, too: {', '.join(STAGES)}."
@@ -258,6 +258,17 @@ FORMS = {
 FLAGS = ("--json", "--private")
 
 
+class CommandParser(OneLineErrorParser):
+    """The parser of the commands; its help has the form of `average` that `spelled_out` accepts, not jsonargparse's list."""
+
+    def format_help(self) -> str:
+        """The help text."""
+        for action in self._actions:
+            if action.dest == "checkpoints":
+                action.metavar = "CHECKPOINT [CHECKPOINT ...]"
+        return super().format_help()
+
+
 def _with_checkpoint(words: list[str]) -> list[str]:
     """Options of `serve`, where `--method` and other variables of an experiment stand for its checkpoint."""
     variables, rest = parse(words)
@@ -279,6 +290,7 @@ def main(arguments: list[str] | None = None) -> None:
         COMMANDS,
         spelled_out(words, FORMS, FLAGS),
         as_positional=True,
+        parser_class=CommandParser,
         prog="diffcap",
         version=__version__,
         description=DESCRIPTION,

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 from tests.datasets.layouts import write_lines
 
+from diffcap.commands.pairs import find_pairs
 from diffcap.datasets import read_pairs
 from diffcap.records import ChangePair
 from diffcap.utils.errors import DiffcapError
@@ -25,8 +26,22 @@ def test_every_key_arrives(tmp_path: Path) -> None:
     write_lines(tmp_path / "pairs.jsonl", [full, row(2, split="train", is_distractor=True)])
     assert read_pairs("desk", tmp_path) == [
         ChangePair("one", "a/1.jpg", "b/1.jpg", ["cup 1 is gone"], "test", "drop", False, {"room": "kitchen"}),
-        ChangePair("000002", "a/2.jpg", "b/2.jpg", ["cup 2 is gone"], "train", None, True),
+        ChangePair("2", "a/2.jpg", "b/2.jpg", ["cup 2 is gone"], "train", None, True),
     ]
+
+
+def test_ids_are_names_of_files(tmp_path: Path) -> None:
+    def ids(*images: tuple[str, str]) -> list[str]:
+        rows = [row(0, before=before, after=after, split="train") for before, after in images]
+        write_lines(tmp_path / "pairs.jsonl", rows)
+        found = [pair.id for pair in read_pairs("desk", tmp_path)]
+        assert found == [pair.id for pair in find_pairs(str(tmp_path))[0]]  # the same for `diffcap caption`
+        return found
+
+    assert ids(("a/2.x.jpg", "b/2.png"), ("a/10.jpg", "b/10.png")) == ["2.x", "10"]
+    assert ids(("1/a.jpg", "1/b.jpg"), ("2/a.jpg", "2/b.jpg")) == ["1/a", "2/a"]
+    assert ids(("a/1.jpg", "b/1.jpg"), ("a/1.jpg", "c/2.jpg")) == ["1-1", "1-2"]
+    assert ids(("a/1.jpg", "b/1.jpg"), ("a/1.jpg", "b/1.jpg")) == ["000001", "000002"]
 
 
 def test_without_splits_they_are_drawn_once_for_all(tmp_path: Path) -> None:
@@ -102,7 +117,7 @@ def test_three_pairs_are_enough_and_two_are_not(tmp_path: Path) -> None:
         (row(2, id=["a"]), '"id" must be a string'),
         (row(2, captions=[], split="train"), "a training pair needs at least one caption"),
         (row(2, split="dev"), "\"split\" must be one of train, val, test, found 'dev'"),
-        (row(2, id="000001", split="val"), "id '000001' is already used"),
+        (row(2, id="1", split="val"), "id '1' is already used"),
         (row(2, is_distractor=1), '"is_distractor" true or false'),
         (row(2), 'no "split", while other lines have one'),
         (row(2, id=float("nan")), "NaN, which is not a finite number"),

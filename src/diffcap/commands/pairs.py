@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from diffcap.datasets.pairs import default_ids
 from diffcap.records import is_blank, read_json_lines
 from diffcap.utils.errors import DiffcapError
 
@@ -33,6 +34,9 @@ class PicturePair(NamedTuple):
 def find_pairs(before: str, after: str | None = None) -> tuple[list[PicturePair], list[str]]:
     """The pairs that one or two arguments name, no two of one id; and a sentence about the pictures that have no partner.
 
+    The id of a pair without one is the name of its file: see `default_ids`. The pictures of a folder are sorted with their numbers in
+    order (2 before 10); the pairs of a table keep its order.
+
     | arguments | pairs |
     |---|---|
     | two pictures | that one |
@@ -51,7 +55,7 @@ def find_pairs(before: str, after: str | None = None) -> tuple[list[PicturePair]
             raise DiffcapError(
                 f"{before} and {after}: one is a folder and one is not; give two pictures, or two folders."
             )
-        return _same_names(first, second) if first.is_dir() else ([PicturePair(first.name, first, second)], [])
+        return _same_names(first, second) if first.is_dir() else ([PicturePair(first.stem, first, second)], [])
     if first.is_dir():
         return _of_folder(first)
     if first.suffix.lower() in _TABLES:
@@ -67,12 +71,18 @@ Pictures = dict[str, list[Path]]
 
 
 def _pictures(folder: Path) -> Pictures:
-    """Files of a folder that look like pictures, by name without ending, sorted."""
+    """Files of a folder that look like pictures, by name without ending, in natural order."""
     found: Pictures = {}
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.iterdir(), key=_natural):
         if path.suffix.lower() in _PICTURES and path.is_file():
             found.setdefault(path.stem, []).append(path)
     return found
+
+
+def _natural(path: Path) -> tuple[list[tuple[int, str]], str]:
+    """Sort key: the numbers in a name count as numbers, so that 2.png comes before 10.png."""
+    parts = re.split(r"([0-9]+)", path.name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts], path.name
 
 
 def _pair(name: str, before: Sequence[Path], after: Sequence[Path]) -> PicturePair:
@@ -130,18 +140,23 @@ def _of_folder(folder: Path) -> tuple[list[PicturePair], list[str]]:
 def _of_table(path: Path) -> list[PicturePair]:
     rows: Iterable[tuple[str, dict[str, Any]]]
     rows = read_json_lines(path, "table of pairs") if path.suffix.lower() == ".jsonl" else _csv_rows(path)
-    pairs: dict[str, PicturePair] = {}
-    for number, (where, row) in enumerate(rows, 1):
+    checked: list[tuple[str, dict[str, Any]]] = []
+    for where, row in rows:
         for key in ("before", "after"):
             if not isinstance(row.get(key), str) or is_blank(row[key]):
                 raise DiffcapError(f'{where}: "{key}" is missing; every pair needs "before" and "after".')
         id = row.get("id")
         if not isinstance(id, str | int | float | None):
             raise DiffcapError(f'{where}: "id" is {id!r:.60}; give a string or a number.')
-        name = str(number) if id is None or is_blank(str(id)) else str(id).strip()
+        checked.append((where, row))
+    images = [(row["before"].strip(), row["after"].strip()) for _, row in checked]
+    pairs: dict[str, PicturePair] = {}
+    for (where, row), (before, after), default_id in zip(checked, images, default_ids(images)):
+        name = str("" if row.get("id") is None else row["id"]).strip()
+        name = default_id if is_blank(name) else name
         if name in pairs:
             raise DiffcapError(f'{where}: another pair is called "{name}", too; give each an "id" of its own.')
-        pairs[name] = PicturePair(name, *(path.parent / row[key].strip() for key in ("before", "after")))
+        pairs[name] = PicturePair(name, path.parent / before, path.parent / after)
     if not pairs:
         raise DiffcapError(f"{path}: no pairs in it; write a line a pair, with columns before and after.")
     return list(pairs.values())

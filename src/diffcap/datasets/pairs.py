@@ -5,7 +5,7 @@
 `before` and `after` are paths relative to the folder. `captions` has at least one sentence (it may be empty for "val" and "test").
 Optional keys:
 
-* `id`: default is the number of the line, six digits, without blank lines;
+* `id`: see `default_ids` for the default, which `diffcap caption` has as well;
 * `split`: "train", "val" or "test", on every line or on none;
 * `change_type`: any name;
 * `is_distractor`: true if only the viewpoint or the light changed;
@@ -22,6 +22,7 @@ image is seen in training.
 import math
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -45,8 +46,10 @@ def read(folder: Path) -> list[ChangePair]:
     pairs: list[ChangePair] = []
     seen: dict[str, str] = {}
     without_split = ""  # file and number of the first line without a split
-    for number, (where, row) in enumerate(read_json_lines(path), 1):
-        pair = _pair(row, where, number)
+    lines = list(read_json_lines(path))
+    images = [[_image(row.get(key), key, where) for key in ("before", "after")] for where, row in lines]
+    for (where, row), (before, after), default_id in zip(lines, images, default_ids(images)):
+        pair = _pair(row, where, before, after, default_id)
         note_once(seen, pair.id, where, "id", "give every pair its own")
         without_split = without_split or ("" if pair.split else where)
         pairs.append(pair)
@@ -63,6 +66,35 @@ def read(folder: Path) -> list[ChangePair]:
             'give every line a "split", and this one "test".'
         )
     return draw_splits(pairs, path)
+
+
+def default_ids(images: Sequence[Sequence[str]]) -> list[str]:
+    """The ids of pairs that have none of their own.
+
+    They all have the same form, the first of these that gives every pair another id: the file name of the image before without
+    its suffix; its path without suffix; both file names without suffix, joined by "-"; the number of the pair, with six digits.
+
+    Args:
+        images: paths of both images of each pair of a file, in the order of the lines.
+
+    Example:
+        >>> default_ids([("a/1.jpg", "b/1.jpg"), ("a/2.jpg", "b/2.jpg")])
+        ['1', '2']
+        >>> default_ids([("1/a.jpg", "1/b.jpg"), ("2/a.jpg", "2/b.jpg")])
+        ['1/a', '2/a']
+        >>> default_ids([("1.jpg", "2.jpg"), ("1.jpg", "3.jpg")])
+        ['1-2', '1-3']
+    """
+    paths = [[PurePosixPath(path) for path in pair] for pair in images]
+    forms = (
+        [before.stem for before, _ in paths],
+        [str(before.parent / before.stem) for before, _ in paths],
+        [f"{before.stem}-{after.stem}" for before, after in paths],
+    )
+    for ids in forms:
+        if len(set(ids)) == len(ids) and not any(map(is_blank, ids)):
+            return ids
+    return [f"{number:06d}" for number in range(1, len(paths) + 1)]
 
 
 def draw_splits(pairs: list[ChangePair], path: Path) -> list[ChangePair]:
@@ -113,13 +145,12 @@ def _groups(pairs: list[ChangePair]) -> dict[str, str]:
     return {image: find(image) for image in parent}
 
 
-def _pair(row: dict[str, Any], where: str, number: int) -> ChangePair:
-    row = dict(row)
-    images = [_image(row.pop(key, None), key, where) for key in ("before", "after")]
+def _pair(row: dict[str, Any], where: str, before: str, after: str, default_id: str) -> ChangePair:
+    row = {key: value for key, value in row.items() if key not in ("before", "after")}
     captions = sentences(row.pop("captions", None), where, "captions")
     if any(map(is_blank, captions)):
         raise DiffcapError(f'{where}: "captions" has a blank sentence; fill it or delete it.')
-    identity = row.pop("id", f"{number:06d}")
+    identity = row.pop("id", default_id)
     if not isinstance(identity, str | int) or isinstance(identity, bool) or is_blank(str(identity)):
         raise DiffcapError(f'{where}: "id" must be a string, found {identity!r:.60}; fix that line.')
     split = row.pop("split", None) or ""
@@ -131,7 +162,7 @@ def _pair(row: dict[str, Any], where: str, number: int) -> ChangePair:
     if not isinstance(kind, str | None) or not isinstance(distractor, bool):
         raise DiffcapError(f'{where}: "change_type" must be a string and "is_distractor" true or false; fix that line.')
     _check_known_keys(row, where)
-    return ChangePair(str(identity), images[0], images[1], captions, split, kind, distractor, row)
+    return ChangePair(str(identity), before, after, captions, split, kind, distractor, row)
 
 
 def _check_known_keys(row: dict[str, Any], where: str) -> None:
