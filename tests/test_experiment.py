@@ -64,6 +64,8 @@ def test_a_file_describes_a_run_and_the_command_line_has_priority(tmp_path: Path
     )
     e = Experiment(config=str(path), seed="8", trainer="smoke")
     assert (e.method, e.seed, e.trainer, e.run) == ("scorer", "8", "smoke", "runs/blocks/scorer-seed8")
+    defaults = Experiment(config=str(path), method="pcl", seed="1234")  # given, although they are the defaults
+    assert (defaults.method, defaults.seed) == ("pcl", "1234")
     (work,) = works(e, "data")
     assert work.arguments[-3:] == ["--pairs", "60", "--jitter=0.2"]
     (work,) = works(e, "finetune", ["--model.lr=0.7"])

@@ -56,15 +56,20 @@ def act(stage, options, prefix=()):
     if stage in ("pretrain", "finetune", "reinforce"):
         files = [value("--run.out") + "/" + name for name in ("last.ckpt", "best.ckpt", "finished.json")]
     if stage == "eval": files = [value("--out") + "/metrics.json"]
+    if stage == "average": files = [value("--out")]
     for path in map(pathlib.Path, files):
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or "--again" in options:
-            path.write_text('{{"checkpoint": "best.ckpt"}}' if path.name == "finished.json" else stage)
+            done = '{{"checkpoint": "best.ckpt", "stage": "%s", "train_seconds": 100, "steps": 9}}' % stage
+            path.write_text(done if path.name == "finished.json" else stage)
     {more}
 
 pipeline.execute = act
 pipeline.run_in_process = act
 sys.argv = ["diffcap", *words]
+if words[:1] == ["average"]:
+    act("average", words[1:])
+    sys.exit()
 cli.main()
 """
 

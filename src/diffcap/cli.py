@@ -261,12 +261,12 @@ FLAGS = ("--json", "--private")
 class CommandParser(OneLineErrorParser):
     """The parser of the commands; its help has the form of `average` that `spelled_out` accepts, not jsonargparse's list."""
 
-    def format_help(self) -> str:
+    def format_help(self, *formatter: Any) -> str:
         """The help text."""
         for action in self._actions:
             if action.dest == "checkpoints":
                 action.metavar = "CHECKPOINT [CHECKPOINT ...]"
-        return super().format_help()
+        return super().format_help(*formatter)
 
 
 def _with_checkpoint(words: list[str]) -> list[str]:

@@ -26,7 +26,7 @@ SECTIONS = ("data", "extract", "negatives", *STAGES, "eval", "report")  # of a f
 
 
 def _option(text: str, default: str = "") -> Any:
-    return field(default=default, metadata={"help": text})
+    return field(default="", metadata={"help": text, "default": default})
 
 
 @dataclass(kw_only=True)
@@ -82,14 +82,14 @@ class Experiment:
 
     def __post_init__(self) -> None:
         """Read `config`, check the values, fill in the defaults."""
-        self.given = {f.name: getattr(self, f.name) for f in VARIABLES if getattr(self, f.name) != f.default}
+        self.given = {f.name: getattr(self, f.name) for f in VARIABLES if getattr(self, f.name)}
         self.sections = {}
+        values: dict[str, str] = {}
         if self.config:
             values, self.sections = from_file(Path(self.config))
-            for name, value in values.items():
-                if name not in self.given:
-                    setattr(self, name, value)
-        self.method = self.method or "pcl"
+        for variable in VARIABLES:
+            chosen = self.given.get(variable.name) or values.get(variable.name) or variable.metadata["default"]
+            setattr(self, variable.name, chosen)
         self.spec, self.system = get_dataset(self.dataset), get_method(self.method)
         self._default_backbone = default_backbone = self.spec.backbone_for(self.system)
         if self.offline == "yes":
@@ -381,7 +381,8 @@ def parse(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 def options_help() -> str:
     """The variables of an experiment as lines of a help text."""
     return "\n".join(
-        f"  --{f.name:<22} {f.metadata['help']}{f' ({f.default})' if f.default else ''}" for f in VARIABLES
+        f"  --{f.name:<22} {f.metadata['help']}{f' ({default})' if (default := f.metadata['default']) else ''}"
+        for f in VARIABLES
     )
 
 

@@ -14,6 +14,6 @@ def test_held_out_sentences_are_never_trained_on() -> None:
 
 
 def test_nothing_to_train_on_is_refused(tmp_path) -> None:
-    with pytest.raises(DiffcapError, match="0 sentences to train on"):
+    with pytest.raises(DiffcapError, match="0 training sentences"):
         train_tagger(tmp_path, [], SENTENCES)
     assert list(tmp_path.iterdir()) == []

@@ -3,38 +3,21 @@
 import json
 import os
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from tests.report.test_comparison import PAIRS, write_run
+from tests.test_makefile import play
 from tests.toy import captions, write_toy
 
 ROOT = Path(__file__).parents[2]
 
-ACTOR = """#!{python}
-import os, pathlib, shlex, shutil, sys
-if sys.argv[1] == "stages/accuracy.py":
-    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-stage, options = pathlib.Path(sys.argv[1]).stem, sys.argv[2:]
-with open("log", "a") as log:
-    log.write(shlex.join([stage, *options]) + chr(10))
-value = lambda name: options[options.index(name) + 1]
-if stage == "evaluate":
-    out, better = pathlib.Path(value("--out")), "reinforce" in value("--checkpoint")
-    shutil.copytree("better/eval" if better else "plain/eval", out, dirs_exist_ok=True)
-    (out / "metrics.json").touch()
-    sys.exit()
-if stage == "extract": files = [value("--data.folder") + "/features/blocks/complete"]
-if stage == "average": files = [value("--out")]
-if stage in ("finetune", "reinforce"):
-    files = [value("--run.out") + "/" + name for name in ("last.ckpt", "best.ckpt", "finished.json")]
-for path in map(pathlib.Path, files):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        path.write_text('{"stage": "%s", "train_seconds": 100, "steps": 9}' % path.parent.name)
-"""
+# What an evaluation writes: better captions for a reinforced captioner.
+SCORED = """if stage == "eval":
+        import shutil
+        shutil.copytree("better/eval" if "reinforce" in value("--checkpoint") else "plain/eval", value("--out"), dirs_exist_ok=True)
+        pathlib.Path(value("--out"), "metrics.json").touch()"""
 
 
 @pytest.fixture
@@ -42,11 +25,8 @@ def project(tmp_path: Path) -> Path:
     """A folder with the Makefile, a toy dataset, a virtual environment that only plays, and evaluations for it to hand out."""
     for name in ("configs", "stages", "pyproject.toml", "constraints.txt", "Makefile"):
         (tmp_path / name).symlink_to(ROOT / name)
-    for name in ("python", "diffcap"):
-        actor = tmp_path / ".venv/bin" / name
-        actor.parent.mkdir(parents=True, exist_ok=True)
-        actor.write_text(ACTOR.replace("{python}", sys.executable))
-        actor.chmod(0o755)
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    play(tmp_path, SCORED)
     (tmp_path / ".venv/ready").touch()
     write_toy(tmp_path / "toy", scenes=12)
     wrong = {pair.id: captions(30, False)[0] for pair in PAIRS}
@@ -68,13 +48,13 @@ def test_every_way_of_every_seed_is_in_the_table_and_nothing_is_done_twice(proje
     words = "SEEDS=1,2", "ARGS=--steps=40 --keep=2 --reinforce_steps=12 --out=runs/here"
     done, ran = accuracy(project, *words)
     assert done.returncode == 0, done.stderr
-    counts = {"extract": 1, "finetune": 2, "reinforce": 2, "average": 2, "evaluate": 11}
+    counts = {"extract": 1, "finetune": 2, "reinforce": 2, "average": 2, "eval": 11}
     assert Counter(line.split()[0] for line in ran) == counts
     (fine,) = (line for line in ran if line.startswith("finetune") and "runs/here/1/" in line)
     assert fine.endswith("--run.keep=2 --trainer.max_steps=40 --trainer.val_check_interval=10 --run.checkpoint_every=5")
     (critical,) = (line for line in ran if line.startswith("reinforce") and "runs/here/1/" in line)
     assert critical.endswith("--trainer.max_steps=12 --trainer.val_check_interval=3") and "--run.keep" not in critical
-    scored = {line.split("--out ")[1].split()[0]: line for line in ran if line.startswith("evaluate")}
+    scored = {line.split("--out ")[1].split()[0]: line for line in ran if line.startswith("eval ")}
     ways = ("eval", "eval-beam5-1", "averaged-eval", "reinforce-eval", "reinforce-eval-beam5-1")
     assert set(scored) == {f"runs/here/{seed}/{way}" for seed in "12" for way in ways} | {"runs/here/ensemble-1-2"}
     assert scored["runs/here/2/reinforce-eval-beam5-1"].endswith("--beams=5 --length_penalty=1.0")
@@ -95,16 +75,16 @@ def test_every_way_of_every_seed_is_in_the_table_and_nothing_is_done_twice(proje
     assert "reinforced" in done.stdout and "standard deviation of 2 seeds" in done.stdout
 
     again, ran = accuracy(project, *words)
-    assert again.returncode == 0 and not [line for line in ran if line.split()[0] in ("evaluate", "average")]
+    assert again.returncode == 0 and not [line for line in ran if line.split()[0] in ("eval", "average")]
     os.utime(project / "runs/here/2/reinforce/best.ckpt")  # as if it had been trained again
     _, ran = accuracy(project, *words)
-    new = [line.split("--out ")[1].split()[0] for line in ran if line.startswith("evaluate")]
+    new = [line.split("--out ")[1].split()[0] for line in ran if line.startswith("eval ")]
     assert new == ["runs/here/2/reinforce-eval", "runs/here/2/reinforce-eval-beam5-1"]
 
 
 def test_a_wrong_number_is_one_sentence(project: Path) -> None:
     for words, sentence in {
-        ("SEEDS=1,1",): "--seeds 1,1: a seed stands twice",
+        ("SEEDS=1,1",): "--seeds 1,1: a seed is duplicated",
         ("SEEDS=1,x",): "--seeds 1,x: not whole numbers separated by commas",
         ("ARGS=--keep=0",): "--keep is 0; it must be at least 1",
     }.items():

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffcap.interop.unpickling import error_reason
 from diffcap.records import file_hash, read_json, write_json
 from diffcap.run_folder import IDENTITY, STAGES
 from diffcap.utils.errors import DiffcapError, wrap_errors
 from diffcap.utils.files import atomic_write
+from diffcap.utils.unpickling import error_reason
 
 CAPTIONING_STAGES = ("finetune", "reinforce")  # whose checkpoints can caption
 FORMAT = 1  # of the "diffcap" entry; raised when an older file could no longer be read

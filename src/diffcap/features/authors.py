@@ -6,7 +6,7 @@ The folder holds one of two formats:
   same file names anywhere in the folder, if they are unique;
 * pickles (IDC-PCL): `img.pkl`, `sc_img.pkl`, `nsc_img.pkl` in the folder or in its `full/`, each a dict from image name without
   extension to array; or a single pickle with any name for all images (the authors do not document the name of the one for
-  birds). Pickles are read without executing code (`diffcap.interop.unpickling`), one at a time. Each is read completely: 40,000 maps of
+  birds). Pickles are read without executing code (`diffcap.utils.unpickling`), one at a time. Each is read completely: 40,000 maps of
   2048 x 7 x 7 in float32 need 16 GB of memory.
 
 An array is (C, h, w), (1, C, h, w), or (C, h * h), as IDC-PCL's features of birds.
@@ -23,9 +23,9 @@ import numpy.typing as npt
 
 from diffcap.features.images import image_stamps, unique_images
 from diffcap.features.store import StoreWriter
-from diffcap.interop.unpickling import load_arrays
 from diffcap.records import Dataset, file_hash, write_json
 from diffcap.utils.errors import DiffcapError, wrap_errors
+from diffcap.utils.unpickling import load_arrays
 
 Array = npt.NDArray[Any]
 

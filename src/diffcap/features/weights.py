@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from diffcap.interop.unpickling import error_reason
 from diffcap.utils.errors import DiffcapError
+from diffcap.utils.unpickling import error_reason
 
 # Common wrappers of state dicts: keys of a dict that holds one, and the prefix that DataParallel adds to the names.
 _WRAPPERS = ("state_dict", "model_state_dict", "model")

@@ -22,11 +22,11 @@ import diffcap
 from diffcap.checkpoints.loading import LARGEST, plan_of, without_memory
 from diffcap.checkpoints.reading import FORMAT, is_finite, unusable, weights_of
 from diffcap.interop.importer import Importer, Stage
-from diffcap.interop.unpickling import load_tensors
 from diffcap.methods import get_method, import_object, methods
 from diffcap.records import read_json
 from diffcap.text.vocabulary import LAYOUTS, LayoutName
 from diffcap.utils.errors import DiffcapError, wrap_errors
+from diffcap.utils.unpickling import load_tensors
 
 LEAST_LENGTH = 3  # of a caption: to open, a word, to close
 GROUPS = ("change_detector_state", "speaker_state")

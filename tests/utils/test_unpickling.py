@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from diffcap.interop import unpickling
-from diffcap.interop.unpickling import load_arrays, load_tensors
+from diffcap.utils import unpickling
 from diffcap.utils.errors import DiffcapError
+from diffcap.utils.unpickling import load_arrays, load_tensors
 
 
 class AttrDict(dict):
