@@ -141,8 +141,8 @@ def test_pairs_that_cannot_be_drawn_are_captioned(
     assert caption(".", *options) == "error: 2 of 2 pairs could not be drawn, see above."
     told = capsys.readouterr()
     assert [line.partition("\t")[0] for line in told.out.splitlines()] == ["1", "2"]
-    assert [line.split("of where")[0] for line in told.err.splitlines()] == [
-        f"note: {name}: not drawn: there are no maps " for name in (1, 2)
+    assert [line.split(": the ")[0] for line in told.err.splitlines()] == [
+        f"note: {name}: not drawn: there are no attention maps of its words" for name in (1, 2)
     ]
 
 

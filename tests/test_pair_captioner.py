@@ -114,7 +114,7 @@ def test_log_probabilities_are_those_of_one_naive_pass(captioner: PairCaptioner)
     caption = captioner(before, after)
     model, expected = captioner._captioner, 0.0
     with torch.no_grad():
-        memory = model.encode(*captioner._features([captioner._see(before, after)]))
+        memory = model.encode(*captioner._features([captioner._preprocess(before, after)]))
         for place in range(1, min(len(caption.tokens), captioner.max_length)):
             cache: Any = None
             for token in caption.tokens[:place]:
@@ -136,7 +136,7 @@ def test_a_caption_that_padding_closes_ends_there(tmp_path: Path) -> None:
     assert 3 < len(caption.tokens) < captioner.max_length and len(caption.words) == len(caption.tokens) - 2
     expected, cache = [], None
     with torch.no_grad():
-        memory = model.encode(*captioner._features([captioner._see(*pair)]))
+        memory = model.encode(*captioner._features([captioner._preprocess(*pair)]))
         for token, following in itertools.pairwise(caption.tokens):
             logits, cache = model.step(torch.tensor([token]), memory, cache)
             expected.append(logits.log_softmax(-1)[0, following].item())
@@ -316,7 +316,7 @@ def test_several_caption_by_the_mean_of_their_probabilities(two: tuple[Path, Pat
             for place in range(1, min(len(caption.tokens), both.max_length)):
                 chances = []
                 for member in alone:
-                    memory = member._captioner.encode(*member._features([member._see(before, after)]))
+                    memory = member._captioner.encode(*member._features([member._preprocess(before, after)]))
                     cache: Any = None
                     for token in caption.tokens[:place]:
                         logits, cache = member._captioner.step(torch.tensor([token]), memory, cache)
@@ -345,7 +345,7 @@ def test_members_may_read_different_features(two: tuple[Path, Path], tmp_path: P
     pairs = [(noise(1), noise(2)), (noise(3), noise(4))]
     found = list(both.batch(pairs))
     assert [caption.text for caption in found] == [both(*pair).text for pair in pairs]
-    with pytest.raises(DiffcapError, match="no maps of where its words looked: the attention maps of the members have"):
+    with pytest.raises(DiffcapError, match="no attention maps of its words: the attention maps of the members have"):
         both.attention(*pairs[0], found[0])
 
 

@@ -1,4 +1,4 @@
-"""A captioner to point at two pictures.
+"""Captions of two images by a trained checkpoint.
 
 ```
 caption = load_captioner("runs/desk/scorer/finetune/best.ckpt")("before.jpg", "after.jpg")
@@ -37,7 +37,7 @@ Maps = npt.NDArray[np.floating[Any]]
 
 @dataclass(frozen=True)
 class Word:
-    """A word of a caption, and the natural logarithm of its probability given what stands before it."""
+    """A word of a caption, and the natural logarithm of its probability given the words before it."""
 
     text: str
     log_probability: float
@@ -45,7 +45,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another sentence that a beam search ended with."""
+    """Another hypothesis of a beam search."""
 
     text: str
     log_probability: float
@@ -53,16 +53,17 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Caption:
-    """What a captioner says of two pictures.
+    """A caption of two images.
 
     Attributes:
-        text: the sentence. log_probability: natural logarithm of its probability, that it ends there included unless the
-            greatest length cut it off.
-        words: the words with theirs.
-        nothing_changed: the probability that nothing changed but the view, None where the method does not judge that.
-        alternatives: the other sentences of a beam search, best first.
-        notes: what was done to the pictures that one would not expect, a sentence each.
-        tokens: the ids that were said, from the opening token to what closes the caption.
+        text: the sentence.
+        log_probability: natural logarithm of the sentence's probability, including its end token unless it was cut at the
+            maximum length.
+        words: the words with their log-probabilities.
+        nothing_changed: probability that nothing changed except the viewpoint; None if the method does not predict it.
+        alternatives: the other hypotheses of a beam search, best first.
+        notes: a sentence for each unexpected conversion of an image.
+        tokens: token ids, from the start token to the end token.
     """
 
     text: str
@@ -74,7 +75,7 @@ class Caption:
     tokens: tuple[int, ...] = field(default=(), repr=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values of all but the ids."""
+        """All attributes except the token ids, as JSON values."""
         values = asdict(self)
         del values["tokens"]
         return values
@@ -82,11 +83,12 @@ class Caption:
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """Where a captioner looked as it wrote a caption.
+    """Attention of each word of a caption to the positions of both images.
 
     Attributes:
-        words: W words. before, after: (W, h, w), where each looked; they sum to 1, or to 2 over both images.
-        alignment: (h w, h w), for each place before where the same thing stands after; None where nobody aligns.
+        words: W words. before, after: (W, h, w) attention weights; each map sums to 1, or both maps of a word to 2.
+        alignment: (h w, h w), weights that match each position of the before image (row) with positions of the after image;
+            None if the method does not align the images.
     """
 
     words: list[str]
@@ -95,15 +97,15 @@ class AttentionMaps:
     alignment: Maps | None
 
 
-class _Seen(NamedTuple):
-    """Two pictures, preprocessed for each backbone, (2, 3, H, W), and what was done to them."""
+class _ModelInput(NamedTuple):
+    """Both images of a pair, preprocessed for each backbone, (2, 3, H, W), and notes on their conversion."""
 
     images: list[Tensor]
     notes: tuple[str, ...]
 
 
 class PairCaptioner:
-    """Says what changed between two pictures.
+    """Captions the change between two images.
 
     Images are paths, the bytes of a file, PIL images or arrays, see `image_io.read_image`.
 
@@ -118,7 +120,7 @@ class PairCaptioner:
         domain_note: sentence about images that it cannot caption reliably, None if it was not trained on `blocks` alone.
 
     Raises:
-        DiffcapError: the backbone cannot be had or is not the one that it was trained on, or there is no such device.
+        DiffcapError: the backbone is not available or not the one used in training, or the device does not exist.
     """
 
     def __init__(
@@ -134,24 +136,26 @@ class PairCaptioner:
         self.vocabulary, self.max_length, self.metadata = first.vocabulary, first.max_length, first.metadata
         self.domain_note = BLOCKS_NOTE if all(member.metadata["dataset"] == "blocks" for member in members) else None
         self.device = _device(device)
-        self._metas: list[dict[str, Any]] = []  # of the features, each once
+        self._feature_metadata: list[dict[str, Any]] = []  # of each different feature extractor
         for member in members:
-            self._metas += [member.features] if member.features not in self._metas else []
-        self._reads = [self._metas.index(member.features) for member in members]  # which of them each member reads
-        self._backbones = [backbone_of(meta, backbone_weights).to(self.device) for meta in self._metas]
+            self._feature_metadata += [member.features] if member.features not in self._feature_metadata else []
+        self._feature_index = [
+            self._feature_metadata.index(member.features) for member in members
+        ]  # the features that each member reads
+        self._backbones = [backbone_of(meta, backbone_weights).to(self.device) for meta in self._feature_metadata]
         self._captioner = first.captioner.eval().to(self.device)
 
     def __call__(self, before: Source, after: Source, beams: int = 1, length_penalty: float = 0.0) -> Caption:
         """Caption one pair.
 
         Args:
-            beams: width of the search; 1 takes the most likely word at every place. length_penalty: see `beam_search`.
+            beams: beam size; 1 is greedy decoding. length_penalty: see `beam_search`.
 
         Raises:
-            DiffcapError: a picture cannot be read, or the search's arguments are out of range, see `check_search`.
+            DiffcapError: an image cannot be read, or the decoding arguments are out of range, see `check_search`.
         """
         check_search(beams, length_penalty)
-        return self._say([self._see(before, after)], beams, length_penalty)[0]
+        return self._generate([self._preprocess(before, after)], beams, length_penalty)[0]
 
     def batch(
         self,
@@ -161,63 +165,67 @@ class PairCaptioner:
         batch_size: int = 16,
         errors: Literal["raise", "return"] = "raise",
     ) -> Iterator[Caption | DiffcapError]:
-        """Caption many pairs, in their order, so many at once.
+        """Caption many pairs in batches, in their order.
 
         Args:
-            pairs: read as they are needed. beams, length_penalty: as for one pair.
-            errors: "return" gives the error in the place of the caption of a pair that cannot be read, and goes on.
+            pairs: images of each pair, read when needed. beams, length_penalty: as for one pair.
+            errors: "return" yields the error instead of the caption of a pair that cannot be read, and continues.
 
         Raises:
-            DiffcapError: a picture cannot be read, and `errors` is "raise"; or the search's arguments are out of range.
+            DiffcapError: an image cannot be read and `errors` is "raise", or the decoding arguments are out of range.
         """
         check_search(beams, length_penalty)
         for chunk in _chunks(pairs, max(1, batch_size)):
-            seen: list[_Seen | DiffcapError] = []
+            seen: list[_ModelInput | DiffcapError] = []
             for before, after in chunk:
                 try:
-                    seen.append(self._see(before, after))
+                    seen.append(self._preprocess(before, after))
                 except DiffcapError as error:
                     if errors == "raise":
                         raise
                     seen.append(error)
-            good = [one for one in seen if isinstance(one, _Seen)]
-            captions = iter(self._say(good, beams, length_penalty)) if good else iter(())
+            good = [one for one in seen if isinstance(one, _ModelInput)]
+            captions = iter(self._generate(good, beams, length_penalty)) if good else iter(())
             yield from (one if isinstance(one, DiffcapError) else next(captions) for one in seen)
 
     def attention(self, before: Source, after: Source, caption: Caption) -> AttentionMaps:
-        """Where it looked for each word of a caption of its own.
+        """Attention maps for each word of a caption that this captioner generated.
 
         Raises:
-            DiffcapError: a picture cannot be read, or the method has no such maps.
+            DiffcapError: an image cannot be read, or the method has no attention maps.
         """
-        first, second = self._features([self._see(before, after)])
+        first, second = self._features([self._preprocess(before, after)])
         try:
             return attention_of(self._captioner, self.vocabulary, first, second, caption.tokens)
         except NotImplementedError as error:
-            raise DiffcapError(f"there are no maps of where its words looked: {error}.") from None
+            raise DiffcapError(f"there are no attention maps of its words: {error}.") from None
 
-    def _see(self, before: Source, after: Source) -> _Seen:
+    def _preprocess(self, before: Source, after: Source) -> _ModelInput:
         images, notes = [], []
         for source, side in ((before, "before"), (after, "after")):
             loaded = read_image(source, None if isinstance(source, str | Path) else f"the image {side}")
             images.append([backbone.preprocess(loaded.image) for backbone in self._backbones])
             notes += [f"{loaded.name}: {note}" for note in loaded.notes]
-        return _Seen([torch.stack(sides) for sides in zip(*images)], tuple(notes))
+        return _ModelInput([torch.stack(sides) for sides in zip(*images)], tuple(notes))
 
-    def _features(self, seen: list[_Seen]) -> tuple[Any, Any]:
-        """Features before and after, (B, C, h, w); for an ensemble lists of them, one a member."""
+    def _features(self, seen: list[_ModelInput]) -> tuple[Any, Any]:
+        """Features of the before and after images, (B, C, h, w) each; for an ensemble a list with those of each member."""
         from diffcap.features.online import features_of
 
         sides: list[Any] = []
-        for backbone, meta, pictures in zip(self._backbones, self._metas, zip(*(one.images for one in seen))):
+        for backbone, meta, pictures in zip(
+            self._backbones, self._feature_metadata, zip(*(one.images for one in seen))
+        ):
             images = torch.stack(pictures, 1).to(self.device)  # (2, B, 3, H, W)
             sides.append(features_of(backbone, images.flatten(0, 1), meta).chunk(2))
-        if len(self._reads) == 1:
+        if len(self._feature_index) == 1:
             return sides[0]
-        return [sides[number][0] for number in self._reads], [sides[number][1] for number in self._reads]
+        return [sides[number][0] for number in self._feature_index], [
+            sides[number][1] for number in self._feature_index
+        ]
 
     @torch.no_grad()
-    def _say(self, seen: list[_Seen], beams: int, length_penalty: float) -> list[Caption]:
+    def _generate(self, seen: list[_ModelInput], beams: int, length_penalty: float) -> list[Caption]:
         before, after = self._features(seen)
         memory = self._captioner.encode(before, after)
         if beams == 1:
@@ -231,7 +239,7 @@ class PairCaptioner:
         scores = token_log_probabilities(self._captioner, memory, tokens).unflatten(0, hypotheses.shape[:2]).cpu()
         if scores.isnan().any():
             raise DiffcapError(
-                "the captioner's probabilities are not numbers, as with weights that diverged or are damaged; use another checkpoint."
+                "the captioner's probabilities are NaN: its weights diverged in training or are damaged; use another checkpoint."
             )
         unchanged = self._captioner.nothing_changed(before, after)
         ends = (1 + self._captioner.caption_mask(tokens).sum(1)).view(hypotheses.shape[:2]).tolist()
@@ -240,7 +248,7 @@ class PairCaptioner:
             rows = [row[:end] for row, end in zip(hypotheses[number].tolist(), ends[number])]
             said = scores[number].tolist()
             texts = [self.vocabulary.decode(row) for row in rows]
-            others: dict[str, float] = {}  # the best ids of each sentence, which may have several
+            others: dict[str, float] = {}  # several token sequences may decode to one sentence; the best counts
             for text, row in zip(texts[1:], said[1:]):
                 if text != texts[0]:
                     others.setdefault(text, sum(row))
@@ -250,7 +258,7 @@ class PairCaptioner:
                     sum(said[0]),
                     tuple(
                         Word(text, sum(said[0][place] for place in places))
-                        for text, places in _spans(self.vocabulary, rows[0])
+                        for text, places in _word_spans(self.vocabulary, rows[0])
                     ),
                     None if unchanged is None else float(unchanged[number]),
                     tuple(Alternative(text, score) for text, score in others.items()),
@@ -264,7 +272,7 @@ class PairCaptioner:
 def load_captioner(
     source: str | Path | Sequence[str | Path] | None = None, device: str = "auto", backbone_weights: str | None = None
 ) -> PairCaptioner:
-    """A captioner to point at two pictures.
+    """Load a captioner.
 
     Args:
         source: a checkpoint's file; a folder that `diffcap export` or `diffcap import` wrote; `user/name` on the
@@ -273,15 +281,17 @@ def load_captioner(
         device, backbone_weights: see `PairCaptioner`.
 
     Raises:
-        DiffcapError: it cannot be had, is none of diffcap's, or cannot caption, or members have different vocabularies.
+        DiffcapError: a checkpoint is missing, unreadable or cannot caption, or members have different vocabularies.
     """
     sources: list[str | Path | None] = [source] if source is None or isinstance(source, str | Path) else list(source)
     if not sources:
-        raise DiffcapError("the list of checkpoints is empty; name one, or leave it out for the captioner that ships.")
-    return PairCaptioner(load_together([_place_of(one) for one in sources]), device, backbone_weights)
+        raise DiffcapError(
+            "the list of checkpoints is empty; name one, or omit the list for the captioner that ships with diffcap."
+        )
+    return PairCaptioner(load_together([_resolve(one) for one in sources]), device, backbone_weights)
 
 
-def _place_of(source: str | Path | None) -> Path:
+def _resolve(source: str | Path | None) -> Path:
     path = Path(source) if source is not None else SHIPPED
     named = isinstance(source, str) and not path.exists() and path.suffix != ".ckpt"
     if named and re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
@@ -316,18 +326,18 @@ def _chunks(pairs: Iterable[tuple[Source, Source]], size: int) -> Iterator[list[
 def attention_of(
     captioner: Captioner, vocabulary: AnyVocabulary, before: Any, after: Any, tokens: Sequence[int]
 ) -> AttentionMaps:
-    """Where a captioner looks for each word of a caption; of a word of several tokens the mean of theirs.
+    """Attention maps of each word of a caption; for a word of several tokens, their mean.
 
     Args:
-        before, after: features of one pair, (1, C, h, w); of an ensemble lists of them.
-        tokens: the caption's ids, from the opening token on; what closes it is no word.
+        before, after: features of one pair, (1, C, h, w); for an ensemble, lists with those of each member.
+        tokens: token ids of the caption, from the start token on; the end token has no map.
 
     Raises:
-        NotImplementedError: its method has no such maps.
+        NotImplementedError: the method has no attention maps.
     """
     device = next(captioner.parameters()).device
     maps = captioner.attention(before, after, torch.tensor([list(tokens[:-1])], device=device))
-    spans = _spans(vocabulary, tokens)  # the map of the word after a token stands at that token's place
+    spans = _word_spans(vocabulary, tokens)  # the map of a word has the index of the token before it
     sides = [
         np.stack([side[0, places].mean(0).cpu().numpy() for _, places in spans] or [np.zeros(side.shape[2:])])
         for side in (maps.before, maps.after)
@@ -336,15 +346,15 @@ def attention_of(
     return AttentionMaps([word for word, _ in spans], sides[0][: len(spans)], sides[1][: len(spans)], alignment)
 
 
-def _spans(vocabulary: AnyVocabulary, tokens: Iterable[int]) -> list[tuple[str, list[int]]]:
-    """The words of a caption, each with the places of its tokens among those after the opening one; some have several."""
-    rest = list(tokens)[1:]
+def _word_spans(vocabulary: AnyVocabulary, tokens: Iterable[int]) -> list[tuple[str, list[int]]]:
+    """The words of a caption, each with the indices of its tokens, counted from the token after the start token."""
+    generated = list(tokens)[1:]
     spans: list[tuple[str, list[int]]] = []
-    for place in range(len(rest)):
-        text = vocabulary.decode(rest[: place + 1])
+    for index in range(len(generated)):
+        text = vocabulary.decode(generated[: index + 1])
         words = text.split(" ") if text else []
         if len(words) > len(spans):
-            spans.append((words[-1], [place]))
+            spans.append((words[-1], [index]))
         elif spans and words[-1] != spans[-1][0]:
-            spans[-1] = (words[-1], [*spans[-1][1], place])
+            spans[-1] = (words[-1], [*spans[-1][1], index])
     return spans

@@ -10,8 +10,7 @@ from tests.toy import captions, write_toy
 
 from diffcap.evaluation.captions import score_captions
 from diffcap.records import write_json
-from diffcap.report.accuracy import accuracy_table, gain_lines, gained
-from diffcap.utils.errors import DiffcapError
+from diffcap.report.accuracy import accuracy_table, gain_lines, gains_over_first
 
 
 def said(right: int) -> dict[str, str]:
@@ -69,7 +68,7 @@ def test_the_table_holds_every_row_with_its_gain(tmp_path: Path, capsys: pytest.
 def test_one_seed_has_a_gain_without_a_spread() -> None:
     rows = {"greedy": [{"total": {"CIDEr-D": 1.0}}], "more": [{"total": {"CIDEr-D": 1.25}}]}
     assert gain_lines({"more": {"CIDEr-D": {"mean": -1e-9, "std": None}}})[1] == ["more", "+0.00"]
-    assert gained(rows) == {"more": {"CIDEr-D": {"mean": 0.25, "std": None, "of": [0.25]}}}
+    assert gains_over_first(rows) == {"more": {"CIDEr-D": {"mean": 0.25, "std": None, "of": [0.25]}}}
 
 
 def test_scores_of_different_tokenizers_are_not_compared(tmp_path: Path) -> None:

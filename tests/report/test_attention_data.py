@@ -19,7 +19,7 @@ BOXES = {"before": [0, 0, 20, 40], "after": [20, 20, 40, 40]}
 PAIR = ChangePair("1", "b", "a", ["the red cube moved"], "test", "move", False, {"boxes": BOXES})
 
 
-def a_look() -> PairAttention:
+def some_maps() -> PairAttention:
     random = np.random.default_rng(0)
     before, after = (random.dirichlet(np.ones(6), 4).reshape(4, 2, 3) for _ in range(2))
     words = ["the", "red", "cube", "moved"]
@@ -27,7 +27,7 @@ def a_look() -> PairAttention:
 
 
 def test_a_packed_look_is_the_strengths_and_the_matches_again() -> None:
-    one = a_look()
+    one = some_maps()
     packed = encode_attention(one)
     assert packed["w"] == one.words and packed["g"] == [2, 3]
     maps = [np.frombuffer(base64.b64decode(packed[side]), np.uint8).reshape(4, 2, 3) for side in "ba"]
@@ -49,8 +49,8 @@ def test_a_packed_look_is_the_strengths_and_the_matches_again() -> None:
     }
 
 
-def test_a_look_counts_in_every_image_that_has_the_object() -> None:
-    told = list(localised_words(a_look(), {"b": (40, 40), "a": (40, 40)}))
+def test_some_maps_counts_in_every_image_that_has_the_object() -> None:
+    told = list(localised_words(some_maps(), {"b": (40, 40), "a": (40, 40)}))
     assert [(kind, one.name) for kind, one in told] == 2 * [
         ("other", "the"),
         ("color", "red"),
@@ -58,8 +58,8 @@ def test_a_look_counts_in_every_image_that_has_the_object() -> None:
         ("change", "moved"),
     ]
     assert told[0][1].box == (0, 0, 0.5, 1) and told[4][1].box == (0.5, 0.5, 1, 1)
-    assert (told[5][1].map == a_look().after[1]).all()
-    assert len(list(localised_words(a_look(), {"a": (40, 40)}))) == 4  # the size of the first is not known
+    assert (told[5][1].map == some_maps().after[1]).all()
+    assert len(list(localised_words(some_maps(), {"a": (40, 40)}))) == 4  # the size of the first is not known
 
 
 def test_the_ends_are_the_first_of_every_order() -> None:

@@ -87,7 +87,7 @@ class Made(NamedTuple):
 
     address: str
     index: dict[str, Any]
-    looks: list[Any]
+    attention: list[Any]
     pairs: list[ChangePair]
     said: dict[str, dict[str, str]]
 
@@ -121,7 +121,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     page = folder / "report" / "report.html"
     blocks = blocks_of(page.read_text(encoding="utf-8"))
     test = [pair for pair in dataset.pairs if pair.split == "test"]
-    looks = [entry for number in range(len(blocks)) for entry in blocks.get(f"looks-{number}", [])]
+    looks = [entry for number in range(len(blocks)) for entry in blocks.get(f"attention-{number}", [])]
     return Made(page.as_uri(), blocks["index"], looks, test, said)
 
 
@@ -178,7 +178,7 @@ def test_pointing_at_a_word_shows_its_heat_and_arrows_go_on(browse: Any, made: M
     browser.choose("sort", "as in the dataset")
     card = browser.wait(lambda: browser.all("#list .card"))[0]
     browser.scroll_to(card)
-    look = made.looks[made.index["pairs"][0]["l"]][0]
+    look = made.attention[made.index["pairs"][0]["l"]][0]
     words = card.find_elements("css selector", ".word")
     assert [word.text for word in words] == look["w"] == made.said["PCL"][made.pairs[0].id].split()
     maps = np.stack([np.frombuffer(base64.b64decode(look[side]), np.uint8) for side in "ba"]) / 255

@@ -46,7 +46,7 @@ def test_a_line_runs_from_its_first_value_to_its_last_on_the_ticks() -> None:
     chart = curve_chart(
         "val/CIDEr-D", [("one", 2, [(0.0, 0.0), (500.0, 0.5), (1000.0, 1.0)]), ("two", 0, [(1000.0, 0.25)])]
     )
-    up, across = {label: y for y, label in chart.up}, {label: x for x, label in chart.across}
+    up, across = {label: y for y, label in chart.y_ticks}, {label: x for x, label in chart.x_ticks}
     middle = (across["0"] + across["1,000"]) / 2, (up["0"] + up["100"]) / 2
     expected = [(across["0"], up["0"]), middle, (across["1,000"], up["100"])]
     assert np.array(points(chart.lines[0].path)) == pytest.approx(np.array(expected), abs=0.1)
@@ -56,7 +56,7 @@ def test_a_line_runs_from_its_first_value_to_its_last_on_the_ticks() -> None:
     flat = curve_chart("lr-Adam", [("one", 0, [(10.0, 0.001), (20.0, 0.001)])])
     assert len({y for _, y in points(flat.lines[0].path)}) == 1
     below = curve_chart("train/loss", [("one", 0, [(1.0, -3.0), (2.0, 5.0)])])
-    assert points(below.lines[0].path)[0][1] > dict(map(reversed, below.up))["0"]
+    assert points(below.lines[0].path)[0][1] > dict(map(reversed, below.y_ticks))["0"]
     assert is_score("val/BLEU-4") and not is_score("val/caption_loss")
 
 
@@ -71,8 +71,8 @@ def test_charts_by_viewpoint_leave_out_what_a_bin_lacks() -> None:
     ]
     charts = viewpoint_charts({"bins": bins, "systems": {"one": rows}}, {"one": 3})
     assert [chart.title for chart in charts] == ["CIDEr-D x 100, all pairs"]
-    line, up = charts[0].lines[0], {label: y for y, label in charts[0].up}
+    line, up = charts[0].lines[0], {label: y for y, label in charts[0].y_ticks}
     assert line.system == 3 and [y for _, y in points(line.path)] == [(up["0"] + up["100"]) / 2, up["100"]]
     assert line.dots[0].text == "one, IoU 0.10 to 0.40: 50.0 ± 10.0" and line.dots[1].spread == 0
     assert line.dots[0].spread == pytest.approx((up["0"] - up["100"]) / 10, abs=0.1)
-    assert [label for _, label in charts[0].below] == ["7", "8"]
+    assert [label for _, label in charts[0].x_sublabels] == ["7", "8"]

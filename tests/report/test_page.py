@@ -48,7 +48,7 @@ def blocks_of(html: str) -> dict[str, Any]:
     return {str(attributes["id"]): json.loads(text) for attributes, text in scripts if "id" in attributes}
 
 
-def a_look(words: list[str]) -> dict[str, Any]:
+def some_maps(words: list[str]) -> dict[str, Any]:
     map = base64.b64encode(bytes(6 * len(words))).decode()
     return {"w": words, "g": [2, 3], "b": map, "a": map, "m": None}
 
@@ -64,15 +64,18 @@ def a_page(name: str = "one", text: str = "the small red cube moved", knows_obje
     ]
     pairs.append(ChangePair("same", "b0", "n", ["nothing changed"], "test", None, True, {"viewpoint_iou": 0.5}))
     ids = [pair.id for pair in pairs]
+    measured = dict.fromkeys(("pointing", "pointing_chance", "mass", "mass_chance"), 0.5) | {"looks": 3}
     first = System(
         captions=dict(zip(ids, ["the small red cube moved", "the blue cube moved", text, "the scene is the same"])),
         scores=dict(zip(ids, [4.0, 1.0, 0.5, 2.0])),
-        looks={ids[1]: a_look(["the", text])},
-        localised={"kinds": {text: dict.fromkeys(("pointing", "pointing_chance", "mass", "mass_chance"), 0.5) | {"looks": 3}}, "words": {}},
+        attention={ids[1]: some_maps(["the", text])},
+        localisation={"kinds": {text: measured}, "words": {}},
         curves=[{"finetune": {"val/CIDEr-D": [(10.0, 0.5), (20.0, 1.5)], f"train/{text}": [(10.0, 2.0)]}}],
-        facts=[(name, text)],
+        metadata=[(name, text)],
     )  # fmt: skip
-    second = System(captions=dict.fromkeys(ids, "it moved"), scores=dict(zip(ids, [0.0, 3.0, 2.5, 0.1])), why=text)
+    second = System(
+        captions=dict.fromkeys(ids, "it moved"), scores=dict(zip(ids, [0.0, 3.0, 2.5, 0.1])), no_attention=text
+    )
     row = {"total": {"BLEU-4": 0.5, "CIDEr-D": 1.25}, text: {"CIDEr-D": 0.5}, "seconds": 60.0}
     better = {"total": {"BLEU-4": 0.75, "CIDEr-D": 1.5}, text: {"CIDEr-D": 0.75}, "seconds": 90.0}
     bins = [{"low": 0.1, "high": 0.5, "pairs": {"total": 4}}, {"low": 0.6, "high": 0.9, "pairs": {"total": 0}}]
@@ -88,7 +91,7 @@ def a_page(name: str = "one", text: str = "the small red cube moved", knows_obje
         pictures={"b0": picture, "a0": None, "b1": picture, "a1": picture, "b2": picture, "a2": picture, "n": picture},
         viewpoint={"bins": bins, "systems": dict.fromkeys(("baseline", name, "two"), scored)},
         second={text: {name: better, "two": row}},
-        facts=[("commit", text)],
+        metadata=[("commit", text)],
     )
 
 
@@ -115,7 +118,7 @@ def test_hostile_text_is_there_as_text() -> None:
     index = blocks_of(html)["index"]
     assert HOSTILE in index["texts"] and index["systems"][0]["name"] == HOSTILE
     assert [pair["id"] for pair in index["pairs"]] == [pair.id for pair in page.pairs]
-    assert blocks_of(html)["looks-0"][0][0]["w"] == ["the", HOSTILE]
+    assert blocks_of(html)["attention-0"][0][0]["w"] == ["the", HOSTILE]
     told = Elements(html)
     for tag in ("th", "h3", "title", "figcaption", "dd", "h1", "p"):
         every = " ".join(text for _, text in told.named(tag)) + " ".join(text for _, text in told.named("i"))
@@ -140,7 +143,7 @@ def test_the_index_says_what_was_said_and_how_good_it_was() -> None:
     assert index["pairs"][1]["x"] == {"b": [0.1, 0.25, 0.2, 0.5]} and index["pairs"][3]["x"] == {}
     assert [entry.get("l") for entry in index["pairs"]] == [None, 0, None, None]
     assert index["pairs"][3]["v"] == 0.5 and index["featured"] == 1
-    assert blocks["looks-0"] == [[page.systems["one"].looks[page.pairs[1].id], None]]
+    assert blocks["attention-0"] == [[page.systems["one"].attention[page.pairs[1].id], None]]
 
 
 def test_without_known_objects_the_thirds_of_the_scores_judge() -> None:
@@ -162,15 +165,15 @@ def test_pictures_and_looks_come_in_blocks_that_are_found_again() -> None:
     pairs = [replace(page.pairs[0], id=str(number), before=f"b{number}", after=f"a{number}") for number in range(40)]
     pictures = {path: Thumbnail(9, 9, path) for pair in pairs for path in (pair.before, pair.after)}
     system = System(dict.fromkeys(map(str, range(40)), "it moved"), dict.fromkeys(map(str, range(40)), 1.0))
-    system = replace(system, looks={str(number): a_look([str(number)]) for number in range(0, 40, 2)})
+    system = replace(system, attention={str(number): some_maps([str(number)]) for number in range(0, 40, 2)})
     index, blocks = page_data(replace(page, pairs=pairs, pictures=pictures, systems={"one": system}))
     for number, entry in enumerate(index["pairs"]):
         for side, path in (("b", f"b{number}"), ("a", f"a{number}")):
             block, place = divmod(entry[side], index["pictures"])
             assert blocks[f"pictures-{block}"][place] == [9, 9, path]
         if number % 2 == 0:
-            block, place = divmod(entry["l"], index["looks"])
-            assert blocks[f"looks-{block}"][place][0]["w"] == [str(number)]
+            block, place = divmod(entry["l"], index["attention"])
+            assert blocks[f"attention-{block}"][place][0]["w"] == [str(number)]
     bare, blocks = page_data(replace(page, pictures={}))
     assert all("b" not in entry for entry in bare["pairs"]) and not any(name.startswith("pictures") for name in blocks)
 
@@ -184,7 +187,7 @@ def test_the_tables_mark_the_best_and_the_runs_have_tiles_and_charts() -> None:
     assert rows.count("baseline") == html.count('scope="row"><i class="dot" style="--c:#969696"></i>baseline')
     labels = [attributes["aria-label"] for attributes, _ in page.named("svg") if attributes.get("role") == "img"]
     assert "val/CIDEr-D by step: one ends at 150" in labels
-    assert any("from unlike to alike viewpoints: baseline from 50.0 to 75.0" in str(label) for label in labels)
+    assert any("from different to similar viewpoints: baseline from 50.0 to 75.0" in str(label) for label in labels)
     bare = render(
         replace(a_page(), viewpoint=None, second={}, rows={"one": {"total": {"CIDEr-D": 1.0}}, "two": {"total": {}}})
     )
@@ -208,7 +211,7 @@ def test_every_section_is_in_the_menu_and_every_symbol_in_the_legend() -> None:
         marks = re.findall(r'"([✓✗])"' if page.pairs[0].extra.get("changed") else r'"([▲▼•])"', script)
         tools = [symbol for symbol in "▸■⇄" if f'"{symbol}"' in script]
         assert marks and len(tools) == 3 and all(symbol in legend for symbol in marks)
-        assert all((symbol in legend) == any(system.looks for system in page.systems.values()) for symbol in "▸■")
+        assert all((symbol in legend) == any(system.attention for system in page.systems.values()) for symbol in "▸■")
 
 
 def test_the_script_finds_the_elements_that_it_asks_for() -> None:

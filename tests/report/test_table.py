@@ -1,6 +1,15 @@
 """The results table as text."""
 
-from diffcap.report.table import caption_of, group_lines, markdown, report_text, rich_table, system_lines, type_lines
+from diffcap.report.table import (
+    caption_of,
+    group_lines,
+    markdown,
+    notes_of,
+    report_text,
+    rich_table,
+    system_lines,
+    type_lines,
+)
 
 SCORES = {"BLEU-4": 0.5, "CIDEr-D": 1.25}
 PROTOCOL = {"dataset": "toy", "split": "test", "tokenizer": "ptb", "beams": 1, "pairs": {"total": 1234}}
@@ -91,5 +100,10 @@ def test_footnotes_of_small_groups() -> None:
     rows = {"ours": {**row, "move": {"ROUGE-L": 0.2, "CIDEr-D": 0.1}}}
     assert type_lines(rows)[1] == ["ours", "CIDEr-D", "10.00", "0.00 †"]
     assert system_lines(rows)[1][-2:] == ["75.00", "0.00 †"]
-    caption = caption_of({**PROTOCOL, "pairs": {"total": 40, "distractor": 5}}, rows)
-    assert "† CIDEr-D gives no weight" in caption and "fewer than 30 pairs (distractor 5)" in caption
+    protocol = {**PROTOCOL, "pairs": {"total": 40, "distractor": 5}}
+    weightless, small = notes_of(protocol, rows)
+    assert weightless.startswith("† CIDEr-D gives no weight") and "fewer than 30 pairs (distractor 5)" in small
+    text = report_text(protocol, rows, ["ours"])
+    assert weightless in text and small in text and "0.00 †" in text
+    assert rich_table(type_lines(rows), "", words=2).caption == weightless
+    assert rich_table([["", "x"], ["a", "1.00"]], "").caption is None and "†" not in caption_of(protocol, rows)

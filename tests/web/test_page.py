@@ -22,7 +22,7 @@ from diffcap.pair_captioner import load_captioner
 from diffcap.report.heatmap import percent
 from diffcap.utils.errors import DiffcapError
 from diffcap.web.captioners import Captioners, Choice
-from diffcap.web.page import _answer, _answer_if_complete, _look
+from diffcap.web.page import _answer, _answer_if_complete, _check_upload
 
 
 @pytest.fixture(scope="module")
@@ -145,13 +145,13 @@ def test_all_odd_pictures_are_a_caption_or_a_sentence(tmp_path: Path, capfd: pyt
     fine.write_bytes(pair()[0])
     said = []
     for path in [*bad, *either]:
-        for page in (_look("before", str(path))[1], _answer(captioners, str(path), str(fine), "0", 1)):
+        for page in (_check_upload("before", str(path))[1], _answer(captioners, str(path), str(fine), "0", 1)):
             if path in bad or "dc-error" in page:
                 said.append(sentence(page))
                 assert path.name in said[-1] and str(tmp_path) not in said[-1]
     assert len(said) >= 2 * len(bad) > 100
     for path in good:
-        assert "dc-error" not in _look("after", str(path))[1], path
+        assert "dc-error" not in _check_upload("after", str(path))[1], path
     for path in good[::7]:
         assert 'class="dc-word"' in _answer(captioners, str(fine), str(path), "0", 1), path
     assert len(good) + len(bad) + len(either) >= 200

@@ -139,7 +139,7 @@ def report(
 
         gathered = gather(dataset, Path(folder), test, read, rows, protocol, notes, by_viewpoint, page, looks, seed)
         write_text(target / "report.html", render(gathered))
-        measured = {name: system.localised for name, system in gathered.systems.items() if system.localised}
+        measured = {name: system.localisation for name, system in gathered.systems.items() if system.localisation}
         if measured:
             write_json(target / "localisation.json", {"systems": measured, "provenance": notes})
             written.append("localisation.json")

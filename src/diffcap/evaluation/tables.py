@@ -14,6 +14,11 @@ Rows = Mapping[str, Mapping[str, float]]
 
 SMALL_GROUP = 30  # pairs; below, an interval of a score is about as wide as the differences between methods
 MARK = " †"
+WEIGHTLESS_NOTE = (
+    "† CIDEr-D gives no weight to phrases that occur in the references of all pairs of a group. All that captions and references "
+    "share here are such phrases, as in a group of one pair or of pairs with equal references, where even perfect captions get "
+    "0.00. Compare another metric."
+)
 _OVERLAP = {"BLEU-4": 0.01, "ROUGE-L": 0.9}  # from these scores on, captions share long phrases with their references
 
 
@@ -39,11 +44,7 @@ def score_notes(groups: Iterable[Mapping[str, float]], pairs: Mapping[str, int])
     """
     notes = []
     if any(map(is_weightless, groups)):
-        notes.append(
-            "† CIDEr-D gives no weight to phrases that occur in the references of all pairs of a group. All that captions and "
-            "references share here are such phrases, as in a group of one pair or of pairs with equal references, where even "
-            "perfect captions get 0.00. Compare another metric."
-        )
+        notes.append(WEIGHTLESS_NOTE)
     small = [f"{name} {count}" for name, count in pairs.items() if 0 < count < SMALL_GROUP]
     if small:
         notes.append(

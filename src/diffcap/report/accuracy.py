@@ -1,4 +1,4 @@
-"""The table of `make accuracy`: every way to decode and to train on, beside greedy decoding of the same runs."""
+"""The table of `make accuracy`: decoding methods and further training, compared with greedy decoding of the same runs."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ def accuracy_table(folder: str | Path, rows: Mapping[str, Sequence[Path]], out: 
     """Collect the evaluations, print and write the table: table.json and table.md.
 
     Args:
-        folder: data/<dataset>. rows: name -> folders of its evaluations, one a seed; the first row is what the others gain over.
+        folder: data/<dataset>. rows: name -> folders of its evaluations, one per seed; the others are compared with the first row.
         out: folder of the table.
 
     Raises:
@@ -49,7 +49,7 @@ def accuracy_table(folder: str | Path, rows: Mapping[str, Sequence[Path]], out: 
         for name, group in read.items()
     }
     merged = {name: mean_row(group) for name, group in single.items()}
-    gains = gained(single)
+    gains = gains_over_first(single)
     decoding = {name: {key: group[0].metrics["protocol"].get(key) for key in _DECODING} for name, group in read.items()}
     common = {key: value for key, value in first.metrics["protocol"].items() if key not in _DECODING}
     protocol = {**common, "seeds": max(map(len, read.values())), "decoding": decoding}
@@ -68,8 +68,8 @@ def accuracy_table(folder: str | Path, rows: Mapping[str, Sequence[Path]], out: 
     print(f"{target / 'table.json'}, table.md")
 
 
-def gained(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """What each row gains over the first, seed by seed: metric -> {"mean", "std" (None of one), "of": differences}.
+def gains_over_first(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Differences of each row from the first, seed by seed: metric -> {"mean", "std" (None of one), "of": differences}.
 
     A row of one number (an ensemble) is compared with the first row's mean.
     """
@@ -89,7 +89,7 @@ def gained(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[st
 
 
 def gain_lines(gains: Mapping[str, Mapping[str, Any]], spread: str = " ± ") -> Lines:
-    """The gains as text, in the order of the metrics."""
+    """Table of the gains, in the order of the metrics."""
     metrics = list(next(iter(gains.values())))
     shown = {
         name: [
@@ -103,10 +103,10 @@ def gain_lines(gains: Mapping[str, Mapping[str, Any]], spread: str = " ± ") -> 
 
 
 def caption(protocol: Mapping[str, Any]) -> str:
-    """How the numbers came about, in two sentences."""
+    """How the numbers were computed, in two sentences."""
     several = protocol["seeds"] > 1
     seeds = f"; mean ± standard deviation of {protocol['seeds']} seeds, whose ensemble is one system" if several else ""
     return (
         f"{protocol['dataset']}, {protocol['split']} split, {protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} "
-        f"tokens; scores x 100{seeds}. Training seconds are of all that went into a row."
+        f"tokens; scores x 100{seeds}. Training seconds are the sum over all trainings of a row."
     )

@@ -18,12 +18,12 @@ function cubic(t) {
   ];
 }
 
-// One row or column of `count` values enlarged FINE times; values stand in the middle of their places.
+// One row or column of `count` values enlarged FINE times; a value belongs to the middle of its cell.
 function enlarge(read, count, write) {
   for (let at = 0; at < count * FINE; at++) {
-    const place = (at + 0.5) / FINE - 0.5;
-    const first = Math.floor(place);
-    const weights = cubic(place - first);
+    const position = (at + 0.5) / FINE - 0.5;
+    const first = Math.floor(position);
+    const weights = cubic(position - first);
     let sum = 0;
     for (let k = 0; k < 4; k++) sum += weights[k] * read(Math.min(count - 1, Math.max(0, first - 1 + k)));
     write(at, sum);
@@ -32,9 +32,9 @@ function enlarge(read, count, write) {
 
 // RGB of a strength from 0 to 1.
 function colormap(strength, scale) {
-  const place = strength * (scale.length - 1);
-  const low = Math.min(scale.length - 2, Math.floor(place));
-  return scale[low].map((value, channel) => value + (place - low) * (scale[low + 1][channel] - value));
+  const position = strength * (scale.length - 1);
+  const low = Math.min(scale.length - 2, Math.floor(position));
+  return scale[low].map((value, channel) => value + (position - low) * (scale[low + 1][channel] - value));
 }
 
 // Paint strengths (rows x columns bytes) on a canvas; transparent where the strength is 0.
@@ -58,7 +58,7 @@ function paint(canvas, strengths, rows, columns, { colors, opacity, gain }) {
   context.putImageData(image, 0, 0);
 }
 
-// Lines between the places of two pictures that a captioner took for the same; `frames` are their boxes on the card.
+// Lines between the positions that a captioner matched; `frames` are the rectangles of both images on the card.
 function drawMatches(svg, found, frames, rows) {
   svg.replaceChildren();
   const most = Math.max(...found.map((match) => match[4]));

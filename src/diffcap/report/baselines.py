@@ -1,4 +1,4 @@
-"""The captions of the two baselines that learn nothing, from a manifest and a feature store."""
+"""Captions of the two baselines without training, from a manifest and a feature store."""
 
 import math
 from collections.abc import Sequence
@@ -13,28 +13,28 @@ from diffcap.features.store import FeatureStore
 from diffcap.records import ChangePair
 
 MOST_COMMON, NEAREST = "most common training caption", "nearest neighbour's caption"
-# Numbers that describe one image. The maps of the embedded backbone (107 x 4 x 6) stay whole; 2048 x 7 x 7, at CLEVR-Change's
-# 60,000 training pairs 24 GB, would be too much to search through.
-LARGEST = 4096
+# Values per image. Maps of the `blocks` backbone (107 x 4 x 6) are kept; maps of 2048 x 7 x 7 would take 24 GB for the 60,000
+# training pairs of CLEVR-Change.
+MAX_VALUES = 4096
 
 
-def coarse_grid(shape: tuple[int, int, int], largest: int = LARGEST) -> tuple[int, int]:
-    """Height and width that a (C, H, W) map is averaged to, so that it holds about `largest` numbers or fewer.
+def coarse_grid(shape: tuple[int, int, int], max_values: int = MAX_VALUES) -> tuple[int, int]:
+    """Height and width that a (C, H, W) map is pooled to, so that it has about `max_values` values or fewer.
 
-    Channels are never averaged: with more channels than `largest`, the grid is 1 x 1.
+    Channels are not pooled: with more channels than `max_values`, the grid is 1 x 1.
     """
     channels, height, width = shape
-    scale = min(1.0, math.sqrt(largest / (channels * height * width)))
+    scale = min(1.0, math.sqrt(max_values / (channels * height * width)))
     return max(1, int(height * scale)), max(1, int(width * scale))
 
 
 def describe_pairs(store: FeatureStore, pairs: Sequence[ChangePair], chunk: int = 256) -> Array:
-    """One vector a pair, as `pair_vectors` makes them, of maps averaged to a coarse grid.
+    """One vector per pair, see `pair_vectors`, of maps pooled to a coarse grid.
 
     Args:
         store: features of every image of `pairs`.
         pairs: N pairs.
-        chunk: pairs read at once.
+        chunk: number of pairs to read at once.
 
     Returns:
         (N, 2D) float16: 230 MB for 20,000 pairs of the embedded dataset.
@@ -66,7 +66,7 @@ def baseline_captions(
     Raises:
         DiffcapError: the training split has no captions, or an image is not in the store.
     """
-    told = [pair for pair in train if pair.captions]
-    common = most_common_captions(told, test)
-    nearest = nearest_captions(told, describe_pairs(store, told), test, describe_pairs(store, test))
+    captioned = [pair for pair in train if pair.captions]
+    common = most_common_captions(captioned, test)
+    nearest = nearest_captions(captioned, describe_pairs(store, captioned), test, describe_pairs(store, test))
     return {MOST_COMMON: common, NEAREST: nearest}

@@ -18,7 +18,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table: its headings, and for each system its cells."""
+    """A table: its column headings, and the cells of each system."""
 
     name: str
     columns: list[str]
@@ -26,7 +26,7 @@ class Grid:
 
 
 def score_grids(rows: Rows) -> list[Grid]:
-    """The systems by their main scores, then by all metrics of each group that the papers' tables have."""
+    """Tables of the systems: their main scores, then all metrics of each group."""
     grids = [_grid("overview", COLUMNS, rows)]
     for group in GROUPS:
         if any(group in row for row in rows.values()):
@@ -35,20 +35,20 @@ def score_grids(rows: Rows) -> list[Grid]:
 
 
 def group_grid(name: str, rows: Rows) -> Grid:
-    """All metrics of all pairs, under another name: scores by a second protocol."""
+    """Table of all metrics on all pairs, for scores by a second protocol."""
     return _grid(name, {metric: ("total", metric) for metric in METRICS}, rows)
 
 
 def type_grids(rows: Rows) -> list[Grid]:
-    """The systems by change types, a table a score; none where the dataset has no types. Shades are per column."""
+    """Tables of the systems by change type, one per metric, shaded per column; empty if the dataset has no types."""
     order = type_groups(rows)
     if not order:
         return []
-    wanted = {"CIDEr-D": [(group, "CIDEr-D") for group in order]}
-    wanted["type right"] = [("type_accuracy", group) for group in order]
-    wanted |= {metric: [(group, metric) for group in order] for metric in METRICS if metric != "CIDEr-D"}
+    paths_of = {"CIDEr-D": [(group, "CIDEr-D") for group in order]}
+    paths_of["type right"] = [("type_accuracy", group) for group in order]
+    paths_of |= {metric: [(group, metric) for group in order] for metric in METRICS if metric != "CIDEr-D"}
     grids = []
-    for name, paths in wanted.items():
+    for name, paths in paths_of.items():
         grid = _grid(name, dict(zip(order, paths)), rows)
         if grid.columns:
             grids.append(_shaded(grid, rows, dict(zip(order, paths))))

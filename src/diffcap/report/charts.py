@@ -1,4 +1,4 @@
-"""Line charts of the page: places, paths and ticks, which the template writes down as SVG."""
+"""Line charts of the page: coordinates, paths and ticks, which the template writes as SVG."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,12 +10,12 @@ from diffcap.report.viewpoint import axis_step
 
 WIDTH, HEIGHT = 420, 236
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 12, 44
-_DOTS = 24  # a curve of more points has none
+_MAX_DOTS = 24  # a curve of more points is drawn without dots
 
 
 @dataclass(frozen=True)
 class Dot:
-    """A point of a line, with what it says; `spread`: half the height of its whisker, 0 for none."""
+    """A point of a line with its tooltip; `spread` is half the height of its error bar, 0 for none."""
 
     x: float
     y: float
@@ -25,7 +25,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Line:
-    """One system's line: its number among the systems, its path in SVG's words, and its points where they are few."""
+    """One system's line: the system's number, the path in SVG syntax, and its points if they are few."""
 
     name: str
     system: int
@@ -35,15 +35,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart of `WIDTH` by `HEIGHT`; ticks are (place, label)."""
+    """A chart of `WIDTH` by `HEIGHT`; ticks are (position, label)."""
 
     title: str
     axis: str
     summary: str
-    across: list[tuple[float, str]]
-    up: list[tuple[float, str]]
+    x_ticks: list[tuple[float, str]]
+    y_ticks: list[tuple[float, str]]
     lines: list[Line]
-    below: list[tuple[float, str]]
+    x_sublabels: list[tuple[float, str]]
     width: int = WIDTH
     height: int = HEIGHT
     left: int = _LEFT
@@ -73,8 +73,8 @@ def curve_chart(title: str, curves: Sequence[tuple[str, int, Curve]]) -> Chart:
     """A value against the optimiser's steps.
 
     Args:
-        title: what was logged; scores come as fractions and are shown x 100.
-        curves: (name, system's number, points), several of one system for its seeds; none empty.
+        title: name of the logged value; scores are fractions and are shown x 100.
+        curves: (name, system's number, points), one per seed of a system; not empty.
     """
     factor = 100.0 if is_score(title) else 1.0
     thin = [(name, system, [(x, factor * y) for x, y in thinned(curve)]) for name, system, curve in curves]
@@ -82,15 +82,15 @@ def curve_chart(title: str, curves: Sequence[tuple[str, int, Curve]]) -> Chart:
     low, high = min(every), max(every)
     if low > 0 and (is_score(title) or low < 0.5 * high):
         low = 0.0
-    up = _ticks(low, high if high > low else low + (abs(low) or 1.0))
+    y_ticks = _ticks(low, high if high > low else low + (abs(low) or 1.0))
     steps = max(x for _, _, curve in thin for x, _ in curve) or 1.0
-    across = [step for step in _ticks(0, steps) if step <= steps * 1.0001]
+    x_ticks = [step for step in _ticks(0, steps) if step <= steps * 1.0001]
     lines = []
     for name, system, curve in thin:
-        points = [(_x_of(x, 0, steps), _y_of(y, up[0], up[-1])) for x, y in curve]
+        points = [(_x_of(x, 0, steps), _y_of(y, y_ticks[0], y_ticks[-1])) for x, y in curve]
         dots = [
             Dot(*place, f"{name}, step {x:,.0f}: {y:.4g}")
-            for place, (x, y) in zip(points if len(points) <= _DOTS else [], curve)
+            for place, (x, y) in zip(points if len(points) <= _MAX_DOTS else [], curve)
         ]
         lines.append(Line(name, system, _path(points), dots))
     last = "; ".join(f"{name} ends at {curve[-1][1]:.4g}" for name, _, curve in thin)
@@ -98,19 +98,19 @@ def curve_chart(title: str, curves: Sequence[tuple[str, int, Curve]]) -> Chart:
         title + (" x 100" if factor > 1 else ""),
         "optimiser steps",
         f"{title} by step: {last}",
-        [(_x_of(step, 0, steps), f"{step:,.0f}") for step in across],
-        [(_y_of(value, up[0], up[-1]), f"{value:,.6g}") for value in up],
+        [(_x_of(step, 0, steps), f"{step:,.0f}") for step in x_ticks],
+        [(_y_of(value, y_ticks[0], y_ticks[-1]), f"{value:,.6g}") for value in y_ticks],
         lines,
         [],
     )
 
 
 def is_score(title: str) -> bool:
-    """Whether a logged value is a caption score, a fraction that people read x 100."""
+    """Whether a logged value is a caption score, a fraction that is shown x 100."""
     return title.rsplit("/", 1)[-1].split("-")[0] in ("BLEU", "METEOR", "ROUGE", "CIDEr", "SPICE")
 
 
-# What of viewpoint.json: heading -> (key, group)
+# Charts of viewpoint.json: title -> (key, group)
 _PANELS = {
     "CIDEr-D x 100, all pairs": ("CIDEr-D", "total"),
     "CIDEr-D x 100, changes": ("CIDEr-D", "semantic"),
@@ -120,10 +120,10 @@ _PANELS = {
 
 
 def viewpoint_charts(scores: Mapping[str, Any], numbers: Mapping[str, int]) -> list[Chart]:
-    """The charts of what `viewpoint.viewpoint_scores` returns; those that no bin of it lacks.
+    """The charts of the result of `viewpoint.viewpoint_scores`, without those that a bin has no number for.
 
     Args:
-        scores: what it returns. numbers: each system's number, which decides its colour.
+        scores: that result. numbers: each system's number, which decides its colour.
     """
     return [
         _by_viewpoint(title, key, group, scores, numbers)
@@ -140,24 +140,26 @@ def _by_viewpoint(title: str, key: str, group: str, scores: Mapping[str, Any], n
         for name, rows in scores["systems"].items()
     }
     highest = max(mean + std for name in means for mean, std in zip(means[name], stds[name]))
-    up = _ticks(0.0, max(highest, 1.0))
+    y_ticks = _ticks(0.0, max(highest, 1.0))
     lines = []
     for name, values in means.items():
-        places = [(_x_of(number + 0.5, 0, len(bins)), _y_of(value, 0.0, up[-1])) for number, value in enumerate(values)]
+        places = [
+            (_x_of(number + 0.5, 0, len(bins)), _y_of(value, 0.0, y_ticks[-1])) for number, value in enumerate(values)
+        ]
         dots = []
         for part, place, value, std in zip(bins, places, values, stds[name]):
             spread = f" ± {std:.1f}" if std else ""
             text = f"{name}, IoU {part['low']:.2f} to {part['high']:.2f}: {value:.1f}{spread}"
-            dots.append(Dot(*place, text, round(std / up[-1] * (HEIGHT - _BOTTOM - _TOP), 1)))
+            dots.append(Dot(*place, text, round(std / y_ticks[-1] * (HEIGHT - _BOTTOM - _TOP), 1)))
         lines.append(Line(name, numbers[name], _path(places), dots))
     ends = "; ".join(f"{name} from {values[0]:.1f} to {values[-1]:.1f}" for name, values in means.items())
     centers = [_x_of(number + 0.5, 0, len(bins)) for number in range(len(bins))]
     return Chart(
         title,
         "viewpoint IoU, pairs",
-        f"{title}, from unlike to alike viewpoints: {ends}",
+        f"{title}, from different to similar viewpoints: {ends}",
         [(x, f"{part['low']:.2f} to {part['high']:.2f}") for x, part in zip(centers, bins)],
-        [(_y_of(value, 0.0, up[-1]), f"{value:g}") for value in up],
+        [(_y_of(value, 0.0, y_ticks[-1]), f"{value:g}") for value in y_ticks],
         lines,
         [(x, f"{part['pairs'].get(group, 0):,}") for x, part in zip(centers, bins)],
     )

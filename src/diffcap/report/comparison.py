@@ -1,4 +1,4 @@
-"""Two evaluated runs side by side: what `diffcap compare` reads and prints."""
+"""Reading, grouping and tables of two evaluated runs, for `diffcap compare`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ _HEADINGS = ("", "", "A", "B", "B-A", "interval", "B ahead")
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """What an evaluation left.
+    """Files of an evaluation.
 
     Attributes:
-        folder: with metrics.json, predictions.json and references.json. metrics: the first of them.
-        predictions, references: id -> caption, id -> captions. groups: name -> ids, where it says so.
+        folder: holds metrics.json, predictions.json and references.json. metrics: content of metrics.json.
+        predictions: id -> caption. references: id -> captions. groups: name -> ids; None for runs of earlier versions.
     """
 
     folder: Path
@@ -37,7 +37,7 @@ def read_evaluation(run: str | Path) -> EvaluationResult:
     """Read a run's folder, or the folder of one of its evaluations.
 
     Raises:
-        DiffcapError: it holds no evaluation, or its files do not belong together.
+        DiffcapError: the folder holds no evaluation, or its files are of different evaluations.
     """
     folder = find_evaluation(run)
     metrics = read_metrics(folder)
@@ -58,47 +58,47 @@ def check_same_pairs(a: EvaluationResult, b: EvaluationResult) -> None:
         DiffcapError: they were not; the message names the first difference.
     """
     for run, other in ((a, b), (b, a)):
-        alone = [id for id in run.references if id not in other.references]
-        if alone:
+        missing_ids = [id for id in run.references if id not in other.references]
+        if missing_ids:
             raise DiffcapError(
-                f"{run.folder} and {other.folder} are not of the same pairs: {len(alone):,} of the former are not in the "
-                f"latter (first {alone[0]!r}); evaluate both on the same split of one dataset."
+                f"{run.folder} and {other.folder} are not of the same pairs: {len(missing_ids):,} of the former are not in the "
+                f"latter (first {missing_ids[0]!r}); evaluate both on the same split of one dataset."
             )
-    other_words = next((id for id, captions in a.references.items() if b.references[id] != captions), None)
-    if other_words is not None:
+    different = next((id for id, captions in a.references.items() if b.references[id] != captions), None)
+    if different is not None:
         raise DiffcapError(
-            f"{a.folder} and {b.folder} have different references (first at {other_words!r}); "
+            f"{a.folder} and {b.folder} have different references (first at {different!r}); "
             "evaluate both on the same manifest."
         )
 
 
 def groups_for(a: EvaluationResult, b: EvaluationResult, folder: str | Path | None) -> dict[str, list[str]]:
-    """The groups that pairs are scored in: of a dataset's folder where one is given, or those that a run wrote down.
+    """The groups that pairs are scored in: those of a dataset's folder if it is given, else those of groups.json of a run.
 
-    With neither (a run of an earlier version), all pairs are one group.
+    Without both (runs of an earlier version), all pairs are one group.
 
     Raises:
-        DiffcapError: the folder's manifest lacks a pair, or groups.json is not of the runs' pairs.
+        DiffcapError: the folder's manifest lacks a pair, or groups.json has other pairs than the runs.
     """
     if folder is None:
         run = next((run for run in (a, b) if run.groups), None)
         if run is None or run.groups is None:
             return {"total": list(a.references)}
         with wrap_errors(run.folder / GROUPS, f"not the groups of the pairs in {REFERENCES}", "run `make eval` again"):
-            strange = {id for ids in run.groups.values() for id in ids} ^ set(a.references)
-            if strange or set(run.groups["total"]) != set(a.references) or not all(run.groups.values()):
+            unknown_ids = {id for ids in run.groups.values() for id in ids} ^ set(a.references)
+            if unknown_ids or set(run.groups["total"]) != set(a.references) or not all(run.groups.values()):
                 raise ValueError(
-                    f"first {min(strange)!r}" if strange else "a group is empty, or total is not all pairs"
+                    f"first {min(unknown_ids)!r}" if unknown_ids else "a group is empty, or total is not all pairs"
                 )
         return run.groups
     return groups_of(pairs_of(a, folder))
 
 
 def pairs_of(evaluated: EvaluationResult, folder: str | Path) -> list[ChangePair]:
-    """The pairs that were scored, out of their dataset's folder.
+    """The scored pairs, from the manifest of their dataset.
 
     Raises:
-        DiffcapError: its manifest lacks one.
+        DiffcapError: the manifest lacks a pair.
     """
     pairs = {pair.id: pair for pair in read_dataset(folder).pairs}
     missing = [id for id in evaluated.references if id not in pairs]
@@ -113,10 +113,10 @@ def pairs_of(evaluated: EvaluationResult, folder: str | Path) -> list[ChangePair
 def largest_differences(
     result: Mapping[str, Any], a: EvaluationResult, b: EvaluationResult, groups: Mapping[str, Sequence[str]], count: int
 ) -> list[dict[str, Any]]:
-    """The pairs whose CIDEr-D differs most, with both captions and the references.
+    """The pairs with the largest differences of CIDEr-D, with both captions and the references.
 
     Returns:
-        {"id", "group": the smallest it is in, "a", "b": captions, "a_score", "b_score", "references"} each.
+        {"id", "group": its smallest group, "a", "b": captions, "a_score", "b_score", "references"} each.
     """
     group_of = {id: name for name, ids in sorted(groups.items(), key=lambda item: -len(item[1])) for id in ids}
     order = sorted(result["scores"].items(), key=lambda item: -abs(item[1][1] - item[1][0]))
@@ -136,7 +136,7 @@ def largest_differences(
 
 
 def metric_lines(result: Mapping[str, Any]) -> Lines:
-    """Every metric of every group: both scores, their difference, its interval, and in how many draws B is ahead."""
+    """Table of every metric of every group: scores of A and B, their difference, its interval, and P(B better)."""
     lines = [list(_HEADINGS)]
     for group, metrics in result["groups"].items():
         for number, (metric, row) in enumerate(metrics.items()):
@@ -150,16 +150,18 @@ def metric_lines(result: Mapping[str, Any]) -> Lines:
                 [
                     "" if number else group,
                     metric,
-                    *(
-                        f"{_shown(row[key])}{marks.get(key, '')} [{_shown(row[f'{key}_interval'][0])}, {_shown(row[f'{key}_interval'][1])}]"
-                        for key in "ab"
-                    ),
+                    *(_score_cell(row, key, marks.get(key, "")) for key in "ab"),
                     signed_percent(row["difference"]) + (" *" if is_significant(row) else ""),
                     f"[{signed_percent(low)}, {signed_percent(high)}]",
                     f"{100 * row['b_better']:.1f} %",
                 ]
             )
     return lines
+
+
+def _score_cell(row: Mapping[str, Any], key: str, mark: str) -> str:
+    low, high = row[f"{key}_interval"]
+    return f"{format_percent(row[key])}{mark} [{format_percent(low)}, {format_percent(high)}]"
 
 
 def signed_percent(value: float) -> str:
@@ -178,7 +180,7 @@ def is_significant(row: Mapping[str, Any]) -> bool:
 
 
 def win_lines(result: Mapping[str, Any]) -> Lines:
-    """On how many pairs of each group B's caption scores higher, as high and lower than A's."""
+    """Table of the numbers of pairs of each group on which B's caption scores higher than, equal to and lower than A's."""
     return [
         ["", "pairs", "B wins", "ties", "B loses"],
         *(
@@ -189,7 +191,7 @@ def win_lines(result: Mapping[str, Any]) -> Lines:
 
 
 def methodology_note(result: Mapping[str, Any]) -> str:
-    """How the numbers came about, in a few sentences."""
+    """How the numbers were computed, in a few sentences."""
     protocol = result["protocol"]
     scores = [
         {metric: row[key] for metric, row in metrics.items()} for metrics in result["groups"].values() for key in "ab"
@@ -197,7 +199,7 @@ def methodology_note(result: Mapping[str, Any]) -> str:
     return (
         f"{remarks(protocol)}{protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} tokens, scores x 100. In brackets: the middle "
         f"{100 * protocol['level']:g} % of {protocol['samples']:,} draws of the pairs with replacement, the same for both "
-        f"(seed {protocol['seed']}); * where that of the difference leaves 0 out. CIDEr-D keeps the document frequencies "
+        f"(seed {protocol['seed']}); * if that of the difference excludes 0. CIDEr-D keeps the document frequencies "
         "of the whole group in every draw. Wins are by each pair's CIDEr-D with the document frequencies of all pairs."
         + "".join(f" {note}" for note in score_notes(scores, protocol["pairs"]))
     )
@@ -213,7 +215,7 @@ def pair_lines(row: Mapping[str, Any]) -> list[str]:
 
 
 def comparison_text(result: Mapping[str, Any]) -> str:
-    """The whole comparison as Markdown."""
+    """The comparison as Markdown."""
     parts = [
         f"A is `{result['runs']['a']}`, B is `{result['runs']['b']}`.",
         markdown(metric_lines(result), words=2),
@@ -225,5 +227,6 @@ def comparison_text(result: Mapping[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _shown(score: float) -> str:
+def format_percent(score: float) -> str:
+    """A score x 100 with two decimals."""
     return f"{100 * score:.2f}"

@@ -1,4 +1,4 @@
-"""Training curves: what a run's stages logged, out of Lightning's CSV files."""
+"""Training curves: the values that a run's stages logged, from Lightning's CSV files."""
 
 import csv
 import math
@@ -9,14 +9,14 @@ from diffcap.run_folder import LOGS, STAGES
 
 Curve = list[tuple[float, float]]
 
-_MOST_POINTS = 240  # of a curve; a longer one is averaged, since a screen shows no more
+_MOST_POINTS = 240  # of a curve; neighbours are averaged in longer ones, since a screen shows no more
 
 
 def read_curves(folder: str | Path, stages: Sequence[str] = STAGES) -> dict[str, dict[str, Curve]]:
     """Read every value that a run's stages logged.
 
-    A run that was interrupted has a file for each session; where two hold the same step, the later one counts, since it
-    went on from an earlier checkpoint.
+    An interrupted run has a file for each session. If two have the same step, the later one counts, since it continued from an
+    earlier checkpoint.
 
     Args:
         folder: the run's, `runs/<dataset>/<method>`. stages: of it, in the order of the training.
@@ -62,7 +62,7 @@ def _number(text: str | None) -> float | None:
 
 
 def thinned(curve: Sequence[tuple[float, float]], most: int = _MOST_POINTS) -> Curve:
-    """At most so many points: means of neighbouring ones, as many to a point as it takes."""
+    """Reduce a curve to at most `most` points, which are means of neighbouring points."""
     size = -(-len(curve) // most) or 1
     parts = [curve[start : start + size] for start in range(0, len(curve), size)]
     return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]

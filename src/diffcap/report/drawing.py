@@ -1,4 +1,4 @@
-"""What the report's pictures share: sizes, colours, fonts, a pair's images."""
+"""Sizes, colours, fonts and image loading shared by the report's PNG files."""
 
 from collections.abc import Collection, Sequence
 from itertools import cycle
@@ -17,7 +17,7 @@ WIDTH, MARGIN, GAP = 900, 16, 8  # as wide as a README is shown
 PICTURE = (256, 192)  # twice the size of the embedded dataset's images
 INK, GRAY, LINE = (30, 30, 30), (120, 120, 120), (225, 225, 225)
 RIGHT, WRONG, BOX = (20, 125, 55), (190, 40, 40), (255, 0, 200)
-# Of systems: Okabe and Ito's colours, which differ for colour-blind readers too; the baselines are gray.
+# Of systems: Okabe and Ito's colours, which colour-blind readers can distinguish; the baselines are gray.
 COLORS: tuple[Color, ...] = (
     (0, 114, 178),
     (213, 94, 0),
@@ -30,23 +30,23 @@ GRAYS: tuple[Color, ...] = ((150, 150, 150), (90, 90, 90))
 
 
 def system_colors(names: Sequence[str], baselines: Collection[str] = ()) -> dict[str, Color]:
-    """A colour for each system, over again where there are more systems than colours."""
+    """A colour for each system; colours repeat if there are more systems than colours."""
     grays, bright = cycle(GRAYS), cycle(COLORS)
     return {name: next(grays if name in baselines else bright) for name in names}
 
 
 def fonts() -> tuple[Font, Font]:
-    """For what is read, and for what stands beside it."""
+    """The font of captions, and the smaller font of labels."""
     return ImageFont.load_default(15), ImageFont.load_default(12)
 
 
 def line_height(font: Font) -> int:
-    """Pixels from one line of text to the next."""
+    """Distance between two lines of text in pixels."""
     return round(1.3 * getattr(font, "size", 11))
 
 
 def wrap(text: str, font: Font, width: int) -> list[str]:
-    """Break a text between words into lines of at most `width` pixels, as far as its words allow."""
+    """Break a text between words into lines of at most `width` pixels; a longer word gets a line of its own."""
     lines: list[str] = []
     for word in text.split():
         longer = f"{lines[-1]} {word}" if lines else word
@@ -90,6 +90,6 @@ def fit(image: Image.Image, frame: tuple[int, int] = PICTURE, box: Sequence[floa
 
 
 def write_png(path: str | Path, sheet: Image.Image) -> None:
-    """Write a picture as PNG, whole or not at all."""
+    """Write an image as PNG, atomically."""
     with atomic_write(path, per_process=False) as temporary:
         sheet.save(temporary, format="PNG")  # optimize=True takes six times as long for files 4 % smaller

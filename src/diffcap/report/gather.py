@@ -1,4 +1,4 @@
-"""Everything that `report.html` shows, out of the runs' folders and the dataset."""
+"""The content of `report.html`, from the runs' folders and the dataset."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from diffcap.report.table import Rows
 from diffcap.report.thumbnails import LARGE, SMALL, thumbnails
 from diffcap.run_folder import metrics_by
 
-_SECOND = {metrics_by("ptb"): "total, PTB tokens"}
+_SECOND_PROTOCOLS = {metrics_by("ptb"): "total, PTB tokens"}
 
 
 def gather(
@@ -29,53 +29,54 @@ def gather(
     protocol: Mapping[str, Any],
     notes: Mapping[str, Any],
     viewpoint: Mapping[str, Any] | None,
-    most: int,
-    looks: int,
+    max_pairs: int,
+    attention_pairs: int,
     seed: int,
 ) -> Page:
-    """Read, score and shrink what the page shows.
+    """Collect the content of the page.
 
     Args:
-        folder: the dataset's, with the features. test: the scored pairs. runs: row -> its runs, one a seed; captions and looks
-            are the first one's. rows: the results table. notes: provenance. viewpoint: as `viewpoint_scores` returns it.
-        most: pairs to list; if there are more, so many by chance. looks: pairs, of those, that can be looked into, besides the
-            ends of the list; localisation is measured on them. seed: of both choices.
+        folder: the dataset's, with the features. test: the scored pairs. runs: row -> its runs, one per seed; captions and
+            attention maps are those of the first. rows: the results table. notes: provenance. viewpoint: result of
+            `viewpoint_scores`.
+        max_pairs: pairs to list; of more pairs, a random sample. attention_pairs: number of these with attention maps, which
+            localisation is measured on; the pairs at the extremes of each order are added. seed: of both samples.
 
     Raises:
         DiffcapError: a checkpoint or the features are damaged.
     """
     listed = list(test)
-    if len(test) > most:
-        kept = set(Random(seed).sample(range(len(test)), most))
+    if len(test) > max_pairs:
+        kept = set(Random(seed).sample(range(len(test)), max_pairs))
         listed = [pair for number, pair in enumerate(test) if number in kept]
     references = {pair.id: pair.captions for pair in test}
-    said = {name: {id: group[0].predictions[id] for id in references} for name, group in runs.items()}
-    scores = score_pairs(said, references, protocol["tokenizer"])  # the words' weights are of all pairs
+    captions = {name: {id: group[0].predictions[id] for id in references} for name, group in runs.items()}
+    scores = score_pairs(captions, references, protocol["tokenizer"])  # document frequencies of all pairs
     ids = {pair.id for pair in listed}
     scores = {name: {id: score for id, score in of.items() if id in ids} for name, of in scores.items()}
     with_pictures = not dataset.info.get("captions_only")
-    measured = choose_pairs(listed, looks, seed) if looks and with_pictures else []
-    ends = set(extreme_pairs(scores)) if measured else set()
-    into = [*measured, *(pair for pair in listed if pair.id in ends - {pair.id for pair in measured})]
+    measured = choose_pairs(listed, attention_pairs, seed) if attention_pairs and with_pictures else []
+    extremes = set(extreme_pairs(scores)) if measured else set()
+    inspected = [*measured, *(pair for pair in listed if pair.id in extremes - {pair.id for pair in measured})]
     frames = {path: SMALL for pair in listed for path in pair.images} if with_pictures else {}
-    frames |= {path: LARGE for pair in into for path in pair.images}
+    frames |= {path: LARGE for pair in inspected for path in pair.images}
     pictures = thumbnails(dataset.root, frames)
     sizes = {path: (one.width, one.height) for path, one in pictures.items() if one}
     systems = {}
     for name, group in runs.items():
-        found: Any = ({}, None) if not into else None
-        if into:
+        found: Any = ({}, None) if not inspected else None
+        if inspected:
             found = collect_attention(
-                group[0].checkpoints, folder, into, said[name], [pair.id for pair in measured], sizes
+                group[0].checkpoints, folder, inspected, captions[name], [pair.id for pair in measured], sizes
             )
         systems[name] = System(
-            captions=said[name],
+            captions=captions[name],
             scores=scores[name],
-            looks={} if isinstance(found, str) else found[0],
-            why=found if isinstance(found, str) else None,
-            localised=None if isinstance(found, str) or not found[1] or not found[1]["kinds"] else found[1],
+            attention={} if isinstance(found, str) else found[0],
+            no_attention=found if isinstance(found, str) else None,
+            localisation=None if isinstance(found, str) or not found[1] or not found[1]["kinds"] else found[1],
             curves=[read_curves(*chain) for run in group for chain in run.chains],
-            facts=_facts_of(name, group),
+            metadata=_run_metadata(name, group),
         )
     return Page(
         dataset=dataset.name,
@@ -87,14 +88,14 @@ def gather(
         pictures=pictures,
         viewpoint=viewpoint,
         second=_second(runs, protocol["tokenizer"]),
-        facts=_facts(dataset, test, listed, into, protocol, notes),
+        metadata=_metadata(dataset, test, listed, inspected, protocol, notes),
     )
 
 
 def _second(runs: Mapping[str, Sequence[Run]], tokenizer: str) -> dict[str, dict[str, Row]]:
-    """The scores by a protocol beside the main one, where every run has them."""
+    """The scores by a second protocol, if every run has them."""
     tables = {}
-    for file, heading in _SECOND.items():
+    for file, heading in _SECOND_PROTOCOLS.items():
         paths = {name: [run.evaluation / file for run in group] for name, group in runs.items()}
         if tokenizer != "ptb" and all(path.is_file() for of in paths.values() for path in of):
             tables[heading] = {
@@ -104,33 +105,33 @@ def _second(runs: Mapping[str, Sequence[Run]], tokenizer: str) -> dict[str, dict
     return tables
 
 
-def _facts_of(name: str, group: Sequence[Run]) -> list[tuple[str, str]]:
-    facts = []
+def _run_metadata(name: str, group: Sequence[Run]) -> list[tuple[str, str]]:
+    entries = []
     for number, run in enumerate(group):
         notes = run.metrics["provenance"]
-        told = [
+        parts = [
             str(run.folder),
             *(f"{key} {notes[key]}" for key in ("method", "seed", "step", "commit") if notes.get(key) is not None),
         ]
         if len(group) > 1 and number == 0:
-            told.append("the captions and looks below are this run's")
-        facts.append((name, ", ".join(told)))
-    return facts
+            parts.append("the captions and attention maps below are this run's")
+        entries.append((name, ", ".join(parts)))
+    return entries
 
 
-def _facts(
+def _metadata(
     dataset: Dataset,
     test: Sequence[ChangePair],
     listed: Sequence[ChangePair],
-    into: Sequence[ChangePair],
+    inspected: Sequence[ChangePair],
     protocol: Mapping[str, Any],
     notes: Mapping[str, Any],
 ) -> list[tuple[str, str]]:
     pairs = f"{len(test):,} scored"
     if len(listed) < len(test):
-        pairs += f", {len(listed):,} of them, by chance, in the list"
-    if into:
-        pairs += f", {len(into):,} with looks"
+        pairs += f", {len(listed):,} of them, a random sample, in the list"
+    if inspected:
+        pairs += f", {len(inspected):,} with attention maps"
     versions = ", ".join(f"{name} {version}" for name, version in notes["versions"].items())
     return [
         (

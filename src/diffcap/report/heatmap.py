@@ -1,4 +1,4 @@
-"""One picture of one caption: both images, the sentence, how sure it was, and where each word looked."""
+"""`--heatmap` of `diffcap caption`: both images, the caption, its probabilities, and the attention maps of each word."""
 
 import math
 
@@ -10,12 +10,14 @@ from diffcap.report.drawing import GAP, GRAY, INK, MARGIN, PICTURE, WIDTH, fit, 
 from diffcap.report.pictures import TEXT
 
 
-def draw_caption(before: Image.Image, after: Image.Image, caption: Caption, look: AttentionMaps | None) -> Image.Image:
+def draw_caption(
+    before: Image.Image, after: Image.Image, caption: Caption, attention: AttentionMaps | None
+) -> Image.Image:
     """Draw the sheet.
 
     Args:
         before, after: RGB, of any size.
-        look: where its words looked; None for a method that cannot tell: then only the images and the sentence.
+        attention: where its words looked; None for a method that cannot tell: then only the images and the sentence.
     """
     font, small = fonts()
     lines = [(line, INK, font) for line in wrap(caption.text, font, WIDTH - TEXT - MARGIN)]
@@ -28,8 +30,8 @@ def draw_caption(before: Image.Image, after: Image.Image, caption: Caption, look
     ]
     start = MARGIN + line_height(small)
     top = start + max(PICTURE[1], sum(line_height(used) for _, _, used in lines)) + 2 * GAP
-    legend = draw_legend(look.alignment is not None) if look is not None else None
-    tiles = rows_height(len(look.words), notes=True) + GAP if look is not None else 0
+    legend = draw_legend(attention.alignment is not None) if attention is not None else None
+    tiles = rows_height(len(attention.words), notes=True) + GAP if attention is not None else 0
     sheet = Image.new("RGB", (WIDTH, top + tiles + (legend.height if legend else 0)), "white")
     draw = ImageDraw.Draw(sheet)
     corners = []
@@ -44,14 +46,22 @@ def draw_caption(before: Image.Image, after: Image.Image, caption: Caption, look
     for text, color, used in lines:
         draw.text((TEXT, y), text, color, used)
         y += line_height(used)
-    if look is not None and legend is not None:
-        if look.alignment is not None:
+    if attention is not None and legend is not None:
+        if attention.alignment is not None:
             band = sheet.crop((0, start, WIDTH, start + PICTURE[1]))
-            draw_matches(band, matches(look.alignment, look.before.shape[1:]), corners, look.before.shape[1])
+            draw_matches(
+                band, matches(attention.alignment, attention.before.shape[1:]), corners, attention.before.shape[1]
+            )
             sheet.paste(band, (0, start))
-        sure = [percent(word.log_probability) for word in caption.words]
+        probabilities = [percent(word.log_probability) for word in caption.words]
         draw_words(
-            sheet, [fit(image, TILE) for image in (before, after)], look.words, look.before, look.after, top, sure
+            sheet,
+            [fit(image, TILE) for image in (before, after)],
+            attention.words,
+            attention.before,
+            attention.after,
+            top,
+            probabilities,
         )
         sheet.paste(legend, (0, top + tiles))
     return sheet

@@ -1,7 +1,7 @@
-"""`report.html`: everything about some runs on one page that needs nothing else, no network least of all.
+"""`report.html`: results of runs in one file that needs no network.
 
-The page's head, tables and charts are written as HTML and SVG and stand on their own. The pairs come as JSON, in blocks that
-the page's script reads when a pair is scrolled to: an index of all pairs first, then pictures and looks a few at a time.
+Tables and charts are HTML and SVG, and need no script. The pairs are JSON: an index of all pairs, then images and attention maps
+in blocks that the script parses when a pair is shown.
 """
 
 import base64
@@ -24,40 +24,42 @@ from diffcap.report.curves import Curve
 from diffcap.report.drawing import system_colors
 from diffcap.report.overlay import COLORMAP, MAX_OPACITY, OPACITY_GAIN
 from diffcap.report.pictures import is_correct
-from diffcap.report.table import Rows, scoring_of
+from diffcap.report.table import Rows, notes_of, scoring_of
 from diffcap.report.thumbnails import Thumbnail
 
 _SCRIPTS = ("attention.js", "card.js", "page.js")
-_PICTURES, _LOOKS = 16, 8  # in a block
+_PICTURES, _ATTENTION = 16, 8  # entries of a block
 _FIRST_CURVES = ("val/CIDEr-D", "val/BLEU-4", "val/caption_loss", "val/mlm", "train/loss", "train/caption_loss")
 
 
 @dataclass(frozen=True)
 class System:
-    """What the page shows of one run, or of the first of several seeds.
+    """Content of the page about one run, or about several seeds.
 
     Attributes:
-        captions, scores: id -> caption, CIDEr-D of that pair. looks: id -> packed look. why: one sentence where there are none.
-        curves: for every seed, stage -> name -> curve. facts: (heading, text) for the foot of the page.
+        captions, scores: id -> caption, CIDEr-D of that pair; of the first seed.
+        attention: id -> encoded attention maps. no_attention: a sentence why there are none.
+        localisation: see `attention_data.collect_attention`. curves: for every seed, stage -> name -> curve.
+        metadata: (heading, text) for the section "Provenance".
     """
 
     captions: Mapping[str, str]
     scores: Mapping[str, float]
-    looks: Mapping[str, dict[str, Any]] = field(default_factory=dict)
-    why: str | None = None
-    localised: Localisation | None = None
+    attention: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    no_attention: str | None = None
+    localisation: Localisation | None = None
     curves: Sequence[Mapping[str, Mapping[str, Curve]]] = ()
-    facts: Sequence[tuple[str, str]] = ()
+    metadata: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True)
 class Page:
-    """What a page is made of.
+    """Content of the page.
 
     Attributes:
-        pairs: those that it lists. pictures: path -> thumbnail, None where the picture cannot be read; empty: without pictures.
-        rows: the results table, baselines included. second: tables by another protocol, heading -> rows.
-        viewpoint: what `viewpoint_scores` returns, or None.
+        pairs: the listed pairs. pictures: path -> thumbnail, None for an image that cannot be read; empty for no images.
+        rows: the results table, including baselines. second: tables by a second protocol, heading -> rows.
+        viewpoint: result of `viewpoint_scores`, or None.
     """
 
     dataset: str
@@ -69,25 +71,25 @@ class Page:
     pictures: Mapping[str, Thumbnail | None]
     viewpoint: Mapping[str, Any] | None = None
     second: Mapping[str, Rows] = field(default_factory=dict)
-    facts: Sequence[tuple[str, str]] = ()
+    metadata: Sequence[tuple[str, str]] = ()
 
 
 def render(page: Page) -> str:
-    """Write the page as one HTML document.
+    """Render the page as one HTML document.
 
-    Whatever comes from data (captions, ids, names) is escaped, and a policy in its head lets no script run but its own and
-    nothing be fetched.
+    Text from data (captions, ids, names) is escaped. A content security policy allows only the page's own script and no requests.
     """
-    script = "\n".join(_own(name) for name in _SCRIPTS)
+    script = "\n".join(_resource(name) for name in _SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     index, blocks = page_data(page)
-    attention = [maps for system in page.systems.values() for maps in system.looks.values()]
+    attention = [maps for system in page.systems.values() for maps in system.attention.values()]
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.from_string(_own("page.html.j2")).render(
+    return environment.from_string(_resource("page.html.j2")).render(
         page=page,
         caption=scoring_of(page.protocol, page.rows),
+        notes=notes_of(page.protocol, page.rows),
         tiles=_tiles(page),
         colors=_colors(page),
         numbers=_numbers(page),
@@ -96,15 +98,15 @@ def render(page: Page) -> str:
         by_type=type_grids(page.rows),
         viewpoint=viewpoint_charts(page.viewpoint, _numbers(page)) if page.viewpoint else [],
         curves=curve_charts(page),
-        localised={name: system.localised for name, system in page.systems.items() if system.localised},
+        localisation={name: system.localisation for name, system in page.systems.items() if system.localisation},
         judged=index["judged"],
         has_boxes=any(entry.get("x") for entry in index["pairs"]),
         has_attention=bool(attention),
         has_alignment=any(maps["m"] for maps in attention),
         scale=", ".join(f"rgb({red:g}, {green:g}, {blue:g})" for red, green, blue in COLORMAP),
         spread=any("std" in row for row in page.rows.values()),
-        lacking={name: system.why for name, system in page.systems.items() if system.why},
-        style=Markup(_own("page.css")),
+        no_attention={name: system.no_attention for name, system in page.systems.items() if system.no_attention},
+        style=Markup(_resource("page.css")),
         script=Markup(script),
         policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
         index=as_json(index),
@@ -112,12 +114,12 @@ def render(page: Page) -> str:
     )
 
 
-def _own(name: str) -> str:
+def _resource(name: str) -> str:
     return files("diffcap.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def as_json(value: Any) -> Markup:
-    """JSON for the inside of a script element: no text in it can end the element or open a comment."""
+    """JSON for a script element: text in it can neither end the element nor open a comment."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -129,13 +131,13 @@ def _numbers(page: Page) -> dict[str, int]:
 
 
 def _colors(page: Page) -> list[str]:
-    """By the system's number."""
+    """CSS colours by the system's number."""
     baselines = set(page.rows) - set(page.systems)
     return ["#{:02x}{:02x}{:02x}".format(*color) for color in system_colors(list(page.rows), baselines).values()]
 
 
 def _tiles(page: Page) -> list[dict[str, str]]:
-    """The best run by the scores that people ask for first."""
+    """The best run and its score for each of the main metrics."""
     tiles = []
     runs = {name: page.rows[name] for name in page.systems}
     for grid in score_grids(runs)[:1]:
@@ -152,7 +154,7 @@ def _tiles(page: Page) -> list[dict[str, str]]:
 
 
 def curve_charts(page: Page) -> list[tuple[str, list[Chart], list[Chart]]]:
-    """For each stage its name, the charts to show, and the rest of what was logged."""
+    """For each stage its name, the main charts, and the charts of the other logged values."""
     numbers = _numbers(page)
     stages: dict[str, dict[str, list[tuple[str, int, Curve]]]] = {}
     for name, system in page.systems.items():
@@ -175,13 +177,13 @@ def curve_charts(page: Page) -> list[tuple[str, list[Chart], list[Chart]]]:
 
 
 def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The index of the pairs, and the blocks of pictures and looks by the id of their element.
+    """The index of the pairs, and the blocks of images and attention maps by the id of their element.
 
     Returns:
-        {"systems", "judged", "overlay", "types", "texts", "pairs", "pictures", "looks", "featured"}; a pair's captions are numbers
+        {"systems", "judged", "overlay", "types", "texts", "pairs", "pictures", "attention", "featured"}; a pair's captions are indices
         of "texts". Its keys are short because there are thousands: "t" type, "v" viewpoint IoU, "b" and "a" pictures, "r"
         references, "s" captions, "c" scores and "o" verdicts (1 right, 0 wrong, null open) by system, "x" boxes in parts of the
-        pictures, "l" the number among the pairs with looks.
+        pictures, "l" the index among the pairs with attention maps.
     """
     texts: dict[str, int] = {}
     pictures = {path: number for number, path in enumerate(page.pictures)}
@@ -189,7 +191,7 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
     verdicts, judged = _verdicts(page)
     types = _types(page.pairs)
     entries: list[dict[str, Any]] = []
-    looks: list[list[dict[str, Any] | None]] = []
+    attention: list[list[dict[str, Any] | None]] = []
     for pair in page.pairs:
         kind = _type(pair)
         entry: dict[str, Any] = {
@@ -205,15 +207,18 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
         if pictures:
             before, after = pair.images
             entry |= {"b": pictures[before], "a": pictures[after], "x": _boxes(pair, page.pictures)}
-        if any(pair.id in system.looks for system in systems):
-            entry["l"] = len(looks)
-            looks.append([system.looks.get(pair.id) for system in systems])
+        if any(pair.id in system.attention for system in systems):
+            entry["l"] = len(attention)
+            attention.append([system.attention.get(pair.id) for system in systems])
         entries.append(entry)
     shown = [None if one is None else [one.width, one.height, one.data] for one in page.pictures.values()]
     blocks: dict[str, Any] = {
         f"pictures-{start // _PICTURES}": shown[start : start + _PICTURES] for start in range(0, len(shown), _PICTURES)
     }
-    blocks |= {f"looks-{start // _LOOKS}": looks[start : start + _LOOKS] for start in range(0, len(looks), _LOOKS)}
+    blocks |= {
+        f"attention-{start // _ATTENTION}": attention[start : start + _ATTENTION]
+        for start in range(0, len(attention), _ATTENTION)
+    }
     numbers = _numbers(page)
     index = {
         "systems": [{"name": name, "number": numbers[name]} for name in page.systems],
@@ -223,7 +228,7 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
         "texts": list(texts),
         "pairs": entries,
         "pictures": _PICTURES,
-        "looks": _LOOKS,
+        "attention": _ATTENTION,
         "featured": _featured(entries),
     }
     return index, blocks
@@ -240,11 +245,15 @@ def _types(pairs: Sequence[ChangePair]) -> list[str]:
 
 
 def _verdicts(page: Page) -> tuple[list[dict[str, int | None]], dict[str, Any]]:
-    """Right or wrong by the words where the dataset knows its objects; by the higher and lower third of scores elsewhere."""
+    """Right or wrong by the caption's words if the dataset has its objects' attributes, else by the higher and lower third of scores."""
     systems = page.systems.values()
     if any("changed" in pair.extra for pair in page.pairs):
-        told = [{pair.id: is_correct(system.captions[pair.id], pair) for pair in page.pairs} for system in systems]
-        return [{id: None if right is None else int(right) for id, right in of.items()} for of in told], {"by": "words"}
+        verdicts_by_words = [
+            {pair.id: is_correct(system.captions[pair.id], pair) for pair in page.pairs} for system in systems
+        ]
+        return [{id: None if right is None else int(right) for id, right in of.items()} for of in verdicts_by_words], {
+            "by": "words"
+        }
     every = sorted(system.scores[pair.id] for system in systems for pair in page.pairs)
     low, high = (every[len(every) * third // 3] if every else 0.0 for third in (1, 2))
 
@@ -258,7 +267,7 @@ def _verdicts(page: Page) -> tuple[list[dict[str, int | None]], dict[str, Any]]:
 
 
 def _boxes(pair: ChangePair, pictures: Mapping[str, Thumbnail | None]) -> dict[str, list[float]]:
-    """The changed object's boxes as left, top, width and height in parts of the pictures."""
+    """The changed object's boxes as left, top, width and height, as fractions of the image."""
     boxes = {}
     for side, box in (pair.extra.get("boxes") or {}).items():
         one = pictures.get(getattr(pair, side, ""))
@@ -269,7 +278,7 @@ def _boxes(pair: ChangePair, pictures: Mapping[str, Thumbnail | None]) -> dict[s
 
 
 def _featured(entries: Sequence[Mapping[str, Any]]) -> int | None:
-    """The pair at the head of the page: the first that all systems have right and that can be looked into, or what comes near."""
+    """Index of the pair at the top of the page: the first changed pair with attention maps that all systems have right, if any."""
     changes = [number for number, entry in enumerate(entries) if entry.get("x")] or list(range(len(entries)))
-    wishes = (lambda entry: "l" in entry and all(entry["o"]), lambda entry: "l" in entry, lambda entry: True)
-    return next((number for wish in wishes for number in changes if wish(entries[number])), None)
+    preferences = (lambda entry: "l" in entry and all(entry["o"]), lambda entry: "l" in entry, lambda entry: True)
+    return next((number for preference in preferences for number in changes if preference(entries[number])), None)

@@ -1,4 +1,4 @@
-"""`pairs.png`: a sheet of pairs, before and after side by side, and what each system said of them."""
+"""`pairs.png`: a sheet of pairs, before and after side by side, with the caption of each system."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,11 +30,11 @@ from diffcap.report.drawing import (
 
 Captions = Mapping[str, Mapping[str, str]]
 
-TEXT = MARGIN + 2 * PICTURE[0] + GAP + 2 * GAP  # where the words beside a pair begin
+TEXT = MARGIN + 2 * PICTURE[0] + GAP + 2 * GAP  # x coordinate of the text beside a pair
 
 
 def choose_pairs(pairs: Sequence[ChangePair], count: int, seed: int = 0) -> list[ChangePair]:
-    """Draw pairs so that every change type, and distractors, come in turn; without types, simply by chance.
+    """Sample pairs equally from the change types and the distractors; without types, uniformly.
 
     Returns:
         `count` pairs, or all if there are fewer; change types in the papers' order, distractors last.
@@ -60,12 +60,12 @@ def choose_pairs(pairs: Sequence[ChangePair], count: int, seed: int = 0) -> list
 
 
 def is_correct(caption: str, pair: ChangePair) -> bool | None:
-    """Whether a caption tells the type of change, names the object with nothing false, and says the right new value.
+    """Whether a caption has the correct type of change, no wrong attribute of the object, and the correct new value.
 
-    Milder than slot accuracy, which wants all four attributes said: references, too, leave some out.
+    Slot accuracy also requires all four attributes; here some may be left out, as in the references.
 
     Returns:
-        None where the dataset does not know its changed objects.
+        None if the dataset does not have the attributes of its changed objects.
     """
     said = parse_caption(caption)
     if pair.is_distractor:
@@ -80,7 +80,7 @@ def is_correct(caption: str, pair: ChangePair) -> bool | None:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the words beside a pair."""
+    """A line of the text beside a pair."""
 
     text: str
     color: Color
@@ -89,7 +89,7 @@ class Line:
 
 
 def caption_lines(pair: ChangePair, captions: Captions, knows_objects: bool) -> list[Line]:
-    """What stands beside a pair, line by line."""
+    """The text beside a pair: change type, reference, and the caption of each system."""
     font, small = fonts()
     width = WIDTH - MARGIN - TEXT
     kind = "distractor: nothing changed" if pair.is_distractor else pair.change_type
@@ -108,12 +108,12 @@ def caption_lines(pair: ChangePair, captions: Captions, knows_objects: bool) -> 
 
 
 def lines_height(lines: Sequence[Line]) -> int:
-    """Pixels that the lines take."""
+    """Height of lines in pixels."""
     return sum(line.space + line_height(line.font) for line in lines)
 
 
 def draw_lines(draw: ImageDraw.ImageDraw, lines: Sequence[Line], y: int) -> None:
-    """Write the words beside a pair from `y` on."""
+    """Draw the text beside a pair from `y` on."""
     for line in lines:
         y += line.space
         draw.text((TEXT, y), line.text, line.color, line.font)
@@ -126,7 +126,7 @@ def draw_pairs(pairs: Sequence[ChangePair], root: Path, captions: Captions) -> I
     Args:
         pairs: a row each.
         root: folder that their image paths are relative to.
-        captions: system -> id -> caption; green where right, red where wrong, black where nobody can tell.
+        captions: system -> id -> caption; green if correct, red if wrong, black if unknown.
 
     Raises:
         DiffcapError: an image is missing or broken.
@@ -154,6 +154,8 @@ def draw_pairs(pairs: Sequence[ChangePair], root: Path, captions: Captions) -> I
         if pair is not pairs[-1]:
             draw.line([(MARGIN, y - row_gap // 2), (WIDTH - MARGIN, y - row_gap // 2)], LINE)
     if knows_objects:
-        text = "right: the type of change and the words for the changed object (in the box); where it stands is not checked"
+        text = (
+            "right: the type of change and the words for the changed object (in the box); its position is not checked"
+        )
         draw.text((MARGIN, y), text, GRAY, small)
     return sheet

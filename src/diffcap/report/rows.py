@@ -1,4 +1,4 @@
-"""The rows of the results table: what each run's folder says, what each baseline scores, the mean over several seeds."""
+"""Rows of the results table: scores of each run and each baseline, means over several seeds."""
 
 import math
 import statistics
@@ -39,10 +39,10 @@ class Run:
 
 
 def read_run(folder: str | Path) -> Run:
-    """Read what an evaluation left.
+    """Read an evaluation.
 
     Args:
-        folder: of a run, which stands for its `eval`, or of any evaluation.
+        folder: of a run, whose `eval` is read, or of an evaluation.
 
     Raises:
         DiffcapError: it was not evaluated yet.

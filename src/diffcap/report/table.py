@@ -1,10 +1,10 @@
-"""The results table: `table.json`'s rows for the terminal and as Markdown. Files hold fractions; tables show them x 100."""
+"""The results table of `table.json` for the terminal and as Markdown. Files hold fractions; tables show them x 100."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from diffcap.evaluation.protocols import TYPE_ORDER, remarks
-from diffcap.evaluation.tables import MARK, is_weightless, score_notes
+from diffcap.evaluation.tables import MARK, WEIGHTLESS_NOTE, is_weightless, score_notes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 Rows = Mapping[str, Mapping[str, Any]]
 Lines = list[list[str]]
 
-# heading -> where the number stands in a row
+# heading -> path of the number in a row
 COLUMNS = {
     "BLEU-4": ("total", "BLEU-4"),
     "METEOR": ("total", "METEOR"),
@@ -31,7 +31,7 @@ _NOT_GROUPS = ("slots", "type_accuracy", "seconds", "steps", "std", "runs")
 
 
 def number_at(row: Mapping[str, Any], path: Sequence[str]) -> float | None:
-    """The number at a place of a row, such as ("total", "CIDEr-D"); None where it has none."""
+    """The number at a path of a row, such as ("total", "CIDEr-D"); None if there is none."""
     value: Any = row
     for key in path:
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -47,12 +47,12 @@ def _cell(row: Mapping[str, Any], path: Sequence[str], spread: str) -> str:
 
 
 def mark_at(row: Mapping[str, Any], path: Sequence[str]) -> str:
-    """The footnote mark behind the number at a place of a row, see `is_weightless`; mostly ""."""
+    """The footnote mark of the number at a path of a row, see `is_weightless`; "" for most."""
     return MARK if path[-1] == "CIDEr-D" and is_weightless(row[path[0]]) else ""
 
 
 def system_lines(rows: Rows, spread: str = " ± ") -> Lines:
-    """Systems by scores, as text: first the headings, then a line a system. Columns that no row has are left out."""
+    """Table of the main scores: headings, then a line per system. Columns without any number are left out."""
     columns = {
         name: path for name, path in COLUMNS.items() if any(number_at(row, path) is not None for row in rows.values())
     }
@@ -63,7 +63,7 @@ def system_lines(rows: Rows, spread: str = " ± ") -> Lines:
 
 
 def type_groups(rows: Rows) -> list[str]:
-    """The groups that change types form, in the order of the papers, then the distractors; none where there are no types."""
+    """The change types in the order of the papers, then "distractor"; empty if there are no types."""
     names = {name for row in rows.values() for name in row} - {*_NOT_GROUPS, *GROUPS}
     if not names:
         return []
@@ -71,7 +71,7 @@ def type_groups(rows: Rows) -> list[str]:
 
 
 def type_lines(rows: Rows, spread: str = " ± ") -> Lines:
-    """CIDEr-D and the share of right change types, by change type; empty where the dataset has no types."""
+    """Table of CIDEr-D and the accuracy of the change type, by change type; empty if the dataset has no types."""
     order = type_groups(rows)
     if not order:
         return []
@@ -84,9 +84,9 @@ def type_lines(rows: Rows, spread: str = " ± ") -> Lines:
 
 
 def group_lines(rows: Rows, spread: str = " ± ") -> Lines:
-    """The five metrics on all pairs, changes alone and distractors alone, as the papers' tables have them.
+    """Table of the five metrics on all pairs, on changes and on distractors, as in the papers.
 
-    Empty where the dataset has one group only; a metric that no row has is left out.
+    Empty if the dataset has one group only; a metric without any number is left out.
     """
     groups = [group for group in GROUPS if any(group in row for row in rows.values())]
     if len(groups) < 2:
@@ -103,11 +103,13 @@ def group_lines(rows: Rows, spread: str = " ± ") -> Lines:
 
 
 def rich_table(lines: Lines, title: str, words: int = 1) -> "Table":
-    """Lines as a rich table; `words` is the number of line_height columns that hold words. Headings break at blanks."""
+    """Lines as a rich table with its footnote; `words` is the number of leading text columns. Headings break at spaces."""
     from rich import box
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    if any(MARK in cell for line in lines[1:] for cell in line[words:]):
+        table.caption, table.caption_justify = WEIGHTLESS_NOTE, "left"
     for number, heading in enumerate(lines[0]):
         text = heading.replace(" ", "\n") if number >= words else heading
         table.add_column(text, justify="left" if number < words else "right", no_wrap=number >= words)
@@ -123,27 +125,32 @@ def markdown(lines: Lines, words: int = 1) -> str:
 
 
 def caption_of(protocol: Mapping[str, Any], rows: Rows) -> str:
-    """One sentence on how the numbers came about."""
+    """How the numbers were computed, in one line."""
     return f"{protocol['dataset']}, {protocol['split']} split, {scoring_of(protocol, rows)}"
 
 
 def scoring_of(protocol: Mapping[str, Any], rows: Rows) -> str:
-    """What `caption_of` says after the dataset and the split."""
+    """`caption_of` without the dataset and the split."""
     seeds = sorted({int(row.get("runs", 1)) for row in rows.values()})
     decoding = "greedy decoding" if protocol.get("beams") == 1 else f"beam search of {protocol.get('beams')}"
     changes = f"{protocol['changes']} change, " if protocol.get("changes") else ""
     several = f"; mean ± standard deviation over {seeds[-1]} runs" if seeds and seeds[-1] > 1 else ""
-    groups = (row[name] for row in rows.values() for name in row if name in protocol["pairs"])
-    notes = [*([protocol["remark"]] if protocol.get("remark") else []), *score_notes(groups, protocol["pairs"])]
+    remark = f" {protocol['remark']}" if protocol.get("remark") else ""
     return (
         f"{remarks(protocol)}{changes}{protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} tokens, {decoding}; "
-        f"scores x 100{several}.{''.join(f' {note}' for note in notes)}"
+        f"scores x 100{several}.{remark}"
     )
 
 
+def notes_of(protocol: Mapping[str, Any], rows: Rows) -> list[str]:
+    """Footnotes of the table, see `score_notes`."""
+    groups = [row[name] for row in rows.values() for name in row if name in protocol["pairs"]]
+    return score_notes(groups, protocol["pairs"])
+
+
 def report_text(protocol: Mapping[str, Any], rows: Rows, runs: Sequence[str]) -> str:
-    """What `table.md` holds: the systems, then all metrics by group, then the runs by change type."""
-    parts = [markdown(system_lines(rows)), caption_of(protocol, rows)]
+    """The content of `table.md`: the main scores, all metrics by group, and the runs by change type."""
+    parts = [markdown(system_lines(rows)), caption_of(protocol, rows), *notes_of(protocol, rows)]
     by_group = group_lines(rows)
     if by_group:
         parts.append(markdown(by_group, words=2))

@@ -1,4 +1,4 @@
-"""Pictures small enough that a page can hold thousands of them."""
+"""Thumbnails, small enough that a page can hold thousands of them."""
 
 import base64
 import io
@@ -9,14 +9,14 @@ from pathlib import Path
 
 from PIL import Image
 
-# Frames (width, height): of pairs in a list of thousands, and of those that people look into. Never enlarged.
+# Frames (width, height) of pairs without and with attention maps. Images are never enlarged.
 SMALL, LARGE = (144, 108), (320, 240)
 _QUALITY = {SMALL: 55, LARGE: 80}
 
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """A picture of at most a frame's size as WebP in base64, and the size of the picture that it is of."""
+    """An image reduced to a frame, as WebP in base64, and the size of the original image."""
 
     width: int
     height: int
@@ -24,13 +24,13 @@ class Thumbnail:
 
 
 def thumbnail(path: Path, frame: tuple[int, int]) -> Thumbnail | None:
-    """Shrink a picture into a frame, `SMALL` or `LARGE`; None where it is missing or broken."""
+    """Reduce an image to a frame, `SMALL` or `LARGE`; None if it is missing or broken."""
     try:
         with Image.open(path) as file:
             size = file.size
             file.draft("RGB", frame)  # a large JPEG is decoded small
             image = file.convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # what Pillow says of damaged files
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # errors of Pillow for damaged files
         return None
     image.thumbnail(frame, Image.Resampling.LANCZOS)
     content = io.BytesIO()
@@ -39,7 +39,7 @@ def thumbnail(path: Path, frame: tuple[int, int]) -> Thumbnail | None:
 
 
 def thumbnails(root: Path, frames: Mapping[str, tuple[int, int]]) -> dict[str, Thumbnail | None]:
-    """Thumbnails of pictures, by path relative to `root`, in the order of `frames` (path -> frame); on all cores."""
+    """Thumbnails of images, by path relative to `root`, in the order of `frames` (path -> frame); computed on all cores."""
     with ThreadPoolExecutor() as pool:
         made = pool.map(lambda entry: thumbnail(root / entry[0], entry[1]), frames.items())
         return dict(zip(frames, made))

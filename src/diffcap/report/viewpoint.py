@@ -1,4 +1,4 @@
-"""`viewpoint.json` and `viewpoint.png`: scores against how alike the two viewpoints are, as Park, Darrell and Rohrbach
+"""`viewpoint.json` and `viewpoint.png`: scores by the similarity of the two viewpoints, after Park, Darrell and Rohrbach
 ("Robust Change Captioning", ICCV 2019) have it."""
 
 import math
@@ -21,7 +21,7 @@ from diffcap.report.rows import Row, mean_row
 KEY = "viewpoint_iou"
 _GROUPS = ("total", "semantic", "distractor")
 _PANELS = {"CIDEr-D": "CIDEr-D x 100", "type_accuracy": "right change types, %"}
-_FINE = 4  # lines are drawn so many times larger and shrunk, for smooth edges
+_SUPERSAMPLING = 4  # lines are drawn this many times larger and then shrunk, for smooth edges
 _PLOT_HEIGHT = 220
 
 
@@ -35,12 +35,12 @@ class Bin:
 
 
 def quantile_bins(pairs: Sequence[ChangePair], count: int) -> list[Bin]:
-    """Part the pairs that know their viewpoint IoU into bins of about equally many, from unlike to alike.
+    """Divide the pairs with a viewpoint IoU into bins of about equal size, from different to similar viewpoints.
 
-    Pairs of equal IoU stay together, so there may be fewer bins than asked for.
+    Pairs of equal IoU are in one bin, so there may be fewer bins than `count`.
 
     Returns:
-        Bins, none empty; none at all where no pair knows its IoU, or all have the same.
+        Bins that are not empty; no bins if no pair has an IoU, or all have the same.
     """
     known = [pair for pair in pairs if isinstance(pair.extra.get(KEY), int | float)]
     known.sort(key=lambda pair: pair.extra[KEY])
@@ -48,7 +48,7 @@ def quantile_bins(pairs: Sequence[ChangePair], count: int) -> list[Bin]:
     if len(np.unique(values)) < 2:
         return []
     wanted = [round(len(known) * number / count) for number in range(1, count)]
-    # A cut inside a run of equal values goes to the nearer end of the run.
+    # A cut between equal values moves to the nearer end of these values.
     ends = [(np.searchsorted(values, values[cut]), np.searchsorted(values, values[cut], "right")) for cut in wanted]
     cuts = {int(min(end, key=lambda place: abs(place - cut))) for end, cut in zip(ends, wanted)}
     edges = sorted({0, *cuts, len(known)})
@@ -114,7 +114,7 @@ def _groups(part: Bin) -> dict[str, list[str]]:
 
 
 def draw_viewpoint(scores: Mapping[str, Any], baselines: Sequence[str] = ()) -> Image.Image:
-    """Draw the chart: a panel for CIDEr-D and, where there is one, for the share of right types; over all pairs.
+    """Draw the chart: a panel for CIDEr-D and, if available, one for the accuracy of the change type; over all pairs.
 
     Args:
         scores: what `viewpoint_scores` returns.
@@ -129,7 +129,7 @@ def draw_viewpoint(scores: Mapping[str, Any], baselines: Sequence[str] = ()) -> 
     sheet = Image.new("RGB", (WIDTH, 2 * MARGIN + height * len(panels) + line), "white")
     for number, key in enumerate(panels):
         _panel(sheet, MARGIN + number * height, key, scores, colors)
-    text = "by the viewpoint IoU of the pairs, from unlike to alike; each bin is scored on its own"
+    text = "by the viewpoint IoU of the pairs, from different to similar; each bin is scored as a corpus of its own"
     ImageDraw.Draw(sheet).text((MARGIN, MARGIN + height * len(panels)), text, GRAY, small)
     return sheet
 
@@ -175,24 +175,24 @@ def _panel(sheet: Image.Image, top: int, key: str, scores: Mapping[str, Any], co
         draw.text((x_of(number), below + line), f"{part['pairs']['total']:,}", GRAY, small, anchor="ma")
     below += 2 * line + GAP
 
-    lines = Image.new("RGBA", (WIDTH * _FINE, (_PLOT_HEIGHT + 2 * line) * _FINE))
+    lines = Image.new("RGBA", (WIDTH * _SUPERSAMPLING, (_PLOT_HEIGHT + 2 * line) * _SUPERSAMPLING))
     fine = ImageDraw.Draw(lines)
     for place, (name, color) in enumerate(colors.items()):
-        aside = 4 * (place - (len(colors) - 1) / 2)  # points of equal height stay apart
+        aside = 4 * (place - (len(colors) - 1) / 2)  # points of equal height do not overlap
 
         def at(number: int, value: float, aside: float = aside) -> tuple[float, float]:
-            return (x_of(number) + aside) * _FINE, (y_of(value) - first + line) * _FINE
+            return (x_of(number) + aside) * _SUPERSAMPLING, (y_of(value) - first + line) * _SUPERSAMPLING
 
         points = [at(number, value) for number, value in enumerate(means[name])]
-        fine.line(points, color, 2 * _FINE, joint="curve")
+        fine.line(points, color, 2 * _SUPERSAMPLING, joint="curve")
         for number, (x, y) in enumerate(points):
-            size, std = 3.5 * _FINE, stds[name][number]
+            size, std = 3.5 * _SUPERSAMPLING, stds[name][number]
             fine.ellipse([x - size, y - size, x + size, y + size], color)
             if std is not None:
                 low, high = (at(number, means[name][number] + sign * std)[1] for sign in (-1, 1))
-                fine.line([(x, low), (x, high)], color, round(1.5 * _FINE))
+                fine.line([(x, low), (x, high)], color, round(1.5 * _SUPERSAMPLING))
                 for end in (low, high):
-                    fine.line([(x - size, end), (x + size, end)], color, round(1.5 * _FINE))
+                    fine.line([(x - size, end), (x + size, end)], color, round(1.5 * _SUPERSAMPLING))
         y = below + place * line
         draw.rectangle([MARGIN, y + line // 2 - 2, MARGIN + 10, y + line // 2 + 1], color)
         draw.text((MARGIN + 16, y), _shortened(name, left - MARGIN - 24), color, small)

@@ -1,4 +1,4 @@
-// Pressing an example asks the server for its pictures.
+// A click on an example requests its images from the server.
 element.addEventListener("click", (event) => {
   const card = event.target.closest(".dc-example");
   if (card) trigger("choose", { index: Number(card.dataset.index) });

@@ -1,4 +1,4 @@
-"""Pairs to try the page with: scenes of `blocks`, one of each kind of change and one where nothing changed but the view."""
+"""Example pairs of the page: scenes of `blocks`, one for each type of change and one where only the viewpoint changed."""
 
 from typing import NamedTuple
 
@@ -7,9 +7,9 @@ from PIL import Image
 from diffcap.datasets.blocks.render import render
 from diffcap.datasets.blocks.scenes import CHANGES, sample_triples
 
-_SEED, _FIRST = 2026, 5  # in the ones before, the changed object of a pair is half hidden
-_SIZE = (256, 192)  # twice that of the dataset's, to look at
-_JITTER = 0.3  # what the shipped captioner was trained on
+_SEED, _FIRST = 2026, 5  # in earlier scenes the changed object is partly hidden
+_SIZE = (256, 192)  # twice the size of the dataset's images
+_JITTER = 0.3  # as in the training data of the shipped captioner
 _TITLES = {
     "color": "other colour",
     "material": "other material",
@@ -20,7 +20,7 @@ _TITLES = {
 
 
 class Example(NamedTuple):
-    """A pair of RGB pictures, and what happened between them in a word or two."""
+    """A pair of RGB images and a short title of the change."""
 
     title: str
     before: Image.Image
@@ -28,7 +28,7 @@ class Example(NamedTuple):
 
 
 def render_examples() -> list[Example]:
-    """The pairs; always the same."""
+    """Render the pairs, which are the same in every call."""
     triples = sample_triples(range(_FIRST, _FIRST + len(CHANGES) + 1), _SEED, _JITTER)
     images = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in render(triples.scenes(), _SIZE)[0]]
     count = len(triples)

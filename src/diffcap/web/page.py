@@ -1,4 +1,4 @@
-"""The page: two drop zones, examples, a choice of captioner, and the answer."""
+"""The page: two upload zones, examples, a choice of captioner, and the answer."""
 
 import os
 import sys
@@ -18,14 +18,14 @@ from diffcap.web.captioners import Captioners
 from diffcap.web.examples import Example, render_examples
 from diffcap.web.result import Answer, image_pair, message, result
 
-MOST_BEAMS = 10
+MAX_BEAMS = 10
 _BEAMS = 5
-_AT_ONCE, _WAITING = 2, 200  # captions being written, visitors who wait for theirs
-_KEPT = 1800  # seconds that an uploaded file is kept
-_SHOWN_BY_BROWSERS = {"PNG", "JPEG", "GIF", "WEBP", "BMP", "AVIF", "ICO"}
-_HERE = Path(__file__).parent
+_MAX_CONCURRENT, _MAX_QUEUE = 2, 200  # captions computed at a time, waiting requests
+_UPLOAD_SECONDS = 1800  # seconds that an uploaded file is kept
+_BROWSER_FORMATS = {"PNG", "JPEG", "GIF", "WEBP", "BMP", "AVIF", "ICO"}
+_FOLDER = Path(__file__).parent
 
-# The largest pictures take hundreds of megabytes while they are decoded: never two at once.
+# Decoding the largest images takes hundreds of megabytes, so only one is decoded at a time.
 _decoding = threading.Lock()
 
 
@@ -33,16 +33,19 @@ def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
     """Build the page.
 
     Args:
-        captioners: that visitors may choose from. folder: for uploaded files; nobody else's.
+        captioners: offered to visitors. folder: for uploaded files only.
     """
     os.environ.update(GRADIO_TEMP_DIR=str(folder), GRADIO_ANALYTICS_ENABLED="False", HF_HUB_DISABLE_TELEMETRY="1")
     examples = render_examples()
 
-    def choose(event: gr.EventData) -> tuple[Any, ...]:  # gradio looks for this type in a plain function's signature
-        return _choose(examples, event)
+    def choose(event: gr.EventData) -> tuple[Any, ...]:  # gradio reads this type from the signature
+        return _load_example(examples, event)
 
     with gr.Blocks(
-        title="diffcap: what changed?", analytics_enabled=False, delete_cache=(_KEPT // 3, _KEPT), fill_width=False
+        title="diffcap: what changed?",
+        analytics_enabled=False,
+        delete_cache=(_UPLOAD_SECONDS // 3, _UPLOAD_SECONDS),
+        fill_width=False,
     ) as page:
         gr.HTML(
             '<header class="dc-header"><h1>What changed?</h1><p>Two pictures of the same thing, before and after: '
@@ -51,11 +54,11 @@ def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
             apply_default_css=False,
         )
         with gr.Row(equal_height=False, elem_classes="dc-zones"):
-            zones = [_zone(side) for side in ("before", "after")]
-        (before, told_before), (after, told_after) = zones
-        strip = gr.HTML(
-            _strip(examples),
-            js_on_load=_text("examples.js"),
+            zones = [_upload_zone(side) for side in ("before", "after")]
+        (before, message_before), (after, message_after) = zones
+        example_buttons = gr.HTML(
+            _example_buttons(examples),
+            js_on_load=_read_file("examples.js"),
             apply_default_css=False,
             elem_id="examples",
             padding=False,
@@ -72,7 +75,7 @@ def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
             )
             beams = gr.Slider(
                 1,
-                MOST_BEAMS,
+                MAX_BEAMS,
                 _BEAMS,
                 step=1,
                 label="Beams",
@@ -80,42 +83,44 @@ def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
                 scale=2,
                 min_width=180,
             )
-            ask = gr.Button("What changed?", variant="primary", scale=2, min_width=180, elem_id="ask")
-        answer = gr.HTML("", js_on_load=_text("result.js"), apply_default_css=False, elem_id="answer", padding=False)
+            button = gr.Button("What changed?", variant="primary", scale=2, min_width=180, elem_id="ask")
+        answer = gr.HTML(
+            "", js_on_load=_read_file("result.js"), apply_default_css=False, elem_id="answer", padding=False
+        )
 
         inputs = [before, after, captioner, beams]
         for component in inputs:  # gradio would fetch any address, and any file of the server, that a request names
             setattr(component, "async_move_resource_to_block_cache", partial(_uploaded_only, component, folder))  # noqa: B010
         caption: dict[str, Any] = {
-            "fn": _plain(partial(_answer, captioners)),
+            "fn": _hide_traceback(partial(_answer, captioners)),
             "inputs": inputs,
             "outputs": answer,
             "api_visibility": "undocumented",
         }
         uploads = []
-        for side, zone, told in (("before", before, told_before), ("after", after, told_after)):
-            look = _plain(partial(_look, side))
+        for side, zone, notes in (("before", before, message_before), ("after", after, message_after)):
+            check = _hide_traceback(partial(_check_upload, side))
             uploads.append(
-                zone.upload(look, zone, [zone, told], api_name=f"look_{side}", api_visibility="undocumented")
+                zone.upload(check, zone, [zone, notes], api_name=f"look_{side}", api_visibility="undocumented")
             )
-            zone.clear(lambda: "", None, told, queue=False, api_visibility="private")
-        ask.click(**caption, api_name="caption")
-        strip.choose(choose, None, [before, after, told_before, told_after], api_visibility="private").then(
-            **(caption | {"api_visibility": "private"})
-        )
+            zone.clear(lambda: "", None, notes, queue=False, api_visibility="private")
+        button.click(**caption, api_name="caption")
+        example_buttons.choose(
+            choose, None, [before, after, message_before, message_after], api_visibility="private"
+        ).then(**(caption | {"api_visibility": "private"}))
         caption_uploads = caption | {
-            "fn": _plain(partial(_answer_if_complete, captioners)),
+            "fn": _hide_traceback(partial(_answer_if_complete, captioners)),
             "api_visibility": "private",
         }
         for upload in uploads:
             upload.then(**caption_uploads)
     setattr(page, "preprocess_data", partial(_preprocess, page.preprocess_data))  # noqa: B010
-    page.queue(default_concurrency_limit=_AT_ONCE, max_size=_WAITING, api_open=False)
+    page.queue(default_concurrency_limit=_MAX_CONCURRENT, max_size=_MAX_QUEUE, api_open=False)
     return page
 
 
 def style() -> dict[str, Any]:
-    """What the page looks like: arguments of `mount_gradio_app`. Fonts are the system's, so that none is fetched."""
+    """Theme and CSS, as arguments of `mount_gradio_app`. Fonts are those of the system, so that none is downloaded."""
     theme = gr.themes.Default(
         primary_hue="indigo",
         neutral_hue="slate",
@@ -123,14 +128,14 @@ def style() -> dict[str, Any]:
         font=["system-ui", "sans-serif"],
         font_mono=["ui-monospace", "monospace"],
     )
-    return {"theme": theme, "css": _text("page.css"), "footer_links": []}
+    return {"theme": theme, "css": _read_file("page.css"), "footer_links": []}
 
 
-def _text(name: str) -> str:
-    return (_HERE / name).read_text(encoding="utf-8")
+def _read_file(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")
 
 
-def _zone(side: str) -> tuple[gr.Image, gr.HTML]:
+def _upload_zone(side: str) -> tuple[gr.Image, gr.HTML]:
     with gr.Column(min_width=150):
         zone = gr.Image(
             label=side.capitalize(),
@@ -142,13 +147,13 @@ def _zone(side: str) -> tuple[gr.Image, gr.HTML]:
             placeholder=f"# The picture {side}\nDrop it here, paste it, or press to choose a file",
             elem_id=f"zone-{side}",
         )
-        # Not gradio's reading of pictures: what can be read, and how, `read_image` decides. Set on the component, since
-        # a class of its own would make gradio write a file beside this one.
+        # Images are read by `read_image`, not by gradio. Set on the component, since for a subclass gradio would write a file
+        # into this folder.
         zone.preprocess = lambda payload: None if payload is None else payload.path  # type: ignore[method-assign]
         return zone, gr.HTML("", js_on_load=None, apply_default_css=False, padding=False, elem_id=f"told-{side}")
 
 
-def _strip(examples: list[Example]) -> str:
+def _example_buttons(examples: list[Example]) -> str:
     cards = "".join(
         f'<button type="button" class="dc-example" data-index="{number}">{image_pair(example.before, example.after)}'
         f"<span>{example.title}</span></button>"
@@ -157,7 +162,7 @@ def _strip(examples: list[Example]) -> str:
     return f'<div class="dc-examples" role="group" aria-label="Examples"><b>Or try one of these</b><div>{cards}</div></div>'
 
 
-def _choose(examples: list[Example], event: gr.EventData) -> tuple[Any, ...]:
+def _load_example(examples: list[Example], event: gr.EventData) -> tuple[Any, ...]:
     try:
         example = examples[int(event.index) % len(examples)]
     except (AttributeError, OverflowError, TypeError, ValueError):
@@ -165,8 +170,8 @@ def _choose(examples: list[Example], event: gr.EventData) -> tuple[Any, ...]:
     return example.before, example.after, "", ""
 
 
-def _look(side: str, path: str | None) -> tuple[Any, str]:
-    """Say at once what is wrong with an uploaded file; show what browsers cannot."""
+def _check_upload(side: str, path: str | None) -> tuple[Any, str]:
+    """Check an uploaded file: a message if it cannot be read; a PNG of it if browsers cannot show its format."""
     if path is None:
         return None, ""
     try:
@@ -174,12 +179,12 @@ def _look(side: str, path: str | None) -> tuple[Any, str]:
     except DiffcapError as error:
         return None, message(str(error))
     notes = "".join(message(f"{note[:1].upper()}{note[1:]}.", "note") for note in picture.notes)
-    return (gr.skip() if kind in _SHOWN_BY_BROWSERS else picture.image), notes
+    return (gr.skip() if kind in _BROWSER_FORMATS else picture.image), notes
 
 
 def _answer(captioners: Captioners, before: str | None, after: str | None, choice: object, beams: float) -> str:
-    if not isinstance(choice, str) or not 1 <= beams <= MOST_BEAMS:  # gradio lets None, lists and NaN through
-        raise gr.Error(f"Choose a captioner, and 1 to {MOST_BEAMS} beams.", print_exception=False)
+    if not isinstance(choice, str) or not 1 <= beams <= MAX_BEAMS:  # gradio lets None, lists and NaN through
+        raise gr.Error(f"Choose a captioner, and 1 to {MAX_BEAMS} beams.", print_exception=False)
     if before is None or after is None:
         lacking = "both pictures" if before is after else f"the picture {'before' if before is None else 'after'}"
         return message(f"Give {lacking} first: drop it above, or try an example.")
@@ -188,17 +193,17 @@ def _answer(captioners: Captioners, before: str | None, after: str | None, choic
         number = int(choice)
         with captioners.use(number) as captioner:
             caption = captioner(first.image, second.image, int(beams))
-            told = [f"{captioner.domain_note[:1].upper()}{captioner.domain_note[1:]}"] if captioner.domain_note else []
+            notes = [f"{captioner.domain_note[:1].upper()}{captioner.domain_note[1:]}"] if captioner.domain_note else []
             try:
-                look = captioner.attention(first.image, second.image, caption)
-            except DiffcapError as error:  # its method has no maps
-                look = None
-                told.append(str(error))
+                attention = captioner.attention(first.image, second.image, caption)
+            except DiffcapError as error:  # the method has no attention maps
+                attention = None
+                notes.append(str(error))
     except DiffcapError as error:
         return message(str(error))
-    told += [f"{picture.name}: {note}." for picture in (first, second) for note in picture.notes]
+    notes += [f"{picture.name}: {note}." for picture in (first, second) for note in picture.notes]
     label = captioners.choices[number].label
-    return result(Answer(first.image, second.image, caption, look, label, tuple(told)))
+    return result(Answer(first.image, second.image, caption, attention, label, tuple(notes)))
 
 
 def _answer_if_complete(captioners: Captioners, before: str | None, after: str | None, *choices: Any) -> str:
@@ -207,7 +212,7 @@ def _answer_if_complete(captioners: Captioners, before: str | None, after: str |
 
 
 def _read(side: str, path: str) -> tuple[InputImage, str | None]:
-    """A picture, named as the visitor knows it, and its file's format."""
+    """An image, with the visitor's file name for messages, and the format of its file."""
     with _decoding:
         picture = read_image(path, f"The picture {side} ({Path(path).name})")
         try:
@@ -217,8 +222,8 @@ def _read(side: str, path: str) -> tuple[InputImage, str | None]:
             return picture, None
 
 
-def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Of a fault of the program visitors see a sentence, and the server's log the rest."""
+def _hide_traceback(function: Callable[..., Any]) -> Callable[..., Any]:
+    """For an unexpected exception, show visitors a sentence and write the traceback to the server's log."""
 
     def guarded(*values: Any) -> Any:
         try:
@@ -238,7 +243,7 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 async def _preprocess(preprocess: Callable[..., Any], *values: Any) -> Any:
-    """Values that the page does not send are an error for the visitor, and no traceback in the log.
+    """For values that the page does not send, return an error to the visitor, without a traceback in the log.
 
     See `Blocks.preprocess_data`.
     """
@@ -250,7 +255,7 @@ async def _preprocess(preprocess: Callable[..., Any], *values: Any) -> Any:
 
 
 async def _uploaded_only(component: gr.components.Component, folder: Path, path: str | Path | None) -> str | None:
-    """Files of requests are those that were uploaded here, see `Block.async_move_resource_to_block_cache`."""
+    """Accept only files that were uploaded here; replaces `Block.async_move_resource_to_block_cache`."""
     if path is None:
         return None
     real = Path(path).resolve()

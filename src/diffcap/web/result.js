@@ -1,6 +1,6 @@
-// Words and heat: a word that is pointed at, or held, shows where the captioner looked for it.
-const STEP = 420; // milliseconds a word, when they come one by one
-let held = -1;
+// A word that is pointed at, or selected by a click, shows its attention overlay.
+const STEP = 420; // milliseconds per word in the animation
+let selected = -1;
 let timer = null;
 
 const all = (selector) => [...element.querySelectorAll(selector)];
@@ -10,9 +10,9 @@ function show(number) {
   const pictures = element.querySelector(".dc-pictures");
   if (!pictures) return;
   const has = all(".dc-heat").some((layer) => Number(layer.dataset.word) === number);
-  pictures.classList.toggle("dc-looking", has);
+  pictures.classList.toggle("dc-with-attention", has);
   for (const one of all("[data-word]")) one.classList.toggle("dc-on", Number(one.dataset.word) === number);
-  for (const word of words()) word.setAttribute("aria-pressed", String(Number(word.dataset.word) === held));
+  for (const word of words()) word.setAttribute("aria-pressed", String(Number(word.dataset.word) === selected));
 }
 
 function stop() {
@@ -26,15 +26,15 @@ function play() {
   const row = words();
   const result = element.querySelector(".dc-result");
   if (!row.length || !result) return;
-  held = Number(result.dataset.best);
-  if (calm()) return show(held);
+  selected = Number(result.dataset.best);
+  if (reducedMotion()) return show(selected);
   for (const word of row) word.classList.add("dc-coming");
   let next = 0;
   const step = () => {
     if (next === row.length) {
       stop();
       const under = element.querySelector(".dc-word:hover"); // pointed at meanwhile
-      return show(under ? Number(under.dataset.word) : held);
+      return show(under ? Number(under.dataset.word) : selected);
     }
     row[next].classList.remove("dc-coming");
     show(next++);
@@ -43,13 +43,13 @@ function play() {
   timer = setInterval(step, STEP);
 }
 
-// What came is read out, where somebody listens; the answer itself would be, with every number in it.
-const spoken = document.createElement("p");
-spoken.className = "dc-unseen";
-spoken.setAttribute("role", "status");
-document.body.append(spoken);
+// Screen readers read the sentence only; the whole answer as a live region would be read with all its numbers.
+const announcement = document.createElement("p");
+announcement.className = "dc-unseen";
+announcement.setAttribute("role", "status");
+document.body.append(announcement);
 
-const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+const reducedMotion = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 const wordOf = (event) => event.target.closest?.(".dc-word");
 
 element.addEventListener("click", (event) => {
@@ -58,8 +58,8 @@ element.addEventListener("click", (event) => {
   if (!word) return;
   stop();
   const number = Number(word.dataset.word);
-  held = held === number ? -1 : number;
-  show(held);
+  selected = selected === number ? -1 : number;
+  show(selected);
 });
 element.addEventListener("pointerover", (event) => {
   const word = wordOf(event);
@@ -67,24 +67,24 @@ element.addEventListener("pointerover", (event) => {
   show(Number(word.dataset.word));
 });
 element.addEventListener("pointerout", (event) => {
-  if (wordOf(event) && !timer) show(held);
+  if (wordOf(event) && !timer) show(selected);
 });
 element.addEventListener("focusin", (event) => {
   const word = wordOf(event);
   if (word && !timer && word.matches(":focus-visible")) show(Number(word.dataset.word));
 });
 element.addEventListener("focusout", (event) => {
-  if (wordOf(event) && !timer) show(held);
+  if (wordOf(event) && !timer) show(selected);
 });
 element.addEventListener("keydown", (event) => {
   const word = wordOf(event);
   if (!word) return;
-  const place = Number(word.dataset.word);
-  const goal = { ArrowLeft: place - 1, ArrowRight: place + 1, Home: 0, End: words().length - 1 }[event.key];
+  const index = Number(word.dataset.word);
+  const goal = { ArrowLeft: index - 1, ArrowRight: index + 1, Home: 0, End: words().length - 1 }[event.key];
   if (event.key === "Escape") {
     stop();
-    held = -1;
-    show(held);
+    selected = -1;
+    show(selected);
   }
   if (goal === undefined) return;
   event.preventDefault();
@@ -93,10 +93,10 @@ element.addEventListener("keydown", (event) => {
 });
 
 watch("value", () => {
-  held = -1;
+  selected = -1;
   play();
   const said = element.querySelector(".dc-sentence");
-  spoken.textContent = said?.getAttribute("aria-label") ?? said?.textContent ?? "";
-  const behavior = calm() ? "auto" : "smooth";
+  announcement.textContent = said?.getAttribute("aria-label") ?? said?.textContent ?? "";
+  const behavior = reducedMotion() ? "auto" : "smooth";
   element.querySelector(".dc-result, .dc-message")?.scrollIntoView({ behavior, block: "nearest" });
 });
