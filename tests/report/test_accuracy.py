@@ -11,6 +11,7 @@ from tests.toy import captions, write_toy
 from diffcap.evaluation.captions import score_captions
 from diffcap.records import write_json
 from diffcap.report.accuracy import accuracy_table, gain_lines, gains_over_first
+from diffcap.utils.errors import DiffcapError
 
 
 def said(right: int) -> dict[str, str]:

@@ -152,7 +152,7 @@ def test_negatives_are_of_the_protocol_that_the_settings_name(tmp_path: Path, mo
     folder = prepare("spot_the_diff", tmp_path)
     (tmp_path / "settings").mkdir()
     (tmp_path / "settings/spot_the_diff.yaml").write_text("data: {changes: multi}\n")
-    from stages import negatives
+    from diffcap.commands import negatives
 
     monkeypatch.setattr(negatives, "SETTINGS", tmp_path / "settings")
     negatives.make_negatives(str(folder), tagger="blocks", workers=1)
