@@ -335,7 +335,7 @@ def make_coarse(path: Path) -> Path:
     """The checkpoint of a SCORER with the words of `make`'s and a grid of its own."""
     torch.manual_seed(1)
     coarse = SCORER(4 + len(WORDS), 107, (2, 3), 9, width=16, heads=2, word_width=8)
-    facts: dict[str, Any] = {"features": meta(shape=(107, 2, 3), pool=(2, 3)), "max_length": 9}
+    facts: dict[str, Any] = {"features": meta(shape=(107, 2, 3), pool_size=(2, 3)), "max_length": 9}
     return write_checkpoint(path, lively(coarse), "finetune", WORDS, method="scorer", vocabulary_layout="rcc", **facts)
 
 

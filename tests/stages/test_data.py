@@ -180,7 +180,7 @@ def test_ones_own_dataset(tmp_path: Path) -> None:
         (["--dataset", "clevr_change", "--source", "."], "change_captions.json: no captions there"),
         (["--dataset", "clevr_chnage", "--source", "."], "no pairs.jsonl there"),
         (["--dataset", "clevr_change", "--source", ".", "--pairs", "3"], "--pairs is for blocks only"),
-        (["--dataset", "clevr_change", "--source", ".", "--seed", "0"], "--seed is for blocks only"),
+        (["--dataset", "clevr_change", "--source", ".", "--jitter", "0"], "--jitter is for blocks only"),
         (["--dataset", "blocks", "--source", "."], "blocks is rendered, not read"),
     ],
 )

@@ -91,10 +91,8 @@ class Adaptation(TrainingModule):
             for batch in self.pair_data.val_dataloader():
                 self._update(metric, self.transfer_batch_to_device(batch, self.device, 0))
         self.captioner.train()
-        print(
-            f"step 0 of {self.trainer.max_steps}  val: {validation_line({name: float(value) for name, value in metric.compute().items()})}",
-            flush=True,
-        )
+        scores = {name: float(value) for name, value in metric.compute().items()}
+        print(f"step 0 of {self.trainer.max_steps}  val: {validation_line(scores)}", flush=True)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The contrastive loss over the global batch."""

@@ -71,7 +71,10 @@ class RunSettings:
         logger: "wandb" logs to Weights & Biases (offline without an account) beside the CSV file, "tensorboard" to TensorBoard
             files in logs/; "none" to CSV only.
         project: of Weights & Biases.
-        dataset, method, ablation, preset: variables of the experiment, for `make ... CONFIG=config.yaml`.
+        dataset: variable DATASET of the experiment, recorded for `make ... CONFIG=config.yaml`.
+        method: variable METHOD, recorded too.
+        ablation: variable ABLATION, recorded too.
+        preset: variable TRAINER, recorded too.
     """
 
     out: str
