@@ -46,7 +46,8 @@ def score(predictions: Path, references: Path, tokenizer: Literal["ptb", "raw"] 
         }
         print_json(result)
         return
-    print_table(metrics_table({"total": scores}, f"{predictions.name}: {len(truth):,} pairs, {tokenizer} tokens"))
+    title = f"{predictions.name}: {len(truth):,} pairs, {tokenizer} tokens"
+    print_table(metrics_table({"total": scores}, title, pairs={"total": len(truth)}))
     for name, remedy in missing.items():
         echo(f"{name} is unavailable: {remedy}.")
 

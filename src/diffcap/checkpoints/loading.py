@@ -114,6 +114,10 @@ class _NoInitialValues(TorchFunctionMode):
         name = func.__name__
         if name.endswith("_") and not name.endswith("__") and name != "requires_grad_":
             return [*args, *kwargs.values()][0]
+        if (
+            func is torch.arange
+        ):  # of constants; arithmetic on the meta device imports torch._dynamo, which takes seconds
+            kwargs = {**kwargs, "device": "cpu"}
         return func(*args, **kwargs)
 
 

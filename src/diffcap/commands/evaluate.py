@@ -144,7 +144,7 @@ def evaluate(
     }
     for kind, result in results.items():
         title = f"{trained.metadata['method']} on {dataset.name} {split}, {scored_as}{kind} tokens"
-        print_table(metrics_table(result["groups"], title=title))
+        print_table(metrics_table(result["groups"], title=title, pairs=result["protocol"]["pairs"]))
         if kind != first:
             write_json(target / metrics_by(kind), result)
     if "slots" in results[first]:

@@ -47,13 +47,13 @@ def report(
     Raises:
         DiffcapError: a run is not evaluated yet, two runs were not scored in the same way, or a file is missing.
     """
-    from diffcap.evaluation.protocols import evaluate as score
+    from diffcap.evaluation.protocols import evaluate_systems
     from diffcap.evaluation.tables import print_table
     from diffcap.features.store import FeatureStore
     from diffcap.records import read_dataset, take_changes, write_json, write_text
     from diffcap.report.baselines import baseline_captions
     from diffcap.report.rows import common_protocol, mean_row, read_run, run_row, score_row
-    from diffcap.report.table import caption_of, report_text, rich_table, system_lines, type_lines
+    from diffcap.report.table import caption_of, notes_of, report_text, rich_table, system_lines, type_lines
     from diffcap.utils.provenance import provenance
 
     read = {
@@ -79,8 +79,10 @@ def report(
     train = take_changes([pair for pair in dataset.pairs if pair.split == "train"], protocol.get("changes"))
     store = FeatureStore.open(Path(folder) / "features" / features)
     rows, systems = {}, {}
-    for name, captions in baseline_captions(train, test, store).items():
-        result = score(captions, test, protocol["tokenizer"], protocol["metrics"])
+    baseline_runs = baseline_captions(train, test, store)
+    results = evaluate_systems(baseline_runs, test, protocol["tokenizer"], protocol["metrics"])
+    for name, captions in baseline_runs.items():
+        result = results[name]
         rows[name] = {**score_row(result, captions, test), "seconds": None, "steps": None}
         systems[name] = [captions]
     baselines = list(systems)
@@ -151,7 +153,7 @@ def report(
     by_type = type_lines({name: rows[name] for name in read}, spread="\n± ")
     if by_type:
         print_table(rich_table(by_type, "by change type", words=2))
-    echo(caption_of(protocol, rows))
+    echo(caption_of(protocol, rows), *notes_of(protocol, rows))
     print(f"{target}: {', '.join(written)}")
 
 

@@ -65,9 +65,9 @@ class RunSettings:
         monitor: logged value that chooses `best.ckpt`, e.g. val/CIDEr-D; null: the last checkpoint is the result.
         mode: whether larger or smaller is better.
         select_after: steps before which nothing is selected (IDC-PCL on the birds: 2,000).
-        patience: stop after so many validations without gain; null: never.
+        patience: number of validations without improvement after which training stops; null: never.
         checkpoint_every: steps between two `last.ckpt`.
-        keep: so many of them stay, as step-000200.ckpt and so on, to be averaged; 0: the last one only.
+        keep: number of periodic checkpoints to keep (step-000200.ckpt, ...), for weight averaging; 0 keeps only last.ckpt.
         logger: "wandb" logs to Weights & Biases (offline without an account) beside the CSV file, "tensorboard" to TensorBoard
             files in logs/; "none" to CSV only.
         project: of Weights & Biases.
