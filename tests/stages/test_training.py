@@ -306,7 +306,7 @@ def test_bad_input_of_the_real_commands_is_one_line(blocks: Path, undisturbed: P
         "--beams=0": "--beams is 0",
         "--devices=0": "--devices is 0",
         "--limit=-3": "--limit is -3",
-        "--metrics=[]": "names none",
+        "--metrics=[]": "the list is empty",
         "--accelerator=gpus": "the settings do not go together",
     }.items():
         code = in_process([*evaluation(blocks, undisturbed), f"--out={tmp_path / 'eval'}", option])

@@ -211,7 +211,7 @@ def _show(dataset: Dataset, folder: Path) -> None:
 
 
 def _remarks(info: dict[str, Any]) -> list[str]:
-    """How the dataset stands to the official one, what stands twice in it, and what its reader says."""
+    """The size beside the official one, what is duplicated, and the notes of the reader."""
     lines = []
     official, twice = info["official"], info["repetitions"]
     if official and official["state"] == "whole":

@@ -26,7 +26,7 @@ def read_pairs(dataset: str, folder: str | Path) -> list[ChangePair]:
         folder: where the dataset's files are.
 
     Raises:
-        DiffcapError: the folder or a file is missing or malformed, there is no pair, an id stands twice, an image
+        DiffcapError: the folder or a file is missing or malformed, there is no pair, an id is duplicated, an image
             lies outside the folder, or a training pair has no caption.
     """
     folder = Path(folder)
@@ -69,7 +69,7 @@ def _check(pairs: list[ChangePair], folder: Path, blanks: bool) -> None:
     for pair in pairs:
         if pair.id in seen:
             raise DiffcapError(
-                f"{folder}: id {pair.id!r} stands twice (in {seen[pair.id]} and {pair.split}); keep one of the two pairs."
+                f"{folder}: id {pair.id!r} is duplicated (in {seen[pair.id]} and {pair.split}); keep one of the two pairs."
             )
         seen[pair.id] = pair.split
         for path in pair.images:
