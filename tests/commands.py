@@ -126,10 +126,14 @@ def in_process(words: Sequence[str]) -> str | int | None:
     """Run a stage's script as `__main__` of this process, which has imported everything already; gives its exit status."""
     given, threads = sys.argv, torch.get_num_threads()
     torch.set_num_threads(1)  # as `environment` has it for the others
-    sys.argv = list(words[1:])
+    module = list(words[1:3]) == ["-m", "diffcap"]
+    sys.argv = list(words[2:] if module else words[1:])
     try:
         with mock.patch.dict(os.environ, NO_COMMIT):
-            runpy.run_path(words[1], run_name="__main__")
+            if module:
+                runpy.run_module("diffcap", run_name="__main__")
+            else:
+                runpy.run_path(words[1], run_name="__main__")
     except SystemExit as stop:
         return stop.code
     finally:

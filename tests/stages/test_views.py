@@ -11,7 +11,7 @@ from tests.stages.test_training import evaluation, kill_when, same_training
 
 from diffcap.checkpoints.loading import load
 from diffcap.data.pretraining import CAPTIONED
-from diffcap.methods import methods as MODELS
+from diffcap.methods import import_object, methods
 
 METHODS = ("scorer", "dirl")
 SETTINGS = ROOT / "configs" / "method"
@@ -82,7 +82,9 @@ def test_an_ablations_settings_build_a_model(path: Path, blocks: Path, tmp_path:
     assert settings
     base = yaml.safe_load((SETTINGS / method / "finetune.yaml").read_text())["model"]["captioner"]["init_args"]
     small = {"network": "ViT-blocks-16", "intra_layers": 3} if method == "clip4idc" else {"feature_channels": 3}
-    model = MODELS[method](**{**base, "width": 16, "heads": 2, "vocabulary_size": 9, **small, **given})
+    model = import_object(methods()[method].captioner)(
+        **{**base, "width": 16, "heads": 2, "vocabulary_size": 9, **small, **given}
+    )
     assert all(model.hyperparameters[key] == value for key, value in given.items())
 
 

@@ -76,7 +76,9 @@ def evaluate(
     wanted = ALL_METRICS if metrics is None else tuple(metrics)
     lacking = unavailable_metrics(wanted)
     if not set(wanted) - set(lacking):
-        raise DiffcapError(f"--metrics: {next(iter(lacking.values()), 'the list is empty; leave the option out for all metrics.')}")
+        raise DiffcapError(
+            f"--metrics: {next(iter(lacking.values()), 'the list is empty; leave the option out for all metrics.')}"
+        )
     members = [checkpoint, *(ensemble.split(",") if ensemble else [])]
     check_vouched(members)
     trained, *others = load_together(members)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Literal
 
 from diffcap.utils.console import echo, run
@@ -153,7 +154,7 @@ def report(
     by_type = type_lines({name: rows[name] for name in read}, spread="\n± ")
     if by_type:
         print_table(rich_table(by_type, "by change type", words=2))
-    echo(caption_of(protocol, rows), *notes_of(protocol, rows))
+    echo(*(line for text in (caption_of(protocol, rows), *notes_of(protocol, rows)) for line in wrap(text, 100)))
     print(f"{target}: {', '.join(written)}")
 
 

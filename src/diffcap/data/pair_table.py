@@ -130,8 +130,9 @@ class PairDataset(Dataset):
         self.table = table
         self.count = min(limit or len(table.ids), len(table.ids))
         # For all pairs at once, so that the masked words depend neither on the batch size nor on the number of ranks.
-        first_captions = table.tokens[table.first_caption[: self.count]]
-        self.text = text_entries(first_captions, step_generator(0, 0)) if text_entries else {}
+        self.text = {}
+        if text_entries is not None:  # otherwise there may be no caption at all
+            self.text = text_entries(table.tokens[table.first_caption[: self.count]], step_generator(0, 0))
 
     def __len__(self) -> int:
         return self.count
