@@ -214,11 +214,11 @@ def test_an_exported_folder_says_the_same(tmp_path: Path) -> None:
 
 
 def test_features_of_other_weights_are_refused() -> None:
-    with pytest.raises(DiffcapError, match=r"other weights of blocks.*--backbone-weights FILE"):
+    with pytest.raises(DiffcapError, match=r"features of blocks with other weights.*--backbone-weights FILE"):
         backbone_of({**meta(), "weights_sha256": "0" * 64})
     assert backbone_of({**meta(), "weights_sha256": None})  # imported: nobody knows
     for library in ("authors", "unknown", None):
-        with pytest.raises(DiffcapError, match=f"were made by {library!r}, not by a backbone of diffcap"):
+        with pytest.raises(DiffcapError, match=f"were computed by {library!r}, not by a backbone of diffcap"):
             backbone_of({"name": "toy", "shape": [5, 2, 3], "library": library})
 
 

@@ -29,7 +29,7 @@ def backbone_of(meta: Mapping[str, Any], weights: str | None = None) -> Backbone
     if library not in get_args(Library):
         raise DiffcapError(
             f"the captioner's features were computed by {library!r:.40}, not by a backbone of diffcap, so it cannot caption "
-            "images; caption a feature store with stages/evaluate.py."
+            "images; caption a feature store with `diffcap eval`."
         )
     size = meta["preprocessing"]["size"] if library == "pixels" else None
     pool = meta.get("pool")
