@@ -25,7 +25,7 @@ KNOWN := $(VARIABLES) PYTHON ARGS MINUTES SEEDS CHROMIUM $(STAGES:%=%_ARGS)
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 $(foreach name,$(filter-out $(KNOWN),$(GIVEN)),$(error $(name)= is not a variable of this Makefile; known are $(sort $(KNOWN))))
 
-.PHONY: help setup $(STAGES) extra ablation accuracy serve demo test docs test-web lint backbone clip captioner tagger
+.PHONY: help setup $(STAGES) extra ablation accuracy serve demo test test-all docs test-web lint backbone clip captioner tagger
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -69,7 +69,10 @@ serve: setup  ## a page to point the captioners at two pictures: http://127.0.0.
 	$(VENV)/diffcap serve $(OPTIONS) $(ARGS)
 
 # Development.
-test: setup  ## the tests
+test: setup  ## the tests, about 8 minutes on two cores; the quick ones alone: .venv/bin/pytest -m "not slow"
+	$(VENV)/pytest -q -n 2 -m "not thorough" $(ARGS)
+
+test-all: setup  ## the tests that `make test` leaves out for their length, too
 	$(VENV)/pytest -q -n 2 $(ARGS)
 
 docs: setup  ## the documentation as a site in site/

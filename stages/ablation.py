@@ -40,7 +40,7 @@ def ablation(
         DiffcapError: an unknown method or row, or a stage failed.
     """
     base = Experiment(**variables)
-    method, dataset, table = base.method, base.dataset, base.system.ablations
+    method, dataset, table = base.method, base.dataset, base.method_spec.ablations
     if not table:
         raise DiffcapError(f"METHOD={method} has no ablations; choose another method.")
     chosen = _rows(rows, list(table), method)
@@ -55,7 +55,7 @@ def ablation(
     numbers = parse_seeds(seeds)
     more = [seed for seed in (parse_seeds(more_seeds) if more_seeds else []) if seed not in numbers]
     # Before the rows, two of which would write the same files at the same time.
-    needs_negatives = base.system.pretraining is not None and base.system.pretraining.needs_negatives
+    needs_negatives = base.method_spec.pretraining is not None and base.method_spec.pretraining.needs_negatives
     make("data", "extract negatives" if needs_negatives else "extract", shared)
     extra = sorted({name for row in chosen for name in table[row].extra.split(",") if name})
     if extra:

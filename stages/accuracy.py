@@ -50,7 +50,7 @@ def accuracy(
     folder, place = base.folder, Path(out or f"runs/{base.dataset}/{base.method}-accuracy")
     shared = {**variables, "logger": "none"}
     # Before the seeds, which would write the same files at the same time.
-    needs_negatives = base.system.pretraining is not None and base.system.pretraining.needs_negatives
+    needs_negatives = base.method_spec.pretraining is not None and base.method_spec.pretraining.needs_negatives
     make("data", "extract negatives" if needs_negatives else "extract", shared)
     shared.pop("data", None)
     beam = f"beam{beams}-{length_penalty:g}"

@@ -32,3 +32,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         collection_path.name
     )
     return True if needed and config.getoption(needed) is None else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in tests/stages runs real commands, and whatever is thorough is slow."""
+    stages = Path(__file__).parent / "stages"
+    for item in items:
+        if item.path.is_relative_to(stages) or item.get_closest_marker("thorough"):
+            item.add_marker("slow")

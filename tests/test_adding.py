@@ -40,6 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_every_stage_runs_with_the_settings_of_the_package(trained: Path) -> None:
     run = trained / "runs/shapes/gru"
     metrics = json.loads((run / "eval/metrics.json").read_text())
@@ -50,6 +51,7 @@ def test_every_stage_runs_with_the_settings_of_the_package(trained: Path) -> Non
     assert "diffcap_toy.gru.GRU" in config and "batch_size: 16" in config
 
 
+@pytest.mark.slow
 def test_its_captioner_is_exported_and_captions(trained: Path) -> None:
     checkpoint = "runs/shapes/gru/finetune/best.ckpt"
     assert diffcap(trained, "export", checkpoint, "--out", "exported").returncode == 0
@@ -60,6 +62,7 @@ def test_its_captioner_is_exported_and_captions(trained: Path) -> None:
     assert said[0].returncode == 0 and said[0].stdout and said[0].stdout == said[1].stdout
 
 
+@pytest.mark.thorough
 def test_its_ablation_has_a_row_for_each_of_its_own(trained: Path) -> None:
     words = [sys.executable, str(ROOT / "stages/ablation.py"), *VARIABLES, "--steps=2", "--out", "ablation"]
     done = run(words, trained, timeout=400, PYTHONPATH=str(PACKAGE))
@@ -68,6 +71,7 @@ def test_its_ablation_has_a_row_for_each_of_its_own(trained: Path) -> None:
     assert "the second image alone" in table and "the difference" in table
 
 
+@pytest.mark.slow
 def test_the_page_offers_it_where_the_package_is_installed_and_works_where_it_is_not(trained: Path) -> None:
     code = (
         "from pathlib import Path; from diffcap.web.captioners import find_choices;"
@@ -79,6 +83,7 @@ def test_the_page_offers_it_where_the_package_is_installed_and_works_where_it_is
     assert [done.returncode for done in offered] == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_package_that_is_not_installed_is_one_sentence(trained: Path) -> None:
     done = diffcap(
         trained, "caption", "files/before/0.png", "files/after/0.png", "--checkpoint", "runs/shapes/gru/finetune/best.ckpt",
@@ -87,6 +92,7 @@ def test_a_checkpoint_of_a_package_that_is_not_installed_is_one_sentence(trained
     assert "its method is 'gru'" in one_sentence(done) and "install the package" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_captioner_of_no_registered_method_is_refused_before_training(trained: Path) -> None:
     config = PACKAGE / "diffcap_toy/configs/method/finetune.yaml"
     trainer = [f"--config={ROOT}/configs/trainer/{name}.yaml" for name in ("default", "smoke")]

@@ -174,6 +174,7 @@ def test_letters_that_the_output_does_not_have_are_escaped(
     assert json.loads(said("--json"))["id"] == "é\udcff"
 
 
+@pytest.mark.slow
 def test_two_hundred_odd_files_through_the_command(
     tmp_path: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -223,6 +224,7 @@ def test_what_cannot_be_is_one_sentence(here: Path, checkpoint: str, words: list
     assert said.startswith("error: ") and reason in said and "\n" not in said
 
 
+@pytest.mark.slow
 def test_the_real_command_leaves_no_traceback(here: Path, checkpoint: str) -> None:
     command = [str(Path(sys.executable).with_name("diffcap")), "caption", "before/1.png", "after/1.png"]
     done = subprocess.run(

@@ -41,6 +41,7 @@ def test_help_of_average_shows_the_form_that_is_accepted() -> None:
     assert "CHECKPOINT [CHECKPOINT ...]" in shown and '["PATH1"' not in shown
 
 
+@pytest.mark.slow
 def test_score_prints_a_table(files: tuple[Path, Path]) -> None:
     done = diffcap("score", *files, "--tokenizer", "raw")
     assert done.returncode == 0, done.stderr
@@ -48,6 +49,7 @@ def test_score_prints_a_table(files: tuple[Path, Path]) -> None:
     assert "20.00" in done.stdout  # BLEU-1: of five words as they stand, "cube" alone is in its reference
 
 
+@pytest.mark.slow
 def test_score_prints_json(files: tuple[Path, Path]) -> None:
     result = json.loads(diffcap("score", *files, "--json").stdout)
     scores = result["groups"]["total"]

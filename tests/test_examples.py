@@ -33,7 +33,7 @@ def test_the_notebook_about_captioning(monkeypatch: pytest.MonkeyPatch) -> None:
     assert executed("caption.ipynb", monkeypatch)[1] == printed(committed)[1]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_notebook_about_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     output = "\n".join(executed("train.ipynb", monkeypatch))

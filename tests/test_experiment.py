@@ -47,7 +47,7 @@ def test_variables_are_told_from_the_options_of_a_stage() -> None:
         ({"devices": "two"}, "DEVICES=two is not a number of processes"),
         ({"seed": "-1"}, "SEED=-1 is negative"),
         ({"seed": "x"}, "SEED=x is not a seed"),
-        ({"logger": "tb"}, "LOGGER is tb; give wandb or none or tensorboard"),
+        ({"logger": "tb"}, "LOGGER=tb is unknown; give wandb or none or tensorboard"),
         ({"config": "nowhere.yaml"}, "CONFIG=nowhere.yaml: no such file"),
     ],
 )
@@ -80,8 +80,9 @@ def test_a_file_describes_a_run_and_the_command_line_has_priority(tmp_path: Path
         ("metod: scorer", "the key 'metod' is unknown, did you mean method"),
         ("- a", "not an experiment"),
         ("a: [", "not YAML"),
-        ("run: {out: x}", "does not name its method"),
-        ("method: [pcl]", "the key 'method' is unknown"),
+        ("run: {out: x}", "`run.method` is missing"),
+        ("method: [pcl]", "method must be a single value, found ['pcl']"),
+        ("finetune: 3", "finetune must be a section of options, found 3"),
     ],
 )
 def test_a_malformed_file_is_one_sentence(tmp_path: Path, text: str, said: str) -> None:
@@ -92,6 +93,19 @@ def test_a_malformed_file_is_one_sentence(tmp_path: Path, text: str, said: str) 
     assert str(path) in str(error.value) and said in str(error.value)
 
 
+def test_a_run_is_repeated_in_its_folder_and_with_another_seed_in_another_folder(tmp_path: Path) -> None:
+    run = {"method": "scorer", "dataset": "blocks", "out": "runs/mine/finetune"}
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({"run": run, "seed_everything": 7, "data": {"features": "resnet101_layer3"}}))
+    same = Experiment(config=str(path))
+    assert (same.run, same.seed, same.backbone) == ("runs/mine", "7", "resnet101_layer3")
+    assert Experiment(config=str(path), seed="7").run == "runs/mine"
+    assert Experiment(config=str(path), seed="8").run == "runs/blocks/scorer-seed8"
+    assert Experiment(config=str(path), method="dirl").run == "runs/blocks/dirl-seed7"
+    assert Experiment(config=str(path), seed="8", run="runs/other").run == "runs/other"
+
+
+@pytest.mark.slow
 def test_make_takes_such_a_file(project: Path) -> None:
     (project / "mine.yaml").write_text("method: dirl\nrun: runs/mine\nfinetune:\n  data: {batch_size: 3}\n")
     runs = played(project, "finetune", "eval", "CONFIG=mine.yaml", "SEED=5")
@@ -114,7 +128,7 @@ def test_offline_chooses_what_ships_with_the_package() -> None:
     assert e.backbone == "resnet101_layer3"
     with pytest.raises(DiffcapError, match=r"OFFLINE=yes and WEIGHTS=w\.pth"):
         Experiment(dataset="desk", offline="yes", weights="w.pth")
-    with pytest.raises(DiffcapError, match="OFFLINE is maybe; give yes or no"):
+    with pytest.raises(DiffcapError, match="OFFLINE=maybe is unknown; give yes or no"):
         Experiment(offline="maybe")
 
 
@@ -134,7 +148,10 @@ def test_offline_changes_nothing_for_a_dataset_that_needs_no_network(stage: str)
             {"method": "clip4idc", "backbone": "blocks"},
             r"BACKBONE=blocks gives features, and METHOD=clip4idc reads pixels",
         ),
-        ({"method": "clip4idc", "features_from": "x"}, r"FEATURES_FROM=x gives features, .* give BACKBONE=pixels\."),
+        (
+            {"method": "clip4idc", "features_from": "x"},
+            r"FEATURES_FROM=x gives features, .* give BACKBONE=pixels and leave out FEATURES_FROM=\.",
+        ),
     ],
 )
 def test_a_method_refuses_features_that_it_cannot_read(variables: dict[str, str], said: str) -> None:
@@ -173,6 +190,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_training_is_repeated_from_the_config_of_its_run(trained: Path) -> None:
     config = "runs/blocks/scorer-rr/finetune/config.yaml"
     done = run([sys.executable, "-m", "diffcap", "finetune", "--config", config], trained)
@@ -187,6 +205,7 @@ def test_a_training_is_repeated_from_the_config_of_its_run(trained: Path) -> Non
     assert yaml.safe_load((two / "config.yaml").read_text())["run"]["ablation"] == "rr"
 
 
+@pytest.mark.slow
 def test_a_finished_stage_is_found_without_torch_and_a_changed_one_runs(trained: Path) -> None:
     words = ["--pairs", "60", "--method", "scorer", "--trainer", "smoke", "--logger", "none", "--ablation", "rr"]
     code = (
@@ -201,6 +220,7 @@ def test_a_finished_stage_is_found_without_torch_and_a_changed_one_runs(trained:
     assert (trained / "runs/blocks/scorer-rr/finetune/best.ckpt").is_file()
 
 
+@pytest.mark.slow
 def test_the_settings_files_are_listed_with_the_resolved_configuration(trained: Path) -> None:
     words = ["--method", "scorer", "--ablation", "rr", "--trainer", "smoke", "--print_config"]
     done = run([sys.executable, "-m", "diffcap", "finetune", *words], trained)
@@ -223,3 +243,9 @@ def test_help_has_the_variables_and_the_options_of_the_stage() -> None:
     assert "--ablation " in done.stdout and "--length_penalty" in done.stdout
     done = subprocess.run([sys.executable, "-m", "diffcap", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("diffcap 0.")
+
+
+def test_a_variable_without_a_value_is_one_sentence() -> None:
+    with pytest.raises(DiffcapError, match="--seed: the value is missing"):
+        parse(["--seed", "--devices", "2"])
+    assert parse(["--cub_args", "--model.lr=1", "x"]) == ({"cub_args": "--model.lr=1"}, ["x"])

@@ -10,6 +10,7 @@ import pytest
 from tests.test_makefile import logged, make, project  # noqa: F401
 
 
+@pytest.mark.slow
 def test_extra_datasets_are_made_and_trained_on_in_two_stages(project: Path) -> None:
     words = "DATASET=birds2words", "EXTRA=cub,nabirds", "DATA=/b", "CUB_DATA=/o'c ub", "NABIRDS_DATA=/n", "LOGGER=none"
     runs = logged(project, "pretrain", "finetune", "eval", *words)
@@ -49,6 +50,7 @@ def test_extra_datasets_are_made_and_trained_on_in_two_stages(project: Path) -> 
     assert {stage: len(found) for stage, found in again.items()} == {"data": 3, "eval": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", ["cub", "nabirds"])
 def test_either_extra_dataset_alone_and_stand_ins_for_blocks(project: Path, extra: str) -> None:
     runs = logged(project, "pretrain", f"EXTRA={extra}", "IMAGES=400", "PAIRS=60", "SEED=3")
@@ -67,6 +69,7 @@ def test_either_extra_dataset_alone_and_stand_ins_for_blocks(project: Path, extr
     assert "nothing to do" in make(project, "pretrain", f"EXTRA={extra}", "SEED=3").stdout
 
 
+@pytest.mark.slow
 def test_both_extra_datasets_beside_the_first_one_in_one_stage(project: Path) -> None:
     runs = logged(project, "pretrain", "finetune", "DATASET=birds2words", "EXTRA=mixed", "DATA=/b")
     (trained,), (tuned,) = runs["pretrain"], runs["finetune"]
@@ -83,6 +86,7 @@ def test_both_extra_datasets_beside_the_first_one_in_one_stage(project: Path) ->
     assert "configs/method/pcl/pretrain.blocks_mixed.yaml" in embedded and "singles data/blocks_cub " in embedded
 
 
+@pytest.mark.slow
 def test_each_dataset_has_options_and_features_of_its_own(project: Path) -> None:
     words = "DATASET=birds2words", "EXTRA=cub,nabirds", "FEATURES_FROM=/b f", "data_ARGS=--missing=skip"
     stopped = make(project, "pretrain", *words)
@@ -115,12 +119,13 @@ def test_an_unknown_extra_dataset_stops_before_anything_runs(project: Path) -> N
     for words, said in (
         ("EXTRA=cup", "EXTRA=cup is unknown; give cub"),
         ("EXTRA=cub METHOD=dirl", "use METHOD=pcl"),
-        ("EXTRA=mixed,cub", "mixed has both datasets in one stage"),
+        ("EXTRA=mixed,cub", "mixed trains on CUB, NABirds and the dataset in one stage"),
     ):
         done = make(project, "pretrain", *words.split())
         assert done.returncode != 0 and said in done.stderr and not (project / "log").exists()
 
 
+@pytest.mark.thorough
 def test_the_ablations_of_pcl_share_what_is_the_same(project: Path) -> None:
     runs = logged(project, "ablation", "SEEDS=1,2", "ARGS=--steps=8 --pretrain_steps=4", "PAIRS=60", "IMAGES=400")
     rows = ["no_pretraining", "mlm", "mlm_mvcl", "pcl", "no_difference_encoder", "no_distractor_judging"]
@@ -158,6 +163,7 @@ def test_the_ablations_of_pcl_share_what_is_the_same(project: Path) -> None:
     assert "no_distractor_judging-1234/pretrain/last.ckpt" in alone["finetune"][0] and len(alone["pretrain"]) == 1
 
 
+@pytest.mark.slow
 def test_a_row_that_takes_nothing_away_is_left_out_and_the_table_says_so(project: Path) -> None:
     words = "DATASET=spot_the_diff", "ARGS=--rows=pcl,no_distractor_judging"
     runs = logged(project, "ablation", *words)

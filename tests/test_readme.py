@@ -67,6 +67,7 @@ def test_the_page_about_training_names_every_variable() -> None:
     assert {f.name for f in VARIABLES} <= named
 
 
+@pytest.mark.slow
 def test_the_example_of_a_file_for_config_works(tmp_path: Path) -> None:
     (example,) = code_blocks(ROOT / "docs/train.md", "yaml")
     (tmp_path / "run.yaml").write_text(example)
@@ -79,6 +80,7 @@ def test_the_example_of_a_file_for_config_works(tmp_path: Path) -> None:
     assert re.search(r"^  lr: 0.0001$", done.stdout, re.MULTILINE) and "mtm: per_head" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_example_of_ones_own_pairs_works(tmp_path: Path) -> None:
     page = (ROOT / "docs/own_dataset.md").read_text(encoding="utf-8")
     lines = re.findall(r'^\{"before".*\}$', page, re.MULTILINE)
@@ -93,6 +95,7 @@ def test_the_example_of_ones_own_pairs_works(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "manifest.jsonl").read_text().count("\n") == len(lines)
 
 
+@pytest.mark.slow
 def test_the_examples_of_captioning_give_the_output_that_the_readme_shows(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target / "site"
 
 
+@pytest.mark.thorough
 def test_the_stages_run_from_a_wheel_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     code = "import diffcap, diffcap.utils.settings; print(diffcap.__file__, diffcap.utils.settings.CONFIGS)"
     said = run([sys.executable, "-c", code], tmp_path, PYTHONPATH=str(installed)).stdout.split()

@@ -30,7 +30,7 @@ def score(predictions: Path, references: Path, tokenizer: Literal["ptb", "raw"] 
     from diffcap.records import file_hash
 
     said, truth = read_predictions(predictions), read_references(references)
-    check_ids(said, truth, where=f"{predictions} against {references}: ")
+    check_ids(said, truth, prefix=f"{predictions} against {references}: ")
     scores = score_captions(said, truth, tokenizer)
     missing = unavailable_metrics(ALL_METRICS)
     if json:

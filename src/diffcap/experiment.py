@@ -7,7 +7,7 @@ and a key of a file for `CONFIG=run.yaml` (`dataset: birds2words`).
 import difflib
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +22,9 @@ from diffcap.utils.settings import CONFIGS, read_settings, setting
 
 DEFAULT_SEED = 1234
 EXTRAS = ("cub", "nabirds", "mixed")
-SECTIONS = ("data", "extract", "negatives", *STAGES, "eval", "report")  # of a file for CONFIG: options of one stage
+SECTIONS = ("data", "extract", "negatives", *STAGES, "eval", "report")  # of a CONFIG file; each holds a stage's options
+# Whoever repeats a run with another value of one of these wants another run, not to overwrite the first.
+_NAMES_OF_A_RUN = ("dataset", "method", "ablation", "extra", "seed")
 
 
 def _option(text: str, default: str = "") -> Any:
@@ -31,106 +33,115 @@ def _option(text: str, default: str = "") -> Any:
 
 @dataclass(kw_only=True)
 class Experiment:
-    """The variables of one experiment. "" stands for the default, which is filled in.
+    """The variables of one experiment. An empty string stands for the default, which replaces it.
+
+    Error messages use make's spelling, SEED= for `seed`.
 
     Raises:
         DiffcapError: a value is unknown, or two do not fit together.
     """
 
-    dataset: str = _option("name of the dataset", "blocks")
+    dataset: str = _option("name of the dataset; blocks are scenes that diffcap renders", "blocks")
     method: str = _option("pcl, scorer, dirl, clip4idc, or a method of another package", "pcl")
-    ablation: str = _option("a row of the method's ablation: a file of configs/method/<method>/ablation")
-    data: str = _option("folder with the dataset's official files; without it they are downloaded")
+    ablation: str = _option("name of an ablation: a file of configs/method/<method>/ablation")
+    data: str = _option("source folder with the dataset's official files (default: they are downloaded)")
     devices: str = _option("number of processes: GPUs, or CPU cores", "1")
-    seed: str = _option("of rendering, negatives and training", str(DEFAULT_SEED))
+    seed: str = _option("seed for rendering, negatives and training", str(DEFAULT_SEED))
     logger: str = _option("wandb, tensorboard or none", "wandb")
-    trainer: str = _option("a file of configs/trainer: default, short (small datasets) or smoke (seconds)", "default")
-    backbone: str = _option("features: a file of configs/backbone; by default the method's for the dataset")
-    features: str = _option("name of the features' folder; by default the backbone's")
+    trainer: str = _option("training length, a file of configs/trainer: default, short or smoke (seconds)", "default")
+    backbone: str = _option(
+        "network for the features, a file of configs/backbone (default: the method's for the dataset)"
+    )
+    features: str = _option("name of the features' folder in FOLDER/features (default: the backbone's name)")
     features_from: str = _option("folder of features that the authors of a method released, instead of extracting")
     weights: str = _option("file with the backbone's weights (CLIP4IDC: CLIP's), where there is no network")
     offline: str = _option(
-        "yes: no downloads; the small backbone, tagger and CLIP that ship with diffcap (they were trained on rendered scenes: "
-        "their features of photos are poor)"
+        "yes: no downloads; use the small backbone, tagger and CLIP that are included in diffcap (they were trained on rendered "
+        "scenes, so their features of photos are poor)"
     )
-    tagger: str = _option("of the hard negatives: english, blocks, or a folder of a Stanza model")
-    folder: str = _option("of the manifest and the features; data/<dataset>")
-    run: str = _option("folder of the run; runs/<dataset>/<method>[-<ablation>][-<extra>][-seed<seed>]")
-    pretrain: str = _option("no: fine-tune from scratch")
-    pretraining: str = _option("folder of a pre-training that fine-tuning starts from; <run>/pretrain")
-    captioner: str = _option("whose captions are evaluated: finetune or reinforce", FINETUNE)
-    extra: str = _option("more datasets in IDC-PCL's pre-training: cub, nabirds, cub,nabirds or mixed")
-    cub_data: str = _option("folder with CUB's files")
-    nabirds_data: str = _option("folder with NABirds' files")
+    tagger: str = _option("part-of-speech tagger for the negatives: english, blocks, or a folder of a Stanza model")
+    folder: str = _option("folder of the prepared dataset: manifest, features, negatives (default: data/<dataset>)")
+    run: str = _option("folder of the run (default: runs/<dataset>/<method>[-<ablation>][-<extra>][-seed<seed>])")
+    pretrain: str = _option("yes, or no to fine-tune from scratch (default: what the ablation says, else yes)")
+    pretraining: str = _option("folder of the pre-training that fine-tuning starts from (default: <run>/pretrain)")
+    captioner: str = _option("stage whose captioner is evaluated: finetune or reinforce", FINETUNE)
+    extra: str = _option(
+        "more datasets for IDC-PCL's pre-training: cub (a pre-training on CUB before the main one), nabirds (in the main one), "
+        "cub,nabirds, or mixed (both in the main one)"
+    )
+    cub_data: str = _option("as data, for CUB")
+    nabirds_data: str = _option("as data, for NABirds")
     cub_features_from: str = _option("as features_from, for CUB")
     nabirds_features_from: str = _option("as features_from, for NABirds")
     cub_folder: str = _option("as folder, for CUB")
     nabirds_folder: str = _option("as folder, for NABirds")
-    cub_run: str = _option("folder of the pre-training on CUB; <run>/pretrain-cub")
+    cub_run: str = _option("folder of the pre-training on CUB (default: <run>/pretrain-cub)")
     pairs: str = _option("number of pairs to render (blocks)")
-    images: str = _option("number of images to render (stand-ins of CUB and NABirds)")
+    images: str = _option("number of images to render (the rendered replacements of CUB and NABirds)")
     config: str = _option("YAML file with these variables and a section of options per stage, or a run's config.yaml")
     extract_args: str = _option("more options of every extraction of features")
     cub_args: str = _option("more options of the pre-training on CUB")
 
-    spec: DatasetSpec = field(init=False)
-    system: Method = field(init=False)
+    dataset_spec: DatasetSpec = field(init=False)
+    method_spec: Method = field(init=False)
     sections: dict[str, Any] = field(init=False)
-    given: dict[str, str] = field(init=False)
+    explicit_values: dict[str, str] = field(init=False)  # without those of `config` and the defaults
     _default_backbone: str = field(init=False)
-    _offline_settings: bool = field(init=False)  # False for a dataset whose own defaults need no network
+    # Whether OFFLINE=yes replaced the backbone: then the method's settings for small features are used.
+    _offline_settings: bool = field(init=False)
 
     def __post_init__(self) -> None:
         """Read `config`, check the values, fill in the defaults."""
-        self.given = {f.name: getattr(self, f.name) for f in VARIABLES if getattr(self, f.name)}
+        self.explicit_values = {f.name: getattr(self, f.name) for f in VARIABLES if getattr(self, f.name)}
         self.sections = {}
         values: dict[str, str] = {}
         if self.config:
-            values, self.sections = from_file(Path(self.config))
+            values, self.sections = from_file(Path(self.config), self.explicit_values)
         for variable in VARIABLES:
-            chosen = self.given.get(variable.name) or values.get(variable.name) or variable.metadata["default"]
-            setattr(self, variable.name, chosen)
-        self.spec, self.system = get_dataset(self.dataset), get_method(self.method)
-        self._default_backbone = default_backbone = self.spec.backbone_for(self.system)
+            name = variable.name
+            setattr(self, name, self.explicit_values.get(name) or values.get(name) or variable.metadata["default"])
+        self.dataset_spec, self.method_spec = get_dataset(self.dataset), get_method(self.method)
+        self._default_backbone = default_backbone = self.dataset_spec.backbone_for(self.method_spec)
         if self.offline == "yes":
-            self._default_backbone = "blocks_pixels" if self.system.reads_pixels else "blocks"
+            self._default_backbone = "blocks_pixels" if self.method_spec.reads_pixels else "blocks"
         self._offline_settings = self._default_backbone != default_backbone
         if self.offline == "yes" and self.weights and not self.backbone:
             raise DiffcapError(
-                f"OFFLINE=yes and WEIGHTS={self.weights}: the networks that ship with diffcap have their own weights; give one of "
-                "the two, or BACKBONE= with both."
+                f"OFFLINE=yes and WEIGHTS={self.weights}: the networks that are included in diffcap have their own weights; give "
+                "one of the two, or BACKBONE= with both."
             )
         self.backbone = self.backbone or self._default_backbone
         self.features = self.features or ("authors" if self.features_from else self.backbone)
-        self.tagger = self.tagger or ("blocks" if self.offline == "yes" else self.spec.tagger)
+        self.tagger = self.tagger or ("blocks" if self.offline == "yes" else self.dataset_spec.tagger)
         self.folder = self.folder or f"data/{self.dataset}"
-        self.cub_folder = self.cub_folder or f"data/{self.spec.cub}"
-        self.nabirds_folder = self.nabirds_folder or f"data/{self.spec.nabirds}"
+        self.cub_folder = self.cub_folder or f"data/{self.dataset_spec.cub}"
+        self.nabirds_folder = self.nabirds_folder or f"data/{self.dataset_spec.nabirds}"
         self._check()
+        self.seed, self.devices = str(int(self.seed)), str(int(self.devices))
         names = [
             self.method,
             self.ablation,
             *self.extras,
             *([f"seed{self.seed}"] if self.seed != str(DEFAULT_SEED) else []),
         ]
-        home = self.run or f"runs/{self.dataset}/{'-'.join(filter(None, names))}"
-        sweep = not self.run and "WANDB_SWEEP_ID" in os.environ  # its trainings have folders beside the run's own
-        self.run = f"{home}/sweep" if sweep else home
-        self.cub_run = self.cub_run or f"{self.run}/pretrain-cub"
-        self.pretraining = self.pretraining or f"{home}/{PRETRAIN}"
+        run_root = self.run or f"runs/{self.dataset}/{'-'.join(filter(None, names))}"
+        is_sweep = not self.run and "WANDB_SWEEP_ID" in os.environ  # set by W&B's agent; its trials are in <run>/sweep
+        self.run = f"{run_root}/sweep" if is_sweep else run_root
+        self.cub_run = self.cub_run or f"{run_root}/pretrain-cub"
+        self.pretraining = self.pretraining or f"{run_root}/{PRETRAIN}"
 
     def _check(self) -> None:
-        if not self.seed.isdigit() or int(self.seed) >= 2**32:
+        if not _is_whole_number(self.seed) or int(self.seed) >= 2**32:
             fault = "negative" if self.seed.startswith("-") else "not a seed"
             raise DiffcapError(f"SEED={self.seed} is {fault}; give a whole number from 0 to {2**32 - 1}.")
-        if not self.devices.isdigit() or int(self.devices) < 1:
+        if not _is_whole_number(self.devices) or int(self.devices) < 1:
             raise DiffcapError(f"DEVICES={self.devices} is not a number of processes; give 1 or more.")
-        self._choice("logger", ("wandb", "none", "tensorboard"))
-        self._choice("captioner", (FINETUNE, REINFORCE))
-        self._choice("pretrain", ("", "yes", "no"))
-        self._choice("offline", ("", "yes", "no"))
-        self._file("trainer", CONFIGS / "trainer")
-        self._file("backbone", CONFIGS / "backbone")
+        self._check_choice("logger", ("wandb", "none", "tensorboard"))
+        self._check_choice("captioner", (FINETUNE, REINFORCE))
+        self._check_choice("pretrain", ("", "yes", "no"))
+        self._check_choice("offline", ("", "yes", "no"))
+        self._check_config("trainer", ("ddp",))  # DEVICES adds ddp.yaml
+        self._check_config("backbone")
         folder = self.method_configs / "ablation"
         known = sorted({path.name.partition(".")[0] for path in folder.glob("*.yaml")})
         if self.ablation and self.ablation not in known:
@@ -140,37 +151,38 @@ class Experiment:
                 raise DiffcapError(f"EXTRA={self.extra} is unknown; give cub, nabirds, cub,nabirds, or mixed.")
         if "mixed" in self.extras and len(self.extras) > 1:
             raise DiffcapError(
-                f"EXTRA={self.extra}: mixed has both datasets in one stage, cub is a stage of its own; give one of the two."
+                f"EXTRA={self.extra}: mixed trains on CUB, NABirds and the dataset in one stage and cannot be combined; give "
+                "EXTRA=mixed alone."
             )
-        if self.extras and not (self.system.pretraining and self.system.pretraining.extra):
+        if self.extras and not (self.method_spec.pretraining and self.method_spec.pretraining.extra):
             raise DiffcapError(f"EXTRA={self.extra} is for methods whose pre-training takes it; use METHOD=pcl.")
 
-    def _choice(self, name: str, known: Sequence[str]) -> None:
+    def _check_choice(self, name: str, known: Sequence[str]) -> None:
         value = getattr(self, name)
         if value not in known:
-            raise DiffcapError(f"{name.upper()} is {value}; give {' or '.join(filter(None, known))}.")
+            raise DiffcapError(f"{name.upper()}={value} is unknown; give {' or '.join(filter(None, known))}.")
 
-    def _file(self, name: str, folder: Path) -> None:
-        known = sorted(path.stem for path in folder.glob("*.yaml"))
+    def _check_config(self, name: str, excluded: Sequence[str] = ()) -> None:
+        known = sorted({path.stem for path in (CONFIGS / name).glob("*.yaml")} - set(excluded))
         value = getattr(self, name)
         if value not in known:
             raise DiffcapError(f"{name.upper()}={value} is unknown; give one of {', '.join(known)}.")
 
     @property
     def extras(self) -> tuple[str, ...]:
-        """The parts of `extra`."""
-        return tuple(filter(None, self.extra.split(",")))
+        """The datasets of `extra`."""
+        return tuple(filter(None, (name.strip() for name in self.extra.split(","))))
 
     @property
-    def pretrains(self) -> bool:
-        """Whether the experiment has a pre-training stage: by PRETRAIN, or else by its ablation."""
-        if self.system.pretraining is None or self.pretrain == "no":
+    def has_pretraining(self) -> bool:
+        """Whether the experiment has a pre-training stage. PRETRAIN decides if it is given, otherwise the ablation does."""
+        if self.method_spec.pretraining is None or self.pretrain == "no":
             return False
-        row = self.system.ablations.get(self.ablation)
-        return self.pretrain == "yes" or row is None or row.pretrains
+        ablation = self.method_spec.ablations.get(self.ablation)
+        return self.pretrain == "yes" or ablation is None or ablation.pretrains
 
     @property
-    def store(self) -> Path:
+    def features_folder(self) -> Path:
         """Folder of the features."""
         return Path(self.folder) / "features" / self.features
 
@@ -180,9 +192,9 @@ class Experiment:
         Raises:
             DiffcapError: the method reads features and the backbone gives pixels, or the other way round.
         """
-        meta = self.store / "meta.json"
+        meta = self.features_folder / "meta.json"
         if meta.is_file():
-            where = f"{self.store} holds"
+            where = f"{self.features_folder} holds"
             has_pixels = read_json(meta).get("dtype") == "uint8"
         else:
             where = (
@@ -190,17 +202,18 @@ class Experiment:
             )
             library = setting([CONFIGS / f"backbone/{self.backbone}.yaml"], "model", "library")
             has_pixels = library == "pixels" and not self.features_from
-        if has_pixels != self.system.reads_pixels:
+        if has_pixels != self.method_spec.reads_pixels:
             kinds = ("pixels", "features") if has_pixels else ("features", "pixels")
+            leave_out = [f"{name.upper()}=" for name in ("features", "features_from") if name in self.explicit_values]
             raise DiffcapError(
-                f"{where} {kinds[0]}, and METHOD={self.method} reads {kinds[1]}; give "
-                f"BACKBONE={self._default_backbone}."
+                f"{where} {kinds[0]}, and METHOD={self.method} reads {kinds[1]}; give BACKBONE={self._default_backbone}"
+                f"{' and leave out ' + ' and '.join(leave_out) if leave_out else ''}."
             )
 
     @property
     def method_configs(self) -> Path:
         """Folder of the method's settings."""
-        return _folder_of(self.system.configs) or CONFIGS / "method" / self.method
+        return _folder_of(self.method_spec.configs) or CONFIGS / "method" / self.method
 
     def stage_folder(self, stage: str) -> Path:
         """Folder of a training stage."""
@@ -222,36 +235,42 @@ class Experiment:
         return Path(self.run) / report_of(self.captioner)
 
     @property
-    def start(self) -> Path:
-        """Checkpoint that fine-tuning starts from, if the experiment has a pre-training."""
-        assert self.system.pretraining is not None
-        return Path(self.pretraining) / self.system.pretraining.checkpoint
+    def pretrained_checkpoint(self) -> Path:
+        """Checkpoint of the pre-training that fine-tuning starts from; only for methods that have one."""
+        assert self.method_spec.pretraining is not None
+        return Path(self.pretraining) / self.method_spec.pretraining.checkpoint
 
     def config_files(self, stage: str, datasets: Iterable[str] = ()) -> list[Path]:
-        """Settings of a training stage, in the order in which later files override earlier ones.
+        """The existing settings files of a training stage, in the order in which later files override earlier ones.
 
         1. trainer/default.yaml
         2. <stage>.yaml of the method
-        3. of the dataset, and of each of `datasets`: dataset/<name>.yaml, then <stage>.<name>.yaml of the method
+        3. for the dataset, then for each of `datasets`: dataset/<name>.yaml, then <stage>.<name>.yaml of the method
         4. <stage>.offline.yaml of the method, for OFFLINE=yes
         5. the ablation's <name>.yaml and <name>.<stage>.yaml
-        6. reinforce/base.yaml and reinforce/<dataset>.yaml, for that stage, which has the settings of fine-tuning besides
-        7. trainer/<trainer>.yaml, if it is not the default, and reinforce/<trainer>.yaml
+        6. for the stage reinforce: reinforce/base.yaml and reinforce/<dataset>.yaml. In steps 2 to 5 this stage uses the files of
+           finetune.
+        7. trainer/<trainer>.yaml, if it is not the default, and for the stage reinforce also reinforce/<trainer>.yaml
         8. trainer/ddp.yaml, for several processes
 
         Args:
-            datasets: more datasets of the stage. Files that do not exist are left out.
+            stage: pretrain, finetune or reinforce.
+            datasets: more datasets that the stage trains on.
+
+        Raises:
+            DiffcapError: the method has no settings for this stage.
         """
         settings = FINETUNE if stage == REINFORCE else stage
-        own = self.method_configs
-        files = [CONFIGS / "trainer/default.yaml", own / f"{settings}.yaml"]
+        method_folder = self.method_configs
+        files = [CONFIGS / "trainer/default.yaml", method_folder / f"{settings}.yaml"]
         for name in (self.dataset, *datasets):
-            place = _folder_of(get_dataset(name).configs) or CONFIGS / "dataset"
-            files += [place / f"{name}.yaml", own / f"{settings}.{name}.yaml"]
+            dataset_folder = _folder_of(get_dataset(name).configs) or CONFIGS / "dataset"
+            files += [dataset_folder / f"{name}.yaml", method_folder / f"{settings}.{name}.yaml"]
         if self._offline_settings:
-            files.append(own / f"{settings}.offline.yaml")
+            files.append(method_folder / f"{settings}.offline.yaml")
         if self.ablation:
-            files += [own / f"ablation/{self.ablation}.yaml", own / f"ablation/{self.ablation}.{settings}.yaml"]
+            folder = method_folder / "ablation"
+            files += [folder / f"{self.ablation}.yaml", folder / f"{self.ablation}.{settings}.yaml"]
         if stage == REINFORCE:
             files += [CONFIGS / "reinforce/base.yaml", CONFIGS / f"reinforce/{self.dataset}.yaml"]
         if self.trainer != "default":
@@ -266,13 +285,14 @@ class Experiment:
             )
         return [file for file in files if file.is_file()]
 
-    def words(self) -> list[str]:
-        """The command-line options that make the same experiment."""
-        return [word for name, value in self.given.items() for word in (f"--{name}", value)]
-
 
 VARIABLES = tuple(f for f in fields(Experiment) if f.init)
 NAMES = {f.name for f in VARIABLES}
+_GOALS = "goals"  # make's targets; make adds this option to the variables, `pipeline` reads it
+
+
+def _is_whole_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
 
 
 def _folder_of(resource: str | None) -> Path | None:
@@ -280,14 +300,25 @@ def _folder_of(resource: str | None) -> Path | None:
     if resource is None:
         return None
     package, _, folder = resource.partition(":")
-    spec = find_spec(package)
+    try:
+        spec = find_spec(package)
+    except ModuleNotFoundError:  # its parent package is missing
+        spec = None
     if spec is None or not spec.submodule_search_locations:
         raise DiffcapError(f"{resource}: the package {package} has no folder; correct `configs` in the registry.")
     return Path(next(iter(spec.submodule_search_locations))) / folder
 
 
-def from_file(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
-    """Read a file for CONFIG: variables, and options by stage; or the config.yaml of a run's stage.
+def from_file(path: Path, explicit_values: Mapping[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Read a CONFIG file: an experiment file, or the config.yaml that a training stage wrote.
+
+    Args:
+        path: the file.
+        explicit_values: variable -> value of the command line. If they make another run of a run's config.yaml, for example with
+            another seed, the folder of the first run is left out.
+
+    Returns:
+        variable -> value, and stage -> its options.
 
     Raises:
         DiffcapError: the file is missing or damaged, or a key is unknown.
@@ -298,7 +329,7 @@ def from_file(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
     if not isinstance(content, dict):
         raise DiffcapError(f"{path}: not an experiment; write keys and values, such as `method: scorer`.")
     if isinstance(content.get("run"), dict):
-        return _from_run(path, content)
+        return _from_run(path, content, explicit_values)
     variables, sections = {}, {}
     for key, value in content.items():
         name = str(key).lower()
@@ -306,6 +337,10 @@ def from_file(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
             sections[name] = value
         elif name in NAMES and not isinstance(value, dict | list):
             variables[name] = _text(value)
+        elif name in NAMES:
+            raise DiffcapError(f"{path}: {key} must be a single value, found {value!r:.60}; write it as in `{key}: x`.")
+        elif name in SECTIONS:
+            raise DiffcapError(f"{path}: {key} must be a section of options, found {value!r:.60}; indent its options.")
         else:
             raise DiffcapError(f"{path}: the key {key!r} is unknown{_similar(name)}; see docs/train.md for the keys.")
     return variables, sections
@@ -317,23 +352,27 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _from_run(path: Path, content: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+def _from_run(
+    path: Path, content: dict[str, Any], explicit_values: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, Any]]:
     run, data, model = (content.get(key) or {} for key in ("run", "data", "model"))
-    if not run.get("method") or not run.get("out"):
+    missing = [name for name in ("method", "dataset", "out") if not run.get(name)]
+    if missing:
         raise DiffcapError(
-            f"{path}: it does not name its method (an earlier diffcap wrote it); run "
-            f"`diffcap finetune --config {path}`, or write a file with `dataset:` and `method:`."
+            f"{path}: `run.{missing[0]}` is missing (an earlier diffcap wrote the file); write an experiment file with "
+            "`dataset:` and `method:` instead, see docs/train.md."
         )
     out = Path(run["out"])
     stage = next((name for name in STAGES if out.name.startswith(name)), FINETUNE)
-    start = model.get("init_from")
+    start, features = model.get("init_from"), data.get("features")
     values = {
         "dataset": run["dataset"],
         "method": run["method"],
         "ablation": run.get("ablation"),
         "trainer": run.get("preset"),
         "folder": data.get("folder"),
-        "features": data.get("features"),
+        "features": features,
+        "backbone": features if (CONFIGS / f"backbone/{features}.yaml").is_file() else None,
         "seed": content.get("seed_everything"),
         "logger": run.get("logger"),
         "devices": (content.get("trainer") or {}).get("devices"),
@@ -341,7 +380,10 @@ def _from_run(path: Path, content: dict[str, Any]) -> tuple[dict[str, str], dict
         **({"pretraining": str(Path(start).parent) if start else None} if stage == FINETUNE else {}),
         **({"pretrain": "yes" if start else "no"} if stage == FINETUNE else {}),
     }
-    return {name: str(value) for name, value in values.items() if value not in (None, "")}, {stage: content}
+    found = {name: str(value) for name, value in values.items() if value not in (None, "")}
+    if any(explicit_values.get(name, found.get(name)) != found.get(name) for name in _NAMES_OF_A_RUN):
+        del found["run"]
+    return found, {stage: content}
 
 
 def _similar(name: str) -> str:
@@ -350,32 +392,36 @@ def _similar(name: str) -> str:
 
 
 def parse(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Split a command line into the variables of an experiment and the rest, the stage's own options.
+    """Split a command line into the variables of an experiment and the options of the stage.
 
-    A variable is `--cub_data X`, `--cub-data=X` or `--CUB_DATA X`. Everything after `--` is the stage's own.
+    A variable is `--cub_data X`, `--cub-data=X` or `--CUB_DATA X`. Everything after `--` is an option of the stage.
+
+    Returns:
+        variable -> value, and the remaining words, for the stage.
 
     Raises:
         DiffcapError: a variable has no value.
     """
     variables: dict[str, str] = {}
-    rest: list[str] = []
-    waiting = list(words)
-    while waiting:
-        word = waiting.pop(0)
+    stage_options: list[str] = []
+    remaining = list(words)
+    while remaining:
+        word = remaining.pop(0)
         if word == "--":
-            rest += waiting
+            stage_options += remaining
             break
         name, equals, value = word.partition("=")
         name = name.removeprefix("--").replace("-", "_").lower()
-        if not word.startswith("--") or name not in NAMES | {"goals"}:
-            rest.append(word)
+        if not word.startswith("--") or name not in NAMES | {_GOALS}:
+            stage_options.append(word)
             continue
         if not equals:
-            if not waiting:
+            holds_options = name.endswith("_args")  # only their values may begin with "--"
+            if not remaining or (remaining[0].startswith("--") and not holds_options):
                 raise DiffcapError(f"{word}: the value is missing; write {word} VALUE.")
-            value = waiting.pop(0)
+            value = remaining.pop(0)
         variables[name] = value
-    return variables, rest
+    return variables, stage_options
 
 
 def options_help() -> str:

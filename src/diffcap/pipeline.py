@@ -136,29 +136,29 @@ def works(experiment: Experiment, stage: str, own: Sequence[str] = ()) -> list[W
 def _data(e: Experiment, own: list[str]) -> Work:
     words = ["--dataset", e.dataset, "--out", e.folder]
     words += ["--source", _expanded(e.data)] if e.data else []
-    words += ["--seed", e.seed] if e.spec.rendered else []
-    words += ["--pairs", e.pairs] if e.pairs and e.spec.pairs else []
-    words += ["--images", e.images] if e.images and e.spec.rendered and not e.spec.pairs else []
+    words += ["--seed", e.seed] if e.dataset_spec.rendered else []
+    words += ["--pairs", e.pairs] if e.pairs and e.dataset_spec.pairs else []
+    words += ["--images", e.images] if e.images and e.dataset_spec.rendered and not e.dataset_spec.pairs else []
     words += _options(e, "data")
     return Work("data", [*words, *own], Path(e.folder) / "manifest.jsonl", always=True)
 
 
 def _extract(e: Experiment, own: list[str]) -> Work:
     inputs, read = [Path(e.folder) / "manifest.jsonl"], [Path(e.folder) / "dataset.json"]
-    results = [e.store / name for name in ("meta.json", "features.f16", "features.u8", "sums.u32", "done.u8")]
+    results = [e.features_folder / name for name in ("meta.json", "features.f16", "features.u8", "sums.u32", "done.u8")]
     if e.features_from:
         source = _expanded(e.features_from)
         words = ["--folder", e.folder, "--source", source, "--name", e.features, *own]
-        return Work("import_features", words, e.store / "complete", inputs, read, results)
+        return Work("import_features", words, e.features_folder / "complete", inputs, read, results)
     words = ["--config", str(CONFIGS / f"backbone/{e.backbone}.yaml"), "--data.folder", e.folder]
     words += ["--model.name", e.features] if e.features != e.backbone else []
-    if e.weights and not e.system.reads_pixels:
+    if e.weights and not e.method_spec.reads_pixels:
         weights = Path(e.weights).expanduser()
         words += ["--model.weights", str(weights)]
         inputs += [weights] if e.backbone == "clip4idc" else []  # of a training of one's own, which may be repeated
     words += ["--trainer.devices", e.devices, *(["--trainer.strategy", "ddp"] if e.devices != "1" else [])]
     words += [*_options(e, "extract"), *split_words(e.extract_args)]
-    return Work("extract", [*words, *own], e.store / "complete", inputs, read, results)
+    return Work("extract", [*words, *own], e.features_folder / "complete", inputs, read, results)
 
 
 def _negatives(e: Experiment, own: list[str]) -> Work:
@@ -213,42 +213,46 @@ def _training(e: Experiment, stage: str, own: list[str]) -> Iterator[Work]:
     if stage == PRETRAIN:
         yield from _pretraining(e, own)
         return
-    inputs, options = [e.store / "complete"], []
-    if stage == FINETUNE and e.pretrains:
+    inputs, options = [e.features_folder / "complete"], []
+    if stage == FINETUNE and e.has_pretraining:
         inputs.append(Path(e.pretraining) / FINISHED)
-        options = ["--model.init_from", str(e.start)]
+        options = ["--model.init_from", str(e.pretrained_checkpoint)]
     if stage == REINFORCE:
         inputs = [e.stage_folder(FINETUNE) / FINISHED]
         options = ["--model.init_from", str(e.stage_folder(FINETUNE) / BEST)]
-    if stage == FINETUNE and not e.pretrains:
+    if stage == FINETUNE and not e.has_pretraining:
         options = _clip_weights(e)
     yield _train(e, stage, inputs, [*options, *own])
 
 
 def _clip_weights(e: Experiment) -> list[str]:
     """WEIGHTS of a method that reads pixels; the others' are of the extraction."""
-    return ["--model.clip_weights", _expanded(e.weights)] if e.weights and e.system.reads_pixels else []
+    return ["--model.clip_weights", _expanded(e.weights)] if e.weights and e.method_spec.reads_pixels else []
 
 
 def _pretraining(e: Experiment, own: list[str]) -> Iterator[Work]:
-    pretraining = e.system.pretraining
+    pretraining = e.method_spec.pretraining
     assert pretraining is not None
-    inputs, options, names = [e.store / "complete"], _clip_weights(e), list[str]()
+    inputs, options, names = [e.features_folder / "complete"], _clip_weights(e), list[str]()
     if pretraining.needs_negatives:
         inputs.append(Path(e.folder) / "negatives.jsonl")
     cub, nabirds = extra_datasets(e)
     if nabirds:
         names = [nabirds.dataset]
-        inputs.append(nabirds.store / "complete")
+        inputs.append(nabirds.features_folder / "complete")
     if "mixed" in e.extras:
         assert cub is not None
-        names = [f"{e.spec.cub.removesuffix('cub')}mixed"]
-        inputs += [cub.store / "complete", Path(cub.folder) / "negatives.jsonl"]
+        names = [f"{e.dataset_spec.cub.removesuffix('cub')}mixed"]
+        inputs += [cub.features_folder / "complete", Path(cub.folder) / "negatives.jsonl"]
         options += ["--data.singles", cub.folder]
     if nabirds:
         options += ["--data.labelled", nabirds.folder]
     if cub and "cub" in e.extras:
-        first = [cub.store / "complete", Path(cub.folder) / "negatives.jsonl", Path(e.folder) / "manifest.jsonl"]
+        first = [
+            cub.features_folder / "complete",
+            Path(cub.folder) / "negatives.jsonl",
+            Path(e.folder) / "manifest.jsonl",
+        ]
         words = [*own, *split_words(e.cub_args)]
         yield _train(e, PRETRAIN, first, words, [cub.dataset], Path(cub.folder), Path(e.cub_run))
         options += ["--model.init_from", str(Path(e.cub_run) / LAST)]
@@ -304,7 +308,7 @@ def extra_datasets(e: Experiment) -> tuple[Experiment | None, Experiment | None]
             continue
         folder, source = getattr(e, f"{name}_folder"), getattr(e, f"{name}_features_from")
         other = Experiment(
-            dataset=getattr(e.spec, name),
+            dataset=getattr(e.dataset_spec, name),
             method=e.method,
             folder=folder,
             data=getattr(e, f"{name}_data"),
@@ -318,7 +322,7 @@ def extra_datasets(e: Experiment) -> tuple[Experiment | None, Experiment | None]
             images=e.images,
             extract_args="" if e.features_from or source else e.extract_args,
         )
-        if e.features_from and not source and not (other.store / "complete").exists():
+        if e.features_from and not source and not (other.features_folder / "complete").exists():
             raise DiffcapError(
                 f"FEATURES_FROM is for {e.dataset} only; give {name.upper()}_FEATURES_FROM=<the authors' folder for "
                 f"{other.dataset}>, too."
@@ -338,11 +342,11 @@ def needed_by(e: Experiment, goals: Iterable[str]) -> set[str]:
         needed.add(stage)
         if stage in ("extract", "negatives"):
             waiting.append("data")
-        elif stage == PRETRAIN and e.pretrains:
-            assert e.system.pretraining is not None
-            waiting += ["extract", "negatives"] if e.system.pretraining.needs_negatives else ["extract"]
+        elif stage == PRETRAIN and e.has_pretraining:
+            assert e.method_spec.pretraining is not None
+            waiting += ["extract", "negatives"] if e.method_spec.pretraining.needs_negatives else ["extract"]
         elif stage == FINETUNE:
-            waiting += ["extract", PRETRAIN] if e.pretrains else ["extract"]
+            waiting += ["extract", PRETRAIN] if e.has_pretraining else ["extract"]
         elif stage == REINFORCE:
             waiting.append(FINETUNE)
         elif stage == "eval":
@@ -392,7 +396,7 @@ def run_stage(stage: str, words: Sequence[str], prefix: Sequence[str]) -> None:
         experiment.check_features()
     if PRETRAIN in needed:
         extra_datasets(experiment)  # what is wrong with them is an error before anything runs
-    if stage == PRETRAIN and not experiment.pretrains:
+    if stage == PRETRAIN and not experiment.has_pretraining:
         if asked:
             print(_nothing_to_pretrain(experiment))
         return
@@ -443,14 +447,14 @@ def _run_work(work: Work, asked: bool, run: Callable[[Work], None]) -> None:
 def _without_pretraining(e: Experiment, goals: Sequence[str]) -> Experiment:
     """A captioner that was fine-tuned without pre-training stays as it is, until one of the two stages is asked for."""
     alone = is_finished(e.stage_folder(FINETUNE)) and not (Path(e.pretraining) / FINISHED).is_file()
-    if e.pretrains and alone and not {PRETRAIN, FINETUNE} & set(goals):
+    if e.has_pretraining and alone and not {PRETRAIN, FINETUNE} & set(goals):
         return replace_variables(e, pretrain="no")
     return e
 
 
 def replace_variables(e: Experiment, **values: str) -> Experiment:
     """The same experiment with other values of some variables."""
-    return Experiment(**{**e.given, **values})
+    return Experiment(**{**e.explicit_values, **values})
 
 
 def _make_extra(e: Experiment) -> None:
@@ -465,7 +469,7 @@ def _make_extra(e: Experiment) -> None:
 
 def _nothing_to_pretrain(e: Experiment) -> str:
     row = f", {e.ablation}," if e.ablation else ""
-    why = f" with PRETRAIN={e.pretrain or 'no'}" if e.system.pretraining else ""
+    why = f" with PRETRAIN={e.pretrain or 'no'}" if e.method_spec.pretraining else ""
     return f"{e.method}{row} has no pre-training stage{why}; go on with: make finetune METHOD={e.method} DATASET={e.dataset}"
 
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors import safe_open
 from tests.commands import ROOT
@@ -55,6 +56,7 @@ def test_every_patch_answers_for_its_own_pixels() -> None:
     assert changed.nonzero().tolist() == [[4, 10], [4, 11], [5, 10], [5, 11]]
 
 
+@pytest.mark.thorough
 def test_the_stage_trains_and_writes_weights_that_load(tmp_path: Path) -> None:
     target = tmp_path / "clip.safetensors"
     options = ["--model.steps=2", "--data.batches=2", "--data.batch_size=4", "--data.num_workers=0"]
@@ -90,6 +92,7 @@ def test_a_whole_table_takes_what_the_file_has() -> None:
     assert 50 < int((model.words.token_embedding.weight != drawn).any(1).sum()) < 200
 
 
+@pytest.mark.slow
 def test_the_shipped_weights_know_the_scenes() -> None:
     training = ClipTraining().eval()
     with safe_open(SHIPPED, "pt") as file:

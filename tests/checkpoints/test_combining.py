@@ -73,6 +73,7 @@ def test_what_cannot_be_averaged_is_one_sentence(tmp_path: Path) -> None:
     assert not (tmp_path / "out.ckpt").exists()
 
 
+@pytest.mark.slow
 def test_the_command_averages(tmp_path: Path) -> None:
     files = [str(pcl(tmp_path / f"{seed}.ckpt", seed)) for seed in range(2)]
     command = [str(Path(sys.executable).with_name("diffcap")), "average", *files, "--out", str(tmp_path / "out.ckpt")]

@@ -57,6 +57,7 @@ def diffcap(hub: Hub, home: Path, *words: str) -> subprocess.CompletedProcess[st
     )
 
 
+@pytest.mark.slow
 def test_what_is_pushed_comes_back(run: Path, tmp_path: Path) -> None:
     hub, checkpoint = Hub(), run / "finetune" / "best.ckpt"
     done = diffcap(hub, tmp_path / "home", "push", str(checkpoint), "user/toy", "--license", "apache-2.0")
@@ -89,6 +90,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
     return hub
 
 
+@pytest.mark.slow
 def test_what_should_be_private_goes_nowhere_else(hub: Hub, run: Path) -> None:
     checkpoint = run / "finetune" / "best.ckpt"
     for _ in range(2):  # a new one, and one that is there and private
@@ -104,6 +106,7 @@ def test_what_should_be_private_goes_nowhere_else(hub: Hub, run: Path) -> None:
     assert "model.safetensors" in hub.repositories["user/open"] and "user/open" not in hub.private
 
 
+@pytest.mark.slow
 def test_scores_and_pictures_of_other_weights_do_not_stay_on_the_hub(hub: Hub, run: Path) -> None:
     push(run / "finetune" / "best.ckpt", "user/toy")
     hub.repositories["user/toy"]["notes.txt"] = hub.repositories["user/toy"]["assets/logo.png"] = b"the owner's"

@@ -226,6 +226,7 @@ def test_odd_settings_in_a_folder_are_one_sentence(tmp_path: Path, odd: dict[str
 ODD_VALUES: list[Any] = [None, True, -1, 10**30, "x", [10**6, 10**6, 10**6], {"a": 1}]
 
 
+@pytest.mark.slow
 def test_any_other_value_in_the_metadata_loads_or_is_one_sentence(tmp_path: Path) -> None:
     """Every entry, at every depth, with values of other types: what loads can caption, too."""
     write_folder(tmp_path / "ours", read_checkpoint(write_checkpoint(tmp_path / "x.ckpt", model(), "finetune")))

@@ -59,6 +59,7 @@ def test_a_whole_dataset_has_its_distractors_and_types(tmp_path: Path, monkeypat
         compare("clevr_change", read_pairs("clevr_change", tmp_path), tmp_path)
 
 
+@pytest.mark.slow
 def test_single_images_and_their_classes() -> None:
     def images(split: str, count: int, classes: int) -> list[ChangePair]:
         return [

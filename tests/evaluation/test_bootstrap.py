@@ -68,6 +68,7 @@ def test_a_draw_is_scored_as_the_corpus_of_its_pairs() -> None:
         assert scores["CIDEr-D"][draw] == pytest.approx(cider[drawn].mean(), abs=1e-9)  # the group's frequencies
 
 
+@pytest.mark.thorough
 def test_meteor_of_summed_counts_is_the_jars_own_corpus_score() -> None:
     hypotheses = {**said(5, 0.5), "0.png": REFERENCES["0.png"][0]}
     ids, draws = list(hypotheses), random.Random(0)

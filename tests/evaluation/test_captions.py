@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from diffcap.evaluation.captions import FAST_METRICS, score_captions, score_groups, score_pairs, unavailable_metrics
+from diffcap.evaluation.captions import FAST_METRICS, cider_per_pair, score_captions, score_groups, unavailable_metrics
 from diffcap.evaluation.java import find_java, jar
 from diffcap.utils.errors import DiffcapError
 
@@ -134,6 +134,7 @@ def test_every_group_is_a_corpus_of_its_own() -> None:
     assert abs(scores["total"]["CIDEr-D"] - mean) > 0.01  # document frequencies are those of the group
 
 
+@pytest.mark.thorough
 def test_meteor_of_every_group_equals_the_jars_own_wrapper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{Path(find_java()).parent}{os.pathsep}{os.environ['PATH']}")
     from pycocoevalcap.meteor.meteor import Meteor
@@ -149,6 +150,7 @@ def test_meteor_of_every_group_equals_the_jars_own_wrapper(monkeypatch: pytest.M
         stream.close()
 
 
+@pytest.mark.slow
 def test_all_metrics_survive_empty_and_odd_captions() -> None:
     odd = {"a": "", "b": "...", "c": "a ||| b\nc", "d": "caf\u00e9 \u2028 \u7ea2\u8272", "e": "x" * 2000}
     scores = score_captions(odd, {**REFERENCES, "d": ["the caf\u00e9"]})
@@ -235,11 +237,11 @@ def test_pycocoevalcap_carries_the_jars_that_are_named() -> None:
 
 def test_the_scores_of_single_pairs_average_to_the_score_of_all() -> None:
     perfect = {id: captions[0] for id, captions in REFERENCES.items()}
-    scores = score_pairs({"ours": PREDICTIONS, "perfect": perfect}, REFERENCES, "raw")
+    scores = cider_per_pair({"ours": PREDICTIONS, "perfect": perfect}, REFERENCES, "raw")
     for name, said in (("ours", PREDICTIONS), ("perfect", perfect)):
         corpus = score_captions(said, REFERENCES, "raw", ["CIDEr-D"])["CIDEr-D"]
         assert list(scores[name]) == list(REFERENCES)
         assert math.fsum(scores[name].values()) / len(REFERENCES) == pytest.approx(corpus)
     assert scores["perfect"]["c"] == pytest.approx(10) and scores["ours"]["e"] < scores["perfect"]["e"]
     with pytest.raises(DiffcapError, match=r"^ours: 1 of 5 reference ids have no prediction \('e'\)"):
-        score_pairs({"ours": {id: said for id, said in PREDICTIONS.items() if id != "e"}}, REFERENCES, "raw")
+        cider_per_pair({"ours": {id: said for id, said in PREDICTIONS.items() if id != "e"}}, REFERENCES, "raw")

@@ -71,7 +71,7 @@ def test_names_are_counted_apart_and_an_empty_map_nowhere() -> None:
     rows = localisation(
         [WordAttention("cube", left, box), WordAttention("red", right, box), WordAttention("cube", right, box)]
     )
-    assert list(rows) == ["cube", "red"] and rows["cube"]["looks"] == 2
+    assert list(rows) == ["cube", "red"] and rows["cube"]["count"] == 2
     assert rows["cube"]["pointing"] == 0.5 and rows["cube"]["mass"] == pytest.approx(0.55)
     assert rows["red"]["mass_chance"] == 0.5
     empty = np.zeros((1, 2))

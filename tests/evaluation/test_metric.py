@@ -61,6 +61,7 @@ def test_unknown_ids_and_unequal_lengths_are_refused() -> None:
         metric(["1"], ["x"])
 
 
+@pytest.mark.slow
 def test_two_ranks_with_padding_give_the_value_of_one(tmp_path: Path) -> None:
     data = tmp_path / "data.json"
     data.write_text(json.dumps({"references": REFERENCES, "predictions": PREDICTIONS}))

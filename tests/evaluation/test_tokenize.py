@@ -42,6 +42,7 @@ def test_any_locale_gives_the_same_tokens() -> None:
     assert done.stdout.strip() == ascii(["un caf\u00e9 1,5"])
 
 
+@pytest.mark.thorough
 def test_two_runs_at_once_leave_nothing_behind(tmp_path: Path) -> None:
     code = (
         "from diffcap.evaluation.captions import score_captions\n"

@@ -43,6 +43,7 @@ def test_a_file_comes_whole(site: Site, target: Path, chunked: bool) -> None:
     assert whole(target) and site.asked[0].agent.startswith("diffcap/")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["cut 70000", "stall 70000"])
 @pytest.mark.parametrize("validator", [{"etag": '"one"'}, {"modified": "Mon, 02 Jan 2017 00:00:00 GMT"}])
 def test_a_broken_answer_is_continued(site: Site, target: Path, fault: str, validator: dict[str, str]) -> None:
@@ -56,6 +57,7 @@ def test_a_chunked_answer_that_ends_too_early_is_not_taken_for_whole(site: Site,
     assert whole(target) and site.asked[1].range == "bytes=70000-"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["hang", "drop", "status 500", "status 503", "status 408", "status 429"])
 def test_passing_faults_are_tried_again(site: Site, target: Path, fault: str) -> None:
     bring(target, site.put("/file", BODY, faults=[fault, fault]))
@@ -83,6 +85,7 @@ def test_a_server_that_gives_no_byte_more_each_time_is_given_up(site: Site, targ
     assert site.times("/file") == 4 and not target.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["seconds", "date"])
 def test_a_pause_that_the_server_requests_is_made(site: Site, target: Path, form: str) -> None:
     later = format_datetime(datetime.now(UTC) + timedelta(seconds=2), usegmt=True)
@@ -293,6 +296,7 @@ def test_a_full_disk_is_an_error_that_names_the_file(site: Site, target: Path, m
     assert whole(target)
 
 
+@pytest.mark.slow
 def test_whatever_happens_every_file_comes_whole(site: Site, tmp_path: Path) -> None:
     chance = random.Random(7)
     faults = ["hang", "drop", "status 500", "status 503", "status 429", "cut", "stall", "careless"]

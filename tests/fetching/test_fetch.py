@@ -22,6 +22,7 @@ from diffcap.datasets.official import OFFICIAL, Sizes
 from diffcap.records import read_dataset
 
 
+@pytest.mark.slow
 def test_everything_is_fetched_checked_and_read(clevr: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     clevr.site.pages["/clevr.tar.gz"].faults = ["cut 900", "stall 500"]
     assert clevr.fetch() == ""
@@ -188,6 +189,7 @@ def by_hand(clevr: Folder) -> bytes:
     return body
 
 
+@pytest.mark.slow
 def test_what_a_person_has_to_fetch_is_said_precisely(clevr: Folder) -> None:
     body = by_hand(clevr)
     done = run(clevr.words(), clevr.path)
@@ -265,6 +267,7 @@ def test_options_out_of_range(clevr: Folder, option: str) -> None:
     assert "--fetch.jobs must be at least 1" in clevr.fetch(option)
 
 
+@pytest.mark.slow
 def test_killed_at_any_time_it_goes_on_with_what_is_there(clevr: Folder) -> None:
     site, body = clevr.site, clevr.site.pages["/clevr.tar.gz"].body
     size = len(body)

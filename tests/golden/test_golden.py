@@ -168,6 +168,7 @@ def golden(found: dict[str, Any], request: pytest.FixtureRequest) -> dict[str, A
     return json.loads(GOLDEN.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_first_losses_and_captions_are_the_golden_ones(
     name: str, found: dict[str, Any], golden: dict[str, Any]

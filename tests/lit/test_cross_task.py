@@ -40,6 +40,7 @@ def second(place: Path, out: str, *options: str) -> list[str]:
     return command("pretrain", [], *SMALL, *files, *more, *options)
 
 
+@pytest.mark.slow
 def test_two_stages_and_captioning(place: Path) -> None:
     assert in_process(first(place, "--model.warmup=3")) is None
     begin = f"--model.init_from={place / 'pretrain-cub/last.ckpt'}"
@@ -67,6 +68,7 @@ def test_two_stages_and_captioning(place: Path) -> None:
     assert in_process([*words, f"--data.vocabulary_with=[{place / 'cub'}]"]) is None
 
 
+@pytest.mark.slow
 def test_two_processes_train_to_the_weights_of_one(place: Path) -> None:
     """Every task on single and on labelled images; 7 labelled pairs are 4 and 3 on two ranks."""
     processes = []

@@ -67,6 +67,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_two_processes_train_to_the_weights_of_one(runs: Path, stage: str) -> None:
     assert (METHOD / f"{stage}.yaml").is_file()

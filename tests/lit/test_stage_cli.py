@@ -118,6 +118,7 @@ def test_logged_values_stay_on_the_line_of_the_progress_bar(tmp_path: Path, widt
     assert ("BLEU" in lines[-1]) == (width == 200)
 
 
+@pytest.mark.slow
 def test_quiet_silences_what_lightning_says_of_itself_and_keeps_other_warnings() -> None:
     code = (
         "import warnings, torch\n"

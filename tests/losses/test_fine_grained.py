@@ -50,10 +50,11 @@ def test_classes_and_matches() -> None:
 
 
 def test_images_and_classes_must_be_as_many() -> None:
-    with pytest.raises(ValueError, match="got 3 images and 2 classes"):
+    with pytest.raises(ValueError, match="got 3 feature vectors and 2 classes"):
         class_contrastive_loss(torch.zeros(3, 2), torch.zeros(2))
 
 
+@pytest.mark.slow
 def test_two_ranks_give_the_loss_and_the_gradients_of_one(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, rows = torch.nn.Linear(6, 6), torch.randn(10, 6)

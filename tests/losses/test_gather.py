@@ -35,6 +35,7 @@ def test_one_process_is_the_identity() -> None:
     assert gathered is rows and first == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["even", "uneven"])
 @pytest.mark.parametrize("loss", ["mean", "sum", "nce"])
 def test_two_ranks_give_the_loss_and_the_gradients_of_one(data: dict, case: str, loss: str) -> None:

@@ -53,6 +53,7 @@ def test_mixed_precision_does_not_round_the_cosines() -> None:
         torch.testing.assert_close(pair_text_contrastive_loss(text, pair, torch.tensor(100.0)), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [3, 2])
 def test_two_ranks_give_the_loss_and_the_gradients_of_one(tmp_path: Path, cut: int) -> None:
     text, pair, scale = *draw(6, 4), torch.tensor(1.2)

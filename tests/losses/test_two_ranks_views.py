@@ -30,6 +30,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {**data, "ranks": on_two_ranks(Path(__file__).with_name("views_worker.py"), data, folder)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("streams", [1, 2])
 @pytest.mark.parametrize("name", MODELS)

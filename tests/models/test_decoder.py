@@ -14,7 +14,7 @@ from diffcap.models.captioner import Captioner
 from diffcap.models.decoder import END, NULL, START, UNK, mean, next_word_losses, pair_groups, roll_out
 from diffcap.models.dirl import DIRL
 from diffcap.models.generation import beam_search, greedy
-from diffcap.models.layers import sinusoid
+from diffcap.models.layers import sinusoidal_position_embedding
 from diffcap.models.scorer import SCORER
 
 WORDS, LENGTH = 17, 10
@@ -290,7 +290,7 @@ def test_after_images_without_a_before_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("width", [12, 7])
 def test_positions_are_the_loops(width: int) -> None:
-    table = sinusoid(40, width)
+    table = sinusoidal_position_embedding(40, width)
     assert table.shape == (40, width) and table.dtype == torch.float32
     for position in range(40):
         for channel in range(width):
@@ -311,7 +311,7 @@ def test_positions_are_added_before_the_words_are_lifted(name: str) -> None:
     for place in range(3):
         cache = model.step(tokens[:, place], memory, cache)[1]
     handle.remove()
-    expected = model.decoder.embedding.weight[tokens] + sinusoid(LENGTH, 12)
+    expected = model.decoder.embedding.weight[tokens] + sinusoidal_position_embedding(LENGTH, 12)
     assert torch.equal(kept[0], expected)
     torch.testing.assert_close(torch.cat(kept[1:], 1), expected[:, :3])
 

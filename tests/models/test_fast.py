@@ -10,9 +10,9 @@ from diffcap.models.fast import (
     add_repeated,
     attention_over_segments,
     attention_with_dropout,
+    attention_with_dropout_is_faster,
     backward_reasoning,
     linear_of_concatenation,
-    prefers_attention_with_dropout,
 )
 from diffcap.models.layers import Attention
 
@@ -92,6 +92,7 @@ def test_each_probability_is_dropped_as_often_as_is_said(dropout: float) -> None
             assert abs(torch.corrcoef(torch.stack([one, other]))[0, 1].item()) < 0.012  # neither again nor beside
 
 
+@pytest.mark.slow
 def test_the_seed_draws_the_mask_and_the_mean_is_attention_without_dropout() -> None:
     parts = [part.detach() for part in draw(1, 1, 2, 3)]
     found = []
@@ -138,7 +139,7 @@ def test_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     layer.to(torch.float64)(x.double())
     assert calls == [0.25] * 3
     query = torch.zeros(1, 2, 5, 4)
-    assert prefers_attention_with_dropout(query, query) and not prefers_attention_with_dropout(
+    assert attention_with_dropout_is_faster(query, query) and not attention_with_dropout_is_faster(
         query.to("meta"), query.to("meta")
     )
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from diffcap.models.layers import Attention, PreNormStack, UnbiasedLayerNorm, doubled_sinusoid
+from diffcap.models.layers import Attention, PreNormStack, UnbiasedLayerNorm, pcl_position_embedding
 
 
 @pytest.mark.parametrize("eps", [1e-6, 1e-12])
@@ -29,7 +29,7 @@ def test_layer_norm_of_a_constant_row_is_its_bias() -> None:
 
 
 def test_positions_are_the_loops() -> None:
-    table = doubled_sinusoid(40, 16)
+    table = pcl_position_embedding(40, 16)
     assert table.shape == (40, 16) and table.dtype == torch.float32
     for position in range(40):
         for channel in range(16):

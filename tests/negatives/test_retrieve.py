@@ -48,6 +48,7 @@ def test_unknown_and_empty_documents_are_like_nothing() -> None:
     assert scores.max() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("queries", "documents"), [(7, 50), (64, 200), (3, 1), (64, 1000)])
 def test_chunks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch, queries: int, documents: int) -> None:
     sentences = corpus(700, 40, seed=2)

@@ -193,6 +193,7 @@ def check_naive(model: CLIP4IDC, before: Tensor, after: Tensor, tokens: Tensor) 
         assert tokens[row, : 1 + count].tolist() == ids
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_commands_one_after_another(clip4idc_fixture: Path, tmp_path: Path) -> None:
     """`diffcap import` and `diffcap caption`, of the one system that reads pictures without a backbone of its own.

@@ -22,7 +22,7 @@ from diffcap.report.attention import (
     list_attention,
     matches,
 )
-from diffcap.report.attention_data import localised_words
+from diffcap.report.attention_data import iter_word_attention
 from diffcap.report.drawing import GAP, MARGIN, PICTURE, WIDTH
 from diffcap.report.overlay import blend, colormap, overlay, scale_attention
 from diffcap.utils.errors import DiffcapError
@@ -169,7 +169,7 @@ def test_a_word_of_several_tokens_is_one_word(tmp_path: Path) -> None:
     for looked, of_tokens in ((found.before, maps.before[0].numpy()), (found.after, maps.after[0].numpy())):
         expected = [of_tokens[0], of_tokens[1:3].mean(0), of_tokens[3], of_tokens[4]]
         np.testing.assert_allclose(looked, np.stack(expected), atol=1e-6)
-    told = [(kind, one.name) for kind, one in localised_words(found, {"a.png": (48, 32)})]
+    told = [(kind, one.name) for kind, one in iter_word_attention(found, {"a.png": (48, 32)})]
     assert told == [("other", "the"), ("color", "cyan"), ("shape", "cube"), ("change", "vanished")]
 
 

@@ -12,7 +12,7 @@ from diffcap.evaluation.localisation import mass_in_box, pointing_score, relativ
 from diffcap.pair_captioner import AttentionMaps
 from diffcap.records import ChangePair
 from diffcap.report.attention import PairAttention, list_attention, matches
-from diffcap.report.attention_data import collect_attention, encode_attention, extreme_pairs, localised_words
+from diffcap.report.attention_data import collect_attention, encode_attention, extreme_pairs, iter_word_attention
 from diffcap.report.overlay import scale_attention
 
 BOXES = {"before": [0, 0, 20, 40], "after": [20, 20, 40, 40]}
@@ -50,7 +50,7 @@ def test_a_packed_look_is_the_strengths_and_the_matches_again() -> None:
 
 
 def test_some_maps_counts_in_every_image_that_has_the_object() -> None:
-    told = list(localised_words(some_maps(), {"b": (40, 40), "a": (40, 40)}))
+    told = list(iter_word_attention(some_maps(), {"b": (40, 40), "a": (40, 40)}))
     assert [(kind, one.name) for kind, one in told] == 2 * [
         ("other", "the"),
         ("color", "red"),
@@ -59,7 +59,7 @@ def test_some_maps_counts_in_every_image_that_has_the_object() -> None:
     ]
     assert told[0][1].box == (0, 0, 0.5, 1) and told[4][1].box == (0.5, 0.5, 1, 1)
     assert (told[5][1].map == some_maps().after[1]).all()
-    assert len(list(localised_words(some_maps(), {"a": (40, 40)}))) == 4  # the size of the first is not known
+    assert len(list(iter_word_attention(some_maps(), {"a": (40, 40)}))) == 4  # the size of the first is not known
 
 
 def test_the_ends_are_the_first_of_every_order() -> None:
@@ -98,9 +98,9 @@ def test_a_checkpoint_is_asked_and_measured_on_the_drawn_pairs_alone(tmp_path: P
     assert scores["words"].keys() == expected.keys()
     for word, pairs in expected.items():
         row = scores["words"][word]
-        assert row["looks"] == len(pairs)
+        assert row["count"] == len(pairs)
         assert (row["pointing"], row["mass"]) == pytest.approx(tuple(np.mean(pairs, axis=0)))
-    assert sum(row["looks"] for row in scores["kinds"].values()) == sum(map(len, expected.values()))
+    assert sum(row["count"] for row in scores["kinds"].values()) == sum(map(len, expected.values()))
     assert "not there" in str(
         collect_attention([tmp_path / "none.ckpt"], tmp_path / "data", test, said, measured, sizes)
     )

@@ -64,7 +64,7 @@ def a_page(name: str = "one", text: str = "the small red cube moved", knows_obje
     ]
     pairs.append(ChangePair("same", "b0", "n", ["nothing changed"], "test", None, True, {"viewpoint_iou": 0.5}))
     ids = [pair.id for pair in pairs]
-    measured = dict.fromkeys(("pointing", "pointing_chance", "mass", "mass_chance"), 0.5) | {"looks": 3}
+    measured = dict.fromkeys(("pointing", "pointing_chance", "mass", "mass_chance"), 0.5) | {"count": 3}
     first = System(
         captions=dict(zip(ids, ["the small red cube moved", "the blue cube moved", text, "the scene is the same"])),
         scores=dict(zip(ids, [4.0, 1.0, 0.5, 2.0])),

@@ -77,6 +77,7 @@ def test_a_sheet_shows_images_boxes_and_coloured_captions(tmp_path: Path) -> Non
     assert {(20, 125, 55), (190, 40, 40), (30, 30, 30)} <= words
 
 
+@pytest.mark.slow
 def test_other_datasets_get_a_plain_sheet(tmp_path: Path) -> None:
     Image.new("L", (300, 600), 90).save(tmp_path / "1.png")
     plain = ChangePair("1", "1.png", "1.png", [], "test")

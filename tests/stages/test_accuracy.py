@@ -44,6 +44,7 @@ def accuracy(project: Path, *words: str) -> tuple[subprocess.CompletedProcess[st
     return done, (project / "log").read_text().splitlines()
 
 
+@pytest.mark.thorough
 def test_every_way_of_every_seed_is_in_the_table_and_nothing_is_done_twice(project: Path) -> None:
     words = "SEEDS=1,2", "ARGS=--steps=40 --keep=2 --reinforce_steps=12 --out=runs/here"
     done, ran = accuracy(project, *words)

@@ -63,6 +63,7 @@ def test_two_processes_repeat_the_loss_curve_of_one(pixels: Path, tmp_path: Path
     assert scores[0] == pytest.approx(scores[1])
 
 
+@pytest.mark.thorough
 def test_two_processes_log_the_captioning_losses_of_one(pixels: Path, tmp_path: Path) -> None:
     """One validation pair: the second rank has none of its own."""
     short = "--trainer.max_steps=4", "--trainer.val_check_interval=2", "--data.val_limit=1", "--data.batch_size=3"
@@ -74,6 +75,7 @@ def test_two_processes_log_the_captioning_losses_of_one(pixels: Path, tmp_path: 
     assert {"train/loss", "train/caption_loss", "val/caption_loss"} <= same_logs(tmp_path / "one", tmp_path / "two")
 
 
+@pytest.mark.thorough
 def test_a_killed_adaptation_ends_as_an_undisturbed_one(pixels: Path, adapted: Path, tmp_path: Path) -> None:
     command = words("adapt", pixels, tmp_path / "pretrain")
     kill_when(command, tmp_path / "pretrain/last.ckpt", tmp_path)
@@ -151,6 +153,7 @@ def test_mixed_precision_and_recomputed_blocks_train(pixels: Path, tmp_path: Pat
     assert len(losses) == 4 and all(map(math.isfinite, losses))
 
 
+@pytest.mark.thorough
 def test_what_does_not_fit_is_one_sentence(pixels: Path, adapted: Path, tmp_path: Path) -> None:
     def said(*options: str, stage: str = "adapt") -> str:
         return one_sentence(run(words(stage, pixels, tmp_path / "x", *options), tmp_path))

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors import safe_open
 
@@ -45,6 +46,7 @@ def test_scenes_are_the_same_for_the_same_numbers() -> None:
     assert images.shape == (3, 3, 96, 128)
 
 
+@pytest.mark.thorough
 def test_the_stage_trains_goes_on_and_writes_weights_that_load(tmp_path: Path) -> None:
     def run(steps: int, name: str) -> subprocess.CompletedProcess[str]:
         options = [f"--model.steps={steps}", "--data.batches=2", "--data.batch_size=4", "--data.num_workers=0"]

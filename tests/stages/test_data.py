@@ -110,6 +110,7 @@ def test_birds_without_photos_need_the_explicit_option(tmp_path: Path) -> None:
     assert dataset.info["captions_only"] is False and dataset.pairs[0].after == "images/2.png"
 
 
+@pytest.mark.thorough
 def test_blocks_are_rendered_and_read_as_clevr_change(tmp_path: Path) -> None:
     command = ["--dataset", "blocks", "--pairs", "30", "--seed", "3", "--jitter", "0.5"]
     run = subprocess.Popen([sys.executable, str(STAGE), *command], cwd=tmp_path)

@@ -72,6 +72,7 @@ def undisturbed(dataset: Path) -> dict[str, bytes]:
     return files
 
 
+@pytest.mark.thorough
 def test_killed_and_run_again_gives_the_same_bytes(dataset: Path, undisturbed: dict[str, bytes]) -> None:
     store = dataset / "features" / "small"
     process = subprocess.Popen(
@@ -106,6 +107,7 @@ def test_two_processes_fill_one_store_and_name_a_broken_image(dataset: Path, und
     shutil.rmtree(dataset / "features")
 
 
+@pytest.mark.thorough
 def test_help_lists_the_options() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "stages/extract.py"), "--help", "all"], capture_output=True, text=True

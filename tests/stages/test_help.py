@@ -8,6 +8,7 @@ import pytest
 from tests.commands import ROOT, environment
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stage", ["pretrain", "adapt", "finetune", "reinforce", "evaluate"])
 def test_help_explains_every_option(stage: str) -> None:
     script = str(ROOT / "stages" / f"{stage}.py")

@@ -156,6 +156,7 @@ def test_its_checkpoint_captions(undisturbed: Path) -> None:
     assert in_process([*words[:-2], f"--out={undisturbed / 'eval-two'}", fine]) is None
 
 
+@pytest.mark.thorough
 def test_a_killed_run_ends_as_an_undisturbed_one(undisturbed: Path, tmp_path: Path) -> None:
     (tmp_path / "finetune").symlink_to(undisturbed / "finetune")
     words = reinforcing(undisturbed / "data", tmp_path, "scorer", *LONG)
@@ -169,6 +170,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(undisturbed: Path, tmp_path: Pa
     assert scores(tmp_path / "reinforce")[0] == scores(undisturbed / "reinforce")[0]
 
 
+@pytest.mark.thorough
 def test_two_processes_train_to_the_weights_of_one(undisturbed: Path, tmp_path: Path) -> None:
     (tmp_path / "finetune").symlink_to(undisturbed / "finetune")
     short = "--model.lr=1e-3", "--trainer.max_steps=4", "--model.baseline=greedy", "--data.val_limit=7"

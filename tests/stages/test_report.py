@@ -128,7 +128,7 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
     measured = read_json(tmp_path / "report/localisation.json")["systems"]
     looked = sum(bool(pair["x"].get(side)) for pair in index["pairs"] for side in "ba")
     assert list(measured) == ["PCL"] and looked > 0
-    assert max(row["looks"] for row in measured["PCL"]["kinds"].values()) >= looked
+    assert max(row["count"] for row in measured["PCL"]["kinds"].values()) >= looked
 
     for pair in test:
         (dataset.root / pair.before).unlink(missing_ok=True)

@@ -79,7 +79,9 @@ def project(pixels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", SWEEPS)
+@pytest.mark.parametrize(
+    "name", [name if name == "pcl" else pytest.param(name, marks=pytest.mark.thorough) for name in SWEEPS]
+)
 def test_the_command_of_a_sweep_trains_with_sampled_values(project: Path, name: str) -> None:
     sweep, (_, stage) = read(name), SWEEPS[name]
     draws = random.Random(name)  # the same values in every run

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from diffcap.text.conllu import write_conllu
 from diffcap.text.tagging import tag_sentences
 
@@ -25,6 +27,7 @@ def test_blocks_captions_make_a_tagger(tmp_path: Path) -> None:
     assert len(tag_sentences(["the red cube was added"], str(tmp_path / "t"))["the red cube was added"]) == 5
 
 
+@pytest.mark.thorough
 def test_any_conllu_file_makes_a_tagger(tmp_path: Path) -> None:
     """It memorises the only sentence of the file; the scores count the right tags of the held-out sentences."""
     learnt = [("hier", "ADV"), ("steht", "VERB"), ("ein", "DET"), ("Haus", "NOUN")]

@@ -156,6 +156,7 @@ def test_an_interrupted_run_says_so_and_goes_on(blocks: Path, undisturbed: Path,
     same_training(last, undisturbed / "pretrain/last.ckpt")
 
 
+@pytest.mark.thorough
 def test_a_run_of_two_processes_goes_on_in_one(blocks: Path, tmp_path: Path) -> None:
     still = "--model.captioner.init_args.dropout=0"  # dropout is drawn by each rank
     two = "--trainer.devices=2", "--trainer.strategy=ddp"
@@ -170,6 +171,7 @@ def test_a_run_of_two_processes_goes_on_in_one(blocks: Path, tmp_path: Path) -> 
             )
 
 
+@pytest.mark.thorough
 def test_accumulated_gradients_go_on_at_a_whole_step(
     blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,7 +295,10 @@ def test_bad_input_of_the_real_commands_is_one_line(blocks: Path, undisturbed: P
         smoke("finetune", blocks, tmp_path / "x", f"--model.init_from={undisturbed / 'pretrain/last.ckpt'}"), tmp_path
     )
     said = one_sentence(other)
-    assert "parameters do not fit (trunk.cross_encoder.layers.2." in said and "give both stages the same width" in said
+    assert (
+        "parameters do not fit (missing: trunk.cross_encoder.layers.2." in said
+        and "give both stages the same width" in said
+    )
     words = evaluation(blocks, tmp_path)
     assert "finetune/best.ckpt: no checkpoint there; train one with" in one_sentence(run(words, tmp_path))
     for option, sentence in {

@@ -28,6 +28,7 @@ def finetune(method: str, folder: Path, out: Path, *options: str) -> list[str]:
     return command("finetune", files, *SMALL, f"--data.folder={folder}", f"--run.out={out}", *options, method=method)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", METHODS)
 def test_a_killed_run_ends_as_an_undisturbed_one(method: str, blocks: Path, tmp_path: Path) -> None:
     words = finetune(method, blocks, tmp_path / "a/finetune")
@@ -49,6 +50,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(method: str, blocks: Path, tmp_
     assert "val/caption_loss" in columns
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", METHODS)
 def test_two_processes_train_to_the_weights_of_one(method: str, blocks: Path, tmp_path: Path) -> None:
     """5 scenes are 3 and 2 on two ranks, 7 validation pairs 4 and 4; without dropout, whose draws belong to a rank."""

@@ -81,6 +81,7 @@ def test_tags_of_another_tagger_are_not_taken(tmp_path: Path) -> None:
     assert json.loads(cache.read_text().split("\n")[0])["identity"] == find_tagger("blocks").identity
 
 
+@pytest.mark.thorough
 def test_several_processes_give_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tagging, "CHUNK", 5)
     seen: list[tuple[int, int]] = []
@@ -105,6 +106,7 @@ def test_a_local_folder_is_a_tagger(tmp_path: Path) -> None:
     assert tag_sentences(CAPTIONS[:1], str(folder)) == {CAPTIONS[0]: gold(CAPTIONS[0])}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_truncated_model_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
     monkeypatch.setattr(tagging, "CHUNK", 5)
@@ -136,6 +138,7 @@ def test_english_offline_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> N
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_english_is_what_stanza_keeps_on_this_machine(tmp_path: Path) -> None:
     """A folder of Stanza's own form, as its download leaves it, with the tiny tagger in the place of the real one."""
     files = {"tokenize": ("none", b"never loaded"), "pos": ("captions", (SHIPPED / "tagger.pt").read_bytes())}

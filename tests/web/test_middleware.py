@@ -146,6 +146,7 @@ def test_only_the_own_names_of_a_local_server_are_answered(tmp_path: Path) -> No
             assert answer.status_code == 200 and kept(tmp_path / "uploads")
 
 
+@pytest.mark.slow
 def test_the_oldest_uploads_make_room_for_new_ones(tmp_path: Path) -> None:
     folder, most = tmp_path / "uploads", 1_000_000
     with served(folder, max_bytes=most) as address:
@@ -176,6 +177,7 @@ def test_a_quota_removes_the_oldest_files_first(tmp_path: Path) -> None:
     assert not (tmp_path / "old").exists() and tmp_path.is_dir()
 
 
+@pytest.mark.slow
 def test_half_open_uploads_are_cut_off_and_cost_nobody_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -303,6 +305,7 @@ def bad_requests(image: dict[str, object]) -> Iterator[tuple[str, str, bytes, di
     yield "GET", "/", b"", {"x-forwarded-host": "[::1"}
 
 
+@pytest.mark.slow
 def test_bad_requests_are_answered_with_an_error_and_leave_no_traceback(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -138,6 +138,7 @@ def test_uploads_are_captioned_once_both_are_there(tmp_path: Path) -> None:
     assert _answer_if_complete(captioners, *paths, "0", 1) == _answer(captioners, *paths, "0", 1)
 
 
+@pytest.mark.slow
 def test_all_odd_pictures_are_a_caption_or_a_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     good, bad, either = write_all(tmp_path)
     captioners = Captioners([SHIPPED], "cpu")
@@ -158,6 +159,7 @@ def test_all_odd_pictures_are_a_caption_or_a_sentence(tmp_path: Path, capfd: pyt
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_odd_pictures_over_http(visitor: Visitor, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     write_all(tmp_path)
     fine = visitor.upload("fine.png", pair()[0])
@@ -227,6 +229,7 @@ def test_the_page_names_no_other_host_and_nothing_of_the_machine(visitor: Visito
     assert visitor.http.get("/docs").status_code == 404
 
 
+@pytest.mark.slow
 def test_twenty_visitors_at_once(address: str) -> None:
     examples = [pair(number) for number in range(5)]
     captioner = load_captioner(device="cpu")
@@ -250,6 +253,7 @@ def test_twenty_visitors_at_once(address: str) -> None:
 # Servers of their own stand last: the folder for uploads is one for the whole process, and `address` loses it to them.
 
 
+@pytest.mark.slow
 def test_a_fault_of_the_program_is_a_sentence_for_visitors_and_a_traceback_for_the_log(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

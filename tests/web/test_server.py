@@ -26,6 +26,7 @@ from diffcap.web.captioners import Captioners, Choice, find_choices
 from diffcap.web.server import listen, serve
 
 
+@pytest.mark.slow
 def test_the_command_serves_on_this_machine_alone_and_leaves_nothing(tmp_path: Path) -> None:
     shutil.copytree(SHIPPED, tmp_path / "runs" / "mine")
     temporary = tmp_path / "tmp"

@@ -14,7 +14,7 @@
 
 from pathlib import Path
 
-from diffcap.datasets import pcl_singles
+from diffcap.datasets import pcl_single_images
 from diffcap.datasets.checks import check_inside, numbered_lines
 from diffcap.records import ChangePair
 from diffcap.utils.errors import DiffcapError
@@ -28,13 +28,13 @@ _TEXTS = "unpack the captions of Reed et al. (cvpr2016_cub) into this folder"
 def read(folder: Path) -> list[ChangePair]:
     """Read one record per image (`after` is None), sorted by split, then in the order of the list.
 
-    If the folder holds IDC-PCL's JSON lines and no captions of Reed et al., the JSON lines are read (`pcl_singles`).
+    If the folder holds IDC-PCL's JSON lines and no captions of Reed et al., the JSON lines are read (`pcl_single_images`).
 
     Raises:
         DiffcapError: a list is missing or malformed, or an image has no sentence.
     """
-    if pcl_singles.is_there(folder) and not any((folder / name).exists() for name in CAPTIONS):
-        return pcl_singles.read_captioned(folder)
+    if pcl_single_images.has_train_file(folder) and not any((folder / name).exists() for name in CAPTIONS):
+        return pcl_single_images.read_cub(folder)
     home = folder / "CUB_200_2011" if (folder / "CUB_200_2011/images.txt").is_file() else folder
     texts = _first(folder, CAPTIONS, "captions", _TEXTS)
     held_out = {line for _, line in numbered_lines(_first(folder, HELD_OUT, "list of held-out classes", _TEXTS))}

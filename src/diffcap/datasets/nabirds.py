@@ -13,7 +13,7 @@ The 555 classes of the images are numbered 0 to 554, in the order of the officia
 import re
 from pathlib import Path
 
-from diffcap.datasets import pcl_singles
+from diffcap.datasets import pcl_single_images
 from diffcap.datasets.checks import numbered_lines
 from diffcap.records import ChangePair
 from diffcap.utils.errors import DiffcapError
@@ -26,15 +26,15 @@ def read(folder: Path) -> list[ChangePair]:
     """Read one record per image, with `extra["class"]`, 0 to K - 1, and without captions.
 
     They are sorted by split, then in the order of `images.txt`. If the folder holds IDC-PCL's JSON lines and no official
-    list, the JSON lines are read (`pcl_singles`).
+    list, the JSON lines are read (`pcl_single_images`).
 
     Raises:
         DiffcapError: a list is missing or malformed, or an image is missing in a list.
     """
     if (folder / "nabirds/images.txt").is_file():
         return _read(folder / "nabirds", "nabirds/images")
-    if pcl_singles.is_there(folder) and not (folder / "images.txt").is_file():
-        return pcl_singles.read_classified(folder)
+    if pcl_single_images.has_train_file(folder) and not (folder / "images.txt").is_file():
+        return pcl_single_images.read_nabirds(folder)
     return _read(folder, "images")
 
 

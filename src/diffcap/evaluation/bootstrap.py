@@ -244,8 +244,8 @@ def compare(
         >>> round(row["a"], 3), round(row["b"], 3), row["b_better"]
         (0.333, 0.889, 0.975)
     """
-    check_ids(a, references, where="the first run: ")
-    check_ids(b, references, where="the second run: ")
+    check_ids(a, references, prefix="the first run: ")
+    check_ids(b, references, prefix="the second run: ")
     ids, missing = list(references), unavailable_metrics(metrics)
     wanted = [name for name in metrics if name not in missing]
     hypotheses, reference_tokens = tokenize_together({"a": a, "b": b}, references, tokenizer)

@@ -7,7 +7,6 @@ document frequencies from the references of the group. So the score of "total" i
 import math
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from diffcap.evaluation.bleu import BLEU, bleu_counts, bleu_of_sums
 from diffcap.evaluation.cider import CiderD
 from diffcap.evaluation.meteor import meteor
 from diffcap.evaluation.rouge import rouge_l
-from diffcap.evaluation.spice import spice, spice_remedy
+from diffcap.evaluation.spice import spice, spice_install_hint
 from diffcap.evaluation.tokenize import Tokenizer, tokenize
 from diffcap.utils.errors import DiffcapError
 
@@ -24,62 +23,81 @@ ALL_METRICS = (*BLEU, "METEOR", "ROUGE-L", "CIDEr-D", "SPICE")
 
 
 def unavailable_metrics(metrics: Sequence[str] = ALL_METRICS) -> dict[str, str]:
-    """Return the metrics that cannot be computed on this machine, each with a sentence that says how to install it."""
-    remedy = spice_remedy() if "SPICE" in metrics else None
-    return {"SPICE": remedy} if remedy else {}
+    """Return the metrics that are left out because their files are not installed: SPICE, or none.
+
+    METEOR also needs Java, but is not left out: without Java, scoring raises an error.
+
+    Returns:
+        metric -> how to install it.
+    """
+    hint = spice_install_hint() if "SPICE" in metrics else None
+    return {"SPICE": hint} if hint else {}
 
 
-def _names(ids: Sequence[str]) -> str:
+def _first_ids(ids: Sequence[str]) -> str:
     return ", ".join(map(repr, ids[:3])) + (", ..." if len(ids) > 3 else "")
 
 
-def check_ids(predictions: Collection[str], references: Mapping[str, Sequence[str]], where: str = "") -> None:
+def check_ids(predictions: Collection[str], references: Mapping[str, Sequence[str]], prefix: str = "") -> None:
     """Check that the ids of predictions and references are equal.
 
     Args:
-        predictions: ids, or a mapping from ids. references: id -> captions. where: beginning of the message.
+        predictions: ids, or a mapping from ids.
+        references: id -> captions.
+        prefix: beginning of the messages.
 
     Raises:
         DiffcapError: an id has no prediction, no reference, or an empty list of references.
     """
     if not references:
-        raise DiffcapError(f"{where}there are no references to score against; check the split and the references file.")
+        raise DiffcapError(
+            f"{prefix}there are no references to score against; check the split and the references file."
+        )
     known = set(predictions)
     missing = [id for id in references if id not in known]
     unknown = [id for id in predictions if id not in references]
     without_caption = [id for id, captions in references.items() if not captions]
     if missing:
         raise DiffcapError(
-            f"{where}{len(missing):,} of {len(references):,} reference ids have no prediction ({_names(missing)}); "
+            f"{prefix}{len(missing):,} of {len(references):,} reference ids have no prediction ({_first_ids(missing)}); "
             "caption every pair of the split."
         )
     if unknown:
         raise DiffcapError(
-            f"{where}{len(unknown):,} predictions have an id that no reference has ({_names(unknown)}); "
+            f"{prefix}{len(unknown):,} predictions have an id that no reference has ({_first_ids(unknown)}); "
             "check that both come from the same split."
         )
     if without_caption:
         raise DiffcapError(
-            f"{where}{len(without_caption):,} ids have no reference caption ({_names(without_caption)}); leave those pairs out "
+            f"{prefix}{len(without_caption):,} ids have no reference caption ({_first_ids(without_caption)}); leave those pairs out "
             "or add captions."
         )
 
 
 def tokenize_references(references: Mapping[str, Sequence[str]], tokenizer: Tokenizer) -> dict[str, list[str]]:
-    """Tokenise all reference captions in one call; returns id -> strings of tokens."""
+    """Tokenise all reference captions in one call.
+
+    Returns:
+        id -> tokenised captions, each a string of tokens joined by spaces.
+    """
     return tokenize_together({}, references, tokenizer)[1]
 
 
 def tokenize_together(
     systems: Mapping[str, Mapping[str, str]], references: Mapping[str, Sequence[str]], tokenizer: Tokenizer
 ) -> tuple[dict[str, dict[str, str]], dict[str, list[str]]]:
-    """Tokenise the captions of systems and their references in one call, since the PTB tokeniser starts a Java program.
+    """Tokenise the captions of several systems and the references in one call, since the PTB tokeniser starts a Java program.
+
+    A system is whatever wrote captions for the pairs: a trained captioner, a baseline, or a file of predictions.
 
     Args:
         systems: name -> id -> caption, for at least the ids of `references`.
+        references: id -> captions.
+        tokenizer: "ptb" (needs Java) or "raw", see `tokenize`.
 
     Returns:
-        name -> id -> tokens, and id -> tokens of each reference, in the order of `references`.
+        name -> id -> tokenised caption, and id -> tokenised references, in the order of `references`. A tokenised caption is a
+        string of tokens joined by spaces.
     """
     texts = [captions[id] for captions in systems.values() for id in references]
     texts += [caption for captions in references.values() for caption in captions]
@@ -88,17 +106,27 @@ def tokenize_together(
     return hypotheses, {id: [next(tokens) for _ in captions] for id, captions in references.items()}
 
 
-def _bleu(hypotheses: Mapping[str, str], references: Mapping[str, list[str]], groups: Mapping[str, list[str]]) -> Any:
+Hypotheses = Mapping[str, str]  # id -> tokenised caption
+References = Mapping[str, list[str]]  # id -> tokenised captions
+Groups = Mapping[str, list[str]]  # name -> ids
+Scores = dict[str, dict[str, float]]  # group -> metric -> score
+
+
+def _bleu(hypotheses: Hypotheses, references: References, groups: Groups) -> Scores:
     counts = dict(zip(hypotheses, bleu_counts(hypotheses, references)))
-    return {name: dict(zip(BLEU, bleu_of_sums(sum(counts[id] for id in ids)[None])[0])) for name, ids in groups.items()}
+    scores = {}
+    for name, ids in groups.items():
+        sums = sum(counts[id] for id in ids)  # BLEU of a corpus is computed from the sums of its pairs' counts
+        scores[name] = dict(zip(BLEU, bleu_of_sums(sums[None])[0].tolist()))
+    return scores
 
 
-def _rouge(hypotheses: Mapping[str, str], references: Mapping[str, list[str]], groups: Mapping[str, list[str]]) -> Any:
+def _rouge(hypotheses: Hypotheses, references: References, groups: Groups) -> Scores:
     scores = rouge_l(hypotheses, references)
     return {name: {"ROUGE-L": math.fsum(scores[id] for id in ids) / len(ids)} for name, ids in groups.items()}
 
 
-def _cider(hypotheses: Mapping[str, str], references: Mapping[str, list[str]], groups: Mapping[str, list[str]]) -> Any:
+def _cider(hypotheses: Hypotheses, references: References, groups: Groups) -> Scores:
     scores = {}
     for name, ids in groups.items():
         scorer = CiderD({id: references[id] for id in ids})  # the document frequencies are those of the group
@@ -106,17 +134,18 @@ def _cider(hypotheses: Mapping[str, str], references: Mapping[str, list[str]], g
     return scores
 
 
-def _spice(hypotheses: Mapping[str, str], references: Mapping[str, list[str]], groups: Mapping[str, list[str]]) -> Any:
+def _spice(hypotheses: Hypotheses, references: References, groups: Groups) -> Scores:
     scores = spice(hypotheses, references)
 
     def mean(ids: list[str]) -> float:
+        # NaN: neither the caption nor its references contain a tuple. One such pair would make pycocoevalcap's mean NaN.
         defined = [scores[id] for id in ids if not math.isnan(scores[id])]
         return math.fsum(defined) / max(1, len(defined))
 
     return {name: {"SPICE": mean(ids)} for name, ids in groups.items()}
 
 
-def _meteor(hypotheses: Mapping[str, str], references: Mapping[str, list[str]], groups: Mapping[str, list[str]]) -> Any:
+def _meteor(hypotheses: Hypotheses, references: References, groups: Groups) -> Scores:
     return {name: {"METEOR": score} for name, score in meteor(hypotheses, references, groups).items()}
 
 
@@ -132,14 +161,14 @@ def score_tokens(
     """Score groups of pairs with tokenised captions.
 
     Args:
-        hypotheses: id -> tokens joined by spaces.
-        references: id -> such strings, for at least the ids of `hypotheses`.
+        hypotheses: id -> tokenised caption, a string of tokens joined by spaces.
+        references: id -> tokenised captions, for at least the ids of `hypotheses`.
         groups: name -> ids; each is scored as a separate corpus, empty groups are skipped.
         metrics: names from `ALL_METRICS`.
 
     Returns:
-        group -> metric -> score, fractions, in the order of `groups` and `ALL_METRICS`. Metrics that cannot be computed on
-        this machine are left out, see `unavailable_metrics`.
+        group -> metric -> score, in the order of `groups` and `ALL_METRICS`. Scores are between 0 and 1; CIDEr-D is between 0
+        and 10. SPICE is left out if its files are not installed, see `unavailable_metrics`.
 
     Raises:
         DiffcapError: a metric is unknown, or the Java program of a metric failed.
@@ -154,7 +183,8 @@ def score_tokens(
     unknown = [name for name in metrics if name not in ALL_METRICS]
     if unknown:
         raise DiffcapError(f"metric {unknown[0]!r} is not known; choose from {', '.join(ALL_METRICS)}.")
-    wanted = [name for name in ALL_METRICS if name in metrics and name not in unavailable_metrics(metrics)]
+    unavailable = unavailable_metrics(metrics)
+    wanted = [name for name in ALL_METRICS if name in metrics and name not in unavailable]
     kinds = list(dict.fromkeys("BLEU" if name in BLEU else name for name in wanted))
     non_empty = {name: list(ids) for name, ids in groups.items() if ids}
     # METEOR and SPICE are Java programs: they run at the same time as the metrics in Python, on another core.
@@ -180,11 +210,17 @@ def score_groups(
     """Score each group of pairs of several systems; the Java programs start once for all of them.
 
     Args:
-        systems: name -> id -> caption, each with exactly the ids of `references`. The other arguments are those of
-            `score_captions` and `score_tokens`.
+        systems: name -> id -> caption, each with exactly the ids of `references`.
+        references: id -> one or more captions.
+        groups: name -> ids; each is scored as a separate corpus, empty groups are skipped.
+        tokenizer: "ptb" (needs Java) or "raw", see `tokenize`.
+        metrics: names from `ALL_METRICS`; METEOR and SPICE need Java.
 
     Returns:
-        system -> group -> metric -> score.
+        system -> group -> metric -> score, as `score_tokens`.
+
+    Raises:
+        DiffcapError: ids are missing or unknown, a metric is unknown, or there is no Java.
 
     Example:
         >>> predictions = {"1": "the cube moved", "2": "nothing changed"}
@@ -193,10 +229,11 @@ def score_groups(
         >>> scores["mine"]["change"]["ROUGE-L"]
         1.0
     """
-    for captions in systems.values():
-        check_ids(captions, references)
-    hypotheses, tokens = tokenize_together(systems, references, tokenizer)
-    # Pairs and groups of two systems must differ in name; a message about a pair of the only system names its id.
+    for name, captions in systems.items():
+        check_ids(captions, references, f"{name}: " if len(systems) > 1 else "")
+    hypotheses, tokenized_references = tokenize_together(systems, references, tokenizer)
+    # All systems are scored in one call, so the ids and groups of each get its number. The ids of a single system are kept: an
+    # error message names the id of the pair.
     several = len(systems) > 1
     keys = {
         name: {id: f"{id} (system {number})" if several else id for id in references}
@@ -205,7 +242,7 @@ def score_groups(
     group_keys = {(name, group): f"{number} {group}" for number, name in enumerate(systems) for group in groups}
     scores = score_tokens(
         {key: hypotheses[name][id] for name, key_of in keys.items() for id, key in key_of.items()},
-        {key: tokens[id] for key_of in keys.values() for id, key in key_of.items()},
+        {key: tokenized_references[id] for key_of in keys.values() for id, key in key_of.items()},
         {key: [keys[name][id] for id in groups[group]] for (name, group), key in group_keys.items()},
         metrics,
     )
@@ -242,7 +279,7 @@ def score_captions(
     return score_groups({"": predictions}, references, {"total": list(references)}, tokenizer, metrics)[""]["total"]
 
 
-def score_pairs(
+def cider_per_pair(
     systems: Mapping[str, Mapping[str, str]], references: Mapping[str, Sequence[str]], tokenizer: Tokenizer = "ptb"
 ) -> dict[str, dict[str, float]]:
     """Compute CIDEr-D of each pair, for several systems that captioned the same pairs.
@@ -250,22 +287,22 @@ def score_pairs(
     Args:
         systems: name -> id -> caption, each with exactly the ids of `references`.
         references: id -> one or more captions; the document frequencies are those of all pairs.
-        tokenizer: "ptb" (needs Java) or "raw".
+        tokenizer: "ptb" (needs Java) or "raw", see `tokenize`.
 
     Returns:
-        system -> id -> score; the mean over the pairs is the system's corpus score.
+        system -> id -> score between 0 and 10; the mean over the pairs is the system's corpus score.
 
     Raises:
         DiffcapError: ids are missing or unknown, or there is no Java.
 
     Example:
         >>> references = {"1": ["the cube moved"], "2": ["nothing changed", "no change"]}
-        >>> scores = score_pairs({"mine": {"1": "the cube moved", "2": "nothing moved"}}, references, "raw")
+        >>> scores = cider_per_pair({"mine": {"1": "the cube moved", "2": "nothing moved"}}, references, "raw")
         >>> {id: round(score, 3) for id, score in scores["mine"].items()}
         {'1': 7.5, '2': 0.625}
     """
     for name, captions in systems.items():
         check_ids(captions, references, f"{name}: ")
-    hypotheses, tokens = tokenize_together(systems, references, tokenizer)
-    scorer, ids = CiderD(tokens), list(references)
-    return {name: dict(zip(ids, scorer(ids, list(said.values())).tolist())) for name, said in hypotheses.items()}
+    hypotheses, tokenized_references = tokenize_together(systems, references, tokenizer)
+    scorer, ids = CiderD(tokenized_references), list(references)
+    return {name: dict(zip(ids, scorer(ids, list(texts.values())).tolist())) for name, texts in hypotheses.items()}

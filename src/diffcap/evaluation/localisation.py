@@ -99,14 +99,14 @@ def localisation(looks: Iterable[WordAttention]) -> dict[str, dict[str, float]]:
         looks: attention of words.
 
     Returns:
-        name -> {"looks": number of maps, "pointing", "pointing_chance", "mass", "mass_chance": means, fractions}, in the
+        name -> {"count": number of maps, "pointing", "pointing_chance", "mass", "mass_chance": means, fractions}, in the
         order of the first maps. "chance" is the score of a uniform map.
 
     Example:
         >>> look = WordAttention("cube", np.array([[0.1, 0.7], [0.1, 0.1]]), (0.5, 0.0, 1.0, 0.5))
         >>> scores = localisation([look])["cube"]
         >>> {key: round(value, 3) for key, value in scores.items()}
-        {'looks': 1, 'pointing': 1.0, 'pointing_chance': 0.25, 'mass': 0.7, 'mass_chance': 0.25}
+        {'count': 1, 'pointing': 1.0, 'pointing_chance': 0.25, 'mass': 0.7, 'mass_chance': 0.25}
     """
     sums: dict[str, Array] = {}
     for name, map, box in looks:
@@ -117,6 +117,6 @@ def localisation(looks: Iterable[WordAttention]) -> dict[str, dict[str, float]]:
         sums[name] = sums[name] + row if name in sums else row
     keys = ("pointing", "pointing_chance", "mass", "mass_chance")
     return {
-        name: {"looks": int(total[0]), **dict(zip(keys, (total[1:] / total[0]).tolist()))}
+        name: {"count": int(total[0]), **dict(zip(keys, (total[1:] / total[0]).tolist()))}
         for name, total in sums.items()
     }

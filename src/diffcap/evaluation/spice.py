@@ -24,7 +24,7 @@ def _corenlp_folder() -> Path | None:
     return next((folder for folder in folders if all((folder / name).is_file() for name in JARS)), None)
 
 
-def spice_remedy() -> str | None:
+def spice_install_hint() -> str | None:
     """Return how to install the files for SPICE; None if they are installed."""
     if _corenlp_folder() is not None:
         return None
@@ -55,7 +55,7 @@ def spice(hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) ->
     """
     folder = _corenlp_folder()
     if folder is None:
-        raise DiffcapError(f"SPICE is unavailable: {spice_remedy()}.")
+        raise DiffcapError(f"SPICE is unavailable: {spice_install_hint()}.")
     program = jar("spice/spice-1.0.jar")
     classes = os.pathsep.join(map(str, [program, folder / JARS[0], folder / JARS[1], program.parent / "lib" / "*"]))
     opened = [part for package in _OPENED for part in ("--add-opens", f"java.base/{package}=ALL-UNNAMED")]

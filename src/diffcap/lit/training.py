@@ -24,16 +24,21 @@ def adamw(
     weight_decay: float,
     betas: tuple[float, float],
 ) -> torch.optim.AdamW:
-    """AdamW with one learning rate for pretrained and one for new parameters; only matrices have weight decay.
+    """AdamW with one learning rate for pretrained and one for new parameters, and no weight decay for vectors and scalars.
 
-    It replaces BertAdam of CLIP4IDC's code, which also applies weight decay to the image type embeddings, the scale of the
-    cosines and the layer norms of CLIP, does not correct the bias of the moments, and clips the gradient of each tensor again.
+    It replaces BertAdam of CLIP4IDC's code, which differs: it applies weight decay also to CLIP's layer norms and to
+    `logit_scale`, has no bias correction, and clips each tensor's gradient separately.
 
     Args:
         module: whose parameters are optimised, except frozen ones.
-        pretrained: the parameters with the learning rate `pretrained_lr`. lr: of all others.
-        weight_decay: of parameters with two or more dimensions.
-        betas: of the moments; eps is 1e-6 (authors' code).
+        pretrained: the parameters with the learning rate `pretrained_lr`.
+        lr: learning rate of the other parameters.
+        pretrained_lr: learning rate of `pretrained`.
+        weight_decay: applied to parameters with two or more dimensions.
+        betas: AdamW's betas; eps is 1e-6 (authors' code).
+
+    Returns:
+        The optimizer, with one parameter group for each learning rate and weight decay.
     """
     pretrained_ids = {id(parameter) for parameter in pretrained}
     trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -50,12 +55,19 @@ def adamw(
 
 
 class TrainingModule(pl.LightningModule):
-    """Adam with a learning-rate schedule by step; a resumed run uses the same random numbers as an uninterrupted one.
+    """Base class of the training stages. A subclass sets `stage` and defines `training_step` and `validation_step`.
+
+    It has Adam with a learning-rate schedule by step, adds to the checkpoint what is needed to use it alone, and seeds every
+    step, so that a resumed run uses the same random numbers as an uninterrupted one.
 
     Args:
         captioner: the trained module; the checkpoint's parameters are named "captioner.*".
-        lr, weight_decay: of Adam; the decay is an L2 term in the gradient, as in the authors' code.
-        schedule, warmup, milestones: see `schedules.make_lr_lambda`; the cosine ends at the trainer's `max_steps`.
+        lr: learning rate of Adam.
+        weight_decay: of Adam, as an L2 term in the gradient (authors' code).
+        schedule: see `schedules.make_lr_lambda`; the cosine ends at the trainer's `max_steps`.
+        warmup: steps, or a fraction of `max_steps` if it is below 1.
+        milestones: steps, or fractions of `max_steps`, at which the schedule "multistep" decreases the rate; by default 10,000
+            and 20,000 (SCORER, authors' code).
     """
 
     stage: ClassVar[str]
@@ -75,7 +87,8 @@ class TrainingModule(pl.LightningModule):
         self.warmup, self.milestones = warmup, milestones if milestones is not None else [10_000, 20_000]
         self.train_seconds = 0.0  # of all sessions of the run together
         self._batch_start = 0.0
-        self._unlogged: dict[str, Tensor] = {}  # the latest values of training losses that are not logged yet
+        # The latest value of each training loss since the last logged step: a batch does not have every loss.
+        self._unlogged: dict[str, Tensor] = {}
         self._validation_sums: dict[str, Tensor] = {}  # of each validation loss: sum and number of values, (2,)
 
     @property
@@ -87,9 +100,8 @@ class TrainingModule(pl.LightningModule):
 
     def optimizer(self) -> torch.optim.Optimizer:
         """Adam for all parameters."""
-        fused = (
-            self.trainer.gradient_clip_val is None
-        )  # Lightning cannot clip gradients for fused Adam in mixed precision
+        # Lightning cannot clip gradients for fused Adam in mixed precision.
+        fused = self.trainer.gradient_clip_val is None
         return torch.optim.Adam(self.parameters(), self.lr, weight_decay=self.weight_decay, fused=fused)
 
     def configure_optimizers(self) -> Any:
@@ -102,19 +114,27 @@ class TrainingModule(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Seed dropout by batch and rank, so that a resumed run has the same dropout as an uninterrupted one."""
+        """Seed dropout by batch and rank, so that a resumed run has the same dropout as an uninterrupted one.
+
+        `batch_idx` counts all batches of a run, since the data loaders have one endless epoch.
+        """
+        # A different seed for each of 1,000,003 batches and 4,099 ranks.
         torch.manual_seed((self.feature_data.seed * 1_000_003 + batch_idx) * 4099 + self.global_rank)
         self._batch_start = time.perf_counter()
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Add up the training time, without validation and setup."""
+        """Add up the training time: the steps alone, without loading data, validation and setup."""
         self.train_seconds += time.perf_counter() - self._batch_start
 
     def log_losses(self, losses: dict[str, Tensor], batch_size: int) -> None:
         """Log training losses as `train/name`: the mean over the ranks, computed only at the steps that the logger stores.
 
+        A loss that the batch of such a step does not have is logged with its value of an earlier step. All ranks have the same
+        losses in a step, since they train the same task.
+
         Args:
-            losses: this rank's share of each loss, see `global_mean`; the mean over the ranks is the global batch's loss.
+            losses: scalars, this rank's share of each loss (`losses.gather.global_mean`): their mean over the ranks is the loss of
+                the global batch.
             batch_size: number of pairs of this rank.
         """
         self._unlogged |= {f"train/{name}": value.detach() for name, value in losses.items()}
@@ -130,16 +150,17 @@ class TrainingModule(pl.LightningModule):
         ranks have the same number. The repeated pairs are ignored here.
 
         Args:
-            batch: with "number" (B,), each pair's index in the split. compute: from a batch to its losses by name, (n,) each.
+            batch: with "number" (B,), each pair's index in the split.
+            compute: from a batch to its losses by name, (n,) each for the n pairs of the batch. It gets only the tensors of the
+                batch, without the rows of repeated pairs.
         """
-        is_first = batch["number"] % self.trainer.world_size == self.global_rank  # False for repeated pairs
-        some, every = bool(is_first.any()), bool(is_first.all())
-        rows = (
-            is_first if some and not every else slice(None)
-        )  # if all are repeated, the names of the losses are still needed
+        is_own = batch["number"] % self.trainer.world_size == self.global_rank  # False for repeated pairs
+        any_own, all_own = bool(is_own.any()), bool(is_own.all())
+        # If all pairs are repeated, the losses are computed for their names, and no value is added.
+        rows = is_own if any_own and not all_own else slice(None)
         losses = compute({key: value[rows] for key, value in batch.items() if isinstance(value, Tensor)})
         for name, values in losses.items():
-            values = values.float() if some else values[:0].float()
+            values = values.float() if any_own else values[:0].float()
             self._validation_sums[name] = self._validation_sums.get(name, 0) + torch.stack(
                 [values.sum(), values.new_tensor(len(values))]
             )
@@ -152,7 +173,7 @@ class TrainingModule(pl.LightningModule):
         self._validation_sums = {}
 
     def metadata(self) -> dict[str, Any]:
-        """Further items of the checkpoint's entry "diffcap"."""
+        """Extra items of the checkpoint's entry "diffcap"; subclasses override it."""
         return {}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -166,11 +187,11 @@ class TrainingModule(pl.LightningModule):
             "manifest_sha256": data.dataset.info.get("manifest_sha256"),
             "seed": data.seed,
             "words": data.words,
-            "vocabulary_layout": data.vocabulary.layout,
+            "vocabulary_layout": data.vocabulary.layout,  # the ids of the special tokens
             "max_length": data.max_length,
             "features": {**data.store.meta, "name": data.store_name},
             "train_seconds": self.train_seconds,
-            "changes": data.changes,
+            "changes": data.changes,  # how a pair with several changes was used: "single" or "multi"
             **self.metadata(),
         }
 
@@ -183,11 +204,11 @@ class TrainingModule(pl.LightningModule):
 _MUST_AGREE = ("network", "intra_layers", "image_size")
 
 
-def _check_hyperparameters(theirs: dict[str, Any] | None, ours: dict[str, Any], path: str) -> None:
+def _check_hyperparameters(checkpoint: dict[str, Any] | None, module: dict[str, Any], path: str) -> None:
     for key in _MUST_AGREE:
-        if theirs is not None and key in theirs and key in ours and theirs[key] != ours[key]:
+        if checkpoint is not None and key in checkpoint and key in module and checkpoint[key] != module[key]:
             raise DiffcapError(
-                f"{path}: it was trained with {key} {theirs[key]}, this stage has {ours[key]}; give both the same "
+                f"{path}: the checkpoint has {key} {checkpoint[key]}, this stage has {module[key]}; give both the same "
                 f"model.captioner.init_args.{key}."
             )
 
@@ -202,28 +223,34 @@ def init_from(
     """Load the weights of another stage's checkpoint by name.
 
     Args:
-        module: the captioner. path: the other stage's checkpoint. words: this stage's vocabulary.
+        module: the captioner.
+        path: the other stage's checkpoint.
+        words: this stage's vocabulary, in the order of the ids.
         allowed_missing: prefixes of parameter names that the checkpoint may lack.
         allowed_unexpected: prefixes of parameter names that only the checkpoint has, which are ignored.
 
     Raises:
-        DiffcapError: the vocabularies differ, or names or shapes do not fit.
+        DiffcapError: the vocabularies or the hyperparameters of `_MUST_AGREE` differ, or names or shapes do not fit.
     """
     state = read_checkpoint(path)
     _check_hyperparameters(state["diffcap"].get("hyperparameters"), getattr(module, "hyperparameters", {}), path)
-    theirs = state["diffcap"]["words"]
-    if theirs != words:
-        different = ", ".join(sorted(set(theirs) ^ set(words))[:3]) or "the same ones in another order"
+    checkpoint_words = state["diffcap"]["words"]
+    if checkpoint_words != words:
+        different = ", ".join(sorted(set(checkpoint_words) ^ set(words))[:3]) or "none, their order differs"
         raise DiffcapError(
-            f"{path}: its vocabulary has {len(theirs)} words, this stage's {len(words)} (not in both: {different}); "
-            "use the dataset, min_count, manifest and data.vocabulary_with that it was trained with."
+            f"{path}: its vocabulary has {len(checkpoint_words)} words, this stage's {len(words)} (words in only one of the two: "
+            f"{different}); use the dataset, manifest, data.min_count and data.vocabulary_with that it was trained with."
         )
     weights = weights_of(state)
     initial = module.state_dict()
-    mismatches = [name for name in initial if name not in weights and not name.startswith(allowed_missing)]
-    mismatches += [name for name in weights if name not in initial and not name.startswith(allowed_unexpected)]
+    mismatches = [
+        f"missing: {name}" for name in initial if name not in weights and not name.startswith(allowed_missing)
+    ]
     mismatches += [
-        f"{name} {tuple(value.shape)} for {tuple(initial[name].shape)}"
+        f"unexpected: {name}" for name in weights if name not in initial and not name.startswith(allowed_unexpected)
+    ]
+    mismatches += [
+        f"{name}: checkpoint {tuple(value.shape)}, model {tuple(initial[name].shape)}"
         for name, value in weights.items()
         if name in initial and initial[name].shape != value.shape
     ]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from diffcap.models.layers import init_difference_attention_, repeat_batch
+from diffcap.models.layers import init_difference_attention_, tile_batch
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's, of R, G and B
 Network = str | dict[str, Any]
@@ -178,7 +178,7 @@ class PairTower(nn.Module):
 
     def encode_pair(self, before: Tensor, after: Tensor) -> Tensor:
         """Tokens of both images, (b, 1 + N, W) and (B, 1 + N, W), B a multiple of b, to the pair's (B, 2 + 2 N, E)."""
-        before = repeat_batch(before, len(after))
+        before = tile_batch(before, len(after))
         if not self.joint:
             return torch.cat([self.project(before) + self.before_mark, self.project(after) + self.after_mark], 1)
         x = torch.cat([before + self.before_mark, after + self.after_mark], 1) + self.joint_positions

@@ -26,7 +26,7 @@ from diffcap.models.clip import (
     text_tower_of,
 )
 from diffcap.models.decoder import BlockOutput, Decoded, causal_mask, pair_groups, run_blocks
-from diffcap.models.layers import Attention, KeyValue, PastKeyValues
+from diffcap.models.layers import Attention, KeyValue, Segments
 
 EPS = 1e-12  # of the captioner's layer norms (BERT)
 Padding = Literal["own", "released"]
@@ -129,9 +129,9 @@ class DecoderBlock(nn.Module):
         """Queries of the cross-attention, from hidden states (B, T, D) after self-attention: (B, H, T, D / H)."""
         return self.cross.project_query(words)
 
-    def forward(self, x: Tensor, memory: KeyValue, mask: Tensor | None, past_key_values: PastKeyValues) -> BlockOutput:
+    def forward(self, x: Tensor, memory: KeyValue, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
         """See `BlockOutput`; arguments as `Attention`."""
-        mixed, new_key_values = self.self_attention(x, mask, past_key_values)
+        mixed, new_key_values = self.self_attention(x, mask, past_segments)
         words = self.norm1(x + self.dropout(mixed))
         visual = self.norm2(words + self.dropout(self.cross.attend(self.cross_query(words), memory)))
         hidden = self.norm3(visual + self.dropout(self.outer(F.gelu(self.inner(visual)))))
@@ -154,9 +154,9 @@ class TextBlock(nn.Module):
         """Queries of the cross-attention, from hidden states (B, T, D) after self-attention: (B, H, T, D / H)."""
         return self.cross.project_query(self.norm_cross(words))
 
-    def forward(self, x: Tensor, memory: KeyValue, mask: Tensor | None, past_key_values: PastKeyValues) -> BlockOutput:
+    def forward(self, x: Tensor, memory: KeyValue, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
         """See `BlockOutput`; arguments as `Attention`."""
-        mixed, new_key_values = self.self_attention(self.norm1(x), mask, past_key_values)
+        mixed, new_key_values = self.self_attention(self.norm1(x), mask, past_segments)
         words = x + mixed
         visual = words + self.cross.attend(self.cross_query(words), memory)
         hidden = visual + self.outer(self.activation(self.inner(self.norm2(visual))))
@@ -331,7 +331,7 @@ class CLIP4IDC(Captioner):
         """
         memory = self.encode(before, after)
         words, last = self.decode(tokens, memory).last.after_self_attention, self.decoder[-1]
-        attention = last.cross.probabilities(last.cross_query(words), memory[-1][0])  # type: ignore[union-attr, operator]
+        attention = last.cross.mean_weights(last.cross_query(words), memory[-1][0])  # type: ignore[union-attr, operator]
         before_tokens, after_tokens = attention.chunk(2, 2)
         return patch_attention(before_tokens[..., 1:], after_tokens[..., 1:], self.images.grid)
 

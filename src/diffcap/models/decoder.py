@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diffcap.models.captioner import AttentionMaps
-from diffcap.models.layers import KeyValue, sinusoid
+from diffcap.models.layers import KeyValue, sinusoidal_position_embedding
 
 NULL, UNK, START, END = range(4)
 
@@ -48,7 +48,7 @@ class WordDecoder(nn.Module):
         vocabulary_size: V. max_length: positions of a caption, START and END included.
         width: D. word_width: channels of the word vectors (authors' code: 300).
         input_projection: (B, T, word_width) to (B, T, D).
-        blocks: modules `(x, memory, mask, past_key_values) -> BlockOutput` with a cross-attention `cross`.
+        blocks: modules `(x, memory, mask, past_segments) -> BlockOutput` with a cross-attention `cross`.
     """
 
     positions: Tensor
@@ -67,7 +67,7 @@ class WordDecoder(nn.Module):
         self.lift = input_projection  # "lift" is its name in checkpoints
         self.blocks = nn.ModuleList(blocks)
         self.logit = nn.Linear(width, vocabulary_size)
-        self.register_buffer("positions", sinusoid(max_length, word_width), persistent=False)
+        self.register_buffer("positions", sinusoidal_position_embedding(max_length, word_width), persistent=False)
 
     @property
     def input_projection(self) -> nn.Module:
@@ -113,7 +113,7 @@ class WordDecoder(nn.Module):
         """Cross-attention of the last block for the word after each of `tokens` (B, T), mean over heads: (B, T, N)."""
         hidden = self(tokens, memory).last.after_self_attention
         cross = self.blocks[-1].cross
-        return cross.probabilities(cross.project_query(hidden), memory[-1][0])  # type: ignore[union-attr, operator]
+        return cross.mean_weights(cross.project_query(hidden), memory[-1][0])  # type: ignore[union-attr, operator]
 
 
 def causal_mask(is_word: Tensor) -> Tensor:

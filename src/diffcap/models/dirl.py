@@ -28,7 +28,7 @@ from diffcap.models.decoder import (
 )
 from diffcap.models.fast import add_repeated, linear_of_concatenation
 from diffcap.models.grid import GridEmbedding
-from diffcap.models.layers import Attention, KeyValue, PastKeyValues
+from diffcap.models.layers import Attention, KeyValue, Segments
 
 
 class CrossImageLayer(nn.Module):
@@ -60,9 +60,9 @@ class DIRLBlock(nn.Module):
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width) for _ in range(3))
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, memory: KeyValue, mask: Tensor | None, past_key_values: PastKeyValues) -> BlockOutput:
+    def forward(self, x: Tensor, memory: KeyValue, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
         """See `BlockOutput`; arguments as `Attention`."""
-        mixed, new_key_values = self.self_attention(x, mask, past_key_values)
+        mixed, new_key_values = self.self_attention(x, mask, past_segments)
         words = self.norm1(x + self.dropout(mixed))
         visual = self.norm2(words + self.dropout(self.cross.attend(self.cross.project_query(words), memory)))
         return BlockOutput(words, visual, self.norm3(visual + self.dropout(self.ffn(visual))), new_key_values)
@@ -203,7 +203,7 @@ class DIRL(Captioner):
             before, after = layer(before, after)
         last: Attention = self.encoder[-1].attention  # type: ignore[assignment]
         (query1, key1, _), (query2, key2, _) = last.project_qkv(before), last.project_qkv(after)
-        to_before, to_after = last.probabilities(query2, key1), last.probabilities(query1, key2)
+        to_before, to_after = last.mean_weights(query2, key1), last.mean_weights(query1, key2)
         return roll_out(attention, to_before, to_after, self.embedding.grid)
 
     def decorrelation_terms(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:

@@ -89,7 +89,7 @@ def attention_over_segments(
     Args:
         query: (B, H, T, E).
         segments: keys and values, (B, H, S_i, E) each; fastest if they are contiguous.
-        mask: boolean, True where a query may look; broadcast to (B, H, T, sum of S_i).
+        mask: boolean, True where a query may attend to a key; broadcast to (B, H, T, sum of S_i).
 
     Returns:
         (B, H, T, E).
@@ -131,7 +131,7 @@ def attention_with_dropout(query: Tensor, key: Tensor, value: Tensor, dropout: f
     return _AttentionWithDropout.apply(query, key, value, threshold)
 
 
-def prefers_attention_with_dropout(query: Tensor, key: Tensor) -> bool:
+def attention_with_dropout_is_faster(query: Tensor, key: Tensor) -> bool:
     """Whether `attention_with_dropout` supports these queries and keys, and is faster than torch's own attention."""
     if query.device.type != "cpu" or query.dtype not in (torch.float32, torch.bfloat16):
         return False

@@ -16,13 +16,13 @@ from diffcap.losses.gather import global_mean, global_sum
 from diffcap.losses.mlm import IGNORED, masked_cross_entropy
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner, patch_attention
 from diffcap.models.layers import (
-    ALL,
+    ALL_POSITIONS,
     KeyValue,
     PreNormStack,
     UnbiasedLayerNorm,
-    doubled_sinusoid,
     init_difference_attention_,
-    repeat_batch,
+    pcl_position_embedding,
+    tile_batch,
 )
 
 PAD, BOS, EOS, UNK, CLS, MASK = range(6)  # BOS and MASK are fixed in the authors' decoder; the others are ours
@@ -87,7 +87,7 @@ class PCLTrunk(nn.Module):
         if pair_init == "difference":
             for layer in self.pair_encoder.layers:
                 init_difference_attention_(layer.attention.qkv.weight, layer.attention.out.weight)  # type: ignore[union-attr, arg-type]
-        self.register_buffer("positions", doubled_sinusoid(positions, width), persistent=False)
+        self.register_buffer("positions", pcl_position_embedding(positions, width), persistent=False)
 
     def _add_type(self, embedding: Tensor, type_id: int) -> Tensor:
         return self.dropout(self.embedding_norm(embedding + self.type_embedding.weight[type_id]))
@@ -221,7 +221,7 @@ class PCL(Captioner):
         self.distractor_head = nn.Linear(2 * self.trunk.width, 2) if distractor_judging else None
         self.distractor_weight, self.objective, self.text_cls = distractor_weight, objective, text_cls
 
-    def states(self, before: Tensor, after: Tensor, positions: slice = ALL) -> States:
+    def states(self, before: Tensor, after: Tensor, positions: slice = ALL_POSITIONS) -> States:
         """Two feature maps (B, C, h, w) through all encoders; through the cross-modal one without text.
 
         Args:
@@ -235,7 +235,7 @@ class PCL(Captioner):
 
     def encode(self, before: Tensor, after: Tensor) -> list[KeyValue]:
         """Two feature maps (B, C, h, w) to the visual tokens' keys and values in each cross-modal layer."""
-        return self.states(repeat_batch(before, len(after)), after, positions=slice(0)).key_values
+        return self.states(tile_batch(before, len(after)), after, positions=slice(0)).key_values
 
     def step(
         self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None
@@ -317,7 +317,7 @@ class PCL(Captioner):
             x, _ = layer(x, mask, (visual,))
         query, key, _ = last.attention.project_qkv(last.attention_norm(x))  # type: ignore[union-attr, operator]
         key = torch.cat([memory[-1][0], key], 2)
-        attention = last.attention.probabilities(query[:, :, count:], key, mask[count:])  # type: ignore[union-attr, operator]
+        attention = last.attention.mean_weights(query[:, :, count:], key, mask[count:])  # type: ignore[union-attr, operator]
         grid = (before.shape[2], before.shape[3])
         patches = grid[0] * grid[1]
         return patch_attention(attention[..., 1 : 1 + patches], attention[..., 2 + patches : 2 + 2 * patches], grid)
@@ -342,7 +342,7 @@ class PCL(Captioner):
 
     def _losses(self, batch: Batch) -> dict[str, Tensor]:
         before, after = batch["before"], batch["after"]
-        memory, final = self.states(repeat_batch(before, len(after)), after)
+        memory, final = self.states(tile_batch(before, len(after)), after)
         if self.objective == "masked":
             labels = batch["mlm_labels"]
             word_losses = masked_cross_entropy(self.masked_logits(memory, batch), labels[labels != IGNORED])

@@ -32,7 +32,7 @@ from diffcap.models.decoder import (
 )
 from diffcap.models.fast import add_repeated, backward_reasoning, linear_of_concatenation
 from diffcap.models.grid import GridEmbedding
-from diffcap.models.layers import Attention, KeyValue, PastKeyValues, repeat_batch
+from diffcap.models.layers import Attention, KeyValue, Segments, tile_batch
 
 EPS = 1e-6
 Matching = Literal["collapsed", "per_head"]
@@ -57,7 +57,7 @@ class CrossView(nn.Module):
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.attention = Attention(width, heads, dropout, projected=False)
+        self.attention = Attention(width, heads, dropout, out_proj=False)
         self.norm = nn.LayerNorm(width, EPS)
 
     def forward(self, before: Tensor, after: Tensor) -> Views:
@@ -66,7 +66,7 @@ class CrossView(nn.Module):
         (query1, key1, value1), (query2, key2, value2) = attention.project_qkv(before), attention.project_qkv(after)
         reconstructed_before = self.norm(add_repeated(attention.attend(query1, (key2, value2)), before))
         reconstructed_after = self.norm(after + attention.attend(query2, (key1, value1)))
-        query1, key1 = (repeat_batch(attention.merge_heads(part), len(after)) for part in (query1, key1))
+        query1, key1 = (tile_batch(attention.merge_heads(part), len(after)) for part in (query1, key1))
         query2, key2 = attention.merge_heads(query2), attention.merge_heads(key2)
         return Views(reconstructed_before, reconstructed_after, (query1, key1), (query2, key2))
 
@@ -81,15 +81,15 @@ class SCORERBlock(nn.Module):
 
     def __init__(self, width: int, heads: int, dropout: float, ffn_residual: Literal["gelu", "input"]) -> None:
         super().__init__()
-        self.self_attention = Attention(width, heads, dropout, projected=False)
-        self.cross = Attention(width, heads, dropout, projected=False)
+        self.self_attention = Attention(width, heads, dropout, out_proj=False)
+        self.cross = Attention(width, heads, dropout, out_proj=False)
         self.inner, self.outer = nn.Linear(width, width), nn.Linear(width, width)
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width, EPS) for _ in range(3))
         self.dropout, self.ffn_residual = nn.Dropout(dropout), ffn_residual
 
-    def forward(self, x: Tensor, memory: KeyValue, mask: Tensor | None, past_key_values: PastKeyValues) -> BlockOutput:
+    def forward(self, x: Tensor, memory: KeyValue, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
         """See `BlockOutput`; arguments as `Attention`."""
-        mixed, new_key_values = self.self_attention(x, mask, past_key_values)
+        mixed, new_key_values = self.self_attention(x, mask, past_segments)
         words = self.norm1(x + mixed)
         visual = self.norm2(words + self.cross.attend(self.cross.project_query(words), memory))
         inner = F.gelu(self.inner(visual))
@@ -256,7 +256,7 @@ class SCORER(Captioner):
         layer: Attention = self.encoder[-1].attention  # type: ignore[assignment]
         query1, key1 = map(layer.split_heads, views.before_query_key)
         query2, key2 = map(layer.split_heads, views.after_query_key)
-        to_after, to_before = layer.probabilities(query1, key2), layer.probabilities(query2, key1)
+        to_after, to_before = layer.mean_weights(query1, key2), layer.mean_weights(query2, key1)
         return roll_out(attention, to_before, to_after, self.embedding.grid)
 
     def similarities(self, views: Views) -> tuple[Tensor, Tensor]:

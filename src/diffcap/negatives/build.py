@@ -3,14 +3,14 @@
 After tokenisation, a negative never equals a reference of its pair or another negative of its caption, and a distractor pair
 never gets a caption which states that nothing changed. If a strategy gives too few negatives, these fallbacks are used:
 
-* retrieve: a rng caption of another change pair. A distractor pair gets rng ones of the most similar change captions,
-  because no change caption is really similar to its own.
+* retrieve: a random caption of another change pair. For a distractor pair, random ones of the most similar change captions are
+  drawn, because no change caption is really similar to its own.
 * replace: another caption of the same pair with its words replaced; then the last resort.
 * confuse, change pair: a caption which states that nothing changed; a comparison inverted; two words swapped; words replaced;
   then the last resort. (Without the first, such a caption would be right wherever it occurs, and a model could recognise
   distractors without looking at the images.)
 * confuse, distractor pair: a caption of the change pair with the same "before" image; then the last resort.
-* the last resort: a rng caption of another change pair; then the words of the caption in rng order.
+* the last resort: a random caption of another change pair; then the words of the caption in random order.
 """
 
 from collections import Counter

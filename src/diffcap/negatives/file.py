@@ -9,10 +9,14 @@ from diffcap.records import file_hash, read_json, read_json_lines
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
 
-NEGATIVES = "negatives.jsonl"
-NOTES = "negatives.json"  # the settings that the negatives were built with, and the SHA-256 of NEGATIVES
-KINDS = ("retrieve", "replace", "confuse")
-_REMEDY = "write it with `make negatives DATASET=<name>`"
+NEGATIVES_FILE = "negatives.jsonl"
+METADATA_FILE = "negatives.json"  # the settings that the negatives were built with, and the SHA-256 of NEGATIVES_FILE
+KINDS = (
+    "retrieve",  # the caption of another pair with similar words
+    "replace",  # some words of the caption replaced by others of the same part of speech
+    "confuse",  # the same words in another order: words of the same part of speech change places
+)
+_HOW_TO_BUILD = "`make negatives DATASET=<name>` builds the file"
 
 
 @dataclass(frozen=True)
@@ -20,8 +24,8 @@ class Negative:
     """A caption that is wrong for its pair.
 
     Attributes:
-        kind: how it was built (or which kind it replaces, if it is a fallback), one of `KINDS`.
-        text: tokens joined with spaces.
+        kind: how it was requested, one of `KINDS`. If that way gave no caption, another way built the text.
+        text: tokens of `text.tokens`, joined with spaces.
     """
 
     kind: str
@@ -33,9 +37,9 @@ class CaptionNegatives:
     """A training caption and its negatives.
 
     Attributes:
-        id: of the pair in the manifest.
-        caption: the caption as written in the manifest.
-        negatives: in the order of `KINDS`; every caption of a file has the same number.
+        id: the pair's id in manifest.jsonl. A pair with several captions has several entries.
+        caption: the caption as written in manifest.jsonl, not tokenised.
+        negatives: in the order of `KINDS`. All captions of a file have the same number of negatives.
     """
 
     id: str
@@ -44,54 +48,73 @@ class CaptionNegatives:
 
 
 def write_negatives(
-    path: str | Path, rows: Iterable[CaptionNegatives], finish: Callable[[], None] = lambda: None
+    path: str | Path, rows: Iterable[CaptionNegatives], before_rename: Callable[[], None] = lambda: None
 ) -> None:
-    """Write the rows to a temporary file, call `finish`, then rename the file.
+    """Write the rows to a temporary file, call `before_rename`, then rename the file.
 
-    The `negatives.json` of an earlier file is deleted before the renaming. So a killed process never leaves a
-    `negatives.json` that describes another file.
+    The `negatives.json` of an earlier `negatives.jsonl` is deleted before the renaming, so that a killed process never leaves a
+    `negatives.json` that describes another file. The caller writes the new one.
+
+    Args:
+        path: the file to write.
+        rows: the captions; read one at a time.
+        before_rename: called after the last row. If it raises an error, the earlier file stays as it was.
     """
-    notes = Path(path).with_name(NOTES)
     with atomic_write(path) as temporary:
         with temporary.open("w", encoding="utf-8") as file:
             for row in rows:
                 negatives = [{"kind": negative.kind, "text": negative.text} for negative in row.negatives]
                 value = {"id": row.id, "caption": row.caption, "negatives": negatives}
                 file.write(json.dumps(value, ensure_ascii=False) + "\n")
-        finish()
-        notes.unlink(missing_ok=True)
+        before_rename()
+        if Path(path).name == NEGATIVES_FILE:
+            Path(path).with_name(METADATA_FILE).unlink(missing_ok=True)
 
 
 def read_negatives(path: str | Path) -> list[CaptionNegatives]:
-    """Read every line of a `negatives.jsonl`.
+    """Read a `negatives.jsonl`, or a file of the same form that the user wrote, which has no `negatives.json`.
+
+    Returns:
+        The captions in the order of the lines, at least one.
 
     Raises:
         DiffcapError: the file is missing, its SHA-256 differs from the one in `negatives.json`, a line is malformed,
             or the captions have different numbers of negatives.
     """
     path = Path(path)
-    notes, rows = path.with_name(NOTES), []
-    if path.name == NEGATIVES and path.is_file() and notes.is_file():  # a file that the user wrote has no notes
-        done = read_json(notes, "record of the negatives", f"{_REMEDY} again")
-        if not isinstance(done, dict) or done.get("sha256") != file_hash(path):
-            tagger = done.get("settings", {}).get("tagger") if isinstance(done, dict) else None
-            again = f"`make negatives FOLDER={path.parent} TAGGER={tagger}`" if tagger else "`make negatives`"
-            raise DiffcapError(f"{path}: its SHA-256 is not the one in {NOTES}; write it again with {again}.")
-    for where, row in read_json_lines(path, "negatives", _REMEDY):
-        negatives = row.get("negatives")
+    has_metadata = path.name == NEGATIVES_FILE and path.is_file() and path.with_name(METADATA_FILE).is_file()
+    if has_metadata:
+        _check_hash(path)
+    fix = f"build the file again: {_HOW_TO_BUILD}" if has_metadata else "fix that line"
+    rows: list[CaptionNegatives] = []
+    for where, row in read_json_lines(path, "negatives", _HOW_TO_BUILD):
+        items = row.get("negatives")
         if not isinstance(row.get("id"), str) or not isinstance(row.get("caption"), str):
-            raise DiffcapError(f'{where}: "id" and "caption" must be strings; {_REMEDY} again.')
-        if not isinstance(negatives, list) or not negatives or not all(map(_is_negative, negatives)):
-            raise DiffcapError(f'{where}: "negatives" must be a list of {{"kind", "text"}}; {_REMEDY} again.')
-        found = [Negative(each["kind"], each["text"]) for each in negatives]
-        rows.append(CaptionNegatives(row["id"], row["caption"], found))
-        if len(found) != len(rows[0].negatives):
+            raise DiffcapError(f'{where}: "id" and "caption" must be strings; {fix}.')
+        if not isinstance(items, list) or not items or not all(map(_is_negative, items)):
             raise DiffcapError(
-                f"{where}: {len(found)} negatives, but the first line has {len(rows[0].negatives)}; {_REMEDY} again."
+                f'{where}: "negatives" must be a non-empty list of {{"kind", "text"}} with a kind of '
+                f"{', '.join(KINDS)}, found {items!r:.80}; {fix}."
+            )
+        negatives = [Negative(item["kind"], item["text"]) for item in items]
+        rows.append(CaptionNegatives(row["id"], row["caption"], negatives))
+        if len(negatives) != len(rows[0].negatives):
+            raise DiffcapError(
+                f"{where}: {len(negatives)} negatives, but the first line has {len(rows[0].negatives)}; {fix}."
             )
     if not rows:
-        raise DiffcapError(f"{path}: the file is empty; {_REMEDY} again.")
+        raise DiffcapError(f"{path}: the file is empty; {_HOW_TO_BUILD}.")
     return rows
+
+
+def _check_hash(path: Path) -> None:
+    """Compare the SHA-256 of a `negatives.jsonl` with the one in its `negatives.json`."""
+    metadata = read_json(path.with_name(METADATA_FILE), "metadata of the negatives", _HOW_TO_BUILD)
+    if not isinstance(metadata, dict) or metadata.get("sha256") != file_hash(path):
+        settings = metadata.get("settings") if isinstance(metadata, dict) else None
+        tagger = settings.get("tagger") if isinstance(settings, dict) else None
+        again = f"`make negatives FOLDER='{path.parent}' TAGGER={tagger}`" if tagger else "`make negatives`"
+        raise DiffcapError(f"{path}: its SHA-256 is not the one in {METADATA_FILE}; build it again with {again}.")
 
 
 def _is_negative(value: object) -> bool:

@@ -1,7 +1,7 @@
 """Attention maps for report.html: the pairs to compute them for, a compact encoding, and localisation of the changed object."""
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,55 +17,68 @@ from diffcap.report.overlay import scale_attention
 Size = tuple[int, int]
 Localisation = dict[str, dict[str, dict[str, float]]]
 
-_EXTREMES = 20  # pairs with attention maps at each end of each order of the page
+_PAIRS_PER_END = 20  # pairs with attention maps at the top and at the bottom of each sort order of the page
 _COMMON_WORDS = 24  # words that the page lists one by one
 
 
-def extreme_pairs(scores: Mapping[str, Mapping[str, float]], count: int = _EXTREMES) -> list[str]:
-    """Ids of the pairs that come first when the page sorts by a system's scores, in both directions, or by disagreement.
+def extreme_pairs(scores: Mapping[str, Mapping[str, float]], count: int = _PAIRS_PER_END) -> list[str]:
+    """Select the pairs with the lowest and highest scores of each system, and those that the systems disagree on most.
 
     Args:
-        scores: system -> id -> score. count: pairs of each order.
+        scores: system -> id -> score; all systems have the same ids. A system is a run that wrote captions.
+        count: number of pairs from each end of each system's ranking, and with the largest max - min over the systems; at
+            least 1.
+
+    Returns:
+        Ids, without duplicates.
     """
-    first: list[str] = []
+    selected: list[str] = []
     for by_id in scores.values():
         order = sorted(by_id, key=by_id.__getitem__)
-        first += order[:count] + order[-count:]
+        selected += order[:count] + order[-count:]
     if len(scores) > 1:
         ids = next(iter(scores.values()))
         disagreement = {id: np.ptp([by_id[id] for by_id in scores.values()]) for id in ids}
-        first += sorted(disagreement, key=disagreement.__getitem__)[-count:]
-    return list(dict.fromkeys(first))
+        selected += sorted(disagreement, key=disagreement.__getitem__)[-count:]
+    return list(dict.fromkeys(selected))
 
 
 def encode_attention(maps: AttentionMaps) -> dict[str, Any]:
     """Encode attention maps compactly for JSON.
 
+    Args:
+        maps: `before` and `after` (T, h, w), one map per word; `alignment` (h w, h w) or None.
+
     Returns:
-        {"w": T words, "g": [h, w], "b", "a": T x h x w strengths as bytes in base64, where 255 is the highest (as in
-        attention.png), "m": the strongest matches as [x, y, x, y, weight, is_common] in thousandths, or None without
-        alignment}.
+        {"w": T words, "g": [h, w], "b" and "a": maps of the before and the after image, T x h x w bytes in base64, "m": matches}.
+        A byte is the attention weight as a fraction of the word's maximum over both images, times 255. A match is
+        [x_before, y_before, x_after, y_after, weight, is_common]: positions as fractions of width and height and weight, all
+        times 1000, and is_common, 1 where the model regards the content as unchanged. "m" is None for a model without alignment.
     """
     height, width = maps.before.shape[1:]
-    strengths = [scale_attention(before, after) for before, after in zip(maps.before, maps.after)]
+    scaled = [scale_attention(before, after) for before, after in zip(maps.before, maps.after)]
     before, after = (
-        base64.b64encode(b"".join(np.round(255 * pair[side]).astype(np.uint8).tobytes() for pair in strengths)).decode()
+        base64.b64encode(b"".join(np.round(255 * pair[side]).astype(np.uint8).tobytes() for pair in scaled)).decode()
         for side in (0, 1)
     )
-    encoded = None
+    encoded_matches = None
     if maps.alignment is not None:
-        encoded = [
+        encoded_matches = [
             [*(round(1000 * value) for value in (*match.start, *match.end, match.weight)), int(match.is_common)]
             for match in matches(maps.alignment, (height, width))
         ]
-    return {"w": maps.words, "g": [height, width], "b": before, "a": after, "m": encoded}
+    return {"w": maps.words, "g": [height, width], "b": before, "a": after, "m": encoded_matches}
 
 
-def localised_words(maps: PairAttention, sizes: Mapping[str, Size]) -> Iterable[tuple[str, WordAttention]]:
-    """Pairs of a word's kind and its map with the object's box, for each word and each image that contains the changed object.
+def iter_word_attention(maps: PairAttention, sizes: Mapping[str, Size]) -> Iterator[tuple[str, WordAttention]]:
+    """Yield (kind of the word, its map and box) for each word of the caption and each image with a box of the changed object.
 
     Args:
-        sizes: image path -> (width, height) in the pixels of the boxes; images without a size are skipped.
+        maps: of one pair.
+        sizes: image path -> (width, height) in pixels, in the coordinates of the boxes; images without a size are skipped.
+
+    Yields:
+        The kind, see `WORD_KINDS`, and the map with the box as fractions of the image's size.
     """
     boxes = maps.pair.extra.get("boxes") or {}
     for side, word_maps in (("before", maps.before), ("after", maps.after)):
@@ -82,31 +95,35 @@ def collect_attention(
     folder: Path,
     pairs: Sequence[ChangePair],
     captions: Mapping[str, str],
-    measured: Sequence[str],
+    localisation_ids: Sequence[str],
     sizes: Mapping[str, Size],
 ) -> tuple[dict[str, dict[str, Any]], Localisation] | str:
-    """Compute the attention maps of a run's checkpoints for pairs, and how well they localise the changed object.
+    """Compute the attention maps of a run for some pairs, and how well these maps localise the changed object.
 
     Args:
-        checkpoints, folder, captions: as in `attention.iter_attention`.
-        pairs: all pairs whose maps are kept. measured: ids of the pairs that localisation is measured on, which must be drawn
-            independently of their scores. sizes: as in `localised_words`.
+        checkpoints: of the run; several are an ensemble, see `attention.iter_attention`.
+        folder: the dataset's folder with manifest.jsonl.
+        pairs: the pairs whose maps are computed.
+        captions: id -> the run's caption.
+        localisation_ids: ids of those pairs that localisation is measured on. They must be drawn at random: pairs chosen by
+            score would give a biased result.
+        sizes: see `iter_word_attention`.
 
     Returns:
         id -> encoded maps, and {"kinds", "words"} -> name -> scores as `localisation` returns them (empty if no pair has a
-        box); or a sentence why there are no maps.
+        box); or a sentence that explains why no maps can be computed.
     """
-    every = iter_attention(checkpoints, folder, pairs, captions)
-    if isinstance(every, str):
-        return every
-    encoded, kinds, words, to_measure = {}, [], [], set(measured)
-    for maps in every:  # one at a time: an alignment of 14 x 14 positions alone is 150 kB
+    all_maps = iter_attention(checkpoints, folder, pairs, captions)
+    if isinstance(all_maps, str):
+        return all_maps
+    encoded, kinds, words, to_measure = {}, [], [], set(localisation_ids)
+    for maps in all_maps:  # one at a time: an alignment of 14 x 14 positions alone is 150 kB
         encoded[maps.pair.id] = encode_attention(maps)
         if maps.pair.id in to_measure:
-            for kind, looked in localised_words(maps, sizes):
-                kinds.append(looked._replace(name=kind))
-                words.append(looked)
+            for kind, attention in iter_word_attention(maps, sizes):
+                kinds.append(attention._replace(name=kind))  # `localisation` averages by name
+                words.append(attention)
     by_word, by_kind = localisation(words), localisation(kinds)
-    common = sorted(by_word, key=lambda word: (-by_word[word]["looks"], word))[:_COMMON_WORDS]
+    common = sorted(by_word, key=lambda word: (-by_word[word]["count"], word))[:_COMMON_WORDS]
     ordered = {kind: by_kind[kind] for kind in WORD_KINDS if kind in by_kind}
     return encoded, {"kinds": ordered, "words": {word: by_word[word] for word in common}}

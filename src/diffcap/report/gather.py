@@ -5,7 +5,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from diffcap.evaluation.captions import score_pairs
+from diffcap.evaluation.captions import cider_per_pair
 from diffcap.evaluation.protocols import remarks
 from diffcap.records import ChangePair, Dataset
 from diffcap.report.attention_data import collect_attention, extreme_pairs
@@ -51,7 +51,7 @@ def gather(
         listed = [pair for number, pair in enumerate(test) if number in kept]
     references = {pair.id: pair.captions for pair in test}
     captions = {name: {id: group[0].predictions[id] for id in references} for name, group in runs.items()}
-    scores = score_pairs(captions, references, protocol["tokenizer"])  # document frequencies of all pairs
+    scores = cider_per_pair(captions, references, protocol["tokenizer"])  # document frequencies of all pairs
     ids = {pair.id for pair in listed}
     scores = {name: {id: score for id, score in of.items() if id in ids} for name, of in scores.items()}
     with_pictures = not dataset.info.get("captions_only")

@@ -1,4 +1,4 @@
-"""`tags.jsonl`: a cache of tagged sentences, valid for one tagger."""
+"""`tags.jsonl`: a cache of part-of-speech (UPOS) tags of sentences, valid for one tagger."""
 
 import json
 import os
@@ -10,27 +10,29 @@ from diffcap.text.stanza_tagger import TaggerModel
 
 
 class TagCache:
-    """Tags of sentences, in memory and in an append-only file.
+    """UPOS tags of sentences, in memory and in an append-only file.
 
-    The first line identifies the tagger (`{"tagger", "identity"}`); the file of another tagger is overwritten. Every other
-    line is `{"sentence", "tags"}`, words and tags joined with spaces. An incomplete last line, left by a killed process, is
-    removed.
+    The first line of the file identifies the tagger (`{"tagger", "identity"}`). Every other line is `{"sentence", "tags"}`: the
+    words joined with spaces, and one tag per word, joined with spaces. If another tagger wrote the file, it is emptied on
+    opening. Malformed lines are ignored, and an incomplete last line, left by a killed process, is removed. Only one process at a
+    time may use a file.
 
     Args:
-        path: of the file; None: the tags are only kept in memory.
+        path: the file, or None to keep the tags in memory only.
         model: the tagger.
 
     Attributes:
-        path: as given. tags: sentence -> UPOS tags.
+        path: as given.
+        tags: sentence -> UPOS tags.
     """
 
     def __init__(self, path: Path | None, model: TaggerModel) -> None:
         self.path = path
         self.tags: dict[str, list[str]] = {}
         if path is not None:
-            self._open(path, model)
+            self._load_or_reset(path, model)
 
-    def _open(self, path: Path, model: TaggerModel) -> None:
+    def _load_or_reset(self, path: Path, model: TaggerModel) -> None:
         header = {"tagger": model.name, "identity": model.identity}
         rows = _rows(path) if path.is_file() else []
         if not rows or rows[0].get("identity") != model.identity:
@@ -40,12 +42,16 @@ class TagCache:
             sentence, tags = row.get("sentence"), row.get("tags")
             if isinstance(sentence, str) and isinstance(tags, str) and sentence.count(" ") == tags.count(" "):
                 self.tags[sentence] = tags.split(" ")
-        complete = path.read_bytes().rfind(b"\n") + 1
-        if complete < path.stat().st_size:
-            os.truncate(path, complete)
+        complete_bytes = path.read_bytes().rfind(b"\n") + 1
+        if complete_bytes < path.stat().st_size:
+            os.truncate(path, complete_bytes)
 
     def add(self, tagged: Iterable[tuple[str, list[str]]]) -> None:
-        """Add (sentence, tags); the file is written once and synchronised."""
+        """Store tagged sentences; one write appends all of them to the file and flushes them to disk (fsync).
+
+        Args:
+            tagged: (sentence, one UPOS tag per word).
+        """
         lines = []
         for sentence, tags in tagged:
             self.tags[sentence] = tags
@@ -58,11 +64,12 @@ class TagCache:
 
 
 def _rows(path: Path) -> list[dict[str, object]]:
+    """The JSON objects of all complete lines."""
     rows = []
-    for line in path.read_bytes().split(b"\n"):
+    for line in path.read_bytes().split(b"\n")[:-1]:
         try:
             row = json.loads(line)
-        except ValueError:  # incomplete, or not UTF-8
+        except ValueError:  # damaged, or not UTF-8
             continue
         if isinstance(row, dict):
             rows.append(row)

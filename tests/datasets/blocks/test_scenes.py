@@ -64,7 +64,7 @@ def test_exactly_the_declared_attribute_changes(triples):
 def test_distractors_have_the_same_objects_under_another_camera_and_light(triples):
     for row in range(len(triples)):
         assert _objects(triples.before, row) == _objects(triples.distractor, row)
-    for name in ("eye", "target", "light", "pools", "power"):
+    for name in ("eye", "target", "light", "light_centers", "intensity"):
         assert (getattr(triples.before, name) != getattr(triples.distractor, name)).flatten(1).any(1).all(), name
 
 
@@ -115,7 +115,7 @@ def test_viewpoint_iou_falls_with_the_jitter():
 
 def test_without_jitter_all_three_pictures_have_one_camera_and_light():
     triples = sample_triples(range(20), seed=0, jitter=0.0)
-    for name in ("eye", "target", "light", "pools", "power"):
+    for name in ("eye", "target", "light", "light_centers", "intensity"):
         assert torch.equal(getattr(triples.before, name), getattr(triples.after, name))
         assert torch.equal(getattr(triples.before, name), getattr(triples.distractor, name))
 
@@ -126,6 +126,7 @@ def test_the_number_of_objects_is_a_setting():
         assert set(scenes.valid.sum(1).tolist()) <= {2, 3}
 
 
+@pytest.mark.slow
 def test_an_impossible_request_is_refused_in_one_sentence():
     with pytest.raises(DiffcapError, match="no arrangement of 30 to 30 objects found for triple 0"):
         sample_triples([0], objects=(30, 30))

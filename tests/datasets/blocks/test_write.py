@@ -45,6 +45,7 @@ def test_layout_is_the_official_one(folder):
     assert sorted(file for files in kinds.values() for file in files) == [f"{k:06d}.png" for k in range(40)]
 
 
+@pytest.mark.slow
 def test_every_split_has_every_change_equally_often(tmp_path, monkeypatch):
     from diffcap.datasets.blocks import write
 
@@ -107,6 +108,7 @@ def test_boxes_hold_the_pixels_of_the_changed_object_and_scenes_say_what_it_was(
         assert [scene[name] for scene in scenes.values()] == pytest.approx(values.tolist(), abs=6e-5)
 
 
+@pytest.mark.slow
 def test_same_bytes_by_several_workers_and_a_triple_is_the_same_in_a_larger_dataset(folder, tmp_path):
     write_blocks(tmp_path / "two", pairs=80, seed=5, workers=2)
     assert _hashes(tmp_path / "two") == _hashes(folder)
@@ -126,6 +128,7 @@ def test_another_seed_size_and_jitter_are_heeded(folder, tmp_path):
     assert _json(tmp_path / "other/change_captions.json") != _json(folder / "change_captions.json")
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_where_it_stopped_and_ends_with_the_same_bytes(tmp_path):
     code = "from diffcap.datasets.blocks.write import write_blocks; write_blocks({!r}, pairs=640, seed=9, workers=1)"
     broken, whole = tmp_path / "broken", tmp_path / "whole"

@@ -30,8 +30,8 @@ class Scenes:
         yaw: (B, N) float32, rotation of cubes in radians.
         eye, target: (B, 3) float32, position of the camera and the point at which it is directed.
         light: (B, 3) float32, unit vector to the key light.
-        pools: (B, 2, 2) float32, centres of the warm and the cool light on the ground.
-        power: (B, 2) float32, intensity of the warm and the cool light, about 1.
+        light_centers: (B, 2, 2) float32, centres of the warm and the cool light on the ground.
+        intensity: (B, 2) float32, intensity of the warm and the cool light, about 1.
     """
 
     size: Tensor
@@ -44,8 +44,8 @@ class Scenes:
     eye: Tensor
     target: Tensor
     light: Tensor
-    pools: Tensor
-    power: Tensor
+    light_centers: Tensor
+    intensity: Tensor
 
     def __len__(self) -> int:
         return len(self.valid)

@@ -22,7 +22,7 @@ from diffcap.datasets.blocks.geometry import (
     to_camera,
     view_boxes,
 )
-from diffcap.datasets.blocks.shading import PALETTE, ground, solid
+from diffcap.datasets.blocks.shading import PALETTE, shade_ground, shade_solids
 from diffcap.datasets.blocks.solids import Vector, intersect, lit, nearness, surface
 
 SUBPIXELS = ((-0.125, -0.375), (0.375, -0.125), (0.125, 0.375), (-0.375, 0.125))  # a rotated grid
@@ -268,7 +268,7 @@ def _ground(stage: _Stage) -> list[Tensor]:
         passes = lit(shape, (px, py, torch.zeros_like(px)), lamp, numbers[2], numbers[3])
         light.scatter_reduce_(0, here, passes, "amin")
         dark.scatter_reduce_(0, here, nearness(shape, px, py, numbers[2], numbers[3]), "amax")
-    return ground(x, y, scenes.pools, scenes.power, light.view_as(x), 1 - dark.view_as(x))
+    return shade_ground(x, y, scenes.light_centers, scenes.intensity, light.view_as(x), 1 - dark.view_as(x))
 
 
 def _turn(x: Tensor, y: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
@@ -312,11 +312,13 @@ def _shade(stage: _Stage, hits: _Hits) -> Tensor:
     palette = torch.tensor(PALETTE, device=pair.device).T / 255
     paint = _at(palette[:, scenes.color[stage.picture, stage.slot]], pair)
     metal = _at(scenes.material[stage.picture, stage.slot] == MATERIALS.index("metal"), pair)
-    power = _at(scenes.power.T[:, stage.picture], pair)
+    intensity = _at(scenes.intensity.T[:, stage.picture], pair)
     height = hits.point[2] + _at(stage.numbers[3], pair)
     passes = _shadows_on(stage, hits, height)
     normal = (hits.normal[0], hits.normal[1], hits.normal[2])
-    return torch.stack(solid(normal, view, lamp, power, (paint[0], paint[1], paint[2]), metal, passes, height))
+    return torch.stack(
+        shade_solids(normal, view, lamp, intensity, (paint[0], paint[1], paint[2]), metal, passes, height)
+    )
 
 
 def _shadows_on(stage: _Stage, hits: _Hits, height: Tensor) -> Tensor:

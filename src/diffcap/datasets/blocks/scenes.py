@@ -154,14 +154,14 @@ def _attempt(indices: Tensor, key: Tensor, jitter: float, objects: tuple[int, in
         size, after_color, after_material, shape, present
     )
 
-    eye, target, light, pools, power = _views(draw, jitter)
+    eye, target, light, light_centers, intensity = _views(draw, jitter)
     radius = torch.tensor(RADII)[size]
     position, moved_to, placed = _places(draw, radius, present, changed, change == MOVE)
     yaw = draw.uniform(len(slots)) * (math.pi / 2)
     after_position = torch.where((is_changed & (change == MOVE)[:, None])[..., None], moved_to[:, None], position)
 
     def picture(k: int, valid: Tensor, color: Tensor, material: Tensor, position: Tensor) -> Scenes:
-        view = (eye[:, k], target[:, k], light[:, k], pools[:, k], power[:, k])
+        view = (eye[:, k], target[:, k], light[:, k], light_centers[:, k], intensity[:, k])
         return Scenes(size, color, material, shape, valid, position, yaw, *view)
 
     before_valid = present & ~(is_changed & (change == ADD)[:, None])
@@ -198,8 +198,8 @@ def _views(draw: _Draw, jitter: float) -> tuple[Tensor, Tensor, Tensor, Tensor, 
     cool = torch.stack(
         [-2.8 + 0.8 * home[..., 6] + 0.6 * step[..., 9], 0.8 + 0.8 * home[..., 7] + 0.6 * step[..., 10]], -1
     )
-    power = 1 + 0.07 * step[..., 11:13]
-    return eye, target, light, torch.stack([warm, cool], 2), power
+    intensity = 1 + 0.07 * step[..., 11:13]
+    return eye, target, light, torch.stack([warm, cool], 2), intensity
 
 
 def _places(

@@ -180,7 +180,7 @@ def _only_the_first(scenes: Scenes, kinds: Tensor) -> Scenes:
     own = {name: column.view(-1, 1) for name, column in zip(("size", "color", "material", "shape"), kinds.unbind(1))}
     kept = {name: getattr(scenes, name)[:, :1] for name in ("position", "yaw")}
     valid = torch.ones(len(scenes), 1, dtype=torch.bool)
-    rest = {name: getattr(scenes, name) for name in ("eye", "target", "light", "pools", "power")}
+    rest = {name: getattr(scenes, name) for name in ("eye", "target", "light", "light_centers", "intensity")}
     return Scenes(**own, valid=valid, **kept, **rest)
 
 

@@ -70,11 +70,11 @@ def test_one_sentence_for_each_fault(tmp_path: Path) -> None:
     (tmp_path / "val.json").unlink()
     good = pair("a", "b", 0, 1, 0)
     for rows, said in (
-        ([good, pair("c", "d", 2, 2, 0)], "line 2: label 1 means different classes here and the same class before"),
+        ([good, pair("c", "d", 2, 2, 0)], "line 2: the label 0 of the classes 2 and 2 contradicts earlier lines"),
         ([good, pair("a", "c", 3, 1, 0)], "line 2: a has class 3 here and class 0 before"),
         ([pair("a", "b", 0, 1, 2)], '"label" must be'),
         ([pair("a", "b", -1, 1, 0)], '"class_id1" must be'),
-        ([good, pair("c", "d", 554, 555, 0)], 'line 2: "class_id2" must be a number (0 to 554 for a class'),
+        ([good, pair("c", "d", 554, 555, 0)], 'line 2: "class_id2" must be a whole number from 0 to 554'),
         ([pair("a", "", 0, 1, 0)], '"img2" must be the name of an image'),
     ):
         write(tmp_path / "train.json", *rows)

@@ -4,16 +4,17 @@
              val.json     {"img": "...", "description": [["a", "bird", ...], ...]}, one image per line
     NABirds  train.json   {"img1": "...", "img2": "...", "class_id1": 0, "class_id2": 554, "label": 0}, one pair of images per line
 
-Both kinds of description may occur in both files, and the extension may be `.jsonl`. The authors do not document two things:
+In each of CUB's files, a description may be one caption (a list of tokens) or several captions (a list of such lists). The
+extension may also be `.jsonl`. The authors do not document two things:
 
 * the image files: here, `images/<name>`, with ".jpg" if the name has no extension;
 * whether NABirds' label 1 means the same class or different classes: here, only the classes are used, and the label must have the
   same meaning in all lines.
 
-NABirds' pairs are not used, because pre-training draws its own.
+Only the images and classes of NABirds are read. Its pairs are ignored, because pre-training samples its own pairs.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,16 @@ from diffcap.datasets.official import OFFICIAL
 from diffcap.records import SPLITS, ChangePair, read_json_lines
 from diffcap.utils.errors import DiffcapError
 
-_CLASSES = OFFICIAL["nabirds"].classes
+_NUM_CLASSES = OFFICIAL["nabirds"].classes
 _EXTENSIONS = (".jpg", ".jpeg", ".png")
 
 
-def is_there(folder: Path) -> bool:
-    """Whether a folder holds this format."""
+def has_train_file(folder: Path) -> bool:
+    """Whether a folder contains train.json or train.jsonl of this format."""
     return _file(folder, "train") is not None
 
 
-def read_captioned(folder: Path) -> list[ChangePair]:
+def read_cub(folder: Path) -> list[ChangePair]:
     """Read one record per image of CUB (`after` is None), sorted by split, then in the order of the lines.
 
     Raises:
@@ -39,7 +40,7 @@ def read_captioned(folder: Path) -> list[ChangePair]:
     """
     found: dict[str, ChangePair] = {}
     for split, where, row in _rows(folder):
-        name = _name(row.get("img"), where, "img")
+        name = _image_id(row.get("img"), where, "img")
         captions = token_captions(row.get("description"), where, "description")
         image = found.setdefault(name, ChangePair(name, _path(row["img"]), None, [], split))
         if image.split != split:
@@ -48,33 +49,34 @@ def read_captioned(folder: Path) -> list[ChangePair]:
     return list(found.values())
 
 
-def read_classified(folder: Path) -> list[ChangePair]:
-    """Read one record per image of NABirds, with `extra["class"]` and without captions, in the order of their first lines.
+def read_nabirds(folder: Path) -> list[ChangePair]:
+    """Read one record per image of NABirds, with `extra["class"]` and without captions, in the order of first appearance.
+
+    An image that occurs in several splits belongs to the first.
 
     Raises:
         DiffcapError: a line is malformed, an image has two classes, or label 1 does not have the same meaning in all lines.
     """
     found: dict[str, ChangePair] = {}
-    first_meaning = ""  # of label 1 in the first line
+    first_meaning = ""  # what label 1 means according to the first line
     for split, where, row in _rows(folder):
-        classes = [
-            _number(row.get(key), where, key, lambda value: 0 <= value < _CLASSES) for key in ("class_id1", "class_id2")
-        ]
-        label = _number(row.get("label"), where, "label", lambda value: value in (0, 1))
+        classes = [_checked_int(row.get(key), where, key, _NUM_CLASSES) for key in ("class_id1", "class_id2")]
+        label = _checked_int(row.get("label"), where, "label", 2)
         meaning = "the same class" if (label == 1) is (classes[0] == classes[1]) else "different classes"
         first_meaning = first_meaning or meaning
         if meaning != first_meaning:
             raise DiffcapError(
-                f"{where}: label 1 means {meaning} here and {first_meaning} before; fetch the file again."
+                f"{where}: the label {label} of the classes {classes[0]} and {classes[1]} contradicts earlier lines, in which "
+                f"label 1 means {first_meaning}; download the file again."
             )
-        for key, label_of in zip(("img1", "img2"), classes):
-            name = _name(row.get(key), where, key)
+        for key, class_id in zip(("img1", "img2"), classes):
+            name = _image_id(row.get(key), where, key)
             image = found.setdefault(
-                name, ChangePair(name, _path(row[key]), None, [], split, extra={"class": label_of})
+                name, ChangePair(name, _path(row[key]), None, [], split, extra={"class": class_id})
             )
-            if image.extra["class"] != label_of:
+            if image.extra["class"] != class_id:
                 raise DiffcapError(
-                    f"{where}: {name} has class {label_of} here and class {image.extra['class']} before; fetch the file again."
+                    f"{where}: {name} has class {class_id} here and class {image.extra['class']} before; download the file again."
                 )
     return list(found.values())
 
@@ -91,8 +93,8 @@ def _file(folder: Path, split: str) -> Path | None:
     return next((path for end in ("json", "jsonl") if (path := folder / f"{split}.{end}").is_file()), None)
 
 
-def _name(value: object, where: str, key: str) -> str:
-    """Return the id of an image: its name without extension."""
+def _image_id(value: object, where: str, key: str) -> str:
+    """Return the id of an image: its name without extension. Raise a DiffcapError if it is not a name."""
     if not isinstance(value, str) or not value:
         raise DiffcapError(f'{where}: "{key}" must be the name of an image, found {value!r:.60}; fix that line.')
     check_inside(value, where)
@@ -103,10 +105,9 @@ def _path(name: str) -> str:
     return f"images/{name}" if name.lower().endswith(_EXTENSIONS) else f"images/{name}.jpg"
 
 
-def _number(value: object, where: str, key: str, fits: Callable[[int], bool]) -> int:
-    if type(value) is not int or not fits(value):
+def _checked_int(value: object, where: str, key: str, limit: int) -> int:
+    if type(value) is not int or not 0 <= value < limit:
         raise DiffcapError(
-            f'{where}: "{key}" must be a number (0 to {_CLASSES - 1} for a class, 0 or 1 for a label), found '
-            f"{value!r:.60}; fix that line."
+            f'{where}: "{key}" must be a whole number from 0 to {limit - 1}, found {value!r:.60}; fix that line.'
         )
     return value
