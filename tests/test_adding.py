@@ -74,7 +74,7 @@ def test_the_page_offers_it_where_the_package_is_installed_and_works_where_it_is
         "print([choice.label for choice in find_choices([], Path('runs'))])"
     )
     offered = [run([sys.executable, "-c", code], trained, PYTHONPATH=path) for path in (str(PACKAGE), "")]
-    assert "GRU on the difference · shapes · runs/shapes/gru" in offered[0].stdout
+    assert "GRU on the difference · shapes · gru" in offered[0].stdout
     assert "GRU" not in offered[1].stdout and "ships with diffcap" in offered[1].stdout
     assert [done.returncode for done in offered] == [0, 0]
 
