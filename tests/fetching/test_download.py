@@ -12,8 +12,7 @@ import pytest
 import requests
 from tests.fetching.site import Site
 
-from diffcap.fetching import download as module
-from diffcap.fetching.download import Client, PermanentError, TransientError, download, part_path
+from diffcap.fetching.download import Client, PermanentError, Target, TransientError, download
 from diffcap.fetching.settings import FetchSettings
 
 BODY = random.Random(1).randbytes(200_000)
@@ -23,7 +22,11 @@ QUICK = FetchSettings(retries=3, timeout=0.6, backoff=0.01, patience=5)
 def bring(
     target: Path, *urls: str, settings: FetchSettings = QUICK, client: Client | None = None, **options: object
 ) -> str:
-    return download(urls, target, client or Client(settings), **options)  # type: ignore[arg-type]
+    return download(urls, Target(target, **options), client or Client(settings))  # type: ignore[arg-type]
+
+
+def part_path(target: Path) -> Path:
+    return Target(target).part
 
 
 def whole(target: Path, body: bytes = BODY) -> bool:
@@ -285,7 +288,7 @@ def test_a_full_disk_is_an_error_that_names_the_file(site: Site, target: Path, m
     target.parent.mkdir()
     part_path(target).symlink_to("/dev/full")
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_delete_part", lambda part: None)
+        patch.setattr(Target, "delete_part", lambda target: None)
         with pytest.raises(OSError, match="No space left on device") as said:
             bring(target, url)
     assert said.value.filename == str(part_path(target)) and not target.exists()

@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -61,6 +62,49 @@ class PermanentError(Exception):
         self.gone, self.forbidden = gone, forbidden
 
 
+@dataclass(frozen=True)
+class Target:
+    """A file to download.
+
+    Attributes:
+        path: where it goes.
+        verify: returns what is wrong with the downloaded file at the given path, "" for nothing.
+        has_checksum: `verify` compares a checksum, so that contents without ETag and Last-Modified can be resumed.
+        progress: gets the bytes so far, and the total if it is known.
+    """
+
+    path: Path
+    verify: Callable[[Path], str] = lambda path: ""
+    has_checksum: bool = False
+    progress: Callable[[int, int | None], None] = lambda size, total: None
+
+    @property
+    def part(self) -> Path:
+        """The unfinished download."""
+        return self.path.with_name(self.path.name + ".part")
+
+    @property
+    def note(self) -> Path:
+        """The file that identifies the content of the part."""
+        return self.path.with_name(self.path.name + ".part.json")
+
+    def size(self) -> int:
+        """Bytes of the unfinished download."""
+        return self.part.stat().st_size if self.part.is_file() else 0
+
+    def metadata(self) -> dict[str, Any]:
+        """What the note says; nothing if it is missing or damaged."""
+        try:
+            return dict(read_json(self.note))
+        except (DiffcapError, TypeError, ValueError):
+            return {}
+
+    def delete_part(self) -> None:
+        """Begin anew."""
+        self.part.unlink(missing_ok=True)
+        self.note.unlink(missing_ok=True)
+
+
 class Client:
     """HTTP connections, shared by all threads of a run.
 
@@ -91,9 +135,10 @@ class Client:
             raise PermanentError(f"the URL cannot be requested: {error}") from None
         except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
             raise TransientError(_reason(error)) from None
-        if error := _refusal(url, response):
+        refusal = _refusal(url, response)
+        if refusal:
             response.close()
-            raise error
+            raise refusal
         return response
 
     def delivers(self, url: str) -> bool:
@@ -123,23 +168,8 @@ def _refusal(url: str, response: requests.Response) -> PermanentError | Transien
     return None
 
 
-def download(
-    urls: tuple[str, ...],
-    path: Path,
-    client: Client,
-    verify: Callable[[Path], str] = lambda path: "",
-    has_checksum: bool = False,
-    progress: Callable[[int, int | None], None] = lambda size, total: None,
-) -> str:
-    """Download one file; returns the URL that delivered it.
-
-    Args:
-        urls: addresses; the next one is asked only if the previous one fails.
-        path: where the file goes.
-        client: the connections.
-        verify: returns what is wrong with the downloaded file at the given path, "" for nothing.
-        has_checksum: `verify` compares a checksum, so that contents without ETag and Last-Modified can be resumed.
-        progress: gets the bytes so far, and the total if it is known.
+def download(urls: tuple[str, ...], target: Target, client: Client) -> str:
+    """Download one file; returns the URL that delivered it. The next URL is asked only if the previous one fails.
 
     Raises:
         PermanentError: every URL refuses the file, or its content is wrong.
@@ -147,14 +177,14 @@ def download(
         Cancelled: `client.cancelled` was set.
         OSError: the disk is full or not writable.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    target.path.parent.mkdir(parents=True, exist_ok=True)
     refusals, failures = [], []
     for url in urls:
         host = host_of(url)
         try:
             if client.failures[host] >= _MAX_HOST_FAILURES:
                 raise TransientError(f"{host} does not answer")
-            _download_from(url, path, client, verify, has_checksum, progress)
+            _download_from(url, target, client)
             client.failures[host] = 0
             return url
         except PermanentError as error:
@@ -171,48 +201,39 @@ def download(
     raise PermanentError(str(first), gone=first.gone, forbidden=first.forbidden and all_definite)
 
 
-def _download_from(
-    url: str,
-    path: Path,
-    client: Client,
-    verify: Callable[[Path], str],
-    has_checksum: bool,
-    progress: Callable[[int, int | None], None],
-) -> None:
-    part, settings = part_path(path), client.settings
-    furthest, failures = _size(part), 0  # failures since the last progress
-    while True:
-        if client.cancelled.is_set():
-            raise Cancelled
+def _download_from(url: str, target: Target, client: Client) -> None:
+    settings = client.settings
+    furthest, failures = target.size(), 0  # failures since the last progress
+    while not client.cancelled.is_set():
         try:
-            in_one_response = _receive(url, part, client, has_checksum, progress)
-            problem = verify(part)
+            in_one_response = _receive(url, target, client)
+            problem = target.verify(target.part)
             if not problem:
-                break
-            _delete_part(part)
+                target.part.replace(target.path)
+                target.note.unlink(missing_ok=True)
+                return
+            target.delete_part()
             if in_one_response:
-                raise PermanentError(problem, gone=not has_checksum)
+                raise PermanentError(problem, gone=not target.has_checksum)
             raise TransientError(problem)  # the parts may belong to different contents
         except TransientError as error:
-            failures = 1 if _size(part) > furthest else failures + 1
-            furthest = max(furthest, _size(part))
+            size = target.size()
+            failures = 1 if size > furthest else failures + 1
+            furthest = max(furthest, size)
             if error.pause is not None and error.pause > settings.patience:
                 raise TransientError(f"{error}, try again in {error.pause:,.0f} seconds") from None
             if failures > settings.retries:
                 raise TransientError(f"{error} ({failures} times)") from None
             backoff = min(_MAX_BACKOFF, settings.backoff * 2 ** (failures - 1))
             client.cancelled.wait(backoff if error.pause is None else error.pause)
-    part.replace(path)
-    _metadata_path(part).unlink(missing_ok=True)
+    raise Cancelled
 
 
-def _receive(
-    url: str, part: Path, client: Client, has_checksum: bool, progress: Callable[[int, int | None], None]
-) -> bool:
+def _receive(url: str, target: Target, client: Client) -> bool:
     """Complete the part; returns whether one response brought all of it."""
-    start, metadata, headers = _size(part), _read_metadata(part), dict[str, str]()
+    start, metadata, headers = target.size(), target.metadata(), dict[str, str]()
     validator = metadata.get("validator")
-    if metadata.get("url") != url or not (validator or has_checksum):
+    if metadata.get("url") != url or not (validator or target.has_checksum):
         start = 0
     if start:
         if start == metadata.get("size"):
@@ -222,28 +243,28 @@ def _receive(
         if response.status_code == 200:
             start = 0
         elif not _continues(response, start, metadata):
-            _delete_part(part)
+            target.delete_part()
             raise TransientError("the file changed on the server")
         length = response.headers.get("Content-Length", "")
         total = start + int(length) if length.isdigit() else metadata.get("size") if start else None
         if total is None and "chunked" not in response.headers.get("Transfer-Encoding", "").lower():
             raise PermanentError("the server does not send the file's length, so truncation could not be detected")
         if not start:
-            _delete_part(part)
-            write_json(_metadata_path(part), {"url": url, "validator": _validator(response), "size": total})
+            target.delete_part()
+            write_json(target.note, {"url": url, "validator": _validator(response), "size": total})
         size = start
-        try:
-            with part.open("ab" if start else "wb", buffering=0) as output:  # a killed process loses nothing it received
+        try:  # without a buffer, so that a killed process loses nothing it received
+            with target.part.open("ab" if start else "wb", buffering=0) as output:
                 while chunk := response.raw.read1(_CHUNK, decode_content=False):
                     output.write(chunk)
                     size += len(chunk)
-                    progress(size, total)
+                    target.progress(size, total)
                     if client.cancelled.is_set():
                         raise Cancelled
         except urllib3.exceptions.HTTPError as error:
             raise TransientError(_reason(error)) from None
         except OSError as error:  # of the disk; name the file
-            raise OSError(error.errno, error.strerror, str(part)) from None
+            raise OSError(error.errno, error.strerror, str(target.part)) from None
     if total is not None and size != total:
         raise TransientError(f"truncated at {size:,} of {total:,} bytes")
     return start == 0
@@ -263,31 +284,6 @@ def _continues(response: requests.Response, start: int, metadata: dict[str, Any]
 def host_of(url: str) -> str:
     """The host of a URL."""
     return urlsplit(url).netloc
-
-
-def part_path(path: Path) -> Path:
-    """The file that holds an unfinished download."""
-    return path.with_name(path.name + ".part")
-
-
-def _metadata_path(part: Path) -> Path:
-    return part.with_name(part.name + ".json")
-
-
-def _read_metadata(part: Path) -> dict[str, Any]:
-    try:
-        return dict(read_json(_metadata_path(part)))
-    except (DiffcapError, TypeError, ValueError):  # missing or damaged
-        return {}
-
-
-def _delete_part(part: Path) -> None:
-    part.unlink(missing_ok=True)
-    _metadata_path(part).unlink(missing_ok=True)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
 
 
 def _validator(response: requests.Response) -> str:
