@@ -3,6 +3,9 @@
 import hashlib
 import io
 import random
+import threading
+import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from multiprocessing.pool import ThreadPool
@@ -12,7 +15,7 @@ import pytest
 import requests
 from tests.fetching.site import Site
 
-from diffcap.fetching.download import Client, PermanentError, Target, TransientError, download
+from diffcap.fetching.download import Cancelled, Client, PermanentError, Target, TransientError, download
 from diffcap.fetching.settings import FetchSettings
 
 BODY = random.Random(1).randbytes(200_000)
@@ -92,6 +95,16 @@ def test_a_pause_that_the_server_requests_is_made(site: Site, target: Path, form
     bring(target, site.put("/file", BODY, faults=[f"status 429 Retry-After={'1' if form == 'seconds' else later}"]))
     first, second = (asked.when for asked in site.asked)
     assert whole(target) and second - first > 0.8
+
+
+def test_cancelling_ends_a_pause(site: Site, target: Path) -> None:
+    url = site.put("/file", BODY, faults=["status 429 Retry-After=60"])
+    client = Client(replace(QUICK, patience=100))
+    begin = time.monotonic()
+    threading.Timer(0.3, client.cancelled.set).start()
+    with pytest.raises(Cancelled):
+        bring(target, url, client=client)
+    assert time.monotonic() - begin < 30 and site.times("/file") == 1
 
 
 def test_a_server_that_asks_for_too_long_a_pause_is_left_for_later(site: Site, target: Path) -> None:
