@@ -5,6 +5,7 @@ The peak is the process's own (`ru_maxrss`), libraries included; that is why eve
 Letters: B pairs, T text positions, L positions of a caption, N visual tokens of one image, D width, V vocabulary.
 """
 
+import inspect
 import json
 import resource
 import sys
@@ -21,15 +22,13 @@ from torch import Tensor
 
 from diffcap.losses.mlm import IGNORED
 from diffcap.losses.token_matching import token_matching
-from diffcap.models import decoder, pcl
+from diffcap.methods import get_method, import_object
+from diffcap.models import pcl
 from diffcap.models.captioner import Batch, Captioner
-from diffcap.models.dirl import DIRL
 from diffcap.models.generation import greedy
 from diffcap.models.pcl import PCL
-from diffcap.models.scorer import SCORER
 
 SEED = 0
-MODELS: dict[str, type[Captioner]] = {"scorer": SCORER, "dirl": DIRL, "pcl": PCL}
 WORD_MASKING = 0.15  # IDC-PCL, paper
 
 
@@ -51,17 +50,23 @@ class Sizes:
 
 
 PAPER = {
-    "scorer": Sizes(1024, 14, 512, 24),
-    "dirl": Sizes(1024, 14, 512, 24),
     "pcl": Sizes(2048, 7, 512, 40),
     "clip4idc": Sizes(3, 224, 512, 33, 49408, "ViT-B-32-quickgelu"),
 }
+FEATURES, PIXELS = Sizes(1024, 14, 512, 24), Sizes(3, 224, 512, 33)  # of any other method; SCORER's and DIRL's papers
 TINY_CLIP = {
     "embed_dim": 32,
     "vision_cfg": {"image_size": 16, "patch_size": 8, "width": 32, "head_width": 16, "layers": 4},
     "text_cfg": {"context_length": 8, "vocab_size": 76, "width": 32, "heads": 2, "layers": 2},
 }
-SMALL = {name: Sizes(16, 4, 32, 8) for name in PAPER} | {"clip4idc": Sizes(3, 16, 32, 8, 76, TINY_CLIP)}
+SMALL = {"clip4idc": Sizes(3, 16, 32, 8, 76, TINY_CLIP)}
+SMALL_FEATURES, SMALL_PIXELS = Sizes(16, 4, 32, 8), Sizes(3, 16, 32, 8)
+
+
+def sizes_of(method: str, small: bool) -> Sizes:
+    """The sizes of a method's paper, or tiny ones."""
+    others = (SMALL_FEATURES, SMALL_PIXELS) if small else (FEATURES, PIXELS)
+    return (SMALL if small else PAPER).get(method, others[get_method(method).reads_pixels])
 
 
 def build(method: str, sizes: Sizes, form: str = "") -> Captioner:
@@ -75,14 +80,23 @@ def build(method: str, sizes: Sizes, form: str = "") -> Captioner:
             max_length=sizes.length,
             width=sizes.width,
         )
-    kind: Any = EveryLayerSCORER if form == "dense" else MODELS[method]
-    own = {} if method == "pcl" else {"grid": (sizes.grid, sizes.grid), "max_length": sizes.length}
-    return kind(sizes.vocabulary, sizes.channels, width=sizes.width, **own)
+    kind: Any = EveryLayerSCORER if form == "dense" else import_object(get_method(method).captioner)
+    if method == "pcl":
+        return kind(sizes.vocabulary, sizes.channels, width=sizes.width)
+    given = {
+        "vocabulary_size": sizes.vocabulary,
+        "feature_channels": sizes.channels,
+        "grid": (sizes.grid, sizes.grid),
+        "image_size": sizes.grid,
+        "max_length": sizes.length,
+        "width": sizes.width,
+    }
+    return kind(**{name: given[name] for name in inspect.signature(kind).parameters if name in given})
 
 
 def maps(batch: int, sizes: Sizes) -> Tensor:
-    """Feature maps (B, C, h, w) as a ResNet's last ReLU leaves them: half zeros; of CLIP4IDC pixels, uint8."""
-    if sizes.network:
+    """Feature maps (B, C, h, w) as a ResNet's last ReLU leaves them: half zeros; or pixels (B, 3, h, w), uint8."""
+    if sizes.channels == 3:
         return torch.randint(0, 256, (batch, sizes.channels, sizes.grid, sizes.grid), dtype=torch.uint8)
     return torch.randn(batch, sizes.channels, sizes.grid, sizes.grid).relu_()
 
@@ -96,14 +110,15 @@ def captions(batch: int, sizes: Sizes, begin: int, end: int, first: int, beyond:
     return tokens.masked_fill(place == last, end).masked_fill(place > last, pad)
 
 
-def training_batch(method: str, batch: int, streams: int, sizes: Sizes) -> Batch:
+def training_batch(model: Captioner, method: str, batch: int, streams: int, sizes: Sizes) -> Batch:
     """What `Captioner.loss` reads: `batch` before maps, `streams` times as many after maps and captions."""
     data: Batch = {"before": maps(batch, sizes), "after": maps(batch * streams, sizes)}
     beyond = sizes.vocabulary
     if method == "clip4idc":
         return {**data, "tokens": captions(batch * streams, sizes, beyond - 2, beyond - 1, 0, beyond - 2, beyond)}
     if method != "pcl":
-        return {**data, "tokens": captions(batch * streams, sizes, decoder.START, decoder.END, decoder.END + 1, beyond)}
+        begin, end = model.bos_id, model.eos_id
+        return {**data, "tokens": captions(batch * streams, sizes, begin, end, max(begin, end) + 1, beyond)}
     tokens = captions(batch, sizes, pcl.BOS, pcl.EOS, pcl.MASK + 1, beyond)
     hide = (tokens > pcl.MASK) & (torch.rand(tokens.shape) < WORD_MASKING)
     hide[:, 1] = True  # no batch without a hidden word
@@ -117,7 +132,7 @@ def training(
 ) -> dict[str, Any]:
     """Loss, backward and Adam; one item is one before map, with both its streams where there are two."""
     model = build(method, sizes, form).train()
-    data = training_batch(method, batch, streams, sizes)
+    data = training_batch(model, method, batch, streams, sizes)
     optimizer = torch.optim.Adam((weight for weight in model.parameters() if weight.requires_grad), lr=2e-4)
     losses = []
 
@@ -166,13 +181,19 @@ def decoding(
             model.word_bias[model.eos_id] = float("-inf")
             if not from_pixels:
                 before = after = model.views(before, after)
-        else:
-            classifier: Any = model.trunk.output_layer if isinstance(model, PCL) else model.decoder.logit  # type: ignore[union-attr]
+        elif classifier := _classifier(model):
             classifier.bias[[0, model.eos_id]] = float("-inf")
     decode = greedy if form == "cached" else uncached
     said: list[Tensor] = []
     seconds = timed(lambda: said.append(decode(model, before, after, sizes.length)))
     return {"items_per_s": batch / seconds, "words": said[0].tolist()}
+
+
+def _classifier(model: Any) -> Any:
+    """The layer that gives the logits; None for a captioner of another package, whose captions may end early."""
+    return (
+        model.trunk.output_layer if isinstance(model, PCL) else getattr(getattr(model, "decoder", None), "logit", None)
+    )
 
 
 class Timer:
@@ -218,7 +239,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         torch.set_num_threads(case["threads"])
     torch.manual_seed(SEED)
     method, form, batch = case["method"], case["form"], case["batch"]
-    sizes, timed = (SMALL if case["small"] else PAPER)[method], Timer(case["repeats"])
+    sizes, timed = sizes_of(method, case["small"]), Timer(case["repeats"])
     if case["kind"] == "training":
         result = training(method, form, batch, case["streams"], case["precision"], sizes, timed)
     elif case["kind"] == "matching":

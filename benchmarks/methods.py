@@ -8,19 +8,18 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from diffcap.methods import get_method
+from diffcap.methods import methods as registered
 from diffcap.utils.console import (
     run,  # brings no torch: a child's peak memory begins with that of the process that starts it
 )
 
-Method = Literal["scorer", "dirl", "pcl", "clip4idc"]
-NAMES = {"scorer": "SCORER", "dirl": "DIRL", "pcl": "IDC-PCL", "clip4idc": "CLIP4IDC"}
-
 
 def methods(
     out: str,
-    methods: list[Method] = ["scorer", "dirl", "pcl", "clip4idc"],  # noqa: B006
+    methods: list[str] | None = None,
     batch: int = 16,
     large_batch: int = 64,
     repeats: int = 5,
@@ -31,7 +30,7 @@ def methods(
 
     Args:
         out: the JSON file; the table goes beside it, as .md.
-        methods: which; "scorer" brings the token matching, dense against blocked.
+        methods: which; by default all. "scorer" brings the token matching, dense against blocked.
         batch: pairs a training step and pairs decoded at once.
         large_batch: pairs of a second training step of SCORER, and pairs that CLIP4IDC decodes at once.
         repeats: timed runs of each case; the median counts, after one run that does not.
@@ -39,31 +38,35 @@ def methods(
         small: tiny sizes, one repeat and small batches, to see that everything runs.
 
     Raises:
-        DiffcapError: two forms of the same computation disagree, or a case failed.
+        DiffcapError: a method is unknown, two forms of the same computation disagree, or a case failed.
     """
     from diffcap.records import write_json, write_text
     from diffcap.utils.provenance import provenance
 
+    chosen = [get_method(name).name for name in methods or registered()]
     if small:
         batch, large_batch, repeats = 2, 2, 1
     settings = {"repeats": repeats, "threads": threads, "small": small}
     facts = {**machine(), "load_before": load()}
     rows = []
-    for case in cases(methods, batch, large_batch, small):
+    for case in cases(chosen, batch, large_batch, small):
         rows.append({**case, **measured({**case, **settings})})
         print(f"{label(rows[-1])}: {rows[-1]['items_per_s']:.2f} items/s, {rows[-1]['peak_mb']:.0f} MB")
     agree(rows)
     facts.update(threads=rows[0]["threads"], load_after=load())
     compared = ratios(rows)
-    notes = provenance(settings={**settings, "methods": list(methods), "batch": batch, "large_batch": large_batch})
+    notes = provenance(settings={**settings, "methods": chosen, "batch": batch, "large_batch": large_batch})
     target = Path(out)
     write_json(target, {"machine": facts, "ratios": compared, "cases": rows, "provenance": notes})
     write_text(target.with_suffix(".md"), table(facts, compared, rows, notes))
     print(f"{target}, {target.with_suffix('.md').name}")
 
 
-def cases(methods: list[Method], batch: int, large_batch: int, small: bool) -> list[dict[str, Any]]:
-    """What is measured, in order; the form that others are compared with comes right after them, at the same load."""
+def cases(methods: list[str], batch: int, large_batch: int, small: bool) -> list[dict[str, Any]]:
+    """What is measured, in order; the form that others are compared with comes right after them, at the same load.
+
+    A method of another package has no second form in forms.py: one training and one decoding.
+    """
     training: list[tuple[Any, ...]] = [  # method, form, batch, streams, precision
         ("scorer", "dense", batch, 2),
         ("scorer", "blocked", batch, 2),
@@ -80,12 +83,18 @@ def cases(methods: list[Method], batch: int, large_batch: int, small: bool) -> l
         ("clip4idc", "recomputed", batch, 1),
         ("clip4idc", "kept", batch, 1, "bf16"),
     ]
+    two_forms = {row[0] for row in training}
+    training += [(method, "", batch, 1) for method in methods if method not in two_forms]
     sizes = (2, 2, 2) if small else (8, 16, 32)
     rows = [_case("training", *row) for row in training]
     rows += [_case("matching", "scorer", form, size) for size in sizes[:2] for form in ("dense", "blocked")]
     rows.append(_case("matching", "scorer", "blocked", sizes[2]))
     forms = ("uncached", "cached")
-    rows += [_case("decoding", method, form, batch) for method in methods for form in forms if method != "clip4idc"]
+    for method in methods:
+        if method != "clip4idc":
+            rows += [
+                _case("decoding", method, form, batch) for form in forms if method in two_forms or form == "cached"
+            ]
     # Its settings evaluate 64 at once: a step reads 100 MB of CLIP's word vectors, whatever the batch.
     rows += [_case(kind, "clip4idc", form, large_batch) for kind in ("decoding", "captioning") for form in forms]
     return [row for index, row in enumerate(rows) if row["method"] in methods and row not in rows[:index]]
@@ -111,7 +120,7 @@ def measured(case: dict[str, Any]) -> dict[str, Any]:
 
 def label(case: dict[str, Any]) -> str:
     """A case's name for people."""
-    words = [NAMES[case["method"]], case["kind"], case["form"], f"batch {case['batch']}"]
+    words = [get_method(case["method"]).title, case["kind"], case["form"], f"batch {case['batch']}"]
     streams = "two streams" if case["streams"] == 2 else ""
     return ", ".join(filter(None, [*words, streams, "bf16" if case["precision"] == "bf16" else ""]))
 

@@ -3,8 +3,9 @@
 import time
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from diffcap.methods import DemoControl, Method, get_method, methods
 from diffcap.run_folder import BEST, FINETUNE, PRETRAIN, report_of
 from diffcap.runner import Job, in_parallel, make, parse_seeds, run_queues, write_report
 from diffcap.utils.console import run
@@ -13,52 +14,44 @@ from diffcap.utils.errors import DiffcapError
 # Minutes of the demo on two cores that are not training. Steps are fixed numbers, not a clock, so that the same command
 # gives the same scores; they grow with the minutes that are left.
 MINUTES, OTHER_MINUTES = 12.0, 4.0
-PRETRAIN_STEPS, FINETUNE_STEPS = 1300, 5760  # of IDC-PCL: one core's time
-SCORER_STEPS, DIRL_STEPS = 2700, 2700  # half a core's time each; all of it where one is trained alone
-# CLIP4IDC, and DIRL on its features, one after the other.
-ADAPT_STEPS, CLIP4IDC_STEPS, CROSS_STEPS = 300, 400, 700
-# IDC-PCL's control without pre-training gets the time of both stages: this many of its steps cost one pre-training step.
-STEPS_PER_PRETRAIN_STEP = 0.75
-
-Method = Literal["all", "pcl", "scorer", "dirl", "clip4idc"]
 
 
 def demo(
-    method: Method = "all", minutes: float = MINUTES, seeds: str = "1234", pairs: int = 24_000, jitter: float = 0.3
+    method: str = "all", minutes: float = MINUTES, seeds: str = "1234", pairs: int = 24_000, jitter: float = 0.3
 ) -> None:
     """Render, extract, build negatives, train the methods on the same files, evaluate and report.
 
     Args:
-        method: one alone: pcl comes with the same model without pre-training, trained as long, scorer and dirl with their
-            papers' baseline, trained for as many steps, clip4idc (from pixels) with the same captioner without adaptation,
-            and with DIRL+CCR on the features of the adapted CLIP.
-        minutes: aimed-at time on two cores for one seed; more minutes train longer.
+        method: one alone: pcl comes with the same model without pre-training, trained as long, clip4idc (from pixels) with the
+            same captioner without adaptation, and with DIRL+CCR on the features of the adapted CLIP, any other method with the
+            first row of its ablation table, trained for as many steps. all: every method but clip4idc.
+        minutes: aimed-at time on two cores for one seed of diffcap's own methods; more minutes train longer.
         seeds: of the training, separated by commas; several give means and standard deviations.
         pairs: of the dataset, change and distractor pairs together.
         jitter: of camera and light.
 
     Raises:
-        DiffcapError: too few minutes, or a stage failed.
+        DiffcapError: the method is unknown, too few minutes, or a stage failed.
     """
     if minutes < OTHER_MINUTES + 1:
         raise DiffcapError(f"{minutes:g} minutes leave no time to train; give at least {OTHER_MINUTES + 1:g}.")
+    chosen = [get_method(method)] if method != "all" else [known for known in methods().values() if known.demo.share]
     begin = time.perf_counter()
     folder, place = Path("data/blocks-demo"), Path(f"runs/blocks-demo/{minutes:g}min-{method}")
     shared = {"dataset": "blocks", "folder": str(folder), "logger": "none"}
     make("the dataset", "data", {**shared, "pairs": str(pairs)}, f"--jitter={jitter}")
     tasks = [partial(make, "features", "extract", {**shared, "backbone": "blocks"})]
-    if method in ("all", "pcl"):
+    if any(known.pretraining and known.pretraining.needs_negatives for known in chosen):
         tasks.append(partial(make, "hard negatives", "negatives", shared))
-    if method == "clip4idc":
-        tasks.append(partial(make, "pixels", "extract", {**shared, "method": method}))
+    if from_pixels := [known.name for known in chosen if known.reads_pixels]:
+        tasks.append(partial(make, "pixels", "extract", {**shared, "method": from_pixels[0]}))
     in_parallel(tasks)
     scale = (minutes - OTHER_MINUTES) / (MINUTES - OTHER_MINUTES)
+    rows = table(chosen[0], scale) if method != "all" else {known.title: own_row(known, scale) for known in chosen}
     numbers = parse_seeds(seeds)
-    rows = {
-        name: [row.job(name, place, seed, shared) for seed in numbers] for name, row in _rows(method, scale).items()
-    }
-    run_queues(_queues(rows, method))
-    write_report(str(folder), "blocks", rows, place / report_of(FINETUNE), "--pictures", "8")
+    jobs = {name: [row.job(name, place, seed, shared) for seed in numbers] for name, row in rows.items()}
+    run_queues([[jobs[name][n] for name in queue] for n in range(len(numbers)) for queue in queues(rows)])
+    write_report(str(folder), "blocks", jobs, place / report_of(FINETUNE), "--pictures", "8")
     print(f"\n{(time.perf_counter() - begin) / 60:.1f} minutes; look at the pictures and table.md in {place}/report")
 
 
@@ -67,7 +60,7 @@ class Row(NamedTuple):
 
     Attributes:
         folder: name of its run. method: of it. finetune, pretrain: steps of these stages. ablation: of the method.
-        adapted: row whose adapted CLIP makes its features.
+        adapted: folder of the row whose adapted CLIP makes its features. share: of a core's time.
     """
 
     folder: str
@@ -76,6 +69,7 @@ class Row(NamedTuple):
     pretrain: int = 0
     ablation: str = ""
     adapted: str | None = None
+    share: float = 1.0
 
     def job(self, name: str, folder: Path, seed: int, shared: dict[str, str]) -> Job:
         """The row's training for a seed."""
@@ -89,40 +83,52 @@ class Row(NamedTuple):
         return Job(f"{name}, seed {seed}", variables, self.finetune, self.pretrain)
 
 
-def _rows(method: Method, scale: float) -> dict[str, Row]:
-    pretrain, finetune = round(PRETRAIN_STEPS * scale), round(FINETUNE_STEPS * scale)
-    alone = 1 if method == "all" else 2
-    scorer, dirl = (round(steps * scale * alone) for steps in (SCORER_STEPS, DIRL_STEPS))
-    systems = {
-        "IDC-PCL": Row("pcl", "pcl", finetune, pretrain),
-        "SCORER+CBR": Row("scorer", "scorer", scorer),
-        "DIRL+CCR": Row("dirl", "dirl", dirl),
-    }
-    if method == "all":
-        return systems
-    if method == "clip4idc":
-        adapt, clip, cross = (round(steps * scale) for steps in (ADAPT_STEPS, CLIP4IDC_STEPS, CROSS_STEPS))
-        return {
-            "CLIP4IDC": Row("clip4idc", "clip4idc", clip, adapt),
-            "the same without adaptation": Row("unadapted", "clip4idc", clip, ablation="unadapted"),
-            "DIRL+CCR on CLIP4IDC's features": Row("cross", "dirl", cross, adapted="clip4idc"),
-        }
-    controls = {
-        "the same without pre-training": Row("scratch", "pcl", finetune + round(pretrain * STEPS_PER_PRETRAIN_STEP)),
-        "Subtraction": Row("subtraction", "scorer", scorer, ablation="subtraction"),
-        "Transformer": Row("transformer", "dirl", dirl, ablation="transformer"),
-    }
-    return {name: row for name, row in {**systems, **controls}.items() if row.method == method}
+def own_row(method: Method, scale: float, share: float | None = None) -> Row:
+    """The row of a method itself.
+
+    Args:
+        scale: of the steps that the registry gives. share: of a core; by default the one among all methods.
+    """
+    demo = method.demo
+    share = demo.share if share is None else share
+    pretrain = round(demo.pretrain * scale * share) if method.pretraining else 0
+    return Row(method.name, method.name, round(demo.finetune * scale * share), pretrain, share=share)
 
 
-def _queues(rows: dict[str, list[Job]], method: Method) -> list[list[Job]]:
-    """IDC-PCL takes as long as the two others together; a row that reads the features of another one waits for it."""
-    seeds = zip(*rows.values())
-    if method == "all":
-        return [queue for pcl, *others in seeds for queue in ([pcl], others)]
-    if method == "clip4idc":
-        return [queue for adapted, control, cross in seeds for queue in ([adapted, cross], [control])]
-    return [[job] for jobs in seeds for job in jobs]
+def table(method: Method, scale: float) -> dict[str, Row]:
+    """The rows of a method that is trained alone: its own, then those that it is compared with."""
+    own = own_row(method, scale, share=1.0)
+    rows = {method.title: own}
+    for control in method.demo.controls:
+        rows[control.title] = _control(control, own, scale)
+    if not method.demo.controls:
+        for name, ablation in [(name, row) for name, row in method.ablations.items() if not row.extra][:1]:
+            pretrain = own.pretrain if ablation.pretrains else 0
+            rows[ablation.title] = own._replace(folder=name, pretrain=pretrain, ablation=name)
+    return rows
+
+
+def _control(control: DemoControl, own: Row, scale: float) -> Row:
+    finetune = own.finetune if control.finetune is None else round(control.finetune * scale)
+    finetune += round(own.pretrain * control.steps_per_pretrain_step)
+    adapted = own.folder if control.adapted else None
+    return Row(control.run, control.method or own.method, finetune, ablation=control.ablation, adapted=adapted)
+
+
+def queues(rows: dict[str, Row]) -> list[list[str]]:
+    """The names of the rows that one core trains, one after the other: rows whose shares add up to a core's time at most.
+
+    A row that reads the features of another one waits for it.
+    """
+    found: list[list[str]] = []
+    for name, row in rows.items():
+        waits_for = [queue for queue in found if row.adapted and row.adapted in [rows[other].folder for other in queue]]
+        has_room = [queue for queue in found[-1:] if sum(rows[other].share for other in queue) + row.share <= 1]
+        if queue := (waits_for or has_room):
+            queue[0].append(name)
+        else:
+            found.append([name])
+    return found
 
 
 if __name__ == "__main__":

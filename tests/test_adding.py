@@ -72,13 +72,26 @@ def test_its_ablation_has_a_row_for_each_of_its_own(trained: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_demo_has_rows_of_it(tmp_path: Path) -> None:
+    code = (
+        "import runpy; runner = __import__('diffcap.runner', fromlist=['x']); runner.make = lambda *of, **more: None;"
+        "runner.run_queues = print; runner.write_report = lambda folder, features, rows, *more: print(list(rows));"
+        f"demo = runpy.run_path({str(ROOT / 'stages/demo.py')!r})['demo']; demo(); demo('gru')"
+    )
+    done = run([sys.executable, "-c", code], tmp_path, PYTHONPATH=str(PACKAGE))
+    assert "['IDC-PCL', 'SCORER+CBR', 'DIRL+CCR', 'GRU on the difference']" in done.stdout, done.stderr
+    assert "['GRU on the difference', 'the second image alone']" in done.stdout
+    assert "'ablation': 'after_only'" in done.stdout
+
+
+@pytest.mark.slow
 def test_the_page_offers_it_where_the_package_is_installed_and_works_where_it_is_not(trained: Path) -> None:
     code = (
         "from pathlib import Path; from diffcap.web.captioners import find_choices;"
         "print([choice.label for choice in find_choices([], Path('runs'))])"
     )
     offered = [run([sys.executable, "-c", code], trained, PYTHONPATH=path) for path in (str(PACKAGE), "")]
-    assert "GRU on the difference · shapes · runs/shapes/gru" in offered[0].stdout
+    assert "GRU on the difference · shapes · gru" in offered[0].stdout
     assert "GRU" not in offered[1].stdout and "ships with diffcap" in offered[1].stdout
     assert [done.returncode for done in offered] == [0, 0]
 

@@ -227,7 +227,7 @@ def test_reinforce_goes_on_from_the_fine_tuned_captioner_and_is_scored_beside_it
     shown = played(project, "report", "METHOD=scorer", "CAPTIONER=reinforce")["report"]
     assert f'{run}/reinforce-eval"' in shown and f"--out {run}/reinforce-report" in shown
     assert f'{run}/eval"' in played(project, "report", "METHOD=scorer")["report"]
-    assert "CAPTIONER is best; give finetune or reinforce" in make(project, "eval", "CAPTIONER=best").stderr
+    assert "CAPTIONER=best is unknown; give finetune or reinforce" in make(project, "eval", "CAPTIONER=best").stderr
     words = played(project, "reinforce", "METHOD=scorer", "TRAINER=smoke", "ABLATION=rr")["reinforce"]
     assert words.index("reinforce/blocks.yaml") < words.index("trainer/smoke.yaml")
     words = played(project, "reinforce", "METHOD=scorer", "TRAINER=short", "RUN=runs/short")["reinforce"]

@@ -58,6 +58,45 @@ class Ablation:
 
 
 @dataclass(frozen=True)
+class DemoControl:
+    """A row beside the method's own in the table of `make demo METHOD=<method>`.
+
+    Attributes:
+        title: name of the row in the table. run: name of its run's folder.
+        method: another method that the row trains, and its fine-tuning steps; by default the same as in the method's own row.
+        ablation: row of the method's ablation table that it trains.
+        steps_per_pretrain_step: fine-tuning steps that take the time of one pre-training step, for a row without pre-training
+            that is trained for as long as the method's own.
+        adapted: whether its features are made by the CLIP that the pre-training of the method's own row has adapted.
+    """
+
+    title: str
+    run: str
+    method: str | None = None
+    finetune: int | None = None
+    ablation: str = ""
+    steps_per_pretrain_step: float = 0.0
+    adapted: bool = False
+
+
+@dataclass(frozen=True)
+class Demo:
+    """How `make demo` trains a method.
+
+    Attributes:
+        finetune, pretrain: steps of the stages that take the time of the demo's training, 8 minutes, on one core.
+        share: part of a core's time, and of the steps, that the method gets where all methods are trained; 0: it is trained
+            only where it is named.
+        controls: rows beside the method's own where it is trained alone; by default the first row of its ablation table.
+    """
+
+    finetune: int = 5400
+    pretrain: int = 1300
+    share: float = 0.5
+    controls: tuple[DemoControl, ...] = ()
+
+
+@dataclass(frozen=True)
 class Method:
     """A captioning system.
 
@@ -68,6 +107,7 @@ class Method:
         reads_pixels: whether the captioner reads images instead of features.
         pretraining: its pre-training stage, if it has one.
         ablations: rows of `make ablation` by name, in the order of the paper's table.
+        demo: how `make demo` trains it.
         importer: import path of the `Importer` of the authors' checkpoints.
         configs: folder of the settings (<stage>.yaml, <stage>.<dataset>.yaml, ablation/), as "package:folder"; by default
             method/<name> in diffcap's own.
@@ -81,6 +121,7 @@ class Method:
     reads_pixels: bool = False
     pretraining: Pretraining | None = None
     ablations: Mapping[str, Ablation] = field(default_factory=lambda: MappingProxyType({}))
+    demo: Demo = Demo()
     importer: str | None = None
     configs: str | None = None
 
@@ -109,6 +150,11 @@ BUILT_IN = (
             "nabirds": Ablation("all, +NABirds", pretrains=True, extra="nabirds"),
             "cub_nabirds": Ablation("all, +CUB +NABirds", pretrains=True, extra="cub,nabirds"),
         },
+        demo=Demo(
+            finetune=5760,
+            share=1.0,
+            controls=(DemoControl("the same without pre-training", "scratch", steps_per_pretrain_step=0.75),),
+        ),
         importer="diffcap.interop.pcl:IMPORTER",
     ),
     Method(
@@ -163,6 +209,15 @@ BUILT_IN = (
             "unadapted": Ablation("CLIP4IDC without adaptation"),
             "clip4idc": Ablation("CLIP4IDC", pretrains=True),
         },
+        demo=Demo(
+            finetune=400,
+            pretrain=300,
+            share=0.0,
+            controls=(
+                DemoControl("the same without adaptation", "unadapted", ablation="unadapted"),
+                DemoControl("DIRL+CCR on CLIP4IDC's features", "cross", method="dirl", finetune=700, adapted=True),
+            ),
+        ),
         importer="diffcap.interop.clip4idc:IMPORTER",
     ),
 )

@@ -24,7 +24,7 @@ from diffcap.report.attention import (
 )
 from diffcap.report.attention_data import iter_word_attention
 from diffcap.report.drawing import GAP, MARGIN, PICTURE, WIDTH
-from diffcap.report.overlay import blend, colormap, overlay, scale_attention
+from diffcap.report.overlay import blend, color_table, colormap, overlay, scale_attention
 from diffcap.utils.errors import DiffcapError
 
 BLUE, ORANGE = (0, 160, 230), (240, 120, 0)
@@ -63,6 +63,13 @@ def test_an_image_keeps_its_colours_where_attention_is_low() -> None:
 def test_colours_grow_lighter_with_the_strength() -> None:
     light = colormap(np.linspace(0, 1, 50)) @ [0.299, 0.587, 0.114]
     assert (np.diff(light) > 0).all()
+
+
+def test_the_table_of_the_report_has_the_colours_of_the_renderer() -> None:
+    table = color_table()
+    for strength in (0, 1, 100, 200, 255):
+        assert (overlay((2, 2), np.full((2, 2), strength / 255)).round() == table[strength]).all()
+    assert table[0, 3] == 0 and table[255].tolist() == [255, 235, 90, 217]
 
 
 def test_strengths_are_of_both_images_and_an_even_look_has_none() -> None:

@@ -53,7 +53,7 @@ def test_the_command_serves_on_this_machine_alone_and_leaves_nothing(tmp_path: P
                 picture = visitor.upload("a.png", encoded(scene("RGB"), "PNG"))
                 assert Path(picture["path"]).is_relative_to(temporary)
                 assert 'class="dc-word"' in visitor.caption(picture, picture, "2")
-                assert "runs/mine" in visitor.caption(picture, picture, "2")
+                assert "blocks · mine" in visitor.caption(picture, picture, "2")
             other = next((one[4][0] for one in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)), "")
             if other and not other.startswith("127."):
                 with pytest.raises(OSError):
@@ -124,11 +124,13 @@ def test_what_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd:
     named = find_choices([str(SHIPPED)], runs)
     assert [choice.label for choice in named][1:] == [
         "SCORER+CBR · blocks · ships with diffcap",
-        "SCORER+CBR · blocks · runs/exported",
-        "IDC-PCL · toy · runs/toys/pcl",
-        "IDC-PCL · toy · runs/desk/pcl",
+        "SCORER+CBR · blocks · exported",
+        "IDC-PCL · toy · toys/pcl",
+        "IDC-PCL · toy · desk/pcl",
     ]
-    assert str(SHIPPED.parent.parent) not in named[0].label
+    assert named[0].label == f"SCORER+CBR · blocks · {SHIPPED.name}"
+    twice = find_choices([str(SHIPPED), str(SHIPPED)], Path("nowhere"))
+    assert twice[0] == twice[1] == named[0]  # nothing tells a checkpoint from itself
     notes = capfd.readouterr().err.splitlines()
     assert len(notes) == 1 and notes[0].startswith(
         "note: left out: runs/cut/pcl/finetune/best.ckpt: not a readable checkpoint"

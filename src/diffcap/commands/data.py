@@ -140,8 +140,7 @@ def _fetch(
             f"DATASET={dataset} is unknown{f', did you mean {near[0]}' if near else ''}; known are {', '.join(known)}. For a "
             "dataset of your own give DATA=<folder with pairs.jsonl>."
         )
-    fetched = fetch(dataset, folder, sources, settings, captions_only, incomplete=missing == "skip")
-    return fetched.root, fetched.gone
+    return fetch(dataset, folder, sources, settings, captions_only, incomplete=missing == "skip")
 
 
 def _check(

@@ -2,13 +2,17 @@
 
 The content goes to `<name>.part`, is verified, and only then gets its name. `<name>.part.json` identifies the content (URL,
 ETag or Last-Modified, length), so that an interrupted download is resumed only while the server has the same content.
+
+One loop tries again after every kind of interruption: urllib3's own retries end with the headers of a response, and their pauses
+do not end at Ctrl-C.
 """
 
-import logging
 import re
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +20,6 @@ from urllib.parse import urlsplit
 import requests
 import urllib3
 from requests.adapters import HTTPAdapter
-from urllib3.util.retry import Retry
 
 import diffcap
 from diffcap.fetching.settings import FetchSettings
@@ -24,13 +27,10 @@ from diffcap.records import read_json, write_json
 from diffcap.utils.errors import DiffcapError
 
 _CHUNK = 1 << 16
-_MAX_REDIRECTS = 10
 _MAX_BACKOFF = 30.0  # seconds
 _MAX_HOST_FAILURES = 4  # failed files in a row, each after all its retries, until a host counts as down
 _GONE = (404, 410, 451)
 _TEMPORARY = (408, 425, 429, *range(500, 600))
-
-logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it warns of every retry
 
 
 class Cancelled(Exception):
@@ -38,7 +38,15 @@ class Cancelled(Exception):
 
 
 class TransientError(Exception):
-    """The download failed now; it may succeed at another time."""
+    """The download failed now; it may succeed at another time.
+
+    Attributes:
+        pause: seconds that the server wants to be left alone, if it says so.
+    """
+
+    def __init__(self, reason: str, pause: float | None = None):
+        super().__init__(reason)
+        self.pause = pause
 
 
 class PermanentError(Exception):
@@ -54,83 +62,83 @@ class PermanentError(Exception):
         self.gone, self.forbidden = gone, forbidden
 
 
-class _Interrupted(Exception):
-    """The response ended too early or does not fit; `_download_from` tries again."""
+@dataclass(frozen=True)
+class Target:
+    """A file to download.
 
+    Attributes:
+        path: where it goes.
+        verify: returns what is wrong with the downloaded file at the given path, "" for nothing.
+        has_checksum: `verify` compares a checksum, so that contents without ETag and Last-Modified can be resumed.
+        progress: gets the bytes so far, and the total if it is known.
+    """
 
-class _Retry(Retry):
-    """urllib3's retries; a server that requests a pause of more than `patience` seconds is not asked again."""
+    path: Path
+    verify: Callable[[Path], str] = lambda path: ""
+    has_checksum: bool = False
+    progress: Callable[[int, int | None], None] = lambda size, total: None
 
-    def __init__(self, *args: Any, patience: float, **options: Any):
-        super().__init__(*args, **options)
-        self.patience = patience
+    @property
+    def part(self) -> Path:
+        """The unfinished download."""
+        return self.path.with_name(self.path.name + ".part")
 
-    def new(self, **options: Any) -> "_Retry":
-        """A copy with other options; urllib3 calls it for every retry."""
-        return super().new(patience=self.patience, **options)
+    @property
+    def note(self) -> Path:
+        """The file that identifies the content of the part."""
+        return self.path.with_name(self.path.name + ".part.json")
 
-    def get_retry_after(self, response: urllib3.BaseHTTPResponse) -> float | None:
-        """Seconds of the pause that the server requests, if any."""
-        seconds = super().get_retry_after(response)
-        if seconds is not None and seconds > self.patience:
-            raise TransientError(f"the server answers {response.status}, try again in {seconds:,.0f} seconds")
-        return seconds
+    def size(self) -> int:
+        """Bytes of the unfinished download."""
+        return self.part.stat().st_size if self.part.is_file() else 0
+
+    def metadata(self) -> dict[str, Any]:
+        """What the note says; nothing if it is missing or damaged."""
+        try:
+            return dict(read_json(self.note))
+        except (DiffcapError, TypeError, ValueError):
+            return {}
+
+    def delete_part(self) -> None:
+        """Begin anew."""
+        self.part.unlink(missing_ok=True)
+        self.note.unlink(missing_ok=True)
 
 
 class Client:
-    """HTTP connections with retries, shared by all threads of a run.
+    """HTTP connections, shared by all threads of a run.
 
     Attributes:
         cancelled: set it to end all downloads.
+        failures: files in a row that a host has failed to deliver.
     """
 
     def __init__(self, settings: FetchSettings):
         self.settings, self.cancelled = settings, threading.Event()
-        self._failures: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
         self._session = requests.Session()
-        self._session.max_redirects = _MAX_REDIRECTS
         agent = f"diffcap/{diffcap.__version__} (fetches datasets)"
         self._session.headers.update({"User-Agent": agent, "Accept-Encoding": "identity"})
-        retry = _Retry(
-            settings.retries,
-            patience=settings.patience,
-            backoff_factor=settings.backoff,
-            backoff_max=_MAX_BACKOFF,
-            status_forcelist=_TEMPORARY,
-            respect_retry_after_header=True,
-            raise_on_status=False,
-        )
         for scheme in ("http://", "https://"):
-            self._session.mount(scheme, HTTPAdapter(pool_maxsize=settings.jobs, max_retries=retry))
+            self._session.mount(scheme, HTTPAdapter(pool_maxsize=settings.jobs))
 
     def get(self, url: str, headers: dict[str, str] | None = None) -> requests.Response:
-        """Request a URL; the response has status 200, 206 or 416, and its content is not read yet.
+        """Request a URL once; the response has status 200, 206 or 416, and its content is not read yet.
 
         Raises:
             PermanentError: the URL is invalid, or the server refuses it or sends a web page (often one to log in).
-            TransientError: no answer after all retries.
+            TransientError: no answer, or one that asks to come back later.
         """
-        attempts = f"({self.settings.retries + 1} times)"
         try:
             response = self._session.get(url, headers=headers, stream=True, timeout=self.settings.timeout)
         except (requests.TooManyRedirects, ValueError) as error:  # invalid URLs are ValueErrors
             raise PermanentError(f"the URL cannot be requested: {error}") from None
         except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
-            raise TransientError(f"{_reason(error)} {attempts}") from None
-        status, kind = response.status_code, response.headers.get("Content-Type", "")
-        try:
-            if url.startswith("https:") and any(hop.url.startswith("http:") for hop in (*response.history, response)):
-                raise PermanentError(f"the server redirects to {response.url:.100}, which is not encrypted")
-            if status not in (200, 206, 416):
-                reason = f"the server answers {status} {response.reason or ''}".rstrip()
-                if status in _TEMPORARY:
-                    raise TransientError(f"{reason} {attempts}")
-                raise PermanentError(reason, gone=status in _GONE, forbidden=status == 403)
-            if kind.lower().startswith("text/html"):
-                raise PermanentError("the server sends a web page instead of the file")
-        except (PermanentError, TransientError):
+            raise TransientError(_reason(error)) from None
+        refusal = _refusal(url, response)
+        if refusal:
             response.close()
-            raise
+            raise refusal
         return response
 
     def delivers(self, url: str) -> bool:
@@ -141,32 +149,27 @@ class Client:
             return False
         return True
 
-    def is_down(self, url: str) -> bool:
-        """Whether the host failed so often in a row that it is not asked again."""
-        return self._failures[host_of(url)] >= _MAX_HOST_FAILURES
 
-    def count(self, url: str, failed: bool) -> None:
-        """Count a failure of a host in a row, or end the row after an answer."""
-        self._failures[host_of(url)] = self._failures[host_of(url)] + 1 if failed else 0
+def _refusal(url: str, response: requests.Response) -> PermanentError | TransientError | None:
+    """Why a response does not bring the file."""
+    status, kind = response.status_code, response.headers.get("Content-Type", "")
+    reason = f"the server answers {status} {response.reason or ''}".rstrip()
+    if url.startswith("https:") and any(hop.url.startswith("http:") for hop in (*response.history, response)):
+        return PermanentError(f"the server redirects to {response.url:.100}, which is not encrypted")
+    if status in _TEMPORARY:
+        pause = None
+        with suppress(urllib3.exceptions.InvalidHeader):
+            pause = urllib3.Retry().get_retry_after(response.raw)
+        return TransientError(reason, pause)
+    if status not in (200, 206, 416):
+        return PermanentError(reason, gone=status in _GONE, forbidden=status == 403)
+    if kind.lower().startswith("text/html"):
+        return PermanentError("the server sends a web page instead of the file")
+    return None
 
 
-def download(
-    urls: tuple[str, ...],
-    path: Path,
-    client: Client,
-    verify: Callable[[Path], str] = lambda path: "",
-    has_checksum: bool = False,
-    progress: Callable[[int, int | None], None] = lambda size, total: None,
-) -> str:
-    """Download one file; returns the URL that delivered it.
-
-    Args:
-        urls: addresses; the next one is asked only if the previous one fails.
-        path: where the file goes.
-        client: the connections.
-        verify: returns what is wrong with the downloaded file at the given path, "" for nothing.
-        has_checksum: `verify` compares a checksum, so that contents without ETag and Last-Modified can be resumed.
-        progress: gets the bytes so far, and the total if it is known.
+def download(urls: tuple[str, ...], target: Target, client: Client) -> str:
+    """Download one file; returns the URL that delivered it. The next URL is asked only if the previous one fails.
 
     Raises:
         PermanentError: every URL refuses the file, or its content is wrong.
@@ -174,18 +177,21 @@ def download(
         Cancelled: `client.cancelled` was set.
         OSError: the disk is full or not writable.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    target.path.parent.mkdir(parents=True, exist_ok=True)
     refusals, failures = [], []
     for url in urls:
+        host = host_of(url)
         try:
-            _download_from(url, path, client, verify, has_checksum, progress)
-            client.count(url, failed=False)
+            if client.failures[host] >= _MAX_HOST_FAILURES:
+                raise TransientError(f"{host} does not answer")
+            _download_from(url, target, client)
+            client.failures[host] = 0
             return url
         except PermanentError as error:
-            client.count(url, failed=False)
+            client.failures[host] = 0
             refusals.append(error)
         except TransientError as error:
-            client.count(url, failed=True)
+            client.failures[host] += 1
             failures.append(error)
     if failures:
         raise failures[0]
@@ -195,47 +201,39 @@ def download(
     raise PermanentError(str(first), gone=first.gone, forbidden=first.forbidden and all_definite)
 
 
-def _download_from(
-    url: str,
-    path: Path,
-    client: Client,
-    verify: Callable[[Path], str],
-    has_checksum: bool,
-    progress: Callable[[int, int | None], None],
-) -> None:
-    part, settings = part_path(path), client.settings
-    furthest, failures = _size(part), 0
-    while True:
-        if client.cancelled.is_set():
-            raise Cancelled
-        if client.is_down(url):
-            raise TransientError(f"{host_of(url)} does not answer")
+def _download_from(url: str, target: Target, client: Client) -> None:
+    settings = client.settings
+    furthest, failures = target.size(), 0  # failures since the last progress
+    while not client.cancelled.is_set():
         try:
-            in_one_response = _receive(url, part, client, has_checksum, progress)
-            problem = verify(part)
+            in_one_response = _receive(url, target, client)
+            problem = target.verify(target.part)
             if not problem:
-                break
-            _delete_part(part)
+                target.part.replace(target.path)
+                target.note.unlink(missing_ok=True)
+                return
+            target.delete_part()
             if in_one_response:
-                raise PermanentError(problem, gone=not has_checksum)
-            raise _Interrupted(problem)  # the parts may belong to different contents
-        except _Interrupted as error:
-            failures = 1 if _size(part) > furthest else failures + 1
-            furthest = max(furthest, _size(part))
+                raise PermanentError(problem, gone=not target.has_checksum)
+            raise TransientError(problem)  # the parts may belong to different contents
+        except TransientError as error:
+            size = target.size()
+            failures = 1 if size > furthest else failures + 1
+            furthest = max(furthest, size)
+            if error.pause is not None and error.pause > settings.patience:
+                raise TransientError(f"{error}, try again in {error.pause:,.0f} seconds") from None
             if failures > settings.retries:
                 raise TransientError(f"{error} ({failures} times)") from None
-            client.cancelled.wait(min(_MAX_BACKOFF, settings.backoff * 2 ** (failures - 1)))
-    part.replace(path)
-    _metadata_path(part).unlink(missing_ok=True)
+            backoff = min(_MAX_BACKOFF, settings.backoff * 2 ** (failures - 1))
+            client.cancelled.wait(backoff if error.pause is None else error.pause)
+    raise Cancelled
 
 
-def _receive(
-    url: str, part: Path, client: Client, has_checksum: bool, progress: Callable[[int, int | None], None]
-) -> bool:
+def _receive(url: str, target: Target, client: Client) -> bool:
     """Complete the part; returns whether one response brought all of it."""
-    start, metadata, headers = _size(part), _read_metadata(part), dict[str, str]()
+    start, metadata, headers = target.size(), target.metadata(), dict[str, str]()
     validator = metadata.get("validator")
-    if metadata.get("url") != url or not (validator or has_checksum):
+    if metadata.get("url") != url or not (validator or target.has_checksum):
         start = 0
     if start:
         if start == metadata.get("size"):
@@ -245,86 +243,47 @@ def _receive(
         if response.status_code == 200:
             start = 0
         elif not _continues(response, start, metadata):
-            _delete_part(part)
-            raise _Interrupted("the file changed on the server")
+            target.delete_part()
+            raise TransientError("the file changed on the server")
         length = response.headers.get("Content-Length", "")
         total = start + int(length) if length.isdigit() else metadata.get("size") if start else None
         if total is None and "chunked" not in response.headers.get("Transfer-Encoding", "").lower():
             raise PermanentError("the server does not send the file's length, so truncation could not be detected")
         if not start:
-            _delete_part(part)
-            write_json(_metadata_path(part), {"url": url, "validator": _validator(response), "size": total})
-        _write(response, part, start, total, client, progress)
-    if total is not None and _size(part) != total:
-        raise _Interrupted(f"truncated at {_size(part):,} of {total:,} bytes")
+            target.delete_part()
+            write_json(target.note, {"url": url, "validator": _validator(response), "size": total})
+        size = start
+        try:  # without a buffer, so that a killed process loses nothing it received
+            with target.part.open("ab" if start else "wb", buffering=0) as output:
+                while chunk := response.raw.read1(_CHUNK, decode_content=False):
+                    output.write(chunk)
+                    size += len(chunk)
+                    target.progress(size, total)
+                    if client.cancelled.is_set():
+                        raise Cancelled
+        except urllib3.exceptions.HTTPError as error:
+            raise TransientError(_reason(error)) from None
+        except OSError as error:  # of the disk; name the file
+            raise OSError(error.errno, error.strerror, str(target.part)) from None
+    if total is not None and size != total:
+        raise TransientError(f"truncated at {size:,} of {total:,} bytes")
     return start == 0
 
 
 def _continues(response: requests.Response, start: int, metadata: dict[str, Any]) -> bool:
     """Whether a response continues the part that has `start` bytes of the content that `metadata` describes."""
-    extent = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
+    extent, size = response.headers.get("Content-Range", ""), metadata.get("size")
     return (
         response.status_code == 206
-        and extent is not None
-        and int(extent[1]) == start
-        and extent[2] in ("*", str(metadata.get("size") or extent[2]))
+        and extent.startswith(f"bytes {start}-")
+        and (size is None or extent.endswith((f"/{size}", "/*")))
         and _validator(response) == metadata.get("validator")
     )
 
 
-def _write(
-    response: requests.Response,
-    part: Path,
-    size: int,
-    total: int | None,
-    client: Client,
-    progress: Callable[[int, int | None], None],
-) -> None:
-    try:
-        with part.open("ab" if size else "wb", buffering=0) as output:  # a killed process loses nothing it received
-            while chunk := response.raw.read1(_CHUNK, decode_content=False):
-                output.write(chunk)
-                size += len(chunk)
-                progress(size, total)
-                if client.cancelled.is_set():
-                    raise Cancelled
-    except urllib3.exceptions.HTTPError as error:
-        raise _Interrupted(_reason(error)) from None
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(part)) from None
-
-
 def host_of(url: str) -> str:
-    """The host of a URL; the URL itself if it is malformed."""
-    try:
-        return urlsplit(url).netloc
-    except ValueError:
-        return url
-
-
-def part_path(path: Path) -> Path:
-    """The file that holds an unfinished download."""
-    return path.with_name(path.name + ".part")
-
-
-def _metadata_path(part: Path) -> Path:
-    return part.with_name(part.name + ".json")
-
-
-def _read_metadata(part: Path) -> dict[str, Any]:
-    try:
-        return dict(read_json(_metadata_path(part)))
-    except (DiffcapError, TypeError, ValueError):  # missing or damaged
-        return {}
-
-
-def _delete_part(part: Path) -> None:
-    part.unlink(missing_ok=True)
-    _metadata_path(part).unlink(missing_ok=True)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
+    """The host of a URL."""
+    return urlsplit(url).netloc
 
 
 def _validator(response: requests.Response) -> str:

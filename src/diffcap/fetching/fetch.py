@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 from diffcap.fetching.archive import DamagedArchive, extract, is_archive
-from diffcap.fetching.download import Client, PermanentError, TransientError, download
+from diffcap.fetching.download import Client, Target
 from diffcap.fetching.folder import DatasetFolder, Failure, exclusive_lock
 from diffcap.fetching.photos import fetch_photos
 from diffcap.fetching.settings import FetchSettings
@@ -21,19 +21,6 @@ _MAX_PRINTED = 10  # failures; fetch-failures.json has all
 _UNFINISHED = (".part", ".crdownload", ".download")  # suffixes of unfinished downloads of browsers
 
 
-@dataclass(frozen=True)
-class FetchResult:
-    """Where a dataset's files are.
-
-    Attributes:
-        root: the folder for the dataset's reader.
-        gone: images, relative to it, that no longer exist online.
-    """
-
-    root: Path
-    gone: frozenset[str]
-
-
 def fetch(
     dataset: str,
     folder: Path,
@@ -41,7 +28,7 @@ def fetch(
     settings: FetchSettings,
     captions_only: bool = False,
     incomplete: bool = False,
-) -> FetchResult:
+) -> tuple[Path, frozenset[str]]:
     """Fetch everything of a dataset that is missing.
 
     Args:
@@ -51,6 +38,9 @@ def fetch(
         settings: options of the command line.
         captions_only: skip files that only the images need.
         incomplete: accept photos that could not be downloaded now; photos that no longer exist are always accepted.
+
+    Returns:
+        The folder for the dataset's reader, and the images, relative to it, that no longer exist online.
 
     Raises:
         DiffcapError: a file is missing that the reader needs (the message says what to do), another process is fetching
@@ -81,7 +71,8 @@ def fetch(
     required = failures + [photo for photo in photos if not photo.gone and not incomplete]
     if required or missing:
         raise DiffcapError(_summary(required, missing, data, only_photos=not failures and not missing))
-    return FetchResult(data.official, frozenset(photo.name.removeprefix("official/") for photo in photos if photo.gone))
+    gone = frozenset(photo.name.removeprefix("official/") for photo in photos if photo.gone)
+    return data.official, gone
 
 
 def _fetch_files(entries: list[Entry], data: DatasetFolder, settings: FetchSettings) -> list[Failure]:
@@ -102,23 +93,15 @@ def _fetch_files(entries: list[Entry], data: DatasetFolder, settings: FetchSetti
 
 
 def _download_entry(entry: Entry, data: DatasetFolder, client: Client, bar: Callable[[str], Update]) -> Failure | None:
-    path, sums = data.target(entry), data.checksums
-    name, verify = sums.name(path), _verifier(entry, path, data)
-    if path.is_file():
-        if problem := sums.existing_problem(path, verify):
-            fix = f"delete it, and the next run downloads it again; to keep it, delete its entry in {sums.path}"
-            return Failure(name, entry.url, f"{problem}; {fix}")
-        if not entry.unpack:  # archives are recorded after they are extracted
-            sums.record(path, entry.url)
-        return None
-    has_checksum = bool(entry.sha256 or entry.md5 or sums.sha256(path))
-    try:
-        download((entry.url,), path, client, verify, has_checksum, bar(f"fetching {entry.file}"))
-    except (PermanentError, TransientError) as error:
-        return Failure(name, entry.url, str(error))
-    sums.record(path, entry.url)
-    print(f"fetched {path}, {path.stat().st_size:,} bytes, SHA-256 {sums.sha256(path)}", flush=True)
-    return None
+    path = data.target(entry)
+    exists, known = path.is_file(), bool(entry.sha256 or entry.md5 or data.checksums.sha256(path))
+    target = Target(path, _verifier(entry, path, data), known)
+    if not exists:
+        target = replace(target, progress=bar(f"fetching {entry.file}"))
+    failure = data.fetch_file(target, (entry.url,), client)
+    if not exists and not failure:
+        print(f"fetched {path}, {path.stat().st_size:,} bytes, SHA-256 {data.checksums.sha256(path)}", flush=True)
+    return failure
 
 
 def _ingest(entry: Entry, data: DatasetFolder) -> list[Failure]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diffcap.fetching.checksums import Checksums
+from diffcap.fetching.download import Client, PermanentError, Target, TransientError, download
 from diffcap.fetching.sources import Entry
 from diffcap.utils.errors import DiffcapError
 
@@ -47,6 +48,24 @@ class DatasetFolder:
     def target(self, entry: Entry) -> Path:
         """Where a downloaded or manually copied file belongs."""
         return self.downloads / entry.file if entry.unpack else self.official / entry.to / entry.file
+
+    def fetch_file(self, target: Target, urls: tuple[str, ...], client: Client) -> Failure | None:
+        """Download a file that is missing, or verify one that exists, and record its checksum."""
+        path, sums = target.path, self.checksums
+        name, url = sums.name(path), urls[0] if urls else ""
+        if path.is_file():
+            if problem := sums.existing_problem(path, target.verify):
+                fix = f"delete it, and the next run downloads it again; to keep it, delete its entry in {sums.path}"
+                return Failure(name, url, f"{problem}; {fix}")
+            sums.record(path, "")
+            return None
+        try:
+            sums.record(path, download(urls, target, client))
+        except TransientError as error:
+            return Failure(name, url, str(error))
+        except PermanentError as error:
+            return Failure(name, url, str(error), error.gone, error.forbidden)
+        return None
 
     def is_complete(self, entry: Entry) -> bool:
         """Whether everything that an entry provides (`gives`) exists; an empty folder does not count."""

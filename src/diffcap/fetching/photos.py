@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from diffcap.datasets.registry import get_dataset
-from diffcap.fetching.download import Client, PermanentError, TransientError, download, host_of
+from diffcap.fetching.download import Client, Target, host_of
 from diffcap.fetching.folder import DatasetFolder, Failure
 from diffcap.fetching.settings import FetchSettings
 from diffcap.fetching.sources import is_web_address
@@ -58,27 +58,13 @@ def fetch_photos(mirrors: tuple[str, ...], folder: DatasetFolder, settings: Fetc
 def _fetch_photo(path: Path, urls: tuple[str, ...], folder: DatasetFolder, client: Client) -> Failure | None:
     from diffcap.datasets.images import image_problem
 
-    checksums = folder.checksums
-    name = checksums.name(path)
-
-    def verify(file: Path) -> str:
-        return image_problem(file) or checksums.download_problem(file, path)
-
-    if path.is_file():
-        if problem := checksums.existing_problem(path, verify):
-            return Failure(name, urls[0] if urls else "", f"{problem}; delete it, and the next run downloads it again")
-        checksums.record(path, "")
-        return None
-    if not urls:
-        return Failure(name, "", "the annotations give no web address for it", gone=True)
-    try:
-        url = download(urls, path, client, verify, has_checksum=bool(checksums.sha256(path)))
-    except TransientError as error:
-        return Failure(name, urls[0], str(error))
-    except PermanentError as error:
-        return Failure(name, urls[0], str(error), error.gone, error.forbidden)
-    checksums.record(path, url)
-    return None
+    sums = folder.checksums
+    if not urls and not path.is_file():
+        return Failure(sums.name(path), "", "the annotations give no web address for it", gone=True)
+    target = Target(
+        path, lambda file: image_problem(file) or sums.download_problem(file, path), bool(sums.sha256(path))
+    )
+    return folder.fetch_file(target, urls, client)
 
 
 def _decide_forbidden(failures: list[Failure], delivered: list[str], client: Client) -> list[Failure]:

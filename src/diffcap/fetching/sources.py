@@ -103,13 +103,12 @@ def _entry(row: Any, where: str, needed: tuple[str, ...]) -> Entry:
     if "url" in row:
         _check_url(row["url"], where)
         row.setdefault("file", unquote(PurePosixPath(urlsplit(row["url"]).path).name))
-    for key in ("file", "to", "strip"):
-        _check_path(row.get(key, ""), f"{where}, {key}")
     if not row["file"] or "/" in row["file"]:
         raise DiffcapError(f"{where}: file must be the name of a file, found {row['file']!r}; fix it.")
-    for name in row.get("gives", []):
-        _check_path(name, f"{where}, gives")
-    how = " ".join(row.pop("how", "").split())
+    for name in (row["file"], row.get("to", ""), row.get("strip", ""), *row.get("gives", ())):
+        if not isinstance(name, str) or name.startswith("/") or ".." in PurePosixPath(name).parts or "\\" in name:
+            raise DiffcapError(f"{where}: {name!r:.100} must be a path inside the dataset's folder; fix it.")
+    how = " ".join(row.get("how", "").split())
     return Entry(**{**row, "gives": tuple(row.get("gives", ())), "how": how})
 
 
@@ -130,8 +129,3 @@ def _check(row: Any, known: dict[str, type], where: str, needed: tuple[str, ...]
 def _check_url(url: Any, where: str) -> None:
     if not isinstance(url, str) or not is_web_address(url):
         raise DiffcapError(f"{where}: {url!r:.100} is not an http or https address; fix it.")
-
-
-def _check_path(name: Any, where: str) -> None:
-    if not isinstance(name, str) or name.startswith("/") or ".." in PurePosixPath(name).parts or "\\" in name:
-        raise DiffcapError(f"{where}: {name!r:.100} must be a path inside the dataset's folder; fix it.")

@@ -1,6 +1,6 @@
 "use strict";
-// Attention maps as colours over an image, with the formula and the constants of overlay.py; the Pillow of the PNG sheets and
-// this file enlarge a map alike, by bicubic interpolation.
+// Attention maps as colours over an image. The colours are a table that overlay.py computes; the Pillow of the PNG sheets and this
+// file enlarge a map alike, by bicubic interpolation.
 
 const FINE = 12; // canvas pixels along a cell of the map
 
@@ -30,15 +30,8 @@ function enlarge(read, count, write) {
   }
 }
 
-// RGB of a strength from 0 to 1.
-function colormap(strength, scale) {
-  const position = strength * (scale.length - 1);
-  const low = Math.min(scale.length - 2, Math.floor(position));
-  return scale[low].map((value, channel) => value + (position - low) * (scale[low + 1][channel] - value));
-}
-
-// Paint strengths (rows x columns bytes) on a canvas; transparent where the strength is 0.
-function paint(canvas, strengths, rows, columns, { colors, opacity, gain }) {
+// Paint strengths (rows x columns bytes) on a canvas; `table` holds the RGBA values of the strengths 0 to 255.
+function paint(canvas, strengths, rows, columns, table) {
   const width = columns * FINE, height = rows * FINE;
   canvas.width = width;
   canvas.height = height;
@@ -52,8 +45,8 @@ function paint(canvas, strengths, rows, columns, { colors, opacity, gain }) {
   const context = canvas.getContext("2d");
   const image = context.createImageData(width, height);
   full.forEach((value, at) => {
-    const strength = Math.min(1, Math.max(0, value / 255));
-    image.data.set([...colormap(strength, colors), 255 * opacity * Math.min(1, gain * strength)], 4 * at);
+    const strength = Math.min(255, Math.max(0, Math.round(value)));
+    image.data.set(table.subarray(4 * strength, 4 * strength + 4), 4 * at);
   });
   context.putImageData(image, 0, 0);
 }

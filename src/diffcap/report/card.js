@@ -2,6 +2,7 @@
 
 const SIDES = [["b", "before"], ["a", "after"]];
 const blocks = new Map();
+let table; // RGBA values of the strengths 0 to 255
 
 // Entry `number` of the blocks with the ids `kind`-0, `kind`-1, ...; a block is parsed when it is first needed.
 function entryOf(kind, number) {
@@ -84,14 +85,15 @@ function toolButton(sign, label, press) {
 function wordsOf(card, attention) {
   const maps = { b: bytesOf(attention.b), a: bytesOf(attention.a) };
   const [rows, columns] = attention.g;
+  table ??= bytesOf(INDEX.colors);
   return attention.w.map((text, index) => {
     const at = SIDES.map(([side]) => maps[side].subarray(index * rows * columns, (index + 1) * rows * columns));
-    const peak = Math.max(...at.map((map) => Math.max(...map))) / 255;
-    const color = `rgb(${colormap(peak, INDEX.overlay.colors).map(Math.round)})`;
+    const peak = Math.max(...at.map((map) => Math.max(...map)));
+    const color = `rgb(${table.subarray(4 * peak, 4 * peak + 3)})`;
     const word = make("button", {
-      type: "button", class: "word", tabindex: index ? "-1" : "0", "aria-pressed": "false", style: { "--heat": color, "--peak": peak.toFixed(2) },
+      type: "button", class: "word", tabindex: index ? "-1" : "0", "aria-pressed": "false", style: { "--heat": color, "--peak": (peak / 255).toFixed(2) },
     }, text);
-    word.paint = () => SIDES.forEach((_, side) => paint(card.querySelectorAll("canvas")[side], at[side], rows, columns, INDEX.overlay));
+    word.paint = () => SIDES.forEach((_, side) => paint(card.querySelectorAll("canvas")[side], at[side], rows, columns, table));
     word.addEventListener("pointerenter", (event) => event.pointerType === "mouse" && show(card, word));
     word.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && show(card, card.pinned));
     word.addEventListener("focus", () => show(card, word));

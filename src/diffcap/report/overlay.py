@@ -1,6 +1,7 @@
 """Attention maps as colours over an image: the renderer of the heat-map PNGs and of the web page.
 
-report.html draws its maps in the browser (attention.js), with the same formula and the constants of this module.
+report.html enlarges its maps in the browser (attention.js) and looks their colours up in `color_table`: 64 pairs of ten words take
+0.3 MB in it, and as images of this renderer 2.7 MB or more.
 """
 
 from typing import Any
@@ -46,9 +47,18 @@ def overlay(size: tuple[int, int], strengths: Array) -> Array:
         size: (W, H) in pixels. strengths: (h, w) from 0 to 1; enlarged by bicubic interpolation.
     """
     enlarged = Image.fromarray(strengths.astype(np.float32)).resize(size, Image.Resampling.BICUBIC)
-    strength = np.clip(np.asarray(enlarged), 0, 1)
-    opacity = MAX_OPACITY * np.minimum(1, OPACITY_GAIN * strength)
-    return np.concatenate([colormap(strength), 255 * opacity[..., None]], -1)
+    return _rgba(np.clip(np.asarray(enlarged), 0, 1))
+
+
+def color_table() -> npt.NDArray[np.uint8]:
+    """RGBA values (256, 4) of the strengths 0, 1/255, ..., 1."""
+    return _rgba(np.linspace(0, 1, 256)).round().astype(np.uint8)
+
+
+def _rgba(strengths: Array) -> Array:
+    """Strengths from 0 to 1 as RGBA values, 0 to 255: (...) to (..., 4)."""
+    opacity = MAX_OPACITY * np.minimum(1, OPACITY_GAIN * strengths)
+    return np.concatenate([colormap(strengths), 255 * opacity[..., None]], -1)
 
 
 def blend(image: Image.Image, strengths: Array) -> Image.Image:

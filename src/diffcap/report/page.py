@@ -22,7 +22,7 @@ from diffcap.report.cells import group_grid, score_grids, type_grids
 from diffcap.report.charts import Chart, curve_chart, viewpoint_charts
 from diffcap.report.curves import Curve
 from diffcap.report.drawing import system_colors
-from diffcap.report.overlay import COLORMAP, MAX_OPACITY, OPACITY_GAIN
+from diffcap.report.overlay import COLORMAP, color_table
 from diffcap.report.pictures import is_correct
 from diffcap.report.table import Rows, notes_of, scoring_of
 from diffcap.report.thumbnails import Thumbnail
@@ -180,10 +180,10 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
     """The index of the pairs, and the blocks of images and attention maps by the id of their element.
 
     Returns:
-        {"systems", "judged", "overlay", "types", "texts", "pairs", "pictures", "attention", "featured"}; a pair's captions are indices
-        of "texts". Its keys are short because there are thousands: "t" type, "v" viewpoint IoU, "b" and "a" pictures, "r"
-        references, "s" captions, "c" scores and "o" verdicts (1 right, 0 wrong, null open) by system, "x" boxes in parts of the
-        pictures, "l" the index among the pairs with attention maps.
+        {"systems", "judged", "colors", "types", "texts", "pairs", "pictures", "attention", "featured"}; "colors" is the
+        `color_table` in base64. A pair's captions are indices of "texts". Its keys are short because there are thousands: "t"
+        type, "v" viewpoint IoU, "b" and "a" pictures, "r" references, "s" captions, "c" scores and "o" verdicts (1 right, 0 wrong,
+        null open) by system, "x" boxes in parts of the pictures, "l" the index among the pairs with maps.
     """
     texts: dict[str, int] = {}
     pictures = {path: number for number, path in enumerate(page.pictures)}
@@ -223,7 +223,7 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
     index = {
         "systems": [{"name": name, "number": numbers[name]} for name in page.systems],
         "judged": judged,
-        "overlay": {"colors": COLORMAP.tolist(), "opacity": MAX_OPACITY, "gain": OPACITY_GAIN},
+        "colors": base64.b64encode(color_table().tobytes()).decode(),
         "types": types,
         "texts": list(texts),
         "pairs": entries,

@@ -1,7 +1,7 @@
 """Which captioners the page offers, and the few of them that are in memory."""
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,15 +40,15 @@ def find_choices(checkpoints: Sequence[str], runs: Path, backbone_weights: str |
     Raises:
         DiffcapError: a checkpoint that was named cannot caption.
     """
-    choices = []
+    found: list[tuple[Path, Choice]] = []
     for name in checkpoints:
         facts = load_captioner(name, "cpu", backbone_weights).metadata  # a fault is told now, not to the first visitor
-        choices.append(Choice(_label(facts, _short(Path(name))), name, backbone_weights))
-    choices.append(Choice(_label(read_json(SHIPPED / CONFIG, "configuration"), "ships with diffcap"), None))
+        found.append((Path(name).resolve(), Choice(_label(facts), name, backbone_weights)))
+    shipped = Choice(f"{_label(read_json(SHIPPED / CONFIG, 'configuration'))} · ships with diffcap", None)
     named = {Path(name).resolve() for name in checkpoints}
-    found = [path for path in runs.rglob("best.ckpt") if path.parent.name in CAPTIONING_STAGES]
-    found += [path.parent for path in runs.rglob(CONFIG) if (path.parent / WEIGHTS).is_file()]
-    for path in sorted(found, key=lambda path: (-path.stat().st_mtime, str(path))):
+    paths = [path for path in runs.rglob("best.ckpt") if path.parent.name in CAPTIONING_STAGES]
+    paths += [path.parent for path in runs.rglob(CONFIG) if (path.parent / WEIGHTS).is_file()]
+    for path in sorted(paths, key=lambda path: (-path.stat().st_mtime, str(path))):
         if path.resolve() in named:
             continue
         try:
@@ -62,24 +62,33 @@ def find_choices(checkpoints: Sequence[str], runs: Path, backbone_weights: str |
                 and facts.get("stage") in CAPTIONING_STAGES
                 and facts.get("method") in list(methods())
             ):
-                stage = path if path.is_dir() else path.parent
-                shown = stage.parent if stage.name == "finetune" else stage
-                choices.append(Choice(_label(facts, _short(shown)), path))
+                found.append((path.resolve(), Choice(_label(facts), path)))
         except DiffcapError as error:
             echo(f"note: left out: {error}", err=True)
-    return choices
+    labels = _distinct([(choice.label, _run_folder(path)) for path, choice in found])
+    choices = [choice._replace(label=label) for (_, choice), label in zip(found, labels, strict=True)]
+    return [*choices[: len(checkpoints)], shipped, *choices[len(checkpoints) :]]
 
 
-def _label(facts: dict[str, object], where: str) -> str:
-    return f"{methods()[str(facts['method'])].title} · {facts.get('dataset', 'unknown dataset')} · {where}"
+def _label(facts: dict[str, object]) -> str:
+    return f"{methods()[str(facts['method'])].title} · {facts.get('dataset', 'unknown dataset')}"
 
 
-def _short(path: Path) -> str:
-    """A path as visitors may see it: none of the folders above the one that the server works in."""
-    try:
-        return path.resolve().relative_to(Path.cwd()).as_posix()
-    except ValueError:
-        return "/".join(path.parts[-3:]).lstrip("/")
+def _run_folder(path: Path) -> Path:
+    """The folder that a run's checkpoint is known by; any other checkpoint is known by its own name."""
+    stage = path.parent if path.name == "best.ckpt" else path
+    return stage.parent if stage.name == "finetune" else stage
+
+
+def _distinct(labels: Sequence[tuple[str, Path]]) -> list[str]:
+    """Add to each label the last part of its path, or as many parts as are needed to tell it from the others."""
+    shown = {(label, path): f"{label} · {path.name}" for label, path in labels}
+    for size in range(2, max((len(path.parts) for _, path in labels), default=0)):
+        taken = Counter(shown.values())
+        for (label, path), old in shown.items():
+            if taken[old] > 1:
+                shown[label, path] = f"{label} · {'/'.join(path.parts[-size:])}"
+    return [shown[row] for row in labels]
 
 
 class Captioners:

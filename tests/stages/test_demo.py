@@ -1,0 +1,66 @@
+"""The experiments of `make demo`: their steps are fixed, so that its scores stay the same."""
+
+import runpy
+
+import pytest
+from tests.commands import ROOT
+
+from diffcap.methods import Method, get_method, methods
+from diffcap.utils.errors import DiffcapError
+
+DEMO = runpy.run_path(str(ROOT / "stages/demo.py"))
+
+
+def rows(name: str, minutes: float = 12.0) -> dict[str, tuple[object, ...]]:
+    """Folder, method, fine-tuning and pre-training steps, ablation and adapted row of each row."""
+    scale = (minutes - 4) / 8
+    every = [known for known in methods().values() if known.demo.share]
+    found = {known.title: DEMO["own_row"](known, scale) for known in every} if name == "all" else None
+    return {title: row[:6] for title, row in (found or DEMO["table"](get_method(name), scale)).items()}
+
+
+@pytest.mark.parametrize(
+    ("method", "minutes", "expected"),
+    [
+        ("all", 12, {
+            "IDC-PCL": ("pcl", "pcl", 5760, 1300, "", None),
+            "SCORER+CBR": ("scorer", "scorer", 2700, 0, "", None),
+            "DIRL+CCR": ("dirl", "dirl", 2700, 0, "", None),
+        }),
+        ("pcl", 12, {
+            "IDC-PCL": ("pcl", "pcl", 5760, 1300, "", None),
+            "the same without pre-training": ("scratch", "pcl", 6735, 0, "", None),
+        }),
+        ("scorer", 12, {
+            "SCORER+CBR": ("scorer", "scorer", 5400, 0, "", None),
+            "Subtraction": ("subtraction", "scorer", 5400, 0, "subtraction", None),
+        }),
+        ("dirl", 6, {
+            "DIRL+CCR": ("dirl", "dirl", 1350, 0, "", None),
+            "Transformer": ("transformer", "dirl", 1350, 0, "transformer", None),
+        }),
+        ("clip4idc", 28, {
+            "CLIP4IDC": ("clip4idc", "clip4idc", 1200, 900, "", None),
+            "the same without adaptation": ("unadapted", "clip4idc", 1200, 0, "unadapted", None),
+            "DIRL+CCR on CLIP4IDC's features": ("cross", "dirl", 2100, 0, "", "clip4idc"),
+        }),
+    ],
+)  # fmt: skip
+def test_the_rows_of_diffcaps_own_methods(method: str, minutes: float, expected: dict) -> None:
+    found = rows(method, minutes)
+    assert found == expected and list(found) == list(expected)
+
+
+def test_a_core_has_room_for_shares_of_one_and_a_row_waits_for_its_features() -> None:
+    every = [*(known for known in methods().values() if known.demo.share), Method("new", "New", "", "x:X", "blocks")]
+    shares = {known.title: DEMO["own_row"](known, 1.0) for known in every}
+    assert DEMO["queues"](shares) == [["IDC-PCL"], ["SCORER+CBR", "DIRL+CCR"], ["New"]]
+    assert DEMO["queues"](DEMO["table"](get_method("clip4idc"), 1.0)) == [
+        ["CLIP4IDC", "DIRL+CCR on CLIP4IDC's features"],
+        ["the same without adaptation"],
+    ]
+
+
+def test_an_unknown_method_is_refused_before_anything_runs() -> None:
+    with pytest.raises(DiffcapError, match="METHOD=card is unknown; known methods: pcl"):
+        DEMO["demo"]("card")
