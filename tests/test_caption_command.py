@@ -372,6 +372,7 @@ def test_two_pairs_of_one_name_are_refused(tmp_path: Path, name: str, text: str)
     assert f"{tmp_path / name}, line {3 if name.endswith('jsonl') else 4}" in str(error.value)
 
 
+@pytest.mark.slow
 def test_every_pair_has_a_picture_of_its_own(here: Path, checkpoint: str) -> None:
     names = ["a/b", "a_b", "A_b", "a_b-2", "x" * 300, "x" * 301, "..", "画像"]
     rows = [{"id": name, "before": "before/1.png", "after": "after/1.png"} for name in names]

@@ -268,7 +268,7 @@ def test_decoding_batches_hold_no_text(folder: Path) -> None:
 def test_bad_input_is_one_sentence(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DiffcapError, match=r"'nab'; the tasks are mlm, mvcl, fda, single_mlm, .* and fgvc"):
         pretraining(folder, tasks={"nab": 3})
-    with pytest.raises(DiffcapError, match=r"nowhere\.jsonl: no negatives there; write it with `make negatives"):
+    with pytest.raises(DiffcapError, match=r"nowhere\.jsonl: no negatives there; build it with `make negatives"):
         pretraining(folder, negatives=str(tmp_path / "nowhere.jsonl"))
     pretraining(folder, negatives=str(tmp_path / "nowhere.jsonl"), tasks={"mlm": 1})  # not needed, not read
     others = tmp_path / "others.jsonl"

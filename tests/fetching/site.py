@@ -155,10 +155,10 @@ class _Handler(BaseHTTPRequestHandler):
         size = 1024 if page.pace else max(1, len(body))
         for n in range(0, len(body), size):
             piece = body[n : n + size]
+            with self.site.lock:  # counted first: the client may look at it as soon as it has the bytes
+                self.site.sent += len(piece)
             self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece) if page.chunked else piece)
             self.wfile.flush()
-            with self.site.lock:
-                self.site.sent += len(piece)
             if page.pace and self.site.over.wait(page.pace):
                 return
 

@@ -12,6 +12,8 @@ from tests.toy_checkpoints import write_checkpoint
 from diffcap.data.datamodules import CaptionData
 from diffcap.models.pcl_pretraining import PCLPretraining
 
+pytestmark = pytest.mark.slow  # two processes
+
 # The released settings but for size, and no dropout, whose draws belong to a rank. 7 pairs are 4 and 3 on two ranks, and
 # in FDA, where the three negatives leave one pair, 1 and none.
 SMALL = (
@@ -67,7 +69,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_two_processes_train_to_the_weights_of_one(runs: Path, stage: str) -> None:
     assert (METHOD / f"{stage}.yaml").is_file()

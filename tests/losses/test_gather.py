@@ -9,6 +9,8 @@ from tests.losses.ranks import on_two_ranks
 
 from diffcap.losses.gather import detached_sum_over_ranks, gather_rows, global_mean, global_sum, rank, world_size
 
+pytestmark = pytest.mark.slow  # two processes
+
 CUTS = {"even": 5, "uneven": 7, "nothing": 10}  # rows of the first of two ranks, of ten
 
 
@@ -35,7 +37,6 @@ def test_one_process_is_the_identity() -> None:
     assert gathered is rows and first == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", ["even", "uneven"])
 @pytest.mark.parametrize("loss", ["mean", "sum", "nce"])
 def test_two_ranks_give_the_loss_and_the_gradients_of_one(data: dict, case: str, loss: str) -> None:

@@ -257,7 +257,7 @@ def test_settings_that_cannot_run_leave_the_earlier_run_alone(
     cases = {
         f"--data.folder={tmp_path / 'nowhere'}": "nowhere/dataset.json: no dataset there; write it with `make data",
         "--data.features=resnet": "features/resnet/meta.json: no feature store there",
-        "--data.negatives=nowhere.jsonl": "nowhere.jsonl: no negatives there; write it with `make negatives",
+        "--data.negatives=nowhere.jsonl": "nowhere.jsonl: no negatives there; build it with `make negatives",
         "--data.tasks={nabirds: 1}": "data.tasks has the unknown task 'nabirds'",
         "--data.max_length=2": "data.max_length is 2; it must be at least 4",
         "--data.batch_size=0": "data.batch_size is 0; it must be at least 1",

@@ -16,7 +16,7 @@ KINDS = (
     "replace",  # some words of the caption replaced by others of the same part of speech
     "confuse",  # the same words in another order: words of the same part of speech change places
 )
-_HOW_TO_BUILD = "`make negatives DATASET=<name>` builds the file"
+_HOW_TO_BUILD = "build it with `make negatives DATASET=<name>`"
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def read_negatives(path: str | Path) -> list[CaptionNegatives]:
     has_metadata = path.name == NEGATIVES_FILE and path.is_file() and path.with_name(METADATA_FILE).is_file()
     if has_metadata:
         _check_hash(path)
-    fix = f"build the file again: {_HOW_TO_BUILD}" if has_metadata else "fix that line"
+    fix = "build the file again with `make negatives DATASET=<name>`" if has_metadata else "fix that line"
     rows: list[CaptionNegatives] = []
     for where, row in read_json_lines(path, "negatives", _HOW_TO_BUILD):
         items = row.get("negatives")
