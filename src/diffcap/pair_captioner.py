@@ -295,9 +295,9 @@ def _resolve(source: str | Path | None) -> Path:
     path = Path(source) if source is not None else SHIPPED
     named = isinstance(source, str) and not path.exists() and path.suffix != ".ckpt"
     if named and re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
-        from diffcap.checkpoints.hub import fetch
+        from diffcap.checkpoints.hub import pull
 
-        path = fetch(str(source))
+        path = pull(str(source))
     return path
 
 

@@ -37,7 +37,11 @@ def run_export(checkpoint: Path, out: Path | None) -> None:
     _refuse_file(folder)
     scores = export(checkpoint, folder)
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-    told = f"with the scores of {scores.file}" if scores.metrics is not None else f"without scores: {scores.why}"
+    told = (
+        f"with the scores of {scores.file}"
+        if scores.metrics is not None
+        else f"without scores: {scores.missing_reason}"
+    )
     echo(f"{folder}: {size / 1e6:.1f} MB, {told}")
 
 
@@ -57,10 +61,10 @@ def run_push(
 
 def run_pull(name: str, out: Path | None) -> None:
     """Pull a captioner; see `cli.pull`."""
-    from diffcap.checkpoints.hub import fetch
+    from diffcap.checkpoints.hub import pull
 
     _refuse_file(out or Path(name.rpartition("/")[2]))
-    folder = fetch(name, out or Path(name.rpartition("/")[2]))
+    folder = pull(name, out or Path(name.rpartition("/")[2]))
     echo(f"{folder}: {name}; try it: diffcap caption BEFORE AFTER --checkpoint {folder}")
 
 
