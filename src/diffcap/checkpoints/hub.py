@@ -24,55 +24,7 @@ STAGE_DESCRIPTIONS = {
     "finetune": "fine-tuned on captions",
     "reinforce": "fine-tuned, then self-critical training on CIDEr-D",
 }
-CARD_TEMPLATE = """\
----
-{{ card_data }}
----
-
-# {{ model_name }}
-
-{{ title }}, {% if metadata.imported_from %}imported from the authors' `{{ metadata.imported_from }}`{% else %}trained{% endif %} \
-on `{{ metadata.dataset }}`. It describes in one sentence what changed between two similar images.
-
-```
-diffcap caption before.png after.png --checkpoint {{ repository }}
-```
-
-```python
-from diffcap import load_captioner
-
-print(load_captioner("{{ repository }}")("before.png", "after.png").text)
-```
-
-## Training
-
-* Method: {{ title }}{% if paper %} ({{ paper }}){% endif %}.
-* Dataset: `{{ metadata.dataset }}`{% if metadata.manifest_sha256 %}, manifest {{ metadata.manifest_sha256[:12] }}{% endif %}.
-* Stage: {{ stage }}\
-{% if metadata.averaged %}; the weights are the mean of {{ metadata.averaged | length }} checkpoints{% endif %}.
-* Features: {{ features }}.
-* Steps: {{ steps }}; seed {{ metadata.seed }}; diffcap {{ metadata.version }}.
-* Vocabulary: {% if metadata.words %}{{ metadata.words | length }} words{% else %}all tokens of CLIP{% endif %}.
-
-## Scores
-
-{% if groups %}Protocol: {{ protocol }}. Scores are in percent; each group is scored separately.
-
-| group | {{ columns | join(" | ") }} |
-|---|{{ "---:|" * columns | length }}
-{% for group, row in groups.items() %}\
-| {{ group }} |{% for column in columns %} {{ "%.2f" % row[column] if column in row else "-" }} |{% endfor %}
-{% endfor %}{% else %}No evaluation of these weights was found: {{ missing_reason }}.
-{% endif %}{% if images %}
-## Examples
-
-{% for image in images %}![{{ image[:-4] }}]({{ image }})
-{% endfor %}{% endif %}
-## Licence
-
-{{ license }}. The method and the dataset belong to their authors; the dataset's terms also limit the use of these weights.
-Please cite the paper.
-"""
+CARD_TEMPLATE = Path(__file__).with_name("model_card.md.j2")
 
 
 def push(
@@ -259,7 +211,7 @@ def model_card(name: str, state: dict[str, Any], scores: Scores, images: Sequenc
     )
     card = ModelCard.from_template(
         card_data,
-        template_str=CARD_TEMPLATE,
+        template_path=str(CARD_TEMPLATE),
         repository=name,
         model_name=model_name,
         metadata=metadata,
