@@ -31,6 +31,7 @@ BEST, LAST = "best.ckpt", "last.ckpt"
 KEPT = "step-*.ckpt"
 CONFIGURATION, IDENTITY, FINISHED, LOGS = "config.yaml", "identity.json", "finished.json", "logs"
 METRICS, PREDICTIONS, REFERENCES, GROUPS = "metrics.json", "predictions.json", "references.json", "groups.json"
+START_SHA256 = "init_from_sha256"  # entry of finished.json: "checkpoint_sha256" of the training that it started from
 UNSCORED = "predictions-unscored.json"
 
 
@@ -170,26 +171,58 @@ def check_vouched(checkpoints: Iterable[str | Path]) -> None:
 
 
 class Chain(NamedTuple):
-    """The trainings behind a checkpoint: a run's folder, and which of its stages, in their order."""
+    """The trainings that lead to a checkpoint: its run's folder, and the stages of this run in their order."""
 
     run: Path
     stages: tuple[str, ...]
 
     def finished(self) -> list[Path]:
-        """The finished.json of every one that is: of the run's own stages, and of those of other runs that they began with."""
-        folders = [self.run / stage for stage in self.stages]
-        folders = [folder for folder in folders if (folder / FINISHED).is_file()]
-        own = {folder.name for folder in folders}
-        for folder in folders:  # which grow
-            start = setting([folder / CONFIGURATION], "model", "init_from")
-            before = Path(start).parent if start else None
-            if before is None or before in folders or not (before / FINISHED).is_file():
-                continue
-            # The settings of a copied run still name the original's earlier stages, which the copy has, too.
-            copied = folder.parent == self.run and before.name != folder.name and before.name in own
-            if not copied:
-                folders.append(before)
+        """The finished.json of every finished training, in their order.
+
+        Trainings of other runs count if a stage started from their checkpoint (`model.init_from`). A stage of this run counts
+        only if the following stage started from it.
+        """
+        folder = next((self.run / stage for stage in reversed(self.stages) if is_done(self.run / stage)), None)
+        folders: list[Path] = []
+        while folder is not None and folder not in folders:
+            folders.insert(0, folder)
+            folder = self._previous(folder)
         return [folder / FINISHED for folder in folders]
+
+    def _previous(self, folder: Path) -> Path | None:
+        """The folder of the training that a training started from."""
+        record = _read_object(folder / FINISHED)
+        start = setting([folder / CONFIGURATION], "model", "init_from")
+        candidates: list[Path] = []
+        if start:
+            named = start_folder(Path(start))
+            # The configuration of a copied run names the stages of the original.
+            candidates = [self.run / named.name, named] if folder.parent == self.run else [named]
+        elif START_SHA256 not in record and folder.parent == self.run and folder.name in self.stages:
+            candidates = [self.run / stage for stage in reversed(self.stages[: self.stages.index(folder.name)])]
+        for candidate in candidates:
+            digest = checkpoint_sha256(candidate)
+            # A finished.json of an earlier version does not record the hash.
+            if candidate != folder and is_done(candidate) and record.get(START_SHA256, digest) == digest:
+                return candidate
+        return None
+
+
+def is_done(out: Path) -> bool:
+    """Whether a stage's folder has a finished.json, readable or not."""
+    return (out / FINISHED).is_file()
+
+
+def start_folder(checkpoint: Path) -> Path:
+    """The stage's folder of a checkpoint that a training starts from; an average belongs to the fine-tuning."""
+    folder = checkpoint if is_done(checkpoint) else checkpoint.parent
+    return folder.with_name(FINETUNE) if folder.name == AVERAGED else folder
+
+
+def checkpoint_sha256(out: Path) -> str | None:
+    """The hash of a finished stage's checkpoint in finished.json; None if it has none."""
+    digest = _read_object(out / FINISHED).get("checkpoint_sha256")
+    return digest if isinstance(digest, str) else None
 
 
 def find_evaluation(named: str | Path) -> Path:

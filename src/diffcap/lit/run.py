@@ -36,12 +36,15 @@ from diffcap.run_folder import (
     KEPT,
     LAST,
     LOGS,
+    START_SHA256,
+    checkpoint_sha256,
     fault_of,
     identity_of,
     is_finished,
     main_process,
     stage_lock,
     stage_of,
+    start_folder,
     vouch,
 )
 from diffcap.utils.errors import DiffcapError
@@ -304,10 +307,12 @@ class TrainingCLI(StageCLI):
                 shutil.copyfile(last, temporary)
         chosen = self.trainer.checkpoint_callback
         score = getattr(chosen, "best_model_score", None)
+        start = self.config.model.get("init_from")
         write_json(
             self.out / FINISHED,
             {
                 "stage": stage,
+                START_SHA256: checkpoint_sha256(start_folder(Path(start))) if start else None,
                 **vouch(best if self.settings.monitor else last),
                 "steps": self.trainer.global_step,
                 "train_seconds": round(self.model.train_seconds, 1),
