@@ -164,10 +164,10 @@ def import_(
         intra_layers: Blocks of CLIP4IDC's image tower that see one image only; three quarters by default.
     """
     from diffcap.commands.interchange import run_import
-    from diffcap.interop.official import Unseen
+    from diffcap.interop.official import ImportOptions
 
-    unseen = Unseen(heads, vision_heads, max_length, coordinates, grid, intra_layers, dataset)
-    run_import(method, file, vocabulary, out, unseen)
+    options = ImportOptions(heads, vision_heads, max_length, coordinates, grid, intra_layers, dataset)
+    run_import(method, file, vocabulary, out, options)
 
 
 def export(checkpoint: Path, out: Path | None = None) -> None:

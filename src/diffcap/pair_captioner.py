@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from diffcap.checkpoints.combining import load_together, together
+from diffcap.checkpoints.combining import as_ensemble, load_members
 from diffcap.checkpoints.loading import Checkpoint
 from diffcap.models.captioner import Captioner
 from diffcap.models.generation import beam_hypotheses, check_search, greedy_from
@@ -110,7 +110,7 @@ class PairCaptioner:
     Images are paths, the bytes of a file, PIL images or arrays, see `image_io.read_image`.
 
     Args:
-        checkpoint: the trained captioner; several of one vocabulary are an ensemble, see `combining.load_together`.
+        checkpoint: the trained captioner; several of one vocabulary are an ensemble, see `combining.load_members`.
         device: "auto" (CUDA if there is one), "cpu", or torch's name of this machine's accelerator ("cuda", "cuda:1").
         backbone_weights: file of the backbone's weights, where its library cannot download them.
 
@@ -132,7 +132,7 @@ class PairCaptioner:
         from diffcap.features.online import backbone_of
 
         members = [checkpoint] if isinstance(checkpoint, Checkpoint) else list(checkpoint)
-        first = members[0] if len(members) == 1 else together(members)
+        first = members[0] if len(members) == 1 else as_ensemble(members)
         self.vocabulary, self.max_length, self.metadata = first.vocabulary, first.max_length, first.metadata
         self.domain_note = BLOCKS_NOTE if all(member.metadata["dataset"] == "blocks" for member in members) else None
         self.device = _device(device)
@@ -288,7 +288,7 @@ def load_captioner(
         raise DiffcapError(
             "the list of checkpoints is empty; name one, or omit the list for the captioner that ships with diffcap."
         )
-    return PairCaptioner(load_together([_resolve(one) for one in sources]), device, backbone_weights)
+    return PairCaptioner(load_members([_resolve(one) for one in sources]), device, backbone_weights)
 
 
 def _resolve(source: str | Path | None) -> Path:

@@ -18,7 +18,7 @@ from tests.toy_checkpoints import write_checkpoint
 from diffcap.checkpoints.exporting import Scores, export, find_scores
 from diffcap.checkpoints.hub import model_card, pull, push
 from diffcap.checkpoints.loading import load
-from diffcap.checkpoints.reading import described, read_checkpoint
+from diffcap.checkpoints.reading import checkpoint_record, read_checkpoint
 from diffcap.pair_captioner import SHIPPED
 from diffcap.records import read_json, write_json
 from diffcap.utils.errors import DiffcapError
@@ -45,7 +45,7 @@ def run(tmp_path: Path) -> Path:
 def evaluated(run: Path, evaluation: str, stage: str, metrics: dict[str, Any]) -> Path:
     """Write the metrics.json of a stage's checkpoint, with only the necessary provenance."""
     path = run / evaluation / "metrics.json"
-    notes = {"checkpoints": [described(run / stage / "best.ckpt", path.parent)]}
+    notes = {"checkpoints": [checkpoint_record(run / stage / "best.ckpt", path.parent)]}
     write_json(path, {**metrics, "provenance": notes})
     return path
 

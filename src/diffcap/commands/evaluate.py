@@ -56,8 +56,8 @@ def evaluate(
     for name, number in {"batch_size": batch_size, "devices": devices, "limit": limit}.items():
         if number is not None and number < 1:
             raise DiffcapError(f"--{name} is {number}; it must be at least 1.")
-    from diffcap.checkpoints.combining import load_together
-    from diffcap.checkpoints.reading import described
+    from diffcap.checkpoints.combining import load_members
+    from diffcap.checkpoints.reading import checkpoint_record
     from diffcap.evaluation.captions import ALL_METRICS, unavailable_metrics
     from diffcap.evaluation.coco import write_predictions, write_references
     from diffcap.evaluation.protocols import dataset_protocol, groups_of, remarks
@@ -81,7 +81,7 @@ def evaluate(
         )
     members = [checkpoint, *(ensemble.split(",") if ensemble else [])]
     check_vouched(members)
-    trained, *others = load_together(members)
+    trained, *others = load_members(members)
     place = Path(folder or f"data/{trained.metadata['dataset']}")
     dataset = read_dataset(place)
     changes = changes or trained.metadata.get("changes") or dataset.info.get("changes")
@@ -107,7 +107,7 @@ def evaluate(
         step=trained.metadata["step"],
         features=features or trained.features["name"],
         manifest_sha256=dataset.info.get("manifest_sha256"),
-        checkpoints=[described(path, target) for path in members],
+        checkpoints=[checkpoint_record(path, target) for path in members],
     )
     target.mkdir(parents=True, exist_ok=True)
     captions = decode(

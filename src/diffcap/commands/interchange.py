@@ -8,15 +8,15 @@ from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
 
 if TYPE_CHECKING:
-    from diffcap.interop.official import Unseen
+    from diffcap.interop.official import ImportOptions
 
 
-def run_import(method: str, file: Path, vocabulary: Path | None, out: Path | None, unseen: "Unseen") -> None:
+def run_import(method: str, file: Path, vocabulary: Path | None, out: Path | None, options: "ImportOptions") -> None:
     """Import an official checkpoint; see `cli.import_`."""
     from diffcap.checkpoints.reading import CAPTIONING_STAGES, write_folder
     from diffcap.interop.official import import_official
 
-    state = import_official(file, method, vocabulary, unseen)
+    state = import_official(file, method, vocabulary, options)
     folder = out or file.with_name(f"{file.name.split('.')[0]}-diffcap")
     _refuse_file(folder)
     write_folder(folder, state)

@@ -21,7 +21,7 @@ class Importer:
     """How the official checkpoints of a method are read.
 
     Attributes:
-        sizes: from the official parameters, the values of `Unseen` and the computed tables to the model's arguments.
+        sizes: from the official parameters, the values of `ImportOptions` and the computed tables to the model's arguments.
         rename: official parameters and the stage -> parameters of our model.
         layout: vocabulary layout of our model.
         vocabulary: name of the authors' file from word to id; None if the method has CLIP's own tokens.

@@ -6,7 +6,7 @@
 | IDC-PCL | a plain state dict of the pre-training or the fine-tuning model | `dict.json`, word to id |
 | CLIP4IDC | a plain state dict, `clip.*` in half precision; stage 2 has `decoder.*` beside | CLIP's own |
 
-Sizes are read off the shapes of the weights; `Unseen` holds what cannot be.
+Sizes are read off the shapes of the weights; `ImportOptions` holds what cannot be.
 """
 
 import re
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 import diffcap
-from diffcap.checkpoints.loading import LARGEST, plan_of, without_memory
-from diffcap.checkpoints.reading import FORMAT, is_finite, unusable, weights_of
+from diffcap.checkpoints.loading import MAX_SIZE, build_on_meta, captioner_spec
+from diffcap.checkpoints.reading import FORMAT, is_finite, weight_fault, weights_of
 from diffcap.interop.importer import Importer, Stage
 from diffcap.methods import get_method, import_object, methods
 from diffcap.records import read_json
@@ -28,7 +28,7 @@ from diffcap.text.vocabulary import LAYOUTS, LayoutName
 from diffcap.utils.errors import DiffcapError, wrap_errors
 from diffcap.utils.unpickling import load_tensors
 
-LEAST_LENGTH = 3  # of a caption: to open, a word, to close
+MIN_LENGTH = 3  # of a caption: to open, a word, to close
 GROUPS = ("change_detector_state", "speaker_state")
 # Tables that are computed, not learned, and numbers that some files carry beside the weights.
 _COMPUTED = re.compile(
@@ -37,7 +37,7 @@ _COMPUTED = re.compile(
 
 
 @dataclass(frozen=True)
-class Unseen:
+class ImportOptions:
     """What no weight's shape tells; None where the system's released value is taken.
 
     Args:
@@ -59,7 +59,7 @@ class Unseen:
     dataset: str = "clevr_change"
 
 
-def importer_of(method: str) -> Importer:
+def get_importer(method: str) -> Importer:
     """How a method's official checkpoints are read.
 
     Raises:
@@ -80,7 +80,7 @@ def read_official(path: str | Path, method: str) -> dict[str, Tensor]:
         DiffcapError: it names anything but tensors, plain containers and the configuration's class, is damaged, or holds
             no weights of such a system.
     """
-    path, grouped = Path(path), importer_of(method).grouped
+    path, grouped = Path(path), get_importer(method).grouped
     if path.suffix == ".safetensors":
         from diffcap.features.weights import read_state_dict
 
@@ -103,7 +103,7 @@ def read_official(path: str | Path, method: str) -> dict[str, Tensor]:
             raise DiffcapError(f"{path}: {missing[0]!r} is missing; fetch the authors' checkpoint again.")
         content = {f"{group}.{_plain(name)}": value for group, part in groups.items() for name, value in part.items()}
     state = {_plain(name): value for name, value in content.items()}
-    fault = next((f"{name!r:.80} {why}" for name, value in state.items() if (why := unusable(value))), "")
+    fault = next((f"{name!r:.80} {why}" for name, value in state.items() if (why := weight_fault(value))), "")
     if fault or not state:
         raise DiffcapError(
             f"{path}: not a checkpoint of {method} ({fault or 'it is empty'}); give the authors' checkpoint."
@@ -120,7 +120,7 @@ def _plain(name: Any) -> str:
     return str(name).removeprefix("module.")  # DataParallel's
 
 
-def read_words(path: str | Path, layout: LayoutName) -> tuple[list[str], list[int]]:
+def read_word_ids(path: str | Path, layout: LayoutName) -> tuple[list[str], list[int]]:
     """The words of a file from word to id.
 
     Returns:
@@ -144,12 +144,12 @@ def read_words(path: str | Path, layout: LayoutName) -> tuple[list[str], list[in
 
 
 def import_official(
-    path: str | Path, method: str, vocabulary: str | Path | None = None, unseen: Unseen | None = None
+    path: str | Path, method: str, vocabulary: str | Path | None = None, options: ImportOptions | None = None
 ) -> dict[str, Any]:
     """Turn an official checkpoint into one of ours.
 
     Args:
-        path: the file. vocabulary: word to id, for all systems but CLIP4IDC. unseen: what no weight tells.
+        path: the file. vocabulary: word to id, for all systems but CLIP4IDC. options: what no weight tells.
 
     Returns:
         A checkpoint as `checkpoint.read_checkpoint` gives it: of the stage "finetune", or "pretrain" for IDC-PCL's
@@ -158,17 +158,17 @@ def import_official(
     Raises:
         DiffcapError: the file is refused or damaged, or it and the vocabulary do not fit the system.
     """
-    unseen = unseen or Unseen()
-    _check_options(unseen)
+    options = options or ImportOptions()
+    _check_options(options)
     state = read_official(path, method)
     tables = {name: value for name, value in state.items() if name.endswith("pe") and _COMPUTED.fullmatch(name)}
     state = {name: value for name, value in state.items() if not _COMPUTED.fullmatch(name)}
     words, layout, order = _words_of(path, method, vocabulary)
-    importer = importer_of(method)
+    importer = get_importer(method)
     stage: Stage = "pretrain" if importer.is_pretraining(state) else "finetune"
     with wrap_errors(path, f"not a whole checkpoint of {method}", "fetch it again"):
-        sizes = importer.sizes(state, unseen.__dict__, tables)
-        if sizes.max_length < LEAST_LENGTH:
+        sizes = importer.sizes(state, options.__dict__, tables)
+        if sizes.max_length < MIN_LENGTH:
             raise ValueError(f"its table has {sizes.max_length} positions of words")
     model, features = sizes.model, sizes.features
     if order is not None and len(order) != model["vocabulary_size"]:
@@ -187,7 +187,7 @@ def import_official(
                 "format": FORMAT,
                 "version": diffcap.__version__,
                 "stage": stage,
-                "dataset": unseen.dataset,
+                "dataset": options.dataset,
                 "manifest_sha256": None,
                 "seed": None,
                 "words": words,
@@ -197,35 +197,35 @@ def import_official(
                 "train_seconds": 0.0,
                 "method": method,
                 "hyperparameters": hyperparameters,
-                "tokenizer": "raw" if unseen.dataset == "birds2words" else "ptb",
+                "tokenizer": "raw" if options.dataset == "birds2words" else "ptb",
                 "imported_from": Path(path).name,
             },
             "state_dict": {f"captioner.{name}": value.contiguous() for name, value in renamed.items()},
             "global_step": 0,
         }
         if stage == "finetune":
-            plan_of(made)
+            captioner_spec(made)
         else:
             pretraining = get_method(method).pretraining
             assert pretraining is not None
             kind = import_object(pretraining.captioner)
-            without_memory(kind, hyperparameters, weights_of(made))
+            build_on_meta(kind, hyperparameters, weights_of(made))
     return made
 
 
-def _check_options(unseen: Unseen) -> None:
-    for name, least in {"heads": 1, "vision_heads": 1, "intra_layers": 1, "max_length": LEAST_LENGTH}.items():
-        value = getattr(unseen, name)
-        if value is not None and not least <= value <= LARGEST:
-            raise DiffcapError(f"--{name.replace('_', '-')} is {value}; it must be {least} to {LARGEST}.")
-    if unseen.grid is not None and not (min(unseen.grid) >= 1 and unseen.grid[0] * unseen.grid[1] <= LARGEST):
+def _check_options(options: ImportOptions) -> None:
+    for name, least in {"heads": 1, "vision_heads": 1, "intra_layers": 1, "max_length": MIN_LENGTH}.items():
+        value = getattr(options, name)
+        if value is not None and not least <= value <= MAX_SIZE:
+            raise DiffcapError(f"--{name.replace('_', '-')} is {value}; it must be {least} to {MAX_SIZE}.")
+    if options.grid is not None and not (min(options.grid) >= 1 and options.grid[0] * options.grid[1] <= MAX_SIZE):
         raise DiffcapError(
-            f"--grid is {unseen.grid[0]} by {unseen.grid[1]}; both must be at least 1, and their product at most {LARGEST}."
+            f"--grid is {options.grid[0]} by {options.grid[1]}; both must be at least 1, and their product at most {MAX_SIZE}."
         )
 
 
 def _words_of(path: str | Path, method: str, vocabulary: str | Path | None) -> tuple[list[str], str, list[int] | None]:
-    importer = importer_of(method)
+    importer = get_importer(method)
     if importer.vocabulary is None:
         if vocabulary is not None:
             raise DiffcapError(f"--vocabulary: {get_method(method).title} has CLIP's own tokens; leave it out.")
@@ -235,7 +235,7 @@ def _words_of(path: str | Path, method: str, vocabulary: str | Path | None) -> t
             f"{path}: a checkpoint of {method} holds no words; give its {importer.vocabulary} as --vocabulary FILE."
         )
     layout: Any = importer.layout
-    words, order = read_words(vocabulary, layout)
+    words, order = read_word_ids(vocabulary, layout)
     return words, layout, order
 
 
