@@ -93,7 +93,7 @@ def test_vocabularies(tmp_path: Path) -> None:
         ({"a": 0, "b": 0}, "not a vocabulary"),
         ({"a": 1}, "not a vocabulary"),
         ({"a": "0"}, "not a vocabulary"),
-        ({"a": 0}, "lack <NULL>"),
+        ({"a": 0}, "the special token <NULL> is missing"),
     ):
         wrapped.write_text(json.dumps(content))
         with pytest.raises(DiffcapError, match=reason):
@@ -104,9 +104,9 @@ def test_the_vocabulary_must_be_there_and_fit(tmp_path: Path) -> None:
     torch.save(pcl().weights("finetune"), tmp_path / "x.pt")
     with pytest.raises(DiffcapError, match=r"give its dict\.json as --vocabulary FILE"):
         import_official(tmp_path / "x.pt", "pcl")
-    with pytest.raises(DiffcapError, match=r"9 words, .* was trained with 20"):
+    with pytest.raises(DiffcapError, match=r"has 9 words, but .* was trained with 20"):
         import_official(tmp_path / "x.pt", "pcl", words(tmp_path / "v.json", 9, PCL_WORDS))
-    with pytest.raises(DiffcapError, match="leave it out"):
+    with pytest.raises(DiffcapError, match="omit the option"):
         import_official(tmp_path / "x.pt", "clip4idc", tmp_path / "v.json")
 
 
@@ -116,7 +116,7 @@ def test_weights_that_lack_a_part_are_named(tmp_path: Path) -> None:
         torch.save({name: value for name, value in state.items() if name != gone}, tmp_path / "x.pt")
         with pytest.raises(DiffcapError, match=gone.replace(".", r"\.")):
             import_official(tmp_path / "x.pt", "pcl", words(tmp_path / "v.json", 20, PCL_WORDS), ImportOptions(heads=4))
-    with pytest.raises(DiffcapError, match="do not make a whole pcl"):
+    with pytest.raises(DiffcapError, match="do not fit pcl"):
         torch.save(state, tmp_path / "x.pt")
         import_official(tmp_path / "x.pt", "pcl", words(tmp_path / "v.json", 20, PCL_WORDS), ImportOptions(heads=7))
 
@@ -194,7 +194,7 @@ def test_weights_that_are_not_finite_are_named(tmp_path: Path, kind: str) -> Non
         state = pcl().weights("finetune")
         state["img_project.0.weight"][1, 2] = value
         torch.save(state, path) if kind == "pickle" else save_file(state, path)
-        assert "its weight 'img_project.0.weight' holds nan or inf; fetch the file again" in refusal(
+        assert "its weight 'img_project.0.weight' contains nan or inf; download the file again" in refusal(
             path, "pcl", vocabulary, heads=4
         )
 
@@ -203,7 +203,7 @@ def test_odd_names_are_one_sentence(tmp_path: Path) -> None:
     path, vocabulary = tmp_path / "x.pt", words(tmp_path / "v.json", 20, PCL_WORDS)
     state = pcl().weights("finetune")
     torch.save({**state, "encoder.layers.999999999.attn.q_linear.weight": torch.zeros(2)}, path)
-    assert "(of 3 layers one has number 999999999)" in refusal(path, "pcl", vocabulary, heads=4)
+    assert "(there are 3 layers, but one has the number 999999999)" in refusal(path, "pcl", vocabulary, heads=4)
     rcc = words(tmp_path / "r.json", 20, RCC)
     torch.save({"change_detector_state": {1: torch.zeros(2)}, "speaker_state": {}}, path)
     for method in ("scorer", "dirl"):
@@ -216,10 +216,10 @@ def test_odd_names_are_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "told"),
     [
-        ({"grid": (0, -3)}, "--grid is 0 by -3; both must be at least 1"),
+        ({"grid": (0, -3)}, "--grid is 0 x -3; both must be at least 1"),
         (
             {"grid": (10**6, 10**6)},
-            "--grid is 1000000 by 1000000; both must be at least 1, and their product at most 4096",
+            "--grid is 1000000 x 1000000; both must be at least 1, and their product at most 4096",
         ),
         ({"max_length": -3}, "--max-length is -3; it must be 3 to 4096"),
         ({"max_length": 0}, "--max-length is 0; it must be 3 to 4096"),
@@ -240,7 +240,7 @@ def test_odd_options_are_one_sentence(tmp_path: Path, option: dict[str, Any], to
 @pytest.mark.parametrize(
     ("option", "told"),
     [
-        ({"vision_heads": 4000}, "--vision-heads: the image tower is 128 wide, which 4000 heads do not divide"),
+        ({"vision_heads": 4000}, "--vision-heads is 4000, which does not divide the width 128 of the image tower"),
         ({"vision_heads": -1}, "--vision-heads is -1; it must be 1 to 4096"),
         ({"vision_heads": 2, "intra_layers": -5}, "--intra-layers is -5; it must be 1 to 4096"),
         ({"vision_heads": 2, "max_length": 4000}, "max_length 4000 needs 3999 text positions"),
