@@ -207,10 +207,10 @@ def test_odd_names_are_one_sentence(tmp_path: Path) -> None:
     rcc = words(tmp_path / "r.json", 20, RCC)
     torch.save({"change_detector_state": {1: torch.zeros(2)}, "speaker_state": {}}, path)
     for method in ("scorer", "dirl"):
-        assert f"not a whole checkpoint of {method} (" in refusal(path, method, rcc)
+        assert f"not a complete checkpoint of {method} (" in refusal(path, method, rcc)
     detector = {"img.0.weight": torch.zeros(4, 4, 1, 1), "h_embedding.weight": torch.tensor(1.0)}
     torch.save({"change_detector_state": detector, "speaker_state": {"core.embed.weight": torch.zeros(20, 4)}}, path)
-    assert "not a whole checkpoint of scorer (" in refusal(path, "scorer", rcc)
+    assert "not a complete checkpoint of scorer (" in refusal(path, "scorer", rcc)
 
 
 @pytest.mark.parametrize(
