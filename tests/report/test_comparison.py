@@ -154,7 +154,7 @@ def test_what_cannot_be_compared_is_one_sentence(runs: tuple[Path, Path], tmp_pa
     assert "have no metric in common; evaluate both with the same --metrics" in refused(*runs)
     metrics["protocol"]["tokenizer"] = "ptb"
     write_json(runs[1] / "eval/metrics.json", metrics)
-    assert "was scored by raw tokens" in refused(*runs)
+    assert "was scored with the tokenizer raw" in refused(*runs)
 
 
 def test_text_of_the_files_is_printed_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

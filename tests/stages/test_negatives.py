@@ -73,7 +73,7 @@ def test_the_files_of_the_training_split(tmp_path: Path) -> None:
 
     first = (folder / "negatives.jsonl").read_bytes(), (folder / "negatives.jsonl").stat().st_mtime_ns
     again = run(folder)
-    assert "already there" in again.stdout
+    assert "exists already" in again.stdout
     assert first == ((folder / "negatives.jsonl").read_bytes(), (folder / "negatives.jsonl").stat().st_mtime_ns)
     other = run(folder, "--seed=1", "--retrieve=1", "--replace=1", "--confuse=1", "--scope=pair")
     assert other.returncode == 0, other.stderr

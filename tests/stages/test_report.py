@@ -101,7 +101,9 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
     assert f"| {100 * rows['PCL']['total']['CIDEr-D']:.2f} ± " in text
     with Image.open(tmp_path / "report/pairs.png") as sheet:
         assert sheet.width == 900 and sheet.height > 6 * 192
-    assert "attention.png leaves out PCL, no pre-training: runs/scratch/finetune/best.ckpt is not there" in done.stdout
+    assert (
+        "attention.png does not show PCL, no pre-training: runs/scratch/finetune/best.ckpt is not there" in done.stdout
+    )
     with Image.open(tmp_path / "report/attention.png") as sheet:
         assert sheet.width == 900 and sheet.height > 2 * (192 + 2 * 88)
     by_viewpoint = read_json(tmp_path / "report/viewpoint.json")
