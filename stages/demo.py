@@ -1,4 +1,4 @@
-"""Every stage on the embedded dataset, for several systems, then a table and pictures."""
+"""Run every stage on the embedded dataset for several methods, then write a table and figures."""
 
 import time
 from functools import partial
@@ -10,14 +10,14 @@ from diffcap.runner import Job, in_parallel, make, parse_seeds, run_queues, writ
 from diffcap.utils.console import run
 from diffcap.utils.errors import DiffcapError
 
-# Minutes of the demo on two cores that are not training. Steps are fixed numbers, not a clock, so that the same command
-# gives the same scores; they grow with the minutes that are left.
+# Minutes of the demo on two cores, and those that are not training. The numbers of steps do not depend on a clock, so that the
+# same command gives the same scores; they are proportional to the minutes for training.
 MINUTES, OTHER_MINUTES = 12.0, 4.0
-PRETRAIN_STEPS, FINETUNE_STEPS = 1300, 5760  # of IDC-PCL: one core's time
-SCORER_STEPS, DIRL_STEPS = 2700, 2700  # half a core's time each; all of it where one is trained alone
-# CLIP4IDC, and DIRL on its features, one after the other.
+PRETRAIN_STEPS, FINETUNE_STEPS = 1300, 5760  # IDC-PCL: the time of one core
+SCORER_STEPS, DIRL_STEPS = 2700, 2700  # half the time of a core each; doubled if only one is trained
+# CLIP4IDC, and then DIRL on its features.
 ADAPT_STEPS, CLIP4IDC_STEPS, CROSS_STEPS = 300, 400, 700
-# IDC-PCL's control without pre-training gets the time of both stages: this many of its steps cost one pre-training step.
+# IDC-PCL without pre-training gets the time of both stages: this many fine-tuning steps take as long as one pre-training step.
 STEPS_PER_PRETRAIN_STEP = 0.75
 
 Method = Literal["all", "pcl", "scorer", "dirl", "clip4idc"]
@@ -26,22 +26,22 @@ Method = Literal["all", "pcl", "scorer", "dirl", "clip4idc"]
 def demo(
     method: Method = "all", minutes: float = MINUTES, seeds: str = "1234", pairs: int = 24_000, jitter: float = 0.3
 ) -> None:
-    """Render, extract, build negatives, train the methods on the same files, evaluate and report.
+    """Render the dataset, extract features, build negatives, train the methods on the same files, evaluate and report.
 
     Args:
-        method: one alone: pcl comes with the same model without pre-training, trained as long, scorer and dirl with their
-            papers' baseline, trained for as many steps, clip4idc (from pixels) with the same captioner without adaptation,
-            and with DIRL+CCR on the features of the adapted CLIP.
-        minutes: aimed-at time on two cores for one seed; more minutes train longer.
-        seeds: of the training, separated by commas; several give means and standard deviations.
-        pairs: of the dataset, change and distractor pairs together.
-        jitter: of camera and light.
+        method: Train one method and its baselines: pcl with the same model without pre-training, trained for the same time;
+            scorer and dirl with their papers' baseline, trained for the same number of steps; clip4idc (from pixels) with the
+            same captioner without adaptation, and with DIRL+CCR on the features of the adapted CLIP.
+        minutes: Approximate time on two cores for one seed; more minutes train longer.
+        seeds: Training seeds, separated by commas; several give means and standard deviations.
+        pairs: Number of pairs to render, changes and distractors.
+        jitter: Variation of camera and light.
 
     Raises:
-        DiffcapError: too few minutes, or a stage failed.
+        DiffcapError: there are too few minutes, or a stage failed.
     """
     if minutes < OTHER_MINUTES + 1:
-        raise DiffcapError(f"{minutes:g} minutes leave no time to train; give at least {OTHER_MINUTES + 1:g}.")
+        raise DiffcapError(f"{minutes:g} minutes are too few for training; give at least {OTHER_MINUTES + 1:g}.")
     begin = time.perf_counter()
     folder, place = Path("data/blocks-demo"), Path(f"runs/blocks-demo/{minutes:g}min-{method}")
     shared = {"dataset": "blocks", "folder": str(folder), "logger": "none"}
@@ -59,15 +59,18 @@ def demo(
     }
     run_queues(_queues(rows, method))
     write_report(str(folder), "blocks", rows, place / report_of(FINETUNE), "--pictures", "8")
-    print(f"\n{(time.perf_counter() - begin) / 60:.1f} minutes; look at the pictures and table.md in {place}/report")
+    print(f"\n{(time.perf_counter() - begin) / 60:.1f} minutes; figures and table.md are in {place}/report")
 
 
 class Row(NamedTuple):
     """A row of the table.
 
     Attributes:
-        folder: name of its run. method: of it. finetune, pretrain: steps of these stages. ablation: of the method.
-        adapted: row whose adapted CLIP makes its features.
+        folder: name of the run's folder.
+        method: name of the method.
+        finetune, pretrain: steps of these stages.
+        ablation: name of the method's ablation.
+        adapted: row whose adapted CLIP extracts the features.
     """
 
     folder: str
@@ -78,7 +81,7 @@ class Row(NamedTuple):
     adapted: str | None = None
 
     def job(self, name: str, folder: Path, seed: int, shared: dict[str, str]) -> Job:
-        """The row's training for a seed."""
+        """The training of the row with a seed."""
         variables = {**shared, "method": self.method, "seed": str(seed), "run": str(folder / f"{self.folder}-{seed}")}
         if self.ablation:
             variables["ablation"] = self.ablation
@@ -116,7 +119,7 @@ def _rows(method: Method, scale: float) -> dict[str, Row]:
 
 
 def _queues(rows: dict[str, list[Job]], method: Method) -> list[list[Job]]:
-    """IDC-PCL takes as long as the two others together; a row that reads the features of another one waits for it."""
+    """Queues of jobs. IDC-PCL takes as long as the two others; a row that reads the features of another one comes after it."""
     seeds = zip(*rows.values())
     if method == "all":
         return [queue for pcl, *others in seeds for queue in ([pcl], others)]

@@ -158,11 +158,11 @@ def test_the_ablations_of_pcl_share_what_is_the_same(project: Path) -> None:
     assert "no_distractor_judging-1234/pretrain/last.ckpt" in alone["finetune"][0] and len(alone["pretrain"]) == 1
 
 
-def test_a_row_that_takes_nothing_away_is_left_out_and_the_table_says_so(project: Path) -> None:
+def test_a_row_that_takes_nothing_away_is_remark_and_the_table_says_so(project: Path) -> None:
     words = "DATASET=spot_the_diff", "ARGS=--rows=pcl,no_distractor_judging"
     runs = logged(project, "ablation", *words)
     assert len(runs["finetune"]) == 1 and "no_distractor_judging" not in str(runs)
-    left_out = "Left out: all, without distractor judging, which the method does not have on spot_the_diff."
-    assert shlex.split(runs["report"][0])[-2:] == ["--remark", left_out]
+    remark = "Skipped: all, without distractor judging, because the method has no such component on spot_the_diff."
+    assert shlex.split(runs["report"][0])[-2:] == ["--remark", remark]
     stopped = make(project, "ablation", "DATASET=spot_the_diff", "ARGS=--rows=no_distractor_judging")
-    assert f"--rows no_distractor_judging leaves no row: {left_out}" in stopped.stderr
+    assert f"--rows no_distractor_judging: no row is left. {remark}" in stopped.stderr

@@ -137,7 +137,7 @@ def test_blocks_are_rendered_and_read_as_clevr_change(tmp_path: Path) -> None:
     for name in ("vocabulary.json", "dataset.json"):
         (tmp_path / "data/blocks" / name).write_bytes(b"\xff damaged")
     said = refused(data(*command, cwd=tmp_path))
-    assert "1 missing" in said and "1 broken" in said and "run the same command again" in said
+    assert "1 missing" in said and "1 broken" in said and "Run the same command again" in said
     done = data(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     checked = tmp_path / "data/blocks/checked.json"  # holds the times of the images
@@ -192,7 +192,9 @@ def test_a_misspelt_dataset_of_ones_own_is_recognised(tmp_path: Path) -> None:
     (tmp_path / "data/desk").mkdir(parents=True)
     (tmp_path / "data/desk/manifest.jsonl").touch()
     assert "DATASET=desc is unknown, did you mean desk;" in refused(data("--dataset", "desc", cwd=tmp_path))
-    assert "desk cannot be downloaded; give the folder of its files as DATA=" in refused(data("--dataset", "desk", cwd=tmp_path))
+    assert "desk cannot be downloaded; give the folder of its files as DATA=" in refused(
+        data("--dataset", "desk", cwd=tmp_path)
+    )
 
 
 def test_an_unknown_key_is_an_error(official: Path, tmp_path: Path) -> None:
@@ -206,7 +208,7 @@ def test_help_is_quick_and_explains_every_argument(tmp_path: Path) -> None:
     done = data("--help", cwd=tmp_path)
     assert time.monotonic() - start < 5  # 0.2 s on an idle machine
     assert done.returncode == 0 and "Decode every image completely" in done.stdout
-    assert "--captions_only" in done.stdout and "blocks only: how many" in done.stdout
+    assert "--captions_only" in done.stdout and "blocks only: number of pairs" in done.stdout
 
 
 def test_a_killed_run_leaves_no_manifest_and_the_next_one_is_whole(official: Path, tmp_path: Path) -> None:

@@ -160,4 +160,4 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
 
     missing = report(tmp_path, '{"PCL": "runs/nowhere"}')
     assert missing.returncode == 1 and missing.stderr.count("\n") == 1
-    assert missing.stderr.startswith("error: runs/nowhere/eval/metrics.json: no scores there")
+    assert missing.stderr.startswith("error: runs/nowhere/eval/metrics.json: file not found")

@@ -68,7 +68,7 @@ def evaluate(
     from diffcap.lit.stage_cli import quiet
     from diffcap.models.generation import check_search
     from diffcap.records import file_hash, read_dataset, take_changes, write_json
-    from diffcap.run_folder import GROUPS, METRICS, PREDICTIONS, REFERENCES, UNSCORED, check_vouched, metrics_by
+    from diffcap.run_folder import GROUPS, METRICS, PREDICTIONS, REFERENCES, UNSCORED, check_finished, metrics_by
     from diffcap.utils.provenance import provenance
 
     quiet()
@@ -80,7 +80,7 @@ def evaluate(
             f"--metrics: {next(iter(unavailable.values()), 'the list is empty; omit the option for all metrics.')}"
         )
     members = [checkpoint, *(ensemble.split(",") if ensemble else [])]
-    check_vouched(members)
+    check_finished(members)
     trained, *others = load_members(members)
     place = Path(folder or f"data/{trained.metadata['dataset']}")
     dataset = read_dataset(place)

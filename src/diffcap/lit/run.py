@@ -37,6 +37,7 @@ from diffcap.run_folder import (
     LAST,
     LOGS,
     START_SHA256,
+    checkpoint_entries,
     checkpoint_sha256,
     fault_of,
     identity_of,
@@ -45,7 +46,6 @@ from diffcap.run_folder import (
     stage_lock,
     stage_of,
     start_folder,
-    vouch,
 )
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
@@ -313,7 +313,7 @@ class TrainingCLI(StageCLI):
             {
                 "stage": stage,
                 START_SHA256: checkpoint_sha256(start_folder(Path(start))) if start else None,
-                **vouch(best if self.settings.monitor else last),
+                **checkpoint_entries(best if self.settings.monitor else last),
                 "steps": self.trainer.global_step,
                 "train_seconds": round(self.model.train_seconds, 1),
                 "monitor": self.settings.monitor,
