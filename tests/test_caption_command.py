@@ -142,7 +142,7 @@ def test_pairs_that_cannot_be_drawn_are_captioned(
     told = capsys.readouterr()
     assert [line.partition("\t")[0] for line in told.out.splitlines()] == ["1", "2"]
     assert [line.split(": the ")[0] for line in told.err.splitlines()] == [
-        f"note: {name}: not drawn: there are no attention maps of its words" for name in (1, 2)
+        f"note: {name}: not drawn: this captioner has no attention maps" for name in (1, 2)
     ]
 
 

@@ -132,7 +132,7 @@ def test_from_nothing_everything_runs_in_order_and_then_only_what_has_changed(pr
     assert list(played(project, "eval")) == ALL
     for goal in ("extract", "negatives", "pretrain", "finetune"):
         assert list(played(project, goal)) == []  # nothing to do
-        assert list(played(project, goal, f"{goal}_ARGS=--other=1")) == [goal]  # the stage itself sees what is new
+        assert list(played(project, goal, f"{goal}_ARGS=--other=1")) == [goal]  # the stage checks its own options
     assert list(played(project, "data")) == ["data"]  # these two look at their files whenever they are asked
     assert list(played(project, "eval")) == ["eval"]
     assert list(played(project, "report")) == ["report"]

@@ -158,7 +158,7 @@ def test_the_ablations_of_pcl_share_what_is_the_same(project: Path) -> None:
     assert "no_distractor_judging-1234/pretrain/last.ckpt" in alone["finetune"][0] and len(alone["pretrain"]) == 1
 
 
-def test_a_row_that_takes_nothing_away_is_remark_and_the_table_says_so(project: Path) -> None:
+def test_a_row_that_removes_nothing_is_skipped_with_a_remark(project: Path) -> None:
     words = "DATASET=spot_the_diff", "ARGS=--rows=pcl,no_distractor_judging"
     runs = logged(project, "ablation", *words)
     assert len(runs["finetune"]) == 1 and "no_distractor_judging" not in str(runs)

@@ -345,7 +345,9 @@ def test_members_may_read_different_features(two: tuple[Path, Path], tmp_path: P
     pairs = [(noise(1), noise(2)), (noise(3), noise(4))]
     found = list(both.batch(pairs))
     assert [caption.text for caption in found] == [both(*pair).text for pair in pairs]
-    with pytest.raises(DiffcapError, match="no attention maps of its words: the attention maps of the members have"):
+    with pytest.raises(
+        DiffcapError, match="this captioner has no attention maps: the attention maps of the members have"
+    ):
         both.attention(*pairs[0], found[0])
 
 

@@ -142,6 +142,7 @@ def test_any_evaluation_of_a_run_is_a_row(dataset: Dataset, tmp_path: Path) -> N
     assert "seconds" not in unknown and "seconds" not in mean_row([unknown, rows[critical]])
     (tmp_path / "1/eval/metrics.json").unlink()
     with pytest.raises(
-        DiffcapError, match=r"1: has no eval, but averaged-eval, reinforce-eval; give one of them, such as .*1/averaged-eval"
+        DiffcapError,
+        match=r"1: has no eval, but averaged-eval, reinforce-eval; give one of them, such as .*1/averaged-eval",
     ):
         read_run(tmp_path / "1")
