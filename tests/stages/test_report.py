@@ -146,7 +146,7 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
     )
     assert few.returncode == 0, few.stderr
     index = blocks_of((tmp_path / "few/report.html").read_text())["index"]
-    assert "pictures, which cannot be read" in few.stdout
+    assert "images, which cannot be read" in few.stdout
     assert len(index["pairs"]) == 2 and not any("l" in pair for pair in index["pairs"])
     assert not (tmp_path / "few/localisation.json").exists()
 

@@ -65,19 +65,13 @@ def read_image(source: Source, name: str | None = None) -> InputImage:
             return _decode(file, name)
     except DiffcapError:
         raise
-    except OSError as error:
-        if error.errno is not None:
-            raise DiffcapError(
-                f"{name}: cannot be read ({error.strerror}); check the path and its permissions."
-            ) from None
-        raise _broken(name, error) from None
     except Exception as error:  # decoders raise many kinds of errors on damaged files
-        raise _broken(name, error) from None
-
-
-def _broken(name: str, error: Exception) -> DiffcapError:
-    reason = " ".join(str(error).split())[:120].rstrip(". ") or type(error).__name__
-    return DiffcapError(f"{name}: truncated or broken image ({reason}); fetch the file again.")
+        if isinstance(error, OSError) and error.errno is not None:
+            fault, remedy = f"cannot be read ({error.strerror})", "check the path and its permissions"
+        else:
+            reason = " ".join(str(error).split())[:120].rstrip(". ") or type(error).__name__
+            fault, remedy = f"truncated or broken image ({reason})", "fetch the file again"
+        raise DiffcapError(f"{name}: {fault}; {remedy}.") from None
 
 
 def _too_large(name: str, size: str) -> DiffcapError:
@@ -85,12 +79,11 @@ def _too_large(name: str, size: str) -> DiffcapError:
 
 
 def _open_file(path: Path, name: str) -> BinaryIO:
-    if path.is_dir():
-        raise DiffcapError(f"{name}: a folder, not an image; name a file in it.")
-    if not path.exists():
-        raise DiffcapError(f"{name}: file not found; put the image there or fix the path.")
     if not path.is_file():
-        raise DiffcapError(f"{name}: not a regular file; name an image file.")
+        fault = (
+            "a folder, not an image" if path.is_dir() else "not a regular file" if path.exists() else "file not found"
+        )
+        raise DiffcapError(f"{name}: {fault}; give the path of an image file.")
     return path.open("rb")
 
 
