@@ -86,7 +86,7 @@ def test_both_extra_datasets_beside_the_first_one_in_one_stage(project: Path) ->
 def test_each_dataset_has_options_and_features_of_its_own(project: Path) -> None:
     words = "DATASET=birds2words", "EXTRA=cub,nabirds", "FEATURES_FROM=/b f", "data_ARGS=--missing=skip"
     stopped = make(project, "pretrain", *words)
-    assert "give CUB_FEATURES_FROM=<the authors' folder for cub>, too" in stopped.stderr
+    assert "also give CUB_FEATURES_FROM=<the authors' folder for cub>" in stopped.stderr
     assert stopped.returncode != 0 and not (project / "log").exists()
     words = (
         *words,
