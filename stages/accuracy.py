@@ -1,4 +1,4 @@
-"""What more the same checkpoints give: beam search, averaged weights, an ensemble of the seeds, self-critical training; one table."""
+"""Compare decoding and training variants: beam search, averaged weights, an ensemble of the seeds, self-critical training."""
 
 import sys
 from collections.abc import Sequence
@@ -22,23 +22,23 @@ def accuracy(
     length_penalty: float = 1.0,
     out: str | None = None,
 ) -> None:
-    """Train every seed, decode it in every way, train it on by its own captions, and write table.json and table.md.
+    """Train each seed, evaluate every variant, and write table.json and table.md.
 
-    What is there already, from an interrupted command or with fewer seeds, is not made again.
+    Existing results, of an interrupted command or of fewer seeds, are reused.
 
     Args:
-        variables: of the experiments, in JSON; each is an option, too: --method scorer --dataset blocks.
-        seeds: of the training, separated by commas; several give means and standard deviations, and an ensemble.
-        steps: of the captioning; the method's settings by default.
-        pretrain_steps: of the pre-training of methods that have one; the method's settings by default.
-        reinforce_steps: of the self-critical training; its settings by default.
-        keep: checkpoints that are averaged: so many kept ones of the last part of the training, and the last.
-        beams: width of the beam search.
-        length_penalty: of the beam search: the log-probability is divided by the number of words to this power.
-        out: folder of the runs, and of the table in report/; runs/<dataset>/<method>-accuracy by default.
+        variables: Variables of the experiments, in JSON; each is also an option: --method scorer --dataset blocks.
+        seeds: Training seeds, separated by commas; several give means and standard deviations, and an ensemble.
+        steps: Fine-tuning steps; by default as in the method's settings.
+        pretrain_steps: Pre-training steps, for methods that have it; by default as in the method's settings.
+        reinforce_steps: Steps of the self-critical training; by default as in its settings.
+        keep: Number of periodic checkpoints from the last quarter of the training that are averaged with the last one.
+        beams: Beam size.
+        length_penalty: Exponent of the caption's length by which the log-probability of a hypothesis is divided.
+        out: Folder of the runs, and of the table in report/; runs/<dataset>/<method>-accuracy by default.
 
     Raises:
-        DiffcapError: the seeds or a number are wrong, or a stage failed.
+        DiffcapError: the seeds or a number are not valid, or a stage failed.
     """
     from diffcap.models.generation import check_search
 
@@ -49,20 +49,18 @@ def accuracy(
     base = Experiment(**variables)
     folder, place = base.folder, Path(out or f"runs/{base.dataset}/{base.method}-accuracy")
     shared = {**variables, "logger": "none"}
-    # Before the seeds, which would write the same files at the same time.
+    # These run before the seeds, because two seeds would write the same files at the same time.
     needs_negatives = base.method_spec.pretraining is not None and base.method_spec.pretraining.needs_negatives
     make("data", "extract negatives" if needs_negatives else "extract", shared)
     shared.pop("data", None)
     beam = f"beam{beams}-{length_penalty:g}"
-    wide = f"--beams={beams}", f"--length_penalty={length_penalty}"
+    beam_options = f"--beams={beams}", f"--length_penalty={length_penalty}"
 
-    def seed_of(number: int) -> None:
+    def run_seed(number: int) -> None:
         home = place / str(number)
         training = [f"--run.keep={keep}", *steps_options(steps)]
         if steps:
-            training.append(
-                f"--run.checkpoint_every={max(1, steps // (4 * keep))}"
-            )  # the kept ones: of the last quarter
+            training.append(f"--run.checkpoint_every={max(1, steps // (4 * keep))}")  # kept: those of the last quarter
         fixed = {**shared, "run": str(home), "seed": str(number)}
         options = {
             "pretrain": steps_options(pretrain_steps),
@@ -72,7 +70,7 @@ def accuracy(
         trained, averaged, reinforced = (home / stage / BEST for stage in (FINETUNE, AVERAGED, REINFORCE))
         make(f"seed {number}, captioning", "finetune", fixed, **options)
         captions(f"seed {number}, greedy", folder, trained, home / EVAL)
-        captions(f"seed {number}, beams", folder, trained, home / f"{EVAL}-{beam}", *wide)
+        captions(f"seed {number}, beams", folder, trained, home / f"{EVAL}-{beam}", *beam_options)
         if not _newer(averaged, home / FINETUNE / LAST):
             command = [sys.executable, "-m", "diffcap", "average", str(home / FINETUNE), "--out", str(averaged)]
             call(command, f"seed {number}, averaging")
@@ -80,9 +78,11 @@ def accuracy(
         make(f"seed {number}, self-critical", "reinforce", fixed, **options)
         critical = home / evaluation_of(REINFORCE)
         captions(f"seed {number}, reinforced", folder, reinforced, critical)
-        captions(f"seed {number}, reinforced, beams", folder, reinforced, home / f"{critical.name}-{beam}", *wide)
+        captions(
+            f"seed {number}, reinforced, beams", folder, reinforced, home / f"{critical.name}-{beam}", *beam_options
+        )
 
-    in_parallel([partial(seed_of, number) for number in numbers])
+    in_parallel([partial(run_seed, number) for number in numbers])
     homes = [place / str(number) for number in numbers]
     rows: dict[str, list[Path]] = {
         "greedy": [home / EVAL for home in homes],
@@ -93,18 +93,17 @@ def accuracy(
     }
     if len(numbers) > 1:
         members = [home / FINETUNE / BEST for home in homes]
-        together = place / f"ensemble-{'-'.join(map(str, numbers))}"
-        captions(
-            "the ensemble", folder, members[0], together, f"--ensemble={','.join(map(str, members[1:]))}", also=members
-        )
-        rows[f"ensemble of {len(numbers)} seeds"] = [together]
+        ensemble = place / f"ensemble-{'-'.join(map(str, numbers))}"
+        option = f"--ensemble={','.join(map(str, members[1:]))}"
+        captions("the ensemble", folder, members[0], ensemble, option, also=members)
+        rows[f"ensemble of {len(numbers)} seeds"] = [ensemble]
     from diffcap.report.accuracy import accuracy_table
 
     accuracy_table(folder, rows, place / report_of(FINETUNE))
 
 
 def captions(title: str, folder: str, checkpoint: Path, out: Path, *options: str, also: Sequence[Path] = ()) -> None:
-    """Caption and score the test split, unless that was done after the checkpoint (and the others) came to be."""
+    """Caption and score the test split, unless the scores are newer than the checkpoint and the files in `also`."""
     if not all(_newer(out / METRICS, path) for path in (checkpoint, *also)):
         words = ["--checkpoint", str(checkpoint), "--out", str(out), "--folder", folder, *options]
         call([sys.executable, "-m", "diffcap", "eval", *words], title)

@@ -1,10 +1,10 @@
-"""Train the embedded `blocks` backbone on scenes rendered on the fly, and write the weights that the package ships."""
+"""Train the backbone of `blocks` on scenes rendered during training, and write the weights that the package ships."""
 
 from diffcap.utils.errors import plain_errors
 
 
 def main() -> None:
-    """Read the command line, train or go on with a killed run, measure, write the weights."""
+    """Parse the command line, train or resume, evaluate, write the weights."""
     from diffcap.blocks_training.backbone import BackboneTraining, RenderedObjects, finish
     from diffcap.blocks_training.shipped import train_and_ship
     from diffcap.features.blocks_backbone import SHIPPED

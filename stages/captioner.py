@@ -1,4 +1,4 @@
-"""Train the captioner of `blocks` that ships with the package, by the stages that the demo runs, and export it."""
+"""Train the captioner of `blocks` that ships with the package, and export it."""
 
 from pathlib import Path
 
@@ -13,15 +13,15 @@ def train(
     out: Path = Path("runs/captioner"),
     shipped: Path = Path("src/diffcap/models/captioners/blocks"),
 ) -> None:
-    """Render pairs with the camera's full shake, extract, train SCORER+CBR, score it on test, export it.
+    """Render pairs with full camera jitter, extract features, train SCORER+CBR, score the test split, export.
 
     Args:
-        pairs: to render.
-        steps: of the training.
-        seed: of scenes and weights.
-        folder: of the dataset.
-        out: of the run.
-        shipped: where the exported captioner goes.
+        pairs: Number of pairs to render.
+        steps: Training steps.
+        seed: Seed of scenes and weights.
+        folder: Folder of the dataset.
+        out: Folder of the run.
+        shipped: Folder of the exported captioner.
     """
     from diffcap.checkpoints.exporting import export
     from diffcap.run_folder import BEST, FINETUNE

@@ -1,10 +1,10 @@
-"""Train the small CLIP of `blocks` on scenes rendered on the fly and sentences about them, and write the weights that the package ships."""
+"""Train the small CLIP of `blocks` on rendered scenes and sentences about them, and write the weights that the package ships."""
 
 from diffcap.utils.errors import plain_errors
 
 
 def main() -> None:
-    """Read the command line, train or go on with a killed run, measure, write the weights."""
+    """Parse the command line, train or resume, evaluate, write the weights."""
     from diffcap.blocks_training.clip import SHIPPED, ClipTraining, DescribedScenes, finish
     from diffcap.blocks_training.shipped import train_and_ship
 

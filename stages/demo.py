@@ -1,4 +1,4 @@
-"""Every stage on the embedded dataset, for several systems, then a table and pictures."""
+"""Run every stage on the embedded dataset for several methods, then write a table and figures."""
 
 import time
 from functools import partial
@@ -11,30 +11,30 @@ from diffcap.runner import Job, in_parallel, make, parse_seeds, run_queues, writ
 from diffcap.utils.console import run
 from diffcap.utils.errors import DiffcapError
 
-# Minutes of the demo on two cores that are not training. Steps are fixed numbers, not a clock, so that the same command
-# gives the same scores; they grow with the minutes that are left.
+# Minutes of the demo on two cores, and those that are not training. The numbers of steps do not depend on a clock, so that the
+# same command gives the same scores; they are proportional to the minutes for training.
 MINUTES, OTHER_MINUTES = 12.0, 4.0
 
 
 def demo(
     method: str = "all", minutes: float = MINUTES, seeds: str = "1234", pairs: int = 24_000, jitter: float = 0.3
 ) -> None:
-    """Render, extract, build negatives, train the methods on the same files, evaluate and report.
+    """Render the dataset, extract features, build negatives, train the methods on the same files, evaluate and report.
 
     Args:
-        method: one alone: pcl comes with the same model without pre-training, trained as long, clip4idc (from pixels) with the
-            same captioner without adaptation, and with DIRL+CCR on the features of the adapted CLIP, any other method with the
-            first row of its ablation table, trained for as many steps. all: every method but clip4idc.
-        minutes: aimed-at time on two cores for one seed of diffcap's own methods; more minutes train longer.
-        seeds: of the training, separated by commas; several give means and standard deviations.
-        pairs: of the dataset, change and distractor pairs together.
-        jitter: of camera and light.
+        method: Train one method and its baselines. pcl: the same model without pre-training, trained for the same time.
+            clip4idc (from pixels): the same captioner without adaptation, and DIRL+CCR on the features of the adapted CLIP.
+            Other methods: their first ablation, trained for the same number of steps. all: every method except clip4idc.
+        minutes: Approximate time on two cores for one seed of the methods of diffcap; more minutes train longer.
+        seeds: Training seeds, separated by commas; several give means and standard deviations.
+        pairs: Number of pairs to render, changes and distractors.
+        jitter: Variation of camera and light.
 
     Raises:
-        DiffcapError: the method is unknown, too few minutes, or a stage failed.
+        DiffcapError: the method is unknown, there are too few minutes, or a stage failed.
     """
     if minutes < OTHER_MINUTES + 1:
-        raise DiffcapError(f"{minutes:g} minutes leave no time to train; give at least {OTHER_MINUTES + 1:g}.")
+        raise DiffcapError(f"{minutes:g} minutes are too few for training; give at least {OTHER_MINUTES + 1:g}.")
     chosen = [get_method(method)] if method != "all" else [known for known in methods().values() if known.demo.share]
     begin = time.perf_counter()
     folder, place = Path("data/blocks-demo"), Path(f"runs/blocks-demo/{minutes:g}min-{method}")
@@ -52,15 +52,19 @@ def demo(
     jobs = {name: [row.job(name, place, seed, shared) for seed in numbers] for name, row in rows.items()}
     run_queues([[jobs[name][n] for name in queue] for n in range(len(numbers)) for queue in queues(rows)])
     write_report(str(folder), "blocks", jobs, place / report_of(FINETUNE), "--pictures", "8")
-    print(f"\n{(time.perf_counter() - begin) / 60:.1f} minutes; look at the pictures and table.md in {place}/report")
+    print(f"\n{(time.perf_counter() - begin) / 60:.1f} minutes; figures and table.md are in {place}/report")
 
 
 class Row(NamedTuple):
     """A row of the table.
 
     Attributes:
-        folder: name of its run. method: of it. finetune, pretrain: steps of these stages. ablation: of the method.
-        adapted: folder of the row whose adapted CLIP makes its features. share: of a core's time.
+        folder: name of the run's folder.
+        method: name of the method.
+        finetune, pretrain: steps of these stages.
+        ablation: name of the method's ablation.
+        adapted: folder of the row whose adapted CLIP extracts the features.
+        share: fraction of a core's time.
     """
 
     folder: str
@@ -72,7 +76,7 @@ class Row(NamedTuple):
     share: float = 1.0
 
     def job(self, name: str, folder: Path, seed: int, shared: dict[str, str]) -> Job:
-        """The row's training for a seed."""
+        """The training of the row with a seed."""
         variables = {**shared, "method": self.method, "seed": str(seed), "run": str(folder / f"{self.folder}-{seed}")}
         if self.ablation:
             variables["ablation"] = self.ablation
@@ -87,7 +91,9 @@ def own_row(method: Method, scale: float, share: float | None = None) -> Row:
     """The row of a method itself.
 
     Args:
-        scale: of the steps that the registry gives. share: of a core; by default the one among all methods.
+        method: the method.
+        scale: factor of the numbers of steps in the registry.
+        share: fraction of a core; by default the fraction when all methods are trained.
     """
     demo = method.demo
     share = demo.share if share is None else share
@@ -116,19 +122,21 @@ def _control(control: DemoControl, own: Row, scale: float) -> Row:
 
 
 def queues(rows: dict[str, Row]) -> list[list[str]]:
-    """The names of the rows that one core trains, one after the other: rows whose shares add up to a core's time at most.
+    """Distribute the rows over the cores: each queue lists the names of rows that one core trains in this order.
 
-    A row that reads the features of another one waits for it.
+    The shares of a queue add up to at most 1. A row that reads the features of another row comes after it in the same queue.
     """
-    found: list[list[str]] = []
+    result: list[list[str]] = []
     for name, row in rows.items():
-        waits_for = [queue for queue in found if row.adapted and row.adapted in [rows[other].folder for other in queue]]
-        has_room = [queue for queue in found[-1:] if sum(rows[other].share for other in queue) + row.share <= 1]
+        waits_for = [
+            queue for queue in result if row.adapted and row.adapted in [rows[other].folder for other in queue]
+        ]
+        has_room = [queue for queue in result[-1:] if sum(rows[other].share for other in queue) + row.share <= 1]
         if queue := (waits_for or has_room):
             queue[0].append(name)
         else:
-            found.append([name])
-    return found
+            result.append([name])
+    return result
 
 
 if __name__ == "__main__":

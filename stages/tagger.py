@@ -19,21 +19,20 @@ def make_tagger(
 ) -> None:
     """Train a tagger and print its accuracy on held-out sentences.
 
-    The folder it writes is what the negatives stage takes as --tagger. The tagger that ships with the package was made
-    by this stage with its defaults.
+    The negatives stage reads the output folder (--tagger). The tagger that ships with the package was trained with the defaults.
 
     Args:
-        out: the folder; it gets tagger.pt, resources.json and metrics.json.
-        conllu: sentences to learn from; without it, the captions of blocks, whose grammar knows the tag of every word.
-        held_out: CoNLL-U sentences to measure on; without it, a share of the others.
-        scenes: triples whose captions are learned, when no CoNLL-U file is given; no image is made.
-        share: how much of the sentences is held out, when no file of held-out ones is given.
-        steps: updates.
-        width: of the network's layers.
-        batch_size: sentences an update.
-        learning_rate: at the start.
-        word_cutoff: words rarer than this are known by their letters only.
-        seed: of the scenes, the split and the training.
+        out: Output folder for tagger.pt, resources.json and metrics.json.
+        conllu: CoNLL-U file with training sentences; by default captions of blocks, whose grammar has the tag of every word.
+        held_out: CoNLL-U file with test sentences; by default a share of the sentences is held out.
+        scenes: Number of scene triples whose captions are used without a CoNLL-U file; no image is rendered.
+        share: Fraction of the sentences that is held out without a held-out file.
+        steps: Optimiser steps.
+        width: Width of the network's layers.
+        batch_size: Sentences per step.
+        learning_rate: Initial learning rate.
+        word_cutoff: Rarer words have no embedding; they are represented by their characters only.
+        seed: Seed of the scenes, the split and the training.
 
     Raises:
         DiffcapError: a file is missing or malformed, or the training fails.
@@ -42,7 +41,7 @@ def make_tagger(
     from diffcap.text.conllu import read_conllu
 
     if not 0 < share < 1:
-        raise DiffcapError(f"share must lie between 0 and 1, found {share}; it is the part of the sentences held out.")
+        raise DiffcapError(f"--share is {share}; give a fraction between 0 and 1 of the sentences to hold out.")
     sentences = read_conllu(conllu) if conllu is not None else _captions_of_blocks(scenes, seed)
     if held_out is not None:
         train, test = sentences, read_conllu(held_out)

@@ -16,7 +16,7 @@ from tests.odd_images import write_all
 from tests.test_pair_captioner import make, make_coarse, noise, reweighted
 
 from diffcap.cli import main
-from diffcap.commands.pairs import PicturePair, find_pairs
+from diffcap.commands.pairs import ImagePair, find_pairs
 from diffcap.pair_captioner import SHIPPED
 from diffcap.report.heatmap import percent
 from diffcap.utils.errors import DiffcapError
@@ -142,7 +142,7 @@ def test_pairs_that_cannot_be_drawn_are_captioned(
     told = capsys.readouterr()
     assert [line.partition("\t")[0] for line in told.out.splitlines()] == ["1", "2"]
     assert [line.split(": the ")[0] for line in told.err.splitlines()] == [
-        f"note: {name}: not drawn: there are no attention maps of its words" for name in (1, 2)
+        f"note: {name}: not drawn: this captioner has no attention maps" for name in (1, 2)
     ]
 
 
@@ -194,8 +194,8 @@ def test_two_hundred_odd_files_through_the_command(
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["before/1.png"], "one picture alone"),
-        (["nowhere"], "nothing there"),
+        (["before/1.png"], "the image after the change is missing"),
+        (["nowhere"], "file not found"),
         (["before/1.png", "after/none.png"], "file not found"),
         (["before/1.png", "after"], "one is a folder and one is not"),
         (["before/1.png", "after/1.png", "--heatmap", "x.jpg"], "ends in .png"),
@@ -210,7 +210,7 @@ def test_two_hundred_odd_files_through_the_command(
         (["before/1.png", "after/1.png", "--device", "cuda:99"], "no such device; choose one of auto, cpu"),
         (["before/1.png", "after/1.png", "--device", "privateuseone"], "no such device; choose one of auto, cpu"),
         (["before/1.png", "after/1.png", "--checkpoint", "none.ckpt"], "no checkpoint there"),
-        (["empty.csv"], "no pairs in it"),
+        (["empty.csv"], "it contains no pair"),
         (["odd.csv"], "must name the columns"),
         (["half.csv"], 'line 2: "after" is missing'),
     ],
@@ -238,19 +238,19 @@ def test_pairs_of_folders(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"")
     folder = str(tmp_path)
     pairs, notes = find_pairs(folder)
-    assert pairs == [PicturePair("a", tmp_path / "a_before.png", tmp_path / "a_after.jpg")]
+    assert pairs == [ImagePair("a", tmp_path / "a_before.png", tmp_path / "a_after.jpg")]
     left = ", ".join(str(tmp_path / name) for name in ("b_before.png", "c.png", "c_2.png"))
-    assert notes == [f"3 pictures have no partner, left out: {left}."]
+    assert notes == [f"3 unpaired images were ignored: {left}."]
     (tmp_path / "a_after.png").write_bytes(b"")
-    with pytest.raises(DiffcapError, match=r"a_after\.jpg and a_after\.png: which of them belongs to the pair a"):
+    with pytest.raises(DiffcapError, match=r"a_after\.jpg and a_after\.png: both belong to the pair a"):
         find_pairs(folder)
     (tmp_path / "a_before.png").unlink()
-    assert find_pairs(folder)[0] == [PicturePair("c", tmp_path / "c.png", tmp_path / "c_2.png")]
+    assert find_pairs(folder)[0] == [ImagePair("c", tmp_path / "c.png", tmp_path / "c_2.png")]
     (tmp_path / "c.png").unlink()
     with pytest.raises(DiffcapError, match="no pairs found"):
         find_pairs(folder)
     (tmp_path / "pairs.tsv").write_text("after\tbefore\n2.png\t1.png\n")
-    assert find_pairs(folder) == ([PicturePair("1", tmp_path / "1.png", tmp_path / "2.png")], [])
+    assert find_pairs(folder) == ([ImagePair("1", tmp_path / "1.png", tmp_path / "2.png")], [])
     (tmp_path / "bare.csv").write_text("1.png,2.png\n3.png,4.png\n")
     assert [pair.after.name for pair in find_pairs(str(tmp_path / "bare.csv"))[0]] == ["2.png", "4.png"]
     (tmp_path / "latin.csv").write_bytes("before,after\né,b\n".encode("latin1"))
@@ -281,28 +281,28 @@ def test_pictures_of_one_folder_only_are_told(here: Path, checkpoint: str, capsy
     assert caption("before", "after", "--checkpoint", checkpoint) is None
     told = capsys.readouterr()
     assert len(told.out.splitlines()) == 2
-    assert told.err == f"note: 1 picture has no partner, left out: {Path('after/9.png')}.\n"
+    assert told.err == f"note: 1 unpaired image was ignored: {Path('after/9.png')}.\n"
     for number in range(10, 16):
         (here / "before" / f"{number}.png").write_bytes(b"")
     (note,) = find_pairs(".")[1]
     named = ", ".join(str(Path(f"before/{number}.png")) for number in (10, 11, 12))
-    assert note == f"7 pictures have no partner, left out: {named} and 4 more."
+    assert note == f"7 unpaired images were ignored: {named} and 4 more."
     (here / "before" / "1.jpg").write_bytes(b"")
-    with pytest.raises(DiffcapError, match=r"1\.jpg and 1\.png: which of them belongs to the pair 1 is not clear"):
+    with pytest.raises(DiffcapError, match=r"1\.jpg and 1\.png: both belong to the pair 1"):
         find_pairs("before", "after")
 
 
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
-        ("a.csv", "before,before,after\na,b,c\n", 'line 1: 2 columns are called "before"; keep one of them.'),
-        ("a.csv", "before,after,ID,id\na,b,1,2\n", 'line 1: 2 columns are called "id"'),
+        ("a.csv", "before,before,after\na,b,c\n", 'line 1: 2 columns are named "before"; keep one of them.'),
+        ("a.csv", "before,after,ID,id\na,b,1,2\n", 'line 1: 2 columns are named "id"'),
         (
             "a.csv",
             "before,after\na,b\nc, d,e.png\n",
             "line 3: 3 cells for 2 columns; put quotes around a path with a comma",
         ),
-        ("a.csv", "before,after\na\0,b\n", "holds a NUL character"),
+        ("a.csv", "before,after\na\0,b\n", "contains a NUL character"),
         ("a.csv", 'before,after\n"a,b\nc,d\n', "not a CSV table (unexpected end of data)"),
         ("a.csv", f"before,after\na,{200_000 * 'b'}\n", "not a CSV table (field larger than field limit"),
         ("a.csv", 'before,after\n"a\nb",c\n\u200b,d\n', 'line 4: "before" is missing'),
@@ -328,8 +328,8 @@ def test_cells_of_a_table(tmp_path: Path) -> None:
         b'\xef\xbb\xbfbefore,after,id,,\r"x\n1.png","2,3.png", \xe2\x80\x8b,,\r\r\n4.png,5\xc2\x85.png,y,,\n'
     )
     assert find_pairs(str(table))[0] == [
-        PicturePair("x\n1", tmp_path / "x\n1.png", tmp_path / "2,3.png"),
-        PicturePair("y", tmp_path / "4.png", tmp_path / "5\x85.png"),
+        ImagePair("x\n1", tmp_path / "x\n1.png", tmp_path / "2,3.png"),
+        ImagePair("y", tmp_path / "4.png", tmp_path / "5\x85.png"),
     ]
 
 
@@ -365,9 +365,7 @@ def test_names_are_printed_without_what_terminals_obey(
 )
 def test_two_pairs_of_one_name_are_refused(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
-    with pytest.raises(
-        DiffcapError, match=r'another pair is called "[x3]", too; give each an "id" of its own'
-    ) as error:
+    with pytest.raises(DiffcapError, match=r'the id "[x3]" is duplicated; give each pair a unique "id"') as error:
         find_pairs(str(tmp_path / name))
     assert f"{tmp_path / name}, line {3 if name.endswith('jsonl') else 4}" in str(error.value)
 

@@ -133,7 +133,7 @@ def test_from_nothing_everything_runs_in_order_and_then_only_what_has_changed(pr
     assert list(played(project, "eval")) == ALL
     for goal in ("extract", "negatives", "pretrain", "finetune"):
         assert list(played(project, goal)) == []  # nothing to do
-        assert list(played(project, goal, f"{goal}_ARGS=--other=1")) == [goal]  # the stage itself sees what is new
+        assert list(played(project, goal, f"{goal}_ARGS=--other=1")) == [goal]  # the stage checks its own options
     assert list(played(project, "data")) == ["data"]  # these two look at their files whenever they are asked
     assert list(played(project, "eval")) == ["eval"]
     assert list(played(project, "report")) == ["report"]
@@ -506,7 +506,7 @@ def test_the_demo_of_one_system_has_its_baseline_beside_it_for_as_long(project: 
     assert sorted(steps["finetune"]) == [after] * 2 + [for_as_long] * 2 and steps["pretrain"] == [before] * 2
     assert sum("init_from" in found for found in runs["finetune"]) == 2
     assert "the same without pre-training" in runs["report"][0]
-    assert "leave no time to train" in make(project, "demo", "MINUTES=4").stderr
+    assert "are too few for training" in make(project, "demo", "MINUTES=4").stderr
 
 
 @pytest.mark.thorough

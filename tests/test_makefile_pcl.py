@@ -90,7 +90,7 @@ def test_both_extra_datasets_beside_the_first_one_in_one_stage(project: Path) ->
 def test_each_dataset_has_options_and_features_of_its_own(project: Path) -> None:
     words = "DATASET=birds2words", "EXTRA=cub,nabirds", "FEATURES_FROM=/b f", "data_ARGS=--missing=skip"
     stopped = make(project, "pretrain", *words)
-    assert "give CUB_FEATURES_FROM=<the authors' folder for cub>, too" in stopped.stderr
+    assert "also give CUB_FEATURES_FROM=<the authors' folder for cub>" in stopped.stderr
     assert stopped.returncode != 0 and not (project / "log").exists()
     words = (
         *words,
@@ -164,11 +164,11 @@ def test_the_ablations_of_pcl_share_what_is_the_same(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_row_that_takes_nothing_away_is_left_out_and_the_table_says_so(project: Path) -> None:
+def test_a_row_that_removes_nothing_is_skipped_with_a_remark(project: Path) -> None:
     words = "DATASET=spot_the_diff", "ARGS=--rows=pcl,no_distractor_judging"
     runs = logged(project, "ablation", *words)
     assert len(runs["finetune"]) == 1 and "no_distractor_judging" not in str(runs)
-    left_out = "Left out: all, without distractor judging, which the method does not have on spot_the_diff."
-    assert shlex.split(runs["report"][0])[-2:] == ["--remark", left_out]
+    remark = "Skipped: all, without distractor judging, because the method has no such component on spot_the_diff."
+    assert shlex.split(runs["report"][0])[-2:] == ["--remark", remark]
     stopped = make(project, "ablation", "DATASET=spot_the_diff", "ARGS=--rows=no_distractor_judging")
-    assert f"--rows no_distractor_judging leaves no row: {left_out}" in stopped.stderr
+    assert f"--rows no_distractor_judging: no row is left. {remark}" in stopped.stderr

@@ -7,13 +7,14 @@ import pytest
 from diffcap.records import (
     ChangePair,
     file_hash,
+    manifest_text,
     read_dataset,
     read_json,
     read_json_lines,
     read_manifest,
     with_words,
     write_dataset,
-    write_manifest,
+    write_text,
 )
 from diffcap.utils.errors import DiffcapError
 
@@ -30,7 +31,7 @@ def line(**changes: object) -> str:
 
 
 def test_a_manifest_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    write_manifest(tmp_path / "deep/manifest.jsonl", PAIRS)
+    write_text(tmp_path / "deep/manifest.jsonl", manifest_text(PAIRS))
     assert read_manifest(tmp_path / "deep/manifest.jsonl") == PAIRS
     first = json.loads((tmp_path / "deep/manifest.jsonl").read_text().splitlines()[0])
     assert first["boxes"] == [1, 2] and first["is_distractor"] is False
@@ -39,7 +40,7 @@ def test_a_manifest_comes_back_as_it_was_written(tmp_path: Path) -> None:
 
 def test_single_images_come_back_without_a_second_one(tmp_path: Path) -> None:
     images = [ChangePair("3", "a/3.png", None, [], "train", extra={"class": 4})]
-    write_manifest(tmp_path / "manifest.jsonl", [*PAIRS, *images])
+    write_text(tmp_path / "manifest.jsonl", manifest_text([*PAIRS, *images]))
     found = read_manifest(tmp_path / "manifest.jsonl")
     assert found[3:] == images and found[3].images == ("a/3.png",) and found[0].images == ("a/1.png", "b/1.png")
     assert write_dataset(tmp_path / "x", "x", tmp_path, images, {}).info["images"] == 1
@@ -143,7 +144,7 @@ def test_writing_the_same_again_touches_nothing(tmp_path: Path) -> None:
 
 def test_a_manifest_with_another_hash_than_in_dataset_json_is_refused(tmp_path: Path) -> None:
     write_dataset(tmp_path, "x", tmp_path, PAIRS, {})
-    write_manifest(tmp_path / "manifest.jsonl", PAIRS[:1])
+    write_text(tmp_path / "manifest.jsonl", manifest_text(PAIRS[:1]))
     with pytest.raises(DiffcapError, match=r"its SHA-256 is not the one in dataset\.json"):
         read_dataset(tmp_path)
     (tmp_path / "dataset.json").write_text('{"name": "x"}')

@@ -1,4 +1,4 @@
-"""diffcap: say in a sentence what changed between two similar images."""
+"""diffcap: describe in one sentence what changed between two similar images."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ __all__ = ["Caption", "PairCaptioner", "load_captioner"]
 
 
 def __getattr__(name: str) -> Any:
-    """The captioner's names, looked up when they are used: torch takes seconds to import."""
+    """Import the captioner on first use, because importing torch takes seconds."""
     if name in __all__:
         import diffcap.pair_captioner
 

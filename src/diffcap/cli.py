@@ -1,4 +1,4 @@
-"""The console command `diffcap`: one function a command, its signature the options and its docstring the help."""
+"""The console command `diffcap`: one function per command; its signature gives the options, its docstring the help."""
 
 import sys
 from pathlib import Path
@@ -8,30 +8,30 @@ from diffcap import __version__
 from diffcap.experiment import Experiment, parse
 from diffcap.pipeline import STAGES
 from diffcap.pipeline import main as run_stage_program
-from diffcap.utils.command_line import Form, spelled_out
+from diffcap.utils.command_line import Syntax, normalize_arguments
 from diffcap.utils.console import OneLineErrorParser, echo, print_json, run
 from diffcap.utils.errors import plain_errors
 
-DESCRIPTION = f"Image difference captioning. The stages of an experiment are commands, too: {', '.join(STAGES)}."
+DESCRIPTION = f"Image difference captioning. The stages of an experiment are also commands: {', '.join(STAGES)}."
 
 
 def score(predictions: Path, references: Path, tokenizer: Literal["ptb", "raw"] = "ptb", json: bool = False) -> None:
-    """Score a file of captions: BLEU-1..4, METEOR, ROUGE-L, CIDEr-D, and SPICE where its jars are.
+    """Score a file of captions: BLEU-1..4, METEOR, ROUGE-L, CIDEr-D, and SPICE if its jars are installed.
 
     Args:
         predictions: COCO results file, a list of {"image_id", "caption"}; one caption for every id of the references.
         references: COCO captions file, {"annotations": [{"image_id", "caption"}, ...]}.
-        tokenizer: ptb lower-cases, splits words and drops punctuation, as most papers do; raw splits at blanks only.
-        json: Print what metrics.json would hold, fractions, instead of a table.
+        tokenizer: ptb lower-cases, splits words and drops punctuation, as in most papers; raw splits at spaces only.
+        json: Print the content of metrics.json (scores as fractions) instead of a table.
     """
     from diffcap.evaluation.captions import ALL_METRICS, check_ids, score_captions, unavailable_metrics
     from diffcap.evaluation.coco import read_predictions, read_references
     from diffcap.evaluation.tables import metrics_table, print_table
     from diffcap.records import file_hash
 
-    said, truth = read_predictions(predictions), read_references(references)
-    check_ids(said, truth, prefix=f"{predictions} against {references}: ")
-    scores = score_captions(said, truth, tokenizer)
+    captions, truth = read_predictions(predictions), read_references(references)
+    check_ids(captions, truth, prefix=f"{predictions} against {references}: ")
+    scores = score_captions(captions, truth, tokenizer)
     missing = unavailable_metrics(ALL_METRICS)
     if json:
         files = {"predictions": predictions, "references": references}
@@ -64,19 +64,19 @@ def compare(
     json: bool = False,
     out: Path | None = None,
 ) -> None:
-    """Compare two evaluated runs: paired bootstrap intervals of every metric, wins and losses, where they differ most.
+    """Compare two evaluated runs: paired bootstrap intervals of every metric, wins and losses, and the largest differences.
 
     Args:
-        run_a: folder of a run, which stands for its eval, or of any evaluation, such as runs/blocks/scorer/reinforce-eval.
-        run_b: the other one; differences are B - A.
-        samples: draws of the test pairs with replacement, at most 100,000.
-        seed: of the draws, 0 or more.
-        level: of the intervals; 0.95 is the middle 95 % of the draws.
-        pairs: how many of the pairs where the two differ most are shown.
-        folder: the dataset's folder, for the change types of runs that were evaluated by an earlier version.
-        tokenizer: of the metrics; the one that the runs were scored with by default.
-        json: print everything as JSON.
-        out: file to write, too: JSON, or Markdown where its name ends in .md.
+        run_a: Folder of a run, whose eval folder is used, or of an evaluation, such as runs/blocks/scorer/reinforce-eval.
+        run_b: The second run or evaluation; differences are B - A.
+        samples: Number of bootstrap samples of the test pairs, at most 100,000.
+        seed: Seed of the bootstrap samples, 0 or more.
+        level: Confidence level of the intervals; 0.95 is the middle 95 % of the samples.
+        pairs: Number of pairs to show, those with the largest differences.
+        folder: Folder of the dataset; needed for the change types of runs that an earlier version evaluated.
+        tokenizer: Tokenizer of the metrics; by default the one that the runs were scored with.
+        json: Print the result as JSON.
+        out: File to write as well: Markdown if its name ends in .md, JSON otherwise.
     """
     from diffcap.commands.compare import run as run_compare
 
@@ -84,12 +84,11 @@ def compare(
 
 
 def average(checkpoints: list[Path], out: Path = Path("averaged.ckpt")) -> None:
-    """Average the weights of several checkpoints of one model into a new one.
+    """Average the weights of several checkpoints of one model.
 
     Args:
-        checkpoints: files, or a training run's folder, which stands for the checkpoints that `--run.keep` has kept in it
-            and its last.ckpt.
-        out: the new checkpoint, which every command takes that takes the others.
+        checkpoints: Checkpoint files, or the folder of a training: its periodic checkpoints (`--run.keep`) and last.ckpt.
+        out: Checkpoint file to write.
     """
     from diffcap.checkpoints.combining import average as write_average
 
@@ -109,24 +108,24 @@ def caption(
     device: str = "auto",
     backbone_weights: str | None = None,
 ) -> None:
-    """Say what changed between two pictures: diffcap caption BEFORE AFTER; or of many pairs: a folder, or a CSV of pairs.
+    """Describe the change between two images (diffcap caption BEFORE AFTER), or of many pairs (a folder or a table of pairs).
 
     Args:
-        before: The picture before the change, in any format that Pillow reads; or a folder with pairs.csv, with folders
-            before and after, or with pictures X_before and X_after; or a .csv, .tsv or .jsonl file with columns before, after
-            and, if you like, id.
-        after: The picture after it, which may stand right behind the first; with two folders, pictures of the same name.
+        before: The image before the change, in any format that Pillow reads; or a folder with pairs.csv, with the folders
+            before and after, or with images X_before and X_after; or a .csv, .tsv or .jsonl file with the columns before,
+            after and, optionally, id.
+        after: The image after the change; also accepted as the second argument. Two folders: images with the same name are
+            pairs.
         checkpoint: best.ckpt of a captioner, a folder of `diffcap export` or `diffcap import`, or user/name on the Hugging
-            Face hub; by default the small captioner of rendered blocks scenes that ships with diffcap. Given several times,
-            captioners of one vocabulary caption together, by the mean of their probabilities.
-        beam: Width of the search, at most 100; 1 takes the most likely word at every place, 5 tries more and lists what else
-            was found.
-        length_penalty: Sums of log-probabilities are divided by words to this power when beams are compared.
-        heatmap: PNG file for both images and where each word looked; for many pairs a folder.
-        json: Print JSON: one object for a pair, a line a pair for many.
-        batch_size: Pairs at once.
-        device: cpu, cuda, or auto.
-        backbone_weights: File of the backbone's weights, where there is no network to download them.
+            Face Hub; by default the small captioner of rendered blocks scenes that ships with diffcap. If it is given several
+            times, the captioners are an ensemble and need the same vocabulary.
+        beam: Beam size, 1 to 100; 1 is greedy decoding. With more, the other hypotheses are listed.
+        length_penalty: Exponent of the caption's length by which the log-probability of a hypothesis is divided.
+        heatmap: PNG file to write with both images and the attention of each word; a folder for many pairs.
+        json: Print JSON; for many pairs one line per pair.
+        batch_size: Number of pairs that are captioned at once.
+        device: cpu, cuda or auto.
+        backbone_weights: File of the backbone's weights, if they cannot be downloaded.
     """
     from diffcap.commands.caption import run as run_caption
 
@@ -146,36 +145,37 @@ def import_(
     grid: tuple[int, int] | None = None,
     intra_layers: int | None = None,
 ) -> None:
-    """Turn a checkpoint that the authors of a method released into one of diffcap's; nothing pickled in it is run.
+    """Convert a checkpoint that the authors of a method released, without running pickled code.
 
-    Sizes are read off the weights; the options hold what cannot be.
+    Most hyperparameters follow from the weights; the options are for the others.
 
     Args:
-        method: Whose checkpoint it is: pcl, scorer, dirl, clip4idc, or a method of an installed package.
+        method: Method of the checkpoint: pcl, scorer, dirl, clip4idc, or a method of an installed package.
         file: The authors' file.
-        vocabulary: JSON from word to id, vocab.json of SCORER and DIRL, dict.json of IDC-PCL; not for CLIP4IDC.
-        out: Folder to write; the file's name with -diffcap behind it by default.
-        dataset: That it was trained on: birds2words has scores of raw tokens.
-        heads: Of every attention but CLIP's own.
-        vision_heads: Of CLIP's image tower; 64 channels each by default.
-        max_length: Positions of a caption; by default what the authors' code has on CLEVR-Change.
-        coordinates: Whether SCORER's or DIRL's features have x and y appended; by default seen by their number.
+        vocabulary: JSON file from word to id: vocab.json of SCORER and DIRL, dict.json of IDC-PCL; not for CLIP4IDC.
+        out: Folder to write; by default the file's name and -diffcap.
+        dataset: Training dataset; birds2words is evaluated with raw tokens.
+        heads: Number of heads of every attention layer except CLIP's.
+        vision_heads: Number of heads of CLIP's image tower; by default each head has 64 channels.
+        max_length: Maximal number of tokens of a caption; by default the authors' value for CLEVR-Change.
+        coordinates: Whether x and y are appended to SCORER's or DIRL's features; by default derived from the number of
+            channels.
         grid: Rows and columns of IDC-PCL's features; 7 and 7 by default.
-        intra_layers: Blocks of CLIP4IDC's image tower that see one image only; three quarters by default.
+        intra_layers: Layers of CLIP4IDC's image tower that encode each image separately; three quarters by default.
     """
     from diffcap.commands.interchange import run_import
-    from diffcap.interop.official import Unseen
+    from diffcap.interop.official import ImportOptions
 
-    unseen = Unseen(heads, vision_heads, max_length, coordinates, grid, intra_layers, dataset)
-    run_import(method, file, vocabulary, out, unseen)
+    options = ImportOptions(heads, vision_heads, max_length, coordinates, grid, intra_layers, dataset)
+    run_import(method, file, vocabulary, out, options)
 
 
 def export(checkpoint: Path, out: Path | None = None) -> None:
-    """Write a checkpoint as model.safetensors and config.json, which other programs read, too, and its metrics.json.
+    """Write a checkpoint as model.safetensors and config.json, with the metrics.json of its weights if there is one.
 
     Args:
-        checkpoint: best.ckpt of any stage, or a folder of this form.
-        out: Folder to write; the checkpoint's folder with -exported behind it by default.
+        checkpoint: best.ckpt of any stage, or an exported folder.
+        out: Folder to write; by default the checkpoint's path without .ckpt and -exported.
     """
     from diffcap.commands.interchange import run_export
 
@@ -190,15 +190,15 @@ def push(
     license: str = "other",
     private: bool = False,
 ) -> None:
-    """Put a captioner on the Hugging Face hub: weights, configuration, and a model card with its scores and pictures.
+    """Upload a captioner to the Hugging Face Hub: weights, configuration, and a model card with its scores and images.
 
     Args:
-        checkpoint: best.ckpt of the finetune or the reinforce stage, or a folder of `diffcap export`.
-        name: Of the repository, user/name; it is made if it is not there.
-        metrics: metrics.json of its evaluation; by default that of the checkpoint's run which is of the same weights.
-        pictures: PNG files for the card, a JSON list, no two of one name; by default those of the run's report.
-        license: Of the weights, as the hub names it, for example apache-2.0; the dataset's decides what is allowed.
-        private: Make a new repository private; nothing is uploaded to one that others can see already.
+        checkpoint: best.ckpt of the finetune or reinforce stage, or a folder of `diffcap export`.
+        name: Repository as user/name; it is created if it does not exist.
+        metrics: metrics.json of the evaluation of these weights; by default it is searched in the run of the checkpoint.
+        pictures: PNG files for the model card, a JSON list of files with distinct names; by default those of the run's report.
+        license: The Hub's identifier of the licence of the weights, such as apache-2.0; the dataset's terms limit the choice.
+        private: Create a private repository; nothing is uploaded to an existing public one.
     """
     from diffcap.commands.interchange import run_push
 
@@ -206,11 +206,11 @@ def push(
 
 
 def pull(name: str, out: Path | None = None) -> None:
-    """Fetch a captioner from the Hugging Face hub.
+    """Download a captioner from the Hugging Face Hub.
 
     Args:
-        name: Of the repository, user/name.
-        out: Folder to write; the repository's name by default.
+        name: Repository as user/name.
+        out: Folder to write; by default the repository's name.
     """
     from diffcap.commands.interchange import run_pull
 
@@ -225,15 +225,15 @@ def serve(
     device: str = "auto",
     backbone_weights: str | None = None,
 ) -> None:
-    """Serve a web page: two drop zones, the caption word by word with where each word looked; needs diffcap[web].
+    """Serve a web page that captions two images and shows the attention of each word; needs diffcap[web].
 
     Args:
-        checkpoint: Captioners to offer first, each as `diffcap caption` takes it: --checkpoint A B.
-        host: Address to listen at; the default lets only this machine in, 0.0.0.0 everybody who reaches it.
-        port: Port to listen at; 0 takes any that is free.
-        runs: Folder whose captioners are offered, too, beside the one that ships with diffcap.
-        device: cpu, cuda, or auto.
-        backbone_weights: File of the backbone's weights for the captioners of --checkpoint, where there is no network.
+        checkpoint: Captioners at the top of the list, in the forms of `diffcap caption`: --checkpoint A B.
+        host: Address to listen on; the default allows connections from this machine only, 0.0.0.0 from all machines.
+        port: Port to listen on; 0 chooses a free one.
+        runs: Folder of runs whose captioners are also listed, besides the one that ships with diffcap.
+        device: cpu, cuda or auto.
+        backbone_weights: File of the backbone's weights for the captioners of --checkpoint, if they cannot be downloaded.
     """
     from diffcap.web.server import serve as run_serve
 
@@ -251,16 +251,16 @@ COMMANDS: dict[str, Any] = {
     "pull": pull,
     "serve": serve,
 }
-FORMS = {
-    "caption": Form(second="--after", repeated="--checkpoint"),
-    "average": Form(many=True),
-    "serve": Form(repeated="--checkpoint", words=True),
+SYNTAX = {
+    "caption": Syntax(second="--after", list_option="--checkpoint"),
+    "average": Syntax(variadic=True),
+    "serve": Syntax(list_option="--checkpoint", several_values=True),
 }
 FLAGS = ("--json", "--private")
 
 
 class CommandParser(OneLineErrorParser):
-    """The parser of the commands; its help has the form of `average` that `spelled_out` accepts, not jsonargparse's list."""
+    """Parser whose help shows the list of `average` as `normalize_arguments` accepts it."""
 
     def format_help(self, *formatter: Any) -> str:
         """The help text."""
@@ -271,7 +271,7 @@ class CommandParser(OneLineErrorParser):
 
 
 def _with_checkpoint(words: list[str]) -> list[str]:
-    """Options of `serve`, where `--method` and other variables of an experiment stand for its checkpoint."""
+    """Replace `--method` and other variables of an experiment by the checkpoint of this experiment, for `serve`."""
     variables, rest = parse(words)
     if "method" not in variables:
         return rest
@@ -279,7 +279,7 @@ def _with_checkpoint(words: list[str]) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run `diffcap COMMAND ...`; `arguments` are those of the process unless given."""
+    """Run `diffcap COMMAND ...`; `arguments` defaults to those of the process."""
     words = sys.argv[1:] if arguments is None else arguments
     if words and words[0] in (*STAGES, "extra"):
         run_stage_program(words[0], words[1:], [sys.argv[0], words[0]])
@@ -289,7 +289,7 @@ def main(arguments: list[str] | None = None) -> None:
             words = ["serve", *_with_checkpoint(words[1:])]
     run(
         COMMANDS,
-        spelled_out(words, FORMS, FLAGS),
+        normalize_arguments(words, SYNTAX, FLAGS),
         as_positional=True,
         parser_class=CommandParser,
         prog="diffcap",

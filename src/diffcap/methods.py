@@ -1,4 +1,4 @@
-"""The methods that diffcap knows, one `Method` each; everything that needs to know a method reads it here.
+"""The registry of methods: one `Method` each, from which all other code gets what it needs to know of a method.
 
 Classes are import paths ("package.module:Name"), so that this module imports no torch.
 

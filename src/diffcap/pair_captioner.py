@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from diffcap.checkpoints.combining import load_together, together
+from diffcap.checkpoints.combining import as_ensemble, load_members
 from diffcap.checkpoints.loading import Checkpoint
 from diffcap.models.captioner import Captioner
 from diffcap.models.generation import beam_hypotheses, check_search, greedy_from
@@ -110,14 +110,14 @@ class PairCaptioner:
     Images are paths, the bytes of a file, PIL images or arrays, see `image_io.read_image`.
 
     Args:
-        checkpoint: the trained captioner; several of one vocabulary are an ensemble, see `combining.load_together`.
-        device: "auto" (CUDA if there is one), "cpu", or torch's name of this machine's accelerator ("cuda", "cuda:1").
-        backbone_weights: file of the backbone's weights, where its library cannot download them.
+        checkpoint: the trained captioner; several with the same vocabulary are an ensemble, see `combining.load_members`.
+        device: "auto" (CUDA if available), "cpu", or torch's name of this machine's accelerator ("cuda", "cuda:1").
+        backbone_weights: file of the backbone's weights, if its library cannot download them.
 
     Attributes:
-        metadata: of the checkpoint: method, dataset, step, version; of an ensemble the first one's, with "ensemble", the methods of
-            all.
-        domain_note: sentence about images that it cannot caption reliably, None if it was not trained on `blocks` alone.
+        metadata: entries of the checkpoint (method, dataset, step, version, ...); for an ensemble those of the first one, and
+            "ensemble", the methods of all members.
+        domain_note: sentence about images that it cannot caption reliably; None unless all members were trained on `blocks`.
 
     Raises:
         DiffcapError: the backbone is not available or not the one used in training, or the device does not exist.
@@ -132,16 +132,15 @@ class PairCaptioner:
         from diffcap.features.online import backbone_of
 
         members = [checkpoint] if isinstance(checkpoint, Checkpoint) else list(checkpoint)
-        first = members[0] if len(members) == 1 else together(members)
+        first = members[0] if len(members) == 1 else as_ensemble(members)
         self.vocabulary, self.max_length, self.metadata = first.vocabulary, first.max_length, first.metadata
         self.domain_note = BLOCKS_NOTE if all(member.metadata["dataset"] == "blocks" for member in members) else None
         self.device = _device(device)
-        self._feature_metadata: list[dict[str, Any]] = []  # of each different feature extractor
+        self._feature_metadata: list[dict[str, Any]] = []  # of each distinct feature extractor
         for member in members:
             self._feature_metadata += [member.features] if member.features not in self._feature_metadata else []
-        self._feature_index = [
-            self._feature_metadata.index(member.features) for member in members
-        ]  # the features that each member reads
+        # The index of the extractor of each member.
+        self._feature_index = [self._feature_metadata.index(member.features) for member in members]
         self._backbones = [backbone_of(meta, backbone_weights).to(self.device) for meta in self._feature_metadata]
         self._captioner = first.captioner.eval().to(self.device)
 
@@ -176,17 +175,17 @@ class PairCaptioner:
         """
         check_search(beams, length_penalty)
         for chunk in _chunks(pairs, max(1, batch_size)):
-            seen: list[_ModelInput | DiffcapError] = []
+            inputs: list[_ModelInput | DiffcapError] = []
             for before, after in chunk:
                 try:
-                    seen.append(self._preprocess(before, after))
+                    inputs.append(self._preprocess(before, after))
                 except DiffcapError as error:
                     if errors == "raise":
                         raise
-                    seen.append(error)
-            good = [one for one in seen if isinstance(one, _ModelInput)]
-            captions = iter(self._generate(good, beams, length_penalty)) if good else iter(())
-            yield from (one if isinstance(one, DiffcapError) else next(captions) for one in seen)
+                    inputs.append(error)
+            valid = [each for each in inputs if isinstance(each, _ModelInput)]
+            captions = iter(self._generate(valid, beams, length_penalty)) if valid else iter(())
+            yield from (each if isinstance(each, DiffcapError) else next(captions) for each in inputs)
 
     def attention(self, before: Source, after: Source, caption: Caption) -> AttentionMaps:
         """Attention maps for each word of a caption that this captioner generated.
@@ -198,7 +197,7 @@ class PairCaptioner:
         try:
             return attention_of(self._captioner, self.vocabulary, first, second, caption.tokens)
         except NotImplementedError as error:
-            raise DiffcapError(f"there are no attention maps of its words: {error}.") from None
+            raise DiffcapError(f"this captioner has no attention maps: {error}.") from None
 
     def _preprocess(self, before: Source, after: Source) -> _ModelInput:
         images, notes = [], []
@@ -208,25 +207,24 @@ class PairCaptioner:
             notes += [f"{loaded.name}: {note}" for note in loaded.notes]
         return _ModelInput([torch.stack(sides) for sides in zip(*images)], tuple(notes))
 
-    def _features(self, seen: list[_ModelInput]) -> tuple[Any, Any]:
+    def _features(self, inputs: list[_ModelInput]) -> tuple[Any, Any]:
         """Features of the before and after images, (B, C, h, w) each; for an ensemble a list with those of each member."""
         from diffcap.features.online import features_of
 
         sides: list[Any] = []
-        for backbone, meta, pictures in zip(
-            self._backbones, self._feature_metadata, zip(*(one.images for one in seen))
+        for backbone, meta, pairs in zip(
+            self._backbones, self._feature_metadata, zip(*(each.images for each in inputs))
         ):
-            images = torch.stack(pictures, 1).to(self.device)  # (2, B, 3, H, W)
+            images = torch.stack(pairs, 1).to(self.device)  # (2, B, 3, H, W)
             sides.append(features_of(backbone, images.flatten(0, 1), meta).chunk(2))
         if len(self._feature_index) == 1:
             return sides[0]
-        return [sides[number][0] for number in self._feature_index], [
-            sides[number][1] for number in self._feature_index
-        ]
+        before, after = zip(*(sides[number] for number in self._feature_index))
+        return list(before), list(after)
 
     @torch.no_grad()
-    def _generate(self, seen: list[_ModelInput], beams: int, length_penalty: float) -> list[Caption]:
-        before, after = self._features(seen)
+    def _generate(self, inputs: list[_ModelInput], beams: int, length_penalty: float) -> list[Caption]:
+        before, after = self._features(inputs)
         memory = self._captioner.encode(before, after)
         if beams == 1:
             hypotheses = greedy_from(self._captioner, memory, self.max_length)[:, None]
@@ -244,25 +242,25 @@ class PairCaptioner:
         unchanged = self._captioner.nothing_changed(before, after)
         ends = (1 + self._captioner.caption_mask(tokens).sum(1)).view(hypotheses.shape[:2]).tolist()
         captions = []
-        for number, one in enumerate(seen):
+        for number, model_input in enumerate(inputs):
             rows = [row[:end] for row, end in zip(hypotheses[number].tolist(), ends[number])]
-            said = scores[number].tolist()
+            log_probabilities = scores[number].tolist()
             texts = [self.vocabulary.decode(row) for row in rows]
-            others: dict[str, float] = {}  # several token sequences may decode to one sentence; the best counts
-            for text, row in zip(texts[1:], said[1:]):
+            others: dict[str, float] = {}  # several token sequences may decode to one sentence; the first is the best
+            for text, row in zip(texts[1:], log_probabilities[1:]):
                 if text != texts[0]:
                     others.setdefault(text, sum(row))
             captions.append(
                 Caption(
                     texts[0],
-                    sum(said[0]),
+                    sum(log_probabilities[0]),
                     tuple(
-                        Word(text, sum(said[0][place] for place in places))
-                        for text, places in _word_spans(self.vocabulary, rows[0])
+                        Word(text, sum(log_probabilities[0][index] for index in indices))
+                        for text, indices in _word_spans(self.vocabulary, rows[0])
                     ),
                     None if unchanged is None else float(unchanged[number]),
                     tuple(Alternative(text, score) for text, score in others.items()),
-                    one.notes,
+                    model_input.notes,
                     tuple(rows[0]),
                 )
             )
@@ -275,9 +273,9 @@ def load_captioner(
     """Load a captioner.
 
     Args:
-        source: a checkpoint's file; a folder that `diffcap export` or `diffcap import` wrote; `user/name` on the
-            Hugging Face hub; None for the small captioner of rendered `blocks` scenes that ships with the package. A list of
-            them is an ensemble: at every word the mean of the members' probabilities; all must number their words alike.
+        source: a checkpoint's file; a folder that `diffcap export` or `diffcap import` wrote; `user/name` on the Hugging Face
+            Hub; None for the small captioner of rendered `blocks` scenes that ships with the package. A list is an ensemble,
+            which uses the mean of the members' probabilities at every word; all members need the same token ids.
         device, backbone_weights: see `PairCaptioner`.
 
     Raises:
@@ -288,16 +286,16 @@ def load_captioner(
         raise DiffcapError(
             "the list of checkpoints is empty; name one, or omit the list for the captioner that ships with diffcap."
         )
-    return PairCaptioner(load_together([_resolve(one) for one in sources]), device, backbone_weights)
+    return PairCaptioner(load_members([_resolve(one) for one in sources]), device, backbone_weights)
 
 
 def _resolve(source: str | Path | None) -> Path:
     path = Path(source) if source is not None else SHIPPED
     named = isinstance(source, str) and not path.exists() and path.suffix != ".ckpt"
     if named and re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
-        from diffcap.checkpoints.hub import fetch
+        from diffcap.checkpoints.hub import pull
 
-        path = fetch(str(source))
+        path = pull(str(source))
     return path
 
 

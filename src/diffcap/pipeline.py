@@ -1,10 +1,11 @@
-"""The stages of an experiment: which command each one runs, whether it is up to date, and how it is run.
+"""The stages of an experiment: their commands, whether they are up to date, and their execution.
 
 A stage command, such as `diffcap finetune`, has two forms:
 
-* `diffcap finetune --dataset blocks --method scorer --model.lr=1e-4`: the variables of an `Experiment`, from which this module
-  makes the stage's own options, then more of these. The Makefile uses this form, with `--goals`, the targets that were asked for.
-* `diffcap finetune --config a.yaml --config b.yaml --data.folder data/blocks ...`: the stage's own options alone.
+* `diffcap finetune --dataset blocks --method scorer --model.lr=1e-4`: the variables of an `Experiment`, and options of the stage.
+  This module derives the other options of the stage from the variables. The Makefile uses this form, with the requested targets
+  in `--goals`.
+* `diffcap finetune --config a.yaml --config b.yaml --data.folder data/blocks ...`: options of the stage only.
 """
 
 import hashlib
@@ -39,7 +40,7 @@ from diffcap.utils.settings import CONFIGS, read_settings
 
 TRAINING = (PRETRAIN, FINETUNE, REINFORCE)
 STAGES = ("data", "extract", "negatives", *TRAINING, "eval", "report")
-# The body of each stage, a function of its own options. `--help` and the variables need none of them.
+# The function that runs each stage, given the stage's options. It is imported only when it is called.
 BODIES = {
     "data": "diffcap.commands.data:main",
     "extract": "diffcap.commands.extract:main",
@@ -52,20 +53,23 @@ BODIES = {
 LIGHTNING = (
     "extract",
     *TRAINING,
-)  # Lightning's command line; to list its options takes seconds, because it imports torch
-# A command line with this option is in the second form.
+)  # stages with Lightning's command line, whose help takes seconds, because it imports torch
+# A command line with this option has the second form.
 OWN_FORM = {"data": "out", "negatives": "folder", "eval": "checkpoint", "report": "runs"}
 
 
 @dataclass(frozen=True)
 class Work:
-    """One call of a stage's own command.
+    """One call of a stage.
 
     Attributes:
-        stage: key of `BODIES`. arguments: its own options. product: the file that shows that it is complete.
-        inputs: files that make it out of date if they are newer. read: more files that decide its result.
-        results: files beside the product that it writes.
-        always: whether it looks at its files each time that it is asked for.
+        stage: key of `BODIES`.
+        arguments: options of the stage.
+        product: file that exists if the call is complete.
+        inputs: files that make the call out of date if they are newer than the product.
+        read: other files that affect the result.
+        results: other files that the call writes.
+        always: whether a requested call always runs, because the stage itself checks its files.
     """
 
     stage: str
@@ -78,7 +82,7 @@ class Work:
 
     @property
     def is_current(self) -> bool:
-        """Whether the product is there and no input is newer."""
+        """Whether the product exists and no input is newer."""
         if not self.product.is_file():
             return False
         made = self.product.stat().st_mtime_ns
@@ -89,7 +93,7 @@ class Work:
         return self.product.parent / f".{self.stage}.done.json"
 
     def _state(self) -> dict[str, Any]:
-        """What decides the result, and the result: command, settings, size and time of every file."""
+        """Arguments, hashes of the settings files, and size and time of every other file that is read or written."""
         given = [value for word in self.arguments for value in (word, word.partition("=")[2]) if value]
         files = [Path(value) for value in given if len(value) < 1000 and Path(value).is_file()]
         settings = [path for path in files if path.suffix == ".yaml"]
@@ -103,7 +107,7 @@ class Work:
 
     @property
     def is_done(self) -> bool:
-        """Whether this very command ended before, and no file that it reads or wrote has changed since."""
+        """Whether the same call has completed before, and no file that it reads or writes has changed since."""
         if self.always or not self.product.is_file():
             return False
         try:
@@ -112,7 +116,7 @@ class Work:
             return False
 
     def note_done(self) -> None:
-        """Note that the command ended; mark the product as newer than the inputs, if the stage found nothing to do."""
+        """Record that the call is complete; if the stage had nothing to do, mark the product as newer than the inputs."""
         if not self.product.is_file():
             return
         if not self.is_current:
@@ -123,10 +127,10 @@ class Work:
 
 
 def works(experiment: Experiment, stage: str, own: Sequence[str] = ()) -> list[Work]:
-    """The calls of a stage that an experiment needs, in their order; only `pretrain` with EXTRA has several.
+    """The calls of a stage for an experiment, in order; only `pretrain` with EXTRA has several.
 
     Args:
-        own: options of the stage itself; they come last, and so have priority.
+        own: options of the stage; they come last and have priority.
     """
     if stage in TRAINING:
         return list(_training(experiment, stage, list(own)))
@@ -155,7 +159,7 @@ def _extract(e: Experiment, own: list[str]) -> Work:
     if e.weights and not e.method_spec.reads_pixels:
         weights = Path(e.weights).expanduser()
         words += ["--model.weights", str(weights)]
-        inputs += [weights] if e.backbone == "clip4idc" else []  # of a training of one's own, which may be repeated
+        inputs += [weights] if e.backbone == "clip4idc" else []  # the user's own training, which may be repeated
     words += ["--trainer.devices", e.devices, *(["--trainer.strategy", "ddp"] if e.devices != "1" else [])]
     words += [*_options(e, "extract"), *split_words(e.extract_args)]
     return Work("extract", [*words, *own], e.features_folder / "complete", inputs, read, results)
@@ -197,12 +201,12 @@ _PLAIN: dict[str, Callable[[Experiment, list[str]], Work]] = {
 
 
 def _expanded(path: str) -> str:
-    """A path with the home folder in place of its `~`; make passes the path as it was written."""
+    """Expand `~` in a path, which make does not do."""
     return path.replace("~", str(Path.home()), 1) if path == "~" or path.startswith("~/") else path
 
 
 def _options(e: Experiment, stage: str) -> list[str]:
-    """The section of a stage in the file of CONFIG, for a stage whose options are a function's arguments."""
+    """Options from the section of a stage in the file of CONFIG, for a stage that does not train."""
     section = e.sections.get(stage, {})
     if stage == "extract":
         return ["--config", json.dumps(section)] if section else []
@@ -226,7 +230,7 @@ def _training(e: Experiment, stage: str, own: list[str]) -> Iterator[Work]:
 
 
 def _clip_weights(e: Experiment) -> list[str]:
-    """WEIGHTS of a method that reads pixels; the others' are of the extraction."""
+    """The option for WEIGHTS of a method that reads pixels; for other methods, WEIGHTS is an option of the extraction."""
     return ["--model.clip_weights", _expanded(e.weights)] if e.weights and e.method_spec.reads_pixels else []
 
 
@@ -269,11 +273,13 @@ def _train(
     folder: Path | None = None,
     out: Path | None = None,
 ) -> Work:
-    """A training.
+    """The call of a training stage.
 
     Args:
-        inputs, words: of the stage. datasets: more of them, whose settings count. folder: of the manifest, if it is not the
-            experiment's. out: the same of the stage's folder.
+        inputs: see `Work`. words: options with priority over those of the experiment.
+        datasets: more datasets whose settings files are used.
+        folder: folder of the manifest, if it is not the experiment's.
+        out: folder of the stage, if it is not the experiment's.
     """
     vocabulary = ([e.folder] if folder else [e.cub_folder]) if {"cub", "mixed"} & set(e.extras) else []
     out, folder = out or e.stage_folder(stage), folder or Path(e.folder)
@@ -296,10 +302,10 @@ def _train(
 
 
 def extra_datasets(e: Experiment) -> tuple[Experiment | None, Experiment | None]:
-    """The experiments whose data, features and negatives EXTRA needs: of CUB and of NABirds.
+    """The experiments of CUB and NABirds whose data, features and negatives EXTRA needs; None for one that it does not need.
 
     Raises:
-        DiffcapError: the dataset has features of a method's authors, and one of these has none.
+        DiffcapError: the dataset uses features that authors released (FEATURES_FROM), and there are none for one of these.
     """
     found: list[Experiment | None] = []
     for name in ("cub", "nabirds"):
@@ -324,15 +330,15 @@ def extra_datasets(e: Experiment) -> tuple[Experiment | None, Experiment | None]
         )
         if e.features_from and not source and not (other.features_folder / "complete").exists():
             raise DiffcapError(
-                f"FEATURES_FROM is for {e.dataset} only; give {name.upper()}_FEATURES_FROM=<the authors' folder for "
-                f"{other.dataset}>, too."
+                f"FEATURES_FROM is for {e.dataset} only; also give {name.upper()}_FEATURES_FROM=<the authors' folder for "
+                f"{other.dataset}>."
             )
         found.append(other)
     return found[0], found[1]
 
 
 def needed_by(e: Experiment, goals: Iterable[str]) -> set[str]:
-    """The stages that make has to look at for some goals, the goals included."""
+    """The goals and all stages that they depend on."""
     needed: set[str] = set()
     waiting = list(goals)
     while waiting:
@@ -357,13 +363,14 @@ def needed_by(e: Experiment, goals: Iterable[str]) -> set[str]:
 
 
 def run_stage(stage: str, words: Sequence[str], prefix: Sequence[str]) -> None:
-    """Run a stage by either form of its command line.
+    """Run a stage with either form of its command line.
 
     Args:
-        prefix: the words of the process before `words`; Lightning starts the processes of several devices with them.
+        words: arguments of the stage.
+        prefix: arguments of the process before `words`, with which Lightning starts the processes of several devices.
 
     Raises:
-        DiffcapError: an option is wrong, or the stage failed.
+        DiffcapError: an option is not valid, or the stage failed.
     """
     variables, own = parse(words)
     if is_own_form(stage, words, variables):
@@ -375,15 +382,15 @@ def run_stage(stage: str, words: Sequence[str], prefix: Sequence[str]) -> None:
     if {"--help", "-h"} & set(own):
         print(_help(stage), flush=True)
         if stage not in LIGHTNING or "all" in own:
-            print("\nOptions of the stage itself:\n", flush=True)
+            print("\nOptions of the stage:\n", flush=True)
             execute(stage, ["--help"], prefix)
         else:
-            print(f"\nThe stage itself has more options (--model.*, --data.*, --trainer.*): diffcap {stage} --help all")
+            print(f"\nThe stage has more options (--model.*, --data.*, --trainer.*): diffcap {stage} --help all")
         return
     if REINFORCE in goals and "captioner" not in variables:
         variables["captioner"] = REINFORCE
     if stage == "extract":
-        variables.pop("extract_args", None)  # make gives them as options of the stage, too
+        variables.pop("extract_args", None)  # make also gives them as options of the stage
     experiment = Experiment(**variables)
     experiment = _without_pretraining(experiment, goals)
     if stage == "extra":
@@ -395,7 +402,7 @@ def run_stage(stage: str, words: Sequence[str], prefix: Sequence[str]) -> None:
     if needed.intersection(TRAINING):
         experiment.check_features()
     if PRETRAIN in needed:
-        extra_datasets(experiment)  # what is wrong with them is an error before anything runs
+        extra_datasets(experiment)  # checks them before anything runs
     if stage == PRETRAIN and not experiment.has_pretraining:
         if asked:
             print(_nothing_to_pretrain(experiment))
@@ -403,7 +410,7 @@ def run_stage(stage: str, words: Sequence[str], prefix: Sequence[str]) -> None:
     if stage == PRETRAIN and not asked and Path(experiment.pretraining) != experiment.stage_folder(PRETRAIN):
         if not is_finished(Path(experiment.pretraining)):
             raise DiffcapError(
-                f"PRETRAINING={experiment.pretraining}: no finished pre-training there; train it first, or leave PRETRAINING out."
+                f"PRETRAINING={experiment.pretraining}: contains no finished pre-training; train it first, or omit PRETRAINING."
             )
         return
     if stage == PRETRAIN:
@@ -426,26 +433,26 @@ def _run_work(work: Work, asked: bool, run: Callable[[Work], None]) -> None:
     """Run one call of a stage, unless it is up to date.
 
     Args:
-        asked: whether the user asked for it: then its settings count too, and not only the files.
+        asked: whether the user requested the stage; then changed settings, not only changed files, make it out of date.
     """
     if not asked and work.is_current:
         return
     if work.is_done and "WANDB_SWEEP_ID" not in os.environ and "--print_config" not in work.arguments:
-        print(f"{work.product.parent}: nothing to do, {work.stage} ended with these settings")
+        print(f"{work.product.parent}: nothing to do, {work.stage} is complete with these settings")
         return
     if "--print_config" in work.arguments:
         files = [path for path in own_configs(work.arguments)]
         print("".join(f"# settings: {path}\n" for path in files), end="", flush=True)
     try:
         run(work)
-    except SystemExit as stop:  # a training that is finished already
+    except SystemExit as stop:  # a finished training exits with 0
         if stop.code or "--print_config" in work.arguments:
             raise
     work.note_done()
 
 
 def _without_pretraining(e: Experiment, goals: Sequence[str]) -> Experiment:
-    """A captioner that was fine-tuned without pre-training stays as it is, until one of the two stages is asked for."""
+    """Switch off the pre-training if the captioner was fine-tuned without it and neither stage is requested."""
     alone = is_finished(e.stage_folder(FINETUNE)) and not (Path(e.pretraining) / FINISHED).is_file()
     if e.has_pretraining and alone and not {PRETRAIN, FINETUNE} & set(goals):
         return replace_variables(e, pretrain="no")
@@ -453,12 +460,12 @@ def _without_pretraining(e: Experiment, goals: Sequence[str]) -> Experiment:
 
 
 def replace_variables(e: Experiment, **values: str) -> Experiment:
-    """The same experiment with other values of some variables."""
+    """A copy of an experiment with other values of some variables."""
     return Experiment(**{**e.explicit_values, **values})
 
 
 def _make_extra(e: Experiment) -> None:
-    """Prepare the datasets of EXTRA: each one's manifest, features and, for CUB, hard negatives, if they are missing."""
+    """Prepare the datasets of EXTRA: manifest, features and, for CUB, hard negatives, if they are out of date."""
     for number, other in enumerate(extra_datasets(e)):
         if other is None:
             continue
@@ -480,7 +487,7 @@ def own_configs(words: Sequence[str]) -> list[str]:
 
 
 def is_own_form(stage: str, words: Sequence[str], variables: dict[str, str]) -> bool:
-    """Whether a command line has the stage's own options alone, see the module."""
+    """Whether a command line has the second form, see the module's docstring."""
     if "goals" in variables:
         return False
     named = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in words if word.startswith("--")}
@@ -510,7 +517,7 @@ def _help(stage: str) -> str:
 
 
 def execute(stage: str, arguments: Sequence[str], prefix: Sequence[str]) -> None:
-    """Run the body of a stage in this process.
+    """Run a stage in this process with its own options.
 
     Raises:
         DiffcapError: the stage failed.
@@ -521,17 +528,19 @@ def execute(stage: str, arguments: Sequence[str], prefix: Sequence[str]) -> None
 
 
 def run_in_process(stage: str, words: Sequence[str], **environment: str) -> None:
-    """Run `diffcap <stage> ...` in a process of its own.
+    """Run `diffcap <stage> ...` in a new process.
 
     Raises:
-        DiffcapError: it failed; its message is on stderr.
+        DiffcapError: the process failed; its message is on stderr.
     """
     command = [sys.executable, "-m", "diffcap", stage, *words]
     if subprocess.run(command, env={**os.environ, **environment}, check=False).returncode:
-        raise DiffcapError(f"{stage} failed, see above; fix it and run the same command again, what is done is kept.")
+        raise DiffcapError(
+            f"{stage} failed, see above; fix it and run the same command again; completed parts are kept."
+        )
 
 
 def main(stage: str, words: Sequence[str] | None = None, prefix: Sequence[str] | None = None) -> None:
-    """Run a stage as a program: every fault is one sentence."""
+    """Run a stage as a program; errors are one line."""
     with plain_errors():
         run_stage(stage, sys.argv[1:] if words is None else words, sys.argv[:1] if prefix is None else prefix)

@@ -152,11 +152,6 @@ def manifest_text(pairs: Iterable[ChangePair]) -> str:
     return "".join(lines)
 
 
-def write_manifest(path: str | Path, pairs: Iterable[ChangePair]) -> None:
-    """Write `manifest.jsonl` atomically."""
-    write_text(path, manifest_text(pairs))
-
-
 def read_dataset(folder: str | Path) -> Dataset:
     """Read the `dataset.json` and the `manifest.jsonl` of a folder that the data stage wrote.
 

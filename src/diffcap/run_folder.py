@@ -1,11 +1,11 @@
-"""What stands where in a run's folder, `runs/<dataset>/<method>`.
+"""The layout of a run's folder, `runs/<dataset>/<method>`.
 
 ```
-pretrain/ finetune/ reinforce/   a stage each: config.yaml, identity.json, logs/, last.ckpt, best.ckpt, finished.json
-averaged/best.ckpt               the mean of kept checkpoints of the fine-tuning
-eval/ reinforce-eval/ ...        an evaluation each: metrics.json, predictions.json, references.json, groups.json
-report/ reinforce-report/        tables and pictures
-.finetune.lock                   locked while the training of that stage runs; names its process
+pretrain/ finetune/ reinforce/   one training stage each: config.yaml, identity.json, logs/, last.ckpt, best.ckpt, finished.json
+averaged/best.ckpt               the mean of periodic checkpoints of the fine-tuning
+eval/ reinforce-eval/ ...        one evaluation each: metrics.json, predictions.json, references.json, groups.json
+report/ reinforce-report/        tables and figures
+.finetune.lock                   locked while the training of this stage runs; contains its process ID
 ```
 """
 
@@ -25,27 +25,28 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.utils.settings import setting
 
 PRETRAIN, FINETUNE, REINFORCE = "pretrain", "finetune", "reinforce"
-STAGES = (PRETRAIN, FINETUNE, REINFORCE)  # each begins with what the one before it has made, where there is one
+STAGES = (PRETRAIN, FINETUNE, REINFORCE)  # each starts from the checkpoint of an earlier one, if there is one
 AVERAGED, EVAL = "averaged", "eval"
 BEST, LAST = "best.ckpt", "last.ckpt"
 KEPT = "step-*.ckpt"
 CONFIGURATION, IDENTITY, FINISHED, LOGS = "config.yaml", "identity.json", "finished.json", "logs"
 METRICS, PREDICTIONS, REFERENCES, GROUPS = "metrics.json", "predictions.json", "references.json", "groups.json"
+START_SHA256 = "init_from_sha256"  # entry of finished.json: "checkpoint_sha256" of the training that it started from
 UNSCORED = "predictions-unscored.json"
 
 
 def metrics_by(tokenizer: str) -> str:
-    """The file of the scores by a tokenizer other than the protocol's, beside metrics.json."""
+    """Name of the file with the scores of a tokenizer other than the protocol's."""
     return f"metrics-{tokenizer}.json"
 
 
 def evaluation_of(stage: str) -> str:
-    """The folder of the evaluation of a stage's best.ckpt: eval of the fine-tuning's, `<stage>-eval` of another's."""
+    """Name of the evaluation folder of a stage: eval for the fine-tuning, `<stage>-eval` for others."""
     return EVAL if stage == FINETUNE else f"{stage}-{EVAL}"
 
 
 def report_of(stage: str) -> str:
-    """The folder of the report on a stage's best.ckpt, as `evaluation_of`."""
+    """Name of the report folder of a stage: report for the fine-tuning, `<stage>-report` for others."""
     return "report" if stage == FINETUNE else f"{stage}-report"
 
 
@@ -82,7 +83,7 @@ def stage_lock(out: Path, seed: int) -> Iterator[None]:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON object; {} if the file is missing, damaged or of another kind."""
+    """Read a JSON object; {} if the file is missing, damaged or not an object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -96,7 +97,7 @@ def identity_of(out: Path) -> str | None:
     return identity if isinstance(identity, str) else None
 
 
-def vouch(checkpoint: Path) -> dict[str, Any]:
+def checkpoint_entries(checkpoint: Path) -> dict[str, Any]:
     """The entries of finished.json that identify the checkpoint file of a finished stage."""
     state = checkpoint.stat()
     return {
@@ -113,19 +114,19 @@ def is_finished(out: Path) -> bool:
 
 
 def stage_of(out: Path) -> str:
-    """The training stage that a folder is of: the one in its finished.json, or else the one that its name begins with."""
+    """The training stage of a folder: the one in its finished.json, or else the one that its name begins with."""
     named = next((stage for stage in STAGES if out.name.startswith(stage)), FINETUNE)
     stage = _read_object(out / FINISHED).get("stage", named)
     return stage if stage in STAGES else named
 
 
 def main_process() -> bool:
-    """Whether this is the process of rank 0, before Lightning knows."""
+    """Whether this is the process of rank 0; usable before Lightning has set up its ranks."""
     return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "RANK", "SLURM_PROCID"))
 
 
 def fault_of(out: Path) -> str | None:
-    """What is wrong in a stage's folder so that its training can neither be used nor resumed; None if it can.
+    """Why the training in a stage's folder can neither be used nor resumed; None if it can.
 
     The size of a finished training's checkpoint is always compared. Its SHA-256 is compared only if the file's time differs
     from the recorded one, because hashing takes seconds per gigabyte.
@@ -138,7 +139,7 @@ def fault_of(out: Path) -> str | None:
         return None
     done = _read_object(out / FINISHED)
     if done.get("identity") != identity:
-        return f"{FINISHED} is of another training than {IDENTITY}"
+        return f"{FINISHED} belongs to another training than {IDENTITY}"
     checkpoint = out / done["checkpoint"]
     if not checkpoint.is_file():
         return f"{checkpoint.name} of the finished training is missing"
@@ -152,7 +153,7 @@ def fault_of(out: Path) -> str | None:
     return None if same else f"{checkpoint.name} is not the file that the finished training wrote"
 
 
-def check_vouched(checkpoints: Iterable[str | Path]) -> None:
+def check_finished(checkpoints: Iterable[str | Path]) -> None:
     """Check that checkpoints of finished trainings are the files that those trainings wrote.
 
     Raises:
@@ -161,7 +162,7 @@ def check_vouched(checkpoints: Iterable[str | Path]) -> None:
     for path in map(Path, checkpoints):
         out = path.parent
         if path.name not in (BEST, LAST) or not (out / FINISHED).is_file() or not (out / IDENTITY).is_file():
-            continue  # not of a run, or of one that still trains
+            continue  # the checkpoint belongs to no run, or to one that is still training
         fault = fault_of(out) if is_finished(out) else f"{FINISHED} is damaged"
         if fault and (not is_finished(out) or _read_object(out / FINISHED)["checkpoint"] == path.name):
             raise DiffcapError(
@@ -170,33 +171,68 @@ def check_vouched(checkpoints: Iterable[str | Path]) -> None:
 
 
 class Chain(NamedTuple):
-    """The trainings behind a checkpoint: a run's folder, and which of its stages, in their order."""
+    """The trainings that lead to a checkpoint: its run's folder, and the stages of this run in their order."""
 
     run: Path
     stages: tuple[str, ...]
 
     def finished(self) -> list[Path]:
-        """The finished.json of every one that is: of the run's own stages, and of those of other runs that they began with."""
-        folders = [self.run / stage for stage in self.stages]
-        folders = [folder for folder in folders if (folder / FINISHED).is_file()]
-        own = {folder.name for folder in folders}
-        for folder in folders:  # which grow
-            start = setting([folder / CONFIGURATION], "model", "init_from")
-            before = Path(start).parent if start else None
-            if before is None or before in folders or not (before / FINISHED).is_file():
-                continue
-            # The settings of a copied run still name the original's earlier stages, which the copy has, too.
-            copied = folder.parent == self.run and before.name != folder.name and before.name in own
-            if not copied:
-                folders.append(before)
+        """The finished.json of every finished training, in their order.
+
+        Trainings of other runs count if a stage started from their checkpoint (`model.init_from`). A stage of this run counts
+        only if the following stage started from it.
+        """
+        folder = next((self.run / stage for stage in reversed(self.stages) if is_done(self.run / stage)), None)
+        folders: list[Path] = []
+        while folder is not None and folder not in folders:
+            folders.insert(0, folder)
+            folder = self._previous(folder)
         return [folder / FINISHED for folder in folders]
+
+    def _previous(self, folder: Path) -> Path | None:
+        """The folder of the training that a training started from."""
+        record = _read_object(folder / FINISHED)
+        start = setting([folder / CONFIGURATION], "model", "init_from")
+        candidates: list[Path] = []
+        if start:
+            named = start_folder(Path(start))
+            # The configuration of a copied run names the stages of the original.
+            candidates = [self.run / named.name, named] if folder.parent == self.run else [named]
+        elif START_SHA256 not in record and folder.parent == self.run and folder.name in self.stages:
+            candidates = [self.run / stage for stage in reversed(self.stages[: self.stages.index(folder.name)])]
+        for candidate in candidates:
+            digest = checkpoint_sha256(candidate)
+            # A finished.json of an earlier version does not record the hash.
+            if candidate != folder and is_done(candidate) and record.get(START_SHA256, digest) == digest:
+                return candidate
+        return None
+
+
+def is_done(out: Path) -> bool:
+    """Whether a stage's folder has a finished.json, readable or not."""
+    return (out / FINISHED).is_file()
+
+
+def start_folder(checkpoint: Path) -> Path:
+    """The stage's folder of a checkpoint that a training starts from; an average belongs to the fine-tuning."""
+    folder = checkpoint if is_done(checkpoint) else checkpoint.parent
+    return folder.with_name(FINETUNE) if folder.name == AVERAGED else folder
+
+
+def checkpoint_sha256(out: Path) -> str | None:
+    """The hash of a finished stage's checkpoint in finished.json; None if it has none."""
+    digest = _read_object(out / FINISHED).get("checkpoint_sha256")
+    return digest if isinstance(digest, str) else None
 
 
 def find_evaluation(named: str | Path) -> Path:
-    """The folder of an evaluation, or `eval` of a run's folder.
+    """Find the folder of an evaluation.
+
+    Args:
+        named: the folder of an evaluation, or of a run, whose `eval` is used.
 
     Raises:
-        DiffcapError: it holds no metrics.json; other evaluations of the run are named.
+        DiffcapError: there is no metrics.json; the message lists the other evaluations of the run.
     """
     folder = Path(named)
     for place in (folder, folder / EVAL):
@@ -205,19 +241,20 @@ def find_evaluation(named: str | Path) -> Path:
     others = sorted(path.parent.name for path in folder.glob(f"*/{METRICS}"))
     if others:
         raise DiffcapError(
-            f"{folder}: has no {EVAL}, but {', '.join(others)}; name one, as in {folder / others[0]}, or run `make eval`."
+            f"{folder}: has no {EVAL}, but {', '.join(others)}; give one of them, such as {folder / others[0]}, or run `make eval`."
         )
     raise DiffcapError(
-        f"{folder / EVAL / METRICS}: no scores there; give the folder of an evaluated run, or run `make eval`."
+        f"{folder / EVAL / METRICS}: file not found; give the folder of an evaluated run, or run `make eval`."
     )
 
 
 def checkpoints_of(evaluation: Path, metrics: Mapping[str, Any]) -> list[Path]:
-    """The checkpoint whose captions were scored, or the several of an ensemble.
+    """The checkpoints of an evaluation; several for an ensemble.
 
     Args:
-        evaluation: its folder. metrics: its metrics.json; one of an earlier version does not name them: then it is best.ckpt of
-            the stage that the folder is named after.
+        evaluation: folder of the evaluation.
+        metrics: its metrics.json. One of an earlier version does not name the checkpoint, which then is best.ckpt of the stage in
+            the folder's name.
     """
     notes = metrics.get("provenance") or {}
     if notes.get("checkpoints"):
@@ -229,14 +266,14 @@ def checkpoints_of(evaluation: Path, metrics: Mapping[str, Any]) -> list[Path]:
 
 
 def chain_of(checkpoint: Path) -> Chain:
-    """What was trained for a checkpoint of a run: of a reinforced one the fine-tuning before it, too."""
+    """The chain of trainings of a run that may have led to one of its checkpoints."""
     stage = checkpoint.parent.name
-    last = STAGES.index(stage) if stage in STAGES else STAGES.index(FINETUNE)  # averages are of the fine-tuning
+    last = STAGES.index(stage) if stage in STAGES else STAGES.index(FINETUNE)  # an average belongs to the fine-tuning
     return Chain(checkpoint.parent.parent, STAGES[: last + 1])
 
 
 def evaluations_near(checkpoint: Path) -> Sequence[Path]:
-    """The metrics.json of a checkpoint's run, that of its own stage first; for an exported folder its own alone."""
+    """The metrics.json files of a checkpoint's run, that of its stage first; for an exported folder only the one in it."""
     if checkpoint.is_dir():
         return [path for path in (checkpoint / METRICS,) if path.is_file()]
     run = checkpoint.absolute().parent.parent

@@ -1,4 +1,4 @@
-"""Several experiments on one machine: what `make demo`, `make ablation` and `make accuracy` consist of."""
+"""Run several experiments on one machine, for `make demo`, `make ablation` and `make accuracy`."""
 
 import json
 import os
@@ -25,9 +25,11 @@ class Job:
     """One training with its evaluation.
 
     Attributes:
-        title: for messages. variables: of its experiment. finetune, pretrain: steps of the stage; None: as in its settings;
-            0 pre-training steps: no pre-training.
-        pretraining: folder of a finished pre-training to start from, instead of one of its own.
+        title: name in messages.
+        variables: of the experiment.
+        finetune, pretrain: steps of the stage; None is the number in its settings; 0 pre-training steps skip the pre-training.
+        pretraining: folder of a finished pre-training to start from, instead of the job's own.
+        run: folder of the run.
     """
 
     title: str
@@ -38,7 +40,7 @@ class Job:
     run: Path = field(init=False)
 
     def __post_init__(self) -> None:
-        """Find the run's folder."""
+        """Set `run` to the folder of the experiment."""
         object.__setattr__(self, "run", Path(Experiment(**self.variables).run))
 
 
@@ -51,7 +53,7 @@ def call(command: Sequence[str], title: str) -> None:
     begin = time.perf_counter()
     print(f"== {title}", flush=True)
     if subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False).returncode:
-        raise DiffcapError(f"{title} failed, see above; fix it and run the same command again: it goes on there.")
+        raise DiffcapError(f"{title} failed, see above; fix it and run the same command again, which continues there.")
     print(f"== {title}: done after {time.perf_counter() - begin:.0f} s", flush=True)
 
 
@@ -85,7 +87,7 @@ def make(title: str, goals: str, variables: Variables, *own: str, **stage_option
 
 
 def run_job(job: Job, **stage_options: Sequence[str]) -> None:
-    """Pre-train (0 steps: not at all), fine-tune and evaluate."""
+    """Pre-train (unless `job.pretrain` is 0), fine-tune and evaluate."""
     variables = {**job.variables, "run": str(job.run), "pretrain": "no" if job.pretrain == 0 else "yes"}
     goals = "finetune eval"
     if job.pretraining:
@@ -97,7 +99,7 @@ def run_job(job: Job, **stage_options: Sequence[str]) -> None:
 
 
 def run_queues(queues: Sequence[Sequence[Job]]) -> None:
-    """Run the jobs of each queue in order; queues run in parallel, one core each, and wait for a core in their order.
+    """Run the jobs of each queue in order; queues run in parallel, one core each.
 
     Raises:
         DiffcapError: a job failed; the jobs that were running have ended.
@@ -111,19 +113,19 @@ def run_queues(queues: Sequence[Sequence[Job]]) -> None:
 
 
 def in_parallel(tasks: Sequence[Callable[[], None]]) -> None:
-    """Call functions, as many at a time as there are cores to use."""
+    """Call functions in parallel, `cores()` at a time."""
     with ThreadPoolExecutor(cores()) as pool:
         for done in [pool.submit(task) for task in tasks]:
             done.result()
 
 
 def cores() -> int:
-    """Number of processes to run at once."""
+    """Number of parallel processes: the number of CPU cores, at most 2."""
     return min(2, os.cpu_count() or 1)
 
 
 def steps_options(steps: int | None) -> tuple[str, ...]:
-    """Options of a training of so many steps that validates four times; none for None or 0."""
+    """Options for a training of `steps` steps that validates four times; none for None or 0."""
     return (f"--trainer.max_steps={steps}", f"--trainer.val_check_interval={max(1, steps // 4)}") if steps else ()
 
 
@@ -138,21 +140,27 @@ def parse_seeds(text: str) -> list[int]:
     except ValueError:
         raise DiffcapError(f"--seeds {text}: not whole numbers separated by commas; write them as in 1,2,3.") from None
     if min(numbers) < 0:
-        raise DiffcapError(f"--seeds {text}: {min(numbers)} is negative; give seeds from 0 on.")
+        raise DiffcapError(f"--seeds {text}: {min(numbers)} is negative; give seeds of at least 0.")
     if len(set(numbers)) < len(numbers):
         raise DiffcapError(f"--seeds {text}: a seed is duplicated; give different ones.")
     return numbers
 
 
 def write_report(folder: str, features: str, rows: Mapping[str, Sequence[Job]], out: Path, *options: str) -> None:
-    """Put evaluated jobs into one table, with pictures: rows by name, each with a job for every seed."""
+    """Write the report of evaluated jobs.
+
+    Args:
+        folder: of the dataset. features: name of its feature store.
+        rows: name of each row of the table, and its jobs, one per seed.
+        out: folder of the report. options: more options of `diffcap report`.
+    """
     runs = json.dumps({name: [str(job.run) for job in jobs] for name, jobs in rows.items()})
     words = ["--folder", folder, "--features", features, "--runs", runs, "--out", str(out), *options]
     call([sys.executable, "-m", "diffcap", "report", *words], "the report")
 
 
 def run_command(command: Callable[..., Any]) -> None:
-    """Run a function of `variables` and more options as a program; variables of an experiment are options, too."""
+    """Run a function as a program; the variables of an experiment are options and become its argument `variables`."""
     with plain_errors():
         variables, own = parse(sys.argv[1:])
     run(command, ["--variables", json.dumps(variables), *own])

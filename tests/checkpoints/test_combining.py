@@ -11,7 +11,7 @@ from tests.models.test_decoder import SIZES as WORD_SIZES
 from tests.models.tiny import captioner
 from tests.toy_checkpoints import WORDS, write_checkpoint
 
-from diffcap.checkpoints.combining import average, expanded, load_together
+from diffcap.checkpoints.combining import average, expand_folders, load_members
 from diffcap.checkpoints.loading import load
 from diffcap.models.dirl import DIRL
 from diffcap.models.pcl import PCL
@@ -46,25 +46,25 @@ def test_the_mean_of_the_weights_is_a_checkpoint_that_captions(tmp_path: Path) -
 
 def test_a_run_stands_for_what_it_has_kept_and_its_last(tmp_path: Path) -> None:
     kept = [pcl(tmp_path / f"step-{step:06d}.ckpt", step) for step in (200, 100)]
-    with pytest.raises(DiffcapError, match="no kept checkpoints"):
-        expanded([tmp_path / ".."])
-    assert expanded([tmp_path]) == kept[::-1]
+    with pytest.raises(DiffcapError, match="no periodic checkpoints"):
+        expand_folders([tmp_path / ".."])
+    assert expand_folders([tmp_path]) == kept[::-1]
     (tmp_path / "last.ckpt").write_bytes(kept[0].read_bytes())  # of a run that was interrupted: the same as the newest
-    assert expanded([tmp_path]) == kept[::-1]
+    assert expand_folders([tmp_path]) == kept[::-1]
     last = pcl(tmp_path / "last.ckpt", 3)
-    assert expanded([tmp_path]) == [*kept[::-1], last]
+    assert expand_folders([tmp_path]) == [*kept[::-1], last]
 
 
 def test_what_cannot_be_averaged_is_one_sentence(tmp_path: Path) -> None:
     one = pcl(tmp_path / "one.ckpt", 1)
     for other, said in (
-        (pcl(tmp_path / "wide.ckpt", 1, width=24), "its hyperparameters is not that of"),
-        (of_words(tmp_path / "scorer.ckpt", SCORER), "its method is not that of"),
-        (pcl(tmp_path / "words.ckpt", 1, [*WORDS[:3], "they"]), "word 4 is 'they' there and 'the' here"),
+        (pcl(tmp_path / "wide.ckpt", 1, width=24), "hyperparameters differs from"),
+        (of_words(tmp_path / "scorer.ckpt", SCORER), "method differs from"),
+        (pcl(tmp_path / "words.ckpt", 1, [*WORDS[:3], "they"]), "word 4 is 'they', not 'the'"),
     ):
         with pytest.raises(DiffcapError, match=said):
             average([one, other], tmp_path / "out.ckpt")
-    with pytest.raises(DiffcapError, match="the only checkpoint"):
+    with pytest.raises(DiffcapError, match="there is no other checkpoint to average with"):
         average([one], tmp_path / "out.ckpt")
     for out in (tmp_path, Path(), tmp_path / (300 * "x")):
         with pytest.raises(OSError) as refusal:  # the commands make one sentence of it
@@ -84,15 +84,15 @@ def test_the_command_averages(tmp_path: Path) -> None:
 
 def test_members_of_an_ensemble_number_their_words_alike(tmp_path: Path) -> None:
     one, other = of_words(tmp_path / "scorer.ckpt", SCORER), of_words(tmp_path / "dirl.ckpt", DIRL)
-    assert [member.metadata["method"] for member in load_together([one, other])] == ["scorer", "dirl"]
+    assert [member.metadata["method"] for member in load_members([one, other])] == ["scorer", "dirl"]
     for bad, said in (
         (
             of_words(tmp_path / "a.ckpt", DIRL, ["cube", "moved", "ruby", "the"]),
-            "word 3 is 'ruby' there and 'red' here",
+            "word 3 is 'ruby', not 'red'",
         ),
-        (of_words(tmp_path / "b.ckpt", DIRL, [*WORDS, "zebra"]), "word 5 is 'zebra' there and nothing more here"),
-        (pcl(tmp_path / "c.ckpt", 1), "numbers its words as pcl does, .* as rcc"),
+        (of_words(tmp_path / "b.ckpt", DIRL, [*WORDS, "zebra"]), "word 5 is 'zebra', not missing"),
+        (pcl(tmp_path / "c.ckpt", 1), "its vocabulary layout is pcl, that of .* is rcc"),
     ):
         with pytest.raises(DiffcapError, match=said) as error:
-            load_together([one, bad])
+            load_members([one, bad])
         assert str(bad) in str(error.value) and "\n" not in str(error.value)

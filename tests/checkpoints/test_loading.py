@@ -59,7 +59,7 @@ def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
 
 def test_another_format_names_the_version_that_wrote_it(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "old.ckpt", model(), "finetune", format=0, version="0.0.7")
-    assert "checkpoint format 0, this diffcap reads 1; use diffcap 0.0.7" in sentence(path)
+    assert "its format is 0, but this diffcap reads format 1; use diffcap 0.0.7" in sentence(path)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
@@ -107,7 +107,7 @@ def test_foreign_files(tmp_path: Path, kind: str) -> None:
 def test_files_of_other_programs(tmp_path: Path, content) -> None:
     torch.save(content, tmp_path / "other.ckpt")
     said = sentence(tmp_path / "other.ckpt")
-    assert "not a checkpoint of diffcap;" in said and "comes in through `diffcap import METHOD FILE`" in said
+    assert "not a checkpoint of diffcap;" in said and "with `diffcap import METHOD FILE`" in said
 
 
 def test_a_pre_training_checkpoint_cannot_caption(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_pre_training_checkpoint_cannot_caption(tmp_path: Path) -> None:
 
 def test_an_unknown_method_or_other_weights_are_one_sentence(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "best.ckpt", model(), "finetune", method="duda")
-    assert "its method is 'duda', this diffcap knows pcl" in sentence(path, load)
+    assert "its method 'duda' is unknown; known methods: pcl" in sentence(path, load)
     path = write_checkpoint(tmp_path / "best.ckpt", model(), "finetune", method="scorer", version="9.0.0")
     said = sentence(path, load)
     assert "cannot build its captioner" in said and said.endswith(
@@ -127,7 +127,7 @@ def test_an_unknown_method_or_other_weights_are_one_sentence(tmp_path: Path) -> 
     path = write_checkpoint(
         tmp_path / "best.ckpt", model(), "finetune", hyperparameters={**model().hyperparameters, "ffn": 16}
     )
-    assert "other weights, as trunk.single_encoder.layers.0.ffn.0.weight of shape (16, 16)" in sentence(path, load)
+    assert "trunk.single_encoder.layers.0.ffn.0.weight should have shape (16, 16)" in sentence(path, load)
 
 
 FIELDS = ["stage", "method", "words", "features", "max_length", "hyperparameters", "dataset", "seed", "tokenizer"]
@@ -151,14 +151,14 @@ PIXELS = {**FEATURES, "library": "pixels"}
     [
         ({"method": [1]}, r'"method" is \[1\], not str'),
         ({"words": "abcd"}, "\"words\" is 'abcd', not list"),
-        ({"words": [1, 2, 3, 4]}, '"words" is not a list of texts'),
-        ({"words": WORDS[:3]}, "it has 9 words, special ones included, for a vocabulary_size of 10"),
+        ({"words": [1, 2, 3, 4]}, '"words" is not a list of strings'),
+        ({"words": WORDS[:3]}, "it has 9 words, special tokens included, but vocabulary_size is 10"),
         ({"vocabulary_layout": "x"}, "cannot build its captioner"),
         ({"vocabulary_layout": "rcc"}, "its vocabulary_layout is rcc, not pcl|it has 8 words"),
         ({"vocabulary_layout": ["pcl"]}, '"vocabulary_layout" is .*, not str'),
         ({"hyperparameters": [1]}, r'"hyperparameters" is \[1\], not dict'),
-        ({"max_length": 1}, "its captions have 1 positions, of 2 to 40"),
-        ({"max_length": 1000}, "its captions have 1000 positions, of 2 to 40"),
+        ({"max_length": 1}, "its max_length is 1; it must be from 2 to 40"),
+        ({"max_length": 1000}, "its max_length is 1000; it must be from 2 to 40"),
         ({"max_length": None}, '"max_length" is None, not int'),
         ({"train_seconds": float("nan")}, "its metadata are damaged"),
         ({"seed": torch.zeros(3)}, "its metadata are damaged"),
@@ -170,11 +170,11 @@ PIXELS = {**FEATURES, "library": "pixels"}
         ({"features": {**FEATURES, "shape": [5, 2, -3]}}, r"the shape of its features is \[5, 2, -3\]"),
         (
             {"features": {**FEATURES, "shape": [5, 10**6, 10**6]}},
-            "features have 1000000 x 1000000 places, of at most 4096",
+            "features have 1000000 x 1000000 positions, more than 4096",
         ),
         (
             {"features": {**FEATURES, "shape": [6, 2, 3]}},
-            r"it reads features of shape \[5, 2, 3\], and says \[6, 2, 3\]",
+            r"its features have shape \[6, 2, 3\], but the captioner reads \[5, 2, 3\]",
         ),
         ({"features": {**FEATURES, "pool": [1]}}, r"its features have shape \[5, 2, 3\] and the pool \[1\]"),
         ({"features": {**FEATURES, "pool": [10**6, 10**6]}}, r"and the pool \[1000000, 1000000\]"),
@@ -287,7 +287,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path, value: float) -
     with torch.no_grad():
         broken.trunk.image_projection.weight[3, 2] = value
     path = write_checkpoint(tmp_path / "best.ckpt", broken, "finetune")
-    told = "its weight 'captioner.trunk.image_projection.weight' holds nan or inf"
+    told = "its weight 'captioner.trunk.image_projection.weight' contains nan or inf"
     for use in (
         read_checkpoint,
         load,
@@ -297,7 +297,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path, value: float) -
         lambda path: init_from(model(), str(path), WORDS, (), ()),
     ):
         said = sentence(path, use)
-        assert told in said and "lower learning rate, as in `make finetune ARGS=--model.lr=1e-5`" in said
+        assert told in said and "lower learning rate, such as `make finetune ARGS=--model.lr=1e-5`" in said
     assert not (tmp_path / "mean.ckpt").exists() and not (tmp_path / "exported").exists()
     good = read_checkpoint(write_checkpoint(tmp_path / "good.ckpt", model(), "finetune"))
     good["state_dict"]["captioner.trunk.image_projection.weight"][3, 2] = value

@@ -106,6 +106,15 @@ def test_a_tar_file_that_would_write_outside_is_refused(tmp_path: Path) -> None:
     assert tree(tmp_path / "out") == {}
 
 
+def test_a_zip_member_with_dots_in_its_path_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "evil").write_bytes(zip_bytes({"good.txt": b"good", "data/../evil.txt": b"evil"}))
+    with pytest.raises(
+        DiffcapError, match=r"evil: not extracted \(the path 'data/\.\./evil\.txt' contains '\.\.'\); get the archive"
+    ):
+        extract(tmp_path / "evil", tmp_path / "out")
+    assert tree(tmp_path / "out") == {}
+
+
 @pytest.mark.parametrize(
     "member",
     [

@@ -28,7 +28,7 @@ def test_everything_is_fetched_checked_and_read(clevr: Folder, capsys: pytest.Ca
     assert clevr.fetch() == ""
     said = capsys.readouterr().out
     assert "licence: CC BY 4.0" in said and "please cite: A. Author. Desks. 2020." in said
-    assert "8 pairs" in said and "12 images, all there" in said
+    assert "8 pairs" in said and "12 images, all present" in said
     dataset = read_dataset(clevr.out)
     assert dataset.root == clevr.out / "official" and dataset.info["root"] == "official"
     sums = clevr.json("checksums.json")
@@ -321,7 +321,7 @@ def test_ctrl_c_ends_it_at_once_even_where_a_server_says_nothing(clevr: Folder) 
 
 def test_without_sources_the_folder_is_asked_for(folder: Folder) -> None:
     words = [sys.executable, STAGE, "--dataset=desk", f"--out={folder.out}"]
-    assert "DATASET=desk is unknown; known are " in str(in_process(words))
+    assert "DATASET=desk is unknown; known datasets: " in str(in_process(words))
     words = [sys.executable, STAGE, "--dataset=nabirds", f"--out={folder.out}"]
     assert "download by hand nabirds.tar.gz from https://dl.allaboutbirds.org/nabirds" in str(in_process(words))
     assert "file not found; it must list the dataset's files" in str(

@@ -36,7 +36,7 @@ def test_dead_photos_are_listed_and_their_pairs_dropped(birds: Folder, capsys: p
         "official/images/6.jpg": ("the server answers 410 Gone", True),
     }
     said = capsys.readouterr().out
-    assert "2 no longer exist online" in said and "2 of 5 pairs are lost" in said and "2 pairs skipped" in said
+    assert "2 no longer exist online" in said and "2 of 5 pairs are unusable" in said and "2 pairs skipped" in said
     dataset = read_dataset(birds.out)
     assert dataset.info["skipped"] == {"pairs": 2, "images": 2}
     assert [pair.id for pair in dataset.pairs] == ["2_3", "3_4", "4_5"]

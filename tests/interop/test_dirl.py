@@ -108,11 +108,13 @@ def test_a_file_without_the_projector() -> None:
     ],
 )
 def test_unknown_parameters_are_one_sentence(variant: str, name: str) -> None:
-    with pytest.raises(DiffcapError, match=r"official DIRL checkpoint: parameter .* is unknown; is it of") as error:
+    with pytest.raises(DiffcapError, match=r"official DIRL checkpoint: parameter .* is unknown; check that") as error:
         from_official({**official(variant), name: torch.zeros(1)})
     assert repr(name) in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_scorer_checkpoint_is_refused() -> None:
-    with pytest.raises(DiffcapError, match=r"official DIRL checkpoint: parameter .* is unknown; is it of another"):
+    with pytest.raises(
+        DiffcapError, match=r"official DIRL checkpoint: parameter .* is unknown; check that the checkpoint"
+    ):
         from_official(official_scorer(cbr=False))

@@ -12,7 +12,7 @@ from tests.parity.loading import FIXTURES, Fixture, load
 from diffcap.checkpoints.loading import load as load_trained
 from diffcap.checkpoints.reading import read_checkpoint, write_folder
 from diffcap.cli import main
-from diffcap.interop.official import Unseen, import_official, read_words
+from diffcap.interop.official import ImportOptions, import_official, read_word_ids
 from diffcap.lit.training import init_from
 from diffcap.models.clip4idc import CLIP4IDC
 from diffcap.models.pcl import PCL
@@ -84,29 +84,29 @@ RCC = ["<NULL>", "<UNK>", "<START>", "<END>"]
 
 def test_vocabularies(tmp_path: Path) -> None:
     good = words(tmp_path / "good.json", 8, RCC)
-    assert read_words(good, "rcc") == (["w0", "w1", "w2", "w3"], list(range(8)))
+    assert read_word_ids(good, "rcc") == (["w0", "w1", "w2", "w3"], list(range(8)))
     wrapped = tmp_path / "wrapped.json"
     wrapped.write_text(json.dumps({"word_to_idx": {"b": 0, "<UNK>": 1, "<START>": 2, "<END>": 3, "<NULL>": 4, "a": 5}}))
-    assert read_words(wrapped, "rcc") == (["b", "a"], [4, 1, 2, 3, 0, 5])
+    assert read_word_ids(wrapped, "rcc") == (["b", "a"], [4, 1, 2, 3, 0, 5])
     for content, reason in (
         ([1], "not a vocabulary"),
         ({"a": 0, "b": 0}, "not a vocabulary"),
         ({"a": 1}, "not a vocabulary"),
         ({"a": "0"}, "not a vocabulary"),
-        ({"a": 0}, "lack <NULL>"),
+        ({"a": 0}, "the special token <NULL> is missing"),
     ):
         wrapped.write_text(json.dumps(content))
         with pytest.raises(DiffcapError, match=reason):
-            read_words(wrapped, "rcc")
+            read_word_ids(wrapped, "rcc")
 
 
 def test_the_vocabulary_must_be_there_and_fit(tmp_path: Path) -> None:
     torch.save(pcl().weights("finetune"), tmp_path / "x.pt")
     with pytest.raises(DiffcapError, match=r"give its dict\.json as --vocabulary FILE"):
         import_official(tmp_path / "x.pt", "pcl")
-    with pytest.raises(DiffcapError, match=r"9 words, .* was trained with 20"):
+    with pytest.raises(DiffcapError, match=r"has 9 words, but .* was trained with 20"):
         import_official(tmp_path / "x.pt", "pcl", words(tmp_path / "v.json", 9, PCL_WORDS))
-    with pytest.raises(DiffcapError, match="leave it out"):
+    with pytest.raises(DiffcapError, match="omit the option"):
         import_official(tmp_path / "x.pt", "clip4idc", tmp_path / "v.json")
 
 
@@ -115,16 +115,16 @@ def test_weights_that_lack_a_part_are_named(tmp_path: Path) -> None:
     for gone in ("word_embedding.weight", "encoder.layers.1.attn.q_linear.weight"):
         torch.save({name: value for name, value in state.items() if name != gone}, tmp_path / "x.pt")
         with pytest.raises(DiffcapError, match=gone.replace(".", r"\.")):
-            import_official(tmp_path / "x.pt", "pcl", words(tmp_path / "v.json", 20, PCL_WORDS), Unseen(heads=4))
-    with pytest.raises(DiffcapError, match="do not make a whole pcl"):
+            import_official(tmp_path / "x.pt", "pcl", words(tmp_path / "v.json", 20, PCL_WORDS), ImportOptions(heads=4))
+    with pytest.raises(DiffcapError, match="do not fit pcl"):
         torch.save(state, tmp_path / "x.pt")
-        import_official(tmp_path / "x.pt", "pcl", words(tmp_path / "v.json", 20, PCL_WORDS), Unseen(heads=7))
+        import_official(tmp_path / "x.pt", "pcl", words(tmp_path / "v.json", 20, PCL_WORDS), ImportOptions(heads=7))
 
 
 def test_pre_training_checkpoints_are_what_captioning_begins_with(tmp_path: Path) -> None:
     torch.save({"module." + name: value for name, value in pcl().weights("pretrain").items()}, tmp_path / "x.pt")
     vocabulary = words(tmp_path / "v.json", 20, PCL_WORDS)
-    state = import_official(tmp_path / "x.pt", "pcl", vocabulary, Unseen(heads=4))
+    state = import_official(tmp_path / "x.pt", "pcl", vocabulary, ImportOptions(heads=4))
     assert state["diffcap"]["stage"] == "pretrain"
     write_folder(tmp_path / "ours", state)
     with pytest.raises(DiffcapError, match="of the pretrain stage cannot caption"):
@@ -138,7 +138,7 @@ def test_pre_training_checkpoints_are_what_captioning_begins_with(tmp_path: Path
 def test_the_adaptation_of_clip4idc(tmp_path: Path) -> None:
     official = load(FIXTURES / "clip4idc.json")
     torch.save({"state_dict": official.weights("retrieval")}, tmp_path / "x.pt")
-    state = import_official(tmp_path / "x.pt", "clip4idc", unseen=Unseen(vision_heads=2))
+    state = import_official(tmp_path / "x.pt", "clip4idc", options=ImportOptions(vision_heads=2))
     assert state["diffcap"]["stage"] == "pretrain" and state["diffcap"]["vocabulary_layout"] == "clip_released"
     write_folder(tmp_path / "ours", state)
     sizes = state["diffcap"]["hyperparameters"]
@@ -155,9 +155,9 @@ def test_the_adaptation_of_clip4idc(tmp_path: Path) -> None:
     assert torch.equal(model.images.before_mark, official.weights("retrieval")["clip.visual.bef_embedding"])
 
 
-def refusal(path: Path, method: Any, vocabulary: Path | None, **unseen: Any) -> str:
+def refusal(path: Path, method: Any, vocabulary: Path | None, **options: Any) -> str:
     with pytest.raises(DiffcapError) as error:
-        import_official(path, method, vocabulary, Unseen(**unseen))
+        import_official(path, method, vocabulary, ImportOptions(**options))
     said = str(error.value)
     assert "\n" not in said and len(said) < 600 and said.endswith((".", "?")), said
     return said
@@ -194,7 +194,7 @@ def test_weights_that_are_not_finite_are_named(tmp_path: Path, kind: str) -> Non
         state = pcl().weights("finetune")
         state["img_project.0.weight"][1, 2] = value
         torch.save(state, path) if kind == "pickle" else save_file(state, path)
-        assert "its weight 'img_project.0.weight' holds nan or inf; fetch the file again" in refusal(
+        assert "its weight 'img_project.0.weight' contains nan or inf; download the file again" in refusal(
             path, "pcl", vocabulary, heads=4
         )
 
@@ -203,28 +203,28 @@ def test_odd_names_are_one_sentence(tmp_path: Path) -> None:
     path, vocabulary = tmp_path / "x.pt", words(tmp_path / "v.json", 20, PCL_WORDS)
     state = pcl().weights("finetune")
     torch.save({**state, "encoder.layers.999999999.attn.q_linear.weight": torch.zeros(2)}, path)
-    assert "(of 3 layers one has number 999999999)" in refusal(path, "pcl", vocabulary, heads=4)
+    assert "(there are 3 layers, but one has the number 999999999)" in refusal(path, "pcl", vocabulary, heads=4)
     rcc = words(tmp_path / "r.json", 20, RCC)
     torch.save({"change_detector_state": {1: torch.zeros(2)}, "speaker_state": {}}, path)
     for method in ("scorer", "dirl"):
-        assert f"not a whole checkpoint of {method} (" in refusal(path, method, rcc)
+        assert f"not a complete checkpoint of {method} (" in refusal(path, method, rcc)
     detector = {"img.0.weight": torch.zeros(4, 4, 1, 1), "h_embedding.weight": torch.tensor(1.0)}
     torch.save({"change_detector_state": detector, "speaker_state": {"core.embed.weight": torch.zeros(20, 4)}}, path)
-    assert "not a whole checkpoint of scorer (" in refusal(path, "scorer", rcc)
+    assert "not a complete checkpoint of scorer (" in refusal(path, "scorer", rcc)
 
 
 @pytest.mark.parametrize(
     ("option", "told"),
     [
-        ({"grid": (0, -3)}, "--grid is 0 by -3; both must be at least 1"),
+        ({"grid": (0, -3)}, "--grid is 0 x -3; both must be at least 1"),
         (
             {"grid": (10**6, 10**6)},
-            "--grid is 1000000 by 1000000; both must be at least 1, and their product at most 4096",
+            "--grid is 1000000 x 1000000; both must be at least 1, and their product at most 4096",
         ),
         ({"max_length": -3}, "--max-length is -3; it must be 3 to 4096"),
         ({"max_length": 0}, "--max-length is 0; it must be 3 to 4096"),
         ({"max_length": 10**9}, "--max-length is 1000000000; it must be 3 to 4096"),
-        ({"max_length": 1000}, "its captions have 1000 positions, of 2 to 200"),
+        ({"max_length": 1000}, "its max_length is 1000; it must be from 2 to 200"),
         ({"heads": 0}, "--heads is 0; it must be 1 to 4096"),
         ({"heads": 10**30}, f"--heads is {10**30}; it must be 1 to 4096"),
         ({"heads": 7}, "width 64 is not a multiple of heads 7"),
@@ -240,7 +240,7 @@ def test_odd_options_are_one_sentence(tmp_path: Path, option: dict[str, Any], to
 @pytest.mark.parametrize(
     ("option", "told"),
     [
-        ({"vision_heads": 4000}, "--vision-heads: the image tower is 128 wide, which 4000 heads do not divide"),
+        ({"vision_heads": 4000}, "--vision-heads is 4000, which does not divide the width 128 of the image tower"),
         ({"vision_heads": -1}, "--vision-heads is -1; it must be 1 to 4096"),
         ({"vision_heads": 2, "intra_layers": -5}, "--intra-layers is -5; it must be 1 to 4096"),
         ({"vision_heads": 2, "max_length": 4000}, "max_length 4000 needs 3999 text positions"),

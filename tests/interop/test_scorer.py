@@ -148,14 +148,14 @@ def test_the_last_encoder_layers_scale_is_the_one(layers: int) -> None:
     ],
 )
 def test_unknown_parameters_are_one_sentence(name: str) -> None:
-    with pytest.raises(DiffcapError, match=r"official SCORER checkpoint: parameter .* is unknown; is it of") as error:
+    with pytest.raises(DiffcapError, match=r"official SCORER checkpoint: parameter .* is unknown; check that") as error:
         from_official({**official(), name: torch.zeros(1)})
     assert repr(name) in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["speaker_state.logit.scale", "change_detector_state.scorer.0.attention.key.gain"])
 def test_a_known_layer_has_weight_and_bias_alone(name: str) -> None:
-    with pytest.raises(DiffcapError, match="is unknown; is it of another system") as error:
+    with pytest.raises(DiffcapError, match="is unknown; check that the checkpoint belongs to this method") as error:
         from_official({**official(), name: torch.zeros(1)})
     assert repr(name) in str(error.value)
 
@@ -171,6 +171,6 @@ def test_a_missing_part_is_one_sentence(part: str, kind: str) -> None:
     }.items():
         rest = {key: value for key, value in state.items() if key != f"{base}.{part}.{kind}"}
         assert len(rest) == len(state) - 1
-        with pytest.raises(DiffcapError, match="is missing; fetch the file again") as error:
+        with pytest.raises(DiffcapError, match="is missing; download the file again") as error:
             from_official(rest)
         assert repr(f"{name}.qkv.{kind}") in str(error.value) and "\n" not in str(error.value)

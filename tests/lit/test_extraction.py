@@ -112,7 +112,7 @@ def test_a_damaged_row_whose_image_is_gone_is_named_and_the_others_are_repaired(
     for _ in range(2):
         with pytest.raises(DiffcapError) as caught:
             run(folder)
-        assert str(caught.value).startswith(f"{folder / 'd.png'}: file not found; put the image there")
+        assert str(caught.value).startswith(f"{folder / 'd.png'}: file not found; give the path")
         assert f"1 image of {store} could not be extracted, the others are stored" in str(caught.value)
     (folder / "moved.png").rename(folder / "d.png")
     run(folder)

@@ -138,7 +138,7 @@ def test_what_cannot_be_compared_is_one_sentence(runs: tuple[Path, Path], tmp_pa
     references["annotations"] = [row for row in references["annotations"] if row["image_id"] != "5.png"]
     write_json(other / "eval/references.json", references)
     assert "are not of the same pairs: 1 of the former" in refused(runs[0], other)
-    assert "no scores there; give the folder of an evaluated run" in refused(runs[0], tmp_path / "nothing")
+    assert "file not found; give the folder of an evaluated run" in refused(runs[0], tmp_path / "nothing")
     for option, reason in {
         "--samples=0": "--samples is 0; give 1 to 100,000.",
         "--samples=1000000000": "--samples is 1000000000; give 1 to 100,000.",
@@ -154,7 +154,7 @@ def test_what_cannot_be_compared_is_one_sentence(runs: tuple[Path, Path], tmp_pa
     assert "have no metric in common; evaluate both with the same --metrics" in refused(*runs)
     metrics["protocol"]["tokenizer"] = "ptb"
     write_json(runs[1] / "eval/metrics.json", metrics)
-    assert "was scored by raw tokens" in refused(*runs)
+    assert "was scored with the tokenizer raw" in refused(*runs)
 
 
 def test_text_of_the_files_is_printed_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,7 +167,7 @@ def test_text_of_the_files_is_printed_as_it_is(tmp_path: Path, capsys: pytest.Ca
     assert json.loads(text)["largest"][0]["a"] in told.values()
     assert all(letter.isprintable() or letter in "\n\t" for letter in shown + text)
     (one / "eval/metrics.json").unlink()
-    assert "\\x1b]0;title[bold]/eval/metrics.json: no scores there" in refused(one, other)
+    assert "\\x1b]0;title[bold]/eval/metrics.json: file not found" in refused(one, other)
 
 
 @pytest.mark.parametrize("name", ["predictions.json", "references.json", "groups.json"])

@@ -10,6 +10,7 @@ from tests.report.layouts import captions_of, make_dataset, make_run
 from diffcap.evaluation.slots import parse_caption
 from diffcap.records import Dataset, read_json, write_json
 from diffcap.report.rows import common_protocol, mean_row, read_run, run_row
+from diffcap.run_folder import chain_of
 from diffcap.utils.errors import DiffcapError
 
 
@@ -60,6 +61,31 @@ def test_a_fine_tuning_that_began_with_another_runs_fine_tuning_counts_both(data
     assert run_row(read_run(second), test)["seconds"] == 560
     shutil.copytree(first, tmp_path / "copy")  # its settings name the original, whose stages are the same
     assert run_row(read_run(tmp_path / "copy"), test)["seconds"] == 60
+
+
+def test_a_stage_counts_only_if_the_next_one_started_from_it(dataset: Dataset, tmp_path: Path) -> None:
+    seconds = {"pretrain": 1.0, "finetune": 20.0, "reinforce": 300.0}
+    first, second = (make_run(tmp_path / name, dataset, captions_of(dataset), seconds) for name in ("first", "second"))
+
+    def finish(folder: Path, digest: str, start: Path | None, start_digest: str | None) -> None:
+        (folder / "config.yaml").write_text(f"model: {{init_from: {start or 'null'}}}")
+        record = read_json(folder / "finished.json")
+        hashes = {"checkpoint_sha256": digest, "init_from_sha256": start_digest}
+        write_json(folder / "finished.json", {**record, **hashes})
+
+    def trainings(run: Path) -> list[str]:
+        return [str(path.parent.relative_to(tmp_path)) for path in chain_of(run / "reinforce/best.ckpt").finished()]
+
+    finish(first / "finetune", "a", None, None)  # did not start from first/pretrain
+    finish(second / "pretrain", "p", None, None)
+    finish(second / "finetune", "b", second / "pretrain/last.ckpt", "p")
+    for start in (first / "finetune/best.ckpt", first / "averaged/best.ckpt", first / "finetune"):
+        finish(second / "reinforce", "c", start, "a")
+        assert trainings(second) == ["first/finetune", "second/reinforce"]
+    finish(second / "reinforce", "c", first / "finetune/best.ckpt", "other")
+    assert trainings(second) == ["second/reinforce"]
+    finish(second / "reinforce", "c", tmp_path / "original/finetune/best.ckpt", "b")  # `second` is a copy
+    assert trainings(second) == ["second/pretrain", "second/finetune", "second/reinforce"]
 
 
 def test_several_seeds_give_mean_and_standard_deviation() -> None:
@@ -116,6 +142,7 @@ def test_any_evaluation_of_a_run_is_a_row(dataset: Dataset, tmp_path: Path) -> N
     assert "seconds" not in unknown and "seconds" not in mean_row([unknown, rows[critical]])
     (tmp_path / "1/eval/metrics.json").unlink()
     with pytest.raises(
-        DiffcapError, match=r"1: has no eval, but averaged-eval, reinforce-eval; name one, as in .*1/averaged-eval"
+        DiffcapError,
+        match=r"1: has no eval, but averaged-eval, reinforce-eval; give one of them, such as .*1/averaged-eval",
     ):
         read_run(tmp_path / "1")

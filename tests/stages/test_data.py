@@ -34,7 +34,7 @@ def official(tmp_path: Path) -> Path:
 def test_clevr_change_with_all_its_images(official: Path, tmp_path: Path) -> None:
     done = data("--dataset", "clevr_change", "--source", official, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "10 pairs, 2.0 captions a pair, 15 images" in done.stdout and "add 2, color 1" in done.stdout
+    assert "10 pairs, 2.0 captions per pair, 15 images" in done.stdout and "add 2, color 1" in done.stdout
     dataset = read_dataset(tmp_path / "data/clevr_change")
     assert len(dataset.pairs) == 10 and dataset.root == official
     assert dataset.info["splits"]["train"]["distractors"] == 3
@@ -65,7 +65,7 @@ def test_missing_and_truncated_images_are_refused_or_skipped(official: Path, tmp
     assert not (tmp_path / "out/manifest.jsonl").exists()
 
     done = data(*command, "--missing", "skip", cwd=tmp_path)
-    assert done.returncode == 0 and "3 of 10 pairs are lost" in done.stdout and "3 pairs skipped" in done.stdout
+    assert done.returncode == 0 and "3 of 10 pairs are unusable" in done.stdout and "3 pairs skipped" in done.stdout
     dataset = read_dataset(tmp_path / "out")
     assert [pair.id for pair in dataset.pairs if pair.split == "train"] == [
         "000000.png",
@@ -78,7 +78,7 @@ def test_missing_and_truncated_images_are_refused_or_skipped(official: Path, tmp
     assert done.returncode == 0 and read_dataset(tmp_path / "out").info["skipped"] == {"pairs": 1, "images": 1}
 
     shutil.rmtree(official / "images")
-    assert "no pair is left" in refused(data(*command, "--missing", "skip", cwd=tmp_path))
+    assert "No pair is left" in refused(data(*command, "--missing", "skip", cwd=tmp_path))
 
 
 def test_mended_images_leave_no_list_of_problems(official: Path, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_birds_without_photos_need_the_explicit_option(tmp_path: Path) -> None:
     command = ["--dataset", "birds2words", "--source", source]
     assert "of 3 images 3 missing (first images/1.jpg" in refused(data(*command, cwd=tmp_path))
     done = data(*command, "--captions_only", "true", cwd=tmp_path)
-    assert done.returncode == 0 and "images not looked at" in done.stdout
+    assert done.returncode == 0 and "images not checked" in done.stdout
     dataset = read_dataset(tmp_path / "data/birds2words")
     assert dataset.info["captions_only"] is True
     assert [pair.captions for pair in dataset.pairs] == [["animal1 is red"], ["same"]]
@@ -138,7 +138,7 @@ def test_blocks_are_rendered_and_read_as_clevr_change(tmp_path: Path) -> None:
     for name in ("vocabulary.json", "dataset.json"):
         (tmp_path / "data/blocks" / name).write_bytes(b"\xff damaged")
     said = refused(data(*command, cwd=tmp_path))
-    assert "1 missing" in said and "1 broken" in said and "run the same command again" in said
+    assert "1 missing" in said and "1 broken" in said and "Run the same command again" in said
     done = data(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     checked = tmp_path / "data/blocks/checked.json"  # holds the times of the images
@@ -174,15 +174,15 @@ def test_ones_own_dataset(tmp_path: Path) -> None:
     [
         (
             ["--dataset", "clevr_chnge"],
-            "DATASET=clevr_chnge is unknown, did you mean clevr_change; known are birds2words,",
+            "DATASET=clevr_chnge is unknown, did you mean clevr_change; known datasets: birds2words,",
         ),
-        (["--dataset", "desk", "--out", "x"], "DATASET=desk is unknown; known are"),
+        (["--dataset", "desk", "--out", "x"], "DATASET=desk is unknown; known datasets:"),
         (["--dataset", "clevr_change", "--source", "nowhere"], "nowhere: no such folder"),
         (["--dataset", "clevr_change", "--source", "."], "change_captions.json: no captions there"),
         (["--dataset", "clevr_chnage", "--source", "."], "no pairs.jsonl there"),
-        (["--dataset", "clevr_change", "--source", ".", "--pairs", "3"], "--pairs is for blocks only"),
-        (["--dataset", "clevr_change", "--source", ".", "--jitter", "0"], "--jitter is for blocks only"),
-        (["--dataset", "blocks", "--source", "."], "blocks is rendered, not read"),
+        (["--dataset", "clevr_change", "--source", ".", "--pairs", "3"], "--pairs is for rendered datasets"),
+        (["--dataset", "clevr_change", "--source", ".", "--jitter", "0"], "--jitter is for rendered datasets"),
+        (["--dataset", "blocks", "--source", "."], "blocks is rendered and has no source files"),
     ],
 )
 def test_one_sentence_for_a_wrong_command(tmp_path: Path, arguments: list[str], said: str) -> None:
@@ -193,7 +193,9 @@ def test_a_misspelt_dataset_of_ones_own_is_recognised(tmp_path: Path) -> None:
     (tmp_path / "data/desk").mkdir(parents=True)
     (tmp_path / "data/desk/manifest.jsonl").touch()
     assert "DATASET=desc is unknown, did you mean desk;" in refused(data("--dataset", "desc", cwd=tmp_path))
-    assert "desk needs its files; give their folder as DATA=" in refused(data("--dataset", "desk", cwd=tmp_path))
+    assert "desk cannot be downloaded; give the folder of its files as DATA=" in refused(
+        data("--dataset", "desk", cwd=tmp_path)
+    )
 
 
 def test_an_unknown_key_is_an_error(official: Path, tmp_path: Path) -> None:
@@ -206,8 +208,8 @@ def test_help_is_quick_and_explains_every_argument(tmp_path: Path) -> None:
     start = time.monotonic()
     done = data("--help", cwd=tmp_path)
     assert time.monotonic() - start < 5  # 0.2 s on an idle machine
-    assert done.returncode == 0 and "decode every image to its last pixel" in done.stdout
-    assert "--captions_only" in done.stdout and "blocks only: how many" in done.stdout
+    assert done.returncode == 0 and "Decode every image completely" in done.stdout
+    assert "--captions_only" in done.stdout and "blocks only: number of pairs" in done.stdout
 
 
 def test_a_killed_run_leaves_no_manifest_and_the_next_one_is_whole(official: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from diffcap.datasets.blocks.captions import write_captions
 from diffcap.datasets.blocks.scenes import CHANGES, sample_triples
 from diffcap.negatives import read_negatives
-from diffcap.records import ChangePair, write_manifest
+from diffcap.records import ChangePair, manifest_text, write_text
 from diffcap.text.stanza_tagger import SHIPPED
 from diffcap.utils.errors import DiffcapError
 
@@ -30,7 +30,7 @@ def write_scenes(folder: Path, count: int) -> Path:
         split = "val" if number % 10 == 9 else "train"
         pairs.append(ChangePair(f"{number}.png", image, f"sc/{number}.png", one, split, CHANGES[change]))
         pairs.append(ChangePair(f"{number}.png_n", image, f"nsc/{number}.png", other, split, None, True))
-    write_manifest(folder / "manifest.jsonl", pairs)
+    write_text(folder / "manifest.jsonl", manifest_text(pairs))
     return folder
 
 
@@ -73,7 +73,7 @@ def test_the_files_of_the_training_split(tmp_path: Path) -> None:
 
     first = (folder / "negatives.jsonl").read_bytes(), (folder / "negatives.jsonl").stat().st_mtime_ns
     again = run(folder)
-    assert "already there" in again.stdout
+    assert "exists already" in again.stdout
     assert first == ((folder / "negatives.jsonl").read_bytes(), (folder / "negatives.jsonl").stat().st_mtime_ns)
     other = run(folder, "--seed=1", "--retrieve=1", "--replace=1", "--confuse=1", "--scope=pair")
     assert other.returncode == 0, other.stderr
@@ -165,7 +165,7 @@ def test_the_authors_own_are_taken_over(tmp_path: Path) -> None:
         ChangePair(f"{n:06d}.png", f"images/{before}.png", f"sc_images/{after}.png", [f"cube {n}", "gone"], "train")
         for n, (before, after) in enumerate(names)
     ]
-    write_manifest(tmp_path / "manifest.jsonl", pairs)
+    write_text(tmp_path / "manifest.jsonl", manifest_text(pairs))
     rows = [
         {"img1": before, "img2": after, "sentences": [f"cube {n}", "gone"], "neg_samples": list("abcdef")}
         for n, (before, after) in enumerate(names[:2])

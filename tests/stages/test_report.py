@@ -101,7 +101,9 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
     assert f"| {100 * rows['PCL']['total']['CIDEr-D']:.2f} ± " in text
     with Image.open(tmp_path / "report/pairs.png") as sheet:
         assert sheet.width == 900 and sheet.height > 6 * 192
-    assert "attention.png leaves out PCL, no pre-training: runs/scratch/finetune/best.ckpt is not there" in done.stdout
+    assert (
+        "attention.png does not show PCL, no pre-training: runs/scratch/finetune/best.ckpt is not there" in done.stdout
+    )
     with Image.open(tmp_path / "report/attention.png") as sheet:
         assert sheet.width == 900 and sheet.height > 2 * (192 + 2 * 88)
     by_viewpoint = read_json(tmp_path / "report/viewpoint.json")
@@ -144,7 +146,7 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
     )
     assert few.returncode == 0, few.stderr
     index = blocks_of((tmp_path / "few/report.html").read_text())["index"]
-    assert "pictures, which cannot be read" in few.stdout
+    assert "images, which cannot be read" in few.stdout
     assert len(index["pairs"]) == 2 and not any("l" in pair for pair in index["pairs"])
     assert not (tmp_path / "few/localisation.json").exists()
 
@@ -158,4 +160,4 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
 
     missing = report(tmp_path, '{"PCL": "runs/nowhere"}')
     assert missing.returncode == 1 and missing.stderr.count("\n") == 1
-    assert missing.stderr.startswith("error: runs/nowhere/eval/metrics.json: no scores there")
+    assert missing.stderr.startswith("error: runs/nowhere/eval/metrics.json: file not found")

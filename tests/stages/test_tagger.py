@@ -53,7 +53,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     for arguments, complaint in (
         (["--conllu", str(tmp_path / "bad.conllu")], "line 1: 2 columns"),
         (["--conllu", str(tmp_path / "none.conllu")], "no CoNLL-U file there"),
-        (["--share=2"], "share must lie between 0 and 1"),
+        (["--share=2"], "--share is 2"),
         (["--stepz=3"], "stepz"),
     ):
         done = run("--out", str(tmp_path / "t"), *arguments)

@@ -472,7 +472,7 @@ def test_an_interrupted_evaluation_leaves_no_scores_of_earlier_captions(
         patch.setattr("diffcap.evaluation.protocols.evaluate", interrupted)
         assert "interrupted" in str(in_process([*words, "--limit=7"]))
     assert len(read_predictions(out / "predictions.json")) == 7 and not list(out.glob("metrics*.json"))
-    with pytest.raises(DiffcapError, match="no scores there"):
+    with pytest.raises(DiffcapError, match="file not found"):
         read_evaluation(out)
 
 
@@ -543,7 +543,7 @@ def test_a_finished_stage_whose_files_are_damaged_is_trained_again(
     damages = {
         "best.ckpt of the finished training is missing": lambda: (out / "best.ckpt").unlink(),
         "best.ckpt is not the file": lambda: (out / "best.ckpt").write_bytes(other),
-        "finished.json is of another training": lambda: (out / "finished.json").write_text(
+        "finished.json belongs to another training": lambda: (out / "finished.json").write_text(
             json.dumps({**finished, "identity": "0"})
         ),
         "identity.json is missing or damaged": lambda: (out / "identity.json").write_text(""),

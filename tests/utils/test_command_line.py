@@ -1,11 +1,11 @@
-"""Words as people write them, in the form that jsonargparse reads."""
+"""Command lines as users write them, in the form that jsonargparse reads."""
 
 import json
 
 import pytest
 
-from diffcap.cli import FLAGS, FORMS
-from diffcap.utils.command_line import spelled_out
+from diffcap.cli import FLAGS, SYNTAX
+from diffcap.utils.command_line import normalize_arguments
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from diffcap.utils.command_line import spelled_out
     ],
 )
 def test_flags_names_and_second_words(written: str, read: str) -> None:
-    assert spelled_out(written.split(), FORMS, FLAGS) == read.split()
+    assert normalize_arguments(written.split(), SYNTAX, FLAGS) == read.split()
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,13 @@ def test_flags_names_and_second_words(written: str, read: str) -> None:
     ],
 )
 def test_an_option_with_a_list(written: str, read: str, listed: list[str]) -> None:
-    assert spelled_out(written.split(), FORMS, FLAGS) == [*read.split(), f"--checkpoint={json.dumps(listed)}"]
+    assert normalize_arguments(written.split(), SYNTAX, FLAGS) == [*read.split(), f"--checkpoint={json.dumps(listed)}"]
 
 
 def test_any_number_of_files() -> None:
-    assert spelled_out(["average", "a", "--out", "x", "b"], FORMS, FLAGS) == ["average", '["a", "b"]', "--out", "x"]
+    assert normalize_arguments(["average", "a", "--out", "x", "b"], SYNTAX, FLAGS) == [
+        "average",
+        '["a", "b"]',
+        "--out",
+        "x",
+    ]

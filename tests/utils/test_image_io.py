@@ -111,6 +111,8 @@ def seen(source) -> list[int]:
         ("int32", [0, 7, 200, 255], [0, 7, 200, 255], "at most 255, were taken for 8 bits"),
         ("int32", [0, 257, 128 * 257, 65_535], [0, 1, 128, 255], None),
         ("int32", [-50_000, 0, 50_000, 150_000], [0, 64, 128, 255], "from -50,000 to 150,000, were stretched"),
+        ("uint32", [0, 1 << 30, 1 << 31, (1 << 32) - 1], [0, 64, 128, 255], "from 0 to 4.29497e+09, were stretched"),
+        ("uint32", [0, 257, 128 * 257, 65_535], [0, 1, 128, 255], None),
         ("float32", [0, 0.25, 0.5, 1], [0, 64, 128, 255], None),
         ("float32", [0, 0.1, 0.2, 0.32], [0, 26, 51, 82], None),
         ("float32", [0.2, 0.7, 1.2, 2.2], [0, 64, 128, 255], "from 0.2 to 2.2, were stretched"),
@@ -122,9 +124,11 @@ def seen(source) -> list[int]:
 def test_pixels_of_instruments_are_scaled_by_their_range(
     kind: str, values: list, expected: list[int], note: str | None, order: str
 ) -> None:
+    if (kind, order) == ("uint32", ">"):
+        pytest.skip("Pillow cannot decode big-endian uint32; tifffile is needed")
     row = np.array([values] * 700).astype(kind)
     sources = [tiff(row, order)]
-    if kind != "int16":
+    if kind not in ("int16", "uint32"):  # PIL images of these types do not exist
         sources.append(Image.fromarray(row))
     for source in sources:
         found = read_image(source)

@@ -1,1 +1,1 @@
-"""Checkpoints of ours: reading, loading, combining, exporting them, to and from the Hugging Face hub."""
+"""diffcap's checkpoints: read, load, average, combine to an ensemble, export, push to and pull from the Hugging Face Hub."""

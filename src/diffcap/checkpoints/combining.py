@@ -1,9 +1,10 @@
-"""Several checkpoints as one: the mean of their weights, or an ensemble of captioners that number their words alike."""
+"""Combine several checkpoints: the mean of their weights, or an ensemble of captioners with the same token ids."""
 
 import io
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -16,11 +17,11 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
 
 
-def expanded(paths: Sequence[str | Path]) -> list[Path]:
-    """Files, with a run's folder standing for the checkpoints that `run.keep` has kept there, and its last one.
+def expand_folders(paths: Sequence[str | Path]) -> list[Path]:
+    """Replace each folder by its periodic checkpoints (`run.keep`) and last.ckpt; files stay.
 
     Raises:
-        DiffcapError: a folder holds none.
+        DiffcapError: a folder holds no periodic checkpoint.
     """
     files: list[Path] = []
     for path in map(Path, paths):
@@ -29,39 +30,43 @@ def expanded(paths: Sequence[str | Path]) -> list[Path]:
             continue
         kept = sorted(path.glob(KEPT))
         if not kept:
-            raise DiffcapError(f"{path}: no kept checkpoints ({KEPT}) there; train with --run.keep=5, or name files.")
+            raise DiffcapError(
+                f"{path}: the folder has no periodic checkpoints ({KEPT}); train with --run.keep=5, or give files."
+            )
         last = path / LAST
-        new = last.is_file() and file_hash(last) != file_hash(kept[-1])  # of an interrupted run it is the last one kept
-        files += [*kept, *([last] if new else [])]
+        # The last.ckpt of an interrupted run equals the newest periodic checkpoint.
+        is_distinct = last.is_file() and file_hash(last) != file_hash(kept[-1])
+        files += [*kept, *([last] if is_distinct else [])]
     return files
 
 
 def average(paths: Sequence[str | Path], out: str | Path) -> list[int]:
-    """Write the mean of the weights of checkpoints of one model; what else it holds is the last one's.
+    """Write a checkpoint with the mean of the weights of several checkpoints of one model, and the metadata of the last one.
 
     Args:
-        paths: files, or folders, see `expanded`. out: the new checkpoint.
+        paths: files, or folders, see `expand_folders`.
+        out: file to write.
 
     Returns:
-        The steps that were averaged.
+        The training step of each checkpoint.
 
     Raises:
-        DiffcapError: fewer than two, one cannot be read, or they are not of one model.
+        DiffcapError: there are fewer than two checkpoints, one cannot be read, or their models differ.
     """
-    files = expanded(paths)
+    files = expand_folders(paths)
     states = [read_checkpoint(path) for path in files]
     first = states[0]
     for path, state in zip(files[1:], states[1:]):
         _check_same_model(files[0], first, path, state)
     if len(files) < 2:
-        raise DiffcapError(f"{files[0]}: the only checkpoint; give at least two to average.")
+        raise DiffcapError(f"{files[0]}: there is no other checkpoint to average with; give at least two.")
     last = states[-1]
     mean = {name: _mean([state["state_dict"][name] for state in states]) for name in first["state_dict"]}
     steps = [state["global_step"] for state in states]
     sources = [{"file": Path(path).name, "step": step} for path, step in zip(files, steps)]
-    facts = {**last["diffcap"], "averaged": sources}
-    content = io.BytesIO()  # torch.save to a file does not raise OSError where the disk is full
-    torch.save({"state_dict": mean, "global_step": last["global_step"], "diffcap": facts}, content)
+    metadata = {**last["diffcap"], "averaged": sources}
+    content = io.BytesIO()  # torch.save to a file does not raise OSError if the disk is full
+    torch.save({"state_dict": mean, "global_step": last["global_step"], "diffcap": metadata}, content)
     with atomic_write(out, per_process=False) as temporary:
         temporary.write_bytes(content.getbuffer())
     return steps
@@ -73,36 +78,38 @@ def _mean(values: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack([value.double() for value in values]).mean(0).to(values[0].dtype)
 
 
-def _check_same_model(one: Path, first: dict[str, Any], path: Path, state: dict[str, Any]) -> None:
+def _check_same_model(first_path: Path, first: dict[str, Any], path: Path, state: dict[str, Any]) -> None:
+    def fail(name: str) -> NoReturn:
+        raise DiffcapError(f"{path}: {name} differs from {first_path}; average checkpoints of one model.")
+
     for key in ("method", "stage", "hyperparameters", "vocabulary_layout"):
-        theirs, ours = state["diffcap"].get(key), first["diffcap"].get(key)
-        if theirs != ours:
-            raise DiffcapError(f"{path}: its {key} is not that of {one}; average checkpoints of one model.")
-    _check_words(one, first["diffcap"]["words"], path, state["diffcap"]["words"])
-    shapes, theirs = ({name: value.shape for name, value in each["state_dict"].items()} for each in (first, state))
-    if shapes != theirs:
-        name = next(name for name in {**shapes, **theirs} if shapes.get(name) != theirs.get(name))
-        raise DiffcapError(f"{path}: its {name} is not that of {one}; average checkpoints of one model.")
+        if state["diffcap"].get(key) != first["diffcap"].get(key):
+            fail(key)
+    _check_words(first_path, first["diffcap"]["words"], path, state["diffcap"]["words"])
+    expected, found = ({name: value.shape for name, value in each["state_dict"].items()} for each in (first, state))
+    for name in {**expected, **found}:
+        if expected.get(name) != found.get(name):
+            fail(f"the weight {name}")
 
 
-def _check_words(one: Path, ours: list[str], path: Path, theirs: list[str]) -> None:
-    if ours == theirs:
-        return
-    place = next(
-        (n for n, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs))
-    )  # one may be the beginning of the other
-    shown = [repr(words[place]) if place < len(words) else "nothing more" for words in (theirs, ours)]
-    raise DiffcapError(
-        f"{path}: its vocabulary is not that of {one}: word {place + 1} is {shown[0]} there and {shown[1]} here; "
-        "take checkpoints that were trained on one manifest with one min_count."
-    )
+def _check_words(first_path: Path, expected: list[str], path: Path, found: list[str]) -> None:
+    for number, (word, other) in enumerate(itertools.zip_longest(found, expected), 1):
+        if word != other:
+            raise DiffcapError(
+                f"{path}: its vocabulary differs from {first_path}: word {number} is {_quoted(word)}, not {_quoted(other)}; "
+                "use checkpoints that were trained with the same manifest and min_count."
+            )
 
 
-def load_together(paths: Sequence[str | Path]) -> list[Checkpoint]:
-    """Load the members of an ensemble, methods of any kind that number their words alike.
+def _quoted(word: str | None) -> str:
+    return "missing" if word is None else repr(word)
+
+
+def load_members(paths: Sequence[str | Path]) -> list[Checkpoint]:
+    """Load the members of an ensemble. They may be of different methods, but must have the same token ids.
 
     Raises:
-        DiffcapError: one cannot be loaded, or has another vocabulary or other opening and closing tokens.
+        DiffcapError: a checkpoint cannot be loaded, or the words or special tokens of two vocabularies differ.
     """
     files = [Path(path) for path in paths]
     members = [load(path) for path in files]
@@ -111,14 +118,14 @@ def load_together(paths: Sequence[str | Path]) -> list[Checkpoint]:
         _check_words(files[0], first.vocabulary.words, path, member.vocabulary.words)
         if member.vocabulary.family != first.vocabulary.family:
             raise DiffcapError(
-                f"{path}: numbers its words as {member.vocabulary.layout} does, {files[0]} as {first.vocabulary.layout}; "
-                "an ensemble needs one numbering (SCORER and DIRL share theirs)."
+                f"{path}: its vocabulary layout is {member.vocabulary.layout}, that of {files[0]} is {first.vocabulary.layout}; "
+                "the members of an ensemble need the same layout (SCORER and DIRL share one)."
             )
     return members
 
 
-def together(members: Sequence[Checkpoint]) -> Checkpoint:
-    """Several checkpoints as one that takes lists of features; captions are as long as the shortest `max_length` allows."""
+def as_ensemble(members: Sequence[Checkpoint]) -> Checkpoint:
+    """Several checkpoints as one whose captioner takes lists of features; `max_length` is the smallest of the members'."""
     captioner = Ensemble([member.captioner for member in members]).eval()
     metadata = {**members[0].metadata, "ensemble": [member.metadata["method"] for member in members]}
     return members[0]._replace(

@@ -1,4 +1,4 @@
-"""A captioner's exported folder, and the scores that are of the same weights."""
+"""The exported folder of a checkpoint, and the evaluation scores that belong to its weights."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,72 +10,76 @@ from diffcap.utils.errors import DiffcapError
 
 
 class Scores(NamedTuple):
-    """A checkpoint's metrics.json and where it stands; without one, `why` says what is missing."""
+    """The metrics.json of a checkpoint and its path; `missing_reason` explains why there is none."""
 
     metrics: dict[str, Any] | None
     file: Path | None
-    why: str = ""
+    missing_reason: str = ""
 
 
-def scores_of(checkpoint: Path, state: dict[str, Any], named: str | Path | None = None) -> Scores:
-    """The scores of a checkpoint, and not of another one of its run.
+def find_scores(checkpoint: Path, state: dict[str, Any], metrics_file: str | Path | None = None) -> Scores:
+    """Find the evaluation of a checkpoint's weights.
 
     Args:
-        checkpoint: its file, or an exported folder. state: what it holds. named: its metrics.json; None looks through the
-            evaluations of its run, or into the folder.
+        checkpoint: the file or the exported folder.
+        state: its content, see `read_checkpoint`.
+        metrics_file: metrics.json to use; None searches the evaluations of the same run, or the exported folder.
 
     Raises:
-        DiffcapError: the named one is missing, or of other weights.
+        DiffcapError: `metrics_file` is missing, not a metrics.json, or belongs to other weights.
     """
-    ours = weights_hash(state)
-    if named is not None:
-        metrics = _metrics(Path(named))
-        fault = _fault(metrics, ours)
+    digest = weights_hash(state)
+    if metrics_file is not None:
+        metrics = _read_metrics(Path(metrics_file))
+        fault = _mismatch(metrics, digest)
         if fault:
-            raise DiffcapError(f"{named}: {fault}; evaluate {checkpoint} itself, or leave --metrics out.")
-        return Scores(metrics, Path(named))
+            raise DiffcapError(f"{metrics_file}: {fault}; evaluate {checkpoint} itself, or omit --metrics.")
+        return Scores(metrics, Path(metrics_file))
     faults = []
     for path in evaluations_near(checkpoint):
         try:
-            metrics = _metrics(path)
+            metrics = _read_metrics(path)
         except DiffcapError:
-            continue  # another program's
-        fault = _fault(metrics, ours)
+            continue  # written by another program
+        fault = _mismatch(metrics, digest)
         if not fault:
             return Scores(metrics, path)
         faults.append(f"{path.parent.name}/{path.name} {fault}")
-    return Scores(None, None, "; ".join(faults) or "no evaluation stands beside the checkpoint")
+    return Scores(None, None, "; ".join(faults) or "there is no evaluation next to the checkpoint")
 
 
-def _metrics(path: Path) -> dict[str, Any]:
-    found = read_json(path, "metrics", "write it with `make eval`")
-    if not isinstance(found, dict) or not isinstance(found.get("groups"), dict):
-        raise DiffcapError(f'{path}: no metrics of diffcap, it has no "groups"; write it with `make eval`.')
-    return found
+def _read_metrics(path: Path) -> dict[str, Any]:
+    metrics = read_json(path, "metrics", "write it with `make eval`")
+    if not isinstance(metrics, dict) or not isinstance(metrics.get("groups"), dict):
+        raise DiffcapError(f'{path}: not a metrics.json of diffcap, "groups" is missing; write it with `make eval`.')
+    return metrics
 
 
-def _fault(metrics: dict[str, Any], ours: str) -> str:
-    """Why these are not the scores of the weights with this hash; empty where they are."""
-    scored = (metrics.get("provenance") or {}).get("checkpoints")
-    if not scored:
-        return "does not say which weights it is of"
-    if len(scored) > 1:
-        return f"is of an ensemble of {len(scored)}"
-    return "" if scored[0].get("weights_sha256") == ours else "is of other weights"
+def _mismatch(metrics: dict[str, Any], digest: str) -> str:
+    """Why these scores do not belong to the weights with this hash; empty if they do."""
+    evaluated = (metrics.get("provenance") or {}).get("checkpoints")
+    if not evaluated:
+        return "does not name the weights that it evaluated"
+    if len(evaluated) > 1:
+        return f"belongs to an ensemble of {len(evaluated)} checkpoints"
+    return "" if evaluated[0].get("weights_sha256") == digest else "belongs to other weights"
 
 
 def export(checkpoint: str | Path, folder: str | Path) -> Scores:
-    """Write a checkpoint in its exported form, with the metrics.json that is of its weights, if there is one.
+    """Write the exported form of a checkpoint, with the metrics.json of its weights if there is one.
+
+    Returns:
+        The scores that were written, or the reason why there are none.
 
     Raises:
-        DiffcapError: the checkpoint is unreadable.
+        DiffcapError: the checkpoint cannot be read, or the folder cannot be written.
     """
     checkpoint, folder = Path(checkpoint), Path(folder)
     state = read_checkpoint(checkpoint)
-    scores = scores_of(checkpoint, state)
+    scores = find_scores(checkpoint, state)
     write_folder(folder, state)
     if scores.metrics is not None:
         write_json(folder / METRICS, scores.metrics)
     elif folder.absolute() != checkpoint.absolute():
-        (folder / METRICS).unlink(missing_ok=True)  # of another checkpoint that was exported here
+        (folder / METRICS).unlink(missing_ok=True)  # scores of another checkpoint that was exported to this folder
     return scores

@@ -1,7 +1,7 @@
-"""Reading a checkpoint of ours: what every stage after the first begins with.
+"""Read and write diffcap's checkpoints, which have two forms with the same content.
 
-Two forms hold the same: the file that training writes, and the exported folder of `config.json`, the "diffcap" entry with
-the number of steps, and `model.safetensors`, the weights (`diffcap export`, `diffcap import`, the Hugging Face hub).
+Training writes a file. `diffcap export`, `diffcap import` and the Hugging Face Hub use the exported folder: `config.json`, the
+"diffcap" entry with the number of steps, and `model.safetensors`, the weights.
 """
 
 import hashlib
@@ -21,12 +21,12 @@ from diffcap.utils.files import atomic_write
 from diffcap.utils.unpickling import error_reason
 
 CAPTIONING_STAGES = ("finetune", "reinforce")  # whose checkpoints can caption
-FORMAT = 1  # of the "diffcap" entry; raised when an older file could no longer be read
+FORMAT = 1  # version of the "diffcap" entry
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 SHA256 = "safetensors_sha256"  # entry of config.json; folders of diffcap 0.1.0 may lack it
 
-# Entries of the metadata and their types. Every version has written those of the first two tables.
-_OF_ALL: dict[str, Any] = {
+# Entries of the metadata and their types.
+_REQUIRED: dict[str, Any] = {
     "version": str,
     "stage": str,
     "dataset": str,
@@ -35,7 +35,7 @@ _OF_ALL: dict[str, Any] = {
     "max_length": int,
     "features": dict,
 }
-_OF_CAPTIONERS: dict[str, Any] = {"method": str, "hyperparameters": dict, "tokenizer": str}
+_REQUIRED_OF_CAPTIONERS: dict[str, Any] = {"method": str, "hyperparameters": dict, "tokenizer": str}
 _OPTIONAL: dict[str, Any] = {
     "vocabulary_layout": str,
     "manifest_sha256": str | None,
@@ -44,7 +44,7 @@ _OPTIONAL: dict[str, Any] = {
     "averaged": list,
     "imported_from": str,
 }
-_OF_FEATURES: dict[str, Any] = {
+_FEATURES: dict[str, Any] = {
     "name": str,
     "shape": list,
     "dtype": str,
@@ -57,18 +57,18 @@ _OF_FEATURES: dict[str, Any] = {
 
 
 def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
-    """Load a checkpoint of ours, a file or an exported folder, onto the CPU without running pickled code.
+    """Load a checkpoint, a file or an exported folder, to the CPU without running pickled code.
 
     Args:
-        mapped: read weights from the disk only when they are used, for callers that need the metadata. Neither the checksum
-            of the file nor the values of the weights are checked.
+        mapped: map the weights into memory, for callers that need the metadata only. Neither the checksum of the file nor the
+            values of the weights are checked.
 
     Returns:
-        {"diffcap": what it says of itself, "state_dict": its weights, "global_step": steps of its training}.
+        {"diffcap": metadata, "state_dict": weights by name, "global_step": number of training steps}.
 
     Raises:
-        DiffcapError: the checkpoint is missing, damaged, from another program, or of another format, or it holds weights
-            that are not finite.
+        DiffcapError: the checkpoint is missing, damaged, written by another program, has another format, or contains NaN or
+            infinite weights.
     """
     path = Path(path)
     if path.is_dir() or path.name in (CONFIG, WEIGHTS):
@@ -79,7 +79,7 @@ def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
         if not mapped:
             _check_archive(path)
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except Exception as error:  # foreign content may fail in any way
+    except Exception as error:  # foreign content may raise any error
         raise DiffcapError(
             f"{path}: not a readable checkpoint ({error_reason(error, path)}); {remedy(path)}."
         ) from None
@@ -93,7 +93,7 @@ def _check_archive(path: Path) -> None:
         ValueError: an entry differs. Damaged headers raise exceptions of several other types.
     """
     if not zipfile.is_zipfile(path):
-        return  # torch.load refuses it, or reads the older format, which diffcap never wrote
+        return  # torch.load refuses it, or reads torch's legacy format
     with zipfile.ZipFile(path) as archive:
         damaged = archive.testzip()
     if damaged is not None:
@@ -101,7 +101,7 @@ def _check_archive(path: Path) -> None:
 
 
 def remedy(path: Path) -> str:
-    """How to get a checkpoint again whose file is damaged."""
+    """Advice for the user of a damaged checkpoint."""
     if path.is_dir() or path.name in (CONFIG, WEIGHTS):
         return "copy or download the folder again, or write it again with `diffcap export` or `diffcap import`"
     if (path.parent / IDENTITY).is_file():
@@ -114,16 +114,15 @@ def _checked(state: Any, path: Path, mapped: bool) -> dict[str, Any]:
     metadata = state.get("diffcap") if isinstance(state, dict) else None
     if not isinstance(metadata, dict) or not {"format", "version"} <= metadata.keys():
         raise DiffcapError(
-            f"{path}: not a checkpoint of diffcap; one that a method's authors released comes in through "
-            "`diffcap import METHOD FILE`."
+            f"{path}: not a checkpoint of diffcap; import a checkpoint of a method's authors with `diffcap import METHOD FILE`."
         )
     if metadata["format"] != FORMAT:
         raise DiffcapError(
-            f"{path}: checkpoint format {metadata['format']!r:.40}, this diffcap reads {FORMAT}; "
+            f"{path}: its format is {metadata['format']!r:.40}, but this diffcap reads format {FORMAT}; "
             f"use diffcap {metadata['version']!s:.40}, which wrote it, or train it again."
         )
     with wrap_errors(path, "its metadata are damaged", remedy(path)):
-        metadata = _plain(metadata)
+        metadata = _as_json(metadata)
         _check_metadata(metadata)
         if type(state.get("global_step")) is not int:
             raise ValueError(f'"global_step" is {state.get("global_step")!r:.40}, not an int')
@@ -131,19 +130,19 @@ def _checked(state: Any, path: Path, mapped: bool) -> dict[str, Any]:
     if not isinstance(weights, dict):
         raise DiffcapError(f"{path}: its state_dict is not a dict of weights; {remedy(path)}.")
     for name, value in weights.items():
-        fault = unusable(value) if isinstance(name, str) else "has a name that is not a string"
+        fault = weight_fault(value) if isinstance(name, str) else "has a name that is not a string"
         if fault:
             raise DiffcapError(f"{path}: its weight {name!r:.80} {fault}; {remedy(path)}.")
         if not mapped and not is_finite(value):
             raise DiffcapError(
-                f"{path}: its weight {name!r:.80} holds nan or inf, as after a training that diverged; use another checkpoint, "
-                f"or train again with a lower learning rate, as in `make {metadata['stage']} ARGS=--model.lr=1e-5`."
+                f"{path}: its weight {name!r:.80} contains nan or inf, perhaps because the training diverged; use another "
+                f"checkpoint, or train again with a lower learning rate, such as `make {metadata['stage']} ARGS=--model.lr=1e-5`."
             )
     return {**state, "diffcap": metadata}
 
 
-def _plain(metadata: dict[Any, Any]) -> dict[str, Any]:
-    """The same as an exported folder's config.json would give it: text as keys, lists instead of tuples.
+def _as_json(metadata: dict[Any, Any]) -> dict[str, Any]:
+    """Convert metadata as a config.json would: keys to strings, tuples to lists.
 
     Raises:
         ValueError, TypeError: a value cannot be written as JSON in UTF-8.
@@ -154,17 +153,17 @@ def _plain(metadata: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _check_metadata(metadata: dict[str, Any]) -> None:
-    """Check the entries and their types, so that the code that uses them can rely on both.
+    """Check the presence and the types of the entries.
 
     Raises:
-        ValueError: an entry is missing or of another type.
+        ValueError: an entry is missing or has another type.
     """
-    _check_types(metadata, {**_OF_CAPTIONERS, **_OPTIONAL}, _OF_ALL)
+    _check_types(metadata, {**_REQUIRED_OF_CAPTIONERS, **_OPTIONAL}, _REQUIRED)
     if metadata["stage"] in CAPTIONING_STAGES:
-        _check_types(metadata, {}, _OF_CAPTIONERS)
-    _check_types(metadata["features"], _OF_FEATURES, {})
+        _check_types(metadata, {}, _REQUIRED_OF_CAPTIONERS)
+    _check_types(metadata["features"], _FEATURES, {})
     if not all(isinstance(word, str) for word in metadata["words"]):
-        raise ValueError('"words" is not a list of texts')
+        raise ValueError('"words" is not a list of strings')
 
 
 def _check_types(entries: dict[str, Any], optional: dict[str, Any], required: dict[str, Any]) -> None:
@@ -175,8 +174,8 @@ def _check_types(entries: dict[str, Any], optional: dict[str, Any], required: di
             raise ValueError(f'"{key}" is {entries[key]!r:.40}, not {getattr(kind, "__name__", kind)}')
 
 
-def unusable(value: Any) -> str:
-    """Why a value cannot be a weight, whose numbers are all in the file; empty if it can."""
+def weight_fault(value: Any) -> str:
+    """Why a value is not a dense CPU tensor with all its numbers in the file; empty if it is one."""
     if not isinstance(value, Tensor):
         return "is not a tensor"
     plain = value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
@@ -190,7 +189,7 @@ def is_finite(value: Tensor) -> bool:
     """Whether no value of a tensor is nan or inf."""
     if not value.is_floating_point() or not value.numel():
         return True
-    return all(bool(edge.isfinite()) for edge in value.aminmax())  # ten times as fast as isfinite of every value
+    return all(bool(extreme.isfinite()) for extreme in value.aminmax())  # ten times faster than isfinite on every value
 
 
 def _read_folder(folder: Path, mapped: bool) -> dict[str, Any]:
@@ -199,11 +198,11 @@ def _read_folder(folder: Path, mapped: bool) -> dict[str, Any]:
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise DiffcapError(
-                f"{folder}: holds no {name}; give a checkpoint's file, or a folder that `diffcap export` or `diffcap import` wrote."
+                f"{folder}: {name} is missing; give a checkpoint file, or a folder that `diffcap export` or `diffcap import` wrote."
             )
     metadata = read_json(folder / CONFIG, "configuration", "export the checkpoint again")
     if not isinstance(metadata, dict):
-        raise DiffcapError(f"{folder / CONFIG}: not a configuration of diffcap; export the checkpoint again.")
+        raise DiffcapError(f"{folder / CONFIG}: not a JSON object; export the checkpoint again.")
     step, expected = metadata.pop("step", 0), metadata.pop(SHA256, None)
     if expected is not None and not mapped and file_hash(folder / WEIGHTS) != expected:
         raise DiffcapError(
@@ -220,15 +219,15 @@ def _read_folder(folder: Path, mapped: bool) -> dict[str, Any]:
 
 
 def write_folder(folder: str | Path, state: dict[str, Any]) -> None:
-    """Write the exported form: float32 weights of the captioner under their names in a checkpoint, and all it says of itself.
+    """Write the exported form of a checkpoint: the weights of the captioner, and the metadata.
 
-    The configuration comes last, so that a folder without one is known not to be whole.
+    config.json is written last, so a folder without it is incomplete.
 
     Args:
-        folder: made if it is not there. state: as `read_checkpoint` gives it.
+        folder: created if it does not exist. state: see `read_checkpoint`.
 
     Raises:
-        DiffcapError: the weights cannot be written; a folder that was there before is as it was.
+        DiffcapError: the weights cannot be written; an existing folder stays unchanged.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -238,24 +237,24 @@ def write_folder(folder: str | Path, state: dict[str, Any]) -> None:
     with atomic_write(folder / WEIGHTS) as temporary:
         try:
             save_file(kept, temporary, {"format": "pt"})
-        except SafetensorError as error:  # which a full disk causes, too
+        except SafetensorError as error:  # also raised if the disk is full
             raise DiffcapError(
                 f"{folder / WEIGHTS}: cannot be written ({error_reason(error, temporary)}); check the free space and the "
                 "permissions there, or give another folder."
             ) from None
-        temporary.chmod(0o644)  # safetensors makes it readable for its owner alone
+        temporary.chmod(0o644)  # safetensors creates a file that only its owner can read
         checksum = file_hash(temporary)
         (folder / CONFIG).unlink(missing_ok=True)  # it describes the earlier weights
     write_json(folder / CONFIG, {**state["diffcap"], "step": state["global_step"], SHA256: checksum})
 
 
 def weights_hash(state: dict[str, Any]) -> str:
-    """SHA-256 of the captioner's weights, in hexadecimal: what a checkpoint and its exported form have in common.
+    """SHA-256 of the captioner's weights in hexadecimal; the same for a checkpoint file and its exported form.
 
-    Files of two equal trainings are not equal, since they tell how long it took; their weights are.
+    The files of two equal trainings differ, because they contain the training time; their weights are equal.
 
     Args:
-        state: as `read_checkpoint` gives it.
+        state: see `read_checkpoint`.
     """
     digest = hashlib.sha256()
     for name, value in sorted(weights_of(state).items()):
@@ -264,12 +263,11 @@ def weights_hash(state: dict[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def described(path: str | Path, seen_from: str | Path) -> dict[str, Any]:
-    """What an evaluation writes down of a checkpoint: where it lies, seen from a folder, and what tells it from others."""
+def checkpoint_record(path: str | Path, folder: str | Path) -> dict[str, Any]:
+    """The entry of a checkpoint in metrics.json: its path relative to a folder, stage, step and hash of the weights."""
     state = read_checkpoint(path, mapped=True)
-    file = Path(os.path.relpath(path, seen_from)).as_posix()
     return {
-        "file": file,
+        "file": Path(os.path.relpath(path, folder)).as_posix(),
         "stage": state["diffcap"].get("stage"),
         "step": state["global_step"],
         "weights_sha256": weights_hash(state),
@@ -277,6 +275,6 @@ def described(path: str | Path, seen_from: str | Path) -> dict[str, Any]:
 
 
 def weights_of(state: dict[str, Any], prefix: str = "captioner.") -> dict[str, torch.Tensor]:
-    """The parameters of a checkpoint whose names begin so, without that beginning."""
+    """The weights of a checkpoint whose names have a prefix, under their names without it."""
     found = state["state_dict"].items()
     return {name.removeprefix(prefix): value for name, value in found if name.startswith(prefix)}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffcap.commands.pairs import PicturePair, find_pairs
+from diffcap.commands.pairs import ImagePair, find_pairs
 from diffcap.utils.console import echo, print_json
 from diffcap.utils.errors import DiffcapError
 
@@ -85,7 +85,7 @@ def _validate_heatmap_path(heatmap: str | None, single_pair: bool) -> Path | Non
     return path
 
 
-def _pair_paths(pair: PicturePair) -> dict[str, str]:
+def _pair_paths(pair: ImagePair) -> dict[str, str]:
     return {"id": pair.id, "before": str(pair.before), "after": str(pair.after)}
 
 
@@ -103,7 +103,7 @@ def _file_names(ids: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def _print_result(pair: PicturePair, caption: Any, as_json: bool, single_pair: bool) -> None:
+def _print_result(pair: ImagePair, caption: Any, as_json: bool, single_pair: bool) -> None:
     """Print the caption of a pair, or the error in its place."""
     if isinstance(caption, DiffcapError):
         echo(f"error: {pair.id}: {caption}", err=True)
@@ -132,7 +132,7 @@ def _print_details(caption: Any) -> None:
         echo(f"or (log-probability {alternative.log_probability:.3f}): {alternative.text}")
 
 
-def _draw(captioner: Any, pair: PicturePair, caption: Any, path: Path) -> None:
+def _draw(captioner: Any, pair: ImagePair, caption: Any, path: Path) -> None:
     from diffcap.report.drawing import write_png
     from diffcap.report.heatmap import draw_caption
     from diffcap.utils.image_io import read_image
@@ -141,7 +141,7 @@ def _draw(captioner: Any, pair: PicturePair, caption: Any, path: Path) -> None:
     write_png(path, draw_caption(read_image(pair.before).image, read_image(pair.after).image, caption, attention))
 
 
-def _try_draw(captioner: Any, pair: PicturePair, caption: Any, path: Path) -> bool:
+def _try_draw(captioner: Any, pair: ImagePair, caption: Any, path: Path) -> bool:
     """Draw one of many pairs. On failure, print a note and return False."""
     try:
         _draw(captioner, pair, caption, path)

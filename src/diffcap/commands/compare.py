@@ -1,4 +1,4 @@
-"""`diffcap compare`: two evaluated runs beside each other."""
+"""`diffcap compare`: compare two evaluated runs."""
 
 from pathlib import Path
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 from diffcap.utils.console import echo, print_json
 from diffcap.utils.errors import DiffcapError
 
-_MOST_SAMPLES = 100_000  # repeated runs then move the edges of a 95 % interval by 0.2 % of its width
+_MAX_SAMPLES = 100_000  # the ends of a 95 % interval then vary by 0.2 % of its width between seeds
 
 
 def run(
@@ -22,8 +22,8 @@ def run(
     out: Path | None,
 ) -> None:
     """Compare two runs; see `cli.compare`."""
-    if not 1 <= samples <= _MOST_SAMPLES:
-        raise DiffcapError(f"--samples is {samples}; give 1 to {_MOST_SAMPLES:,}.")
+    if not 1 <= samples <= _MAX_SAMPLES:
+        raise DiffcapError(f"--samples is {samples}; give 1 to {_MAX_SAMPLES:,}.")
     if not 0 < level < 1:
         raise DiffcapError(f"--level is {level}; give a number between 0 and 1, such as 0.95.")
     for name, number in {"seed": seed, "pairs": pairs}.items():
@@ -41,7 +41,9 @@ def run(
     report.check_same_pairs(a, b)
     scored_by = [tokenizer or run.metrics["protocol"]["tokenizer"] for run in (a, b)]
     if len(set(scored_by)) > 1:
-        raise DiffcapError(f"{run_a} was scored by {scored_by[0]} tokens, {run_b} by {scored_by[1]}; give --tokenizer.")
+        raise DiffcapError(
+            f"{run_a} was scored with the tokenizer {scored_by[0]}, {run_b} with {scored_by[1]}; give --tokenizer."
+        )
     groups = report.groups_for(a, b, folder)
     metrics = [name for name in a.metrics["protocol"]["metrics"] if name in b.metrics["protocol"]["metrics"]]
     if not metrics:
@@ -77,6 +79,6 @@ def run(
         return
     print_table(rich_table(report.metric_lines(found), f"A: {a.folder}\nB: {b.folder}", words=2))
     echo(report.methodology_note(found), "")
-    print_table(rich_table(report.win_lines(found), "pairs on which B's caption scores higher, as high, lower"))
+    print_table(rich_table(report.win_lines(found), "pairs on which B's caption scores higher, equal, lower"))
     for row in found["largest"]:
         echo(*report.pair_lines(row), "")

@@ -1,4 +1,4 @@
-"""Official files of a dataset in, `manifest.jsonl` and `dataset.json` out, every image looked at on the way."""
+"""The data stage: read the official files of a dataset, check its images, write `manifest.jsonl` and `dataset.json`."""
 
 import difflib
 from collections.abc import Sequence
@@ -30,30 +30,29 @@ def prepare(
     jitter: float | None = None,
     fetch: FetchSettings = FETCH,
 ) -> None:
-    """Write the manifest of a dataset, and dataset.json with its counts beside it.
+    """Write the manifest of a dataset, and dataset.json with its counts.
 
     Args:
-        dataset: clevr_change, clevr_dc, spot_the_diff, image_editing_request, birds2words, blocks (rendered here), cub and
-            nabirds or their stand-ins blocks_cub and blocks_nabirds (rendered here) for pre-training, or any other name for
-            your own pairs.jsonl.
-        source: the folder that holds the dataset's files; without it they are fetched, as far as they may be. Not for what
-            is rendered.
-        out: where the manifest goes; data/<dataset> by default.
-        missing: what to do with a pair whose image is missing or broken: refuse the dataset, or skip the pair. Either
-            way problems.txt in the output folder lists the images.
-        check: decode every image to its last pixel (remembered, so that the next run is quick), or only ask whether
-            the file exists.
-        captions_only: look at no image at all; the manifest then serves the stages that read captions only (negatives,
-            vocabulary), and dataset.json says so.
-        pairs: blocks only: how many pairs to render, half of them changes and half distractors; 6000 by default.
-        images: blocks_cub and blocks_nabirds only: how many pictures to render; 4000 and 3840 by default.
-        seed: of what is rendered: of scenes, captions and splits; 0 by default.
-        jitter: of what is rendered: how far camera and light stray; 0 keeps them, 1, the default, is about CLEVR-Change's.
-        fetch: how the files are fetched where no source is given.
+        dataset: clevr_change, clevr_dc, spot_the_diff, image_editing_request, birds2words, blocks (rendered here); for
+            pre-training cub, nabirds, or their rendered substitutes blocks_cub and blocks_nabirds; or any other name for your
+            own pairs.jsonl.
+        source: Folder with the dataset's files; by default they are downloaded if their licence allows it. Not for rendered
+            datasets.
+        out: Output folder; data/<dataset> by default.
+        missing: What to do with a pair whose image is missing or broken: refuse the dataset, or skip the pair. In both cases
+            problems.txt in the output folder lists the images.
+        check: Decode every image completely (results are stored for the next run), or only check that the file exists.
+        captions_only: Check no image. The manifest then serves the stages that read captions only (negatives, vocabulary), and
+            dataset.json records it.
+        pairs: blocks only: number of pairs to render, half of them changes and half distractors; 6000 by default.
+        images: blocks_cub and blocks_nabirds only: number of images to render; 4000 and 3840 by default.
+        seed: Rendered datasets only: seed of scenes, captions and splits; 0 by default.
+        jitter: Rendered datasets only: variation of camera and light; 0 is none, 1 (default) is about that of CLEVR-Change.
+        fetch: Options of the download.
 
     Raises:
-        DiffcapError: a file is missing or malformed, or images are and `missing` is "refuse"; pairs whose photos are gone
-            from the web are left out all the same, and counted.
+        DiffcapError: a file is missing or malformed, or an image is and `missing` is "refuse". Pairs whose photos no longer
+            exist on the web are always skipped and counted.
     """
     from diffcap.datasets import describe, read_pairs
     from diffcap.records import write_dataset
@@ -68,7 +67,7 @@ def prepare(
         root, render = _render(dataset, folder, source, render)
     elif render:
         raise DiffcapError(
-            f"--{next(iter(render))} is for blocks only, and {dataset} is read, not rendered; leave it out."
+            f"--{next(iter(render))} is for rendered datasets, and {dataset} is not rendered; omit the option."
         )
     elif source is None:
         root, gone = _fetch(dataset, folder, fetch, captions_only, missing)
@@ -76,7 +75,7 @@ def prepare(
         root = Path(source)
     try:
         records = read_pairs(dataset, root)
-        describe(dataset, records, root)  # refuses what cannot be the dataset before its images are looked at
+        describe(dataset, records, root)  # refuses wrong files before the images are checked
     except DiffcapError as error:
         if not rendered:
             raise
@@ -94,10 +93,10 @@ def prepare(
         "settings": settings,
         **describe(dataset, records, root, left_out=bool(skipped["pairs"])),
     }
-    # Before the manifest, which is what Make looks for; untouched where it is the same already.
+    # The vocabulary is written before the manifest, which Make takes as the mark of a complete stage.
     vocabulary = build_vocabulary(caption for pair in records if pair.split == "train" for caption in pair.captions)
     words = folder / "vocabulary.json"
-    if not vocabulary.words:  # classes and no captions
+    if not vocabulary.words:  # a dataset with classes instead of captions
         words.unlink(missing_ok=True)
     else:
         write_vocabulary(words, vocabulary)
@@ -107,13 +106,13 @@ def prepare(
 
 
 def _render(dataset: str, folder: Path, source: str | None, settings: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
-    """The folder of the rendered files, and every setting that they were rendered with."""
+    """Render the dataset; returns the folder of the files, and all settings of the rendering."""
     if source is not None:
-        raise DiffcapError(f"{dataset} is rendered, not read: leave --source (DATA=) out.")
+        raise DiffcapError(f"{dataset} is rendered and has no source files; omit --source (DATA=).")
     spec = get_dataset(dataset)
     other = "images" if spec.pairs else "pairs"
     if other in settings:
-        raise DiffcapError(f"--{other} is not for {dataset}; leave it out.")
+        raise DiffcapError(f"--{other} does not apply to {dataset}; omit the option.")
     from diffcap.datasets.blocks.chunks import STAMP
     from diffcap.records import read_json
 
@@ -126,7 +125,7 @@ def _render(dataset: str, folder: Path, source: str | None, settings: dict[str, 
 def _fetch(
     dataset: str, folder: Path, settings: FetchSettings, captions_only: bool, missing: str
 ) -> tuple[Path, frozenset[str]]:
-    """The folder of the fetched files, and the images that are gone from the web."""
+    """Download the dataset; returns the folder of the files, and the images that no longer exist on the web."""
     from diffcap.fetching.fetch import fetch
 
     sources = Path(settings.sources or SOURCES / f"{dataset}.yaml")
@@ -134,11 +133,13 @@ def _fetch(
         own = {path.parent.name for path in folder.parent.glob("*/manifest.jsonl")}
         known = sorted({*datasets(), *own})
         if dataset in known:
-            raise DiffcapError(f"{dataset} needs its files; give their folder as DATA=<folder> (--source).")
+            raise DiffcapError(
+                f"{dataset} cannot be downloaded; give the folder of its files as DATA=<folder> (--source)."
+            )
         near = difflib.get_close_matches(dataset, known, n=1)
         raise DiffcapError(
-            f"DATASET={dataset} is unknown{f', did you mean {near[0]}' if near else ''}; known are {', '.join(known)}. For a "
-            "dataset of your own give DATA=<folder with pairs.jsonl>."
+            f"DATASET={dataset} is unknown{f', did you mean {near[0]}' if near else ''}; known datasets: {', '.join(known)}. For "
+            "your own dataset give DATA=<folder with pairs.jsonl>."
         )
     return fetch(dataset, folder, sources, settings, captions_only, incomplete=missing == "skip")
 
@@ -152,7 +153,11 @@ def _check(
     gone: frozenset[str],
     rendered: bool,
 ) -> tuple[list[ChangePair], dict[str, int]]:
-    """The pairs whose images are both good, and what was left out; refuses unless told to skip, or all that lack are `gone`."""
+    """Check the images; returns the pairs with two readable images, and the numbers of skipped pairs and images.
+
+    Raises:
+        DiffcapError: images other than `gone` are missing or broken and `missing` is "refuse", or no pair is left.
+    """
     from diffcap.datasets.images import MISSING, check_images, image_paths
     from diffcap.records import write_text
 
@@ -165,22 +170,24 @@ def _check(
     good = [pair for pair in pairs if not any(image in problems for image in pair.images)]
     absent = [path for path, what in problems.items() if what == MISSING]
     broken = [path for path, what in problems.items() if what != MISSING]
-    said = " and ".join(
+    counts = " and ".join(
         f"{len(names)} {word} (first {', '.join(names[:3])})"
         for names, word in ((absent, "missing"), (broken, "broken"))
         if names
     )
     lost = len(pairs) - len(good)
-    summary = f"{root}: of {len(paths)} images {said}, so {lost} of {len(pairs)} pairs are lost; all are in {report}"
+    summary = (
+        f"{root}: of {len(paths)} images {counts}, so {lost} of {len(pairs)} pairs are unusable; {report} lists them"
+    )
     if missing == "refuse" and rendered:
         from diffcap.datasets.blocks.chunks import reopen
 
         reopen(root, problems)
-        raise DiffcapError(f"{summary}: run the same command again, which renders those images again.")
+        raise DiffcapError(f"{summary}. Run the same command again; it renders those images again.")
     if missing == "refuse" and not gone.issuperset(problems):
-        raise DiffcapError(f"{summary}: fetch them again, or leave those pairs out with --missing skip.")
+        raise DiffcapError(f"{summary}. Get those images again, or skip the pairs with --missing skip.")
     if not good:
-        raise DiffcapError(f"{summary}, and no pair is left; check the folder.")
+        raise DiffcapError(f"{summary}. No pair is left; check the folder.")
     echo(f"skipped: {summary}.")
     return good, {"pairs": lost, "images": len(problems)}
 
@@ -192,7 +199,7 @@ def _show(dataset: Dataset, folder: Path) -> None:
 
     table = Table(title=f"{dataset.name}: {folder / 'manifest.jsonl'}", title_justify="left")
     single = all(pair.after is None for pair in dataset.pairs)
-    records, one = ("images", "an image") if single else ("pairs", "a pair")
+    records, record = ("images", "image") if single else ("pairs", "pair")
     for column in ("split", records, "distractors", "captions", "change types"):
         table.add_column(column, justify="left" if column in ("split", "change types") else "right")
     for split in SPLITS:
@@ -200,31 +207,33 @@ def _show(dataset: Dataset, folder: Path) -> None:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in row["change_types"].items()) or "-"
         table.add_row(split, *(f"{row[key]:,}" for key in ("pairs", "distractors", "captions")), kinds)
     info = dataset.info
-    looked = "images not looked at" if info["captions_only"] else f"{info['images']:,} images, all there"
+    images = "images not checked" if info["captions_only"] else f"{info['images']:,} images, all present"
     print_table(table)
     echo(
-        f"{info['pairs']:,} {records}, {info['captions_per_pair']} captions {one}, {looked}, "
+        f"{info['pairs']:,} {records}, {info['captions_per_pair']} captions per {record}, {images}, "
         f"{info['skipped']['pairs']:,} {records} skipped",
         *_remarks(info),
     )
 
 
 def _remarks(info: dict[str, Any]) -> list[str]:
-    """The size beside the official one, what is duplicated, and the notes of the reader."""
+    """Comparison with the official sizes, counts of duplicates, and the notes of the reader."""
     lines = []
-    official, twice = info["official"], info["repetitions"]
+    official, repetitions = info["official"], info["repetitions"]
     if official and official["state"] == "whole":
-        lines.append(f"whole: every split has its official number of {official['unit']}")
+        lines.append(f"complete: every split has its official number of {official['unit']}")
     elif official:
         parts = ", ".join(f"{split} {found:,} of {all_:,}" for split, (found, all_) in official["splits"].items())
-        lines.append(f"part of the official dataset: {parts} {official['unit']}; its scores compare with no paper's")
-    for split, count in twice["image_pairs"].items():
+        lines.append(
+            f"part of the official dataset: {parts} {official['unit']}; its scores cannot be compared with published ones"
+        )
+    for split, count in repetitions["image_pairs"].items():
         ids = official["splits"][split][0] if official and official["unit"] == "pairs" else count
         if ids > count:
-            lines.append(f"{split}: {ids:,} pairs of {count:,} different image pairs")
+            lines.append(f"{split}: {ids:,} pairs, but only {count:,} distinct image pairs")
     for key in ("image_pairs_in_two_splits", "repeated_captions", "blank_captions"):
-        if twice[key]:
-            lines.append(f"{key.replace('_', ' ')}: {twice[key]:,}")
+        if repetitions[key]:
+            lines.append(f"{key.replace('_', ' ')}: {repetitions[key]:,}")
     return lines + info["notes"]
 
 

@@ -25,30 +25,30 @@ def evaluate(
     accelerator: str = "auto",
     ensemble: str | None = None,
 ) -> None:
-    """Decode every pair of a split, write the captions, score them by the dataset's protocol, print the table.
+    """Caption every pair of a split, score the captions by the dataset's protocol, print the table.
 
-    A pair without references is captioned, into predictions-unscored.json, and left out of the scores.
+    Pairs without references are captioned in predictions-unscored.json and excluded from the scores.
 
-    Where the protocol's tokens are raw (IDC-PCL on Birds-to-Words), the PTB scores stand beside in metrics-ptb.json.
+    If the protocol's tokens are raw (IDC-PCL on Birds-to-Words), metrics-ptb.json has the scores with PTB tokens.
 
     Args:
-        checkpoint: best.ckpt of the finetune or the reinforce stage.
-        out: folder for predictions.json, references.json and metrics.json.
-        folder: the dataset's folder; data/<dataset the checkpoint was trained on> by default.
-        features: name of the feature store in it; the one the checkpoint was trained on by default.
-        split: which pairs.
-        tokenizer: of the metrics; the one the checkpoint was selected with by default.
-        changes: protocol of a dataset whose pairs have several changes (Spot-the-Diff): every sentence a reference, or all of
-            a pair one; the one the checkpoint was trained for by default.
-        metrics: names of the metrics; all that this machine can compute by default.
-        batch_size: pairs decoded at once; the captions do not depend on it.
-        beams: width of the beam search; 1 is greedy decoding, as in all the papers.
-        length_penalty: of the beam search, see diffcap.models.generation.
-        limit: only the first pairs of the split.
-        devices: processes that decode.
-        accelerator: cpu, gpu, auto.
-        ensemble: more checkpoints of the same vocabulary, separated by commas, whose probabilities are averaged with the
-            checkpoint's at every word; each reads the features that it was trained on, unless `features` names others.
+        checkpoint: best.ckpt of the finetune or reinforce stage.
+        out: Folder for predictions.json, references.json and metrics.json.
+        folder: Folder of the dataset; by default data/<training dataset of the checkpoint>.
+        features: Name of the feature store in it; by default the one that the checkpoint was trained on.
+        split: Split to evaluate.
+        tokenizer: Tokenizer of the metrics; by default the one that selected the checkpoint.
+        changes: Protocol of a dataset with several changes per pair (Spot-the-Diff): every sentence is a reference (single), or
+            all sentences of a pair are one (multi); by default the one that the checkpoint was trained for.
+        metrics: Names of the metrics; by default all that this machine can compute.
+        batch_size: Number of pairs decoded at once; it does not change the captions.
+        beams: Beam size; 1 is greedy decoding, as in the papers.
+        length_penalty: Length penalty of the beam search, see diffcap.models.generation.
+        limit: Evaluate only this number of pairs, the first of the split.
+        devices: Number of processes that decode.
+        accelerator: cpu, gpu or auto.
+        ensemble: More checkpoints with the same vocabulary, separated by commas; the probabilities of all are averaged at each
+            word. Each reads the features that it was trained on, unless `features` is given.
 
     Raises:
         DiffcapError: a file is missing or does not fit, a number is out of range, or no pair has a reference.
@@ -56,8 +56,8 @@ def evaluate(
     for name, number in {"batch_size": batch_size, "devices": devices, "limit": limit}.items():
         if number is not None and number < 1:
             raise DiffcapError(f"--{name} is {number}; it must be at least 1.")
-    from diffcap.checkpoints.combining import load_together
-    from diffcap.checkpoints.reading import described
+    from diffcap.checkpoints.combining import load_members
+    from diffcap.checkpoints.reading import checkpoint_record
     from diffcap.evaluation.captions import ALL_METRICS, unavailable_metrics
     from diffcap.evaluation.coco import write_predictions, write_references
     from diffcap.evaluation.protocols import dataset_protocol, groups_of, remarks
@@ -68,20 +68,20 @@ def evaluate(
     from diffcap.lit.stage_cli import quiet
     from diffcap.models.generation import check_search
     from diffcap.records import file_hash, read_dataset, take_changes, write_json
-    from diffcap.run_folder import GROUPS, METRICS, PREDICTIONS, REFERENCES, UNSCORED, check_vouched, metrics_by
+    from diffcap.run_folder import GROUPS, METRICS, PREDICTIONS, REFERENCES, UNSCORED, check_finished, metrics_by
     from diffcap.utils.provenance import provenance
 
     quiet()
     check_search(beams, length_penalty, "--beams")
-    wanted = ALL_METRICS if metrics is None else tuple(metrics)
-    lacking = unavailable_metrics(wanted)
-    if not set(wanted) - set(lacking):
+    names = ALL_METRICS if metrics is None else tuple(metrics)
+    unavailable = unavailable_metrics(names)
+    if not set(names) - set(unavailable):
         raise DiffcapError(
-            f"--metrics: {next(iter(lacking.values()), 'the list is empty; leave the option out for all metrics.')}"
+            f"--metrics: {next(iter(unavailable.values()), 'the list is empty; omit the option for all metrics.')}"
         )
     members = [checkpoint, *(ensemble.split(",") if ensemble else [])]
-    check_vouched(members)
-    trained, *others = load_together(members)
+    check_finished(members)
+    trained, *others = load_members(members)
     place = Path(folder or f"data/{trained.metadata['dataset']}")
     dataset = read_dataset(place)
     changes = changes or trained.metadata.get("changes") or dataset.info.get("changes")
@@ -107,7 +107,7 @@ def evaluate(
         step=trained.metadata["step"],
         features=features or trained.features["name"],
         manifest_sha256=dataset.info.get("manifest_sha256"),
-        checkpoints=[described(path, target) for path in members],
+        checkpoints=[checkpoint_record(path, target) for path in members],
     )
     target.mkdir(parents=True, exist_ok=True)
     captions = decode(
@@ -121,27 +121,26 @@ def evaluate(
         accelerator=accelerator,
         others=[(other, place / "features" / (features or other.features["name"])) for other in others],
     )
-    if captions is None:  # another rank writes
+    if captions is None:  # rank 0 writes
         return
-    # Before any new file is written, so that a kill leaves no old scores beside new captions.
+    # The old scores are deleted first, so that a killed process does not leave them next to new captions.
     for name in (METRICS, metrics_by("ptb"), metrics_by("raw"), UNSCORED):
         (target / name).unlink(missing_ok=True)
-    told = [pair for pair in pairs if pair.captions]
-    bare = {pair.id: captions.pop(pair.id) for pair in pairs if not pair.captions}
-    if bare:
-        unscored = target / UNSCORED
-        write_predictions(unscored, bare)
-        print(f"{len(bare):,} of {len(pairs):,} pairs have no reference caption: see {unscored}")
-    if not told:
+    scored_pairs = [pair for pair in pairs if pair.captions]
+    unscored = {pair.id: captions.pop(pair.id) for pair in pairs if not pair.captions}
+    if unscored:
+        write_predictions(target / UNSCORED, unscored)
+        print(f"{len(unscored):,} of {len(pairs):,} pairs have no reference caption: see {target / UNSCORED}")
+    if not scored_pairs:
         raise DiffcapError(
             f"{dataset.name}: none of its {len(pairs):,} {split} pairs has a reference caption to score against."
         )
     write_predictions(target / PREDICTIONS, captions)
-    write_references(target / REFERENCES, {pair.id: pair.captions for pair in told})
-    write_json(target / GROUPS, groups_of(told))
+    write_references(target / REFERENCES, {pair.id: pair.captions for pair in scored_pairs})
+    write_json(target / GROUPS, groups_of(scored_pairs))
     notes["files"] = {name: file_hash(target / name) for name in (PREDICTIONS, REFERENCES, GROUPS)}
     results = {
-        kind: score(captions, told, tokenizer=kind, metrics=wanted, protocol=protocol, provenance=notes)
+        kind: score(captions, scored_pairs, tokenizer=kind, metrics=names, protocol=protocol, provenance=notes)
         for kind in dict.fromkeys([first, "ptb"])
     }
     for kind, result in results.items():
@@ -150,10 +149,10 @@ def evaluate(
         if kind != first:
             write_json(target / metrics_by(kind), result)
     if "slots" in results[first]:
-        names = [name for name in ("type", "object", "to", *ATTRIBUTES) if name in results[first]["slots"]]
-        slots = {name: results[first]["slots"][name] for name in names}
+        shown = [name for name in ("type", "object", "to", *ATTRIBUTES) if name in results[first]["slots"]]
+        slots = {name: results[first]["slots"][name] for name in shown}
         print_table(metrics_table({"slots": slots}, title="slot accuracy"))
-    write_json(target / METRICS, results[first])  # last: Make takes it for the whole
+    write_json(target / METRICS, results[first])  # written last, because Make takes it as the mark of a complete stage
 
 
 def main(arguments: Sequence[str]) -> None:

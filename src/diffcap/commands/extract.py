@@ -1,10 +1,10 @@
-"""Extract features of every image of a dataset into its store, data/<dataset>/features/<model.name>/."""
+"""Extract the features of all images of a dataset into the store data/<dataset>/features/<model.name>/."""
 
 from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Read the options, extract what is missing, say where it is."""
+    """Parse the options, extract the missing features, print the store's path."""
     from diffcap.features.images import ImageData
     from diffcap.lit.extraction import Extraction, extract
     from diffcap.lit.stage_cli import StageCLI
@@ -12,7 +12,7 @@ def main(arguments: Sequence[str]) -> None:
     cli = StageCLI(
         Extraction,
         ImageData,
-        save_config_callback=None,  # the store's meta.json says what made it
+        save_config_callback=None,  # the store's meta.json has the settings
         trainer_defaults={"logger": False, "enable_checkpointing": False, "use_distributed_sampler": False},
         args=list(arguments),
     )

@@ -1,4 +1,4 @@
-"""Features that a system's authors handed out into a dataset's feature store: `.npy` an image, or IDC-PCL's pickles."""
+"""Import features that the authors of a method released: one `.npy` file per image, or IDC-PCL's pickles."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,25 +6,25 @@ from pathlib import Path
 from diffcap.utils.console import run
 
 
-def take_over(folder: str, source: str, name: str = "authors") -> None:
-    """Fill data/<dataset>/features/<name> from the authors' files instead of from the images, which need not be there.
+def import_features(folder: str, source: str, name: str = "authors") -> None:
+    """Fill data/<dataset>/features/<name> from the authors' files; the images are not needed.
 
     Args:
-        folder: the dataset's folder, with its manifest.
-        source: folder of the authors' features (features/, sc_features/, nsc_features/ of SCORER and DIRL, full/ of IDC-PCL).
-        name: what the features are called.
+        folder: Folder of the dataset, with its manifest.
+        source: Folder of the authors' features (features/, sc_features/, nsc_features/ of SCORER and DIRL, full/ of IDC-PCL).
+        name: Name of the feature store.
 
     Raises:
-        DiffcapError: a file is missing or holds something else than arrays.
+        DiffcapError: a file is missing, or contains anything but arrays.
     """
     from diffcap.features.authors import fill_store
     from diffcap.records import read_dataset
 
     store = Path(folder) / "features" / name
-    taken = fill_store(read_dataset(folder), source, store)
-    print(f"{store}: {f'complete, {taken:,} images taken from {source}' if taken else 'already complete'}.")
+    imported = fill_store(read_dataset(folder), source, store)
+    print(f"{store}: {f'complete, {imported:,} images imported from {source}' if imported else 'already complete'}.")
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run the stage with its own options."""
-    run(take_over, arguments)
+    run(import_features, arguments)

@@ -1,32 +1,32 @@
-"""`diffcap import`, `export`, `push` and `pull`: captioners from and to other programs and people."""
+"""The commands `diffcap import`, `export`, `push` and `pull`."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
 
 if TYPE_CHECKING:
-    from diffcap.interop.official import Unseen
+    from diffcap.interop.official import ImportOptions
 
 
-def run_import(method: str, file: Path, vocabulary: Path | None, out: Path | None, unseen: "Unseen") -> None:
+def run_import(method: str, file: Path, vocabulary: Path | None, out: Path | None, options: "ImportOptions") -> None:
     """Import an official checkpoint; see `cli.import_`."""
     from diffcap.checkpoints.reading import CAPTIONING_STAGES, write_folder
     from diffcap.interop.official import import_official
 
-    state = import_official(file, method, vocabulary, unseen)
+    state = import_official(file, method, vocabulary, options)
     folder = out or file.with_name(f"{file.name.split('.')[0]}-diffcap")
-    _refuse_file(folder)
+    _check_target(folder)
     write_folder(folder, state)
     sizes = state["diffcap"]["hyperparameters"]
-    told = ", ".join(f"{key} {value}" for key, value in sizes.items() if not isinstance(value, dict))
-    echo(f"{folder}: {method}, {state['diffcap']['stage']} stage; {told}")
+    summary = ", ".join(f"{key} {value}" for key, value in sizes.items() if not isinstance(value, dict))
+    echo(f"{folder}: {method}, {state['diffcap']['stage']} stage; {summary}")
     if state["diffcap"]["stage"] in CAPTIONING_STAGES:
         echo(f"try it: diffcap caption BEFORE AFTER --checkpoint {folder}")
     else:
-        echo("a pre-training checkpoint: fine-tune from it with --model.init_from before it can caption")
+        echo("a pre-training checkpoint cannot caption: fine-tune from it with --model.init_from")
 
 
 def run_export(checkpoint: Path, out: Path | None) -> None:
@@ -34,11 +34,15 @@ def run_export(checkpoint: Path, out: Path | None) -> None:
     from diffcap.checkpoints.exporting import export
 
     folder = out or checkpoint.with_name(f"{checkpoint.name.removesuffix('.ckpt')}-exported")
-    _refuse_file(folder)
+    _check_target(folder)
     scores = export(checkpoint, folder)
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-    told = f"with the scores of {scores.file}" if scores.metrics is not None else f"without scores: {scores.why}"
-    echo(f"{folder}: {size / 1e6:.1f} MB, {told}")
+    note = (
+        f"with the scores of {scores.file}"
+        if scores.metrics is not None
+        else f"without scores: {scores.missing_reason}"
+    )
+    echo(f"{folder}: {size / 1e6:.1f} MB, {note}")
 
 
 def run_push(
@@ -57,17 +61,17 @@ def run_push(
 
 def run_pull(name: str, out: Path | None) -> None:
     """Pull a captioner; see `cli.pull`."""
-    from diffcap.checkpoints.hub import fetch
+    from diffcap.checkpoints.hub import pull
 
-    _refuse_file(out or Path(name.rpartition("/")[2]))
-    folder = fetch(name, out or Path(name.rpartition("/")[2]))
+    _check_target(out or Path(name.rpartition("/")[2]))
+    folder = pull(name, out or Path(name.rpartition("/")[2]))
     echo(f"{folder}: {name}; try it: diffcap caption BEFORE AFTER --checkpoint {folder}")
 
 
-def _refuse_file(folder: Path) -> None:
+def _check_target(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
-        raise DiffcapError(f"--out {folder}: a file; give a folder.")
-    found: Any = list(folder.iterdir()) if folder.is_dir() else []
-    ours = "config.json", "model.safetensors"  # the second one alone: writing was interrupted
-    if found and not any((folder / name).is_file() for name in ours):
-        raise DiffcapError(f"--out {folder}: holds other files ({found[0].name}); give a new folder.")
+        raise DiffcapError(f"--out {folder}: is a file; give a folder.")
+    found = list(folder.iterdir()) if folder.is_dir() else []
+    exported = "config.json", "model.safetensors"  # only the second one if writing was interrupted
+    if found and not any((folder / name).is_file() for name in exported):
+        raise DiffcapError(f"--out {folder}: contains other files ({found[0].name}); give a new folder.")

@@ -1,4 +1,4 @@
-"""Hard negative captions for every training caption: `negatives.jsonl`, and `negatives.md` to look at."""
+"""The negatives stage: hard negative captions for every training caption, and a report with examples."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -30,23 +30,23 @@ def make_negatives(
     force: bool = False,
     authors: str | None = None,
 ) -> None:
-    """Write the hard negatives of a dataset's captions.
+    """Write the hard negatives of a dataset's captions to negatives.jsonl, and a report to negatives.md.
 
     Args:
-        folder: data/<dataset>, with its manifest.jsonl; everything is written there.
-        tagger: english (Stanza's own, downloaded at first use), blocks (ships with the package), or a folder that holds
+        folder: data/<dataset>, with its manifest.jsonl; the output folder.
+        tagger: english (Stanza's model, downloaded at first use), blocks (ships with the package), or a folder with
             resources.json and one .pt file.
-        retrieve: negatives a caption that are captions of other pairs.
-        replace: negatives a caption with nouns and adjectives replaced.
-        confuse: negatives a caption with roles exchanged or the change reversed.
-        scope: negatives of its own for each caption, or the same for all captions of a pair (the released form).
-        seed: of every draw.
-        split: whose captions.
-        changes: protocol of a dataset whose pairs have several changes (Spot-the-Diff), as the training has it; by default what
-            configs/dataset/<dataset>.yaml says, or the dataset's own.
-        workers: processes that tag; 0 for one a core.
-        force: make them again even if they stand there already with the same settings.
-        authors: take IDC-PCL's own over from this file, <split>_neg_tfidf6.json, instead of making any.
+        retrieve: Number of negatives per caption that are captions of other pairs.
+        replace: Number of negatives per caption with nouns and adjectives replaced.
+        confuse: Number of negatives per caption with roles exchanged or the change reversed.
+        scope: Make negatives for each caption, or the same negatives for all captions of a pair (as in the authors' files).
+        seed: Seed of all random choices.
+        split: Split whose captions get negatives.
+        changes: Protocol of a dataset with several changes per pair (Spot-the-Diff), the same as in training; by default that of
+            configs/dataset/<dataset>.yaml, or else the dataset's.
+        workers: Number of processes that tag; 0 for one per core.
+        force: Make the negatives again even if they exist with the same settings.
+        authors: Import IDC-PCL's negatives from this file, <split>_neg_tfidf6.json, instead.
 
     Raises:
         DiffcapError: the manifest is missing or has no captions in the split, or the tagger cannot be loaded.
@@ -71,7 +71,7 @@ def make_negatives(
             f"{home / 'manifest.jsonl'}: no pair of the {split} split has a caption; check the manifest."
         )
     if authors:
-        _take_over(Path(authors), pairs, home)
+        _import_negatives(Path(authors), pairs, home)
         return
     settings = {
         **recipe.settings(),
@@ -82,12 +82,12 @@ def make_negatives(
         "manifest_sha256": file_hash(home / "manifest.jsonl"),
     }
     if not force and target.is_file() and _is_done(notes, target, settings):
-        print(f"{target}: already there with these settings")
+        print(f"{target}: exists already with these settings")
         return
     texts = {tokenised(caption) for pair in pairs for caption in pair.captions}
     with progress_bars() as bar:
         tags = tag_sentences(sentence_texts(texts), tagger, home / "tags.jsonl", workers, bar("tagging sentences"))
-        builder = Builder(pairs, tags, recipe, bar("looking for alike captions"))
+        builder = Builder(pairs, tags, recipe, bar("searching similar captions"))
         report = Report(seed=seed)
         rows = _rows(builder, pairs, report, bar("writing negatives"))
         write_negatives(target, rows, lambda: report.write(report_path, settings, builder.used))
@@ -97,7 +97,7 @@ def make_negatives(
     print(f"{target}: negatives for {report.captions:,} captions; read {report_path}")
 
 
-def _take_over(source: Path, pairs: "list[ChangePair]", home: Path) -> None:
+def _import_negatives(source: Path, pairs: "list[ChangePair]", home: Path) -> None:
     from diffcap.negatives.authors import authors_negatives
     from diffcap.negatives.file import write_negatives
     from diffcap.records import file_hash, write_json
@@ -115,7 +115,7 @@ def _take_over(source: Path, pairs: "list[ChangePair]", home: Path) -> None:
 
 
 def _changes(home: Path) -> "Changes | None":
-    """The protocol that the dataset's settings name, or else its dataset.json."""
+    """The protocol in the dataset's settings, or else in its dataset.json."""
     from diffcap.records import read_json
 
     path = home / "dataset.json"
@@ -129,7 +129,7 @@ def _is_done(notes: Path, target: Path, settings: dict[str, Any]) -> bool:
 
     try:
         done = read_json(notes)
-    except DiffcapError:  # missing or damaged: the negatives are made again
+    except DiffcapError:  # the file is missing or damaged
         return False
     return isinstance(done, dict) and done.get("settings") == settings and done.get("sha256") == file_hash(target)
 

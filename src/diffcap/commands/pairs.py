@@ -1,4 +1,4 @@
-"""Which pictures a command line means: two of them, two folders, a folder of pairs, or a table of pairs."""
+"""Find the image pairs that a command line names: two images, two folders, a folder of pairs, or a table of pairs."""
 
 import csv
 import io
@@ -14,115 +14,113 @@ from diffcap.utils.errors import DiffcapError
 _TABLES = (".csv", ".tsv", ".jsonl")
 _BEFORE, _AFTER = ("before", "bef", "images"), ("after", "aft", "sc_images")
 _ENDINGS = (("_before", "_after"), ("-before", "-after"), ("_1", "_2"), ("", "_2"))  # the last: Spot-the-Diff
-_PICTURES = {
+_SUFFIXES = {
     f".{kind}"
     for kind in ("bmp", "gif", "jpg", "jpeg", "png", "tif", "tiff", "webp", "avif", "jp2", "ppm", "pgm", "tga")
 }
 
 
-_NAMED = 3  # pictures without a partner that a note names
+_MAX_NAMED = 3  # unpaired images that a note names
 
 
-class PicturePair(NamedTuple):
-    """Two pictures, and what the pair is called."""
+class ImagePair(NamedTuple):
+    """Two images and the id of the pair."""
 
     id: str
     before: Path
     after: Path
 
 
-def find_pairs(before: str, after: str | None = None) -> tuple[list[PicturePair], list[str]]:
-    """The pairs that one or two arguments name, no two of one id; and a sentence about the pictures that have no partner.
-
-    The id of a pair without one is the name of its file: see `default_ids`. The pictures of a folder are sorted with their numbers in
-    order (2 before 10); the pairs of a table keep its order.
+def find_pairs(before: str, after: str | None = None) -> tuple[list[ImagePair], list[str]]:
+    """Find the image pairs that one or two arguments name.
 
     | arguments | pairs |
     |---|---|
-    | two pictures | that one |
-    | two folders | pictures of the same name, whatever their ending |
+    | two images | this pair |
+    | two folders | images with the same name; the suffixes may differ |
     | a folder | its `pairs.csv` or `pairs.jsonl`; else its folders `before` and `after`; else `X_before.*` with `X_after.*` |
-    | a `.csv`, `.tsv` or `.jsonl` file | its columns "before", "after" and, if there, "id"; paths relative to the file |
+    | a `.csv`, `.tsv` or `.jsonl` file | the columns "before", "after" and, optionally, "id"; paths relative to the file |
+
+    Returns:
+        The pairs, with unique ids, and a list with a note if images are not paired. Images of a folder are sorted by the numbers
+        in their names (2 before 10); a table keeps its order. The default id is made from the file names, see `default_ids`.
 
     Raises:
-        DiffcapError: there are none, it is not clear which belong together, or a table is malformed. Whether the pictures
-            are there is not looked at.
+        DiffcapError: no pair is found, a pairing is ambiguous, or a table is malformed. The existence of the images in a table
+            is not checked.
     """
     first = Path(before)
     if after is not None:
         second = Path(after)
         if first.is_dir() != second.is_dir() and first.exists() and second.exists():
             raise DiffcapError(
-                f"{before} and {after}: one is a folder and one is not; give two pictures, or two folders."
+                f"{before} and {after}: one is a folder and one is not; give two images, or two folders."
             )
-        return _same_names(first, second) if first.is_dir() else ([PicturePair(first.stem, first, second)], [])
+        return _pairs_of_folders(first, second) if first.is_dir() else ([ImagePair(first.stem, first, second)], [])
     if first.is_dir():
-        return _of_folder(first)
+        return _pairs_in_folder(first)
     if first.suffix.lower() in _TABLES:
-        return _of_table(first), []
+        return _pairs_in_table(first), []
     if not first.exists():
-        raise DiffcapError(f"{before}: nothing there; give BEFORE and AFTER, a folder of pairs, or a table of pairs.")
-    raise DiffcapError(
-        f"{before}: one picture alone; give the one after the change, too: diffcap caption BEFORE AFTER."
-    )
+        raise DiffcapError(f"{before}: file not found; give BEFORE and AFTER, a folder of pairs, or a table of pairs.")
+    raise DiffcapError(f"{before}: the image after the change is missing; give both: diffcap caption BEFORE AFTER.")
 
 
-Pictures = dict[str, list[Path]]
+Images = dict[str, list[Path]]
 
 
-def _pictures(folder: Path) -> Pictures:
-    """Files of a folder that look like pictures, by name without ending, in natural order."""
-    found: Pictures = {}
-    for path in sorted(folder.iterdir(), key=_natural):
-        if path.suffix.lower() in _PICTURES and path.is_file():
+def _images(folder: Path) -> Images:
+    """The image files of a folder by name without suffix, in natural order."""
+    found: Images = {}
+    for path in sorted(folder.iterdir(), key=_natural_key):
+        if path.suffix.lower() in _SUFFIXES and path.is_file():
             found.setdefault(path.stem, []).append(path)
     return found
 
 
-def _natural(path: Path) -> tuple[list[tuple[int, str]], str]:
-    """Sort key: the numbers in a name count as numbers, so that 2.png comes before 10.png."""
+def _natural_key(path: Path) -> tuple[list[tuple[int, str]], str]:
+    """Sort key that compares the numbers in names as numbers, so that 2.png comes before 10.png."""
     parts = re.split(r"([0-9]+)", path.name)
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts], path.name
 
 
-def _pair(name: str, before: Sequence[Path], after: Sequence[Path]) -> PicturePair:
+def _pair(name: str, before: Sequence[Path], after: Sequence[Path]) -> ImagePair:
     for side in (before, after):
         if len(side) > 1:
             raise DiffcapError(
-                f"{side[0]} and {side[1].name}: which of them belongs to the pair {name} is not clear; move one away, or "
-                "give a CSV."
+                f"{side[0]} and {side[1].name}: both belong to the pair {name}; move one away, or give a CSV file of pairs."
             )
-    return PicturePair(name, before[0], after[0])
+    return ImagePair(name, before[0], after[0])
 
 
-def _alone(pictures: Iterable[Path], pairs: Sequence[PicturePair]) -> list[str]:
+def _unpaired_note(pictures: Iterable[Path], pairs: Sequence[ImagePair]) -> list[str]:
     paired = {path for pair in pairs for path in (pair.before, pair.after)}
     left = [str(path) for path in pictures if path not in paired]
     if not left:
         return []
-    more = f" and {len(left) - _NAMED:,} more" if len(left) > _NAMED else ""
-    have = "1 picture has" if len(left) == 1 else f"{len(left):,} pictures have"
-    return [f"{have} no partner, left out: {', '.join(left[:_NAMED])}{more}."]
+    more = f" and {len(left) - _MAX_NAMED:,} more" if len(left) > _MAX_NAMED else ""
+    count = "1 unpaired image was" if len(left) == 1 else f"{len(left):,} unpaired images were"
+    return [f"{count} ignored: {', '.join(left[:_MAX_NAMED])}{more}."]
 
 
-def _same_names(before: Path, after: Path) -> tuple[list[PicturePair], list[str]]:
-    first, second = _pictures(before), _pictures(after)
+def _pairs_of_folders(before: Path, after: Path) -> tuple[list[ImagePair], list[str]]:
+    first, second = _images(before), _images(after)
     pairs = [_pair(name, paths, second[name]) for name, paths in first.items() if name in second]
     if not pairs:
         raise DiffcapError(
-            f"{before} and {after}: no picture has the same name in both; name them alike, or give a CSV."
+            f"{before} and {after}: no image has the same name in both; rename the images, or give a CSV file of pairs."
         )
-    return pairs, _alone((path for side in (first, second) for paths in side.values() for path in paths), pairs)
+    return pairs, _unpaired_note((path for side in (first, second) for paths in side.values() for path in paths), pairs)
 
 
-def _of_folder(folder: Path) -> tuple[list[PicturePair], list[str]]:
+def _pairs_in_folder(folder: Path) -> tuple[list[ImagePair], list[str]]:
     for ending in _TABLES:
         if (folder / f"pairs{ending}").is_file():
-            return _of_table(folder / f"pairs{ending}"), []
+            return _pairs_in_table(folder / f"pairs{ending}"), []
     for before, after in zip(_BEFORE, _AFTER):
         if (folder / before).is_dir() and (folder / after).is_dir():
-            return _same_names(folder / before, folder / after)
-    found = _pictures(folder)
+            return _pairs_of_folders(folder / before, folder / after)
+    found = _images(folder)
     for first, second in _ENDINGS:
         pairs = [
             _pair(name.removesuffix(first), paths, found[other])
@@ -130,14 +128,14 @@ def _of_folder(folder: Path) -> tuple[list[PicturePair], list[str]]:
             if name.endswith(first) and (other := name.removesuffix(first) + second) in found and other != name
         ]
         if pairs:
-            return pairs, _alone((path for paths in found.values() for path in paths), pairs)
+            return pairs, _unpaired_note((path for paths in found.values() for path in paths), pairs)
     raise DiffcapError(
-        f"{folder}: no pairs found; put pairs.csv there (columns before, after), folders before and after with pictures of "
-        "the same names, or pictures named X_before and X_after."
+        f"{folder}: no pairs found; add pairs.csv (columns before, after), folders before and after with images of the same "
+        "names, or images named X_before and X_after."
     )
 
 
-def _of_table(path: Path) -> list[PicturePair]:
+def _pairs_in_table(path: Path) -> list[ImagePair]:
     rows: Iterable[tuple[str, dict[str, Any]]]
     rows = read_json_lines(path, "table of pairs") if path.suffix.lower() == ".jsonl" else _csv_rows(path)
     checked: list[tuple[str, dict[str, Any]]] = []
@@ -150,25 +148,25 @@ def _of_table(path: Path) -> list[PicturePair]:
             raise DiffcapError(f'{where}: "id" is {id!r:.60}; give a string or a number.')
         checked.append((where, row))
     images = [(row["before"].strip(), row["after"].strip()) for _, row in checked]
-    pairs: dict[str, PicturePair] = {}
+    pairs: dict[str, ImagePair] = {}
     for (where, row), (before, after), default_id in zip(checked, images, default_ids(images)):
         name = str("" if row.get("id") is None else row["id"]).strip()
         name = default_id if is_blank(name) else name
         if name in pairs:
-            raise DiffcapError(f'{where}: another pair is called "{name}", too; give each an "id" of its own.')
-        pairs[name] = PicturePair(name, path.parent / before, path.parent / after)
+            raise DiffcapError(f'{where}: the id "{name}" is duplicated; give each pair a unique "id".')
+        pairs[name] = ImagePair(name, path.parent / before, path.parent / after)
     if not pairs:
-        raise DiffcapError(f"{path}: no pairs in it; write a line a pair, with columns before and after.")
+        raise DiffcapError(f"{path}: it contains no pair; write one line per pair, with the columns before and after.")
     return list(pairs.values())
 
 
 def _csv_rows(path: Path) -> Iterable[tuple[str, dict[str, str]]]:
     if not path.is_file():
-        raise DiffcapError(f"{path}: no table of pairs there; check the path.")
+        raise DiffcapError(f"{path}: file not found; check the path.")
     try:
         text = path.read_text(encoding="utf-8-sig")
         if "\0" in text:
-            raise ValueError("it holds a NUL character")
+            raise ValueError("it contains a NUL character")
     except (ValueError, OSError) as error:
         raise DiffcapError(
             f"{path}: not a table of UTF-8 text ({' '.join(str(error).split())[:80]}); save it as UTF-8."
@@ -187,12 +185,14 @@ def _csv_rows(path: Path) -> Iterable[tuple[str, dict[str, str]]]:
     if "before" in head and "after" in head:
         del lines[0]
     elif len(first) == 2 and all(re.search(r"\.\w+$", cell) for cell in first):
-        head = ["before", "after"]  # two columns of pictures, without names
+        head = ["before", "after"]  # two columns of image paths, without a header
     else:
         raise DiffcapError(f'{path}: its first line must name the columns, among them "before" and "after".')
-    twice = next((name for name in ("before", "after", "id") if head.count(name) > 1), None)
-    if twice:
-        raise DiffcapError(f'{path}, line 1: {head.count(twice)} columns are called "{twice}"; keep one of them.')
+    duplicate = next((name for name in ("before", "after", "id") if head.count(name) > 1), None)
+    if duplicate:
+        raise DiffcapError(
+            f'{path}, line 1: {head.count(duplicate)} columns are named "{duplicate}"; keep one of them.'
+        )
     for number, cells in lines:
         if any(cell.strip() for cell in cells[len(head) :]):
             raise DiffcapError(

@@ -1,4 +1,4 @@
-"""Put runs side by side with the baselines that learn nothing: a page for the browser, a table, pictures of pairs."""
+"""The report stage: compare runs with trivial baselines in a table, figures and an HTML page."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,30 +23,30 @@ def report(
     seed: int = 0,
     remark: str | None = None,
 ) -> None:
-    """Collect the scores of runs, score two trivial baselines in the same way, print and write the table, draw pictures.
+    """Collect the scores of runs, score two trivial baselines by the same protocol, write a table, figures and report.html.
 
-    report.html holds all of it and every pair, one file that needs no network: see what was said, and where a word looked.
+    report.html is one file that needs no network; it shows the captions of every pair and the attention of their words.
 
     Args:
         folder: data/<dataset>, with its manifest and its features.
-        features: name of the feature store in it, where the nearest neighbours are looked for.
-        runs: what each row is called and its run's folder, or the folders of several seeds, which give a mean and a
-            standard deviation: '{"IDC-PCL": "runs/blocks/pcl"}', '{"IDC-PCL": ["runs/a", "runs/b"]}'. A run stands for its
-            eval; other evaluations are named themselves: '{"reinforced": "runs/blocks/pcl/reinforce-eval"}'.
-        out: folder for report.html, table.json, table.md, pairs.png, attention.png, viewpoint.json and viewpoint.png.
-        split: which pairs; the one that the runs were evaluated on.
-        pictures: how many pairs pairs.png shows; 0 for none.
-        attention: how many pairs of each run (of several seeds, the first) attention.png shows, where the method knows
-            where it looked; 0 for none.
-        bins: into how many bins of viewpoint IoU viewpoint.png parts the pairs, where they know it; 0 for none.
-        page: how many pairs report.html lists, drawn by chance if there are more, about 2 kB each; 0 for no page.
-        looks: at how many of these, drawn evenly over the change types, report.html can show where each word looked, and
-            measures whether it found the changed object; the best and the worst pairs are added. 0 for none.
-        seed: of the choice of the pairs that are shown.
-        remark: a sentence to put under the table.
+        features: Name of the feature store in it, for the nearest-neighbour baseline.
+        runs: Name of each row and its run's folder, or the folders of several seeds, which give a mean and a standard deviation:
+            '{"IDC-PCL": "runs/blocks/pcl"}', '{"IDC-PCL": ["runs/a", "runs/b"]}'. The eval folder of a run is used; give the
+            folder of another evaluation as in '{"reinforced": "runs/blocks/pcl/reinforce-eval"}'.
+        out: Folder for report.html, table.json, table.md, pairs.png, attention.png, viewpoint.json and viewpoint.png.
+        split: The split that the runs were evaluated on.
+        pictures: Number of pairs in pairs.png; 0 for no file.
+        attention: Number of pairs per run (the first of several seeds) in attention.png, for methods with attention maps; 0 for
+            no file.
+        bins: Number of bins of viewpoint IoU in viewpoint.png, if the pairs have it; 0 for no file.
+        page: Maximal number of pairs in report.html, chosen at random, about 2 kB each; 0 for no page.
+        looks: Number of these pairs, evenly chosen over the change types, with attention maps in report.html; the best and the
+            worst pairs are added. It is also measured whether the attention is on the changed object. 0 for none.
+        seed: Seed of the choice of pairs.
+        remark: Sentence to add below the table.
 
     Raises:
-        DiffcapError: a run is not evaluated yet, two runs were not scored in the same way, or a file is missing.
+        DiffcapError: a run is not evaluated, two runs have different protocols, or a file is missing.
     """
     from diffcap.evaluation.protocols import evaluate_systems
     from diffcap.evaluation.tables import print_table
@@ -104,23 +104,23 @@ def report(
         from diffcap.report.drawing import write_png
         from diffcap.report.pictures import choose_pairs, draw_pairs
 
-        said = {name: group[0].predictions for name, group in read.items()}
-        write_png(target / "pairs.png", draw_pairs(choose_pairs(test, pictures, seed), dataset.root, said))
+        captions_by_run = {name: group[0].predictions for name, group in read.items()}
+        write_png(target / "pairs.png", draw_pairs(choose_pairs(test, pictures, seed), dataset.root, captions_by_run))
         written.append("pairs.png")
     if attention and not dataset.info.get("captions_only"):
         from diffcap.report.attention import draw_attention, list_attention
         from diffcap.report.drawing import write_png
         from diffcap.report.pictures import choose_pairs
 
-        chosen, seen = choose_pairs(test, attention, seed), {}
+        chosen, maps_by_run = choose_pairs(test, attention, seed), {}
         for name, group in read.items():
-            looked = list_attention(group[0].checkpoints, Path(folder), chosen, group[0].predictions)
-            if isinstance(looked, str):
-                echo(f"attention.png leaves out {name}: {looked}")
+            maps = list_attention(group[0].checkpoints, Path(folder), chosen, group[0].predictions)
+            if isinstance(maps, str):
+                echo(f"attention.png does not show {name}: {maps}")
             else:
-                seen[name] = looked
-        if seen:
-            write_png(target / "attention.png", draw_attention(seen, dataset.root))
+                maps_by_run[name] = maps
+        if maps_by_run:
+            write_png(target / "attention.png", draw_attention(maps_by_run, dataset.root))
             written.append("attention.png")
     by_viewpoint = None
     if bins:
@@ -135,7 +135,7 @@ def report(
             write_png(target / "viewpoint.png", draw_viewpoint(by_viewpoint, baselines))
             written += ["viewpoint.json", "viewpoint.png"]
         else:
-            print("viewpoint.png is left out: the pairs do not know their viewpoint IoU, or all have the same")
+            print("viewpoint.png is not written: the pairs have no viewpoint IoU, or all have the same")
     if page:
         from diffcap.report.gather import gather
         from diffcap.report.page import render
@@ -148,7 +148,7 @@ def report(
             written.append("localisation.json")
         lost = sum(picture is None for picture in gathered.pictures.values())
         if lost:
-            print(f"report.html goes without {lost:,} of {len(gathered.pictures):,} pictures, which cannot be read")
+            print(f"report.html does not show {lost:,} of {len(gathered.pictures):,} images, which cannot be read")
         written.append("report.html")
     print_table(rich_table(system_lines(rows, spread="\n± "), f"{dataset.name} {split}"))
     by_type = type_lines({name: rows[name] for name in read}, spread="\n± ")

@@ -1,4 +1,4 @@
-"""The training stages: pre-training, fine-tuning, self-critical training; each goes on where an interrupted run stopped."""
+"""The training stages: pre-training, fine-tuning, self-critical training. Each resumes an interrupted run."""
 
 import itertools
 from collections.abc import Sequence
@@ -10,19 +10,19 @@ from diffcap.utils.settings import setting
 
 
 def pretrain(arguments: Sequence[str]) -> None:
-    """Train the self-supervised stage of a method; <run>/pretrain/ has the result."""
+    """Pre-train the model of a method; the result is in <run>/pretrain/."""
     pretraining = _method(arguments).pretraining
     assert pretraining is not None
     _train(PRETRAIN, pretraining.module, pretraining.data, arguments)
 
 
 def finetune(arguments: Sequence[str]) -> None:
-    """Train a captioner on captions; <run>/finetune/best.ckpt is the result."""
+    """Train a captioner on captions; the result is <run>/finetune/best.ckpt."""
     _train(FINETUNE, "diffcap.lit.finetuning:Captioning", "diffcap.data.datamodules:CaptionData", arguments)
 
 
 def reinforce(arguments: Sequence[str]) -> None:
-    """Train a fine-tuned captioner on by the CIDEr-D of its own captions; <run>/reinforce/best.ckpt is the result."""
+    """Train a fine-tuned captioner further, with the CIDEr-D of its captions as reward; the result is <run>/reinforce/best.ckpt."""
     _train(REINFORCE, "diffcap.lit.reinforcement:Reinforcement", "diffcap.data.reinforcement:ReinforceData", arguments)
 
 
@@ -35,7 +35,7 @@ def _train(stage: str, module: str, data: str, arguments: Sequence[str]) -> None
 
 
 def _method(arguments: Sequence[str]) -> Method:
-    """The method whose pre-training the settings are for, by its name or else by the class of its model."""
+    """The method whose pre-training the settings describe, found by its name or else by the class of its model."""
     from diffcap.pipeline import own_configs
 
     known = [method for method in methods().values() if method.pretraining]

@@ -111,6 +111,8 @@ def _extract_zip(archive: Path, folder: Path, limit: int) -> None:
         for info in package.infolist():
             if info.flag_bits & 1:
                 raise UnsafeArchive(f"{info.filename!r:.100} is encrypted")
+            if ".." in PurePosixPath(info.filename).parts:
+                raise UnsafeArchive(f"the path {info.filename!r:.100} contains '..'")
             if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise UnsafeArchive(f"{info.filename!r:.100} is a link or a device")
             budget.spend(info.file_size)  # zipfile reads no more than this

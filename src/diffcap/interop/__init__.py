@@ -1,1 +1,1 @@
-"""Official checkpoints in, ours out."""
+"""Import the checkpoints that the authors of a method released."""

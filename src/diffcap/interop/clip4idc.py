@@ -1,6 +1,6 @@
-"""Official CLIP4IDC checkpoints of both stages: their parameter names onto ours.
+"""Rename the parameters of official CLIP4IDC checkpoints of both stages.
 
-An official file is a plain state dict, `clip.*` in half precision and for stage 2 `decoder.*`; what comes out is float32.
+An official file is a state dict with `clip.*` in half precision and, for stage 2, `decoder.*`. The result is float32.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ _TEXT: tuple[Rule, ...] = (
 _NO_TEXT: tuple[Rule, ...] = tuple((pattern, None) for pattern, _ in _TEXT)
 _LAYER = r"decoder\.(encoder|decoder)\.layer\.(\d+)\."
 _CAPTIONER: tuple[Rule, ...] = (
-    (r"decoder\.embeddings\.(?:word|position)_embeddings", None),  # CLIP's, under another name
+    (r"decoder\.embeddings\.(?:word|position)_embeddings", None),  # copies of CLIP's
     (r"decoder\.embeddings\.LayerNorm", "words_norm"),
     (r"decoder\.encoder\.layer\.(\d+)\.slf_attn\.att\.(query|key|value)", r"encoder.\1.attention.qkv:\2"),
     (r"decoder\.encoder\.layer\.(\d+)\.slf_attn\.output\.dense", r"encoder.\1.attention.out"),
@@ -45,18 +45,19 @@ _CAPTIONER: tuple[Rule, ...] = (
     (r"decoder\.classifier\.cls\.predictions\.bias", "word_bias"),
     (r"decoder\.classifier\.cls\.predictions\.transform\.dense", "head.0"),
     (r"decoder\.classifier\.cls\.predictions\.transform\.LayerNorm", "head_norm"),
-    (r"decoder\.classifier\.cls\.predictions\.decoder", None),  # CLIP's word vectors again
+    (r"decoder\.classifier\.cls\.predictions\.decoder", None),  # a copy of CLIP's word vectors
 )
 
 
 def from_official(state: Mapping[str, Tensor], stage: str) -> dict[str, Tensor]:
-    """Rename an official state dict onto `CLIP4IDCAdaptation` ("pretrain") or `CLIP4IDC` ("finetune").
+    """Rename an official state dict to that of `CLIP4IDCAdaptation` ("pretrain") or `CLIP4IDC` ("finetune").
 
     Args:
-        state: the official parameters by name, in any float type. stage: "pretrain" or "finetune".
+        state: official parameters by name, of any floating-point type.
+        stage: "pretrain" or "finetune".
 
     Returns:
-        A float32 state dict to load strictly.
+        A float32 state dict for `load_state_dict` with strict=True.
 
     Raises:
         DiffcapError: a parameter is unknown.

@@ -1,4 +1,4 @@
-"""Official DIRL checkpoints: their parameter names onto ours, for both decoder variants."""
+"""Rename the parameters of official DIRL checkpoints, for both decoder variants."""
 
 from collections.abc import Mapping
 
@@ -27,13 +27,14 @@ _RULES: tuple[Rule, ...] = (
 
 
 def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename an official state dict onto `DIRL`.
+    """Rename an official state dict to that of `DIRL`.
 
     Args:
-        state: the official parameters by name, groups in front.
+        state: official parameters by name, with the name of their group as prefix.
 
     Returns:
-        A state dict to load strictly, into a model with `decorrelation_weight=0` if the file has no projector (`mlp`).
+        A state dict for `load_state_dict` with strict=True; the model needs `decorrelation_weight=0` if the file has no
+        projector (`mlp`).
 
     Raises:
         DiffcapError: a parameter is unknown.

@@ -1,4 +1,4 @@
-"""What `diffcap import` needs to know of one method's official checkpoints."""
+"""`Importer`, the description of a method's official checkpoints for `diffcap import`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,15 +18,16 @@ def _never(state: State) -> bool:
 
 @dataclass(frozen=True)
 class Importer:
-    """How the official checkpoints of a method are read.
+    """How to read the official checkpoints of a method.
 
     Attributes:
-        sizes: from the official parameters, the values of `Unseen` and the computed tables to the model's arguments.
-        rename: official parameters and the stage -> parameters of our model.
-        layout: vocabulary layout of our model.
-        vocabulary: name of the authors' file from word to id; None if the method has CLIP's own tokens.
-        grouped: whether the file is a dict of groups, one per network, with a pickled configuration.
-        is_pretraining: whether official parameters are of the pre-training stage.
+        sizes: function of the official parameters, the values of `ImportOptions` and the computed tables; returns the
+            arguments of diffcap's model.
+        rename: function of the official parameters and the stage; returns the state dict of diffcap's model.
+        layout: vocabulary layout of diffcap's model.
+        vocabulary: name of the authors' file that maps words to ids; None if the method uses CLIP's tokens.
+        grouped: whether the file is a dict with one group of parameters per network and a pickled configuration.
+        is_pretraining: whether official parameters belong to the pre-training stage.
     """
 
     sizes: Callable[[State, Mapping[str, Any], State], Sizes]

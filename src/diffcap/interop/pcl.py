@@ -1,7 +1,7 @@
-"""Official IDC-PCL checkpoints: their parameter names onto ours.
+"""Rename the parameters of official IDC-PCL checkpoints.
 
-The official file is a plain state dict. `pooler` is the image-text matching head in a pre-training checkpoint (no
-released recipe uses it, so it is left out) and the distractor head in a fine-tuning one.
+The official file is a state dict. `pooler` is the image-text matching head in a pre-training checkpoint, which is dropped because
+no released recipe uses it, and the distractor head in a fine-tuning checkpoint.
 """
 
 import torch
@@ -44,12 +44,12 @@ _FINE_GRAINED = {
     for theirs, ours in (("classifier", "classifier"), ("aligner", "matcher"))
     for last in ("weight", "bias")
 }
-# The tied copy of the image projection, the unused matching head, and, unless asked for, the heads of NABirds' tasks.
-_LEFT_OUT = {"pretrain": ("feat_regress.weight", "pooler."), "finetune": ()}
+# The tied copy of the image projection, and the unused matching head.
+_DROPPED = {"pretrain": ("feat_regress.weight", "pooler."), "finetune": ()}
 
 
 def _name(official: str, stage: str) -> str | None:
-    """Our name of an official parameter; None when it has no single counterpart (a query, key or value projection)."""
+    """diffcap's name of an official parameter; None for a query, key or value projection, which are concatenated."""
     heads = {**_REGRESSION, **_FINE_GRAINED} if stage == "pretrain" else _DISTRACTOR
     if official in heads:
         return heads[official]
@@ -65,11 +65,13 @@ def _name(official: str, stage: str) -> str | None:
             return f"trunk.{_STACKS[stack]}.layers.{parts[1]}.{_BLOCK[inner]}.{_NORM[last]}"
         if parts[0] == "layers" and inner in _PROJECTIONS and last in ("weight", "bias"):
             return None
-    raise DiffcapError(f"official IDC-PCL checkpoint: parameter {official!r} is unknown; is it of another system?")
+    raise DiffcapError(
+        f"official IDC-PCL checkpoint: parameter {official!r} is unknown; check that the checkpoint belongs to this method."
+    )
 
 
 def _expected(state: dict[str, Tensor], stage: str) -> list[str]:
-    """Official names that a whole checkpoint with as many layers has; the distractor head is CLEVR-Change's alone."""
+    """Official names in a complete checkpoint with these layers; only CLEVR-Change has the distractor head."""
     names = [*_TRUNK, *(_REGRESSION if stage == "pretrain" else ())]
     for stack in _STACKS:
         names += [f"{stack}.norm.{last}" for last in ("a_2", "b_2")]
@@ -82,27 +84,28 @@ def _expected(state: dict[str, Tensor], stage: str) -> list[str]:
 
 
 def from_official(state: dict[str, Tensor], stage: str, fine_grained: bool = False) -> dict[str, Tensor]:
-    """Rename an official state dict onto `PCLPretraining` ("pretrain") or `PCL` ("finetune").
+    """Rename an official state dict to that of `PCLPretraining` ("pretrain") or `PCL` ("finetune").
 
     Args:
-        state: the official parameters by name. stage: "pretrain" or "finetune".
-        fine_grained: take over the heads of NABirds' tasks, too, for a model with `classes`.
+        state: official parameters by name.
+        stage: "pretrain" or "finetune".
+        fine_grained: include the heads of NABirds' tasks, for a model with `classes`.
 
     Returns:
-        A state dict to load strictly.
+        A state dict for `load_state_dict` with strict=True.
 
     Raises:
         DiffcapError: a parameter is unknown or missing.
     """
-    left_out = (*_LEFT_OUT[stage], *(() if fine_grained or stage == "finetune" else _FINE_GRAINED))
-    kept = [official for official in state if not official.startswith(left_out)]
+    dropped = (*_DROPPED[stage], *(() if fine_grained or stage == "finetune" else _FINE_GRAINED))
+    kept = [official for official in state if not official.startswith(dropped)]
     names = {official: _name(official, stage) for official in kept}
     expected = [*_expected(state, stage), *(_FINE_GRAINED if fine_grained else ())]
     missing = [official for official in expected if official not in state]
     if missing:
         raise DiffcapError(
-            f"official IDC-PCL checkpoint: {missing[0]!r} is missing, one of {len(missing)}; fetch the file again, or is it "
-            "of another stage?"
+            f"official IDC-PCL checkpoint: {missing[0]!r} is missing ({len(missing)} missing parameters for the {stage} stage); "
+            "download the file again."
         )
     ours = {name: state[official] for official, name in names.items() if name is not None}
     for official, name in names.items():

@@ -1,4 +1,4 @@
-"""Official parameter names onto ours, by rules: what the importers of SCORER and DIRL share."""
+"""Rename official parameters by rules."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from diffcap.utils.errors import DiffcapError
 Rule = tuple[str, str | None]
 PARTS = {"query": 0, "key": 1, "value": 2}
 
-# The encoder's front and the word path, which both systems have from the code base that they grew out of.
+# The image embedding and the word layers of SCORER and DIRL, which come from one code base.
 SHARED: tuple[Rule, ...] = (
     (r"change_detector_state\.img\.0", "embedding.projection"),
     (r"change_detector_state\.w_embedding", "embedding.columns"),
@@ -24,16 +24,16 @@ SHARED: tuple[Rule, ...] = (
 
 
 def rename(state: Mapping[str, Tensor], rules: Sequence[Rule], system: str) -> dict[str, Tensor]:
-    """Rename parameters; join separate query, key and value layers; 1 x 1 convolutions become matrices.
+    """Rename parameters, concatenate separate query, key and value layers, and reshape 1 x 1 convolutions to matrices.
 
     Args:
-        state: official parameters by name, with the checkpoint's group in front.
-        rules: a pattern of the whole name without its last part, and our name; None drops it. `...:query`, `...:key` and
-            `...:value` as our names are joined, in this order.
-        system: for messages.
+        state: official parameters by name, with their group as prefix.
+        rules: pairs of a pattern of the name without ".weight" or ".bias", or of the full name, and the new name. None drops
+            the parameter. The parameters of `name:query`, `name:key` and `name:value` are concatenated in this order.
+        system: name of the method, for messages.
 
     Raises:
-        DiffcapError: no rule knows a parameter, or a part of a joined one is missing.
+        DiffcapError: no rule matches a parameter, or a query, key or value is missing.
     """
     ours: dict[str, Tensor] = {}
     joined: dict[str, dict[int, Tensor]] = {}
@@ -44,14 +44,14 @@ def rename(state: Mapping[str, Tensor], rules: Sequence[Rule], system: str) -> d
         found += [(match, new) for pattern, new in rules if (match := re.fullmatch(pattern, official))]
         if not found:
             raise DiffcapError(
-                f"official {system} checkpoint: parameter {official!r} is unknown; is it of another system?"
+                f"official {system} checkpoint: parameter {official!r} is unknown; check that the checkpoint belongs to this method."
             )
         match, new = found[0]
         if new is None:
             continue
-        whole = match.group(0) == official  # a rule for this very parameter
-        place, _, part = match.expand(new).partition(":")
-        name = place if whole else f"{place}.{last}"
+        is_full_name = match.group(0) == official
+        prefix, _, part = match.expand(new).partition(":")
+        name = prefix if is_full_name else f"{prefix}.{last}"
         value = value.flatten(1) if value.ndim == 4 and value.shape[2:] == (1, 1) else value
         if part:
             joined.setdefault(name, {})[PARTS[part]] = value
@@ -60,7 +60,7 @@ def rename(state: Mapping[str, Tensor], rules: Sequence[Rule], system: str) -> d
     for name, parts in joined.items():
         if len(parts) != len(PARTS):
             raise DiffcapError(
-                f"official {system} checkpoint: a query, key or value of {name!r} is missing; fetch the file again."
+                f"official {system} checkpoint: a query, key or value of {name!r} is missing; download the file again."
             )
         ours[name] = torch.cat([parts[number] for number in range(len(PARTS))])
     return ours

@@ -1,7 +1,7 @@
-"""Official SCORER checkpoints: their parameter names onto ours.
+"""Rename the parameters of official SCORER checkpoints.
 
-The official file holds the groups `change_detector_state` and `speaker_state`; CBR, which no checkpoint holds, is named
-`cbr` here. Only the last encoder layer's logit scale is used, so the others are left out.
+The official file holds the groups `change_detector_state` and `speaker_state`. No file holds CBR; its group is named `cbr` here.
+Only the logit scale of the last encoder layer is used, so the others are dropped.
 """
 
 from collections.abc import Mapping
@@ -33,16 +33,16 @@ _RULES: tuple[Rule, ...] = (
 
 
 def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename an official state dict onto `SCORER`.
+    """Rename an official state dict to that of `SCORER`.
 
     Args:
-        state: the official parameters by name, groups in front.
+        state: official parameters by name, with the name of their group as prefix.
 
     Returns:
-        A state dict to load strictly, into a model with `cbr_weight=0` if the file has no CBR.
+        A state dict for `load_state_dict` with strict=True; the model needs `cbr_weight=0` if the file has no CBR.
 
     Raises:
-        DiffcapError: a parameter is unknown, or a part of one is missing.
+        DiffcapError: a parameter is unknown, or a query, key or value is missing.
     """
     start, end = "change_detector_state.scorer.", ".attention.logit_scale"
     scales = sorted(

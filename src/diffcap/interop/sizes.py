@@ -1,4 +1,4 @@
-"""What the shapes of official weights tell of the models that they were trained in."""
+"""Derive the hyperparameters of a model from the shapes of its official weights."""
 
 import json
 import math
@@ -15,7 +15,14 @@ State = Mapping[str, Tensor]
 
 
 class Sizes(NamedTuple):
-    """Arguments of our model, of which some are of the captioner alone; positions of a caption; meta of the features."""
+    """What the weights determine.
+
+    Attributes:
+        model: constructor arguments of diffcap's model.
+        max_length: maximal number of tokens of a caption.
+        features: metadata of the feature store.
+        finetune_only: arguments that the pre-training model does not have.
+    """
 
     model: dict[str, Any]
     max_length: int
@@ -24,44 +31,44 @@ class Sizes(NamedTuple):
 
 
 def _count(state: State, pattern: str) -> int:
-    """How many layers there are: the numbers that the pattern finds are 0, 1, 2 and so on.
+    """Count the layers whose number the first group of the pattern matches.
 
     Raises:
-        ValueError: one is left out.
+        ValueError: the numbers are not 0, 1, 2, ...
     """
     found = {int(match[1]) for name in state if (match := re.match(pattern, name))}
     if found and max(found) >= len(found):
-        raise ValueError(f"of {len(found)} layers one has number {max(found)}")
+        raise ValueError(f"there are {len(found)} layers, but one has the number {max(found)}")
     return len(found)
 
 
 def _resnet(layer: str, shape: tuple[int, int, int]) -> dict[str, Any]:
-    """Meta of a store of ResNet-101's features, of weights that nobody wrote down (methods' authors: IMAGENET1K_V1)."""
+    """Metadata of a store of ResNet-101's features; the authors name the weights (IMAGENET1K_V1) but publish no hash."""
     return {
         "name": f"resnet101_{layer}",
         "library": "torchvision",
         "network": "resnet101",
         "stage": layer,
         "weights_sha256": None,
-        "preprocessing": _plain(ResizeNormalize().describe()),
+        "preprocessing": _as_json(ResizeNormalize().describe()),
         "pool": None,
         "shape": list(shape),
         "dtype": "float16",
     }
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def _of_both(state: State, unseen: Mapping[str, Any], tables: State, decoder_layer: str) -> Sizes:
-    """What SCORER and DIRL share."""
+def _shared_sizes(state: State, options: Mapping[str, Any], tables: State, decoder_layer: str) -> Sizes:
+    """The hyperparameters that SCORER and DIRL share."""
     front, words = state["change_detector_state.img.0.weight"], state["speaker_state.core.embed.weight"]
     width, channels = front.shape[:2]
-    coordinates = channels % 4 == 2 if unseen["coordinates"] is None else unseen["coordinates"]
+    coordinates = channels % 4 == 2 if options["coordinates"] is None else options["coordinates"]
     grid = [len(state[f"change_detector_state.{side}_embedding.weight"]) for side in "hw"]
     table = next((value for name, value in tables.items() if name.startswith("speaker_state.")), None)
-    max_length = unseen["max_length"] or (24 if table is None else table.shape[-2])
+    max_length = options["max_length"] or (24 if table is None else table.shape[-2])
     feature_channels = channels - 2 * coordinates
     model = {
         "vocabulary_size": len(words),
@@ -69,7 +76,7 @@ def _of_both(state: State, unseen: Mapping[str, Any], tables: State, decoder_lay
         "grid": grid,
         "max_length": max_length,
         "width": width,
-        "heads": unseen["heads"],
+        "heads": options["heads"],
         "word_width": words.shape[1],
         "coordinates": coordinates,
         "decoder_layers": _count(state, decoder_layer),
@@ -77,17 +84,17 @@ def _of_both(state: State, unseen: Mapping[str, Any], tables: State, decoder_lay
     return Sizes(model, max_length, _resnet("layer3", (feature_channels, grid[0], grid[1])))
 
 
-def scorer_sizes(state: State, unseen: Mapping[str, Any], tables: State) -> Sizes:
-    """Of SCORER, without CBR, which no checkpoint holds."""
-    sizes = _of_both(state, unseen, tables, r"speaker_state\.core\.layer\.(\d+)\.")
+def scorer_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
+    """Hyperparameters of SCORER; official checkpoints have no CBR."""
+    sizes = _shared_sizes(state, options, tables, r"speaker_state\.core\.layer\.(\d+)\.")
     sizes.model["encoder_layers"] = _count(state, r"change_detector_state\.scorer\.(\d+)\.")
     sizes.model["cbr_weight"] = 0.001 if any(name.startswith("cbr.") for name in state) else 0.0
     return sizes
 
 
-def dirl_sizes(state: State, unseen: Mapping[str, Any], tables: State) -> Sizes:
-    """Of DIRL, of either decoder."""
-    sizes = _of_both(state, unseen, tables, r"speaker_state\.core\.layer\.(\d+)\.")
+def dirl_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
+    """Hyperparameters of DIRL, for both decoder variants."""
+    sizes = _shared_sizes(state, options, tables, r"speaker_state\.core\.layer\.(\d+)\.")
     projector = state.get("change_detector_state.mlp.0.weight")
     sizes.model.update(
         {
@@ -100,17 +107,17 @@ def dirl_sizes(state: State, unseen: Mapping[str, Any], tables: State) -> Sizes:
     return sizes
 
 
-def pcl_sizes(state: State, unseen: Mapping[str, Any], tables: State) -> Sizes:
-    """Of IDC-PCL, of either stage."""
+def pcl_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
+    """Hyperparameters of IDC-PCL, for both stages."""
     front = state["img_project.0.weight"]
-    grid = unseen["grid"] or (7, 7)
-    max_length = unseen["max_length"] or 40
+    grid = options["grid"] or (7, 7)
+    max_length = options["max_length"] or 40
     layers = {ours: _count(state, rf"{theirs}\.layers\.(\d+)\.") for ours, theirs in _PCL_STACKS.items()}
     model = {
         "vocabulary_size": len(state["word_embedding.weight"]),
         "feature_channels": front.shape[1],
         "width": len(front),
-        "heads": unseen["heads"],
+        "heads": options["heads"],
         "ffn": len(state["encoder.layers.0.feed_forward.w_1.weight"]),
         **layers,
         "distractor_judging": "pooler.0.weight" in state,
@@ -121,13 +128,14 @@ def pcl_sizes(state: State, unseen: Mapping[str, Any], tables: State) -> Sizes:
 _PCL_STACKS = {"single_layers": "single_img_encoder", "pair_layers": "double_img_encoder", "cross_layers": "encoder"}
 
 
-def clip4idc_sizes(state: State, unseen: Mapping[str, Any], tables: State) -> Sizes:
-    """Of CLIP4IDC, of either stage; its CLIP by name where it is ViT-B/32."""
+def clip4idc_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
+    """Hyperparameters of CLIP4IDC, for both stages; a ViT-B/32 is given by its name."""
     vision_width, _, patch, _ = state["clip.visual.conv1.weight"].shape
-    heads = unseen["vision_heads"] or max(1, vision_width // 64)  # CLIP's rule
+    heads = options["vision_heads"] or max(1, vision_width // 64)  # CLIP's rule
     if vision_width % heads:
         raise DiffcapError(
-            f"--vision-heads: the image tower is {vision_width} wide, which {heads} heads do not divide; give its own number."
+            f"--vision-heads is {heads}, which does not divide the width {vision_width} of the image tower; give its number of "
+            "heads."
         )
     side = math.isqrt(len(state["clip.visual.positional_embedding"]) - 1)
     context, text_width = state["clip.positional_embedding"].shape
@@ -153,7 +161,7 @@ def clip4idc_sizes(state: State, unseen: Mapping[str, Any], tables: State) -> Si
     }
     if network == _VIT_B_32:
         network = "ViT-B-32-quickgelu"
-    max_length = unseen["max_length"] or min(33, context + 1)
+    max_length = options["max_length"] or min(33, context + 1)
     pixels = ResizeOnly((patch * side, patch * side))
     features = {
         "name": "pixels",
@@ -161,7 +169,7 @@ def clip4idc_sizes(state: State, unseen: Mapping[str, Any], tables: State) -> Si
         "network": None,
         "stage": None,
         "weights_sha256": None,
-        "preprocessing": _plain(pixels.describe()),
+        "preprocessing": _as_json(pixels.describe()),
         "pool": None,
         "shape": [3, patch * side, patch * side],
         "dtype": "uint8",
@@ -169,21 +177,21 @@ def clip4idc_sizes(state: State, unseen: Mapping[str, Any], tables: State) -> Si
     model: dict[str, Any] = {
         "vocabulary_size": vocabulary,
         "network": network,
-        "intra_layers": unseen["intra_layers"],
+        "intra_layers": options["intra_layers"],
         "max_length": max_length,
     }
     inner = state.get("decoder.decoder.layer.0.intermediate.dense.weight")
     if inner is not None:
         model |= {
             "width": inner.shape[1],
-            "heads": unseen["heads"],
+            "heads": options["heads"],
             "ffn": len(inner),
             "encoder_layers": _count(state, r"decoder\.encoder\.layer\.(\d+)\."),
             "decoder_layers": _count(state, r"decoder\.decoder\.layer\.(\d+)\."),
             "padding": "released",
         }
     else:
-        model["max_length"] = max_length = unseen["max_length"] or min(32, context)
+        model["max_length"] = max_length = options["max_length"] or min(32, context)
     return Sizes(model, max_length, features)
 
 

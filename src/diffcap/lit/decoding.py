@@ -10,7 +10,7 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import RichProgressBar
 from torch.utils.data import DataLoader, Dataset
 
-from diffcap.checkpoints.combining import together
+from diffcap.checkpoints.combining import as_ensemble
 from diffcap.checkpoints.loading import Checkpoint
 from diffcap.data.pair_table import PairDataset, PairTable, identity_collate
 from diffcap.features.store import FeatureStore
@@ -111,7 +111,7 @@ def decode(
     batches: Dataset = EnsembleDataset(tables) if others else PairDataset(tables[0])
     loader = DataLoader(batches, batch_size, collate_fn=identity_collate)
     if others:
-        checkpoint = together([member for member, _ in members])
+        checkpoint = as_ensemble([member for member, _ in members])
     with plain_settings(TypeError):
         trainer = pl.Trainer(
             devices=devices, accelerator=accelerator, strategy="ddp" if devices > 1 else "auto", logger=False,

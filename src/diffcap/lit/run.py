@@ -36,13 +36,16 @@ from diffcap.run_folder import (
     KEPT,
     LAST,
     LOGS,
+    START_SHA256,
+    checkpoint_entries,
+    checkpoint_sha256,
     fault_of,
     identity_of,
     is_finished,
     main_process,
     stage_lock,
     stage_of,
-    vouch,
+    start_folder,
 )
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
@@ -304,11 +307,13 @@ class TrainingCLI(StageCLI):
                 shutil.copyfile(last, temporary)
         chosen = self.trainer.checkpoint_callback
         score = getattr(chosen, "best_model_score", None)
+        start = self.config.model.get("init_from")
         write_json(
             self.out / FINISHED,
             {
                 "stage": stage,
-                **vouch(best if self.settings.monitor else last),
+                START_SHA256: checkpoint_sha256(start_folder(Path(start))) if start else None,
+                **checkpoint_entries(best if self.settings.monitor else last),
                 "steps": self.trainer.global_step,
                 "train_seconds": round(self.model.train_seconds, 1),
                 "monitor": self.settings.monitor,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
-from diffcap.checkpoints.combining import load_together, together
+from diffcap.checkpoints.combining import as_ensemble, load_members
 from diffcap.checkpoints.loading import Checkpoint
 from diffcap.features.store import FeatureStore
 from diffcap.models.captioner import Captioner
@@ -53,14 +53,14 @@ def iter_attention(
     for path in paths:
         if not path.exists():
             return f"{path} is not there (any more)."
-    members = load_together(paths)
+    members = load_members(paths)
     for member in members:
         if type(member.captioner).attention is Captioner.attention:
             return f"{member.metadata['method']} has no attention maps."
     if len({tuple(member.features["shape"][1:]) for member in members}) > 1:
         return "the members of the ensemble have attention maps of different sizes."
     stores = [FeatureStore.open(folder / "features" / member.features["name"], member.features) for member in members]
-    checkpoint = members[0] if len(members) == 1 else together(members)
+    checkpoint = members[0] if len(members) == 1 else as_ensemble(members)
     return _iter_maps(checkpoint, stores, pairs, captions)
 
 

@@ -1,1 +1,1 @@
-"""Errors, files, the command line, images: what every package uses and no paper mentions."""
+"""Utilities of all packages: errors, files, the command line, images."""

@@ -1,4 +1,4 @@
-"""From what people write on a command line to the form that jsonargparse reads."""
+"""Convert command lines as users write them to the form that jsonargparse reads."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -6,57 +6,61 @@ from json import dumps
 from typing import NamedTuple
 
 
-class Form(NamedTuple):
-    """What may be written of one command beyond jsonargparse's form.
+class Syntax(NamedTuple):
+    """What a command accepts in addition to jsonargparse's syntax.
 
     Attributes:
-        second: option that the second bare word stands for, as in `caption BEFORE AFTER`.
-        many: the bare words, any number, are one list, as in `average A B C`.
-        repeated: option with a list, which may be given several times; `words`: with several words each time, too.
+        second: option that the second positional argument stands for, as in `caption BEFORE AFTER`.
+        variadic: whether any number of positional arguments form one list, as in `average A B C`.
+        list_option: list option that may be given several times.
+        several_values: whether one `list_option` may have several values, as in `serve --checkpoint A B`.
     """
 
     second: str = ""
-    many: bool = False
-    repeated: str = ""
-    words: bool = False
+    variadic: bool = False
+    list_option: str = ""
+    several_values: bool = False
 
 
-def spelled_out(arguments: Sequence[str], forms: Mapping[str, Form], flags: Sequence[str]) -> list[str]:
-    """Put into jsonargparse's form what people write: flags alone, option names joined with hyphens, lists without brackets.
+def normalize_arguments(arguments: Sequence[str], syntax: Mapping[str, Syntax], flags: Sequence[str]) -> list[str]:
+    """Add "true" to flags, replace hyphens in option names by underscores, and write lists as JSON.
 
     Args:
-        arguments: the command and what stands behind it. forms: of the commands that have one. flags: options that may stand
-            without their "true".
+        arguments: the command and its arguments.
+        syntax: additional syntax by command.
+        flags: options that may be written without "true".
     """
-    form = forms.get(next((word for word in arguments if not word.startswith("-")), ""), Form())
-    rest, words, bare, listed = deque(arguments), list[str](), list[str](), list[str]()
-    asked = False  # for the list
+    form = syntax.get(next((word for word in arguments if not word.startswith("-")), ""), Syntax())
+    rest, words, positionals, values = deque(arguments), list[str](), list[str](), list[str]()
+    has_list_option = False
     while rest:
         word = rest.popleft()
         name, equals, value = word.partition("=")
         name = f"--{name[2:].replace('-', '_')}"
         if not word.startswith("--"):
-            plain = not word.startswith("-")
-            bare += [word] if plain else []
-            if not (plain and form.many and len(bare) > 1):
-                words.append(f"{form.second}={word}" if plain and form.second and len(bare) == 3 else word)
-        elif name == form.repeated:
-            asked = True
-            listed += [value] if equals else _values(rest, form.words)
+            is_positional = not word.startswith("-")
+            positionals += [word] if is_positional else []
+            if not (is_positional and form.variadic and len(positionals) > 1):
+                is_second = is_positional and form.second and len(positionals) == 3  # the first is the command
+                words.append(f"{form.second}={word}" if is_second else word)
+        elif name == form.list_option:
+            has_list_option = True
+            values += [value] if equals else _take_values(rest, form.several_values)
         elif name in flags and not equals and (not rest or rest[0] not in ("true", "false")):
             words.append(f"{name}=true")
         else:
             words += [name + equals + value, *([] if equals or name == "--help" or not rest else [rest.popleft()])]
-    if form.many and bare[1:]:
-        words.insert(words.index(bare[0]) + 1, dumps(bare[1:]))
-    if asked:
-        words.append(f"{form.repeated}={dumps(listed)}" if listed else form.repeated)  # without a value it is refused
+    if form.variadic and positionals[1:]:
+        words.insert(words.index(positionals[0]) + 1, dumps(positionals[1:]))
+    if has_list_option:
+        # jsonargparse refuses the option without a value.
+        words.append(f"{form.list_option}={dumps(values)}" if values else form.list_option)
     return words
 
 
-def _values(rest: deque[str], several: bool) -> list[str]:
-    """Take an option's value off the words, or all up to the next option."""
-    taken: list[str] = []
-    while rest and not rest[0].startswith("--") and (several or not taken):
-        taken.append(rest.popleft())
-    return taken
+def _take_values(rest: deque[str], several: bool) -> list[str]:
+    """Remove the next value from `rest`, or all values up to the next option."""
+    values: list[str] = []
+    while rest and not rest[0].startswith("--") and (several or not values):
+        values.append(rest.popleft())
+    return values

@@ -19,6 +19,7 @@ SHRINK_ABOVE = 25_000_000  # pixels; the networks use far fewer
 _NO_VALUE = 1e30  # floats of this size mark pixels without a value in scientific rasters
 _BITS = {255: 8, 4095: 12, 65_535: 16}  # value of white -> bits of files and cameras
 _REMEDY = "save it as PNG or JPEG"
+_BITS_PER_SAMPLE, _SAMPLE_FORMAT = 258, 339  # TIFF tags
 
 warnings.filterwarnings("ignore", module=r"PIL\.")  # about large images (limited here) and broken EXIF data (ignored)
 
@@ -64,19 +65,13 @@ def read_image(source: Source, name: str | None = None) -> InputImage:
             return _decode(file, name)
     except DiffcapError:
         raise
-    except OSError as error:
-        if error.errno is not None:
-            raise DiffcapError(
-                f"{name}: cannot be read ({error.strerror}); check the path and its permissions."
-            ) from None
-        raise _broken(name, error) from None
     except Exception as error:  # decoders raise many kinds of errors on damaged files
-        raise _broken(name, error) from None
-
-
-def _broken(name: str, error: Exception) -> DiffcapError:
-    reason = " ".join(str(error).split())[:120].rstrip(". ") or type(error).__name__
-    return DiffcapError(f"{name}: truncated or broken image ({reason}); fetch the file again.")
+        if isinstance(error, OSError) and error.errno is not None:
+            fault, remedy = f"cannot be read ({error.strerror})", "check the path and its permissions"
+        else:
+            reason = " ".join(str(error).split())[:120].rstrip(". ") or type(error).__name__
+            fault, remedy = f"truncated or broken image ({reason})", "fetch the file again"
+        raise DiffcapError(f"{name}: {fault}; {remedy}.") from None
 
 
 def _too_large(name: str, size: str) -> DiffcapError:
@@ -84,12 +79,11 @@ def _too_large(name: str, size: str) -> DiffcapError:
 
 
 def _open_file(path: Path, name: str) -> BinaryIO:
-    if path.is_dir():
-        raise DiffcapError(f"{name}: a folder, not an image; name a file in it.")
-    if not path.exists():
-        raise DiffcapError(f"{name}: file not found; put the image there or fix the path.")
     if not path.is_file():
-        raise DiffcapError(f"{name}: not a regular file; name an image file.")
+        fault = (
+            "a folder, not an image" if path.is_dir() else "not a regular file" if path.exists() else "file not found"
+        )
+        raise DiffcapError(f"{name}: {fault}; give the path of an image file.")
     return path.open("rb")
 
 
@@ -120,10 +114,12 @@ def _to_rgb(image: Image.Image, notes: list[str], name: str) -> InputImage:
         notes.append("has several frames, the first was used")
         image.seek(0)
     image.load()  # before EXIF, so that a truncated file is reported as such
-    with suppress(Exception):  # broken EXIF data turns nothing
+    is_uint32 = image.mode == "I" and _is_unsigned_tiff(image)
+    with suppress(Exception):  # an image with broken EXIF data is not turned
         image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I") or image.mode == "F":  # convert() would clip at 255
-        pixels, more = _to_8_bits(np.asarray(image), name)
+        deep = np.asarray(image)
+        pixels, more = _to_8_bits(deep.view(np.uint32) if is_uint32 else deep, name)
         image, notes = Image.fromarray(pixels), notes + more
     if image.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in image.info:
         image = image.convert("RGBA")
@@ -134,6 +130,12 @@ def _to_rgb(image: Image.Image, notes: list[str], name: str) -> InputImage:
         factor = next(factor for factor in range(2, 100) if width * height <= SHRINK_ABOVE * factor**2)
         image = image.reduce(factor)
     return InputImage(image, name, tuple(notes))
+
+
+def _is_unsigned_tiff(image: Image.Image) -> bool:
+    """Whether a TIFF has unsigned 32-bit pixels, which Pillow reads as signed ones (mode "I")."""
+    tags = getattr(image, "tag_v2", {})
+    return tuple(tags.get(_BITS_PER_SAMPLE, ())) == (32,) and tuple(tags.get(_SAMPLE_FORMAT, (1,))) == (1,)
 
 
 def _to_8_bits(pixels: np.ndarray[Any, Any], name: str) -> tuple[np.ndarray[Any, Any], list[str]]:

@@ -1,4 +1,4 @@
-"""What stands beside every result: versions, commit, seed, the manifest's hash. Nothing that differs between two equal runs."""
+"""The provenance of a result: versions, commit, seed, hash of the manifest; the same for two equal runs."""
 
 import platform
 import subprocess
@@ -13,7 +13,7 @@ _PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "pycocoevalcap
 
 
 def git_commit() -> str | None:
-    """Commit of the checkout that diffcap runs from, with "+changes" when files differ; None outside a checkout."""
+    """Commit of the checkout that diffcap runs from, with "+changes" if tracked files differ; None outside a checkout."""
 
     def git(*words: str) -> str:
         folder = Path(diffcap.__file__).parent
@@ -25,12 +25,12 @@ def git_commit() -> str | None:
         return None
 
 
-def provenance(**facts: Any) -> dict[str, Any]:
-    """Versions and commit, and whatever the caller adds (seed, manifest hash, checkpoint, settings)."""
+def provenance(**entries: Any) -> dict[str, Any]:
+    """Versions and commit, and the caller's entries (seed, manifest hash, checkpoints, ...)."""
     versions = {"diffcap": diffcap.__version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return {"versions": versions, "commit": git_commit(), "platform": sys.platform, **facts}
+    return {"versions": versions, "commit": git_commit(), "platform": sys.platform, **entries}

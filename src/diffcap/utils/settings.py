@@ -1,4 +1,4 @@
-"""Settings files (YAML), where a stage looks into one itself; those of its classes Lightning's command line reads."""
+"""Read values from settings files (YAML) without Lightning's command line."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +17,7 @@ def read_settings(path: str | Path) -> Any:
     """Read a YAML file.
 
     Raises:
-        DiffcapError: it is no YAML. FileNotFoundError: there is none.
+        DiffcapError: the file is not YAML. FileNotFoundError: the file does not exist.
     """
     import yaml
 
@@ -30,10 +30,10 @@ def read_settings(path: str | Path) -> Any:
 
 
 def setting(files: Iterable[Path], *keys: str) -> Any:
-    """The value that the last of the files with these nested keys has; None where none has them.
+    """The value of nested keys in the last file that has them; None if no file does.
 
     Args:
-        files: in the order in which they would be given to a stage; those that do not exist count for nothing.
+        files: in the order in which a stage would read them; missing files are ignored.
     """
     found = None
     for file in files:
