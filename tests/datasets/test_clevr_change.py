@@ -83,13 +83,13 @@ def test_a_missing_or_malformed_file_is_named(folder: Path, name: str) -> None:
     (folder / name).write_text("[]")
     assert f"{folder / name}: expected a JSON object, found list" in refusal(folder)
     (folder / name).unlink()
-    assert f"{folder / name}: no " in refusal(folder) and "unpack the whole dataset" in refusal(folder)
+    assert f"{folder / name}: no " in refusal(folder) and "extract the whole dataset" in refusal(folder)
 
 
 @pytest.mark.parametrize("name", ["change_captions.json", "no_change_captions.json"])
 def test_an_id_without_captions_is_refused(folder: Path, name: str) -> None:
     change(folder, name, lambda captions: captions.pop("CLEVR_default_039999.png"))
-    assert f"{folder / name}: no captions for 1 of the 4 ids" in refusal(folder)
+    assert f"{folder / name}: no captions for 1 of the 4 numbers" in refusal(folder)
     assert "CLEVR_default_039999.png" in refusal(folder)
 
 

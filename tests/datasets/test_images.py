@@ -30,13 +30,22 @@ def test_missing_and_broken_images_are_listed_in_order(tmp_path: Path) -> None:
     assert exists == [Problem("g.png", "missing"), Problem("h/i.png", "missing")]
 
 
+def test_a_path_that_cannot_be_read_is_broken_and_the_others_are_checked(tmp_path: Path) -> None:
+    names = ["a.png", "x" * 300 + ".png", "null\0.png"]
+    write_image(tmp_path / "a.png")
+    for check in ("decode", "exists"):
+        found = dict(check_images(tmp_path, names, check))  # type: ignore[arg-type]
+        assert list(found) == names[1:] and "File name too long" in found[names[1]]
+        assert all(reason.startswith("broken: ") for reason in found.values())
+
+
 def test_every_image_is_named_once() -> None:
     pairs = [ChangePair("1", "a", "c", [], "test"), ChangePair("2", "a", "b", [], "test")]
     assert image_paths(pairs) == ["a", "b", "c"]
 
 
 def test_good_images_are_remembered_until_they_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, names = tmp_path / "memory.json", ["a.png", "b.png", "c.png"]
+    cache, names = tmp_path / "cache.json", ["a.png", "b.png", "c.png"]
     for name in names:
         write_image(tmp_path / name)
     (tmp_path / "c.png").write_text("no picture")
@@ -47,17 +56,17 @@ def test_good_images_are_remembered_until_they_change(tmp_path: Path, monkeypatc
 
     def looked_at(root: Path = tmp_path) -> list[str]:
         opened.clear()
-        check_images(root, names, memory=memory)
+        check_images(root, names, cache=cache)
         return sorted(opened)
 
     assert looked_at() == names
-    assert sorted(json.loads(memory.read_text())["images"]) == ["a.png", "b.png"]
+    assert sorted(json.loads(cache.read_text())["images"]) == ["a.png", "b.png"]
     assert looked_at() == ["c.png"]  # what was broken is looked at again
     os.utime(tmp_path / "a.png", ns=(0, time.time_ns() + 1))
     assert looked_at() == ["a.png", "c.png"]
     (tmp_path / "b.png").unlink()
-    assert check_images(tmp_path, names, memory=memory)[0] == Problem("b.png", "missing")
-    memory.write_text("{")  # killed by a full disk, or not ours
+    assert check_images(tmp_path, names, cache=cache)[0] == Problem("b.png", "missing")
+    cache.write_text("{")  # killed by a full disk, or not ours
     write_image(tmp_path / "b.png")
     assert looked_at() == names
     (tmp_path / "other").symlink_to(tmp_path)
@@ -65,14 +74,14 @@ def test_good_images_are_remembered_until_they_change(tmp_path: Path, monkeypatc
 
 
 def test_a_killed_check_goes_on_from_its_last_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, names = tmp_path / "memory.json", [f"{number}.png" for number in range(6)]
+    cache, names = tmp_path / "cache.json", [f"{number}.png" for number in range(6)]
     for name in names:
         write_image(tmp_path / name)
     monkeypatch.setattr(images, "BATCH", 2)
     monkeypatch.setattr(images, "_write_stamps", _killed_after(2, images._write_stamps))
     with pytest.raises(KeyboardInterrupt):
-        check_images(tmp_path, names, memory=memory)
-    assert sorted(json.loads(memory.read_text())["images"]) == names[:4]
+        check_images(tmp_path, names, cache=cache)
+    assert sorted(json.loads(cache.read_text())["images"]) == names[:4]
 
 
 def _killed_after(calls: int, remember):  # type: ignore[no-untyped-def]

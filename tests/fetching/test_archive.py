@@ -7,6 +7,7 @@ import io
 import lzma
 import stat
 import tarfile
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -145,7 +146,7 @@ def test_no_link_in_a_zip_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["zip", "tar.gz"])
 def test_a_bomb_is_stopped_early(tmp_path: Path, form: str) -> None:
     (tmp_path / "bomb").write_bytes(FORMATS[form]({f"{n}": bytes(300_000) for n in range(4)}))
-    with pytest.raises(DiffcapError, match="larger than any such archive should"):
+    with pytest.raises(DiffcapError, match="its files have more than 800,000 bytes"):
         extract(tmp_path / "bomb", tmp_path / "out", limit=800_000)
     assert tree(tmp_path / "out") == {}
     assert extract(tmp_path / "bomb", tmp_path / "out", limit=1_200_000) == 4
@@ -273,6 +274,58 @@ def test_a_name_that_is_a_file_and_a_folder(tmp_path: Path) -> None:
     with pytest.raises(DiffcapError, match=r"b.tar: not extracted \(.*out/b'"):
         extract(tmp_path / "b.tar", tmp_path / "out")
     assert (tmp_path / "out/b").read_text() == "mine"
+
+
+def test_a_tar_file_whose_first_name_begins_like_a_zip_file(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(tar_bytes({"PK\x03\x04/a.txt": b"1", "PKU/b.txt": b"2"}))
+    assert extract(tmp_path / "a.tar", tmp_path / "out") == 2
+    (tmp_path / "b.tar").write_bytes(tar_bytes({"PKU/b.txt": b"2"}))
+    assert extract(tmp_path / "b.tar", tmp_path / "out") == 1
+
+
+def test_no_file_is_moved_if_one_of_them_cannot_be(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "d").mkdir(parents=True)
+    (out / "b").write_text("mine")
+    for name, files in {"b.zip": {"a": b"1", "b/c": b"2"}, "d.zip": {"a": b"1", "d": b"2"}}.items():
+        (tmp_path / name).write_bytes(zip_bytes(files))
+        with pytest.raises(DiffcapError, match=r"not extracted \(it (needs a folder|holds a file) .*, which is a f"):
+            extract(tmp_path / name, out)
+        assert tree(out) == {"b": b"mine"}
+
+
+def test_two_files_that_become_one_without_their_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.zip").write_bytes(zip_bytes({"data/a.txt": b"1", "a.txt": b"2"}))
+    with pytest.raises(DiffcapError, match=r"two of its files would be extracted to .*a\.txt"):
+        extract(tmp_path / "a.zip", tmp_path / "out", strip="data")
+    assert tree(tmp_path / "out") == {}
+
+
+def with_size(body: bytes, size: bytes) -> bytes:
+    """A tar file whose first header has another size, 12 bytes."""
+    header = bytearray(body[:512])
+    header[124:136] = size
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + body[512:]
+
+
+def test_a_tar_header_with_a_negative_size(tmp_path: Path) -> None:
+    """Added to the sum, it would raise the limit; and tarfile would read the same headers again and again."""
+    body = with_size(tar_bytes({"a": b"x"}), (256**12 - 512).to_bytes(12, "big"))
+    (tmp_path / "evil.tar").write_bytes(body)
+    with pytest.raises(DiffcapError, match="a file has -512 bytes"):
+        extract(tmp_path / "evil.tar", tmp_path / "out")
+
+
+def test_a_long_name_is_not_read_into_memory(tmp_path: Path) -> None:
+    (tmp_path / "bomb.tgz").write_bytes(gzip.compress(long_name(40 << 20) + bytes(40 << 20), 1))
+    tracemalloc.start()
+    with pytest.raises(DiffcapError, match="a header has 41,943,040 bytes; at most 1,048,576 are read"):
+        extract(tmp_path / "bomb.tgz", tmp_path / "out", limit=1000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 << 20
 
 
 def test_an_empty_archive(tmp_path: Path) -> None:

@@ -162,14 +162,14 @@ def _check(
     from diffcap.records import write_text
 
     paths, report = image_paths(pairs), folder / "problems.txt"
-    problems = dict(check_images(root, paths, check, memory=folder / "checked.json"))
+    problems = dict(check_images(root, paths, check, cache=folder / "checked.json"))
     if not problems:
         report.unlink(missing_ok=True)
         return pairs, {"pairs": 0, "images": 0}
-    write_text(report, "".join(f"{path}\t{what}\n" for path, what in problems.items()))
+    write_text(report, "".join(f"{path}\t{reason}\n" for path, reason in problems.items()))
     good = [pair for pair in pairs if not any(image in problems for image in pair.images)]
-    absent = [path for path, what in problems.items() if what == MISSING]
-    broken = [path for path, what in problems.items() if what != MISSING]
+    absent = [path for path, reason in problems.items() if reason == MISSING]
+    broken = [path for path, reason in problems.items() if reason != MISSING]
     counts = " and ".join(
         f"{len(names)} {word} (first {', '.join(names[:3])})"
         for names, word in ((absent, "missing"), (broken, "broken"))

@@ -1,4 +1,4 @@
-"""CLEVR-Change (Park et al., ICCV 2019), and other datasets in its layout (`blocks`).
+"""CLEVR-Change (Park et al., ICCV 2019), and datasets in its layout, as `diffcap.datasets.blocks` writes it.
 
     images/CLEVR_default_000123.png       before
     sc_images/CLEVR_semantic_000123.png   after a change
@@ -6,7 +6,7 @@
     change_captions.json, no_change_captions.json   "CLEVR_default_000123.png" -> list of sentences
     splits.json                           {"train": [123, ...], "val": [...], "test": [...]}
     type_mapping.json                     {"color": ["000123.png", ...], ...}, optional
-    scenes.json                           optional, see `_extras`
+    scenes.json                           optional, see `diffcap.datasets.blocks.write`
 
 Files are matched by their number, not by their position in a listing: the released dataset has 39,803 of 40,000 numbers.
 """
@@ -20,11 +20,11 @@ from diffcap.datasets.checks import sentences
 from diffcap.records import SPLITS, ChangePair, read_json
 from diffcap.utils.errors import DiffcapError
 
-_REMEDY = "unpack the whole dataset into this folder"
+_REMEDY = "extract the whole dataset into this folder"
 
 
 def read(folder: Path) -> list[ChangePair]:
-    """Read the pairs of the official layout, or of IDC-PCL's JSON lines (`pcl_lines`).
+    """Read the pairs of the official layout, or of the JSON lines that IDC-PCL's authors publish (`pcl_lines`).
 
     Each scene gives two pairs: the change "000123.png" and the distractor "000123.png_n". They are sorted by split, then by
     number.
@@ -32,9 +32,9 @@ def read(folder: Path) -> list[ChangePair]:
     Raises:
         DiffcapError: a JSON file is missing or malformed, or a number in `splits.json` has no captions.
     """
-    kinds = _change_types(folder / "type_mapping.json")
-    if pcl_lines.is_there(folder):
-        return pcl_lines.read(folder, kinds)
+    change_types = _change_types(folder / "type_mapping.json")
+    if pcl_lines.has_layout(folder):
+        return pcl_lines.read(folder, change_types)
     changed = _captions(folder / "change_captions.json")
     unchanged = _captions(folder / "no_change_captions.json")
     splits = read_splits(folder / "splits.json")
@@ -46,25 +46,28 @@ def read(folder: Path) -> list[ChangePair]:
         for number in sorted(numbers):
             file = f"{number:06d}.png"
             before, key = f"images/CLEVR_default_{file}", f"CLEVR_default_{file}"
-            change, distractor = extras.get(file, ({}, {}))
-            after = f"sc_images/CLEVR_semantic_{file}"
-            pairs.append(ChangePair(file, before, after, changed[key], split, kinds.get(file), extra=change))
+            change_extra, distractor_extra = extras.get(file, ({}, {}))
+            after, change_type = f"sc_images/CLEVR_semantic_{file}", change_types.get(file)
+            change = ChangePair(file, before, after, changed[key], split, change_type, extra=change_extra)
             after = f"nsc_images/CLEVR_nonsemantic_{file}"
-            pairs.append(ChangePair(f"{file}_n", before, after, unchanged[key], split, None, True, distractor))
+            distractor = ChangePair(
+                f"{file}_n", before, after, unchanged[key], split, is_distractor=True, extra=distractor_extra
+            )
+            pairs += [change, distractor]
     return pairs
 
 
 def _captions(path: Path) -> dict[str, list[str]]:
-    return {key: sentences(value, str(path), key) for key, value in _object(path, "captions").items()}
+    return {key: sentences(value, str(path), key) for key, value in _read_object(path, "captions").items()}
 
 
 def read_splits(path: Path) -> dict[str, list[int]]:
-    """Read split -> numbers of its images.
+    """Read the numbers of each split's images, in the file's order: {"train": [123, ...], "val": [...], "test": [...]}.
 
     Raises:
         DiffcapError: the file is missing or malformed, or a number is duplicated.
     """
-    splits = _object(path, "splits")
+    splits = _read_object(path, "splits")
     split_of: dict[int, str] = {}
     for split in SPLITS:
         if not isinstance(splits.get(split), list):
@@ -81,29 +84,31 @@ def read_splits(path: Path) -> dict[str, list[int]]:
 
 
 def _change_types(path: Path) -> dict[str, str]:
-    """File name -> change type; empty if there is no such file."""
-    kinds: dict[str, str] = {}
-    for kind, files in (_object(path, "change types") if path.is_file() else {}).items():
+    """Return the change type of each image ("000123.png" -> "color"); empty if `path` does not exist."""
+    change_types: dict[str, str] = {}
+    for change_type, files in (_read_object(path, "change types") if path.is_file() else {}).items():
         if not isinstance(files, list) or not all(isinstance(file, str) for file in files):
-            raise DiffcapError(f'{path}: "{kind}" must be a list of file names; fix or fetch the file again.')
+            raise DiffcapError(f'{path}: "{change_type}" must be a list of file names; fix or fetch the file again.')
         for file in files:
-            if kinds.setdefault(file, kind) != kind:
-                raise DiffcapError(f"{path}: {file!r} is listed under {kinds[file]!r} and under {kind!r}; keep one.")
-    return kinds
+            first = change_types.setdefault(file, change_type)
+            if first != change_type:
+                raise DiffcapError(f"{path}: {file!r} is listed under {first!r} and under {change_type!r}; keep one.")
+    return change_types
 
 
 def _extras(path: Path) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """File name -> `ChangePair.extra` of (the change pair, the distractor pair), from `scenes.json`; empty without the file.
+    """Return `ChangePair.extra` of the change pair and of the distractor pair of each image; empty if `path` does not exist.
 
-    A scene is `{"boxes", "viewpoint_iou", "viewpoint_iou_distractor", "changed"}` under "000123.png"; all keys are optional.
+    `scenes.json` maps "000123.png" to {"boxes", "viewpoint_iou", "viewpoint_iou_distractor", "changed"}, all optional; their
+    meaning is described in `diffcap.datasets.blocks.write`, which writes the file.
     """
     extras = {}
-    for file, scene in (_object(path, "scenes") if path.is_file() else {}).items():
+    for file, scene in (_read_object(path, "scenes") if path.is_file() else {}).items():
         if not isinstance(scene, dict):
             raise DiffcapError(f'{path}: "{file}" must be an object, found {scene!r:.60}; fix it.')
         change = {key: scene[key] for key in ("boxes", "viewpoint_iou", "changed") if key in scene}
-        iou = "viewpoint_iou_distractor"
-        extras[file] = change, ({"viewpoint_iou": scene[iou]} if iou in scene else {})
+        key = "viewpoint_iou_distractor"
+        extras[file] = change, ({"viewpoint_iou": scene[key]} if key in scene else {})
     return extras
 
 
@@ -112,12 +117,12 @@ def _require_captions(numbers: Iterable[int], captions: dict[str, list[str]], fo
     without = [key for number in numbers if (key := f"CLEVR_default_{number:06d}.png") not in captions]
     if without:
         raise DiffcapError(
-            f"{folder / name}: no captions for {len(without)} of the {len(numbers)} ids in splits.json (first "
+            f"{folder / name}: no captions for {len(without)} of the {len(numbers)} numbers in splits.json (first "
             f"{', '.join(without[:3])}); fetch both files from the same release."
         )
 
 
-def _object(path: Path, what: str) -> dict[str, Any]:
+def _read_object(path: Path, what: str) -> dict[str, Any]:
     value = read_json(path, what, _REMEDY)
     if not isinstance(value, dict):
         raise DiffcapError(f"{path}: expected a JSON object, found {type(value).__name__}; fetch it again.")

@@ -19,18 +19,20 @@ class Problem(NamedTuple):
     """A missing or broken image.
 
     Attributes:
-        path: relative to the dataset's root. what: "missing", or the reason why the file cannot be decoded.
+        path: relative to the dataset's root.
+        reason: "missing", or "broken: " and why the file cannot be decoded.
     """
 
     path: str
-    what: str
+    reason: str
 
 
 class ImageStatus(NamedTuple):
     """The result of checking one image.
 
     Attributes:
-        stamp: [size in bytes, modification time in ns]; None if there is a problem. problem: see `Problem.what`; "" if none.
+        stamp: [size in bytes, modification time in ns]; None if there is a problem.
+        problem: see `Problem.reason`; "" if there is none.
     """
 
     stamp: list[int] | None
@@ -46,7 +48,7 @@ def check_images(
     root: str | Path,
     paths: Sequence[str],
     check: Literal["decode", "exists"] = "decode",
-    memory: str | Path | None = None,
+    cache: str | Path | None = None,
 ) -> list[Problem]:
     """Check images on all cores, with a progress bar on stderr.
 
@@ -55,40 +57,40 @@ def check_images(
         paths: distinct image paths.
         check: "decode" decodes every file completely, so that truncated files are found; "exists" only checks that the
             files exist.
-        memory: JSON file with the sizes and modification times of the images that could be decoded; they are not decoded
-            again if they have not changed. None: check all images. Not used by "exists".
+        cache: JSON file with the sizes and modification times of the images that could be decoded; they are not decoded
+            again if they have not changed. Created if it does not exist. None: check all images. Not used by "exists".
 
     Returns:
         The missing and broken images, in the order of `paths`.
     """
     from diffcap.utils.progress import progress_bar
 
-    root, memory = Path(root), Path(memory) if memory and check == "decode" else None
-    known = _read_stamps(memory, root) if memory else {}
-    fresh: dict[str, list[int]] = {}
+    root, cache = Path(root), Path(cache) if cache and check == "decode" else None
+    cached = _read_stamps(cache, root) if cache else {}
+    stamps: dict[str, list[int]] = {}
     problems = []
     # Threads are enough: decoding and reading release the interpreter lock.
     with ThreadPoolExecutor() as pool, progress_bar("checking images", len(paths)) as advance:
         for start in range(0, len(paths), BATCH):
             batch = paths[start : start + BATCH]
-            results = pool.map(lambda path: _check_image(root / path, check, known.get(path)), batch)
+            results = pool.map(lambda path: _check_image(root / path, check, cached.get(path)), batch)
             for path, result in zip(batch, results):
                 if result.problem:
                     problems.append(Problem(path, result.problem))
                 if result.stamp:
-                    fresh[path] = result.stamp
+                    stamps[path] = result.stamp
                 advance(1)
-            if memory and any(known.get(path) != fresh.get(path) for path in batch):
-                _write_stamps(memory, root, {**known, **fresh})
+            if cache and any(cached.get(path) != stamps.get(path) for path in batch):
+                _write_stamps(cache, root, {**cached, **stamps})
     return problems
 
 
 def image_problem(path: str | Path) -> str:
-    """Decode one image and return the problem, see `Problem.what`; "" if there is none."""
+    """Decode one image and return the problem, see `Problem.reason`; "" if there is none."""
     return _check_image(Path(path), "decode", None).problem
 
 
-def _check_image(path: Path, check: str, known: list[int] | None) -> ImageStatus:
+def _check_image(path: Path, check: str, cached: list[int] | None) -> ImageStatus:
     from PIL import Image
 
     from diffcap.utils.image_io import read_image  # imports Pillow, which is too slow for --help
@@ -97,10 +99,12 @@ def _check_image(path: Path, check: str, known: list[int] | None) -> ImageStatus
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return ImageStatus(None, MISSING)
+    except (OSError, ValueError) as error:  # no permission, or a path that no file system accepts
+        return _broken(error)
     if not stat.S_ISREG(status.st_mode):
         return ImageStatus(None, MISSING)
     stamp = [status.st_size, status.st_mtime_ns]
-    if check == "exists" or stamp == known:
+    if check == "exists" or stamp == cached:
         return ImageStatus(stamp, "")
     try:
         data = path.read_bytes()
@@ -110,17 +114,21 @@ def _check_image(path: Path, check: str, known: list[int] | None) -> ImageStatus
     except DiffcapError as error:
         return ImageStatus(None, f"broken: {str(error).removeprefix('image: ').rstrip('.')}")
     except Exception as error:  # a decoder may raise anything for invalid data
-        return ImageStatus(None, f"broken: {' '.join(str(error).split()) or type(error).__name__}")
+        return _broken(error)
     return ImageStatus(stamp, "")
 
 
-def _read_stamps(memory: Path, root: Path) -> dict[str, list[int]]:
+def _broken(error: Exception) -> ImageStatus:
+    return ImageStatus(None, f"broken: {' '.join(str(error).split()) or type(error).__name__}")
+
+
+def _read_stamps(cache: Path, root: Path) -> dict[str, list[int]]:
     try:
-        content = read_json(memory)
+        content = read_json(cache)
         return dict(content["images"]) if content["root"] == str(root.absolute()) else {}
     except (DiffcapError, KeyError, TypeError, ValueError):
         return {}  # the file is missing or has other content: check all images
 
 
-def _write_stamps(memory: Path, root: Path, stamps: dict[str, list[int]]) -> None:
-    write_text(memory, json.dumps({"root": str(root.absolute()), "images": stamps}))
+def _write_stamps(cache: Path, root: Path, stamps: dict[str, list[int]]) -> None:
+    write_text(cache, json.dumps({"root": str(root.absolute()), "images": stamps}))

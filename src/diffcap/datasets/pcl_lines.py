@@ -21,16 +21,16 @@ _NAME = re.compile(r"CLEVR_(default|semantic|nonsemantic)_(\d{1,9})(?:\.png)?")
 _FOLDERS = {"semantic": "sc_images", "nonsemantic": "nsc_images"}
 
 
-def is_there(folder: Path) -> bool:
-    """Whether a folder holds this format and not the official one."""
+def has_layout(folder: Path) -> bool:
+    """Whether a folder contains these files and not the official ones."""
     return (folder / "train.json").is_file() and not (folder / "change_captions.json").is_file()
 
 
-def read(folder: Path, kinds: dict[str, str]) -> list[ChangePair]:
+def read(folder: Path, change_types: dict[str, str]) -> list[ChangePair]:
     """Read the pairs, sorted by split, then in the order of the lines.
 
     Args:
-        kinds: file name ("000123.png") -> change type, from `type_mapping.json`; may be empty.
+        change_types: file name ("000123.png") -> change type, from `type_mapping.json`; may be empty.
 
     Raises:
         DiffcapError: a file is missing, a line is malformed, or a pair is duplicated.
@@ -57,7 +57,7 @@ def read(folder: Path, kinds: dict[str, str]) -> list[ChangePair]:
             name = f"{file}_n" if distractor else file
             note_once(seen, name, where, "the pair")
             after = f"{_FOLDERS[kind]}/CLEVR_{kind}_{file}"
-            change = None if distractor else kinds.get(file)
+            change = None if distractor else change_types.get(file)
             before = f"images/CLEVR_default_{file}"
             pairs.append(ChangePair(name, before, after, captions, split, change, distractor))
     _check_dictionary(folder / "dict.json", pairs)
