@@ -194,7 +194,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_training_is_repeated_from_the_config_of_its_run(trained: Path) -> None:
     config = "runs/blocks/scorer-rr/finetune/config.yaml"
     done = run([sys.executable, "-m", "diffcap", "finetune", "--config", config], trained)
-    assert done.returncode == 0 and "finished already, with these settings" in done.stdout
+    assert done.returncode == 0 and "already finished with these settings" in done.stdout
     stage = [sys.executable, "-m", "diffcap", "finetune", "--method", "scorer", "--CONFIG", config]
     done = run([*stage, "--run", "runs/again"], trained)
     assert done.returncode == 0, done.stderr
@@ -212,6 +212,7 @@ def test_a_finished_stage_is_found_without_torch_and_a_changed_one_runs(trained:
         "import sys; from diffcap.pipeline import run_stage; run_stage('finetune', sys.argv[1:], ['x']);"
         "assert 'torch' not in sys.modules"
     )
+    run([sys.executable, "-m", "diffcap", "finetune", *words], trained)  # notes that these options are done
     done = run([sys.executable, "-c", code, *words], trained)
     assert done.returncode == 0 and "nothing to do" in done.stdout, done.stderr
     (trained / "runs/blocks/scorer-rr/finetune/best.ckpt").unlink()
@@ -249,3 +250,35 @@ def test_a_variable_without_a_value_is_one_sentence() -> None:
     with pytest.raises(DiffcapError, match="--seed: the value is missing"):
         parse(["--seed", "--devices", "2"])
     assert parse(["--cub_args", "--model.lr=1", "x"]) == ({"cub_args": "--model.lr=1"}, ["x"])
+
+
+def test_negatives_are_built_only_for_methods_that_need_them(capsys: pytest.CaptureFixture[str]) -> None:
+    run_stage("negatives", ["--dataset", "desk", "--method", "scorer", "--goals", "negatives"], ["diffcap"])
+    assert "scorer needs no hard negatives" in capsys.readouterr().out
+
+
+def test_offline_downloads_no_dataset(tmp_path: Path) -> None:
+    words = ["--dataset", "spot_the_diff", "--offline", "yes", "--folder", str(tmp_path)]
+    with pytest.raises(DiffcapError, match="OFFLINE=yes: the files of DATASET=spot_the_diff would be downloaded"):
+        run_stage("data", words, ["diffcap"])
+    (tmp_path / "manifest.jsonl").write_text("")
+    run_stage("data", [*words, "--goals", "finetune"], ["diffcap"])  # prepared earlier: nothing is downloaded
+
+
+def test_the_features_of_a_run_must_be_there_or_their_network_named(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    run = {"method": "scorer", "dataset": "desk", "out": "runs/mine/finetune"}
+    path.write_text(yaml.safe_dump({"run": run, "data": {"features": "mine", "folder": str(tmp_path)}}))
+    with pytest.raises(DiffcapError, match="does not say which network they are from; give BACKBONE="):
+        Experiment(config=str(path))
+    assert Experiment(config=str(path), backbone="blocks").features == "mine"
+    (tmp_path / "features/mine").mkdir(parents=True)
+    (tmp_path / "features/mine/meta.json").write_text("{}")
+    assert Experiment(config=str(path)).features == "mine"
+
+
+@pytest.mark.slow
+def test_the_config_of_a_run_takes_variables_on_the_command_line(trained: Path) -> None:
+    config = trained / "runs/blocks/scorer-rr/finetune/config.yaml"
+    done = run([sys.executable, "-m", "diffcap", "finetune", "--config", str(config), "--run", "runs/again"], trained)
+    assert done.returncode == 0 and (trained / "runs/again/finetune/finished.json").is_file(), done.stderr

@@ -1,5 +1,6 @@
 """The console command `diffcap`: one function per command; its signature gives the options, its docstring the help."""
 
+import difflib
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +11,7 @@ from diffcap.pipeline import STAGES
 from diffcap.pipeline import main as run_stage_program
 from diffcap.utils.command_line import Syntax, normalize_arguments
 from diffcap.utils.console import OneLineErrorParser, echo, print_json, run
-from diffcap.utils.errors import plain_errors
+from diffcap.utils.errors import DiffcapError, plain_errors
 
 DESCRIPTION = f"Image difference captioning. The stages of an experiment are also commands: {', '.join(STAGES)}."
 
@@ -87,7 +88,7 @@ def average(checkpoints: list[Path], out: Path = Path("averaged.ckpt")) -> None:
     """Average the weights of several checkpoints of one model.
 
     Args:
-        checkpoints: Checkpoint files, or the folder of a training: its periodic checkpoints (`--run.keep`) and last.ckpt.
+        checkpoints: Checkpoint files, or the folder of a training: its periodic checkpoints (`--run.keep_last_k`) and last.ckpt.
         out: Checkpoint file to write.
     """
     from diffcap.checkpoints.combining import average as write_average
@@ -196,7 +197,7 @@ def push(
         checkpoint: best.ckpt of the finetune or reinforce stage, or a folder of `diffcap export`.
         name: Repository as user/name; it is created if it does not exist.
         metrics: metrics.json of the evaluation of these weights; by default it is searched in the run of the checkpoint.
-        pictures: PNG files for the model card, a JSON list of files with distinct names; by default those of the run's report.
+        pictures: PNG files for the model card, with distinct names (--pictures A B); by default those of the run's report.
         license: The Hub's identifier of the licence of the weights, such as apache-2.0; the dataset's terms limit the choice.
         private: Create a private repository; nothing is uploaded to an existing public one.
     """
@@ -228,7 +229,7 @@ def serve(
     """Serve a web page that captions two images and shows the attention of each word; needs diffcap[web].
 
     Args:
-        checkpoint: Captioners at the top of the list, in the forms of `diffcap caption`: --checkpoint A B.
+        checkpoint: Captioners at the top of the list, files or exported folders: --checkpoint A B.
         host: Address to listen on; the default allows connections from this machine only, 0.0.0.0 from all machines.
         port: Port to listen on; 0 chooses a free one.
         runs: Folder of runs whose captioners are also listed, besides the one that ships with diffcap.
@@ -254,6 +255,7 @@ COMMANDS: dict[str, Any] = {
 SYNTAX = {
     "caption": Syntax(second="--after", list_option="--checkpoint"),
     "average": Syntax(variadic=True),
+    "push": Syntax(list_option="--pictures", several_values=True),
     "serve": Syntax(list_option="--checkpoint", several_values=True),
 }
 FLAGS = ("--json", "--private")
@@ -270,6 +272,16 @@ class CommandParser(OneLineErrorParser):
         return super().format_help(*formatter)
 
 
+def _check_command(words: list[str]) -> None:
+    """Refuse an unknown command with the names of all commands."""
+    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+        near = difflib.get_close_matches(words[0], [*COMMANDS, *STAGES], n=1)
+        raise DiffcapError(
+            f"unknown command {words[0]}{f', did you mean {near[0]}' if near else ''}; the commands are {', '.join(COMMANDS)}, and "
+            f"the stages {', '.join(STAGES)}."
+        )
+
+
 def _with_checkpoint(words: list[str]) -> list[str]:
     """Replace `--method` and other variables of an experiment by the checkpoint of this experiment, for `serve`."""
     variables, rest = parse(words)
@@ -284,6 +296,8 @@ def main(arguments: list[str] | None = None) -> None:
     if words and words[0] in (*STAGES, "extra"):
         run_stage_program(words[0], words[1:], [sys.argv[0], words[0]])
         return
+    with plain_errors():
+        _check_command(words)
     if words and words[0] == "serve":
         with plain_errors():
             words = ["serve", *_with_checkpoint(words[1:])]

@@ -16,9 +16,9 @@ from typing import Any
 from diffcap.datasets.registry import DatasetSpec, get_dataset
 from diffcap.methods import Method, get_method
 from diffcap.records import read_json
-from diffcap.run_folder import BEST, FINETUNE, PRETRAIN, REINFORCE, STAGES, evaluation_of, report_of
+from diffcap.run_folder import BEST, FINETUNE, PRETRAIN, REINFORCE, STAGES, eval_dir_name, report_dir_name
 from diffcap.utils.errors import DiffcapError
-from diffcap.utils.settings import CONFIGS, read_settings, setting
+from diffcap.utils.settings import CONFIGS, get_config_value, read_settings
 
 DEFAULT_SEED = 1234
 EXTRAS = ("cub", "nabirds", "mixed")
@@ -117,6 +117,13 @@ class Experiment:
         self.cub_folder = self.cub_folder or f"data/{self.dataset_spec.cub}"
         self.nabirds_folder = self.nabirds_folder or f"data/{self.dataset_spec.nabirds}"
         self._check()
+        is_run_config = any("run" in section for section in self.sections.values())
+        is_known = self.features_from or "backbone" in {**values, **self.explicit_values}
+        if is_run_config and not is_known and not (self.features_folder / "meta.json").is_file():
+            raise DiffcapError(
+                f"{self.features_folder}: the features of {self.config} are not there, and the file does not say which network "
+                "they are from; give BACKBONE= or FEATURES_FROM= as in the first run."
+            )
         self.seed, self.devices = str(int(self.seed)), str(int(self.devices))
         names = [
             self.method,
@@ -200,7 +207,7 @@ class Experiment:
             where = (
                 f"FEATURES_FROM={self.features_from} gives" if self.features_from else f"BACKBONE={self.backbone} gives"
             )
-            library = setting([CONFIGS / f"backbone/{self.backbone}.yaml"], "model", "library")
+            library = get_config_value([CONFIGS / f"backbone/{self.backbone}.yaml"], "model", "library")
             has_pixels = library == "pixels" and not self.features_from
         if has_pixels != self.method_spec.reads_pixels:
             kinds = ("pixels", "features") if has_pixels else ("features", "pixels")
@@ -227,12 +234,12 @@ class Experiment:
     @property
     def evaluation(self) -> Path:
         """Folder of the captioner's evaluation."""
-        return Path(self.run) / evaluation_of(self.captioner)
+        return Path(self.run) / eval_dir_name(self.captioner)
 
     @property
     def report(self) -> Path:
         """Folder of the captioner's report."""
-        return Path(self.run) / report_of(self.captioner)
+        return Path(self.run) / report_dir_name(self.captioner)
 
     @property
     def pretrained_checkpoint(self) -> Path:

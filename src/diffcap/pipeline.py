@@ -20,20 +20,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diffcap.experiment import Experiment, options_help, parse, split_words
+from diffcap.experiment import NAMES, Experiment, options_help, parse, split_words
 from diffcap.methods import import_object
 from diffcap.run_folder import (
     BEST,
     CONFIGURATION,
     FINETUNE,
     FINISHED,
+    GROUPS,
     IDENTITY,
     LAST,
     METRICS,
+    PREDICTIONS,
     PRETRAIN,
+    REFERENCES,
     REINFORCE,
     is_finished,
 )
+from diffcap.utils.command_line import experiment_options
 from diffcap.utils.errors import DiffcapError, plain_errors
 from diffcap.utils.files import atomic_write
 from diffcap.utils.settings import CONFIGS, read_settings
@@ -185,14 +189,21 @@ def _eval(e: Experiment, own: list[str]) -> Work:
         e.devices,
     ]
     inputs = [e.stage_folder(e.captioner) / FINISHED]
-    return Work("eval", [*words, *_options(e, "eval"), *own], e.evaluation / METRICS, inputs, always=True)
+    folder = Path(e.folder)
+    read = [e.checkpoint, folder / "manifest.jsonl", folder / "dataset.json", e.features_folder / "complete"]
+    # A user who installs the files for SPICE sets this variable: then the captions are scored again.
+    read += [Path(os.environ["DIFFCAP_CORENLP"])] if os.environ.get("DIFFCAP_CORENLP") else []
+    results = [e.evaluation / name for name in (PREDICTIONS, REFERENCES, GROUPS)]
+    return Work("eval", [*words, *_options(e, "eval"), *own], e.evaluation / METRICS, inputs, read, results)
 
 
 def _report(e: Experiment, own: list[str]) -> Work:
     runs = json.dumps({e.method: str(e.evaluation)})
     words = ["--folder", e.folder, "--features", e.features, "--runs", runs, "--out", str(e.report)]
     inputs = [e.evaluation / METRICS]
-    return Work("report", [*words, *_options(e, "report"), *own], e.report / "table.json", inputs, always=True)
+    read = [e.evaluation / PREDICTIONS, e.checkpoint, Path(e.folder) / "manifest.jsonl"]
+    results = [e.report / name for name in ("table.md", "report.html")]
+    return Work("report", [*words, *_options(e, "report"), *own], e.report / "table.json", inputs, read, results)
 
 
 _PLAIN: dict[str, Callable[[Experiment, list[str]], Work]] = {
@@ -376,6 +387,7 @@ def run_stage(stage: str, words: Sequence[str], prefix: Sequence[str]) -> None:
     if is_own_form(stage, words, variables):
         execute(stage, words, prefix)
         return
+    experiment_options.extend(NAMES)
     goals = variables.pop("goals", stage).split()
     if stage in TRAINING and len(own_configs(words)) == 1 and "config" not in variables:
         variables["config"] = own_configs(words)[0]
@@ -407,6 +419,10 @@ def run_stage(stage: str, words: Sequence[str], prefix: Sequence[str]) -> None:
         if asked:
             print(_nothing_to_pretrain(experiment))
         return
+    pretraining = experiment.method_spec.pretraining
+    if stage == "negatives" and not (pretraining and pretraining.needs_negatives):
+        print(f"{experiment.method} needs no hard negatives; go on with: make finetune METHOD={experiment.method}")
+        return
     if stage == PRETRAIN and not asked and Path(experiment.pretraining) != experiment.stage_folder(PRETRAIN):
         if not is_finished(Path(experiment.pretraining)):
             raise DiffcapError(
@@ -416,9 +432,19 @@ def run_stage(stage: str, words: Sequence[str], prefix: Sequence[str]) -> None:
     if stage == PRETRAIN:
         _make_extra(experiment)
     *first, last = works(experiment, stage, own)
+    if stage == "data" and (asked or not last.is_current):
+        _check_download(experiment)
     for work in first:
         _run_work(work, asked, _in_process)
     _run_work(last, asked or (stage == "data" and bool(experiment.data)), partial(_execute_work, prefix=prefix))
+
+
+def _check_download(e: Experiment) -> None:
+    """Refuse to download a dataset with OFFLINE=yes."""
+    if e.offline == "yes" and not e.data and not e.dataset_spec.rendered:
+        raise DiffcapError(
+            f"OFFLINE=yes: the files of DATASET={e.dataset} would be downloaded; give DATA=<folder with its files>, or omit OFFLINE."
+        )
 
 
 def _in_process(work: Work) -> None:
@@ -471,6 +497,8 @@ def _make_extra(e: Experiment) -> None:
             continue
         for stage in ("data", "extract", "negatives") if number == 0 else ("data", "extract"):
             (work,) = works(other, stage)
+            if stage == "data" and not work.is_current:
+                _check_download(other)
             _run_work(work, stage == "data" and bool(other.data), _in_process)
 
 
@@ -505,8 +533,13 @@ def is_own_form(stage: str, words: Sequence[str], variables: dict[str, str]) -> 
 
 
 def _is_experiment(path: str) -> bool:
+    """Whether a file is for CONFIG: it names a dataset or a method, or is the config.yaml of a run."""
     content = read_settings(path) if Path(path).is_file() else None
-    return isinstance(content, dict) and bool({"dataset", "method", "DATASET", "METHOD"} & set(content))
+    if not isinstance(content, dict):
+        return False
+    run = content.get("run")
+    is_run = isinstance(run, dict) and bool(run.get("method") and run.get("dataset") and run.get("out"))
+    return is_run or bool({"dataset", "method", "DATASET", "METHOD"} & set(content))
 
 
 def _help(stage: str) -> str:

@@ -118,4 +118,4 @@ class Adaptation(TrainingModule):
         scores = self.metric.compute()
         self.metric.reset()
         values = {f"val/{name}": float(value) for name, value in scores.items()}
-        self.log_dict(values, prog_bar=True, rank_zero_only=False)
+        self.log_dict(values, rank_zero_only=False)

@@ -110,7 +110,7 @@ class Captioning(TrainingModule):
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         """Caption the pairs; compute the losses of each pair's first caption."""
-        self.add_validation_losses(batch, self.captioner.validate)
+        self.add_validation_losses(batch, self.captioner.validation_losses)
         tokens = greedy(self.captioner, batch["before"], batch["after"], self.feature_data.max_length)
         self.metric.update(batch["id"], [self.feature_data.vocabulary.decode(row) for row in tokens])
 
@@ -119,6 +119,5 @@ class Captioning(TrainingModule):
         self.log_validation_losses()
         scores = self.metric.compute()
         self.metric.reset()
-        self.log_dict(
-            {f"val/{name}": float(value) for name, value in scores.items()}, prog_bar=True, rank_zero_only=False
-        )
+        # Not in the progress bar: the line that is printed after each validation has the scores x 100.
+        self.log_dict({f"val/{name}": float(value) for name, value in scores.items()}, rank_zero_only=False)

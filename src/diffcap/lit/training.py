@@ -169,7 +169,7 @@ class TrainingModule(pl.LightningModule):
         """Log the mean of each validation loss over the values of all ranks, as `val/name`."""
         for name, sums in self._validation_sums.items():
             value, count = detached_sum_over_ranks(sums)
-            self.log(f"val/{name}", value / count, prog_bar=True)
+            self.log(f"val/{name}", value / count)
         self._validation_sums = {}
 
     def metadata(self) -> dict[str, Any]:

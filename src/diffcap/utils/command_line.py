@@ -5,6 +5,10 @@ from collections.abc import Mapping, Sequence
 from json import dumps
 from typing import NamedTuple
 
+# Names that are suggested for a misspelt option, besides the options of the parser: `pipeline.run_stage` adds the variables of an
+# experiment.
+experiment_options: list[str] = []
+
 
 class Syntax(NamedTuple):
     """What a command accepts in addition to jsonargparse's syntax.

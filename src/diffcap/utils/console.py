@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, auto_cli
 
+from diffcap.utils.command_line import experiment_options
 from diffcap.utils.errors import CONTROL, plain_errors, printable
 
 
@@ -20,6 +21,10 @@ def shorten_error(message: str, known: list[str]) -> str:
         known: names of all options, to suggest the one that resembles a misspelt one.
     """
     text = " ".join(message.split())
+    if extra := re.search(r"[Uu]nrecognized arguments: ([^-\s]\S*)", text):
+        return f"unexpected argument {extra[1]}"
+    if nested := re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", text):
+        return _unknown_option(f"{nested[1]}.{nested[2]}", known)
     unknown = re.search(
         r"[Uu]nrecognized arguments: -*([\w.]+)|(?:[Kk]ey|[Oo]ption) ['\"]([\w.]+)['\"] is not (?:expected|accepted)",
         text,
@@ -29,7 +34,11 @@ def shorten_error(message: str, known: list[str]) -> str:
     name = next((given for given in map(_option, sys.argv) if given.endswith(f".{name}")), name) if name else ""
     if not name:
         return text[:300].rstrip(".") if len(text) <= 300 else text[:297] + "..."
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return _unknown_option(name, known)
+
+
+def _unknown_option(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, [*known, *experiment_options], n=1, cutoff=0.6)
     return f"unknown option --{name}" + (f", did you mean --{near[0]}" if near else "")
 
 
