@@ -1,6 +1,7 @@
 """`diffcap compare`: compare two evaluated runs."""
 
 from pathlib import Path
+from textwrap import wrap
 from typing import Literal
 
 from diffcap.utils.console import echo, print_json
@@ -78,7 +79,7 @@ def run(
         print_json(found)
         return
     print_table(rich_table(report.metric_lines(found), f"A: {a.folder}\nB: {b.folder}", words=2))
-    echo(report.methodology_note(found), "")
+    echo(*wrap(report.methodology_note(found), 100), "")
     print_table(rich_table(report.win_lines(found), "pairs on which B's caption scores higher, equal, lower"))
     for row in found["largest"]:
         echo(*report.pair_lines(row), "")
