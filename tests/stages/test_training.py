@@ -312,7 +312,7 @@ def test_bad_input_of_the_real_commands_is_one_line(blocks: Path, undisturbed: P
         "--devices=0": "--devices is 0",
         "--limit=-3": "--limit is -3",
         "--metrics=[]": "the list is empty",
-        "--accelerator=gpus": "the settings do not go together",
+        "--accelerator=gpus": "invalid settings: ",
     }.items():
         code = in_process([*evaluation(blocks, undisturbed), f"--out={tmp_path / 'eval'}", option])
         assert code not in (None, 0) and (not isinstance(code, str) or (sentence in code and "\n" not in code)), option

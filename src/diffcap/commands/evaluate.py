@@ -65,13 +65,13 @@ def evaluate(
     from diffcap.evaluation.slots import ATTRIBUTES
     from diffcap.evaluation.tables import metrics_table, print_table
     from diffcap.lit.decoding import decode
-    from diffcap.lit.stage_cli import quiet
+    from diffcap.lit.stage_cli import hide_lightning_messages
     from diffcap.models.generation import check_search
     from diffcap.records import file_hash, read_dataset, take_changes, write_json
     from diffcap.run_folder import GROUPS, METRICS, PREDICTIONS, REFERENCES, UNSCORED, check_finished, metrics_by
     from diffcap.utils.provenance import provenance
 
-    quiet()
+    hide_lightning_messages()
     check_search(beams, length_penalty, "--beams")
     names = ALL_METRICS if metrics is None else tuple(metrics)
     unavailable = unavailable_metrics(names)

@@ -14,7 +14,7 @@ from diffcap.checkpoints.combining import as_ensemble
 from diffcap.checkpoints.loading import Checkpoint
 from diffcap.data.pair_table import PairDataset, PairTable, identity_collate
 from diffcap.features.store import FeatureStore
-from diffcap.lit.stage_cli import plain_settings
+from diffcap.lit.stage_cli import wrap_invalid_settings
 from diffcap.losses.gather import world_size
 from diffcap.models.generation import beam_search, greedy
 from diffcap.records import ChangePair
@@ -112,11 +112,11 @@ def decode(
     loader = DataLoader(batches, batch_size, collate_fn=identity_collate)
     if others:
         checkpoint = as_ensemble([member for member, _ in members])
-    with plain_settings(TypeError):
+    with wrap_invalid_settings(TypeError):
         trainer = pl.Trainer(
             devices=devices, accelerator=accelerator, strategy="ddp" if devices > 1 else "auto", logger=False,
             enable_checkpointing=False, enable_progress_bar=sys.stderr.isatty(), enable_model_summary=False,
-            callbacks=[RichProgressBar()] if sys.stderr.isatty() else [],
+            callbacks=[RichProgressBar(console_kwargs={"stderr": True})] if sys.stderr.isatty() else [],
         )  # fmt: skip
     module = Decoding(checkpoint, beams, length_penalty)
     trainer.predict(module, loader, return_predictions=False)

@@ -1,4 +1,4 @@
-"""The command line of every stage that runs a Lightning trainer."""
+"""The command line of every stage (training, extraction) that runs a Lightning trainer."""
 
 import logging
 import sys
@@ -17,23 +17,23 @@ from rich.progress import BarColumn
 from diffcap.utils.console import OneLineErrorMixin
 from diffcap.utils.errors import DiffcapError
 
-WIDE = 160  # columns of a terminal with room for all logged values beside the progress bar
+_WIDE_TERMINAL = 160  # columns; enough for all logged values beside the progress bar
 
 
 class StageParser(OneLineErrorMixin, LightningArgumentParser):
-    """Lightning's parser with errors of one sentence; half an option's name is a typo."""
+    """Lightning's parser; errors are printed as one line, and abbreviated option names are errors."""
 
-    help_option = "--help all"
+    help_option = "--help all"  # the error message tells users to run it
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **options})
 
 
 class StageProgressBar(RichProgressBar):
-    """Lightning's bar without what means nothing here: the one endless epoch, and the number of the log folder."""
+    """Lightning's bar without the epoch number, since training is counted in steps, and without the number of the log folder."""
 
     def configure_columns(self, trainer: Trainer) -> list[Any]:
-        """The columns; a narrow terminal has a short bar and no speed, so that the logged values stay on the line."""
+        """Return the columns; in a narrow terminal the bar is short and has no speed, so that the logged values fit in the line."""
         columns = super().configure_columns(trainer)
         if not self._is_narrow:
             return columns
@@ -44,32 +44,35 @@ class StageProgressBar(RichProgressBar):
 
     @property
     def _is_narrow(self) -> bool:
-        return self._console is not None and self._console.width < WIDE
+        return self._console is not None and self._console.width < _WIDE_TERMINAL
 
     def _get_train_description(self, current_epoch: int) -> str:
         return "training"
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """The logged values beside the bar; in a narrow terminal the loss and the score that selects `best.ckpt`."""
+        """Return the logged values shown beside the bar; in a narrow terminal only the loss and the score that selects `best.ckpt`."""
         values = {name: value for name, value in super().get_metrics(trainer, pl_module).items() if name != "v_num"}
         if not self._is_narrow:
             return values
-        losses = [name for name in values if name.startswith("train/")]
-        loss = "train/loss" if "train/loss" in values else next(iter(losses), None)
+        training = [name for name in values if name.startswith("train/")]
+        loss = "train/loss" if "train/loss" in values else next(iter(training), None)
         monitor = getattr(trainer.checkpoint_callback, "monitor", None)
-        return {name.rpartition("/")[2]: values[name] for name in (loss, monitor) if name in values}
+        shown = {name.rpartition("/")[2]: name for name in (loss, monitor) if name in values}
+        if loss in values and loss not in shown.values():  # both have the same last part: train/loss and val/loss
+            shown = {name: name for name in (loss, monitor)}
+        return {label: values[name] for label, name in shown.items()}
 
 
 class StageCLI(LightningCLI):
-    """LightningCLI with a stage's own module and data fixed: `--model.lr=1e-4 --data.batch_size=64 --trainer.devices=2`.
+    """LightningCLI for one stage, with its classes fixed: `--model.lr=1e-4 --data.batch_size=64 --trainer.devices=2`.
 
-    Without subcommands unless `run=True` is given; a seed by default; a run into the same folder replaces its config; a
-    rich progress bar on a terminal, unless `--trainer.enable_progress_bar=false`.
+    It has no subcommands unless `run=True` is given. The default seed is 1234. A config file that exists is overwritten. If
+    stderr is a terminal, a progress bar is shown there, unless `--trainer.enable_progress_bar=false`.
 
     Args:
         model_class: the stage's LightningModule.
         datamodule_class: the stage's LightningDataModule.
-        options: anything else that LightningCLI takes.
+        options: other arguments of LightningCLI.
     """
 
     def __init__(
@@ -85,11 +88,15 @@ class StageCLI(LightningCLI):
             "save_config_kwargs": {"overwrite": True},
             "auto_configure_optimizers": False,
         }
-        quiet()
+        hide_lightning_messages()
         super().__init__(model_class, datamodule_class, **{**settings, **options})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Read the options; a seed that NumPy or PyTorch would refuse is one sentence."""
+        """Read the options, and check the seeds, since NumPy accepts only 32 bits.
+
+        Raises:
+            DiffcapError: a seed is negative or at least 2**32.
+        """
         super().parse_arguments(parser, args)
         for name in ("seed_everything", "data.seed"):
             seed = self.config.get(name)
@@ -97,12 +104,20 @@ class StageCLI(LightningCLI):
                 raise DiffcapError(f"--{name} is {seed}; give a seed from 0 to {2**32 - 1} (with make: SEED=1234).")
 
     def instantiate_classes(self) -> None:
-        """Build module, data and trainer."""
-        with plain_settings():
+        """Build the module, the data module and the trainer.
+
+        Raises:
+            DiffcapError: one of them refuses its arguments.
+        """
+        with wrap_invalid_settings():
             super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """The trainer; a rich progress bar where there is a terminal, unless the configuration brings its own or none."""
+        """Build the trainer, with a `StageProgressBar` if stderr is a terminal and the config does not disable or replace it.
+
+        Raises:
+            DiffcapError: the trainer refuses its arguments.
+        """
         config = self._get(self.config_init, "trainer", default={})
         callbacks = config.get("callbacks") or []
         callbacks = [*(callbacks if isinstance(callbacks, list) else [callbacks]), *kwargs.pop("callbacks", [])]
@@ -110,40 +125,44 @@ class StageCLI(LightningCLI):
             if not sys.stderr.isatty():
                 kwargs["enable_progress_bar"] = False
             elif config.get("enable_progress_bar") is not False:
-                callbacks.append(StageProgressBar())
-        with plain_settings(TypeError):
+                callbacks.append(StageProgressBar(console_kwargs={"stderr": True}))
+        with wrap_invalid_settings(TypeError):  # devices that are not a number
             return super().instantiate_trainer(callbacks=callbacks, **kwargs)
 
 
 @contextmanager
-def plain_settings(*more: type[Exception]) -> Iterator[None]:
-    """Wrap the building of module, data and trainer: values that do not go together are one sentence.
+def wrap_invalid_settings(*more: type[Exception]) -> Iterator[None]:
+    """Turn the errors that a module, data module or trainer raises for invalid arguments into a `DiffcapError`.
 
     Args:
-        more: what else a wrong value raises there; Lightning's trainer says TypeError of devices that are no number.
+        more: types of errors to convert, in addition to ValueError and Lightning's MisconfigurationException.
+
+    Raises:
+        DiffcapError: the block raised such an error.
     """
-    kinds: tuple[type[Exception], ...] = (ValueError, MisconfigurationException, *more)
+    types: tuple[type[Exception], ...] = (ValueError, MisconfigurationException, *more)
     try:
         yield
-    except kinds as error:
-        raise DiffcapError(f"the settings do not go together: {' '.join(str(error).split())[:300]}") from error
+    except types as error:
+        reason = " ".join(str(error).split())[:300].rstrip(".")
+        raise DiffcapError(f"invalid settings: {reason}; change them and run the command again.") from error
 
 
-# Advice about Lightning's own internals, or about what our stages do on purpose.
-_CHATTER = (
+# Patterns of warnings about Lightning's internals, or about what the stages do on purpose.
+_IGNORED_WARNINGS = (
     ".*LeafSpec",
-    "predict returned None",  # the captions are kept by the module, the features by the store
-    "Checkpoint directory .* exists",  # a run's folder has its config and identity before its first checkpoint
-    "Couldn't infer the batch indices",  # extraction's batches carry the rows they belong to
+    "predict returned None",  # captions are kept in the module, features are written to the feature store
+    "Checkpoint directory .* exists",  # the config is written into the run's folder before the first checkpoint
+    "Couldn't infer the batch indices",  # in extraction, each batch contains the row numbers of its images
     "It is recommended to use .self.log",  # values are reduced over the ranks before they are logged
-    "LightningCLI's args parameter",  # the pipeline resolves the command line
-    "The '\\w+' does not have many workers",  # features are read from a memory map, workers cost more than they bring
+    "LightningCLI's args parameter",  # the stages pass their arguments to LightningCLI instead of using sys.argv
+    "The '\\w+' does not have many workers",  # features are read from a memory map, which is slower with worker processes
 )
 
 
-def quiet() -> None:
-    """Keep Lightning's notes and advertisements out of a stage's output; its other warnings and its errors stay."""
+def hide_lightning_messages() -> None:
+    """Hide Lightning's information messages and the warnings in `_IGNORED_WARNINGS`; other warnings and errors are shown."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    for message in _CHATTER:
+    for message in _IGNORED_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
