@@ -73,9 +73,9 @@ def test_meteor_of_summed_counts_is_the_jars_own_corpus_score() -> None:
     hypotheses = {**said(5, 0.5), "0.png": REFERENCES["0.png"][0]}
     ids, draws = list(hypotheses), random.Random(0)
     groups = {str(n): draws.choices(ids, k=draws.randint(1, 40)) for n in range(12)} | {"one": ["0.png"]}
-    with running_meteor() as running:
-        rows = dict(zip(ids, meteor_counts(hypotheses, REFERENCES, running)))
-        found = meteor_of_sums(np.array([sum(rows[id] for id in members) for members in groups.values()]), running)
+    with running_meteor() as process:
+        rows = dict(zip(ids, meteor_counts(hypotheses, REFERENCES, process)))
+        found = meteor_of_sums(np.array([sum(rows[id] for id in members) for members in groups.values()]), process)
     expected = meteor(hypotheses, REFERENCES, groups)
     np.testing.assert_allclose(found, list(expected.values()), rtol=0, atol=1e-12)
     assert len(set(found.round(6))) > 5 and found[-1] > 0.9

@@ -22,7 +22,7 @@ import numpy as np
 from diffcap.evaluation.bleu import BLEU, bleu_counts, bleu_of_sums
 from diffcap.evaluation.captions import ALL_METRICS, check_ids, tokenize_together, unavailable_metrics
 from diffcap.evaluation.cider import CiderD
-from diffcap.evaluation.meteor import Meteor, meteor_counts, meteor_of_sums, running_meteor
+from diffcap.evaluation.meteor import MeteorProcess, meteor_counts, meteor_of_sums, running_meteor
 from diffcap.evaluation.rouge import rouge_l
 from diffcap.evaluation.spice import spice
 from diffcap.evaluation.tokenize import Tokenizer
@@ -63,14 +63,14 @@ def additive_metrics(
     references: References,
     groups: Groups,
     metrics: Sequence[str],
-    running: Meteor | None = None,
+    meteor_process: MeteorProcess | None = None,
 ) -> list[AdditiveMetric]:
     """Compute the summands of all metrics for one system's captions.
 
     Args:
         hypotheses: id -> tokens joined by spaces. references: id -> such strings.
         groups: name -> ids. metrics: names from `ALL_METRICS`.
-        running: the program that computes METEOR, needed if METEOR is one of `metrics`.
+        meteor_process: from `running_meteor`; needed if METEOR is one of `metrics`.
 
     Example:
         >>> metrics = additive_metrics({"1": "a cube moved"}, {"1": ["a cube"]}, {"total": ["1"]}, ["ROUGE-L"])
@@ -90,10 +90,10 @@ def additive_metrics(
     if any(name in BLEU for name in metrics):
         result.append(AdditiveMetric(BLEU, by_group(bleu_counts(hypotheses, references)), bleu_of_sums))
     if "METEOR" in metrics:
-        if running is None:
-            raise ValueError("METEOR needs its running program, see running_meteor")
-        rows = by_group(meteor_counts(hypotheses, references, running))
-        result.append(AdditiveMetric(("METEOR",), rows, lambda sums: meteor_of_sums(sums, running)[:, None]))
+        if meteor_process is None:
+            raise ValueError("METEOR needs a meteor_process, see running_meteor")
+        rows = by_group(meteor_counts(hypotheses, references, meteor_process))
+        result.append(AdditiveMetric(("METEOR",), rows, lambda sums: meteor_of_sums(sums, meteor_process)[:, None]))
     if "ROUGE-L" in metrics:
         result.append(AdditiveMetric(("ROUGE-L",), means(rouge_l(hypotheses, references)), mean_of_sums))
     if "CIDEr-D" in metrics:
@@ -250,8 +250,8 @@ def compare(
     wanted = [name for name in metrics if name not in missing]
     hypotheses, reference_tokens = tokenize_together({"a": a, "b": b}, references, tokenizer)
     systems = list(hypotheses.values())
-    with running_meteor() if "METEOR" in wanted else nullcontext() as running:
-        summands = [additive_metrics(texts, reference_tokens, groups, wanted, running) for texts in systems]
+    with running_meteor() if "METEOR" in wanted else nullcontext() as meteor_process:
+        summands = [additive_metrics(texts, reference_tokens, groups, wanted, meteor_process) for texts in systems]
         scores_a, scores_b = bootstrap_scores(summands, groups, samples, seed)
     scorer = CiderD(reference_tokens)
     per_pair = np.stack([scorer(ids, [texts[id] for id in ids]) for texts in systems], 1)
