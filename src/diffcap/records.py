@@ -23,6 +23,11 @@ Changes = Literal["single", "multi"]
 MULTI_WORDS = 60  # CARD's released captions are cut after 60 words
 _REMEDY = "write it with `make data DATASET=<name> DATA=<folder>`"
 
+# Names that `groups_of` and the rows of the results table use for something else than a change type.
+RESERVED_CHANGE_TYPES = frozenset(
+    {"total", "semantic", "distractor", "slots", "type_accuracy", "seconds", "steps", "std", "runs"}
+)
+
 
 @dataclass(frozen=True)
 class ChangePair:

@@ -119,6 +119,10 @@ def test_three_pairs_are_enough_and_two_are_not(tmp_path: Path) -> None:
         (row(2, split="dev"), "\"split\" must be one of train, val, test, found 'dev'"),
         (row(2, id="1", split="val"), "id '1' is already used"),
         (row(2, is_distractor=1), '"is_distractor" true or false'),
+        (
+            row(2, split="val", change_type="total"),
+            "\"change_type\" is 'total', which is a reserved name; use another name",
+        ),
         (row(2), 'no "split", while other lines have one'),
         (row(2, id=float("nan")), "NaN, which is not a finite number"),
         (row(2, id=["1"]), "\"id\" must be a string, found ['1']"),

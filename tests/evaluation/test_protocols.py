@@ -44,6 +44,12 @@ def test_without_types_and_distractors_there_is_total_alone() -> None:
     assert list(groups_of([pair("a", None, True)])) == ["total"]
 
 
+def test_a_type_does_not_replace_another_group() -> None:
+    with pytest.raises(DiffcapError, match="change type 'total' is a reserved name"):
+        groups_of([pair("a", "total"), pair("b", "color")])
+    assert groups_of([pair("a", "color"), pair("b", "distractor", True)])["distractor"] == ["b"]
+
+
 def test_metrics_json_holds_groups_scored_alone() -> None:
     predictions = {p.id: f"the caption of {p.id[0]}" for p in CLEVR}
     result = evaluate(predictions, CLEVR, "raw", QUICK, protocol={"split": "test"}, provenance={"seed": 3})

@@ -24,6 +24,7 @@ class Page:
     faults: list[str] = field(default_factory=list)
     always: str = ""
     pace: float = 0.0  # seconds a kilobyte
+    terse: bool = False  # no Last-Modified in a response with status 206
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, page: Page, status: int, start: int, body: bytes, word: str, given: str) -> None:
         self.send_response(status)
         self.send_header("Content-Type", page.kind)
-        for name, value in {"ETag": page.etag, "Last-Modified": page.modified, **page.headers}.items():
+        # RFC 9110 leaves Last-Modified out of the response to If-Range.
+        modified = "" if status == 206 and page.terse else page.modified
+        for name, value in {"ETag": page.etag, "Last-Modified": modified, **page.headers}.items():
             if value:
                 self.send_header(name, value)
         if status == 206:

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import random
+import resource
 import threading
 import time
 from dataclasses import replace
@@ -56,6 +57,12 @@ def test_a_broken_answer_is_continued(site: Site, target: Path, fault: str, vali
     bring(target, site.put("/file", BODY, faults=[fault, fault], **validator))
     assert whole(target) and [asked.range for asked in site.asked] == ["", "bytes=70000-", "bytes=140000-"]
     assert site.asked[1].if_range == next(iter(validator.values())) and site.sent == len(BODY)
+
+
+def test_a_partial_answer_may_leave_out_last_modified(site: Site, target: Path) -> None:
+    modified = "Mon, 02 Jan 2017 00:00:00 GMT"
+    bring(target, site.put("/file", BODY, modified=modified, terse=True, faults=["cut 70000"]))
+    assert whole(target) and [asked.range for asked in site.asked] == ["", "bytes=70000-"]
 
 
 def test_a_chunked_answer_that_ends_too_early_is_not_taken_for_whole(site: Site, target: Path) -> None:
@@ -180,10 +187,10 @@ def test_killed_between_the_last_byte_and_the_name(site: Site, target: Path) -> 
         bring(target, url, settings=FetchSettings(retries=0, timeout=0.3))
     part_path(target).write_bytes(BODY)
     bring(target, url)
-    assert whole(target) and site.times("/file") == 1  # the length is in the note
+    assert whole(target) and site.times("/file") == 1  # the length is in the metadata
 
 
-def test_a_part_without_its_note_is_nothing(site: Site, target: Path) -> None:
+def test_a_part_without_its_metadata_is_nothing(site: Site, target: Path) -> None:
     target.parent.mkdir()
     part_path(target).write_bytes(b"x" * 70000)
     bring(target, site.put("/file", BODY, etag='"one"'))
@@ -260,12 +267,18 @@ def test_the_next_address_where_the_first_does_not_answer(site: Site, target: Pa
     for _ in range(5):  # the fifth time the first host counts as down
         assert bring(target, "http://127.0.0.1:1/file", there, client=client) == there and whole(target)
         target.unlink()
-    with pytest.raises(TransientError, match="does not answer"):
+    with pytest.raises(TransientError, match="is skipped, because the last"):
         bring(target, "http://127.0.0.1:1/file", gone, client=client)
     failing = site.put("/failing", BODY, etag='"one"', always="cut 70000", ranges=False)
     with pytest.raises(TransientError, match="closed early"):
         bring(target, failing, gone)
     assert part_path(target).read_bytes() == BODY[:70000]  # for the next time
+
+
+def test_the_part_of_another_url_does_not_hide_progress(site: Site, target: Path) -> None:
+    failing = site.put("/failing", BODY, always="cut 150000", ranges=False)
+    slow = site.put("/slow", BODY, etag='"one"', faults=["cut 20000"] * 6)
+    assert bring(target, failing, slow) == slow and whole(target) and site.times("/slow") == 7
 
 
 def test_a_host_that_is_down_is_not_asked_for_ever(site: Site, tmp_path: Path) -> None:
@@ -274,7 +287,7 @@ def test_a_host_that_is_down_is_not_asked_for_ever(site: Site, tmp_path: Path) -
     for n in range(4):
         with pytest.raises(TransientError, match="4 times"):
             bring(tmp_path / str(n), site.url("/file"), client=client)
-    with pytest.raises(TransientError, match="does not answer"):
+    with pytest.raises(TransientError, match="is skipped, because the last"):
         bring(tmp_path / "4", site.url("/file"), client=client)
     assert site.times("/file") == 16
 
@@ -308,6 +321,22 @@ def test_a_full_disk_is_an_error_that_names_the_file(site: Site, target: Path, m
         with pytest.raises(OSError, match="No space left on device") as said:
             bring(target, url)
     assert said.value.filename == str(part_path(target)) and not target.exists()
+    bring(target, url)
+    assert whole(target)
+
+
+def test_a_disk_that_takes_only_a_piece_of_the_last_bytes(site: Site, target: Path) -> None:
+    url = site.put("/file", BODY, etag='"one"')
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (len(BODY) - 1, limits[1])
+    )  # the last write is a short one, without an error
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            bring(target, url)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not target.exists()
     bring(target, url)
     assert whole(target)
 

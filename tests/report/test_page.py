@@ -53,9 +53,9 @@ def some_maps(words: list[str]) -> dict[str, Any]:
     return {"w": words, "g": [2, 3], "b": map, "a": map, "m": None}
 
 
-def a_page(name: str = "one", text: str = "the small red cube moved", knows_objects: bool = True) -> Page:
+def a_page(name: str = "one", text: str = "the small red cube moved", has_object_labels: bool = True) -> Page:
     changed = {"size": "small", "color": "red", "material": "metal", "shape": "cube"}
-    extra = {"changed": changed, "boxes": {"before": [10, 20, 30, 60], "after": None}} if knows_objects else {}
+    extra = {"changed": changed, "boxes": {"before": [10, 20, 30, 60], "after": None}} if has_object_labels else {}
     pairs = [
         ChangePair(
             f"{number} {text}", f"b{number}", f"a{number}", [text, "it moved"], "test", "move", False, dict(extra)
@@ -147,14 +147,14 @@ def test_the_index_says_what_was_said_and_how_good_it_was() -> None:
 
 
 def test_without_known_objects_the_thirds_of_the_scores_judge() -> None:
-    index, _ = page_data(a_page(knows_objects=False))
+    index, _ = page_data(a_page(has_object_labels=False))
     scores = sorted([4.0, 1.0, 0.5, 2.0, 0.0, 3.0, 2.5, 0.1])
     low, high = scores[8 // 3], scores[16 // 3]
     assert index["judged"] == {"by": "score", "low": 100 * low, "high": 100 * high}
     for entry in index["pairs"]:
         for score, verdict in zip(entry["c"], entry["o"]):
             assert verdict == (1 if score >= 100 * high else 0 if score <= 100 * low else None)
-    page = a_page(knows_objects=False)
+    page = a_page(has_object_labels=False)
     flat = {name: replace(system, scores=dict.fromkeys(system.scores, 1.0)) for name, system in page.systems.items()}
     index, _ = page_data(replace(page, systems=flat))
     assert all(entry["o"] == [None, None] for entry in index["pairs"])
@@ -195,7 +195,7 @@ def test_the_tables_mark_the_best_and_the_runs_have_tiles_and_charts() -> None:
 
 
 def test_every_section_is_in_the_menu_and_every_symbol_in_the_legend() -> None:
-    for page in (a_page(), a_page(knows_objects=False)):
+    for page in (a_page(), a_page(has_object_labels=False)):
         html = render(page)
         found = Elements(html)
         sections = {

@@ -43,25 +43,31 @@ def test_cells_hold_text_bar_and_who_is_best() -> None:
     assert overview.columns == ["BLEU-4", "CIDEr-D", "CIDEr-D distractor", "training seconds"]
     ours = dict(zip(overview.columns, overview.rows["ours"]))
     base = dict(zip(overview.columns, overview.rows["base"]))
-    assert (ours["CIDEr-D"].text, ours["CIDEr-D"].spread, ours["CIDEr-D"].share, ours["CIDEr-D"].best) == (
+    assert (ours["CIDEr-D"].text, ours["CIDEr-D"].std, ours["CIDEr-D"].fraction, ours["CIDEr-D"].best) == (
         "100.00",
         "1.23",
         1,
         True,
     )
-    assert (base["CIDEr-D"].text, base["CIDEr-D"].share, base["CIDEr-D"].best) == ("50.00", 0.5, False)
-    assert base["BLEU-4"].text == "" and base["CIDEr-D distractor"].best and ours["CIDEr-D distractor"].share == 0.25
-    assert (ours["training seconds"].text, ours["training seconds"].best, ours["training seconds"].share) == (
+    assert (base["CIDEr-D"].text, base["CIDEr-D"].fraction, base["CIDEr-D"].best) == ("50.00", 0.5, False)
+    assert base["BLEU-4"].text == "" and base["CIDEr-D distractor"].best and ours["CIDEr-D distractor"].fraction == 0.25
+    assert (ours["training seconds"].text, ours["training seconds"].best, ours["training seconds"].fraction) == (
         "1,234",
         False,
         0,
     )
 
 
+def test_the_fraction_distinguishes_scores_that_differ_in_the_last_digit() -> None:
+    rows = {name: {"total": {"CIDEr-D": score}} for name, score in (("one", 1.50004), ("two", 1.50011))}
+    one, two = (score_grids(rows)[0].rows[name][0] for name in rows)
+    assert (one.text, two.text) == ("150.00", "150.01") and one.fraction < two.fraction and two.best
+
+
 def test_shades_are_per_column() -> None:
     (grid,) = type_grids(ROWS)
     assert grid.name == "CIDEr-D" and grid.columns == ["color", "distractor"]
-    assert [cell.share for cell in grid.rows["base"]] == [0, 1]
-    assert [cell.share for cell in grid.rows["ours"]] == [1, 0]
+    assert [cell.fraction for cell in grid.rows["base"]] == [0, 1]
+    assert [cell.fraction for cell in grid.rows["ours"]] == [1, 0]
     assert [cell.best for cell in grid.rows["ours"]] == [True, False]
     assert type_grids({"ours": {"total": {"CIDEr-D": 1.0}}}) == []

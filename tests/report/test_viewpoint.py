@@ -20,12 +20,12 @@ BLUE = (0, 114, 178)
 SAID = ("the cube vanished", "the gray cube was moved", "there is no change", "the small ball appeared")
 
 
-def pairs_of(values: list[float | None], knows_objects: bool = True) -> list[ChangePair]:
+def pairs_of(values: list[float | None], has_object_labels: bool = True) -> list[ChangePair]:
     pairs = []
     for number, value in enumerate(values):
         still = number % 3 == 0
         extra = {} if value is None else {"viewpoint_iou": value}
-        if knows_objects and not still:
+        if has_object_labels and not still:
             extra["changed"] = CUBE
         captions = ["no change was made", "there is no change"] if still else [f"the gray cube was moved {number}"]
         pairs.append(ChangePair(str(number), "b", "a", captions, "test", None if still else "move", still, extra))
@@ -77,7 +77,7 @@ def test_each_bin_scores_as_a_split_of_its_own() -> None:
             assert row["CIDEr-D"][group] == pytest.approx(alone["groups"][group]["CIDEr-D"])
         right = [parse_caption(own[pair.id]).change_type == (pair.change_type or "none") for pair in part.pairs]
         assert row["type_accuracy"]["total"] == sum(right) / len(right) == alone["slots"]["type"]
-    plain = score_raw(said, quantile_bins(pairs_of([0.1, 0.5, 0.8, 0.9], knows_objects=False), 2))
+    plain = score_raw(said, quantile_bins(pairs_of([0.1, 0.5, 0.8, 0.9], has_object_labels=False), 2))
     assert all(row.keys() == {"CIDEr-D"} for row in plain)
 
 

@@ -7,7 +7,7 @@ Optional keys:
 
 * `id`: see `default_ids` for the default, which `diffcap caption` has as well;
 * `split`: "train", "val" or "test", on every line or on none;
-* `change_type`: any name;
+* `change_type`: any name except `RESERVED_CHANGE_TYPES`;
 * `is_distractor`: true if only the viewpoint or the light changed;
 * `viewpoint_iou` (a number) and `boxes` (`{"before": [x0, y0, x1, y1], "after": null}`, the changed object in pixels): used in
   reports.
@@ -28,7 +28,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from diffcap.datasets.checks import check_inside, note_once, sentences
-from diffcap.records import SPLITS, ChangePair, is_blank, read_json_lines
+from diffcap.records import RESERVED_CHANGE_TYPES, SPLITS, ChangePair, is_blank, read_json_lines
 from diffcap.utils.errors import DiffcapError
 
 SPLIT_SEED = 0
@@ -161,6 +161,8 @@ def _pair(row: dict[str, Any], where: str, before: str, after: str, default_id: 
     kind, distractor = row.pop("change_type", None), row.pop("is_distractor", False)
     if not isinstance(kind, str | None) or not isinstance(distractor, bool):
         raise DiffcapError(f'{where}: "change_type" must be a string and "is_distractor" true or false; fix that line.')
+    if kind in RESERVED_CHANGE_TYPES and not distractor:
+        raise DiffcapError(f'{where}: "change_type" is {kind!r}, which is a reserved name; use another name.')
     _check_known_keys(row, where)
     return ChangePair(str(identity), before, after, captions, split, kind, distractor, row)
 

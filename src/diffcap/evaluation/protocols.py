@@ -1,4 +1,7 @@
-"""Groups of pairs that are scored together, and the content of `metrics.json`."""
+"""Groups of pairs that are scored together, and the content of `metrics.json`.
+
+The protocol of a score is a dict that says how it was computed: dataset, split, tokenizer, metrics, number of pairs, and so on.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,7 +9,8 @@ from typing import Any
 from diffcap.evaluation.captions import ALL_METRICS, score_groups, unavailable_metrics
 from diffcap.evaluation.slots import slot_accuracy
 from diffcap.evaluation.tokenize import Tokenizer
-from diffcap.records import ChangePair
+from diffcap.records import RESERVED_CHANGE_TYPES, ChangePair
+from diffcap.utils.errors import DiffcapError
 
 # The order in the papers' tables; other change types follow in alphabetical order.
 TYPE_ORDER = ("color", "material", "add", "drop", "move")
@@ -19,6 +23,9 @@ def groups_of(pairs: Sequence[ChangePair]) -> dict[str, list[str]]:
 
     Returns:
         name -> ids in the order of `pairs`. Only "total" can be empty.
+
+    Raises:
+        DiffcapError: a change type has the name of another group, see `RESERVED_CHANGE_TYPES`.
 
     Example:
         >>> pairs = [
@@ -34,20 +41,25 @@ def groups_of(pairs: Sequence[ChangePair]) -> dict[str, list[str]]:
         groups["semantic"] = [pair.id for pair in semantic]
         groups["distractor"] = [pair.id for pair in pairs if pair.is_distractor]
     types = {pair.change_type for pair in semantic if pair.change_type is not None}
+    if reserved := sorted(types & RESERVED_CHANGE_TYPES):
+        raise DiffcapError(
+            f"change type {reserved[0]!r} is a reserved name; rename it in the dataset and run the data stage again."
+        )
     for name in [*(name for name in TYPE_ORDER if name in types), *sorted(types - set(TYPE_ORDER))]:
         groups[name] = [pair.id for pair in semantic if pair.change_type == name]
     return groups
 
 
 def dataset_protocol(info: Mapping[str, Any]) -> dict[str, str]:
-    """Return the entries of a protocol that depend on the dataset.
+    """Return the entries of a protocol that depend on the dataset; entries that do not apply are left out.
 
     Args:
         info: content of the dataset's `dataset.json`.
 
     Returns:
-        "official": "whole" or "part" of the released dataset, if its size is known. "change_types": how change types and
-        distractors were derived, if the dataset's files do not have them.
+        "official": "whole" or "part": how much of the released dataset there is, if its official size is known.
+        "change_types": how change types and distractors were found if the dataset's files do not have them ("derived from the
+        captions").
     """
     official = (info.get("official") or {}).get("state")
     derived = info.get("change_types")
@@ -85,15 +97,17 @@ def evaluate(
         tokenizer: "ptb" (needs Java) or "raw".
         metrics: names from `captions.ALL_METRICS`.
         protocol: further entries of "protocol" ({"dataset": ..., "split": ...}).
-        provenance: origin of the captions (checkpoint, seed, versions, hash of the manifest).
+        provenance: origin of the captions (checkpoint, seed, versions, hash of the manifest), for "provenance".
 
     Returns:
         The content of `metrics.json`: {"protocol": {..., "tokenizer", "metrics", "pairs": group -> number}, "groups": group ->
-        metric -> score, "provenance": {...}}. "unavailable" in "provenance" lists metrics that could not be computed, and how
-        to install them. For `blocks`, "slots" has the result of `slots.slot_accuracy`.
+        metric -> score as a fraction, "provenance": {...}}. "unavailable" in "provenance" lists metrics that could not be
+        computed, and how to install them. If the pairs have annotations of the changed object (dataset `blocks`), "slots" has
+        the result of `slots.slot_accuracy`.
 
     Raises:
-        DiffcapError: ids are missing or unknown, a pair has no reference, or there is no Java.
+        DiffcapError: ids are missing or unknown, a pair has no reference, a change type has a reserved name, or Java is not
+            installed.
 
     Example:
         >>> pairs = [ChangePair("1", "a.png", "b.png", ["the cube moved"], "test", "move")]
@@ -114,22 +128,33 @@ def evaluate_systems(
     protocol: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """`evaluate` for several systems, name -> id -> caption, in much less time than one by one: name -> its result."""
+    """Run `evaluate` for several systems at once, which takes much less time than one call for each.
+
+    Args:
+        systems: name -> id -> caption.
+        pairs, tokenizer, metrics, protocol, provenance: as in `evaluate`, the same for all systems.
+
+    Returns:
+        name -> result of `evaluate`.
+
+    Raises:
+        DiffcapError: as in `evaluate`.
+    """
     groups = groups_of(pairs)
     scores = score_groups(systems, {pair.id: pair.captions for pair in pairs}, groups, tokenizer, metrics)
-    missing = unavailable_metrics(metrics)
-    knows_objects = any("changed" in pair.extra for pair in pairs)
+    unavailable = unavailable_metrics(metrics)
+    has_object_labels = any("changed" in pair.extra for pair in pairs)
     return {
         name: {
             "protocol": {
                 **(protocol or {}),
                 "tokenizer": tokenizer,
-                "metrics": [metric for metric in ALL_METRICS if metric in metrics and metric not in missing],
+                "metrics": [metric for metric in ALL_METRICS if metric in metrics and metric not in unavailable],
                 "pairs": {group: len(ids) for group, ids in groups.items()},
             },
             "groups": scores[name],
-            "provenance": {**(provenance or {}), **({"unavailable": missing} if missing else {})},
-            **({"slots": slot_accuracy(predictions, pairs)} if knows_objects else {}),
+            "provenance": {**(provenance or {}), **({"unavailable": unavailable} if unavailable else {})},
+            **({"slots": slot_accuracy(predictions, pairs)} if has_object_labels else {}),
         }
         for name, predictions in systems.items()
     }

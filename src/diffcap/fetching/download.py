@@ -1,10 +1,10 @@
 """Download one file over HTTP, completely or not at all.
 
-The content goes to `<name>.part`, is verified, and only then gets its name. `<name>.part.json` identifies the content (URL,
-ETag or Last-Modified, length), so that an interrupted download is resumed only while the server has the same content.
+The content is written to `<name>.part`, which is verified and then renamed to `<name>`. `<name>.part.json` identifies the content
+(URL, ETag or Last-Modified, length), so that an interrupted download is resumed only if the server still has the same content.
 
-One loop tries again after every kind of interruption: urllib3's own retries end with the headers of a response, and their pauses
-do not end at Ctrl-C.
+One loop here handles all retries. urllib3's own retries are not used: they do not cover a connection that breaks after the headers
+of a response, and Ctrl-C does not interrupt their pauses.
 """
 
 import re
@@ -28,7 +28,7 @@ from diffcap.utils.errors import DiffcapError
 
 _CHUNK = 1 << 16
 _MAX_BACKOFF = 30.0  # seconds
-_MAX_HOST_FAILURES = 4  # failed files in a row, each after all its retries, until a host counts as down
+_MAX_HOST_FAILURES = 4  # after so many files in a row have failed, each with all its retries, a host is skipped
 _GONE = (404, 410, 451)
 _TEMPORARY = (408, 425, 429, *range(500, 600))
 
@@ -38,22 +38,22 @@ class Cancelled(Exception):
 
 
 class TransientError(Exception):
-    """The download failed now; it may succeed at another time.
+    """The download failed, but may succeed later.
 
     Attributes:
-        pause: seconds that the server wants to be left alone, if it says so.
+        retry_after: seconds to wait before the next request, from the header Retry-After; None without that header.
     """
 
-    def __init__(self, reason: str, pause: float | None = None):
+    def __init__(self, reason: str, retry_after: float | None = None):
         super().__init__(reason)
-        self.pause = pause
+        self.retry_after = retry_after
 
 
 class PermanentError(Exception):
-    """Another attempt would fail, too.
+    """The download failed, and another attempt would fail too.
 
     Attributes:
-        gone: the server does not have the file (any more).
+        gone: the server does not have the file (any more), or sends something else instead (a placeholder image, for example).
         forbidden: status 403, which may concern the file (some servers answer so for deleted files) or the client.
     """
 
@@ -67,10 +67,10 @@ class Target:
     """A file to download.
 
     Attributes:
-        path: where it goes.
-        verify: returns what is wrong with the downloaded file at the given path, "" for nothing.
-        has_checksum: `verify` compares a checksum, so that contents without ETag and Last-Modified can be resumed.
-        progress: gets the bytes so far, and the total if it is known.
+        path: path of the complete file.
+        verify: function of the path of the downloaded file; returns a message that says what is wrong with it, or "".
+        has_checksum: whether `verify` compares a checksum. Then a download without ETag and Last-Modified can be resumed.
+        progress: called after each write with the number of bytes so far and the total number, None if it is unknown.
     """
 
     path: Path
@@ -80,37 +80,37 @@ class Target:
 
     @property
     def part(self) -> Path:
-        """The unfinished download."""
+        """Path of the unfinished download."""
         return self.path.with_name(self.path.name + ".part")
 
     @property
-    def note(self) -> Path:
-        """The file that identifies the content of the part."""
+    def metadata_path(self) -> Path:
+        """Path of the JSON file that identifies the content of the unfinished download."""
         return self.path.with_name(self.path.name + ".part.json")
 
-    def size(self) -> int:
-        """Bytes of the unfinished download."""
+    def part_size(self) -> int:
+        """Size of the unfinished download in bytes; 0 if there is none."""
         return self.part.stat().st_size if self.part.is_file() else 0
 
     def metadata(self) -> dict[str, Any]:
-        """What the note says; nothing if it is missing or damaged."""
+        """The content of `metadata_path`: "url", "validator", "size". Empty if the file is missing or damaged."""
         try:
-            return dict(read_json(self.note))
+            return dict(read_json(self.metadata_path))
         except (DiffcapError, TypeError, ValueError):
             return {}
 
     def delete_part(self) -> None:
-        """Begin anew."""
+        """Delete the unfinished download and its metadata."""
         self.part.unlink(missing_ok=True)
-        self.note.unlink(missing_ok=True)
+        self.metadata_path.unlink(missing_ok=True)
 
 
 class Client:
     """HTTP connections, shared by all threads of a run.
 
     Attributes:
-        cancelled: set it to end all downloads.
-        failures: files in a row that a host has failed to deliver.
+        cancelled: event that ends all downloads when it is set.
+        failures: host -> number of files in a row whose download from it failed.
     """
 
     def __init__(self, settings: FetchSettings):
@@ -126,8 +126,8 @@ class Client:
         """Request a URL once; the response has status 200, 206 or 416, and its content is not read yet.
 
         Raises:
-            PermanentError: the URL is invalid, or the server refuses it or sends a web page (often one to log in).
-            TransientError: no answer, or one that asks to come back later.
+            PermanentError: the URL is invalid, or the server refuses the request or sends a web page (often a login page).
+            TransientError: there was no response, or its status is a temporary error (408, 425, 429, 5xx).
         """
         try:
             response = self._session.get(url, headers=headers, stream=True, timeout=self.settings.timeout)
@@ -142,7 +142,7 @@ class Client:
         return response
 
     def delivers(self, url: str) -> bool:
-        """Whether the server sends a file for a URL at the moment; the file is not read."""
+        """Request a URL once without reading the content; returns whether the server would send a file."""
         try:
             self.get(url).close()
         except (PermanentError, TransientError):
@@ -151,16 +151,16 @@ class Client:
 
 
 def _refusal(url: str, response: requests.Response) -> PermanentError | TransientError | None:
-    """Why a response does not bring the file."""
+    """The error to raise if a response does not contain the file; None if it does."""
     status, kind = response.status_code, response.headers.get("Content-Type", "")
     reason = f"the server answers {status} {response.reason or ''}".rstrip()
     if url.startswith("https:") and any(hop.url.startswith("http:") for hop in (*response.history, response)):
         return PermanentError(f"the server redirects to {response.url:.100}, which is not encrypted")
     if status in _TEMPORARY:
-        pause = None
+        retry_after = None
         with suppress(urllib3.exceptions.InvalidHeader):
-            pause = urllib3.Retry().get_retry_after(response.raw)
-        return TransientError(reason, pause)
+            retry_after = urllib3.Retry().get_retry_after(response.raw)
+        return TransientError(reason, retry_after)
     if status not in (200, 206, 416):
         return PermanentError(reason, gone=status in _GONE, forbidden=status == 403)
     if kind.lower().startswith("text/html"):
@@ -169,69 +169,82 @@ def _refusal(url: str, response: requests.Response) -> PermanentError | Transien
 
 
 def download(urls: tuple[str, ...], target: Target, client: Client) -> str:
-    """Download one file; returns the URL that delivered it. The next URL is asked only if the previous one fails.
+    """Download one file from the first of several URLs that delivers it.
+
+    Returns:
+        The URL that delivered it.
 
     Raises:
-        PermanentError: every URL refuses the file, or its content is wrong.
-        TransientError: the retries are used up at one URL, and no other has the file; the next call resumes the download.
+        PermanentError: the download from every URL failed permanently; the message is that of the first URL.
+        TransientError: no URL delivered the file, and at least one failed temporarily; another call may resume the download.
         Cancelled: `client.cancelled` was set.
         OSError: the disk is full or not writable.
     """
     target.path.parent.mkdir(parents=True, exist_ok=True)
-    refusals, failures = [], []
+    permanent, transient = [], []
     for url in urls:
         host = host_of(url)
         try:
             if client.failures[host] >= _MAX_HOST_FAILURES:
-                raise TransientError(f"{host} does not answer")
+                raise TransientError(
+                    f"{host} is skipped, because the last {client.failures[host]} downloads from it failed"
+                )
             _download_from(url, target, client)
             client.failures[host] = 0
             return url
         except PermanentError as error:
             client.failures[host] = 0
-            refusals.append(error)
+            permanent.append(error)
         except TransientError as error:
             client.failures[host] += 1
-            failures.append(error)
-    if failures:
-        raise failures[0]
-    first = refusals[0]
-    # Mirrors may answer 403 for a file that they never had, but not, for example, 401.
-    all_definite = all(error.gone or error.forbidden for error in refusals)
-    raise PermanentError(str(first), gone=first.gone, forbidden=first.forbidden and all_definite)
+            transient.append(error)
+    if transient:
+        raise transient[0]
+    first = permanent[0]
+    # Status 403 of a mirror may mean that it never had the file; another status, such as 401, does not mean that.
+    none_has_it = all(error.gone or error.forbidden for error in permanent)
+    raise PermanentError(str(first), gone=first.gone, forbidden=first.forbidden and none_has_it)
 
 
 def _download_from(url: str, target: Target, client: Client) -> None:
+    """Download from one URL, with retries.
+
+    Raises:
+        PermanentError, TransientError, Cancelled, OSError: see `download`.
+    """
     settings = client.settings
-    furthest, failures = target.size(), 0  # failures since the last progress
+    # A part of another URL is not resumed, so it does not count as progress here.
+    max_size = target.part_size() if target.metadata().get("url") == url else 0
+    failures = 0  # since `max_size` last increased
     while not client.cancelled.is_set():
         try:
-            in_one_response = _receive(url, target, client)
+            in_one_response = _complete_part(url, target, client)
             problem = target.verify(target.part)
             if not problem:
                 target.part.replace(target.path)
-                target.note.unlink(missing_ok=True)
+                target.metadata_path.unlink(missing_ok=True)
                 return
             target.delete_part()
             if in_one_response:
+                # Without a checksum, `verify` rejects only what is no such file at all, so the server does not have it.
                 raise PermanentError(problem, gone=not target.has_checksum)
-            raise TransientError(problem)  # the parts may belong to different contents
+            raise TransientError(problem)  # the responses may belong to different contents
         except TransientError as error:
-            size = target.size()
-            failures = 1 if size > furthest else failures + 1
-            furthest = max(furthest, size)
-            if error.pause is not None and error.pause > settings.patience:
-                raise TransientError(f"{error}, try again in {error.pause:,.0f} seconds") from None
+            size = target.part_size()
+            failures = 1 if size > max_size else failures + 1
+            max_size = max(max_size, size)
+            if error.retry_after is not None and error.retry_after > settings.patience:
+                raise TransientError(f"{error}, try again in {error.retry_after:,.0f} seconds") from None
             if failures > settings.retries:
                 raise TransientError(f"{error} ({failures} times)") from None
             backoff = min(_MAX_BACKOFF, settings.backoff * 2 ** (failures - 1))
-            client.cancelled.wait(backoff if error.pause is None else error.pause)
+            client.cancelled.wait(backoff if error.retry_after is None else error.retry_after)
     raise Cancelled
 
 
-def _receive(url: str, target: Target, client: Client) -> bool:
-    """Complete the part; returns whether one response brought all of it."""
-    start, metadata, headers = target.size(), target.metadata(), dict[str, str]()
+def _complete_part(url: str, target: Target, client: Client) -> bool:
+    """Request what is missing of the unfinished download; returns whether all of it came in one response."""
+    start, metadata, headers = target.part_size(), target.metadata(), dict[str, str]()
     validator = metadata.get("validator")
     if metadata.get("url") != url or not (validator or target.has_checksum):
         start = 0
@@ -251,19 +264,20 @@ def _receive(url: str, target: Target, client: Client) -> bool:
             raise PermanentError("the server does not send the file's length, so truncation could not be detected")
         if not start:
             target.delete_part()
-            write_json(target.note, {"url": url, "validator": _validator(response), "size": total})
+            write_json(target.metadata_path, {"url": url, "validator": _validator(response), "size": total})
         size = start
-        try:  # without a buffer, so that a killed process loses nothing it received
-            with target.part.open("ab" if start else "wb", buffering=0) as output:
+        try:
+            with target.part.open("ab" if start else "wb") as output:
                 while chunk := response.raw.read1(_CHUNK, decode_content=False):
                     output.write(chunk)
+                    output.flush()  # so that a killed process keeps what it received, and a full disk raises an error here
                     size += len(chunk)
                     target.progress(size, total)
                     if client.cancelled.is_set():
                         raise Cancelled
         except urllib3.exceptions.HTTPError as error:
             raise TransientError(_reason(error)) from None
-        except OSError as error:  # of the disk; name the file
+        except OSError as error:  # from the disk; writing does not put the path into the error
             raise OSError(error.errno, error.strerror, str(target.part)) from None
     if total is not None and size != total:
         raise TransientError(f"truncated at {size:,} of {total:,} bytes")
@@ -271,29 +285,32 @@ def _receive(url: str, target: Target, client: Client) -> bool:
 
 
 def _continues(response: requests.Response, start: int, metadata: dict[str, Any]) -> bool:
-    """Whether a response continues the part that has `start` bytes of the content that `metadata` describes."""
-    extent, size = response.headers.get("Content-Range", ""), metadata.get("size")
+    """Whether a response begins at byte `start` of the content that `metadata` describes."""
+    content_range, size = response.headers.get("Content-Range", ""), metadata.get("size")
+    expected, found = metadata.get("validator") or "", _validator(response)
+    # A response to If-Range must repeat the ETag, but should leave out Last-Modified (RFC 9110, section 15.3.7).
+    same_content = found == expected or (not found and not expected.startswith('"'))
     return (
         response.status_code == 206
-        and extent.startswith(f"bytes {start}-")
-        and (size is None or extent.endswith((f"/{size}", "/*")))
-        and _validator(response) == metadata.get("validator")
+        and content_range.startswith(f"bytes {start}-")
+        and (size is None or content_range.endswith((f"/{size}", "/*")))
+        and same_content
     )
 
 
 def host_of(url: str) -> str:
-    """The host of a URL."""
+    """The host of a URL, with its port if there is one."""
     return urlsplit(url).netloc
 
 
 def _validator(response: requests.Response) -> str:
-    """The header that identifies a content for If-Range, which accepts no weak ETag; "" if there is none."""
+    """The value for If-Range: the ETag, or Last-Modified if the ETag is weak (not allowed there) or missing, or ""."""
     etag = response.headers.get("ETag", "")
     return etag if etag.startswith('"') else response.headers.get("Last-Modified", "")
 
 
 def _reason(error: Exception) -> str:
-    """The cause of a network error, which several libraries have wrapped."""
+    """The cause of a network error in one short phrase, without the texts of the errors that wrap it."""
     text = str(error)
     if "timed out" in text:
         return "no answer in time"

@@ -1,7 +1,8 @@
 """Rename the parameters of official IDC-PCL checkpoints.
 
-The official file is a state dict. `pooler` is the image-text matching head in a pre-training checkpoint, which is dropped because
-no released recipe uses it, and the distractor head in a fine-tuning checkpoint.
+The official file is a state dict. The parameters named `pooler` depend on the stage: in a fine-tuning checkpoint they are the
+distractor head; in a pre-training checkpoint they are the image-text matching head, which is dropped, because no released
+configuration uses it.
 """
 
 import torch
@@ -30,7 +31,7 @@ _BLOCK = {
     "sublayer.1.norm": "ffn_norm",
 }
 _PROJECTIONS = ("attn.q_linear", "attn.k_linear", "attn.v_linear")
-_NORM = {"a_2": "weight", "b_2": "bias", "weight": "weight", "bias": "bias"}
+_SUFFIX = {"a_2": "weight", "b_2": "bias", "weight": "weight", "bias": "bias"}
 _REGRESSION = {
     "feat_regress.bias": "regress.bias",
     "feat_regress.net.0.weight": "regress.inner.0.weight",
@@ -40,16 +41,16 @@ _REGRESSION = {
 }
 _DISTRACTOR = {"pooler.0.weight": "distractor_head.weight", "pooler.0.bias": "distractor_head.bias"}
 _FINE_GRAINED = {
-    f"{theirs}.0.{last}": f"{ours}.{last}"
+    f"{theirs}.0.{suffix}": f"{ours}.{suffix}"
     for theirs, ours in (("classifier", "classifier"), ("aligner", "matcher"))
-    for last in ("weight", "bias")
+    for suffix in ("weight", "bias")
 }
-# The tied copy of the image projection, and the unused matching head.
-_DROPPED = {"pretrain": ("feat_regress.weight", "pooler."), "finetune": ()}
+# `feat_regress.weight` is tied to `img_project.0.weight`; `pooler` is the unused matching head.
+_DROPPED_PREFIXES = {"pretrain": ("feat_regress.weight", "pooler."), "finetune": ()}
 
 
-def _name(official: str, stage: str) -> str | None:
-    """diffcap's name of an official parameter; None for a query, key or value projection, which are concatenated."""
+def _diffcap_name(official: str, stage: str) -> str | None:
+    """diffcap's name of an official parameter; None for the query, key and value projections, which are concatenated."""
     heads = {**_REGRESSION, **_FINE_GRAINED} if stage == "pretrain" else _DISTRACTOR
     if official in heads:
         return heads[official]
@@ -57,39 +58,43 @@ def _name(official: str, stage: str) -> str | None:
         return f"trunk.{_TRUNK[official]}"
     stack, _, rest = official.partition(".")
     parts = rest.split(".")
-    inner, last = ".".join(parts[2:-1]), parts[-1]
-    if stack in _STACKS and last in _NORM:
+    module, suffix = ".".join(parts[2:-1]), parts[-1]
+    if stack in _STACKS and suffix in _SUFFIX:
         if parts[:-1] == ["norm"]:
-            return f"trunk.{_STACKS[stack]}.norm.{_NORM[last]}"
-        if parts[0] == "layers" and inner in _BLOCK:
-            return f"trunk.{_STACKS[stack]}.layers.{parts[1]}.{_BLOCK[inner]}.{_NORM[last]}"
-        if parts[0] == "layers" and inner in _PROJECTIONS and last in ("weight", "bias"):
+            return f"trunk.{_STACKS[stack]}.norm.{_SUFFIX[suffix]}"
+        if parts[0] == "layers" and module in _BLOCK:
+            return f"trunk.{_STACKS[stack]}.layers.{parts[1]}.{_BLOCK[module]}.{_SUFFIX[suffix]}"
+        if parts[0] == "layers" and module in _PROJECTIONS and suffix in ("weight", "bias"):
             return None
     raise DiffcapError(
         f"official IDC-PCL checkpoint: parameter {official!r} is unknown; check that the checkpoint belongs to this method."
     )
 
 
-def _expected(state: dict[str, Tensor], stage: str) -> list[str]:
-    """Official names in a complete checkpoint with these layers; only CLEVR-Change has the distractor head."""
+def _required_names(state: dict[str, Tensor], stage: str) -> list[str]:
+    """Official names that a complete checkpoint with the layers of `state` has.
+
+    The distractor head is not among them, because only the model of CLEVR-Change has it.
+    """
     names = [*_TRUNK, *(_REGRESSION if stage == "pretrain" else ())]
     for stack in _STACKS:
-        names += [f"{stack}.norm.{last}" for last in ("a_2", "b_2")]
+        names += [f"{stack}.norm.{suffix}" for suffix in ("a_2", "b_2")]
         numbers = {name.split(".")[2] for name in state if name.startswith(f"{stack}.layers.")} or {"0"}
         for number in sorted(numbers):
-            for inner in (*_BLOCK, *_PROJECTIONS):
-                lasts = ("a_2", "b_2") if inner.endswith("norm") else ("weight", "bias")
-                names += [f"{stack}.layers.{number}.{inner}.{last}" for last in lasts]
+            for module in (*_BLOCK, *_PROJECTIONS):
+                suffixes = ("a_2", "b_2") if module.endswith("norm") else ("weight", "bias")
+                names += [f"{stack}.layers.{number}.{module}.{suffix}" for suffix in suffixes]
     return names
 
 
 def from_official(state: dict[str, Tensor], stage: str, fine_grained: bool = False) -> dict[str, Tensor]:
-    """Rename an official state dict to that of `PCLPretraining` ("pretrain") or `PCL` ("finetune").
+    """Convert an official state dict to one of `PCLPretraining` (stage "pretrain") or `PCL` (stage "finetune").
 
     Args:
         state: official parameters by name.
         stage: "pretrain" or "finetune".
-        fine_grained: include the heads of NABirds' tasks, for a model with `classes`.
+        fine_grained: for stage "pretrain": include the two heads of the fine-grained tasks on NABirds (classification and
+            image matching), for a `PCLPretraining` with `classes` > 0.
 
     Returns:
         A state dict for `load_state_dict` with strict=True.
@@ -97,11 +102,11 @@ def from_official(state: dict[str, Tensor], stage: str, fine_grained: bool = Fal
     Raises:
         DiffcapError: a parameter is unknown or missing.
     """
-    dropped = (*_DROPPED[stage], *(() if fine_grained or stage == "finetune" else _FINE_GRAINED))
+    dropped = (*_DROPPED_PREFIXES[stage], *(() if fine_grained or stage == "finetune" else _FINE_GRAINED))
     kept = [official for official in state if not official.startswith(dropped)]
-    names = {official: _name(official, stage) for official in kept}
-    expected = [*_expected(state, stage), *(_FINE_GRAINED if fine_grained else ())]
-    missing = [official for official in expected if official not in state]
+    names = {official: _diffcap_name(official, stage) for official in kept}
+    required = [*_required_names(state, stage), *(_FINE_GRAINED if fine_grained else ())]
+    missing = [official for official in required if official not in state]
     if missing:
         raise DiffcapError(
             f"official IDC-PCL checkpoint: {missing[0]!r} is missing ({len(missing)} missing parameters for the {stage} stage); "
@@ -110,10 +115,10 @@ def from_official(state: dict[str, Tensor], stage: str, fine_grained: bool = Fal
     ours = {name: state[official] for official, name in names.items() if name is not None}
     for official, name in names.items():
         if name is None:
-            base, kind = official.split(".attn.")[0], official.rsplit(".", 1)[1]
-            stack, _, layer = base.partition(".")
-            parts = [state[f"{base}.{projection}.{kind}"] for projection in _PROJECTIONS]
-            ours[f"trunk.{_STACKS[stack]}.{layer}.attention.qkv.{kind}"] = torch.cat(parts)
+            block, suffix = official.split(".attn.")[0], official.rsplit(".", 1)[1]
+            stack, _, layer = block.partition(".")
+            parts = [state[f"{block}.{projection}.{suffix}"] for projection in _PROJECTIONS]
+            ours[f"trunk.{_STACKS[stack]}.{layer}.attention.qkv.{suffix}"] = torch.cat(parts)
     return ours
 
 

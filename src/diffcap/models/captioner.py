@@ -12,10 +12,11 @@ class AttentionMaps(NamedTuple):
     """Attention of each generated word to both images.
 
     Attributes:
-        before, after: (B, T, h, w), for the word after each of T tokens. Each map sums to 1 over its positions; where the
-            method has one distribution over both images, the two maps of a word sum to 2 together.
-        alignment: (B, h w, h w): for each position of the before image, attention to the positions of the after image; None
-            where the method aligns nothing.
+        before, after: (B, T, h, w); entry t is the attention when the word after token t is predicted. If the method attends
+            to each image separately, each map sums to 1 over its positions. If it has one distribution over both images, the
+            sums of the two maps of a word add up to 2.
+        alignment: (B, h * w, h * w); row i is the attention of position i of the before image to the positions of the after
+            image. None if the method does not align the images.
     """
 
     before: Tensor
@@ -24,10 +25,16 @@ class AttentionMaps(NamedTuple):
 
 
 def patch_attention(before: Tensor, after: Tensor, grid: tuple[int, int]) -> AttentionMaps:
-    """Attention to the patches of both images as maps; what other tokens receive is distributed proportionally.
+    """Normalise one distribution over the tokens of both images to maps over their patches.
+
+    The attention to other tokens, such as class tokens, is left out, and the rest is scaled up.
 
     Args:
-        before, after: (B, T, N) probabilities. grid: rows and columns of the N patches.
+        before, after: (B, T, N) attention weights of the patches of each image.
+        grid: rows h and columns w of the N = h * w patches.
+
+    Returns:
+        Maps (B, T, h, w) without an alignment. The sums of the two maps of a word add up to 2.
     """
     mean = (before.sum(2) + after.sum(2))[..., None, None] / 2
     return AttentionMaps(before.unflatten(2, grid) / mean, after.unflatten(2, grid) / mean, None)
@@ -37,10 +44,10 @@ class Captioner(nn.Module, ABC):
     """A model that turns two feature maps into a sentence; the same LightningModule and decoding functions serve all of them.
 
     Attributes:
-        hyperparameters: the constructor's arguments (primitives), enough to build the same model again.
+        hyperparameters: the constructor's arguments (JSON values), from which the same model can be built again.
         bos_id, eos_id: ids of the tokens at the beginning and the end of a caption.
-        vocabulary_layout: the vocabulary that these ids belong to, see `Vocabulary`.
-        extra_eos_id: a second id that ends a caption when it is generated (padding, in some of the authors' code), or None.
+        vocabulary_layout: the family of vocabularies (`Vocabulary.family`) whose special tokens have these ids: "pcl", "rcc", ...
+        extra_eos_id: a second id that ends a generated caption (padding, in some of the authors' code), or None.
         allowed_missing: prefixes of parameter names that a pre-training checkpoint of the method does not have.
         allowed_unexpected: prefixes of parameter names that only the pre-training checkpoint has.
     """
@@ -59,7 +66,7 @@ class Captioner(nn.Module, ABC):
         return is_eos if self.extra_eos_id is None else is_eos | (tokens == self.extra_eos_id)
 
     def caption_mask(self, tokens: Tensor) -> Tensor:
-        """Which ids after BOS belong to the caption: all up to the first id that ends it, and that id.
+        """Which ids after BOS belong to the caption: all up to and including the first one for which `is_eos` is true.
 
         Args:
             tokens: (B, T), beginning with BOS.
@@ -72,15 +79,27 @@ class Captioner(nn.Module, ABC):
 
     @abstractmethod
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """Scalars to log; the one named "loss" is minimised.
+        """Compute the training losses.
 
-        A batch may hold twice as many "after" as "before" images: change pairs, then distractor pairs of the same scenes.
+        Args:
+            batch: "before" (b, C, h, w), "after" (B, C, h, w), "tokens" (B, T) beginning with BOS, and what else the method
+                needs. B is b or 2 * b: with 2 * b, pair i < b is a change pair, and pair b + i is the distractor pair with
+                the same before image.
+
+        Returns:
+            Scalars to log by name; the one named "loss" is minimised.
         """
 
-    def validate(self, batch: Batch) -> dict[str, Tensor]:
-        """Losses of validation pairs by name, (n,) each: one value per word or per pair, in nats. None by default.
+    def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
+        """Compute the losses of validation pairs, whose means over the whole split are logged.
 
-        Their means over the whole split are logged. Ranks must not communicate here, because some have fewer pairs.
+        Must not call collective operations (`torch.distributed`), because some ranks have fewer batches.
+
+        Args:
+            batch: as in `loss`, with as many "before" as "after".
+
+        Returns:
+            Losses by name, in nats: one value per word or per pair, 1-dimensional. By default an empty dict.
         """
         return {}
 
@@ -90,10 +109,13 @@ class Captioner(nn.Module, ABC):
 
     @abstractmethod
     def encode(self, before: Tensor, after: Tensor) -> Any:
-        """What decoding needs of a pair, computed once: a tree of tensors whose first dimension is B.
+        """Compute what all decoding steps of a pair use.
 
         Args:
             before, after: (B, C, h, w).
+
+        Returns:
+            The memory: nested tuples, lists or dicts of tensors whose first dimension is B.
         """
 
     @abstractmethod
@@ -102,8 +124,8 @@ class Captioner(nn.Module, ABC):
 
         Args:
             tokens: (B,) the ids at the current position. memory: from `encode`.
-            cache: None at the first position, then the cache that the previous call returned; a tree of tensors whose first
-                dimension is B.
+            cache: None at the first position, then the cache that the previous call returned: nested tuples, lists or dicts
+                of tensors whose first dimension is B.
 
         Returns:
             (B, V) logits of the next position, and the new cache.

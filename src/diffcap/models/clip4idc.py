@@ -342,8 +342,8 @@ class CLIP4IDC(Captioner):
         is_word = target != self.pad
         return F.cross_entropy(self.logits(hidden[is_word]), target[is_word], reduction="none")
 
-    def validate(self, batch: Batch) -> dict[str, Tensor]:
-        """See `Captioner.validate`: the word losses."""
+    def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
+        """See `Captioner.validation_losses`: the word losses."""
         return {"caption_loss": self.word_losses(batch["tokens"], self.encode(batch["before"], batch["after"]))}
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:

@@ -218,8 +218,8 @@ class DIRL(Captioner):
         is_word = (tokens != NULL).to(text.dtype)[..., None]
         return (text * is_word).sum(1) / is_word.sum(1), (vision * is_word).sum(1) / is_word.sum(1)
 
-    def validate(self, batch: Batch) -> dict[str, Tensor]:
-        """See `Captioner.validate`: the word losses only, because the other losses depend on the batch size."""
+    def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
+        """See `Captioner.validation_losses`: the word losses only, because the other losses depend on the batch size."""
         hidden = self.decoder(batch["tokens"], self.encode(batch["before"], batch["after"])).last.hidden
         return {"caption_loss": next_word_losses(self.decoder.logit(hidden), batch["tokens"])}
 

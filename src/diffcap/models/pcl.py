@@ -336,8 +336,8 @@ class PCL(Captioner):
             **{name: global_mean(values.detach()) for name, values in losses.items()},
         }
 
-    def validate(self, batch: Batch) -> dict[str, Tensor]:
-        """See `Captioner.validate`: `word_loss` per word, and with distractor judging `distractor_loss` per pair."""
+    def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
+        """See `Captioner.validation_losses`: `word_loss` per word, and with distractor judging `distractor_loss` per pair."""
         return self._losses(batch)
 
     def _losses(self, batch: Batch) -> dict[str, Tensor]:

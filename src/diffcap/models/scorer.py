@@ -302,8 +302,8 @@ class SCORER(Captioner):
             return score, score.T
         return score, scale * token_matching(real, gather_rows(predicted)[0])
 
-    def validate(self, batch: Batch) -> dict[str, Tensor]:
-        """See `Captioner.validate`: the word losses only, because the other losses depend on the batch size."""
+    def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
+        """See `Captioner.validation_losses`: the word losses only, because the other losses depend on the batch size."""
         hidden = self.decoder(batch["tokens"], self.encode(batch["before"], batch["after"])).last.hidden
         return {"caption_loss": next_word_losses(self.decoder.logit(hidden), batch["tokens"])}
 

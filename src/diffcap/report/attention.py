@@ -146,8 +146,8 @@ def draw_attention(maps: Mapping[str, Sequence[PairAttention]], root: Path) -> I
         DiffcapError: an image is missing or broken.
     """
     every = [(name, one) for name, of_run in maps.items() for one in of_run]
-    knows_objects = any("changed" in one.pair.extra for _, one in every)
-    parts = [_draw_pair(name, one, root, knows_objects) for name, one in every]
+    has_object_labels = any("changed" in one.pair.extra for _, one in every)
+    parts = [_draw_pair(name, one, root, has_object_labels) for name, one in every]
     legend = draw_legend(any(one.alignment is not None for _, one in every))
     _, small = fonts()
     y = MARGIN + line_height(small) + GAP
@@ -162,9 +162,9 @@ def draw_attention(maps: Mapping[str, Sequence[PairAttention]], root: Path) -> I
     return sheet
 
 
-def _draw_pair(run: str, maps: PairAttention, root: Path, knows_objects: bool) -> Image.Image:
+def _draw_pair(run: str, maps: PairAttention, root: Path, has_object_labels: bool) -> Image.Image:
     pair = maps.pair
-    lines = caption_lines(pair, {run: {pair.id: maps.caption}}, knows_objects)
+    lines = caption_lines(pair, {run: {pair.id: maps.caption}}, has_object_labels)
     top = max(PICTURE[1], lines_height(lines)) + 2 * GAP
     block = Image.new("RGB", (WIDTH, top + rows_height(len(maps.words)) + 3 * GAP), "white")
     boxes = pair.extra.get("boxes") or {}

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from diffcap.evaluation.protocols import TYPE_ORDER
 from diffcap.records import ChangePair
 from diffcap.report.attention_data import Localisation
-from diffcap.report.cells import group_grid, score_grids, type_grids
+from diffcap.report.cells import score_grids, total_grid, type_grids
 from diffcap.report.charts import Chart, curve_chart, viewpoint_charts
 from diffcap.report.curves import Curve
 from diffcap.report.drawing import system_colors
@@ -94,7 +94,7 @@ def render(page: Page) -> str:
         colors=_colors(page),
         numbers=_numbers(page),
         grids=score_grids(page.rows),
-        second=[group_grid(name, rows) for name, rows in page.second.items()],
+        second=[total_grid(name, rows) for name, rows in page.second.items()],
         by_type=type_grids(page.rows),
         viewpoint=viewpoint_charts(page.viewpoint, _numbers(page)) if page.viewpoint else [],
         curves=curve_charts(page),
@@ -146,10 +146,10 @@ def _tiles(page: Page) -> list[dict[str, str]]:
                 place = grid.columns.index(heading)
                 best = max(
                     (name for name in runs if grid.rows[name][place].text),
-                    key=lambda name: grid.rows[name][place].share,
+                    key=lambda name: grid.rows[name][place].fraction,
                 )
                 cell = grid.rows[best][place]
-                tiles.append({"heading": heading, "text": cell.text, "spread": cell.spread, "system": best})
+                tiles.append({"heading": heading, "text": cell.text, "std": cell.std, "system": best})
     return tiles[:4]
 
 

@@ -88,7 +88,7 @@ class Line:
     space: int = 0  # pixels above it
 
 
-def caption_lines(pair: ChangePair, captions: Captions, knows_objects: bool) -> list[Line]:
+def caption_lines(pair: ChangePair, captions: Captions, has_object_labels: bool) -> list[Line]:
     """The text beside a pair: change type, reference, and the caption of each system."""
     font, small = fonts()
     width = WIDTH - MARGIN - TEXT
@@ -98,7 +98,7 @@ def caption_lines(pair: ChangePair, captions: Captions, knows_objects: bool) -> 
     told = {name: of[pair.id] for name, of in captions.items()}
     for name, text, right in [
         *said,
-        *((name, text, is_correct(text, pair) if knows_objects else None) for name, text in told.items()),
+        *((name, text, is_correct(text, pair) if has_object_labels else None) for name, text in told.items()),
     ]:
         color = INK if right is None else RIGHT if right else WRONG
         mark = "" if right is None else ": right" if right else ": wrong"
@@ -131,13 +131,13 @@ def draw_pairs(pairs: Sequence[ChangePair], root: Path, captions: Captions) -> I
     Raises:
         DiffcapError: an image is missing or broken.
     """
-    knows_objects = any("changed" in pair.extra for pair in pairs)
+    has_object_labels = any("changed" in pair.extra for pair in pairs)
     _, small = fonts()
-    words = [caption_lines(pair, captions, knows_objects) for pair in pairs]
+    words = [caption_lines(pair, captions, has_object_labels) for pair in pairs]
     heights = [max(PICTURE[1], lines_height(lines)) for lines in words]
     top = MARGIN + line_height(small) + GAP
     row_gap = 2 * GAP
-    foot = line_height(small) + GAP if knows_objects else 0
+    foot = line_height(small) + GAP if has_object_labels else 0
     sheet = Image.new("RGB", (WIDTH, top + sum(heights) + row_gap * len(pairs) + foot), "white")
     draw = ImageDraw.Draw(sheet)
     for x, title in ((MARGIN, "before"), (MARGIN + PICTURE[0] + GAP, "after")):
@@ -153,7 +153,7 @@ def draw_pairs(pairs: Sequence[ChangePair], root: Path, captions: Captions) -> I
         y += height + row_gap
         if pair is not pairs[-1]:
             draw.line([(MARGIN, y - row_gap // 2), (WIDTH - MARGIN, y - row_gap // 2)], LINE)
-    if knows_objects:
+    if has_object_labels:
         text = (
             "right: the type of change and the words for the changed object (in the box); its position is not checked"
         )

@@ -75,11 +75,11 @@ def score_bins(
     named = {f"{number} {name}": ids for number, groups in enumerate(groups_by_bin) for name, ids in groups.items()}
     pairs = {pair.id: pair for part in bins for pair in part.pairs}
     scores = score_tokens({id: hypotheses[id] for id in pairs}, references, named, ["CIDEr-D"])
-    knows_objects = any("changed" in pair.extra for pair in pairs.values())
+    has_object_labels = any("changed" in pair.extra for pair in pairs.values())
     rows: list[Row] = []
     for number, groups in enumerate(groups_by_bin):
         row: Row = {"CIDEr-D": {name: scores[f"{number} {name}"]["CIDEr-D"] for name in groups}}
-        if knows_objects:
+        if has_object_labels:
             row["type_accuracy"] = {
                 name: slot_accuracy(predictions, [pairs[id] for id in ids])["type"] for name, ids in groups.items()
             }
