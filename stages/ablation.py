@@ -5,10 +5,10 @@ from pathlib import Path
 
 from diffcap.experiment import Experiment
 from diffcap.methods import Ablation
-from diffcap.run_folder import FINETUNE, PRETRAIN, report_of
+from diffcap.run_folder import FINETUNE, PRETRAIN, report_dir_name
 from diffcap.runner import Job, make, parse_seeds, run_command, run_queues, write_report
 from diffcap.utils.errors import DiffcapError
-from diffcap.utils.settings import setting
+from diffcap.utils.settings import get_config_value
 
 
 def ablation(
@@ -91,12 +91,12 @@ def ablation(
     )
     results = {table[row].title: [job for (name, _), job in jobs.items() if name == row] for row in chosen}
     options = ["--pictures", "0", "--attention", "0", *(["--remark", remark] if remark else [])]
-    write_report(base.folder, base.features, results, place / report_of(FINETUNE), *options)
+    write_report(base.folder, base.features, results, place / report_dir_name(FINETUNE), *options)
 
 
 def _has(base: Experiment, argument: str) -> bool:
     """Whether an argument of the captioner is switched on in the fine-tuning on the dataset."""
-    return bool(setting(base.config_files(FINETUNE), "model", "captioner", "init_args", argument))
+    return bool(get_config_value(base.config_files(FINETUNE), "model", "captioner", "init_args", argument))
 
 
 def _rows(listed: str | None, known: list[str], method: str) -> list[str]:

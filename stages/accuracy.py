@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from diffcap.experiment import Experiment
-from diffcap.run_folder import AVERAGED, BEST, EVAL, FINETUNE, LAST, METRICS, REINFORCE, evaluation_of, report_of
+from diffcap.run_folder import AVERAGED, BEST, EVAL, FINETUNE, LAST, METRICS, REINFORCE, eval_dir_name, report_dir_name
 from diffcap.runner import call, in_parallel, make, parse_seeds, run_command, steps_options
 from diffcap.utils.errors import DiffcapError
 
@@ -58,7 +58,7 @@ def accuracy(
 
     def run_seed(number: int) -> None:
         home = place / str(number)
-        training = [f"--run.keep={keep}", *steps_options(steps)]
+        training = [f"--run.keep_last_k={keep}", *steps_options(steps)]
         if steps:
             training.append(f"--run.checkpoint_every={max(1, steps // (4 * keep))}")  # kept: those of the last quarter
         fixed = {**shared, "run": str(home), "seed": str(number)}
@@ -74,9 +74,9 @@ def accuracy(
         if not _newer(averaged, home / FINETUNE / LAST):
             command = [sys.executable, "-m", "diffcap", "average", str(home / FINETUNE), "--out", str(averaged)]
             call(command, f"seed {number}, averaging")
-        captions(f"seed {number}, averaged", folder, averaged, home / evaluation_of(AVERAGED))
+        captions(f"seed {number}, averaged", folder, averaged, home / eval_dir_name(AVERAGED))
         make(f"seed {number}, self-critical", "reinforce", fixed, **options)
-        critical = home / evaluation_of(REINFORCE)
+        critical = home / eval_dir_name(REINFORCE)
         captions(f"seed {number}, reinforced", folder, reinforced, critical)
         captions(
             f"seed {number}, reinforced, beams", folder, reinforced, home / f"{critical.name}-{beam}", *beam_options
@@ -87,9 +87,9 @@ def accuracy(
     rows: dict[str, list[Path]] = {
         "greedy": [home / EVAL for home in homes],
         f"beam search, {beams} beams": [home / f"{EVAL}-{beam}" for home in homes],
-        "averaged checkpoints": [home / evaluation_of(AVERAGED) for home in homes],
-        "reinforced": [home / evaluation_of(REINFORCE) for home in homes],
-        f"reinforced, {beams} beams": [home / f"{evaluation_of(REINFORCE)}-{beam}" for home in homes],
+        "averaged checkpoints": [home / eval_dir_name(AVERAGED) for home in homes],
+        "reinforced": [home / eval_dir_name(REINFORCE) for home in homes],
+        f"reinforced, {beams} beams": [home / f"{eval_dir_name(REINFORCE)}-{beam}" for home in homes],
     }
     if len(numbers) > 1:
         members = [home / FINETUNE / BEST for home in homes]
@@ -99,7 +99,7 @@ def accuracy(
         rows[f"ensemble of {len(numbers)} seeds"] = [ensemble]
     from diffcap.report.accuracy import accuracy_table
 
-    accuracy_table(folder, rows, place / report_of(FINETUNE))
+    accuracy_table(folder, rows, place / report_dir_name(FINETUNE))
 
 
 def captions(title: str, folder: str, checkpoint: Path, out: Path, *options: str, also: Sequence[Path] = ()) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from diffcap.methods import DemoControl, Method, get_method, methods
-from diffcap.run_folder import BEST, FINETUNE, PRETRAIN, report_of
+from diffcap.run_folder import BEST, FINETUNE, PRETRAIN, report_dir_name
 from diffcap.runner import Job, in_parallel, make, parse_seeds, run_queues, write_report
 from diffcap.utils.console import run
 from diffcap.utils.errors import DiffcapError
@@ -51,12 +51,12 @@ def demo(
     numbers = parse_seeds(seeds)
     jobs = {name: [row.job(name, place, seed, shared) for seed in numbers] for name, row in rows.items()}
     run_queues([[jobs[name][n] for name in queue] for n in range(len(numbers)) for queue in queues(rows)])
-    write_report(str(folder), "blocks", jobs, place / report_of(FINETUNE), "--pictures", "8")
+    write_report(str(folder), "blocks", jobs, place / report_dir_name(FINETUNE), "--pictures", "8")
     print(f"\n{(time.perf_counter() - begin) / 60:.1f} minutes; figures and table.md are in {place}/report")
 
 
-class Row(NamedTuple):
-    """A row of the table.
+class DemoExperiment(NamedTuple):
+    """A row of the demo's table: a method or an ablation, and its numbers of steps.
 
     Attributes:
         folder: name of the run's folder.
@@ -87,7 +87,7 @@ class Row(NamedTuple):
         return Job(f"{name}, seed {seed}", variables, self.finetune, self.pretrain)
 
 
-def own_row(method: Method, scale: float, share: float | None = None) -> Row:
+def own_row(method: Method, scale: float, share: float | None = None) -> DemoExperiment:
     """The row of a method itself.
 
     Args:
@@ -98,10 +98,10 @@ def own_row(method: Method, scale: float, share: float | None = None) -> Row:
     demo = method.demo
     share = demo.share if share is None else share
     pretrain = round(demo.pretrain * scale * share) if method.pretraining else 0
-    return Row(method.name, method.name, round(demo.finetune * scale * share), pretrain, share=share)
+    return DemoExperiment(method.name, method.name, round(demo.finetune * scale * share), pretrain, share=share)
 
 
-def table(method: Method, scale: float) -> dict[str, Row]:
+def table(method: Method, scale: float) -> dict[str, DemoExperiment]:
     """The rows of a method that is trained alone: its own, then those that it is compared with."""
     own = own_row(method, scale, share=1.0)
     rows = {method.title: own}
@@ -114,14 +114,16 @@ def table(method: Method, scale: float) -> dict[str, Row]:
     return rows
 
 
-def _control(control: DemoControl, own: Row, scale: float) -> Row:
+def _control(control: DemoControl, own: DemoExperiment, scale: float) -> DemoExperiment:
     finetune = own.finetune if control.finetune is None else round(control.finetune * scale)
     finetune += round(own.pretrain * control.steps_per_pretrain_step)
     adapted = own.folder if control.adapted else None
-    return Row(control.run, control.method or own.method, finetune, ablation=control.ablation, adapted=adapted)
+    return DemoExperiment(
+        control.run, control.method or own.method, finetune, ablation=control.ablation, adapted=adapted
+    )
 
 
-def queues(rows: dict[str, Row]) -> list[list[str]]:
+def queues(rows: dict[str, DemoExperiment]) -> list[list[str]]:
     """Distribute the rows over the cores: each queue lists the names of rows that one core trains in this order.
 
     The shares of a queue add up to at most 1. A row that reads the features of another row comes after it in the same queue.

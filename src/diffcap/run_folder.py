@@ -1,4 +1,4 @@
-"""The layout of a run's folder, `runs/<dataset>/<method>`.
+"""Layout of a run directory, `runs/<dataset>/<method>`.
 
 ```
 pretrain/ finetune/ reinforce/   one training stage each: config.yaml, identity.json, logs/, last.ckpt, best.ckpt, finished.json
@@ -22,30 +22,30 @@ from typing import Any, NamedTuple
 
 from diffcap.records import file_hash
 from diffcap.utils.errors import DiffcapError
-from diffcap.utils.settings import setting
+from diffcap.utils.settings import get_config_value
 
 PRETRAIN, FINETUNE, REINFORCE = "pretrain", "finetune", "reinforce"
 STAGES = (PRETRAIN, FINETUNE, REINFORCE)  # each starts from the checkpoint of an earlier one, if there is one
 AVERAGED, EVAL = "averaged", "eval"
 BEST, LAST = "best.ckpt", "last.ckpt"
-KEPT = "step-*.ckpt"
+STEP_CHECKPOINT_GLOB = "step-*.ckpt"
 CONFIGURATION, IDENTITY, FINISHED, LOGS = "config.yaml", "identity.json", "finished.json", "logs"
 METRICS, PREDICTIONS, REFERENCES, GROUPS = "metrics.json", "predictions.json", "references.json", "groups.json"
-START_SHA256 = "init_from_sha256"  # entry of finished.json: "checkpoint_sha256" of the training that it started from
+INIT_FROM_SHA256 = "init_from_sha256"  # key in finished.json: SHA-256 of the checkpoint in `model.init_from`
 UNSCORED = "predictions-unscored.json"
 
 
-def metrics_by(tokenizer: str) -> str:
-    """Name of the file with the scores of a tokenizer other than the protocol's."""
+def metrics_filename(tokenizer: str) -> str:
+    """Name of the file with the scores under a tokenizer other than the protocol's."""
     return f"metrics-{tokenizer}.json"
 
 
-def evaluation_of(stage: str) -> str:
+def eval_dir_name(stage: str) -> str:
     """Name of the evaluation folder of a stage: eval for the fine-tuning, `<stage>-eval` for others."""
     return EVAL if stage == FINETUNE else f"{stage}-{EVAL}"
 
 
-def report_of(stage: str) -> str:
+def report_dir_name(stage: str) -> str:
     """Name of the report folder of a stage: report for the fine-tuning, `<stage>-report` for others."""
     return "report" if stage == FINETUNE else f"{stage}-report"
 
@@ -91,66 +91,66 @@ def _read_object(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def identity_of(out: Path) -> str | None:
-    """The identity of the training in a stage's folder (see `lit.run`); None if identity.json is missing or damaged."""
-    identity = _read_object(out / IDENTITY).get("identity")
-    return identity if isinstance(identity, str) else None
+def read_config_hash(out: Path) -> str | None:
+    """Read the configuration hash of a training (`lit.run.hash_config`); None if identity.json is missing or damaged."""
+    config_hash = _read_object(out / IDENTITY).get("identity")
+    return config_hash if isinstance(config_hash, str) else None
 
 
-def checkpoint_entries(checkpoint: Path) -> dict[str, Any]:
-    """The entries of finished.json that identify the checkpoint file of a finished stage."""
-    state = checkpoint.stat()
+def checkpoint_metadata(checkpoint: Path) -> dict[str, Any]:
+    """Return the entries of finished.json that identify the checkpoint file of a finished stage."""
+    stat = checkpoint.stat()
     return {
         "checkpoint": checkpoint.name,
-        "checkpoint_bytes": state.st_size,
-        "checkpoint_mtime_ns": state.st_mtime_ns,
+        "checkpoint_bytes": stat.st_size,
+        "checkpoint_mtime_ns": stat.st_mtime_ns,
         "checkpoint_sha256": file_hash(checkpoint),
     }
 
 
 def is_finished(out: Path) -> bool:
-    """Whether a stage's folder has a readable finished.json; `fault_of` tells whether its checkpoint is the right one."""
+    """Whether a stage's folder has a readable finished.json; `find_fault` checks its checkpoint."""
     return _read_object(out / FINISHED).get("checkpoint") in (BEST, LAST)
 
 
-def stage_of(out: Path) -> str:
-    """The training stage of a folder: the one in its finished.json, or else the one that its name begins with."""
-    named = next((stage for stage in STAGES if out.name.startswith(stage)), FINETUNE)
-    stage = _read_object(out / FINISHED).get("stage", named)
-    return stage if stage in STAGES else named
+def read_stage(out: Path) -> str:
+    """Read the training stage of a folder from finished.json; without it, the stage whose name starts the folder's name."""
+    default = next((stage for stage in STAGES if out.name.startswith(stage)), FINETUNE)
+    stage = _read_object(out / FINISHED).get("stage")
+    return stage if stage in STAGES else default
 
 
 def main_process() -> bool:
-    """Whether this is the process of rank 0; usable before Lightning has set up its ranks."""
+    """Return whether this is the process of rank 0; works before Lightning sets up its ranks."""
     return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "RANK", "SLURM_PROCID"))
 
 
-def fault_of(out: Path) -> str | None:
-    """Why the training in a stage's folder can neither be used nor resumed; None if it can.
+def find_fault(out: Path) -> str | None:
+    """Return why the training in a stage's folder can neither be used nor resumed; None if it can.
 
-    The size of a finished training's checkpoint is always compared. Its SHA-256 is compared only if the file's time differs
-    from the recorded one, because hashing takes seconds per gigabyte.
+    The size of a finished training's checkpoint is always compared. Its SHA-256 is compared only if the modification time
+    differs from the recorded one, because hashing takes seconds per gigabyte.
     """
-    identity = identity_of(out)
-    if identity is None:
-        there = [name for name in (IDENTITY, LAST, BEST, FINISHED) if (out / name).exists()]
-        return f"{IDENTITY} is missing or damaged" if there else None
+    config_hash = read_config_hash(out)
+    if config_hash is None:
+        has_files = any((out / name).exists() for name in (IDENTITY, LAST, BEST, FINISHED))
+        return f"{IDENTITY} is missing or damaged" if has_files else None
     if not is_finished(out):
         return None
-    done = _read_object(out / FINISHED)
-    if done.get("identity") != identity:
+    record = _read_object(out / FINISHED)
+    if record.get("identity") != config_hash:
         return f"{FINISHED} belongs to another training than {IDENTITY}"
-    checkpoint = out / done["checkpoint"]
+    checkpoint = out / record["checkpoint"]
     if not checkpoint.is_file():
         return f"{checkpoint.name} of the finished training is missing"
-    if "checkpoint_sha256" not in done:  # written by an earlier version
-        same = zipfile.is_zipfile(checkpoint)  # False for a cut file
+    if "checkpoint_sha256" not in record:  # written by an earlier version
+        matches = zipfile.is_zipfile(checkpoint)  # False for a truncated file
     else:
-        state = checkpoint.stat()
-        same = state.st_size == done["checkpoint_bytes"] and (
-            state.st_mtime_ns == done["checkpoint_mtime_ns"] or file_hash(checkpoint) == done["checkpoint_sha256"]
+        stat = checkpoint.stat()
+        matches = stat.st_size == record["checkpoint_bytes"] and (
+            stat.st_mtime_ns == record["checkpoint_mtime_ns"] or file_hash(checkpoint) == record["checkpoint_sha256"]
         )
-    return None if same else f"{checkpoint.name} is not the file that the finished training wrote"
+    return None if matches else f"{checkpoint.name} is not the file that the finished training wrote"
 
 
 def check_finished(checkpoints: Iterable[str | Path]) -> None:
@@ -163,119 +163,125 @@ def check_finished(checkpoints: Iterable[str | Path]) -> None:
         out = path.parent
         if path.name not in (BEST, LAST) or not (out / FINISHED).is_file() or not (out / IDENTITY).is_file():
             continue  # the checkpoint belongs to no run, or to one that is still training
-        fault = fault_of(out) if is_finished(out) else f"{FINISHED} is damaged"
+        fault = find_fault(out) if is_finished(out) else f"{FINISHED} is damaged"
         if fault and (not is_finished(out) or _read_object(out / FINISHED)["checkpoint"] == path.name):
             raise DiffcapError(
-                f"{out}: {fault}; run `make {out.name}` with the same variables again, which repairs it."
+                f"{out}: {fault}; run `make {out.name}` with the same variables again to train it again."
             )
 
 
-class Chain(NamedTuple):
-    """The trainings that lead to a checkpoint: its run's folder, and the stages of this run in their order."""
+class TrainingLineage(NamedTuple):
+    """The trainings that produced a checkpoint.
+
+    Args:
+        run: folder of the checkpoint's run. stages: the stages of this run up to the checkpoint's stage, in order.
+    """
 
     run: Path
     stages: tuple[str, ...]
 
-    def finished(self) -> list[Path]:
-        """The finished.json of every finished training, in their order.
+    def finished_markers(self) -> list[Path]:
+        """Find the finished.json files of the finished trainings, the first training first.
 
-        Trainings of other runs count if a stage started from their checkpoint (`model.init_from`). A stage of this run counts
-        only if the following stage started from it.
+        A training of another run is included if a stage started from its checkpoint (`model.init_from`). A stage of this run
+        is included only if the next stage started from its checkpoint.
         """
-        folder = next((self.run / stage for stage in reversed(self.stages) if is_done(self.run / stage)), None)
+        folder = next((self.run / stage for stage in reversed(self.stages) if has_marker(self.run / stage)), None)
         folders: list[Path] = []
         while folder is not None and folder not in folders:
-            folders.insert(0, folder)
-            folder = self._previous(folder)
-        return [folder / FINISHED for folder in folders]
+            folders.append(folder)
+            folder = self._parent_stage_dir(folder)
+        return [folder / FINISHED for folder in reversed(folders)]
 
-    def _previous(self, folder: Path) -> Path | None:
-        """The folder of the training that a training started from."""
+    def _parent_stage_dir(self, folder: Path) -> Path | None:
+        """Find the stage folder of the checkpoint that a training started from; None if there is none."""
         record = _read_object(folder / FINISHED)
-        start = setting([folder / CONFIGURATION], "model", "init_from")
+        start = get_config_value([folder / CONFIGURATION], "model", "init_from")
         candidates: list[Path] = []
         if start:
-            named = start_folder(Path(start))
-            # The configuration of a copied run names the stages of the original.
-            candidates = [self.run / named.name, named] if folder.parent == self.run else [named]
-        elif START_SHA256 not in record and folder.parent == self.run and folder.name in self.stages:
+            parent = init_stage_dir(Path(start))
+            # config.yaml of a copied run contains the paths of the original run.
+            candidates = [self.run / parent.name, parent] if folder.parent == self.run else [parent]
+        elif INIT_FROM_SHA256 not in record and folder.parent == self.run and folder.name in self.stages:
             candidates = [self.run / stage for stage in reversed(self.stages[: self.stages.index(folder.name)])]
         for candidate in candidates:
             digest = checkpoint_sha256(candidate)
             # A finished.json of an earlier version does not record the hash.
-            if candidate != folder and is_done(candidate) and record.get(START_SHA256, digest) == digest:
+            if candidate != folder and has_marker(candidate) and record.get(INIT_FROM_SHA256, digest) == digest:
                 return candidate
         return None
 
 
-def is_done(out: Path) -> bool:
-    """Whether a stage's folder has a finished.json, readable or not."""
+def has_marker(out: Path) -> bool:
+    """Return whether a stage's folder contains a finished.json, which may be damaged."""
     return (out / FINISHED).is_file()
 
 
-def start_folder(checkpoint: Path) -> Path:
-    """The stage's folder of a checkpoint that a training starts from; an average belongs to the fine-tuning."""
-    folder = checkpoint if is_done(checkpoint) else checkpoint.parent
+def init_stage_dir(checkpoint: Path) -> Path:
+    """Return the stage folder of an initial checkpoint (`model.init_from`); an average belongs to the fine-tuning."""
+    folder = checkpoint if has_marker(checkpoint) else checkpoint.parent
     return folder.with_name(FINETUNE) if folder.name == AVERAGED else folder
 
 
 def checkpoint_sha256(out: Path) -> str | None:
-    """The hash of a finished stage's checkpoint in finished.json; None if it has none."""
+    """Read the SHA-256 of a finished stage's checkpoint from finished.json; None if it is not recorded."""
     digest = _read_object(out / FINISHED).get("checkpoint_sha256")
     return digest if isinstance(digest, str) else None
 
 
-def find_evaluation(named: str | Path) -> Path:
+def find_evaluation(path: str | Path) -> Path:
     """Find the folder of an evaluation.
 
     Args:
-        named: the folder of an evaluation, or of a run, whose `eval` is used.
+        path: the folder of an evaluation, or of a run with the subfolder `eval`.
 
     Raises:
-        DiffcapError: there is no metrics.json; the message lists the other evaluations of the run.
+        DiffcapError: the folder contains no metrics.json; the message lists the other evaluations of the run.
     """
-    folder = Path(named)
-    for place in (folder, folder / EVAL):
-        if (place / METRICS).is_file():
-            return place
+    folder = Path(path)
+    for candidate in (folder, folder / EVAL):
+        if (candidate / METRICS).is_file():
+            return candidate
     others = sorted(path.parent.name for path in folder.glob(f"*/{METRICS}"))
     if others:
         raise DiffcapError(
-            f"{folder}: has no {EVAL}, but {', '.join(others)}; give one of them, such as {folder / others[0]}, or run `make eval`."
+            f"{folder}: the run has no folder {EVAL}, but {', '.join(others)}; "
+            f"give one of them, such as {folder / others[0]}, or run `make eval`."
         )
+    evaluation = folder if folder.name.endswith(EVAL) else folder / EVAL
     raise DiffcapError(
-        f"{folder / EVAL / METRICS}: file not found; give the folder of an evaluated run, or run `make eval`."
+        f"{evaluation / METRICS}: file not found; give the folder of an evaluated run, or run `make eval`."
     )
 
 
-def checkpoints_of(evaluation: Path, metrics: Mapping[str, Any]) -> list[Path]:
-    """The checkpoints of an evaluation; several for an ensemble.
+def evaluated_checkpoints(evaluation: Path, metrics: Mapping[str, Any]) -> list[Path]:
+    """Return the checkpoints of an evaluation; several for an ensemble.
 
     Args:
         evaluation: folder of the evaluation.
-        metrics: its metrics.json. One of an earlier version does not name the checkpoint, which then is best.ckpt of the stage in
-            the folder's name.
+        metrics: its metrics.json. If an earlier version wrote it without the checkpoint's path, the result is best.ckpt of the
+            stage in the folder's name.
     """
-    notes = metrics.get("provenance") or {}
-    if notes.get("checkpoints"):
-        return [Path(os.path.normpath(evaluation / one["file"])) for one in notes["checkpoints"]]
-    if notes.get("ensemble"):
-        return [Path(path) for path in notes["ensemble"]]
-    stage = next((name for name in (*STAGES, AVERAGED) if evaluation.name.startswith(evaluation_of(name))), FINETUNE)
+    provenance = metrics.get("provenance") or {}
+    if provenance.get("checkpoints"):
+        return [Path(os.path.normpath(evaluation / entry["file"])) for entry in provenance["checkpoints"]]
+    if provenance.get("ensemble"):
+        return [Path(path) for path in provenance["ensemble"]]
+    stage = next((name for name in (*STAGES, AVERAGED) if evaluation.name.startswith(eval_dir_name(name))), FINETUNE)
     return [evaluation.parent / stage / BEST]
 
 
-def chain_of(checkpoint: Path) -> Chain:
-    """The chain of trainings of a run that may have led to one of its checkpoints."""
+def training_lineage(checkpoint: Path) -> TrainingLineage:
+    """Return the lineage of one of a run's checkpoints."""
     stage = checkpoint.parent.name
     last = STAGES.index(stage) if stage in STAGES else STAGES.index(FINETUNE)  # an average belongs to the fine-tuning
-    return Chain(checkpoint.parent.parent, STAGES[: last + 1])
+    return TrainingLineage(checkpoint.parent.parent, STAGES[: last + 1])
 
 
-def evaluations_near(checkpoint: Path) -> Sequence[Path]:
-    """The metrics.json files of a checkpoint's run, that of its stage first; for an exported folder only the one in it."""
+def related_evaluations(checkpoint: Path) -> Sequence[Path]:
+    """Find the metrics.json files of a checkpoint's run, its own stage first; in an exported folder only the file in it."""
     if checkpoint.is_dir():
         return [path for path in (checkpoint / METRICS,) if path.is_file()]
     run = checkpoint.absolute().parent.parent
-    first = run / evaluation_of(checkpoint.parent.name) / METRICS
-    return [*([first] if first.is_file() else []), *sorted(set(run.glob(f"*/{METRICS}")) - {first})]
+    own = run / eval_dir_name(checkpoint.parent.name) / METRICS
+    return sorted(run.glob(f"*/{METRICS}"), key=lambda path: (path != own, path))

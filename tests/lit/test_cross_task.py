@@ -97,7 +97,7 @@ def test_two_processes_train_to_the_weights_of_one(place: Path) -> None:
 def test_a_changed_dataset_is_another_run(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = second(place, "again", "--data.tasks={fgvc: 1}", "--trainer.max_steps=2", "--trainer.val_check_interval=2")
     assert in_process(words) is None
-    assert in_process(words) == 0  # finished already
+    assert in_process(words) == 0  # already finished
     write_toy_labelled(tmp_path / "nabirds", images=15)
     capsys.readouterr()
     assert in_process([*words, f"--data.labelled={tmp_path / 'nabirds'}"]) is None

@@ -10,7 +10,7 @@ from tests.report.layouts import captions_of, make_dataset, make_run
 from diffcap.evaluation.slots import parse_caption
 from diffcap.records import Dataset, read_json, write_json
 from diffcap.report.rows import common_protocol, mean_row, read_run, run_row
-from diffcap.run_folder import chain_of
+from diffcap.run_folder import training_lineage
 from diffcap.utils.errors import DiffcapError
 
 
@@ -74,7 +74,10 @@ def test_a_stage_counts_only_if_the_next_one_started_from_it(dataset: Dataset, t
         write_json(folder / "finished.json", {**record, **hashes})
 
     def trainings(run: Path) -> list[str]:
-        return [str(path.parent.relative_to(tmp_path)) for path in chain_of(run / "reinforce/best.ckpt").finished()]
+        return [
+            str(path.parent.relative_to(tmp_path))
+            for path in training_lineage(run / "reinforce/best.ckpt").finished_markers()
+        ]
 
     finish(first / "finetune", "a", None, None)  # did not start from first/pretrain
     finish(second / "pretrain", "p", None, None)
@@ -133,7 +136,7 @@ def test_any_evaluation_of_a_run_is_a_row(dataset: Dataset, tmp_path: Path) -> N
     run = read_run(critical)
     assert run.predictions == read_run(tmp_path / "2").predictions != read_run(tmp_path / "1").predictions
     assert run.checkpoints == [tmp_path / "1/reinforce/best.ckpt"]
-    assert run.chains == [(tmp_path / "1", ("pretrain", "finetune", "reinforce"))]
+    assert run.lineages == [(tmp_path / "1", ("pretrain", "finetune", "reinforce"))]
     rows = {folder: run_row(read_run(folder), test) for folder in (critical, averaged, tmp_path / "both")}
     assert [row["seconds"] for row in rows.values()] == [321, 21, 321 + 21]
     assert rows[critical]["steps"] == {"pretrain": 800, "finetune": 800, "reinforce": 900}
@@ -143,6 +146,6 @@ def test_any_evaluation_of_a_run_is_a_row(dataset: Dataset, tmp_path: Path) -> N
     (tmp_path / "1/eval/metrics.json").unlink()
     with pytest.raises(
         DiffcapError,
-        match=r"1: has no eval, but averaged-eval, reinforce-eval; give one of them, such as .*1/averaged-eval",
+        match=r"1: the run has no folder eval, but averaged-eval, reinforce-eval; give one of them, such as .*1/averaged-eval",
     ):
         read_run(tmp_path / "1")

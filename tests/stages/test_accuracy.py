@@ -52,9 +52,14 @@ def test_every_way_of_every_seed_is_in_the_table_and_nothing_is_done_twice(proje
     counts = {"extract": 1, "finetune": 2, "reinforce": 2, "average": 2, "eval": 11}
     assert Counter(line.split()[0] for line in ran) == counts
     (fine,) = (line for line in ran if line.startswith("finetune") and "runs/here/1/" in line)
-    assert fine.endswith("--run.keep=2 --trainer.max_steps=40 --trainer.val_check_interval=10 --run.checkpoint_every=5")
+    assert fine.endswith(
+        "--run.keep_last_k=2 --trainer.max_steps=40 --trainer.val_check_interval=10 --run.checkpoint_every=5"
+    )
     (critical,) = (line for line in ran if line.startswith("reinforce") and "runs/here/1/" in line)
-    assert critical.endswith("--trainer.max_steps=12 --trainer.val_check_interval=3") and "--run.keep" not in critical
+    assert (
+        critical.endswith("--trainer.max_steps=12 --trainer.val_check_interval=3")
+        and "--run.keep_last_k" not in critical
+    )
     scored = {line.split("--out ")[1].split()[0]: line for line in ran if line.startswith("eval ")}
     ways = ("eval", "eval-beam5-1", "averaged-eval", "reinforce-eval", "reinforce-eval-beam5-1")
     assert set(scored) == {f"runs/here/{seed}/{way}" for seed in "12" for way in ways} | {"runs/here/ensemble-1-2"}

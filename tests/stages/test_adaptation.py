@@ -12,7 +12,7 @@ from tests.stages.test_training import evaluation, kill_when, same_training
 
 from diffcap.checkpoints.loading import load
 from diffcap.checkpoints.reading import read_checkpoint
-from diffcap.run_folder import stage_of
+from diffcap.run_folder import read_stage
 
 SETTINGS = ROOT / "configs" / "method" / "clip4idc"
 SMALL = (
@@ -125,7 +125,7 @@ def test_captioning_takes_the_adaptation_over(pixels: Path, adapted: Path, tmp_p
     assert in_process(evaluation(pixels, tmp_path / "run")) is None
     assert {"total", "semantic"} <= json.loads((tmp_path / "run/eval/metrics.json").read_text())["groups"].keys()
     assert load(out / "best.ckpt").vocabulary.decode([0, 1, 2])
-    assert [stage_of(folder) for folder in (adapted, out)] == ["pretrain", "finetune"]  # which can repeat them
+    assert [read_stage(folder) for folder in (adapted, out)] == ["pretrain", "finetune"]  # which can repeat them
 
 
 def test_the_row_of_the_whole_method_goes_through_both_stages(pixels: Path, tmp_path: Path) -> None:

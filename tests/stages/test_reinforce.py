@@ -61,7 +61,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--trainer.val_check_interval=25",
         "--model.lr=5e-3",
         "--model.schedule=constant",
-        "--run.keep=2",
+        "--run.keep_last_k=2",
         "--run.checkpoint_every=15",
     )
     assert in_process(finetuning(folder, out, "scorer", *learnt)) is None
@@ -232,7 +232,7 @@ def test_what_it_starts_from_is_part_of_the_run(
     torch.save({**state, "diffcap": {**state["diffcap"], "train_seconds": 1e6}}, start)
     capsys.readouterr()
     in_process(words)
-    assert "finished already" in capsys.readouterr().out and not (tmp_path / "reinforce.1").exists()
+    assert "already finished" in capsys.readouterr().out and not (tmp_path / "reinforce.1").exists()
     shutil.copyfile(undisturbed / "finetune/step-000030.ckpt", start)
     assert in_process(words) is None
     assert (tmp_path / "reinforce.1/finished.json").is_file() and (tmp_path / "reinforce/finished.json").is_file()

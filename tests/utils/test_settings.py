@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from diffcap.utils.errors import DiffcapError
-from diffcap.utils.settings import setting
+from diffcap.utils.settings import get_config_value
 
 
 def test_the_last_file_that_has_a_setting_wins(tmp_path: Path) -> None:
@@ -13,14 +13,14 @@ def test_the_last_file_that_has_a_setting_wins(tmp_path: Path) -> None:
     files[0].write_text("data: {changes: single, mask_ratio: 0.15}\n")
     files[1].write_text("data: {changes: multi}\nmodel:\n")
     files[2].write_text("# nothing but a comment\n")
-    assert setting(files, "data", "changes") == "multi"
-    assert setting(files, "data", "mask_ratio") == 0.15
-    assert setting(files, "model", "captioner", "width") is None
+    assert get_config_value(files, "data", "changes") == "multi"
+    assert get_config_value(files, "data", "mask_ratio") == 0.15
+    assert get_config_value(files, "model", "captioner", "width") is None
     files[1].write_text("data: {distractors: false}\n")
-    assert setting(files, "data", "distractors") is False  # "off" is a value, too
+    assert get_config_value(files, "data", "distractors") is False  # "off" is a value, too
 
 
 def test_a_broken_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "blocks.yaml").write_text("data: [changes\n")
     with pytest.raises(DiffcapError, match=r"blocks\.yaml: not YAML .*; fix the file"):
-        setting([tmp_path / "blocks.yaml"], "data", "changes")
+        get_config_value([tmp_path / "blocks.yaml"], "data", "changes")

@@ -12,13 +12,13 @@ from diffcap.checkpoints.loading import Checkpoint, load
 from diffcap.checkpoints.reading import read_checkpoint
 from diffcap.models.ensemble import Ensemble
 from diffcap.records import file_hash
-from diffcap.run_folder import KEPT, LAST
+from diffcap.run_folder import LAST, STEP_CHECKPOINT_GLOB
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
 
 
 def expand_folders(paths: Sequence[str | Path]) -> list[Path]:
-    """Replace each folder by its periodic checkpoints (`run.keep`) and last.ckpt; files stay.
+    """Replace each folder by its periodic checkpoints (`run.keep_last_k`) and last.ckpt; files stay.
 
     Raises:
         DiffcapError: a folder holds no periodic checkpoint.
@@ -28,10 +28,10 @@ def expand_folders(paths: Sequence[str | Path]) -> list[Path]:
         if not path.is_dir():
             files.append(path)
             continue
-        kept = sorted(path.glob(KEPT))
+        kept = sorted(path.glob(STEP_CHECKPOINT_GLOB))
         if not kept:
             raise DiffcapError(
-                f"{path}: the folder has no periodic checkpoints ({KEPT}); train with --run.keep=5, or give files."
+                f"{path}: the folder has no periodic checkpoints ({STEP_CHECKPOINT_GLOB}); train with --run.keep_last_k=5, or give files."
             )
         last = path / LAST
         # The last.ckpt of an interrupted run equals the newest periodic checkpoint.

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from diffcap.checkpoints.reading import read_checkpoint, weights_hash, write_folder
 from diffcap.records import read_json, write_json
-from diffcap.run_folder import METRICS, evaluations_near
+from diffcap.run_folder import METRICS, related_evaluations
 from diffcap.utils.errors import DiffcapError
 
 
@@ -36,7 +36,7 @@ def find_scores(checkpoint: Path, state: dict[str, Any], metrics_file: str | Pat
             raise DiffcapError(f"{metrics_file}: {fault}; evaluate {checkpoint} itself, or omit --metrics.")
         return Scores(metrics, Path(metrics_file))
     faults = []
-    for path in evaluations_near(checkpoint):
+    for path in related_evaluations(checkpoint):
         try:
             metrics = _read_metrics(path)
         except DiffcapError:

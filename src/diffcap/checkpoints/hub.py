@@ -13,7 +13,7 @@ from diffcap.checkpoints.exporting import Scores, find_scores
 from diffcap.checkpoints.reading import CAPTIONING_STAGES, CONFIG, WEIGHTS, read_checkpoint, write_folder
 from diffcap.methods import methods
 from diffcap.records import write_json
-from diffcap.run_folder import METRICS, report_of
+from diffcap.run_folder import METRICS, report_dir_name
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
 
@@ -155,7 +155,7 @@ def _hub_errors(name: str) -> Iterator[None]:
 
 def _report_images(checkpoint: Path) -> list[Path]:
     stage = checkpoint.absolute().parent
-    folder = checkpoint if checkpoint.is_dir() else stage.parent / report_of(stage.name)
+    folder = checkpoint if checkpoint.is_dir() else stage.parent / report_dir_name(stage.name)
     return sorted(folder.glob(IMAGES))
 
 

@@ -68,7 +68,7 @@ def evaluate(
     from diffcap.lit.stage_cli import hide_lightning_messages
     from diffcap.models.generation import check_search
     from diffcap.records import file_hash, read_dataset, take_changes, write_json
-    from diffcap.run_folder import GROUPS, METRICS, PREDICTIONS, REFERENCES, UNSCORED, check_finished, metrics_by
+    from diffcap.run_folder import GROUPS, METRICS, PREDICTIONS, REFERENCES, UNSCORED, check_finished, metrics_filename
     from diffcap.utils.provenance import provenance
 
     hide_lightning_messages()
@@ -124,7 +124,7 @@ def evaluate(
     if captions is None:  # rank 0 writes
         return
     # The old scores are deleted first, so that a killed process does not leave them next to new captions.
-    for name in (METRICS, metrics_by("ptb"), metrics_by("raw"), UNSCORED):
+    for name in (METRICS, metrics_filename("ptb"), metrics_filename("raw"), UNSCORED):
         (target / name).unlink(missing_ok=True)
     scored_pairs = [pair for pair in pairs if pair.captions]
     unscored = {pair.id: captions.pop(pair.id) for pair in pairs if not pair.captions}
@@ -147,7 +147,7 @@ def evaluate(
         title = f"{trained.metadata['method']} on {dataset.name} {split}, {scored_as}{kind} tokens"
         print_table(metrics_table(result["groups"], title=title, pairs=result["protocol"]["pairs"]))
         if kind != first:
-            write_json(target / metrics_by(kind), result)
+            write_json(target / metrics_filename(kind), result)
     if "slots" in results[first]:
         shown = [name for name in ("type", "object", "to", *ATTRIBUTES) if name in results[first]["slots"]]
         slots = {name: results[first]["slots"][name] for name in shown}

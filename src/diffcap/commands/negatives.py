@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from diffcap.utils.console import run
 from diffcap.utils.errors import DiffcapError
-from diffcap.utils.settings import CONFIGS, setting
+from diffcap.utils.settings import CONFIGS, get_config_value
 
 if TYPE_CHECKING:
     from diffcap.negatives import Builder, CaptionNegatives
@@ -121,7 +121,7 @@ def _changes(home: Path) -> "Changes | None":
     path = home / "dataset.json"
     info = read_json(path, "dataset", "write it again with `make data`") if path.is_file() else {}
     info = info if isinstance(info, dict) else {}
-    return setting([SETTINGS / f"{info.get('name')}.yaml"], "data", "changes") or info.get("changes")
+    return get_config_value([SETTINGS / f"{info.get('name')}.yaml"], "data", "changes") or info.get("changes")
 
 
 def _is_done(notes: Path, target: Path, settings: dict[str, Any]) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from diffcap.methods import Method, import_object, methods
 from diffcap.run_folder import FINETUNE, PRETRAIN, REINFORCE
-from diffcap.utils.settings import setting
+from diffcap.utils.settings import get_config_value
 
 
 def pretrain(arguments: Sequence[str]) -> None:
@@ -41,8 +41,8 @@ def _method(arguments: Sequence[str]) -> Method:
     known = [method for method in methods().values() if method.pretraining]
     files = [Path(path) for path in own_configs(arguments) if len(path) < 1000 and Path(path).is_file()]
     named = next((value for word, value in itertools.pairwise(arguments) if word == "--run.method"), None)
-    named = named or setting(files, "run", "method")
-    model = setting(files, "model", "captioner", "class_path")
+    named = named or get_config_value(files, "run", "method")
+    model = get_config_value(files, "model", "captioner", "class_path")
     for method in known:
         assert method.pretraining is not None
         if method.name == named or (not named and method.pretraining.captioner.replace(":", ".") == model):

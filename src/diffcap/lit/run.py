@@ -1,9 +1,11 @@
-"""One training stage from its command line to its run folder: resume, checkpoints, logs, and the mark that it is finished.
+"""Run one training stage in its run directory: command line, resuming, checkpoints, logs, finished.json.
 
-The folder holds `config.yaml` (resolved), `last.ckpt` (to resume from), `best.ckpt` (best on val; stages that select),
-`logs/` (CSV), and at the end `finished.json`, which Make looks for and which has the size and hash of the resulting checkpoint.
+The directory contains `config.yaml` (resolved), `identity.json` (hash of the configuration), `last.ckpt` (to resume from),
+`best.ckpt` (best on val, for stages with `run.monitor`) and `logs/` (CSV). A finished training adds `finished.json`, with the
+size and hash of the resulting checkpoint; Make checks that this file exists.
 """
 
+import argparse
 import hashlib
 import io
 import json
@@ -33,51 +35,51 @@ from diffcap.run_folder import (
     CONFIGURATION,
     FINISHED,
     IDENTITY,
-    KEPT,
+    INIT_FROM_SHA256,
     LAST,
     LOGS,
-    START_SHA256,
-    checkpoint_entries,
+    STEP_CHECKPOINT_GLOB,
+    checkpoint_metadata,
     checkpoint_sha256,
-    fault_of,
-    identity_of,
+    find_fault,
+    init_stage_dir,
     is_finished,
     main_process,
+    read_config_hash,
+    read_stage,
     stage_lock,
-    stage_of,
-    start_folder,
 )
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
 from diffcap.utils.provenance import provenance
 
-# A run that differs from an earlier one only here continues it.
-_SAME_RUN = (
+# Keys that are ignored when a run is matched for resuming.
+HASH_EXCLUDED_KEYS = (
     "trainer.devices", "trainer.accelerator", "trainer.strategy", "trainer.num_nodes", "trainer.enable_progress_bar",
-    "data.num_workers", "run.logger", "run.project", "run.keep", "run.dataset", "run.method", "run.ablation", "run.preset",
-    "config",
+    "data.num_workers", "run.logger", "run.project", "run.keep_last_k", "run.dataset", "run.method", "run.ablation",
+    "run.preset", "config",
 )  # fmt: skip
 
 
 @dataclass
 class RunSettings:
-    """Where a training stage writes, and what it selects by.
+    """Output folder, checkpoint selection and logging of a training stage.
 
     Args:
         out: the run's folder, e.g. runs/blocks/pcl/finetune.
-        monitor: logged value that chooses `best.ckpt`, e.g. val/CIDEr-D; null: the last checkpoint is the result.
-        mode: whether larger or smaller is better.
-        select_after: steps before which nothing is selected (IDC-PCL on the birds: 2,000).
+        monitor: logged value that selects `best.ckpt`, e.g. val/CIDEr-D; null: the last checkpoint is the result.
+        mode: whether larger ("max") or smaller ("min") values of `monitor` are better.
+        select_after: first step at which `best.ckpt` can be saved (IDC-PCL on Birds-to-Words: 2,000).
         patience: number of validations without improvement after which training stops; null: never.
-        checkpoint_every: steps between two `last.ckpt`.
-        keep: number of periodic checkpoints to keep (step-000200.ckpt, ...), for weight averaging; 0 keeps only last.ckpt.
-        logger: "wandb" logs to Weights & Biases (offline without an account) beside the CSV file, "tensorboard" to TensorBoard
-            files in logs/; "none" to CSV only.
-        project: of Weights & Biases.
+        checkpoint_every: number of steps between two saves of `last.ckpt`.
+        keep_last_k: number of periodic checkpoints to keep (step-000200.ckpt, ...), for weight averaging; 0 keeps only last.ckpt.
+        logger: additional logger: "wandb" (Weights & Biases, offline without an account) or "tensorboard" (files in logs/);
+            "none" writes the CSV file only.
+        project: name of the Weights & Biases project.
         dataset: variable DATASET of the experiment, recorded for `make ... CONFIG=config.yaml`.
-        method: variable METHOD, recorded too.
-        ablation: variable ABLATION, recorded too.
-        preset: variable TRAINER, recorded too.
+        method: variable METHOD of the experiment, also recorded.
+        ablation: variable ABLATION of the experiment, also recorded.
+        preset: variable TRAINER of the experiment, also recorded.
     """
 
     out: str
@@ -86,7 +88,7 @@ class RunSettings:
     select_after: int = 0
     patience: int | None = None
     checkpoint_every: int = 200
-    keep: int = 0
+    keep_last_k: int = 0
     logger: Literal["wandb", "tensorboard", "none"] = "none"
     project: str = "diffcap"
     dataset: str | None = None
@@ -95,79 +97,91 @@ class RunSettings:
     preset: str | None = None
 
 
-class SaveLast(Callback):
-    """Writes `last.ckpt` between two steps, after whatever validation belongs to the step before.
+class PeriodicCheckpoint(Callback):
+    """Save `last.ckpt` between two steps, after the validation of the previous step.
 
     Args:
-        path: of `last.ckpt`. every: steps between two. keep: how many of them stay beside it, by their steps.
+        path: path of `last.ckpt`. every_n_steps: number of steps between two saves. keep_last_k: number of copies to keep in
+            the same folder, named by their steps (step-000200.ckpt, ...).
     """
 
-    def __init__(self, path: Path, every: int, keep: int = 0) -> None:
-        self.path, self.every, self.keep = path, every, keep
+    def __init__(self, path: Path, every_n_steps: int, keep_last_k: int = 0) -> None:
+        self.path, self.every_n_steps, self.keep_last_k = path, every_n_steps, keep_last_k
 
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, number: int) -> None:
-        """Save at every `every`-th step, before the first of the batches whose gradients it accumulates."""
-        first_of_step = number % trainer.accumulate_grad_batches == 0
-        if first_of_step and trainer.global_step and trainer.global_step % self.every == 0:
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Save every `every_n_steps` steps, before the first batch of the gradient accumulation."""
+        first_of_step = batch_idx % trainer.accumulate_grad_batches == 0
+        if first_of_step and trainer.global_step and trainer.global_step % self.every_n_steps == 0:
             trainer.save_checkpoint(self.path)
-            if self.keep and trainer.is_global_zero:
-                self._keep(trainer.global_step)
+            if self.keep_last_k and trainer.is_global_zero:
+                self._copy_checkpoint(trainer.global_step)
 
-    def _keep(self, step: int) -> None:
-        """One file more, and one less where there are too many; of those of later steps, which a kill has undone, none."""
-        kept = self.path.with_name(f"step-{step:06d}.ckpt")
-        with atomic_write(kept, per_process=False) as temporary:
+    def _copy_checkpoint(self, step: int) -> None:
+        """Add a checkpoint, keep the last k, and delete checkpoints of later steps left by a killed run."""
+        copy = self.path.with_name(f"step-{step:06d}.ckpt")
+        with atomic_write(copy, per_process=False) as temporary:
             shutil.copyfile(self.path, temporary)
-        found = sorted(self.path.parent.glob(KEPT))
-        for old in [*found[: found.index(kept) + 1][: -self.keep], *found[found.index(kept) + 1 :]]:
-            old.unlink()
+        checkpoints = sorted(self.path.parent.glob(STEP_CHECKPOINT_GLOB))
+        count = checkpoints.index(copy) + 1
+        for path in checkpoints[: max(count - self.keep_last_k, 0)] + checkpoints[count:]:
+            path.unlink()
 
 
-class SelectAfter(ModelCheckpoint):
-    """`best.ckpt` by a monitored value, from a given step on."""
+class DelayedModelCheckpoint(ModelCheckpoint):
+    """ModelCheckpoint that saves nothing before the step `start_step`."""
 
-    def __init__(self, after: int, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.after = after
+    def __init__(self, start_step: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.start_step = start_step
+
+    @property
+    def state_key(self) -> str:
+        """Key of the state in a checkpoint, with this class's name in earlier versions."""
+        return super().state_key.replace(type(self).__qualname__, "SelectAfter", 1)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Compare and save, unless it is too early."""
+        """Compare and save, if the training has reached `start_step`."""
         if self.monitor not in trainer.callback_metrics and not trainer.sanity_checking:
             logged = ", ".join(sorted(name for name in trainer.callback_metrics if name.startswith("val/")))
-            raise DiffcapError(f"run.monitor is {self.monitor!r}; what validation logs is {logged}.")
+            raise DiffcapError(
+                f"run.monitor is {self.monitor!r}, but validation logs {logged}; set run.monitor to one of these names."
+            )
         if not trainer.global_step:
-            self._last_global_step_saved = -1  # Lightning takes what a run begins with for saved already
-        if trainer.global_step >= self.after:
+            self._last_global_step_saved = -1  # Lightning treats the initial weights as saved
+        if trainer.global_step >= self.start_step:
             super().on_validation_end(trainer, pl_module)
 
 
 class StopEarly(EarlyStopping):
-    """Stops when validation gains no more; a run that had stopped so, and was killed before it said so, stops again."""
+    """EarlyStopping that also stops a resumed run whose checkpoint has already reached the patience."""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Look whether the checkpoint is of a run that is over."""
+        """Stop before the first step if the patience is reached."""
         trainer.should_stop = trainer.should_stop or self.wait_count >= self.patience
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints beside their place and renames them, so that a kill or a full disk leaves the last one whole.
+    """Write each checkpoint to a temporary file in the same folder and rename it.
 
-    Lightning's own way goes through the system's temporary folder, and from there across file systems by copying.
+    A killed process or a full disk leaves the previous checkpoint intact. Lightning writes to the system's temporary folder and
+    copies the file if that is on another file system.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write one file."""
-        content = io.BytesIO()  # torch.save itself would say "unexpected position" where the disk is full
+        """Write one checkpoint file."""
+        content = io.BytesIO()  # torch.save to a full disk raises only "unexpected position"
         torch.save(checkpoint, content)
         with atomic_write(path, per_process=False) as temporary:
             temporary.write_bytes(content.getbuffer())
 
 
 class PrintScores(Callback):
-    """One line a validation, for logs where a progress bar cannot live."""
+    """Print one line per validation, for logs without a progress bar."""
 
     def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Print step and validation values."""
+        """Print the step and the validation metrics."""
         if trainer.is_global_zero and not trainer.sanity_checking:
             logged = trainer.callback_metrics.items()
             values = {name[4:]: float(value) for name, value in logged if name.startswith("val/")}
@@ -175,7 +189,7 @@ class PrintScores(Callback):
 
 
 def _logged_in() -> bool:
-    """Whether Weights & Biases has an account to log to."""
+    """Return whether an account of Weights & Biases is configured."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE"):
         return True
     netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
@@ -185,7 +199,7 @@ def _logged_in() -> bool:
 class TrainingCLI(StageCLI):
     """The command line of a training stage: `--model.*`, `--data.*`, `--trainer.*` and `--run.*`.
 
-    The main process holds the lock of the stage's folder from here to the end of `train`.
+    The main process locks the stage's folder from the constructor to the end of `train`.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -197,47 +211,51 @@ class TrainingCLI(StageCLI):
             raise
 
     def add_arguments_to_parser(self, parser: Any) -> None:
-        """Add `--run.*`, and take the sizes that the data decide from the data."""
+        """Add `--run.*`, and link the captioner's sizes to the data."""
         super().add_arguments_to_parser(parser)
         parser.add_class_arguments(RunSettings, "run")
-        # A method that does not take one of them leaves it.
+        parser.add_argument("--run.keep", type=int | None, help=argparse.SUPPRESS)  # name of keep_last_k in diffcap 0.1
+        # LightningCLI ignores a link if the captioner has no such argument.
         for size in ("vocabulary_size", "feature_channels", "grid", "image_size", "max_length", "classes"):
             parser.link_arguments(f"data.{size}", f"model.captioner.init_args.{size}", apply_on="instantiate")
 
     def before_instantiate_classes(self) -> None:
-        """Decide between a fresh start, going on, and nothing to do; put another run's folder aside."""
+        """Decide whether the run starts, resumes, or is already finished."""
+        keep = self.config.run.pop("keep", None)
+        if keep is not None:
+            self.config.run.keep_last_k = keep
         self.settings = RunSettings(**self.config.run.as_dict())
-        if "WANDB_SWEEP_ID" in os.environ:  # every run of a sweep has a folder of its own
+        if "WANDB_SWEEP_ID" in os.environ:  # each run of a sweep has its own folder
             self.settings.out = str(Path(self.settings.out) / os.environ.get("WANDB_RUN_ID", "run"))
         self.out = Path(self.settings.out)
         config = json.loads(self.parser.dump(self.config, format="json", skip_validation=True))
-        self.identity = _identity(config)  # inputs are part of it: see there
+        self.config_hash = hash_config(config)
         if main_process():
             self.lock.enter_context(stage_lock(self.out, self.config.data.seed))
-        other = identity_of(self.out) not in (None, self.identity)
-        fault = "it holds a run with other settings" if other else fault_of(self.out)
-        if not fault and is_finished(self.out):  # every rank sees the same files, and leaves
+        other = read_config_hash(self.out) not in (None, self.config_hash)
+        fault = "it holds a run with other settings" if other else find_fault(self.out)
+        if not fault and is_finished(self.out):  # every rank reads the same files and exits
             if main_process():
-                print(f"{self.out}: finished already, with these settings")
+                print(f"{self.out}: already finished with these settings")
             sys.exit(0)
-        self.fault = fault  # why the folder will be put aside
+        self.fault = fault  # reason to move the folder to a backup; None if there is none
         last = self.out / LAST
         self.resume_from = last if not fault and last.is_file() else None
         if self.resume_from:
             _check_resumable(last)
         if start := config["model"].get("init_from"):
-            _check_start(Path(start))
+            _check_init_from(Path(start))
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        """A trainer with the run's callbacks and loggers."""
+        """Build the trainer with the run's callbacks and loggers."""
         settings = self.settings
         callbacks: list[Callback] = [
-            SaveLast(self.out / LAST, settings.checkpoint_every, settings.keep),
+            PeriodicCheckpoint(self.out / LAST, settings.checkpoint_every, settings.keep_last_k),
             PrintScores(),
         ]
         if settings.monitor:
             callbacks.append(
-                SelectAfter(
+                DelayedModelCheckpoint(
                     settings.select_after, dirpath=self.out, filename="best", monitor=settings.monitor,
                     mode=settings.mode, enable_version_counter=False, save_on_train_epoch_end=False,
                 )
@@ -253,7 +271,7 @@ class TrainingCLI(StageCLI):
             loggers.append(
                 WandbLogger(
                     name=None if "WANDB_SWEEP_ID" in os.environ else "/".join(self.out.parts[-3:]),
-                    id=os.environ.get("WANDB_RUN_ID", self.identity),  # a resumed run goes on in its own curves
+                    id=os.environ.get("WANDB_RUN_ID", self.config_hash),  # a resumed run continues its curves
                     resume="allow",
                     project=settings.project,
                     save_dir=str(self.out),
@@ -262,12 +280,7 @@ class TrainingCLI(StageCLI):
                 )
             )
         if settings.logger == "tensorboard":
-            try:
-                loggers.append(TensorBoardLogger(self.out, name=LOGS, version="tensorboard"))
-            except ModuleNotFoundError:
-                raise DiffcapError(
-                    "LOGGER=tensorboard needs the package tensorboard; run `pip install tensorboard`, or use LOGGER=none."
-                ) from None
+            loggers.append(TensorBoardLogger(self.out, name=LOGS, version="tensorboard"))
         callbacks.append(LearningRateMonitor("step"))
         trainer = super().instantiate_trainer(
             callbacks=callbacks, logger=loggers, enable_checkpointing=bool(settings.monitor),
@@ -277,25 +290,27 @@ class TrainingCLI(StageCLI):
         return trainer
 
     def train(self, stage: str) -> None:
-        """Fit, from `last.ckpt` if there is one, and mark the run finished."""
+        """Fit, from `last.ckpt` if it exists, and write finished.json."""
         with self.lock:
             self._train(stage)
 
     def _train(self, stage: str) -> None:
         last = self.out / LAST
         resume_from = str(self.resume_from) if self.resume_from else None
-        aside = self._open_folder() if main_process() else None
+        backup = self._prepare_run_dir() if main_process() else None
         try:
             self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=resume_from, weights_only=True)
-        except SystemExit:  # Ctrl-C or SIGTERM, for which Lightning would leave without a word, and with status 0
+        except SystemExit:  # Ctrl-C or SIGTERM: Lightning exits without a message and with status 0
             if self.trainer.is_global_zero:
-                sys.exit(f"error: interrupted at step {self.trainer.global_step}; run the same command again to go on.")
+                sys.exit(
+                    f"error: interrupted at step {self.trainer.global_step}; run the same command again to resume."
+                )
             sys.exit(1)
         except DiffcapError:
-            if aside and not last.is_file():  # it never began: the run that was there comes back
+            if backup and not last.is_file():  # no step was trained: restore the earlier run
                 shutil.rmtree(self.out)
-                aside.rename(self.out)
-                print(f"{self.out}: holds the earlier run again")
+                backup.rename(self.out)
+                print(f"{self.out}: the earlier run is restored")
             raise
         self.trainer.save_checkpoint(last)
         self.trainer.strategy.barrier()
@@ -305,104 +320,104 @@ class TrainingCLI(StageCLI):
         if self.settings.monitor and not best.is_file():
             with atomic_write(best, per_process=False) as temporary:
                 shutil.copyfile(last, temporary)
-        chosen = self.trainer.checkpoint_callback
-        score = getattr(chosen, "best_model_score", None)
+        score = getattr(self.trainer.checkpoint_callback, "best_model_score", None)
         start = self.config.model.get("init_from")
         write_json(
             self.out / FINISHED,
             {
                 "stage": stage,
-                START_SHA256: checkpoint_sha256(start_folder(Path(start))) if start else None,
-                **checkpoint_entries(best if self.settings.monitor else last),
+                INIT_FROM_SHA256: checkpoint_sha256(init_stage_dir(Path(start))) if start else None,
+                **checkpoint_metadata(best if self.settings.monitor else last),
                 "steps": self.trainer.global_step,
                 "train_seconds": round(self.model.train_seconds, 1),
                 "monitor": self.settings.monitor,
                 "best": float(score) if score is not None and math.isfinite(score) else None,
-                "identity": self.identity,
+                "identity": self.config_hash,
                 "provenance": provenance(seed=self.datamodule.seed, dataset=self.datamodule.dataset.name),
             },
         )
 
-    def _open_folder(self) -> Path | None:
-        """Make the folder ready; returns the new path of the earlier run, if the folder held one that cannot be used."""
-        aside = _put_aside(self.out, self.fault) if self.fault else None
-        (self.out / FINISHED).unlink(missing_ok=True)  # a damaged one; Make only looks whether the file exists
-        write_json(self.out / IDENTITY, {"identity": self.identity})
+    def _prepare_run_dir(self) -> Path | None:
+        """Create the run directory; returns the path of the backup of a run with other settings, or None."""
+        backup = _move_to_backup(self.out, self.fault) if self.fault else None
+        (self.out / FINISHED).unlink(missing_ok=True)  # a damaged file; Make checks only that it exists
+        write_json(self.out / IDENTITY, {"identity": self.config_hash})
         self.parser.save(self.config, self.out / CONFIGURATION, overwrite=True, skip_validation=True)
-        return aside
+        return backup
 
 
-def _identity(config: dict[str, Any]) -> str:
-    """Hash of a resolved configuration, without what does not change the result, and of the files that go in."""
-    kept = json.loads(json.dumps(config))
-    for path in _SAME_RUN:
+def hash_config(config: dict[str, Any]) -> str:
+    """Hash a resolved configuration without `HASH_EXCLUDED_KEYS`, together with the input files that it names."""
+    hashed = json.loads(json.dumps(config))
+    for path in HASH_EXCLUDED_KEYS:
         *groups, key = path.split(".")
-        place = kept
+        mapping = hashed
         for group in groups:
-            place = place.get(group) or {}
-        place.pop(key, None)
-    kept["inputs"] = [file_hash(path) for path in _inputs(kept["data"]) if path.is_file()]
-    if (clip := kept["model"].get("clip_weights")) and Path(clip).is_file():
-        kept["inputs"].append(file_hash(Path(clip)))
-    if start := kept["model"].get("init_from"):
-        kept["inputs"].append(_start(Path(start)))
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+            mapping = mapping.get(group) or {}
+        mapping.pop(key, None)
+    inputs: list[str | None] = [file_hash(path) for path in _input_files(hashed["data"]) if path.is_file()]
+    if (clip := hashed["model"].get("clip_weights")) and Path(clip).is_file():
+        inputs.append(file_hash(Path(clip)))
+    if start := hashed["model"].get("init_from"):
+        inputs.append(_init_hash(Path(start)))
+    hashed["inputs"] = inputs
+    return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _start(checkpoint: Path) -> str | None:
-    """What a training begins with: the run whose checkpoint it is, or the weights' hash of one from elsewhere.
+def _init_hash(checkpoint: Path) -> str | None:
+    """Hash of the initial checkpoint: the configuration hash of its run, or the hash of its weights if it is of no run.
 
-    Not the file's hash: a checkpoint tells how long its training took.
+    The hash of the file would change with the training time, which the checkpoint contains.
     """
     if checkpoint.name in (BEST, LAST) and checkpoint.with_name(IDENTITY).is_file():
-        identity = identity_of(checkpoint.parent)
-        if identity is None:
-            _check_start(checkpoint)
-        return identity
+        config_hash = read_config_hash(checkpoint.parent)
+        if config_hash is None:
+            _check_init_from(checkpoint)
+        return config_hash
     return weights_hash(read_checkpoint(checkpoint)) if checkpoint.exists() else None
 
 
-def _inputs(data: dict[str, Any]) -> list[Path]:
-    """The files that decide what a stage reads: counts and features of its datasets, and their negatives."""
+def _input_files(data: dict[str, Any]) -> list[Path]:
+    """The files that identify a stage's data: statistics and features of its datasets, and their negatives."""
 
-    def dataset(folder: Path) -> list[Path]:
+    def dataset_files(folder: Path) -> list[Path]:
         store = folder / "features" / data["features"]
         return [folder / "dataset.json", store / "meta.json", store / SUMS]
 
     folder = Path(data["folder"])
-    inputs = dataset(folder)
+    inputs = dataset_files(folder)
     if "tasks" in data:
         inputs.append(Path(data.get("negatives") or folder / "negatives.jsonl"))
     for name in ("singles", "labelled"):
-        inputs += dataset(Path(data[name])) if data.get(name) else []
+        inputs += dataset_files(Path(data[name])) if data.get(name) else []
     if data.get("singles"):
         inputs.append(Path(data["singles"]) / "negatives.jsonl")
     return inputs + [Path(other) / "dataset.json" for other in data.get("vocabulary_with") or []]
 
 
-def _check_start(checkpoint: Path) -> None:
-    """Check the stage that a training begins with; the next reader of the file itself is the model.
+def _check_init_from(checkpoint: Path) -> None:
+    """Check the training whose checkpoint is `model.init_from`; the model itself checks the checkpoint file.
 
     Raises:
         DiffcapError: finished.json does not describe the checkpoint in the folder; the message has the command that trains
             the stage again.
     """
     out = checkpoint.parent
-    if checkpoint.name not in (BEST, LAST) or not (out / IDENTITY).is_file():  # not of a run
+    if checkpoint.name not in (BEST, LAST) or not (out / IDENTITY).is_file():  # the checkpoint belongs to no run
         return
-    fault = fault_of(out)
+    fault = find_fault(out)
     if not fault and not is_finished(out):
         fault = f"{FINISHED} is damaged" if (out / FINISHED).exists() else "its training is not finished"
     if fault:
-        again = shlex.join([sys.executable, "-m", "diffcap", stage_of(out), "--config", str(out / CONFIGURATION)])
-        raise DiffcapError(f"{out}: {fault}; train that stage with `{again}`, then run this command again.")
+        command = shlex.join([sys.executable, "-m", "diffcap", read_stage(out), "--config", str(out / CONFIGURATION)])
+        raise DiffcapError(f"{out}: {fault}; train that stage with `{command}`, then run this command again.")
 
 
 def _check_resumable(last: Path) -> None:
-    """Read what an interrupted training goes on from.
+    """Check that the checkpoints of an interrupted training are readable.
 
     Raises:
-        DiffcapError: `last.ckpt`, or the `best.ckpt` that it has chosen before, is missing or damaged.
+        DiffcapError: `last.ckpt` is missing or damaged, or the `best.ckpt` that it refers to is.
     """
     out = last.parent
     try:
@@ -410,16 +425,16 @@ def _check_resumable(last: Path) -> None:
         if any(state.get("best_model_score") is not None for state in callbacks):
             read_checkpoint(out / BEST)
     except DiffcapError as error:
-        reason = str(error).rpartition("; ")[0]  # without that message's own way out
+        reason = str(error).rpartition("; ")[0]  # without the remedy in that message
         raise DiffcapError(
             f"{out}: the interrupted training cannot be resumed ({reason}); to train from the beginning, run "
             f"`{shlex.join(['mv', str(out), f'{out}.damaged'])}` and then this command again."
         ) from None
 
 
-def _put_aside(out: Path, fault: str) -> Path:
-    """Rename the folder of a run that cannot be used, so that it is not lost; returns the new path."""
-    aside = next(path for n in range(1, 10_000) if not (path := out.with_name(f"{out.name}.{n}")).exists())
-    out.rename(aside)
-    print(f"{out}: {fault}; the folder is now {aside}, and the training starts from the beginning")
-    return aside
+def _move_to_backup(out: Path, fault: str) -> Path:
+    """Rename the folder of a run that cannot be used; returns the new path."""
+    backup = next(path for n in range(1, 10_000) if not (path := out.with_name(f"{out.name}.{n}")).exists())
+    out.rename(backup)
+    print(f"{out}: {fault}; the folder is renamed to {backup}, and the training starts from the beginning")
+    return backup

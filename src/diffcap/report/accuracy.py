@@ -9,7 +9,7 @@ from diffcap.records import write_json, write_text
 from diffcap.report.comparison import check_same_pairs, pairs_of, read_evaluation
 from diffcap.report.rows import mean_row, score_row, training
 from diffcap.report.table import Lines, markdown, rich_table, system_lines, type_lines
-from diffcap.run_folder import chain_of, checkpoints_of
+from diffcap.run_folder import evaluated_checkpoints, training_lineage
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.provenance import provenance
 
@@ -42,7 +42,7 @@ def accuracy_table(folder: str | Path, rows: Mapping[str, Sequence[Path]], out: 
         name: [
             {
                 **score_row(one.metrics, one.predictions, pairs),
-                **training(list(map(chain_of, checkpoints_of(one.folder, one.metrics)))),
+                **training(list(map(training_lineage, evaluated_checkpoints(one.folder, one.metrics)))),
             }
             for one in group
         ]

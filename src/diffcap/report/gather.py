@@ -15,9 +15,9 @@ from diffcap.report.pictures import choose_pairs
 from diffcap.report.rows import Row, Run, mean_row, read_metrics
 from diffcap.report.table import Rows
 from diffcap.report.thumbnails import LARGE, SMALL, thumbnails
-from diffcap.run_folder import metrics_by
+from diffcap.run_folder import metrics_filename
 
-_SECOND_PROTOCOLS = {metrics_by("ptb"): "total, PTB tokens"}
+_SECOND_PROTOCOLS = {metrics_filename("ptb"): "total, PTB tokens"}
 
 
 def gather(
@@ -75,7 +75,7 @@ def gather(
             attention={} if isinstance(found, str) else found[0],
             no_attention=found if isinstance(found, str) else None,
             localisation=None if isinstance(found, str) or not found[1] or not found[1]["kinds"] else found[1],
-            curves=[read_curves(*chain) for run in group for chain in run.chains],
+            curves=[read_curves(*lineage) for run in group for lineage in run.lineages],
             metadata=_run_metadata(name, group),
         )
     return Page(

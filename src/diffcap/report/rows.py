@@ -11,7 +11,14 @@ from diffcap.evaluation.coco import read_predictions
 from diffcap.evaluation.protocols import dataset_protocol, groups_of
 from diffcap.evaluation.slots import slot_accuracy
 from diffcap.records import ChangePair, Dataset, file_hash, read_json
-from diffcap.run_folder import METRICS, PREDICTIONS, Chain, chain_of, checkpoints_of, find_evaluation
+from diffcap.run_folder import (
+    METRICS,
+    PREDICTIONS,
+    TrainingLineage,
+    evaluated_checkpoints,
+    find_evaluation,
+    training_lineage,
+)
 from diffcap.utils.errors import DiffcapError, wrap_errors
 
 Row = dict[str, Any]
@@ -27,7 +34,7 @@ class Run:
         folder: as it was named, the run's or the evaluation's. evaluation: folder with metrics.json.
         metrics: metrics.json as it stands.
         predictions: id -> caption, out of predictions.json.
-        checkpoints: whose captions they are, several of an ensemble. chains: the trainings behind each.
+        checkpoints: whose captions they are, several of an ensemble. lineages: the trainings behind each.
     """
 
     folder: Path
@@ -35,7 +42,7 @@ class Run:
     metrics: dict[str, Any]
     predictions: dict[str, str]
     checkpoints: list[Path]
-    chains: list[Chain]
+    lineages: list[TrainingLineage]
 
 
 def read_run(folder: str | Path) -> Run:
@@ -49,9 +56,11 @@ def read_run(folder: str | Path) -> Run:
     """
     evaluation = find_evaluation(folder)
     metrics = read_metrics(evaluation)
-    checkpoints = checkpoints_of(evaluation, metrics)
+    checkpoints = evaluated_checkpoints(evaluation, metrics)
     predictions = read_predictions(evaluation / PREDICTIONS)
-    return Run(Path(folder), evaluation, metrics, predictions, checkpoints, [chain_of(path) for path in checkpoints])
+    return Run(
+        Path(folder), evaluation, metrics, predictions, checkpoints, [training_lineage(path) for path in checkpoints]
+    )
 
 
 def read_metrics(evaluation: Path, name: str = METRICS) -> dict[str, Any]:
@@ -91,9 +100,9 @@ def _check_form(metrics: Any) -> None:
         raise ValueError("provenance holds a file name that is not a string")
 
 
-def training(chains: Sequence[Chain]) -> Row:
+def training(lineages: Sequence[TrainingLineage]) -> Row:
     """What went into a row: {"seconds": of all trainings, "steps": stage -> number}; nothing where no training is known."""
-    files = dict.fromkeys(path for chain in chains for path in chain.finished())  # members may share one
+    files = dict.fromkeys(path for lineage in lineages for path in lineage.finished_markers())  # members may share one
     seconds: list[float] = []
     steps: dict[str, int] = {}
     for path in files:
@@ -159,7 +168,7 @@ def run_row(run: Run, pairs: Sequence[ChangePair]) -> Row:
             f"{run.evaluation / PREDICTIONS}: {len(lacking)} pairs have no caption (first {lacking[0]}); "
             "run `make eval` again."
         )
-    return {**score_row(run.metrics, run.predictions, pairs), **training(run.chains)}
+    return {**score_row(run.metrics, run.predictions, pairs), **training(run.lineages)}
 
 
 def mean_row(rows: Sequence[Row]) -> Row:

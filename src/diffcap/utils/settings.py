@@ -29,7 +29,7 @@ def read_settings(path: str | Path) -> Any:
         raise DiffcapError(f"{path}: not YAML ({reason:.120}); fix the file.") from None
 
 
-def setting(files: Iterable[Path], *keys: str) -> Any:
+def get_config_value(files: Iterable[Path], *keys: str) -> Any:
     """The value of nested keys in the last file that has them; None if no file does.
 
     Args:
