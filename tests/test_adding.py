@@ -1,29 +1,41 @@
-"""A package outside the project adds a method and a dataset; every command works with them."""
+"""A package outside the project, installed by pip, adds a method and a dataset; every command works with them."""
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
-from tests.commands import ROOT, one_sentence, run
+from tests.commands import ROOT, environment, one_sentence, run, run_with_packages
 from tests.datasets.layouts import write_image
+
+from diffcap.web.captioners import find_choices
 
 PACKAGE = ROOT / "tests/toy_package"
 DIFFCAP = [sys.executable, "-m", "diffcap"]
 VARIABLES = ["--dataset", "shapes", "--method", "gru", "--trainer", "smoke", "--logger", "none"]
-
-
-def diffcap(folder: Path, *words: str, package: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run a command where the package is installed, or where it is not."""
-    return run([*DIFFCAP, *words], folder, PYTHONPATH=str(PACKAGE) if package else "")
+MAKE = ["make", "DATASET=shapes", "METHOD=gru", "TRAINER=smoke", "LOGGER=none"]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the package's method was trained and evaluated on the package's dataset."""
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds what pip installs of the package."""
+    source, site = (tmp_path_factory.mktemp(name) for name in ("source", "site"))
+    shutil.copytree(PACKAGE, source, dirs_exist_ok=True)  # setuptools writes build/ beside pyproject.toml
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    offline = ["--no-index", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, *offline, "--target", str(site), str(source)], check=True)
+    return site
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, site: Path) -> Path:
+    """A folder in which the package's method was trained and evaluated on the package's dataset by one make command."""
     folder = tmp_path_factory.mktemp("toy")
     lines = []
     for number in range(24):
@@ -33,10 +45,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         caption = f"the {('red', 'blue')[number % 2]} cube moved to place {number % 5}"
         lines.append(f"{split}\tbefore/{number}.png\tafter/{number}.png\t{caption}\n")
     (folder / "files/captions.tsv").write_text("".join(lines))
-    assert diffcap(folder, "data", *VARIABLES, "--data", "files").returncode == 0
-    for stage in ("extract", "finetune", "eval", "report"):
-        done = diffcap(folder, stage, *VARIABLES)
-        assert done.returncode == 0, done.stderr
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, folder)
+    (folder / ".venv").mkdir()
+    (folder / ".venv/bin").symlink_to(Path(sys.executable).parent)
+    (folder / ".venv/ready").touch()  # newer than the copies, so that make sets nothing up
+    stages = ["data", "extract", "finetune", "eval", "report"]
+    done = run([*MAKE, *stages, "DATA=files"], folder, timeout=400, PYTHONPATH=str(site))
+    assert done.returncode == 0, done.stderr
     return folder
 
 
@@ -52,57 +68,72 @@ def test_every_stage_runs_with_the_settings_of_the_package(trained: Path) -> Non
 
 
 @pytest.mark.slow
-def test_its_captioner_is_exported_and_captions(trained: Path) -> None:
+def test_its_captioner_is_exported_and_captions(trained: Path, site: Path) -> None:
     checkpoint = "runs/shapes/gru/finetune/best.ckpt"
-    assert diffcap(trained, "export", checkpoint, "--out", "exported").returncode == 0
+    done = run_with_packages(site, [*DIFFCAP, "export", checkpoint, "--out", "exported"], trained)
+    assert done.returncode == 0, done.stderr
+    images = ["files/before/0.png", "files/after/0.png"]
     said = [
-        diffcap(trained, "caption", "files/before/0.png", "files/after/0.png", "--checkpoint", source)
+        run_with_packages(site, [*DIFFCAP, "caption", *images, "--checkpoint", source], trained)
         for source in (checkpoint, "exported")
     ]
     assert said[0].returncode == 0 and said[0].stdout and said[0].stdout == said[1].stdout
 
 
 @pytest.mark.thorough
-def test_its_ablation_has_a_row_for_each_of_its_own(trained: Path) -> None:
+def test_its_ablation_has_a_row_for_each_of_its_own(trained: Path, site: Path) -> None:
     words = [sys.executable, str(ROOT / "stages/ablation.py"), *VARIABLES, "--steps=2", "--out", "ablation"]
-    done = run(words, trained, timeout=400, PYTHONPATH=str(PACKAGE))
+    done = run(words, trained, timeout=400, PYTHONPATH=str(site))
     assert done.returncode == 0, done.stderr
     table = (trained / "ablation/report/table.md").read_text()
     assert "the second image alone" in table and "the difference" in table
 
 
 @pytest.mark.slow
-def test_the_demo_has_rows_of_it(tmp_path: Path) -> None:
+def test_the_demo_has_rows_of_it(tmp_path: Path, site: Path) -> None:
     code = (
         "import runpy; runner = __import__('diffcap.runner', fromlist=['x']); runner.make = lambda *of, **more: None;"
         "runner.run_queues = print; runner.write_report = lambda folder, features, rows, *more: print(list(rows));"
         f"demo = runpy.run_path({str(ROOT / 'stages/demo.py')!r})['demo']; demo(); demo('gru')"
     )
-    done = run([sys.executable, "-c", code], tmp_path, PYTHONPATH=str(PACKAGE))
+    done = run([sys.executable, "-c", code], tmp_path, PYTHONPATH=str(site))
     assert "['IDC-PCL', 'SCORER+CBR', 'DIRL+CCR', 'GRU on the difference']" in done.stdout, done.stderr
     assert "['GRU on the difference', 'the second image alone']" in done.stdout
     assert "'ablation': 'after_only'" in done.stdout
 
 
 @pytest.mark.slow
-def test_the_page_offers_it_where_the_package_is_installed_and_works_where_it_is_not(trained: Path) -> None:
-    code = (
-        "from pathlib import Path; from diffcap.web.captioners import find_choices;"
-        "print([choice.label for choice in find_choices([], Path('runs'))])"
-    )
-    offered = [run([sys.executable, "-c", code], trained, PYTHONPATH=path) for path in (str(PACKAGE), "")]
-    assert "GRU on the difference · shapes · gru" in offered[0].stdout
-    assert "GRU" not in offered[1].stdout and "ships with diffcap" in offered[1].stdout
-    assert [done.returncode for done in offered] == [0, 0]
+def test_the_page_offers_it_where_the_package_is_installed(trained: Path, site: Path) -> None:
+    with subprocess.Popen(
+        [*MAKE, "--silent", "serve", "ARGS=--port=0"],
+        cwd=trained,
+        env=environment(PYTHONPATH=str(site), PYTHONUNBUFFERED="1"),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # make and its command get the signal
+    ) as server:
+        try:
+            assert server.stdout is not None
+            line = server.stdout.readline()
+            address = re.search(r"http://127\.0\.0\.1:\d+", line)
+            assert address, line
+            page = httpx.get(f"{address[0]}/config", trust_env=False).text
+        finally:
+            os.killpg(server.pid, signal.SIGINT)
+    assert "GRU on the difference · shapes · gru" in page
+
+
+@pytest.mark.slow
+def test_the_page_works_where_the_package_is_not_installed(trained: Path) -> None:
+    labels = [choice.label for choice in find_choices([], trained / "runs")]
+    assert len(labels) == 1 and "ships with diffcap" in labels[0]
 
 
 @pytest.mark.slow
 def test_a_checkpoint_of_a_package_that_is_not_installed_is_one_sentence(trained: Path) -> None:
-    done = diffcap(
-        trained, "caption", "files/before/0.png", "files/after/0.png", "--checkpoint", "runs/shapes/gru/finetune/best.ckpt",
-        package=False,
-    )  # fmt: skip
-    assert "its method is 'gru'" in one_sentence(done) and "install the package" in done.stderr
+    images = ["files/before/0.png", "files/after/0.png"]
+    done = run([*DIFFCAP, "caption", *images, "--checkpoint", "runs/shapes/gru/finetune/best.ckpt"], trained)
+    assert "its method 'gru' is unknown" in one_sentence(done) and "Install the package" in done.stderr
 
 
 @pytest.mark.slow
@@ -126,15 +157,15 @@ def test_a_captioner_of_no_registered_method_is_refused_before_training(trained:
         ("diffcap.methods:BUILT_IN", "is a tuple; it must be"),
     ],
 )
-def test_a_broken_entry_point_is_one_sentence(tmp_path: Path, value: str, said: str) -> None:
-    shutil.copytree(PACKAGE, tmp_path, dirs_exist_ok=True)
+def test_a_broken_entry_point_is_one_sentence(tmp_path: Path, site: Path, value: str, said: str) -> None:
+    shutil.copytree(site, tmp_path, dirs_exist_ok=True)
     (tmp_path / "diffcap_toy-0.1.dist-info/entry_points.txt").write_text(f"[diffcap.methods]\nbroken = {value}\n")
     done = run([*DIFFCAP, "finetune", "--method", "broken"], tmp_path, PYTHONPATH=str(tmp_path))
     assert f"entry point diffcap.methods: broken = {value}" in one_sentence(done) and said in done.stderr
 
 
-def test_a_name_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
-    shutil.copytree(PACKAGE, tmp_path, dirs_exist_ok=True)
+def test_a_name_that_is_taken_is_one_sentence(tmp_path: Path, site: Path) -> None:
+    shutil.copytree(site, tmp_path, dirs_exist_ok=True)
     source = tmp_path / "diffcap_toy/__init__.py"
     source.write_text(source.read_text().replace('name="gru"', 'name="scorer"'))
     done = run([*DIFFCAP, "finetune"], tmp_path, PYTHONPATH=str(tmp_path))
@@ -145,11 +176,7 @@ def test_the_page_about_adding_shows_the_package_as_it_is() -> None:
     page = (ROOT / "docs/adding.md").read_text()
     files = {
         str(path.relative_to(PACKAGE)): path.read_text()
-        for path in PACKAGE.rglob("*.*")
-        if path.is_file() and path.suffix in (".py", ".yaml", ".txt")
+        for path in PACKAGE.rglob("*")
+        if path.suffix in (".py", ".yaml", ".toml") and "build" not in path.parts
     }
-    shown = re.findall(r"`([\w/.-]+)`:\n\n```\w*\n(.*?)```", page, re.S)
-    assert {name for name, _ in shown} >= {"diffcap_toy/__init__.py", "diffcap_toy/gru.py", "diffcap_toy/shapes.py"}
-    for name, text in shown:
-        if name.startswith("diffcap_toy/"):
-            assert text == files[name], name
+    assert dict(re.findall(r"`([\w/.-]+)`:\n\n```\w*\n(.*?)```", page, re.S)) == files
