@@ -121,6 +121,16 @@ class PairCaptioner:
 
     Raises:
         DiffcapError: the backbone is not available or not the one used in training, or the device does not exist.
+
+    Example:
+        >>> from diffcap.checkpoints.loading import load
+        >>> captioner = PairCaptioner(load(SHIPPED), "cpu")
+        >>> caption = captioner("examples/before.png", "examples/after.png", beams=3)
+        >>> caption.text
+        'the tiny yellow metal cylinder has appeared'
+        >>> maps = captioner.attention("examples/before.png", "examples/after.png", caption)
+        >>> len(maps.words), maps.before.shape  # (W, h, w)
+        (7, (7, 4, 6))
     """
 
     def __init__(
@@ -280,6 +290,14 @@ def load_captioner(
 
     Raises:
         DiffcapError: a checkpoint is missing, unreadable or cannot caption, or members have different vocabularies.
+
+    Example:
+        >>> captioner = load_captioner(device="cpu")  # the captioner that ships with the package
+        >>> caption = captioner("examples/before.png", "examples/after.png")
+        >>> caption.text
+        'the tiny yellow metal cylinder has appeared'
+        >>> [word.text for word in caption.words][:3]
+        ['the', 'tiny', 'yellow']
     """
     sources: list[str | Path | None] = [source] if source is None or isinstance(source, str | Path) else list(source)
     if not sources:

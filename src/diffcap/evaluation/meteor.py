@@ -37,6 +37,12 @@ class MeteorProcess(NamedTuple):
         process: the Java process; its stdin and stdout are pipes.
         stderr: file with the program's error messages.
         cache: request -> counts, for all pairs computed so far.
+
+    Example:
+        >>> with running_meteor() as process:  # needs Java # doctest: +SKIP
+        ...     counts = process.counts({"1": "the cube moved"}, {"1": ["the red cube moved"]})
+        ...     process.scores([counts["1"]])  # of each pair, and of the corpus
+        ([0.3274499237462559], 0.3274499237462559)
     """
 
     process: "subprocess.Popen[bytes]"

@@ -15,6 +15,19 @@ class Ensemble(Captioner):
 
     Args:
         members: at least one; all have the same ids for the same words.
+
+    Example:
+        >>> import torch
+        >>> from diffcap.models.generation import greedy_from
+        >>> from diffcap.models.pcl import PCL
+        >>> _ = torch.manual_seed(0)
+        >>> model = Ensemble([PCL(10, 8, width=16, heads=2, ffn=24) for _ in range(2)]).eval()
+        >>> before, after = torch.randn(3, 8, 2, 2), torch.randn(3, 8, 2, 2)
+        >>> memory = model.encode([before] * 2, [after] * 2)  # the maps of each member
+        >>> tokens = greedy_from(model, memory, 5)
+        >>> probabilities = model.teacher_forced_logits(tokens, memory).exp()  # (B, T - 1, V)
+        >>> torch.allclose(probabilities.sum(-1), torch.tensor(1.0))
+        True
     """
 
     def __init__(self, members: Sequence[Captioner]) -> None:
