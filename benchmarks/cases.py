@@ -101,13 +101,13 @@ def maps(batch: int, sizes: Sizes) -> Tensor:
     return torch.randn(batch, sizes.channels, sizes.grid, sizes.grid).relu_()
 
 
-def captions(batch: int, sizes: Sizes, begin: int, end: int, first: int, beyond: int, pad: int = 0) -> Tensor:
+def captions(batch: int, sizes: Sizes, bos_id: int, eos_id: int, first: int, beyond: int, pad: int = 0) -> Tensor:
     """Ids (B, L): an opening token, words from id `first` to `beyond`, a closing token, padding; from half of L to all of it."""
     tokens = torch.randint(first, beyond, (batch, sizes.length))
     last = torch.randint(sizes.length // 2, sizes.length, (batch, 1))
     place = torch.arange(sizes.length)
-    tokens[:, 0] = begin
-    return tokens.masked_fill(place == last, end).masked_fill(place > last, pad)
+    tokens[:, 0] = bos_id
+    return tokens.masked_fill(place == last, eos_id).masked_fill(place > last, pad)
 
 
 def training_batch(model: Captioner, method: str, batch: int, streams: int, sizes: Sizes) -> Batch:
@@ -117,8 +117,8 @@ def training_batch(model: Captioner, method: str, batch: int, streams: int, size
     if method == "clip4idc":
         return {**data, "tokens": captions(batch * streams, sizes, beyond - 2, beyond - 1, 0, beyond - 2, beyond)}
     if method != "pcl":
-        begin, end = model.bos_id, model.eos_id
-        return {**data, "tokens": captions(batch * streams, sizes, begin, end, max(begin, end) + 1, beyond)}
+        bos_id, eos_id = model.bos_id, model.eos_id
+        return {**data, "tokens": captions(batch * streams, sizes, bos_id, eos_id, max(bos_id, eos_id) + 1, beyond)}
     tokens = captions(batch, sizes, pcl.BOS, pcl.EOS, pcl.MASK + 1, beyond)
     hide = (tokens > pcl.MASK) & (torch.rand(tokens.shape) < WORD_MASKING)
     hide[:, 1] = True  # no batch without a hidden word
@@ -184,9 +184,9 @@ def decoding(
         elif classifier := _classifier(model):
             classifier.bias[[0, model.eos_id]] = float("-inf")
     decode = greedy if form == "cached" else uncached
-    said: list[Tensor] = []
-    seconds = timed(lambda: said.append(decode(model, before, after, sizes.length)))
-    return {"items_per_s": batch / seconds, "words": said[0].tolist()}
+    token_ids: list[Tensor] = []
+    seconds = timed(lambda: token_ids.append(decode(model, before, after, sizes.length)))
+    return {"items_per_s": batch / seconds, "words": token_ids[0].tolist()}
 
 
 def _classifier(model: Any) -> Any:

@@ -11,7 +11,7 @@ from diffcap.utils.console import run
 def cider(
     pairs: int = 2400, references: int = 6, hypotheses: int = 160, repeats: int = 3, out: str | None = None
 ) -> None:
-    """Score a split as a whole, and the draws of one self-critical step; check that both give the same numbers.
+    """Score a whole split, and the draws of one self-critical step; check that both give the same numbers.
 
     pycocoevalcap takes its document frequencies from the captions that it scores; for the draws of a step it is given those of
     the corpus, whose counting is left out of both times.
@@ -27,14 +27,14 @@ def cider(
     from diffcap.records import write_json
 
     draws = random.Random(0)
-    told = {str(pair): [caption(draws) for _ in range(references)] for pair in range(pairs)}
-    said = [draws.choice(told[draws.choice(list(told))]) for _ in told]
-    few = [pair for pair in list(told)[: hypotheses // 5] for _ in range(5)]
-    drawn = [draws.choice(said) for _ in few]
+    references_of = {str(pair): [caption(draws) for _ in range(references)] for pair in range(pairs)}
+    predictions = [draws.choice(references_of[draws.choice(list(references_of))]) for _ in references_of]
+    few = [pair for pair in list(references_of)[: hypotheses // 5] for _ in range(5)]
+    drawn = [draws.choice(predictions) for _ in few]
 
     def stock() -> Any:
         scorer = CiderScorer(n=4, sigma=6.0)
-        for text, captions in zip(said, told.values()):
+        for text, captions in zip(predictions, references_of.values()):
             scorer += (text, captions)
         return scorer.compute_score()[1]
 
@@ -42,11 +42,11 @@ def cider(
         """References of some images that count as all: the scorer takes the number of images from its list."""
 
         def __len__(self) -> int:
-            return len(told)
+            return len(references_of)
 
-    whole = CiderD(told)
+    full_scorer = CiderD(references_of)
     corpus = CiderScorer(n=4, sigma=6.0)
-    for text, captions in zip(said, told.values()):
+    for text, captions in zip(predictions, references_of.values()):
         corpus += (text, captions)
     corpus.compute_doc_freq()
 
@@ -60,11 +60,11 @@ def cider(
     cases: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         f"{pairs:,} pairs, one hypothesis each, document frequencies counted": (
             stock,
-            lambda: CiderD(told)(list(told), said),
+            lambda: CiderD(references_of)(list(references_of), predictions),
         ),
         f"{len(few)} draws of {len(set(few))} pairs, document frequencies known": (
             stock_step,
-            lambda: whole(few, drawn),
+            lambda: full_scorer(few, drawn),
         ),
     }
     rows = {}
@@ -81,9 +81,9 @@ def fastest(form: Callable[[], Any], repeats: int) -> float:
     """Seconds on the processor of the fastest of some runs; the machine may be busy with others."""
     times = []
     for _ in range(repeats):
-        begin = time.process_time()
+        start = time.process_time()
         form()
-        times.append(time.process_time() - begin)
+        times.append(time.process_time() - start)
     return min(times)
 
 

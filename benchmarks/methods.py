@@ -47,18 +47,18 @@ def methods(
     if small:
         batch, large_batch, repeats = 2, 2, 1
     settings = {"repeats": repeats, "threads": threads, "small": small}
-    facts = {**machine(), "load_before": load()}
+    machine_info = {**machine(), "load_before": load()}
     rows = []
     for case in cases(chosen, batch, large_batch, small):
         rows.append({**case, **measured({**case, **settings})})
         print(f"{label(rows[-1])}: {rows[-1]['items_per_s']:.2f} items/s, {rows[-1]['peak_mb']:.0f} MB")
     agree(rows)
-    facts.update(threads=rows[0]["threads"], load_after=load())
+    machine_info.update(threads=rows[0]["threads"], load_after=load())
     compared = ratios(rows)
     notes = provenance(settings={**settings, "methods": chosen, "batch": batch, "large_batch": large_batch})
     target = Path(out)
-    write_json(target, {"machine": facts, "ratios": compared, "cases": rows, "provenance": notes})
-    write_text(target.with_suffix(".md"), table(facts, compared, rows, notes))
+    write_json(target, {"machine": machine_info, "ratios": compared, "cases": rows, "provenance": notes})
+    write_text(target.with_suffix(".md"), table(machine_info, compared, rows, notes))
     print(f"{target}, {target.with_suffix('.md').name}")
 
 
@@ -149,7 +149,7 @@ def agree(rows: list[dict[str, Any]]) -> None:
             same = all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(plain["check"], ours["check"], strict=True))
         if not same:
             raise DiffcapError(
-                f"{label(ours)} and {plain['form']} disagree; the times mean nothing until that is mended."
+                f"{label(ours)} and {plain['form']} disagree; the times mean nothing until this is fixed."
             )
     for row in rows:
         row.pop("words", None)
@@ -207,7 +207,7 @@ def load() -> float:
 
 
 def table(
-    facts: dict[str, Any], compared: list[dict[str, Any]], rows: list[dict[str, Any]], notes: dict[str, Any]
+    machine_info: dict[str, Any], compared: list[dict[str, Any]], rows: list[dict[str, Any]], notes: dict[str, Any]
 ) -> str:
     """results.md: ratios, then every case, then the machine."""
     small = ", **tiny sizes: the numbers mean nothing**" if notes["settings"]["small"] else ""
@@ -233,8 +233,8 @@ def table(
             for row in rows
         ),
         "",
-        f"{facts['cpu']}, {facts['cores']} cores, {facts['threads']} threads, torch {notes['versions']['torch']}, load"
-        f" {facts['load_before']} before and {facts['load_after']} after, {facts['date']}, commit {notes['commit']}.",
+        f"{machine_info['cpu']}, {machine_info['cores']} cores, {machine_info['threads']} threads, torch {notes['versions']['torch']}, load"
+        f" {machine_info['load_before']} before and {machine_info['load_after']} after, {machine_info['date']}, commit {notes['commit']}.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -36,7 +36,7 @@ def demo(
     if minutes < OTHER_MINUTES + 1:
         raise DiffcapError(f"{minutes:g} minutes are too few for training; give at least {OTHER_MINUTES + 1:g}.")
     chosen = [get_method(method)] if method != "all" else [known for known in methods().values() if known.demo.share]
-    begin = time.perf_counter()
+    start = time.perf_counter()
     folder, place = Path("data/blocks-demo"), Path(f"runs/blocks-demo/{minutes:g}min-{method}")
     shared = {"dataset": "blocks", "folder": str(folder), "logger": "none"}
     make("the dataset", "data", {**shared, "pairs": str(pairs)}, f"--jitter={jitter}")
@@ -52,7 +52,7 @@ def demo(
     jobs = {name: [row.job(name, place, seed, shared) for seed in numbers] for name, row in rows.items()}
     run_queues([[jobs[name][n] for name in queue] for n in range(len(numbers)) for queue in queues(rows)])
     write_report(str(folder), "blocks", jobs, place / report_dir_name(FINETUNE), "--pictures", "8")
-    print(f"\n{(time.perf_counter() - begin) / 60:.1f} minutes; figures and table.md are in {place}/report")
+    print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes; figures and table.md are in {place}/report")
 
 
 class DemoExperiment(NamedTuple):

@@ -69,10 +69,10 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._allowed():
             return
         if path == "/api/repos/create":
-            facts = json.loads(body)
-            name = f"{facts.get('organization') or 'user'}/{facts['name']}"
+            metadata = json.loads(body)
+            name = f"{metadata.get('organization') or 'user'}/{metadata['name']}"
             known = name in self.server.repositories
-            few = facts.get("visibility") == "private" or facts.get("private")  # by the version of the client
+            few = metadata.get("visibility") == "private" or metadata.get("private")  # by the version of the client
             if few and not known:  # one that is there already stays as it is
                 self.server.private.add(name)
             self.server.repositories.setdefault(name, {})
@@ -126,8 +126,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer({"error": "Repository not found"}, 404, X_Error_Code="RepoNotFound")
                 return
             siblings = [{"rfilename": file, "size": len(data)} for file, data in files.items()]
-            facts = {"id": match[1], "modelId": match[1], "private": match[1] in self.server.private}
-            self._answer({**facts, "sha": COMMIT, "siblings": siblings, "tags": []})
+            metadata = {"id": match[1], "modelId": match[1], "private": match[1] in self.server.private}
+            self._answer({**metadata, "sha": COMMIT, "siblings": siblings, "tags": []})
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/[^/]+/?", path):
             files = self.server.repositories.get(match[1], {})
             rows = [

@@ -50,11 +50,11 @@ def caption(*words: str) -> str | int | None:
 def test_one_pair(here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
     pair = "before/1.png", "after/1.png"
     assert caption(*pair, "--checkpoint", checkpoint, "--beam", "3", "--heatmap", "out/look.png") is None
-    told = capsys.readouterr()
-    text, score, *others = told.out.splitlines()
+    expectation = capsys.readouterr()
+    text, score, *others = expectation.out.splitlines()
     assert text and score.startswith("log-probability of the sentence: -") and "%" not in score
     assert others and all(line.startswith("or (log-probability -") for line in others)
-    assert told.err == ""
+    assert expectation.err == ""
     with Image.open(here / "out" / "look.png") as picture:
         assert picture.width == 900 and picture.height > 300
     assert caption(*pair, "--checkpoint", checkpoint, "--json", "--beam=3") is None
@@ -65,15 +65,15 @@ def test_one_pair(here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str
 
 def test_several_checkpoints_caption_together(here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
     pair, other = ("before/1.png", "after/1.png"), str(reweighted(Path(checkpoint), here / "other.ckpt"))
-    said = []
+    output = []
     for names in ([checkpoint], [other], [checkpoint, other], [other, checkpoint]):
         options = [word for name in names for word in ("--checkpoint", name)]
         assert caption(*options, *pair, "--json") is None
-        said.append(json.loads(capsys.readouterr().out))
-    assert said[2]["text"] == said[3]["text"] and said[2]["log_probability"] == pytest.approx(
-        said[3]["log_probability"]
+        output.append(json.loads(capsys.readouterr().out))
+    assert output[2]["text"] == output[3]["text"] and output[2]["log_probability"] == pytest.approx(
+        output[3]["log_probability"]
     )
-    assert said[2]["log_probability"] not in (said[0]["log_probability"], said[1]["log_probability"])
+    assert output[2]["log_probability"] not in (output[0]["log_probability"], output[1]["log_probability"])
 
 
 def test_a_captioner_of_blocks_says_that_it_knows_no_other_images(
@@ -84,13 +84,15 @@ def test_a_captioner_of_blocks_says_that_it_knows_no_other_images(
         "was trained on rendered `blocks` scenes; its captions of other images",
     )
     assert caption(*pair) is None
-    told = capsys.readouterr()
+    expectation = capsys.readouterr()
     assert (
-        told.out and "no --checkpoint: the captioner that ships with diffcap is used." in told.err and note in told.err
+        expectation.out
+        and "no --checkpoint: the captioner that ships with diffcap is used." in expectation.err
+        and note in expectation.err
     )
     assert caption(*pair, "--checkpoint", str(SHIPPED)) is None
-    told = capsys.readouterr().err
-    assert told.startswith("note: ") and note in told and "no --checkpoint" not in told
+    expectation = capsys.readouterr().err
+    assert expectation.startswith("note: ") and note in expectation and "no --checkpoint" not in expectation
     assert caption(*pair, "--checkpoint", checkpoint) is None
     assert note not in capsys.readouterr().err  # it was trained on something else
 
@@ -110,9 +112,9 @@ def test_many_pairs_go_on_past_a_bad_one(here: Path, checkpoint: str, capsys: py
     assert caption(".", "--checkpoint", checkpoint, "--json", "--heatmap", "maps") == (
         "error: 1 of 2 pairs could not be captioned, see above; the others are done."
     )
-    told = capsys.readouterr()
-    first, second = map(json.loads, told.out.splitlines())
-    assert first["id"] == "1" and "a text file" in first["error"] and "a text file" in told.err
+    expectation = capsys.readouterr()
+    first, second = map(json.loads, expectation.out.splitlines())
+    assert first["id"] == "1" and "a text file" in first["error"] and "a text file" in expectation.err
     assert second["id"] == "2" and second["text"] and [path.name for path in (here / "maps").iterdir()] == ["2.png"]
     assert caption("before", "after", "--checkpoint", checkpoint) is not None
     assert capsys.readouterr().out.startswith("2\t")
@@ -130,8 +132,8 @@ def test_a_name_that_no_disk_takes_is_the_fault_of_its_pair_alone(
 ) -> None:
     (here / "pairs.csv").write_text(f"before,after\n{300 * 'x'}.png,after/1.png\nbefore/2.png,after/2.png\n")
     assert "1 of 2 pairs could not be captioned" in str(caption("pairs.csv", "--checkpoint", checkpoint))
-    told = capsys.readouterr()
-    assert told.out.startswith("2\t") and "x.png: cannot be read (File name too long)" in told.err
+    expectation = capsys.readouterr()
+    assert expectation.out.startswith("2\t") and "x.png: cannot be read (File name too long)" in expectation.err
 
 
 def test_pairs_that_cannot_be_drawn_are_captioned(
@@ -139,9 +141,9 @@ def test_pairs_that_cannot_be_drawn_are_captioned(
 ) -> None:
     options = ["--checkpoint", checkpoint, "--checkpoint", str(make_coarse(here / "coarse.ckpt")), "--heatmap", "maps"]
     assert caption(".", *options) == "error: 2 of 2 pairs could not be drawn, see above."
-    told = capsys.readouterr()
-    assert [line.partition("\t")[0] for line in told.out.splitlines()] == ["1", "2"]
-    assert [line.split(": the ")[0] for line in told.err.splitlines()] == [
+    expectation = capsys.readouterr()
+    assert [line.partition("\t")[0] for line in expectation.out.splitlines()] == ["1", "2"]
+    assert [line.split(": the ")[0] for line in expectation.err.splitlines()] == [
         f"note: {name}: not drawn: this captioner has no attention maps" for name in (1, 2)
     ]
 
@@ -163,15 +165,15 @@ def test_letters_that_the_output_does_not_have_are_escaped(
             (here / side / "1.png").read_bytes()
         )
 
-    def said(*options: str) -> str:
+    def output(*options: str) -> str:
         stdout = io.TextIOWrapper(io.BytesIO(), encoding, errors=errors)
         monkeypatch.setattr(sys, "stdout", stdout)
         assert caption("odd", "--checkpoint", checkpoint, *options) is None
         stdout.flush()
         return stdout.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
 
-    assert said().startswith(f"{plain}\t")
-    assert json.loads(said("--json"))["id"] == "é\udcff"
+    assert output().startswith(f"{plain}\t")
+    assert json.loads(output("--json"))["id"] == "é\udcff"
 
 
 @pytest.mark.slow
@@ -184,11 +186,13 @@ def test_two_hundred_odd_files_through_the_command(
     assert "pairs could not be captioned" in str(
         caption(str(tmp_path / "pairs.jsonl"), "--checkpoint", checkpoint, "--json")
     )
-    told = capsys.readouterr()
-    found = {row["id"]: row for row in map(json.loads, told.out.splitlines())}
+    expectation = capsys.readouterr()
+    found = {row["id"]: row for row in map(json.loads, expectation.out.splitlines())}
     assert len(found) == len(rows) >= 200
     assert all("text" in found[path.name] for path in good) and all("error" in found[path.name] for path in bad)
-    assert "Traceback" not in told.err and all(line.startswith(("error: ", "note: ")) for line in told.err.splitlines())
+    assert "Traceback" not in expectation.err and all(
+        line.startswith(("error: ", "note: ")) for line in expectation.err.splitlines()
+    )
 
 
 @pytest.mark.parametrize(
@@ -220,8 +224,8 @@ def test_what_cannot_be_is_one_sentence(here: Path, checkpoint: str, words: list
     (here / "odd.csv").write_text("a,b\n1,2\n")
     (here / "half.csv").write_text("before,after\na.png,\n")
     options = [] if "--checkpoint" in words else ["--checkpoint", checkpoint]
-    said = str(caption(*words, *options))
-    assert said.startswith("error: ") and reason in said and "\n" not in said
+    output = str(caption(*words, *options))
+    assert output.startswith("error: ") and reason in output and "\n" not in output
 
 
 @pytest.mark.slow
@@ -279,9 +283,9 @@ def test_pictures_of_folders_are_in_natural_order(tmp_path: Path) -> None:
 def test_pictures_of_one_folder_only_are_told(here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
     noise(5).save(here / "after" / "9.png")
     assert caption("before", "after", "--checkpoint", checkpoint) is None
-    told = capsys.readouterr()
-    assert len(told.out.splitlines()) == 2
-    assert told.err == f"note: 1 unpaired image was ignored: {Path('after/9.png')}.\n"
+    expectation = capsys.readouterr()
+    assert len(expectation.out.splitlines()) == 2
+    assert expectation.err == f"note: 1 unpaired image was ignored: {Path('after/9.png')}.\n"
     for number in range(10, 16):
         (here / "before" / f"{number}.png").write_bytes(b"")
     (note,) = find_pairs(".")[1]

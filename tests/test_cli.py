@@ -72,8 +72,8 @@ def test_bad_files_give_one_sentence_and_a_failure(files: tuple[Path, Path], tmp
     predictions.write_text(json.dumps(PREDICTIONS)[:-9])
     assert "not valid JSON" in one_sentence(diffcap("score", predictions, references))
     predictions.write_text(json.dumps(PREDICTIONS[:1]))
-    said = one_sentence(diffcap("score", predictions, references))
-    assert "1 of 2 reference ids have no prediction ('1')" in said and str(predictions) in said
+    output = one_sentence(diffcap("score", predictions, references))
+    assert "1 of 2 reference ids have no prediction ('1')" in output and str(predictions) in output
 
 
 def test_unknown_options_and_values_are_refused(files: tuple[Path, Path]) -> None:

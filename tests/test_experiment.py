@@ -38,7 +38,7 @@ def test_variables_are_told_from_the_options_of_a_stage() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "output"),
     [
         ({"method": "scorrer"}, "METHOD=scorrer is unknown; known methods: pcl, scorer, dirl, clip4idc"),
         ({"backbone": "resnet"}, "BACKBONE=resnet is unknown; give one of blocks"),
@@ -51,10 +51,10 @@ def test_variables_are_told_from_the_options_of_a_stage() -> None:
         ({"config": "nowhere.yaml"}, "CONFIG=nowhere.yaml: no such file"),
     ],
 )
-def test_a_wrong_value_is_one_sentence(variables: dict[str, str], said: str) -> None:
+def test_a_wrong_value_is_one_sentence(variables: dict[str, str], output: str) -> None:
     with pytest.raises(DiffcapError) as error:
         Experiment(**variables)
-    assert said in str(error.value)
+    assert output in str(error.value)
 
 
 def test_a_file_describes_a_run_and_the_command_line_has_priority(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_file_describes_a_run_and_the_command_line_has_priority(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "output"),
     [
         ("metod: scorer", "the key 'metod' is unknown, did you mean method"),
         ("- a", "not an experiment"),
@@ -85,12 +85,12 @@ def test_a_file_describes_a_run_and_the_command_line_has_priority(tmp_path: Path
         ("finetune: 3", "finetune must be a section of options, found 3"),
     ],
 )
-def test_a_malformed_file_is_one_sentence(tmp_path: Path, text: str, said: str) -> None:
+def test_a_malformed_file_is_one_sentence(tmp_path: Path, text: str, output: str) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(text)
     with pytest.raises(DiffcapError) as error:
         Experiment(config=str(path))
-    assert str(path) in str(error.value) and said in str(error.value)
+    assert str(path) in str(error.value) and output in str(error.value)
 
 
 def test_a_run_is_repeated_in_its_folder_and_with_another_seed_in_another_folder(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_offline_changes_nothing_for_a_dataset_that_needs_no_network(stage: str)
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "output"),
     [
         ({"method": "scorer", "backbone": "pixels"}, r"BACKBONE=pixels gives pixels, and METHOD=scorer reads features"),
         (
@@ -154,10 +154,10 @@ def test_offline_changes_nothing_for_a_dataset_that_needs_no_network(stage: str)
         ),
     ],
 )
-def test_a_method_refuses_features_that_it_cannot_read(variables: dict[str, str], said: str) -> None:
+def test_a_method_refuses_features_that_it_cannot_read(variables: dict[str, str], output: str) -> None:
     words = [word for name, value in {"dataset": "desk", **variables}.items() for word in (f"--{name}", value)]
     for stage in ("extract", "finetune"):  # the extraction stops, too, where a training will need its features
-        with pytest.raises(DiffcapError, match=said):
+        with pytest.raises(DiffcapError, match=output):
             run_stage(stage, [*words, "--goals", "finetune"], ["diffcap"])
 
 

@@ -143,8 +143,8 @@ def test_from_nothing_everything_runs_in_order_and_then_only_what_has_changed(pr
 
 
 def test_dry_run_says_the_same(project: Path) -> None:
-    said = re.findall(r"bin/diffcap (\w+)", make(project, "-n", "eval").stdout)
-    assert said == ALL and not (project / "log").exists()
+    output = re.findall(r"bin/diffcap (\w+)", make(project, "-n", "eval").stdout)
+    assert output == ALL and not (project / "log").exists()
 
 
 def test_without_an_environment_it_is_made_first(project: Path) -> None:

@@ -116,13 +116,13 @@ def test_each_dataset_has_options_and_features_of_its_own(project: Path) -> None
 
 
 def test_an_unknown_extra_dataset_stops_before_anything_runs(project: Path) -> None:
-    for words, said in (
+    for words, output in (
         ("EXTRA=cup", "EXTRA=cup is unknown; give cub"),
         ("EXTRA=cub METHOD=dirl", "use METHOD=pcl"),
         ("EXTRA=mixed,cub", "mixed trains on CUB, NABirds and the dataset in one stage"),
     ):
         done = make(project, "pretrain", *words.split())
-        assert done.returncode != 0 and said in done.stderr and not (project / "log").exists()
+        assert done.returncode != 0 and output in done.stderr and not (project / "log").exists()
 
 
 @pytest.mark.thorough

@@ -60,7 +60,7 @@ SENTENCES = "the red cube vanished", "a rhombicuboctahedron moved"
 
 def make(path: Path, method: str, sentences: Sequence[str] = SENTENCES) -> Path:
     torch.manual_seed(0)
-    facts: dict[str, Any] = {"method": method}
+    meta_values: dict[str, Any] = {"method": method}
     if method == "clip4idc":
         vocabulary = build_clip_vocabulary(sentences, "clip_used")
         network = {
@@ -71,14 +71,14 @@ def make(path: Path, method: str, sentences: Sequence[str] = SENTENCES) -> Path:
         }
         sizes: dict[str, Any] = {"width": 16, "heads": 2, "ffn": 16, "encoder_layers": 1, "decoder_layers": 1}
         model: Any = CLIP4IDC(len(vocabulary), network, PIXELS, intra_layers=1, max_length=12, **sizes)
-        facts |= {"features": meta("pixels", (3, *PIXELS), image_size=PIXELS), "vocabulary_layout": "clip_used"}
-        return write_checkpoint(path, lively(model), "finetune", words=vocabulary.words, **facts)
-    facts["features"] = meta()
+        meta_values |= {"features": meta("pixels", (3, *PIXELS), image_size=PIXELS), "vocabulary_layout": "clip_used"}
+        return write_checkpoint(path, lively(model), "finetune", words=vocabulary.words, **meta_values)
+    meta_values["features"] = meta()
     if method == "pcl":
         model = PCL(6 + len(WORDS), 107, width=16, heads=2, ffn=16, cross_layers=2)
-        return write_checkpoint(path, lively(model), "finetune", words=WORDS, **facts)
+        return write_checkpoint(path, lively(model), "finetune", words=WORDS, **meta_values)
     model = SCORER(4 + len(WORDS), 107, (4, 6), 12, width=16, heads=2, word_width=8)
-    return write_checkpoint(path, lively(model), "finetune", words=WORDS, vocabulary_layout="rcc", **facts)
+    return write_checkpoint(path, lively(model), "finetune", words=WORDS, vocabulary_layout="rcc", **meta_values)
 
 
 @pytest.fixture(scope="module", params=["scorer", "pcl", "clip4idc"])
@@ -168,12 +168,14 @@ def test_beams_are_ranked_and_the_first_is_no_worse_than_greedy(captioner: PairC
 
 def test_every_word_has_a_look(captioner: PairCaptioner) -> None:
     caption = captioner(noise(1), noise(2))
-    look = captioner.attention(noise(1), noise(2), caption)
-    assert look.words == [word.text for word in caption.words]
-    assert look.before.shape == look.after.shape and len(look.before) == len(look.words)
-    sums = look.before.sum((1, 2)) + look.after.sum((1, 2))
+    attention_map = captioner.attention(noise(1), noise(2), caption)
+    assert attention_map.words == [word.text for word in caption.words]
+    assert attention_map.before.shape == attention_map.after.shape and len(attention_map.before) == len(
+        attention_map.words
+    )
+    sums = attention_map.before.sum((1, 2)) + attention_map.after.sum((1, 2))
     np.testing.assert_allclose(sums, 2, atol=1e-4)
-    assert (look.alignment is not None) == (captioner.metadata["method"] == "scorer")
+    assert (attention_map.alignment is not None) == (captioner.metadata["method"] == "scorer")
 
 
 def test_any_kind_of_source_gives_the_same(captioner: PairCaptioner, tmp_path: Path) -> None:
@@ -248,14 +250,14 @@ def test_the_shipped_captioner_tells_rendered_changes(tmp_path: Path) -> None:
 
     write_blocks(tmp_path, pairs=40, seed=77, workers=1)
     captioner = load_captioner()
-    told = json.loads((tmp_path / "change_captions.json").read_text())
+    expectation = json.loads((tmp_path / "change_captions.json").read_text())
     still = json.loads((tmp_path / "no_change_captions.json").read_text())
-    right, names = 0, sorted(told)[:20]
+    right, names = 0, sorted(expectation)[:20]
     for name in names:
         other = name.replace("default", "semantic")
         caption = captioner(tmp_path / "images" / name, tmp_path / "sc_images" / other)
         view = captioner(tmp_path / "images" / name, tmp_path / "nsc_images" / name.replace("default", "nonsemantic"))
-        colors = COLORS & set(" ".join(told[name]).split())
+        colors = COLORS & set(" ".join(expectation[name]).split())
         right += bool(colors & set(caption.text.split())) + (view.text in " ".join(still[name]) or _still(view.text))
     assert right >= 0.85 * 2 * len(names), right
 
@@ -287,7 +289,7 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
         assert capsys.readouterr().out
 
 
-def reweighted(checkpoint: Path, path: Path, **facts: Any) -> Path:
+def reweighted(checkpoint: Path, path: Path, **meta_values: Any) -> Path:
     """Another checkpoint of the same model: every weight moved a little."""
     torch.manual_seed(8)
     state = torch.load(checkpoint, weights_only=True)
@@ -295,7 +297,7 @@ def reweighted(checkpoint: Path, path: Path, **facts: Any) -> Path:
         name: value + 0.3 * value.std() * torch.randn_like(value) if value.ndim > 1 else value
         for name, value in state["state_dict"].items()
     }
-    torch.save({**state, "state_dict": moved, "diffcap": {**state["diffcap"], **facts}}, path)
+    torch.save({**state, "state_dict": moved, "diffcap": {**state["diffcap"], **meta_values}}, path)
     return path
 
 
@@ -323,10 +325,15 @@ def test_several_caption_by_the_mean_of_their_probabilities(two: tuple[Path, Pat
                     chances.append(float(logits.softmax(-1)[0, caption.tokens[place]]))
                 expected += math.log(sum(chances) / 2)
         assert caption.log_probability == pytest.approx(expected, abs=1e-4)
-    look, looks = both.attention(before, after, caption), [member.attention(before, after, caption) for member in alone]
-    assert np.abs(looks[0].before - looks[1].before).max() > 1e-3
-    np.testing.assert_allclose(look.before, (looks[0].before + looks[1].before) / 2, atol=1e-6)
-    np.testing.assert_allclose(look.alignment, (looks[0].alignment + looks[1].alignment) / 2, atol=1e-6)
+    attention_map, attentions = (
+        both.attention(before, after, caption),
+        [member.attention(before, after, caption) for member in alone],
+    )
+    assert np.abs(attentions[0].before - attentions[1].before).max() > 1e-3
+    np.testing.assert_allclose(attention_map.before, (attentions[0].before + attentions[1].before) / 2, atol=1e-6)
+    np.testing.assert_allclose(
+        attention_map.alignment, (attentions[0].alignment + attentions[1].alignment) / 2, atol=1e-6
+    )
     twice = load_captioner([two[0], two[0]], device="cpu")(before, after)
     assert twice.text == alone[0](before, after).text
 
@@ -335,8 +342,10 @@ def make_coarse(path: Path) -> Path:
     """The checkpoint of a SCORER with the words of `make`'s and a grid of its own."""
     torch.manual_seed(1)
     coarse = SCORER(4 + len(WORDS), 107, (2, 3), 9, width=16, heads=2, word_width=8)
-    facts: dict[str, Any] = {"features": meta(shape=(107, 2, 3), pool_size=(2, 3)), "max_length": 9}
-    return write_checkpoint(path, lively(coarse), "finetune", WORDS, method="scorer", vocabulary_layout="rcc", **facts)
+    meta_values: dict[str, Any] = {"features": meta(shape=(107, 2, 3), pool_size=(2, 3)), "max_length": 9}
+    return write_checkpoint(
+        path, lively(coarse), "finetune", WORDS, method="scorer", vocabulary_layout="rcc", **meta_values
+    )
 
 
 def test_members_may_read_different_features(two: tuple[Path, Path], tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_single_images_come_back_without_a_second_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
+    ("bad", "output"),
     [
         ('{"id": "2",\n', "not JSON"),
         ("[1]\n", "expected a JSON object"),
@@ -62,12 +62,12 @@ def test_single_images_come_back_without_a_second_one(tmp_path: Path) -> None:
         ("\xff", "not UTF-8"),
     ],
 )
-def test_a_malformed_line_is_named_by_number(tmp_path: Path, bad: str, said: str) -> None:
+def test_a_malformed_line_is_named_by_number(tmp_path: Path, bad: str, output: str) -> None:
     path = tmp_path / "manifest.jsonl"
     path.write_bytes(line().encode() + b"\n" + bad.encode("latin-1"))  # the blank line counts
     with pytest.raises(DiffcapError) as caught:
         read_manifest(path)
-    assert f"{path}, line 3" in str(caught.value) and said in str(caught.value)
+    assert f"{path}, line 3" in str(caught.value) and output in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -93,7 +93,7 @@ def test_json_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "output"),
     [
         ('{"a": "cut \\ud83d"}', r"contains \\ud83d, half of a surrogate pair"),
         ('{"a": "x\\u0000.png"}', "a NUL character"),
@@ -104,10 +104,10 @@ def test_json_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
         ('{"a": 1e999}', "1e999, which is not a finite number"),
     ],
 )
-def test_json_that_no_other_program_takes_is_one_sentence(tmp_path: Path, text: str, said: str) -> None:
+def test_json_that_no_other_program_takes_is_one_sentence(tmp_path: Path, text: str, output: str) -> None:
     (tmp_path / "x.json").write_text(text + "\n")
     for read in (read_json, lambda path: list(read_json_lines(path))):
-        with pytest.raises(DiffcapError, match=said) as caught:
+        with pytest.raises(DiffcapError, match=output) as caught:
             read(tmp_path / "x.json")
         assert "\n" not in str(caught.value) and "x.json" in str(caught.value)
     (tmp_path / "x.json").write_text(r'{"a": "\ud83d\ude00 \u00e4 C:\\u0000dir"}')  # whole characters may be written so

@@ -32,8 +32,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.thorough
 def test_the_stages_run_from_a_wheel_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     code = "import diffcap, diffcap.utils.settings; print(diffcap.__file__, diffcap.utils.settings.CONFIGS)"
-    said = run([sys.executable, "-c", code], tmp_path, PYTHONPATH=str(installed)).stdout.split()
-    assert all(path.startswith(str(installed)) for path in said)
+    output = run([sys.executable, "-c", code], tmp_path, PYTHONPATH=str(installed)).stdout.split()
+    assert all(path.startswith(str(installed)) for path in output)
     for stage in ("data", "extract", "finetune", "eval"):
         done = run([sys.executable, "-m", "diffcap", stage, *EXPERIMENT], tmp_path, PYTHONPATH=str(installed))
         assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ from diffcap.checkpoints.reading import FORMAT
 WORDS = ["cube", "moved", "red", "the"]
 
 
-def write_checkpoint(path: Path, model: nn.Module, stage: str, words: list[str] = WORDS, **facts: Any) -> Path:
+def write_checkpoint(path: Path, model: nn.Module, stage: str, words: list[str] = WORDS, **metadata: Any) -> Path:
     """A file of `stage` ("pretrain" or "finetune") around a model's weights."""
     state = {f"captioner.{name}": value for name, value in model.state_dict().items()}
     entry = {"format": FORMAT, "version": diffcap.__version__, "stage": stage, "words": words, "max_length": 12}
@@ -24,5 +24,5 @@ def write_checkpoint(path: Path, model: nn.Module, stage: str, words: list[str] 
     }
     if stage == "finetune":
         entry |= {"method": "pcl", "hyperparameters": model.hyperparameters, "tokenizer": "raw"}
-    torch.save({"state_dict": state, "global_step": 7, "diffcap": {**entry, **facts}}, path)
+    torch.save({"state_dict": state, "global_step": 7, "diffcap": {**entry, **metadata}}, path)
     return path

@@ -54,7 +54,7 @@ class Experiment:
     )
     features: str = _option("name of the features' folder in FOLDER/features (default: the backbone's name)")
     features_from: str = _option("folder of features that the authors of a method released, instead of extracting")
-    weights: str = _option("file with the backbone's weights (CLIP4IDC: CLIP's), where there is no network")
+    weights: str = _option("file with the backbone's weights (CLIP4IDC: CLIP's), if it cannot be downloaded")
     offline: str = _option(
         "yes: no downloads; use the small backbone, tagger and CLIP that are included in diffcap (they were trained on rendered "
         "scenes, so their features of photos are poor)"

@@ -50,11 +50,11 @@ def call(command: Sequence[str], title: str) -> None:
     Raises:
         DiffcapError: it failed.
     """
-    begin = time.perf_counter()
+    start = time.perf_counter()
     print(f"== {title}", flush=True)
     if subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False).returncode:
         raise DiffcapError(f"{title} failed, see above; fix it and run the same command again, which continues there.")
-    print(f"== {title}: done after {time.perf_counter() - begin:.0f} s", flush=True)
+    print(f"== {title}: done after {time.perf_counter() - start:.0f} s", flush=True)
 
 
 def make(title: str, goals: str, variables: Variables, *own: str, **stage_options: Sequence[str]) -> None:

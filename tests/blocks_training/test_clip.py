@@ -24,10 +24,10 @@ def test_sentences_name_what_is_seen_and_nothing_else() -> None:
     scenes = sample_triples(range(40), seed=3, jitter=1.0).before
     seen = scenes.valid.clone()
     seen[:, 0] &= torch.arange(40) % 2 == 0
-    said = describe(scenes, seen, range(40), seed=3)
-    assert said == describe(scenes, seen, range(40), seed=3) != describe(scenes, seen, range(40), seed=4)
+    printed = describe(scenes, seen, range(40), seed=3)
+    assert printed == describe(scenes, seen, range(40), seed=3) != describe(scenes, seen, range(40), seed=4)
     kinds = {"cube": ("cube", "block"), "sphere": ("sphere", "ball"), "cylinder": ("cylinder",)}
-    for row, sentence in enumerate(said):
+    for row, sentence in enumerate(printed):
         phrases = sentence.split(" and ")
         assert len(phrases) == min(4, int(seen[row].sum())) and len(set(phrases)) == len(phrases)
         there = [

@@ -57,12 +57,12 @@ def test_a_run_stands_for_what_it_has_kept_and_its_last(tmp_path: Path) -> None:
 
 def test_what_cannot_be_averaged_is_one_sentence(tmp_path: Path) -> None:
     one = pcl(tmp_path / "one.ckpt", 1)
-    for other, said in (
+    for other, output in (
         (pcl(tmp_path / "wide.ckpt", 1, width=24), "hyperparameters differs from"),
         (of_words(tmp_path / "scorer.ckpt", SCORER), "method differs from"),
         (pcl(tmp_path / "words.ckpt", 1, [*WORDS[:3], "they"]), "word 4 is 'they', not 'the'"),
     ):
-        with pytest.raises(DiffcapError, match=said):
+        with pytest.raises(DiffcapError, match=output):
             average([one, other], tmp_path / "out.ckpt")
     with pytest.raises(DiffcapError, match="there is no other checkpoint to average with"):
         average([one], tmp_path / "out.ckpt")
@@ -85,7 +85,7 @@ def test_the_command_averages(tmp_path: Path) -> None:
 def test_members_of_an_ensemble_number_their_words_alike(tmp_path: Path) -> None:
     one, other = of_words(tmp_path / "scorer.ckpt", SCORER), of_words(tmp_path / "dirl.ckpt", DIRL)
     assert [member.metadata["method"] for member in load_members([one, other])] == ["scorer", "dirl"]
-    for bad, said in (
+    for bad, output in (
         (
             of_words(tmp_path / "a.ckpt", DIRL, ["cube", "moved", "ruby", "the"]),
             "word 3 is 'ruby', not 'red'",
@@ -93,6 +93,6 @@ def test_members_of_an_ensemble_number_their_words_alike(tmp_path: Path) -> None
         (of_words(tmp_path / "b.ckpt", DIRL, [*WORDS, "zebra"]), "word 5 is 'zebra', not missing"),
         (pcl(tmp_path / "c.ckpt", 1), "its vocabulary layout is pcl, that of .* is rcc"),
     ):
-        with pytest.raises(DiffcapError, match=said) as error:
+        with pytest.raises(DiffcapError, match=output) as error:
             load_members([one, bad])
         assert str(bad) in str(error.value) and "\n" not in str(error.value)

@@ -36,9 +36,9 @@ def model():
 def sentence(path: Path, use=read_checkpoint) -> str:
     with pytest.raises(DiffcapError) as error:
         use(path)
-    said = str(error.value)
-    assert said.startswith(f"{path}: ") and "\n" not in said and len(said) < 400 and said.endswith(".")
-    return said
+    output = str(error.value)
+    assert output.startswith(f"{path}: ") and "\n" not in output and len(output) < 400 and output.endswith(".")
+    return output
 
 
 def test_the_loaded_captioner_writes_what_the_saved_one_writes(tmp_path: Path) -> None:
@@ -97,17 +97,17 @@ def test_foreign_files(tmp_path: Path, kind: str) -> None:
         contents |= {"zeros": bytes(5000), "numbers": b"1\n2\n", "picture": b"\x89PNG\r\n\x1a\n" + bytes(60)}
         contents |= {"cut": b"\x80\x02X\x01"}
         path.write_bytes(contents[kind])
-    said = sentence(path)
-    assert "not a readable checkpoint" in said and "torch.load" not in said  # torch's advice to read it unsafely
-    assert ("it uses " in said) == (kind in ("archive", "newer"))
+    output = sentence(path)
+    assert "not a readable checkpoint" in output and "torch.load" not in output  # torch's advice to read it unsafely
+    assert ("it uses " in output) == (kind in ("archive", "newer"))
     assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("content", [{"state_dict": {}}, [1, 2], {"diffcap": "yes"}, {"diffcap": {"version": "1"}}])
 def test_files_of_other_programs(tmp_path: Path, content) -> None:
     torch.save(content, tmp_path / "other.ckpt")
-    said = sentence(tmp_path / "other.ckpt")
-    assert "not a checkpoint of diffcap;" in said and "with `diffcap import METHOD FILE`" in said
+    output = sentence(tmp_path / "other.ckpt")
+    assert "not a checkpoint of diffcap;" in output and "with `diffcap import METHOD FILE`" in output
 
 
 def test_a_pre_training_checkpoint_cannot_caption(tmp_path: Path) -> None:
@@ -120,8 +120,8 @@ def test_an_unknown_method_or_other_weights_are_one_sentence(tmp_path: Path) -> 
     path = write_checkpoint(tmp_path / "best.ckpt", model(), "finetune", method="duda")
     assert "its method 'duda' is unknown; known methods: pcl" in sentence(path, load)
     path = write_checkpoint(tmp_path / "best.ckpt", model(), "finetune", method="scorer", version="9.0.0")
-    said = sentence(path, load)
-    assert "cannot build its captioner" in said and said.endswith(
+    output = sentence(path, load)
+    assert "cannot build its captioner" in output and output.endswith(
         "use diffcap 9.0.0, which wrote it, or train it again."
     )
     path = write_checkpoint(
@@ -147,7 +147,7 @@ PIXELS = {**FEATURES, "library": "pixels"}
 
 
 @pytest.mark.parametrize(
-    ("facts", "told"),
+    ("meta_values", "expectation"),
     [
         ({"method": [1]}, r'"method" is \[1\], not str'),
         ({"words": "abcd"}, "\"words\" is 'abcd', not list"),
@@ -182,8 +182,10 @@ PIXELS = {**FEATURES, "library": "pixels"}
         ({"features": {**PIXELS, "preprocessing": {"size": 3}}}, r"and the preprocessing\.size 3"),
     ],
 )
-def test_odd_facts_are_one_sentence(tmp_path: Path, facts: dict[str, Any], told: str) -> None:
-    assert re.search(told, sentence(write_checkpoint(tmp_path / "best.ckpt", model(), "finetune", **facts), load))
+def test_odd_facts_are_one_sentence(tmp_path: Path, meta_values: dict[str, Any], expectation: str) -> None:
+    assert re.search(
+        expectation, sentence(write_checkpoint(tmp_path / "best.ckpt", model(), "finetune", **meta_values), load)
+    )
 
 
 @pytest.mark.parametrize(
@@ -215,9 +217,9 @@ def test_odd_settings_in_a_folder_are_one_sentence(tmp_path: Path, odd: dict[str
     write_folder(tmp_path / "ours", read_checkpoint(path))
     load(tmp_path / "ours")
     config = tmp_path / "ours" / "config.json"
-    facts = json.loads(config.read_text())
-    facts["hyperparameters"] |= odd
-    config.write_text(json.dumps(facts))
+    meta_values = json.loads(config.read_text())
+    meta_values["hyperparameters"] |= odd
+    config.write_text(json.dumps(meta_values))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert "cannot build its captioner" in sentence(tmp_path / "ours", load)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # KiB
@@ -269,8 +271,8 @@ def test_odd_weights_are_one_sentence(tmp_path: Path) -> None:
     name = "captioner.trunk.image_projection.weight"
     for kind, odd in odd_weights(name, state["state_dict"][name]).items():
         torch.save({**state, "state_dict": {**state["state_dict"], **odd}}, path)
-        said = sentence(path, load)
-        assert kind == "shape" or f"its weight {next(iter(odd))!r} " in said, kind
+        output = sentence(path, load)
+        assert kind == "shape" or f"its weight {next(iter(odd))!r} " in output, kind
     for odd in (None, [1], {"step": 1}):
         torch.save({**state, "state_dict": odd}, path)
         sentence(path)
@@ -287,7 +289,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path, value: float) -
     with torch.no_grad():
         broken.trunk.image_projection.weight[3, 2] = value
     path = write_checkpoint(tmp_path / "best.ckpt", broken, "finetune")
-    told = "its weight 'captioner.trunk.image_projection.weight' contains nan or inf"
+    expectation = "its weight 'captioner.trunk.image_projection.weight' contains nan or inf"
     for use in (
         read_checkpoint,
         load,
@@ -296,13 +298,13 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path, value: float) -
         lambda path: push(path, "a/b"),
         lambda path: init_from(model(), str(path), WORDS, (), ()),
     ):
-        said = sentence(path, use)
-        assert told in said and "lower learning rate, such as `make finetune ARGS=--model.lr=1e-5`" in said
+        output = sentence(path, use)
+        assert expectation in output and "lower learning rate, such as `make finetune ARGS=--model.lr=1e-5`" in output
     assert not (tmp_path / "mean.ckpt").exists() and not (tmp_path / "exported").exists()
     good = read_checkpoint(write_checkpoint(tmp_path / "good.ckpt", model(), "finetune"))
     good["state_dict"]["captioner.trunk.image_projection.weight"][3, 2] = value
     write_folder(tmp_path / "ours", good)
-    assert told in sentence(tmp_path / "ours", load)
+    assert expectation in sentence(tmp_path / "ours", load)
 
 
 def written(path: Path, kind: str) -> Path:
@@ -337,7 +339,7 @@ def test_flipped_bytes_are_refused_or_change_nothing(tmp_path: Path, kind: str) 
 
 def test_a_damaged_file_says_how_to_get_it_again(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "desk" / "pcl"
-    for folder, told in (
+    for folder, expectation in (
         (
             run / "finetune",
             f"or move {run / 'finetune'} away and train it again with the same `make finetune` command.",
@@ -350,15 +352,15 @@ def test_a_damaged_file_says_how_to_get_it_again(tmp_path: Path) -> None:
             (folder / "identity.json").write_text("{}")
         for name in ("best.ckpt", "last.ckpt"):
             (folder / name).write_bytes(write_checkpoint(tmp_path / "x.ckpt", model(), "finetune").read_bytes()[:-500])
-            assert sentence(folder / name).endswith(told)
+            assert sentence(folder / name).endswith(expectation)
 
 
 def test_a_folder_without_a_checksum_loads(tmp_path: Path) -> None:
     export(write_checkpoint(tmp_path / "x.ckpt", model(), "finetune"), tmp_path / "ours")
     config = tmp_path / "ours" / "config.json"
-    facts = json.loads(config.read_text())
-    del facts["safetensors_sha256"]
-    config.write_text(json.dumps(facts))
+    meta_values = json.loads(config.read_text())
+    del meta_values["safetensors_sha256"]
+    config.write_text(json.dumps(meta_values))
     load(tmp_path / "ours")
     assert "safetensors_sha256" in json.loads((SHIPPED / "config.json").read_text())
     average([SHIPPED / "config.json"] * 2, tmp_path / "mean.ckpt")  # whose weights have another checksum

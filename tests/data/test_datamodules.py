@@ -302,16 +302,16 @@ def test_pairs_come_once_an_epoch_with_one_of_their_captions(folder: Path) -> No
     data = captioning(folder, batch_size=5, samples="pairs", vocabulary_layout="rcc")
     train = {(pair.before, pair.after): pair for pair in read_dataset(folder).pairs if pair.split == "train"}
     found: list[tuple[str, str]] = []
-    said: dict[tuple[str, str], set[str]] = {paths: set() for paths in train}
+    output: dict[tuple[str, str], set[str]] = {paths: set() for paths in train}
     for step in range(20 * len(train) // 5):
         batch = data.make_batch(step)
         assert batch.keys() == {"before", "after", "tokens", "is_change"}
         for paths, text, change in zip(images(data, batch), sentences(data, batch["tokens"]), batch["is_change"]):
             found.append(paths)
-            said[paths].add(text)
+            output[paths].add(text)
             assert change == (not train[paths].is_distractor)
     assert sorted(found[: len(train)]) == sorted(train) and sorted(found[len(train) : 2 * len(train)]) == sorted(train)
-    assert said == {paths: set(pair.captions) for paths, pair in train.items()}
+    assert output == {paths: set(pair.captions) for paths, pair in train.items()}
 
 
 @pytest.mark.parametrize("swap", [False, True])
@@ -347,8 +347,8 @@ def test_pairs_that_scenes_leave_out_are_counted(folder: Path, tmp_path: Path, c
     write_dataset(tmp_path, "toy", dataset.root, [pair for pair in dataset.pairs if pair != gone], {})
     (tmp_path / "features").symlink_to(folder / "features")
     captioning(tmp_path, samples="scenes")
-    said = capsys.readouterr().out
-    assert said.startswith(
+    output = capsys.readouterr().out
+    assert output.startswith(
         f"toy: 1 training pairs (first {gone.id.removesuffix('_n')}) belong to scenes without a change pair"
     )
 

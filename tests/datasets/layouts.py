@@ -137,9 +137,9 @@ def write_pcl_lines(folder: Path, train: list[int], val: list[int], test: list[i
     """CLEVR-Change as IDC-PCL's authors preprocessed it."""
     for split, numbers in (("train", train), ("val", val), ("test", test)):
         rows = [
-            {"img1": f"CLEVR_default_{n:06d}", "img2": f"CLEVR_{kind}_{n:06d}", "sentences": said}
+            {"img1": f"CLEVR_default_{n:06d}", "img2": f"CLEVR_{kind}_{n:06d}", "sentences": output}
             for n in numbers
-            for kind, said in (("semantic", [f"the cube {n} turned red"]), ("nonsemantic", ["nothing changed"]))
+            for kind, output in (("semantic", [f"the cube {n} turned red"]), ("nonsemantic", ["nothing changed"]))
         ]
         write_lines(folder / f"{split}.json", rows)
     return folder

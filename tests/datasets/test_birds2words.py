@@ -100,7 +100,7 @@ def test_text_is_spelled_as_in_the_tokenised_form() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "output"),
     [
         ("a\tb", "2 columns, not 11"),
         (bird_row("1", "2", "training", "x"), 'found "training"'),
@@ -108,9 +108,9 @@ def test_text_is_spelled_as_in_the_tokenised_form() -> None:
         (bird_row("11", "12", "test", "x"), "the pair 11_12 is in test here and in train before"),
     ],
 )
-def test_a_malformed_row_is_named_by_number(tmp_path: Path, row: str, said: str) -> None:
+def test_a_malformed_row_is_named_by_number(tmp_path: Path, row: str, output: str) -> None:
     write_table(tmp_path, [*ROWS, row])
-    assert f"{tmp_path / 'birds-to-words-v1.0.tsv'}, line 5: " in refusal(tmp_path) and said in refusal(tmp_path)
+    assert f"{tmp_path / 'birds-to-words-v1.0.tsv'}, line 5: " in refusal(tmp_path) and output in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("description", [[], "a bird", [[]], [["a"], "b"], None, [1]])

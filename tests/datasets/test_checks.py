@@ -24,8 +24,8 @@ def test_no_path_of_spot_the_diff_leads_out(tmp_path: Path, name: str) -> None:
     folder = write_spot_the_diff(tmp_path, images=False)
     (folder / "1_2.png").touch()  # the images lie beside the annotations
     (folder / "annotations/val.json").write_text(json.dumps([{"img_id": name, "sentences": ["x"]}]))
-    said = refusal("spot_the_diff", folder)
-    assert f"{folder}, the pair '{name}.png': the path '{name}.png' {OUT}" in said
+    output = refusal("spot_the_diff", folder)
+    assert f"{folder}, the pair '{name}.png': the path '{name}.png' {OUT}" in output
 
 
 def test_nor_one_of_image_editing_request(tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ def test_both_forms_give_the_same_pairs(tmp_path: Path, renamed: bool) -> None:
     assert [pair.id for pair in pairs if pair.is_distractor] == ["000005.png", "047999.png"]
     assert all((folder / path).is_file() for pair in pairs for path in (pair.before, pair.after))
     assert pairs[0].before.split("/")[0] == ("images" if renamed else "bef")
-    said = describe("clevr_dc", pairs, folder)
-    assert "derived from the captions; the files do not have them" in said["notes"][0] and len(said["notes"]) == 1
-    assert said["official"]["state"] == "part" and said["official"]["splits"]["train"] == [5, 40_800]
+    output = describe("clevr_dc", pairs, folder)
+    assert "derived from the captions; the files do not have them" in output["notes"][0] and len(output["notes"]) == 1
+    assert output["official"]["state"] == "part" and output["official"]["splits"]["train"] == [5, 40_800]
 
 
 def test_split_json_beside_renamed_captions(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_captions_alone_need_no_list_of_images(official: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "output"),
     [
         (lambda f: shutil.rmtree(f / "cvpr2016_cub/text_c10"), r"no captions there \(text_c10\); unpack the captions"),
         (lambda f: (f / "cvpr2016_cub/testclasses.txt").unlink(), "no list of held-out classes there"),
@@ -79,8 +79,8 @@ def test_captions_alone_need_no_list_of_images(official: Path) -> None:
         ),
     ],
 )
-def test_what_is_missing_is_one_sentence(official: Path, spoil, said: str) -> None:
+def test_what_is_missing_is_one_sentence(official: Path, spoil, output: str) -> None:
     spoil(official)
-    with pytest.raises(DiffcapError, match=said) as caught:
+    with pytest.raises(DiffcapError, match=output) as caught:
         read_pairs("cub", official)
     assert "\n" not in str(caught.value)

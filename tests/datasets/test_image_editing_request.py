@@ -24,9 +24,9 @@ def test_pairs_are_known_by_uid_and_images_may_be_shared(tmp_path: Path) -> None
     assert (pairs["Z_1"].before, pairs["Z_1"].after) == (pairs["Z_2"].before, pairs["Z_2"].after)
     assert pairs["Z_1"].captions == ["Making dark color "]  # as it was typed
     assert all((folder / path).is_file() for pair in pairs.values() for path in (pair.before, pair.after))
-    said = describe("image_editing_request", list(pairs.values()), folder)
-    assert said["repetitions"]["image_pairs"]["train"] == 7  # of 8 uids
-    assert said["repetitions"]["image_pairs_in_two_splits"] == 1
+    output = describe("image_editing_request", list(pairs.values()), folder)
+    assert output["repetitions"]["image_pairs"]["train"] == 7  # of 8 uids
+    assert output["repetitions"]["image_pairs_in_two_splits"] == 1
     references = {id: pair.captions for id, pair in pairs.items() if pair.split == "test"}
     write_references(tmp_path / "references.json", references)
     assert read_references(tmp_path / "references.json") == references  # uids pass through COCO's form

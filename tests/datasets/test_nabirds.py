@@ -61,7 +61,7 @@ def test_a_class_that_is_no_number(official: Path, label: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "output"),
     [
         ("images.txt", None, r"images\.txt: no such list; unpack nabirds\.tar\.gz"),
         ("images.txt", "abc\n", r"images\.txt, line 1: 'abc' has no value"),
@@ -75,10 +75,10 @@ def test_a_class_that_is_no_number(official: Path, label: str) -> None:
         ("train_test_split.txt", "\n".join(f"{image} 2" for image in IMAGES), "must have 0 or 1, found '2'"),
     ],
 )
-def test_what_is_missing_is_one_sentence(official: Path, name: str, text: str | None, said: str) -> None:
+def test_what_is_missing_is_one_sentence(official: Path, name: str, text: str | None, output: str) -> None:
     (official / name).unlink()
     if text is not None:
         (official / name).write_text(text)
-    with pytest.raises(DiffcapError, match=said) as caught:
+    with pytest.raises(DiffcapError, match=output) as caught:
         read_pairs("nabirds", official)
     assert "\n" not in str(caught.value)

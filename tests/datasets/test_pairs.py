@@ -105,7 +105,7 @@ def test_three_pairs_are_enough_and_two_are_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
+    ("bad", "output"),
     [
         (row(2, before=None), '"before" must be the path of an image, found None'),
         (row(2, after="/data/b.jpg"), "the path '/data/b.jpg' leads out of the dataset's folder; write it relative"),
@@ -131,9 +131,9 @@ def test_three_pairs_are_enough_and_two_are_not(tmp_path: Path) -> None:
         (row(2, split="val", boxes=[[0, 0, 5, 5]]), '"boxes" must be {"before": [x0, y0, x1, y1] or null, "after"'),
     ],
 )
-def test_a_malformed_line_is_named_by_number(tmp_path: Path, bad: dict[str, object], said: str) -> None:
+def test_a_malformed_line_is_named_by_number(tmp_path: Path, bad: dict[str, object], output: str) -> None:
     write_lines(tmp_path / "pairs.jsonl", [row(1, split="train"), bad])
-    assert f"{tmp_path / 'pairs.jsonl'}, line 2: " in refusal(tmp_path) and said in refusal(tmp_path)
+    assert f"{tmp_path / 'pairs.jsonl'}, line 2: " in refusal(tmp_path) and output in refusal(tmp_path)
 
 
 def test_a_drawn_training_pair_needs_a_caption_too(tmp_path: Path) -> None:

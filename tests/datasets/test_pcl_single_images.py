@@ -69,7 +69,7 @@ def test_one_sentence_for_each_fault(tmp_path: Path) -> None:
     assert "x is in val here and in train before" in refusal("cub", tmp_path)
     (tmp_path / "val.json").unlink()
     good = pair("a", "b", 0, 1, 0)
-    for rows, said in (
+    for rows, output in (
         ([good, pair("c", "d", 2, 2, 0)], "line 2: the label 0 of the classes 2 and 2 contradicts earlier lines"),
         ([good, pair("a", "c", 3, 1, 0)], "line 2: a has class 3 here and class 0 before"),
         ([pair("a", "b", 0, 1, 2)], '"label" must be'),
@@ -78,4 +78,4 @@ def test_one_sentence_for_each_fault(tmp_path: Path) -> None:
         ([pair("a", "", 0, 1, 0)], '"img2" must be the name of an image'),
     ):
         write(tmp_path / "train.json", *rows)
-        assert said in refusal("nabirds", tmp_path)
+        assert output in refusal("nabirds", tmp_path)

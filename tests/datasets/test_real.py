@@ -47,10 +47,10 @@ def test_spot_the_diff(real: Path) -> None:
     folder = folder_of(real, "spot_the_diff")
     pairs = read_pairs("spot_the_diff", folder)
     assert counts(pairs) == {"train": (8_566, 17_676), "val": (1_493, 3_310), "test": (1_270, 2_107)}
-    said = describe("spot_the_diff", pairs, folder)
-    assert said["official"]["state"] == "whole" and said["repetitions"]["image_pairs_in_two_splits"] == 0
-    assert said["repetitions"]["blank_captions"] == 66
-    assert said["notes"] == ["annotators' rows, merged by pair: train 9,524, val 1,634, test 1,404"]
+    output = describe("spot_the_diff", pairs, folder)
+    assert output["official"]["state"] == "whole" and output["repetitions"]["image_pairs_in_two_splits"] == 0
+    assert output["repetitions"]["blank_captions"] == 66
+    assert output["notes"] == ["annotators' rows, merged by pair: train 9,524, val 1,634, test 1,404"]
     assert (words(pairs, 1), words(pairs, 5), longest(pairs)) == (2_059, 743, 58)
     assert words(take_changes(pairs, "multi"), 1) + 1 == 2_033  # and <SEP>
 
@@ -59,10 +59,10 @@ def test_image_editing_request(real: Path) -> None:
     folder = folder_of(real, "image_editing_request")
     pairs = read_pairs("image_editing_request", folder)
     assert counts(pairs) == {"train": (3_061, 3_061), "val": (383, 1_149), "test": (495, 1_485)}
-    said = describe("image_editing_request", pairs, folder)
-    assert said["official"]["state"] == "whole"
-    assert said["repetitions"]["image_pairs"] == {"train": 2_507, "val": 357, "test": 446}
-    assert said["repetitions"]["image_pairs_in_two_splits"] == 56
+    output = describe("image_editing_request", pairs, folder)
+    assert output["official"]["state"] == "whole"
+    assert output["repetitions"]["image_pairs"] == {"train": 2_507, "val": 357, "test": 446}
+    assert output["repetitions"]["image_pairs_in_two_splits"] == 56
     assert (words(pairs, 1), longest(pairs)) == (2_459, 62)
 
 
@@ -70,8 +70,8 @@ def test_birds2words(real: Path) -> None:
     folder = folder_of(real, "birds2words")
     pairs = read_pairs("birds2words", folder)
     assert counts(pairs) == {"train": (2_685, 12_890), "val": (325, 1_556), "test": (337, 1_604)}
-    said = describe("birds2words", pairs, folder)
-    assert said["official"]["state"] == "whole" and said["repetitions"]["repeated_captions"] == 34
+    output = describe("birds2words", pairs, folder)
+    assert output["official"]["state"] == "whole" and output["repetitions"]["repeated_captions"] == 34
     train = [caption.split(" ") for pair in pairs if pair.split == "train" for caption in pair.captions]
     assert [len(build_vocabulary(train, least).words) for least in (1, 2)] == [2_630, 1_653]
 

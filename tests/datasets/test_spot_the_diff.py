@@ -27,9 +27,9 @@ def test_rows_of_one_pair_are_merged(tmp_path: Path) -> None:
     assert [pair.id for pair in pairs.values() if pair.split == "test"] == ["5.png", "6.png"]
     assert all((folder / path).is_file() for pair in pairs.values() for path in (pair.before, pair.after))
     assert pairs["6.png"].captions == [""]  # kept: the released files score this pair
-    said = describe("spot_the_diff", list(pairs.values()), folder)
-    assert said["notes"] == ["annotators' rows, merged by pair: train 9, val 2, test 2"]
-    assert said["changes"] == "single" and said["repetitions"]["blank_captions"] == 1
+    output = describe("spot_the_diff", list(pairs.values()), folder)
+    assert output["notes"] == ["annotators' rows, merged by pair: train 9, val 2, test 2"]
+    assert output["changes"] == "single" and output["repetitions"]["blank_captions"] == 1
 
 
 @pytest.mark.parametrize("place", ["annotations", "data/annotations", ""])

@@ -29,7 +29,7 @@ REFERENCES = {pair.id: pair.captions for pair in PAIRS}
 GROUPS = groups_of(PAIRS)
 
 
-def said(seed: int, right: float) -> dict[str, str]:
+def predictions(seed: int, right: float) -> dict[str, str]:
     """Captions of which a part is a reference, and the others some other pair's or nothing."""
     draws = random.Random(seed)
     others = ["", *(captions(draws.randrange(20), draws.random() < 0.5)[0] for _ in range(9))]
@@ -39,7 +39,7 @@ def said(seed: int, right: float) -> dict[str, str]:
 
 
 def test_scores_on_all_pairs_are_those_of_the_metrics() -> None:
-    one, two = said(1, 0.3), said(2, 0.7)
+    one, two = predictions(1, 0.3), predictions(2, 0.7)
     found = compare(one, two, REFERENCES, GROUPS, "raw", FAST, samples=3)
     for key, texts in (("a", one), ("b", two)):
         expected = score_tokens(texts, REFERENCES, GROUPS, FAST)
@@ -49,7 +49,7 @@ def test_scores_on_all_pairs_are_those_of_the_metrics() -> None:
 
 
 def test_a_draw_is_scored_as_the_corpus_of_its_pairs() -> None:
-    hypotheses = said(3, 0.5)
+    hypotheses = predictions(3, 0.5)
     system, ids, samples = (
         additive_metrics(hypotheses, REFERENCES, {"total": list(REFERENCES)}, FAST),
         list(REFERENCES),
@@ -61,8 +61,8 @@ def test_a_draw_is_scored_as_the_corpus_of_its_pairs() -> None:
     cider = system[-1].rows["total"][:, 0]
     for draw, drawn in enumerate(numbers, 1):
         texts = {str(n): hypotheses[ids[place]] for n, place in enumerate(drawn)}
-        told = {str(n): REFERENCES[ids[place]] for n, place in enumerate(drawn)}
-        corpus = score_tokens(texts, told, {"total": list(texts)}, [name for name in FAST if name != "CIDEr-D"])
+        expectation = {str(n): REFERENCES[ids[place]] for n, place in enumerate(drawn)}
+        corpus = score_tokens(texts, expectation, {"total": list(texts)}, [name for name in FAST if name != "CIDEr-D"])
         for metric, score in corpus["total"].items():
             assert scores[metric][draw] == pytest.approx(score, abs=1e-9), metric
         assert scores["CIDEr-D"][draw] == pytest.approx(cider[drawn].mean(), abs=1e-9)  # the group's frequencies
@@ -70,7 +70,7 @@ def test_a_draw_is_scored_as_the_corpus_of_its_pairs() -> None:
 
 @pytest.mark.thorough
 def test_meteor_of_summed_counts_is_the_jars_own_corpus_score() -> None:
-    hypotheses = {**said(5, 0.5), "0.png": REFERENCES["0.png"][0]}
+    hypotheses = {**predictions(5, 0.5), "0.png": REFERENCES["0.png"][0]}
     ids, draws = list(hypotheses), random.Random(0)
     groups = {str(n): draws.choices(ids, k=draws.randint(1, 40)) for n in range(12)} | {"one": ["0.png"]}
     with running_meteor() as process:
@@ -82,7 +82,7 @@ def test_meteor_of_summed_counts_is_the_jars_own_corpus_score() -> None:
 
 
 def test_draws_are_paired_and_depend_on_the_seed_alone() -> None:
-    one = said(1, 0.3)
+    one = predictions(1, 0.3)
     same = compare(one, one, REFERENCES, GROUPS, "raw", FAST, samples=20)
     assert all(
         row["interval"] == [0, 0] and row["a_interval"] == pytest.approx(row["b_interval"]) and row["b_better"] == 0.5
@@ -90,7 +90,7 @@ def test_draws_are_paired_and_depend_on_the_seed_alone() -> None:
         for row in metrics.values()
     )
     assert same["wins"]["total"] == {"b": 0, "a": 0, "tie": len(REFERENCES)}
-    two = said(2, 0.7)
+    two = predictions(2, 0.7)
     runs = [compare(one, two, REFERENCES, GROUPS, "raw", FAST, samples=20, seed=seed) for seed in (0, 0, 1)]
     assert runs[0] == runs[1] and runs[0]["groups"] != runs[2]["groups"]
 
@@ -142,9 +142,9 @@ def test_the_better_one_wins_by_group() -> None:
 
 
 def test_a_lacking_pair_is_named() -> None:
-    lacking: dict[str, Any] = said(1, 0.5)
+    lacking: dict[str, Any] = predictions(1, 0.5)
     del lacking["3.png"]
-    orders: Sequence[Sequence[dict[str, str]]] = [(lacking, said(1, 0.5)), (said(1, 0.5), lacking)]
+    orders: Sequence[Sequence[dict[str, str]]] = [(lacking, predictions(1, 0.5)), (predictions(1, 0.5), lacking)]
     for (one, two), which in zip(orders, ("first", "second")):
         with pytest.raises(DiffcapError, match=f"the {which} run: 1 of 40 reference ids have no prediction .'3.png'"):
             compare(one, two, REFERENCES, GROUPS, "raw", FAST, samples=1)

@@ -238,10 +238,12 @@ def test_pycocoevalcap_carries_the_jars_that_are_named() -> None:
 def test_the_scores_of_single_pairs_average_to_the_score_of_all() -> None:
     perfect = {id: captions[0] for id, captions in REFERENCES.items()}
     scores = cider_per_pair({"ours": PREDICTIONS, "perfect": perfect}, REFERENCES, "raw")
-    for name, said in (("ours", PREDICTIONS), ("perfect", perfect)):
-        corpus = score_captions(said, REFERENCES, "raw", ["CIDEr-D"])["CIDEr-D"]
+    for name, captioned in (("ours", PREDICTIONS), ("perfect", perfect)):
+        corpus = score_captions(captioned, REFERENCES, "raw", ["CIDEr-D"])["CIDEr-D"]
         assert list(scores[name]) == list(REFERENCES)
         assert math.fsum(scores[name].values()) / len(REFERENCES) == pytest.approx(corpus)
     assert scores["perfect"]["c"] == pytest.approx(10) and scores["ours"]["e"] < scores["perfect"]["e"]
     with pytest.raises(DiffcapError, match=r"^ours: 1 of 5 reference ids have no prediction \('e'\)"):
-        cider_per_pair({"ours": {id: said for id, said in PREDICTIONS.items() if id != "e"}}, REFERENCES, "raw")
+        cider_per_pair(
+            {"ours": {id: captioned for id, captioned in PREDICTIONS.items() if id != "e"}}, REFERENCES, "raw"
+        )

@@ -52,8 +52,8 @@ def test_captions_of_a_dataset_score_as_pycocoevalcap_has_it() -> None:
     draws = random.Random(0)
     references = {pair.id: pair.captions for pair in pairs(40)}
     for _ in range(5):
-        said = {image: draws.choice(references[draws.choice(list(references))]) for image in references}
-        scores = agree(references, said)
+        predictions = {image: draws.choice(references[draws.choice(list(references))]) for image in references}
+        scores = agree(references, predictions)
         assert len(set(scores.round(6))) > 10
     exact = agree(references, {image: captions[0] for image, captions in references.items()})
     assert exact.min() > 1

@@ -75,8 +75,8 @@ def test_two_ranks_with_padding_give_the_value_of_one(tmp_path: Path) -> None:
         for rank in range(2)
     ]
     for process in ranks:
-        said = process.communicate(timeout=90)[1]
-        assert process.returncode == 0, said
+        captioned = process.communicate(timeout=90)[1]
+        assert process.returncode == 0, captioned
     expected = score_captions(PREDICTIONS, REFERENCES, "raw", FAST_METRICS)
     for rank in range(2):
         result = json.loads((tmp_path / f"{rank}.json").read_text())

@@ -17,7 +17,7 @@ def rows(heading: str) -> list[list[str]]:
 
 def test_total_is_no_average() -> None:
     pairs = rows("pair")
-    predictions = {name: said for name, _, said, _ in pairs}
+    predictions = {name: captioned for name, _, captioned, _ in pairs}
     references = {name: [reference] for name, _, _, reference in pairs}
     groups = {
         kind: [name for name, group, *_ in pairs if kind in (group, "total")]

@@ -102,17 +102,21 @@ def test_every_caption_of_the_blocks_grammar_is_read_right() -> None:
         names = {"size": SIZES, "color": COLORS, "material": MATERIALS, "shape": SHAPES}
         truth = {name: values[getattr(scenes, name)[slot]] for name, values in names.items()}
         for caption in captions:
-            said = parse_caption(caption)
-            read.append(said)
-            assert said.change_type == kind, caption
-            assert {said.size, said.material} <= {None, truth["size"], truth["material"]}, caption
-            assert (said.color, said.shape) == (truth["color"], truth["shape"]), caption
+            predictions = parse_caption(caption)
+            read.append(predictions)
+            assert predictions.change_type == kind, caption
+            assert {predictions.size, predictions.material} <= {None, truth["size"], truth["material"]}, caption
+            assert (predictions.color, predictions.shape) == (truth["color"], truth["shape"]), caption
             if kind in ("color", "material"):
-                assert said.to == {"color": COLORS, "material": MATERIALS}[kind][int(triples.new_value[row])], caption
+                assert predictions.to == {"color": COLORS, "material": MATERIALS}[kind][int(triples.new_value[row])], (
+                    caption
+                )
             else:
-                assert said.to is None
+                assert predictions.to is None
     assert {parse_caption(caption) for captions in unchanged for caption in captions} == {Slots("none")}
-    assert sum(said.size is not None and said.material is not None for said in read) > 0.75 * len(read)
+    assert sum(predictions.size is not None and predictions.material is not None for predictions in read) > 0.75 * len(
+        read
+    )
 
 
 def test_every_word_has_a_kind_and_the_kinds_say_what_the_slots_say() -> None:
@@ -142,7 +146,7 @@ def test_every_word_has_a_kind_and_the_kinds_say_what_the_slots_say() -> None:
     changes, unchanged = write_captions(sample_triples(range(60), seed=5), seed=5)
     for captions in [*changes, *unchanged]:
         for caption in captions:
-            said, kinds = parse_caption(caption), word_kinds(caption.split())
+            predictions, kinds = parse_caption(caption), word_kinds(caption.split())
             assert len(kinds) == len(caption.split())
-            assert {name for name in ATTRIBUTES if getattr(said, name)} == {*kinds} & {*ATTRIBUTES}
-            assert (said.to is not None) == ("new value" in kinds)
+            assert {name for name in ATTRIBUTES if getattr(predictions, name)} == {*kinds} & {*ATTRIBUTES}
+            assert (predictions.to is not None) == ("new value" in kinds)

@@ -57,11 +57,11 @@ def test_pixels_take_no_weights() -> None:
         build_backbone("pixels", weights="clip.pt")
 
 
-def write_adaptation(path: Path, **facts: Any) -> CLIP4IDCAdaptation:
+def write_adaptation(path: Path, **metadata: Any) -> CLIP4IDCAdaptation:
     torch.manual_seed(0)
     sizes = {"network": NETWORK, "image_size": [8, 12], "intra_layers": 3}
     model = CLIP4IDCAdaptation(NETWORK, (8, 12), 3, max_length=14).eval()
-    write_checkpoint(path, model, "pretrain", **{"method": "clip4idc", "hyperparameters": sizes, **facts})
+    write_checkpoint(path, model, "pretrain", **{"method": "clip4idc", "hyperparameters": sizes, **metadata})
     return model
 
 

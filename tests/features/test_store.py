@@ -266,8 +266,8 @@ def test_a_changed_file_is_checked_before_the_store_counts_as_complete(
     assert repaired(tmp_path) == [] and not capsys.readouterr().out  # nothing has changed: nothing is checked
     flip(tmp_path, 2, 9)
     assert repaired(tmp_path) == [2, 9]
-    said = capsys.readouterr().out
-    assert "the features of 2 images are damaged (first images/2.png)" in said
+    output = capsys.readouterr().out
+    assert "the features of 2 images are damaged (first images/2.png)" in output
     with (tmp_path / SUMS).open("r+b") as file:
         file.seek(4 * 5)
         file.write(b"\0\0\0\0")

@@ -125,9 +125,9 @@ def test_a_server_that_asks_for_too_long_a_pause_is_left_for_later(site: Site, t
 
 @pytest.mark.parametrize("status, gone", [(404, True), (410, True), (401, False), (403, False), (400, False)])
 def test_a_clear_no_is_not_asked_again(site: Site, target: Path, status: int, gone: bool) -> None:
-    with pytest.raises(PermanentError, match=f"the server answers {status}") as said:
+    with pytest.raises(PermanentError, match=f"the server answers {status}") as output:
         bring(target, site.put("/file", always=f"status {status}"))
-    assert said.value.gone is gone and said.value.forbidden is (status == 403)
+    assert output.value.gone is gone and output.value.forbidden is (status == 403)
     assert site.times("/file") == 1 and not target.exists()
 
 
@@ -219,9 +219,9 @@ def test_redirects_are_followed_to_an_end(site: Site, target: Path) -> None:
 
 @pytest.mark.parametrize("place", ["file:///etc/passwd", "ftp://127.0.0.1/file", "data:text/plain,hello"])
 def test_no_redirect_leaves_the_web(site: Site, target: Path, place: str) -> None:
-    with pytest.raises(PermanentError, match="the URL cannot be requested") as said:
+    with pytest.raises(PermanentError, match="the URL cannot be requested") as output:
         bring(target, site.put("/file", always=f"to {place}"))
-    assert not said.value.gone and not target.exists() and site.times("/file") == 1
+    assert not output.value.gone and not target.exists() and site.times("/file") == 1
 
 
 def test_no_redirect_gives_up_encryption(monkeypatch: pytest.MonkeyPatch, target: Path) -> None:
@@ -250,15 +250,15 @@ def test_the_next_address_where_the_first_has_no_such_file(site: Site, target: P
     gone, there = site.put("/gone", always="status 404"), site.put("/there", BODY)
     assert bring(target, gone, there) == there and whole(target)
     forbidden = site.put("/forbidden", always="status 403")
-    with pytest.raises(PermanentError, match="404") as said:
+    with pytest.raises(PermanentError, match="404") as output:
         bring(target, gone, forbidden)
-    assert said.value.gone
-    with pytest.raises(PermanentError, match="403") as said:
+    assert output.value.gone
+    with pytest.raises(PermanentError, match="403") as output:
         bring(target, forbidden, gone)
-    assert not said.value.gone and said.value.forbidden
-    with pytest.raises(PermanentError, match="403") as said:
+    assert not output.value.gone and output.value.forbidden
+    with pytest.raises(PermanentError, match="403") as output:
         bring(target, forbidden, site.put("/sign-in", always="status 401"))
-    assert not said.value.gone and not said.value.forbidden  # the other may have it
+    assert not output.value.gone and not output.value.forbidden  # the other may have it
 
 
 def test_the_next_address_where_the_first_does_not_answer(site: Site, target: Path) -> None:
@@ -294,9 +294,9 @@ def test_a_host_that_is_down_is_not_asked_for_ever(site: Site, tmp_path: Path) -
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/file", "http://no-such-host.invalid/file"])
 def test_nobody_there(target: Path, url: str) -> None:
-    with pytest.raises(TransientError) as said:
+    with pytest.raises(TransientError) as output:
         bring(target, url, settings=FetchSettings(retries=0, timeout=1, backoff=0))
-    assert len(str(said.value)) < 90 and "object at" not in str(said.value)
+    assert len(str(output.value)) < 90 and "object at" not in str(output.value)
 
 
 @pytest.mark.parametrize("url", ["http://a b.invalid:port/file", "http://.invalid/file"])
@@ -318,9 +318,9 @@ def test_a_full_disk_is_an_error_that_names_the_file(site: Site, target: Path, m
     part_path(target).symlink_to("/dev/full")
     with monkeypatch.context() as patch:
         patch.setattr(Target, "delete_part", lambda target: None)
-        with pytest.raises(OSError, match="No space left on device") as said:
+        with pytest.raises(OSError, match="No space left on device") as output:
             bring(target, url)
-    assert said.value.filename == str(part_path(target)) and not target.exists()
+    assert output.value.filename == str(part_path(target)) and not target.exists()
     bring(target, url)
     assert whole(target)
 

@@ -26,9 +26,9 @@ from diffcap.records import read_dataset
 def test_everything_is_fetched_checked_and_read(clevr: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     clevr.site.pages["/clevr.tar.gz"].faults = ["cut 900", "stall 500"]
     assert clevr.fetch() == ""
-    said = capsys.readouterr().out
-    assert "licence: CC BY 4.0" in said and "please cite: A. Author. Desks. 2020." in said
-    assert "8 pairs" in said and "12 images, all present" in said
+    output = capsys.readouterr().out
+    assert "licence: CC BY 4.0" in output and "please cite: A. Author. Desks. 2020." in output
+    assert "8 pairs" in output and "12 images, all present" in output
     dataset = read_dataset(clevr.out)
     assert dataset.root == clevr.out / "official" and dataset.info["root"] == "official"
     sums = clevr.json("checksums.json")
@@ -50,10 +50,10 @@ def test_everything_is_fetched_checked_and_read(clevr: Folder, capsys: pytest.Ca
 def test_what_fails_is_listed_and_only_that_is_fetched_the_next_time(clevr: Folder) -> None:
     clevr.site.pages["/splits.json"].always = "status 500"
     clevr.site.pages["/types.json"].always = "status 404"
-    said = clevr.fetch()
+    output = clevr.fetch()
     assert (
-        said.startswith("error: clevr_change: could not fetch official/")
-        and "; then run the same command again" in said
+        output.startswith("error: clevr_change: could not fetch official/")
+        and "; then run the same command again" in output
     )
     failed = {row["name"]: row for row in clevr.json("fetch-failures.json")["failed"]}
     assert failed["official/splits.json"]["why"] == "the server answers 500 Internal Server Error (3 times)"
@@ -83,8 +83,8 @@ def test_another_content_than_at_the_first_fetch_is_an_error(clevr: Folder) -> N
     assert "its content differs from the checksum in" in clevr.fetch()
     splits.unlink()
     clevr.site.put("/splits.json", body + b"\n")
-    said = clevr.fetch()
-    assert "at the first fetch; to accept it, delete official/splits.json from" in said
+    output = clevr.fetch()
+    assert "at the first fetch; to accept it, delete official/splits.json from" in output
     assert not splits.exists() and not list(clevr.out.rglob("*.part*"))
     sums = clevr.json("checksums.json")
     del sums["official/splits.json"]
@@ -132,8 +132,8 @@ def test_a_damaged_archive_is_listed_with_the_rest_and_fetched_again(clevr: Fold
     page, archive = clevr.site.pages["/clevr.tar.gz"], clevr.out / "downloads/clevr.tar.gz"
     whole, page.body = page.body, page.body[:-400]
     clevr.site.pages["/splits.json"].always = "status 404"
-    said = clevr.fetch()
-    assert said.startswith(
+    output = clevr.fetch()
+    assert output.startswith(
         "error: clevr_change: could not fetch official/splits.json (the server answers 404 Not Found) and 1"
     )
     failed = {row["name"]: row["why"] for row in clevr.json("fetch-failures.json")["failed"]}
@@ -166,8 +166,8 @@ def test_a_refused_archive_does_not_hide_what_a_person_has_to_fetch(
     wrong = {"url": clevr.site.url("/clevr.tar.gz"), "unpack": True, "gives": ["features"]}
     page = {"file": "a.zip", "page": "https://drive.invalid", "how": "Press.", "gives": ["images"], "unpack": True}
     clevr.sources(files=[evil, wrong], by_hand=[page])
-    said = clevr.fetch()
-    assert "download by hand a.zip" in said and "to be downloaded by hand: a.zip" in capsys.readouterr().out
+    output = clevr.fetch()
+    assert "download by hand a.zip" in output and "to be downloaded by hand: a.zip" in capsys.readouterr().out
     listed = clevr.json("fetch-failures.json")
     assert [row["file"] for row in listed["by_hand"]] == ["a.zip"]
     assert {row["name"]: row["why"].split(";")[0] for row in listed["failed"]} == {
@@ -194,8 +194,8 @@ def test_what_a_person_has_to_fetch_is_said_precisely(clevr: Folder) -> None:
     body = by_hand(clevr)
     done = run(clevr.words(), clevr.path)
     downloads = clevr.out / "downloads"
-    said = one_sentence(done)
-    assert f"download by hand clevr.tar.gz from https://drive.invalid/view into {downloads}" in said
+    output = one_sentence(done)
+    assert f"download by hand clevr.tar.gz from https://drive.invalid/view into {downloads}" in output
     for line in ("from  https://drive.invalid/view", "how   Press the button.", f"into  {downloads}/"):
         assert line in done.stdout
     assert "make data DATASET=clevr_change DATA=<their folder>" in done.stdout
@@ -314,9 +314,9 @@ def test_ctrl_c_ends_it_at_once_even_where_a_server_says_nothing(clevr: Folder) 
         time.sleep(0.01)
     asked = time.monotonic()
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate()
+    _, output = process.communicate()
     assert process.returncode == 1 and time.monotonic() - asked < 100  # of 300
-    assert said == "error: interrupted; run the same command again, what is done already is kept.\n"
+    assert output == "error: interrupted; run the same command again, what is done already is kept.\n"
 
 
 def test_without_sources_the_folder_is_asked_for(folder: Folder) -> None:

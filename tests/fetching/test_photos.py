@@ -35,8 +35,10 @@ def test_dead_photos_are_listed_and_their_pairs_dropped(birds: Folder, capsys: p
         "official/images/1.jpg": ("the server answers 404 Not Found", True),
         "official/images/6.jpg": ("the server answers 410 Gone", True),
     }
-    said = capsys.readouterr().out
-    assert "2 no longer exist online" in said and "2 of 5 pairs are unusable" in said and "2 pairs skipped" in said
+    output = capsys.readouterr().out
+    assert (
+        "2 no longer exist online" in output and "2 of 5 pairs are unusable" in output and "2 pairs skipped" in output
+    )
     dataset = read_dataset(birds.out)
     assert dataset.info["skipped"] == {"pairs": 2, "images": 2}
     assert [pair.id for pair in dataset.pairs] == ["2_3", "3_4", "4_5"]
@@ -57,8 +59,8 @@ def test_dead_photos_are_listed_and_their_pairs_dropped(birds: Folder, capsys: p
 def test_photos_that_fail_only_now_lose_no_pair_unless_told_to(birds: Folder) -> None:
     birds.site.pages["/photos/1"].always = "status 503"
     birds.site.pages["/photos/6"].always = "status 404"
-    said = birds.fetch()
-    assert "could not fetch official/images/1.jpg (" in said and "more" not in said and "--missing skip" in said
+    output = birds.fetch()
+    assert "could not fetch official/images/1.jpg (" in output and "more" not in output and "--missing skip" in output
     assert failed(birds)["official/images/1.jpg"] == ("the server answers 503 Service Unavailable (3 times)", False)
     assert not (birds.out / "manifest.jsonl").exists()
     assert birds.fetch("--missing=skip") == "" and len(read_dataset(birds.out).pairs) == 3
@@ -97,8 +99,10 @@ def test_a_page_to_log_in_loses_no_pair(birds: Folder) -> None:
         hide(*list(photos)[-count:])
         for photo in (birds.out / "official/images").glob("*.jpg"):
             photo.unlink()
-        told = birds.fetch()
-        assert told.startswith("error: birds2words: could not fetch official/images/") and "--missing skip" in told
+        expected = birds.fetch()
+        assert (
+            expected.startswith("error: birds2words: could not fetch official/images/") and "--missing skip" in expected
+        )
         assert list(failed(birds).values()) == [("the server sends a web page instead of the file", False)] * count
         assert not (birds.out / "manifest.jsonl").exists()
     for path, body in photos.items():

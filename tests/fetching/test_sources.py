@@ -52,9 +52,9 @@ def test_names_come_from_the_address(tmp_path: Path) -> None:
 )
 def test_faults_get_one_sentence(tmp_path: Path, text: str, complaint: str) -> None:
     (tmp_path / "a.yaml").write_text(text)
-    with pytest.raises(DiffcapError, match=complaint) as said:
+    with pytest.raises(DiffcapError, match=complaint) as output:
         read_sources(tmp_path / "a.yaml")
-    assert str(said.value).startswith(str(tmp_path / "a.yaml"))
+    assert str(output.value).startswith(str(tmp_path / "a.yaml"))
 
 
 def test_no_such_file(tmp_path: Path) -> None:

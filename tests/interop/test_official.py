@@ -55,10 +55,10 @@ def test_a_hostile_pickle_runs_nothing_and_is_named(
     torch.save(content if where == "config" else {"w": torch.zeros(2), "evil": evil}, tmp_path / "evil.pt")
     with pytest.raises(SystemExit) as stop:
         main(["import", method, str(tmp_path / "evil.pt"), "--vocabulary", str(tmp_path / "none.json")])
-    said = str(stop.value.code)
-    assert said.startswith(f"error: {tmp_path / 'evil.pt'}: refused without running its code: it uses ")
+    output = str(stop.value.code)
+    assert output.startswith(f"error: {tmp_path / 'evil.pt'}: refused without running its code: it uses ")
     named = "pathlib.Path.touch" if where == "weights" or method in ("scorer", "dirl") else "AttrDict"
-    assert (named in said or "getattr" in said) and "\n" not in said
+    assert (named in output or "getattr" in output) and "\n" not in output
     assert not (tmp_path / "ran").exists() and not list(tmp_path.glob("*-diffcap"))
 
 
@@ -75,8 +75,8 @@ def test_files_of_something_else(tmp_path: Path, method: Any, content: Any) -> N
     vocabulary = None if method == "clip4idc" else words(tmp_path / "v.json", 20, PCL_WORDS if method == "pcl" else RCC)
     with pytest.raises(DiffcapError) as error:
         import_official(path, method, vocabulary)
-    said = str(error.value)
-    assert str(path) in said and "\n" not in said and said.endswith(".")
+    output = str(error.value)
+    assert str(path) in output and "\n" not in output and output.endswith(".")
 
 
 RCC = ["<NULL>", "<UNK>", "<START>", "<END>"]
@@ -158,9 +158,9 @@ def test_the_adaptation_of_clip4idc(tmp_path: Path) -> None:
 def refusal(path: Path, method: Any, vocabulary: Path | None, **options: Any) -> str:
     with pytest.raises(DiffcapError) as error:
         import_official(path, method, vocabulary, ImportOptions(**options))
-    said = str(error.value)
-    assert "\n" not in said and len(said) < 600 and said.endswith((".", "?")), said
-    return said
+    output = str(error.value)
+    assert "\n" not in output and len(output) < 600 and output.endswith((".", "?")), output
+    return output
 
 
 TABLES = ("word_embedding.weight", "img_project.0.weight", "encoder.layers.0.feed_forward.w_1.weight")
@@ -178,12 +178,12 @@ ODD = {
 @pytest.mark.parametrize("name", [*TABLES, "else"])
 def test_odd_tensors_are_one_sentence(tmp_path: Path, kind: str, name: str) -> None:
     torch.save({**pcl().weights("finetune"), name: ODD[kind]}, tmp_path / "x.pt")
-    said = refusal(tmp_path / "x.pt", "pcl", words(tmp_path / "v.json", 20, PCL_WORDS), heads=4)
+    output = refusal(tmp_path / "x.pt", "pcl", words(tmp_path / "v.json", 20, PCL_WORDS), heads=4)
     plain = {
         "stretched": f"'{name}' has fewer values in the file than its shape needs",
         "sparse": f"'{name}' is not a plain tensor",
     }
-    assert plain.get(kind, "") in said
+    assert plain.get(kind, "") in output
 
 
 @pytest.mark.parametrize("kind", ["pickle", "safetensors"])
@@ -214,7 +214,7 @@ def test_odd_names_are_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "told"),
+    ("option", "expectation"),
     [
         ({"grid": (0, -3)}, "--grid is 0 x -3; both must be at least 1"),
         (
@@ -230,15 +230,15 @@ def test_odd_names_are_one_sentence(tmp_path: Path) -> None:
         ({"heads": 7}, "width 64 is not a multiple of heads 7"),
     ],
 )
-def test_odd_options_are_one_sentence(tmp_path: Path, option: dict[str, Any], told: str) -> None:
+def test_odd_options_are_one_sentence(tmp_path: Path, option: dict[str, Any], expectation: str) -> None:
     torch.save(pcl().weights("finetune"), tmp_path / "x.pt")
-    assert told in refusal(
+    assert expectation in refusal(
         tmp_path / "x.pt", "pcl", words(tmp_path / "v.json", 20, PCL_WORDS), **{"heads": 4, **option}
     )
 
 
 @pytest.mark.parametrize(
-    ("option", "told"),
+    ("option", "expectation"),
     [
         ({"vision_heads": 4000}, "--vision-heads is 4000, which does not divide the width 128 of the image tower"),
         ({"vision_heads": -1}, "--vision-heads is -1; it must be 1 to 4096"),
@@ -247,9 +247,9 @@ def test_odd_options_are_one_sentence(tmp_path: Path, option: dict[str, Any], to
         ({"vision_heads": 2, "intra_layers": 4}, "intra_layers is 4; the network has 4 blocks: give 1 to 3"),
     ],
 )
-def test_odd_options_of_clip4idc_are_one_sentence(tmp_path: Path, option: dict[str, Any], told: str) -> None:
+def test_odd_options_of_clip4idc_are_one_sentence(tmp_path: Path, option: dict[str, Any], expectation: str) -> None:
     torch.save(load(FIXTURES / "clip4idc.json").weights("caption"), tmp_path / "x.pt")
-    assert told in refusal(tmp_path / "x.pt", "clip4idc", None, **{"heads": 4, **option})
+    assert expectation in refusal(tmp_path / "x.pt", "clip4idc", None, **{"heads": 4, **option})
 
 
 @pytest.mark.parametrize("name", ["clip.visual.conv1.weight", "clip.visual.positional_embedding"])

@@ -63,8 +63,13 @@ def test_two_stages_and_captioning(place: Path) -> None:
     options = f"--data.folder={place / 'pairs'}", f"--run.out={place / 'finetune'}", "--run.monitor=val/BLEU-1"
     begin = f"--model.init_from={place / 'pretrain/last.ckpt'}"
     words = command("finetune", [], *SMALL, "--model.tokenizer=raw", *options, begin)
-    said = in_process(words)
-    assert isinstance(said, str) and "vocabulary has" in said and "data.vocabulary_with" in said and "\n" not in said
+    output = in_process(words)
+    assert (
+        isinstance(output, str)
+        and "vocabulary has" in output
+        and "data.vocabulary_with" in output
+        and "\n" not in output
+    )
     assert in_process([*words, f"--data.vocabulary_with=[{place / 'cub'}]"]) is None
 
 
@@ -80,14 +85,14 @@ def test_two_processes_train_to_the_weights_of_one(place: Path) -> None:
             subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         )
     for process in processes:
-        said = process.communicate(timeout=400)
-        assert process.returncode == 0, said
+        output = process.communicate(timeout=400)
+        assert process.returncode == 0, output
     one, two = (weights(place / f"ranks{devices}/last.ckpt") for devices in (1, 2))
     for name, value in one.items():
         other = two[name]
         if name.endswith("qkv.bias"):  # see tests/lit/test_distributed.py
             value, other = (torch.stack([part for n, part in enumerate(v.chunk(3)) if n != 1]) for v in (value, other))
-        torch.testing.assert_close(value, other, atol=1e-5, rtol=0, msg=lambda said, name=name: f"{name}: {said}")
+        torch.testing.assert_close(value, other, atol=1e-5, rtol=0, msg=lambda output, name=name: f"{name}: {output}")
     assert {"train/single_fda", "train/fgvc_contrast", "val/mlm"} <= same_logs(place / "ranks1", place / "ranks2")
     for name in ("classifier.bias", "matcher.bias", "trunk.image_projection.bias"):
         start = torch.zeros(()) if name.startswith("trunk") else None

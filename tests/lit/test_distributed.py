@@ -64,8 +64,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 )
             )
     for process in processes:
-        said = process.communicate(timeout=300)
-        assert process.returncode == 0, said
+        output = process.communicate(timeout=300)
+        assert process.returncode == 0, output
     return folder
 
 
@@ -80,10 +80,12 @@ def test_two_processes_train_to_the_weights_of_one(runs: Path, stage: str) -> No
             value, other = (
                 torch.stack([part for n, part in enumerate(v.chunk(3)) if n != 1]) for v in (value, two[name])
             )
-            torch.testing.assert_close(value, other, atol=1e-5, rtol=0, msg=lambda said, name=name: f"{name}: {said}")
+            torch.testing.assert_close(
+                value, other, atol=1e-5, rtol=0, msg=lambda output, name=name: f"{name}: {output}"
+            )
         else:
             torch.testing.assert_close(
-                value, two[name], atol=1e-5, rtol=0, msg=lambda said, name=name: f"{name}: {said}"
+                value, two[name], atol=1e-5, rtol=0, msg=lambda output, name=name: f"{name}: {output}"
             )
 
 

@@ -62,8 +62,8 @@ def stock_reward(data: ReinforceData, pair: int, words: list[int], end_counts: b
     for number in range(len(table.ids)):
         first = table.first_caption[number]
         captions = table.captions[first : first + table.caption_counts[number]]
-        said = data.vocabulary.decode(words) + (end if closed else "")
-        scorer += (said if number == pair else "", [caption + end for caption in captions])
+        output = data.vocabulary.decode(words) + (end if closed else "")
+        scorer += (output if number == pair else "", [caption + end for caption in captions])
     return float(scorer.compute_score()[1][pair])
 
 

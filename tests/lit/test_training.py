@@ -50,18 +50,22 @@ def test_the_trunk_is_taken_over_and_the_new_head_stays(checkpoint: Path) -> Non
 def test_what_does_not_fit_is_named(checkpoint: Path, options: dict[str, Any], names: str) -> None:
     with pytest.raises(DiffcapError) as error:
         take_over(checkpoint, **options)
-    said = str(error.value)
-    assert names in said and str(checkpoint) in said and "\n" not in said and len(said) < 500
-    assert "give both stages the same width, layers and features" in said
+    output = str(error.value)
+    assert names in output and str(checkpoint) in output and "\n" not in output and len(output) < 500
+    assert "give both stages the same width, layers and features" in output
 
 
 @pytest.mark.parametrize("words", [[*WORDS[:3], "them"], [*WORDS, "zebra"], list(reversed(WORDS))])
 def test_another_vocabulary_is_refused(checkpoint: Path, words: list[str]) -> None:
     with pytest.raises(DiffcapError) as error:
         take_over(checkpoint, words)
-    said = str(error.value)
-    assert ("zebra" in said) == ("zebra" in words) and ("their order differs" in said) == (words[0] == "the")
-    assert f"its vocabulary has 4 words, this stage's {len(words)}" in said and "min_count" in said and "\n" not in said
+    output = str(error.value)
+    assert ("zebra" in output) == ("zebra" in words) and ("their order differs" in output) == (words[0] == "the")
+    assert (
+        f"its vocabulary has 4 words, this stage's {len(words)}" in output
+        and "min_count" in output
+        and "\n" not in output
+    )
 
 
 def test_nothing_is_taken_over_from_a_file_that_does_not_fit(checkpoint: Path) -> None:
@@ -86,10 +90,12 @@ def test_what_came_trained_learns_at_its_own_rate_and_only_matrices_decay() -> N
     trained = [*model.trunk.cross_encoder.parameters()]
     trained[0].requires_grad_(False)
     found = adamw(model, trained, 1e-3, 1e-5, 0.1, (0.9, 0.98))
-    facts = {id(part): (group["lr"], group["weight_decay"]) for group in found.param_groups for part in group["params"]}
-    assert sum(len(group["params"]) for group in found.param_groups) == len(facts)
+    metadata = {
+        id(part): (group["lr"], group["weight_decay"]) for group in found.param_groups for part in group["params"]
+    }
+    assert sum(len(group["params"]) for group in found.param_groups) == len(metadata)
     for part in model.parameters():
         if part.requires_grad:
             came = any(part is one for one in trained)
-            assert facts.pop(id(part)) == (1e-5 if came else 1e-3, 0.1 if part.ndim >= 2 else 0.0)
-    assert not facts and len(found.param_groups) == 4
+            assert metadata.pop(id(part)) == (1e-5 if came else 1e-3, 0.1 if part.ndim >= 2 else 0.0)
+    assert not metadata and len(found.param_groups) == 4

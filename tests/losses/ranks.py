@@ -24,6 +24,6 @@ def on_two_ranks(worker: Path, data: dict[str, Any], folder: Path) -> list[Any]:
         for n in range(2)
     ]
     for process in ranks:
-        said = process.communicate(timeout=120)[1]
-        assert process.returncode == 0, said
+        output = process.communicate(timeout=120)[1]
+        assert process.returncode == 0, output
     return [torch.load(folder / f"{n}.pt") for n in range(2)]

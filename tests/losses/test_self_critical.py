@@ -18,9 +18,9 @@ def test_loss_and_gradient_are_those_of_a_naive_loop() -> None:
     advantage = torch.randn(6, generator=draws)
     words = tokens[:, 1:].tolist()
     ends = [next((place + 1 for place, word in enumerate(row) if word in (END, PAD)), 4) for row in words]
-    said = torch.arange(4) < torch.tensor(ends)[:, None]
+    output = torch.arange(4) < torch.tensor(ends)[:, None]
     assert ends == [2, 1, 3, 4, 4, 4]
-    losses = self_critical_loss(logits, tokens, said, advantage)
+    losses = self_critical_loss(logits, tokens, output, advantage)
     expected = []
     for row in range(6):
         total = torch.zeros(())
@@ -50,9 +50,9 @@ def test_its_mean_over_all_captions_is_the_gradient_of_the_expected_reward(basel
         return logits(tokens).log_softmax(-1).gather(2, tokens[:, 1:, None]).sum().exp()
 
     expected = torch.autograd.grad(sum(chance(text) * reward for text, reward in zip(captions, rewards)), table)[0]
-    said = torch.ones(1, length, dtype=torch.bool)
+    output = torch.ones(1, length, dtype=torch.bool)
     losses = [
-        chance(text).detach() * self_critical_loss(logits(text), text, said, (reward - baseline)[None])
+        chance(text).detach() * self_critical_loss(logits(text), text, output, (reward - baseline)[None])
         for text, reward in zip(captions, rewards)
     ]
     torch.testing.assert_close(-torch.autograd.grad(sum(losses).sum(), table)[0], expected)

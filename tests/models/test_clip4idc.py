@@ -128,9 +128,9 @@ def test_the_cache_changes_no_word(name: str) -> None:
         real = tokens[:, position] != model.pad
         torch.testing.assert_close(logits[real], whole[real, position], **CLOSE)
     assert whole.std() > 0.1
-    said = greedy(model, before, after, 10)
-    assert torch.equal(beam_search(model, before, after, 10, beams=1), said)
-    assert torch.equal(greedy(model, before[1:2], after[1:2], 10)[0, :4], said[1, :4])
+    printed = greedy(model, before, after, 10)
+    assert torch.equal(beam_search(model, before, after, 10, beams=1), printed)
+    assert torch.equal(greedy(model, before[1:2], after[1:2], 10)[0, :4], printed[1, :4])
 
 
 @pytest.mark.parametrize("name", VARIANTS)

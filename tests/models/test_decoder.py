@@ -174,12 +174,12 @@ def test_greedy_words_are_those_of_the_whole_buffer(name: str) -> None:
 def test_an_unknown_word_is_never_said(name: str) -> None:
     model, before, after = taught(name)
     first = model.step(torch.full((6,), START), model.encode(before, after), None)[0]
-    bias, said = model.decoder.logit.bias, [cut(row) for row in greedy(model, before, after, LENGTH)]
+    bias, output = model.decoder.logit.bias, [cut(row) for row in greedy(model, before, after, LENGTH)]
     old = bias[UNK].item()
     try:
         bias[UNK] += 1000  # by far the likeliest
         assert torch.equal(model.step(torch.full((6,), START), model.encode(before, after), None)[0], first)
-        assert [cut(row) for row in greedy(model, before, after, LENGTH)] == said
+        assert [cut(row) for row in greedy(model, before, after, LENGTH)] == output
         assert UNK not in beam_search(model, before, after, LENGTH, beams=3)
         logits = model.decoder.logit(model.decoder(captions([3]), model.encode(before[:1], after[:1])).last.hidden)
         assert (logits.argmax(-1) == UNK).all()  # the loss sees it
@@ -225,37 +225,37 @@ def test_where_the_last_block_looks(name: str) -> None:
     memory, kept = model.encode(*maps(2)), []
     block = model.decoder.blocks[-1]
     handle = block.register_forward_hook(lambda _, inputs, out: kept.append(out.after_self_attention))
-    looked = model.decoder.attention(tokens, memory)
+    attended = model.decoder.attention(tokens, memory)
     handle.remove()
     query = nn.functional.linear(kept[0], block.cross.qkv.weight[:16], block.cross.qkv.bias[:16])
-    assert looked.shape == (2, LENGTH, 6) and looked.std() > 0.02
+    assert attended.shape == (2, LENGTH, 6) and attended.std() > 0.02
     for pair in range(2):
         for place in range(LENGTH):
             heads = []
             for head in range(2):
                 own = query[pair, place, 8 * head : 8 * head + 8]
                 heads.append(torch.stack([own @ key / 8**0.5 for key in memory[-1][0][pair, head]]).softmax(0))
-            torch.testing.assert_close(looked[pair, place], (heads[0] + heads[1]) / 2, **CLOSE)
+            torch.testing.assert_close(attended[pair, place], (heads[0] + heads[1]) / 2, **CLOSE)
 
 
 def test_half_of_the_attention_moves_to_the_other_image() -> None:
     draws = torch.Generator().manual_seed(0)
-    looked, to_before, to_after = (
+    attended, to_before, to_after = (
         torch.randn(2, rows, 6, generator=draws).softmax(-1) for rows in (4, 6, 6)
     )  # to_before: rows are after's places
-    moved = roll_out(looked, to_before, to_after, (2, 3))
+    moved = roll_out(attended, to_before, to_after, (2, 3))
     assert moved.alignment is to_after
     for found, attention in ((moved.before, to_before), (moved.after, to_after)):
         assert found.shape == (2, 4, 2, 3)
         for pair in range(2):
             for word in range(4):
                 for place in range(6):
-                    brought = sum(looked[pair, word, own] * attention[pair, own, place] for own in range(6))
-                    expected = (looked[pair, word, place] + brought) / 2
+                    brought = sum(attended[pair, word, own] * attention[pair, own, place] for own in range(6))
+                    expected = (attended[pair, word, place] + brought) / 2
                     assert found[pair, word, place // 3, place % 3].item() == pytest.approx(expected.item(), abs=1e-6)
-    unmoved = roll_out(looked, None, None, (2, 3))
+    unmoved = roll_out(attended, None, None, (2, 3))
     assert unmoved.alignment is None
-    assert torch.equal(unmoved.before, unmoved.after) and torch.equal(unmoved.before.flatten(2), looked)
+    assert torch.equal(unmoved.before, unmoved.after) and torch.equal(unmoved.before.flatten(2), attended)
 
 
 def test_every_word_and_the_end_are_predicted_and_padding_is_not() -> None:

@@ -132,10 +132,10 @@ def test_a_block_is_torchs_decoder_layer() -> None:
     causal = torch.ones(4, 4, dtype=torch.bool).tril()
     out = block(x, block.cross.project_key_value(visual), causal, ())
     torch.testing.assert_close(out.hidden, twin(x, visual, tgt_mask=~causal), **CLOSE)
-    said = block.norm1(x + twin.self_attn(x, x, x, attn_mask=~causal)[0])
-    torch.testing.assert_close(out.after_self_attention, said, **CLOSE)
+    output = block.norm1(x + twin.self_attn(x, x, x, attn_mask=~causal)[0])
+    torch.testing.assert_close(out.after_self_attention, output, **CLOSE)
     torch.testing.assert_close(
-        out.after_cross_attention, block.norm2(said + twin.multihead_attn(said, visual, visual)[0]), **CLOSE
+        out.after_cross_attention, block.norm2(output + twin.multihead_attn(output, visual, visual)[0]), **CLOSE
     )
 
 
@@ -316,9 +316,9 @@ def test_maps_of_the_words(encoder_layers: int) -> None:
     attention = torchs(model.encoder[-1].attention)
     to_after, to_before = attention(one, two, two)[1], attention(two, one, one)[1]
     torch.testing.assert_close(found.alignment, to_after, **CLOSE)
-    looked = model.decoder.attention(tokens, model.encode(before, after))
+    attended = model.decoder.attention(tokens, model.encode(before, after))
     for map_of, moved in ((found.before, to_before), (found.after, to_after)):
-        torch.testing.assert_close(map_of.flatten(2), (looked + looked @ moved) / 2, **CLOSE)
+        torch.testing.assert_close(map_of.flatten(2), (attended + attended @ moved) / 2, **CLOSE)
 
 
 @torch.no_grad()

@@ -308,8 +308,8 @@ def test_attention_is_where_the_mask_looks_as_each_word_is_said() -> None:
         x, _ = stack.layers[0](x, mask, (seen[0],))
         block = stack.layers[1]
         query, key, _ = block.attention.project_qkv(block.attention_norm(x))
-        looked = block.attention.mean_weights(query[:, :, -1:], torch.cat([seen[1][0], key], 2))[:, 0]
-        patches = torch.cat([looked[:, 1:7], looked[:, 8:14]], 1)
+        attended = block.attention.mean_weights(query[:, :, -1:], torch.cat([seen[1][0], key], 2))[:, 0]
+        patches = torch.cat([attended[:, 1:7], attended[:, 8:14]], 1)
         patches = 2 * patches / patches.sum(1, keepdim=True)
         torch.testing.assert_close(found.before[:, place].flatten(1), patches[:, :6])
         torch.testing.assert_close(found.after[:, place].flatten(1), patches[:, 6:])

@@ -161,12 +161,12 @@ def test_the_blocks_last_residual(residual: Any) -> None:
             *joined, 8, 2, *parts, None, None, False, 0.0, torch.eye(8), torch.zeros(8)
         )[0].transpose(0, 1)
 
-    said = block.norm1(x + attend(x, x, block.self_attention))
-    seen = block.norm2(said + attend(said, visual, block.cross))
+    output = block.norm1(x + attend(x, x, block.self_attention))
+    seen = block.norm2(output + attend(output, visual, block.cross))
     inner = seen @ block.inner.weight.T + block.inner.bias
     inner = inner * (1 + torch.erf(inner / 2**0.5)) / 2
     hidden = block.norm3(block.outer(inner) + (inner if residual == "gelu" else seen))
-    for ours, theirs in ((out.after_self_attention, said), (out.after_cross_attention, seen), (out.hidden, hidden)):
+    for ours, theirs in ((out.after_self_attention, output), (out.after_cross_attention, seen), (out.hidden, hidden)):
         torch.testing.assert_close(ours, theirs, **CLOSE)
 
 
@@ -367,10 +367,10 @@ def test_maps_of_the_words(encoder_layers: int) -> None:
         assert part.std() > 0.01 and (part >= 0).all()
         torch.testing.assert_close(part.sum(-1), torch.ones(part.shape[:-1]))
     swapped = model.attention(after, before, tokens)  # the alignment of the swapped pair is the other direction's
-    looked = model.decoder.attention(tokens, model.encode(before, after))
+    attended = model.decoder.attention(tokens, model.encode(before, after))
     assert swapped.alignment is not None
     for map_of, moved in ((found.before, swapped.alignment), (found.after, found.alignment)):
-        torch.testing.assert_close(map_of.flatten(2), (looked + looked @ moved) / 2, **CLOSE)
+        torch.testing.assert_close(map_of.flatten(2), (attended + attended @ moved) / 2, **CLOSE)
 
 
 def only_appearance(model: Any) -> None:

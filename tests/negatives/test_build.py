@@ -83,10 +83,10 @@ def test_distractors_get_no_sentence_of_no_change() -> None:
 def test_retrieved_captions_are_of_other_change_pairs_and_say_something_else() -> None:
     changes = {tokenised(caption) for pair in PAIRS if not pair.is_distractor for caption in pair.captions}
     for row in ROWS:
-        said = {meaning(word) for caption in BY_ID[row.id].captions for word in tokenised(caption).split()}
+        output = {meaning(word) for caption in BY_ID[row.id].captions for word in tokenised(caption).split()}
         for negative in row.negatives[:2]:
             assert negative.text in changes
-            assert not set(map(meaning, negative.text.split())) <= said
+            assert not set(map(meaning, negative.text.split())) <= output
 
 
 def test_retrieved_captions_are_more_alike_than_others() -> None:

@@ -39,8 +39,8 @@ def test_the_top_half_by_tfidf_is_chosen() -> None:
 
 def test_replaced_words_keep_their_tag_and_say_something_new() -> None:
     source = scene("the large red rubber cube was added")
-    said = frozenset(source.content)
-    texts = {replace_words(source, IDF, POOL, said, random.Random(seed)) for seed in range(50)}
+    output = frozenset(source.content)
+    texts = {replace_words(source, IDF, POOL, output, random.Random(seed)) for seed in range(50)}
     assert len(texts) > 5
     for text in texts:
         assert text is not None
@@ -51,7 +51,7 @@ def test_replaced_words_keep_their_tag_and_say_something_new() -> None:
             assert old in most_informative_words(source, IDF)
             assert dict(tag(text))[new] == dict(tag(source.text))[old]
             assert kind_of(new) == kind_of(old) and meaning(new) != meaning(old)
-        assert not set(map(meaning, words)) <= said | {"the", "was"}
+        assert not set(map(meaning, words)) <= output | {"the", "was"}
 
 
 def test_a_word_is_replaced_by_the_same_one_wherever_it_stands() -> None:
@@ -73,9 +73,9 @@ def test_synonyms_are_never_drawn() -> None:
 
 def test_what_the_references_say_is_avoided() -> None:
     source = scene("the red ball was added")
-    said = frozenset(map(meaning, ("red", "blue", "green", "cyan", "cube", "ball", "added")))
+    output = frozenset(map(meaning, ("red", "blue", "green", "cyan", "cube", "ball", "added")))
     for seed in range(20):
-        text = replace_words(source, IDF, POOL, said, random.Random(seed))
+        text = replace_words(source, IDF, POOL, output, random.Random(seed))
         assert text is not None and {"gray", "cylinder"} & set(text.split())
 
 

@@ -36,18 +36,18 @@ def fill(name: str, shape: list[int]) -> Tensor:
 
 
 def load(path: Path) -> Fixture:
-    facts = json.loads(path.read_text())
+    metadata = json.loads(path.read_text())
     arrays = {name: torch.from_numpy(array) for name, array in np.load(path.with_suffix(".npz")).items()}
-    return Fixture(path, facts["hyperparameters"], facts["parameters"], arrays)
+    return Fixture(path, metadata["hyperparameters"], metadata["parameters"], arrays)
 
 
 def find(folder: Path, method: str, **conditions: Any) -> list[Path]:
     """Every fixture of a method in a folder, whatever its name, whose hyperparameters meet the conditions."""
     found = []
     for path in sorted(folder.glob("*.json")):
-        facts = json.loads(path.read_text())
-        matches = all(facts["hyperparameters"].get(key) == value for key, value in conditions.items())
-        if facts.get("method") == method and matches:
+        metadata = json.loads(path.read_text())
+        matches = all(metadata["hyperparameters"].get(key) == value for key, value in conditions.items())
+        if metadata.get("method") == method and matches:
             found.append(path)
     return found
 
@@ -65,5 +65,5 @@ def view_sizes(official: Fixture) -> dict[str, Any]:
         "word_width",
         "coordinates",
     ]
-    facts = official.hyperparameters
-    return {"vocabulary_size": facts["vocabulary"], **{name: facts[name] for name in names}}
+    metadata = official.hyperparameters
+    return {"vocabulary_size": metadata["vocabulary"], **{name: metadata[name] for name in names}}

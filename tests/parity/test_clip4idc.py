@@ -22,27 +22,27 @@ def official(clip4idc_fixture: Path) -> Fixture:
 
 def sizes(official: Fixture) -> dict[str, Any]:
     """The network of a fixture; its pixels are normalised already, so the tower has to leave them as they are."""
-    facts = official.hyperparameters
+    metadata = official.hyperparameters
     return {
         "network": {
-            "embed_dim": facts["embed"],
+            "embed_dim": metadata["embed"],
             "quick_gelu": True,
             "vision_cfg": {
-                "image_size": facts["image_size"],
-                "patch_size": facts["patch"],
-                "width": facts["vision_width"],
-                "head_width": facts["vision_width"] // facts["vision_heads"],
-                "layers": facts["vision_layers"],
+                "image_size": metadata["image_size"],
+                "patch_size": metadata["patch"],
+                "width": metadata["vision_width"],
+                "head_width": metadata["vision_width"] // metadata["vision_heads"],
+                "layers": metadata["vision_layers"],
             },
             "text_cfg": {
-                "context_length": facts["context"],
-                "vocab_size": facts["vocabulary"],
-                "width": facts["text_width"],
-                "heads": facts["text_heads"],
-                "layers": facts["text_layers"],
+                "context_length": metadata["context"],
+                "vocab_size": metadata["vocabulary"],
+                "width": metadata["text_width"],
+                "heads": metadata["text_heads"],
+                "layers": metadata["text_layers"],
             },
         },
-        "intra_layers": facts["intra_layers"],
+        "intra_layers": metadata["intra_layers"],
     }
 
 
@@ -67,16 +67,16 @@ def adaptation(official: Fixture, **options: Any) -> CLIP4IDCAdaptation:
 
 
 def captioner(official: Fixture, half: bool = False, **options: Any) -> CLIP4IDC:
-    facts = official.hyperparameters
+    metadata = official.hyperparameters
     model = CLIP4IDC(
-        vocabulary_size=facts["vocabulary"],
+        vocabulary_size=metadata["vocabulary"],
         **sizes(official),
-        max_length=facts["context"] + 1,
-        width=facts["captioner_width"],
-        heads=facts["captioner_heads"],
-        ffn=facts["captioner_ffn"],
-        encoder_layers=facts["captioner_layers"],
-        decoder_layers=facts["captioner_layers"],
+        max_length=metadata["context"] + 1,
+        width=metadata["captioner_width"],
+        heads=metadata["captioner_heads"],
+        ffn=metadata["captioner_ffn"],
+        encoder_layers=metadata["captioner_layers"],
+        decoder_layers=metadata["captioner_layers"],
         padding="released",
         **options,
     )

@@ -23,13 +23,13 @@ def official(dirl_fixture: Path) -> Fixture:
 
 
 def captioner(official: Fixture, **options) -> DIRL:
-    facts = official.hyperparameters
+    metadata = official.hyperparameters
     shapes = official.shapes
     model = DIRL(
         **view_sizes(official),
         ffn=shapes["speaker_state.core.layer.0.linear1.weight"][0],
         projector_width=shapes["change_detector_state.mlp.0.weight"][0],
-        decoder_variant=DECODERS[facts["variant"]],
+        decoder_variant=DECODERS[metadata["variant"]],
         **options,
     )
     model.load_state_dict(from_official(official.weights()))
@@ -60,15 +60,15 @@ def test_words_and_regularisation(official: Fixture) -> None:
     logits = model.decoder.logit(output.hidden)
     torch.testing.assert_close(logits, arrays["logits"], **TOLERANCE)
     torch.testing.assert_close(next_word_losses(logits, arrays["tokens"]).mean(), arrays["caption_loss"], **TOLERANCE)
-    said, seen = model.text_and_vision(output, arrays["tokens"])
-    torch.testing.assert_close(cross_modal_contrastive_loss(said, seen).mean(), arrays["ccr_loss"], **TOLERANCE)
+    printed, seen = model.text_and_vision(output, arrays["tokens"])
+    torch.testing.assert_close(cross_modal_contrastive_loss(printed, seen).mean(), arrays["ccr_loss"], **TOLERANCE)
 
 
 @torch.no_grad()
 def test_attention(official: Fixture) -> None:
     model, arrays = captioner(official), official.arrays
-    looked = model.decoder.attention(arrays["tokens"], model.encode(arrays["before"], arrays["after"]))
-    torch.testing.assert_close(looked, arrays["attention"], **TOLERANCE)
+    attended = model.decoder.attention(arrays["tokens"], model.encode(arrays["before"], arrays["after"]))
+    torch.testing.assert_close(attended, arrays["attention"], **TOLERANCE)
 
 
 @torch.no_grad()

@@ -64,44 +64,46 @@ def check_words(trained: Checkpoint, before: Tensor, after: Tensor, official: Te
     end = trained.captioner.eos_id
     tokens = greedy(trained.captioner, before, after, official.shape[1])
     for ours, theirs in zip(tokens.tolist(), official.tolist()):
-        said = ours[: ours.index(end)] if end in ours else ours
+        output = ours[: ours.index(end)] if end in ours else ours
         theirs = theirs[: theirs.index(end)] if end in theirs else theirs
-        assert said == theirs[: len(said)] and not any(theirs[len(said) :])
-        assert trained.vocabulary.decode(ours) == " ".join(f"w{n - len_of(trained)}" for n in said[1:])
+        assert output == theirs[: len(output)] and not any(theirs[len(output) :])
+        assert trained.vocabulary.decode(ours) == " ".join(f"w{n - len_of(trained)}" for n in output[1:])
 
 
 def len_of(trained: Checkpoint) -> int:
     return len(trained.vocabulary) - len(trained.vocabulary.words)
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_scorer(scorer_fixture: Path, tmp_path: Path, told: bool) -> None:
-    views(load(scorer_fixture), "scorer", tmp_path, told)
+@pytest.mark.parametrize("expectation", [True, False])
+def test_scorer(scorer_fixture: Path, tmp_path: Path, expectation: bool) -> None:
+    views(load(scorer_fixture), "scorer", tmp_path, expectation)
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_dirl(dirl_fixture: Path, tmp_path: Path, told: bool) -> None:
-    views(load(dirl_fixture), "dirl", tmp_path, told)
+@pytest.mark.parametrize("expectation", [True, False])
+def test_dirl(dirl_fixture: Path, tmp_path: Path, expectation: bool) -> None:
+    views(load(dirl_fixture), "dirl", tmp_path, expectation)
 
 
-def views(official: Fixture, method: str, folder: Path, told: bool) -> None:
-    facts = official.hyperparameters
-    if not told and (facts["feature_channels"] % 4 or facts["heads"] != 8):
+def views(official: Fixture, method: str, folder: Path, expectation: bool) -> None:
+    metadata = official.hyperparameters
+    if not expectation and (metadata["feature_channels"] % 4 or metadata["heads"] != 8):
         pytest.skip("a fixture of sizes that no released file has must be told")
-    options = (f"--heads={facts['heads']}", f"--coordinates={str(facts['coordinates']).lower()}") if told else ()
-    trained = imported(folder, method, grouped(official), *options, words=vocabulary(facts["vocabulary"], RCC))
-    assert trained.max_length == facts["max_length"]  # by the table beside the weights
-    assert trained.features["shape"] == [facts["feature_channels"], *facts["grid"]]
+    options = (
+        (f"--heads={metadata['heads']}", f"--coordinates={str(metadata['coordinates']).lower()}") if expectation else ()
+    )
+    trained = imported(folder, method, grouped(official), *options, words=vocabulary(metadata["vocabulary"], RCC))
+    assert trained.max_length == metadata["max_length"]  # by the table beside the weights
+    assert trained.features["shape"] == [metadata["feature_channels"], *metadata["grid"]]
     check_words(trained, official.arrays["before"], official.arrays["after"], official.arrays["greedy_tokens"])
 
 
 def test_pcl(pcl_fixture: Path, tmp_path: Path) -> None:
     official = load(pcl_fixture)
-    facts = official.hyperparameters
-    options = f"--heads={facts['heads']}", f"--max-length={facts['max_length']}"
-    words = vocabulary(facts["vocabulary"], [f"<{name}>" for name in facts["special"]])
+    metadata = official.hyperparameters
+    options = f"--heads={metadata['heads']}", f"--max-length={metadata['max_length']}"
+    words = vocabulary(metadata["vocabulary"], [f"<{name}>" for name in metadata["special"]])
     trained = imported(tmp_path, "pcl", official.weights("finetune"), *options, words=words)
-    assert trained.max_length == facts["max_length"]
+    assert trained.max_length == metadata["max_length"]
     before, after = maps(official.arrays["before"]), maps(official.arrays["after"])
     tokens = greedy(trained.captioner, before, after, trained.max_length).tolist()
     end = trained.captioner.eos_id
@@ -118,14 +120,14 @@ def test_pcl(pcl_fixture: Path, tmp_path: Path) -> None:
 def test_pcl_with_its_special_tokens_in_another_order(pcl_fixture: Path, tmp_path: Path) -> None:
     """Only BOS and MASK are fixed in the authors' code; words keep their scores, whatever their number."""
     official = load(pcl_fixture)
-    facts, state = official.hyperparameters, official.weights("finetune")
-    words = vocabulary(facts["vocabulary"], [f"<{name}>" for name in facts["special"]])
-    order = [0, 1, 4, 2, 3, 5, *reversed(range(6, facts["vocabulary"]))]  # what their id n is in the fixture
+    metadata, state = official.hyperparameters, official.weights("finetune")
+    words = vocabulary(metadata["vocabulary"], [f"<{name}>" for name in metadata["special"]])
+    order = [0, 1, 4, 2, 3, 5, *reversed(range(6, metadata["vocabulary"]))]  # what their id n is in the fixture
     moved = {name: value[torch.tensor(order)] if is_table(name) else value for name, value in state.items()}
     names = list(words)
     shuffled = {names[number]: place for place, number in enumerate(order)}
     (tmp_path / "other").mkdir()
-    options = f"--heads={facts['heads']}", f"--max-length={facts['max_length']}"
+    options = f"--heads={metadata['heads']}", f"--max-length={metadata['max_length']}"
     one = imported(tmp_path, "pcl", state, *options, words=words)
     two = imported(tmp_path / "other", "pcl", moved, *options, words=shuffled)
     before, after = maps(official.arrays["before"]), maps(official.arrays["after"])
@@ -150,14 +152,18 @@ def is_table(name: str) -> bool:
 def test_clip4idc(clip4idc_fixture: Path, tmp_path: Path, half: bool) -> None:
     """The fixture holds the scores of given words; every next word must be the same, from files in half precision, too."""
     official = load(clip4idc_fixture)
-    facts, arrays = official.hyperparameters, official.arrays
+    metadata, arrays = official.hyperparameters, official.arrays
     state = official.weights("caption")
     if half:
         state = {name: value.half() if name.startswith("clip.") else value for name, value in state.items()}
-    heads = f"--heads={facts['captioner_heads']}", f"--vision-heads={facts['vision_heads']}"
-    trained = imported(tmp_path, "clip4idc", state, *heads, f"--intra-layers={facts['intra_layers']}")
+    heads = f"--heads={metadata['captioner_heads']}", f"--vision-heads={metadata['vision_heads']}"
+    trained = imported(tmp_path, "clip4idc", state, *heads, f"--intra-layers={metadata['intra_layers']}")
     model = trained.captioner
-    assert isinstance(model, CLIP4IDC) and trained.features["shape"] == [3, facts["image_size"], facts["image_size"]]
+    assert isinstance(model, CLIP4IDC) and trained.features["shape"] == [
+        3,
+        metadata["image_size"],
+        metadata["image_size"],
+    ]
     model.images.mean.zero_()  # the fixture's pixels are normalised
     model.images.std.fill_(1 / 255)
     memory, cache, shown = model.encode(arrays["before"], arrays["after"]), None, arrays["decoder_input"]
@@ -184,8 +190,8 @@ def check_naive(model: CLIP4IDC, before: Tensor, after: Tensor, tokens: Tensor) 
     The fixture has no captions that the authors' code decoded: the loop takes the imported weights, whose logits for given
     words are the authors'.
     """
-    said = model.caption_mask(tokens).sum(1).tolist()
-    for row, count in enumerate(said):
+    output = model.caption_mask(tokens).sum(1).tolist()
+    for row, count in enumerate(output):
         memory, ids = model.encode(before[row : row + 1], after[row : row + 1]), [model.bos_id]
         while len(ids) < tokens.shape[1] and not model.is_eos(torch.tensor(ids[-1])):
             hidden = model.decode(torch.tensor([ids]), memory).last.hidden
@@ -201,12 +207,12 @@ def test_the_commands_one_after_another(clip4idc_fixture: Path, tmp_path: Path) 
     The fixture's images as 8-bit pictures, so its numbers are not to be had: the captions are those of the imported weights.
     """
     official = load(clip4idc_fixture)
-    facts = official.hyperparameters
+    metadata = official.hyperparameters
     state = official.weights("caption")
     state["decoder.classifier.cls.predictions.bias"][-1] -= 100  # the end, so that no caption is empty
     torch.save(state, tmp_path / "official.pt")
-    heads = f"--heads={facts['captioner_heads']}", f"--vision-heads={facts['vision_heads']}"
-    diffcap("import", "clip4idc", str(tmp_path / "official.pt"), *heads, f"--intra-layers={facts['intra_layers']}")
+    heads = f"--heads={metadata['captioner_heads']}", f"--vision-heads={metadata['vision_heads']}"
+    diffcap("import", "clip4idc", str(tmp_path / "official.pt"), *heads, f"--intra-layers={metadata['intra_layers']}")
     ours = tmp_path / "official-diffcap"
     trained = load_trained(ours)
     model = trained.captioner
@@ -221,9 +227,9 @@ def test_the_commands_one_after_another(clip4idc_fixture: Path, tmp_path: Path) 
     tokens = greedy(model, *pixels, trained.max_length)
     check_naive(model, *pixels, tokens)
     lines = diffcap("caption", str(tmp_path / "pairs"), "--checkpoint", str(ours), "--json").splitlines()
-    said = [json.loads(line)["text"] for line in lines]
+    output = [json.loads(line)["text"] for line in lines]
     kept = [row[: 1 + count] for row, count in zip(tokens.tolist(), model.caption_mask(tokens).sum(1).tolist())]
-    assert said == [trained.vocabulary.decode(row) for row in kept] and any(said)
+    assert output == [trained.vocabulary.decode(row) for row in kept] and any(output)
 
 
 def diffcap(*words: str) -> str:

@@ -22,22 +22,22 @@ def official(pcl_fixture: Path) -> Fixture:
 
 
 def sizes(official: Fixture) -> dict:
-    facts = official.hyperparameters
-    assert facts["special"] == {"PAD": PAD, "BOS": BOS, "EOS": EOS, "UNK": UNK, "CLS": CLS, "MASK": MASK}
+    metadata = official.hyperparameters
+    assert metadata["special"] == {"PAD": PAD, "BOS": BOS, "EOS": EOS, "UNK": UNK, "CLS": CLS, "MASK": MASK}
     return {
-        "vocabulary_size": facts["vocabulary"],
-        "feature_channels": facts["feature_width"],
-        "width": facts["width"],
-        "heads": facts["heads"],
-        "ffn": facts["ffn"],
-        "cross_layers": facts["cross_layers"],
+        "vocabulary_size": metadata["vocabulary"],
+        "feature_channels": metadata["feature_width"],
+        "width": metadata["width"],
+        "heads": metadata["heads"],
+        "ffn": metadata["ffn"],
+        "cross_layers": metadata["cross_layers"],
     }
 
 
 def pretraining(official: Fixture, fine_grained: bool = False) -> PCLPretraining:
-    facts = official.hyperparameters
-    classes = facts["classes"] if fine_grained else 0
-    model = PCLPretraining(**sizes(official), temperature=facts["temperature"], classes=classes)
+    metadata = official.hyperparameters
+    classes = metadata["classes"] if fine_grained else 0
+    model = PCLPretraining(**sizes(official), temperature=metadata["temperature"], classes=classes)
     weights = official.weights("pretrain_fgvc" if fine_grained else "pretrain")
     model.load_state_dict(from_official(weights, "pretrain", fine_grained))
     return model.eval()

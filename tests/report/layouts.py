@@ -84,21 +84,21 @@ def make_run(
 def captions_of(dataset: Dataset, wrong: int = 0) -> dict[str, str]:
     """Each test pair's last reference, but for the first `wrong` pairs a sentence about something else."""
     test = [pair for pair in dataset.pairs if pair.split == "test"]
-    said = {pair.id: pair.captions[-1] for pair in test}
-    return {**said, **{pair.id: "the large pink cone vanished" for pair in test[:wrong]}}
+    captioned = {pair.id: pair.captions[-1] for pair in test}
+    return {**captioned, **{pair.id: "the large pink cone vanished" for pair in test[:wrong]}}
 
 
 def write_checkpoint(
     path: Path, method: str, captioner: Captioner, words: Sequence[str], shape: tuple[int, int, int]
 ) -> Path:
     """A fine-tuning checkpoint as `diffcap.checkpoints.loading.load` reads it, of features called toy."""
-    facts = {"format": FORMAT, "version": "0", "stage": "finetune", "method": method, "dataset": "blocks", "seed": 1}
+    metadata = {"format": FORMAT, "version": "0", "stage": "finetune", "method": method, "dataset": "blocks", "seed": 1}
     features = {"name": "toy", "backbone": "toy", "shape": list(shape), "dtype": "float16"}
-    facts |= {"words": list(words), "vocabulary_layout": "pcl" if method == "pcl" else "rcc", "max_length": 24}
-    facts |= {"features": features, "hyperparameters": captioner.hyperparameters, "tokenizer": "ptb"}
+    metadata |= {"words": list(words), "vocabulary_layout": "pcl" if method == "pcl" else "rcc", "max_length": 24}
+    metadata |= {"features": features, "hyperparameters": captioner.hyperparameters, "tokenizer": "ptb"}
     weights = {f"captioner.{name}": value for name, value in captioner.state_dict().items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save({"diffcap": facts, "state_dict": weights, "global_step": 1}, path)
+    torch.save({"diffcap": metadata, "state_dict": weights, "global_step": 1}, path)
     return path
 
 

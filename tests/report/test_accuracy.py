@@ -14,7 +14,7 @@ from diffcap.report.accuracy import accuracy_table, gain_lines, gains_over_first
 from diffcap.utils.errors import DiffcapError
 
 
-def said(right: int) -> dict[str, str]:
+def predictions(right: int) -> dict[str, str]:
     """The first `right` pairs are told as a reference does, the others as another pair's."""
     return {
         pair.id: pair.captions[0] if number < right else captions(30, False)[0] for number, pair in enumerate(PAIRS)
@@ -32,11 +32,13 @@ def test_the_table_holds_every_row_with_its_gain(tmp_path: Path, capsys: pytest.
     scores: dict[str, list[float]] = {}
     for name, paths in rows.items():
         for path, right in zip(paths, counts[name]):
-            write_run(tmp_path / "made", said(right))
+            write_run(tmp_path / "made", predictions(right))
             path.parent.mkdir(exist_ok=True)
             (tmp_path / "made/eval").rename(path)
             references = {pair.id: pair.captions for pair in PAIRS}
-            scores.setdefault(name, []).append(score_captions(said(right), references, "raw", METRICS)["CIDEr-D"])
+            scores.setdefault(name, []).append(
+                score_captions(predictions(right), references, "raw", METRICS)["CIDEr-D"]
+            )
     together = json.loads((tmp_path / "ensemble/metrics.json").read_text())
     together["protocol"]["ensemble"] = 2
     together["provenance"]["checkpoints"] = [{"file": f"../{number}/finetune/best.ckpt"} for number in (1, 2)]
@@ -74,7 +76,7 @@ def test_one_seed_has_a_gain_without_a_spread() -> None:
 
 def test_scores_of_different_tokenizers_are_not_compared(tmp_path: Path) -> None:
     folder = write_toy(tmp_path / "toy", scenes=12)
-    rows = {name: [write_run(tmp_path / name, said(8)) / "eval"] for name in ("raw", "ptb")}
+    rows = {name: [write_run(tmp_path / name, predictions(8)) / "eval"] for name in ("raw", "ptb")}
     metrics = json.loads((rows["ptb"][0] / "metrics.json").read_text())
     metrics["protocol"]["tokenizer"] = "ptb"
     write_json(rows["ptb"][0] / "metrics.json", metrics)

@@ -173,11 +173,11 @@ def test_a_word_of_several_tokens_is_one_word(tmp_path: Path) -> None:
     features = torch.from_numpy(pixels).float()
     with torch.no_grad():
         maps = checkpoint.captioner.attention(features[:1], features[1:], tokens)
-    for looked, of_tokens in ((found.before, maps.before[0].numpy()), (found.after, maps.after[0].numpy())):
+    for attended, of_tokens in ((found.before, maps.before[0].numpy()), (found.after, maps.after[0].numpy())):
         expected = [of_tokens[0], of_tokens[1:3].mean(0), of_tokens[3], of_tokens[4]]
-        np.testing.assert_allclose(looked, np.stack(expected), atol=1e-6)
-    told = [(kind, one.name) for kind, one in iter_word_attention(found, {"a.png": (48, 32)})]
-    assert told == [("other", "the"), ("color", "cyan"), ("shape", "cube"), ("change", "vanished")]
+        np.testing.assert_allclose(attended, np.stack(expected), atol=1e-6)
+    expectation = [(kind, one.name) for kind, one in iter_word_attention(found, {"a.png": (48, 32)})]
+    assert expectation == [("other", "the"), ("color", "cyan"), ("shape", "cube"), ("change", "vanished")]
 
 
 def test_runs_with_nothing_to_see_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,15 +50,15 @@ def test_a_packed_look_is_the_strengths_and_the_matches_again() -> None:
 
 
 def test_some_maps_counts_in_every_image_that_has_the_object() -> None:
-    told = list(iter_word_attention(some_maps(), {"b": (40, 40), "a": (40, 40)}))
-    assert [(kind, one.name) for kind, one in told] == 2 * [
+    expectation = list(iter_word_attention(some_maps(), {"b": (40, 40), "a": (40, 40)}))
+    assert [(kind, one.name) for kind, one in expectation] == 2 * [
         ("other", "the"),
         ("color", "red"),
         ("shape", "cube"),
         ("change", "moved"),
     ]
-    assert told[0][1].box == (0, 0, 0.5, 1) and told[4][1].box == (0.5, 0.5, 1, 1)
-    assert (told[5][1].map == some_maps().after[1]).all()
+    assert expectation[0][1].box == (0, 0, 0.5, 1) and expectation[4][1].box == (0.5, 0.5, 1, 1)
+    assert (expectation[5][1].map == some_maps().after[1]).all()
     assert len(list(iter_word_attention(some_maps(), {"a": (40, 40)}))) == 4  # the size of the first is not known
 
 
@@ -76,25 +76,25 @@ def test_a_checkpoint_is_asked_and_measured_on_the_drawn_pairs_alone(tmp_path: P
     make_store(tmp_path / "data", dataset.pairs)
     words = sorted({word for pair in dataset.pairs for caption in pair.captions for word in caption.split()})
     checkpoint = make_scorer(tmp_path / "best.ckpt", words)
-    said = captions_of(dataset)
+    predictions = captions_of(dataset)
     test = [pair for pair in dataset.pairs if pair.split == "test"]
     measured = [pair.id for pair in test if not pair.is_distractor][:1]
     sizes = {path: (64, 48) for pair in test for path in (pair.before, pair.after)}
     torch.manual_seed(0)
-    found = collect_attention([checkpoint], tmp_path / "data", test, said, measured, sizes)
+    found = collect_attention([checkpoint], tmp_path / "data", test, predictions, measured, sizes)
     assert not isinstance(found, str)
     packed, scores = found
     assert list(packed) == [pair.id for pair in test]
-    looks = list_attention([checkpoint], tmp_path / "data", test, said)
-    assert not isinstance(looks, str)
-    one = next(one for one in looks if one.pair.id == measured[0])
+    attentions = list_attention([checkpoint], tmp_path / "data", test, predictions)
+    assert not isinstance(attentions, str)
+    one = next(one for one in attentions if one.pair.id == measured[0])
     assert packed[one.pair.id] == encode_attention(one)
     expected: dict[str, list[tuple[float, float]]] = {}
     for side, maps in (("before", one.before), ("after", one.after)):
         box = one.pair.extra["boxes"].get(side)
-        for word, looked in zip(one.words, maps if box else []):
+        for word, attended in zip(one.words, maps if box else []):
             place = relative_box(box, (64, 48))
-            expected.setdefault(word, []).append((pointing_score(looked, place), mass_in_box(looked, place)))
+            expected.setdefault(word, []).append((pointing_score(attended, place), mass_in_box(attended, place)))
     assert scores["words"].keys() == expected.keys()
     for word, pairs in expected.items():
         row = scores["words"][word]
@@ -102,5 +102,5 @@ def test_a_checkpoint_is_asked_and_measured_on_the_drawn_pairs_alone(tmp_path: P
         assert (row["pointing"], row["mass"]) == pytest.approx(tuple(np.mean(pairs, axis=0)))
     assert sum(row["count"] for row in scores["kinds"].values()) == sum(map(len, expected.values()))
     assert "not there" in str(
-        collect_attention([tmp_path / "none.ckpt"], tmp_path / "data", test, said, measured, sizes)
+        collect_attention([tmp_path / "none.ckpt"], tmp_path / "data", test, predictions, measured, sizes)
     )

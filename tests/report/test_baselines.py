@@ -47,5 +47,5 @@ def test_captions_come_from_training_pairs(tmp_path: Path) -> None:
     maps = np.random.default_rng(1).normal(size=(8, 3, 2, 2)).astype(np.float16)
     maps[6], maps[7] = maps[2] * 1.01, maps[3] * 0.99
     train = [pair(0, 1, "a", "same"), pair(2, 3, "b", "same"), pair(4, 5)]
-    said = baseline_captions(train, [pair(6, 7), pair(0, 1)], store_of(tmp_path / "store", maps))
-    assert said == {MOST_COMMON: {"6-7": "same", "0-1": "same"}, NEAREST: {"6-7": "b", "0-1": "a"}}
+    predictions = baseline_captions(train, [pair(6, 7), pair(0, 1)], store_of(tmp_path / "store", maps))
+    assert predictions == {MOST_COMMON: {"6-7": "same", "0-1": "same"}, NEAREST: {"6-7": "b", "0-1": "a"}}

@@ -89,7 +89,7 @@ class Made(NamedTuple):
     index: dict[str, Any]
     attention: list[Any]
     pairs: list[ChangePair]
-    said: dict[str, dict[str, str]]
+    predictions: dict[str, dict[str, str]]
 
     def expected(
         self, wanted: Callable[[ChangePair], Any] = lambda pair: True, key: Callable[[ChangePair], Any] | None = None
@@ -98,7 +98,7 @@ class Made(NamedTuple):
         return [pair.id for pair in (sorted(found, key=key) if key else found)]
 
     def is_correct(self, name: str, pair: ChangePair) -> bool:
-        return bool(is_correct(self.said[name][pair.id], pair))
+        return bool(is_correct(self.predictions[name][pair.id], pair))
 
     def score(self, name: str, pair: ChangePair) -> float:
         number = [system["name"] for system in self.index["systems"]].index(name)
@@ -110,8 +110,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("report")
     dataset = make_dataset(folder / "data", 60)
     make_store(folder / "data", dataset.pairs)
-    said = {"PCL": captions_of(dataset), "scratch": captions_of(dataset, wrong=7)}
-    for name, captions in said.items():
+    predictions = {"PCL": captions_of(dataset), "scratch": captions_of(dataset, wrong=7)}
+    for name, captions in predictions.items():
         make_run(folder / "runs" / name, dataset, captions, {"finetune": 60.0})
     words = sorted({word for pair in dataset.pairs for caption in pair.captions for word in caption.split()})
     make_scorer(folder / "runs/PCL/finetune/best.ckpt", words, scale=4)
@@ -121,8 +121,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     page = folder / "report" / "report.html"
     blocks = blocks_of(page.read_text(encoding="utf-8"))
     test = [pair for pair in dataset.pairs if pair.split == "test"]
-    looks = [entry for number in range(len(blocks)) for entry in blocks.get(f"attention-{number}", [])]
-    return Made(page.as_uri(), blocks["index"], looks, test, said)
+    attentions = [entry for number in range(len(blocks)) for entry in blocks.get(f"attention-{number}", [])]
+    return Made(page.as_uri(), blocks["index"], attentions, test, predictions)
 
 
 @pytest.fixture
@@ -178,11 +178,11 @@ def test_pointing_at_a_word_shows_its_heat_and_arrows_go_on(browse: Any, made: M
     browser.choose("sort", "as in the dataset")
     card = browser.wait(lambda: browser.all("#list .card"))[0]
     browser.scroll_to(card)
-    look = made.attention[made.index["pairs"][0]["l"]][0]
+    attention_map = made.attention[made.index["pairs"][0]["l"]][0]
     words = card.find_elements("css selector", ".word")
-    assert [word.text for word in words] == look["w"] == made.said["PCL"][made.pairs[0].id].split()
-    maps = np.stack([np.frombuffer(base64.b64decode(look[side]), np.uint8) for side in "ba"]) / 255
-    maps = maps.reshape(2, len(words), *look["g"])
+    assert [word.text for word in words] == attention_map["w"] == made.predictions["PCL"][made.pairs[0].id].split()
+    maps = np.stack([np.frombuffer(base64.b64decode(attention_map[side]), np.uint8) for side in "ba"]) / 255
+    maps = maps.reshape(2, len(words), *attention_map["g"])
     expected = 0.85 * np.minimum(1, 1.5 * maps)
     assert expected.max() > 0.2 and browser.covers(card) == {"0"}
 
@@ -192,17 +192,17 @@ def test_pointing_at_a_word_shows_its_heat_and_arrows_go_on(browse: Any, made: M
     for number in (2, 0):
         browser.point_at(words[number])
         browser.wait(lambda number=number: browser.covers(card) == {"1"} and shown() == [words[number].text])
-        assert browser.opacities(card, look["g"]) == pytest.approx(expected[:, number], abs=0.06)
+        assert browser.opacities(card, attention_map["g"]) == pytest.approx(expected[:, number], abs=0.06)
     browser.point_at(browser.all("#count")[0])
     browser.wait(lambda: browser.covers(card) == {"0"} and not shown())
     words[0].send_keys(Keys.ARROW_RIGHT)
     browser.wait(lambda: browser.covers(card) == {"1"} and shown() == [words[1].text])
-    assert browser.opacities(card, look["g"]) == pytest.approx(expected[:, 1], abs=0.06)
+    assert browser.opacities(card, attention_map["g"]) == pytest.approx(expected[:, 1], abs=0.06)
     browser.driver.switch_to.active_element.send_keys(Keys.END)
     browser.wait(lambda: shown() == [words[-1].text])
     browser.driver.switch_to.active_element.send_keys(Keys.ARROW_LEFT)
     browser.wait(lambda: shown() == [words[-2].text])
-    assert browser.opacities(card, look["g"]) == pytest.approx(expected[:, -2], abs=0.06)
+    assert browser.opacities(card, attention_map["g"]) == pytest.approx(expected[:, -2], abs=0.06)
     words[1].click()  # holds it
     browser.point_at(browser.all("#count")[0])
     browser.js("document.activeElement.blur()")
@@ -237,7 +237,7 @@ def test_filters_leave_the_pairs_that_are_asked_for(browse: Any, made: Made) -> 
     browser.choose("verdict", "all")
 
     def has(pair: ChangePair, word: str) -> bool:
-        texts = [pair.id, *pair.captions, *(said[pair.id] for said in made.said.values())]
+        texts = [pair.id, *pair.captions, *(predictions[pair.id] for predictions in made.predictions.values())]
         return any(word in text.lower() for text in texts)
 
     for word in ("cone", made.pairs[3].id):
@@ -266,14 +266,14 @@ def test_the_list_goes_from_the_worst_to_the_best_or_back(browse: Any, made: Mad
 def many_pairs() -> Page:
     """A page of so many pairs without attention, whose pictures are of the usual size."""
     colors = ("red", "green", "blue")
-    pairs, said, scores = [], {}, {}
+    pairs, predictions, scores = [], {}, {}
     for number in range(MANY):
         changed = {"size": "small", "color": colors[number % 3], "material": "metal", "shape": "cube"}
         id, kind = f"{number:05}.png", TYPES[number % len(TYPES)]
         pairs.append(
             ChangePair(id, f"b{number}", f"a{number}", ["it moved"], "test", kind, False, {"changed": changed})
         )
-        said[id] = f"the small {colors[number % 3]} metal cube moved"
+        predictions[id] = f"the small {colors[number % 3]} metal cube moved"
         scores[id] = (7 * number % MANY) / 1000
     random, thumbnails = np.random.default_rng(0), []
     for _ in range(40):
@@ -284,7 +284,7 @@ def many_pairs() -> Page:
     pictures = {path: thumbnails[number % 40] for number, pair in enumerate(pairs) for path in pair.images}
     protocol = {"dataset": "blocks", "split": "test", "pairs": {"total": MANY}, "tokenizer": "raw", "beams": 1}
     rows = {"one": {"total": {"CIDEr-D": 1.25}, "seconds": 60.0}}
-    return Page("blocks", "test", protocol, rows, {"one": System(said, scores)}, pairs, pictures)
+    return Page("blocks", "test", protocol, rows, {"one": System(predictions, scores)}, pairs, pictures)
 
 
 def test_8000_pairs_are_listed_filtered_and_sorted(request: pytest.FixtureRequest, tmp_path: Path) -> None:

@@ -131,8 +131,8 @@ def test_runs_without_groups_are_one_group_unless_the_dataset_is_given(
 
 
 def test_what_cannot_be_compared_is_one_sentence(runs: tuple[Path, Path], tmp_path: Path) -> None:
-    said = {pair.id: "x" for pair in PAIRS}
-    other = write_run(tmp_path / "other", said, **{"2.png": ["the red cube moved"]})
+    captioned = {pair.id: "x" for pair in PAIRS}
+    other = write_run(tmp_path / "other", captioned, **{"2.png": ["the red cube moved"]})
     assert "have different references (first at '2.png'); evaluate both on the same manifest" in refused(runs[0], other)
     references = json.loads((other / "eval/references.json").read_text())
     references["annotations"] = [row for row in references["annotations"] if row["image_id"] != "5.png"]
@@ -158,13 +158,15 @@ def test_what_cannot_be_compared_is_one_sentence(runs: tuple[Path, Path], tmp_pa
 
 
 def test_text_of_the_files_is_printed_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = {pair.id: "[red]the\x1b[31m cube\u202e\nmoved\x7f" if number else "x" for number, pair in enumerate(PAIRS)}
-    one = write_run(tmp_path / "a\x1b]0;title[bold]", told)
+    expected = {
+        pair.id: "[red]the\x1b[31m cube\u202e\nmoved\x7f" if number else "x" for number, pair in enumerate(PAIRS)
+    }
+    one = write_run(tmp_path / "a\x1b]0;title[bold]", expected)
     other = write_run(tmp_path / "b", {pair.id: pair.captions[0] for pair in PAIRS})
     shown = printed(capsys, one, other, "--samples=2")
     assert "[red]the\\x1b[31m cube\\u202e\\nmoved\\x7f\n" in shown and "\\x1b]0;title[bold]" in shown
     text = printed(capsys, one, other, "--samples=2", "--json")
-    assert json.loads(text)["largest"][0]["a"] in told.values()
+    assert json.loads(text)["largest"][0]["a"] in expected.values()
     assert all(letter.isprintable() or letter in "\n\t" for letter in shown + text)
     (one / "eval/metrics.json").unlink()
     assert "\\x1b]0;title[bold]/eval/metrics.json: file not found" in refused(one, other)
@@ -185,7 +187,7 @@ def test_files_of_two_evaluations_are_refused(runs: tuple[Path, Path], name: str
 
 
 @pytest.mark.parametrize(
-    ("name", "key", "value", "said"),
+    ("name", "key", "value", "captioned"),
     [
         ("metrics", "protocol", {}, "not the scores of an evaluation ('dataset' is missing)"),
         ("metrics", "protocol", [], "not the scores of an evaluation"),
@@ -200,14 +202,14 @@ def test_files_of_two_evaluations_are_refused(runs: tuple[Path, Path], name: str
     ],
 )
 def test_odd_files_of_an_evaluation_are_one_sentence(
-    runs: tuple[Path, Path], name: str, key: str | int, value: object, said: str
+    runs: tuple[Path, Path], name: str, key: str | int, value: object, captioned: str
 ) -> None:
     path = runs[0] / f"eval/{name}.json"
     content = json.loads(path.read_text())
     content[key] = value
     path.write_text(json.dumps(content))
     sentence = refused(*runs, "--samples=2")
-    assert f"{path}: " in sentence and said in sentence
+    assert f"{path}: " in sentence and captioned in sentence
 
 
 def test_runs_without_a_common_metric_are_one_sentence(runs: tuple[Path, Path]) -> None:

@@ -119,9 +119,9 @@ def test_hostile_text_is_there_as_text() -> None:
     assert HOSTILE in index["texts"] and index["systems"][0]["name"] == HOSTILE
     assert [pair["id"] for pair in index["pairs"]] == [pair.id for pair in page.pairs]
     assert blocks_of(html)["attention-0"][0][0]["w"] == ["the", HOSTILE]
-    told = Elements(html)
+    expected = Elements(html)
     for tag in ("th", "h3", "title", "figcaption", "dd", "h1", "p"):
-        every = " ".join(text for _, text in told.named(tag)) + " ".join(text for _, text in told.named("i"))
+        every = " ".join(text for _, text in expected.named(tag)) + " ".join(text for _, text in expected.named("i"))
         assert HOSTILE in every, tag
     assert as_json([HOSTILE]).count("<") == 0 and json.loads(as_json([HOSTILE])) == [HOSTILE]
 

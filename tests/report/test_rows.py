@@ -26,10 +26,10 @@ def test_a_row_holds_the_metrics_file_and_the_training(dataset: Dataset, tmp_pat
     assert {name: row[name] for name in metrics["groups"]} == metrics["groups"]
     assert row["slots"] == {name: metrics["slots"][name] for name in ("type", "object", "to")}
     assert row["seconds"] == 60.5 and row["steps"] == {"pretrain": 800, "finetune": 800}
-    said = captions_of(dataset, wrong=3)
+    captioned = captions_of(dataset, wrong=3)
     for kind in ("color", "material", "add", "drop", "move"):
         ids = [pair.id for pair in test if pair.change_type == kind]
-        share = sum(parse_caption(said[id]).change_type == kind for id in ids) / len(ids)
+        share = sum(parse_caption(captioned[id]).change_type == kind for id in ids) / len(ids)
         assert row["type_accuracy"][kind] == share
     alone = make_run(tmp_path / "b", dataset, captions_of(dataset), {"finetune": 40})
     assert run_row(read_run(alone), test)["seconds"] == 40

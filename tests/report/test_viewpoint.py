@@ -67,17 +67,17 @@ def test_equal_viewpoints_stay_together() -> None:
 
 def test_each_bin_scores_as_a_split_of_its_own() -> None:
     pairs = pairs_of(np.random.default_rng(1).uniform(size=40).tolist())
-    said = captions_for(pairs)
+    predictions = captions_for(pairs)
     bins = quantile_bins(pairs, 3)
-    rows = score_raw(said, bins)
+    rows = score_raw(predictions, bins)
     for part, row in zip(bins, rows):
-        own = {pair.id: said[pair.id] for pair in part.pairs}
+        own = {pair.id: predictions[pair.id] for pair in part.pairs}
         alone = evaluate(own, part.pairs, "raw", ["CIDEr-D"])
         for group in ("total", "semantic", "distractor"):
             assert row["CIDEr-D"][group] == pytest.approx(alone["groups"][group]["CIDEr-D"])
         right = [parse_caption(own[pair.id]).change_type == (pair.change_type or "none") for pair in part.pairs]
         assert row["type_accuracy"]["total"] == sum(right) / len(right) == alone["slots"]["type"]
-    plain = score_raw(said, quantile_bins(pairs_of([0.1, 0.5, 0.8, 0.9], has_object_labels=False), 2))
+    plain = score_raw(predictions, quantile_bins(pairs_of([0.1, 0.5, 0.8, 0.9], has_object_labels=False), 2))
     assert all(row.keys() == {"CIDEr-D"} for row in plain)
 
 
@@ -87,7 +87,7 @@ def test_seeds_give_mean_and_whisker_and_the_chart_a_panel_a_score() -> None:
     seeds = [captions_for(pairs, seed) for seed in (1, 2)]
     scores = viewpoint_scores({"base": seeds[:1], "run": seeds}, bins, "raw")
     assert [part["pairs"]["total"] for part in scores["bins"]] == [10] * 4
-    each = [score_raw(said, bins) for said in seeds]
+    each = [score_raw(predictions, bins) for predictions in seeds]
     for number, row in enumerate(scores["systems"]["run"]):
         values = [rows[number]["CIDEr-D"]["total"] for rows in each]
         assert row["CIDEr-D"]["total"] == pytest.approx(statistics.mean(values))

@@ -88,17 +88,17 @@ def test_a_fresh_run_says_where_it_begins(pixels: Path, tmp_path: Path) -> None:
     short = "--trainer.max_steps=2", "--trainer.val_check_interval=2", "--model.lr=0", "--model.clip_lr=0"
     done = run(words("adapt", pixels, tmp_path / "a", *short), tmp_path)
     assert done.returncode == 0, done.stderr
-    said = [line.partition("val: ")[2] for line in done.stdout.splitlines() if line.startswith("step ")]
-    assert len(said) == 2 and said[0] == said[1] and "t2p_R@1" in said[0]  # nothing was learned in between
+    output = [line.partition("val: ")[2] for line in done.stdout.splitlines() if line.startswith("step ")]
+    assert len(output) == 2 and output[0] == output[1] and "t2p_R@1" in output[0]  # nothing was learned in between
 
 
 def test_what_the_adaptation_logs_and_leaves(adapted: Path) -> None:
     columns = next(adapted.glob("logs/*/metrics.csv")).read_text().splitlines()[0].split(",")
     both = [f"val/{way}_{name}" for way in ("t2p", "p2t") for name in ("R@1", "R@5", "R@10", "mean_rank")]
     assert set(both) <= set(columns)
-    facts = read_checkpoint(adapted / "best.ckpt")["diffcap"]
-    assert facts["method"] == "clip4idc" and facts["stage"] == "pretrain"
-    assert facts["hyperparameters"]["image_size"] == [96, 128] and facts["vocabulary_layout"] == "clip_used"
+    metadata = read_checkpoint(adapted / "best.ckpt")["diffcap"]
+    assert metadata["method"] == "clip4idc" and metadata["stage"] == "pretrain"
+    assert metadata["hyperparameters"]["image_size"] == [96, 128] and metadata["vocabulary_layout"] == "clip_used"
 
 
 def test_everything_learns_at_equal_rates(pixels: Path, tmp_path: Path) -> None:
@@ -140,9 +140,9 @@ def test_the_baselines_train_without_an_adaptation(ablation: str, pixels: Path, 
     short = "--trainer.max_steps=2", "--trainer.val_check_interval=2", "--trainer.limit_val_batches=1"
     out = tmp_path / "run/finetune"
     assert in_process(words("finetune", pixels, out, *short, ablation=ablation)) is None
-    facts = load(out / "best.ckpt").captioner.hyperparameters
-    assert facts["images"] == ("together" if ablation == "unadapted" else "apart")
-    assert facts["decoder"] == ("clip_text" if ablation == "ft1" else "captioner")
+    metadata = load(out / "best.ckpt").captioner.hyperparameters
+    assert metadata["images"] == ("together" if ablation == "unadapted" else "apart")
+    assert metadata["decoder"] == ("clip_text" if ablation == "ft1" else "captioner")
 
 
 def test_mixed_precision_and_recomputed_blocks_train(pixels: Path, tmp_path: Path) -> None:
@@ -155,21 +155,21 @@ def test_mixed_precision_and_recomputed_blocks_train(pixels: Path, tmp_path: Pat
 
 @pytest.mark.thorough
 def test_what_does_not_fit_is_one_sentence(pixels: Path, adapted: Path, tmp_path: Path) -> None:
-    def said(*options: str, stage: str = "adapt") -> str:
+    def output(*options: str, stage: str = "adapt") -> str:
         return one_sentence(run(words(stage, pixels, tmp_path / "x", *options), tmp_path))
 
     other = "--model.captioner.init_args.network=ViT-S-32", "--model.captioner.init_args.image_size=[96,128]"
-    assert "open_clip has no weights for ViT-S-32; give a file as WEIGHTS=PATH" in said(*other)
-    assert "no weights file there; check the path given as WEIGHTS" in said("--model.clip_weights=missing.pt")
-    assert "data.vocabulary_layout is pcl; CLIP4IDC needs clip" in said("--data.vocabulary_layout=pcl")
+    assert "open_clip has no weights for ViT-S-32; give a file as WEIGHTS=PATH" in output(*other)
+    assert "no weights file there; check the path given as WEIGHTS" in output("--model.clip_weights=missing.pt")
+    assert "data.vocabulary_layout is pcl; CLIP4IDC needs clip" in output("--data.vocabulary_layout=pcl")
     fewer = "--model.captioner.init_args.intra_layers=3"
-    assert "it was trained with intra_layers 2, this stage has 3" in said(
+    assert "it was trained with intra_layers 2, this stage has 3" in output(
         f"--model.init_from={adapted / 'best.ckpt'}", fewer, stage="finetune"
     )
     long = "--data.max_length=40"
-    assert "max_length 40 needs 40 text positions, CLIP has 32; lower it" in said(long)
+    assert "max_length 40 needs 40 text positions, CLIP has 32; lower it" in output(long)
     wide = "--model.captioner.init_args.intra_layers=5"
-    assert "intra_layers is 5; the network has 5 blocks: give 1 to 4" in said(wide)
+    assert "intra_layers is 5; the network has 5 blocks: give 1 to 4" in output(wide)
     old = f"--model.init_from={adapted / 'best.ckpt'}", "--model.captioner.init_args.images=apart"
-    assert "parameters do not fit" in said(*old, stage="finetune")
+    assert "parameters do not fit" in output(*old, stage="finetune")
     assert not (tmp_path / "x/finished.json").exists()

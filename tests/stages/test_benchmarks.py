@@ -81,18 +81,18 @@ def test_clevr_dc_is_one_group_with_its_distractors(tmp_path: Path, capsys: pyte
     assert "changes" not in scores["protocol"]
     assert scores["protocol"]["official"] == "part"
     assert scores["protocol"]["change_types"] == "derived from the captions"
-    said = " ".join(capsys.readouterr().out.split())
+    output = " ".join(capsys.readouterr().out.split())
     assert (
         "dirl on clevr_dc test, a part of the official dataset, change types derived from the captions, ptb tokens"
-        in said
+        in output
     )
     stage(
         "report", f"--folder={folder}", "--features=authors", f"--runs={json.dumps({'DIRL': str(folder)})}",
-        f"--out={folder / 'report'}", "--pictures=0", "--attention=0", "--page=2", "--looks=0",
+        f"--out={folder / 'report'}", "--pictures=0", "--attention=0", "--page=2", "--localisation_pairs=0",
     )  # fmt: skip
-    said = "a part of the official dataset, change types derived from the captions, "
-    assert f"test split, {said}3 pairs" in (folder / "report/table.md").read_text()
-    assert f"test split, {said}manifest" in (folder / "report/report.html").read_text()
+    output = "a part of the official dataset, change types derived from the captions, "
+    assert f"test split, {output}3 pairs" in (folder / "report/table.md").read_text()
+    assert f"test split, {output}manifest" in (folder / "report/report.html").read_text()
 
 
 def test_every_score_of_spot_the_diff_names_its_protocol(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,8 +101,8 @@ def test_every_score_of_spot_the_diff_names_its_protocol(tmp_path: Path, capsys:
     capsys.readouterr()
     scores = evaluate(folder, "eval")
     assert scores["protocol"]["changes"] == "single" and scores["protocol"]["pairs"] == {"total": 2}
-    said = " ".join(capsys.readouterr().out.split())
-    assert "scorer on spot_the_diff test, a part of the official dataset, single change, ptb tokens" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "scorer on spot_the_diff test, a part of the official dataset, single change, ptb tokens" in output
     single = read_references(folder / "eval/references.json")
     assert single == {"5.png": ["the van is gone", "two people left the lot"], "6.png": [""]}
     scores = evaluate(folder, "eval-multi", "--changes=multi")
@@ -137,9 +137,9 @@ def test_multi_change_captions_have_their_own_length_and_negatives(tmp_path: Pat
     stage("negatives", f"--folder={folder}", "--tagger=blocks", "--workers=1", "--changes=multi")
     lines = [json.loads(line) for line in (folder / "negatives.jsonl").read_text().splitlines()]
     pairs = take_changes(read_dataset(folder).pairs, "multi")
-    told = {pair.id: pair.captions for pair in pairs}
+    expected = {pair.id: pair.captions for pair in pairs}
     assert len(lines) == len({line["id"] for line in lines}) and all(
-        [line["caption"]] == told[line["id"]] for line in lines
+        [line["caption"]] == expected[line["id"]] for line in lines
     )
     assert any(". " in line["caption"] for line in lines)
     train("pretrain", "pcl", "spot_the_diff", folder, multi, few)

@@ -27,14 +27,14 @@ def test_captions_are_those_of_the_store(blocks: Path, tmp_path: Path, method: s
         if method == "scorer"
         else PCL(6 + len(WORDS), 107, width=16, heads=2, ffn=16, cross_layers=2)
     )
-    facts = {"method": method, "vocabulary_layout": "rcc" if method == "scorer" else "pcl"}
+    metadata = {"method": method, "vocabulary_layout": "rcc" if method == "scorer" else "pcl"}
     path = write_checkpoint(
         tmp_path / "best.ckpt",
         lively(model),
         "finetune",
         words=WORDS,
         features={**store.meta, "name": "blocks"},
-        **facts,
+        **metadata,
     )
     dataset = read_dataset(blocks)
     pairs = dataset.pairs[:40]

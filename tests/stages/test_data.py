@@ -56,9 +56,9 @@ def test_missing_and_truncated_images_are_refused_or_skipped(official: Path, tmp
     (official / "sc_images/CLEVR_semantic_000005.png").unlink()
     broken = official / "images/CLEVR_default_000001.png"
     broken.write_bytes(broken.read_bytes()[:150])
-    said = refused(data(*command, cwd=tmp_path))
-    assert "1 missing (first sc_images/CLEVR_semantic_000005.png) and 1 broken (first images/CLEVR_default" in said
-    assert "3 of 10 pairs" in said and "--missing skip" in said
+    output = refused(data(*command, cwd=tmp_path))
+    assert "1 missing (first sc_images/CLEVR_semantic_000005.png) and 1 broken (first images/CLEVR_default" in output
+    assert "3 of 10 pairs" in output and "--missing skip" in output
     problems = (tmp_path / "out/problems.txt").read_text().splitlines()
     assert problems[0].startswith("images/CLEVR_default_000001.png\tbroken: ")
     assert problems[1] == "sc_images/CLEVR_semantic_000005.png\tmissing"
@@ -137,17 +137,17 @@ def test_blocks_are_rendered_and_read_as_clevr_change(tmp_path: Path) -> None:
     (official / "sc_images/CLEVR_semantic_000009.png").write_bytes(b"broken")
     for name in ("vocabulary.json", "dataset.json"):
         (tmp_path / "data/blocks" / name).write_bytes(b"\xff damaged")
-    said = refused(data(*command, cwd=tmp_path))
-    assert "1 missing" in said and "1 broken" in said and "Run the same command again" in said
+    output = refused(data(*command, cwd=tmp_path))
+    assert "1 missing" in output and "1 broken" in output and "Run the same command again" in output
     done = data(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     checked = tmp_path / "data/blocks/checked.json"  # holds the times of the images
     assert {**content(), checked: b""} == {**whole, checked: b""} and not (official / ".parts").exists()
 
     (official / "scenes.json").write_text("{")
-    said = refused(data(*command, cwd=tmp_path))
-    assert f"{Path('data/blocks/official/scenes.json')}: not valid JSON" in said
-    assert f"delete {Path('data/blocks/official')}, and run the same command again" in said
+    output = refused(data(*command, cwd=tmp_path))
+    assert f"{Path('data/blocks/official/scenes.json')}: not valid JSON" in output
+    assert f"delete {Path('data/blocks/official')}, and run the same command again" in output
 
 
 def test_ones_own_dataset(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_ones_own_dataset(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "output"),
     [
         (
             ["--dataset", "clevr_chnge"],
@@ -185,8 +185,8 @@ def test_ones_own_dataset(tmp_path: Path) -> None:
         (["--dataset", "blocks", "--source", "."], "blocks is rendered and has no source files"),
     ],
 )
-def test_one_sentence_for_a_wrong_command(tmp_path: Path, arguments: list[str], said: str) -> None:
-    assert said in refused(data(*arguments, cwd=tmp_path))
+def test_one_sentence_for_a_wrong_command(tmp_path: Path, arguments: list[str], output: str) -> None:
+    assert output in refused(data(*arguments, cwd=tmp_path))
 
 
 def test_a_misspelt_dataset_of_ones_own_is_recognised(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ FILES = ("negatives.jsonl", "negatives.md", "negatives.json", "tags.jsonl")
 
 def write_scenes(folder: Path, count: int) -> Path:
     triples = sample_triples(range(count), seed=1)
-    said, unsaid = write_captions(triples, seed=1)
+    output, unsaid = write_captions(triples, seed=1)
     pairs = []
-    for number, (change, one, other) in enumerate(zip(triples.change.tolist(), said, unsaid)):
+    for number, (change, one, other) in enumerate(zip(triples.change.tolist(), output, unsaid)):
         image = f"images/{number}.png"
         split = "val" if number % 10 == 9 else "train"
         pairs.append(ChangePair(f"{number}.png", image, f"sc/{number}.png", one, split, CHANGES[change]))

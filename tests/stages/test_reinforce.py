@@ -92,9 +92,11 @@ def test_a_step_makes_better_captions_likelier(
         drawn.update(batch)
         return step(self, batch, batch_idx)
 
-    def noted(logits: torch.Tensor, tokens: torch.Tensor, said: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
+    def noted(
+        logits: torch.Tensor, tokens: torch.Tensor, output: torch.Tensor, advantage: torch.Tensor
+    ) -> torch.Tensor:
         drawn.update(tokens=tokens, advantage=advantage)
-        return loss(logits, tokens, said, advantage)
+        return loss(logits, tokens, output, advantage)
 
     monkeypatch.setattr(Reinforcement, "training_step", training_step)
     monkeypatch.setattr("diffcap.lit.reinforcement.self_critical_loss", noted)
@@ -133,7 +135,7 @@ def test_its_checkpoint_captions(undisturbed: Path) -> None:
     assert "decoder" in moved and "encoder" in moved and not moved & {"cbr", "logit_scale"}
     files = f"--checkpoint={undisturbed / 'reinforce/best.ckpt'}", f"--folder={undisturbed / 'data'}"
     quick = "--tokenizer=raw", "--metrics=[CIDEr-D]", "--batch_size=3"
-    said = {}
+    output = {}
     for name, *options in (
         ("alone",),
         ("beams", "--beams=2", "--length_penalty=1"),
@@ -142,7 +144,7 @@ def test_its_checkpoint_captions(undisturbed: Path) -> None:
         out = undisturbed / f"eval-{name}"
         words = [sys.executable, str(ROOT / "stages/evaluate.py"), *files, *quick, f"--out={out}", *options]
         assert in_process(words) is None
-        said[name] = (out / "predictions.json").read_text()
+        output[name] = (out / "predictions.json").read_text()
         if name == "twice":
             metrics = json.loads((out / "metrics.json").read_text())
             assert metrics["protocol"]["ensemble"] == 2
@@ -151,7 +153,7 @@ def test_its_checkpoint_captions(undisturbed: Path) -> None:
             assert both[0]["stage"] == "reinforce" and len(both[0]["weights_sha256"]) == 64
             groups = json.loads((out / "groups.json").read_text())
             assert set(groups) == {"total", "semantic", "distractor", "move"}
-    assert said["alone"] == said["twice"]  # a captioner beside itself says what it says alone
+    assert output["alone"] == output["twice"]  # a captioner beside itself says what it says alone
     fine = f"--ensemble={undisturbed / 'finetune/best.ckpt'}"
     assert in_process([*words[:-2], f"--out={undisturbed / 'eval-two'}", fine]) is None
 
@@ -183,8 +185,8 @@ def test_two_processes_train_to_the_weights_of_one(undisturbed: Path, tmp_path: 
             subprocess.Popen(words, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         )
     for process in processes:
-        said = process.communicate(timeout=300)
-        assert process.returncode == 0, said
+        output = process.communicate(timeout=300)
+        assert process.returncode == 0, output
     one, two = (weights(tmp_path / str(devices) / "last.ckpt") for devices in (1, 2))
     start = weights(tmp_path / "finetune/best.ckpt")
     # The keys' bias moves all scores of a query alike: its gradient is rounding, which Adam makes a full step.

@@ -41,7 +41,7 @@ def test_help_is_quick_and_lists_the_options() -> None:
     done = subprocess.run([sys.executable, "-X", "importtime", SCRIPT, "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and all(
         name in done.stdout
-        for name in ("--runs", "--features", "--pictures", "--attention", "--bins", "--page", "--looks")
+        for name in ("--runs", "--features", "--pictures", "--attention", "--bins", "--page", "--localisation_pairs")
     )
     imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
     assert not {"torch", "numpy", "PIL", "lightning"} & imported
@@ -88,8 +88,8 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
     counts = Counter(caption for pair in dataset.pairs if pair.split == "train" for caption in pair.captions)
     common = dict.fromkeys((pair.id for pair in test), counts.most_common(1)[0][0])
     near = {id: pair.captions[0] for id, pair in twins(dataset.pairs).items()}
-    for name, said in (("most common training caption", common), ("nearest neighbour's caption", near)):
-        expected = evaluate(said, test, "raw", METRICS)
+    for name, output in (("most common training caption", common), ("nearest neighbour's caption", near)):
+        expected = evaluate(output, test, "raw", METRICS)
         assert {group: rows[name][group] for group in expected["groups"]} == expected["groups"]
         assert rows[name]["slots"]["type"] == expected["slots"]["type"] and rows[name]["seconds"] is None
 
@@ -121,16 +121,16 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
     index = blocks_of(html)["index"]
     assert [pair["id"] for pair in index["pairs"]] == [pair.id for pair in test]
     assert [system["name"] for system in index["systems"]] == ["PCL", "PCL, no pre-training"]
-    said = read_predictions(tmp_path / "runs/scratch/eval/predictions.json")
-    assert [index["texts"][pair["s"][1]] for pair in index["pairs"]] == [said[pair.id] for pair in test]
+    output = read_predictions(tmp_path / "runs/scratch/eval/predictions.json")
+    assert [index["texts"][pair["s"][1]] for pair in index["pairs"]] == [output[pair.id] for pair in test]
     mean = statistics.mean(pair["c"][1] for pair in index["pairs"])
     assert mean == pytest.approx(100 * rows["PCL, no pre-training"]["total"]["CIDEr-D"], abs=0.06)
     assert all("l" in pair for pair in index["pairs"]) and "No attention of" not in html.split('id="pairs"')[0]
     assert "PCL, no pre-training: runs/scratch/finetune/best.ckpt is not there" in html.split('id="pairs"')[1]
     measured = read_json(tmp_path / "report/localisation.json")["systems"]
-    looked = sum(bool(pair["x"].get(side)) for pair in index["pairs"] for side in "ba")
-    assert list(measured) == ["PCL"] and looked > 0
-    assert max(row["count"] for row in measured["PCL"]["kinds"].values()) >= looked
+    attended = sum(bool(pair["x"].get(side)) for pair in index["pairs"] for side in "ba")
+    assert list(measured) == ["PCL"] and attended > 0
+    assert max(row["count"] for row in measured["PCL"]["kinds"].values()) >= attended
 
     for pair in test:
         (dataset.root / pair.before).unlink(missing_ok=True)
@@ -141,7 +141,7 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
         "--attention=0",
         "--bins=0",
         "--page=2",
-        "--looks=0",
+        "--localisation_pairs=0",
         "--out=few",
     )
     assert few.returncode == 0, few.stderr
@@ -155,8 +155,8 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
     assert none.returncode == 0, none.stderr
     assert sorted(path.name for path in (tmp_path / "bare").iterdir()) == ["table.json", "table.md"]
 
-    below = report(tmp_path, '{"PCL": "runs/pcl1"}', "--looks=-1")
-    assert below.returncode == 1 and below.stderr == "error: --looks is -1; it must be at least 0.\n"
+    below = report(tmp_path, '{"PCL": "runs/pcl1"}', "--localisation_pairs=-1")
+    assert below.returncode == 1 and below.stderr == "error: --localisation_pairs is -1; it must be at least 0.\n"
 
     missing = report(tmp_path, '{"PCL": "runs/nowhere"}')
     assert missing.returncode == 1 and missing.stderr.count("\n") == 1

@@ -167,7 +167,7 @@ def test_a_run_of_two_processes_goes_on_in_one(blocks: Path, tmp_path: Path) -> 
     for name, value in one.items():
         if not name.endswith("qkv.bias"):  # see tests/lit/test_distributed.py
             torch.testing.assert_close(
-                value, other[name], atol=2e-3, rtol=0, msg=lambda said, name=name: f"{name}: {said}"
+                value, other[name], atol=2e-3, rtol=0, msg=lambda output, name=name: f"{name}: {output}"
             )
 
 
@@ -239,10 +239,10 @@ def test_smoke_settings_run_every_stage(blocks: Path, tmp_path: Path, capsys: py
     assert capsys.readouterr().out == f"{tmp_path / 'pretrain'}: already finished with these settings\n"
     old = (tmp_path / "pretrain/last.ckpt").read_bytes()
     assert in_process([*words, "--model.lr=1e-5"]) is None
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (
         f"{tmp_path / 'pretrain'}: it holds a run with other settings; the folder is renamed to {tmp_path / 'pretrain.1'}"
-        in said
+        in output
     )
     assert (tmp_path / "pretrain.1/last.ckpt").read_bytes() == old != (tmp_path / "pretrain/last.ckpt").read_bytes()
 
@@ -294,10 +294,10 @@ def test_bad_input_of_the_real_commands_is_one_line(blocks: Path, undisturbed: P
     other = run(
         smoke("finetune", blocks, tmp_path / "x", f"--model.init_from={undisturbed / 'pretrain/last.ckpt'}"), tmp_path
     )
-    said = one_sentence(other)
+    output = one_sentence(other)
     assert (
-        "parameters do not fit (unexpected: trunk.cross_encoder.layers.2." in said
-        and "give both stages the same width" in said
+        "parameters do not fit (unexpected: trunk.cross_encoder.layers.2." in output
+        and "give both stages the same width" in output
     )
     words = evaluation(blocks, tmp_path)
     assert "finetune/best.ckpt: no checkpoint there; train one with" in one_sentence(run(words, tmp_path))
@@ -341,8 +341,8 @@ def test_other_features_are_another_run_and_not_for_this_captioner(
     assert "holds a run with other settings" in capsys.readouterr().out and (tmp_path / "pretrain.1").is_dir()
     meta = json.loads((store / "meta.json").read_text())
     (store / "meta.json").write_text(json.dumps({**meta, "weights_sha256": "0" * 64}))
-    said = in_process([*evaluation(folder, undisturbed), f"--out={tmp_path / 'eval'}"])
-    assert isinstance(said, str) and "its features have weights_sha256" in said and "\n" not in said
+    output = in_process([*evaluation(folder, undisturbed), f"--out={tmp_path / 'eval'}"])
+    assert isinstance(output, str) and "its features have weights_sha256" in output and "\n" not in output
 
 
 def test_damaged_features_stop_training_and_evaluation_until_extraction_has_repaired_them(
@@ -374,22 +374,22 @@ def test_damaged_features_stop_training_and_evaluation_until_extraction_has_repa
     assert repaired() == f"{store}: already complete."
     for words in ([*finetune, "--data.num_workers=1"], evaluation(folder, undisturbed)):
         flip(0)
-        said = in_process(words)
-        assert isinstance(said, str) and "\n" not in said
-        assert said.startswith(f"error: {store}: the features of ") and "are damaged" in said
-        assert f"run `make extract FOLDER={folder} BACKBONE=blocks`" in said
-        said = in_process(words)
-        assert isinstance(said, str) and "extraction is not complete" in said and "\n" not in said
+        output = in_process(words)
+        assert isinstance(output, str) and "\n" not in output
+        assert output.startswith(f"error: {store}: the features of ") and "are damaged" in output
+        assert f"run `make extract FOLDER={folder} BACKBONE=blocks`" in output
+        output = in_process(words)
+        assert isinstance(output, str) and "extraction is not complete" in output and "\n" not in output
         assert repaired() == f"{store}: complete, {images} images extracted."
     flip(images - 3)
     assert repaired() == f"{store}: complete, 3 images extracted."
     os.truncate(data, 2 * row + 1)
-    said = in_process(finetune)
-    assert isinstance(said, str) and f"features.f16: truncated, {2 * row + 1} bytes" in said and "\n" not in said
+    output = in_process(finetune)
+    assert isinstance(output, str) and f"features.f16: truncated, {2 * row + 1} bytes" in output and "\n" not in output
     assert repaired() == f"{store}: complete, {images - 2} images extracted."
     data.with_name("sums.u32").unlink()
-    said = in_process(evaluation(folder, undisturbed))
-    assert isinstance(said, str) and "sums.u32: truncated, 0 bytes" in said and "\n" not in said
+    output = in_process(evaluation(folder, undisturbed))
+    assert isinstance(output, str) and "sums.u32: truncated, 0 bytes" in output and "\n" not in output
     assert repaired() == f"{store}: complete, {images} images extracted."
     assert in_process(finetune) is None
 
@@ -405,8 +405,8 @@ def test_pairs_without_references_are_captioned_and_not_scored(
         if not (folder / "features").exists():
             (folder / "features").symlink_to(blocks / "features")
         status = in_process([*evaluation(folder, undisturbed), f"--out={tmp_path / 'eval'}"])
-        said = json.loads((tmp_path / "eval/predictions-unscored.json").read_text())
-        assert [row["image_id"] for row in said] == silent
+        output = json.loads((tmp_path / "eval/predictions-unscored.json").read_text())
+        assert [row["image_id"] for row in output] == silent
         if silent == test:
             assert isinstance(status, str) and f"none of its {len(test)} test pairs has a reference caption" in status
         else:
@@ -450,8 +450,8 @@ def test_a_file_that_the_training_did_not_write_is_not_evaluated(
     runs = tmp_path / "runs"
     shutil.copytree(undisturbed / "finetune", runs / "finetune")
     shutil.copyfile(runs / "finetune/last.ckpt", runs / "finetune/best.ckpt")
-    said = f"{runs / 'finetune'}: best.ckpt is not the file that the finished training wrote; run `make finetune`"
-    assert said in str(in_process(evaluation(blocks, runs)))
+    output = f"{runs / 'finetune'}: best.ckpt is not the file that the finished training wrote; run `make finetune`"
+    assert output in str(in_process(evaluation(blocks, runs)))
     (runs / "finetune/finished.json").write_text("")
     assert "finished.json is damaged" in str(in_process(evaluation(blocks, runs)))
     assert not (runs / "eval").exists()
@@ -522,11 +522,11 @@ def test_a_finished_stage_whose_files_are_damaged_is_trained_again(
         """What the same command prints; the stage is finished afterwards, with the same weights."""
         capsys.readouterr()
         status = in_process(words)
-        said = capsys.readouterr().out
-        assert status == (0 if "already finished" in said else None)
+        output = capsys.readouterr().out
+        assert status == (0 if "already finished" in output else None)
         assert all(torch.equal(value, best[name]) for name, value in weights(out / "best.ckpt").items())
         assert json.loads((out / "finished.json").read_text())["steps"] == finished["steps"]
-        return said
+        return output
 
     os.utime(out / "best.ckpt", (1, 1))  # as after copying
     assert "already finished" in again()
@@ -551,7 +551,7 @@ def test_a_finished_stage_whose_files_are_damaged_is_trained_again(
     for number, (reason, damage) in enumerate(damages.items(), 1):
         damage()
         aside = out.with_name(f"finetune.{number}")
-        assert f"{out}: {reason}" in (said := again()) and f"the folder is renamed to {aside}, and" in said
+        assert f"{out}: {reason}" in (output := again()) and f"the folder is renamed to {aside}, and" in output
         assert (aside / "last.ckpt").is_file()
         assert "already finished" in again()
 

@@ -68,7 +68,7 @@ def test_two_processes_train_to_the_weights_of_one(method: str, blocks: Path, tm
             ("qkv.bias", "key.bias")
         ):  # a key's bias has no gradient but rounding, see test_distributed.py
             torch.testing.assert_close(
-                value, two[name], atol=2e-4, rtol=0, msg=lambda said, name=name: f"{name}: {said}"
+                value, two[name], atol=2e-4, rtol=0, msg=lambda output, name=name: f"{name}: {output}"
             )
     assert {"train/loss", "val/caption_loss"} <= same_logs(tmp_path / "one", tmp_path / "two")
 

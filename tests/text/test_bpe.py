@@ -31,11 +31,11 @@ def test_there_and_back(layout) -> None:
 
 
 def test_an_exclamation_mark_ends_the_caption_in_the_released_form_only() -> None:
-    for layout, said in (("clip", "the shiny cube moved !"), ("clip_released", "the shiny cube moved")):
+    for layout, output in (("clip", "the shiny cube moved !"), ("clip_released", "the shiny cube moved")):
         vocabulary = ClipVocabulary((), layout)
         assert vocabulary.encode(CAPTIONS[0], 20)[-2] != 0  # "moved!": the mark that ends a word is another token
         ids = [*vocabulary.encode("the shiny cube moved", 20)[:-1], 0, vocabulary.eos]
-        assert vocabulary.decode(ids).replace("!", " !").replace("  ", " ") == said
+        assert vocabulary.decode(ids).replace("!", " !").replace("  ", " ") == output
     assert ClipVocabulary((), "clip_released").pad == 0
 
 

@@ -104,5 +104,5 @@ def test_captions_of_tokens_come_back_whole(layout: LayoutName) -> None:
     vocabulary = build_vocabulary(captions, layout=layout)
     back = [vocabulary.decode(vocabulary.encode(caption, 20)) for caption in captions]
     assert (back == captions) == (layout != "rcc")
-    for said in back:
-        assert vocabulary.decode(vocabulary.encode(said.split(" "), 20)) == said
+    for output in back:
+        assert vocabulary.decode(vocabulary.encode(output.split(" "), 20)) == output

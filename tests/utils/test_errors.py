@@ -48,7 +48,7 @@ def too_many_beams() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "output"),
     [
         (interrupted, "error: interrupted; run the same command again"),
         (interrupted_in_lightning, "error: interrupted; run the same command again"),
@@ -63,10 +63,10 @@ def too_many_beams() -> None:
         ),
     ],
 )
-def test_every_fault_is_one_sentence(fault: Callable[[], None], said: str) -> None:
+def test_every_fault_is_one_sentence(fault: Callable[[], None], output: str) -> None:
     with pytest.raises(SystemExit) as stop, plain_errors():
         fault()
-    assert isinstance(stop.value.code, str) and stop.value.code.startswith(said) and "\n" not in stop.value.code
+    assert isinstance(stop.value.code, str) and stop.value.code.startswith(output) and "\n" not in stop.value.code
 
 
 def test_other_ends_pass() -> None:

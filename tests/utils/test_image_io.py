@@ -21,9 +21,9 @@ from diffcap.utils.image_io import read_image
 def refused(source, **options) -> str:
     with pytest.raises(DiffcapError) as error:
         read_image(source, **options)
-    said = str(error.value)
-    assert "\n" not in said and said.endswith(".") and len(said) < 400
-    return said
+    output = str(error.value)
+    assert "\n" not in output and output.endswith(".") and len(output) < 400
+    return output
 
 
 def test_two_hundred_unusual_files(tmp_path: Path) -> None:

@@ -58,10 +58,10 @@ def test_tensors_come_in_with_the_admitted_class(tmp_path, new_form):
 def refusal(load: Callable[[Path], Any], file: Path) -> str:
     with pytest.raises(DiffcapError) as error:
         load(file)
-    said = str(error.value)
-    assert said.startswith(f"{file}: refused without running its code: ") and "\n" not in said
-    assert "weights_only" not in said and "torch.load" not in said  # torch's advice to read it unsafely
-    return said
+    output = str(error.value)
+    assert output.startswith(f"{file}: refused without running its code: ") and "\n" not in output
+    assert "weights_only" not in output and "torch.load" not in output  # torch's advice to read it unsafely
+    return output
 
 
 @pytest.mark.parametrize("name", ["pathlib.Path.touch", "posix.system", "posix.remove", "sys.exit", "torch.hub.load"])
@@ -82,10 +82,10 @@ def test_a_hostile_pickle_runs_nothing_and_is_named(tmp_path, name, form, protoc
     else:
         value = {"state": OrderedDict(w=torch.ones(2)), "a": evil}
         torch.save(value, file, pickle_protocol=protocol, _use_new_zipfile_serialization=form == "new")
-    said = refusal(load_arrays if form == "arrays" else load_tensors, file)
+    output = refusal(load_arrays if form == "arrays" else load_tensors, file)
     # Before protocol 4 a method of a class is asked for by `getattr`.
-    assert name in said or (name.startswith("pathlib") and ("getattr" in said or "pathlib" in said)), said
-    assert ("saved with pickle protocol 4" in said) == (protocol == 4 and form != "arrays")
+    assert name in output or (name.startswith("pathlib") and ("getattr" in output or "pathlib" in output)), output
+    assert ("saved with pickle protocol 4" in output) == (protocol == 4 and form != "arrays")
     assert kept.exists() and not touched.exists()
 
 
@@ -94,9 +94,9 @@ def test_a_hostile_pickle_runs_nothing_and_is_named(tmp_path, name, form, protoc
 def test_another_protocol_is_told_with_the_names_in_it(tmp_path, new_form, protocol):
     value = {"cfg": AttrDict(depth=AttrDict(layers=2)), "more": [AttrDict()], "bytes": b"abc"}
     torch.save(value, tmp_path / "x", pickle_protocol=protocol, _use_new_zipfile_serialization=new_form)
-    said = refusal(lambda file: load_tensors(file, allowed_classes=["AttrDict"]), tmp_path / "x")
-    assert f"saved with pickle protocol {protocol}, which torch's restricted reader cannot read, only 2; " in said
-    assert f"; it uses {AttrDict.__module__}.AttrDict; download" in said
+    output = refusal(lambda file: load_tensors(file, allowed_classes=["AttrDict"]), tmp_path / "x")
+    assert f"saved with pickle protocol {protocol}, which torch's restricted reader cannot read, only 2; " in output
+    assert f"; it uses {AttrDict.__module__}.AttrDict; download" in output
 
 
 def test_damage_is_one_sentence(tmp_path):

@@ -53,7 +53,7 @@ class Page(Browser):
     def put(self, zone: str, path: Path) -> None:
         self.all(f"#zone-{zone} input[type=file]")[0].send_keys(str(path))
 
-    def said(self, place: str) -> str:
+    def output(self, place: str) -> str:
         return self.wait(lambda: " ".join(one.text for one in self.all(f"{place} .dc-message")))
 
 
@@ -120,21 +120,21 @@ def test_ones_own_pictures_and_another_captioner(browse: Any, tmp_path: Path) ->
         browser.wait(lambda shown=shown: browser.js("return arguments[0].naturalWidth", shown[0]) == 256)
     caption = load_captioner(device="cpu")(example.before, example.after, 5)
     assert browser.words() == [word.text for word in caption.words]  # without a press of the button
-    assert "ships with diffcap" in browser.all(".dc-facts")[0].text
+    assert "ships with diffcap" in browser.all(".dc-metadata")[0].text
     browser.all("#captioner input")[0].click()
     browser.wait(lambda: browser.all("[role=option]"))[1].click()
     browser.all("#ask")[0].click()
-    browser.wait(lambda: "the same again" in browser.all(".dc-facts")[0].text)
+    browser.wait(lambda: "the same again" in browser.all(".dc-metadata")[0].text)
     assert browser.words() == [word.text for word in caption.words]
 
 
 def test_what_is_no_picture_and_what_is_too_large_is_a_sentence(browse: Any, tmp_path: Path) -> None:
     browser = browse()
     browser.all("#ask")[0].click()
-    assert browser.said("#answer") == "Give both pictures first: drop it above, or try an example."
+    assert browser.output("#answer") == "Give both pictures first: drop it above, or try an example."
     (tmp_path / "notes.png").write_bytes(b"dear diary\n")
     browser.put("before", tmp_path / "notes.png")
-    assert "(notes.png): a text file, not an image" in browser.said("#told-before")
+    assert "(notes.png): a text file, not an image" in browser.output("#message-before")
     assert not browser.all("#zone-before img")
     with (tmp_path / "large.png").open("wb") as file:
         file.truncate(MAX_FILE_BYTES + 1)

@@ -66,9 +66,9 @@ class Text(HTMLParser):
 
 def sentence(page: str) -> str:
     """What a refusal says, and nothing else."""
-    (said,) = re.findall(r'<div class="dc-message dc-error" role="alert">([^<]*)</div>', page)
-    assert page.count("<") == 2 and "Traceback" not in page and 15 < len(said) < 400 and said.endswith(".")
-    return unescape(said)
+    (output,) = re.findall(r'<div class="dc-message dc-error" role="alert">([^<]*)</div>', page)
+    assert page.count("<") == 2 and "Traceback" not in page and 15 < len(output) < 400 and output.endswith(".")
+    return unescape(output)
 
 
 def test_a_visitor_gets_the_caption_that_the_captioner_writes(visitor: Visitor) -> None:
@@ -87,15 +87,15 @@ def test_a_visitor_gets_the_caption_that_the_captioner_writes(visitor: Visitor) 
 def test_a_look_at_an_upload_shows_what_browsers_cannot_and_names_what_was_done(visitor: Visitor) -> None:
     frames = [Image.new("RGB", (30, 20), color) for color in ("red", "blue")]
     moving = encoded(frames[0], "TIFF", save_all=True, append_images=frames[1:])
-    shown, told = visitor.ask("look_before", visitor.upload("two.tif", moving))
-    assert "Has several frames, the first was used." in told
+    shown, expected = visitor.ask("look_before", visitor.upload("two.tif", moving))
+    assert "Has several frames, the first was used." in expected
     with Image.open(io.BytesIO(visitor.http.get(shown["url"]).content)) as image:
         assert image.format == "PNG" and image.convert("RGB").getpixel((0, 0)) == (255, 0, 0)
-    shown, told = visitor.ask("look_after", visitor.upload("one.png", encoded(frames[0], "PNG")))
-    assert told == "" and shown.get("__type__") == "update"  # stays as it is
-    shown, told = visitor.ask("look_after", visitor.upload("<b>{x}.png", b"dear diary"))
-    assert shown is None and "The picture after (" in sentence(told) and "a text file, not an image" in told
-    assert "<b>" not in told and "{x}" not in told
+    shown, expected = visitor.ask("look_after", visitor.upload("one.png", encoded(frames[0], "PNG")))
+    assert expected == "" and shown.get("__type__") == "update"  # stays as it is
+    shown, expected = visitor.ask("look_after", visitor.upload("<b>{x}.png", b"dear diary"))
+    assert shown is None and "The picture after (" in sentence(expected) and "a text file, not an image" in expected
+    assert "<b>" not in expected and "{x}" not in expected
 
 
 def test_no_pictures_or_one_is_a_sentence(visitor: Visitor) -> None:
@@ -144,13 +144,13 @@ def test_all_odd_pictures_are_a_caption_or_a_sentence(tmp_path: Path, capfd: pyt
     captioners = Captioners([SHIPPED], "cpu")
     fine = tmp_path / "fine.png"
     fine.write_bytes(pair()[0])
-    said = []
+    output = []
     for path in [*bad, *either]:
         for page in (_check_upload("before", str(path))[1], _answer(captioners, str(path), str(fine), "0", 1)):
             if path in bad or "dc-error" in page:
-                said.append(sentence(page))
-                assert path.name in said[-1] and str(tmp_path) not in said[-1]
-    assert len(said) >= 2 * len(bad) > 100
+                output.append(sentence(page))
+                assert path.name in output[-1] and str(tmp_path) not in output[-1]
+    assert len(output) >= 2 * len(bad) > 100
     for path in good:
         assert "dc-error" not in _check_upload("after", str(path))[1], path
     for path in good[::7]:
@@ -245,8 +245,8 @@ def test_twenty_visitors_at_once(address: str) -> None:
 
     start = time.monotonic()
     with ThreadPoolExecutor(20) as pool:
-        said = list(pool.map(visit, range(20)))
-    assert said == [truth[number % 5] for number in range(20)]
+        output = list(pool.map(visit, range(20)))
+    assert output == [truth[number % 5] for number in range(20)]
     assert time.monotonic() - start < 100
 
 

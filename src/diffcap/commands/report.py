@@ -19,7 +19,7 @@ def report(
     attention: int = 4,
     bins: int = 5,
     page: int = 10_000,
-    looks: int = 300,
+    localisation_pairs: int = 300,
     seed: int = 0,
     remark: str | None = None,
 ) -> None:
@@ -40,7 +40,7 @@ def report(
             no file.
         bins: Number of bins of viewpoint IoU in viewpoint.png, if the pairs have it; 0 for no file.
         page: Maximal number of pairs in report.html, chosen at random, about 2 kB each; 0 for no page.
-        looks: Number of these pairs, evenly chosen over the change types, with attention maps in report.html; the best and the
+        localisation_pairs: Number of these pairs, evenly chosen over the change types, with attention maps in report.html; the best and the
             worst pairs are added. It is also measured whether the attention is on the changed object. 0 for none.
         seed: Seed of the choice of pairs.
         remark: Sentence to add below the table.
@@ -66,7 +66,7 @@ def report(
         "attention": attention,
         "bins": bins,
         "page": page,
-        "looks": looks,
+        "localisation_pairs": localisation_pairs,
     }.items():
         if number < 0:
             raise DiffcapError(f"--{name} is {number}; it must be at least 0.")
@@ -140,7 +140,9 @@ def report(
         from diffcap.report.gather import gather
         from diffcap.report.page import render
 
-        gathered = gather(dataset, Path(folder), test, read, rows, protocol, notes, by_viewpoint, page, looks, seed)
+        gathered = gather(
+            dataset, Path(folder), test, read, rows, protocol, notes, by_viewpoint, page, localisation_pairs, seed
+        )
         write_text(target / "report.html", render(gathered))
         measured = {name: system.localisation for name, system in gathered.systems.items() if system.localisation}
         if measured:

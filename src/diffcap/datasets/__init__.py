@@ -1,7 +1,7 @@
 """Readers: official files in, manifest records out; one file a dataset.
 
 A reader is a module with one function, `read(folder) -> list[ChangePair]`: every pair of the dataset, in an order that
-depends on the files' content alone, image paths relative to `folder`. It does not look at the images; the data stage
+depends on the files' content alone, image paths relative to `folder`. It does not open the images; the data stage
 does (`diffcap.datasets.images`). A new dataset is a new file here and an entry in `registry`, and one in `official.OFFICIAL` where
 its authors say its sizes. A reader may also have `notes(pairs)`, sentences that the data stage says and keeps; `NOTES`, what
 `dataset.json` says of every such dataset; and `BLANK_CAPTIONS = True`, where the released files have empty captions that are scored.

@@ -92,24 +92,24 @@ def mass_in_box(map: Array, box: Box) -> float:
     return float((map * cell_coverage((map.shape[0], map.shape[1]), box)).sum()) / total if total > 0 else float("nan")
 
 
-def localisation(looks: Iterable[WordAttention]) -> dict[str, dict[str, float]]:
+def localisation(attentions: Iterable[WordAttention]) -> dict[str, dict[str, float]]:
     """Average both scores over all attention maps with the same name; maps with sum 0 are skipped.
 
     Args:
-        looks: attention of words.
+        attentions: attention of words.
 
     Returns:
         name -> {"count": number of maps, "pointing", "pointing_chance", "mass", "mass_chance": means, fractions}, in the
         order of the first maps. "chance" is the score of a uniform map.
 
     Example:
-        >>> look = WordAttention("cube", np.array([[0.1, 0.7], [0.1, 0.1]]), (0.5, 0.0, 1.0, 0.5))
-        >>> scores = localisation([look])["cube"]
+        >>> attention = WordAttention("cube", np.array([[0.1, 0.7], [0.1, 0.1]]), (0.5, 0.0, 1.0, 0.5))
+        >>> scores = localisation([attention])["cube"]
         >>> {key: round(value, 3) for key, value in scores.items()}
         {'count': 1, 'pointing': 1.0, 'pointing_chance': 0.25, 'mass': 0.7, 'mass_chance': 0.25}
     """
     sums: dict[str, Array] = {}
-    for name, map, box in looks:
+    for name, map, box in attentions:
         if not map.sum() > 0:
             continue
         uniform = cell_coverage((map.shape[0], map.shape[1]), box)

@@ -46,7 +46,7 @@ def swap_animals(sentence: Sentence, rng: Random) -> str | None:
     """Swap "animal1" and "animal2" in every sentence where that changes the meaning."""
     parts = split_sentences(sentence.words)
     swapped = [_swap_animals_in(part) if _swap_changes_meaning(part) else part for part in parts]
-    return _join(swapped) if swapped != parts else None
+    return _join_sentences(swapped) if swapped != parts else None
 
 
 def swap_animals_once(sentence: Sentence, rng: Random) -> str | None:
@@ -57,7 +57,7 @@ def swap_animals_once(sentence: Sentence, rng: Random) -> str | None:
     if len(swappable) < 2 or not with_both:
         return None
     chosen = rng.choice(with_both)
-    return _join([_swap_animals_in(part) if index == chosen else part for index, part in enumerate(parts)])
+    return _join_sentences([_swap_animals_in(part) if index == chosen else part for index, part in enumerate(parts)])
 
 
 def invert_comparison(sentence: Sentence, rng: Random) -> str | None:
@@ -148,7 +148,7 @@ def _swap_animals_in(part: list[str]) -> list[str]:
     return [_ANIMAL_SWAP.get(word, word) for word in part]
 
 
-def _join(parts: list[list[str]]) -> str:
+def _join_sentences(parts: list[list[str]]) -> str:
     return " ".join(word for part in parts for word in part)
 
 

@@ -1,1 +1,1 @@
-"""What people look at once the runs are done: a table of systems, and pictures of pairs with their captions."""
+"""Reports on evaluated runs: a table of systems, and images of pairs with their captions."""

@@ -17,16 +17,18 @@ def draw_caption(
 
     Args:
         before, after: RGB, of any size.
-        attention: where its words looked; None for a method that cannot tell: then only the images and the sentence.
+        attention: attention maps of its words; None for a method without attention maps: the drawing has no maps.
     """
     font, small = fonts()
     lines = [(line, INK, font) for line in wrap(caption.text, font, WIDTH - TEXT - MARGIN)]
-    facts = confidence_lines(caption)
+    confidence = confidence_lines(caption)
     if caption.alternatives:
-        facts += ["", "or (log-probability):"]
-        facts += [f"{one.log_probability:.3f}  {one.text}" for one in caption.alternatives]
+        confidence += ["", "or (log-probability):"]
+        confidence += [f"{one.log_probability:.3f}  {one.text}" for one in caption.alternatives]
     lines += [
-        (line, GRAY, small) for fact in facts for line in (wrap(fact, small, WIDTH - TEXT - MARGIN) if fact else [""])
+        (line, GRAY, small)
+        for text in confidence
+        for line in (wrap(text, small, WIDTH - TEXT - MARGIN) if text else [""])
     ]
     start = MARGIN + line_height(small)
     top = start + max(PICTURE[1], sum(line_height(used) for _, _, used in lines)) + 2 * GAP

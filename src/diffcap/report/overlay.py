@@ -1,6 +1,6 @@
 """Attention maps as colours over an image: the renderer of the heat-map PNGs and of the web page.
 
-report.html enlarges its maps in the browser (attention.js) and looks their colours up in `color_table`: 64 pairs of ten words take
+report.html enlarges its maps in the browser (attention.js) and reads their colours from `color_table`: 64 pairs of ten words take
 0.3 MB in it, and as images of this renderer 2.7 MB or more.
 """
 

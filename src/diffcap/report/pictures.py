@@ -67,15 +67,15 @@ def is_correct(caption: str, pair: ChangePair) -> bool | None:
     Returns:
         None if the dataset does not have the attributes of its changed objects.
     """
-    said = parse_caption(caption)
+    parsed = parse_caption(caption)
     if pair.is_distractor:
-        return said.change_type == "none"
+        return parsed.change_type == "none"
     truth = pair.extra.get("changed")
     if truth is None:
         return None
-    told = {name: value for name in ATTRIBUTES if (value := getattr(said, name)) is not None}
-    same_object = "shape" in told and all(truth[name] == value for name, value in told.items())
-    return said.change_type == pair.change_type and same_object and said.to == truth.get("to")
+    named_attributes = {name: value for name in ATTRIBUTES if (value := getattr(parsed, name)) is not None}
+    same_object = "shape" in named_attributes and all(truth[name] == value for name, value in named_attributes.items())
+    return parsed.change_type == pair.change_type and same_object and parsed.to == truth.get("to")
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,11 @@ def caption_lines(pair: ChangePair, captions: Captions, has_object_labels: bool)
     width = WIDTH - MARGIN - TEXT
     kind = "distractor: nothing changed" if pair.is_distractor else pair.change_type
     lines = [Line(kind, GRAY, small)] if kind else []
-    said = [("reference", pair.captions[0], None)] if pair.captions else []
-    told = {name: of[pair.id] for name, of in captions.items()}
+    rows = [("reference", pair.captions[0], None)] if pair.captions else []
+    predictions = {name: of[pair.id] for name, of in captions.items()}
     for name, text, right in [
-        *said,
-        *((name, text, is_correct(text, pair) if has_object_labels else None) for name, text in told.items()),
+        *rows,
+        *((name, text, is_correct(text, pair) if has_object_labels else None) for name, text in predictions.items()),
     ]:
         color = INK if right is None else RIGHT if right else WRONG
         mark = "" if right is None else ": right" if right else ": wrong"

@@ -46,7 +46,7 @@ class Layout(NamedTuple):
     Attributes:
         family: layouts of one family have the same special tokens, so a model can be trained with each of them.
         specials: the special tokens with the ids 0, 1, ...; the first one is padding.
-        bos, eos, unk: the special tokens for the begin and the end of a caption and for unknown words.
+        bos, eos, unk: the special tokens for the start and the end of a caption and for unknown words.
         tokenize: sentence to words.
         reserved: positions at the end of the sequence that a caption never uses.
         padding_is_eos: whether padding ends a caption, as eos does, when ids are decoded (authors' code of "rcc").

@@ -64,7 +64,7 @@ def _used_names(file: IO[bytes]) -> set[str]:
 
     try:
         return set(torch.serialization.get_unsafe_globals_in_checkpoint(file))
-    except ValueError:  # torch cannot list a legacy file: find whatever looks like such a name
+    except ValueError:  # torch cannot list a legacy file: search its bytes for such names
         file.seek(0)
         found = re.findall(rb"c([\w.]+)\n([A-Za-z_]\w*)\n", file.read())
         return {f"{module.decode()}.{name.decode()}" for module, name in found}

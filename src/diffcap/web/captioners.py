@@ -42,8 +42,8 @@ def find_choices(checkpoints: Sequence[str], runs: Path, backbone_weights: str |
     """
     found: list[tuple[Path, Choice]] = []
     for name in checkpoints:
-        facts = load_captioner(name, "cpu", backbone_weights).metadata  # a fault is told now, not to the first visitor
-        found.append((Path(name).resolve(), Choice(_label(facts), name, backbone_weights)))
+        metadata = load_captioner(name, "cpu", backbone_weights).metadata  # raises here, before the first request
+        found.append((Path(name).resolve(), Choice(_label(metadata), name, backbone_weights)))
     shipped = Choice(f"{_label(read_json(SHIPPED / CONFIG, 'configuration'))} · ships with diffcap", None)
     named = {Path(name).resolve() for name in checkpoints}
     paths = [path for path in runs.rglob("best.ckpt") if path.parent.name in CAPTIONING_STAGES]
@@ -52,17 +52,17 @@ def find_choices(checkpoints: Sequence[str], runs: Path, backbone_weights: str |
         if path.resolve() in named:
             continue
         try:
-            facts = (
+            metadata = (
                 read_json(path / CONFIG, "configuration")
                 if path.is_dir()
                 else read_checkpoint(path, mapped=True)["diffcap"]
             )
             if (
-                isinstance(facts, dict)
-                and facts.get("stage") in CAPTIONING_STAGES
-                and facts.get("method") in list(methods())
+                isinstance(metadata, dict)
+                and metadata.get("stage") in CAPTIONING_STAGES
+                and metadata.get("method") in list(methods())
             ):
-                found.append((path.resolve(), Choice(_label(facts), path)))
+                found.append((path.resolve(), Choice(_label(metadata), path)))
         except DiffcapError as error:
             echo(f"note: left out: {error}", err=True)
     labels = _distinct([(choice.label, _run_folder(path)) for path, choice in found])
@@ -70,8 +70,8 @@ def find_choices(checkpoints: Sequence[str], runs: Path, backbone_weights: str |
     return [*choices[: len(checkpoints)], shipped, *choices[len(checkpoints) :]]
 
 
-def _label(facts: dict[str, object]) -> str:
-    return f"{methods()[str(facts['method'])].title} · {facts.get('dataset', 'unknown dataset')}"
+def _label(metadata: dict[str, object]) -> str:
+    return f"{methods()[str(metadata['method'])].title} · {metadata.get('dataset', 'unknown dataset')}"
 
 
 def _run_folder(path: Path) -> Path:

@@ -49,7 +49,7 @@ def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
     ) as page:
         gr.HTML(
             '<header class="dc-header"><h1>What changed?</h1><p>Two pictures of the same thing, before and after: '
-            "the captioner says in a sentence what changed between them, and where it looked for each word.</p></header>",
+            "the captioner describes the change in a sentence and shows the attention map of each word.</p></header>",
             js_on_load=None,
             apply_default_css=False,
         )
@@ -150,7 +150,7 @@ def _upload_zone(side: str) -> tuple[gr.Image, gr.HTML]:
         # Images are read by `read_image`, not by gradio. Set on the component, since for a subclass gradio would write a file
         # into this folder.
         zone.preprocess = lambda payload: None if payload is None else payload.path  # type: ignore[method-assign]
-        return zone, gr.HTML("", js_on_load=None, apply_default_css=False, padding=False, elem_id=f"told-{side}")
+        return zone, gr.HTML("", js_on_load=None, apply_default_css=False, padding=False, elem_id=f"message-{side}")
 
 
 def _example_buttons(examples: list[Example]) -> str:

@@ -95,8 +95,8 @@ element.addEventListener("keydown", (event) => {
 watch("value", () => {
   selected = -1;
   play();
-  const said = element.querySelector(".dc-sentence");
-  announcement.textContent = said?.getAttribute("aria-label") ?? said?.textContent ?? "";
+  const sentence = element.querySelector(".dc-sentence");
+  announcement.textContent = sentence?.getAttribute("aria-label") ?? sentence?.textContent ?? "";
   const behavior = reducedMotion() ? "auto" : "smooth";
   element.querySelector(".dc-result, .dc-message")?.scrollIntoView({ behavior, block: "nearest" });
 });

@@ -170,4 +170,4 @@ def _metadata(answer: Answer) -> str:
     entries.append(("captioner", answer.captioner))
     listed = "".join(f"<div><dt>{name}</dt><dd>{safe(value)}</dd></div>" for name, value in entries)
     notes = "".join(message(note, "note") for note in answer.notes)
-    return f'<dl class="dc-facts">{listed}</dl>{notes}'
+    return f'<dl class="dc-metadata">{listed}</dl>{notes}'

@@ -38,23 +38,23 @@ def triples():
 
 
 @pytest.fixture(scope="module")
-def said(triples):
+def output(triples):
     return write_captions(triples, seed=2)
 
 
-def test_five_to_seven_different_references_for_either_pair(said):
-    for captions in said[0] + said[1]:
+def test_five_to_seven_different_references_for_either_pair(output):
+    for captions in output[0] + output[1]:
         assert 5 <= len(captions) <= 7
         assert len(set(captions)) == len(captions)
 
 
-def test_every_word_has_one_tag_and_every_entry_is_used(said):
+def test_every_word_has_one_tag_and_every_entry_is_used(output):
     written = [word for words in grammar._TAGS.values() for word in words.split()]
     assert len(written) == len(set(written)) == len(LEXICON)
     used = set()
     scenes = sample_triples(range(20)).before
     described = grammar.describe(scenes, scenes.valid, range(20))
-    for caption in [*(caption for captions in said[0] + said[1] for caption in captions), *described]:
+    for caption in [*(caption for captions in output[0] + output[1] for caption in captions), *described]:
         assert re.fullmatch(r"[a-z]+( [a-z]+)*", caption)
         assert [word for word, _ in tag(caption)] == caption.split()
         used |= set(caption.split())
@@ -69,17 +69,17 @@ def test_a_word_of_another_grammar_is_refused():
         tag("the red bird moved")
 
 
-def test_key_words_tell_the_kind_of_change(triples, said):
-    for row, (change, none) in enumerate(zip(*said)):
+def test_key_words_tell_the_kind_of_change(triples, output):
+    for row, (change, none) in enumerate(zip(*output)):
         kind = CHANGES[triples.change[row]]
         for caption in change + none:
             expected = "none" if caption in none else "turn" if kind in ("color", "material") else kind
             assert [name for name, keys in KEYS.items() if keys & set(caption.split())] == [expected], caption
 
 
-def test_the_first_noun_phrase_is_the_changed_object_before_the_change(triples, said):
+def test_the_first_noun_phrase_is_the_changed_object_before_the_change(triples, output):
     short = total = 0
-    for row, captions in enumerate(said[0]):
+    for row, captions in enumerate(output[0]):
         kind = CHANGES[triples.change[row]]
         scenes = triples.after if kind == "add" else triples.before
         objects = _objects(scenes, row)
@@ -100,12 +100,12 @@ def test_the_first_noun_phrase_is_the_changed_object_before_the_change(triples, 
     assert 0.12 < short / total < 0.2
 
 
-def test_relations_hold_in_every_picture_where_the_object_stands(triples, said):
+def test_relations_hold_in_every_picture_where_the_object_stands(triples, output):
     names = {words: name for name, forms in RELATIONS.items() for words in forms}
     clause = re.compile(f"that is ({'|'.join(names)}) the ({OBJECT.pattern})")
     seen = dict.fromkeys(RELATIONS, 0)
     total = 0
-    for row, captions in enumerate(said[0]):
+    for row, captions in enumerate(output[0]):
         slot = int(triples.changed[row])
         stands = [scenes for scenes in (triples.before, triples.after) if scenes.valid[row, slot]]
         for caption in captions:
@@ -126,14 +126,14 @@ def test_relations_hold_in_every_picture_where_the_object_stands(triples, said):
     assert 0.6 * RELATION_PROBABILITY < sum(seen.values()) / total < 1.2 * RELATION_PROBABILITY
 
 
-def test_captions_depend_on_seed_and_number_alone(triples, said):
+def test_captions_depend_on_seed_and_number_alone(triples, output):
     alone = write_captions(sample_triples([399, 5], seed=2), seed=2)
-    assert alone == ([said[0][399], said[0][5]], [said[1][399], said[1][5]])
-    assert write_captions(triples, seed=3)[0] != said[0]
+    assert alone == ([output[0][399], output[0][5]], [output[1][399], output[1][5]])
+    assert write_captions(triples, seed=3)[0] != output[0]
 
 
-def test_every_template_is_used(said):
-    phrases = {OBJECT.sub("{o}", caption) for captions in said[0] for caption in captions}
+def test_every_template_is_used(output):
+    phrases = {OBJECT.sub("{o}", caption) for captions in output[0] for caption in captions}
     for templates in TEMPLATES.values():
         for template in templates:
             pattern = re.escape(template).replace(r"\{o\}", r"\{o\}").replace(r"\{v\}", r"\w+")

@@ -58,7 +58,7 @@ def test_the_readers_of_the_official_datasets_read_them(written) -> None:
 
 def test_sentences_are_true_of_their_scenes(tmp_path: Path) -> None:
     write_cub(tmp_path / "c", images=64, seed=1, workers=1)
-    said = {pair.id: pair.captions for pair in read_pairs("blocks_cub", tmp_path / "c")}
+    output = {pair.id: pair.captions for pair in read_pairs("blocks_cub", tmp_path / "c")}
     scenes = sample_triples([singles._CUB + number for number in range(64)], 1).before
     meaning = {word: value for value, words in WORDS.items() for word in words}
     for number in range(64):
@@ -69,7 +69,7 @@ def test_sentences_are_true_of_their_scenes(tmp_path: Path) -> None:
             )
             if valid
         }
-        (captions,) = [captions for name, captions in said.items() if name.endswith(f"{number:06d}")]
+        (captions,) = [captions for name, captions in output.items() if name.endswith(f"{number:06d}")]
         for caption in captions:
             for phrase in caption.split(" and "):
                 assert tuple(meaning.get(word, word) for word in phrase.split()[1:]) in there, caption
@@ -133,7 +133,7 @@ def test_no_scene_is_one_of_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "settings", "said"),
+    ("form", "settings", "output"),
     [
         ("cub", {"images": 63}, "blocks_cub: images must be 64 or more, not 63"),
         ("nabirds", {"images": 191}, "blocks_nabirds: images must be 192 or more"),
@@ -141,8 +141,8 @@ def test_no_scene_is_one_of_blocks() -> None:
         ("cub", {"images": 70, "size": (32, 24)}, "64 x 48"),
     ],
 )
-def test_a_senseless_setting_is_one_sentence(tmp_path, form, settings, said) -> None:
-    with pytest.raises(DiffcapError, match=said):
+def test_a_senseless_setting_is_one_sentence(tmp_path, form, settings, output) -> None:
+    with pytest.raises(DiffcapError, match=output):
         WRITERS[form][0](tmp_path / "x", **settings)
     assert not (tmp_path / "x").exists()
 

@@ -154,10 +154,12 @@ def test_a_finished_folder_is_left_alone(folder):
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
-@pytest.mark.parametrize("other, said", [({"seed": 6}, "seed"), ({"pairs": 90}, "pairs"), ({"jitter": 0.5}, "jitter")])
-def test_a_folder_of_other_settings_is_refused(folder, other, said):
+@pytest.mark.parametrize(
+    "other, output", [({"seed": 6}, "seed"), ({"pairs": 90}, "pairs"), ({"jitter": 0.5}, "jitter")]
+)
+def test_a_folder_of_other_settings_is_refused(folder, other, output):
     before = _hashes(folder)
-    with pytest.raises(DiffcapError, match=rf"holds blocks with other settings \({said}\); choose another folder"):
+    with pytest.raises(DiffcapError, match=rf"holds blocks with other settings \({output}\); choose another folder"):
         write_blocks(folder, **{"pairs": 80, "seed": 5, **other})
     assert _hashes(folder) == before
 
@@ -170,7 +172,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "settings, said",
+    "settings, output",
     [
         ({"pairs": 31}, "even number"),
         ({"pairs": 8}, "30 or more"),
@@ -178,8 +180,8 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
         ({"jitter": -1}, "0 to 3"),
     ],
 )
-def test_a_senseless_setting_is_one_sentence(tmp_path, settings, said):
-    with pytest.raises(DiffcapError, match=said):
+def test_a_senseless_setting_is_one_sentence(tmp_path, settings, output):
+    with pytest.raises(DiffcapError, match=output):
         write_blocks(tmp_path / "b", **settings)
     assert not (tmp_path / "b").exists()
 

@@ -129,7 +129,7 @@ def sample_triples(
             f"with jitter {jitter:g}; use a weaker jitter or fewer objects."
         )
     order = torch.cat([rows for rows, _ in drawn]).argsort() if drawn else pending
-    return _rows(_join([triples for _, triples in drawn]), order)
+    return _rows(_concatenate([triples for _, triples in drawn]), order)
 
 
 def _attempt(indices: Tensor, key: Tensor, jitter: float, objects: tuple[int, int]) -> tuple[Triples, Tensor]:
@@ -287,7 +287,7 @@ def _rows(triples: Triples, rows: Tensor) -> Triples:
     return Triples(**columns)
 
 
-def _join(parts: list[Triples]) -> Triples:
+def _concatenate(parts: list[Triples]) -> Triples:
     columns: dict[str, Any] = {}
     for name in vars(parts[0]):
         values = [getattr(part, name) for part in parts]

@@ -24,7 +24,7 @@ from diffcap.datasets.blocks.chunks import CHUNK, claim, clear_parts, read_parts
 from diffcap.datasets.blocks.geometry import COLORS, HALF_VIEW, MATERIALS, PICTURE, SHAPES, SIZES, Scenes, view_boxes
 from diffcap.datasets.blocks.render import render
 from diffcap.datasets.blocks.scenes import sample_triples
-from diffcap.datasets.blocks.write import check_look
+from diffcap.datasets.blocks.write import check_render_settings
 from diffcap.records import write_text
 from diffcap.utils.errors import DiffcapError
 
@@ -36,7 +36,7 @@ FAMILIES = len(COLORS) * len(SHAPES)
 _CUB, _NABIRDS = 1 << 41, 1 << 42  # first numbers of the triples; those of `blocks` begin at 0
 _ATTEMPT_STEP = 1 << 36  # difference between the numbers of two attempts at one image
 _ATTEMPTS = 64
-_LOOK = 1  # version of the images and sentences: increase it if a code change alters them for the same seed
+_RENDERER_VERSION = 1  # version of the images and sentences: increase it if a code change alters them for the same seed
 _CUB_FILES = tuple(
     f"CUB_200_2011/{name}.txt" for name in ("image_class_labels", "train_test_split", "classes", "images")
 )
@@ -54,7 +54,7 @@ class Settings:
     seed: int
     size: tuple[int, int]
     jitter: float
-    look: int = _LOOK
+    look: int = _RENDERER_VERSION  # "look" is the key in the settings file of a dataset
 
 
 def write_cub(
@@ -187,7 +187,7 @@ def _only_the_first(scenes: Scenes, kinds: Tensor) -> Scenes:
 def _check(form: str, images: int, least: int, seed: int, size: tuple[int, int], jitter: float) -> Settings:
     if images < least:
         raise DiffcapError(f"blocks_{form}: images must be {least} or more, not {images}; fix it.")
-    check_look(size, jitter)
+    check_render_settings(size, jitter)
     return Settings(form, images, seed, (size[0], size[1]), float(jitter))
 
 
@@ -197,7 +197,7 @@ def _cub_chunk(folder: Path, settings: Settings, start: int) -> None:
     images, index = render(scenes, settings.size)
     pixels = torch.stack([(index == slot).flatten(1).sum(1) for slot in range(scenes.size.shape[1])], 1)
     least = MIN_VISIBLE * settings.size[0] * settings.size[1] / (PICTURE[0] * PICTURE[1])
-    said = [
+    descriptions = [
         describe(
             scenes, pixels >= least, [number * SENTENCES + turn for number in numbers], settings.seed, 1 + turn % 4
         )
@@ -208,7 +208,7 @@ def _cub_chunk(folder: Path, settings: Settings, start: int) -> None:
         group = int(scenes.color[row, 0])
         name = f"{_cub_name(group, start + row)}.jpg"
         write_image(folder, folder / "CUB_200_2011/images" / _color_class(group) / name, encode_jpeg(images[row]))
-        rows.append({"class": group, "sentences": [sentences[row] for sentences in said]})
+        rows.append({"class": group, "sentences": [sentences[row] for sentences in descriptions]})
     write_part(folder, start, rows)
 
 

@@ -39,7 +39,7 @@ from diffcap.records import write_json, write_text
 from diffcap.utils.errors import DiffcapError
 
 VIEWS = (("images", "default"), ("sc_images", "semantic"), ("nsc_images", "nonsemantic"))
-LOOK = 3  # version of the images and captions: increase it if a code change alters them for the same seed
+RENDERER_VERSION = 3  # version of the images and captions: increase it if a code change alters them for the same seed
 _OFFICIAL = ("change_captions.json", "no_change_captions.json", "type_mapping.json", "scenes.json", "splits.json")
 
 
@@ -51,7 +51,7 @@ class Settings:
     seed: int
     size: tuple[int, int]
     jitter: float
-    look: int = LOOK
+    look: int = RENDERER_VERSION  # "look" is the key in the settings file of a dataset
 
     @property
     def triples(self) -> int:
@@ -95,11 +95,11 @@ def write_blocks(
 def _check(pairs: int, seed: int, size: tuple[int, int], jitter: float) -> Settings:
     if pairs < 30 or pairs % 2:
         raise DiffcapError(f"blocks: pairs must be an even number, 30 or more, not {pairs}; fix it.")
-    check_look(size, jitter)
+    check_render_settings(size, jitter)
     return Settings(pairs, seed, (size[0], size[1]), float(jitter))
 
 
-def check_look(size: tuple[int, int], jitter: float) -> None:
+def check_render_settings(size: tuple[int, int], jitter: float) -> None:
     """Check the size of the images and the jitter.
 
     Raises:
