@@ -87,10 +87,10 @@ def _run_in_fork(
         server.stdin.write(f"{json.dumps(command)}\n")
         server.stdin.flush()
         status = json.loads(server.stdout.readline())
-        said = [path.read_text(encoding="utf-8", errors="surrogateescape") for path in (stdout, stderr)]
+        output = [path.read_text(encoding="utf-8", errors="surrogateescape") for path in (stdout, stderr)]
     if status is None:
-        raise subprocess.TimeoutExpired(words, timeout, *said)
-    return subprocess.CompletedProcess(words, status, *said)
+        raise subprocess.TimeoutExpired(words, timeout, *output)
+    return subprocess.CompletedProcess(words, status, *output)
 
 
 def logged(out: Path) -> dict[tuple[str, str], float]:

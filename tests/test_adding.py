@@ -73,11 +73,11 @@ def test_its_captioner_is_exported_and_captions(trained: Path, site: Path) -> No
     done = run_with_packages(site, [*DIFFCAP, "export", checkpoint, "--out", "exported"], trained)
     assert done.returncode == 0, done.stderr
     images = ["files/before/0.png", "files/after/0.png"]
-    said = [
+    outputs = [
         run_with_packages(site, [*DIFFCAP, "caption", *images, "--checkpoint", source], trained)
         for source in (checkpoint, "exported")
     ]
-    assert said[0].returncode == 0 and said[0].stdout and said[0].stdout == said[1].stdout
+    assert outputs[0].returncode == 0 and outputs[0].stdout and outputs[0].stdout == outputs[1].stdout
 
 
 @pytest.mark.thorough
@@ -150,18 +150,18 @@ def test_a_captioner_of_no_registered_method_is_refused_before_training(trained:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "expected"),
     [
         ("nowhere:METHOD", "cannot be loaded (ModuleNotFoundError"),
         ("diffcap_toy:DATASET", "is a DatasetSpec; it must be a diffcap.methods.Method"),
         ("diffcap.methods:BUILT_IN", "is a tuple; it must be"),
     ],
 )
-def test_a_broken_entry_point_is_one_sentence(tmp_path: Path, site: Path, value: str, said: str) -> None:
+def test_a_broken_entry_point_is_one_sentence(tmp_path: Path, site: Path, value: str, expected: str) -> None:
     shutil.copytree(site, tmp_path, dirs_exist_ok=True)
     (tmp_path / "diffcap_toy-0.1.dist-info/entry_points.txt").write_text(f"[diffcap.methods]\nbroken = {value}\n")
     done = run([*DIFFCAP, "finetune", "--method", "broken"], tmp_path, PYTHONPATH=str(tmp_path))
-    assert f"entry point diffcap.methods: broken = {value}" in one_sentence(done) and said in done.stderr
+    assert f"entry point diffcap.methods: broken = {value}" in one_sentence(done) and expected in done.stderr
 
 
 def test_a_name_that_is_taken_is_one_sentence(tmp_path: Path, site: Path) -> None:

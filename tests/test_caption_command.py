@@ -49,13 +49,13 @@ def caption(*words: str) -> str | int | None:
 
 def test_one_pair(here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
     pair = "before/1.png", "after/1.png"
-    assert caption(*pair, "--checkpoint", checkpoint, "--beam", "3", "--heatmap", "out/look.png") is None
+    assert caption(*pair, "--checkpoint", checkpoint, "--beam", "3", "--heatmap", "out/attention.png") is None
     expectation = capsys.readouterr()
     text, score, *others = expectation.out.splitlines()
     assert text and score.startswith("log-probability of the sentence: -") and "%" not in score
     assert others and all(line.startswith("or (log-probability -") for line in others)
     assert expectation.err == ""
-    with Image.open(here / "out" / "look.png") as picture:
+    with Image.open(here / "out" / "attention.png") as picture:
         assert picture.width == 900 and picture.height > 300
     assert caption(*pair, "--checkpoint", checkpoint, "--json", "--beam=3") is None
     value = json.loads(capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""The captioner that one points at two pictures: what it says, how sure it is, and where it looked."""
+"""PairCaptioner: captions of two images, their probabilities and attention maps."""
 
 import itertools
 import json

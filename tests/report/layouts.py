@@ -103,7 +103,7 @@ def write_checkpoint(
 
 
 def make_scorer(path: Path, words: Sequence[str], shape: tuple[int, int, int] = (5, 2, 3), scale: float = 1.0) -> Path:
-    """The checkpoint of a small SCORER that has learnt nothing; the larger `scale`, the less even are its looks."""
+    """The checkpoint of a small SCORER that has learnt nothing; the larger `scale`, the less uniform is its attention."""
     torch.manual_seed(0)
     captioner = SCORER(len(words) + 4, shape[0], grid=shape[1:], max_length=24, width=16, heads=2, word_width=8)
     captioner.load_state_dict({name: scale * value for name, value in captioner.state_dict().items()})

@@ -1,4 +1,4 @@
-"""Where each word looked, as pictures."""
+"""Drawings of the attention maps of each word."""
 
 from pathlib import Path
 
@@ -79,7 +79,7 @@ def test_strengths_are_of_both_images_and_an_even_look_has_none() -> None:
     half = (one_hot((4, 6), 0, 0) + one_hot((4, 6), 3, 5)) / 2
     first, second = scale_attention(half, one_hot((4, 6), 2, 2))
     assert second[2, 2] == 1 and first[0, 0] == pytest.approx((1 / 2 - 1 / 24) / (1 - 1 / 24)) and first[1, 1] == 0
-    mild = even + (one_hot((4, 6), 0, 0) - one_hot((4, 6), 1, 0)) / 24  # twice an even look: pale
+    mild = even + (one_hot((4, 6), 0, 0) - one_hot((4, 6), 1, 0)) / 24  # twice the uniform weight: pale
     assert scale_attention(mild, even)[0].max() == pytest.approx(1 / 3)
 
 

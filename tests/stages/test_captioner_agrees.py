@@ -1,4 +1,4 @@
-"""A captioner that looks at picture files says what the evaluation stage says of the feature store."""
+"""PairCaptioner on image files gives the captions that the evaluation stage gives on the feature store."""
 
 from pathlib import Path
 
