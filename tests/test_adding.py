@@ -16,6 +16,8 @@ from tests.datasets.layouts import write_image
 
 from diffcap.web.captioners import find_choices
 
+pytestmark = pytest.mark.slow  # an installed package
+
 PACKAGE = ROOT / "tests/toy_package"
 DIFFCAP = [sys.executable, "-m", "diffcap"]
 VARIABLES = ["--dataset", "shapes", "--method", "gru", "--trainer", "smoke", "--logger", "none"]
@@ -56,7 +58,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory, site: Path) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_every_stage_runs_with_the_settings_of_the_package(trained: Path) -> None:
     run = trained / "runs/shapes/gru"
     metrics = json.loads((run / "eval/metrics.json").read_text())
@@ -67,7 +68,6 @@ def test_every_stage_runs_with_the_settings_of_the_package(trained: Path) -> Non
     assert "diffcap_toy.gru.GRU" in config and "batch_size: 16" in config
 
 
-@pytest.mark.slow
 def test_its_captioner_is_exported_and_captions(trained: Path, site: Path) -> None:
     checkpoint = "runs/shapes/gru/finetune/best.ckpt"
     done = run_with_packages(site, [*DIFFCAP, "export", checkpoint, "--out", "exported"], trained)
@@ -89,7 +89,6 @@ def test_its_ablation_has_a_row_for_each_of_its_own(trained: Path, site: Path) -
     assert "the second image alone" in table and "the difference" in table
 
 
-@pytest.mark.slow
 def test_the_demo_has_rows_of_it(tmp_path: Path, site: Path) -> None:
     code = (
         "import runpy; runner = __import__('diffcap.runner', fromlist=['x']); runner.make = lambda *of, **more: None;"
@@ -102,7 +101,6 @@ def test_the_demo_has_rows_of_it(tmp_path: Path, site: Path) -> None:
     assert "'ablation': 'after_only'" in done.stdout
 
 
-@pytest.mark.slow
 def test_the_page_offers_it_where_the_package_is_installed(trained: Path, site: Path) -> None:
     with subprocess.Popen(
         [*MAKE, "--silent", "serve", "ARGS=--port=0"],
@@ -123,20 +121,17 @@ def test_the_page_offers_it_where_the_package_is_installed(trained: Path, site: 
     assert "GRU on the difference · shapes · gru" in page
 
 
-@pytest.mark.slow
 def test_the_page_works_where_the_package_is_not_installed(trained: Path) -> None:
     labels = [choice.label for choice in find_choices([], trained / "runs")]
     assert len(labels) == 1 and "ships with diffcap" in labels[0]
 
 
-@pytest.mark.slow
 def test_a_checkpoint_of_a_package_that_is_not_installed_is_one_sentence(trained: Path) -> None:
     images = ["files/before/0.png", "files/after/0.png"]
     done = run([*DIFFCAP, "caption", *images, "--checkpoint", "runs/shapes/gru/finetune/best.ckpt"], trained)
     assert "its method 'gru' is unknown" in one_sentence(done) and "Install the package" in done.stderr
 
 
-@pytest.mark.slow
 def test_a_captioner_of_no_registered_method_is_refused_before_training(trained: Path) -> None:
     config = PACKAGE / "diffcap_toy/configs/method/finetune.yaml"
     trainer = [f"--config={ROOT}/configs/trainer/{name}.yaml" for name in ("default", "smoke")]

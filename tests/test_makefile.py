@@ -21,6 +21,8 @@ from diffcap.cli import main
 from diffcap.experiment import Experiment
 from diffcap.pipeline import STAGES
 
+pytestmark = pytest.mark.slow  # make
+
 ROOT = Path(__file__).parents[1]
 VARIABLES = {f.name.upper() for f in fields(Experiment)} | {"ARGS"}
 ALL = ["data", "extract", "negatives", "pretrain", "finetune", "eval"]
@@ -129,7 +131,6 @@ def age(path: Path, seconds: float) -> None:
     os.utime(path, (time.time() - seconds,) * 2)
 
 
-@pytest.mark.slow
 def test_from_nothing_everything_runs_in_order_and_then_only_what_has_changed(project: Path) -> None:
     assert list(played(project, "eval")) == ALL
     for goal in ("extract", "negatives", "pretrain", "finetune"):
@@ -155,7 +156,6 @@ def test_without_an_environment_it_is_made_first(project: Path) -> None:
     )
 
 
-@pytest.mark.slow
 def test_what_is_missing_runs_again_and_what_comes_after_it(project: Path) -> None:
     played(project, "eval")
     (project / "data/blocks/negatives.jsonl").unlink()
@@ -168,14 +168,12 @@ def test_what_is_missing_runs_again_and_what_comes_after_it(project: Path) -> No
     assert list(played(project, "eval")) == ["extract", "pretrain", "finetune", "eval"]
 
 
-@pytest.mark.slow
 def test_a_stage_that_is_done_over_makes_the_later_ones_old(project: Path) -> None:
     played(project, "eval")
     assert list(played(project, "pretrain", "ARGS=--again")) == ["pretrain"]
     assert list(played(project, "eval")) == ["finetune", "eval"]
 
 
-@pytest.mark.slow
 def test_a_newer_input_that_changes_nothing_is_noted_once(project: Path) -> None:
     """The stage finds itself finished and writes nothing; it must not run again every time."""
     played(project, "eval")
@@ -210,7 +208,6 @@ def test_every_stage_has_arguments_of_its_own(project: Path) -> None:
         assert options[stage].count("--its") == 1
 
 
-@pytest.mark.slow
 def test_reinforce_goes_on_from_the_fine_tuned_captioner_and_is_scored_beside_it(project: Path) -> None:
     options = played(project, "reinforce", "eval", "METHOD=scorer", "ARGS=--extra=1")
     assert list(options) == ["data", "extract", "finetune", "reinforce", "eval"]
@@ -267,14 +264,12 @@ def test_a_misspelt_name_stops_before_anything_runs(project: Path) -> None:
         assert not (project / "log").exists()
 
 
-@pytest.mark.slow
 def test_a_folder_of_files_is_always_looked_at(project: Path) -> None:
     words = "eval", "DATASET=clevr_change", "DATA=/some/where"
     assert list(played(project, *words)) == ALL
     assert list(played(project, *words)) == ["data"]
 
 
-@pytest.mark.slow
 def test_settings_of_method_dataset_trainer_and_devices_come_in_this_order(project: Path) -> None:
     for stage in ("pretrain", "finetune"):
         options = played(project, stage, "DATASET=birds2words", "DATA=birds", "TRAINER=smoke", "DEVICES=2", "SEED=7")
@@ -300,7 +295,6 @@ def test_settings_of_method_dataset_trainer_and_devices_come_in_this_order(proje
             assert option in rest
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["pcl", "scorer", "dirl", "clip4idc"])
 def test_no_method_overrules_the_lengths_of_multi_change_captions(project: Path, method: str) -> None:
     ran = played(project, "pretrain", "finetune", f"METHOD={method}", "DATASET=spot_the_diff")
@@ -312,7 +306,6 @@ def test_no_method_overrules_the_lengths_of_multi_change_captions(project: Path,
         assert data["max_length"] < 70
 
 
-@pytest.mark.slow
 def test_devices_and_sources_reach_every_stage(project: Path) -> None:
     options = played(
         project, "eval", "DATASET=clevr_change", "DATA=/some/where", "DEVICES=2", "WEIGHTS=w.pth", "LOGGER=none"
@@ -330,7 +323,6 @@ def test_devices_and_sources_reach_every_stage(project: Path) -> None:
     assert "--dataset blocks --out data/blocks --seed" in alone["data"]
 
 
-@pytest.mark.slow
 def test_checkpoints_pass_from_stage_to_stage(project: Path) -> None:
     options = played(project, "eval")
     assert "--run.out runs/blocks/pcl/pretrain" in options["pretrain"]
@@ -338,7 +330,6 @@ def test_checkpoints_pass_from_stage_to_stage(project: Path) -> None:
     assert "--checkpoint runs/blocks/pcl/finetune/best.ckpt --out runs/blocks/pcl/eval" in options["eval"]
 
 
-@pytest.mark.slow
 def test_without_pre_training(project: Path) -> None:
     options = played(project, "eval", "PRETRAIN=no", "RUN=runs/scratch")
     assert list(options) == ["data", "extract", "finetune", "eval"]
@@ -346,14 +337,12 @@ def test_without_pre_training(project: Path) -> None:
     assert "--checkpoint runs/scratch/finetune/best.ckpt --out runs/scratch/eval" in options["eval"]
 
 
-@pytest.mark.slow
 def test_a_captioner_without_pre_training_is_evaluated_as_it_is(project: Path) -> None:
     played(project, "finetune", "PRETRAIN=no", "RUN=runs/scratch")
     assert list(played(project, "eval", "RUN=runs/scratch")) == ["eval"]
     assert "init_from" in played(project, "finetune", "RUN=runs/scratch")["finetune"]
 
 
-@pytest.mark.slow
 def test_blanks_in_paths(project: Path) -> None:
     ran = played(project, "extract", "DATA=/o'brien's  photos~/", "WEIGHTS=~/my weights.pth", "DATASET=desk")
     assert "/o'brien's  photos~/" in shlex.split(ran["data"])
@@ -364,14 +353,12 @@ def test_blanks_in_paths(project: Path) -> None:
     assert "'data/my desk'" in ran["data"] and "--run.out 'runs/my desk/finetune'" in ran["finetune"]
 
 
-@pytest.mark.slow
 def test_a_report_takes_args_too(project: Path) -> None:
     played(project, "eval")
     options = played(project, "report", "ARGS=--pictures 3", "report_ARGS=--bins 2")["report"]
     assert options.split()[-4:] == ["--bins", "2", "--pictures", "3"]
 
 
-@pytest.mark.slow
 def test_a_failed_stage_stops_the_chain(project: Path) -> None:
     play(project, 'sys.exit(stage == "negatives")')
     (project / "log").unlink(missing_ok=True)
@@ -380,7 +367,6 @@ def test_a_failed_stage_stops_the_chain(project: Path) -> None:
     assert [line.split()[0] for line in (project / "log").read_text().splitlines()] == ["data", "extract", "negatives"]
 
 
-@pytest.mark.slow
 def test_a_stage_that_wrote_nothing_is_not_marked_as_done(project: Path) -> None:
     play(project, 'stage == "pretrain" and pathlib.Path(value("--run.out") + "/finished.json").unlink()')
     make(project, "pretrain")
@@ -400,7 +386,6 @@ def test_help_has_a_line_for_every_target(project: Path) -> None:
         assert make(project, "-n", target).returncode == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["scorer", "dirl"])
 def test_a_method_without_pre_training_says_so_and_goes_on(project: Path, method: str) -> None:
     done = make(project, "pretrain", f"METHOD={method}")
@@ -428,7 +413,6 @@ def test_every_seed_but_the_default_one_has_a_run_of_its_own(project: Path) -> N
     assert "--run.out runs/blocks/pcl/finetune " in played(project, "finetune", "SEED=1234")["finetune"]
 
 
-@pytest.mark.slow
 def test_a_negative_seed_stops_before_anything_runs(project: Path) -> None:
     for goal in ("data", "negatives", "pretrain", "finetune"):
         done = make(project, goal, "SEED=-1")
@@ -437,7 +421,6 @@ def test_a_negative_seed_stops_before_anything_runs(project: Path) -> None:
     assert "--seeds 1,-1: -1 is negative" in make(project, "ablation", "METHOD=scorer", "SEEDS=1,-1").stderr
 
 
-@pytest.mark.slow
 def test_an_ablation_is_one_more_file_of_settings_and_a_run_of_its_own(project: Path) -> None:
     ran = played(project, "eval", "METHOD=scorer", "ABLATION=rr")
     files = re.findall(r"--config (\S+)", ran["finetune"])
@@ -447,7 +430,6 @@ def test_an_ablation_is_one_more_file_of_settings_and_a_run_of_its_own(project: 
     assert done.returncode != 0 and "ABLATION=rrr is unknown" in done.stderr and "subtraction" in done.stderr
 
 
-@pytest.mark.slow
 def test_the_rows_of_an_ablation_take_equal_steps_and_only_they_do(project: Path) -> None:
     words = "SEEDS=1,2", "ARGS=--steps=8 --rows=subtraction,scorer_cbr", "FOLDER=data/x", "PAIRS=60", "TRAINER=smoke"
     # The dataset's files are looked at once, not by every row.
@@ -474,7 +456,6 @@ def test_the_rows_of_an_ablation_take_equal_steps_and_only_they_do(project: Path
     assert "no ablation 'rrr'" in make(project, "ablation", "METHOD=scorer", "ARGS=--rows=rrr").stderr
 
 
-@pytest.mark.slow
 def test_the_rows_that_a_conclusion_rests_on_have_more_seeds(project: Path) -> None:
     words = ["METHOD=scorer", "SEEDS=1", "ARGS=--rows=rr,scorer_cbr --more_seeds=1,2,3 --repeated=rr"]
     runs = logged(project, "ablation", *words)
@@ -487,7 +468,6 @@ def test_the_rows_that_a_conclusion_rests_on_have_more_seeds(project: Path) -> N
     assert "no ablation 'dirl'" in make(project, "ablation", "METHOD=scorer", "ARGS=--repeated=dirl").stderr
 
 
-@pytest.mark.slow
 def test_the_demo_trains_every_system_on_the_same_files(project: Path) -> None:
     runs = logged(project, "demo", "ARGS=--pairs=60 --jitter=0.5")
     assert {stage: len(found) for stage, found in runs.items()} == {
@@ -536,7 +516,6 @@ def test_the_demo_of_clip4idc_brings_another_method_on_its_features(project: Pat
     assert "--features blocks " in runs["report"][0]
 
 
-@pytest.mark.slow
 def test_features_of_other_weights_have_a_name_of_their_own(project: Path) -> None:
     ran = played(project, "finetune", "METHOD=dirl", "BACKBONE=clip4idc", "FEATURES=mine", "WEIGHTS=x.ckpt")
     assert "--config configs/backbone/clip4idc.yaml" in ran["extract"] and "--model.name mine" in ran["extract"]

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from tests.test_makefile import logged, make, project  # noqa: F401
 
+pytestmark = pytest.mark.slow  # make
 
-@pytest.mark.slow
+
 def test_extra_datasets_are_made_and_trained_on_in_two_stages(project: Path) -> None:
     words = "DATASET=birds2words", "EXTRA=cub,nabirds", "DATA=/b", "CUB_DATA=/o'c ub", "NABIRDS_DATA=/n", "LOGGER=none"
     runs = logged(project, "pretrain", "finetune", "eval", *words)
@@ -50,7 +51,6 @@ def test_extra_datasets_are_made_and_trained_on_in_two_stages(project: Path) -> 
     assert {stage: len(found) for stage, found in again.items()} == {"data": 3}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("extra", ["cub", "nabirds"])
 def test_either_extra_dataset_alone_and_stand_ins_for_blocks(project: Path, extra: str) -> None:
     runs = logged(project, "pretrain", f"EXTRA={extra}", "IMAGES=400", "PAIRS=60", "SEED=3")
@@ -69,7 +69,6 @@ def test_either_extra_dataset_alone_and_stand_ins_for_blocks(project: Path, extr
     assert "nothing to do" in make(project, "pretrain", f"EXTRA={extra}", "SEED=3").stdout
 
 
-@pytest.mark.slow
 def test_both_extra_datasets_beside_the_first_one_in_one_stage(project: Path) -> None:
     runs = logged(project, "pretrain", "finetune", "DATASET=birds2words", "EXTRA=mixed", "DATA=/b")
     (trained,), (tuned,) = runs["pretrain"], runs["finetune"]
@@ -86,7 +85,6 @@ def test_both_extra_datasets_beside_the_first_one_in_one_stage(project: Path) ->
     assert "configs/method/pcl/pretrain.blocks_mixed.yaml" in embedded and "singles data/blocks_cub " in embedded
 
 
-@pytest.mark.slow
 def test_each_dataset_has_options_and_features_of_its_own(project: Path) -> None:
     words = "DATASET=birds2words", "EXTRA=cub,nabirds", "FEATURES_FROM=/b f", "data_ARGS=--missing=skip"
     stopped = make(project, "pretrain", *words)
@@ -163,7 +161,6 @@ def test_the_ablations_of_pcl_share_what_is_the_same(project: Path) -> None:
     assert "no_distractor_judging-1234/pretrain/last.ckpt" in alone["finetune"][0] and len(alone["pretrain"]) == 1
 
 
-@pytest.mark.slow
 def test_a_row_that_removes_nothing_is_skipped_with_a_remark(project: Path) -> None:
     words = "DATASET=spot_the_diff", "ARGS=--rows=pcl,no_distractor_judging"
     runs = logged(project, "ablation", *words)

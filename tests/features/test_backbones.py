@@ -16,6 +16,8 @@ from diffcap.features.backbones import build_backbone
 from diffcap.features.weights import read_state_dict
 from diffcap.utils.errors import DiffcapError
 
+pytestmark = pytest.mark.slow  # large networks
+
 
 @pytest.fixture(scope="module")
 def resnet18() -> torchvision.models.ResNet:
@@ -61,7 +63,6 @@ def test_a_node_of_another_torchvision_network() -> None:
     assert build_backbone("torchvision", "squeezenet1_1", "features.12", "random").shape() == (512, 13, 13)
 
 
-@pytest.mark.slow
 def test_open_clip_gives_the_grid_of_tokens_without_the_class(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = open_clip.create_model("ViT-S-32", pretrained=None, load_weights=False).eval()

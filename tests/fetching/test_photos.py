@@ -6,6 +6,8 @@ from tests.fetching.folder import Folder
 
 from diffcap.records import read_dataset
 
+pytestmark = pytest.mark.slow  # a web server
+
 
 def failed(birds: Folder) -> dict[str, tuple[str, bool]]:
     return {row["name"]: (row["why"], row["gone"]) for row in birds.json("fetch-failures.json")["failed"]}

@@ -14,6 +14,8 @@ from diffcap.lit.extraction import Extraction, extract
 from diffcap.records import ChangePair, write_dataset
 from diffcap.utils.errors import DiffcapError
 
+pytestmark = pytest.mark.slow  # Lightning runs
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

@@ -20,6 +20,8 @@ from diffcap.cli import main
 from diffcap.models.clip4idc import CLIP4IDC
 from diffcap.models.generation import greedy
 
+pytestmark = pytest.mark.slow  # whole released checkpoints
+
 RCC = ["<NULL>", "<UNK>", "<START>", "<END>"]
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 
@@ -199,7 +201,6 @@ def check_naive(model: CLIP4IDC, before: Tensor, after: Tensor, tokens: Tensor) 
         assert tokens[row, : 1 + count].tolist() == ids
 
 
-@pytest.mark.slow
 @torch.no_grad()
 def test_the_commands_one_after_another(clip4idc_fixture: Path, tmp_path: Path) -> None:
     """`diffcap import` and `diffcap caption`, of the one system that reads pictures without a backbone of its own.

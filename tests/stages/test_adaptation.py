@@ -163,7 +163,7 @@ def test_what_does_not_fit_is_one_sentence(pixels: Path, adapted: Path, tmp_path
     assert "no weights file there; check the path given as WEIGHTS" in output("--model.clip_weights=missing.pt")
     assert "data.vocabulary_layout is pcl; CLIP4IDC needs clip" in output("--data.vocabulary_layout=pcl")
     fewer = "--model.captioner.init_args.intra_layers=3"
-    assert "it was trained with intra_layers 2, this stage has 3" in output(
+    assert "the checkpoint has intra_layers 2, this stage has 3" in output(
         f"--model.init_from={adapted / 'best.ckpt'}", fewer, stage="finetune"
     )
     long = "--data.max_length=40"

@@ -7,6 +7,8 @@ from diffcap.datasets.blocks.geometry import COLORS, CUBE, MATERIALS, SPHERE, Sc
 from diffcap.datasets.blocks.render import render
 from diffcap.datasets.blocks.scenes import ADD, DROP, sample_triples
 
+pytestmark = pytest.mark.slow  # many rendered scenes
+
 
 @pytest.fixture(scope="module")
 def triples():
@@ -18,14 +20,12 @@ def pictures(triples):
     return render(triples.scenes())
 
 
-@pytest.mark.slow
 def test_shapes_and_types(pictures):
     images, index = pictures
     assert images.shape == (450, 3, 96, 128) and images.dtype == torch.uint8
     assert index.shape == (450, 96, 128) and index.dtype == torch.int64
 
 
-@pytest.mark.slow
 def test_every_pixel_shows_the_object_that_marching_along_its_ray_meets_first():
     scenes = sample_triples(range(6), seed=5).before
     _, index = render(scenes, (64, 48))
@@ -124,7 +124,6 @@ def test_rays_and_shadows_left_out_would_have_changed_nothing(triples, monkeypat
         assert torch.equal(found, wanted)
 
 
-@pytest.mark.slow
 def test_shadows_are_soft(triples):
     scenes = triples.before[:10]
     bare = scenes[:]
