@@ -150,7 +150,7 @@ def test_meteor_of_every_group_equals_the_jars_own_wrapper(monkeypatch: pytest.M
         stream.close()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_all_metrics_survive_empty_and_odd_captions() -> None:
     odd = {"a": "", "b": "...", "c": "a ||| b\nc", "d": "caf\u00e9 \u2028 \u7ea2\u8272", "e": "x" * 2000}
     scores = score_captions(odd, {**REFERENCES, "d": ["the caf\u00e9"]})

@@ -189,7 +189,7 @@ def by_hand(clevr: Folder) -> bytes:
     return body
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_what_a_person_has_to_fetch_is_said_precisely(clevr: Folder) -> None:
     body = by_hand(clevr)
     done = run(clevr.words(), clevr.path)

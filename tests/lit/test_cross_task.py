@@ -73,7 +73,7 @@ def test_two_stages_and_captioning(place: Path) -> None:
     assert in_process([*words, f"--data.vocabulary_with=[{place / 'cub'}]"]) is None
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_two_processes_train_to_the_weights_of_one(place: Path) -> None:
     """Every task on single and on labelled images; 7 labelled pairs are 4 and 3 on two ranks."""
     processes = []

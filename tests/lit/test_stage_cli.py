@@ -150,7 +150,7 @@ def test_the_progress_bar_is_not_on_stdout(monkeypatch: pytest.MonkeyPatch, caps
     assert "training" not in output.out and "training" in output.err
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_lightning_messages_are_hidden_and_other_warnings_are_shown() -> None:
     code = (
         "import warnings, torch\n"

@@ -89,6 +89,7 @@ def test_killed_and_run_again_gives_the_same_bytes(dataset: Path, undisturbed: d
     shutil.rmtree(dataset / "features")
 
 
+@pytest.mark.thorough
 def test_two_processes_fill_one_store_and_name_a_broken_image(dataset: Path, undisturbed: dict[str, bytes]) -> None:
     store, broken = dataset / "features" / "small", dataset / f"{IMAGES - 2}.png"
     assert json.loads(undisturbed["index.json"])["paths"][-1] == broken.name  # alone in its batch

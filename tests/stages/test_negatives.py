@@ -80,6 +80,7 @@ def test_the_files_of_the_training_split(tmp_path: Path) -> None:
     assert {len(row.negatives) for row in read_negatives(folder / "negatives.jsonl")} == {3}
 
 
+@pytest.mark.thorough
 def test_a_killed_run_is_finished_by_the_next(tmp_path: Path) -> None:
     whole, killed = write_scenes(tmp_path / "whole", 420), write_scenes(tmp_path / "killed", 420)
     assert run(whole, "--workers=1").returncode == 0

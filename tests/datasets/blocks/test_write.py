@@ -128,7 +128,7 @@ def test_another_seed_size_and_jitter_are_heeded(folder, tmp_path):
     assert _json(tmp_path / "other/change_captions.json") != _json(folder / "change_captions.json")
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_killed_run_goes_on_where_it_stopped_and_ends_with_the_same_bytes(tmp_path):
     code = "from diffcap.datasets.blocks.write import write_blocks; write_blocks({!r}, pairs=640, seed=9, workers=1)"
     broken, whole = tmp_path / "broken", tmp_path / "whole"
