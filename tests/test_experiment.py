@@ -11,7 +11,8 @@ from tests.test_makefile import logged as played
 from tests.test_makefile import make, project  # noqa: F401
 
 from diffcap.experiment import Experiment, parse
-from diffcap.pipeline import run_stage, works
+from diffcap.pipeline import run_stage
+from diffcap.stage_calls import stage_calls
 from diffcap.utils.errors import DiffcapError
 
 # ruff: noqa: F811
@@ -66,12 +67,12 @@ def test_a_file_describes_a_run_and_the_command_line_has_priority(tmp_path: Path
     assert (e.method, e.seed, e.trainer, e.run) == ("scorer", "8", "smoke", "runs/blocks/scorer-seed8")
     defaults = Experiment(config=str(path), method="pcl", seed="1234")  # given, although they are the defaults
     assert (defaults.method, defaults.seed) == ("pcl", "1234")
-    (work,) = works(e, "data")
-    assert work.arguments[-3:] == ["--pairs", "60", "--jitter=0.2"]
-    (work,) = works(e, "finetune", ["--model.lr=0.7"])
-    position = work.arguments.index('{"model": {"lr": 0.5}}')
-    assert work.arguments[position - 3 : position] == ["--config", str(ROOT / "configs/trainer/smoke.yaml"), "--config"]
-    assert work.arguments[-1] == "--model.lr=0.7"  # last, so that it has priority
+    (call,) = stage_calls(e, "data")
+    assert call.arguments[-3:] == ["--pairs", "60", "--jitter=0.2"]
+    (call,) = stage_calls(e, "finetune", ["--model.lr=0.7"])
+    position = call.arguments.index('{"model": {"lr": 0.5}}')
+    assert call.arguments[position - 3 : position] == ["--config", str(ROOT / "configs/trainer/smoke.yaml"), "--config"]
+    assert call.arguments[-1] == "--model.lr=0.7"  # last, so that it has priority
 
 
 @pytest.mark.parametrize(
@@ -101,8 +102,11 @@ def test_a_run_is_repeated_in_its_folder_and_with_another_seed_in_another_folder
     assert (same.run, same.seed, same.backbone) == ("runs/mine", "7", "resnet101_layer3")
     assert Experiment(config=str(path), seed="7").run == "runs/mine"
     assert Experiment(config=str(path), seed="8").run == "runs/blocks/scorer-seed8"
-    assert Experiment(config=str(path), method="dirl").run == "runs/blocks/dirl-seed7"
     assert Experiment(config=str(path), seed="8", run="runs/other").run == "runs/other"
+    assert Experiment(config=str(path), method="scorer").run == "runs/mine"
+    for other in ({"method": "dirl"}, {"dataset": "cub"}, {"ablation": "no_cbr"}):
+        with pytest.raises(DiffcapError, match=f"holds the settings of a run with {next(iter(other)).upper()}="):
+            Experiment(config=str(path), **other)
 
 
 @pytest.mark.slow
@@ -172,11 +176,11 @@ def test_features_that_are_there_decide_what_they_hold(tmp_path: Path) -> None:
 
 def test_weights_of_a_method_that_reads_pixels_are_of_its_training() -> None:
     e = Experiment(method="clip4idc", dataset="clevr_change", weights="clip.safetensors")
-    (extract,), (pretrain,), (finetune,) = (works(e, stage) for stage in ("extract", "pretrain", "finetune"))
+    (extract,), (pretrain,), (finetune,) = (stage_calls(e, stage) for stage in ("extract", "pretrain", "finetune"))
     assert "clip.safetensors" not in extract.arguments + finetune.arguments  # fine-tuning starts from the adaptation
     assert "--model.clip_weights clip.safetensors" in " ".join(pretrain.arguments)
     e = Experiment(method="clip4idc", dataset="clevr_change", weights="clip.safetensors", pretrain="no")
-    assert "--model.clip_weights clip.safetensors" in " ".join(works(e, "finetune")[0].arguments)
+    assert "--model.clip_weights clip.safetensors" in " ".join(stage_calls(e, "finetune")[0].arguments)
 
 
 @pytest.fixture(scope="module")

@@ -229,7 +229,8 @@ def serve(
     """Serve a web page that captions two images and shows the attention of each word; needs diffcap[web].
 
     Args:
-        checkpoint: Captioners at the top of the list, files or exported folders: --checkpoint A B.
+        checkpoint: Captioners at the top of the list: checkpoint files, exported folders, or user/name on the Hugging Face Hub
+            (--checkpoint A B).
         host: Address to listen on; the default allows connections from this machine only, 0.0.0.0 from all machines.
         port: Port to listen on; 0 chooses a free one.
         runs: Folder of runs whose captioners are also listed, besides the one that ships with diffcap.

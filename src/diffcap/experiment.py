@@ -24,7 +24,6 @@ DEFAULT_SEED = 1234
 EXTRAS = ("cub", "nabirds", "mixed")
 SECTIONS = ("data", "extract", "negatives", *STAGES, "eval", "report")  # of a CONFIG file; each holds a stage's options
 # Whoever repeats a run with another value of one of these wants another run, not to overwrite the first.
-_NAMES_OF_A_RUN = ("dataset", "method", "ablation", "extra", "seed")
 
 
 def _option(text: str, default: str = "") -> Any:
@@ -33,7 +32,7 @@ def _option(text: str, default: str = "") -> Any:
 
 @dataclass(kw_only=True)
 class Experiment:
-    """The variables of one experiment. An empty string stands for the default, which replaces it.
+    """The variables of one experiment. An empty string is replaced by the default.
 
     Error messages use make's spelling, SEED= for `seed`.
 
@@ -303,7 +302,7 @@ def _is_whole_number(text: str) -> bool:
 
 
 def _folder_of(resource: str | None) -> Path | None:
-    """The folder that "package:folder" stands for."""
+    """Find the folder of a resource "package:folder"; None for None."""
     if resource is None:
         return None
     package, _, folder = resource.partition(":")
@@ -321,14 +320,15 @@ def from_file(path: Path, explicit_values: Mapping[str, str]) -> tuple[dict[str,
 
     Args:
         path: the file.
-        explicit_values: variable -> value of the command line. If they make another run of a run's config.yaml, for example with
-            another seed, the folder of the first run is left out.
+        explicit_values: variable -> value of the command line. If they have another seed than a run's config.yaml, or `extra`, the
+            folder of the first run is left out.
 
     Returns:
         variable -> value, and stage -> its options.
 
     Raises:
-        DiffcapError: the file is missing or damaged, or a key is unknown.
+        DiffcapError: the file is missing or damaged, a key is unknown, or the file is a run's config.yaml and `explicit_values` have
+            another dataset, method or ablation.
     """
     if not path.is_file():
         raise DiffcapError(f"CONFIG={path}: no such file; give a YAML file, or the config.yaml of a run's stage.")
@@ -388,7 +388,14 @@ def _from_run(
         **({"pretrain": "yes" if start else "no"} if stage == FINETUNE else {}),
     }
     found = {name: str(value) for name, value in values.items() if value not in (None, "")}
-    if any(explicit_values.get(name, found.get(name)) != found.get(name) for name in _NAMES_OF_A_RUN):
+    for name in ("dataset", "method", "ablation"):
+        asked = explicit_values.get(name, found.get(name, ""))
+        if asked != found.get(name, ""):
+            raise DiffcapError(
+                f"{name.upper()}={asked}: {path} holds the settings of a run with {name.upper()}={found.get(name, '')}; leave out "
+                f"{name.upper()} or CONFIG."
+            )
+    if explicit_values.get("extra") or explicit_values.get("seed", found.get("seed")) != found.get("seed"):
         del found["run"]
     return found, {stage: content}
 

@@ -59,15 +59,17 @@ class Ablation:
 
 @dataclass(frozen=True)
 class DemoControl:
-    """A row beside the method's own in the table of `make demo METHOD=<method>`.
+    """A baseline that `make demo METHOD=<method>` trains in addition to the method.
 
     Attributes:
-        title: name of the row in the table. run: name of its run's folder.
-        method: another method that the row trains, and its fine-tuning steps; by default the same as in the method's own row.
-        ablation: row of the method's ablation table that it trains.
-        steps_per_pretrain_step: fine-tuning steps that take the time of one pre-training step, for a row without pre-training
-            that is trained for as long as the method's own.
-        adapted: whether its features are made by the CLIP that the pre-training of the method's own row has adapted.
+        title: name of the row in the table.
+        run: name of the run's folder.
+        method: name of another method to train; None: the same method.
+        finetune: fine-tuning steps; None: as many as the method.
+        ablation: name of the ablation to train.
+        steps_per_pretrain_step: additional fine-tuning steps for each pre-training step of the method, so that a baseline without
+            pre-training is trained for the same time.
+        adapted: whether the features are extracted by the CLIP that the method's pre-training has adapted.
     """
 
     title: str
@@ -84,10 +86,10 @@ class Demo:
     """How `make demo` trains a method.
 
     Attributes:
-        finetune, pretrain: steps of the stages that take the time of the demo's training, 8 minutes, on one core.
-        share: part of a core's time, and of the steps, that the method gets where all methods are trained; 0: it is trained
-            only where it is named.
-        controls: rows beside the method's own where it is trained alone; by default the first row of its ablation table.
+        finetune: fine-tuning steps in a demo of the default length, if the method has a core for the whole training time.
+        pretrain: pre-training steps, likewise.
+        share: fraction of a core's time, and of the steps, when all methods are trained; 0: only METHOD=<method> trains it.
+        controls: the baselines when the method is trained alone; by default its first ablation.
     """
 
     finetune: int = 5400

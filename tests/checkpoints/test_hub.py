@@ -188,7 +188,8 @@ def test_card_has_dataset_protocol_scores_and_licence(run: Path) -> None:
     state = read_checkpoint(run / "finetune" / "best.ckpt")
     card = model_card("user/toy", state, Scores(METRICS, None), ["pairs.png"], "mit")
     data = ModelCard(card).data
-    assert (data.license, data.library_name, data.model_name) == ("mit", "diffcap", "toy") and "# toy" in card
+    fields = data.to_dict()
+    assert (fields["license"], fields["library_name"], data.model_name) == ("mit", "diffcap", "toy") and "# toy" in card
     assert [(one.metric_name, one.metric_value, one.dataset_split) for one in data.eval_results] == [
         ("BLEU-4", 50.0, "test"),
         ("CIDEr-D", 125.0, "test"),

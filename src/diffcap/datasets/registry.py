@@ -25,7 +25,7 @@ class DatasetSpec:
         backbone: features for methods that read features, if the method's default is not for this dataset.
         pixels_backbone: the same for methods that read pixels.
         tagger: part-of-speech tagger of the hard negatives.
-        cub, nabirds: datasets that EXTRA=cub and EXTRA=nabirds stand for.
+        cub, nabirds: names of the datasets that EXTRA=cub and EXTRA=nabirds add.
         configs: folder with <name>.yaml, settings that all training stages take on, as "package:folder"; by default dataset
             in diffcap's own.
     """

@@ -66,7 +66,7 @@ class CaptionMetric(Metric):
         self.captions.update(zip(ids, captions))
 
     def compute(self) -> dict[str, float]:
-        """Return the scores, equal on all ranks; fractions, CIDEr-D from 0 to 10. Empty if no rank has a caption."""
+        """Return the scores, equal on all ranks; fractions, CIDEr-D from 0 to 10; {} if no rank has a caption."""
         captions = self.gather_captions()
         if not captions:
             return {}

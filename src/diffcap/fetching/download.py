@@ -93,7 +93,7 @@ class Target:
         return self.part.stat().st_size if self.part.is_file() else 0
 
     def metadata(self) -> dict[str, Any]:
-        """The content of `metadata_path`: "url", "validator", "size". Empty if the file is missing or damaged."""
+        """Read `metadata_path`: "url", "validator", "size"; {} if the file is missing or damaged."""
         try:
             return dict(read_json(self.metadata_path))
         except (DiffcapError, TypeError, ValueError):

@@ -38,7 +38,7 @@ _COMPUTED = re.compile(
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """Hyperparameters that do not follow from the shapes of the weights; None stands for the authors' value.
+    """Hyperparameters that do not follow from the shapes of the weights; None means the authors' value.
 
     Args:
         heads: number of heads of every attention layer except CLIP's.

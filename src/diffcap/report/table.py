@@ -86,7 +86,7 @@ def type_lines(rows: Rows, spread: str = " ± ") -> Lines:
 def group_lines(rows: Rows, spread: str = " ± ") -> Lines:
     """Table of the five metrics on all pairs, on changes and on distractors, as in the papers.
 
-    Empty if the dataset has one group only; a metric without any number is left out.
+    The result is [] if the dataset has only one group. A metric that no run has is left out.
     """
     groups = [group for group in GROUPS if any(group in row for row in rows.values())]
     if len(groups) < 2:

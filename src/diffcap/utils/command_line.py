@@ -14,7 +14,7 @@ class Syntax(NamedTuple):
     """What a command accepts in addition to jsonargparse's syntax.
 
     Attributes:
-        second: option that the second positional argument stands for, as in `caption BEFORE AFTER`.
+        second: option that gets the second positional argument: `caption BEFORE AFTER` is `caption BEFORE --after=AFTER`.
         variadic: whether any number of positional arguments form one list, as in `average A B C`.
         list_option: list option that may be given several times.
         several_values: whether one `list_option` may have several values, as in `serve --checkpoint A B`.
