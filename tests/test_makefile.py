@@ -133,10 +133,11 @@ def age(path: Path, seconds: float) -> None:
 
 def test_from_nothing_everything_runs_in_order_and_then_only_what_has_changed(project: Path) -> None:
     assert list(played(project, "eval")) == ALL
-    for goal in ("extract", "negatives", "pretrain", "finetune"):
+    for goal in ("extract", "pretrain", "finetune"):
         assert list(played(project, goal)) == []  # nothing to do
         assert list(played(project, goal, f"{goal}_ARGS=--other=1")) == [goal]  # the stage checks its own options
-    assert list(played(project, "data")) == ["data"]  # it looks at its files whenever it is requested
+    for goal in ("data", "negatives"):
+        assert list(played(project, goal)) == [goal]  # it looks at its files whenever it is requested
     assert list(played(project, "report")) == ["report"]
     assert list(played(project, "eval")) == list(played(project, "report")) == []
     assert list(played(project, "eval", "eval_ARGS=--beams=3")) == ["eval"]

@@ -142,8 +142,7 @@ def _negatives(e: Experiment, own: list[str]) -> StageCall:
     tagger = _expanded(e.tagger)
     words = ["--folder", e.folder, "--tagger", tagger, "--seed", e.seed, *_options(e, "negatives"), *own]
     folder = Path(e.folder)
-    inputs, results = [folder / "manifest.jsonl"], [folder / "negatives.json", folder / "negatives.md"]
-    return StageCall("negatives", words, folder / "negatives.jsonl", inputs, [folder / "dataset.json"], results)
+    return StageCall("negatives", words, folder / "negatives.jsonl", [folder / "manifest.jsonl"], always=True)
 
 
 def _eval(e: Experiment, own: list[str]) -> StageCall:

@@ -1,16 +1,19 @@
+import json
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from diffcap.datasets.blocks.captions import NO_CHANGE, tag
-from diffcap.negatives import Builder, CaptionNegatives, Recipe
+from diffcap.negatives import Builder, CaptionNegatives, Recipe, write_negatives
 from diffcap.negatives.build import CANDIDATES
 from diffcap.negatives.corpus import sentence_texts, tokenised
-from diffcap.negatives.words import meaning
-from diffcap.records import ChangePair
+from diffcap.negatives.words import kind_of, meaning
+from diffcap.records import ChangePair, read_manifest
 from diffcap.utils.errors import DiffcapError
 
+FIXTURES = Path(__file__).with_name("fixtures")
 ENDS = (
     "was added",
     "appeared",
@@ -55,34 +58,85 @@ def build(pairs: list[ChangePair], **settings: object) -> tuple[list[CaptionNega
 
 
 PAIRS = scenes(60)
-ROWS, BUILDER = build(PAIRS)
+OURS = {"scope": "caption", "replacement": "matched"}
+ROWS, BUILDER = build(PAIRS, **OURS)
+SHARED_ROWS, SHARED_BUILDER = build(PAIRS)
 BY_ID = {pair.id: pair for pair in PAIRS}
+both = pytest.mark.parametrize("rows", [SHARED_ROWS, ROWS], ids=["default", "caption_matched"])
 
 
-def test_every_caption_has_its_six_in_order() -> None:
-    assert [(row.id, row.caption) for row in ROWS] == [(pair.id, each) for pair in PAIRS for each in pair.captions]
-    for row in ROWS:
+@both
+def test_every_caption_has_its_six_in_order(rows: list[CaptionNegatives]) -> None:
+    assert [(row.id, row.caption) for row in rows] == [(pair.id, each) for pair in PAIRS for each in pair.captions]
+    for row in rows:
         assert [negative.kind for negative in row.negatives] == ["retrieve"] * 2 + ["replace"] * 2 + ["confuse"] * 2
-    assert sum(BUILDER.used.values()) == 6 * len(ROWS)
 
 
-def test_no_negative_is_a_reference_or_stands_twice() -> None:
-    for row in ROWS:
+def test_by_default_the_captions_of_a_pair_share_six() -> None:
+    assert sum(SHARED_BUILDER.used.values()) == 6 * len(PAIRS) and sum(BUILDER.used.values()) == 6 * len(ROWS)
+    for pair in PAIRS:
+        own = [row.negatives for row in SHARED_ROWS if row.id == pair.id]
+        assert len(own) == 3 and own[0] == own[1] == own[2]
+
+
+@pytest.mark.parametrize("scope", ["caption", "pair"])
+def test_matched_words_give_the_files_of_earlier_versions(scope: str, tmp_path: Path) -> None:
+    """The files were written by the version before `replacement`, where matched words were the only way, with seed 3."""
+    pairs, tags = read_manifest(FIXTURES / "manifest.jsonl"), json.loads((FIXTURES / "tags.json").read_text())
+    builder = Builder(pairs, tags, Recipe(scope=scope, replacement="matched", seed=3))
+    write_negatives(tmp_path / "ours.jsonl", (row for pair in pairs for row in builder.of_pair(pair)))
+    assert (tmp_path / "ours.jsonl").read_bytes() == (FIXTURES / f"matched_{scope}.jsonl").read_bytes()
+
+
+def test_uniform_words_keep_the_part_of_speech_and_nothing_else() -> None:
+    """A replaced caption is one of the pair's own with other adjectives and nouns, also of another kind or with a true meaning."""
+    mixed = synonyms = 0
+    for row in SHARED_ROWS:
+        own = [tokenised(caption).removesuffix(" .") for caption in BY_ID[row.id].captions]
+        for negative in row.negatives[2:4] if not BY_ID[row.id].is_distractor else ():
+            new = tag(negative.text.removesuffix(" ."))
+            sources = [tag(text) for text in own if [tags for _, tags in tag(text)] == [tags for _, tags in new]]
+            assert sources, f"{negative.text!r} has other parts of speech than {own}"
+            changes = [[(one, two) for one, two in zip(source, new) if one != two] for source in sources]
+            changed = min(changes, key=len)
+            assert changed and {tags for pair in changed for _, tags in pair} <= {"ADJ", "NOUN"}
+            mixed += any(kind_of(one) != kind_of(two) for (one, _), (two, _) in changed)
+            synonyms += any(meaning(one) == meaning(two) for (one, _), (two, _) in changed)
+    assert mixed > 0 and synonyms > 0
+
+
+@both
+def test_no_negative_is_a_reference_or_stands_twice(rows: list[CaptionNegatives]) -> None:
+    for row in rows:
         texts = [negative.text for negative in row.negatives]
         assert len(set(texts)) == 6
         assert all(text == tokenised(text) for text in texts)
         assert not set(texts) & {tokenised(caption) for caption in BY_ID[row.id].captions}
 
 
-def test_distractors_get_no_sentence_of_no_change() -> None:
-    for row in ROWS:
+def test_uniform_words_never_rebuild_a_reference() -> None:
+    """Of the three other colors, two give another reference of the pair."""
+    references = [f"the {color} ball moved" for color in ("red", "blue", "green")]
+    pairs = [
+        ChangePair("1", "a", "b", references, "train"),
+        ChangePair("2", "c", "d", ["the yellow ball moved"], "train"),
+    ]
+    for seed in range(20):
+        rows, _ = build(pairs, retrieve=0, replace=1, confuse=0, seed=seed)
+        assert [row.negatives[0].text for row in rows[:3]] == ["the yellow ball moved"] * 3
+
+
+@both
+def test_distractors_get_no_sentence_of_no_change(rows: list[CaptionNegatives]) -> None:
+    for row in rows:
         if BY_ID[row.id].is_distractor:
             assert not {negative.text for negative in row.negatives} & set(NO_CHANGE)
 
 
-def test_retrieved_captions_are_of_other_change_pairs_and_say_something_else() -> None:
+@both
+def test_retrieved_captions_are_of_other_change_pairs_and_say_something_else(rows: list[CaptionNegatives]) -> None:
     changes = {tokenised(caption) for pair in PAIRS if not pair.is_distractor for caption in pair.captions}
-    for row in ROWS:
+    for row in rows:
         output = {meaning(word) for caption in BY_ID[row.id].captions for word in tokenised(caption).split()}
         for negative in row.negatives[:2]:
             assert negative.text in changes
@@ -98,6 +152,11 @@ def test_retrieved_captions_are_more_alike_than_others() -> None:
     alike = sum(shared(row, negative.text) for row in rows for negative in row.negatives[:2])
     other = sum(shared(row, tokenised(rng.choice(rows).caption)) for row in rows for _ in range(2))
     assert alike > 1.3 * other
+
+
+def test_only_matched_negatives_say_that_nothing_changed() -> None:
+    assert not {negative.text for row in SHARED_ROWS for negative in row.negatives} & set(NO_CHANGE)
+    assert ("confuse", "no change") not in SHARED_BUILDER.used
 
 
 def test_captions_of_no_change_are_wrong_somewhere() -> None:
@@ -119,20 +178,13 @@ def test_the_ways_are_counted() -> None:
 
 
 def test_the_seed_decides_and_the_order_of_the_pairs_does_not() -> None:
-    again, _ = build(PAIRS)
-    other, _ = build(PAIRS, seed=1)
+    again, _ = build(PAIRS, **OURS)
+    other, _ = build(PAIRS, seed=1, **OURS)
     assert again == ROWS != other
     backwards = [row for pair in PAIRS[::-1] for row in BUILDER.of_pair(pair)]
     assert sorted(backwards, key=lambda row: (row.id, row.caption)) == sorted(
         ROWS, key=lambda row: (row.id, row.caption)
     )
-
-
-def test_scope_pair_gives_all_captions_of_a_pair_the_same() -> None:
-    rows, _ = build(PAIRS, scope="pair")
-    for pair in PAIRS:
-        own = [row.negatives for row in rows if row.id == pair.id]
-        assert len(own) == 3 and own[0] == own[1] == own[2] and len(own[0]) == 6
 
 
 def test_other_numbers_of_each_kind() -> None:
@@ -155,6 +207,8 @@ def test_wrong_recipes_are_refused() -> None:
         Recipe(retrieve=-1)
     with pytest.raises(DiffcapError, match="scope"):
         Recipe(scope="image")
+    with pytest.raises(DiffcapError, match="replacement must be uniform or matched, found 'any'"):
+        Recipe(replacement="any")
 
 
 def test_statements_of_sameness_are_not_offered_for_each_other() -> None:

@@ -3,7 +3,7 @@ from collections import Counter
 
 from diffcap.datasets.blocks.captions import tag
 from diffcap.negatives.corpus import Sentence, WordPool, inverse_document_frequencies, is_replaceable, read_sentence
-from diffcap.negatives.replace import most_informative_words, replace_words
+from diffcap.negatives.replace import most_informative_words, replace_matched, replace_uniform
 from diffcap.negatives.words import kind_of, meaning
 
 
@@ -40,7 +40,7 @@ def test_the_top_half_by_tfidf_is_chosen() -> None:
 def test_replaced_words_keep_their_tag_and_say_something_new() -> None:
     source = scene("the large red rubber cube was added")
     output = frozenset(source.content)
-    texts = {replace_words(source, IDF, POOL, output, random.Random(seed)) for seed in range(50)}
+    texts = {replace_matched(source, IDF, POOL, output, random.Random(seed)) for seed in range(50)}
     assert len(texts) > 5
     for text in texts:
         assert text is not None
@@ -56,7 +56,7 @@ def test_replaced_words_keep_their_tag_and_say_something_new() -> None:
 
 def test_a_word_is_replaced_by_the_same_one_wherever_it_stands() -> None:
     source = scene("the large red rubber cube that is behind the large red rubber ball was added")
-    text = replace_words(source, IDF, POOL, frozenset(source.content), random.Random(0))
+    text = replace_matched(source, IDF, POOL, frozenset(source.content), random.Random(0))
     assert text is not None
     words = text.split()
     assert words[2] == words[10] != "red"
@@ -66,7 +66,9 @@ def test_synonyms_are_never_drawn() -> None:
     source = scene("the large red rubber cube was added")
     pool = WordPool([scene("the big red matte block was added")] * 9)
     assert (
-        replace_words(source, inverse_document_frequencies([source]), pool, frozenset(source.content), random.Random(0))
+        replace_matched(
+            source, inverse_document_frequencies([source]), pool, frozenset(source.content), random.Random(0)
+        )
         is None
     )
 
@@ -75,7 +77,7 @@ def test_what_the_references_say_is_avoided() -> None:
     source = scene("the red ball was added")
     output = frozenset(map(meaning, ("red", "blue", "green", "cyan", "cube", "ball", "added")))
     for seed in range(20):
-        text = replace_words(source, IDF, POOL, output, random.Random(seed))
+        text = replace_matched(source, IDF, POOL, output, random.Random(seed))
         assert text is not None and {"gray", "cylinder"} & set(text.split())
 
 
@@ -84,8 +86,43 @@ def test_words_are_drawn_as_often_as_captions_use_them() -> None:
         [scene("the red cube moved")] * 6 + [scene("the green cube moved")] * 3 + [scene("the blue cube moved")]
     )
     rng = random.Random(0)
-    drawn = Counter(pool.draw("gray", "ADJ", frozenset(), rng) for _ in range(2000))
+    drawn = Counter(pool.draw_matched("gray", "ADJ", frozenset(), rng) for _ in range(2000))
     assert abs(drawn["red"] - 1200) < 120 and abs(drawn["green"] - 600) < 100 and abs(drawn["blue"] - 200) < 70
+
+
+def test_uniform_words_are_other_words_of_the_tag_all_equally_likely() -> None:
+    """Neither frequency nor kind nor meaning counts; "the", "scene" and "new" are never drawn."""
+    pool = WordPool(
+        [scene("the red cube moved")] * 90
+        + [scene("the large shiny block in the scene moved"), scene("a new tiny ball appeared")]
+    )
+    rng, count = random.Random(0), 20_000
+    drawn = Counter(pool.draw_uniform("large", "ADJ", rng) for _ in range(count))
+    assert set(drawn) == {"red", "shiny", "tiny"}
+    assert sum((each - count / 3) ** 2 / (count / 3) for each in drawn.values()) < 13.8  # chi-square, p = 0.001
+    assert {pool.draw_uniform("cube", "NOUN", rng) for _ in range(200)} == {"block", "ball"}
+    assert pool.draw_uniform("moved", "VERB", rng) is None
+
+
+def test_uniform_replacement_has_only_the_tag_in_common() -> None:
+    source = scene("the large red rubber cube was added")
+    texts = {replace_uniform(source, IDF, POOL, random.Random(seed)) for seed in range(300)}
+    places: dict[int, set[str]] = {}
+    for text in texts:
+        assert text is not None
+        for index, (old, new) in enumerate(zip(source.words, text.split(), strict=True)):
+            if old != new:
+                places.setdefault(index, set()).add(new)
+    adjectives = {"large", "tiny", "red", "blue", "green", "cyan", "gray", "shiny"}
+    nouns = {"rubber", "cube", "ball", "cylinder"}
+    expected = {source.words.index(word): (adjectives if word == "red" else nouns) - {word}
+                for word in most_informative_words(source, IDF)}  # fmt: skip
+    assert places == expected
+
+
+def test_uniform_replacement_without_other_words_gives_nothing() -> None:
+    pool = WordPool([scene("the red cube was added")])
+    assert replace_uniform(scene("the red cube was added"), IDF, pool, random.Random(0)) is None
 
 
 BIRDS = [
@@ -98,26 +135,27 @@ BIRDS = [
 
 def test_inflections_and_articles_are_kept() -> None:
     pool, rng = WordPool(BIRDS), random.Random(0)
-    assert {pool.draw("feathers", "NOUN", frozenset({"feathers"}), rng) for _ in range(20)} == {"legs"}
-    assert {pool.draw("larger", "ADJ", frozenset({"larger"}), rng) for _ in range(20)} == {"longer"}
-    text = replace_words(tagged("an/DET", "orange/ADJ", "eye/NOUN"), {"color:orange": 2.0}, pool, frozenset(), rng)
+    assert {pool.draw_matched("feathers", "NOUN", frozenset({"feathers"}), rng) for _ in range(20)} == {"legs"}
+    assert {pool.draw_matched("larger", "ADJ", frozenset({"larger"}), rng) for _ in range(20)} == {"longer"}
+    text = replace_matched(tagged("an/DET", "orange/ADJ", "eye/NOUN"), {"color:orange": 2.0}, pool, frozenset(), rng)
     assert text == "a white eye"
 
 
 def test_rare_words_are_not_drawn_from_a_big_corpus() -> None:
     avoid, rng = frozenset({"beak", "tail", "wing"}), random.Random(0)
-    assert WordPool(BIRDS).draw("beak", "NOUN", avoid, rng) == "wnig"  # one in 121 captions
-    assert WordPool(BIRDS + BIRDS[:120] * 9).draw("beak", "NOUN", avoid, rng) is None  # one in 1,201
-    assert WordPool(BIRDS * 5 + BIRDS[:120] * 99).draw("beak", "NOUN", avoid, rng) == "wnig"  # five are enough
+    assert WordPool(BIRDS).draw_matched("beak", "NOUN", avoid, rng) == "wnig"  # one in 121 captions
+    assert WordPool(BIRDS + BIRDS[:120] * 9).draw_matched("beak", "NOUN", avoid, rng) is None  # one in 1,201
+    assert WordPool(BIRDS * 5 + BIRDS[:120] * 99).draw_matched("beak", "NOUN", avoid, rng) == "wnig"  # five are enough
 
 
 def test_words_that_are_mostly_something_else_are_not_drawn() -> None:
     verbs = [tagged("birds/NOUN", "perch/VERB")] * 3 + [tagged("a/DET", "perch/NOUN")] * 2
     assert (
-        WordPool([*BIRDS, *verbs]).draw("beak", "NOUN", frozenset({"tail", "wing", "wnig"}), random.Random(0)) == "beak"
+        WordPool([*BIRDS, *verbs]).draw_matched("beak", "NOUN", frozenset({"tail", "wing", "wnig"}), random.Random(0))
+        == "beak"
     )
     nouns = WordPool([*BIRDS, *verbs[2:]])
-    assert nouns.draw("beak", "NOUN", frozenset({"beak", "tail", "wing", "wnig"}), random.Random(0)) == "perch"
+    assert nouns.draw_matched("beak", "NOUN", frozenset({"beak", "tail", "wing", "wnig"}), random.Random(0)) == "perch"
 
 
 def test_frame_words_animals_and_words_of_change_stay() -> None:

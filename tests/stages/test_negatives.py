@@ -38,8 +38,9 @@ def command(folder: Path, *options: str) -> list[str]:
     return [sys.executable, str(STAGE), "--folder", str(folder), "--tagger=blocks", *options]
 
 
-def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(folder, *options), capture_output=True, text=True, check=False)
+def run(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    variables = {**os.environ, **environment}
+    return subprocess.run(command(folder, *options), capture_output=True, text=True, check=False, env=variables)
 
 
 @pytest.mark.parametrize("damaged", ["negatives.jsonl", "negatives.json"])
@@ -78,6 +79,35 @@ def test_the_files_of_the_training_split(tmp_path: Path) -> None:
     other = run(folder, "--seed=1", "--retrieve=1", "--replace=1", "--confuse=1", "--scope=pair")
     assert other.returncode == 0, other.stderr
     assert {len(row.negatives) for row in read_negatives(folder / "negatives.jsonl")} == {3}
+
+
+def test_the_defaults_are_the_papers_and_every_process_writes_the_same(tmp_path: Path) -> None:
+    folder, other = write_scenes(tmp_path / "one", 20), write_scenes(tmp_path / "two", 20)
+    for where, seed in ((folder, "1"), (other, "2")):
+        done = run(where, PYTHONHASHSEED=seed)
+        assert done.returncode == 0, done.stderr
+    assert all((folder / name).read_bytes() == (other / name).read_bytes() for name in FILES)
+    settings = json.loads((folder / "negatives.json").read_text())["settings"]
+    assert (settings["scope"], settings["replacement"]) == ("pair", "uniform")
+    shared: dict[str, set[tuple[str, ...]]] = {}
+    for row in read_negatives(folder / "negatives.jsonl"):
+        shared.setdefault(row.id, set()).add(tuple(negative.text for negative in row.negatives))
+    assert len(shared) == 36 and {len(lists) for lists in shared.values()} == {1}
+    assert "All captions of a pair share" in (folder / "negatives.md").read_text()
+
+
+def test_negatives_of_an_earlier_version_are_built_again(tmp_path: Path) -> None:
+    """Earlier versions knew no `replacement`: their words were always matched."""
+    folder = write_scenes(tmp_path, 10)
+    assert run(folder, "--scope=caption", "--replacement=matched").returncode == 0
+    earlier = (folder / "negatives.jsonl").read_bytes()
+    notes = json.loads((folder / "negatives.json").read_text())
+    del notes["settings"]["replacement"]
+    (folder / "negatives.json").write_text(json.dumps(notes))
+    done = run(folder, "--scope=caption")
+    assert done.returncode == 0 and "exists already" not in done.stdout, done.stderr
+    assert (folder / "negatives.jsonl").read_bytes() != earlier
+    assert len({tuple(row.negatives) for row in read_negatives(folder / "negatives.jsonl") if row.id == "0.png"}) > 1
 
 
 @pytest.mark.thorough
@@ -130,6 +160,7 @@ def test_workers_go_when_the_stage_is_killed(tmp_path: Path) -> None:
         (["--split=test"], "no pair of the test split"),
         (["--retrieve=0", "--replace=0", "--confuse=0"], "not all 0"),
         (["--retreive=2"], "retreive"),
+        (["--replacement=any"], "replacement"),
     ],
 )
 def test_bad_input_is_one_sentence(tmp_path: Path, options: list[str], complaint: str) -> None:
@@ -157,7 +188,9 @@ def test_help_is_quick_and_explains(tmp_path: Path) -> None:
     start = time.monotonic()
     done = subprocess.run([sys.executable, STAGE, "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and time.monotonic() - start < 5
-    assert "with roles exchanged or the change reversed" in " ".join(done.stdout.split()) and "--scope" in done.stdout
+    text = " ".join(done.stdout.split())
+    assert "with roles exchanged or the change reversed" in text and "--scope" in text
+    assert "uniform: any other word of the same part of speech (paper)" in text
 
 
 def test_the_authors_own_are_taken_over(tmp_path: Path) -> None:
@@ -179,3 +212,6 @@ def test_the_authors_own_are_taken_over(tmp_path: Path) -> None:
     assert [(row.id, row.caption) for row in found] == [(pair.id, text) for pair in pairs[:2] for text in pair.captions]
     assert "for 4 of 6 captions" in done.stdout
     assert "authors_sha256" in json.loads((tmp_path / "negatives.json").read_text())["settings"]
+    written = (tmp_path / "negatives.jsonl").stat().st_mtime_ns
+    assert "exists already" in run(tmp_path, f"--authors={theirs}").stdout
+    assert (tmp_path / "negatives.jsonl").stat().st_mtime_ns == written

@@ -22,7 +22,8 @@ def make_negatives(
     retrieve: int = 2,
     replace: int = 2,
     confuse: int = 2,
-    scope: Literal["caption", "pair"] = "caption",
+    scope: Literal["pair", "caption"] = "pair",
+    replacement: Literal["uniform", "matched"] = "uniform",
     seed: int = 0,
     split: Literal["train", "val", "test"] = "train",
     changes: Literal["single", "multi"] | None = None,
@@ -39,7 +40,9 @@ def make_negatives(
         retrieve: Number of negatives per caption that are captions of other pairs.
         replace: Number of negatives per caption with nouns and adjectives replaced.
         confuse: Number of negatives per caption with roles exchanged or the change reversed.
-        scope: Make negatives for each caption, or the same negatives for all captions of a pair (as in the authors' files).
+        scope: pair: all captions of a pair share the same negatives (as in the authors' files). caption: each caption has its own.
+        replacement: How replacement words are drawn. uniform: any other word of the same part of speech (paper). matched: words of
+            the same inflection, by frequency, with a meaning that no reference has; confuse then also uses captions of no change.
         seed: Seed of all random choices.
         split: Split whose captions get negatives.
         changes: Protocol of a dataset with several changes per pair (Spot-the-Diff), the same as in training; by default that of
@@ -60,7 +63,7 @@ def make_negatives(
     from diffcap.text.tagging import tag_sentences
     from diffcap.utils.progress import progress_bars
 
-    recipe = Recipe(retrieve, replace, confuse, scope, seed)
+    recipe = Recipe(retrieve, replace, confuse, scope, seed, replacement)
     home = Path(folder)
     target, report_path, notes = (home / f"negatives.{suffix}" for suffix in ("jsonl", "md", "json"))
     found = [pair for pair in read_manifest(home / "manifest.jsonl") if pair.split == split]
@@ -71,7 +74,7 @@ def make_negatives(
             f"{home / 'manifest.jsonl'}: no pair of the {split} split has a caption; check the manifest."
         )
     if authors:
-        _import_negatives(Path(authors), pairs, home)
+        _import_negatives(Path(authors), pairs, home, force)
         return
     settings = {
         **recipe.settings(),
@@ -97,19 +100,23 @@ def make_negatives(
     print(f"{target}: negatives for {report.captions:,} captions; read {report_path}")
 
 
-def _import_negatives(source: Path, pairs: "list[ChangePair]", home: Path) -> None:
+def _import_negatives(source: Path, pairs: "list[ChangePair]", home: Path, force: bool) -> None:
     from diffcap.negatives.authors import authors_negatives
     from diffcap.negatives.file import write_negatives
     from diffcap.records import file_hash, write_json
 
-    target, rows = home / "negatives.jsonl", list(authors_negatives(source, pairs))
+    target, notes = home / "negatives.jsonl", home / "negatives.json"
+    rows = list(authors_negatives(source, pairs))
     settings = {
         "authors": source.name,
         "authors_sha256": file_hash(source),
         "manifest_sha256": file_hash(home / "manifest.jsonl"),
     }
+    if not force and target.is_file() and _is_done(notes, target, settings):
+        print(f"{target}: exists already with these settings")
+        return
     write_negatives(target, rows, lambda: (home / "negatives.md").unlink(missing_ok=True))
-    write_json(home / "negatives.json", {"settings": settings, "captions": len(rows), "sha256": file_hash(target)})
+    write_json(notes, {"settings": settings, "captions": len(rows), "sha256": file_hash(target)})
     captions = sum(len(pair.captions) for pair in pairs)
     print(f"{target}: the negatives of {source} for {len(rows):,} of {captions:,} captions")
 

@@ -1,14 +1,18 @@
-"""Build hard negatives for every training caption: retrieved, replaced and confused (IDC-PCL, section 3.2).
+"""Build hard negatives for the training captions: retrieved, replaced and confused (IDC-PCL, section 3.2).
+
+As in the paper and the authors' released files, all captions of a pair share six negatives, and a replacement word is any other
+word of the same part of speech. `Recipe` has alternatives to both.
 
 After tokenisation, a negative never equals a reference of its pair or another negative of its caption, and a distractor pair
-never gets a caption which states that nothing changed. If a strategy gives too few negatives, these fallbacks are used:
+never gets a caption which states that nothing changed. Captions of other pairs whose content words all occur in the references
+are skipped, because they could be true. If a strategy gives too few negatives, these fallbacks are used:
 
 * retrieve: a random caption of another change pair. For a distractor pair, random ones of the most similar change captions are
   drawn, because no change caption is really similar to its own.
 * replace: another caption of the same pair with its words replaced; then the last resort.
-* confuse, change pair: a caption which states that nothing changed; a comparison inverted; two words swapped; words replaced;
-  then the last resort. (Without the first, such a caption would be right wherever it occurs, and a model could recognise
-  distractors without looking at the images.)
+* confuse, change pair: a comparison inverted; two words swapped; words replaced; then the last resort. With the replacement
+  "matched", a caption which states that nothing changed comes first. (Without it, such a caption would be right wherever it
+  occurs, and a model could recognise distractors without looking at the images.)
 * confuse, distractor pair: a caption of the change pair with the same "before" image; then the last resort.
 * the last resort: a random caption of another change pair; then the words of the caption in random order.
 """
@@ -30,7 +34,7 @@ from diffcap.negatives.corpus import (
     tokenised,
 )
 from diffcap.negatives.file import KINDS, CaptionNegatives, Negative
-from diffcap.negatives.replace import replace_words
+from diffcap.negatives.replace import replace_matched, replace_uniform
 from diffcap.negatives.retrieve import most_similar, tfidf
 from diffcap.records import ChangePair
 from diffcap.utils.errors import DiffcapError
@@ -49,25 +53,33 @@ class Recipe:
 
     Attributes:
         retrieve, replace, confuse: number of negatives per caption.
-        scope: "caption": each caption has its own negatives. "pair": all captions of a pair share the negatives of one
-            of them, drawn at random (as in the authors' released files).
+        scope: "pair": all captions of a pair share the negatives of one of them, drawn at random (as in the authors' released
+            files). "caption": each caption has its own negatives (ours).
         seed: of all draws.
+        replacement: how replacement words are drawn. "uniform": any other word of the same part of speech, each with the same
+            probability (paper). "matched": words of the same inflection, by frequency, without the meanings of the references;
+            `confuse` then also uses captions which state that nothing changed (ours).
 
     Raises:
-        DiffcapError: a number is negative, all are 0, or the scope is unknown.
+        DiffcapError: a number is negative, all are 0, or the scope or the replacement is unknown.
     """
 
     retrieve: int = 2
     replace: int = 2
     confuse: int = 2
-    scope: str = "caption"
+    scope: str = "pair"
     seed: int = 0
+    replacement: str = "uniform"
 
     def __post_init__(self) -> None:
         if min(self.retrieve, self.replace, self.confuse) < 0 or self.retrieve + self.replace + self.confuse < 1:
             raise DiffcapError("retrieve, replace and confuse must be 0 or more, and not all 0; change the recipe.")
         if self.scope not in ("caption", "pair"):
             raise DiffcapError(f"scope must be caption or pair, found {self.scope!r}; change the recipe.")
+        if self.replacement not in ("uniform", "matched"):
+            raise DiffcapError(
+                f"replacement must be uniform or matched, found {self.replacement!r}; change the recipe."
+            )
 
     def settings(self) -> dict[str, Any]:
         """Return the values as a JSON object."""
@@ -115,18 +127,31 @@ class Builder:
         self._find_similar(progress)
 
     def _find_similar(self, progress: Progress | None) -> None:
-        """Find the most similar change captions. Captions with equal content words are one group: they are equally similar."""
+        """Find the change captions most similar to those that get negatives.
+
+        Captions with equal content words are one group: they are equally similar.
+        """
         groups: dict[tuple[str, ...], list[Sentence]] = {}
         for text in self._change_captions:
             groups.setdefault(self._sentences[text].content, []).append(self._sentences[text])
         self._groups = list(groups.values())
-        queries = list({sentence.content: None for sentence in self._sentences.values()})
-        self._row_of_content = {content: row for row, content in enumerate(queries)}
         if self.recipe.retrieve and self._groups:
+            drawn = (
+                (self._draw_caption(pair)[0] for pair in self.pairs)
+                if self.recipe.scope == "pair"
+                else self._sentences.values()
+            )
+            queries = list({sentence.content: None for sentence in drawn})
+            self._row_of_content = {content: row for row, content in enumerate(queries)}
             documents = tfidf(list(groups), self._idf)
             self._similar_groups, self._similar_scores = most_similar(
                 tfidf(queries, self._idf), documents, CANDIDATES, progress
             )
+
+    def _draw_caption(self, pair: ChangePair) -> tuple[Sentence, Random]:
+        """Draw the caption whose negatives all captions of a pair share; also return the generator for further draws."""
+        rng = Random(f"{self.recipe.seed} {pair.id}")
+        return self._sentences[self._texts[rng.choice(pair.captions)]], rng
 
     def of_pair(self, pair: ChangePair) -> list[CaptionNegatives]:
         """Return the negatives of every caption of a pair, in the order of its captions.
@@ -143,8 +168,7 @@ class Builder:
             any(map(describes_similarity, sentences)),
         )
         if self.recipe.scope == "pair":
-            rng = Random(f"{self.recipe.seed} {pair.id}")
-            shared = self._of_caption(context, rng.choice(sentences), rng)
+            shared = self._of_caption(context, *self._draw_caption(pair))
             return [CaptionNegatives(pair.id, caption, shared) for caption in pair.captions]
         return [
             CaptionNegatives(
@@ -201,9 +225,14 @@ class Builder:
             ("of another caption", sources),
         ):
             for _ in range(8 if source else 0):
-                text = replace_words(rng.choice(source), self._idf, self._pool, context.reference_content, rng)
+                text = self._replace_words(context, rng.choice(source), rng)
                 if text is not None:
                     yield strategy, text
+
+    def _replace_words(self, context: "_PairContext", sentence: Sentence, rng: Random) -> str | None:
+        if self.recipe.replacement == "uniform":
+            return replace_uniform(sentence, self._idf, self._pool, rng)
+        return replace_matched(sentence, self._idf, self._pool, context.reference_content, rng)
 
     def _confuse(self, context: "_PairContext", sentence: Sentence, rng: Random) -> Iterator[tuple[str, str]]:
         found = list(confuse(sentence, rng))
@@ -213,7 +242,7 @@ class Builder:
             yield from (("the change that did not happen", text) for text in rng.sample(change, len(change)))
             return
         yield from ((strategy, text) for strategy, text in found if strategy not in _FALLBACKS)
-        if self._no_change_captions:
+        if self._no_change_captions and self.recipe.replacement == "matched":
             yield "no change", rng.choice(self._no_change_captions)
         yield from ((strategy, text) for strategy, text in found if strategy in _FALLBACKS)
         yield from ((f"{strategy} instead", text) for strategy, text in self._replace(context, sentence, rng))

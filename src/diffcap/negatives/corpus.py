@@ -70,11 +70,13 @@ _APPEARANCE_WORDS = frozenset(
 
 
 class WordPool:
-    """Draws replacement words from the captions, with a probability proportional to a word's frequency.
+    """Draws replacement words from the captions; only words that are replaceable (see `is_replaceable`).
 
-    So rare words do not give a negative away. These words are never drawn: words that are not replaceable (see
-    `is_replaceable`), words that mostly have another tag, and words that occur fewer than five times and in fewer than
-    one of a thousand captions (they are often misspelt).
+    `draw_uniform` draws from all words of the same tag, each with the same probability (IDC-PCL, section 3.2).
+
+    `draw_matched` (ours) draws from the words of the same tag, kind and inflection, with a probability proportional to their
+    frequency, so that neither grammar nor rare words give a negative away. Words that mostly have another tag, and words that
+    occur fewer than five times and in fewer than one of a thousand captions (they are often misspelt), are never drawn.
 
     Args:
         sentences: the distinct training captions.
@@ -84,9 +86,13 @@ class WordPool:
         counts = Counter(pair for sentence in sentences for pair in zip(sentence.words, sentence.tags))
         totals = Counter(word for sentence in sentences for word in sentence.words)
         min_count = min(5, len(sentences) / 1000)
+        self._words: dict[str, list[str]] = {}  # tag -> distinct words, sorted
         pools: dict[tuple[str, str | None, str], list[tuple[str, int]]] = {}
         for (word, tag), count in sorted(counts.items()):
-            if is_replaceable(word, tag) and count >= min_count and 2 * count > totals[word]:
+            if not is_replaceable(word, tag):
+                continue
+            self._words.setdefault(tag, []).append(word)
+            if count >= min_count and 2 * count > totals[word]:
                 pools.setdefault(_slot(word, tag), []).append((word, count))
         # For each slot: the words, and the cumulative sums of their counts.
         self._pools = {
@@ -94,7 +100,12 @@ class WordPool:
             for slot, pool in pools.items()
         }
 
-    def draw(self, word: str, tag: str, avoid: frozenset[str], rng: Random) -> str | None:
+    def draw_uniform(self, word: str, tag: str, rng: Random) -> str | None:
+        """Draw another word of the same tag; None if there is none."""
+        others = [other for other in self._words.get(tag, []) if other != word]
+        return rng.choice(others) if others else None
+
+    def draw_matched(self, word: str, tag: str, avoid: frozenset[str], rng: Random) -> str | None:
         """Draw a word of the same tag, kind and inflection whose meaning is not in `avoid`; None if there is none."""
         words, cumulative = self._pools.get(_slot(word, tag), ([], [0]))
         for _ in range(4 if words else 0):  # faster than filtering all words, and nearly always enough

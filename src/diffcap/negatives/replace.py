@@ -21,10 +21,31 @@ def most_informative_words(sentence: Sentence, idf: Mapping[str, float]) -> list
     return ranked[: (len(ranked) + 1) // 2]
 
 
-def replace_words(
+def replace_uniform(sentence: Sentence, idf: Mapping[str, float], pool: WordPool, rng: Random) -> str | None:
+    """Replace the most informative words by any others of the same tag (the paper's way).
+
+    Args:
+        sentence: a caption.
+        idf: inverse document frequency of each meaning.
+        pool: the words to draw from.
+        rng: generator of this caption.
+
+    Returns:
+        The new text, which can be true if the new words are synonyms; None if no word can be replaced.
+    """
+    new_words: dict[tuple[str, str], str] = {}
+    tags = dict(zip(sentence.words, sentence.tags))
+    for word in most_informative_words(sentence, idf):
+        drawn = pool.draw_uniform(word, tags[word], rng)
+        if drawn is not None:
+            new_words[word, tags[word]] = drawn
+    return _substitute(sentence, new_words) if new_words else None
+
+
+def replace_matched(
     sentence: Sentence, idf: Mapping[str, float], pool: WordPool, reference_content: frozenset[str], rng: Random
 ) -> str | None:
-    """Replace the most informative words by others of the same tag.
+    """Replace the most informative words by others of the same tag, kind and inflection that say something else (ours).
 
     Args:
         sentence: a caption.
@@ -43,14 +64,17 @@ def replace_words(
     tags = dict(zip(sentence.words, sentence.tags))
     for word in most_informative_words(sentence, idf):
         used = frozenset(map(meaning, new_words.values()))
-        drawn = pool.draw(word, tags[word], reference_content | own | used, rng)
+        drawn = pool.draw_matched(word, tags[word], reference_content | own | used, rng)
         if drawn is None:
-            drawn = pool.draw(word, tags[word], own | used, rng)
+            drawn = pool.draw_matched(word, tags[word], own | used, rng)
         if drawn is not None:
             new_words[word, tags[word]] = drawn
             is_wrong = is_wrong or meaning(drawn) not in reference_content
-    if not is_wrong:
-        return None
+    return _substitute(sentence, new_words) if is_wrong else None
+
+
+def _substitute(sentence: Sentence, new_words: Mapping[tuple[str, str], str]) -> str:
+    """Return the text with the new word for each (word, tag), and with the right articles before them."""
     words, changed = list(sentence.words), set()
     for index, word_and_tag in enumerate(zip(sentence.words, sentence.tags)):
         if word_and_tag in new_words:

@@ -52,6 +52,8 @@ class Report:
         """
         lines = ["# Negatives", "", f"{self.captions:,} captions.", "", "| setting | value |", "|---|---|"]
         lines += [f"| {key} | {value} |" for key, value in settings.items()]
+        if settings.get("scope") == "pair":
+            lines += ["", "All captions of a pair share the negatives of one of them, drawn at random."]
         lines += [
             "",
             "## Strategies",
