@@ -12,6 +12,7 @@ from diffcap.models.fast import (
     attention_with_dropout,
     attention_with_dropout_is_faster,
     backward_reasoning,
+    dropout,
     linear_of_concatenation,
 )
 from diffcap.models.layers import Attention
@@ -213,3 +214,19 @@ def test_backward_reasoning_is_its_layers_one_after_the_other(groups: int) -> No
     assert len(found) == groups and all(part.shape == before.shape for part in found)
     layers_of = [*join.parameters(), *attention.parameters(), *out.parameters(), *query.parameters()]
     same_values_and_gradients(torch.cat(found), expected, [before, sentences, *layers_of])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout_drops_its_share_scales_the_rest_and_passes_the_same_gradient(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.full((3, fast.MIN_DROPOUT), 2.0, dtype=dtype, requires_grad=True)
+    for probability in (0.1, 0.5):
+        out = dropout(x, probability)
+        kept = out != 0
+        assert kept.double().mean().item() == pytest.approx(1 - probability, abs=0.005)
+        torch.testing.assert_close(out[kept], torch.full_like(out[kept], 2 / (1 - probability)), atol=0.0, rtol=0.01)
+        (gradient,) = torch.autograd.grad(out.sum(), x)
+        torch.testing.assert_close(gradient, out.detach() / 2)
+        assert not torch.equal(kept, dropout(x, probability) != 0)
+    assert torch.equal(dropout(x, 0.0), x) and not dropout(x, 1.0).any()
+    assert torch.equal(layers.Dropout(0.5).eval()(x), x)

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 import torch
 from tests.models.tiny import SIZES, WORDS, captioner, captions, maps, pretraining
-from torch import Tensor
+from torch import Tensor, nn
 
 from diffcap.losses.mlm import IGNORED
-from diffcap.models.pcl import BOS, MASK, PAD, PCL
+from diffcap.losses.mvcl import masked_visual_nce
+from diffcap.models.pcl import BOS, MASK, PAD, PCL, TEXT_CLS
 
 CLOSE: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
 VARIANTS: list[dict[str, Any]] = [
@@ -118,6 +119,85 @@ def test_the_pad_mask_makes_trimming_exact_in_pre_training_and_only_it() -> None
             assert torch.allclose(short, long, atol=1e-5) == pad_mask
 
 
+def assert_same_losses_and_gradients(model: nn.Module, ours: Tensor, plain: Tensor) -> None:
+    torch.testing.assert_close(ours, plain, **CLOSE)
+    weights = torch.arange(1.0, 1 + len(ours))  # a different factor of each loss
+    gradients = [
+        torch.autograd.grad(
+            (losses * weights).sum(), list(model.parameters()), retain_graph=True, materialize_grads=True
+        )
+        for losses in (ours, plain)
+    ]
+    for a, b in zip(*gradients):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"pad_mask": True}, {"cross_layers": 1}, {"cross_layers": 3}], ids=str)
+@pytest.mark.parametrize("images", [1, 2])
+def test_the_tasks_equal_a_plain_pass_of_all_positions(images: int, options: dict[str, Any]) -> None:
+    """MLM, MVCL and FDA compute only the positions that they read, and what a pair's captions share only once."""
+    model = pretraining(**options)
+    trunk, batch = model.trunk, masked_batch(8)
+    if images == 1:
+        del batch["after"]
+    maps = [batch[name] for name in ("before", "after")[:images]]
+    cls = [0, 7]  # of the images, 6 patches each
+    patches = [*range(1, 7), *range(8, 14)][: 6 * images]
+
+    def plain(maps: list[Tensor], tokens: Tensor) -> Tensor:
+        visual = trunk.visual(*maps) if images == 2 else trunk.visual_of_one(*maps)
+        x = torch.cat([visual, trunk.cls(len(tokens), TEXT_CLS), trunk.text(tokens)], 1)
+        mask = torch.cat([torch.ones(len(tokens), x.shape[1] - tokens.shape[1], dtype=torch.bool), tokens != PAD], 1)
+        return trunk.cross_encoder(x, mask[:, None, None] if model.pad_mask else None)[0]
+
+    labels = batch["mlm_labels"]
+    labels[0, 1], labels[0, 4] = 7, 9  # so that rows have different numbers of masked words
+    words = trunk.output_layer(plain(maps, batch["mlm_tokens"])[:, -8:][labels != IGNORED])
+    masked_words = nn.functional.cross_entropy(words, labels[labels != IGNORED], reduction="none")
+    assert_same_losses_and_gradients(model, model.mlm(batch), masked_words)
+
+    batch["visual_mask"] = is_masked = visual_mask()[:, :6].logical_or(visual_mask()[:, 6:]).repeat(1, images)
+    original = torch.cat([image.flatten(2).transpose(1, 2) for image in maps], 1)
+    shown = [
+        image * ~mask.unflatten(1, image.shape[2:])[:, None] for image, mask in zip(maps, is_masked.chunk(images, 1))
+    ]
+    regressed = model.regress(plain(shown, batch["tokens"])[:, patches], trunk.image_projection.weight)
+    patch_losses = masked_visual_nce(regressed[is_masked], original[is_masked], regressed[~is_masked])
+    assert_same_losses_and_gradients(model, model.mvcl(batch), patch_losses)
+
+    batch["fda_captions"] = choices = torch.stack([captions([5, 3, 6], 8, seed) for seed in (2, 3, 4)])
+    hidden = plain([image.repeat_interleave(3, 0) for image in maps], choices.flatten(0, 1))
+    pairs = hidden[:, cls].mean(1)
+    cosines = torch.cosine_similarity(pairs, hidden[:, -9], -1).view(3, 3)
+    assert_same_losses_and_gradients(model, model.fda(batch), cosines.logsumexp(1) - cosines[:, 0])
+
+
+@pytest.mark.parametrize("options", [{}, {"text_cls": True}, {"objective": "all_positions"}], ids=str)
+def test_fine_tuning_equals_a_plain_pass_of_all_positions(options: dict[str, Any]) -> None:
+    model, batch = captioner(dropout=0.0, **options), masked_batch(8)
+    trunk, tokens, labels = model.trunk, batch["tokens"], batch["mlm_labels"]
+    labels[0, 1], labels[0, 4] = 7, 9
+    visual = trunk.visual(batch["before"], batch["after"])
+    if model.text_cls:
+        visual = torch.cat([visual, trunk.cls(3, TEXT_CLS)], 1)
+    final, memory = trunk.cross_encoder(visual)
+    if model.objective == "masked":
+        causal = torch.ones(8, visual.shape[1] + 8, dtype=torch.bool).tril(visual.shape[1])
+        hidden = trunk.cross_encoder(trunk.text(batch["mlm_tokens"]), causal, [(part,) for part in memory])[0]
+        logits, target = trunk.output_layer(hidden[labels != IGNORED]), labels[labels != IGNORED]
+    else:
+        before, after = batch["before"], batch["after"]
+        rows = [without_cache(model, before, after, tokens[:, : last + 1]) for last in range(7)]
+        kept = tokens[:, 1:] != PAD
+        logits, target = torch.stack(rows, 1)[kept], tokens[:, 1:][kept]
+    words = nn.functional.cross_entropy(logits, target, reduction="none")
+    judged = model.distractor_head(torch.cat([final[:, 0], final[:, 7]], 1))
+    judgements = nn.functional.cross_entropy(judged, batch["is_change"], reduction="none")
+    ours = model.validation_losses(batch)
+    assert_same_losses_and_gradients(model, ours["word_loss"], words)
+    assert_same_losses_and_gradients(model, model.validation_losses(batch)["distractor_loss"], judgements)
+
+
 def visual_mask() -> Tensor:
     hide = torch.zeros(3, 12, dtype=torch.bool)
     hide[0, 2] = hide[1, 7] = hide[2, 11] = hide[2, 6] = True
@@ -128,12 +208,12 @@ def visual_mask() -> Tensor:
 def test_the_loss_is_sums_of_words_and_of_judgements() -> None:
     batch = masked_batch(8)
     model = captioner(distractor_weight=3.0)
-    seen, final = model.states(batch["before"], batch["after"])
+    seen, images = model.states(batch["before"], batch["after"])
     words, labels = model.masked_logits(seen, batch), batch["mlm_labels"]
     expected, judged = 0.0, 0.0
     for row, label in zip(words.log_softmax(-1), labels[labels != IGNORED]):
         expected -= row[label].item()
-    for row, label in zip(model.distractor_logits(final).log_softmax(-1), batch["is_change"]):
+    for row, label in zip(model.distractor_logits(images).log_softmax(-1), batch["is_change"]):
         judged -= row[label].item()
     parts = model.loss(batch)
     assert parts["loss"].item() == pytest.approx(expected + 3 * judged, rel=1e-5)
@@ -148,9 +228,13 @@ def test_the_judge_reads_the_two_cls_of_the_images() -> None:
     for options in ({}, {"text_cls": True}):
         model = captioner(**options)
         before, after = maps(2)
-        final = model.states(before, after).final
+        visual = model.trunk.visual(before, after)
+        if model.text_cls:
+            visual = torch.cat([visual, model.trunk.cls(2, TEXT_CLS)], 1)
+        final = model.trunk.cross_encoder(visual)[0]
         both = torch.cat([final[:, 0], final[:, 1 + 6]], 1)  # [CLS] and 6 patches of the first come before
-        torch.testing.assert_close(model.distractor_logits(final), model.distractor_head(both))
+        images = model.states(before, after).images
+        torch.testing.assert_close(model.distractor_logits(images), model.distractor_head(both))
 
 
 @torch.no_grad()
@@ -234,14 +318,13 @@ def test_maps_of_any_shape(height: int, width: int) -> None:
     before, after = maps(2, height, width)
     memory = model.encode(before, after)
     patches = height * width
-    final = model.states(before, after).final
+    final = model.trunk.cross_encoder(model.trunk.visual(before, after))[0]
     assert final.shape == (2, 2 + 2 * patches, SIZES["width"])
-    torch.testing.assert_close(
-        model.distractor_logits(final), model.distractor_head(torch.cat([final[:, 0], final[:, 1 + patches]], 1))
-    )
+    images = model.states(before, after).images
+    torch.testing.assert_close(images, final[:, [0, 1 + patches]], **CLOSE)
     # Patches go row by row: the same pictures as one long row give the same states.
     rows = [image.reshape(2, 5, 1, patches) for image in (before, after)]
-    torch.testing.assert_close(model.states(*rows).final, final)
+    torch.testing.assert_close(model.states(*rows).images, images)
     tokens = torch.full((2, 1), BOS)
     torch.testing.assert_close(
         model.step(tokens[:, 0], memory, None)[0], without_cache(model, before, after, tokens), **CLOSE
@@ -258,7 +341,7 @@ def test_hyperparameters_build_the_same_model() -> None:
     twin = PCL(**model.hyperparameters)
     twin.load_state_dict(model.state_dict())
     with torch.no_grad():
-        a, b = (each.eval().states(*maps(2)).final for each in (model, twin))
+        a, b = (each.eval().states(*maps(2)).images for each in (model, twin))
     assert torch.equal(a, b) and model.hyperparameters.keys() >= {
         "objective",
         "text_cls",

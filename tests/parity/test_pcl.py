@@ -123,7 +123,7 @@ def test_finetuning(official: Fixture) -> None:
 @torch.no_grad()
 def test_distractor_judging(official: Fixture) -> None:
     model, batch = captioner(official), batch_of(official)
-    logits = model.distractor_logits(model.states(batch["before"], batch["after"]).final)
+    logits = model.distractor_logits(model.states(batch["before"], batch["after"]).images)
     torch.testing.assert_close(logits, official.arrays["distractor_logits"], **TOLERANCE)
     losses = masked_cross_entropy(logits, official.arrays["distractor_labels"][:, 0])
     torch.testing.assert_close(losses, official.arrays["distractor_loss"], **TOLERANCE)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from diffcap.models.layers import Attention
 
 RANDOM_LEVELS = 1 << 16  # dropout compares 16-bit random integers: two bytes for each probability
+MIN_DROPOUT = 1 << 16  # elements below which torch's own dropout is as fast
 MIN_PROBABILITIES = 1 << 14  # H x T x S below which the loop over pairs costs more time than it saves
 
 
@@ -77,6 +78,35 @@ class _MapsToTokens(torch.autograd.Function):
             if grad_maps is not None:
                 torch.mm(weight.T, grad.T, out=grad_maps[index])
         return grad_maps, grad_weight, grad_tokens.sum(0)
+
+
+def dropout(x: Tensor, probability: float) -> Tensor:
+    """`F.dropout(x, probability)`, on the CPU with 16-bit random integers.
+
+    There torch draws one number after the other, in one thread, and keeps a factor of x's type for every element. Here one draw
+    gives four numbers, and a boolean is kept.
+
+    Args:
+        x: of any shape. probability: in [0, 1]; on the CPU rounded to a multiple of 1 / 65536 if x is large.
+    """
+    if x.device.type != "cpu" or not 0 < probability < 1 or x.numel() < MIN_DROPOUT:
+        return F.dropout(x, probability)
+    return _Dropout.apply(x, round(probability * RANDOM_LEVELS))
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, threshold: int) -> Tensor:
+        keep = _keep_mask(x, threshold)
+        ctx.save_for_backward(keep)
+        ctx.scale = RANDOM_LEVELS / (RANDOM_LEVELS - threshold)
+        return x.mul(keep).mul_(ctx.scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (keep,) = ctx.saved_tensors
+        return grad.mul(keep).mul_(ctx.scale), None
 
 
 def attention_over_segments(
@@ -181,11 +211,11 @@ def _probabilities(query: Tensor, key: Tensor) -> Tensor:
     return torch.softmax((query.float() * query.shape[2] ** -0.5) @ key.float().transpose(1, 2), 2)
 
 
-def _keep_mask(probabilities: Tensor, threshold: int, generator: torch.Generator | None = None) -> Tensor:
-    """Boolean (H, T, S): which probabilities dropout keeps, those whose random 16-bit integer reaches the threshold."""
-    count = probabilities.numel()
+def _keep_mask(x: Tensor, threshold: int, generator: torch.Generator | None = None) -> Tensor:
+    """Boolean, of the shape of x: which elements dropout keeps, those whose random 16-bit integer reaches the threshold."""
+    count = x.numel()
     numbers = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None, generator=generator)
-    return (numbers.view(torch.int16)[:count] >= threshold - RANDOM_LEVELS // 2).view(probabilities.shape)
+    return (numbers.view(torch.int16)[:count] >= threshold - RANDOM_LEVELS // 2).view(x.shape)
 
 
 def _empty_like_heads(heads: Tensor) -> Tensor:

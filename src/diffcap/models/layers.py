@@ -6,17 +6,33 @@ H heads.
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffcap.models.fast import attention_over_segments, attention_with_dropout, attention_with_dropout_is_faster
+from diffcap.models.fast import (
+    attention_over_segments,
+    attention_with_dropout,
+    attention_with_dropout_is_faster,
+    dropout,
+)
 
 KeyValue = tuple[Tensor, Tensor]  # keys and values, (B, H, positions, D / H) each
 # Cached keys and values of one layer, split along the positions into segments: for example those of the images and of the words.
 Segments = Sequence[KeyValue]
+# Positions of (B, T, D): a slice, indices (Q,) that all rows share, or indices (B, Q).
+Positions = slice | Tensor
 ALL_POSITIONS = slice(None)
+
+
+class Dropout(nn.Dropout):
+    """`nn.Dropout`, faster on the CPU, see `fast.dropout`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Drop elements of x (...) in training."""
+        return dropout(x, self.p) if self.training else x
 
 
 class UnbiasedLayerNorm(nn.Module):
@@ -147,7 +163,7 @@ class Attention(nn.Module):
         x: Tensor,
         mask: Tensor | None = None,
         past_segments: Segments = (),
-        query_positions: slice = ALL_POSITIONS,
+        query_positions: Positions = ALL_POSITIONS,
     ) -> tuple[Tensor, KeyValue]:
         """Self-attention of x (B, T, D) over the earlier positions and x.
 
@@ -161,10 +177,10 @@ class Attention(nn.Module):
         Returns:
             (B, Q, D), and the keys and values of all positions of x, without the cached ones.
         """
-        if query_positions == ALL_POSITIONS:
+        if is_all(query_positions):
             query, key, value = self.project_qkv(x)
         else:
-            query, (key, value) = self.project_query(x[:, query_positions]), self.project_key_value(x)
+            query, (key, value) = self.project_query(take_positions(x, query_positions)), self.project_key_value(x)
         new_key_values = (key, value)
         if past_segments:
             past_key, past_value = past_segments[-1]
@@ -190,22 +206,43 @@ class PreNormBlock(nn.Module):
         self.attention_norm = UnbiasedLayerNorm(width)
         self.attention = Attention(width, heads, dropout)
         self.ffn_norm = UnbiasedLayerNorm(width)
-        self.ffn = nn.Sequential(
-            nn.Linear(width, ffn_width), nn.ReLU(), nn.Dropout(dropout), nn.Linear(ffn_width, width)
-        )
-        self.dropout = nn.Dropout(dropout)
+        self.ffn = nn.Sequential(nn.Linear(width, ffn_width), nn.ReLU(), Dropout(dropout), nn.Linear(ffn_width, width))
+        self.dropout = Dropout(dropout)
 
     def forward(
         self,
         x: Tensor,
         mask: Tensor | None = None,
         past_segments: Segments = (),
-        query_positions: slice = ALL_POSITIONS,
+        query_positions: Positions = ALL_POSITIONS,
     ) -> tuple[Tensor, KeyValue]:
         """Arguments and results are those of `Attention.forward`."""
         attended, new_key_values = self.attention(self.attention_norm(x), mask, past_segments, query_positions)
-        x = x[:, query_positions] + self.dropout(attended)
-        return x + self.dropout(self.ffn(self.ffn_norm(x))), new_key_values
+        return self._add_and_feed(take_positions(x, query_positions), attended), new_key_values
+
+    def forward_repeated(self, shared: Tensor, own: Tensor, mask: Tensor | None) -> Tensor:
+        """`forward` of `torch.cat([shared.repeat_interleave(R, 0), own], 1)`.
+
+        Normalisation and projections of `shared` are computed once. Its attention output depends on `own`.
+
+        Args:
+            shared: (b, M, D). own: (b R, T, D). mask: as in `forward`.
+
+        Returns:
+            (b R, M + T, D).
+        """
+        repeats = len(own) // len(shared)
+        projections = [self.attention.project_qkv(self.attention_norm(part)) for part in (shared, own)]
+        query, key, value = (
+            torch.cat([part.repeat_interleave(repeats, 0), own_part], 2) for part, own_part in zip(*projections)
+        )
+        x = torch.cat([shared.repeat_interleave(repeats, 0), own], 1)
+        return self._add_and_feed(x, self.attention.attend(query, (key, value), mask))
+
+    def _add_and_feed(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The block after its attention: both additions and the feed-forward network; (B, Q, D) all."""
+        x = x + self.dropout(attended)
+        return x + self.dropout(self.ffn(self.ffn_norm(x)))
 
 
 class PreNormStack(nn.Module):
@@ -229,14 +266,14 @@ class PreNormStack(nn.Module):
         x: Tensor,
         mask: Tensor | None = None,
         past_key_values: Sequence[Segments] | None = None,
-        query_positions: slice = ALL_POSITIONS,
+        query_positions: Positions = ALL_POSITIONS,
     ) -> tuple[Tensor, list[KeyValue]]:
         """Run the blocks.
 
         Args:
             x: (B, T, D).
-            mask: boolean, (..., T, P + T), with a row for every position of x; the last block uses the rows of
-                `query_positions`.
+            mask: boolean, (..., T, P + T) or (..., 1, P + T), with a row for every position of x or one for all; the last
+                block uses the rows of `query_positions`.
             past_key_values: the cached segments of each block, see `Attention.forward`.
             query_positions: the Q positions of the result; the last block computes no others.
 
@@ -247,10 +284,63 @@ class PreNormStack(nn.Module):
         new_key_values = []
         for index, layer in enumerate(self.layers):
             positions = query_positions if index == len(self.layers) - 1 else ALL_POSITIONS
-            layer_mask = mask if mask is None or positions == ALL_POSITIONS else mask[..., positions, :]
+            layer_mask = mask if mask is None else take_mask_rows(mask, positions)
             x, key_value = layer(x, layer_mask, past_key_values[index] if past_key_values else (), positions)
             new_key_values.append(key_value)
-        return x if len(self.layers) else x[:, query_positions], new_key_values
+        return x if len(self.layers) else take_positions(x, query_positions), new_key_values
+
+    def forward_repeated(
+        self, shared: Tensor, own: Tensor, mask: Tensor | None, query_positions: Positions = ALL_POSITIONS
+    ) -> Tensor:
+        """`forward` of `torch.cat([shared.repeat_interleave(R, 0), own], 1)`, see `PreNormBlock.forward_repeated`.
+
+        Args:
+            shared: (b, M, D). own: (b R, T, D). mask, query_positions: as in `forward`, of the M + T positions.
+
+        Returns:
+            (b R, Q, D).
+        """
+        repeats = len(own) // len(shared)
+        if repeats == 1 or len(self.layers) < 2:
+            return self(torch.cat([shared.repeat_interleave(repeats, 0), own], 1), mask, None, query_positions)[0]
+        first, *others, last = cast(list[PreNormBlock], list(self.layers))
+        x = first.forward_repeated(self.norm(shared), self.norm(own), mask)
+        for layer in others:
+            x, _ = layer(x, mask)
+        return last(x, mask if mask is None else take_mask_rows(mask, query_positions), (), query_positions)[0]
+
+
+def is_all(positions: Positions) -> bool:
+    """Whether these are all positions."""
+    return isinstance(positions, slice) and positions == ALL_POSITIONS
+
+
+def take_positions(x: Tensor, positions: Positions) -> Tensor:
+    """Positions of x (B, T, D): (B, Q, D)."""
+    if isinstance(positions, slice):
+        return x[:, positions]
+    if positions.ndim == 1:
+        return x.index_select(1, positions)
+    rows = torch.arange(len(x), device=x.device)[:, None] * x.shape[1] + positions
+    return x.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, positions.shape)
+
+
+def take_mask_rows(mask: Tensor, positions: Positions) -> Tensor:
+    """Rows of an attention mask (..., T, S), or (..., 1, S) for all queries, for these queries."""
+    if is_all(positions) or mask.shape[-2] == 1:
+        return mask
+    rows = mask[..., positions, :]  # with indices (B, Q): (B, Q, S) of a mask (T, S)
+    return rows[:, None] if isinstance(positions, Tensor) and positions.ndim == 2 else rows
+
+
+def true_positions(selected: Tensor) -> tuple[Tensor, Tensor]:
+    """Where a boolean (B, T) is true: indices (B, Q), Q the most in a row, and which of them are true, boolean (B, Q).
+
+    For `take_positions`: `take_positions(x, indices)[true]` is `x[selected]`.
+    """
+    most = int(selected.sum(1).max()) if len(selected) else 0
+    indices = selected.int().argsort(dim=1, descending=True, stable=True)[:, :most]
+    return indices, selected.gather(1, indices)
 
 
 @torch.no_grad()

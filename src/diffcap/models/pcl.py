@@ -17,12 +17,15 @@ from diffcap.losses.mlm import IGNORED, masked_cross_entropy
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner, patch_attention
 from diffcap.models.layers import (
     ALL_POSITIONS,
+    Dropout,
     KeyValue,
+    Positions,
     PreNormStack,
     UnbiasedLayerNorm,
     init_difference_attention_,
     pcl_position_embedding,
     tile_batch,
+    true_positions,
 )
 
 PAD, BOS, EOS, UNK, CLS, MASK = range(6)  # BOS and MASK are fixed in the authors' decoder; the others are ours
@@ -77,7 +80,7 @@ class PCLTrunk(nn.Module):
         self.image_activation = nn.Sigmoid() if image_activation == "sigmoid" else nn.Identity()
         self.type_embedding = nn.Embedding(7, width)
         self.embedding_norm = UnbiasedLayerNorm(width, EMBEDDING_EPS)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.single_encoder = PreNormStack(single_layers, width, heads, ffn, dropout)
         self.pair_encoder = PreNormStack(pair_layers, width, heads, ffn, dropout)
         self.cross_encoder = PreNormStack(cross_layers, width, heads, ffn, dropout)
@@ -149,30 +152,34 @@ class PCLTrunk(nn.Module):
             second = self.single_encoder(second)[0]
         return self.pair_encoder(torch.cat([first, second], 1))[0]
 
-    def joint(self, visual: Tensor, tokens: Tensor, pad_mask: bool = False) -> Tensor:
+    def joint(
+        self, visual: Tensor, tokens: Tensor, pad_mask: bool = False, positions: Positions = ALL_POSITIONS
+    ) -> Tensor:
         """The cross-modal encoder over visual tokens and text, without a causal mask (pre-training).
 
         Args:
-            visual: (B, M, D). tokens: (B, T).
+            visual: (B, M, D), or (b, M, D), each for B / b consecutive texts.
+            tokens: (B, T).
             pad_mask: mask padding; the released code does not.
+            positions: the Q positions of the result that are computed.
 
         Returns:
-            (B, M + 1 + T, D): visual tokens, the text's [CLS], the text.
+            (B, M + 1 + T, D): visual tokens, the text's [CLS], the text; of these, (B, Q, D) at `positions`.
         """
-        x = torch.cat([visual, self.cls(len(tokens), TEXT_CLS), self.text(tokens)], 1)
+        text = torch.cat([self.cls(len(tokens), TEXT_CLS), self.text(tokens)], 1)
         mask = None
         if pad_mask:
-            visible = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+            visible = tokens.new_ones(len(tokens), visual.shape[1] + text.shape[1], dtype=torch.bool)
             visible[:, -tokens.shape[1] :] = tokens != PAD
             mask = visible[:, None, None]
-        return self.cross_encoder(x, mask)[0]
+        return self.cross_encoder.forward_repeated(visual, text, mask, positions)
 
 
 class States(NamedTuple):
-    """A pair after encoding: the visual tokens' keys and values in each cross-modal layer, and their final states."""
+    """A pair after encoding: the visual tokens' keys and values in each cross-modal layer, and the images' vectors."""
 
     key_values: list[KeyValue]
-    final: Tensor  # (B, 2 + 2 N, D)
+    images: Tensor  # (B, 2, D), final states of both images' [CLS]; or (B, 0, D)
 
 
 class PCL(Captioner):
@@ -221,21 +228,22 @@ class PCL(Captioner):
         self.distractor_head = nn.Linear(2 * self.trunk.width, 2) if distractor_judging else None
         self.distractor_weight, self.objective, self.text_cls = distractor_weight, objective, text_cls
 
-    def states(self, before: Tensor, after: Tensor, positions: slice = ALL_POSITIONS) -> States:
+    def states(self, before: Tensor, after: Tensor, with_images: bool = True) -> States:
         """Two feature maps (B, C, h, w) through all encoders; through the cross-modal one without text.
 
         Args:
-            before, after: (B, C, h, w). positions: the visual tokens whose final states are needed.
+            before, after: (B, C, h, w). with_images: whether the final states of both images' [CLS] are needed.
         """
         visual = self.trunk.visual(before, after)
+        positions = slice(0, visual.shape[1], visual.shape[1] // 2) if with_images else slice(0)
         if self.text_cls:
             visual = torch.cat([visual, self.trunk.cls(len(visual), TEXT_CLS)], 1)
-        final, key_values = self.trunk.cross_encoder(visual, query_positions=positions)
-        return States(key_values, final)
+        images, key_values = self.trunk.cross_encoder(visual, query_positions=positions)
+        return States(key_values, images)
 
     def encode(self, before: Tensor, after: Tensor) -> list[KeyValue]:
         """Two feature maps (B, C, h, w) to the visual tokens' keys and values in each cross-modal layer."""
-        return self.states(tile_batch(before, len(after)), after, positions=slice(0)).key_values
+        return self.states(tile_batch(before, len(after)), after, with_images=False).key_values
 
     def step(
         self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None
@@ -261,8 +269,10 @@ class PCL(Captioner):
         """Logits at the masked positions of `mlm_tokens` (B, T), each from the words before it: (n, V)."""
         tokens = batch["mlm_tokens"]
         mask = _causal_mask(tokens.shape[1], memory[0][0].shape[2], tokens.device)
-        hidden, _ = self.trunk.cross_encoder(self.trunk.text(tokens), mask, [(visual,) for visual in memory])
-        return self.trunk.output_layer(hidden[batch["mlm_labels"] != IGNORED])
+        positions, is_masked = true_positions(batch["mlm_labels"] != IGNORED)
+        past = [(visual,) for visual in memory]
+        hidden, _ = self.trunk.cross_encoder(self.trunk.text(tokens), mask, past, positions)
+        return self.trunk.output_layer(hidden[is_masked])
 
     def teacher_forced_logits(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
         """See `Captioner.teacher_forced_logits`: each position from its own [MASK], exactly as in `step`.
@@ -271,8 +281,10 @@ class PCL(Captioner):
         [MASK] at position t attends to the visual tokens, the words before t, and itself.
         """
         x, mask = self._append_masks(tokens[:, :-1], memory[0][0].shape[2])
-        hidden, _ = self.trunk.cross_encoder(x, mask, [(visual,) for visual in memory])
-        return self.trunk.output_layer(hidden[:, tokens.shape[1] - 1 :])
+        masks = slice(tokens.shape[1] - 1, None)
+        return self.trunk.output_layer(
+            self.trunk.cross_encoder(x, mask, [(visual,) for visual in memory], query_positions=masks)[0]
+        )
 
     def _append_masks(self, tokens: Tensor, visual_tokens: int) -> tuple[Tensor, Tensor]:
         """Append to words (B, T) a [MASK] for the position after each: embeddings (B, 2 T, D) and their attention mask.
@@ -292,17 +304,16 @@ class PCL(Captioner):
         visual = torch.ones(2 * words, visual_tokens, dtype=torch.bool, device=device)
         return x, torch.cat([visual, torch.cat([word_rows, mask_rows])], 1)
 
-    def distractor_logits(self, final: Tensor) -> Tensor:
-        """Logits of "nothing changed" and "something changed" from the final states of both images' [CLS]: (B, 2)."""
+    def distractor_logits(self, images: Tensor) -> Tensor:
+        """Logits of "nothing changed" and "something changed", (B, 2), from `States.images`."""
         assert self.distractor_head is not None
-        visual_tokens = final.shape[1] - self.text_cls
-        return self.distractor_head(torch.cat([final[:, 0], final[:, visual_tokens // 2]], -1))
+        return self.distractor_head(images.flatten(1))
 
     def nothing_changed(self, before: Tensor, after: Tensor) -> Tensor | None:
         """See `Captioner.nothing_changed`: the output of distractor judging."""
         if self.distractor_head is None:
             return None
-        return self.distractor_logits(self.states(before, after).final).softmax(-1)[:, 0]
+        return self.distractor_logits(self.states(before, after).images).softmax(-1)[:, 0]
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
         """See `Captioner.attention`: attention of each word's [MASK] to the patches in the last cross-modal layer.
@@ -342,7 +353,7 @@ class PCL(Captioner):
 
     def _losses(self, batch: Batch) -> dict[str, Tensor]:
         before, after = batch["before"], batch["after"]
-        memory, final = self.states(tile_batch(before, len(after)), after)
+        memory, images = self.states(tile_batch(before, len(after)), after, self.distractor_head is not None)
         if self.objective == "masked":
             labels = batch["mlm_labels"]
             word_losses = masked_cross_entropy(self.masked_logits(memory, batch), labels[labels != IGNORED])
@@ -353,7 +364,7 @@ class PCL(Captioner):
             word_losses = masked_cross_entropy(logits[is_word], target[is_word])
         losses = {"word_loss": word_losses}
         if self.distractor_head is not None:
-            losses["distractor_loss"] = masked_cross_entropy(self.distractor_logits(final), batch["is_change"].long())
+            losses["distractor_loss"] = masked_cross_entropy(self.distractor_logits(images), batch["is_change"].long())
         return losses
 
 

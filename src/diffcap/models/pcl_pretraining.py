@@ -17,7 +17,7 @@ from diffcap.losses.gather import global_mean
 from diffcap.losses.mlm import IGNORED, masked_cross_entropy
 from diffcap.losses.mvcl import masked_visual_nce
 from diffcap.models.captioner import Batch
-from diffcap.models.layers import UnbiasedLayerNorm
+from diffcap.models.layers import UnbiasedLayerNorm, true_positions
 from diffcap.models.pcl import EMBEDDING_EPS, PCLTrunk
 
 
@@ -103,9 +103,9 @@ class PCLPretraining(nn.Module):
     def mlm_logits(self, batch: Batch) -> Tensor:
         """Word logits at the masked positions, row by row: (n, V)."""
         visual = self._visual(_maps(batch))
-        hidden = self.trunk.joint(visual, batch["mlm_tokens"], self.pad_mask)
-        text = hidden[:, visual.shape[1] + 1 :]
-        return self.trunk.output_layer(text[batch["mlm_labels"] != IGNORED])
+        positions, is_masked = true_positions(batch["mlm_labels"] != IGNORED)
+        text = visual.shape[1] + 1 + positions
+        return self.trunk.output_layer(self.trunk.joint(visual, batch["mlm_tokens"], self.pad_mask, text)[is_masked])
 
     def mlm(self, batch: Batch) -> Tensor:
         """Masked language modelling: (n,) losses, one per masked word. Needs `mlm_tokens` and `mlm_labels`, (B, T)."""
@@ -125,10 +125,10 @@ class PCLPretraining(nn.Module):
             for image, mask in zip(maps, is_masked.chunk(len(maps), dim=1))
         ]  # raw features are zeroed before the projection (authors' code)
         visual = self._visual(masked_maps)
-        hidden = self.trunk.joint(visual, batch["tokens"], self.pad_mask)
         patches = original.shape[1] // len(maps)
-        starts = [1 + index * (1 + patches) for index in range(len(maps))]  # after each image's [CLS]
-        hidden = torch.cat([hidden[:, start : start + patches] for start in starts], 1)
+        positions = torch.arange(original.shape[1], device=original.device)
+        positions = positions + 1 + positions // patches  # both images' patches, without their [CLS]
+        hidden = self.trunk.joint(visual, batch["tokens"], self.pad_mask, positions)
         regressed = self.regress(hidden, self.trunk.image_projection.weight)  # (B, 2 N, C)
         negatives = regressed[~is_masked] if self.mvcl_negatives == "predictions" else original[~is_masked]
         return masked_visual_nce(regressed[is_masked], original[is_masked], negatives, self.temperature)
@@ -140,9 +140,10 @@ class PCLPretraining(nn.Module):
         visual = self._visual(_maps(batch))
         tokens = visual.shape[1]
         second_cls = tokens // 2 if "after" in batch else tokens - 1
-        hidden = self.trunk.joint(visual.repeat_interleave(candidates, 0), captions.reshape(-1, length), self.pad_mask)
-        images = (hidden[:, 0] + hidden[:, second_cls]) / 2
-        return torch.cosine_similarity(images, hidden[:, tokens], dim=-1).view(pairs, candidates)
+        positions = torch.tensor([0, second_cls, tokens], device=visual.device)
+        hidden = self.trunk.joint(visual, captions.reshape(-1, length), self.pad_mask, positions)
+        images = (hidden[:, 0] + hidden[:, 1]) / 2
+        return torch.cosine_similarity(images, hidden[:, 2], dim=-1).view(pairs, candidates)
 
     def fda(self, batch: Batch) -> Tensor:
         """Fine-grained difference aligning: (B,) losses. Needs `fda_captions` (B, 1 + K, T), the correct caption first."""
