@@ -1,5 +1,6 @@
 """Backbones of every library: the map that the library's own layers give, and clear errors."""
 
+import json
 import urllib.error
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import torchvision
 from PIL import Image
 
 from diffcap.features.backbones import build_backbone
+from diffcap.features.online import backbone_of
+from diffcap.features.preprocessing import IMAGENET_MEAN, SCORER_STD
 from diffcap.features.weights import read_state_dict
 from diffcap.utils.errors import DiffcapError
 
@@ -76,6 +79,24 @@ def test_open_clip_gives_the_grid_of_tokens_without_the_class(tmp_path: Path) ->
     assert backbone.shape() == (384, 7, 7)
     white = backbone.preprocess(Image.fromarray(np.full((40, 90, 3), 255, dtype=np.uint8)))
     torch.testing.assert_close(white[:, 0, 0], (1 - torch.tensor(visual.image_mean)) / torch.tensor(visual.image_std))
+
+
+def test_the_released_std_of_scorer_is_used_described_and_kept(resnet18, tmp_path: Path) -> None:
+    torch.save(resnet18.state_dict(), tmp_path / "weights.pth")
+    white = Image.fromarray(np.full((40, 90, 3), 255, dtype=np.uint8))
+    backbone = build_backbone("torchvision", "resnet18", "layer1", "random", image_std=SCORER_STD)
+    mean, std = torch.tensor(IMAGENET_MEAN), torch.tensor([0.229, 0.224, 0.224])
+    torch.testing.assert_close(backbone.preprocess(white)[:, 0, 0], (1 - mean) / std)
+    usual = build_backbone("torchvision", "resnet18", "layer1", "random")
+    assert usual.describe()["preprocessing"]["std"] == (0.229, 0.224, 0.225)
+    assert {**backbone.describe(), "preprocessing": 0} == {**usual.describe(), "preprocessing": 0}
+    # A captioner trained on either gets its own again.
+    for each in (backbone, usual):
+        meta = {**json.loads(json.dumps(each.describe())), "weights_sha256": None, "shape": [64, 56, 56]}
+        again = backbone_of(meta, str(tmp_path / "weights.pth"))
+        torch.testing.assert_close(again.preprocess(white), each.preprocess(white), rtol=0, atol=0)
+    with pytest.raises(DiffcapError, match=r"--model\.image_std is only for torchvision"):
+        build_backbone("pixels", image_std=SCORER_STD)
 
 
 def test_timm_stages() -> None:

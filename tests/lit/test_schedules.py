@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from diffcap.blocks_training.shipped import warmed_cosine
-from diffcap.lit.schedules import make_lr_lambda
+from diffcap.lit.schedules import in_steps, make_lr_lambda
 from diffcap.utils.errors import DiffcapError
 
 
@@ -76,3 +76,12 @@ def test_a_schedule_that_ends_with_the_training_needs_its_length(kind, total) ->
 def test_the_schedule_of_shipped_weights_reaches_zero(steps) -> None:
     lambdas = warmed_cosine([torch.nn.Parameter(torch.zeros(1))], 1.0, steps)["lr_scheduler"]["scheduler"].lr_lambdas
     assert lambdas[0](0) == pytest.approx(1 / max(1, steps // 10)) and lambdas[0](2 * steps) == pytest.approx(0)
+
+
+def test_lengths_in_epochs_follow_the_size_of_the_data() -> None:
+    for steps_per_epoch, expected in ((265, 3975), (192, 2880)):  # CLEVR-Change, Image-Editing-Request
+        assert in_steps("15ep", lambda count=steps_per_epoch: count, "model.milestones") == expected
+    assert [in_steps(length, lambda: 10, "x") for length in (0.5, 700, "0.5ep")] == [0.5, 700, 5]
+    for wrong in ("15", "ep", "xep", "-1ep", "0ep", "nanep", "infep"):
+        with pytest.raises(DiffcapError, match=r"trainer\.max_steps is .*; give a number of steps"):
+            in_steps(wrong, lambda: 10, "trainer.max_steps")

@@ -1,5 +1,7 @@
 """Which words are hidden: the rules of IDC-PCL, one by one, and the shares over many draws."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -35,7 +37,7 @@ def test_shares_of_hidden_words_and_of_what_stands_in_their_place() -> None:
     replaced = shown[(shown != MASK) & (shown != original)]
     assert len(replaced) / len(shown) == pytest.approx(0.1, abs=0.005)
     assert replaced.min() == 0 and replaced.max() == WORDS - 1  # the whole vocabulary, specials included
-    nothing_else = 0.85 ** (9 + 1)  # neither a word nor EOS was drawn: then the first word is hidden
+    nothing_else = 0.85**9  # no word was drawn: then the first word is hidden
     assert chosen[:, 1].float().mean().item() == pytest.approx(0.15 + nothing_else, abs=0.01)
 
 
@@ -68,6 +70,38 @@ def test_where_nothing_is_drawn_the_first_word_becomes_mask() -> None:
     hidden, labels = hide(text, ratio=0.0)
     assert (hidden[:, 1] == MASK).all() and torch.equal(labels[:, 1], text[:, 1])
     assert ((labels != IGNORED).sum(1) == 1).all()
+
+
+def naive(text: Tensor, selection: Tensor, replacement: Tensor, random_ids: Tensor, ratio: float) -> tuple[Any, Any]:
+    """Word by word: first the words, then, if none was selected, the first one, and only then EOS (authors' code)."""
+    hidden, labels = text.tolist(), [[IGNORED] * text.shape[1] for _ in text]
+    for row, tokens in enumerate(text.tolist()):
+        end = tokens.index(EOS)
+        for column in range(1, end):
+            if selection[row, column] < ratio:
+                labels[row][column] = tokens[column]
+                if replacement[row, column] < 0.8:
+                    hidden[row][column] = MASK
+                elif replacement[row, column] < 0.9:
+                    hidden[row][column] = int(random_ids[row, column])
+        if end > 1 and all(label == IGNORED for label in labels[row]):
+            hidden[row][1], labels[row][1] = MASK, tokens[1]
+        if selection[row, end] < ratio or end == 1:
+            hidden[row][end], labels[row][end] = MASK, EOS
+    return hidden, labels
+
+
+@pytest.mark.parametrize("words", [1, 2, 6])
+def test_words_are_chosen_before_the_end_as_in_a_loop(words: int) -> None:
+    text, draws = captions(4000, words), torch.Generator().manual_seed(3)
+    selection, replacement = torch.rand(text.shape, generator=draws), torch.rand(text.shape, generator=draws)
+    random_ids = torch.randint(WORDS, text.shape, generator=draws)
+    hidden, labels = hide(text, seed=3)
+    expected = naive(text, selection, replacement, random_ids, 0.15)
+    assert (hidden.tolist(), labels.tolist()) == expected
+    is_word = torch.zeros_like(text, dtype=torch.bool)
+    is_word[:, 1 : words + 1] = True
+    assert ((labels != IGNORED) & is_word).any(1).all()  # every caption trains a word
 
 
 def test_a_caption_without_a_word_has_its_end_hidden() -> None:

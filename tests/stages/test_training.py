@@ -3,6 +3,7 @@
 Where the kind of process does not matter the script runs inside this one, which has imported everything already.
 """
 
+import csv
 import json
 import os
 import random
@@ -23,6 +24,7 @@ import torch
 import yaml
 from tests.commands import METHOD, ROOT, command, environment, in_process, logged, one_sentence, run, weights
 
+from diffcap.checkpoints.reading import read_checkpoint
 from diffcap.evaluation.captions import score_captions
 from diffcap.evaluation.coco import read_predictions, read_references
 from diffcap.lit.pretraining import Pretraining
@@ -208,6 +210,39 @@ def test_a_run_killed_in_its_last_moment_does_not_train_on(blocks: Path, tmp_pat
         assert json.loads((out / "finished.json").read_text())["steps"] == steps
         for name, state in before.items():
             assert all(torch.equal(value, state[key]) for key, value in weights(out / name).items())
+
+
+def test_early_stopping_ignores_the_validations_before_select_after(blocks: Path, tmp_path: Path) -> None:
+    """With lr 0, no validation after the first one that counts is better."""
+    options = "--model.lr=0", "--run.patience=2", "--run.select_after=50", "--trainer.val_check_interval=10"
+    words = command(
+        "finetune", [], *SMALL, *SETTINGS["finetune"], f"--data.folder={blocks}", f"--run.out={tmp_path}", *options
+    )
+    assert in_process(words) is None
+    assert json.loads((tmp_path / "finished.json").read_text())["steps"] == 70  # 50 is the first that counts
+    assert read_checkpoint(tmp_path / "best.ckpt")["global_step"] == 50
+
+
+def test_lengths_and_milestones_in_epochs(blocks: Path, tmp_path: Path) -> None:
+    epochs = (
+        "--trainer.max_steps=3ep",
+        "--trainer.val_check_interval=1ep",
+        "--model.schedule=step",
+        "--model.milestones=[1ep,2ep]",
+    )
+    options = "--data.samples=pairs", "--data.batch_size=20", "--trainer.log_every_n_steps=1", "--model.lr=1e-3"
+    folder = f"--data.folder={blocks}", f"--run.out={tmp_path}"
+    steps = -(-sum(pair.split == "train" for pair in read_dataset(blocks).pairs) // 20)
+    assert in_process(command("finetune", [], *SMALL, *SETTINGS["finetune"], *folder, *options, *epochs)) is None
+    assert json.loads((tmp_path / "finished.json").read_text())["steps"] == 3 * steps
+    with (tmp_path / "logs/version_0/metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    rates = [float(row["lr-Adam"]) for row in rows if row["lr-Adam"]]
+    assert rates == pytest.approx([1e-3] * steps + [1e-4] * steps + [1e-5] * steps)
+    validated = [int(row["step"]) for row in rows if row["val/CIDEr-D"]]
+    assert validated == [number * steps - 1 for number in (1, 2, 3)]
+    refused = one_sentence(run(training("pretrain", blocks, tmp_path, "--trainer.max_steps=2ep"), tmp_path))
+    assert "the stage has no epochs" in refused
 
 
 def test_smoke_settings_run_every_stage(blocks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ Every random choice of a training step (samples, masked words and patches, swapp
 only. It is made for the global batch, and each rank takes its part; see `sampler`.
 """
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -211,6 +212,17 @@ class FeatureData(pl.LightningDataModule):
         """Number of samples that are distributed over the ranks; each rank needs at least one for some of the losses."""
         return self.batch_size
 
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of training steps of an epoch; known before `setup`.
+
+        Raises:
+            DiffcapError: the stage has no epochs, because it trains several tasks.
+        """
+        raise DiffcapError(
+            "the stage has no epochs, since each of its tasks has its own samples; give its lengths in steps (5000, not 5ep)."
+        )
+
     def train_dataloader(self) -> DataLoader:
         """The training batches, from the trainer's current step on.
 
@@ -259,6 +271,19 @@ class CaptionData(FeatureData):
         super().__init__(folder, features, **settings)
         self.samples = samples
 
+    @property
+    def steps_per_epoch(self) -> int:
+        """See `FeatureData`; the last, incomplete batch of an epoch counts as a step (SCORER and DIRL, authors' code)."""
+        pairs = self._pairs("train")
+        if self.samples == "captions":
+            size = sum(len(pair.captions) for pair in pairs)
+        elif self.samples == "pairs":
+            size = len(pairs)
+        else:
+            before = {pair.before for pair in pairs if pair.is_distractor}
+            size = sum(not pair.is_distractor and pair.before in before for pair in pairs)
+        return math.ceil(size / self.batch_size)
+
     def setup(self, stage: str) -> None:
         """Encode the captions and list the training samples."""
         super().setup(stage)
@@ -292,6 +317,12 @@ class AdaptData(FeatureData):
 
     Arguments as `FeatureData`; `features` must be a store of pixels.
     """
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """See `FeatureData`; the last, incomplete batch of an epoch does not count (authors' code), except as the only one."""
+        captions = sum(len(pair.captions) for pair in self._pairs("train") if not pair.is_distractor)
+        return max(1, captions // self.batch_size)
 
     def setup(self, stage: str) -> None:
         """Encode the captions and list the training samples."""

@@ -14,6 +14,7 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -97,6 +98,7 @@ def build_backbone(
     weights: str = "default",
     pool_size: tuple[int, int] | None = None,
     image_size: tuple[int, int] | None = None,
+    image_std: tuple[float, float, float] | None = None,
 ) -> Backbone:
     """Build a backbone. The options of the extraction stage for `layer` and `pool_size` are `stage` and `pool`.
 
@@ -107,12 +109,16 @@ def build_backbone(
         weights: "default" (downloaded by the library), "random" (seed 0, for tests), or the path of a weights file.
         pool_size: rows and columns of the map after average pooling; None: no pooling.
         image_size: height and width of `pixels`, by default (224, 224); the other networks have fixed sizes.
+        image_std: standard deviations of R, G, B that the input of a torchvision network is divided by, on a scale from 0 to 1;
+            by default `IMAGENET_STD`.
 
     Raises:
         DiffcapError: the network, the layer or the combination of arguments is invalid, or the weights cannot be loaded.
     """
     if image_size is not None and library != "pixels":
         raise DiffcapError(f"--model.image_size is only for pixels; {library} has a fixed size: remove the option.")
+    if image_std is not None and library != "torchvision":
+        raise DiffcapError(f"--model.image_std is only for torchvision; {library} has its own: remove the option.")
     if library == "pixels":
         if weights != "default" or network is not None or layer is not None or pool_size is not None:
             raise DiffcapError(
@@ -134,6 +140,8 @@ def build_backbone(
         warnings.simplefilter("ignore")  # the libraries warn about weights that are replaced below
         torch.manual_seed(0)  # the same "random" weights on every rank and in every run
         trunk, preprocess = builders[library](network or "", layer, weights)
+    if image_std is not None and isinstance(preprocess, ResizeNormalize):
+        preprocess = replace(preprocess, std=(image_std[0], image_std[1], image_std[2]))
     description = {"library": library, "network": network, "stage": layer}
     return Backbone(trunk, preprocess, description, (pool_size[0], pool_size[1]) if pool_size else None)
 

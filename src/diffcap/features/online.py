@@ -32,6 +32,7 @@ def backbone_of(meta: Mapping[str, Any], weights: str | None = None) -> Backbone
             "images; caption a feature store with `diffcap eval`."
         )
     size = meta["preprocessing"]["size"] if library == "pixels" else None
+    std = meta["preprocessing"]["std"] if library == "torchvision" else None
     pool = meta.get("pool")
     try:
         backbone = build_backbone(
@@ -41,6 +42,7 @@ def backbone_of(meta: Mapping[str, Any], weights: str | None = None) -> Backbone
             weights if weights is not None and library != "pixels" else "default",
             (pool[0], pool[1]) if pool else None,
             (size[0], size[1]) if size else None,
+            (std[0], std[1], std[2]) if std else None,
         )
     except DiffcapError as error:  # its message has the variables of the extraction stage
         raise DiffcapError(str(error).replace(OFFLINE_HINT, "").replace(WEIGHTS, _OPTION)) from None

@@ -11,6 +11,11 @@ from torch import Tensor
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+SCORER_STD = (
+    0.229,
+    0.224,
+    0.224,
+)  # of SCORER's and DIRL's extraction scripts (authors' code), with a slip in the last value
 
 
 @dataclass(frozen=True)

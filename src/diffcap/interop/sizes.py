@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from diffcap.features.preprocessing import ResizeNormalize, ResizeOnly
+from diffcap.features.preprocessing import SCORER_STD, ResizeNormalize, ResizeOnly
 from diffcap.utils.errors import DiffcapError
 
 State = Mapping[str, Tensor]
@@ -44,13 +44,14 @@ def _count(state: State, pattern: str) -> int:
 
 def _resnet(layer: str, shape: tuple[int, int, int]) -> dict[str, Any]:
     """Metadata of a store of ResNet-101's features; the authors name the weights (IMAGENET1K_V1) but publish no hash."""
+    preprocess = ResizeNormalize(std=SCORER_STD) if layer == "layer3" else ResizeNormalize()
     return {
         "name": f"resnet101_{layer}",
         "library": "torchvision",
         "network": "resnet101",
         "stage": layer,
         "weights_sha256": None,
-        "preprocessing": _as_json(ResizeNormalize().describe()),
+        "preprocessing": _as_json(preprocess.describe()),
         "pool": None,
         "shape": list(shape),
         "dtype": "float16",

@@ -43,7 +43,7 @@ class Adaptation(TrainingModule):
         weight_decay: float = 0.2,
         schedule: Schedule = "cosine",
         warmup: int | float = 0.1,
-        milestones: list[float] | None = None,
+        milestones: list[float | str] | None = None,
         clip_weights: str = "default",
         init_from: str | None = None,
     ) -> None:

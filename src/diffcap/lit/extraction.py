@@ -30,6 +30,7 @@ class Extraction(pl.LightningModule):
         weights: "default" for the library's own download, "random", or the path of a .safetensors or .pth file.
         pool: rows and columns to which the feature map is averaged; null for no pooling.
         image_size: height and width that pixels are resized to.
+        image_std: standard deviations of R, G, B for a torchvision network; null for ImageNet's.
     """
 
     def __init__(
@@ -41,10 +42,11 @@ class Extraction(pl.LightningModule):
         weights: str = "default",
         pool: tuple[int, int] | None = None,
         image_size: tuple[int, int] | None = None,
+        image_std: tuple[float, float, float] | None = None,
     ) -> None:
         super().__init__()
         self.name = name
-        self.backbone = build_backbone(library, network, stage, weights, pool, image_size)
+        self.backbone = build_backbone(library, network, stage, weights, pool, image_size, image_std)
 
     def predict_step(self, batch: ImageBatch, batch_idx: int) -> Tensor | None:
         """(B, C, h, w) features of a batch; None if no image of the batch is readable."""

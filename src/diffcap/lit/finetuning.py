@@ -26,8 +26,8 @@ class Captioning(TrainingModule):
         schedule: piecewise (IDC-PCL, authors' code), step (SCORER, DIRL), linear (CLIP4IDC), noam, cosine or constant; see
             `schedules`.
         warmup: number of warm-up steps; below 1, a fraction of the trainer's `max_steps`.
-        milestones: steps at which the learning rate falls (null: 10,000 and 20,000, IDC-PCL's authors' code); below 1,
-            fractions of the trainer's `max_steps`.
+        milestones: steps (5000) at which the learning rate falls (null: 10,000 and 20,000, IDC-PCL's authors' code); fractions
+            of the trainer's `max_steps` (0.5); or epochs ("15ep").
         init_from: checkpoint of the pre-training stage.
         tokenizer: of the validation scores: "ptb", or "raw" as in IDC-PCL.
         pretrained_lr: learning rate of the captioner's pretrained parameters (CLIP in CLIP4IDC); null for `lr`.
@@ -43,7 +43,7 @@ class Captioning(TrainingModule):
         weight_decay: float = 0.0,
         schedule: Schedule = "piecewise",
         warmup: int | float = 0,
-        milestones: list[float] | None = None,
+        milestones: list[float | str] | None = None,
         init_from: str | None = None,
         tokenizer: Literal["ptb", "raw"] = "ptb",
         pretrained_lr: float | None = None,

@@ -34,7 +34,7 @@ class Pretraining(TrainingModule):
         weight_decay: float = 0.0,
         schedule: Schedule = "noam",
         warmup: int | float = 8000,
-        milestones: list[float] | None = None,
+        milestones: list[float | str] | None = None,
         init_from: str | None = None,
     ) -> None:
         super().__init__(captioner, lr, weight_decay, schedule, warmup, milestones)

@@ -28,6 +28,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from diffcap.checkpoints.reading import read_checkpoint, weights_hash
 from diffcap.evaluation.tables import validation_line
 from diffcap.features.store import SUMS
+from diffcap.lit.schedules import in_steps
 from diffcap.lit.stage_cli import StageCLI
 from diffcap.records import file_hash, write_json
 from diffcap.run_folder import (
@@ -61,6 +62,11 @@ HASH_EXCLUDED_KEYS = (
 )  # fmt: skip
 
 
+# Keys that earlier versions did not have, and the values with which they change nothing: these values are not hashed either, so that
+# runs of earlier versions can be resumed.
+LATER_KEYS = {"model.half_precision_clip": False}
+
+
 @dataclass
 class RunSettings:
     """Output folder, checkpoint selection and logging of a training stage.
@@ -69,7 +75,8 @@ class RunSettings:
         out: the run's folder, e.g. runs/blocks/pcl/finetune.
         monitor: logged value that selects `best.ckpt`, e.g. val/CIDEr-D; null: the last checkpoint is the result.
         mode: whether larger ("max") or smaller ("min") values of `monitor` are better.
-        select_after: first step at which `best.ckpt` can be saved (IDC-PCL on Birds-to-Words: 2,000).
+        select_after: first step at which `best.ckpt` can be saved (IDC-PCL on Birds-to-Words: 2,000). Earlier validations do not
+            count for `patience` either.
         patience: number of validations without improvement after which training stops; null: never.
         checkpoint_every: number of steps between two saves of `last.ckpt`.
         keep_last_k: number of periodic checkpoints to keep (step-000200.ckpt, ...), for weight averaging; 0 keeps only last.ckpt.
@@ -155,7 +162,19 @@ class DelayedModelCheckpoint(ModelCheckpoint):
 
 
 class StopEarly(EarlyStopping):
-    """EarlyStopping that also stops a resumed run whose checkpoint has already reached the patience."""
+    """EarlyStopping that ignores validations before the step `start_step`, as `DelayedModelCheckpoint` does.
+
+    It also stops a resumed run whose checkpoint has already reached the patience.
+    """
+
+    def __init__(self, start_step: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.start_step = start_step
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Compare, if the training has reached `start_step`."""
+        if trainer.global_step >= self.start_step:
+            super().on_validation_end(trainer, pl_module)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stop before the first step if the patience is reached."""
@@ -263,7 +282,8 @@ class TrainingCLI(StageCLI):
             if settings.patience is not None:
                 callbacks.append(
                     StopEarly(
-                        settings.monitor, mode=settings.mode, patience=settings.patience, check_on_train_epoch_end=False
+                        settings.select_after, monitor=settings.monitor, mode=settings.mode, patience=settings.patience,
+                        check_on_train_epoch_end=False,
                     )
                 )  # fmt: skip
         loggers: list[Logger] = [CSVLogger(self.out, name=LOGS)]
@@ -282,12 +302,23 @@ class TrainingCLI(StageCLI):
         if settings.logger == "tensorboard":
             loggers.append(TensorBoardLogger(self.out, name=LOGS, version="tensorboard"))
         callbacks.append(LearningRateMonitor("step"))
+        kwargs |= self._lengths()
         trainer = super().instantiate_trainer(
             callbacks=callbacks, logger=loggers, enable_checkpointing=bool(settings.monitor),
             default_root_dir=str(self.out), **kwargs,
         )  # fmt: skip
         trainer.strategy.checkpoint_io = AtomicCheckpointIO()
         return trainer
+
+    def _lengths(self) -> dict[str, int]:
+        """The lengths of the trainer that are given in epochs, in steps."""
+        lengths = {}
+        for name in ("max_steps", "val_check_interval"):
+            length = self.config.get(f"trainer.{name}")
+            if isinstance(length, str):
+                steps = in_steps(length, lambda: self.datamodule.steps_per_epoch, f"trainer.{name}")
+                lengths[name] = max(1, round(steps))
+        return lengths
 
     def train(self, stage: str) -> None:
         """Fit, from `last.ckpt` if it exists, and write finished.json."""
@@ -349,6 +380,10 @@ class TrainingCLI(StageCLI):
 def hash_config(config: dict[str, Any]) -> str:
     """Hash a resolved configuration without `HASH_EXCLUDED_KEYS`, together with the input files that it names."""
     hashed = json.loads(json.dumps(config))
+    for path, default in LATER_KEYS.items():
+        group, key = path.split(".")
+        if hashed.get(group, {}).get(key, default) == default:
+            hashed.get(group, {}).pop(key, None)
     for path in HASH_EXCLUDED_KEYS:
         *groups, key = path.split(".")
         mapping = hashed

@@ -9,7 +9,35 @@ from typing import Literal
 
 from diffcap.utils.errors import DiffcapError
 
+EPOCHS = "ep"  # unit of a length, as in "15ep"
+
 Schedule = Literal["noam", "piecewise", "step", "cosine", "linear", "constant"]
+
+
+def in_steps(length: float | str, steps_per_epoch: Callable[[], int], option: str) -> float:
+    """Convert a length in epochs ("15ep") to steps; numbers are not changed.
+
+    Args:
+        length: a number, or a number with the unit "ep".
+        steps_per_epoch: the number of steps of an epoch; called if the length has the unit.
+        option: name of the option, for the message.
+
+    Raises:
+        DiffcapError: the length is neither.
+
+    Example:
+        >>> in_steps("15ep", lambda: 265, "model.milestones")  # SCORER on CLEVR-Change
+        3975.0
+    """
+    if not isinstance(length, str):
+        return length
+    try:
+        epochs = float(length.removesuffix(EPOCHS)) if length.endswith(EPOCHS) else math.nan
+    except ValueError:
+        epochs = math.nan
+    if not 0 < epochs < math.inf:
+        raise DiffcapError(f"{option} is {length!r}; give a number of steps (5000) or of epochs (15ep).")
+    return epochs * steps_per_epoch()
 
 
 def make_lr_lambda(

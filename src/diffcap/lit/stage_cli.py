@@ -63,6 +63,21 @@ class StageProgressBar(RichProgressBar):
         return {label: values[name] for label, name in shown.items()}
 
 
+class StageTrainer(Trainer):
+    """Lightning's Trainer. In settings, its two lengths may be in epochs ("12ep"), which `TrainingCLI` converts to steps.
+
+    Args:
+        max_steps: length of the training in optimizer steps; -1: no limit.
+        val_check_interval: training batches between two validations.
+        options: other arguments of Lightning's Trainer.
+    """
+
+    def __init__(
+        self, *, max_steps: int | str = -1, val_check_interval: int | float | str | None = None, **options: Any
+    ) -> None:
+        super().__init__(max_steps=max_steps, val_check_interval=val_check_interval, **options)  # type: ignore[arg-type]
+
+
 class StageCLI(LightningCLI):
     """LightningCLI for one stage, with its classes fixed: `--model.lr=1e-4 --data.batch_size=64 --trainer.devices=2`.
 
@@ -84,6 +99,7 @@ class StageCLI(LightningCLI):
         settings: dict[str, Any] = {
             "run": False,
             "parser_class": StageParser,
+            "trainer_class": StageTrainer,
             "seed_everything_default": 1234,
             "save_config_kwargs": {"overwrite": True},
             "auto_configure_optimizers": False,

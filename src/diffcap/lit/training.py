@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import diffcap
 from diffcap.checkpoints.reading import FORMAT, read_checkpoint, weights_of
 from diffcap.data.datamodules import FeatureData
-from diffcap.lit.schedules import Schedule, make_lr_lambda
+from diffcap.lit.schedules import Schedule, in_steps, make_lr_lambda
 from diffcap.losses.gather import detached_sum_over_ranks
 from diffcap.utils.errors import DiffcapError
 
@@ -66,8 +66,8 @@ class TrainingModule(pl.LightningModule):
         weight_decay: of Adam, as an L2 term in the gradient (authors' code).
         schedule: see `schedules.make_lr_lambda`; the cosine ends at the trainer's `max_steps`.
         warmup: steps, or a fraction of `max_steps` if it is below 1.
-        milestones: steps, or fractions of `max_steps`, at which the schedule "multistep" decreases the rate; by default 10,000
-            and 20,000 (SCORER, authors' code).
+        milestones: steps (5000), fractions of `max_steps` (0.5) or epochs ("15ep") at which the schedules piecewise and step
+            decrease the rate; by default 10,000 and 20,000 (IDC-PCL, authors' code).
     """
 
     stage: ClassVar[str]
@@ -79,7 +79,7 @@ class TrainingModule(pl.LightningModule):
         weight_decay: float,
         schedule: Schedule,
         warmup: int | float,
-        milestones: list[float] | None,
+        milestones: list[float | str] | None,
     ) -> None:
         super().__init__()
         self.captioner = captioner
@@ -107,8 +107,12 @@ class TrainingModule(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         """The optimizer, and a scheduler that is stepped after every optimizer step."""
         optimizer = self.optimizer()
+        milestones = [
+            in_steps(milestone, lambda: self.feature_data.steps_per_epoch, "model.milestones")
+            for milestone in self.milestones
+        ]
         lr_lambda = make_lr_lambda(
-            self.schedule, warmup=self.warmup, milestones=self.milestones, total=int(self.trainer.max_steps)
+            self.schedule, warmup=self.warmup, milestones=milestones, total=int(self.trainer.max_steps)
         )
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_lambda)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

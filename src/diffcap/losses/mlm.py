@@ -19,8 +19,9 @@ def mask_words(
     """Mask words as IDC-PCL does (authors' code).
 
     Each word is selected with probability `ratio`: 80 % of the selected words become [MASK], 10 % a random id of the whole
-    vocabulary (special tokens included), 10 % are not changed. EOS becomes [MASK] with probability `ratio`. BOS and padding
-    are never selected. If nothing is selected in a caption, its first word is masked (EOS if it has no word).
+    vocabulary (special tokens included), 10 % are not changed. If no word of a caption is selected, its first word becomes
+    [MASK]. EOS becomes [MASK] with probability `ratio`, and always in a caption without words. BOS and padding are never
+    selected.
 
     Args:
         tokens: (B, T), [BOS] words [EOS] padding.
@@ -33,7 +34,7 @@ def mask_words(
     Example:
         >>> tokens = torch.tensor([[1, 7, 8, 9, 2, 0]])  # BOS 1, EOS 2
         >>> masked, labels = mask_words(tokens, eos_id=2, mask_id=5, vocabulary_size=10, ratio=0.0)
-        >>> masked.tolist(), labels.tolist()  # nothing was selected, so the first word is masked
+        >>> masked.tolist(), labels.tolist()  # no word was selected, so the first is masked
         ([[1, 5, 8, 9, 2, 0]], [[-1, 7, -1, -1, -1, -1]])
     """
     is_eos = tokens == eos_id
@@ -44,7 +45,8 @@ def mask_words(
     random_ids = torch.randint(vocabulary_size, tokens.shape, generator=generator)
     selected = (is_word | is_eos) & (selection < ratio)
     first = torch.where(is_word.any(1), is_word.int().argmax(1), is_eos.int().argmax(1))
-    forced = torch.zeros_like(selected).scatter_(1, first[:, None], True) & ~selected.any(1, keepdim=True)
+    has_selected_word = (selected & (is_word | ~is_word.any(1, keepdim=True))).any(1, keepdim=True)
+    forced = torch.zeros_like(selected).scatter_(1, first[:, None], True) & ~has_selected_word
     masked = torch.where(replacement < 0.8, mask_id, torch.where(replacement < 0.9, random_ids, tokens))
     masked = torch.where(is_eos | forced, mask_id, masked)  # EOS and the forced word always become [MASK]
     selected = selected | forced
