@@ -26,7 +26,7 @@ from diffcap.models.clip import (
     text_tower_of,
 )
 from diffcap.models.decoder import BlockOutput, Decoded, causal_mask, pair_groups, run_blocks
-from diffcap.models.layers import Attention, KeyValue, Segments
+from diffcap.models.layers import Attention, Dropout, KeyValue, Segments
 
 EPS = 1e-12  # of the captioner's layer norms (BERT)
 Padding = Literal["own", "released"]
@@ -108,7 +108,7 @@ class EncoderBlock(nn.Module):
         super().__init__()
         self.attention = Attention(width, heads, dropout)
         self.norm1, self.norm2 = nn.LayerNorm(width, EPS), nn.LayerNorm(width, EPS)
-        self.inner, self.outer, self.dropout = nn.Linear(width, ffn), nn.Linear(ffn, width), nn.Dropout(dropout)
+        self.inner, self.outer, self.dropout = nn.Linear(width, ffn), nn.Linear(ffn, width), Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, D) to (B, T, D)."""
@@ -123,7 +123,7 @@ class DecoderBlock(nn.Module):
         super().__init__()
         self.self_attention, self.cross = Attention(width, heads, dropout), Attention(width, heads, dropout)
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width, EPS) for _ in range(3))
-        self.inner, self.outer, self.dropout = nn.Linear(width, ffn), nn.Linear(ffn, width), nn.Dropout(dropout)
+        self.inner, self.outer, self.dropout = nn.Linear(width, ffn), nn.Linear(ffn, width), Dropout(dropout)
 
     def cross_query(self, words: Tensor) -> Tensor:
         """Queries of the cross-attention, from hidden states (B, T, D) after self-attention: (B, H, T, D / H)."""
@@ -268,7 +268,7 @@ class CLIP4IDC(Captioner):
             self.words_norm = nn.LayerNorm(width, EPS)
             self.head = nn.Sequential(nn.Linear(width, word_width), nn.GELU())
             self.head_norm = nn.LayerNorm(word_width, EPS)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.word_bias = nn.Parameter(torch.zeros(vocabulary_size))
         for module in (self.visual_in, self.words_in, self.encoder, self.decoder, self.head):
             for part in module.modules():

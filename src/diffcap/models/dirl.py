@@ -28,7 +28,7 @@ from diffcap.models.decoder import (
 )
 from diffcap.models.fast import add_repeated, linear_of_concatenation
 from diffcap.models.grid import GridEmbedding
-from diffcap.models.layers import Attention, KeyValue, Segments
+from diffcap.models.layers import Attention, Dropout, KeyValue, Segments
 
 
 class CrossImageLayer(nn.Module):
@@ -37,7 +37,7 @@ class CrossImageLayer(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.attention = Attention(width, heads, dropout)
-        self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(dropout)
+        self.norm, self.dropout = nn.LayerNorm(width), Dropout(dropout)
 
     def forward(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
         """(b, N, D) and (B, N, D) to (B, N, D) each; where B is 2 b, `before` is used for both halves of `after`."""
@@ -56,9 +56,9 @@ class DIRLBlock(nn.Module):
         super().__init__()
         self.self_attention = Attention(width, heads, dropout)
         self.cross = Attention(width, heads, dropout)
-        self.ffn = nn.Sequential(nn.Linear(width, ffn), nn.ReLU(), nn.Dropout(dropout), nn.Linear(ffn, width))
+        self.ffn = nn.Sequential(nn.Linear(width, ffn), nn.ReLU(), Dropout(dropout), nn.Linear(ffn, width))
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width) for _ in range(3))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, memory: KeyValue, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
         """See `BlockOutput`; arguments as `Attention`."""
@@ -137,7 +137,7 @@ class DIRL(Captioner):
         self.projector = (
             nn.Sequential(  # ReLU after dropout: the same values, and autograd keeps one tensor less
                 nn.Linear(width, projector_width),
-                nn.Dropout(dropout),
+                Dropout(dropout),
                 nn.ReLU(inplace=True),
                 nn.Linear(projector_width, width),
             )
@@ -149,13 +149,13 @@ class DIRL(Captioner):
             _init_xavier(part)
         has_norms = decoder_variant == "ln_xavier"
         norm = (nn.LayerNorm(width),) if has_norms else ()
-        self.fusion = nn.Sequential(nn.Linear(2 * width, width), *norm, nn.Dropout(dropout), nn.ReLU(inplace=True))
+        self.fusion = nn.Sequential(nn.Linear(2 * width, width), *norm, Dropout(dropout), nn.ReLU(inplace=True))
         self.decoder = WordDecoder(
             vocabulary_size,
             max_length,
             width,
             word_width,
-            nn.Sequential(nn.Linear(word_width, width), *(nn.LayerNorm(width) for _ in norm), nn.Dropout(dropout)),
+            nn.Sequential(nn.Linear(word_width, width), *(nn.LayerNorm(width) for _ in norm), Dropout(dropout)),
             [DIRLBlock(width, heads, ffn, dropout) for _ in range(decoder_layers)],
         )
         if has_norms:

@@ -32,7 +32,7 @@ from diffcap.models.decoder import (
 )
 from diffcap.models.fast import add_repeated, backward_reasoning, linear_of_concatenation
 from diffcap.models.grid import GridEmbedding
-from diffcap.models.layers import Attention, KeyValue, Segments, tile_batch
+from diffcap.models.layers import Attention, Dropout, KeyValue, Segments, tile_batch
 
 EPS = 1e-6
 Matching = Literal["collapsed", "per_head"]
@@ -85,7 +85,7 @@ class SCORERBlock(nn.Module):
         self.cross = Attention(width, heads, dropout, out_proj=False)
         self.inner, self.outer = nn.Linear(width, width), nn.Linear(width, width)
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width, EPS) for _ in range(3))
-        self.dropout, self.ffn_residual = nn.Dropout(dropout), ffn_residual
+        self.dropout, self.ffn_residual = Dropout(dropout), ffn_residual
 
     def forward(self, x: Tensor, memory: KeyValue, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
         """See `BlockOutput`; arguments as `Attention`."""
@@ -191,7 +191,7 @@ class SCORER(Captioner):
             CrossView(width, heads, dropout) for _ in range(encoder_layers if difference == "reconstruction" else 0)
         )
         if difference == "reconstruction":
-            self.fusion = nn.Sequential(nn.Linear(2 * width, width), nn.Dropout(dropout), nn.ReLU(inplace=True))
+            self.fusion = nn.Sequential(nn.Linear(2 * width, width), Dropout(dropout), nn.ReLU(inplace=True))
         else:
             if cross_view_weight:
                 raise ValueError("difference: subtraction has no cross-view contrast; set cross_view_weight to 0")
@@ -201,7 +201,7 @@ class SCORER(Captioner):
             max_length,
             width,
             word_width,
-            nn.Sequential(nn.Linear(word_width, width), nn.Dropout(dropout), nn.LayerNorm(width, EPS)),
+            nn.Sequential(nn.Linear(word_width, width), Dropout(dropout), nn.LayerNorm(width, EPS)),
             [SCORERBlock(width, heads, dropout, decoder_ffn_residual) for _ in range(decoder_layers)],
         )
         for module in self.decoder.modules():
