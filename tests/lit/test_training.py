@@ -8,7 +8,8 @@ import torch
 from tests.models.tiny import captioner, pretraining
 from tests.toy_checkpoints import WORDS, write_checkpoint
 
-from diffcap.lit.training import adamw, init_from
+from diffcap.lit.optimizers import adamw
+from diffcap.lit.training import init_from
 from diffcap.utils.errors import DiffcapError
 
 SIZE = 6 + len(WORDS)

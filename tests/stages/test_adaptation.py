@@ -173,3 +173,23 @@ def test_what_does_not_fit_is_one_sentence(pixels: Path, adapted: Path, tmp_path
     old = f"--model.init_from={adapted / 'best.ckpt'}", "--model.captioner.init_args.images=apart"
     assert "parameters do not fit" in output(*old, stage="finetune")
     assert not (tmp_path / "x/finished.json").exists()
+
+
+def test_the_released_optimizer_keeps_clip_in_half_precision_and_both_stages_log_their_gradients(
+    pixels: Path, tmp_path: Path
+) -> None:
+    half = "--model.half_precision_clip=true", "--trainer.max_steps=2", "--trainer.val_check_interval=2"
+    assert in_process(words("adapt", pixels, tmp_path / "pretrain", *half)) is None
+    start = f"--model.init_from={tmp_path / 'pretrain/best.ckpt'}"
+    assert in_process(words("finetune", pixels, tmp_path / "finetune", *half, start)) is None
+    for stage, name in (("pretrain", "added"), ("finetune", "captioner")):
+        state = weights(tmp_path / stage / "last.ckpt")
+        linear = [value for key, value in state.items() if "resblocks" in key and "ln_" not in key]
+        assert len(linear) > 20 and all(torch.equal(value, value.half().float()) for value in linear)
+        others = [value for key, value in state.items() if key.endswith(("joint_positions", "ln_mid.weight"))]
+        assert any(not torch.equal(value, value.half().float()) for value in others)
+        found = {key for _, key in logged(tmp_path / stage)}
+        clip = "clip" if stage == "pretrain" else "pretrained"
+        assert {f"train/gradient_rms_{clip}", f"train/gradient_rms_{name}"} <= found
+        for (_, key), value in logged(tmp_path / stage).items():
+            assert not key.startswith("train/gradient_rms") or 0 < value < 1

@@ -3,14 +3,15 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from diffcap.data.datamodules import AdaptData
 from diffcap.evaluation.retrieval import PairRetrieval
 from diffcap.evaluation.tables import validation_line
 from diffcap.lit.clip_weights import load_clip
+from diffcap.lit.optimizers import adamw, bert_adam
 from diffcap.lit.schedules import Schedule
-from diffcap.lit.training import TrainingModule, adamw, init_from
+from diffcap.lit.training import TrainingModule, init_from
 from diffcap.models.clip4idc import CLIP4IDCAdaptation
 from diffcap.utils.errors import DiffcapError
 
@@ -22,7 +23,9 @@ class Adaptation(TrainingModule):
         captioner: the image and text towers; fine-tuning loads their weights by name.
         lr: AdamW's learning rate of the parameters that are added to CLIP: image type embeddings, joint positions, `ln_mid`
             (paper: 1e-4).
-        clip_lr: of CLIP's parameters (authors' code: 1e-7 in half precision; here 1e-6 in float32).
+        clip_lr: learning rate of CLIP's parameters (authors' code: 1e-7 in half precision; 3e-6 moves float32 weights about as
+            far).
+        half_precision_clip: the optimizer of the released program, see `optimizers.bert_adam`, instead of AdamW.
         weight_decay: decoupled (authors' code: 0.2).
         schedule: cosine after the warm-up (in the authors' code the cosine begins at the first step, so the rate jumps a little
             at the end of the warm-up); see `schedules`.
@@ -39,17 +42,19 @@ class Adaptation(TrainingModule):
         self,
         captioner: CLIP4IDCAdaptation,
         lr: float = 1e-4,
-        clip_lr: float = 1e-6,
+        clip_lr: float = 3e-6,
         weight_decay: float = 0.2,
         schedule: Schedule = "cosine",
         warmup: int | float = 0.1,
         milestones: list[float | str] | None = None,
         clip_weights: str = "default",
         init_from: str | None = None,
+        half_precision_clip: bool = False,
     ) -> None:
         super().__init__(captioner, lr, weight_decay, schedule, warmup, milestones)
         self.captioner: CLIP4IDCAdaptation
         self.clip_lr, self.clip_weights, self.init_from = clip_lr, clip_weights, init_from
+        self.half_precision_clip = half_precision_clip
 
     @property
     def pair_data(self) -> AdaptData:
@@ -75,11 +80,22 @@ class Adaptation(TrainingModule):
         """The method and its constructor arguments."""
         return {"method": "clip4idc", "hyperparameters": self.captioner.hyperparameters}
 
-    def optimizer(self) -> torch.optim.Optimizer:
-        """AdamW with separate learning rates for CLIP and for the added parameters (authors' code)."""
+    def _clip_parameters(self) -> list[nn.Parameter]:
         tower, text = self.captioner.images, self.captioner.words
-        clip = [*tower.visual.parameters(), *text.parameters(), self.captioner.logit_scale]
-        return adamw(self.captioner, clip, self.lr, self.clip_lr, self.weight_decay, (0.9, 0.98))
+        return [*tower.visual.parameters(), *text.parameters(), self.captioner.logit_scale]
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        """AdamW or BertAdam, with separate learning rates for CLIP and for the added parameters (authors' code)."""
+        model, rates = self.captioner, (self.lr, self.clip_lr, self.weight_decay)
+        if self.half_precision_clip:
+            return bert_adam(model, (model.images, model.words), self._clip_parameters(), *rates, betas=(0.9, 0.98))
+        return adamw(model, self._clip_parameters(), *rates, betas=(0.9, 0.98))
+
+    def gradient_groups(self) -> dict[str, list[nn.Parameter]]:
+        """CLIP's parameters and the added ones."""
+        clip = self._clip_parameters()
+        ids = {id(parameter) for parameter in clip}
+        return {"clip": clip, "added": [p for p in self.captioner.parameters() if id(p) not in ids]}
 
     def on_train_start(self) -> None:
         """Print the scores before the first training step."""

@@ -3,12 +3,13 @@
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from diffcap.evaluation.metric import CaptionMetric
 from diffcap.lit.clip_weights import load_clip
+from diffcap.lit.optimizers import adamw, bert_adam
 from diffcap.lit.schedules import Schedule
-from diffcap.lit.training import TrainingModule, adamw, init_from
+from diffcap.lit.training import TrainingModule, init_from
 from diffcap.methods import method_of
 from diffcap.models.captioner import Captioner
 from diffcap.models.clip4idc import CLIP4IDC
@@ -31,7 +32,8 @@ class Captioning(TrainingModule):
         init_from: checkpoint of the pre-training stage.
         tokenizer: of the validation scores: "ptb", or "raw" as in IDC-PCL.
         pretrained_lr: learning rate of the captioner's pretrained parameters (CLIP in CLIP4IDC); null for `lr`.
-        clip_weights: of CLIP, for CLIP4IDC without an adaptation's checkpoint: default, random, or a file.
+        clip_weights: weights of CLIP, for CLIP4IDC without an adaptation's checkpoint: default, random, or a file.
+        half_precision_clip: the optimizer of CLIP4IDC's released program, see `optimizers.bert_adam`; it needs `pretrained_lr`.
     """
 
     stage = "finetune"
@@ -48,18 +50,31 @@ class Captioning(TrainingModule):
         tokenizer: Literal["ptb", "raw"] = "ptb",
         pretrained_lr: float | None = None,
         clip_weights: str | None = None,
+        half_precision_clip: bool = False,
     ) -> None:
         super().__init__(captioner, lr, weight_decay, schedule, warmup, milestones)
         self.captioner: Captioner
         self.init_from, self.tokenizer = init_from, tokenizer
         self.pretrained_lr, self.clip_weights = pretrained_lr, clip_weights
+        self.half_precision_clip = half_precision_clip
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """Adam; with `pretrained_lr` AdamW at two learning rates."""
+        """Adam; with `pretrained_lr` AdamW or BertAdam at two learning rates."""
         if self.pretrained_lr is None:
             return super().optimizer()
-        pretrained, betas = self.captioner.pretrained_parameters(), (0.9, 0.999)
-        return adamw(self.captioner, pretrained, self.lr, self.pretrained_lr, self.weight_decay, betas)
+        model, pretrained, betas = self.captioner, self.captioner.pretrained_parameters(), (0.9, 0.999)
+        rates = (self.lr, self.pretrained_lr, self.weight_decay)
+        if self.half_precision_clip:
+            assert isinstance(model, CLIP4IDC)  # see `_check_data`
+            return bert_adam(model, (model.images, model.words), pretrained, *rates, betas=betas)
+        return adamw(model, pretrained, *rates, betas=betas)
+
+    def gradient_groups(self) -> dict[str, list[nn.Parameter]]:
+        """The pretrained parameters and the others, if there are pretrained ones."""
+        pretrained = self.captioner.pretrained_parameters()
+        ids = {id(parameter) for parameter in pretrained}
+        others = [parameter for parameter in self.captioner.parameters() if id(parameter) not in ids]
+        return {"pretrained": pretrained, "captioner": others} if pretrained else {}
 
     def setup(self, stage: str) -> None:
         """Load the weights of pre-training or of CLIP; prepare the metric's references.
@@ -93,6 +108,10 @@ class Captioning(TrainingModule):
         if data.vocabulary.family != self.captioner.vocabulary_layout:
             needed = self.captioner.vocabulary_layout
             raise DiffcapError(f"data.vocabulary_layout is {data.vocabulary.layout}; {method} needs {needed}.")
+        if self.half_precision_clip and (self.pretrained_lr is None or not isinstance(self.captioner, CLIP4IDC)):
+            raise DiffcapError(
+                f"model.half_precision_clip is for CLIP4IDC with model.pretrained_lr, not for {method}; remove the option."
+            )
 
     def metadata(self) -> dict[str, Any]:
         """The method, its constructor arguments and the tokenizer of the validation scores."""

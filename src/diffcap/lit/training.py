@@ -1,7 +1,7 @@
 """The base class of the training stages' LightningModules: optimizer, seeds by step, and the metadata of checkpoints."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
@@ -11,47 +11,10 @@ from torch import Tensor, nn
 import diffcap
 from diffcap.checkpoints.reading import FORMAT, read_checkpoint, weights_of
 from diffcap.data.datamodules import FeatureData
+from diffcap.lit.optimizers import root_mean_square
 from diffcap.lit.schedules import Schedule, in_steps, make_lr_lambda
 from diffcap.losses.gather import detached_sum_over_ranks
 from diffcap.utils.errors import DiffcapError
-
-
-def adamw(
-    module: nn.Module,
-    pretrained: Iterable[nn.Parameter],
-    lr: float,
-    pretrained_lr: float,
-    weight_decay: float,
-    betas: tuple[float, float],
-) -> torch.optim.AdamW:
-    """AdamW with one learning rate for pretrained and one for new parameters, and no weight decay for vectors and scalars.
-
-    It replaces BertAdam of CLIP4IDC's code, which differs: it applies weight decay also to CLIP's layer norms and to
-    `logit_scale`, has no bias correction, and clips each tensor's gradient separately.
-
-    Args:
-        module: whose parameters are optimised, except frozen ones.
-        pretrained: the parameters with the learning rate `pretrained_lr`.
-        lr: learning rate of the other parameters.
-        pretrained_lr: learning rate of `pretrained`.
-        weight_decay: applied to parameters with two or more dimensions.
-        betas: AdamW's betas; eps is 1e-6 (authors' code).
-
-    Returns:
-        The optimizer, with one parameter group for each learning rate and weight decay.
-    """
-    pretrained_ids = {id(parameter) for parameter in pretrained}
-    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    groups = [
-        {
-            "params": [p for p in trainable if (id(p) in pretrained_ids) == is_pretrained and (p.ndim >= 2) == decays],
-            "lr": pretrained_lr if is_pretrained else lr,
-            "weight_decay": weight_decay * decays,
-        }
-        for is_pretrained in (False, True)
-        for decays in (True, False)
-    ]
-    return torch.optim.AdamW([group for group in groups if group["params"]], betas=betas, eps=1e-6)
 
 
 class TrainingModule(pl.LightningModule):
@@ -116,6 +79,20 @@ class TrainingModule(pl.LightningModule):
         )
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_lambda)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def gradient_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
+        """Parameters whose gradients' root mean square is logged, by name; subclasses override it."""
+        return {}
+
+    def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *args: Any, **options: Any) -> None:
+        """Clip the gradients, then log the root mean square of each of the `gradient_groups`, as the optimizer gets them."""
+        super().configure_gradient_clipping(optimizer, *args, **options)
+        every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if every and (self.trainer.global_step + 1) % every == 0:
+            for name, parameters in self.gradient_groups().items():
+                value = root_mean_square(parameter.grad for parameter in parameters)
+                if value is not None:
+                    self.log(f"train/gradient_rms_{name}", value)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Seed dropout by batch and rank, so that a resumed run has the same dropout as an uninterrupted one.

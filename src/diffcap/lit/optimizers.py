@@ -1,0 +1,163 @@
+"""The optimizers of CLIP4IDC: AdamW at two learning rates, and BertAdam with half-precision weights as in the released program."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+EPS = 1e-6  # authors' code
+
+
+def adamw(
+    module: nn.Module,
+    pretrained: Iterable[nn.Parameter],
+    lr: float,
+    pretrained_lr: float,
+    weight_decay: float,
+    betas: tuple[float, float],
+) -> torch.optim.AdamW:
+    """AdamW with one learning rate for pretrained and one for new parameters, and no weight decay for vectors and scalars.
+
+    It replaces BertAdam of CLIP4IDC's code, see `bert_adam`. BertAdam has no bias correction, and its weight decay also
+    applies to the image type embeddings, to CLIP's layer norms and to `logit_scale`. Its second clipping, of each tensor's
+    gradient to a norm of 1, changes nothing after the clipping of the whole gradient to 1.
+
+    Args:
+        module: whose parameters are optimised, except frozen ones.
+        pretrained: the parameters with the learning rate `pretrained_lr`.
+        lr: learning rate of the other parameters.
+        pretrained_lr: learning rate of `pretrained`.
+        weight_decay: applied to parameters with two or more dimensions.
+        betas: AdamW's betas; eps is 1e-6 (authors' code).
+
+    Returns:
+        The optimizer, with one parameter group for each learning rate and weight decay.
+    """
+    pretrained_ids = {id(parameter) for parameter in pretrained}
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    groups = [
+        {
+            "params": [p for p in trainable if (id(p) in pretrained_ids) == is_pretrained and (p.ndim >= 2) == decays],
+            "lr": pretrained_lr if is_pretrained else lr,
+            "weight_decay": weight_decay * decays,
+        }
+        for is_pretrained in (False, True)
+        for decays in (True, False)
+    ]
+    return torch.optim.AdamW([group for group in groups if group["params"]], betas=betas, eps=EPS)
+
+
+class BertAdam(torch.optim.Optimizer):
+    """Adam without bias correction and with decoupled weight decay: `p -= lr (m / (sqrt(v) + eps) + decay p)`.
+
+    In groups with `half`, the weights and both moments have the precision of float16, and every operation of the update is
+    rounded to it, as in CLIP4IDC's released program. The parameters themselves stay float32 tensors with such values, so that
+    the forward pass runs in the precision of the trainer. float16 has 11 significant bits: an update below about 1/2048 of a
+    weight is lost, and squares of gradients below about 2.4e-4 are rounded to 0, so that the step is `m / eps`.
+
+    Args:
+        groups: parameter groups with `lr`, `weight_decay` and `half`. The parameters of `half` groups are rounded at once.
+        betas: decay rates of the two moments. eps: added to the square root of the second moment.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float], eps: float = EPS) -> None:
+        super().__init__(groups, {"lr": 1e-4, "weight_decay": 0.0, "half": False, "betas": betas, "eps": eps})
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"] if group["half"] else ():
+                    parameter.copy_(parameter.half())
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters that have a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            dtype = torch.float16 if group["half"] else torch.float32
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group, dtype)
+        return loss
+
+    def _update(self, parameter: nn.Parameter, group: dict[str, Any], dtype: torch.dtype) -> None:
+        state, (beta1, beta2) = self.state[parameter], group["betas"]
+        assert parameter.grad is not None
+        weight, gradient = parameter.to(dtype), parameter.grad.to(dtype)
+        # A resumed optimizer has moments of the parameter's type, with values that float16 represents exactly.
+        mean, square = (state.get(name, torch.zeros_like(weight)).to(dtype) for name in ("exp_avg", "exp_avg_sq"))
+        # In float32, as on CUDA: on the CPU, `add` would round alpha to float16.
+        mean = mean.mul_(beta1).float().add(gradient.float(), alpha=1 - beta1).to(dtype)
+        square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        update = mean / (square.sqrt() + group["eps"])
+        if group["weight_decay"]:
+            update += group["weight_decay"] * weight
+        parameter.copy_(weight - group["lr"] * update)
+        state["exp_avg"], state["exp_avg_sq"] = mean, square
+
+
+def bert_adam(
+    module: nn.Module,
+    clip: Iterable[nn.Module],
+    pretrained: Iterable[nn.Parameter],
+    lr: float,
+    pretrained_lr: float,
+    weight_decay: float,
+    betas: tuple[float, float],
+) -> BertAdam:
+    """The optimizer of CLIP4IDC's released program, with half-precision weights in CLIP.
+
+    Half precision have the weights and biases of CLIP's linear layers, convolutions and attention, and its two projections
+    (195 tensors of ViT-B/32). Weight decay applies to all parameters but biases and the layer norms outside CLIP (authors'
+    code).
+
+    Args:
+        module: whose parameters are optimised, except frozen ones. clip: its parts that are CLIP's.
+        pretrained, lr, pretrained_lr, weight_decay, betas: as `adamw`.
+    """
+    pretrained_ids = {id(parameter) for parameter in pretrained}
+    in_clip = [part for tower in clip for part in tower.modules()]
+    clip_parts = {id(part) for part in in_clip}
+    half_ids = {id(parameter) for parameter in half_precision_parameters(in_clip)}
+    undecayed = {id(parameter) for name, parameter in module.named_parameters() if "bias" in name}
+    for part in module.modules():
+        if isinstance(part, nn.LayerNorm) and id(part) not in clip_parts:
+            undecayed |= {id(parameter) for parameter in part.parameters()}
+    groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            rate = pretrained_lr if id(parameter) in pretrained_ids else lr
+            decay = 0.0 if id(parameter) in undecayed else weight_decay
+            groups.setdefault((rate, decay, id(parameter) in half_ids), []).append(parameter)
+    return BertAdam(
+        [
+            {"params": parameters, "lr": rate, "weight_decay": decay, "half": half}
+            for (rate, decay, half), parameters in groups.items()
+        ],
+        betas,
+    )
+
+
+def half_precision_parameters(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """The parameters that OpenAI's CLIP stores in float16, among those of the modules themselves, without their children."""
+    found: list[nn.Parameter] = []
+    for module in modules:
+        if isinstance(module, nn.Linear | nn.Conv2d | nn.MultiheadAttention):
+            found += module.parameters(recurse=False)
+        found += [
+            parameter
+            for name in ("proj", "text_projection")
+            if isinstance(parameter := getattr(module, name, None), nn.Parameter)
+        ]
+    return found
+
+
+def root_mean_square(gradients: Iterable[Tensor | None]) -> Tensor | None:
+    """Root mean square of all values of some gradients; None without any."""
+    found = [gradient.float() for gradient in gradients if gradient is not None]
+    if not found:
+        return None
+    norms = torch.stack(list(torch._foreach_norm(found)))
+    return norms.norm() / sum(gradient.numel() for gradient in found) ** 0.5

@@ -1,0 +1,151 @@
+"""The optimizers of CLIP4IDC against naive updates, and which parameters get which."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from diffcap.lit.optimizers import BertAdam, bert_adam, half_precision_parameters, root_mean_square
+from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation
+
+VISION = {"image_size": 16, "patch_size": 8, "layers": 4, "width": 16, "head_width": 8}
+TEXT = {"context_length": 8, "vocab_size": 10, "layers": 2, "width": 12, "heads": 2}
+NETWORK = {"embed_dim": 12, "vision_cfg": VISION, "text_cfg": TEXT}
+
+
+def naive_half(weights: np.ndarray, gradients: list[np.ndarray], lr: float, decay: float, beta2: float) -> np.ndarray:
+    """The update in float16, one rounded operation after the other, each computed in float32 as PyTorch does."""
+
+    def rounded(value: Any) -> np.ndarray:
+        return np.asarray(value, dtype=np.float32).astype(np.float16)
+
+    def wide(value: np.ndarray) -> np.ndarray:
+        return value.astype(np.float32)
+
+    weights = rounded(weights)
+    mean, square = np.zeros_like(weights), np.zeros_like(weights)
+    for gradient in map(rounded, gradients):
+        mean = rounded(wide(mean) * np.float32(0.9))
+        mean = rounded(wide(mean) + np.float32(1 - 0.9) * wide(gradient))
+        square = rounded(wide(square) * np.float32(beta2))
+        square = rounded(wide(square) + np.float32(1 - beta2) * wide(gradient) * wide(gradient))
+        root = rounded(np.sqrt(wide(square)))
+        update = rounded(wide(mean) / wide(rounded(wide(root) + np.float32(1e-6))))
+        update = rounded(wide(update) + wide(rounded(np.float32(decay) * wide(weights))))
+        weights = rounded(wide(weights) - wide(rounded(np.float32(lr) * wide(update))))
+    return wide(weights)
+
+
+@pytest.mark.parametrize("rms", [1e-5, 9e-5, 1e-3, 1.0])
+def test_half_precision_updates_are_those_of_a_naive_loop(rms: float) -> None:
+    rng = np.random.default_rng(0)
+    weights = rng.normal(0, 0.02, 500).astype(np.float32)
+    gradients = [rng.normal(0, rms, 500).astype(np.float32) for _ in range(30)]
+    parameter = nn.Parameter(torch.from_numpy(weights.copy()))
+    optimizer = BertAdam([{"params": [parameter], "lr": 1e-5, "weight_decay": 0.2, "half": True}], (0.9, 0.98))
+    for gradient in gradients:
+        parameter.grad = torch.from_numpy(gradient)
+        optimizer.step()
+    found, expected = parameter.detach().numpy(), naive_half(weights, gradients, 1e-5, 0.2, 0.98)
+    # Some processors multiply and add in one operation, so that a few values are rounded to the other neighbour.
+    assert (found == expected).mean() > 0.95
+    moved = np.abs(expected - weights.astype(np.float16)).mean()
+    assert moved > 1e-5 and np.abs(found - expected).mean() < 0.01 * moved
+
+
+def test_float32_updates_have_no_bias_correction() -> None:
+    gradients = torch.randn(20, 7, generator=torch.Generator().manual_seed(1)) / 100
+    parameter = nn.Parameter(torch.linspace(-1, 1, 7))
+    expected, mean, square = parameter.detach().double(), torch.zeros(7).double(), torch.zeros(7).double()
+    optimizer = BertAdam([{"params": [parameter], "lr": 1e-2, "weight_decay": 0.2}], (0.9, 0.98))
+    for gradient in gradients:
+        parameter.grad = gradient.clone()
+        optimizer.step()
+        mean = 0.9 * mean + 0.1 * gradient
+        square = 0.98 * square + 0.02 * gradient**2
+        expected = expected - 1e-2 * (mean / (square.sqrt() + 1e-6) + 0.2 * expected)
+    torch.testing.assert_close(parameter.detach().double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def _distance(rms: float, half: bool, lr: float, steps: int = 1500) -> float:
+    """Mean distance that weights have moved under random gradients with a small constant part."""
+    draws = torch.Generator().manual_seed(2)
+    start = (torch.randn(400, generator=draws) * 0.02).half().float()
+    drift = torch.randn(400, generator=draws)
+    parameter = nn.Parameter(start.clone())
+    optimizer = BertAdam([{"params": [parameter], "lr": lr, "weight_decay": 0.0, "half": half}], (0.9, 0.98))
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = lr * min(1.0, step / (0.1 * steps))  # with the released warm-up
+        parameter.grad = rms * (0.1 * drift + torch.randn(400, generator=draws))
+        optimizer.step()
+    return (parameter.detach() - start).abs().mean().item()
+
+
+def test_half_precision_moves_clip_as_far_as_the_default_rates_and_not_at_all_at_large_gradients() -> None:
+    """Of the released rate 1e-7: stage 1 has gradients of about 9e-5, stage 2 of 1e-5 to 3e-5."""
+    per_rate = {rms: _distance(rms, half=False, lr=1e-6) / 1e-6 for rms in (1e-5, 3e-5, 9e-5)}
+    equal = {rms: _distance(rms, half=True, lr=1e-7) / per_rate[rms] for rms in per_rate}
+    assert 1.5e-6 < equal[9e-5] < 6e-6  # the default of the adaptation: 3e-6
+    assert equal[1e-5] < 2e-7 < equal[3e-5] < 1e-6  # the default of captioning: 1e-7
+    assert _distance(1e-3, half=True, lr=1e-7) < 1e-6
+
+
+def test_a_resumed_optimizer_goes_on_with_the_same_bits() -> None:
+    draws = torch.Generator().manual_seed(3)
+    gradients = torch.randn(10, 50, generator=draws) * 9e-5
+
+    def group(parameter: nn.Parameter) -> list[dict[str, Any]]:
+        return [{"params": [parameter], "lr": 1e-5, "weight_decay": 0.2, "half": True}]
+
+    one = nn.Parameter(torch.randn(50, generator=draws) * 0.02)
+    optimizer = BertAdam(group(one), (0.9, 0.98))
+    for number, gradient in enumerate(gradients):
+        if number == 5:
+            two = nn.Parameter(one.detach().clone())
+            resumed = BertAdam(group(two), (0.9, 0.98))
+            resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        one.grad = gradient.clone()
+        optimizer.step()
+        if number >= 5:
+            two.grad = gradient.clone()
+            resumed.step()
+    assert torch.equal(one, two)
+
+
+def test_half_precision_and_weight_decay_are_those_of_the_released_program() -> None:
+    with torch.device("meta"):
+        official = CLIP4IDCAdaptation("ViT-B-32-quickgelu")
+    parts = [part for tower in (official.images, official.words) for part in tower.modules()]
+    assert len(half_precision_parameters(parts)) == 195  # of ViT-B/32
+    model = CLIP4IDC(10, NETWORK, max_length=6, width=12, heads=2, ffn=24)
+    optimizer = bert_adam(
+        model, (model.images, model.words), model.pretrained_parameters(), 1e-4, 1e-7, 0.01, (0.9, 0.999)
+    )
+    settings = {id(part): group for group in optimizer.param_groups for part in group["params"]}
+    found = {
+        name: (settings[id(part)]["lr"], settings[id(part)]["weight_decay"] > 0, settings[id(part)]["half"])
+        for name, part in model.named_parameters()
+        if part.requires_grad
+    }
+    block = "images.visual.transformer.resblocks.0."
+    assert found[block + "attn.in_proj_weight"] == (1e-7, True, True)
+    assert found[block + "mlp.c_fc.bias"] == (1e-7, False, True)
+    assert found[block + "ln_1.weight"] == (1e-7, True, False)  # CLIP's layer norms decay
+    assert found[block + "ln_1.bias"] == (1e-7, False, False)
+    assert found["images.visual.proj"] == (1e-7, True, True)
+    assert found["images.ln_mid.weight"] == (1e-7, True, False)
+    assert found["images.joint_positions"] == (1e-7, True, False)
+    assert found["encoder.0.inner.weight"] == (1e-4, True, False)
+    assert found["encoder.0.norm1.weight"] == (1e-4, False, False)  # the captioner's do not
+    assert found["word_bias"] == (1e-4, False, False)
+
+
+def test_root_mean_square_is_over_all_values() -> None:
+    gradients = [torch.randn(3, 4), None, torch.randn(5)]
+    values = torch.cat([gradient.flatten() for gradient in gradients if gradient is not None])
+    found = root_mean_square(gradients)
+    assert found is not None and found.item() == pytest.approx(values.square().mean().sqrt().item())
+    assert root_mean_square([None]) is None
