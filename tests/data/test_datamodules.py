@@ -70,7 +70,7 @@ def test_an_epoch_has_every_caption_of_every_training_pair_once_beside_its_image
     found = []
     for step in range(-(-2 * len(wanted) // 5)):
         batch = data.make_batch(step)
-        assert batch["before"].shape == (5, *SHAPE) and batch["before"].dtype == torch.float32
+        assert batch["before"].shape == (5, *SHAPE) and batch["before"].dtype == torch.float16
         text = sentences(data, batch["tokens"])
         found += [(*paths, *rest) for paths, *rest in zip(images(data, batch), text, batch["is_change"].tolist())]
     assert sorted(found[: len(wanted)]) == wanted

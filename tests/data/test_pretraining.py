@@ -78,7 +78,7 @@ def test_all_datasets_in_one_schedule(folders: dict[str, Path]) -> None:
             assert set(batch) == {"task", "before", "after", "class_before", "class_after"}
             for side in ("before", "after"):
                 assert [labels[number] for number in rows(batch[side])] == batch[f"class_{side}"].tolist()
-                assert batch[side].shape == (8, *SHAPE) and batch[side].dtype == torch.float32
+                assert batch[side].shape == (8, *SHAPE) and batch[side].dtype == torch.float16
             same += int((batch["class_before"] == batch["class_after"]).sum())
     assert same / (8 * shares["fgvc"]) == pytest.approx(0.5, abs=0.12)
     singles = next(batch for batch in drawn if batch["task"] == "single_fda")

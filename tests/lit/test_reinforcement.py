@@ -106,7 +106,7 @@ def test_loss_and_gradient_are_those_of_a_loop_over_words(
     data = data_of(folder, draws=3)
     module = module_of(data, tmp_path, monkeypatch, baseline=baseline, end_counts=end_counts)
     model: Any = module.captioner
-    batch = data.make_batch(4)
+    batch = data.on_after_batch_transfer(data.make_batch(4), 0)
     loss = module.training_step(batch, 4)
     expected = naive(model, data, batch, baseline, end_counts)
     assert abs(expected.item()) > 1e-3 and logged["reward"] > 0

@@ -15,8 +15,9 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader
 
-from diffcap.data.pair_table import PairDataset, PairTable, RetrievalDataset, identity_collate
+from diffcap.data.pair_table import PairDataset, PairTable, RetrievalDataset, identity_collate, maps_as_float
 from diffcap.data.sampler import Batch, ShuffledEpochs, StepDataset, step_generator
+from diffcap.data.workers import worker_options
 from diffcap.features.store import FeatureStore
 from diffcap.losses.mlm import mask_words
 from diffcap.records import ChangePair, Changes, read_dataset, take_changes
@@ -41,7 +42,8 @@ class FeatureData(pl.LightningDataModule):
         swap: swap the default and the nonsemantic image with probability 1/2 (augmentation of SCORER and DIRL).
         trim: remove padding that no caption of the batch needs; the results are the same where padding is masked.
         val_limit: validate on the first pairs only; null for all.
-        num_workers: worker processes of the data loaders; 0 loads in the training process.
+        num_workers: worker processes of the data loaders, per rank; 0 loads in the training process; null: 4 beside a GPU,
+            otherwise 0. The batches do not depend on it.
         seed: of all random choices.
         vocabulary_layout: "pcl", "rcc" for SCORER and DIRL (see `diffcap.text.vocabulary`), or "clip" (see
             `diffcap.text.bpe`).
@@ -70,7 +72,7 @@ class FeatureData(pl.LightningDataModule):
         swap: bool = False,
         trim: bool = False,
         val_limit: int | None = None,
-        num_workers: int = 0,
+        num_workers: int | None = None,
         seed: int = 1234,
         vocabulary_layout: AnyLayout = "pcl",
         changes: Changes | None = None,
@@ -244,9 +246,12 @@ class FeatureData(pl.LightningDataModule):
         pairs = PairDataset(self.val_table, self._text_entries, self.val_limit)
         return DataLoader(pairs, self.eval_batch_size, collate_fn=identity_collate, **self._workers())
 
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Convert the feature maps on the device."""
+        return maps_as_float(batch)
+
     def _workers(self) -> dict[str, Any]:
-        # "fork" also where it is not the default, because the trainer cannot be pickled.
-        return {"num_workers": self.num_workers, "multiprocessing_context": "fork" if self.num_workers else None}
+        return worker_options(self.num_workers, self.trainer)
 
 
 class CaptionData(FeatureData):

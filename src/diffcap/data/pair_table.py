@@ -1,6 +1,6 @@
 """The pairs of a split with their features and captions, and the datasets for decoding and retrieval."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,12 +51,18 @@ class PairTable:
 
     def encode(self, captions: Sequence[str]) -> np.ndarray:
         """Sentences to padded ids, (captions, max_length)."""
-        row_of = {caption: row for row, caption in enumerate(dict.fromkeys(captions))}  # many captions are repeated
+        tokens, rows = self.encode_distinct(captions)
+        return tokens[rows]
+
+    def encode_distinct(self, captions: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Sentences to the padded ids of the distinct ones, (d, max_length), and the row of each sentence, (captions,)."""
+        row_of: dict[str, int] = {}  # many captions are repeated
+        rows = np.fromiter((row_of.setdefault(caption, len(row_of)) for caption in captions), np.int32)
         tokens = np.full((len(row_of), self.max_length), self.vocabulary.pad, dtype=np.int32)
         for caption, row in row_of.items():
             ids = self.vocabulary.encode(caption, self.max_length)
             tokens[row, : len(ids)] = ids
-        return tokens[[row_of[caption] for caption in captions]]
+        return tokens, rows
 
     def _swap_images(self, pairs: Sequence[ChangePair]) -> np.ndarray:
         """Rows with the default and the nonsemantic image of each scene swapped: the augmentation of SCORER and DIRL.
@@ -72,9 +78,9 @@ class PairTable:
         return swapped
 
     def images(self, pairs: np.ndarray, swap: np.ndarray | None = None) -> Batch:
-        """Feature maps of some pairs, {"before", "after"}: float32 (B, C, h, w) each, or uint8 for pixels.
+        """Feature maps of some pairs, {"before", "after"}: (B, C, h, w) each, float16 or uint8 as in the store.
 
-        Single images have no "after".
+        Single images have no "after". See `maps_as_float` for the type that the models need.
 
         Args:
             pairs: (B,) indices; or (b, 2) for two pairs of each scene, which have the same before image. Then "before" has b
@@ -86,8 +92,6 @@ class PairTable:
         if swap is not None:
             rows = np.where(swap[:, None, None], self.swapped_rows[pairs_of_row], rows)
         maps = torch.from_numpy(self.store.read(np.concatenate([rows[:, 0, 0], rows[:, :, 1:].T.reshape(-1)])))
-        if maps.dtype != torch.uint8:
-            maps = maps.float()
         images = {"before": maps[: len(pairs)]}
         return images if self.images_per_pair == 1 else {**images, "after": maps[len(pairs) :]}
 
@@ -181,6 +185,21 @@ class RetrievalDataset(Dataset):
             "text_owner": torch.from_numpy(table.caption_pair[texts]),
             **table.images(pairs),
         }
+
+
+def maps_as_float(batch: Batch) -> Batch:
+    """The batch with feature maps in float32; called on the device, so that only half the bytes are copied to it.
+
+    Args:
+        batch: "before" and "after" are tensors, or lists of tensors (`EnsembleDataset`). Pixels, uint8, are not converted.
+    """
+
+    def converted(maps: Any) -> Any:
+        if isinstance(maps, list):
+            return [converted(part) for part in maps]
+        return maps.float() if maps.dtype == torch.float16 else maps
+
+    return {key: converted(value) if key in ("before", "after") else value for key, value in batch.items()}
 
 
 def identity_collate(batch: Any) -> Any:

@@ -23,20 +23,34 @@ FGVC = "fgvc"
 
 
 @dataclass
+class Candidates:
+    """The captions with negatives, from which fda takes its samples.
+
+    Attributes:
+        pairs: (n,) index of each caption's pair. texts: (n, 1 + K) rows in `tokens` of the caption and of its negatives.
+        tokens: (d, T) padded ids of the distinct texts.
+    """
+
+    pairs: np.ndarray
+    texts: np.ndarray
+    tokens: np.ndarray
+
+
+@dataclass
 class CaptionedSource:
     """A captioned dataset from which the tasks take samples.
 
     Attributes:
         table: its training pairs, or single images. samples: kind of the samples of mlm and mvcl.
         sample_pairs: see `FeatureData._pairs_of_samples`. samples_per_step: number of samples in a batch.
-        fda_candidates: see `PretrainData._fda_candidates`; None where fda has no share.
+        fda: see `Candidates`; None where fda has no share.
     """
 
     table: PairTable
     sample_pairs: np.ndarray
     samples: Samples
     samples_per_step: int
-    fda_candidates: tuple[np.ndarray, np.ndarray] | None
+    fda: Candidates | None
 
 
 class PretrainData(FeatureData):
@@ -147,8 +161,8 @@ class PretrainData(FeatureData):
     def _sample_count(self, task: str) -> int:
         source = self.sources[self._source_of(task)]
         if task.endswith("fda"):
-            assert source.fda_candidates is not None
-            return len(source.fda_candidates[0])
+            assert source.fda is not None
+            return len(source.fda.pairs)
         return len(source.sample_pairs)
 
     def _open_store(self, folder: str) -> FeatureStore:
@@ -169,8 +183,8 @@ class PretrainData(FeatureData):
         """Of mlm and mvcl; fda has fewer, and a rank may have none of them."""
         return self.batch_size // (2 if self.samples == "scenes" else 1)
 
-    def _fda_candidates(self, task: str, table: PairTable, path: Path) -> tuple[np.ndarray, np.ndarray] | None:
-        """For each caption with negatives the index of its pair, (n,), and the caption and its negatives, (n, 1 + K, T)."""
+    def _fda_candidates(self, task: str, table: PairTable, path: Path) -> Candidates | None:
+        """The captions of the training pairs and their negatives in a file; None where the task has no share."""
         if task not in self.schedule.tasks:
             return None
         index_of = {pair_id: index for index, pair_id in enumerate(table.ids)}
@@ -187,9 +201,11 @@ class PretrainData(FeatureData):
         if len(counts) != 1:
             problem = "its captions have different numbers of negatives" if rows else "it has no training pair"
             raise DiffcapError(f"{path}: {problem}; write the file again with `make negatives`.")
-        texts = [text for row in rows for text in (row.caption, *(negative.text for negative in row.negatives))]
         pairs = np.array([index_of[row.id] for row in rows])
-        return pairs, table.encode(texts).reshape(len(rows), 1 + counts.pop(), -1)
+        tokens, texts = table.encode_distinct(
+            text for row in rows for text in (row.caption, *(negative.text for negative in row.negatives))
+        )
+        return Candidates(pairs, texts.reshape(len(rows), -1), tokens)
 
     def make_batch(self, step: int) -> Batch:
         """See `FeatureData`: `task`, the feature maps, and what the task needs."""
@@ -199,11 +215,10 @@ class PretrainData(FeatureData):
         generator, source = step_generator(self.seed, step), self.sources[self._source_of(task)]
         table, epochs, kind = source.table, self.epochs_of_task[task], task.removeprefix(SINGLE)
         if kind == "fda":
-            assert source.fda_candidates is not None
-            caption_pairs, candidates = source.fda_candidates
-            count = max(1, self.batch_size // candidates.shape[1])
+            assert source.fda is not None
+            count = max(1, self.batch_size // source.fda.texts.shape[1])
             samples = epochs.take(task_step * count, count)
-            pairs, tokens = caption_pairs[samples], candidates[samples]
+            pairs, tokens = source.fda.pairs[samples], source.fda.tokens[source.fda.texts[samples]]  # (count, 1 + K, T)
             length = table.longest_length(tokens) if self.trim else tokens.shape[-1]
             entries: Batch = {"fda_captions": torch.from_numpy(tokens[..., :length]).long()}
         else:
@@ -224,8 +239,8 @@ class PretrainData(FeatureData):
         part = self._rank_part(
             {"class_before": labels[first], "class_after": labels[second], "first": first, "second": second}
         )
-        before = torch.from_numpy(self.labelled_store.read(self.labelled_rows[part.pop("first")])).float()
-        after = torch.from_numpy(self.labelled_store.read(self.labelled_rows[part.pop("second")])).float()
+        before = torch.from_numpy(self.labelled_store.read(self.labelled_rows[part.pop("first")]))
+        after = torch.from_numpy(self.labelled_store.read(self.labelled_rows[part.pop("second")]))
         return {"task": FGVC, **part, "before": before, "after": after}
 
 

@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from diffcap.checkpoints.combining import as_ensemble
 from diffcap.checkpoints.loading import Checkpoint
-from diffcap.data.pair_table import PairDataset, PairTable, identity_collate
+from diffcap.data.pair_table import PairDataset, PairTable, identity_collate, maps_as_float
+from diffcap.data.workers import explain_lost_workers, worker_options
 from diffcap.features.store import FeatureStore
 from diffcap.lit.stage_cli import wrap_invalid_settings
 from diffcap.losses.gather import world_size
@@ -58,6 +59,10 @@ class Decoding(pl.LightningModule):
         self.captioner, self.vocabulary = checkpoint.captioner, checkpoint.vocabulary
         self.max_length, self.beams, self.length_penalty = checkpoint.max_length, beams, length_penalty
         self.captions: dict[str, str] = {}
+
+    def on_after_batch_transfer(self, batch: dict[str, Any], dataloader_idx: int) -> dict[str, Any]:
+        """Convert the feature maps on the device."""
+        return maps_as_float(batch)
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         """Decode a batch of {"id", "before", "after"}."""
@@ -109,7 +114,6 @@ def decode(
         for member, folder in members
     ]
     batches: Dataset = EnsembleDataset(tables) if others else PairDataset(tables[0])
-    loader = DataLoader(batches, batch_size, collate_fn=identity_collate)
     if others:
         checkpoint = as_ensemble([member for member, _ in members])
     with wrap_invalid_settings(TypeError):
@@ -119,5 +123,8 @@ def decode(
             callbacks=[RichProgressBar(console_kwargs={"stderr": True})] if sys.stderr.isatty() else [],
         )  # fmt: skip
     module = Decoding(checkpoint, beams, length_penalty)
-    trainer.predict(module, loader, return_predictions=False)
+    workers = worker_options(None, trainer)
+    loader = DataLoader(batches, batch_size, collate_fn=identity_collate, **workers)
+    with explain_lost_workers():
+        trainer.predict(module, loader, return_predictions=False)
     return {pair.id: module.captions[pair.id] for pair in pairs} if trainer.is_global_zero else None

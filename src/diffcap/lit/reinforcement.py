@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from diffcap.data.pair_table import maps_as_float
 from diffcap.evaluation.metric import CaptionMetric
 from diffcap.evaluation.reward import CaptionReward
 from diffcap.lit.finetuning import Captioning
@@ -70,7 +71,7 @@ class Reinforcement(Captioning):
     def _freeze_parameters_without_gradient(self) -> None:
         """Freeze parameters on which no word depends (CBR, projectors), because DDP would wait for their gradients."""
         table = self.feature_data.train_table
-        images, tokens = table.images(np.array([0])), torch.from_numpy(table.tokens[:1]).long()
+        images, tokens = maps_as_float(table.images(np.array([0]))), torch.from_numpy(table.tokens[:1]).long()
         self.captioner.eval()
         logits = self.captioner.teacher_forced_logits(tokens, self.captioner.encode(images["before"], images["after"]))
         logits.logsumexp(-1).sum().backward()

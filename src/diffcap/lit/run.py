@@ -26,6 +26,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, Wand
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from diffcap.checkpoints.reading import read_checkpoint, weights_hash
+from diffcap.data.workers import explain_lost_workers
 from diffcap.evaluation.tables import validation_line
 from diffcap.features.store import SUMS
 from diffcap.lit.schedules import in_steps
@@ -330,7 +331,8 @@ class TrainingCLI(StageCLI):
         resume_from = str(self.resume_from) if self.resume_from else None
         backup = self._prepare_run_dir() if main_process() else None
         try:
-            self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=resume_from, weights_only=True)
+            with explain_lost_workers():
+                self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=resume_from, weights_only=True)
         except SystemExit:  # Ctrl-C or SIGTERM: Lightning exits without a message and with status 0
             if self.trainer.is_global_zero:
                 sys.exit(

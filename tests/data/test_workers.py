@@ -1,0 +1,110 @@
+"""The worker processes of the data loaders: how many there are, that they change no batch, and what is said when one is lost."""
+
+import os
+import signal
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
+from tests.toy import write_toy
+from torch.utils.data import DataLoader, Dataset
+
+from diffcap.data.datamodules import CaptionData, FeatureData
+from diffcap.data.pretraining import PretrainData
+from diffcap.data.workers import explain_lost_workers, worker_options
+from diffcap.utils.errors import DiffcapError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_toy(tmp_path_factory.mktemp("toy"))
+
+
+def batches(kind: type[FeatureData], folder: Path, workers: int) -> list[dict[str, Any]]:
+    data = kind(str(folder), "toy", batch_size=8, eval_batch_size=3, max_length=20, swap=True, num_workers=workers)
+    data.trainer = SimpleNamespace(
+        global_step=3, global_rank=0, world_size=1, accumulate_grad_batches=1, accelerator=CPUAccelerator()
+    )
+    data.setup("fit")
+    return [*islice(data.train_dataloader(), 7), *data.val_dataloader()]
+
+
+@pytest.mark.parametrize("kind", [CaptionData, PretrainData])
+def test_the_batches_do_not_depend_on_the_number_of_workers(folder: Path, kind: type[FeatureData]) -> None:
+    alone, together = (batches(kind, folder, workers) for workers in (0, 2))
+    assert len(alone) == len(together) > 8
+    for ours, theirs in zip(alone, together):
+        assert ours.keys() == theirs.keys()
+        for key, value in ours.items():
+            same = torch.equal(value, theirs[key]) if isinstance(value, torch.Tensor) else value == theirs[key]
+            assert same, key
+
+
+def test_maps_are_sent_as_they_are_stored_and_converted_on_the_device(folder: Path) -> None:
+    data = CaptionData(str(folder), "toy", batch_size=4, max_length=20)
+    data.setup("fit")
+    sent = data.make_batch(0)
+    assert sent["before"].dtype == sent["after"].dtype == torch.float16
+    there = data.on_after_batch_transfer(sent, 0)
+    for side in ("before", "after"):
+        assert there[side].dtype == torch.float32 and torch.equal(there[side], sent[side].float())
+    assert torch.equal(there["tokens"], sent["tokens"]) and there.keys() == sent.keys()
+    pixels = torch.zeros(1, 3, 2, 2, dtype=torch.uint8)
+    assert data.on_after_batch_transfer({"before": pixels, "after": [pixels]}, 0)["before"].dtype == torch.uint8
+
+
+def test_workers_by_default_only_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, cpu = (SimpleNamespace(accelerator=kind()) for kind in (CUDAAccelerator, CPUAccelerator))
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    on_gpu = worker_options(None, gpu)
+    assert (on_gpu["num_workers"], on_gpu["pin_memory"], on_gpu["persistent_workers"]) == (4, True, True)
+    for trainer in (cpu, None):
+        assert worker_options(None, trainer) == {"num_workers": 0, "pin_memory": False}
+    assert worker_options(0, gpu)["num_workers"] == 0 and worker_options(7, cpu)["num_workers"] == 7
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    assert worker_options(None, gpu)["num_workers"] == 1
+
+
+class Failing(Dataset):
+    def __init__(self, fail: Callable[[], None]) -> None:
+        self.fail = fail
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        self.fail()
+        return index
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _run_out_of_memory() -> None:
+    raise MemoryError
+
+
+def _refuse() -> None:
+    raise DiffcapError("features.bin is 3 bytes short; extract the features again.")
+
+
+@pytest.mark.parametrize(
+    ("fail", "sentence"),
+    [
+        (_die, r"^a worker process of the data loader ended \(Killed\).*--data.num_workers=0 \(with make: .*\)\.$"),
+        (_run_out_of_memory, r"^a worker process of the data loader had no memory left.*--data.num_workers=0.*\.$"),
+        (_refuse, r"^features.bin is 3 bytes short; extract the features again\.$"),
+    ],
+)
+def test_a_lost_worker_is_one_sentence(fail: Callable[[], None], sentence: str) -> None:
+    loader = DataLoader(Failing(fail), batch_size=None, **worker_options(1, None))
+    with pytest.raises(DiffcapError, match=sentence), explain_lost_workers():
+        list(loader)
+    with pytest.raises(ZeroDivisionError), explain_lost_workers():
+        _ = 1 // 0
