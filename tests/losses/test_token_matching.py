@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from diffcap.losses.token_matching import BLOCK, token_matching
+from diffcap.losses.token_matching import BLOCK, MAX_CUDA_BLOCK, block_size, token_matching
 
 SIZES = [(3, 4, 3, 4), (2, 5, 4, 3), (4, 2, 3, 7), (1, 1, 1, 1), (5, 3, 1, 2)]  # A, N, B, M
 BLOCKS = [1, 7, 13, 40, 100, BLOCK]  # an image pair has up to 15 similarities: the first ones are smaller than it
@@ -174,3 +174,22 @@ def test_sizes_that_do_not_fit_are_refused(query: tuple[int, ...], key: tuple[in
     with pytest.raises(ValueError, match=r"must be \(A, N, D\) and \(B, M, D\), got") as error:
         token_matching(torch.zeros(query), torch.zeros(key))
     assert str(query) in str(error.value) and str(key) in str(error.value)
+
+
+def test_the_block_is_an_eighth_of_a_gpus_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    gigabyte, gpu = 1 << 30, torch.device("cuda", 1)
+    free = {"total": 0, "cached": 0}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free["total"], 80 * gigabyte))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: free["cached"] + gigabyte)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: gigabyte)
+    for total, cached, expected in (
+        (16 * gigabyte, 0, gigabyte // 2),  # 2 GB of similarities, 4 bytes each
+        (9 * gigabyte, 7 * gigabyte, gigabyte // 2),
+        (15 * gigabyte, 0, gigabyte // 4),  # rounded down to a power of two
+        (0, 0, BLOCK),
+        (80 * gigabyte, 0, MAX_CUDA_BLOCK),
+    ):
+        free.update(total=total, cached=cached)
+        assert block_size(gpu) == expected
+    assert block_size(torch.device("cpu")) == BLOCK
+    assert 128**2 * 196**2 / block_size(gpu) < 10  # SCORER's batch: few tiles

@@ -29,6 +29,7 @@ from diffcap.checkpoints.reading import read_checkpoint, weights_hash
 from diffcap.data.workers import explain_lost_workers
 from diffcap.evaluation.tables import validation_line
 from diffcap.features.store import SUMS
+from diffcap.lit.precision import MatmulPrecision, set_precision
 from diffcap.lit.schedules import in_steps
 from diffcap.lit.stage_cli import StageCLI
 from diffcap.records import file_hash, write_json
@@ -59,13 +60,13 @@ from diffcap.utils.provenance import provenance
 HASH_EXCLUDED_KEYS = (
     "trainer.devices", "trainer.accelerator", "trainer.strategy", "trainer.num_nodes", "trainer.enable_progress_bar",
     "data.num_workers", "run.logger", "run.project", "run.keep_last_k", "run.dataset", "run.method", "run.ablation",
-    "run.preset", "config",
+    "run.preset", "run.force_bf16", "config",
 )  # fmt: skip
 
 
 # Keys that earlier versions did not have, and the values with which they change nothing: these values are not hashed either, so that
 # runs of earlier versions can be resumed.
-LATER_KEYS = {"model.half_precision_clip": False}
+LATER_KEYS = {"model.half_precision_clip": False, "run.matmul_precision": None}
 
 
 @dataclass
@@ -84,6 +85,9 @@ class RunSettings:
         logger: additional logger: "wandb" (Weights & Biases, offline without an account) or "tensorboard" (files in logs/);
             "none" writes the CSV file only.
         project: name of the Weights & Biases project.
+        matmul_precision: of float32 matrix products, see torch.set_float32_matmul_precision: "highest" (float32, as in the papers'
+            released code), "high" (TF32 on CUDA) or "medium"; null: high on CUDA, highest elsewhere. finished.json records it.
+        force_bf16: allow a trainer.precision of bf16 on a CPU without instructions for bfloat16.
         dataset: variable DATASET of the experiment, recorded for `make ... CONFIG=config.yaml`.
         method: variable METHOD of the experiment, also recorded.
         ablation: variable ABLATION of the experiment, also recorded.
@@ -99,6 +103,8 @@ class RunSettings:
     keep_last_k: int = 0
     logger: Literal["wandb", "tensorboard", "none"] = "none"
     project: str = "diffcap"
+    matmul_precision: MatmulPrecision | None = None
+    force_bf16: bool = False
     dataset: str | None = None
     method: str | None = None
     ablation: str | None = None
@@ -308,6 +314,7 @@ class TrainingCLI(StageCLI):
             callbacks=callbacks, logger=loggers, enable_checkpointing=bool(settings.monitor),
             default_root_dir=str(self.out), **kwargs,
         )  # fmt: skip
+        set_precision(trainer, settings.matmul_precision, settings.force_bf16)
         trainer.strategy.checkpoint_io = AtomicCheckpointIO()
         return trainer
 
@@ -366,6 +373,7 @@ class TrainingCLI(StageCLI):
                 "monitor": self.settings.monitor,
                 "best": float(score) if score is not None and math.isfinite(score) else None,
                 "identity": self.config_hash,
+                "matmul_precision": torch.get_float32_matmul_precision(),
                 "provenance": provenance(seed=self.datamodule.seed, dataset=self.datamodule.dataset.name),
             },
         )

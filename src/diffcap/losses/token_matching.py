@@ -6,10 +6,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-BLOCK = 1 << 21  # similarities in memory at once: 8 MB
+BLOCK = 1 << 21  # similarities in memory at once: 8 MB, for a CPU's cache
+MAX_CUDA_BLOCK = 1 << 30  # 4 GB
 
 
-def token_matching(query: Tensor, key: Tensor, block: int = BLOCK) -> Tensor:
+def block_size(device: torch.device) -> int:
+    """Number of similarities in memory at once: `BLOCK` on the CPU; on CUDA up to an eighth of the free memory, a power of two."""
+    if device.type != "cuda":
+        return BLOCK
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # of torch's own cache
+    similarities = (torch.cuda.mem_get_info(device)[0] + unused) // 8 // 4
+    return min(MAX_CUDA_BLOCK, max(BLOCK, 1 << max(0, similarities.bit_length() - 1)))
+
+
+def token_matching(query: Tensor, key: Tensor, block: int | None = None) -> Tensor:
     """Similarity of every image of one set with every image of another, from their best matching tokens (SCORER, eq. 2 and 3).
 
     With dot products `s(l, m)` of token l of image a and token m of image b, entry (a, b) is
@@ -23,7 +33,7 @@ def token_matching(query: Tensor, key: Tensor, block: int = BLOCK) -> Tensor:
 
     Args:
         query: (A, N, D). key: (B, M, D).
-        block: number of dot products in memory at once.
+        block: number of dot products in memory at once; None: see `block_size`.
 
     Returns:
         (A, B) float32.
@@ -41,7 +51,7 @@ def token_matching(query: Tensor, key: Tensor, block: int = BLOCK) -> Tensor:
         raise ValueError(
             f"query and key must be (A, N, D) and (B, M, D), got {tuple(query.shape)} and {tuple(key.shape)}"
         )
-    return _TokenMatching.apply(query, key, block)
+    return _TokenMatching.apply(query, key, block or block_size(query.device))
 
 
 class _TokenMatching(torch.autograd.Function):

@@ -1,0 +1,47 @@
+"""The arithmetic of a run: TF32 on GPUs, and no bfloat16 on processors that have no instructions for it."""
+
+import platform
+from pathlib import Path
+from typing import Literal
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
+
+from diffcap.utils.errors import DiffcapError
+
+MatmulPrecision = Literal["highest", "high", "medium"]
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def set_precision(trainer: pl.Trainer, matmul_precision: MatmulPrecision | None, force_bf16: bool) -> None:
+    """Set the precision of float32 matrix products, and check the trainer's precision.
+
+    Args:
+        trainer: with its accelerator and precision.
+        matmul_precision: see `torch.set_float32_matmul_precision`; None: high (TF32) on CUDA, highest elsewhere. The papers'
+            released code trained with float32 products.
+        force_bf16: allow bfloat16 on a CPU without instructions for it.
+
+    Raises:
+        DiffcapError: the precision is bfloat16 on such a CPU.
+    """
+    accelerator = trainer.accelerator
+    is_bf16_on_cpu = "bf16" in str(trainer.precision) and isinstance(accelerator, CPUAccelerator)
+    if is_bf16_on_cpu and not force_bf16 and not cpu_has_bfloat16():
+        raise DiffcapError(
+            f"trainer.precision is {trainer.precision}, but this processor has no instructions for bfloat16, so training would be "
+            "many times slower than in float32; remove the option, or add --run.force_bf16=true."
+        )
+    default: MatmulPrecision = "high" if isinstance(accelerator, CUDAAccelerator) else "highest"
+    torch.set_float32_matmul_precision(matmul_precision or default)
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether the processor has instructions for bfloat16 (AVX512-BF16, AMX or ARM BF16); true where this cannot be found out."""
+    if CPUINFO.is_file():  # Linux
+        flags = set(CPUINFO.read_text().split())
+        return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
+    helpers = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # torch's, which may change
+    answers = [getattr(torch.cpu, name)() for name in helpers if hasattr(torch.cpu, name)]
+    return any(answers) or not answers or platform.machine() not in ("x86_64", "AMD64")

@@ -1,0 +1,108 @@
+"""TF32 by accelerator, bfloat16 only where the processor has it, and neither makes an earlier run another one."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
+from tests.commands import command, in_process
+from tests.toy import write_toy
+
+from diffcap.lit import precision
+from diffcap.lit.precision import cpu_has_bfloat16, set_precision
+from diffcap.lit.run import hash_config
+from diffcap.utils.errors import DiffcapError
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def trainer(accelerator: Any, precision: str = "32-true") -> Any:
+    return SimpleNamespace(accelerator=accelerator(), precision=precision)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "option", "expected"),
+    [
+        (CPUAccelerator, None, "highest"),
+        (CUDAAccelerator, None, "high"),
+        (CUDAAccelerator, "highest", "highest"),
+        (CPUAccelerator, "medium", "medium"),
+    ],
+)
+def test_tf32_on_cuda_unless_the_option_says_otherwise(accelerator: Any, option: Any, expected: str) -> None:
+    set_precision(trainer(accelerator), option, force_bf16=False)
+    assert torch.get_float32_matmul_precision() == expected
+
+
+def test_bfloat16_needs_a_processor_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: False)
+    for name in ("bf16-mixed", "bf16-true"):
+        with pytest.raises(
+            DiffcapError, match=rf"precision is {name}.*no instructions for bfloat16.*force_bf16=true\.$"
+        ):
+            set_precision(trainer(CPUAccelerator, name), None, force_bf16=False)
+        set_precision(trainer(CPUAccelerator, name), None, force_bf16=True)
+        set_precision(trainer(CUDAAccelerator, name), None, force_bf16=False)
+    set_precision(trainer(CPUAccelerator), None, force_bf16=False)
+    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: True)
+    set_precision(trainer(CPUAccelerator, "bf16-mixed"), None, force_bf16=False)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("flags : fpu avx2 avx512f avx512_bf16", True),
+        ("flags : fpu amx_bf16 amx_tile", True),
+        ("Features : fp asimd i8mm bf16", True),
+        ("flags : fpu avx2 avx512f avx512bw", False),
+    ],
+)
+def test_the_flags_of_linux(flags: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor : 0\n{flags}\n")
+    monkeypatch.setattr(precision, "CPUINFO", tmp_path / "cpuinfo")
+    assert cpu_has_bfloat16() == expected
+
+
+def test_without_flags_torch_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "CPUINFO", tmp_path / "none")
+    monkeypatch.setattr(precision.platform, "machine", lambda: "AMD64")
+    for has_it in (False, True):
+        for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+            monkeypatch.setattr(torch.cpu, name, lambda has_it=has_it: has_it, raising=False)
+        assert cpu_has_bfloat16() == has_it
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):  # an older or newer torch
+        monkeypatch.delattr(torch.cpu, name)
+    assert cpu_has_bfloat16()
+
+
+def test_the_default_is_the_run_of_an_earlier_version() -> None:
+    earlier = {"run": {"out": "a"}, "model": {}, "data": {"folder": "none", "features": "none"}}
+    today = {**earlier, "run": {"out": "a", "matmul_precision": None, "force_bf16": False}}
+    assert hash_config(today) == hash_config(earlier)
+    forced = {**earlier, "run": {"out": "a", "force_bf16": True}}
+    assert hash_config(forced) == hash_config(earlier)
+    chosen = {**earlier, "run": {"out": "a", "matmul_precision": "high"}}
+    assert hash_config(chosen) != hash_config(earlier)
+
+
+@pytest.mark.slow
+def test_a_run_records_it_and_refuses_slow_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_toy(tmp_path / "toy")
+    sizes = [f"--model.captioner.init_args.{size}" for size in ("width=16", "heads=2", "ffn=24", "cross_layers=1")]
+    options = ["--trainer.accelerator=cpu", "--trainer.max_steps=1", "--data.features=toy", f"--data.folder={folder}"]
+    words = command("finetune", [], *sizes, *options, "--data.batch_size=4", f"--run.out={tmp_path / 'run'}")
+    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: False)
+    refused = in_process([*words, "--trainer.precision=bf16-mixed"])
+    assert "no instructions for bfloat16" in str(refused) and not (tmp_path / "run/config.yaml").exists()
+    assert in_process([*words, "--run.matmul_precision=high"]) is None
+    assert json.loads((tmp_path / "run/finished.json").read_text())["matmul_precision"] == "high"
+    assert "matmul_precision: high" in (tmp_path / "run/config.yaml").read_text()
