@@ -9,7 +9,7 @@ STAGES := data extract negatives pretrain finetune reinforce eval report
 # Variables of an experiment: each one that is set becomes an option of the stages (DATASET=cub: --dataset cub). The stages
 # know the defaults, the settings files and the paths of the checkpoints that they pass on: `.venv/bin/diffcap finetune --help`.
 VARIABLES := DATASET METHOD ABLATION DATA DEVICES SEED LOGGER TRAINER BACKBONE FEATURES FEATURES_FROM WEIGHTS OFFLINE TAGGER FOLDER \
-	RUN PRETRAIN PRETRAINING CAPTIONER CONFIG PAIRS IMAGES EXTRA CUB_DATA NABIRDS_DATA CUB_FEATURES_FROM \
+	RUN PRETRAIN PRETRAINING CAPTIONER EVAL CONFIG PAIRS IMAGES EXTRA CUB_DATA NABIRDS_DATA CUB_FEATURES_FROM \
 	NABIRDS_FEATURES_FROM CUB_FOLDER NABIRDS_FOLDER CUB_RUN extract_ARGS cub_ARGS
 SET := $(strip $(foreach name,$(VARIABLES),$(if $($(name)),$(name))))
 OPTIONS = $(foreach name,$(SET),--$(name) '$(subst ','\'',$($(name)))')
@@ -45,7 +45,7 @@ negatives: data  ## hard negative captions for pre-training: TAGGER=english, or 
 pretrain: extract negatives  ## self-supervised tasks of the method: ARGS="--model.lr=1e-4 --data.batch_size=64" EXTRA=cub,nabirds or EXTRA=mixed
 finetune: extract pretrain  ## the captioner, from the pre-training's checkpoint (PRETRAIN=no: from scratch)
 reinforce: finetune  ## train it on by the CIDEr-D of its own captions: make reinforce eval
-eval: $(if $(filter reinforce,$(CAPTIONER) $(MAKECMDGOALS)),reinforce,finetune)  ## captions and scores of the test split, by group; CAPTIONER=reinforce: the reinforced ones
+eval: $(if $(filter retrieval,$(EVAL)),pretrain,$(if $(filter reinforce,$(CAPTIONER) $(MAKECMDGOALS)),reinforce,finetune))  ## captions and scores of the test split, by group; CAPTIONER=reinforce: the reinforced ones; EVAL=retrieval
 report: eval  ## the run beside baselines that learn nothing: RUN/report/report.html, a table, pictures
 
 $(STAGES):

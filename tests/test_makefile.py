@@ -517,6 +517,21 @@ def test_the_demo_of_clip4idc_brings_another_method_on_its_features(project: Pat
     assert "--features blocks " in runs["report"][0]
 
 
+def test_retrieval_evaluates_the_pre_training_and_trains_no_captioner(project: Path) -> None:
+    runs = played(project, "eval", "METHOD=clip4idc", "EVAL=retrieval", "eval_ARGS=--split=val")
+    assert "pretrain" in runs and "finetune" not in runs
+    words, place = runs["eval"], "runs/blocks/clip4idc"
+    assert f"--checkpoint {place}/pretrain/best.ckpt --out {place}/pretrain-eval " in words
+    assert "--task retrieval" in words and words.endswith("--split=val")
+    for options, message in (
+        (["METHOD=scorer", "EVAL=retrieval"], "EVAL=retrieval is for a pre-training that learns retrieval"),
+        (["METHOD=clip4idc", "ABLATION=ft1", "EVAL=retrieval"], "EVAL=retrieval is for a pre-training"),
+        (["METHOD=clip4idc", "EVAL=recall"], "EVAL=recall is unknown; give captions or retrieval"),
+    ):
+        assert message in make(project, "eval", *options).stderr
+    assert "EVAL=retrieval has no report" in make(project, "report", "METHOD=clip4idc", "EVAL=retrieval").stderr
+
+
 def test_features_of_other_weights_have_a_name_of_their_own(project: Path) -> None:
     ran = played(project, "finetune", "METHOD=dirl", "BACKBONE=clip4idc", "FEATURES=mine", "WEIGHTS=x.ckpt")
     assert "--config configs/backbone/clip4idc.yaml" in ran["extract"] and "--model.name mine" in ran["extract"]

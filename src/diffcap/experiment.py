@@ -21,9 +21,9 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.utils.settings import CONFIGS, get_config_value, read_settings
 
 DEFAULT_SEED = 1234
+CAPTIONS, RETRIEVAL = "captions", "retrieval"  # values of `eval`
 EXTRAS = ("cub", "nabirds", "mixed")
 SECTIONS = ("data", "extract", "negatives", *STAGES, "eval", "report")  # of a CONFIG file; each holds a stage's options
-# Whoever repeats a run with another value of one of these wants another run, not to overwrite the first.
 
 
 def _option(text: str, default: str = "") -> Any:
@@ -64,6 +64,7 @@ class Experiment:
     pretrain: str = _option("yes, or no to fine-tune from scratch (default: what the ablation says, else yes)")
     pretraining: str = _option("folder of the pre-training that fine-tuning starts from (default: <run>/pretrain)")
     captioner: str = _option("stage whose captioner is evaluated: finetune or reinforce", FINETUNE)
+    eval: str = _option("what eval evaluates: captions, or retrieval by the pre-training of CLIP4IDC", CAPTIONS)
     extra: str = _option(
         "more datasets for IDC-PCL's pre-training: cub (a pre-training on CUB before the main one), nabirds (in the main one), "
         "cub,nabirds, or mixed (both in the main one)"
@@ -144,6 +145,7 @@ class Experiment:
             raise DiffcapError(f"DEVICES={self.devices} is not a number of processes; give 1 or more.")
         self._check_choice("logger", ("wandb", "none", "tensorboard"))
         self._check_choice("captioner", (FINETUNE, REINFORCE))
+        self._check_choice("eval", (CAPTIONS, RETRIEVAL))
         self._check_choice("pretrain", ("", "yes", "no"))
         self._check_choice("offline", ("", "yes", "no"))
         self._check_config("trainer", ("ddp",))  # DEVICES adds ddp.yaml
@@ -159,6 +161,11 @@ class Experiment:
             raise DiffcapError(
                 f"EXTRA={self.extra}: mixed trains on CUB, NABirds and the dataset in one stage and cannot be combined; give "
                 "EXTRA=mixed alone."
+            )
+        pretraining = self.method_spec.pretraining
+        if self.eval == RETRIEVAL and not (pretraining and pretraining.retrieval and self.has_pretraining):
+            raise DiffcapError(
+                "EVAL=retrieval is for a pre-training that learns retrieval; use METHOD=clip4idc with its pre-training."
             )
         if self.extras and not (self.method_spec.pretraining and self.method_spec.pretraining.extra):
             raise DiffcapError(f"EXTRA={self.extra} is for methods whose pre-training takes it; use METHOD=pcl.")
@@ -232,8 +239,8 @@ class Experiment:
 
     @property
     def evaluation(self) -> Path:
-        """Folder of the captioner's evaluation."""
-        return Path(self.run) / eval_dir_name(self.captioner)
+        """Folder of the evaluation of the captioner, or of retrieval."""
+        return Path(self.run) / eval_dir_name(PRETRAIN if self.eval == RETRIEVAL else self.captioner)
 
     @property
     def report(self) -> Path:

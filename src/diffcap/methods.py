@@ -28,6 +28,7 @@ class Pretraining:
         checkpoint: file of the stage that fine-tuning starts from.
         needs_negatives: whether it reads negatives.jsonl.
         extra: whether it can train on more datasets (EXTRA=cub,nabirds).
+        retrieval: whether it learns to retrieve pairs by captions and captions by pairs, which EVAL=retrieval evaluates.
     """
 
     captioner: str
@@ -36,6 +37,7 @@ class Pretraining:
     checkpoint: str = "last.ckpt"
     needs_negatives: bool = True
     extra: bool = False
+    retrieval: bool = False
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,7 @@ BUILT_IN = (
             data="diffcap.data.datamodules:AdaptData",
             checkpoint="best.ckpt",
             needs_negatives=False,
+            retrieval=True,
         ),
         ablations={
             "ft1": Ablation("FT1"),

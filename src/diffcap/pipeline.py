@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from diffcap.experiment import NAMES, Experiment, options_help, parse
+from diffcap.experiment import NAMES, RETRIEVAL, Experiment, options_help, parse
 from diffcap.methods import import_object
 from diffcap.run_folder import (
     FINETUNE,
@@ -69,7 +69,7 @@ def needed_by(e: Experiment, goals: Iterable[str]) -> set[str]:
         elif stage == REINFORCE:
             waiting.append(FINETUNE)
         elif stage == "eval":
-            waiting.append(e.captioner)
+            waiting.append(PRETRAIN if e.eval == RETRIEVAL else e.captioner)
         elif stage == "report":
             waiting.append("eval")
     return needed
@@ -110,6 +110,8 @@ def run_stage(stage: str, words: Sequence[str], prefix: Sequence[str]) -> None:
     if stage == "extra":
         _make_extra(experiment)
         return
+    if experiment.eval == RETRIEVAL and "report" in goals:
+        raise DiffcapError("EVAL=retrieval has no report; omit the goal report, or EVAL.")
     requested, needed = stage in goals, needed_by(experiment, goals)
     if stage not in needed:
         return

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from diffcap.experiment import Experiment, split_words
+from diffcap.experiment import RETRIEVAL, Experiment, split_words
 from diffcap.run_folder import (
     BEST,
     CONFIGURATION,
@@ -146,19 +146,13 @@ def _negatives(e: Experiment, own: list[str]) -> StageCall:
 
 
 def _eval(e: Experiment, own: list[str]) -> StageCall:
-    words = [
-        "--checkpoint",
-        str(e.checkpoint),
-        "--out",
-        str(e.evaluation),
-        "--folder",
-        e.folder,
-        "--devices",
-        e.devices,
-    ]
-    inputs = [e.stage_folder(e.captioner) / FINISHED]
+    is_retrieval = e.eval == RETRIEVAL
+    checkpoint = e.pretrained_checkpoint if is_retrieval else e.checkpoint
+    inputs = [(Path(e.pretraining) if is_retrieval else e.stage_folder(e.captioner)) / FINISHED]
+    words = ["--checkpoint", str(checkpoint), "--out", str(e.evaluation), "--folder", e.folder, "--devices", e.devices]
+    words += ["--task", RETRIEVAL] if is_retrieval else []
     folder = Path(e.folder)
-    read = [e.checkpoint, folder / "manifest.jsonl", folder / "dataset.json", e.features_folder / "complete"]
+    read = [checkpoint, folder / "manifest.jsonl", folder / "dataset.json", e.features_folder / "complete"]
     # A user who installs the files for SPICE sets this variable: then the captions are scored again.
     read += [Path(os.environ["DIFFCAP_CORENLP"])] if os.environ.get("DIFFCAP_CORENLP") else []
     results = [e.evaluation / name for name in (PREDICTIONS, REFERENCES, GROUPS)]

@@ -64,3 +64,46 @@ def test_vectors_that_are_all_alike_score_nothing(value: float) -> None:
     )
     scores = metric.compute()
     assert scores["t2p_R@10"] == 0 and scores["p2t_mean_rank"] == 20
+
+
+def naive_among_pairs(pairs: Tensor, texts: Tensor, owners: list[int]) -> dict[str, float]:
+    """CLIP4IDC's released definition: a pair is as similar to another as to its most similar caption; equal ones do not count."""
+    cosine = torch.nn.functional.normalize(texts, dim=1) @ torch.nn.functional.normalize(pairs, dim=1).T
+    places = []
+    for number in range(len(pairs)):
+        best = [
+            max(cosine[text, number].item() for text, owner in enumerate(owners) if owner == other)
+            for other in range(len(pairs))
+        ]
+        places.append(1 + sum(score > best[number] for score in best))
+    scores = {f"p2t_R@{cut}": sum(place <= cut for place in places) / len(places) for cut in (1, 5, 10)}
+    return {**scores, "p2t_mean_rank": sum(places) / len(places)}
+
+
+def test_the_released_definition_ranks_pairs_and_counts_shared_captions_at_the_better_rank() -> None:
+    pairs, texts, owners = draw()
+    texts[owners.index(4)] = texts[owners.index(3)].clone()  # a caption that two pairs share
+    shared = texts[owners.index(2)].clone()
+    for number in (7, 8, 9):
+        texts[[place for place, owner in enumerate(owners) if owner == number]] = shared
+    metric = PairRetrieval("pairs")
+    order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(1))
+    metric.update(pairs, torch.arange(15), texts[order], order, torch.tensor(owners)[order])
+    found = {name: value.item() for name, value in metric.compute().items()}
+    expected = naive_among_pairs(pairs, texts, owners)
+    assert 0.1 < expected["p2t_R@1"] < 0.9
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    strict = PairRetrieval()
+    strict.update(pairs, torch.arange(15), texts, torch.arange(len(texts)), torch.tensor(owners))
+    other = {name: value.item() for name, value in strict.compute().items()}
+    assert {name: found[name] for name in found if name.startswith("t2p")} == pytest.approx(
+        {name: other[name] for name in other if name.startswith("t2p")}
+    )
+    assert other["p2t_mean_rank"] > found["p2t_mean_rank"]  # among captions, the shared ones are competitors
+
+
+def test_nan_has_the_last_rank_among_pairs_too() -> None:
+    metric = PairRetrieval("pairs")
+    nan = torch.full((20, 3), float("nan"))
+    metric.update(nan, torch.arange(20), nan, torch.arange(20), torch.arange(20))
+    assert metric.compute()["p2t_mean_rank"] == 20

@@ -4,14 +4,19 @@ import json
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests.commands import ROOT, in_process, logged, one_sentence, run, same_logs, weights
+from tests.evaluation.test_retrieval import naive_among_pairs
 from tests.stages.test_training import evaluation, kill_when, same_training
 
-from diffcap.checkpoints.loading import load
+from diffcap.checkpoints.loading import load, load_retriever
 from diffcap.checkpoints.reading import read_checkpoint
+from diffcap.data.pair_table import PairTable, RetrievalDataset
+from diffcap.features.store import FeatureStore
+from diffcap.records import read_dataset
 from diffcap.run_folder import read_stage
 
 SETTINGS = ROOT / "configs" / "method" / "clip4idc"
@@ -193,3 +198,58 @@ def test_the_released_optimizer_keeps_clip_in_half_precision_and_both_stages_log
         assert {f"train/gradient_rms_{clip}", f"train/gradient_rms_{name}"} <= found
         for (_, key), value in logged(tmp_path / stage).items():
             assert not key.startswith("train/gradient_rms") or 0 < value < 1
+
+
+def retrieval(folder: Path, checkpoint: Path, out: Path, *options: str) -> list[str]:
+    files = f"--checkpoint={checkpoint}", f"--out={out}", f"--folder={folder}", "--accelerator=cpu"
+    return [sys.executable, str(ROOT / "stages/evaluate.py"), "--task=retrieval", *files, *options]
+
+
+@pytest.fixture(scope="module")
+def retrieved(pixels: Path, adapted: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """metrics.json of the retrieval on the test split."""
+    out = tmp_path_factory.mktemp("retrieved")
+    assert in_process(retrieval(pixels, adapted / "best.ckpt", out)) is None
+    return json.loads((out / "metrics.json").read_text())
+
+
+def test_retrieval_on_the_test_split_is_that_of_a_loop_over_its_change_pairs(
+    pixels: Path, adapted: Path, retrieved: dict[str, Any]
+) -> None:
+    retriever = load_retriever(adapted / "best.ckpt")
+    pairs = [pair for pair in read_dataset(pixels).pairs if pair.split == "test" and not pair.is_distractor]
+    table = PairTable(pairs, FeatureStore.open(pixels / "features/blocks_pixels"), retriever.vocabulary, 32)
+    batch = RetrievalDataset(table).__getitems__(list(range(len(pairs))))
+    with torch.no_grad():
+        of_pairs = retriever.model.pair(batch["before"], batch["after"])
+        of_texts = retriever.model.words(batch["texts"])
+    expected = naive_among_pairs(of_pairs, of_texts, batch["text_owner"].tolist())
+    assert {name: retrieved["retrieval"][name] for name in expected} == pytest.approx(expected)
+    protocol = retrieved["protocol"]
+    assert (protocol["pairs"], protocol["captions"]) == (len(pairs), len(batch["texts"]))
+    assert protocol["split"] == "test" and protocol["pair_to_text"] == "pairs"
+    assert retrieved["provenance"]["checkpoints"]
+
+
+@pytest.mark.thorough
+def test_two_processes_retrieve_as_one(pixels: Path, adapted: Path, retrieved: dict[str, Any], tmp_path: Path) -> None:
+    done = run(retrieval(pixels, adapted / "best.ckpt", tmp_path, "--devices=2", "--batch_size=4"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "metrics.json").read_text())
+    assert found["retrieval"] == pytest.approx(retrieved["retrieval"])
+
+
+def test_what_cannot_retrieve_is_one_sentence(pixels: Path, adapted: Path, tmp_path: Path) -> None:
+    for options, message in (
+        (["--beams=3"], "--beams has no effect on retrieval"),
+        (["--limit=0"], "--limit is 0"),
+    ):
+        assert message in str(in_process(retrieval(pixels, adapted / "best.ckpt", tmp_path, *options)))
+    finetuned = tmp_path / "finetune"
+    assert (
+        in_process(words("finetune", pixels, finetuned, "--trainer.max_steps=1", "--trainer.val_check_interval=1"))
+        is None
+    )
+    assert "not a checkpoint of a pre-training that learns retrieval" in str(
+        in_process(retrieval(pixels, finetuned / "last.ckpt", tmp_path / "out"))
+    )

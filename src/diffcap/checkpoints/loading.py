@@ -73,6 +73,41 @@ def load(path: str | Path) -> Checkpoint:
     return Checkpoint(captioner.eval(), spec.vocabulary, spec.max_length, spec.features, metadata)
 
 
+class Retriever(NamedTuple):
+    """The content of a checkpoint of CLIP4IDC's adaptation.
+
+    Attributes:
+        model: in eval mode, on the CPU. vocabulary, max_length, features, metadata: as in `Checkpoint`.
+    """
+
+    model: Module
+    vocabulary: AnyVocabulary
+    max_length: int
+    features: dict[str, Any]
+    metadata: dict[str, Any]
+
+
+def load_retriever(path: str | Path) -> Retriever:
+    """Build the model of a pre-training that retrieves pairs by captions.
+
+    Raises:
+        DiffcapError: as `read_checkpoint`; the checkpoint is of another stage or method; or its content does not fit together.
+    """
+    state = read_checkpoint(path)
+    metadata = dict(state["diffcap"])
+    spec = methods().get(str(metadata.get("method")))
+    if metadata["stage"] != "pretrain" or spec is None or spec.pretraining is None or not spec.pretraining.retrieval:
+        raise DiffcapError(
+            f"{path}: not a checkpoint of a pre-training that learns retrieval; give best.ckpt of CLIP4IDC's pre-training."
+        )
+    with wrap_errors(path, f"diffcap {diffcap.__version__} cannot build its model", remedy(Path(path))):
+        vocabulary = vocabulary_of(metadata["words"], metadata["vocabulary_layout"])
+        model = import_object(spec.pretraining.captioner)(**metadata["hyperparameters"])
+        model.load_state_dict(weights_of(state))
+    metadata["step"] = state["global_step"]
+    return Retriever(model.eval(), vocabulary, metadata["max_length"], metadata["features"], metadata)
+
+
 class CaptionerSpec(NamedTuple):
     """The class and constructor arguments of a captioner, and the other attributes of its `Checkpoint`."""
 

@@ -1,4 +1,4 @@
-"""Caption a split with a checkpoint and score the captions: predictions.json, references.json and metrics.json."""
+"""Caption a split with a checkpoint and score the captions: predictions.json, references.json and metrics.json; or retrieval."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,8 +24,12 @@ def evaluate(
     devices: int = 1,
     accelerator: str = "auto",
     ensemble: str | None = None,
+    task: Literal["captions", "retrieval"] = "captions",
+    pair_to_text: Literal["pairs", "captions"] = "pairs",
 ) -> None:
     """Caption every pair of a split, score the captions by the dataset's protocol, print the table.
+
+    With `task` retrieval, retrieve between the change pairs of a split and their captions instead, and write metrics.json.
 
     Pairs without references are captioned in predictions-unscored.json and excluded from the scores.
 
@@ -49,6 +53,9 @@ def evaluate(
         accelerator: cpu, gpu or auto.
         ensemble: More checkpoints with the same vocabulary, separated by commas; the probabilities of all are averaged at each
             word. Each reads the features that it was trained on, unless `features` is given.
+        task: captions, or retrieval with the checkpoint of CLIP4IDC's pre-training.
+        pair_to_text: With `task` retrieval, what is ranked for a pair: pairs by their best captions, with equal ones at the best rank
+            (authors' code), or captions, with equal ones at the worst rank.
 
     Raises:
         DiffcapError: a file is missing or does not fit, a number is out of range, or no pair has a reference.
@@ -56,6 +63,22 @@ def evaluate(
     for name, number in {"batch_size": batch_size, "devices": devices, "limit": limit}.items():
         if number is not None and number < 1:
             raise DiffcapError(f"--{name} is {number}; it must be at least 1.")
+    if task == "retrieval":
+        captioning = {
+            "--tokenizer": tokenizer,
+            "--metrics": metrics,
+            "--ensemble": ensemble,
+            "--beams": beams != 1,
+            "--length_penalty": length_penalty,
+        }
+        if unused := [name for name, value in captioning.items() if value]:
+            raise DiffcapError(f"{unused[0]} has no effect on retrieval; remove it, or --task=retrieval.")
+        from diffcap.commands.retrieval import evaluate_retrieval
+
+        evaluate_retrieval(
+            checkpoint, out, folder, features, split, changes, batch_size, limit, devices, accelerator, pair_to_text
+        )
+        return
     from diffcap.checkpoints.combining import load_members
     from diffcap.checkpoints.reading import checkpoint_record
     from diffcap.evaluation.captions import ALL_METRICS, unavailable_metrics

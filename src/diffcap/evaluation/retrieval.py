@@ -3,7 +3,7 @@
 Letters: P pairs, C captions, E embedding width.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,13 +12,21 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 RECALL_KS = (1, 5, 10)
+PairToText = Literal["captions", "pairs"]
 
 
 class PairRetrieval(Metric):
     """R@1, R@5, R@10 and mean rank in both directions, by cosine similarity.
 
-    "t2p": the rank of each caption's pair among all pairs. "p2t": the rank of each pair's best caption among all captions. If
-    similarities are equal, the worst rank counts, so equal embeddings and NaN get the worst score.
+    "t2p": the rank of each caption's pair among all pairs. If similarities are equal, the worst rank counts, so equal embeddings
+    and NaN get the worst score. "p2t" has two definitions, see `pair_to_text`.
+
+    Args:
+        pair_to_text: what "p2t" ranks for each pair. "captions": the pair's best caption among all captions; of equal
+            similarities, the worst rank counts. "pairs": the pair itself among all pairs, by the greatest similarity of any of
+            their captions; of equal similarities, the best rank counts, as for captions that several pairs share (CLIP4IDC,
+            authors' code).
+        options: of torchmetrics' Metric.
 
     Example:
         >>> metric = PairRetrieval()
@@ -37,8 +45,9 @@ class PairRetrieval(Metric):
     text_numbers: list[Tensor]
     owners: list[Tensor]
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, pair_to_text: PairToText = "captions", **options: Any) -> None:
         super().__init__(**options)
+        self.pair_to_text = pair_to_text
         for name in ("pairs", "pair_numbers", "texts", "text_numbers", "owners"):
             self.add_state(name, [], dist_reduce_fx="cat")
 
@@ -70,13 +79,32 @@ class PairRetrieval(Metric):
         of_matches = similarity.masked_fill(~matches, float("-inf"))
         ranks = {  # 1 + number of non-matching candidates that are not less similar
             "t2p": 1 + (~(similarity < of_matches.amax(1, keepdim=True)) & ~matches).sum(1),
-            "p2t": 1 + (~(similarity < of_matches.amax(0)) & ~matches).sum(0),
+            "p2t": _rank_among_pairs(similarity, matches)
+            if self.pair_to_text == "pairs"
+            else 1 + (~(similarity < of_matches.amax(0)) & ~matches).sum(0),
         }
         scores: dict[str, Tensor] = {}
         for direction, rank in ranks.items():
             scores |= {f"{direction}_R@{k}": (rank <= k).float().mean() for k in RECALL_KS}
             scores[f"{direction}_mean_rank"] = rank.float().mean()
         return scores
+
+
+def _rank_among_pairs(similarity: Tensor, matches: Tensor) -> Tensor:
+    """Rank of each pair among all pairs by their best captions; of equal similarities, the best rank; NaN has the last rank.
+
+    Args:
+        similarity: (C, P) of captions and pairs. matches: boolean (C, P), the pair of each caption.
+
+    Returns:
+        (P,), 1 for the best.
+    """
+    pairs = similarity.shape[1]
+    owner = matches.int().argmax(1)  # (C,)
+    best = similarity.new_full((pairs, pairs), float("-inf"))
+    best = best.scatter_reduce(0, owner[:, None].expand_as(similarity), similarity, "amax")  # (P of the captions, P)
+    own = best.diagonal()
+    return torch.where(own.isnan(), pairs, 1 + (best > own).sum(0))
 
 
 def _first_occurrences(numbers: Tensor) -> tuple[Tensor, Tensor]:

@@ -81,6 +81,20 @@ class Decoding(pl.LightningModule):
             self.captions = {key: caption for captions in gathered for key, caption in captions.items()}
 
 
+def evaluation_trainer(devices: int, accelerator: str) -> pl.Trainer:
+    """A trainer that writes no logs and no checkpoints, with a progress bar if stderr is a terminal.
+
+    Raises:
+        DiffcapError: there is no such accelerator, or it has fewer devices.
+    """
+    with wrap_invalid_settings(TypeError):
+        return pl.Trainer(
+            devices=devices, accelerator=accelerator, strategy="ddp" if devices > 1 else "auto", logger=False,
+            enable_checkpointing=False, enable_progress_bar=sys.stderr.isatty(), enable_model_summary=False,
+            callbacks=[RichProgressBar(console_kwargs={"stderr": True})] if sys.stderr.isatty() else [],
+        )  # fmt: skip
+
+
 def decode(
     checkpoint: Checkpoint,
     pairs: Sequence[ChangePair],
@@ -116,12 +130,7 @@ def decode(
     batches: Dataset = EnsembleDataset(tables) if others else PairDataset(tables[0])
     if others:
         checkpoint = as_ensemble([member for member, _ in members])
-    with wrap_invalid_settings(TypeError):
-        trainer = pl.Trainer(
-            devices=devices, accelerator=accelerator, strategy="ddp" if devices > 1 else "auto", logger=False,
-            enable_checkpointing=False, enable_progress_bar=sys.stderr.isatty(), enable_model_summary=False,
-            callbacks=[RichProgressBar(console_kwargs={"stderr": True})] if sys.stderr.isatty() else [],
-        )  # fmt: skip
+    trainer = evaluation_trainer(devices, accelerator)
     module = Decoding(checkpoint, beams, length_penalty)
     workers = worker_options(None, trainer)
     loader = DataLoader(batches, batch_size, collate_fn=identity_collate, **workers)
