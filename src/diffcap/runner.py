@@ -99,7 +99,7 @@ def run_job(job: Job, **stage_options: Sequence[str]) -> None:
 
 
 def run_queues(queues: Sequence[Sequence[Job]]) -> None:
-    """Run the jobs of each queue in order; queues run in parallel, one core each.
+    """Run the jobs of each queue in order; queues run in parallel, see `cores`.
 
     Raises:
         DiffcapError: a job failed; the jobs that were running have ended.
@@ -120,8 +120,10 @@ def in_parallel(tasks: Sequence[Callable[[], None]]) -> None:
 
 
 def cores() -> int:
-    """Number of parallel processes: the number of CPU cores, at most 2."""
-    return min(2, os.cpu_count() or 1)
+    """Number of parallel processes: 1 beside a GPU, which they would share; else the number of CPU cores, at most 2."""
+    import torch
+
+    return 1 if torch.cuda.is_available() else min(2, os.cpu_count() or 1)
 
 
 def steps_options(steps: int | None) -> tuple[str, ...]:

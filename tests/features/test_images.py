@@ -1,5 +1,6 @@
 """Images of a dataset: each once, in batches that do not depend on what was done before, broken ones as sentences."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -89,3 +90,18 @@ def test_a_broken_image_is_a_sentence_and_the_others_pass(tmp_path: Path, worker
     assert torch.equal(second.images[1], expected)
     (alone,) = batches_of(tmp_path, [2], workers).predict_dataloader()  # 1.png is not asked for
     assert alone.rows.tolist() == [0, 2] and not alone.problems
+
+
+def test_images_are_decoded_by_several_processes_unless_there_is_one_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for row in range(7):
+        save(tmp_path / f"{row}.png", row)
+    alone, together = (list(batches_of(tmp_path, list(range(7)), workers).predict_dataloader()) for workers in (0, 3))
+    assert len(alone) == len(together) == 3
+    for one, other in zip(alone, together):
+        assert torch.equal(one.rows, other.rows) and torch.equal(one.images, other.images)
+    for cores, workers in ((1, 0), (2, 2), (64, 4)):
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        assert ImageData(str(tmp_path)).num_workers == workers
+        assert ImageData(str(tmp_path), num_workers=1).num_workers == 1

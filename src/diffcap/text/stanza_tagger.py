@@ -67,7 +67,7 @@ def find_tagger(tagger: str) -> TaggerModel:
 
 
 def load_pipeline(model: TaggerModel) -> Any:
-    """Load the `stanza.Pipeline` of a tagger on the CPU.
+    """Load the `stanza.Pipeline` of a tagger, on a GPU where there is one.
 
     Raises:
         DiffcapError: Stanza cannot load the model file.
@@ -115,7 +115,7 @@ def _garbage_collection_at_end() -> Iterator[None]:
 _COMMON: dict[str, Any] = {
     "processors": "tokenize,pos",
     "tokenize_pretokenized": True,
-    "use_gpu": False,  # fast enough on a CPU, and the tags do not depend on the machine
+    "use_gpu": True,  # where there is one
     "logging_level": "CRITICAL",  # errors are reported once, by DiffcapError
     "pos_batch_size": 1000,
     "pos_batch_maximum_tokens": 10000,
