@@ -21,11 +21,11 @@ TAKES_ARGS := $(or $(filter pretrain finetune reinforce,$(MAKECMDGOALS)),$(first
 unexport ARGS
 
 # A misspelt variable on the command line stops make.
-KNOWN := $(VARIABLES) PYTHON ARGS MINUTES SEEDS CHROMIUM $(STAGES:%=%_ARGS)
+KNOWN := $(VARIABLES) PYTHON ARGS MINUTES SEEDS CHROMIUM STEPS SCENES $(STAGES:%=%_ARGS)
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 $(foreach name,$(filter-out $(KNOWN),$(GIVEN)),$(error $(name)= is not a variable of this Makefile; known are $(sort $(KNOWN))))
 
-.PHONY: help setup $(STAGES) extra ablation accuracy serve demo test test-all docs test-web lint backbone clip captioner tagger
+.PHONY: help setup $(STAGES) extra ablation accuracy rehearsal serve demo test test-all docs test-web lint backbone clip captioner tagger
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -63,6 +63,9 @@ ablation: setup  ## a method beside its papers' ablations: METHOD=scorer DATASET
 
 accuracy: setup  ## beams, averaged weights, ensemble, self-critical training beside greedy decoding: METHOD=scorer SEEDS=1,2,3
 	$(VENV)/python stages/accuracy.py $(OPTIONS) $(SEEDS:%=--seeds %) $(ARGS)
+
+rehearsal: setup  ## hours, disk and memory of a real run, from every stage on a dataset of official size: DATASET=clevr_change METHOD=pcl STEPS=300
+	$(VENV)/python stages/rehearsal.py $(OPTIONS) $(STEPS:%=--steps %) $(SCENES:%=--scenes %) $(ARGS)
 
 # The captioner of a METHOD that is named comes first; the others under runs, and the one that ships, can be chosen too.
 serve: setup  ## a page to point the captioners at two pictures: http://127.0.0.1:7860, METHOD=scorer ARGS="--port=8000"
