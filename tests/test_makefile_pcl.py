@@ -2,12 +2,13 @@
 
 # ruff: noqa: F811  the fixture of the tests of Make itself
 
+import json
 import re
 import shlex
 from pathlib import Path
 
 import pytest
-from tests.test_makefile import logged, make, project  # noqa: F401
+from tests.test_makefile import logged, make, played, project  # noqa: F401
 
 pytestmark = pytest.mark.slow  # make
 
@@ -83,6 +84,15 @@ def test_both_extra_datasets_beside_the_first_one_in_one_stage(project: Path) ->
     ]
     (embedded,) = logged(project, "pretrain", "EXTRA=mixed")["pretrain"]
     assert "configs/method/pcl/pretrain.blocks_mixed.yaml" in embedded and "singles data/blocks_cub " in embedded
+
+
+def test_rendered_replacements_have_the_jitter_of_the_pairs(project: Path) -> None:
+    played(project, "data", "extract")
+    (project / "data/blocks/dataset.json").write_text(json.dumps({"name": "blocks", "settings": {"jitter": 0.3}}))
+    runs = logged(project, "pretrain", "EXTRA=cub,nabirds")
+    for name in ("blocks_cub", "blocks_nabirds"):
+        (options,) = [options for options in runs["data"] if f"--out data/{name}" in options]
+        assert "--jitter=0.3" in options
 
 
 def test_each_dataset_has_options_and_features_of_its_own(project: Path) -> None:
