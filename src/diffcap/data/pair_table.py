@@ -58,7 +58,8 @@ class PairTable:
         """Sentences to the padded ids of the distinct ones, (d, max_length), and the row of each sentence, (captions,)."""
         row_of: dict[str, int] = {}  # many captions are repeated
         rows = np.fromiter((row_of.setdefault(caption, len(row_of)) for caption in captions), np.int32)
-        tokens = np.full((len(row_of), self.max_length), self.vocabulary.pad, dtype=np.int32)
+        id_type = np.int16 if len(self.vocabulary) < 2**15 else np.int32
+        tokens = np.full((len(row_of), self.max_length), self.vocabulary.pad, dtype=id_type)
         for caption, row in row_of.items():
             ids = self.vocabulary.encode(caption, self.max_length)
             tokens[row, : len(ids)] = ids

@@ -1,5 +1,6 @@
 """The LightningDataModule of IDC-PCL's pre-training: one task per step, on one dataset or on several."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +14,7 @@ from diffcap.data.pair_table import PairTable
 from diffcap.data.sampler import Batch, ShuffledEpochs, TaskSchedule, step_generator
 from diffcap.features.store import FeatureStore
 from diffcap.losses.mvcl import mask_patches
-from diffcap.negatives import read_negatives
+from diffcap.negatives import iter_negatives
 from diffcap.records import ChangePair, read_dataset
 from diffcap.utils.errors import DiffcapError
 
@@ -188,24 +189,32 @@ class PretrainData(FeatureData):
         if task not in self.schedule.tasks:
             return None
         index_of = {pair_id: index for index, pair_id in enumerate(table.ids)}
-        rows = [row for row in read_negatives(path) if row.id in index_of]
-        training_captions = {(table.ids[pair], caption) for pair, caption in zip(table.caption_pair, table.captions)}
-        unknown = [row for row in rows if (row.id, row.caption) not in training_captions]
+        captions_of: list[list[str]] = [[] for _ in table.ids]
+        for pair, caption in zip(table.caption_pair, table.captions):
+            captions_of[pair].append(caption)
+        pairs: list[int] = []
+        unknown: list[str] = []
+
+        def texts() -> Iterator[str]:  # one line of the file at a time: a list of all texts takes gigabytes
+            for row in iter_negatives(path):
+                if row.id not in index_of:
+                    continue
+                pairs.append(index_of[row.id])
+                if row.caption not in captions_of[pairs[-1]]:
+                    unknown.append(row.id)
+                yield row.caption
+                yield from (negative.text for negative in row.negatives)
+
+        tokens, rows = table.encode_distinct(texts())
         if unknown:
             option = f" negatives_ARGS=--changes={self.changes}" if self.changes else ""
             raise DiffcapError(
-                f"{path}: {len(unknown):,} of its {len(rows):,} captions (first: pair {unknown[0].id}) are not training captions of "
+                f"{path}: {len(unknown):,} of its {len(pairs):,} captions (first: pair {unknown[0]}) are not training captions of "
                 f"this stage; write the file again with `make negatives{option}`."
             )
-        counts = {len(row.negatives) for row in rows}
-        if len(counts) != 1:
-            problem = "its captions have different numbers of negatives" if rows else "it has no training pair"
-            raise DiffcapError(f"{path}: {problem}; write the file again with `make negatives`.")
-        pairs = np.array([index_of[row.id] for row in rows])
-        tokens, texts = table.encode_distinct(
-            text for row in rows for text in (row.caption, *(negative.text for negative in row.negatives))
-        )
-        return Candidates(pairs, texts.reshape(len(rows), -1), tokens)
+        if not pairs:
+            raise DiffcapError(f"{path}: it has no training pair; write the file again with `make negatives`.")
+        return Candidates(np.array(pairs), rows.reshape(len(pairs), -1), tokens)
 
     def make_batch(self, step: int) -> Batch:
         """See `FeatureData`: `task`, the feature maps, and what the task needs."""

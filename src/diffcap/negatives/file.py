@@ -1,7 +1,7 @@
 """`negatives.jsonl`: the hard negative captions of every training caption."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,9 +72,14 @@ def write_negatives(
 
 
 def read_negatives(path: str | Path) -> list[CaptionNegatives]:
+    """All captions of a file of negatives, see `iter_negatives`."""
+    return list(iter_negatives(path))
+
+
+def iter_negatives(path: str | Path) -> Iterator[CaptionNegatives]:
     """Read a `negatives.jsonl`, or a file of the same form that the user wrote, which has no `negatives.json`.
 
-    Returns:
+    Yields:
         The captions in the order of the lines, at least one.
 
     Raises:
@@ -86,7 +91,7 @@ def read_negatives(path: str | Path) -> list[CaptionNegatives]:
     if has_metadata:
         _check_hash(path)
     fix = "build the file again with `make negatives DATASET=<name>`" if has_metadata else "fix that line"
-    rows: list[CaptionNegatives] = []
+    count = 0  # of each caption's negatives
     for where, row in read_json_lines(path, "negatives", _HOW_TO_BUILD):
         items = row.get("negatives")
         if not isinstance(row.get("id"), str) or not isinstance(row.get("caption"), str):
@@ -96,15 +101,12 @@ def read_negatives(path: str | Path) -> list[CaptionNegatives]:
                 f'{where}: "negatives" must be a non-empty list of {{"kind", "text"}} with a kind of '
                 f"{', '.join(KINDS)}, found {items!r:.80}; {fix}."
             )
-        negatives = [Negative(item["kind"], item["text"]) for item in items]
-        rows.append(CaptionNegatives(row["id"], row["caption"], negatives))
-        if len(negatives) != len(rows[0].negatives):
-            raise DiffcapError(
-                f"{where}: {len(negatives)} negatives, but the first line has {len(rows[0].negatives)}; {fix}."
-            )
-    if not rows:
+        count = count or len(items)
+        if len(items) != count:
+            raise DiffcapError(f"{where}: {len(items)} negatives, but the first line has {count}; {fix}.")
+        yield CaptionNegatives(row["id"], row["caption"], [Negative(item["kind"], item["text"]) for item in items])
+    if not count:
         raise DiffcapError(f"{path}: the file is empty; {_HOW_TO_BUILD}.")
-    return rows
 
 
 def _check_hash(path: Path) -> None:
