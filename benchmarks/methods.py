@@ -25,6 +25,8 @@ def methods(
     repeats: int = 5,
     threads: int | None = None,
     small: bool = False,
+    against: str | None = None,
+    kinds: list[str] | None = None,
 ) -> None:
     """Measure every case in a process of its own, write the numbers and a table.
 
@@ -36,26 +38,58 @@ def methods(
         repeats: timed runs of each case; the median counts, after one run that does not.
         threads: of torch. None: its own choice.
         small: tiny sizes, one repeat and small batches, to see that everything runs.
+        against: folder of another checkout, for example of an earlier commit: its `src` is measured as well, in turn with this
+            one, and the table has the ratios.
+        kinds: of the cases, such as training and loading; by default all.
 
     Raises:
         DiffcapError: a method is unknown, two forms of the same computation disagree, or a case failed.
     """
     from diffcap.records import write_json, write_text
+    from diffcap.utils.errors import DiffcapError
     from diffcap.utils.provenance import provenance
 
     chosen = [get_method(name).name for name in methods or registered()]
     if small:
         batch, large_batch, repeats = 2, 2, 1
     settings = {"repeats": repeats, "threads": threads, "small": small}
+    if against and not (Path(against) / "src/diffcap").is_dir():
+        raise DiffcapError(f"--against {against}: there is no src/diffcap; give the folder of a checkout.")
+    earlier: list[dict[str, Any]] = []
     machine_info = {**machine(), "load_before": load()}
     rows = []
-    for case in cases(chosen, batch, large_batch, small):
-        rows.append({**case, **measured({**case, **settings})})
-        print(f"{label(rows[-1])}: {rows[-1]['items_per_s']:.2f} items/s, {rows[-1]['peak_mb']:.0f} MB")
+    wanted = [case for case in cases(chosen, batch, large_batch, small) if kinds is None or case["kind"] in kinds]
+    if not wanted:
+        raise DiffcapError(f"--kinds {kinds}: {', '.join(chosen)} have no such case; omit the option for all.")
+    for case in wanted:
+        rounds = 2 if against else 1  # in turn, so that both see the same load of the machine
+        for _ in range(rounds):
+            rows.append({**case, **measured({**case, **settings})})
+            if against:
+                earlier.append({**case, **measured({**case, **settings}, Path(against))})
+        for measurements in (rows, earlier)[: 2 if against else 1]:
+            last = [measurements.pop() for _ in range(rounds)]
+            measurements.append(min(last, key=lambda row: min(row["seconds"])))
+            name = "" if measurements is rows else f", {against}"
+            print(
+                f"{label(case)}{name}: {measurements[-1]['items_per_s']:.2f} items/s, {measurements[-1]['peak_mb']:.0f} MB"
+            )
     agree(rows)
     machine_info.update(threads=rows[0]["threads"], load_after=load())
-    compared = ratios(rows)
-    notes = provenance(settings={**settings, "methods": chosen, "batch": batch, "large_batch": large_batch})
+    compared = ratios(rows) + [
+        {"case": label(now), "forms": f"now / {Path(against or '').name}", **ratio(now, before)}
+        for now, before in zip(rows, earlier)
+    ]
+    batches = {"batch": batch, "large_batch": large_batch}
+    notes = provenance(
+        settings={
+            **settings,
+            "methods": chosen,
+            **batches,
+            "against": Path(against).name if against else None,
+            "kinds": kinds,
+        }
+    )
     target = Path(out)
     write_json(target, {"machine": machine_info, "ratios": compared, "cases": rows, "provenance": notes})
     write_text(target.with_suffix(".md"), table(machine_info, compared, rows, notes))
@@ -87,6 +121,10 @@ def cases(methods: list[str], batch: int, large_batch: int, small: bool) -> list
     training += [(method, "", batch, 1) for method in methods if method not in two_forms]
     sizes = (2, 2, 2) if small else (8, 16, 32)
     rows = [_case("training", *row) for row in training]
+    fda = 2 if small else 28  # pairs, with 7 captions each: the paper's batch of 200
+    rows += [_case("MLM", "pcl", "", batch), _case("FDA", "pcl", "", fda), _case("retrieval", "clip4idc", "", batch)]
+    for method in methods:
+        rows += [_case("loading", method, form, batch) for form in ("cold", "warm")]
     rows += [_case("matching", "scorer", form, size) for size in sizes[:2] for form in ("dense", "blocked")]
     rows.append(_case("matching", "scorer", "blocked", sizes[2]))
     forms = ("uncached", "cached")
@@ -107,12 +145,13 @@ def _case(
     return {**names, "batch": batch, "streams": streams, "precision": precision}
 
 
-def measured(case: dict[str, Any]) -> dict[str, Any]:
-    """Run one case in a new process, see `cases.measure`."""
+def measured(case: dict[str, Any], checkout: Path | None = None) -> dict[str, Any]:
+    """Run one case in a new process, with this diffcap or that of another checkout, see `cases.measure`."""
     from diffcap.utils.errors import DiffcapError
 
     command = [sys.executable, str(Path(__file__).with_name("cases.py")), json.dumps(case)]
-    child = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    other = {"PYTHONPATH": str((checkout / "src").resolve())} if checkout else {}
+    child = subprocess.run(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **other})
     if child.returncode:
         raise DiffcapError(f"{label(case)}: the process ended with status {child.returncode}; its error is above.")
     return json.loads(child.stdout.splitlines()[-1])
@@ -164,16 +203,16 @@ def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for ours in rows:
         exact = [row for row in rows if ours["precision"] == "bf16" and _is_exact(row, ours)]
         compared += [(label({**plain, "form": ""}), "bf16 / float32", ours, plain) for plain in exact]
-    return [
-        {
-            "case": case,
-            "forms": forms,
-            "speed": ours["items_per_s"] / plain["items_per_s"],
-            "memory": ours["peak_mb"] / plain["peak_mb"],
-            "memory_without_libraries": _own(ours) / _own(plain),
-        }
-        for case, forms, ours, plain in compared
-    ]
+    return [{"case": case, "forms": forms, **ratio(ours, plain)} for case, forms, ours, plain in compared]
+
+
+def ratio(ours: dict[str, Any], plain: dict[str, Any]) -> dict[str, float]:
+    """Rate and memory of one measurement over those of another."""
+    return {
+        "speed": ours["items_per_s"] / plain["items_per_s"],
+        "memory": ours["peak_mb"] / plain["peak_mb"],
+        "memory_without_libraries": _own(ours) / _own(plain),
+    }
 
 
 def _is_exact(row: dict[str, Any], ours: dict[str, Any]) -> bool:
