@@ -2,8 +2,8 @@
 
 import json
 import os
-import platform
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -28,7 +28,7 @@ from diffcap.rehearsal import (
 from diffcap.run_folder import FINETUNE, PRETRAIN
 from diffcap.runner import run_command
 from diffcap.utils.errors import DiffcapError
-from diffcap.utils.provenance import provenance
+from diffcap.utils.provenance import git_commit, provenance
 from diffcap.utils.settings import CONFIGS, get_config_value
 
 VARIABLES = (
@@ -88,8 +88,9 @@ def rehearsal(
     write_sample(whole, sample, partial(source.rendered_image, rendered=rendered))
     variables = {**variables, "folder": str(sample), "run": str(run)}
     rows += _sampled_rows(Experiment(**variables), variables, whole, size, steps, limit, gpu_tflops)
-    remarks = notes(rows, experiment, gpu_tflops)
-    write_json(run / "table.json", {"rows": rows, "notes": remarks, "machine": _machine(), "provenance": provenance()})
+    machine = _machine()
+    remarks = notes(rows, experiment, gpu_tflops, machine)
+    write_json(run / "table.json", {"rows": rows, "notes": remarks, "machine": machine, "provenance": provenance()})
     write_text(run / "table.md", markdown(rows, remarks))
     show(rows, remarks, f"{experiment.method_spec.title} on {experiment.dataset_spec.title}: rehearsal")
     print(f"{run / 'table.md'}, table.json")
@@ -140,8 +141,7 @@ def _whole_rows(
             "data", record, files, f"{info['pairs']:,} pairs, {info['images']:,} images, {info['captions']:,} captions"
         )
     ]
-    pretraining = experiment.method_spec.pretraining
-    if pretraining and pretraining.needs_negatives:
+    if _needs_negatives(experiment):
         files = [whole / name for name in ("negatives.jsonl", "negatives.json", "negatives.md", "tags.jsonl")]
         settings = {**size, "tagger": experiment.tagger, "seed": experiment.seed}
         action = partial(run_in_process, "negatives", _words(variables))
@@ -149,6 +149,11 @@ def _whole_rows(
         captions = read_json(whole / "negatives.json")["captions"]
         rows.append(_row("negatives", record, files, f"negatives for {captions:,} captions"))
     return rows
+
+
+def _needs_negatives(experiment: Experiment) -> bool:
+    pretraining = experiment.method_spec.pretraining
+    return pretraining is not None and pretraining.needs_negatives
 
 
 def _row(stage: str, record: dict[str, Any], files: Sequence[Path], what: str) -> dict[str, Any]:
@@ -179,26 +184,26 @@ def _sampled_rows(
     measured = Path(experiment.folder) / "measured"
     extracted = {**size, **{name: getattr(experiment, name) for name in ("backbone", "weights", "devices")}}
     times_file = measured / f"{experiment.features}-times.json"
-    action = partial(run_in_process, "extract", _words(variables, _timed(times_file)))
-    record = measure(measured / f"{experiment.features}.json", extracted, [store], action)
+
+    def extract() -> dict[str, float]:
+        run_in_process("extract", _words(variables, _timed(times_file)))
+        return {"read_rate": read_rate(next(store.glob("features.*")))}
+
+    record = measure(measured / f"{experiment.features}.json", extracted, [store], extract)
     times = read_json(times_file)
     predict, images = times["predict"], info["images"]
-    array = next(store.glob("features.*"))
     factor = images / predict["images"]
     row = _row("extract", record, [], f"{images:,} images")
     seconds, flops = predict["seconds"] * factor, predict["flops"] and predict["flops"] * factor
     row |= {"here": f"{predict['images']:,} images", "hours": seconds / 3600, **gpu(times, seconds, flops, tflops)}
-    row["disk_bytes"] = array.stat().st_size * images // predict["images"]
-    rows, rate = [row], read_rate(array)
+    row["disk_bytes"] = next(store.glob("features.*")).stat().st_size * images // predict["images"]
+    rows, rate = [row], record["read_rate"]
     settings = {**size, **variables, "steps": steps, "limit": limit}
     for stage in (PRETRAIN, FINETUNE) if experiment.has_pretraining else (FINETUNE,):
         out, times_file = experiment.stage_folder(stage), run / "measured" / f"{stage}-times.json"
         options = [f"--trainer.max_steps={steps}", f"--trainer.val_check_interval={steps}", f"--data.val_limit={limit}"]
-        options += (
-            [f"--data.negatives={whole / 'negatives.jsonl'}"]
-            if (whole / "negatives.jsonl").is_file() and stage == PRETRAIN
-            else []
-        )
+        if stage == PRETRAIN and _needs_negatives(experiment):
+            options.append(f"--data.negatives={whole / 'negatives.jsonl'}")
         action = partial(run_in_process, stage, _words(variables, *options, _timed(times_file)))
         record = measure(run / "measured" / f"{stage}.json", settings, [out], action)
         row = training_row(experiment, stage, record, read_json(times_file), rate, tflops)
@@ -223,7 +228,8 @@ def _timed(path: Path) -> str:
 
 
 def _machine() -> dict[str, Any]:
-    return {"cores": os.cpu_count(), "system": platform.platform()}
+    date = datetime.now(UTC).date().isoformat()
+    return {"cores": os.cpu_count(), "load": os.getloadavg()[0], "date": date, "commit": git_commit()}
 
 
 if __name__ == "__main__":

@@ -144,6 +144,13 @@ def test_from_nothing_everything_runs_in_order_and_then_only_what_has_changed(pr
     assert list(played(project, "report", "report_ARGS=--pictures=3")) == ["report"]
 
 
+def test_the_rehearsal_gets_its_variables(project: Path) -> None:
+    words = "DATASET=clevr_change", "METHOD=scorer", "STEPS=4", "SCENES=60", "ARGS=--limit=8"
+    output = make(project, "-n", "rehearsal", *words).stdout
+    assert "stages/rehearsal.py --DATASET 'clevr_change' --METHOD 'scorer' --steps 4 --scenes 60 --limit=8" in output
+    assert "DATASET=cub: there is no rehearsal of it" in make(project, "rehearsal", "DATASET=cub").stderr
+
+
 def test_dry_run_says_the_same(project: Path) -> None:
     output = re.findall(r"bin/diffcap (\w+)", make(project, "-n", "eval").stdout)
     assert output == ALL and not (project / "log").exists()

@@ -32,16 +32,18 @@ _POLL_SECONDS = 0.2
 Record = dict[str, Any]
 
 
-def measure(path: Path, settings: Mapping[str, Any], outputs: Sequence[Path], run: Callable[[], None]) -> Record:
+def measure(
+    path: Path, settings: Mapping[str, Any], outputs: Sequence[Path], run: Callable[[], Mapping[str, Any] | None]
+) -> Record:
     """Run a stage, unless it was measured before with the same settings.
 
     Args:
         path: JSON file of the measurement. settings: of the stage, JSON values.
         outputs: files and folders of an earlier or interrupted run of the stage, which are deleted before it runs.
-        run: runs the stage in new processes.
+        run: runs the stage in new processes; it may return more values for the record.
 
     Returns:
-        "seconds" of wall time, "peak_bytes" of memory of all processes of the stage together, and "settings".
+        "seconds" of wall time, "peak_bytes" of memory of all processes of the stage together, "settings", and what `run` returned.
     """
     try:
         found = read_json(path)
@@ -57,8 +59,9 @@ def measure(path: Path, settings: Mapping[str, Any], outputs: Sequence[Path], ru
             output.unlink(missing_ok=True)
     start = time.perf_counter()
     with peak_memory() as peak:
-        run()
-    record = {"seconds": time.perf_counter() - start, "peak_bytes": peak[0], "settings": dict(settings)}
+        more = run() or {}
+    seconds = time.perf_counter() - start
+    record = {"seconds": seconds, "peak_bytes": peak[0], "settings": dict(settings), **more}
     write_json(path, record)
     return record
 
@@ -303,8 +306,12 @@ def show(rows: Sequence[Record], remarks: Sequence[str], title: str) -> None:
     print("\n".join(remarks))
 
 
-def notes(rows: Sequence[Record], experiment: Experiment, tflops: float) -> list[str]:
-    """What a reader of the table must know, a sentence or two each."""
+def notes(rows: Sequence[Record], experiment: Experiment, tflops: float, machine: Record) -> list[str]:
+    """What a reader of the table must know, a sentence or two each.
+
+    Args:
+        machine: "cores", "load" (processes that wanted a core in the last minute), "date" and "commit".
+    """
     trained = [row for row in rows if "steps" in row]
     on_cpu = all(row["device"] == "cpu" for row in trained)
     lines = [
@@ -331,4 +338,6 @@ def notes(rows: Sequence[Record], experiment: Experiment, tflops: float) -> list
             lines.append(
                 f"{row['stage']}: no measured step had the tasks {', '.join(row['tasks_not_measured'])}; more `STEPS=` have."
             )
+    load = f"load {machine['load']:.1f} at the end (above the number of cores, the times are too long)"
+    lines.append(f"{machine['cores']} cores, {load}, {machine['date']}, commit {machine['commit']}.")
     return lines
