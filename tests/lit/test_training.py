@@ -100,3 +100,14 @@ def test_what_came_trained_learns_at_its_own_rate_and_only_matrices_decay() -> N
             came = any(part is one for one in trained)
             assert metadata.pop(id(part)) == (1e-5 if came else 1e-3, 0.1 if part.ndim >= 2 else 0.0)
     assert not metadata and len(found.param_groups) == 4
+
+
+def test_parts_can_be_left_out_of_the_transfer(checkpoint: Path) -> None:
+    model = pretraining(seed=5, vocabulary_size=SIZE)
+    initial = {name: value.clone() for name, value in model.state_dict().items()}
+    init_from(model, str(checkpoint), WORDS, (), (), without=["trunk.pair_encoder"])
+    trained = pretraining(vocabulary_size=SIZE).state_dict()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, (initial if name.startswith("trunk.pair_encoder.") else trained)[name]), name
+    with pytest.raises(DiffcapError, match=r"init_without has 'pair_encoder', but the model has no such part"):
+        init_from(model, str(checkpoint), WORDS, (), (), without=["pair_encoder"])

@@ -23,6 +23,8 @@ class Pretraining(TrainingModule):
         warmup: number of warm-up steps (authors' code: 8,000 on CLEVR-Change, 4,000 on the birds).
         milestones: steps at which the piecewise schedule halves; below 1, fractions of the trainer's `max_steps`.
         init_from: checkpoint of an earlier pre-training stage; only its weights are used.
+        init_without: parts of the model that keep their initial weights in spite of `init_from`, such as trunk.pair_encoder after
+            a stage with single images.
     """
 
     stage = "pretrain"
@@ -36,15 +38,17 @@ class Pretraining(TrainingModule):
         warmup: int | float = 8000,
         milestones: list[float | str] | None = None,
         init_from: str | None = None,
+        init_without: list[str] | None = None,
     ) -> None:
         super().__init__(captioner, lr, weight_decay, schedule, warmup, milestones)
         self.captioner: PCLPretraining
-        self.init_from = init_from
+        self.init_from, self.init_without = init_from, init_without or []
 
     def setup(self, stage: str) -> None:
         """Load the weights of an earlier stage."""
         if stage == "fit" and self.init_from:
-            init_from(self.captioner, self.init_from, self.feature_data.words, FGVC_HEADS, FGVC_HEADS)
+            words = self.feature_data.words
+            init_from(self.captioner, self.init_from, words, FGVC_HEADS, FGVC_HEADS, self.init_without)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The loss of one task. Parameters that it does not use get a zero gradient, because DDP waits for every gradient."""

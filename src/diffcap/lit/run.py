@@ -66,7 +66,7 @@ HASH_EXCLUDED_KEYS = (
 
 # Keys that earlier versions did not have, and the values with which they change nothing: these values are not hashed either, so that
 # runs of earlier versions can be resumed.
-LATER_KEYS = {"model.half_precision_clip": False, "run.matmul_precision": None}
+LATER_KEYS = {"model.half_precision_clip": False, "model.init_without": None, "run.matmul_precision": None}
 
 
 @dataclass

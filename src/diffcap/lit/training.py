@@ -200,6 +200,7 @@ def init_from(
     words: list[str],
     allowed_missing: tuple[str, ...],
     allowed_unexpected: tuple[str, ...],
+    without: Sequence[str] = (),
 ) -> None:
     """Load the weights of another stage's checkpoint by name.
 
@@ -209,9 +210,11 @@ def init_from(
         words: this stage's vocabulary, in the order of the ids.
         allowed_missing: prefixes of parameter names that the checkpoint may lack.
         allowed_unexpected: prefixes of parameter names that only the checkpoint has, which are ignored.
+        without: parts of the module ("trunk.pair_encoder") that keep their initial weights.
 
     Raises:
-        DiffcapError: the vocabularies or the hyperparameters of `_MUST_AGREE` differ, or names or shapes do not fit.
+        DiffcapError: the vocabularies or the hyperparameters of `_MUST_AGREE` differ, names or shapes do not fit, or the module
+            has no part of a name in `without`.
     """
     state = read_checkpoint(path)
     _check_hyperparameters(state["diffcap"].get("hyperparameters"), getattr(module, "hyperparameters", {}), path)
@@ -222,10 +225,15 @@ def init_from(
             f"{path}: its vocabulary has {len(checkpoint_words)} words, this stage's {len(words)} (words in only one of the two: "
             f"{different}); use the dataset, manifest, data.min_count and data.vocabulary_with that it was trained with."
         )
-    weights = weights_of(state)
     initial = module.state_dict()
+    kept = tuple(f"{part}." for part in without)
+    if unknown := [part for part in kept if not any(name.startswith(part) for name in initial)]:
+        raise DiffcapError(
+            f"model.init_without has {unknown[0][:-1]!r}, but the model has no such part; correct the name."
+        )
+    weights = {name: value for name, value in weights_of(state).items() if not name.startswith(kept)}
     mismatches = [
-        f"missing: {name}" for name in initial if name not in weights and not name.startswith(allowed_missing)
+        f"missing: {name}" for name in initial if name not in weights and not name.startswith((*allowed_missing, *kept))
     ]
     mismatches += [
         f"unexpected: {name}" for name in weights if name not in initial and not name.startswith(allowed_unexpected)
