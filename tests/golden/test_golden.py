@@ -159,9 +159,10 @@ def words(name: str, folders: dict[str, Path]) -> list[str]:
 
 
 def losses(out: Path) -> list[dict[str, float]]:
-    """Every logged value of each training step, but for rates and times."""
+    """Every logged value of each training step, but for rates, times and gradients."""
     with next(out.glob("logs/*/metrics.csv")).open() as file:
         rows = [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
+    rows = [{key: value for key, value in row.items() if not key.startswith("train/gradient_rms")} for row in rows]
     steps = [kept for row in rows if (kept := {key: row[key] for key in row if key.startswith("train/")})]
     return steps[:STEPS]
 

@@ -32,7 +32,7 @@ def backbone_of(meta: Mapping[str, Any], weights: str | None = None) -> Backbone
             "images; caption a feature store with `diffcap eval`."
         )
     size = meta["preprocessing"]["size"] if library == "pixels" else None
-    std = meta["preprocessing"]["std"] if library == "torchvision" else None
+    std = meta["preprocessing"].get("std") if library == "torchvision" else None
     pool = meta.get("pool")
     try:
         backbone = build_backbone(

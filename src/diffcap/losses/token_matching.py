@@ -11,7 +11,12 @@ MAX_CUDA_BLOCK = 1 << 30  # 4 GB
 
 
 def block_size(device: torch.device) -> int:
-    """Number of similarities in memory at once: `BLOCK` on the CPU; on CUDA up to an eighth of the free memory, a power of two."""
+    """Number of similarities in memory at once: `BLOCK` on the CPU; on CUDA up to an eighth of the free memory, a power of two.
+
+    Example:
+        >>> block_size(torch.device("cpu")) == BLOCK
+        True
+    """
     if device.type != "cuda":
         return BLOCK
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # of torch's own cache
