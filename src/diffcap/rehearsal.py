@@ -27,7 +27,10 @@ from diffcap.utils.settings import get_config_value
 SOURCES = {"clevr_change": "diffcap.datasets.blocks.official_size"}
 WARM_UP = 2  # training steps that do not count
 FREE_GB = 8  # disk space at the official size: checkpoints of two stages 4 GB, manifests, negatives, sampled features
-_POLL_SECONDS = 0.2
+_POLL_SECONDS, _POLL_SHARE = (
+    0.2,
+    0.05,
+)  # least time between two samples of the memory, and largest share of the time for taking them
 
 Record = dict[str, Any]
 
@@ -70,7 +73,8 @@ def measure(
 def peak_memory() -> Iterator[list[int]]:
     """Measure the memory of the processes that this process starts, all together, while the block runs.
 
-    Shared memory is counted once (proportional set size). The value is sampled five times a second. It needs Linux.
+    Shared memory is counted once (proportional set size). The value is sampled up to five times a second, less often where a
+    sample takes long (the kernel goes through all pages). It needs Linux.
 
     Yields:
         A list whose only element is the peak so far in bytes; 0 where it cannot be measured.
@@ -78,8 +82,11 @@ def peak_memory() -> Iterator[list[int]]:
     peak, stop = [0], threading.Event()
 
     def poll() -> None:
-        while not stop.wait(_POLL_SECONDS):
+        pause = _POLL_SECONDS
+        while not stop.wait(pause):
+            start = time.perf_counter()
             peak[0] = max(peak[0], sum(map(_memory, _descendants(os.getpid()))))
+            pause = max(_POLL_SECONDS, (time.perf_counter() - start) / _POLL_SHARE)
 
     thread = threading.Thread(target=poll, daemon=True)
     thread.start()
