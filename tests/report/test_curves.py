@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from diffcap.report.charts import HEIGHT, WIDTH, curve_chart, is_score, viewpoint_charts
-from diffcap.report.curves import read_curves, thinned
+from diffcap.report.curve_picture import draw_curves
+from diffcap.report.curves import read_curves, run_curves, thinned
+from diffcap.report.drawing import COLORS
 
 
 def log(folder: Path, stage: str, version: str, text: str) -> None:
@@ -76,3 +78,25 @@ def test_charts_by_viewpoint_leave_out_what_a_bin_lacks() -> None:
     assert line.dots[0].text == "one, IoU 0.10 to 0.40: 50.0 ± 10.0" and line.dots[1].spread == 0
     assert line.dots[0].spread == pytest.approx((up["0"] - up["100"]) / 10, abs=0.1)
     assert [label for _, label in charts[0].x_sublabels] == ["7", "8"]
+
+
+def test_the_curves_of_runs_are_those_of_their_last_stage(tmp_path: Path) -> None:
+    rows = "step,train/loss,val/CIDEr-D\n" + "".join(f"{step},1.5,{step / 100}\n" for step in (10, 20, 30))
+    log(tmp_path / "a", "pretrain", "version_0", rows)
+    log(tmp_path / "a", "finetune", "version_0", rows.replace("30,1.5,0.3", "40,1.5,0.6"))
+    log(tmp_path / "b", "finetune", "version_0", "step,val/CIDEr-D\n10,0.5\n")  # one validation is no curve
+    found = run_curves(
+        [(tmp_path / "a", ("pretrain", "finetune")), (tmp_path / "b", ("finetune",)), (tmp_path / "c", ())]
+    )
+    assert found == [[(10.0, 0.1), (20.0, 0.2), (40.0, 0.6)]]
+
+
+def test_the_picture_of_curves_has_each_system_where_its_scores_are() -> None:
+    """Of two constant curves, the higher one is above the lower one, at the heights of its tick."""
+    sheet = np.array(
+        draw_curves({"high": [[(0, 2.0), (100, 2.0)]], "none": [], "low": [[(0, 1.0), (100, 1.0)]]}, "title")
+    )
+    column = sheet[:, 500].astype(int)
+    high, low = (np.flatnonzero((np.abs(column - np.array(color)) < 40).all(1)).mean() for color in COLORS[:2])
+    axis = np.flatnonzero((column == 120).all(1)).max()
+    assert high < low < axis and (axis - high) / (axis - low) == pytest.approx(2, abs=0.05)

@@ -56,6 +56,8 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
     make_run(tmp_path / "runs/scratch", dataset, captions_of(dataset, 7), {"finetune": 120.0})
     words = sorted({word for pair in dataset.pairs for caption in pair.captions for word in caption.split()})
     make_scorer(tmp_path / "runs/pcl1/finetune/best.ckpt", words)
+    (tmp_path / "runs/pcl1/finetune/logs/version_0").mkdir(parents=True)
+    (tmp_path / "runs/pcl1/finetune/logs/version_0/metrics.csv").write_text("step,val/CIDEr-D\n9,0.5\n19,0.75\n")
     done = report(
         tmp_path,
         '{"PCL": ["runs/pcl1", "runs/pcl2"], "PCL, no pre-training": "runs/scratch"}',
@@ -106,6 +108,8 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
     )
     with Image.open(tmp_path / "report/attention.png") as sheet:
         assert sheet.width == 900 and sheet.height > 2 * (192 + 2 * 88)
+    curves = read_json(tmp_path / "report/curves.json")
+    assert curves["systems"] == {"PCL": [[[9, 0.5], [19, 0.75]]], "PCL, no pre-training": []}
     by_viewpoint = read_json(tmp_path / "report/viewpoint.json")
     assert sum(part["pairs"]["total"] for part in by_viewpoint["bins"]) == len(test)
     for part, row in zip(by_viewpoint["bins"], by_viewpoint["systems"]["most common training caption"]):
@@ -113,7 +117,7 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
         alone = evaluate({pair.id: common[pair.id] for pair in inside}, inside, "raw", ["CIDEr-D"])
         assert row["CIDEr-D"]["total"] == pytest.approx(alone["groups"]["total"]["CIDEr-D"])
     assert all("std" in row for row in by_viewpoint["systems"]["PCL"])
-    names = ["attention.png", "localisation.json", "pairs.png", "report.html", "table.json", "table.md"]
+    names = ["attention.png", "curves.json", "curves.png", "localisation.json", "pairs.png", "report.html", "table.json", "table.md"]
     names += ["viewpoint.json", "viewpoint.png"]
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == names
 

@@ -33,7 +33,8 @@ def report(
         runs: Name of each row and its run's folder, or the folders of several seeds, which give a mean and a standard deviation:
             '{"IDC-PCL": "runs/blocks/pcl"}', '{"IDC-PCL": ["runs/a", "runs/b"]}'. The eval folder of a run is used; give the
             folder of another evaluation as in '{"reinforced": "runs/blocks/pcl/reinforce-eval"}'.
-        out: Folder for report.html, table.json, table.md, pairs.png, attention.png, viewpoint.json and viewpoint.png.
+        out: Folder for report.html, table.json, table.md, pairs.png, attention.png, viewpoint.json, viewpoint.png, and curves.json
+            and curves.png with the validation scores during the training.
         split: The split that the runs were evaluated on.
         pictures: Number of pairs in pairs.png; 0 for no file.
         attention: Number of pairs per run (the first of several seeds) in attention.png, for methods with attention maps; 0 for
@@ -53,6 +54,7 @@ def report(
     from diffcap.features.store import FeatureStore
     from diffcap.records import read_dataset, take_changes, write_json, write_text
     from diffcap.report.baselines import baseline_captions
+    from diffcap.report.curves import MONITORED, run_curves
     from diffcap.report.rows import common_protocol, mean_row, read_run, run_row, score_row
     from diffcap.report.table import caption_of, notes_of, report_text, rich_table, system_lines, type_lines
     from diffcap.utils.provenance import provenance
@@ -136,6 +138,14 @@ def report(
             written += ["viewpoint.json", "viewpoint.png"]
         else:
             print("viewpoint.png is not written: the pairs have no viewpoint IoU, or all have the same")
+    curves = {name: [curve for run in group for curve in run_curves(run.lineages)] for name, group in read.items()}
+    if any(map(len, curves.values())):
+        from diffcap.report.curve_picture import draw_curves
+        from diffcap.report.drawing import write_png
+
+        write_json(target / "curves.json", {"value": MONITORED, "systems": curves, "provenance": notes})
+        write_png(target / "curves.png", draw_curves(curves, "validation CIDEr-D x 100, by training step"))
+        written += ["curves.json", "curves.png"]
     if page:
         from diffcap.report.gather import gather
         from diffcap.report.page import render

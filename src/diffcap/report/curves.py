@@ -8,6 +8,7 @@ from pathlib import Path
 from diffcap.run_folder import LOGS, STAGES
 
 Curve = list[tuple[float, float]]
+MONITORED = "val/CIDEr-D"
 
 _MOST_POINTS = 240  # of a curve; neighbours are averaged in longer ones, since a screen shows no more
 
@@ -34,6 +35,21 @@ def read_curves(folder: str | Path, stages: Sequence[str] = STAGES) -> dict[str,
         if values:
             found[stage] = {name: sorted(points.items()) for name, points in sorted(values.items())}
     return found
+
+
+def run_curves(lineages: Iterable[tuple[str | Path, Sequence[str]]]) -> list[Curve]:
+    """The validation CIDEr-D of the captioner's last training stage, a curve for each lineage that logged at least two values.
+
+    Args:
+        lineages: folder of a run, and its stages in the order of the training.
+    """
+    curves = []
+    for folder, stages in lineages:
+        by_stage = read_curves(folder, stages[-1:])
+        curve = by_stage.get(stages[-1], {}).get(MONITORED, []) if stages else []
+        if len(curve) > 1:
+            curves.append(curve)
+    return curves
 
 
 def _session(path: Path) -> tuple[int, str]:
