@@ -167,7 +167,7 @@ def report(
     if by_type:
         print_table(rich_table(by_type, "by change type", words=2))
     echo(*(line for text in (caption_of(protocol, rows), *notes_of(protocol, rows)) for line in wrap(text, 100)))
-    print(f"{target}: {', '.join(written)}")
+    echo(*wrap(f"{target}: {', '.join(written)}", 100))
 
 
 def _origin(notes: dict[str, object]) -> dict[str, object]:
