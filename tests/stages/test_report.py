@@ -144,6 +144,7 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
         "--pictures=0",
         "--attention=0",
         "--bins=0",
+        "--curves=false",
         "--page=2",
         "--localisation_pairs=0",
         "--out=few",
@@ -154,7 +155,7 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
     assert len(index["pairs"]) == 2 and not any("l" in pair for pair in index["pairs"])
     assert not (tmp_path / "few/localisation.json").exists()
 
-    options = ("--pictures=0", "--attention=0", "--bins=0", "--page=0", "--out=bare")
+    options = ("--pictures=0", "--attention=0", "--bins=0", "--page=0", "--curves=false", "--out=bare")
     none = report(tmp_path, '{"PCL": "runs/pcl1"}', *options)
     assert none.returncode == 0, none.stderr
     assert sorted(path.name for path in (tmp_path / "bare").iterdir()) == ["table.json", "table.md"]

@@ -18,6 +18,7 @@ def report(
     pictures: int = 8,
     attention: int = 4,
     bins: int = 5,
+    curves: bool = True,
     page: int = 10_000,
     localisation_pairs: int = 300,
     seed: int = 0,
@@ -40,6 +41,7 @@ def report(
         attention: Number of pairs per run (the first of several seeds) in attention.png, for methods with attention maps; 0 for
             no file.
         bins: Number of bins of viewpoint IoU in viewpoint.png, if the pairs have it; 0 for no file.
+        curves: Whether to write curves.json and curves.png, if the runs have logs.
         page: Maximal number of pairs in report.html, chosen at random, about 2 kB each; 0 for no page.
         localisation_pairs: Number of these pairs, evenly chosen over the change types, with attention maps in report.html; the best and the
             worst pairs are added. It is also measured whether the attention is on the changed object. 0 for none.
@@ -138,13 +140,13 @@ def report(
             written += ["viewpoint.json", "viewpoint.png"]
         else:
             print("viewpoint.png is not written: the pairs have no viewpoint IoU, or all have the same")
-    curves = {name: [curve for run in group for curve in run_curves(run.lineages)] for name, group in read.items()}
-    if any(map(len, curves.values())):
+    logged = {name: [curve for run in group for curve in run_curves(run.lineages)] for name, group in read.items()}
+    if curves and any(logged.values()):
         from diffcap.report.curve_picture import draw_curves
         from diffcap.report.drawing import write_png
 
-        write_json(target / "curves.json", {"value": MONITORED, "systems": curves, "provenance": notes})
-        write_png(target / "curves.png", draw_curves(curves, "validation CIDEr-D x 100, by training step"))
+        write_json(target / "curves.json", {"value": MONITORED, "systems": logged, "provenance": notes})
+        write_png(target / "curves.png", draw_curves(logged, "validation CIDEr-D x 100, by training step"))
         written += ["curves.json", "curves.png"]
     if page:
         from diffcap.report.gather import gather
