@@ -300,8 +300,8 @@ class PreNormStack(nn.Module):
         Returns:
             (b R, Q, D).
         """
-        repeats = len(own) // len(shared)
-        if repeats == 1 or len(self.layers) < 2:
+        repeats = len(own) // max(1, len(shared))  # a rank may have an empty batch
+        if repeats <= 1 or len(self.layers) < 2:
             return self(torch.cat([shared.repeat_interleave(repeats, 0), own], 1), mask, None, query_positions)[0]
         first, *others, last = cast(list[PreNormBlock], list(self.layers))
         x = first.forward_repeated(self.norm(shared), self.norm(own), mask)
