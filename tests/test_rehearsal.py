@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from diffcap.experiment import Experiment
-from diffcap.rehearsal import check_disk, measure, peak_memory, read_rate, seconds_per_step, training_row
+from diffcap.rehearsal import check_disk, measure, read_rate, seconds_per_step, training_row
 from diffcap.utils.errors import DiffcapError
 
 

@@ -117,7 +117,16 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
         alone = evaluate({pair.id: common[pair.id] for pair in inside}, inside, "raw", ["CIDEr-D"])
         assert row["CIDEr-D"]["total"] == pytest.approx(alone["groups"]["total"]["CIDEr-D"])
     assert all("std" in row for row in by_viewpoint["systems"]["PCL"])
-    names = ["attention.png", "curves.json", "curves.png", "localisation.json", "pairs.png", "report.html", "table.json", "table.md"]
+    names = [
+        "attention.png",
+        "curves.json",
+        "curves.png",
+        "localisation.json",
+        "pairs.png",
+        "report.html",
+        "table.json",
+        "table.md",
+    ]
     names += ["viewpoint.json", "viewpoint.png"]
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == names
 
