@@ -11,9 +11,9 @@ from PIL import Image
 from diffcap.evaluation.protocols import evaluate
 from diffcap.evaluation.slots import parse_caption
 from diffcap.records import ChangePair
-from diffcap.report.drawing import WIDTH
+from diffcap.report.drawing import WIDTH, axis_step
 from diffcap.report.rows import Row
-from diffcap.report.viewpoint import Bin, axis_step, draw_viewpoint, quantile_bins, score_bins, viewpoint_scores
+from diffcap.report.viewpoint import Bin, draw_viewpoint, quantile_bins, score_bins, viewpoint_scores
 
 CUBE = {"size": "large", "color": "gray", "material": "metal", "shape": "cube", "to": None}
 BLUE = (0, 114, 178)

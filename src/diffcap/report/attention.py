@@ -15,7 +15,20 @@ from diffcap.features.store import FeatureStore
 from diffcap.models.captioner import Captioner
 from diffcap.pair_captioner import AttentionMaps, attention_of
 from diffcap.records import ChangePair
-from diffcap.report.drawing import GAP, GRAY, INK, LINE, MARGIN, PICTURE, WIDTH, Color, fonts, line_height, picture
+from diffcap.report.drawing import (
+    GAP,
+    GRAY,
+    INK,
+    LINE,
+    MARGIN,
+    PICTURE,
+    SUPERSAMPLING,
+    WIDTH,
+    Color,
+    fonts,
+    line_height,
+    picture,
+)
 from diffcap.report.overlay import Array, blend, colormap, scale_attention
 from diffcap.report.pictures import caption_lines, draw_lines, lines_height
 
@@ -24,7 +37,6 @@ TILE = ((WIDTH - 2 * MARGIN - (COLUMNS - 1) * GAP) // COLUMNS, 88)
 _TILE_GAP = 2  # pixels between the two images of a word
 _COMMON_SHIFT, _OTHER_SHIFT = (0, 160, 230), (240, 120, 0)
 _MAX_MATCHES = 24
-_SUPERSAMPLING = 4  # lines are drawn this many times larger and then shrunk, for smooth edges
 _PAIRS_PER_READ = 16
 
 
@@ -233,7 +245,7 @@ def draw_matches(
         frames: corner and size of both images on the block. rows: of the map.
     """
     width = max(corner[0] + size[0] for corner, size in frames) + GAP  # the rest of the block has no lines
-    lines = Image.new("RGBA", (width * _SUPERSAMPLING, PICTURE[1] * _SUPERSAMPLING))
+    lines = Image.new("RGBA", (width * SUPERSAMPLING, PICTURE[1] * SUPERSAMPLING))
     draw = ImageDraw.Draw(lines)
     progress = np.linspace(0, 1, 33)[:, None]
     for match in sorted(found, key=lambda match: match.weight):
@@ -242,12 +254,12 @@ def draw_matches(
             for position, (corner, size) in zip((match.start, match.end), frames)
         )
         bend = (match.start[0] - 0.5) * frames[0][1][1] / rows
-        path = (start + progress * (end - start) + np.sin(np.pi * progress) * (0, bend)) * _SUPERSAMPLING
+        path = (start + progress * (end - start) + np.sin(np.pi * progress) * (0, bend)) * SUPERSAMPLING
         color: Color = _COMMON_SHIFT if match.is_common else _OTHER_SHIFT
         draw.line([(x, y) for x, y in path.tolist()], (*color, round(255 * match.weight / found[0].weight)), 6)
         for x, y in (path[0], path[-1]):
-            size = 3.5 * _SUPERSAMPLING
-            draw.ellipse([x - size, y - size, x + size, y + size], color, "white", _SUPERSAMPLING // 2)
+            size = 3.5 * SUPERSAMPLING
+            draw.ellipse([x - size, y - size, x + size, y + size], color, "white", SUPERSAMPLING // 2)
     lines = lines.resize((width, PICTURE[1]), Image.Resampling.LANCZOS)
     block.paste(lines, (0, 0), lines)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diffcap.report.curves import Curve, thinned
-from diffcap.report.viewpoint import axis_step
+from diffcap.report.drawing import axis_step
 
 WIDTH, HEIGHT = 420, 236
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 12, 44

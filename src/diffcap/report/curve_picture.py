@@ -6,18 +6,28 @@ from collections.abc import Mapping, Sequence
 from PIL import Image, ImageDraw
 
 from diffcap.report.curves import Curve
-from diffcap.report.drawing import GAP, GRAY, INK, LINE, MARGIN, WIDTH, fonts, line_height, system_colors
-from diffcap.report.viewpoint import axis_step
+from diffcap.report.drawing import (
+    GAP,
+    GRAY,
+    INK,
+    LINE,
+    MARGIN,
+    SUPERSAMPLING,
+    WIDTH,
+    axis_step,
+    fonts,
+    line_height,
+    system_colors,
+)
 
 _HEIGHT = 260  # of the plot
-_SUPERSAMPLING = 4  # lines are drawn this many times larger and then shrunk, for smooth edges
 
 
 def draw_curves(systems: Mapping[str, Sequence[Curve]], title: str) -> Image.Image:
     """Draw the chart; the runs of a system (its seeds) have one colour.
 
     Args:
-        systems: name -> curves of (step, fraction); the fractions are shown x 100. title: of the chart.
+        systems: name -> curves of (step, fraction); the fractions are shown x 100. title: title of the chart.
     """
     systems = {name: curves for name, curves in systems.items() if curves}
     _, small = fonts()
@@ -42,15 +52,15 @@ def draw_curves(systems: Mapping[str, Sequence[Curve]], title: str) -> Image.Ima
         draw.text((left - GAP, y), f"{number * y_step:g}", GRAY, small, anchor="rm")
     for number in range(int(steps / x_step + 1e-9) + 1):
         draw.text((at(number * x_step, 0)[0], bottom + 4), f"{number * x_step:,.0f}", GRAY, small, anchor="ma")
-    lines = Image.new("RGBA", (WIDTH * _SUPERSAMPLING, sheet.height * _SUPERSAMPLING))
+    lines = Image.new("RGBA", (WIDTH * SUPERSAMPLING, sheet.height * SUPERSAMPLING))
     fine = ImageDraw.Draw(lines)
     for place, (name, curves) in enumerate(systems.items()):
         for curve in curves:
             path = [at(step, 100 * value) for step, value in curve]
             fine.line(
-                [(x * _SUPERSAMPLING, y * _SUPERSAMPLING) for x, y in path],
+                [(x * SUPERSAMPLING, y * SUPERSAMPLING) for x, y in path],
                 colors[name],
-                2 * _SUPERSAMPLING,
+                2 * SUPERSAMPLING,
                 joint="curve",
             )
         y = bottom + line + GAP + place * line

@@ -1,5 +1,6 @@
 """Sizes, colours, fonts and image loading shared by the report's PNG files."""
 
+import math
 from collections.abc import Collection, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -14,6 +15,7 @@ Color = tuple[int, int, int]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 WIDTH, MARGIN, GAP = 900, 16, 8  # as wide as a README is shown
+SUPERSAMPLING = 4  # lines are drawn this many times larger and then shrunk, for smooth edges
 PICTURE = (256, 192)  # twice the size of the embedded dataset's images
 INK, GRAY, LINE = (30, 30, 30), (120, 120, 120), (225, 225, 225)
 RIGHT, WRONG, BOX = (20, 125, 55), (190, 40, 40), (255, 0, 200)
@@ -43,6 +45,12 @@ def fonts() -> tuple[Font, Font]:
 def line_height(font: Font) -> int:
     """Distance between two lines of text in pixels."""
     return round(1.3 * getattr(font, "size", 11))
+
+
+def axis_step(highest: float) -> float:
+    """Distance between the ticks of an axis from 0 to `highest` > 0: 1, 2 or 5 times a power of ten, for three to eight."""
+    power = 10.0 ** math.floor(math.log10(highest / 3))
+    return max(factor * power for factor in (1, 2, 5) if factor * power <= highest / 3 * (1 + 1e-9))
 
 
 def wrap(text: str, font: Font, width: int) -> list[str]:

@@ -15,13 +15,25 @@ from diffcap.evaluation.protocols import groups_of
 from diffcap.evaluation.slots import slot_accuracy
 from diffcap.evaluation.tokenize import Tokenizer
 from diffcap.records import ChangePair
-from diffcap.report.drawing import GAP, GRAY, INK, LINE, MARGIN, WIDTH, Color, fonts, line_height, system_colors
+from diffcap.report.drawing import (
+    GAP,
+    GRAY,
+    INK,
+    LINE,
+    MARGIN,
+    SUPERSAMPLING,
+    WIDTH,
+    Color,
+    axis_step,
+    fonts,
+    line_height,
+    system_colors,
+)
 from diffcap.report.rows import Row, mean_row
 
 KEY = "viewpoint_iou"
 _GROUPS = ("total", "semantic", "distractor")
 _PANELS = {"CIDEr-D": "CIDEr-D x 100", "type_accuracy": "right change types, %"}
-_SUPERSAMPLING = 4  # lines are drawn this many times larger and then shrunk, for smooth edges
 _PLOT_HEIGHT = 220
 
 
@@ -134,12 +146,6 @@ def draw_viewpoint(scores: Mapping[str, Any], baselines: Sequence[str] = ()) -> 
     return sheet
 
 
-def axis_step(highest: float) -> float:
-    """Distance between the ticks of an axis from 0 to `highest` > 0: 1, 2 or 5 times a power of ten, for three to eight."""
-    power = 10.0 ** math.floor(math.log10(highest / 3))
-    return max(factor * power for factor in (1, 2, 5) if factor * power <= highest / 3 * (1 + 1e-9))
-
-
 def _panel(sheet: Image.Image, top: int, key: str, scores: Mapping[str, Any], colors: Mapping[str, Color]) -> None:
     """One chart, `top` pixels down: title, axes, a line for each system, and its values below its points."""
     _, small = fonts()
@@ -175,24 +181,24 @@ def _panel(sheet: Image.Image, top: int, key: str, scores: Mapping[str, Any], co
         draw.text((x_of(number), below + line), f"{part['pairs']['total']:,}", GRAY, small, anchor="ma")
     below += 2 * line + GAP
 
-    lines = Image.new("RGBA", (WIDTH * _SUPERSAMPLING, (_PLOT_HEIGHT + 2 * line) * _SUPERSAMPLING))
+    lines = Image.new("RGBA", (WIDTH * SUPERSAMPLING, (_PLOT_HEIGHT + 2 * line) * SUPERSAMPLING))
     fine = ImageDraw.Draw(lines)
     for place, (name, color) in enumerate(colors.items()):
         aside = 4 * (place - (len(colors) - 1) / 2)  # points of equal height do not overlap
 
         def at(number: int, value: float, aside: float = aside) -> tuple[float, float]:
-            return (x_of(number) + aside) * _SUPERSAMPLING, (y_of(value) - first + line) * _SUPERSAMPLING
+            return (x_of(number) + aside) * SUPERSAMPLING, (y_of(value) - first + line) * SUPERSAMPLING
 
         points = [at(number, value) for number, value in enumerate(means[name])]
-        fine.line(points, color, 2 * _SUPERSAMPLING, joint="curve")
+        fine.line(points, color, 2 * SUPERSAMPLING, joint="curve")
         for number, (x, y) in enumerate(points):
-            size, std = 3.5 * _SUPERSAMPLING, stds[name][number]
+            size, std = 3.5 * SUPERSAMPLING, stds[name][number]
             fine.ellipse([x - size, y - size, x + size, y + size], color)
             if std is not None:
                 low, high = (at(number, means[name][number] + sign * std)[1] for sign in (-1, 1))
-                fine.line([(x, low), (x, high)], color, round(1.5 * _SUPERSAMPLING))
+                fine.line([(x, low), (x, high)], color, round(1.5 * SUPERSAMPLING))
                 for end in (low, high):
-                    fine.line([(x - size, end), (x + size, end)], color, round(1.5 * _SUPERSAMPLING))
+                    fine.line([(x - size, end), (x + size, end)], color, round(1.5 * SUPERSAMPLING))
         y = below + place * line
         draw.rectangle([MARGIN, y + line // 2 - 2, MARGIN + 10, y + line // 2 + 1], color)
         draw.text((MARGIN + 16, y), _shortened(name, left - MARGIN - 24), color, small)
