@@ -19,6 +19,7 @@ def ablation(
     rows: str | None = None,
     more_seeds: str | None = None,
     repeated: str | None = None,
+    validations: int = 4,
     out: str | None = None,
 ) -> None:
     """Train and score every row with the same number of steps, and write the table: BLEU-4, METEOR, ROUGE-L, CIDEr-D, by change type.
@@ -34,6 +35,7 @@ def ablation(
             and, for pcl, cub, nabirds and cub_nabirds (the full method with more datasets).
         more_seeds: Additional seeds, for the rows in `repeated` only.
         repeated: Rows with additional seeds, separated by commas; all by default.
+        validations: Number of validations of every stage with given steps; the best one is evaluated, and all are in curves.png.
         out: Folder of the runs and of the table; runs/<dataset>/<method>-ablation by default.
 
     Raises:
@@ -80,6 +82,7 @@ def ablation(
             steps,
             pretrain_steps if ablation.pretrains else 0,
             place / f"{start}-{seed}" / PRETRAIN if (start, seed) in runs else None,
+            validations,
         )
     # One seed after the other, so that an interrupted command leaves complete tables of fewer seeds.
     run_queues(

@@ -27,6 +27,7 @@ from diffcap.rehearsal import (
 )
 from diffcap.run_folder import FINETUNE, PRETRAIN
 from diffcap.runner import run_command
+from diffcap.utils.cores import available_cores
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.provenance import git_commit, provenance
 from diffcap.utils.settings import CONFIGS, get_config_value
@@ -229,7 +230,7 @@ def _timed(path: Path) -> str:
 
 def _machine() -> dict[str, Any]:
     date = datetime.now(UTC).date().isoformat()
-    return {"cores": os.cpu_count(), "load": os.getloadavg()[0], "date": date, "commit": git_commit()}
+    return {"cores": available_cores(), "load": os.getloadavg()[0], "date": date, "commit": git_commit()}
 
 
 if __name__ == "__main__":

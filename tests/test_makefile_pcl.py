@@ -135,17 +135,19 @@ def test_an_unknown_extra_dataset_stops_before_anything_runs(project: Path) -> N
 
 @pytest.mark.thorough
 def test_the_ablations_of_pcl_share_what_is_the_same(project: Path) -> None:
-    runs = logged(project, "ablation", "SEEDS=1,2", "ARGS=--steps=8 --pretrain_steps=4", "PAIRS=60", "IMAGES=400")
+    runs = logged(
+        project, "ablation", "SEEDS=1,2", "ARGS=--steps=8 --pretrain_steps=4 --validations=2", "PAIRS=60", "IMAGES=400"
+    )
     rows = ["no_pretraining", "mlm", "mlm_mvcl", "pcl", "no_difference_encoder", "no_distractor_judging"]
-    rows += ["cub", "nabirds", "cub_nabirds"]
+    rows += ["random_pair_init", "cub", "nabirds", "cub_nabirds"]
     place = "runs/blocks/pcl-ablation"
     counts = {
         "data": 3,
         "extract": 3,
         "negatives": 2,
-        "pretrain": 2 * (7 + 1),  # two rows share the stage on CUB
-        "finetune": 18,
-        "eval": 18,
+        "pretrain": 2 * (8 + 1),  # two rows share the stage on CUB
+        "finetune": 20,
+        "eval": 20,
         "report": 1,
     }
     assert {stage: len(found) for stage, found in runs.items()} == counts
@@ -164,8 +166,8 @@ def test_the_ablations_of_pcl_share_what_is_the_same(project: Path) -> None:
         for row, file in (("mlm", "mlm.pretrain"), ("no_difference_encoder", "no_difference_encoder"), ("pcl", "pcl")):
             assert f"ablation/{file}.yaml" in trained[f"{place}/{row}-{seed}/pretrain"]
         assert "ablation/no_difference_encoder.yaml" in tuned["no_difference_encoder"]
-    assert all("--trainer.max_steps=4 --trainer.val_check_interval=1" in found for found in runs["pretrain"])
-    assert all("--trainer.max_steps=8 " in found for found in runs["finetune"])
+    assert all("--trainer.max_steps=4 --trainer.val_check_interval=2" in found for found in runs["pretrain"])
+    assert all("--trainer.max_steps=8 --trainer.val_check_interval=4" in found for found in runs["finetune"])
     assert "--remark" not in runs["report"][0]
     alone = logged(project, "ablation", "ARGS=--rows=no_distractor_judging", "FOLDER=data/other")
     assert "no_distractor_judging-1234/pretrain/last.ckpt" in alone["finetune"][0] and len(alone["pretrain"]) == 1

@@ -9,7 +9,7 @@ from diffcap.runner import cores
 
 
 def test_experiments_that_would_share_a_gpu_run_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert cores() == 2
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

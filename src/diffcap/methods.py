@@ -150,6 +150,7 @@ BUILT_IN = (
                 pretraining_of="pcl",
                 removes="distractor_judging",
             ),
+            "random_pair_init": Ablation("all, random pair encoder", pretrains=True),
             "cub": Ablation("all, +CUB", pretrains=True, extra="cub"),
             "nabirds": Ablation("all, +NABirds", pretrains=True, extra="nabirds"),
             "cub_nabirds": Ablation("all, +CUB +NABirds", pretrains=True, extra="cub,nabirds"),

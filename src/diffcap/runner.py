@@ -15,6 +15,7 @@ from diffcap.experiment import Experiment, parse
 from diffcap.pipeline import STAGES, needed_by
 from diffcap.run_folder import FINETUNE, PRETRAIN
 from diffcap.utils.console import run
+from diffcap.utils.cores import available_cores
 from diffcap.utils.errors import DiffcapError, plain_errors
 
 Variables = Mapping[str, str]
@@ -29,6 +30,7 @@ class Job:
         variables: of the experiment.
         finetune, pretrain: steps of the stage; None is the number in its settings; 0 pre-training steps skip the pre-training.
         pretraining: folder of a finished pre-training to start from, instead of the job's own.
+        validations: number of validations of a stage whose steps are given.
         run: folder of the run.
     """
 
@@ -37,6 +39,7 @@ class Job:
     finetune: int | None = None
     pretrain: int | None = 0
     pretraining: Path | None = None
+    validations: int = 4
     run: Path = field(init=False)
 
     def __post_init__(self) -> None:
@@ -94,7 +97,8 @@ def run_job(job: Job, **stage_options: Sequence[str]) -> None:
         variables["pretraining"] = str(job.pretraining)
     elif job.pretrain != 0:
         goals = "pretrain finetune eval"
-    options = {PRETRAIN: steps_options(job.pretrain), FINETUNE: steps_options(job.finetune)}
+    steps = {PRETRAIN: job.pretrain, FINETUNE: job.finetune}
+    options = {stage: steps_options(number, job.validations) for stage, number in steps.items()}
     make(job.title, goals, variables, **{**options, **stage_options})
 
 
@@ -120,15 +124,19 @@ def in_parallel(tasks: Sequence[Callable[[], None]]) -> None:
 
 
 def cores() -> int:
-    """Number of parallel processes: 1 beside a GPU, which they would share; else the number of CPU cores, at most 2."""
+    """Number of parallel processes: 1 beside a GPU, which they would share; else that of the available CPU cores, at most 2."""
     import torch
 
-    return 1 if torch.cuda.is_available() else min(2, os.cpu_count() or 1)
+    return 1 if torch.cuda.is_available() else min(2, available_cores())
 
 
-def steps_options(steps: int | None) -> tuple[str, ...]:
-    """Options for a training of `steps` steps that validates four times; none for None or 0."""
-    return (f"--trainer.max_steps={steps}", f"--trainer.val_check_interval={max(1, steps // 4)}") if steps else ()
+def steps_options(steps: int | None, validations: int = 4) -> tuple[str, ...]:
+    """Options for a training of `steps` steps with `validations` validations; none for None or 0."""
+    return (
+        (f"--trainer.max_steps={steps}", f"--trainer.val_check_interval={max(1, steps // validations)}")
+        if steps
+        else ()
+    )
 
 
 def parse_seeds(text: str) -> list[int]:

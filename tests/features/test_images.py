@@ -102,6 +102,6 @@ def test_images_are_decoded_by_several_processes_unless_there_is_one_core(
     for one, other in zip(alone, together):
         assert torch.equal(one.rows, other.rows) and torch.equal(one.images, other.images)
     for cores, workers in ((1, 0), (2, 2), (64, 4)):
-        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
         assert ImageData(str(tmp_path)).num_workers == workers
         assert ImageData(str(tmp_path), num_workers=1).num_workers == 1

@@ -1,6 +1,5 @@
 """Worker processes of the data loaders."""
 
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +7,7 @@ from typing import Any
 
 from lightning.pytorch.accelerators import CUDAAccelerator
 
+from diffcap.utils.cores import available_cores
 from diffcap.utils.errors import DiffcapError
 
 WORKERS = 4  # beside a GPU; docs/speed.md has the arithmetic
@@ -22,7 +22,7 @@ def worker_options(num_workers: int | None, trainer: Any) -> dict[str, Any]:
     """
     on_cuda = isinstance(getattr(trainer, "accelerator", None), CUDAAccelerator)
     if num_workers is None:
-        num_workers = min(WORKERS, os.cpu_count() or 1) if on_cuda else 0
+        num_workers = min(WORKERS, available_cores()) if on_cuda else 0
     options: dict[str, Any] = {"num_workers": num_workers, "pin_memory": on_cuda}
     if num_workers:
         # "fork" also where it is not the default, because the trainer cannot be pickled.

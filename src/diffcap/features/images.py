@@ -1,6 +1,5 @@
 """DataModule of a dataset's distinct images, decoded and preprocessed for a backbone."""
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from diffcap.features.store import Rows
 from diffcap.records import ChangePair
+from diffcap.utils.cores import available_cores
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.image_io import read_image
 
@@ -91,7 +91,7 @@ class ImageData(pl.LightningDataModule):
         super().__init__()
         self.folder = Path(folder)
         self.batch_size = batch_size
-        cores = os.cpu_count() or 1
+        cores = available_cores()
         self.num_workers = (min(4, cores) if cores > 1 else 0) if num_workers is None else num_workers
         self._rows: Rows = np.empty(0, dtype=np.int64)
         self._files: list[Path] = []

@@ -10,6 +10,7 @@ from typing import Any
 
 from diffcap.text.stanza_tagger import TaggerModel, find_tagger, load_pipeline, tag_batch
 from diffcap.text.tag_cache import TagCache
+from diffcap.utils.cores import available_cores
 
 CHUNK = 1000  # sentences that are tagged and written together; a chunk takes less than a second
 _SENTENCE_ENDS = frozenset((".", "!", "?", ";"))
@@ -60,7 +61,7 @@ def tag_sentences(
     done = len(wanted) - sum(map(len, todo))
     if progress:
         progress(done, len(wanted))
-    for chunk, tags in zip(todo, _tag_chunks(model, todo, workers or os.cpu_count() or 1)):
+    for chunk, tags in zip(todo, _tag_chunks(model, todo, workers or available_cores())):
         known.add([(sentence, found) for sentence, found in zip(chunk, tags) if sentence not in known.tags])
         done += len(chunk)
         if progress:

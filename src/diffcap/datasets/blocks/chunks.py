@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from diffcap.records import read_json, write_json, write_text
+from diffcap.utils.cores import available_cores
 from diffcap.utils.errors import DiffcapError
 
 CHUNK = 16  # scenes that are rendered together; after a kill, each worker repeats at most one chunk
@@ -80,7 +81,7 @@ def render_all(
     chunks = range(0, scenes, CHUNK)
     pending = [start for start in chunks if not part(folder, start).is_file()]
     if workers is None:
-        workers = min(len(os.sched_getaffinity(0)), 1 + len(pending) * CHUNK // _PER_WORKER)
+        workers = min(available_cores(), 1 + len(pending) * CHUNK // _PER_WORKER)
     with progress_bar(f"rendering {what}", scenes, (len(chunks) - len(pending)) * CHUNK) as advance:
         for _ in _write_pending(write_chunk, folder, settings, pending, workers):
             advance(CHUNK)
