@@ -1,0 +1,338 @@
+"""Open vision-language models as captioners: Qwen2.5-VL, Qwen3-VL, SmolVLM, Idefics3, InternVL, LLaVA-OneVision and Gemma 3.
+
+A question about two images goes through the model's own processor and chat template; the caption is its answer. `encode` computes
+the keys and values of the prompt once, and `step` adds one token, so that decoding, scoring and self-critical training are those
+of all other captioners.
+"""
+
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from diffcap.losses.gather import global_mean
+from diffcap.models.captioner import AttentionMaps, Batch, Captioner, patch_attention
+from diffcap.models.vlm_parts import (
+    Difference,
+    KeyValues,
+    LoraTargets,
+    Trained,
+    choose_trained,
+    frozen_names,
+    prompt_cache,
+    without_checkpointing,
+)
+from diffcap.text.hub import HubVocabulary, import_transformers, load_processor, read_chat_template
+from diffcap.utils.errors import DiffcapError
+
+PROMPT = (
+    "These are two pictures of the same scene, before and after. Say in one short sentence what changed. If only the camera or the "
+    "light changed, say: nothing has changed."
+)
+# Options that cut an image into tiles: 64 tokens become 1,088 with SmolVLM's default. A change needs no such resolution.
+TILINGS = ("do_image_splitting", "crop_to_patches", "do_pan_and_scan")
+PER_TOKEN = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")  # inputs of shape (B, L)
+
+
+class VLM(Captioner):
+    """A vision-language model that answers what changed between two images.
+
+    Images are uint8 pixels (B, 3, H, W), or lists of B such images of different sizes.
+
+    Args:
+        base: the model: user/name on the Hugging Face Hub, or a folder; see `base_models.find_base`.
+        revision: its commit on the Hub; None for the current one, which `hyperparameters` then has.
+        prompt: question that follows the two images.
+        train: what is trained: "lora" (matrices added to linear layers), "projector" (the layers between image tower and
+            language model), "all", or "nothing" (zero-shot).
+        lora_rank: rank of LoRA's matrices. lora_alpha: their scale is lora_alpha / lora_rank. lora_dropout: of their input.
+        lora_targets: the linear layers of the language model, or of all parts.
+        dtype: of the base model's frozen weights. What is trained is kept in float32.
+        four_bit: load the base model in 4 bits (QLoRA: nf4 with double quantisation); needs bitsandbytes.
+        checkpointing: compute activations a second time in the backward pass instead of storing them.
+        image_kwargs: options of the image processor, such as {"max_pixels": 200704} (Qwen) or {"do_image_splitting": true}.
+        difference: add `vlm_parts.Difference` behind the projector.
+        base_sha256: hash of the base model, see `base_models.base_sha256`; another base is refused. None: any.
+
+    Attributes:
+        vocabulary: the base model's tokens.
+
+    Raises:
+        DiffcapError: the base model cannot be used, or arguments do not fit together.
+    """
+
+    on_base_model: ClassVar[bool] = True
+    vocabulary: HubVocabulary
+
+    def __init__(
+        self,
+        base: str,
+        revision: str | None = None,
+        prompt: str = PROMPT,
+        train: Trained = "lora",
+        lora_rank: int = 16,
+        lora_alpha: int = 32,
+        lora_dropout: float = 0.05,
+        lora_targets: LoraTargets = "language",
+        dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+        four_bit: bool = False,
+        checkpointing: bool = False,
+        image_kwargs: dict[str, Any] | None = None,
+        difference: bool = False,
+        base_sha256: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.hyperparameters = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
+        from diffcap.checkpoints.base_models import base_sha256 as sha256_of
+        from diffcap.checkpoints.base_models import find_base
+
+        if train == "all" and (dtype != "float32" or four_bit):
+            raise DiffcapError(
+                "train: all needs dtype: float32 and no four_bit, because small updates of other types are lost; set "
+                "model.captioner.init_args.dtype=float32 (trainer.precision=bf16-mixed still computes in bfloat16)."
+            )
+        found = find_base(base, revision)
+        sha256 = sha256_of(found.folder)
+        if base_sha256 not in (None, sha256):
+            raise DiffcapError(
+                f"{found.name}: is not the base model that this captioner was trained on (its files differ); give the right one as "
+                "--base FOLDER."
+            )
+        self.hyperparameters |= {"revision": found.revision, "base_sha256": sha256}
+        self.licence = found.licence
+        self.processor = load_processor(found.folder)
+        self.net: Any = _load_model(found.folder, dtype, four_bit)
+        self._check_layers(found.name)
+        known = type(self.processor.image_processor).valid_kwargs.__annotations__
+        self.image_kwargs = {name: False for name in TILINGS if name in known} | (image_kwargs or {})
+        self.template = read_chat_template(self.processor, prompt)
+        self.bos_id, self.eos_id = self.template.bos_id, self.template.eos_id
+        self.extra_eos_id = self._second_eos()
+        self.vocabulary = HubVocabulary(self.processor.tokenizer, self.template, clean=train == "nothing")
+        self.vocabulary_layout = self.vocabulary.family
+        config = self.net.config
+        self.image_id: int = getattr(config, "image_token_id", None) or config.image_token_index
+        self.net = choose_trained(self.net, train, lora_rank, lora_alpha, lora_dropout, lora_targets)
+        self.difference = Difference(config.get_text_config().hidden_size) if difference else None
+        if self.difference is not None:
+            self.difference.install(self.core.model)
+        if checkpointing:
+            self.core.activation_checkpointing_enable({"use_reentrant": False})
+            # It has added hooks that require gradients of the inputs, with which a frozen image tower keeps its activations.
+            self.core.disable_input_require_grads()
+        self._frozen = frozen_names(self.net, "net.")
+        self.register_state_dict_post_hook(_remove_base)
+        self.register_load_state_dict_post_hook(_expect_no_base)
+
+    @property
+    def core(self) -> Any:
+        """The model of transformers, without PEFT's wrapper."""
+        return self.net.get_base_model() if hasattr(self.net, "get_base_model") else self.net
+
+    def _check_layers(self, name: str) -> None:
+        kinds = set(getattr(self.net.config.get_text_config(), "layer_types", None) or [])
+        if other := sorted(kinds - {"full_attention", "sliding_attention"}):
+            raise DiffcapError(
+                f"{name}: its language model has {other[0]} layers, which have no keys and values; use a model with attention only."
+            )
+
+    def _second_eos(self) -> int | None:
+        """An id of the generation settings that also ends an answer (Qwen: <|endoftext|>; Gemma: <eos>)."""
+        ids = self.net.generation_config.eos_token_id
+        others = [number for number in (ids if isinstance(ids, list) else [ids]) if number not in (None, self.eos_id)]
+        return others[0] if others else None
+
+    def train(self, mode: bool = True) -> "VLM":
+        """Training mode for what is trained; a frozen base model stays in evaluation mode."""
+        super().train(mode)
+        if mode and self.hyperparameters["train"] in ("nothing", "projector"):
+            self.net.eval()
+        return self
+
+    def inputs(self, before: Any, after: Any) -> dict[str, Tensor]:
+        """The prompt of every pair with its pixels; shorter prompts of smaller images are padded on the left."""
+        if len(before) != len(after):  # scenes: each before image has two after images
+            before = before.repeat(len(after) // len(before), 1, 1, 1)
+        found = self.processor(
+            text=[self.template.prompt] * len(after),
+            images=[[first, second] for first, second in zip(before, after)],
+            return_tensors="pt",
+            padding=True,
+            images_kwargs=self.image_kwargs,
+            # The template has written the special tokens already.
+            text_kwargs={"add_special_tokens": False, "padding_side": "left"},
+        )
+        device, dtype = self.core.device, self.core.dtype
+        return {name: value.to(device, dtype if value.is_floating_point() else None) for name, value in found.items()}
+
+    def _without_bos(self, inputs: dict[str, Tensor], words: Tensor | None = None) -> dict[str, Tensor]:
+        """The inputs without the prompt's last id, which is BOS; then the ids (B, T) of `words`."""
+        found = dict(inputs)
+        for name in PER_TOKEN:
+            if name in inputs:
+                found[name] = inputs[name][:, :-1]
+                if words is not None:
+                    fill = {"input_ids": words, "attention_mask": torch.ones_like(words)}
+                    found[name] = torch.cat([found[name], fill.get(name, torch.zeros_like(words))], 1)
+        return found
+
+    def _forget_positions(self) -> None:
+        """Delete the positions of the previous prompt, which Qwen keeps in the module."""
+        if hasattr(self.core.model, "rope_deltas"):
+            self.core.model.rope_deltas = None
+
+    def encode(self, before: Any, after: Any) -> dict[str, Any]:
+        """Compute the keys and values of the prompt without its last id, which is BOS.
+
+        Returns:
+            "key_values" of each layer, (B, heads, L, D) each; "mask" (B, L), 0 at padding; "first" (B, 1), the position of BOS;
+            "images" (B, L), the tokens of both images.
+        """
+        prompt = self._without_bos(self.inputs(before, after))
+        cache = prompt_cache([None] * self.core.config.get_text_config().num_hidden_layers)
+        self._forget_positions()
+        with without_checkpointing(self.core):
+            self.core(**prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        mask, deltas = prompt["attention_mask"], getattr(self.core.model, "rope_deltas", None)
+        # Qwen's positions count an image by its longer side. They are relative to the length without padding.
+        first = mask.sum(1, keepdim=True) + (0 if deltas is None else deltas.view(-1, 1))
+        self._forget_positions()
+        return {
+            "key_values": [layer.new for layer in cache.layers],
+            "mask": mask,
+            "first": first.expand(len(mask), 1),
+            "images": prompt["input_ids"] == self.image_id,
+        }
+
+    def _run_words(
+        self, tokens: Tensor, memory: dict[str, Any], cache: list[KeyValues] | None, **options: Any
+    ) -> tuple[Any, list[KeyValues]]:
+        """Run ids (B, T) after the prompt and the words in `cache`: the model's output, and the keys and values of all words."""
+        done = 0 if cache is None else cache[0][0].shape[-2]
+        past = prompt_cache(memory["key_values"], cache)
+        positions = memory["first"] + done + torch.arange(tokens.shape[1], device=tokens.device)
+        if hasattr(self.core.model, "rope_deltas"):  # Qwen: time, height and width
+            positions = positions.expand(3, -1, -1)
+        mask = F.pad(memory["mask"], (0, done + tokens.shape[1]), value=1)
+        with without_checkpointing(self.core):
+            output = self.core(
+                input_ids=tokens,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=past,
+                use_cache=True,
+                **options,
+            )
+        return output, [layer.new for layer in past.layers]
+
+    def step(self, tokens: Tensor, memory: Any, cache: Any) -> tuple[Tensor, Any]:
+        """See `Captioner.step`; the cache has the keys and values of the words only."""
+        output, cache = self._run_words(tokens[:, None], memory, cache)
+        return output.logits[:, -1], cache
+
+    def teacher_forced_logits(self, tokens: Tensor, memory: Any) -> Tensor:
+        """See `Captioner.teacher_forced_logits`."""
+        output, _ = self._run_words(tokens[:, :-1], memory, None)
+        return output.logits
+
+    def word_losses(self, batch: Batch) -> Tensor:
+        """Cross-entropy of every token of the captions given those before, (n,) in nats, in one pass without a cache."""
+        tokens = batch["tokens"]
+        inputs = self._without_bos(self.inputs(batch["before"], batch["after"]), tokens[:, :-1])
+        self._forget_positions()
+        logits = self.core(**inputs, use_cache=False, logits_to_keep=tokens.shape[1] - 1).logits
+        is_word = self.caption_mask(tokens)
+        return F.cross_entropy(logits[is_word].float(), tokens[:, 1:][is_word], reduction="none")
+
+    def loss(self, batch: Batch) -> dict[str, Tensor]:
+        """The mean cross-entropy of the captions' tokens over the global batch."""
+        loss = global_mean(self.word_losses(batch))
+        return {"loss": loss, "caption_loss": loss.detach()}
+
+    def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
+        """See `Captioner.validation_losses`."""
+        return {"caption_loss": self.word_losses(batch)}
+
+    def pretrained_parameters(self) -> list[nn.Parameter]:
+        """The base model's own parameters that are trained, as opposed to LoRA's and those of the difference module."""
+        named = self.net.named_parameters()
+        return [parameter for name, parameter in named if parameter.requires_grad and "lora_" not in name]
+
+    @torch.no_grad()
+    def attention(self, before: Any, after: Any, tokens: Tensor) -> AttentionMaps:
+        """See `Captioner.attention`: mean over the heads of the middle half of the layers, over the tokens of both images.
+
+        Raises:
+            NotImplementedError: images are cut into tiles, which have no common grid.
+        """
+        if tiled := [name for name in TILINGS if self.image_kwargs.get(name)]:
+            raise NotImplementedError(f"{tiled[0]} cuts images into tiles, which have no common grid")
+        memory, core = self.encode(before, after), self.core
+        core.set_attn_implementation("eager")  # the other implementations compute no weights
+        try:
+            output, _ = self._run_words(tokens, memory, None, output_attentions=True)
+        finally:
+            core.set_attn_implementation("sdpa")
+        layers = len(output.attentions)
+        middle = output.attentions[layers // 4 : layers - layers // 4]
+        weights = torch.stack(middle).float().mean((0, 2))[..., : memory["images"].shape[1]]  # (B, T, L)
+        is_image = memory["images"][:, None].expand_as(weights)
+        first, second = weights[is_image].view(*tokens.shape, 2, -1).unbind(2)  # (B, T, N) each
+        grid = self._grid(before, first.shape[-1])
+        count = grid[0] * grid[1]  # LLaVA-OneVision has a token for the end of each image
+        return patch_attention(first[..., :count], second[..., :count], grid)
+
+    def _grid(self, images: Any, tokens: int) -> tuple[int, int]:
+        """Rows and columns of an image's tokens."""
+        processor = self.processor.image_processor
+        if hasattr(processor, "merge_size"):  # Qwen keeps the aspect ratio
+            _, rows, columns = processor(images=[images[0]], return_tensors="pt", **self.image_kwargs)[
+                "image_grid_thw"
+            ][0]
+            return int(rows) // processor.merge_size, int(columns) // processor.merge_size
+        side = int(tokens**0.5)
+        return side, side
+
+
+def _load_model(folder: Any, dtype: str, four_bit: bool) -> Any:
+    transformers = import_transformers()
+    options: dict[str, Any] = {"dtype": getattr(torch, dtype)}
+    if four_bit:
+        try:
+            import bitsandbytes  # noqa: F401
+        except ImportError:
+            raise DiffcapError(
+                "model.captioner.init_args.four_bit needs bitsandbytes; install it with `pip install 'diffcap[quant]'`."
+            ) from None
+        options["quantization_config"] = transformers.BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=getattr(torch, dtype),
+        )
+    try:
+        return transformers.AutoModelForImageTextToText.from_pretrained(
+            folder, trust_remote_code=False, use_safetensors=True, attn_implementation="sdpa", **options
+        )
+    except Exception as error:  # damaged files raise exceptions of many types
+        raise DiffcapError(
+            f"{folder}: its model cannot be loaded ({' '.join(str(error).split())[:200].rstrip('. ')}); download the files "
+            "again, or use another model."
+        ) from None
+
+
+def _remove_base(module: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """Leave the base model's weights out of the state dict."""
+    for name in [name for name in state if name.removeprefix(prefix) in module._frozen]:
+        del state[name]
+
+
+def _expect_no_base(module: Any, keys: Any) -> None:
+    """Do not miss the base model's weights in a state dict; its names may have a prefix."""
+    keys.missing_keys[:] = [name for name in keys.missing_keys if not _ends_with_any(name, module._frozen)]
+
+
+def _ends_with_any(name: str, ends: set[str]) -> bool:
+    parts = name.split(".")
+    return any(".".join(parts[start:]) in ends for start in range(len(parts)))

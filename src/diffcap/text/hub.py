@@ -1,0 +1,170 @@
+"""The tokenizer and the chat template of a vision-language model as a caption vocabulary."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from diffcap.utils.errors import DiffcapError
+
+HubLayout = "hub"
+_ANSWER = "ANSWER"
+_QUOTES = "\"'\u201c\u201d\u2018\u2019"
+
+
+class ChatTemplate(NamedTuple):
+    """What a model's chat template writes around the answer to a question about two images.
+
+    Attributes:
+        prompt: the text up to the answer, with the placeholders of both images.
+        bos_id: last id of the prompt, after which the answer's first token is predicted.
+        eos_id: first id after the answer.
+        lead: text between the prompt and the answer, which the model predicts too (SmolVLM: a space).
+    """
+
+    prompt: str
+    bos_id: int
+    eos_id: int
+    lead: str
+
+
+def read_chat_template(processor: Any, question: str) -> ChatTemplate:
+    """Find the ids around an answer by rendering the chat template with one.
+
+    Args:
+        processor: of transformers. question: text after the two images.
+
+    Raises:
+        DiffcapError: the processor has no template, or it writes something else in place of an answer, such as a thinking block.
+    """
+    user = [{"role": "user", "content": [{"type": "image"}, {"type": "image"}, {"type": "text", "text": question}]}]
+    answer = [{"role": "assistant", "content": [{"type": "text", "text": _ANSWER}]}]
+    name = getattr(processor.tokenizer, "name_or_path", "the model")
+    try:
+        prompt = processor.apply_chat_template(user, add_generation_prompt=True, tokenize=False)
+        dialogue = processor.apply_chat_template(user + answer, tokenize=False)
+    except ValueError as error:  # no template
+        raise DiffcapError(
+            f"{name}: no usable chat template ({' '.join(str(error).split())[:120]}); use an instruction-tuned model."
+        ) from None
+    lead, found, tail = dialogue.removeprefix(prompt).partition(_ANSWER)
+    if not dialogue.startswith(prompt) or not found:
+        raise DiffcapError(
+            f"{name}: its chat template adds text to an answer, such as a thinking block; use the variant of the model without it."
+        )
+    ids = processor.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    return ChatTemplate(prompt, ids[-1], processor.tokenizer(tail, add_special_tokens=False)["input_ids"][0], lead)
+
+
+class HubVocabulary:
+    """The tokens of a vision-language model as ids, with the interface of `Vocabulary`.
+
+    Args:
+        tokenizer: of transformers. template: see `read_chat_template`.
+        clean: whether `decode` reduces free text to one sentence, see `clean_answer`; for models that were not fine-tuned.
+
+    Attributes:
+        words: empty, because the tokens come with the base model.
+        layout: "hub". family: "hub-" and a hash of the tokens: two models with the same family have the same ids.
+        bos, eos: ids before and after a caption. pad: a padding id other than `eos`.
+        unk, mask: None; the tokenizer encodes every text.
+    """
+
+    def __init__(self, tokenizer: Any, template: ChatTemplate, clean: bool = False) -> None:
+        self.tokenizer, self.template, self.clean = tokenizer, template, clean
+        self.words: list[str] = []
+        self.layout = HubLayout
+        tokens = json.dumps([sorted(tokenizer.get_vocab().items()), template.bos_id, template.eos_id])
+        self.family = f"hub-{hashlib.sha256(tokens.encode()).hexdigest()[:12]}"
+        self.bos, self.eos = template.bos_id, template.eos_id
+        pad = tokenizer.pad_token_id
+        self.pad = pad if pad is not None and pad != self.eos else int(self.eos == 0)
+        self.unk, self.mask = None, None
+
+    def __len__(self) -> int:
+        return len(self.tokenizer)
+
+    def encode(self, caption: str | Sequence[str], max_length: int) -> list[int]:
+        """Turn a caption into ids, without padding: bos, tokens, eos; at most `max_length` ids, further tokens are cut off."""
+        text = caption if isinstance(caption, str) else " ".join(caption)
+        ids = self.tokenizer(self.template.lead + text, add_special_tokens=False)["input_ids"]
+        return [self.bos, *ids[: max_length - 2], self.eos]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Turn ids into text up to the first eos after bos, with single spaces.
+
+        Args:
+            ids: one sequence beginning with bos (integers or a 1-D tensor).
+        """
+        text = self._text(ids)
+        return clean_answer(text) if self.clean else " ".join(text.split())
+
+    def decode_plain(self, ids: Iterable[int]) -> str:
+        """`decode` without cleaning, so that each further id can only add to the text."""
+        return " ".join(self._text(ids).split())
+
+    def _text(self, ids: Iterable[int]) -> str:
+        found = [int(number) for number in ids][1:]
+        if self.eos in found:
+            found = found[: found.index(self.eos)]
+        return str(self.tokenizer.decode(found, skip_special_tokens=True))
+
+
+def clean_answer(text: str) -> str:
+    """The first sentence of a model's free answer, without markup, quotation marks, a label or the final period.
+
+    Captions of all datasets here have one sentence, so that a longer answer would be scored for its length.
+
+    Example:
+        >>> clean_answer('**Answer:** "The red cube is gone." It was on the left.')
+        'The red cube is gone'
+    """
+    lines = [line.strip() for line in re.sub(r"[*_`#]+", "", text).splitlines()]
+    line = next((line for line in lines if line), "").lstrip(f"-\u2022 {_QUOTES}")
+    line = re.sub(r"^(answer|caption|change|difference|response)\s*:\s*", "", line, flags=re.IGNORECASE)
+    sentence = re.split(rf"(?<=[.!?])[{_QUOTES}]?\s+", line.strip(f" {_QUOTES}"))[0]
+    return " ".join(sentence.strip(f" .!{_QUOTES}").split())
+
+
+def import_transformers() -> Any:
+    """The package transformers, which is optional.
+
+    Raises:
+        DiffcapError: it is not installed.
+    """
+    try:
+        import transformers
+    except ImportError:
+        raise DiffcapError(
+            "METHOD=vlm and the vision-language models of the Hub need more packages; install them with `make setup EXTRAS=vlm`, or "
+            "`pip install 'diffcap[vlm]'`."
+        ) from None
+    return transformers
+
+
+def load_processor(folder: Path) -> Any:
+    """The processor of a base model's folder; no code of the folder is run.
+
+    Raises:
+        DiffcapError: it cannot be loaded.
+    """
+    transformers = import_transformers()
+    try:
+        processor = transformers.AutoProcessor.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # damaged or unknown files raise exceptions of many types
+        raise DiffcapError(
+            f"{folder}: its processor cannot be loaded ({' '.join(str(error).split())[:200].rstrip('. ')}); download the "
+            "model's files again, or use another model."
+        ) from None
+    processor.tokenizer.padding_side = "left"
+    return processor
+
+
+def hub_vocabulary(base: str, revision: str | None = None) -> HubVocabulary:
+    """The vocabulary of a base model, see `base_models.find_base` for the arguments."""
+    from diffcap.checkpoints.base_models import find_base
+
+    processor = load_processor(find_base(base, revision).folder)
+    return HubVocabulary(processor.tokenizer, read_chat_template(processor, ""))

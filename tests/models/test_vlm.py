@@ -1,0 +1,363 @@
+"""Vision-language models as captioners, against the `generate` of transformers, on tiny random models of every family."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+from tests.tiny_vlms import FAMILIES, build
+
+from diffcap.models.captioner import Captioner
+from diffcap.models.generation import beam_hypotheses, greedy, sample_from
+from diffcap.models.scoring import token_log_probabilities
+from diffcap.models.vlm import VLM
+from diffcap.text.hub import HubVocabulary, clean_answer
+from diffcap.utils.errors import DiffcapError
+
+Folder = Callable[[str], str]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    place = tmp_path_factory.mktemp("vlms")
+
+    def get(family: str) -> str:
+        return str(place / family if (place / family).is_dir() else build(family, place / family))
+
+    return get
+
+
+def talkative(vlm: VLM) -> VLM:
+    """Random models repeat their last word; larger weights and an output layer of its own make them say different ones."""
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in vlm.core.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(1.5)
+        head = vlm.core.get_output_embeddings()
+        head.weight = torch.nn.Parameter(torch.randn_like(head.weight) * 0.4, requires_grad=False)
+        vlm.core.get_input_embeddings().weight.normal_(std=0.1)
+    return vlm.eval()
+
+
+def pairs(count: int, height: int = 64, width: int = 96, seed: int = 1) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    before, after = torch.randint(0, 256, (2, count, 3, height, width), dtype=torch.uint8, generator=generator)
+    return before, after
+
+
+def ends(vlm: VLM) -> list[int]:
+    return [vlm.eos_id, *([] if vlm.extra_eos_id is None else [vlm.extra_eos_id])]
+
+
+def generated(vlm: VLM, before: Any, after: Any, length: int, **options: Any) -> list[list[int]]:
+    """The words that transformers generates itself."""
+    inputs = vlm.inputs(before, after)
+    vlm._forget_positions()
+    found = vlm.core.generate(
+        **inputs, max_new_tokens=length - 1, do_sample=False, eos_token_id=ends(vlm), pad_token_id=vlm.eos_id, **options
+    )
+    vlm._forget_positions()
+    return found[:, inputs["input_ids"].shape[1] :].tolist()
+
+
+def without_end(vlm: VLM) -> Captioner:
+    """The same captioner, which never ends a caption."""
+    step, stop = vlm.step, torch.tensor(ends(vlm))
+
+    def endless(*args: Any) -> tuple[Tensor, Any]:
+        logits, cache = step(*args)
+        return logits.index_fill(-1, stop, float("-inf")), cache
+
+    vlm.step = endless  # type: ignore[method-assign]
+    return vlm
+
+
+def padded(vocabulary: HubVocabulary, captions: list[str], length: int = 24) -> Tensor:
+    rows = [vocabulary.encode(caption, length) for caption in captions]
+    width = max(map(len, rows))
+    return torch.tensor([row + [vocabulary.pad] * (width - len(row)) for row in rows])
+
+
+def squares(count: int, seed: int = 0) -> dict[str, Any]:
+    """Pairs of gray images with a square that stays, disappears or changes its color, and their captions."""
+    colors = {"red": (200, 30, 30), "green": (30, 180, 40), "blue": (40, 40, 210)}
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(limit: int) -> int:
+        return int(torch.randint(limit, (), generator=generator))
+
+    before = torch.full((count, 3, 56, 84), 120, dtype=torch.uint8)
+    after, captions, names = before.clone(), [], list(colors)
+    for number in range(count):
+        y, x, color, kind = 28 * draw(2), 28 * draw(3), draw(3), draw(3)
+        other = (color + 1 + draw(2)) % 3
+        area = (number, slice(None), slice(y, y + 28), slice(x, x + 28))
+        before[area] = torch.tensor(colors[names[color]])[:, None, None]
+        if kind != 1:
+            after[area] = torch.tensor(colors[names[other if kind == 2 else color]])[:, None, None]
+        turned = f"the {names[color]} square turned {names[other]}"
+        captions.append(["nothing has changed", f"the {names[color]} square is gone", turned][kind])
+    return {"before": before, "after": after, "captions": captions}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_decoding_equals_that_of_transformers(family: str, folder: Folder) -> None:
+    vlm = talkative(VLM(folder(family), train="nothing"))
+    before, after = pairs(4)
+    tokens = greedy(vlm, before, after, 12)
+    expected = generated(vlm, before, after, 12)
+    assert tokens[:, 1:].tolist() == [row[: tokens.shape[1] - 1] for row in expected]
+    assert len(set(tokens.flatten().tolist())) > 4  # the models say different words
+    memory = vlm.encode(before, after)
+    cache, steps = None, []
+    for position in range(tokens.shape[1] - 1):
+        logits, cache = vlm.step(tokens[:, position], memory, cache)
+        steps.append(logits)
+    assert torch.allclose(torch.stack(steps, 1), vlm.teacher_forced_logits(tokens, memory), atol=1e-4)
+    scores = token_log_probabilities(vlm, memory, tokens)
+    batch = {"before": before, "after": after, "tokens": tokens}
+    assert torch.allclose(vlm.loss(batch)["loss"], -scores.sum() / vlm.caption_mask(tokens).sum(), atol=1e-4)
+    assert torch.allclose(vlm.validation_losses(batch)["caption_loss"].sum(), -scores.sum(), atol=1e-3)
+    maps = vlm.attention(before, after, tokens[:, :-1])
+    assert torch.allclose(maps.before.sum((2, 3)) + maps.after.sum((2, 3)), torch.tensor(2.0), atol=1e-5)
+    assert vlm.core.config._attn_implementation == "sdpa"
+    beams = beam_hypotheses(without_end(vlm), before, after, 8, 3)[:, 0, 1:]
+    options = {"num_beams": 3, "length_penalty": 0.0, "suppress_tokens": ends(vlm)}
+    assert beams.tolist() == generated(vlm, before, after, 8, **options)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_a_pair_among_pairs_of_other_sizes_gets_the_caption_that_it_gets_alone(family: str, folder: Folder) -> None:
+    vlm = talkative(VLM(folder(family), train="nothing"))
+    sizes = (((64, 96), (64, 96)), ((96, 64), (64, 96)), ((112, 112), (64, 64)))
+    generator = torch.Generator().manual_seed(2)
+    before, after = (
+        [torch.randint(0, 256, (3, *size[side]), dtype=torch.uint8, generator=generator) for size in sizes]
+        for side in (0, 1)
+    )
+    together = greedy(vlm, before, after, 10)  # type: ignore[arg-type]
+    for number in range(len(sizes)):
+        alone = greedy(vlm, before[number : number + 1], after[number : number + 1], 10)[0]  # type: ignore[arg-type]
+        assert together[number, : len(alone)].tolist() == alone.tolist()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_ids_around_an_answer(family: str, folder: Folder) -> None:
+    vlm = VLM(folder(family), train="nothing")
+    vocabulary = vlm.vocabulary
+    ids = vocabulary.encode("the red cube is gone", 24)
+    assert int(vlm.inputs(*pairs(1))["input_ids"][0, -1]) == vlm.bos_id == ids[0] and ids[-1] == vlm.eos_id
+    assert vocabulary.decode(torch.tensor([*ids, vocabulary.pad])) == "the red cube is gone"
+    assert vocabulary.encode("the red cube is gone", 4) == [*ids[:3], vlm.eos_id]
+    user = [{"role": "user", "content": [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "what"}]}]
+    answer = [{"role": "assistant", "content": [{"type": "text", "text": "the red cube is gone"}]}]
+    dialogue = vlm.processor.apply_chat_template(user + answer, tokenize=False)
+    trained = vlm.processor.tokenizer(dialogue, add_special_tokens=False)["input_ids"]
+    assert any(trained[start : start + len(ids)] == ids for start in range(len(trained)))
+
+
+def test_gradients_with_a_cache_equal_those_of_the_loss(folder: Folder) -> None:
+    """Self-critical training differentiates `teacher_forced_logits`; also while activations are checkpointed."""
+    found = []
+    for use_cache, checkpointing in ((False, False), (True, False), (True, True), (False, True)):
+        torch.manual_seed(0)
+        vlm = VLM(folder("qwen2_5_vl"), lora_dropout=0.0, checkpointing=checkpointing).train()
+        torch.manual_seed(1)
+        for name, parameter in vlm.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.1)
+        data = squares(3)
+        tokens = padded(vlm.vocabulary, data["captions"])
+        if use_cache:
+            logits = vlm.teacher_forced_logits(tokens, vlm.encode(data["before"], data["after"]))
+            said = vlm.caption_mask(tokens)
+            loss = torch.nn.functional.cross_entropy(logits[said], tokens[:, 1:][said])
+        else:
+            loss = vlm.loss({**data, "tokens": tokens})["loss"]
+        loss.backward()
+        gradients = [parameter.grad for parameter in vlm.parameters() if parameter.requires_grad]
+        assert all(gradient is not None for gradient in gradients)
+        found.append((loss.detach(), torch.cat([gradient.flatten() for gradient in gradients])))
+    for loss, gradient in found[1:]:
+        assert torch.allclose(loss, found[0][0], atol=1e-5)
+        assert torch.allclose(gradient, found[0][1], atol=1e-5)
+
+
+def test_checkpointing_does_not_keep_the_activations_of_a_frozen_tower(folder: Folder) -> None:
+    vlm = VLM(folder("qwen2_5_vl"), checkpointing=True).train()
+    seen: list[bool] = []
+    vlm.core.model.visual.register_forward_hook(lambda _, inputs, out: seen.append(out.pooler_output.requires_grad))
+    data = squares(2)
+    vlm.loss({**data, "tokens": padded(vlm.vocabulary, data["captions"])})
+    assert seen == [False]
+
+
+def test_sampling_follows_the_draws(folder: Folder) -> None:
+    vlm = talkative(VLM(folder("smolvlm"), train="nothing"))
+    with torch.no_grad():
+        memory = vlm.encode(*pairs(2))
+        draws = torch.rand(2, 6, generator=torch.Generator().manual_seed(0))
+        tokens = sample_from(vlm, memory, draws)
+        logits = vlm.teacher_forced_logits(tokens, memory)
+    cumulative = logits.double().softmax(-1).cumsum(-1)
+    for row in range(2):
+        for position in range(int(vlm.caption_mask(tokens)[row].sum())):
+            word = int(tokens[row, position + 1])
+            assert cumulative[row, position, word] >= draws[row, position] - 1e-6
+            assert word == 0 or cumulative[row, position, word - 1] <= draws[row, position] + 1e-6
+
+
+@pytest.mark.parametrize("train", ["lora", "all"])
+def test_forty_eight_pairs_are_learned(train: Any, folder: Folder, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    vlm = VLM(folder("qwen2_5_vl"), train=train, lora_dropout=0.0, lora_targets="all").train()
+    data = squares(48)
+    tokens = padded(vlm.vocabulary, data["captions"])
+    learned = [parameter for parameter in vlm.parameters() if parameter.requires_grad]
+    steps, peak = 160, 5e-3 if train == "lora" else 2e-3
+    optimizer = torch.optim.AdamW(learned, peak, weight_decay=0.0)
+    generator, losses = torch.Generator().manual_seed(0), []
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = peak * min(1, (step + 1) / 10) * (1 - step / steps)
+        rows = torch.randperm(48, generator=generator)[:12]
+        batch = {"before": data["before"][rows], "after": data["after"][rows], "tokens": tokens[rows]}
+        loss = vlm.loss(batch)["loss"]
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(learned, 1.0)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.1 * losses[0]
+    vlm.eval()
+    captions = [vlm.vocabulary.decode(row) for row in greedy(vlm, data["before"], data["after"], 24)]
+    assert sum(first == second for first, second in zip(captions, data["captions"])) >= 46
+
+
+def test_a_projector_alone_is_trained_in_float32_between_bfloat16(folder: Folder) -> None:
+    vlm = VLM(folder("smolvlm"), train="projector", dtype="bfloat16").train()
+    trained = {name: parameter for name, parameter in vlm.named_parameters() if parameter.requires_grad}
+    assert trained and all("connector" in name and value.dtype == torch.float32 for name, value in trained.items())
+    data = squares(4)
+    batch = {**data, "tokens": padded(vlm.vocabulary, data["captions"])}
+    vlm.loss(batch)["loss"].backward()
+    assert all(float(parameter.grad.abs().sum()) > 0 for parameter in trained.values() if parameter.grad is not None)
+    assert set(vlm.state_dict()) == set(trained)
+    assert {id(parameter) for parameter in vlm.pretrained_parameters()} == {id(value) for value in trained.values()}
+
+
+def test_a_state_dict_has_only_what_is_trained_and_is_loaded_strictly(folder: Folder) -> None:
+    torch.manual_seed(0)
+    vlm = VLM(folder("qwen2_5_vl")).eval()
+    with torch.no_grad():
+        for name, parameter in vlm.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1)
+    data = squares(2)
+    tokens = padded(vlm.vocabulary, data["captions"])
+    state = vlm.state_dict()
+    assert state and all("lora_" in name for name in state)
+
+    def logits(model: VLM) -> Tensor:
+        with torch.no_grad():
+            return model.teacher_forced_logits(tokens, model.encode(data["before"], data["after"]))
+
+    again = VLM(**vlm.hyperparameters).eval()
+    assert not torch.allclose(logits(again), logits(vlm))
+    holder = torch.nn.Module()
+    holder.captioner = again  # as in Lightning's module
+    holder.load_state_dict({f"captioner.{name}": value for name, value in state.items()})
+    assert torch.allclose(logits(again), logits(vlm), atol=1e-6)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        holder.load_state_dict({f"captioner.{name}": value for name, value in list(state.items())[1:]})
+    everything = VLM(folder("qwen2_5_vl"), train="all")
+    assert len(everything.state_dict()) > 50 and not [name for name in everything.state_dict() if "lora" in name]
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "smolvlm"])
+def test_the_difference_module_begins_as_the_base_and_is_trained(family: str, folder: Folder) -> None:
+    torch.manual_seed(0)
+    data = squares(4)
+    plain, changed = (VLM(folder(family), train="nothing", difference=flag) for flag in (False, True))
+    batch = {**data, "tokens": padded(plain.vocabulary, data["captions"])}
+    loss = changed.loss(batch)["loss"]
+    assert torch.equal(loss, plain.loss(batch)["loss"])
+    loss.backward()
+    assert changed.difference is not None and float(changed.difference.gate.grad.abs()) > 0  # type: ignore[union-attr]
+    assert set(changed.state_dict()) == {f"difference.{name}" for name in changed.difference.state_dict()}
+    before, after = torch.randn(5, 64), torch.randn(5, 64)
+    with torch.no_grad():
+        changed.difference.gate.fill_(0.7)
+        first, _, second = changed.difference.mix
+        hidden = torch.nn.functional.gelu(first(torch.cat([after, after - before], 1)))
+        expected = after + torch.tanh(torch.tensor(0.7)) * second(hidden)
+        assert torch.allclose(changed.difference(before, after), expected)
+        assert not torch.allclose(changed.loss(batch)["loss"], plain.loss(batch)["loss"])
+
+
+def test_another_base_model_is_refused(folder: Folder, tmp_path: Path) -> None:
+    vlm = VLM(folder("smolvlm"), train="nothing")
+    other = build("smolvlm", tmp_path / "other")
+    weights = other / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-100] ^= 1
+    weights.write_bytes(bytes(content))
+    with pytest.raises(DiffcapError, match="not the base model"):
+        VLM(**{**vlm.hyperparameters, "base": str(other)})
+
+
+def test_all_weights_are_trained_in_float32_only(folder: Folder) -> None:
+    with pytest.raises(DiffcapError, match="needs dtype: float32"):
+        VLM(folder("smolvlm"), train="all", dtype="bfloat16")
+
+
+def test_tiles_have_no_attention_maps(folder: Folder) -> None:
+    vlm = VLM(folder("idefics3"), train="nothing", image_kwargs={"do_image_splitting": True})
+    before, after = pairs(1)
+    with pytest.raises(NotImplementedError, match="tiles"):
+        vlm.attention(before, after, torch.tensor([[vlm.bos_id]]))
+    plain = VLM(folder("idefics3"), train="nothing")
+    assert vlm.inputs(before, after)["input_ids"].shape[1] > 2 * plain.inputs(before, after)["input_ids"].shape[1]
+
+
+def test_a_template_that_adds_to_answers_is_refused(folder: Folder, tmp_path: Path) -> None:
+    base = build("smolvlm", tmp_path / "thinking")
+    template = base / "chat_template.jinja"
+    place = "{% if m['content'][0]['type'] == 'image' %}"
+    thought = "{% if m['role'] == 'assistant' %} think{% endif %}"
+    template.write_text(template.read_text().replace(place, thought + place))
+    with pytest.raises(DiffcapError, match="adds text to an answer"):
+        VLM(str(base), train="nothing")
+    template.unlink()
+    config = json.loads((base / "processor_config.json").read_text())
+    config.pop("chat_template", None)
+    (base / "processor_config.json").write_text(json.dumps(config))
+    with pytest.raises(DiffcapError, match="no usable chat template"):
+        VLM(str(base), train="nothing")
+
+
+@pytest.mark.parametrize(
+    ("answer", "caption"),
+    [
+        ("The red cube is gone.", "The red cube is gone"),
+        ('**Answer:** "A car has left." It was white.', "A car has left"),
+        ("Caption: the lamp is on\n\nExplanation: the light changed.", "the lamp is on"),
+        ("\n- Nothing has changed.\n- The light differs.", "Nothing has changed"),
+        ("the sign reads 4.5 m", "the sign reads 4.5 m"),
+        ("\u201cTwo people left.\u201d They walked.", "Two people left"),
+        ("", ""),
+    ],
+)
+def test_a_free_answer_becomes_one_sentence(answer: str, caption: str) -> None:
+    assert clean_answer(answer) == caption
