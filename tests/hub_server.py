@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import threading
+from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -15,7 +16,9 @@ COMMIT = "0" * 39 + "1"
 class Hub(ThreadingHTTPServer):
     """`repositories` holds the files of each by path, `private` the names of those that few see.
 
-    `stored` is what was uploaded beside the commits, by SHA-256.
+    `stored` is what was uploaded beside the commits, by SHA-256; `sent` counts the bytes of each file that were downloaded.
+    A test may set `gated` (repository: status of the refusal), `refused` (files, answered with 403) and `cut` (file: number of
+    bytes after which the connection of its next download breaks).
     """
 
     def __init__(self) -> None:
@@ -24,11 +27,31 @@ class Hub(ThreadingHTTPServer):
         self.private: set[str] = set()
         self.stored: dict[str, bytes] = {}
         self.asked: list[str] = []
+        self.commits: dict[str, dict[str, dict[str, bytes]]] = {}
+        self.heads: dict[str, str] = {}
+        self.gated: dict[str, int] = {}
+        self.refused: set[str] = set()
+        self.cut: dict[str, int] = {}
+        self.sent: Counter[str] = Counter()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def commit(self, name: str, files: dict[str, bytes]) -> str:
+        """Make these the files of the branch main; returns the commit, which stays available."""
+        digest = hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest()
+        self.commits.setdefault(name, {})[digest] = self.repositories[name] = files
+        self.heads[name] = digest
+        return digest
+
+    def files_at(self, name: str, revision: str) -> tuple[str, dict[str, bytes] | None]:
+        """The commit of a revision and its files; None if there is no such revision."""
+        head = self.heads.get(name, COMMIT)
+        if revision in ("main", head):
+            return head, self.repositories[name]
+        return revision, self.commits.get(name, {}).get(revision)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -51,7 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, value: Any = None, status: int = 200, **headers: str) -> None:
         data = value if isinstance(value, bytes) else json.dumps(value).encode()
         self.send_response(status)
-        for name, text in {"Content-Length": str(len(data)), "Content-Type": "application/json", **headers}.items():
+        for name, text in {"Content_Length": str(len(data)), "Content_Type": "application/json", **headers}.items():
             self.send_header(name.replace("_", "-"), text)
         self.end_headers()
         if self.command != "HEAD":
@@ -120,28 +143,59 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         self.server.asked.append(f"{self.command} {path}")
-        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/[^/]+)?", path):
-            files = self.server.repositories.get(match[1])
-            if files is None:
-                self._answer({"error": "Repository not found"}, 404, X_Error_Code="RepoNotFound")
-                return
-            siblings = [{"rfilename": file, "size": len(data)} for file, data in files.items()]
-            metadata = {"id": match[1], "modelId": match[1], "private": match[1] in self.server.private}
-            self._answer({**metadata, "sha": COMMIT, "siblings": siblings, "tags": []})
-        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/[^/]+/?", path):
-            files = self.server.repositories.get(match[1], {})
-            rows = [
-                {"type": "file", "path": file, "size": len(data), "oid": _tag(data)} for file, data in files.items()
-            ]
-            self._answer(rows)
-        elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", path):
-            data = self.server.repositories.get(match[1], {}).get(match[2])
-            if data is None:
-                self._answer({"error": "Entry not found"}, 404, X_Error_Code="EntryNotFound")
-            else:
-                self._answer(data, ETag=f'"{_tag(data)}"', X_Repo_Commit=COMMIT)
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/([^/]+))?", path):
+            if files := self._files(match[1], match[2] or "main"):
+                siblings = [{"rfilename": file, "size": len(data)} for file, data in files[1].items()]
+                metadata = {"id": match[1], "modelId": match[1], "private": match[1] in self.server.private}
+                self._answer({**metadata, "sha": files[0], "siblings": siblings, "tags": []})
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)/?", path):
+            if files := self._files(match[1], match[2]):
+                rows = [
+                    {"type": "file", "path": file, "size": len(data), "oid": _tag(data)}
+                    for file, data in files[1].items()
+                ]
+                self._answer(rows)
+        elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+            self._resolve(*match.groups())
         else:
             self._answer({"error": path}, 404)
+
+    def _files(self, name: str, revision: str) -> tuple[str, dict[str, bytes]] | None:
+        """The commit of a revision and its files; None after an answer that there is no such repository or revision."""
+        if name not in self.server.repositories:
+            self._answer({"error": "Repository not found"}, 404, X_Error_Code="RepoNotFound")
+            return None
+        commit, files = self.server.files_at(name, revision)
+        if files is None:
+            self._answer({"error": "Revision not found"}, 404, X_Error_Code="RevisionNotFound")
+            return None
+        return commit, files
+
+    def _resolve(self, name: str, revision: str, file: str) -> None:
+        if status := self.server.gated.get(name):
+            self._answer({"error": "accept the licence"}, status, X_Error_Code="GatedRepo")
+        elif file in self.server.refused:
+            self._answer({"error": "not for you"}, 403)
+        elif found := self._files(name, revision):
+            data = found[1].get(file)
+            if data is None:
+                self._answer({"error": "Entry not found"}, 404, X_Error_Code="EntryNotFound", X_Repo_Commit=found[0])
+            else:
+                self._send(file, data, ETag=f'"{_tag(data)}"', X_Repo_Commit=found[0])
+
+    def _send(self, file: str, data: bytes, **headers: str) -> None:
+        """Send a file, or the rest of it that the header Range asks for."""
+        start = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        rest = data[int(start[1]) :] if start else data
+        if start:
+            headers["Content_Range"] = f"bytes {start[1]}-{len(data) - 1}/{len(data)}"
+        if self.command == "HEAD":
+            self._answer(rest, **headers)
+            return
+        kept = rest[: self.server.cut.pop(file, len(rest))]
+        self.server.sent[file] += len(kept)
+        self._answer(kept, 206 if start else 200, **headers, Content_Length=str(len(rest)))
+        self.close_connection = len(kept) < len(rest)
 
 
 def _mode(path: str) -> str:

@@ -54,7 +54,7 @@ def push(
         DiffcapError: the checkpoint, the metrics or an image cannot be read, the metrics belong to other weights, the
             repository is public although `private` is set, or the Hub refuses the request.
     """
-    _check_name(name)
+    check_name(name)
     checkpoint = Path(checkpoint)
     state = read_checkpoint(checkpoint)
     stage = state["diffcap"]["stage"]
@@ -79,7 +79,7 @@ def push(
         card = model_card(name, state, scores, [path.name for path in files], license)
         (folder / "README.md").write_text(card, encoding="utf-8")
         api = HfApi()
-        with _hub_errors(name):
+        with hub_errors(name):
             api.create_repo(name, private=private or None, exist_ok=True)
             if private and not api.repo_info(name).private:
                 raise DiffcapError(
@@ -109,11 +109,11 @@ def pull(name: str, folder: str | Path | None = None) -> Path:
     Raises:
         DiffcapError: the repository does not exist or holds no captioner of diffcap, or the Hub cannot be reached.
     """
-    _check_name(name)
+    check_name(name)
     from huggingface_hub import snapshot_download
 
     patterns = [CONFIG, WEIGHTS, METRICS, "README.md", IMAGES]
-    with _hub_errors(name):
+    with hub_errors(name):
         target = Path(snapshot_download(name, local_dir=folder, allow_patterns=patterns))
     for file in (CONFIG, WEIGHTS):
         if not (target / file).is_file():
@@ -121,15 +121,25 @@ def pull(name: str, folder: str | Path | None = None) -> Path:
     return target
 
 
-def _check_name(name: str) -> None:
-    if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name, re.ASCII):
+def is_name(text: str) -> bool:
+    """Whether a text has the form of a repository's name on the Hub, user/name."""
+    return re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", text, re.ASCII) is not None
+
+
+def check_name(name: str) -> None:
+    """Check the form of a repository's name.
+
+    Raises:
+        DiffcapError: it is not user/name.
+    """
+    if not is_name(name):
         raise DiffcapError(f"{name!r}: not the name of a repository on the Hub; write user/name.")
 
 
 @contextmanager
-def _hub_errors(name: str) -> Iterator[None]:
+def hub_errors(name: str) -> Iterator[None]:
     """Turn any error of the Hub's client into a `DiffcapError`; hide progress bars if stderr is not a terminal."""
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RevisionNotFoundError
     from huggingface_hub.utils import disable_progress_bars
 
     if not sys.stderr.isatty():
@@ -139,12 +149,25 @@ def _hub_errors(name: str) -> Iterator[None]:
     except DiffcapError:
         raise
     except Exception as error:  # the exceptions depend on the HTTP library of the client's version
-        status = getattr(getattr(error, "response", None), "status_code", None)
+        # The client hides a status behind "not in the cache".
+        refusal = error if hasattr(error, "response") else error.__cause__
+        status = getattr(getattr(refusal, "response", None), "status_code", None)
         reason = " ".join(str(error).split())[:160].rstrip(". ")
-        if status in (401, 403) and isinstance(error, HfHubHTTPError):
+        if isinstance(refusal, GatedRepoError):
+            raise DiffcapError(
+                f"{name}: the Hub gives this repository only to those who accepted its licence ({status}); accept it on "
+                f"https://huggingface.co/{name} and log in with `hf auth login`, or set HF_TOKEN."
+            ) from None
+        if status in (401, 403) and isinstance(refusal, HfHubHTTPError):
             raise DiffcapError(
                 f"{name}: the Hub refuses access ({status}); log in with `hf auth login`, or set HF_TOKEN to a token with "
-                "write permission for this repository, and check the name."
+                "permission for this repository (write permission to upload), check the name, and accept the licence on "
+                f"https://huggingface.co/{name} if it asks for that."
+            ) from None
+        if isinstance(refusal, RevisionNotFoundError):
+            raise DiffcapError(
+                f"{name}: the Hub has no such revision of this repository; check the revision (a branch, tag or commit), or "
+                "omit it for the current one."
             ) from None
         if status == 404:
             raise DiffcapError(f"{name}: the Hub has no repository of this name; check the name.") from None

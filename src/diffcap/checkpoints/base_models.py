@@ -1,0 +1,245 @@
+"""Find the base model of METHOD=vlm, an open vision-language model, as a local folder: fetch it from the Hugging Face Hub, check it.
+
+Only configurations, tokenizers and weights in safetensors format are fetched. Code in the repository is neither fetched nor run,
+and formats that can contain code (*.bin) are not read.
+"""
+
+import hashlib
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from diffcap.checkpoints.hub import check_name, hub_errors, is_name
+from diffcap.checkpoints.reading import CONFIG, WEIGHTS
+from diffcap.records import read_json
+from diffcap.utils.errors import DiffcapError, printable
+from diffcap.utils.unpickling import error_reason
+
+# model_type of config.json; the classes of transformers for these types have passed the tests of METHOD=vlm.
+SUPPORTED = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "idefics3", "internvl", "llava_onevision", "gemma3")
+
+INDEX = f"{WEIGHTS}.index.json"  # of weights in several files ("shards")
+README = "README.md"
+# Files beside the weights that transformers reads (configurations, tokenizer, chat template), and the licence.
+_SMALL_FILES = ["*.json", "*.txt", "*.jinja", "*.model", README, "LICENSE*"]
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """A base model whose files are on this machine.
+
+    Attributes:
+        name: repository as user/name, or the folder, as given.
+        folder: folder with all files.
+        revision: commit of the repository, 40 hexadecimal digits; None for a local folder.
+        model_type: one of `SUPPORTED`.
+        licence: the Hub's identifier of the licence or its title; None if the repository does not say it.
+    """
+
+    name: str
+    folder: Path
+    revision: str | None
+    model_type: str
+    licence: str | None
+
+
+def is_base_model(source: str | Path) -> bool:
+    """Whether this is a local folder of a base model, of any type, as opposed to an exported captioner of diffcap."""
+    try:
+        config = read_json(Path(source) / CONFIG)
+    except (DiffcapError, OSError):
+        return False
+    return isinstance(config, dict) and "model_type" in config and "format" not in config
+
+
+def base_kind(name: str, revision: str | None = None) -> Literal["base", "diffcap"]:
+    """Whether a repository on the Hub holds a base model or a captioner of diffcap; only its config.json is fetched.
+
+    Args:
+        name: repository as user/name.
+        revision: branch, tag or commit; None is the current commit.
+
+    Raises:
+        DiffcapError: it holds neither, its type is not in `SUPPORTED`, or the Hub refuses the request.
+    """
+    config = read_json(_fetch_config(name, revision), "configuration", "check the name")
+    if isinstance(config, dict) and "format" in config:
+        return "diffcap"
+    _model_type(name, config)
+    return "base"
+
+
+def find_base(base: str, revision: str | None = None) -> BaseModel:
+    """Find a base model, and fetch it unless it is in the Hub's cache already.
+
+    Its config.json is fetched and checked before any other file. Weights are fetched one file after the other: if the process
+    is killed, the complete files are kept, and only an unfinished one is fetched again from its beginning. After a broken
+    connection, the download resumes within the file. With a complete cache, nothing is requested for a commit, and one request
+    finds the current commit of a branch; without network, the one that was current at the last request is used.
+
+    Args:
+        base: a local folder, which is used as it is, or a repository on the Hub as user/name.
+        revision: branch, tag or commit of the repository; None is the current commit. A local folder has none, and ignores it.
+
+    Raises:
+        DiffcapError: there is no such folder or repository, its type is not in `SUPPORTED`, files are missing or damaged, or
+            the Hub refuses the request (for example, until the user has accepted the licence).
+    """
+    folder, commit = Path(base), None
+    if not folder.is_dir():
+        if not is_name(base):
+            raise DiffcapError(
+                f"{base}: neither a local folder nor the name of a repository on the Hub; give an existing folder or user/name."
+            )
+        folder = _fetch_config(base, revision).parent
+        commit = folder.name
+    config = read_json(folder / CONFIG, "configuration of a base model", "give a folder with all files of the model")
+    model_type = _model_type(base, config)
+    if commit is not None:
+        _fetch_files(base, commit, folder)
+    _check_weights(base, folder)
+    return BaseModel(base, folder, commit, model_type, _licence(folder))
+
+
+def base_sha256(folder: Path) -> str:
+    """SHA-256 in hexadecimal that identifies a base model, the same for a local folder and a download.
+
+    It covers config.json and, for each file of the weights in the order of their names, the name, the size, and the first and
+    the last MiB. The weights have gigabytes, of which a hash would take minutes at each start; a change in the middle of
+    a file therefore leaves it as it is.
+
+    Raises:
+        DiffcapError: a file is missing, or the index of the weights is damaged.
+    """
+    digest = hashlib.sha256()
+    try:
+        digest.update(hashlib.sha256((folder / CONFIG).read_bytes()).digest())
+        for name in _weight_files(folder):
+            path = folder / name
+            size = path.stat().st_size
+            digest.update(f"{name}\n{size}\n".encode())
+            with path.open("rb") as file:
+                digest.update(file.read(_MIB))
+                file.seek(max(0, size - _MIB))
+                digest.update(file.read())
+    except FileNotFoundError as error:
+        raise DiffcapError(f"{error.filename}: no such file; give a folder with all files of the base model.") from None
+    return digest.hexdigest()
+
+
+def _fetch_config(name: str, revision: str | None) -> Path:
+    """Fetch config.json to `snapshots/<commit>/config.json` in the Hub's cache."""
+    check_name(name)
+    path = _fetch(name, CONFIG, revision)
+    if path is None:
+        raise DiffcapError(
+            f"{name}: neither a captioner of diffcap nor a base model, {CONFIG} is missing; check the name on the Hub."
+        )
+    return path
+
+
+def _fetch(name: str, file: str, revision: str | None) -> Path | None:
+    """Fetch one file; None if the repository does not have it."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    with hub_errors(name):
+        try:
+            return Path(hf_hub_download(name, file, revision=revision))
+        except LocalEntryNotFoundError:  # not in the cache, and the Hub does not answer
+            raise
+        except EntryNotFoundError:
+            return None
+
+
+def _fetch_files(name: str, commit: str, folder: Path) -> None:
+    from huggingface_hub import snapshot_download
+
+    with hub_errors(name):
+        snapshot_download(name, revision=commit, allow_patterns=_SMALL_FILES, ignore_patterns=["*/*"])
+    for file in _weight_files(folder):
+        _fetch(name, file, commit)  # `_check_weights` reports missing ones
+
+
+def _model_type(base: str, config: Any) -> str:
+    """The type of a base model whose architecture is in `SUPPORTED`.
+
+    A configuration of such a type may name code of the repository in "auto_map"; transformers then uses its own class.
+
+    Args:
+        base: for messages.
+        config: content of config.json.
+    """
+    if not isinstance(config, dict) or "format" in config or "model_type" not in config:
+        raise DiffcapError(f"{base}: not a base model, its {CONFIG} has no model_type; check the name or the folder.")
+    kind = config["model_type"]
+    if kind not in SUPPORTED:
+        code = " and needs code of its repository, which diffcap does not run" if "auto_map" in config else ""
+        raise DiffcapError(
+            f"{base}: a model of type {kind!r:.40}, which is not supported{code}; choose one of the types {', '.join(SUPPORTED)}."
+        )
+    return str(kind)
+
+
+def _weight_files(folder: Path) -> list[str]:
+    """Names of the files of weights that transformers reads, sorted; not all of them need exist."""
+    if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
+        return [WEIGHTS]
+    index = read_json(folder / INDEX)
+    shards = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(shards, dict) or not shards or not all(map(_is_shard, shards.values())):
+        raise DiffcapError(
+            f'{folder / INDEX}: "weight_map" does not give a file *.safetensors for each weight; download it again.'
+        )
+    return sorted(set(shards.values()))
+
+
+def _is_shard(name: Any) -> bool:
+    return isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name and "\\" not in name
+
+
+def _check_weights(base: str, folder: Path) -> None:
+    """Check that all files of weights exist and are complete; their values are not read."""
+    from safetensors import safe_open
+
+    for name in _weight_files(folder):
+        path = folder / name
+        if not path.is_file() and (folder / INDEX).is_file():
+            raise DiffcapError(f"{base}: {name}, which {INDEX} names, is missing; download it again.")
+        if not path.is_file():
+            other = next(folder.glob("*.bin"), None)
+            found = f" ({other.name} is not read, because it can contain code)" if other else ""
+            raise DiffcapError(
+                f"{base}: no weights in safetensors format there, {WEIGHTS} or {INDEX}{found}; choose a model that has them, or "
+                "convert it with save_pretrained of transformers."
+            )
+        try:
+            with safe_open(path, "numpy"):
+                pass
+        except Exception as error:  # damaged headers raise exceptions of several types
+            raise DiffcapError(
+                f"{path}: not a complete safetensors file ({error_reason(error, path)}); download it again."
+            ) from None
+
+
+def _licence(folder: Path) -> str | None:
+    """The licence in the metadata of README.md, else the first line of a LICENSE file; one line without control characters."""
+    from huggingface_hub import metadata_load
+
+    metadata: dict[str, Any] = {}
+    with suppress(Exception):  # no README.md, or metadata that are not YAML
+        metadata = metadata_load(folder / README) or {}
+    licence = metadata.get("license")
+    if licence in (None, "other"):  # the Hub has no identifier of this licence
+        licence = metadata.get("license_name") or _title(folder) or licence
+    if isinstance(licence, list):
+        licence = ", ".join(map(str, licence))
+    return printable(licence)[:100] if licence else None
+
+
+def _title(folder: Path) -> str | None:
+    """The first line of a LICENSE file that is not blank, without the marks of a heading."""
+    lines = [line for path in sorted(folder.glob("LICENSE*")) for line in path.read_text(errors="replace").splitlines()]
+    return next((text for line in lines if (text := line.strip("# \t\ufeff"))), None)

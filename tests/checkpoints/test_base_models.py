@@ -1,0 +1,375 @@
+"""Base models of METHOD=vlm: found in a folder or fetched from a mock of the Hub, and checked."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save
+from tests.hub_server import TOKEN, Hub
+
+from diffcap.checkpoints.base_models import SUPPORTED, base_kind, base_sha256, find_base, is_base_model
+from diffcap.checkpoints.hub import pull
+from diffcap.utils.errors import DiffcapError
+
+NAME = "user/vlm"
+ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+INDEX = "model.safetensors.index.json"
+README = b"---\nlicense: apache-2.0\nlanguage:\n- en\n---\n# A model\n"
+EVIL = b"from pathlib import Path\nPath(__file__).with_name('was-here').touch()\nclass Evil: pass\n"
+
+
+def json_bytes(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def weights(*sizes: int) -> bytes:
+    return save({f"w{number}": torch.zeros(size) for number, size in enumerate(sizes)})
+
+
+def files(**more: bytes) -> dict[str, bytes]:
+    """What a repository of a base model has, with small weights in two files."""
+    return {
+        "config.json": json_bytes({"model_type": "smolvlm"}),
+        "generation_config.json": b"{}",
+        "tokenizer.json": b"{}",
+        "merges.txt": b"a b\n",
+        "tokenizer.model": b"pieces",
+        "chat_template.jinja": b"{{ messages }}",
+        "README.md": README,
+        INDEX: json_bytes({"weight_map": {"a": ONE, "b": TWO, "c": TWO}}),
+        ONE: weights(3),
+        TWO: weights(4, 5),
+        **more,
+    }
+
+
+NEEDED = set(files())
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
+    """A mock of the Hub that this process uses, with an empty cache."""
+    from huggingface_hub import constants
+
+    hub = Hub()
+    use(hub.url, monkeypatch)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    return hub
+
+
+def use(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the Hub's client send its requests to this address."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The same base model in a local folder."""
+    return written(tmp_path / "model", files())
+
+
+def written(folder: Path, content: dict[str, bytes]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, data in content.items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def fetched(hub: Hub) -> set[str]:
+    """The files that were asked for."""
+    found = (re.fullmatch(r"(?:GET|HEAD) /user/\w+/resolve/[^/]+/(.+)", line) for line in hub.asked)
+    return {match[1] for match in found if match}
+
+
+# ------------------------------------------------------------------------------------------------------------------ the Hub
+
+
+def test_only_needed_files_are_fetched(hub: Hub) -> None:
+    other = ("pytorch_model.bin", "model.gguf", "model.onnx", "onnx/config.json", "onnx/model.safetensors", "code.py")
+    commit = hub.commit(NAME, files(**dict.fromkeys([*other, "unused.safetensors", "photo.png"], b"?")))
+    found = find_base(NAME)
+    assert fetched(hub) == NEEDED
+    assert (found.name, found.revision, found.model_type, found.licence) == (NAME, commit, "smolvlm", "apache-2.0")
+    assert {path.name: path.read_bytes() for path in found.folder.iterdir()} == files()
+    hub.commit(NAME, files() | {"model.safetensors": weights(9)})
+    hub.repositories[NAME].pop(INDEX)
+    hub.asked.clear()
+    assert (find_base(NAME).folder / "model.safetensors").read_bytes() == weights(9)
+    assert not {ONE, TWO} & fetched(hub)
+
+
+def test_a_moved_branch_does_not_change_a_pinned_commit(hub: Hub) -> None:
+    old = hub.commit(NAME, files())
+    assert find_base(NAME).revision == find_base(NAME, "main").revision == old
+    new = hub.commit(NAME, files() | {TWO: weights(4, 6)})
+    latest, pinned = find_base(NAME), find_base(NAME, old)
+    assert (latest.revision, pinned.revision) == (new, old) and re.fullmatch("[0-9a-f]{40}", new)
+    assert (latest.folder / TWO).read_bytes() == weights(4, 6) and (pinned.folder / TWO).read_bytes() == weights(4, 5)
+    assert hub.sent[ONE] == len(weights(3))  # an unchanged file is fetched once
+    hub.asked.clear()
+    assert find_base(NAME, old) == pinned and not hub.asked
+
+
+@pytest.mark.parametrize("how", ["HF_HUB_OFFLINE", "no network"])
+def test_second_start_without_network(hub: Hub, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    commit = hub.commit(NAME, files())
+    first = find_base(NAME)
+    hub.asked.clear()
+    if how == "HF_HUB_OFFLINE":
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    else:
+        use("http://127.0.0.1:1", monkeypatch)  # where nobody answers
+    assert find_base(NAME) == find_base(NAME, commit) == first
+    assert base_kind(NAME) == "base" and not hub.asked
+
+
+def test_incomplete_cache_without_network(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.commit(NAME, files())
+    base_kind(NAME)  # which fetches config.json
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(DiffcapError, match=r"^user/vlm: the request to the Hub failed \(.*\); check the network"):
+        find_base(NAME)
+
+
+@pytest.mark.slow  # the client waits a second before it resumes
+def test_a_download_resumes_after_a_broken_connection(hub: Hub) -> None:
+    large = weights(3 << 20)  # 12 MiB; the client writes blocks of 10
+    hub.commit(NAME, files() | {TWO: large})
+    hub.cut[TWO] = 11 << 20
+    assert (find_base(NAME).folder / TWO).read_bytes() == large
+    assert not hub.cut and hub.sent[TWO] < len(large) + (2 << 20)
+
+
+def test_complete_files_of_a_failed_download_are_kept(hub: Hub) -> None:
+    hub.commit(NAME, files())
+    hub.refused = {TWO}
+    with pytest.raises(DiffcapError, match=r"the Hub refuses access \(403\); log in"):
+        find_base(NAME)
+    assert hub.sent[ONE]
+    hub.refused = set()
+    hub.asked.clear()
+    find_base(NAME)
+    assert fetched(hub) == {"config.json", TWO} and hub.sent[ONE] == len(weights(3))
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_gated_repository(hub: Hub, status: int) -> None:
+    hub.commit(NAME, files())
+    hub.gated[NAME] = status
+    sentence = (
+        rf"^user/vlm: .* accepted its licence \({status}\); accept it on https://huggingface.co/user/vlm and log in"
+    )
+    for attempt in (find_base, base_kind, pull):
+        with pytest.raises(DiffcapError, match=sentence):
+            attempt(NAME)
+
+
+def test_refusals_of_the_hub(hub: Hub) -> None:
+    hub.commit(NAME, files())
+    with pytest.raises(DiffcapError, match="user/vlm: the Hub has no such revision of this repository; check"):
+        find_base(NAME, "v2")
+    with pytest.raises(DiffcapError, match="user/nobody: the Hub has no repository of this name"):
+        find_base("user/nobody")
+    hub.commit(NAME, {"README.md": README})
+    with pytest.raises(
+        DiffcapError, match=r"user/vlm: neither a captioner of diffcap nor a base model, config\.json is"
+    ):
+        find_base(NAME)
+    without = files()
+    del without[TWO]
+    hub.commit(NAME, without)
+    with pytest.raises(
+        DiffcapError, match=rf"user/vlm: {TWO}, which model\.safetensors\.index\.json names, is missing"
+    ):
+        find_base(NAME)
+    hub.commit(NAME, {"config.json": files()["config.json"], "pytorch_model.bin": b"?"})
+    with pytest.raises(DiffcapError, match="user/vlm: no weights in safetensors format"):
+        find_base(NAME)
+    assert "pytorch_model.bin" not in fetched(hub)
+
+
+@pytest.mark.parametrize("name", ["alone", "a/b/c", "../x", "/no/such/folder", "https://huggingface.co/a/b"])
+def test_neither_a_folder_nor_a_name(hub: Hub, name: str) -> None:
+    with pytest.raises(DiffcapError, match=f"^{name}: neither a local folder nor the name of a repository on the Hub"):
+        find_base(name)
+    assert not hub.asked
+
+
+def test_unsupported_types_are_refused_before_any_weights(hub: Hub) -> None:
+    hub.commit(NAME, files(**{"config.json": json_bytes({"model_type": "bert"})}))
+    for attempt in (find_base, base_kind):
+        with pytest.raises(
+            DiffcapError, match=r"^user/vlm: a model of type 'bert', which is not supported; .*"
+        ) as error:
+            attempt(NAME)
+    assert ", ".join(SUPPORTED) in str(error.value) and fetched(hub) == {"config.json"}
+
+
+def test_kind_of_a_repository(hub: Hub) -> None:
+    hub.commit(NAME, files())
+    hub.commit(
+        "user/captioner", {"config.json": json_bytes({"format": 1, "model_type": "?"}), "model.safetensors": b"?"}
+    )
+    hub.commit("user/odd", {"config.json": b"[]"})
+    assert (base_kind(NAME), base_kind("user/captioner")) == ("base", "diffcap") and fetched(hub) == {"config.json"}
+    for name in ("user/odd", "user/captioner"):
+        with pytest.raises(
+            DiffcapError, match=rf"{name}: not a base model, its config\.json has no model_type|{name}: its"
+        ):
+            find_base(name)
+
+
+# -------------------------------------------------------------------------------------------------------------- local folders
+
+
+def test_a_folder_is_used_as_it_is(folder: Path, hub: Hub) -> None:
+    before = sorted(folder.iterdir())
+    found = find_base(str(folder), "f" * 40)
+    assert (found.folder, found.revision, found.licence) == (folder, None, "apache-2.0") and not hub.asked
+    assert sorted(folder.iterdir()) == before and is_base_model(folder) and is_base_model(str(folder))
+
+
+def test_what_is_no_base_model(tmp_path: Path) -> None:
+    assert not is_base_model("user/name") and not is_base_model(tmp_path) and not is_base_model(tmp_path / "a.ckpt")
+    for text in ('{"format": 1, "model_type": "smolvlm"}', "[]", "{", "{}"):
+        (tmp_path / "config.json").write_text(text)
+        assert not is_base_model(tmp_path), text
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    assert is_base_model(tmp_path)
+
+
+def remove(*names: str) -> Callable[[Path], None]:
+    return lambda folder: [(folder / name).unlink() for name in names] and None
+
+
+def write(name: str, data: bytes) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_bytes(data) and None
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 123\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ([remove("config.json")], r"config\.json: no configuration of a base model there; give"),
+        (
+            [write("config.json", b'{"architectures": []}')],
+            r"model: not a base model, its config\.json has no model_type",
+        ),
+        (
+            [write("config.json", b'{"model_type": ["smolvlm"]}')],
+            r"a model of type \['smolvlm'\], which is not supported",
+        ),
+        ([remove(INDEX, ONE, TWO)], r"model: no weights in safetensors format there, .*json; choose"),
+        (
+            [remove(INDEX, ONE, TWO), write("a.bin", b"?")],
+            r"json \(a\.bin is not read, because it can contain code\); ch",
+        ),
+        ([remove(TWO)], rf"model: {TWO}, which {INDEX} names, is missing; download"),
+        ([write(TWO, POINTER)], rf"{TWO}: not a complete safetensors file \(.*header too large\); download"),
+        ([write(TWO, weights(4, 5)[:-1])], rf"{TWO}: not a complete safetensors file \(.*\); download"),
+        ([write(INDEX, b'{"weight_map": {"a": "../one.safetensors"}}')], r"index\.json: \"weight_map\" does not give"),
+        ([write(INDEX, b'{"weight_map": {"a": "one.bin"}}')], r"index\.json: \"weight_map\" does not give"),
+        ([write(INDEX, b"[]")], r"index\.json: \"weight_map\" does not give"),
+    ],
+)
+def test_incomplete_folders(folder: Path, changes: list[Callable[[Path], None]], sentence: str) -> None:
+    for change in changes:
+        change(folder)
+    with pytest.raises(DiffcapError, match=sentence) as error:
+        find_base(str(folder))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("readme", "text", "licence"),
+    [
+        (b"---\nlicense: mit\n---\n", b"Apache", "mit"),
+        (b"---\nlicense: other\nlicense_name: some-research\n---\n", b"", "some-research"),
+        (b"---\nlicense_name: some-research\n---\n", b"", "some-research"),
+        (b"---\nlicense: [mit, gpl]\n---\n", b"", "mit, gpl"),
+        (b"# No metadata\nlicense: mit\n", b"\n# SOME RESEARCH\x07 LICENSE \nline 2\n", "SOME RESEARCH\\x07 LICENSE"),
+        (b"---\nlicense: [\n---\n", b"", None),
+        (b"---\nlicense: other\n---\n", b"", "other"),
+        (None, b"", None),
+    ],
+)
+def test_licence(folder: Path, readme: bytes | None, text: bytes, licence: str | None) -> None:
+    (folder / "README.md").unlink()
+    if readme is not None:
+        (folder / "README.md").write_bytes(readme)
+    if text:
+        (folder / "LICENSE").write_bytes(text)
+    assert find_base(str(folder)).licence == licence
+
+
+def test_the_licence_file_of_a_repository(hub: Hub) -> None:
+    hub.commit(NAME, files(**{"README.md": b"", "LICENSE": b"SOME RESEARCH LICENSE\n"}))
+    assert find_base(NAME).licence == "SOME RESEARCH LICENSE"
+
+
+def test_the_hash_identifies_a_base_model(folder: Path, tmp_path: Path, hub: Hub) -> None:
+    expected = base_sha256(folder)
+    hub.commit(NAME, files())
+    written(folder, {"README.md": b"", "notes.safetensors": b"not read"})
+    assert base_sha256(folder) == base_sha256(find_base(NAME).folder) == expected
+    large = bytearray(weights(1 << 20))  # 4 MiB
+    last = large[:-1] + b"\1"
+    changed = [
+        {"config.json": b"{}"},
+        {ONE: weights(4)},
+        {ONE: weights(4, 5), TWO: weights(3)},
+        {TWO: large},
+        {TWO: last},
+    ]
+    copies = [shutil.copytree(folder, tmp_path / str(number)) for number in range(len(changed))]
+    hashes = {base_sha256(written(copy, content)) for copy, content in zip(copies, changed)}
+    assert len(hashes | {expected}) == len(changed) + 1
+    (folder / TWO).unlink()
+    with pytest.raises(DiffcapError, match=rf"{TWO}: no such file; give a folder with all files of the base model"):
+        base_sha256(folder)
+
+
+# ---------------------------------------------------------------------------------------------------------------- remote code
+
+
+def with_code(model_type: str) -> dict[str, bytes]:
+    code = {"AutoConfig": "evil.Evil", "AutoModelForImageTextToText": "evil.Evil"}
+    return files(**{"config.json": json_bytes({"model_type": model_type, "auto_map": code}), "evil.py": EVIL})
+
+
+def test_types_that_need_remote_code_are_refused(hub: Hub, tmp_path: Path) -> None:
+    hub.commit(NAME, with_code("evil_chat"))
+    for base in (NAME, str(written(tmp_path / "evil", with_code("evil_chat")))):
+        with pytest.raises(
+            DiffcapError, match=r"type 'evil_chat', which is not supported and needs code of its repository, which"
+        ):
+            find_base(base)
+    assert fetched(hub) == {"config.json"} and not (tmp_path / "evil" / "was-here").exists()
+
+
+@pytest.mark.slow  # imports transformers
+def test_a_supported_type_never_runs_the_code_of_its_repository(hub: Hub, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    hub.commit(NAME, with_code("smolvlm"))
+    found = find_base(NAME)
+    assert "evil.py" not in fetched(hub) and not (found.folder / "evil.py").exists()
+    local = find_base(str(written(tmp_path / "evil", with_code("smolvlm"))))
+    for folder in (found.folder, local.folder):
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        assert type(config) is transformers.SmolVLMConfig
+        assert transformers.AutoModelForImageTextToText._model_mapping[type(config)].__module__.startswith(
+            "transformers."
+        )
+    assert not [*tmp_path.rglob("was-here")]
