@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from diffcap.experiment import Experiment
+from diffcap.features.store import FROM_FILES, FeatureStore
 from diffcap.pipeline import run_in_process
 from diffcap.records import read_json, write_json, write_text
 from diffcap.rehearsal import (
@@ -188,17 +189,21 @@ def _sampled_rows(
 
     def extract() -> dict[str, float]:
         run_in_process("extract", _words(variables, _timed(times_file)))
-        return {"read_rate": read_rate(next(store.glob("features.*")))}
+        return {"read_rate": read_rate(FeatureStore.open(store).data_files)}
 
     record = measure(measured / f"{experiment.features}.json", extracted, [store], extract)
-    times = read_json(times_file)
-    predict, images = times["predict"], info["images"]
-    factor = images / predict["images"]
-    row = _row("extract", record, [], f"{images:,} images")
-    seconds, flops = predict["seconds"] * factor, predict["flops"] and predict["flops"] * factor
-    row |= {"here": f"{predict['images']:,} images", "hours": seconds / 3600, **gpu(times, seconds, flops, tflops)}
-    row["disk_bytes"] = next(store.glob("features.*")).stat().st_size * images // predict["images"]
-    rows, rate = [row], record["read_rate"]
+    images, opened, rate = info["images"], FeatureStore.open(store), record["read_rate"]
+    factor = images / len(opened)
+    row = _row("extract", record, [], f"{images:,} images") | {"here": f"{len(opened):,} images"}
+    if opened.meta.get(FROM_FILES):  # only reads the files
+        row |= {"hours": images * opened.row_bytes / rate / 3600, "disk_bytes": int(disk_bytes([store]) * factor)}
+    else:
+        times = read_json(times_file)
+        predict = times["predict"]
+        seconds, flops = predict["seconds"] * factor, predict["flops"] and predict["flops"] * factor
+        row |= {"hours": seconds / 3600, **gpu(times, seconds, flops, tflops)}
+        row["disk_bytes"] = int(images * opened.row_bytes)
+    rows = [row]
     settings = {**size, **variables, "steps": steps, "limit": limit}
     for stage in (PRETRAIN, FINETUNE) if experiment.has_pretraining else (FINETUNE,):
         out, times_file = experiment.stage_folder(stage), run / "measured" / f"{stage}-times.json"

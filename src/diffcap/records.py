@@ -164,14 +164,29 @@ def read_dataset(folder: str | Path) -> Dataset:
         DiffcapError: one of the two is missing or malformed, or the manifest does not have the SHA-256 in `dataset.json`.
     """
     folder = Path(folder)
-    info = read_json(folder / "dataset.json", "dataset", _REMEDY)
-    missing = [key for key in ("name", "root", "manifest_sha256") if not isinstance(info, dict) or key not in info]
-    if missing:
-        raise DiffcapError(f"{folder / 'dataset.json'}: the keys {', '.join(missing)} are missing; {_REMEDY}.")
+    info = _read_info(folder)
     pairs = read_manifest(folder / "manifest.jsonl")
     if file_hash(folder / "manifest.jsonl") != info["manifest_sha256"]:
         raise DiffcapError(f"{folder / 'manifest.jsonl'}: its SHA-256 is not the one in dataset.json; {_REMEDY}.")
     return Dataset(info["name"], folder / info["root"], pairs, info)
+
+
+def read_root(folder: str | Path) -> Path:
+    """Return the folder of a dataset's images, see `Dataset.root`, without reading the manifest.
+
+    Raises:
+        DiffcapError: `dataset.json` is missing or malformed.
+    """
+    folder = Path(folder)
+    return folder / _read_info(folder)["root"]
+
+
+def _read_info(folder: Path) -> dict[str, Any]:
+    info = read_json(folder / "dataset.json", "dataset", _REMEDY)
+    missing = [key for key in ("name", "root", "manifest_sha256") if not isinstance(info, dict) or key not in info]
+    if missing:
+        raise DiffcapError(f"{folder / 'dataset.json'}: the keys {', '.join(missing)} are missing; {_REMEDY}.")
+    return dict(info)
 
 
 def write_dataset(folder: str | Path, name: str, root: str | Path, pairs: list[ChangePair], notes: Any) -> Dataset:

@@ -159,16 +159,19 @@ def write_sample(whole: Path, sample: Path, rendered_image: Callable[[str], str]
     write_dataset(sample, dataset.name, dataset.root, pairs, notes)
 
 
-def read_rate(file: Path) -> float:
-    """Bytes per second at which a file is read from the disk, after removing it from the memory of the operating system."""
-    with file.open("rb", buffering=0) as opened:
-        if hasattr(os, "posix_fadvise"):
-            os.fsync(opened.fileno())
-            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        start, size = time.perf_counter(), 0
-        while part := opened.read(1 << 20):
-            size += len(part)
-        return size / max(time.perf_counter() - start, 1e-9)
+def read_rate(files: Sequence[Path]) -> float:
+    """Bytes per second at which files are read from the disk, after removing each from the memory of the operating system."""
+    seconds, size = 0.0, 0
+    for file in files:
+        with file.open("rb", buffering=0) as opened:
+            if hasattr(os, "posix_fadvise"):
+                os.fsync(opened.fileno())
+                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            start = time.perf_counter()
+            while part := opened.read(1 << 20):
+                size += len(part)
+            seconds += time.perf_counter() - start
+    return size / max(seconds, 1e-9)
 
 
 def seconds_per_step(steps: Sequence[Mapping[str, Any]], shares: Mapping[str, float], key: str = "seconds") -> float:

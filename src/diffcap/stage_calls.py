@@ -26,7 +26,7 @@ from diffcap.run_folder import (
 from diffcap.run_folder import STAGES as TRAINING
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
-from diffcap.utils.settings import CONFIGS
+from diffcap.utils.settings import CONFIGS, get_config_value
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,8 @@ def _extract(e: Experiment, own: list[str]) -> StageCall:
         source = _expanded(e.features_from)
         words = ["--folder", e.folder, "--source", source, "--name", e.features, *own]
         return StageCall("import_features", words, e.features_folder / "complete", inputs, read, results)
-    words = ["--config", str(CONFIGS / f"backbone/{e.backbone}.yaml"), "--data.folder", e.folder]
+    config = CONFIGS / f"backbone/{e.backbone}.yaml"
+    words = ["--config", str(config), "--data.folder", e.folder]
     words += ["--model.name", e.features] if e.features != e.backbone else []
     if e.weights and not e.method_spec.reads_pixels:
         weights = Path(e.weights).expanduser()
@@ -135,7 +136,9 @@ def _extract(e: Experiment, own: list[str]) -> StageCall:
         inputs += [weights] if e.backbone == "clip4idc" else []  # the user's own training, which may be repeated
     words += ["--trainer.devices", e.devices, *(["--trainer.strategy", "ddp"] if e.devices != "1" else [])]
     words += [*_options(e, "extract"), *split_words(e.extract_args)]
-    return StageCall("extract", [*words, *own], e.features_folder / "complete", inputs, read, results)
+    # Without an array, every call quickly finds the image files that have changed.
+    always = bool(get_config_value([config], "model", "from_files"))
+    return StageCall("extract", [*words, *own], e.features_folder / "complete", inputs, read, results, always)
 
 
 def _negatives(e: Experiment, own: list[str]) -> StageCall:

@@ -18,4 +18,5 @@ def main(arguments: Sequence[str]) -> None:
     )
     folder, extracted = extract(cli.trainer, cli.model, cli.datamodule)
     if cli.trainer.is_global_zero:
-        print(f"{folder}: {f'complete, {extracted:,} images extracted' if extracted else 'already complete'}.")
+        what = "image files read" if cli.model.from_files else "images extracted"
+        print(f"{folder}: {f'complete, {extracted:,} {what}' if extracted else 'already complete'}.")

@@ -24,7 +24,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from diffcap.checkpoints.reading import read_checkpoint, weights_of
-from diffcap.features.preprocessing import ResizeNormalize, ResizeOnly
+from diffcap.features.preprocessing import LimitSide, ResizeNormalize, ResizeOnly
 from diffcap.features.weights import download, load_weights, pretrained_clip, read_state_dict, state_hash
 from diffcap.utils.errors import DiffcapError, wrap_errors
 
@@ -44,7 +44,7 @@ class Backbone(nn.Module):
     def __init__(
         self,
         trunk: nn.Module,
-        preprocess: ResizeNormalize | ResizeOnly,
+        preprocess: ResizeNormalize | ResizeOnly | LimitSide,
         description: dict[str, Any],
         pool_size: tuple[int, int] | None = None,
     ) -> None:
@@ -79,6 +79,7 @@ class Backbone(nn.Module):
         Raises:
             DiffcapError: the output of the chosen layer is not a map.
         """
+        assert not isinstance(self._preprocess, LimitSide)
         height, width = self._preprocess.size
         features = self.trunk(torch.zeros(1, 3, height, width))
         if not isinstance(features, Tensor) or features.ndim != 4:

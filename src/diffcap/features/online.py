@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from diffcap.features.backbones import Backbone, Library, build_backbone
+from diffcap.features.preprocessing import LimitSide
 from diffcap.features.weights import OFFLINE_HINT, WEIGHTS
 from diffcap.utils.errors import DiffcapError
 
@@ -31,6 +32,8 @@ def backbone_of(meta: Mapping[str, Any], weights: str | None = None) -> Backbone
             f"the captioner's features were computed by {library!r:.40}, not by a backbone of diffcap, so it cannot caption "
             "images; caption a feature store with `diffcap eval`."
         )
+    if "longest_side" in (meta.get("preprocessing") or {}):  # a vision-language model, which reads images of any size
+        return Backbone(torch.nn.Identity(), LimitSide(meta["preprocessing"]["longest_side"]), {"library": library})
     size = meta["preprocessing"]["size"] if library == "pixels" else None
     std = meta["preprocessing"].get("std") if library == "torchvision" else None
     pool = meta.get("pool")

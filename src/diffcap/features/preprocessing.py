@@ -30,14 +30,37 @@ class ResizeOnly:
 
     def __call__(self, image: Image.Image) -> Tensor:
         """RGB image to (3, H, W) float32, whole numbers from 0 to 255."""
+        return self.pixels(image).float()
+
+    def pixels(self, image: Image.Image) -> Tensor:
+        """RGB image to (3, H, W) uint8."""
         from torchvision.transforms import v2  # too slow to import for --help
 
         resized = v2.functional.resize(image, list(self.size), v2.InterpolationMode.BICUBIC, antialias=True)
-        return v2.functional.pil_to_tensor(resized).float()
+        return v2.functional.pil_to_tensor(resized)
 
     def describe(self) -> dict[str, Any]:
         """Return JSON values that identify the preprocessing."""
         return {"resize": "bicubic of PIL, whole image", **asdict(self)}
+
+
+@dataclass(frozen=True)
+class LimitSide:
+    """Shrink an image with a longer side than `longest_side` pixels, and keep its aspect ratio."""
+
+    longest_side: int
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        """RGB image to (3, H, W) float32, whole numbers from 0 to 255."""
+        from torchvision.transforms import v2  # too slow to import for --help
+
+        image = image.copy()
+        image.thumbnail((self.longest_side, self.longest_side), Image.Resampling.BICUBIC)
+        return v2.functional.pil_to_tensor(image).float()
+
+    def describe(self) -> dict[str, Any]:
+        """Return JSON values that identify the preprocessing."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)

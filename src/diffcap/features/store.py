@@ -1,5 +1,7 @@
 """The feature store: a memory-mapped array with the features of all images of a dataset.
 
+A store of pixels may also have no array and read the image files themselves, see `diffcap.features.files`.
+
 Several processes can write it at the same time. A store is a folder of files, `data/<dataset>/features/<name>/`:
 
 | file | content |
@@ -35,7 +37,8 @@ from diffcap.utils.errors import DiffcapError
 
 VERSION = 2
 SUMS = "sums.u32"
-_COMPLETE = "complete"
+COMPLETE = "complete"
+FROM_FILES = "from_files"  # key of `meta.json`: true if the store has no array
 _VERIFIED = "verified.json"
 # "dtype" in meta.json -> type and file of the array
 _DTYPES: dict[str, np.dtype[Any]] = {"float16": np.dtype("<f2"), "uint8": np.dtype("u1")}
@@ -47,14 +50,19 @@ _FLOAT16_MAX = float(np.finfo(np.float16).max)
 # fast device, synchronising after every batch would take longer than computing the batch.
 _SYNC_BYTES = 64 << 20
 _SYNC_SECONDS = 0.5
-_CHECKSUM_THREADS = 4  # a fast disk reads faster than one thread computes checksums
+CHECKSUM_THREADS = 4  # a fast disk reads faster than one thread computes checksums
 _PROGRESS_BYTES = 64 << 20  # bytes checked per update of the progress bar
 
 Rows = npt.NDArray[np.int64]
 
 
-def _read_meta(folder: Path) -> dict[str, Any]:
-    remedy = f"delete {folder} if it exists, and write it with {_extract_command(folder, {})}"
+def read_meta(folder: Path) -> dict[str, Any]:
+    """Return the content of `meta.json`.
+
+    Raises:
+        DiffcapError: it is missing or damaged, or the store has another version.
+    """
+    remedy = f"delete {folder} if it exists, and write it with {extract_command(folder, {})}"
     meta = read_json(folder / "meta.json", "feature store", remedy)
     version = meta.get("version") if isinstance(meta, dict) else None
     if version != VERSION:
@@ -65,7 +73,12 @@ def _read_meta(folder: Path) -> dict[str, Any]:
     return dict(meta)
 
 
-def _read_index(folder: Path) -> tuple[list[str], list[str]]:
+def read_index(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the image path and the stamp of each row.
+
+    Raises:
+        DiffcapError: `index.json` is missing or damaged.
+    """
     index = read_json(folder / "index.json", "index of the feature store", "delete the folder and extract again")
     try:
         paths, stamps = index["paths"], index["stamps"]
@@ -103,19 +116,39 @@ def _checksums(array: npt.NDArray[Any], rows: Rows) -> npt.NDArray[np.uint32]:
         return [zlib.crc32(array[row]) for row in part]
 
     # The threads end with this call, because data loading workers are forked later.
-    with ThreadPoolExecutor(_CHECKSUM_THREADS) as pool:
-        parts = pool.map(checksums_of, np.array_split(rows, _CHECKSUM_THREADS))
+    with ThreadPoolExecutor(CHECKSUM_THREADS) as pool:
+        parts = pool.map(checksums_of, np.array_split(rows, CHECKSUM_THREADS))
         return np.array([checksum for part in parts for checksum in part], dtype=np.uint32)
 
 
-def _file_size(path: Path) -> int:
+def check_kind(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Check that a store's `meta.json` is the one that is about to be written.
+
+    Raises:
+        DiffcapError: they differ.
+    """
+    differing = sorted(key for key in {*found, *wanted} if found.get(key) != wanted.get(key))
+    if differing:
+        key = differing[0]  # the first is enough: for another network, most keys differ
+        raise DiffcapError(
+            f"{folder}: holds features of another kind ({key} there is {_short(found.get(key))}, now "
+            f"{_short(wanted.get(key))}); use the same settings as before, delete the folder, or choose another name."
+        )
+
+
+def file_size(path: Path) -> int:
+    """Size of a file in bytes; 0 if there is none."""
     return path.stat().st_size if path.is_file() else 0
 
 
-def _extract_command(folder: Path, meta: Mapping[str, Any]) -> str:
+def extract_command(folder: Path, meta: Mapping[str, Any]) -> str:
     """Return the command that computes the missing features of a store, for messages."""
     dataset, name = folder.parent.parent, folder.name
     where = f"DATASET={dataset.name}" if dataset.parent == Path("data") else f"FOLDER={shlex.quote(str(dataset))}"
+    if meta.get(FROM_FILES):
+        height, width = meta["preprocessing"]["size"]
+        other_name = f" FEATURES={name}" if name != "files" else ""
+        return f'`make extract {where} BACKBONE=files{other_name} ARGS="--model.image_size=[{height},{width}]"`'
     if meta.get("library") != "authors":
         if Path("configs/backbone", f"{name}.yaml").is_file():
             return f"`make extract {where} BACKBONE={name}`"
@@ -126,7 +159,7 @@ def _extract_command(folder: Path, meta: Mapping[str, Any]) -> str:
 
 
 class FeatureStore:
-    """A complete store, read-only; create it with `open`.
+    """A complete store with an array, read-only; create it with `open`.
 
     Attributes:
         folder: of the store. meta: content of `meta.json`.
@@ -150,7 +183,7 @@ class FeatureStore:
 
     @classmethod
     def open(cls, folder: str | Path, trained_on: Mapping[str, Any] | None = None) -> "FeatureStore":
-        """Open a complete store.
+        """Open a complete store; one without an array is a `FileStore`.
 
         Args:
             folder: of the store.
@@ -162,7 +195,7 @@ class FeatureStore:
                 preprocessing or shape are not those of `trained_on`.
         """
         folder = Path(folder)
-        meta = _read_meta(folder)
+        meta = read_meta(folder)
         expected = meta if trained_on is None else trained_on
         for key in _COMPATIBILITY_KEYS:
             if key == "weights_sha256" and expected.get(key) is None:
@@ -172,22 +205,26 @@ class FeatureStore:
                     f"{folder}: its features have {key} {_short(meta.get(key))}, the captioner was trained on "
                     f"{_short(expected.get(key))}; extract with that backbone and its weights."
                 )
-        paths, _ = _read_index(folder)
+        paths, _ = read_index(folder)
+        if meta.get(FROM_FILES):
+            from diffcap.features.files import FileStore  # which imports this module
+
+            return FileStore(folder, meta, paths)
         done = _read_done(folder, len(paths))
-        if not (folder / _COMPLETE).is_file():
+        if not (folder / COMPLETE).is_file():
             raise DiffcapError(
                 f"{folder}: extraction is not complete ({int(done.sum())} of {len(paths)} images done); run "
-                f"{_extract_command(folder, meta)}, which computes only the missing images."
+                f"{extract_command(folder, meta)}, which computes only the missing images."
             )
         shape = (len(paths), *meta["shape"])
         dtype = _DTYPES[meta["dtype"]]
         data = folder / _FILES[meta["dtype"]]
         sizes = {data: int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, folder / SUMS: 4 * len(paths)}
         for path, size in sizes.items():
-            if _file_size(path) < size:
+            if file_size(path) < size:
                 raise DiffcapError(
-                    f"{path}: truncated, {_file_size(path)} bytes, but {len(paths)} images need {size}; run "
-                    f"{_extract_command(folder, meta)}, which computes only the missing images."
+                    f"{path}: truncated, {file_size(path)} bytes, but {len(paths)} images need {size}; run "
+                    f"{extract_command(folder, meta)}, which computes only the missing images."
                 )
         array = np.memmap(data, dtype=dtype, mode="r", shape=shape)
         sums = np.memmap(folder / SUMS, dtype="<u4", mode="r", shape=(len(paths),))
@@ -199,6 +236,16 @@ class FeatureStore:
         """(C, H, W) of one image."""
         channels, height, width = self.meta["shape"]
         return channels, height, width
+
+    @property
+    def row_bytes(self) -> float:
+        """Bytes that are read for one image."""
+        return float(np.prod(self.shape)) * _DTYPES[self.meta["dtype"]].itemsize
+
+    @property
+    def data_files(self) -> list[Path]:
+        """The files that `read` reads."""
+        return [self.folder / _FILES[self.meta["dtype"]]]
 
     def __len__(self) -> int:
         return len(self._index)
@@ -215,7 +262,7 @@ class FeatureStore:
             unknown = sum(path not in self._index for path in paths)
             raise DiffcapError(
                 f"{self.folder}: {unknown} of {len(paths)} images have no features there, the first is {error.args[0]}; "
-                f"run {_extract_command(self.folder, self.meta)}, which computes only the missing images."
+                f"run {extract_command(self.folder, self.meta)}, which computes only the missing images."
             ) from None
 
     def read(self, rows: Rows) -> npt.NDArray[Any]:
@@ -246,16 +293,16 @@ class FeatureStore:
         with suppress(OSError):  # the store may be read-only
             (self.folder / _VERIFIED).unlink(missing_ok=True)  # so that the next extraction checks all rows
             _mark_not_done(self.folder, damaged)
-            (self.folder / _COMPLETE).unlink(missing_ok=True)
+            (self.folder / COMPLETE).unlink(missing_ok=True)
         first = next(path for path, row in self._index.items() if row == damaged[0])
         raise DiffcapError(
             f"{self.folder}: the features of {first} are damaged (they do not match their checksum in {SUMS}); run "
-            f"{_extract_command(self.folder, self.meta)}, which checks all images and computes the damaged ones again."
+            f"{extract_command(self.folder, self.meta)}, which checks all images and computes the damaged ones again."
         )
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Hold the folder's lock, so that only one process at a time creates or extends the store."""
     with (folder / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -300,7 +347,7 @@ class StoreWriter:
         self.meta = json.loads(json.dumps({"version": VERSION, "shape": shape, "dtype": "float16", **meta}))
         self._dtype, self._file = _DTYPES[self.meta["dtype"]], _FILES[self.meta["dtype"]]
         self._row_bytes = int(np.prod(shape)) * self._dtype.itemsize
-        with _locked(self.folder):
+        with locked(self.folder):
             self._create_or_extend(list(paths), list(stamps) if stamps is not None else [""] * len(paths))
         self._data = os.open(self.folder / self._file, os.O_RDWR)
         self._marks = os.open(self.folder / "done.u8", os.O_RDWR)
@@ -314,8 +361,8 @@ class StoreWriter:
         known: list[str] = []
         known_stamps: list[str] = []
         if (self.folder / "meta.json").is_file():
-            self._check_meta(_read_meta(self.folder))
-            known, known_stamps = _read_index(self.folder)
+            check_kind(self.folder, read_meta(self.folder), self.meta)
+            known, known_stamps = read_index(self.folder)
         row_of = {path: row for row, path in enumerate(known)}
         stale = []
         for path, stamp in zip(paths, stamps, strict=True):
@@ -335,11 +382,11 @@ class StoreWriter:
         if not (self.folder / "meta.json").is_file():
             done[:] = False  # it is unknown which images the rows are of
         for name, size in ((self._file, self._row_bytes), (SUMS, 4)):
-            done[_file_size(self.folder / name) // size :] = False
+            done[file_size(self.folder / name) // size :] = False
         if done.any() and not self._is_verified():
             self._check_rows(done)
         if not done[self._wanted].all():
-            (self.folder / _COMPLETE).unlink(missing_ok=True)
+            (self.folder / COMPLETE).unlink(missing_ok=True)
         # The process may be killed at any line. So marks are removed before the files are extended and before the index
         # assigns rows to new images.
         if (marked & ~done).any():
@@ -385,15 +432,6 @@ class StoreWriter:
                 f"{self.folder}: the features of {len(damaged):,} images are damaged (first {self.paths[damaged[0]]}) and "
                 "will be computed again",
                 flush=True,
-            )
-
-    def _check_meta(self, found: dict[str, Any]) -> None:
-        differing = sorted(key for key in {*found, *self.meta} if found.get(key) != self.meta.get(key))
-        if differing:
-            key = differing[0]  # the first is enough: for another network, most keys differ
-            raise DiffcapError(
-                f"{self.folder}: holds features of another kind ({key} there is {_short(found.get(key))}, now "
-                f"{_short(self.meta.get(key))}); use the same settings as before, delete the folder, or choose another name."
             )
 
     def missing(self) -> Rows:
@@ -465,7 +503,7 @@ class StoreWriter:
                 f"{self.paths[int(missing[0])]}; run the same command again."
             )
         os.fdatasync(self._marks)
-        write_text(self.folder / _COMPLETE, f"{len(self._wanted)} images\n")
+        write_text(self.folder / COMPLETE, f"{len(self._wanted)} images\n")
         self._write_verified()
 
 

@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from torch import Tensor
 
 from diffcap.features.backbones import Library, build_backbone
+from diffcap.features.files import write_file_store
 from diffcap.features.images import ImageBatch, ImageData, image_stamps, unique_images
 from diffcap.features.store import Rows, StoreWriter
 from diffcap.losses.gather import world_size
@@ -31,6 +32,10 @@ class Extraction(pl.LightningModule):
         pool: rows and columns to which the feature map is averaged; null for no pooling.
         image_size: height and width that pixels are resized to.
         image_std: standard deviations of R, G, B for a torchvision network; null for ImageNet's.
+        from_files: do not store pixels, but decode and resize the image files each time they are read; only for pixels.
+
+    Raises:
+        DiffcapError: the options do not fit together, or the weights cannot be loaded.
     """
 
     def __init__(
@@ -43,8 +48,12 @@ class Extraction(pl.LightningModule):
         pool: tuple[int, int] | None = None,
         image_size: tuple[int, int] | None = None,
         image_std: tuple[float, float, float] | None = None,
+        from_files: bool = False,
     ) -> None:
         super().__init__()
+        if from_files and library != "pixels":
+            raise DiffcapError(f"--model.from_files is only for pixels; remove the option for {library}.")
+        self.from_files = from_files
         self.name = name
         self.backbone = build_backbone(library, network, stage, weights, pool, image_size, image_std)
 
@@ -120,7 +129,7 @@ def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Pa
     """Extract the features that are missing or damaged in the store of a dataset.
 
     Returns:
-        The folder of the complete store, and the number of images that were extracted now.
+        The folder of the complete store, and the number of images that were extracted now (`from_files`: of files that were read).
 
     Raises:
         DiffcapError: the folder has no dataset, the store has features of another backbone, or an image cannot be read.
@@ -133,7 +142,11 @@ def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Pa
     paths, root = unique_images(dataset.pairs), dataset.root
     meta = {**model.backbone.describe(), "precision": str(trainer.precision)}
     folder = data.folder / "features" / model.name
-    writer = StoreWriter(folder, paths, model.backbone.shape(), meta, image_stamps([root / path for path in paths]))
+    shape, files = model.backbone.shape(), [root / path for path in paths]
+    stamps = image_stamps(files)
+    if model.from_files:
+        return folder, write_file_store(folder, paths, files, stamps, shape, meta)
+    writer = StoreWriter(folder, paths, shape, meta, stamps)
     missing = writer.missing()
     if not len(missing) and (folder / "complete").is_file():
         return folder, 0

@@ -23,7 +23,7 @@ class StepTimes(Callback):
 
     The file has "device"; "steps" (task, seconds, FLOPs and image maps read, one row each); "validation" (seconds, FLOPs, pairs, and
     the number of pairs without `data.val_limit`); "predict" (seconds, FLOPs, images); "steps_per_epoch" (null if the stage has no
-    epochs); "row_bytes" (of an image's features); "gpu_bytes" (peak of the allocated memory, null on the CPU). FLOPs are null on a
+    epochs); "row_bytes" (that are read for an image); "gpu_bytes" (peak of the allocated memory, null on the CPU). FLOPs are null on a
     GPU. One multiplication with its addition is two operations.
 
     Args:
@@ -106,9 +106,7 @@ class StepTimes(Callback):
             steps_per_epoch = data.steps_per_epoch
         except DiffcapError:  # IDC-PCL's pre-training
             steps_per_epoch = None
-        meta = data.store.meta
-        row_bytes = int(torch.tensor(meta["shape"]).prod()) * (1 if meta["dtype"] == "uint8" else 2)
-        self._write(trainer, pl_module, steps_per_epoch=steps_per_epoch, row_bytes=row_bytes)
+        self._write(trainer, pl_module, steps_per_epoch=steps_per_epoch, row_bytes=data.store.row_bytes)
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the extraction's time."""

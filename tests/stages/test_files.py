@@ -1,0 +1,89 @@
+"""Image files as a feature store, by the real commands: extraction, captioning, evaluation and report are those of the store of pixels."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image, ImageOps
+from tests.commands import ROOT, in_process, one_sentence, run, same_logs
+from tests.stages.test_adaptation import words
+from tests.stages.test_training import evaluation
+
+from diffcap.records import read_dataset, read_json
+
+SHORT = "--trainer.max_steps=3", "--trainer.val_check_interval=3", "--data.val_limit=4"
+
+
+def extract(folder: Path, *options: str) -> list[str]:
+    variables = "--dataset", "blocks", "--folder", str(folder), "--backbone", "files", "--method", "clip4idc"
+    return [sys.executable, "-m", "diffcap", "extract", *variables, "--", "--model.image_size=[96,128]", *options]
+
+
+@pytest.fixture(scope="module")
+def folder(pixels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the dataset with its pixels, and the store without an array."""
+    copy = shutil.copytree(pixels, tmp_path_factory.mktemp("copied") / "blocks")
+    images = read_json(copy / "dataset.json")["images"]
+    done = run(extract(copy), copy)
+    assert done.returncode == 0 and f"files: complete, {images} image files read." in done.stdout, done.stderr
+    return copy
+
+
+@pytest.fixture(scope="module")
+def finetuned(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of two runs, "blocks_pixels" and "files", the latter with two workers."""
+    runs = tmp_path_factory.mktemp("runs")
+    for name, workers in (("blocks_pixels", 0), ("files", 2)):
+        options = f"--data.features={name}", f"--data.num_workers={workers}"
+        assert in_process(words("finetune", folder, runs / name / "finetune", *SHORT, *options)) is None
+    return runs
+
+
+def test_the_captioner_learns_the_same(finetuned: Path) -> None:
+    names = same_logs(finetuned / "blocks_pixels/finetune", finetuned / "files/finetune", rel=0)
+    assert {"train/loss", "val/caption_loss", "val/CIDEr-D"} <= names
+
+
+def test_evaluation_and_report_read_the_files(folder: Path, finetuned: Path, tmp_path: Path) -> None:
+    assert in_process(evaluation(folder, finetuned / "files", "--limit=6")) is None
+    other = f"--out={finetuned / 'blocks_pixels/eval'}", "--features=files"  # a captioner of the store of pixels
+    assert in_process(evaluation(folder, finetuned / "blocks_pixels", "--limit=6", *other)) is None
+    runs = {name: finetuned / name for name in ("files", "blocks_pixels")}
+    predictions = [read_json(path / "eval/predictions.json") for path in runs.values()]
+    assert predictions[0] == predictions[1]
+    rows = []
+    for name, path in runs.items():
+        options = f"--features={name}", f"--runs={json.dumps({'clip': str(path)})}", f"--out={tmp_path / name}"
+        script = str(ROOT / "stages/report.py")
+        few = "--attention=1", "--pictures=1", "--page=2", "--localisation_pairs=1"
+        assert in_process([sys.executable, script, f"--folder={folder}", *options, *few]) is None
+        rows.append(read_json(tmp_path / name / "table.json")["rows"])
+    assert rows[0]["nearest neighbour's caption"] == rows[1]["nearest neighbour's caption"]
+    drawn = [(tmp_path / name / "attention.png").read_bytes() for name in runs]
+    assert drawn[0] == drawn[1]
+
+
+def test_a_changed_image_is_refused_and_makes_another_training(folder: Path, tmp_path: Path) -> None:
+    copy, out = shutil.copytree(folder, tmp_path / "blocks"), tmp_path / "run/finetune"
+    command = words("finetune", copy, out, *SHORT, "--data.features=files")
+    assert in_process(command) is None
+    assert "already finished with these settings" in run(command, tmp_path).stdout
+    dataset = read_dataset(copy)
+    file = dataset.root / next(pair.before for pair in dataset.pairs if pair.split == "val")
+    with Image.open(file) as image:
+        ImageOps.mirror(image.convert("RGB")).save(file)
+    message = one_sentence(run([*command, "--model.lr=1e-5"], tmp_path))  # another run, which reads the file
+    assert f"{file}: the image has changed" in message and f"make extract FOLDER={copy} BACKBONE=files" in message
+    assert "image files read." in run(extract(copy), copy).stdout
+    assert run(extract(copy), copy).stdout.endswith("files: already complete.\n")
+    done = run(command, tmp_path)
+    assert "it holds a run with other settings; the folder is renamed" in done.stdout, done.stderr
+
+
+def test_another_size_under_the_same_name_is_refused(folder: Path) -> None:
+    message = one_sentence(run(extract(folder, "--model.image_size=[48,64]"), folder))
+    assert "holds features of another kind (preprocessing there is" in message and "choose another name" in message
+    message = one_sentence(run(extract(folder, "--model.library=blocks", "--model.image_size=null"), folder))
+    assert "--model.from_files is only for pixels; remove the option for blocks" in message
