@@ -326,13 +326,9 @@ def test_the_hash_identifies_a_base_model(folder: Path, tmp_path: Path, hub: Hub
     assert base_sha256(folder) == base_sha256(find_base(NAME).folder) == expected
     large = bytearray(weights(1 << 20))  # 4 MiB
     last = large[:-1] + b"\1"
-    changed = [
-        {"config.json": b"{}"},
-        {ONE: weights(4)},
-        {ONE: weights(4, 5), TWO: weights(3)},
-        {TWO: large},
-        {TWO: last},
-    ]
+    renamed = {INDEX: json_bytes({"weight_map": {"a": "x.safetensors", "b": TWO}}), "x.safetensors": weights(3)}
+    moved = {ONE: weights(4, 5), TWO: weights(3)}
+    changed = [{"config.json": b"{}"}, {ONE: weights(4)}, moved, renamed, {TWO: large}, {TWO: last}]
     copies = [shutil.copytree(folder, tmp_path / str(number)) for number in range(len(changed))]
     hashes = {base_sha256(written(copy, content)) for copy, content in zip(copies, changed)}
     assert len(hashes | {expected}) == len(changed) + 1
