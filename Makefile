@@ -4,11 +4,11 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 VENV := .venv/bin
-STAGES := data extract negatives pretrain finetune reinforce eval report
+STAGES := data extract negatives pretrain finetune reinforce zeroshot eval report
 
 # Variables of an experiment: each one that is set becomes an option of the stages (DATASET=cub: --dataset cub). The stages
 # know the defaults, the settings files and the paths of the checkpoints that they pass on: `.venv/bin/diffcap finetune --help`.
-VARIABLES := DATASET METHOD ABLATION DATA DEVICES SEED LOGGER TRAINER BACKBONE FEATURES FEATURES_FROM WEIGHTS OFFLINE TAGGER FOLDER \
+VARIABLES := DATASET METHOD VLM ABLATION DATA DEVICES SEED LOGGER TRAINER BACKBONE FEATURES FEATURES_FROM WEIGHTS OFFLINE TAGGER FOLDER \
 	RUN PRETRAIN PRETRAINING CAPTIONER EVAL CONFIG PAIRS IMAGES EXTRA CUB_DATA NABIRDS_DATA CUB_FEATURES_FROM \
 	NABIRDS_FEATURES_FROM CUB_FOLDER NABIRDS_FOLDER CUB_RUN extract_ARGS cub_ARGS
 SET := $(strip $(foreach name,$(VARIABLES),$(if $($(name)),$(name))))
@@ -46,6 +46,7 @@ pretrain: extract negatives  ## self-supervised tasks of the method: ARGS="--mod
 finetune: extract pretrain  ## the captioner, from the pre-training's checkpoint (PRETRAIN=no: from scratch)
 reinforce: finetune  ## train it on by the CIDEr-D of its own captions: make reinforce eval
 eval: $(if $(filter retrieval,$(EVAL)),pretrain,$(if $(filter reinforce,$(CAPTIONER) $(MAKECMDGOALS)),reinforce,finetune))  ## captions and scores of the test split, by group; CAPTIONER=reinforce: the reinforced ones; EVAL=retrieval
+zeroshot: extract  ## a vision-language model without training on the test split: VLM=HuggingFaceTB/SmolVLM-500M-Instruct
 report: eval  ## the run beside baselines that learn nothing: RUN/report/report.html, a table, pictures
 
 $(STAGES):

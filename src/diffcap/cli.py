@@ -20,7 +20,8 @@ def score(predictions: Path, references: Path, tokenizer: Literal["ptb", "raw"] 
     """Score a file of captions: BLEU-1..4, METEOR, ROUGE-L, CIDEr-D, and SPICE if its jars are installed.
 
     Args:
-        predictions: COCO results file, a list of {"image_id", "caption"}; one caption for every id of the references.
+        predictions: COCO results file, a list of {"image_id", "caption"}; or an object from id to caption; or a .jsonl file with
+            {"id", "caption"} on every line. One caption for every id of the references.
         references: COCO captions file, {"annotations": [{"image_id", "caption"}, ...]}.
         tokenizer: ptb lower-cases, splits words and drops punctuation, as in most papers; raw splits at spaces only.
         json: Print the content of metrics.json (scores as fractions) instead of a table.
@@ -54,8 +55,8 @@ def score(predictions: Path, references: Path, tokenizer: Literal["ptb", "raw"] 
 
 
 def compare(
-    run_a: Path,
-    run_b: Path,
+    run_a: str,
+    run_b: str,
     samples: int = 1000,
     seed: int = 0,
     level: float = 0.95,
@@ -68,13 +69,15 @@ def compare(
     """Compare two evaluated runs: paired bootstrap intervals of every metric, wins and losses, and the largest differences.
 
     Args:
-        run_a: Folder of a run, whose eval folder is used, or of an evaluation, such as runs/blocks/scorer/reinforce-eval.
-        run_b: The second run or evaluation; differences are B - A.
+        run_a: Folder of a run, whose eval folder is used, or of an evaluation, such as runs/blocks/scorer/reinforce-eval; or a
+            .json or .jsonl file with another system's captions of the same pairs, as FILE or NAME=FILE (see `score`).
+        run_b: The second run, evaluation or file; differences are B - A.
         samples: Number of bootstrap samples of the test pairs, at most 100,000.
         seed: Seed of the bootstrap samples, 0 or more.
         level: Confidence level of the intervals; 0.95 is the middle 95 % of the samples.
         pairs: Number of pairs to show, those with the largest differences.
-        folder: Folder of the dataset; needed for the change types of runs that an earlier version evaluated.
+        folder: Folder of the dataset; needed for two files, which are compared on its test split, and for the change types of
+            runs that an earlier version evaluated.
         tokenizer: Tokenizer of the metrics; by default the one that the runs were scored with.
         json: Print the result as JSON.
         out: File to write as well: Markdown if its name ends in .md, JSON otherwise.
@@ -108,6 +111,8 @@ def caption(
     batch_size: int = 16,
     device: str = "auto",
     backbone_weights: str | None = None,
+    base: str | None = None,
+    prompt: str | None = None,
 ) -> None:
     """Describe the change between two images (diffcap caption BEFORE AFTER), or of many pairs (a folder or a table of pairs).
 
@@ -118,8 +123,9 @@ def caption(
         after: The image after the change; also accepted as the second argument. Two folders: images with the same name are
             pairs.
         checkpoint: best.ckpt of a captioner, a folder of `diffcap export` or `diffcap import`, or user/name on the Hugging
-            Face Hub; by default the small captioner of rendered blocks scenes that ships with diffcap. If it is given several
-            times, the captioners are an ensemble and need the same vocabulary.
+            Face Hub; also a vision-language model, such as HuggingFaceTB/SmolVLM-500M-Instruct, or its folder. By default the
+            small captioner of rendered blocks scenes that ships with diffcap. If it is given several times, the captioners are
+            an ensemble and need the same vocabulary.
         beam: Beam size, 1 to 100; 1 is greedy decoding. With more, the other hypotheses are listed.
         length_penalty: Exponent of the caption's length by which the log-probability of a hypothesis is divided.
         heatmap: PNG file to write with both images and the attention of each word; a folder for many pairs.
@@ -127,10 +133,25 @@ def caption(
         batch_size: Number of pairs that are captioned at once.
         device: cpu, cuda or auto.
         backbone_weights: File of the backbone's weights, if they cannot be downloaded.
+        base: Folder of the base model of a checkpoint of METHOD=vlm, if it is not where the checkpoint says.
+        prompt: Question to a vision-language model that was not fine-tuned.
     """
     from diffcap.commands.caption import run as run_caption
 
-    run_caption(before, after, checkpoint, beam, length_penalty, heatmap, json, batch_size, device, backbone_weights)
+    run_caption(
+        before,
+        after,
+        checkpoint,
+        beam,
+        length_penalty,
+        heatmap,
+        json,
+        batch_size,
+        device,
+        backbone_weights,
+        base,
+        prompt,
+    )
 
 
 def import_(
@@ -171,16 +192,23 @@ def import_(
     run_import(method, file, vocabulary, out, options)
 
 
-def export(checkpoint: Path, out: Path | None = None) -> None:
+def export(
+    checkpoint: Path,
+    out: Path | None = None,
+    form: Literal["peft", "merged"] | None = None,
+    base: str | None = None,
+) -> None:
     """Write a checkpoint as model.safetensors and config.json, with the metrics.json of its weights if there is one.
 
     Args:
         checkpoint: best.ckpt of any stage, or an exported folder.
         out: Folder to write; by default the checkpoint's path without .ckpt and -exported.
+        form: For METHOD=vlm, a form for other programs instead: peft (LoRA's adapter) or merged (a whole model for transformers).
+        base: Folder of the base model of METHOD=vlm, if it is not where the checkpoint says; only with --form.
     """
     from diffcap.commands.interchange import run_export
 
-    run_export(checkpoint, out)
+    run_export(checkpoint, out, form, base)
 
 
 def push(
@@ -229,8 +257,8 @@ def serve(
     """Serve a web page that captions two images and shows the attention of each word; needs diffcap[web].
 
     Args:
-        checkpoint: Captioners at the top of the list: checkpoint files, exported folders, or user/name on the Hugging Face Hub
-            (--checkpoint A B).
+        checkpoint: Captioners at the top of the list: checkpoint files, exported folders, or user/name on the Hugging Face Hub,
+            also of vision-language models (--checkpoint A B).
         host: Address to listen on; the default allows connections from this machine only, 0.0.0.0 from all machines.
         port: Port to listen on; 0 chooses a free one.
         runs: Folder of runs whose captioners are also listed, besides the one that ships with diffcap.

@@ -16,14 +16,22 @@ from typing import Any
 from diffcap.datasets.registry import DatasetSpec, get_dataset
 from diffcap.methods import Method, get_method
 from diffcap.records import read_json
-from diffcap.run_folder import BEST, FINETUNE, PRETRAIN, REINFORCE, STAGES, eval_dir_name, report_dir_name
+from diffcap.run_folder import BEST, EVAL, FINETUNE, PRETRAIN, REINFORCE, STAGES, eval_dir_name, report_dir_name
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.settings import CONFIGS, get_config_value, read_settings
 
 DEFAULT_SEED = 1234
 CAPTIONS, RETRIEVAL = "captions", "retrieval"  # values of `eval`
 EXTRAS = ("cub", "nabirds", "mixed")
-SECTIONS = ("data", "extract", "negatives", *STAGES, "eval", "report")  # of a CONFIG file; each holds a stage's options
+SECTIONS = (
+    "data",
+    "extract",
+    "negatives",
+    *STAGES,
+    "zeroshot",
+    "eval",
+    "report",
+)  # of a CONFIG file; each holds a stage's options
 
 
 def _option(text: str, default: str = "") -> Any:
@@ -41,7 +49,10 @@ class Experiment:
     """
 
     dataset: str = _option("name of the dataset; blocks are scenes that diffcap renders", "blocks")
-    method: str = _option("pcl, scorer, dirl, clip4idc, or a method of another package", "pcl")
+    method: str = _option("pcl, scorer, dirl, clip4idc, vlm, or a method of another package", "pcl")
+    vlm: str = _option(
+        "vision-language model of METHOD=vlm: user/name on the Hugging Face Hub, or a folder (default: the settings')"
+    )
     ablation: str = _option("name of an ablation: a file of configs/method/<method>/ablation")
     data: str = _option("source folder with the dataset's official files (default: they are downloaded)")
     devices: str = _option("number of processes: GPUs, or CPU cores", "1")
@@ -127,6 +138,7 @@ class Experiment:
         self.seed, self.devices = str(int(self.seed)), str(int(self.devices))
         names = [
             self.method,
+            Path(self.vlm).name,
             self.ablation,
             *self.extras,
             *([f"seed{self.seed}"] if self.seed != str(DEFAULT_SEED) else []),
@@ -167,6 +179,8 @@ class Experiment:
             raise DiffcapError(
                 "EVAL=retrieval is for a pre-training that learns retrieval; use METHOD=clip4idc with its pre-training."
             )
+        if self.vlm and not self.method_spec.base_model:
+            raise DiffcapError(f"VLM={self.vlm} is for METHOD=vlm; give that method, or leave out VLM.")
         if self.extras and not (self.method_spec.pretraining and self.method_spec.pretraining.extra):
             raise DiffcapError(f"EXTRA={self.extra} is for methods whose pre-training takes it; use METHOD=pcl.")
 
@@ -241,6 +255,11 @@ class Experiment:
     def evaluation(self) -> Path:
         """Folder of the evaluation of the captioner, or of retrieval."""
         return Path(self.run) / eval_dir_name(PRETRAIN if self.eval == RETRIEVAL else self.captioner)
+
+    @property
+    def zero_shot_evaluation(self) -> Path:
+        """Folder of the evaluation of a vision-language model without training."""
+        return Path(self.run if "run" in self.explicit_values else f"{self.run}-zeroshot") / EVAL
 
     @property
     def report(self) -> Path:

@@ -109,6 +109,7 @@ class Method:
         captioner: import path of the `Captioner`.
         backbone: default settings of the features, a file of configs/backbone.
         reads_pixels: whether the captioner reads images instead of features.
+        base_model: whether it trains a vision-language model, which VLM= names.
         pretraining: its pre-training stage, if it has one.
         ablations: rows of `make ablation` by name, in the order of the paper's table.
         demo: how `make demo` trains it.
@@ -123,6 +124,7 @@ class Method:
     captioner: str
     backbone: str
     reads_pixels: bool = False
+    base_model: bool = False
     pretraining: Pretraining | None = None
     ablations: Mapping[str, Ablation] = field(default_factory=lambda: MappingProxyType({}))
     demo: Demo = Demo()
@@ -225,6 +227,22 @@ BUILT_IN = (
             ),
         ),
         importer="diffcap.interop.clip4idc:IMPORTER",
+    ),
+    Method(
+        name="vlm",
+        title="VLM",
+        paper="an open vision-language model; see its own card",
+        captioner="diffcap.models.vlm:VLM",
+        backbone="files",
+        reads_pixels=True,
+        base_model=True,
+        ablations={
+            "lora": Ablation("LoRA"),
+            "projector": Ablation("projector"),
+            "all_weights": Ablation("all weights"),
+            "difference": Ablation("LoRA and difference module"),
+        },
+        demo=Demo(share=0.0),
     ),
 )
 

@@ -6,7 +6,6 @@ print(caption.text, caption.log_probability)
 ```
 """
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,9 +19,11 @@ from torch.utils._pytree import tree_map
 
 from diffcap.checkpoints.combining import as_ensemble, load_members
 from diffcap.checkpoints.loading import Checkpoint
+from diffcap.checkpoints.zero_shot import STAGE as ZERO_SHOT
 from diffcap.models.captioner import Captioner
 from diffcap.models.generation import beam_hypotheses, check_search, greedy_from
 from diffcap.models.scoring import token_log_probabilities
+from diffcap.text.hub import HubVocabulary
 from diffcap.text.vocabularies import AnyVocabulary
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.image_io import Source, read_image
@@ -117,7 +118,8 @@ class PairCaptioner:
     Attributes:
         metadata: entries of the checkpoint (method, dataset, step, version, ...); for an ensemble those of the first one, and
             "ensemble", the methods of all members.
-        domain_note: sentence about images that it cannot caption reliably; None unless all members were trained on `blocks`.
+        domain_note: sentence about the captions' reliability, for captioners trained on `blocks` and for vision-language models
+            without training; otherwise None.
 
     Raises:
         DiffcapError: the backbone is not available or not the one used in training, or the device does not exist.
@@ -144,13 +146,14 @@ class PairCaptioner:
         members = [checkpoint] if isinstance(checkpoint, Checkpoint) else list(checkpoint)
         first = members[0] if len(members) == 1 else as_ensemble(members)
         self.vocabulary, self.max_length, self.metadata = first.vocabulary, first.max_length, first.metadata
-        self.domain_note = BLOCKS_NOTE if all(member.metadata["dataset"] == "blocks" for member in members) else None
+        self.domain_note = _domain_note(members)
         self.device = _device(device)
         self._feature_metadata: list[dict[str, Any]] = []  # of each distinct feature extractor
         for member in members:
             self._feature_metadata += [member.features] if member.features not in self._feature_metadata else []
         # The index of the extractor of each member.
         self._feature_index = [self._feature_metadata.index(member.features) for member in members]
+        self._has_fixed_sizes = all(meta["shape"] is not None for meta in self._feature_metadata)
         self._backbones = [backbone_of(meta, backbone_weights).to(self.device) for meta in self._feature_metadata]
         self._captioner = first.captioner.eval().to(self.device)
 
@@ -210,10 +213,16 @@ class PairCaptioner:
             raise DiffcapError(f"this captioner has no attention maps: {error}.") from None
 
     def _preprocess(self, before: Source, after: Source) -> _ModelInput:
-        images, notes = [], []
+        images: list[list[Tensor]] = []
+        notes: list[str] = []
+        size: tuple[int, int] | None = None
         for source, side in ((before, "before"), (after, "after")):
             loaded = read_image(source, None if isinstance(source, str | Path) else f"the image {side}")
-            images.append([backbone.preprocess(loaded.image) for backbone in self._backbones])
+            image = loaded.image
+            if size is not None and not self._has_fixed_sizes:  # both images need the same grid of tokens
+                image = image.resize(size)
+            size = image.size
+            images.append([backbone.preprocess(image) for backbone in self._backbones])
             notes += [f"{loaded.name}: {note}" for note in loaded.notes]
         return _ModelInput([torch.stack(sides) for sides in zip(*images)], tuple(notes))
 
@@ -225,6 +234,9 @@ class PairCaptioner:
         for backbone, meta, pairs in zip(
             self._backbones, self._feature_metadata, zip(*(each.images for each in inputs))
         ):
+            if meta["shape"] is None:  # a model that reads images of any size
+                sides.append([[pair[side].to(self.device, torch.uint8) for pair in pairs] for side in (0, 1)])
+                continue
             images = torch.stack(pairs, 1).to(self.device)  # (2, B, 3, H, W)
             sides.append(features_of(backbone, images.flatten(0, 1), meta).chunk(2))
         if len(self._feature_index) == 1:
@@ -277,16 +289,37 @@ class PairCaptioner:
         return captions
 
 
+def _domain_note(members: Sequence[Checkpoint]) -> str | None:
+    if all(member.metadata["dataset"] == "blocks" for member in members):
+        return BLOCKS_NOTE
+    untrained = [member.metadata for member in members if member.metadata["stage"] == ZERO_SHOT]
+    if not untrained:
+        return None
+    revision = f" at commit {untrained[0]['revision']}" if untrained[0]["revision"] else ""
+    return (
+        f"{untrained[0]['base']}{revision}, licence: {untrained[0]['licence'] or 'not stated'}. It was not trained to compare images: "
+        "its captions may describe changes that are not there, and its probabilities say little about that."
+    )
+
+
 def load_captioner(
-    source: str | Path | Sequence[str | Path] | None = None, device: str = "auto", backbone_weights: str | None = None
+    source: str | Path | Sequence[str | Path] | None = None,
+    device: str = "auto",
+    backbone_weights: str | None = None,
+    base: str | Path | None = None,
+    prompt: str | None = None,
 ) -> PairCaptioner:
     """Load a captioner.
 
     Args:
         source: a checkpoint's file; a folder that `diffcap export` or `diffcap import` wrote; `user/name` on the Hugging Face
-            Hub; None for the small captioner of rendered `blocks` scenes that ships with the package. A list is an ensemble,
-            which uses the mean of the members' probabilities at every word; all members need the same token ids.
+            Hub; a vision-language model, which is used without training: its folder or its name on the Hub
+            (`Qwen/Qwen2.5-VL-3B-Instruct`); None for the small captioner of rendered `blocks` scenes that ships with the package.
+            A list is an ensemble, which uses the mean of the members' probabilities at every word; all members need the same
+            token ids.
         device, backbone_weights: see `PairCaptioner`.
+        base: folder or name of the base model of a fine-tuned vision-language model, if it is not where the checkpoint says.
+        prompt: question to a vision-language model that was not trained; None: `models.vlm.PROMPT`.
 
     Raises:
         DiffcapError: a checkpoint is missing, unreadable or cannot caption, or members have different vocabularies.
@@ -304,17 +337,8 @@ def load_captioner(
         raise DiffcapError(
             "the list of checkpoints is empty; name one, or omit the list for the captioner that ships with diffcap."
         )
-    return PairCaptioner(load_members([_resolve(one) for one in sources]), device, backbone_weights)
-
-
-def _resolve(source: str | Path | None) -> Path:
-    path = Path(source) if source is not None else SHIPPED
-    named = isinstance(source, str) and not path.exists() and path.suffix != ".ckpt"
-    if named and re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
-        from diffcap.checkpoints.hub import pull
-
-        path = pull(str(source))
-    return path
+    members = load_members([SHIPPED if one is None else one for one in sources], base, prompt)
+    return PairCaptioner(members, device, backbone_weights)
 
 
 def _device(name: str) -> torch.device:
@@ -364,10 +388,11 @@ def attention_of(
 
 def _word_spans(vocabulary: AnyVocabulary, tokens: Iterable[int]) -> list[tuple[str, list[int]]]:
     """The words of a caption, each with the indices of its tokens, counted from the token after the start token."""
-    generated = list(tokens)[1:]
+    ids = list(tokens)
+    decode = vocabulary.decode_plain if isinstance(vocabulary, HubVocabulary) else vocabulary.decode
     spans: list[tuple[str, list[int]]] = []
-    for index in range(len(generated)):
-        text = vocabulary.decode(generated[: index + 1])
+    for index in range(len(ids) - 1):
+        text = decode(ids[: index + 2])
         words = text.split(" ") if text else []
         if len(words) > len(spans):
             spans.append((words[-1], [index]))

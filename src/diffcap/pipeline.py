@@ -32,7 +32,8 @@ from diffcap.utils.command_line import experiment_options
 from diffcap.utils.errors import DiffcapError, plain_errors
 from diffcap.utils.settings import read_settings
 
-STAGES = ("data", "extract", "negatives", *TRAINING, "eval", "report")
+ZERO_SHOT = "zeroshot"  # the evaluation of a vision-language model without training
+STAGES = ("data", "extract", "negatives", *TRAINING, ZERO_SHOT, "eval", "report")
 # The function that runs each stage, given the stage's options. It is imported only when it is called.
 BODIES = {
     "data": "diffcap.commands.data:main",
@@ -40,6 +41,7 @@ BODIES = {
     "import_features": "diffcap.commands.import_features:main",
     "negatives": "diffcap.commands.negatives:main",
     **{stage: f"diffcap.commands.train:{stage}" for stage in TRAINING},
+    ZERO_SHOT: "diffcap.commands.evaluate:main",
     "eval": "diffcap.commands.evaluate:main",
     "report": "diffcap.commands.report:main",
 }
@@ -48,7 +50,7 @@ LIGHTNING = (
     *TRAINING,
 )  # stages with Lightning's command line, whose help takes seconds, because it imports torch
 # A command line with this option has the second form.
-OWN_FORM = {"data": "out", "negatives": "folder", "eval": "checkpoint", "report": "runs"}
+OWN_FORM = {"data": "out", "negatives": "folder", ZERO_SHOT: "checkpoint", "eval": "checkpoint", "report": "runs"}
 
 
 def needed_by(e: Experiment, goals: Iterable[str]) -> set[str]:
@@ -69,6 +71,8 @@ def needed_by(e: Experiment, goals: Iterable[str]) -> set[str]:
             waiting += ["extract", PRETRAIN] if e.has_pretraining else ["extract"]
         elif stage == REINFORCE:
             waiting.append(FINETUNE)
+        elif stage == ZERO_SHOT:
+            waiting.append("extract")
         elif stage == "eval":
             waiting.append(PRETRAIN if e.eval == RETRIEVAL else e.captioner)
         elif stage == "report":
@@ -104,6 +108,8 @@ def run_stage(stage: str, words: Sequence[str], prefix: Sequence[str]) -> None:
         return
     if REINFORCE in goals and "captioner" not in variables:
         variables["captioner"] = REINFORCE
+    if ZERO_SHOT in goals:
+        variables.setdefault("method", "vlm")
     if stage == "extract":
         variables.pop("extract_args", None)  # make also gives them as options of the stage
     experiment = Experiment(**variables)
@@ -116,7 +122,11 @@ def run_stage(stage: str, words: Sequence[str], prefix: Sequence[str]) -> None:
     requested, needed = stage in goals, needed_by(experiment, goals)
     if stage not in needed:
         return
-    if needed.intersection(TRAINING):
+    if ZERO_SHOT in needed and not experiment.method_spec.base_model:
+        raise DiffcapError(
+            f"zeroshot is for METHOD=vlm, and METHOD={experiment.method} needs training; leave out METHOD."
+        )
+    if needed.intersection((*TRAINING, ZERO_SHOT)):
         experiment.check_features()
     if PRETRAIN in needed:
         extra_datasets(experiment)  # checks them before anything runs
@@ -234,6 +244,8 @@ def is_own_form(stage: str, words: Sequence[str], variables: dict[str, str]) -> 
     named = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in words if word.startswith("--")}
     if stage == "import_features":
         return True
+    if stage == "report" and {"folder", "out"} <= named and not named & {"dataset", "method", "config"}:
+        return True  # of predictions files alone
     if stage in OWN_FORM:
         own = OWN_FORM[stage] in named
         return own and not (stage == "negatives" and named & {"dataset", "method"})

@@ -255,7 +255,7 @@ def find_evaluation(path: str | Path) -> Path:
 
 
 def evaluated_checkpoints(evaluation: Path, metrics: Mapping[str, Any]) -> list[Path]:
-    """Return the checkpoints of an evaluation; several for an ensemble.
+    """Return the checkpoints of an evaluation; several for an ensemble, none for a vision-language model without training.
 
     Args:
         evaluation: folder of the evaluation.
@@ -264,7 +264,8 @@ def evaluated_checkpoints(evaluation: Path, metrics: Mapping[str, Any]) -> list[
     """
     provenance = metrics.get("provenance") or {}
     if provenance.get("checkpoints"):
-        return [Path(os.path.normpath(evaluation / entry["file"])) for entry in provenance["checkpoints"]]
+        files = [entry["file"] for entry in provenance["checkpoints"] if "file" in entry]
+        return [Path(os.path.normpath(evaluation / file)) for file in files]
     if provenance.get("ensemble"):
         return [Path(path) for path in provenance["ensemble"]]
     stage = next((name for name in (*STAGES, AVERAGED) if evaluation.name.startswith(eval_dir_name(name))), FINETUNE)

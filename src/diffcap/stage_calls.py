@@ -162,17 +162,42 @@ def _eval(e: Experiment, own: list[str]) -> StageCall:
     return StageCall("eval", [*words, *_options(e, "eval"), *own], e.evaluation / METRICS, inputs, read, results)
 
 
+def _zeroshot(e: Experiment, own: list[str]) -> StageCall:
+    settings = e.config_files(FINETUNE)
+    base, prompt = (get_config_value(settings, "model", "captioner", "init_args", name) for name in ("base", "prompt"))
+    out = e.zero_shot_evaluation
+    words = [
+        "--checkpoint",
+        _expanded(e.vlm) or base,
+        "--out",
+        str(out),
+        "--folder",
+        e.folder,
+        "--features",
+        e.features,
+    ]
+    words += ["--devices", e.devices, *(["--prompt", prompt] if prompt else [])]
+    words += ["--tokenizer", get_config_value(settings, "model", "tokenizer") or "ptb", "--batch_size", "8"]
+    folder = Path(e.folder)
+    read = [folder / "manifest.jsonl", folder / "dataset.json"]
+    results = [out / name for name in (PREDICTIONS, REFERENCES, GROUPS)]
+    inputs = [e.features_folder / "complete"]
+    return StageCall("zeroshot", [*words, *_options(e, "zeroshot"), *own], out / METRICS, inputs, read, results)
+
+
 def _report(e: Experiment, own: list[str]) -> StageCall:
     runs = json.dumps({e.method: str(e.evaluation)})
     words = ["--folder", e.folder, "--features", e.features, "--runs", runs, "--out", str(e.report)]
     inputs = [e.evaluation / METRICS]
     read = [e.evaluation / PREDICTIONS, e.checkpoint, Path(e.folder) / "manifest.jsonl"]
     results = [e.report / name for name in ("table.md", "report.html")]
-    return StageCall("report", [*words, *_options(e, "report"), *own], e.report / "table.json", inputs, read, results)
+    words += [*_options(e, "report"), *own]
+    from_files = any(word.startswith("--predictions") for word in words)  # whose changes are not noticed
+    return StageCall("report", words, e.report / "table.json", inputs, read, results, always=from_files)
 
 
 _PLAIN: dict[str, Callable[[Experiment, list[str]], StageCall]] = {
-    "data": _data, "extract": _extract, "negatives": _negatives, "eval": _eval, "report": _report,
+    "data": _data, "extract": _extract, "negatives": _negatives, "zeroshot": _zeroshot, "eval": _eval, "report": _report,
 }  # fmt: skip
 
 
@@ -270,6 +295,7 @@ def _train(
     options += ["--run.out", str(out), "--run.logger", e.logger, "--trainer.devices", e.devices]
     options += ["--run.dataset", e.dataset, "--run.method", e.method, "--run.preset", e.trainer]
     options += ["--run.ablation", e.ablation] if e.ablation else []
+    options += ["--model.captioner.init_args.base", _expanded(e.vlm)] if e.vlm else []
     options += ["--data.vocabulary_with", f"[{','.join(vocabulary)}]"] if vocabulary else []
     store = folder / "features" / e.features
     read = [folder / "dataset.json", folder / "manifest.jsonl", store / "meta.json", store / "sums.u32"]

@@ -105,21 +105,25 @@ def _quoted(word: str | None) -> str:
     return "missing" if word is None else repr(word)
 
 
-def load_members(paths: Sequence[str | Path]) -> list[Checkpoint]:
+def load_members(
+    paths: Sequence[str | Path], base: str | Path | None = None, prompt: str | None = None
+) -> list[Checkpoint]:
     """Load the members of an ensemble. They may be of different methods, but must have the same token ids.
+
+    Args:
+        paths, base, prompt: see `loading.load`.
 
     Raises:
         DiffcapError: a checkpoint cannot be loaded, or the words or special tokens of two vocabularies differ.
     """
-    files = [Path(path) for path in paths]
-    members = [load(path) for path in files]
-    first = members[0]
-    for path, member in zip(files[1:], members[1:]):
-        _check_words(files[0], first.vocabulary.words, path, member.vocabulary.words)
+    members = [load(path, base, prompt) for path in paths]
+    first, names = members[0], [Path(path) for path in paths]
+    for path, member in zip(names[1:], members[1:]):
+        _check_words(names[0], first.vocabulary.words, path, member.vocabulary.words)
         if member.vocabulary.family != first.vocabulary.family:
             raise DiffcapError(
-                f"{path}: its vocabulary layout is {member.vocabulary.layout}, that of {files[0]} is {first.vocabulary.layout}; "
-                "the members of an ensemble need the same layout (SCORER and DIRL share one)."
+                f"{path}: its vocabulary layout is {member.vocabulary.layout}, that of {names[0]} is {first.vocabulary.layout}; "
+                "the members of an ensemble need the same layout (SCORER and DIRL share one), or the same base model."
             )
     return members
 

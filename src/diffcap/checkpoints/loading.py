@@ -12,7 +12,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 import diffcap
+from diffcap.checkpoints.hub import is_name, pull
 from diffcap.checkpoints.reading import CAPTIONING_STAGES, read_checkpoint, remedy, weights_of
+from diffcap.checkpoints.zero_shot import names_base_model, zero_shot
 from diffcap.methods import import_object, methods
 from diffcap.models.captioner import Captioner
 from diffcap.text.vocabularies import AnyVocabulary, vocabulary_of
@@ -39,13 +41,26 @@ class Checkpoint(NamedTuple):
     metadata: dict[str, Any]
 
 
-def load(path: str | Path) -> Checkpoint:
-    """Build the captioner of a fine-tuning checkpoint.
+def load(path: str | Path, base: str | Path | None = None, prompt: str | None = None) -> Checkpoint:
+    """Build the captioner of a fine-tuning checkpoint, or that of a vision-language model.
+
+    Args:
+        path: a checkpoint's file, an exported folder, `user/name` of either on the Hugging Face Hub, or a folder or `user/name` of
+            a vision-language model, see `zero_shot`.
+        base: folder or name of the base model of a checkpoint of METHOD=vlm, if it is not where the checkpoint says.
+        prompt: question to a vision-language model; only without training.
 
     Raises:
         DiffcapError: as `read_checkpoint`; the checkpoint belongs to a pre-training stage; its method is unknown; or its
             hyperparameters, weights, vocabulary and features do not fit together.
     """
+    if names_base_model(path):
+        return zero_shot(path, prompt)
+    if prompt is not None:
+        raise DiffcapError(
+            f"{path}: was trained with its own prompt; --prompt is for vision-language models without training."
+        )
+    path = downloaded(path)
     state = read_checkpoint(path)
     metadata = dict(state["diffcap"])
     version = f"{metadata['version']:.40}"
@@ -65,12 +80,42 @@ def load(path: str | Path) -> Checkpoint:
         f"use diffcap {version}, which wrote it, or train it again" if is_other_version else remedy(Path(path)),
     ):
         spec = captioner_spec(state)
-        captioner = spec.captioner_class(**spec.arguments)
+        arguments = {**spec.arguments, **_other_base(path, spec, base)}
+        captioner: Any = spec.captioner_class(**arguments)
         captioner.load_state_dict(weights_of(state))
     for key in ("hyperparameters", "words", "vocabulary_layout", "max_length", "features"):
         metadata.pop(key, None)
     metadata["step"] = state["global_step"]
-    return Checkpoint(captioner.eval(), spec.vocabulary, spec.max_length, spec.features, metadata)
+    return Checkpoint(
+        captioner.eval(), spec.vocabulary or captioner.vocabulary, spec.max_length, spec.features, metadata
+    )
+
+
+def downloaded(source: str | Path) -> str | Path:
+    """The folder of a captioner on the Hub, which is downloaded; other sources are returned as they are."""
+    if isinstance(source, str) and not Path(source).exists() and is_name(source) and not source.endswith(".ckpt"):
+        return pull(source)
+    return source
+
+
+def _other_base(path: str | Path, spec: "CaptionerSpec", base: str | Path | None) -> dict[str, Any]:
+    """The arguments of a captioner on a base model that `base` replaces.
+
+    Raises:
+        DiffcapError: the captioner has no base model, or its folder does not exist.
+    """
+    if not spec.captioner_class.on_base_model:
+        if base is not None:
+            raise DiffcapError(f"{path}: its captioner has no base model; remove --base.")
+        return {}
+    if base is not None:
+        return {"base": str(base), "revision": None if Path(base).is_dir() else spec.arguments["revision"]}
+    trained_on = spec.arguments["base"]
+    if not Path(trained_on).is_dir() and not is_name(trained_on):
+        raise DiffcapError(
+            f"{path}: its base model {trained_on} is not on this machine; give its folder as --base FOLDER."
+        )
+    return {}
 
 
 class Retriever(NamedTuple):
@@ -109,11 +154,14 @@ def load_retriever(path: str | Path) -> Retriever:
 
 
 class CaptionerSpec(NamedTuple):
-    """The class and constructor arguments of a captioner, and the other attributes of its `Checkpoint`."""
+    """The class and constructor arguments of a captioner, and the other attributes of its `Checkpoint`.
+
+    The vocabulary is None if it comes with the captioner's base model.
+    """
 
     captioner_class: type[Captioner]
     arguments: dict[str, Any]
-    vocabulary: AnyVocabulary
+    vocabulary: AnyVocabulary | None
     max_length: int
     features: dict[str, Any]
 
@@ -133,6 +181,9 @@ def captioner_spec(state: dict[str, Any]) -> CaptionerSpec:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(captioner_class)
     arguments = parser.parse_object(metadata["hyperparameters"]).as_dict()
+    if captioner_class.on_base_model:  # its sizes are those of the base model, which is not read here
+        _check_features(features, max_length, MAX_SIZE)
+        return CaptionerSpec(captioner_class, arguments, None, max_length, features)
     vocabulary = vocabulary_of(metadata["words"], metadata.get("vocabulary_layout", "pcl"))
     if len(vocabulary) < arguments["vocabulary_size"]:
         raise ValueError(
@@ -189,15 +240,8 @@ def build_on_meta(model_class: Callable[..., Module], arguments: dict[str, Any],
 def _check_shapes(captioner: Captioner, max_length: int, features: dict[str, Any]) -> None:
     """Check that the captioner reads features of this shape, and has positions for captions of this length."""
     hyperparameters, shape = captioner.hyperparameters, features["shape"]
-    if not _are_sizes(shape, 3):
-        raise ValueError(f"the shape of its features is {shape!r:.80}")
-    pixels = features.get("library") == "pixels"
-    for name, size in (
-        ("pool", features.get("pool")),
-        ("preprocessing.size", features["preprocessing"]["size"] if pixels else None),
-    ):
-        if size is not None and size != shape[1:]:
-            raise ValueError(f"its features have shape {shape} and the {name} {size!r:.80}")
+    limit = hyperparameters.get("max_length", hyperparameters.get("positions", max_length))
+    _check_features(features, max_length, limit)
     images: Any = getattr(captioner, "images", None)
     if images is not None:  # the image tower of a captioner that reads pixels
         expected = [3, *images.image_size]
@@ -207,7 +251,20 @@ def _check_shapes(captioner: Captioner, max_length: int, features: dict[str, Any
             raise ValueError(f"its features have {shape[1]} x {shape[2]} positions, more than {MAX_SIZE}")
     if shape != expected:
         raise ValueError(f"its features have shape {shape}, but the captioner reads {expected}")
-    limit = hyperparameters.get("max_length", hyperparameters.get("positions", max_length))
+
+
+def _check_features(features: dict[str, Any], max_length: int, limit: int) -> None:
+    """Check the sizes that a checkpoint says its features have, and that captions are not longer than `limit` tokens."""
+    shape = features["shape"]
+    if not _are_sizes(shape, 3):
+        raise ValueError(f"the shape of its features is {shape!r:.80}")
+    pixels = features.get("library") == "pixels"
+    for name, size in (
+        ("pool", features.get("pool")),
+        ("preprocessing.size", features["preprocessing"]["size"] if pixels else None),
+    ):
+        if size is not None and size != shape[1:]:
+            raise ValueError(f"its features have shape {shape} and the {name} {size!r:.80}")
     if not 2 <= max_length <= limit:
         raise ValueError(f"its max_length is {max_length}; it must be from 2 to {limit}")
 

@@ -24,6 +24,8 @@ def run(
     batch_size: int,
     device: str,
     backbone_weights: str | None,
+    base: str | None = None,
+    prompt: str | None = None,
 ) -> None:
     """Caption, print and draw; see `cli.caption` for the arguments.
 
@@ -44,7 +46,7 @@ def run(
     from diffcap.pair_captioner import load_captioner
 
     check_search(beam, length_penalty, "--beam")
-    captioner = load_captioner(checkpoint, device, backbone_weights)
+    captioner = load_captioner(checkpoint, device, backbone_weights, base, prompt)
     if checkpoint is None:
         echo("note: no --checkpoint: the captioner that ships with diffcap is used.", err=True)
     if captioner.domain_note is not None:

@@ -26,6 +26,8 @@ def evaluate(
     ensemble: str | None = None,
     task: Literal["captions", "retrieval"] = "captions",
     pair_to_text: Literal["pairs", "captions"] = "pairs",
+    base: str | None = None,
+    prompt: str | None = None,
 ) -> None:
     """Caption every pair of a split, score the captions by the dataset's protocol, print the table.
 
@@ -36,7 +38,8 @@ def evaluate(
     If the protocol's tokens are raw (IDC-PCL on Birds-to-Words), metrics-ptb.json has the scores with PTB tokens.
 
     Args:
-        checkpoint: best.ckpt of the finetune or reinforce stage.
+        checkpoint: best.ckpt of the finetune or reinforce stage; or a vision-language model without training: its folder, or user/name
+            on the Hugging Face Hub.
         out: Folder for predictions.json, references.json and metrics.json.
         folder: Folder of the dataset; by default data/<training dataset of the checkpoint>.
         features: Name of the feature store in it; by default the one that the checkpoint was trained on.
@@ -56,6 +59,8 @@ def evaluate(
         task: captions, or retrieval with the checkpoint of CLIP4IDC's pre-training.
         pair_to_text: With `task` retrieval, what is ranked for a pair: pairs by their best captions, with equal ones at the best rank
             (authors' code), or captions, with equal ones at the worst rank.
+        base: Folder of the base model of a checkpoint of METHOD=vlm, if it is not where the checkpoint says.
+        prompt: Question to a vision-language model without training.
 
     Raises:
         DiffcapError: a file is missing or does not fit, a number is out of range, or no pair has a reference.
@@ -80,7 +85,9 @@ def evaluate(
         )
         return
     from diffcap.checkpoints.combining import load_members
+    from diffcap.checkpoints.loading import downloaded
     from diffcap.checkpoints.reading import checkpoint_record
+    from diffcap.checkpoints.zero_shot import base_record, names_base_model
     from diffcap.evaluation.captions import ALL_METRICS, unavailable_metrics
     from diffcap.evaluation.coco import write_predictions, write_references
     from diffcap.evaluation.protocols import dataset_protocol, groups_of, remarks
@@ -102,9 +109,14 @@ def evaluate(
         raise DiffcapError(
             f"--metrics: {next(iter(unavailable.values()), 'the list is empty; omit the option for all metrics.')}"
         )
-    members = [checkpoint, *(ensemble.split(",") if ensemble else [])]
+    sources = [checkpoint, *(ensemble.split(",") if ensemble else [])]
+    members = [source if names_base_model(source) else downloaded(source) for source in sources]
     check_finished(members)
-    trained, *others = load_members(members)
+    trained, *others = load_members(members, base, prompt)
+    if trained.metadata["dataset"] is None and (folder is None or features is None):
+        raise DiffcapError(
+            f"{checkpoint}: was trained on no dataset; give --folder and --features (a store of pixels)."
+        )
     place = Path(folder or f"data/{trained.metadata['dataset']}")
     dataset = read_dataset(place)
     changes = changes or trained.metadata.get("changes") or dataset.info.get("changes")
@@ -129,8 +141,11 @@ def evaluate(
         seed=trained.metadata["seed"],
         step=trained.metadata["step"],
         features=features or trained.features["name"],
+        **({"prompt": trained.metadata["prompt"]} if "prompt" in trained.metadata else {}),
         manifest_sha256=dataset.info.get("manifest_sha256"),
-        checkpoints=[checkpoint_record(path, target) for path in members],
+        checkpoints=[
+            base_record(path) if names_base_model(path) else checkpoint_record(path, target) for path in members
+        ],
     )
     target.mkdir(parents=True, exist_ok=True)
     captions = decode(

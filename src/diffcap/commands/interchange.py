@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
@@ -29,12 +29,23 @@ def run_import(method: str, file: Path, vocabulary: Path | None, out: Path | Non
         echo("a pre-training checkpoint cannot caption: fine-tune from it with --model.init_from")
 
 
-def run_export(checkpoint: Path, out: Path | None) -> None:
+def run_export(
+    checkpoint: Path, out: Path | None, form: Literal["peft", "merged"] | None = None, base: str | None = None
+) -> None:
     """Export a checkpoint; see `cli.export`."""
     from diffcap.checkpoints.exporting import export
 
-    folder = out or checkpoint.with_name(f"{checkpoint.name.removesuffix('.ckpt')}-exported")
+    folder = out or checkpoint.with_name(f"{checkpoint.name.removesuffix('.ckpt')}-{form or 'exported'}")
     _check_target(folder)
+    if form is not None:
+        from diffcap.checkpoints.vlm_exporting import export_vlm
+
+        export_vlm(checkpoint, folder, form, base)
+        size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+        echo(
+            f"{folder}: {size / 1e6:.1f} MB, {'an adapter for PEFT' if form == 'peft' else 'a model for transformers'}"
+        )
+        return
     scores = export(checkpoint, folder)
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     note = (
@@ -72,6 +83,10 @@ def _check_target(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise DiffcapError(f"--out {folder}: is a file; give a folder.")
     found = list(folder.iterdir()) if folder.is_dir() else []
-    exported = "config.json", "model.safetensors"  # only the second one if writing was interrupted
+    exported = (
+        "config.json",
+        "model.safetensors",
+        "adapter_config.json",
+    )  # only the second one if writing was interrupted
     if found and not any((folder / name).is_file() for name in exported):
         raise DiffcapError(f"--out {folder}: contains other files ({found[0].name}); give a new folder.")

@@ -46,12 +46,13 @@ class FeatureData(pl.LightningDataModule):
             otherwise 0. The batches do not depend on it.
         seed: of all random choices.
         vocabulary_layout: "pcl", "rcc" for SCORER and DIRL (see `diffcap.text.vocabulary`), or "clip" (see
-            `diffcap.text.bpe`).
+            `diffcap.text.bpe`), or "hub" for the tokens of `base`.
         changes: protocol of a dataset whose pairs have several changes, "single" or "multi", see `records.take_changes`; null
             for the dataset's own protocol.
         multi: `max_length` and `min_count` for the protocol "multi", whose captions are longer; null for the values above.
         vocabulary_with: folders of further datasets whose training captions are counted for the vocabulary; all stages of a
             model need the same ones (IDC-PCL: CUB and Birds-to-Words share a vocabulary).
+        base, base_revision: the base model of METHOD=vlm and its commit; the training stage sets them to the captioner's.
 
     Raises:
         DiffcapError: a value is out of range, or the dataset does not suit the stage.
@@ -78,6 +79,8 @@ class FeatureData(pl.LightningDataModule):
         changes: Changes | None = None,
         multi: dict[str, int] | None = None,
         vocabulary_with: list[str] | None = None,
+        base: str | None = None,
+        base_revision: str | None = None,
     ) -> None:
         super().__init__()
         dataset, self.store_name = read_dataset(folder), features
@@ -102,7 +105,7 @@ class FeatureData(pl.LightningDataModule):
             )
         others = [pair for other in vocabulary_with or [] for pair in read_dataset(other).pairs]
         captions = (caption for pair in (*train, *others) if pair.split == "train" for caption in pair.captions)
-        self.vocabulary = vocabulary_for(captions, min_count, vocabulary_layout)
+        self.vocabulary = vocabulary_for(captions, min_count, vocabulary_layout, base, base_revision)
         self.words = self.vocabulary.words
         self.vocabulary_size = len(self.vocabulary)
         self.feature_channels, *self.grid = self.store.shape

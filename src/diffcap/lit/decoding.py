@@ -19,6 +19,7 @@ from diffcap.lit.stage_cli import wrap_invalid_settings
 from diffcap.losses.gather import world_size
 from diffcap.models.generation import beam_search, greedy
 from diffcap.records import ChangePair
+from diffcap.utils.errors import DiffcapError
 
 
 class EnsembleDataset(Dataset):
@@ -95,6 +96,20 @@ def evaluation_trainer(devices: int, accelerator: str) -> pl.Trainer:
         )  # fmt: skip
 
 
+def _open(folder: Path, member: Checkpoint) -> FeatureStore:
+    """The store of a member's features; a vision-language model without training reads any pixels.
+
+    Raises:
+        DiffcapError: the store is missing or does not fit.
+    """
+    store = FeatureStore.open(folder, member.features if member.features["shape"] else None)
+    if store.meta.get("dtype") != member.features["dtype"]:
+        raise DiffcapError(
+            f"{folder}: holds no pixels, which this captioner reads; give --features with a store of pixels."
+        )
+    return store
+
+
 def decode(
     checkpoint: Checkpoint,
     pairs: Sequence[ChangePair],
@@ -124,8 +139,7 @@ def decode(
     """
     members = [(checkpoint, store), *others]
     tables = [
-        PairTable(pairs, FeatureStore.open(folder, member.features), member.vocabulary, member.max_length)
-        for member, folder in members
+        PairTable(pairs, _open(folder, member), member.vocabulary, member.max_length) for member, folder in members
     ]
     batches: Dataset = EnsembleDataset(tables) if others else PairDataset(tables[0])
     if others:

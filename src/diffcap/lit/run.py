@@ -25,6 +25,7 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMon
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
+from diffcap.checkpoints.base_models import base_sha256, find_base
 from diffcap.checkpoints.reading import read_checkpoint, weights_hash
 from diffcap.data.workers import explain_lost_workers
 from diffcap.evaluation.tables import validation_line
@@ -55,6 +56,7 @@ from diffcap.run_folder import (
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
 from diffcap.utils.provenance import provenance
+from diffcap.utils.settings import get_config_value
 
 # Keys that are ignored when a run is matched for resuming.
 HASH_EXCLUDED_KEYS = (
@@ -66,7 +68,8 @@ HASH_EXCLUDED_KEYS = (
 
 # Keys that earlier versions did not have, and the values with which they change nothing: these values are not hashed either, so that
 # runs of earlier versions can be resumed.
-LATER_KEYS = {"model.half_precision_clip": False, "model.init_without": None, "run.matmul_precision": None}
+LATER_KEYS = {"model.half_precision_clip": False, "model.init_without": None, "run.matmul_precision": None,
+    "data.base": None, "data.base_revision": None}  # fmt: skip
 
 
 @dataclass
@@ -254,6 +257,7 @@ class TrainingCLI(StageCLI):
         if "WANDB_SWEEP_ID" in os.environ:  # each run of a sweep has its own folder
             self.settings.out = str(Path(self.settings.out) / os.environ.get("WANDB_RUN_ID", "run"))
         self.out = Path(self.settings.out)
+        _pin_base_model(self.config, self.out)
         config = json.loads(self.parser.dump(self.config, format="json", skip_validation=True))
         self.config_hash = hash_config(config)
         if main_process():
@@ -387,6 +391,26 @@ class TrainingCLI(StageCLI):
         return backup
 
 
+def _pin_base_model(config: Any, out: Path) -> None:
+    """Fetch the base model of a vision-language captioner, and set its commit and the source of the vocabulary in the settings.
+
+    If the settings name no commit, it is that of the run in `out`, so that a resumed training has the same base model.
+    """
+    arguments = config.get("model.captioner.init_args")
+    base = arguments.get("base") if arguments is not None else None
+    if base is None:
+        return
+    revision = arguments.get("revision")
+    recorded = get_config_value([out / CONFIGURATION], "model", "captioner", "init_args") or {}
+    if revision is None and recorded.get("base") == base:
+        revision = recorded.get("revision")
+    found = find_base(base, revision)
+    arguments.revision = config.data.base_revision = found.revision
+    config.data.base = base
+    if main_process():
+        print(f"base model {base}, {found.revision or 'a local folder'}, licence: {found.licence or 'not stated'}")
+
+
 def hash_config(config: dict[str, Any]) -> str:
     """Hash a resolved configuration without `HASH_EXCLUDED_KEYS`, together with the input files that it names."""
     hashed = json.loads(json.dumps(config))
@@ -405,6 +429,8 @@ def hash_config(config: dict[str, Any]) -> str:
         inputs.append(file_hash(Path(clip)))
     if start := hashed["model"].get("init_from"):
         inputs.append(_init_hash(Path(start)))
+    if (base := hashed["data"].get("base")) and Path(base).is_dir():  # one of the Hub is known by its commit
+        inputs.append(base_sha256(Path(base)))
     hashed["inputs"] = inputs
     return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16]
 

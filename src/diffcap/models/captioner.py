@@ -50,10 +50,13 @@ class Captioner(nn.Module, ABC):
         extra_eos_id: a second id that ends a generated caption (padding, in some of the authors' code), or None.
         allowed_missing: prefixes of parameter names that a pre-training checkpoint of the method does not have.
         allowed_unexpected: prefixes of parameter names that only the pre-training checkpoint has.
+        on_base_model: whether the state dict has only what was trained on top of a base model, which has its own files; such a
+            captioner has the arguments `base` and `base_sha256`, and the attribute `vocabulary`.
     """
 
     allowed_missing: ClassVar[tuple[str, ...]] = ()
     allowed_unexpected: ClassVar[tuple[str, ...]] = ()
+    on_base_model: ClassVar[bool] = False
     hyperparameters: dict[str, Any]
     bos_id: int
     eos_id: int

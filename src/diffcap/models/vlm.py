@@ -5,7 +5,7 @@ the keys and values of the prompt once, and `step` adds one token, so that decod
 of all other captioners.
 """
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -62,7 +62,7 @@ class VLM(Captioner):
         DiffcapError: the base model cannot be used, or arguments do not fit together.
     """
 
-    on_base_model: ClassVar[bool] = True
+    on_base_model = True
     vocabulary: HubVocabulary
 
     def __init__(
@@ -114,6 +114,8 @@ class VLM(Captioner):
         config = self.net.config
         self.image_id: int = getattr(config, "image_token_id", None) or config.image_token_index
         self.net = choose_trained(self.net, train, lora_rank, lora_alpha, lora_dropout, lora_targets)
+        for adapter in getattr(self.net, "peft_config", {}).values():  # for PEFT's own form
+            adapter.base_model_name_or_path, adapter.revision = found.name, found.revision
         self.difference = Difference(config.get_text_config().hidden_size) if difference else None
         if self.difference is not None:
             self.difference.install(self.core.model)
@@ -152,6 +154,7 @@ class VLM(Captioner):
 
     def inputs(self, before: Any, after: Any) -> dict[str, Tensor]:
         """The prompt of every pair with its pixels; shorter prompts of smaller images are padded on the left."""
+        before, after = _as_bytes(before), _as_bytes(after)
         if len(before) != len(after):  # scenes: each before image has two after images
             before = before.repeat(len(after) // len(before), 1, 1, 1)
         found = self.processor(
@@ -293,6 +296,10 @@ class VLM(Captioner):
             return int(rows) // processor.merge_size, int(columns) // processor.merge_size
         side = int(tokens**0.5)
         return side, side
+
+
+def _as_bytes(images: Any) -> Any:
+    return images.round().to(torch.uint8) if isinstance(images, Tensor) and images.is_floating_point() else images
 
 
 def _load_model(folder: Any, dtype: str, four_bit: bool) -> Any:

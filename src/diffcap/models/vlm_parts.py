@@ -1,7 +1,7 @@
 """Parts of the vision-language captioner: the key-value cache, the choice of trained weights, and the difference module."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ LANGUAGE_LAYERS = r".*\.(language_model|text_model)\.layers\..*_proj"
 PROJECTORS = re.compile(r"(^|\.)(merger|deepstack_merger_list|connector|multi_modal_projector)\.")
 
 
-def prompt_cache(prompts: list[KeyValues | None], words: list[KeyValues] | None = None) -> Any:
+def prompt_cache(prompts: Sequence[KeyValues | None], words: list[KeyValues] | None = None) -> Any:
     """A key-value cache of transformers whose layers keep the prompt and the words apart.
 
     Beam search reorders the words; the prompt is the same for all beams of a pair and is never copied.
@@ -45,7 +45,8 @@ def prompt_cache(prompts: list[KeyValues | None], words: list[KeyValues] | None 
         def get_seq_length(self) -> int:
             return sum(part[0].shape[-2] for part in (self.prompt, self.new) if part is not None)
 
-    return Cache(layers=[PromptLayer(*two) for two in zip(prompts, words or [None] * len(prompts))])
+    past: Sequence[KeyValues | None] = [None] * len(prompts) if words is None else words
+    return Cache(layers=[PromptLayer(prompt, new) for prompt, new in zip(prompts, past)])
 
 
 def _joined(first: KeyValues | None, second: KeyValues) -> KeyValues:

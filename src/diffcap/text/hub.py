@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -138,9 +139,12 @@ def import_transformers() -> Any:
         import transformers
     except ImportError:
         raise DiffcapError(
-            "METHOD=vlm and the vision-language models of the Hub need more packages; install them with `make setup EXTRAS=vlm`, or "
+            "METHOD=vlm and the vision-language models of the Hub need more packages; install them with "
             "`pip install 'diffcap[vlm]'`."
         ) from None
+    transformers.logging.set_verbosity_error()
+    if not sys.stderr.isatty():
+        transformers.logging.disable_progress_bar()
     return transformers
 
 

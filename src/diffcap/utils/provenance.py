@@ -9,7 +9,18 @@ from typing import Any
 
 import diffcap
 
-_PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "pycocoevalcap", "stanza", "open_clip_torch", "timm")
+_PACKAGES = (
+    "torch",
+    "torchvision",
+    "lightning",
+    "torchmetrics",
+    "pycocoevalcap",
+    "stanza",
+    "open_clip_torch",
+    "timm",
+    "transformers",
+    "peft",
+)
 
 
 def git_commit() -> str | None:

@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from diffcap.checkpoints.base_models import find_base
 from diffcap.checkpoints.reading import CAPTIONING_STAGES, CONFIG, WEIGHTS, read_checkpoint
+from diffcap.checkpoints.zero_shot import names_base_model
 from diffcap.methods import methods
 from diffcap.pair_captioner import SHIPPED, PairCaptioner, load_captioner
 from diffcap.records import read_json
@@ -42,6 +44,10 @@ def find_choices(checkpoints: Sequence[str], runs: Path, backbone_weights: str |
     """
     found: list[tuple[Path, Choice]] = []
     for name in checkpoints:
+        if names_base_model(name):
+            find_base(name)  # fetches it, and raises here, before the first request
+            found.append((Path(name).resolve(), Choice(f"{Path(name).name} · without training", name)))
+            continue
         metadata = load_captioner(name, "cpu", backbone_weights).metadata  # raises here, before the first request
         found.append((Path(name).resolve(), Choice(_label(metadata), name, backbone_weights)))
     shipped = Choice(f"{_label(read_json(SHIPPED / CONFIG, 'configuration'))} · ships with diffcap", None)

@@ -1,0 +1,86 @@
+"""A vision-language model of the Hub as a captioner without any training."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+import diffcap
+from diffcap.checkpoints.base_models import base_kind, base_sha256, find_base, is_base_model
+from diffcap.checkpoints.hub import is_name
+from diffcap.checkpoints.reading import FORMAT
+
+if TYPE_CHECKING:
+    from diffcap.checkpoints.loading import Checkpoint
+
+STAGE = "zero-shot"
+MAX_LENGTH = 64  # tokens; a longer answer is cut, and only its first sentence is used
+# Longest side of an image in pixels. Qwen2.5-VL has 567 tokens for 768 x 576; its own limit is 16,384.
+LONGEST_SIDE = 768
+
+
+def names_base_model(source: str | Path) -> bool:
+    """Whether this is a folder of a base model, or the name of one on the Hub, instead of a captioner of diffcap."""
+    path = Path(source)
+    if path.exists():
+        return path.is_dir() and is_base_model(path)
+    return isinstance(source, str) and path.suffix != ".ckpt" and is_name(source) and base_kind(source) == "base"
+
+
+def zero_shot(source: str | Path, prompt: str | None = None) -> "Checkpoint":
+    """The captioner of a base model.
+
+    On CUDA its weights are bfloat16, elsewhere float32.
+
+    Args:
+        source: folder, or user/name on the Hub. prompt: question about the two images; None: `vlm.PROMPT`.
+
+    Raises:
+        DiffcapError: the model cannot be fetched or loaded, or its type is not supported.
+    """
+    from diffcap.checkpoints.loading import Checkpoint
+    from diffcap.models.vlm import PROMPT, VLM
+
+    captioner = VLM(
+        str(source),
+        prompt=prompt or PROMPT,
+        train="nothing",
+        dtype="bfloat16" if torch.cuda.is_available() else "float32",
+    )
+    features = {
+        "name": None,  # any store of pixels
+        "shape": None,
+        "dtype": "uint8",
+        "library": "pixels",
+        "network": None,
+        "stage": None,
+        "preprocessing": {"longest_side": LONGEST_SIDE},
+        "pool": None,
+    }
+    metadata = {
+        "format": FORMAT,
+        "version": diffcap.__version__,
+        "stage": STAGE,
+        "method": "vlm",
+        "base": str(source),
+        "revision": captioner.hyperparameters["revision"],
+        "licence": captioner.licence,
+        "prompt": captioner.hyperparameters["prompt"],
+        "dataset": None,
+        "seed": None,
+        "tokenizer": "ptb",
+        "step": 0,
+    }
+    return Checkpoint(captioner.eval(), captioner.vocabulary, MAX_LENGTH, features, metadata)
+
+
+def base_record(source: str | Path) -> dict[str, object]:
+    """The entry of a base model in metrics.json, instead of a checkpoint's."""
+    found = find_base(str(source))
+    return {
+        "base": found.name,
+        "revision": found.revision,
+        "stage": STAGE,
+        "step": 0,
+        "weights_sha256": base_sha256(found.folder),
+    }
