@@ -9,7 +9,7 @@ import math
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -261,11 +261,17 @@ def json_text(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
-def read_json(path: str | Path, what: str = "JSON file", remedy: str = "") -> Any:
+def read_json(
+    path: str | Path,
+    what: str = "JSON file",
+    remedy: str = "",
+    object_type: Callable[[list[tuple[str, Any]]], Any] | None = None,
+) -> Any:
     """Read a JSON file.
 
     Args:
         what: kind of file, for the message. remedy: what the user can do if it is missing or damaged, for the message.
+        object_type: what a JSON object becomes, given its (key, value) pairs; tuple keeps keys that occur twice. By default dict.
 
     Raises:
         DiffcapError: the file is missing or malformed.
@@ -274,7 +280,7 @@ def read_json(path: str | Path, what: str = "JSON file", remedy: str = "") -> An
     if not path.is_file():
         raise DiffcapError(f"{path}: no {what} there; {remedy or 'check the path'}.")
     try:
-        return _loads(path.read_text(encoding="utf-8-sig"))
+        return _loads(path.read_text(encoding="utf-8-sig"), _decoder(object_type))
     except (ValueError, RecursionError) as error:
         raise DiffcapError(f"{path}: not valid JSON ({error}); {remedy or 'fix it or download it again'}.") from None
 
@@ -285,16 +291,20 @@ def _finite(number: str) -> float:
     return value
 
 
-_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+def _decoder(object_type: Callable[[list[tuple[str, Any]]], Any] | None = None) -> json.JSONDecoder:
+    return json.JSONDecoder(parse_float=_finite, parse_constant=_finite, object_pairs_hook=object_type)
 
 
-def _loads(text: str) -> Any:
+_DECODER = _decoder()
+
+
+def _loads(text: str, decoder: json.JSONDecoder = _DECODER) -> Any:
     """Parse JSON that other programs can read as well.
 
     Raises:
         ValueError: it is not JSON, or contains a lone surrogate, a NUL character, NaN or an infinite number.
     """
-    value = _DECODER.decode(text)
+    value = decoder.decode(text)
     if "\\u" in text:  # only an escape sequence can produce such a character
         plain = json.dumps(value, ensure_ascii=False)
         if "\\u0000" in plain.replace("\\\\", ""):

@@ -1,4 +1,4 @@
-"""`diffcap compare`: compare two evaluated runs."""
+"""`diffcap compare`: compare two evaluated runs, or other systems' captions."""
 
 from pathlib import Path
 from textwrap import wrap
@@ -11,8 +11,8 @@ _MAX_SAMPLES = 100_000  # the ends of a 95 % interval then vary by 0.2 % of its 
 
 
 def run(
-    run_a: Path,
-    run_b: Path,
+    run_a: str,
+    run_b: str,
     samples: int,
     seed: int,
     level: float,
@@ -38,7 +38,7 @@ def run(
     from diffcap.report.table import rich_table
     from diffcap.utils.provenance import provenance
 
-    a, b = report.read_evaluation(run_a), report.read_evaluation(run_b)
+    a, b = report.read_both(run_a, run_b, folder)
     report.check_same_pairs(a, b)
     scored_by = [tokenizer or run.metrics["protocol"]["tokenizer"] for run in (a, b)]
     if len(set(scored_by)) > 1:
@@ -64,7 +64,7 @@ def run(
         "level": level,
     }
     found = {
-        "runs": {"a": str(a.folder), "b": str(b.folder)},
+        "runs": {"a": a.title, "b": b.title},
         "protocol": protocol,
         "groups": result["groups"],
         "wins": result["wins"],
@@ -78,7 +78,7 @@ def run(
     if json:
         print_json(found)
         return
-    print_table(rich_table(report.metric_lines(found), f"A: {a.folder}\nB: {b.folder}", words=2))
+    print_table(rich_table(report.metric_lines(found), f"A: {a.title}\nB: {b.title}", words=2))
     echo(*wrap(report.methodology_note(found), 100), "")
     print_table(rich_table(report.win_lines(found), "pairs on which B's caption scores higher, equal, lower"))
     for row in found["largest"]:

@@ -11,9 +11,10 @@ from diffcap.utils.errors import DiffcapError
 
 def report(
     folder: str,
-    features: str,
-    runs: dict[str, str | list[str]],
     out: str,
+    runs: dict[str, str | list[str]] | None = None,
+    predictions: dict[str, str | list[str]] | None = None,
+    features: str | None = None,
     split: Literal["test", "val", "train"] = "test",
     pictures: int = 8,
     attention: int = 4,
@@ -24,18 +25,22 @@ def report(
     seed: int = 0,
     remark: str | None = None,
 ) -> None:
-    """Collect the scores of runs, score two trivial baselines by the same protocol, write a table, figures and report.html.
+    """Collect the scores of runs, score other systems' captions and two trivial baselines by the same protocol, and write a table,
+    figures and report.html.
 
     report.html is one file that needs no network; it shows the captions of every pair and the attention of their words.
 
     Args:
         folder: data/<dataset>, with its manifest and its features.
-        features: Name of the feature store in it, for the nearest-neighbour baseline.
+        out: Folder for report.html, table.json, table.md, pairs.png, attention.png, viewpoint.json, viewpoint.png, and curves.json
+            and curves.png with the validation scores during the training.
         runs: Name of each row and its run's folder, or the folders of several seeds, which give a mean and a standard deviation:
             '{"IDC-PCL": "runs/blocks/pcl"}', '{"IDC-PCL": ["runs/a", "runs/b"]}'. The eval folder of a run is used; give the
             folder of another evaluation as in '{"reinforced": "runs/blocks/pcl/reinforce-eval"}'.
-        out: Folder for report.html, table.json, table.md, pairs.png, attention.png, viewpoint.json, viewpoint.png, and curves.json
-            and curves.png with the validation scores during the training.
+        predictions: Name of each row of another system and the file with its captions, or several files as several seeds:
+            '{"API, zero-shot": "captions.json"}', or --predictions.NAME=FILE. A .json file is a list of {"image_id", "caption"} or
+            an object from id to caption; a .jsonl file has {"id", "caption"} on every line. Every pair of the split needs a caption.
+        features: Name of the feature store in the folder, for the nearest-neighbour baseline, which is left out without it.
         split: The split that the runs were evaluated on.
         pictures: Number of pairs in pairs.png; 0 for no file.
         attention: Number of pairs per run (the first of several seeds) in attention.png, for methods with attention maps; 0 for
@@ -49,7 +54,8 @@ def report(
         remark: Sentence to add below the table.
 
     Raises:
-        DiffcapError: a run is not evaluated, two runs have different protocols, or a file is missing.
+        DiffcapError: a run is not evaluated, two runs have different protocols, a file is missing, or the ids in a predictions file
+            are not those of the split.
     """
     from diffcap.evaluation.protocols import evaluate_systems
     from diffcap.evaluation.tables import print_table
@@ -57,14 +63,20 @@ def report(
     from diffcap.records import read_dataset, take_changes, write_json, write_text
     from diffcap.report.baselines import baseline_captions
     from diffcap.report.curves import MONITORED, run_curves
-    from diffcap.report.rows import common_protocol, mean_row, read_run, run_row, score_row
+    from diffcap.report.rows import (
+        common_protocol,
+        default_protocol,
+        mean_row,
+        read_run,
+        run_row,
+        score_files,
+        score_row,
+    )
     from diffcap.report.table import caption_of, notes_of, report_text, rich_table, system_lines, type_lines
     from diffcap.utils.provenance import provenance
 
-    read = {
-        name: [read_run(place) for place in ([places] if isinstance(places, str) else places)]
-        for name, places in runs.items()
-    }
+    folders, files = _as_lists(runs), _as_lists(predictions)
+    read = {name: [read_run(place) for place in places] for name, places in folders.items()}
     for name, number in {
         "pictures": pictures,
         "attention": attention,
@@ -74,15 +86,22 @@ def report(
     }.items():
         if number < 0:
             raise DiffcapError(f"--{name} is {number}; it must be at least 0.")
-    if not all(read.values()) or not read:
+    if not all(read.values()) or not (read or files):
         raise DiffcapError('--runs names no folder; give at least one, as in \'{"IDC-PCL": "runs/blocks/pcl"}\'.')
+    if not all(files.values()):
+        raise DiffcapError("--predictions has a name without a file; give --predictions.NAME=FILE.")
+    if both := [name for name in files if name in read]:
+        raise DiffcapError(f"--predictions: {both[0]!r} is also the name of a run; give the file another name.")
     dataset = read_dataset(folder)
-    protocol = common_protocol([run for group in read.values() for run in group], dataset, split)
+    evaluations = [run for group in read.values() for run in group]
+    protocol = common_protocol(evaluations, dataset, split) if read else default_protocol(dataset, split)
+    protocol |= {"files": list(files)} if files else {}
     protocol |= {"remark": remark} if remark else {}
     test = [pair for pair in dataset.pairs if pair.split == split][: protocol.get("limit")]
     test = take_changes([pair for pair in test if pair.captions], protocol.get("changes"))
     train = take_changes([pair for pair in dataset.pairs if pair.split == "train"], protocol.get("changes"))
-    store = FeatureStore.open(Path(folder) / "features" / features)
+    read |= score_files(files, test, dataset, protocol) if files else {}
+    store = FeatureStore.open(Path(folder) / "features" / features) if features else None
     rows, systems = {}, {}
     baseline_runs = baseline_captions(train, test, store)
     results = evaluate_systems(baseline_runs, test, protocol["tokenizer"], protocol["metrics"])
@@ -95,7 +114,12 @@ def report(
     rows.update({name: mean_row([run_row(run, test) for run in group]) for name, group in read.items()})
 
     origin = {
-        name: [{"folder": str(run.folder), **_origin(run.metrics["provenance"])} for run in group]
+        name: [
+            {"folder": str(run.folder), **_origin(run.metrics["provenance"])}
+            if name in folders
+            else run.metrics["provenance"]
+            for run in group
+        ]
         for name, group in read.items()
     }
     manifest = dataset.info["manifest_sha256"]
@@ -170,6 +194,10 @@ def report(
         print_table(rich_table(by_type, "by change type", words=2))
     echo(*(line for text in (caption_of(protocol, rows), *notes_of(protocol, rows)) for line in wrap(text, 100)))
     echo(*wrap(f"{target}: {', '.join(written)}", 100))
+
+
+def _as_lists(places: dict[str, str | list[str]] | None) -> dict[str, list[str]]:
+    return {name: [place] if isinstance(place, str) else place for name, place in (places or {}).items()}
 
 
 def _origin(notes: dict[str, object]) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Captions of the two baselines without training, from a manifest and a feature store."""
+"""Captions of the two baselines without training, from a manifest and, for the second, a feature store."""
 
 import math
 from collections.abc import Sequence
@@ -56,17 +56,19 @@ def describe_pairs(store: FeatureStore, pairs: Sequence[ChangePair], chunk: int 
 
 
 def baseline_captions(
-    train: Sequence[ChangePair], test: Sequence[ChangePair], store: FeatureStore
+    train: Sequence[ChangePair], test: Sequence[ChangePair], store: FeatureStore | None
 ) -> dict[str, dict[str, str]]:
     """Caption the test pairs twice without a model.
 
     Returns:
-        {`MOST_COMMON`: id -> caption, `NEAREST`: id -> caption}.
+        {`MOST_COMMON`: id -> caption, `NEAREST`: id -> caption}; the second only with features.
 
     Raises:
         DiffcapError: the training split has no captions, or an image is not in the store.
     """
     captioned = [pair for pair in train if pair.captions]
     common = most_common_captions(captioned, test)
+    if store is None:
+        return {MOST_COMMON: common}
     nearest = nearest_captions(captioned, describe_pairs(store, captioned), test, describe_pairs(store, test))
     return {MOST_COMMON: common, NEAREST: nearest}

@@ -1,17 +1,17 @@
-"""Reading, grouping and tables of two evaluated runs, for `diffcap compare`."""
+"""Reading, grouping and tables of two evaluated runs, or of other systems' captions, for `diffcap compare`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from diffcap.evaluation.coco import read_predictions, read_references
+from diffcap.evaluation.coco import PREDICTION_SUFFIXES, read_other_predictions, read_predictions, read_references
 from diffcap.evaluation.protocols import groups_of, remarks
 from diffcap.evaluation.tables import MARK, is_weightless, score_notes
-from diffcap.records import ChangePair, read_dataset, read_json
-from diffcap.report.rows import read_metrics
+from diffcap.records import ChangePair, file_hash, read_dataset, read_json, take_changes
+from diffcap.report.rows import default_protocol, read_metrics
 from diffcap.report.table import Lines, markdown
-from diffcap.run_folder import GROUPS, PREDICTIONS, REFERENCES, find_evaluation
+from diffcap.run_folder import GROUPS, PREDICTIONS, REFERENCES, UNSCORED, find_evaluation
 from diffcap.utils.errors import DiffcapError, wrap_errors
 
 _HEADINGS = ("", "", "A", "B", "B-A", "interval", "B ahead")
@@ -19,11 +19,13 @@ _HEADINGS = ("", "", "A", "B", "B-A", "interval", "B ahead")
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """Files of an evaluation.
+    """Files of an evaluation, or the captions of another system beside the references of one.
 
     Attributes:
-        folder: holds metrics.json, predictions.json and references.json. metrics: content of metrics.json.
+        folder: holds metrics.json, predictions.json and references.json; of another system, the file with its captions.
+        metrics: content of metrics.json.
         predictions: id -> caption. references: id -> captions. groups: name -> ids; None for runs of earlier versions.
+        name: of another system.
     """
 
     folder: Path
@@ -31,6 +33,63 @@ class EvaluationResult:
     predictions: dict[str, str]
     references: dict[str, list[str]]
     groups: dict[str, list[str]] | None
+    name: str = ""
+
+    @property
+    def title(self) -> str:
+        """The name of another system, or the folder."""
+        return self.name or str(self.folder)
+
+
+def read_both(run_a: str, run_b: str, folder: str | Path | None) -> tuple[EvaluationResult, EvaluationResult]:
+    """Read two evaluations, see `read_evaluation`, or files with other systems' captions of the same pairs: FILE or NAME=FILE.
+
+    Args:
+        folder: of the dataset. Two files are compared on its test split, with PTB tokens.
+
+    Raises:
+        DiffcapError: an evaluation or a file cannot be read, the ids of a file are not those of the pairs, or two files are given
+            without a folder.
+    """
+    files = {text: file for text in (run_a, run_b) if (file := _named_file(text))}
+    runs = {text: read_evaluation(text) for text in (run_a, run_b) if text not in files}
+    if runs:
+        scored = next(iter(runs.values()))
+        where, unscored = f"the pairs of {scored.folder}", scored.folder / UNSCORED
+        known = [*scored.references, *(read_predictions(unscored) if unscored.is_file() else [])]
+    else:
+        if folder is None:
+            raise DiffcapError(
+                f"{run_a} and {run_b} are two files of captions; give --folder, the folder of the dataset."
+            )
+        scored, known, where = _test_split(folder)
+    for text, (name, path) in files.items():
+        predictions = read_other_predictions(path, scored.references, known, where)
+        metrics = {**scored.metrics, "provenance": {"file": str(path), "sha256": file_hash(path)}}
+        runs[text] = replace(scored, folder=path, name=name, predictions=predictions, metrics=metrics)
+    return runs[run_a], runs[run_b]
+
+
+def _named_file(text: str) -> tuple[str, Path] | None:
+    """The name and the path in FILE or NAME=FILE; None for the folder of a run."""
+    path = Path(text)
+    if path.is_file():
+        return "", path
+    if path.suffix.lower() not in PREDICTION_SUFFIXES:
+        return None
+    name, equals, file = text.partition("=")
+    return (name, Path(file)) if equals else ("", path)
+
+
+def _test_split(folder: str | Path) -> tuple[EvaluationResult, list[str], str]:
+    """The references of a dataset's test split as an evaluation without captions, the ids of the split, and its name."""
+    dataset = read_dataset(folder)
+    protocol = default_protocol(dataset, "test")
+    split = [pair for pair in dataset.pairs if pair.split == "test"]
+    pairs = take_changes([pair for pair in split if pair.captions], protocol.get("changes"))
+    references = {pair.id: pair.captions for pair in pairs}
+    result = EvaluationResult(Path(folder), {"protocol": protocol}, {}, references, groups_of(pairs))
+    return result, [pair.id for pair in split], f"{dataset.name}'s test split"
 
 
 def read_evaluation(run: str | Path) -> EvaluationResult:

@@ -12,12 +12,11 @@ from diffcap.report.attention_data import collect_attention, extreme_pairs
 from diffcap.report.curves import read_curves
 from diffcap.report.page import Page, System
 from diffcap.report.pictures import choose_pairs
-from diffcap.report.rows import Row, Run, mean_row, read_metrics
-from diffcap.report.table import Rows
+from diffcap.report.rows import Row, Run, mean_row
+from diffcap.report.table import Rows, decoding_of
 from diffcap.report.thumbnails import LARGE, SMALL, thumbnails
-from diffcap.run_folder import metrics_filename
 
-_SECOND_PROTOCOLS = {metrics_filename("ptb"): "total, PTB tokens"}
+_RUN_NOTES = ("method", "seed", "step", "commit", "sha256")  # the last: of the file of another system
 
 
 def gather(
@@ -93,16 +92,11 @@ def gather(
 
 
 def _second(runs: Mapping[str, Sequence[Run]], tokenizer: str) -> dict[str, dict[str, Row]]:
-    """The scores by a second protocol, if every run has them."""
-    tables = {}
-    for file, heading in _SECOND_PROTOCOLS.items():
-        paths = {name: [run.evaluation / file for run in group] for name, group in runs.items()}
-        if tokenizer != "ptb" and all(path.is_file() for of in paths.values() for path in of):
-            tables[heading] = {
-                name: mean_row([read_metrics(path.parent, path.name)["groups"] for path in of])
-                for name, of in paths.items()
-            }
-    return tables
+    """The scores with PTB tokens, if the protocol has others and every run has them."""
+    groups = {name: [run.ptb_groups for run in group if run.ptb_groups] for name, group in runs.items()}
+    if tokenizer == "ptb" or any(len(groups[name]) < len(group) for name, group in runs.items()):
+        return {}
+    return {"total, PTB tokens": {name: mean_row(found) for name, found in groups.items()}}
 
 
 def _run_metadata(name: str, group: Sequence[Run]) -> list[tuple[str, str]]:
@@ -111,7 +105,7 @@ def _run_metadata(name: str, group: Sequence[Run]) -> list[tuple[str, str]]:
         notes = run.metrics["provenance"]
         parts = [
             str(run.folder),
-            *(f"{key} {notes[key]}" for key in ("method", "seed", "step", "commit") if notes.get(key) is not None),
+            *(f"{key} {notes[key]}" for key in _RUN_NOTES if notes.get(key) is not None),
         ]
         if len(group) > 1 and number == 0:
             parts.append("the captions and attention maps below are this run's")
@@ -139,7 +133,7 @@ def _metadata(
             f"{dataset.name}, {protocol['split']} split, {remarks(protocol)}manifest {dataset.info['manifest_sha256']}",
         ),
         ("pairs", pairs),
-        ("metrics", f"{', '.join(protocol['metrics'])}; {protocol['tokenizer']} tokens; beams {protocol.get('beams')}"),
+        ("metrics", f"{', '.join(protocol['metrics'])}; {protocol['tokenizer']} tokens; {decoding_of(protocol)}"),
         ("features", str(notes.get("features"))),
         ("versions", versions),
         ("commit", str(notes.get("commit"))),

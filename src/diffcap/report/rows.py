@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diffcap.evaluation.coco import read_predictions
-from diffcap.evaluation.protocols import dataset_protocol, groups_of
+from diffcap.evaluation.captions import ALL_METRICS, unavailable_metrics
+from diffcap.evaluation.coco import read_other_predictions, read_predictions
+from diffcap.evaluation.protocols import dataset_protocol, evaluate_systems, groups_of
 from diffcap.evaluation.slots import slot_accuracy
+from diffcap.evaluation.tokenize import Tokenizer
 from diffcap.records import ChangePair, Dataset, file_hash, read_json
 from diffcap.run_folder import (
     METRICS,
@@ -17,6 +19,7 @@ from diffcap.run_folder import (
     TrainingLineage,
     evaluated_checkpoints,
     find_evaluation,
+    metrics_filename,
     training_lineage,
 )
 from diffcap.utils.errors import DiffcapError, wrap_errors
@@ -28,13 +31,15 @@ _SAME = ("dataset", "split", "limit", "beams", "tokenizer", "changes", "metrics"
 
 @dataclass(frozen=True)
 class Run:
-    """An evaluation of a run.
+    """An evaluation of a run, or the captions that another system wrote into a file.
 
     Attributes:
-        folder: as it was named, the run's or the evaluation's. evaluation: folder with metrics.json.
+        folder: as it was named, the run's or the evaluation's. evaluation: folder with metrics.json. Both are the file of another
+            system.
         metrics: metrics.json as it stands.
         predictions: id -> caption, out of predictions.json.
-        checkpoints: whose captions they are, several of an ensemble. lineages: the trainings behind each.
+        checkpoints: whose captions they are, several of an ensemble. lineages: the trainings behind each. None of another system.
+        ptb_groups: scores by group with PTB tokens, if the protocol's tokens are raw and these scores are known.
     """
 
     folder: Path
@@ -43,6 +48,7 @@ class Run:
     predictions: dict[str, str]
     checkpoints: list[Path]
     lineages: list[TrainingLineage]
+    ptb_groups: dict[str, Any] | None = None
 
 
 def read_run(folder: str | Path) -> Run:
@@ -58,9 +64,46 @@ def read_run(folder: str | Path) -> Run:
     metrics = read_metrics(evaluation)
     checkpoints = evaluated_checkpoints(evaluation, metrics)
     predictions = read_predictions(evaluation / PREDICTIONS)
+    ptb = metrics_filename("ptb")
     return Run(
-        Path(folder), evaluation, metrics, predictions, checkpoints, [training_lineage(path) for path in checkpoints]
+        Path(folder),
+        evaluation,
+        metrics,
+        predictions,
+        checkpoints,
+        [training_lineage(path) for path in checkpoints],
+        read_metrics(evaluation, ptb)["groups"] if (evaluation / ptb).is_file() else None,
     )
+
+
+def score_files(
+    files: Mapping[str, Sequence[str]], pairs: Sequence[ChangePair], dataset: Dataset, protocol: Mapping[str, Any]
+) -> dict[str, list[Run]]:
+    """Read and score the captions of other systems.
+
+    Args:
+        files: name of each system -> its predictions files, one per seed, see `evaluation.coco.read_predictions`.
+        pairs: the scored pairs of the split.
+        protocol: that of the runs beside, see `common_protocol`.
+
+    Raises:
+        DiffcapError: a file is malformed, or its ids are not those of the pairs.
+    """
+    split = [pair.id for pair in dataset.pairs if pair.split == protocol["split"]]
+    name = f"{dataset.name}'s {protocol['split']} split"
+    captions = {
+        path: read_other_predictions(path, [pair.id for pair in pairs], split, name)
+        for paths in files.values()
+        for path in paths
+    }
+    tokenizers: list[Tokenizer] = list(dict.fromkeys([protocol["tokenizer"], "ptb"]))
+    scored, *ptb = [evaluate_systems(captions, pairs, kind, protocol["metrics"], protocol) for kind in tokenizers]
+
+    def run(path: str) -> Run:
+        metrics = {**scored[path], "provenance": {"file": path, "sha256": file_hash(path)}}
+        return Run(Path(path), Path(path), metrics, captions[path], [], [], ptb[0][path]["groups"] if ptb else None)
+
+    return {name: [run(path) for path in paths] for name, paths in files.items()}
 
 
 def read_metrics(evaluation: Path, name: str = METRICS) -> dict[str, Any]:
@@ -93,7 +136,7 @@ def _check_form(metrics: Any) -> None:
     for place in (*metrics["groups"].values(), metrics.get("slots", {})):
         if not all(isinstance(score, int | float) and math.isfinite(score) for score in place.values()):
             raise ValueError("a score is not a number")
-    paths = [one["file"] for one in notes.get("checkpoints") or []] + (notes.get("ensemble") or [])
+    paths = [one.get("file", "") for one in notes.get("checkpoints") or []] + (notes.get("ensemble") or [])
     if not isinstance(notes.get("files", {}), dict):
         raise ValueError("provenance.files is not an object")
     if not all(isinstance(path, str) for path in (*paths, *notes.get("files", {}))):
@@ -141,6 +184,28 @@ def common_protocol(runs: Sequence[Run], dataset: Dataset, split: str) -> dict[s
                     "evaluate both in the same way."
                 )
     return {**first.metrics["protocol"], **dataset_protocol(dataset.info)}  # runs of before have no such keys
+
+
+def default_protocol(dataset: Dataset, split: str) -> dict[str, Any]:
+    """A protocol where there is no run: all pairs of the split, PTB tokens, all metrics that this machine can compute.
+
+    Raises:
+        DiffcapError: no pair of the split has a reference caption.
+    """
+    groups = groups_of([pair for pair in dataset.pairs if pair.split == split and pair.captions])
+    if not groups["total"]:
+        raise DiffcapError(f"{dataset.name} has no {split} pair with a reference caption; choose another --split.")
+    unavailable = unavailable_metrics()
+    changes = dataset.info.get("changes")
+    return {
+        "dataset": dataset.name,
+        "split": split,
+        **({"changes": changes} if changes else {}),
+        "tokenizer": "ptb",
+        "metrics": [name for name in ALL_METRICS if name not in unavailable],
+        "pairs": {name: len(ids) for name, ids in groups.items()},
+        **dataset_protocol(dataset.info),
+    }
 
 
 def score_row(result: Mapping[str, Any], predictions: Mapping[str, str], pairs: Sequence[ChangePair]) -> Row:

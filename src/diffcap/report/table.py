@@ -132,14 +132,21 @@ def caption_of(protocol: Mapping[str, Any], rows: Rows) -> str:
 def scoring_of(protocol: Mapping[str, Any], rows: Rows) -> str:
     """`caption_of` without the dataset and the split."""
     seeds = sorted({int(row.get("runs", 1)) for row in rows.values()})
-    decoding = "greedy decoding" if protocol.get("beams") == 1 else f"beam search of {protocol.get('beams')}"
     changes = f"{protocol['changes']} change, " if protocol.get("changes") else ""
     several = f"; mean ± standard deviation over {seeds[-1]} runs" if seeds and seeds[-1] > 1 else ""
     remark = f" {protocol['remark']}" if protocol.get("remark") else ""
     return (
-        f"{remarks(protocol)}{changes}{protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} tokens, {decoding}; "
+        f"{remarks(protocol)}{changes}{protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} tokens, {decoding_of(protocol)}; "
         f"scores x 100{several}.{remark}"
     )
+
+
+def decoding_of(protocol: Mapping[str, Any]) -> str:
+    """How the captions were decoded, and the systems that this is not known of (`protocol["files"]`, read from a file)."""
+    beams, files = protocol.get("beams"), protocol.get("files")
+    known = [] if beams is None else ["greedy decoding" if beams == 1 else f"beam search of {beams}"]
+    known += [f"captions read from a file: {' / '.join(files)}"] if files else []
+    return ", ".join(known) or "unknown decoding"
 
 
 def notes_of(protocol: Mapping[str, Any], rows: Rows) -> list[str]:
