@@ -126,6 +126,7 @@ class VLM(Captioner):
         self._frozen = frozen_names(self.net, "net.")
         self.register_state_dict_post_hook(_remove_base)
         self.register_load_state_dict_post_hook(_expect_no_base)
+        self.train()  # transformers loads models in evaluation mode, in which layers are not checkpointed
 
     @property
     def core(self) -> Any:

@@ -1,6 +1,7 @@
 """Parts of the vision-language captioner: the key-value cache, the choice of trained weights, and the difference module."""
 
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -93,9 +94,12 @@ def choose_trained(model: Any, trained: Trained, rank: int, alpha: int, dropout:
     from peft import LoraConfig, get_peft_model
 
     names = LANGUAGE_LAYERS if targets == "language" else "all-linear"
-    return get_peft_model(
-        model, LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=names, task_type="CAUSAL_LM")
+    config = LoraConfig(
+        r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=names, task_type="CAUSAL_LM"
     )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # PEFT reads an attribute that transformers has renamed
+        return get_peft_model(model, config)
 
 
 def _compute_in_float32(part: nn.Module) -> None:
