@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.toy import captions, pairs
+from tests.toy import captions, pairs, write_toy
 
 from diffcap.cli import main
 from diffcap.evaluation.coco import write_predictions, write_references
 from diffcap.evaluation.protocols import evaluate, groups_of
-from diffcap.records import file_hash, write_json
+from diffcap.records import file_hash, read_dataset, write_json
 from diffcap.report.comparison import read_evaluation
 from diffcap.report.rows import read_run
 from diffcap.utils.errors import DiffcapError
@@ -121,8 +121,6 @@ def test_runs_without_groups_are_one_group_unless_the_dataset_is_given(
     for run in runs:
         (run / "eval/groups.json").unlink()
     assert list(json.loads(printed(capsys, *runs, "--json", "--samples=2"))["groups"]) == ["total"]
-    from tests.toy import write_toy
-
     folder = write_toy(tmp_path / "toy", scenes=12)
     found = json.loads(printed(capsys, *runs, "--json", "--samples=2", f"--folder={folder}"))
     assert list(found["groups"]) == ["total", "semantic", "distractor", "move"]
@@ -218,6 +216,56 @@ def test_runs_without_a_common_metric_are_one_sentence(runs: tuple[Path, Path]) 
     metrics["protocol"]["metrics"] = ["METEOR"]
     write_json(path, metrics)
     assert "have no metric in common; evaluate both with the same --metrics" in refused(*runs)
+
+
+def test_captions_of_another_system_are_compared(
+    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--json", "--samples=20", "--pairs=2")
+    expected = json.loads(printed(capsys, *runs, *options))
+    captions = read_evaluation(runs[1]).predictions
+    file = tmp_path / "api.jsonl"
+    file.write_text("".join(json.dumps({"id": id, "caption": text}) + "\n" for id, text in captions.items()))
+    for b, name in ((f"an API, zero-shot={file}", "an API, zero-shot"), (str(file), str(file))):
+        found = json.loads(printed(capsys, runs[0], b, *options))
+        assert found["runs"] == {"a": str(runs[0] / "eval"), "b": name}
+        assert {key: found[key] for key in ("protocol", "groups", "wins", "largest")} == {
+            key: expected[key] for key in ("protocol", "groups", "wins", "largest")
+        }
+    assert found["provenance"]["runs"][1] == {"file": str(file), "sha256": file_hash(file)}
+    shown = printed(capsys, f"X={file}", runs[0], "--samples=2")
+    assert "A: X " in shown and f"B: {runs[0]}" in shown
+
+
+@pytest.mark.slow  # METEOR
+def test_two_files_are_compared_on_the_test_split(
+    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_toy(tmp_path / "toy", scenes=12)
+    test = [pair for pair in read_dataset(folder).pairs if pair.split == "test"]
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    files[0].write_text(json.dumps({pair.id: "x" for pair in test}))
+    files[1].write_text(json.dumps({pair.id: pair.captions[0] for pair in test}))
+    found = json.loads(printed(capsys, *files, f"--folder={folder}", "--tokenizer=raw", "--json", "--samples=2"))
+    assert found["protocol"]["pairs"]["total"] == found["wins"]["total"]["b"] == len(test)
+    assert found["groups"]["total"]["METEOR"]["a"] < found["groups"]["total"]["METEOR"]["b"] == pytest.approx(1)
+    assert f"{files[0]} and {files[1]} are two files of captions; give --folder" in refused(*files)
+
+
+def test_captions_of_other_pairs_are_one_sentence(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    captions = read_evaluation(runs[1]).predictions
+    file = tmp_path / "api.json"
+    for changed, reason in (
+        ({**captions, "99.png": "x"}, "1 of 25 ids are not in the evaluation"),
+        (dict(list(captions.items())[1:]), "1 of the 24 pairs of the evaluation"),
+    ):
+        file.write_text(json.dumps(changed))
+        assert reason in refused(runs[0], f"X={file}")
+    assert "nowhere.json: no predictions file there" in refused(runs[0], "X=nowhere.json")
+    unscored = [{"image_id": "99.png", "caption": "y"}]
+    write_json(runs[0] / "eval/predictions-unscored.json", unscored)
+    file.write_text(json.dumps({**captions, "99.png": "x"}))
+    main(["compare", str(runs[0]), str(file), "--samples=2"])
 
 
 def test_the_command_itself(runs: tuple[Path, Path]) -> None:

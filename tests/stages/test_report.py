@@ -1,5 +1,6 @@
 """`stages/report.py` by its real command, on a rendered dataset and run folders of known captions."""
 
+import json
 import os
 import statistics
 import subprocess
@@ -9,12 +10,13 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from tests.commands import one_sentence, run
 from tests.report.layouts import METRICS, captions_of, make_dataset, make_run, make_scorer, make_store, twins
 from tests.report.test_page import blocks_of
 
 from diffcap.evaluation.coco import read_predictions
 from diffcap.evaluation.protocols import evaluate
-from diffcap.records import read_json
+from diffcap.records import file_hash, read_json, write_json
 
 SCRIPT = str(Path(__file__).parents[2] / "stages" / "report.py")
 
@@ -175,3 +177,81 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
     missing = report(tmp_path, '{"PCL": "runs/nowhere"}')
     assert missing.returncode == 1 and missing.stderr.count("\n") == 1
     assert missing.stderr.startswith("error: runs/nowhere/eval/metrics.json: file not found")
+
+
+def written(path: Path, captions: dict[str, str]) -> str:
+    path.write_text(json.dumps(captions))
+    return path.name
+
+
+@pytest.mark.slow  # several commands
+def test_captions_of_other_systems_are_rows(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path / "data")
+    make_store(tmp_path / "data", dataset.pairs)
+    own = captions_of(dataset, 3)
+    make_run(tmp_path / "runs/pcl", dataset, own, {"finetune": 60.0})
+    test = [pair for pair in dataset.pairs if pair.split == "test"]
+    ptb = {**evaluate(own, test, "ptb", METRICS), "provenance": {}}
+    ptb["protocol"] |= {"dataset": "blocks", "split": "test"}
+    write_json(tmp_path / "runs/pcl/eval/metrics-ptb.json", ptb)
+    other = "an API, zero-shot"
+    files = {
+        other: "runs/pcl/eval/predictions.json",
+        "three seeds": [written(tmp_path / f"{wrong}.json", captions_of(dataset, wrong)) for wrong in (0, 3, 6)],
+    }
+    options = ("--pictures=2", "--attention=1", "--bins=2", f"--predictions={json.dumps(files)}")
+    done = report(tmp_path, '{"PCL": "runs/pcl"}', *options)
+    assert done.returncode == 0, done.stderr
+    assert f"attention.png does not show {other}: " in done.stdout
+    table = read_json(tmp_path / "report/table.json")
+    rows = table["rows"]
+    assert list(rows)[2:] == ["PCL", other, "three seeds"]
+    assert rows[other] == {key: value for key, value in rows["PCL"].items() if key not in ("seconds", "steps")}
+    assert rows["three seeds"]["runs"] == 3 and rows["three seeds"]["std"]["total"]["CIDEr-D"] > 0
+    assert table["provenance"]["runs"][other] == [
+        {"file": files[other], "sha256": file_hash(tmp_path / "runs/pcl/eval/predictions.json")}
+    ]
+    text = (tmp_path / "report/table.md").read_text()
+    line = next(line for line in text.splitlines() if line.startswith(f"| {other} |"))
+    assert line.endswith(" - |") and f"captions read from a file: {other} / three seeds; scores x 100" in text
+    by_viewpoint = read_json(tmp_path / "report/viewpoint.json")["systems"]
+    assert by_viewpoint[other] == by_viewpoint["PCL"]
+    html = (tmp_path / "report/report.html").read_text()
+    index = blocks_of(html)["index"]
+    assert [system["name"] for system in index["systems"]] == ["PCL", other, "three seeds"]
+    assert all(pair["s"][0] == pair["s"][1] and pair["c"][0] == pair["c"][1] for pair in index["pairs"])
+    assert f"No attention maps of {other}: " in html and "total, PTB tokens" in html
+
+    for words, sentence in {
+        "--predictions.PCL=0.json": "--predictions: 'PCL' is also the name of a run; give the file another name.",
+        '--predictions={"A": []}': "--predictions has a name without a file; give --predictions.NAME=FILE.",
+        "--predictions.A=none.json": "none.json: no predictions file there; give a .json file, or a .jsonl file",
+        f"--predictions.A={written(tmp_path / 'few.json', dict(list(own.items())[:-1]))}": (
+            f"few.json: 1 of the {len(test)} pairs of the test split of blocks have no caption (first {test[-1].id!r})"
+        ),
+    }.items():
+        failed = run(
+            [sys.executable, SCRIPT, "--folder=data", '--runs={"PCL": "runs/pcl"}', "--out=x", words], tmp_path
+        )
+        assert sentence in one_sentence(failed)
+    nothing = run([sys.executable, SCRIPT, "--folder=data", "--out=x"], tmp_path)
+    assert "--runs names no folder" in one_sentence(nothing) and not (tmp_path / "x").exists()
+
+
+@pytest.mark.slow  # METEOR
+def test_captions_of_other_systems_need_neither_a_run_nor_features(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path / "data")
+    captions = captions_of(dataset, 3)
+    test = [pair for pair in dataset.pairs if pair.split == "test"]
+    other = "an API, zero-shot"
+    options = ("--folder=data", "--out=report", f"--predictions.{other}={written(tmp_path / 'a.json', captions)}")
+    done = run([sys.executable, "-m", "diffcap", "report", *options], tmp_path)
+    assert done.returncode == 0, done.stderr
+    table = read_json(tmp_path / "report/table.json")
+    assert list(table["rows"]) == ["most common training caption", other]
+    assert table["protocol"]["tokenizer"] == "ptb" and table["protocol"]["pairs"]["total"] == len(test)
+    expected = evaluate(captions, test, "ptb", METRICS)
+    for group, scores in expected["groups"].items():
+        assert {name: table["rows"][other][group][name] for name in METRICS} == scores
+    assert "METEOR" in table["rows"][other]["total"] and "seconds" not in table["rows"][other]
+    assert (tmp_path / "report/report.html").is_file() and not (tmp_path / "report/curves.json").exists()

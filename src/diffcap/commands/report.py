@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from diffcap.utils.console import echo, run
 from diffcap.utils.errors import DiffcapError
+
+if TYPE_CHECKING:
+    from diffcap.report.rows import Run
 
 
 def report(
@@ -66,17 +69,18 @@ def report(
     from diffcap.report.rows import (
         common_protocol,
         default_protocol,
+        file_run,
         mean_row,
+        read_files,
         read_run,
         run_row,
-        score_files,
         score_row,
     )
     from diffcap.report.table import caption_of, notes_of, report_text, rich_table, system_lines, type_lines
     from diffcap.utils.provenance import provenance
 
-    folders, files = _as_lists(runs), _as_lists(predictions)
-    read = {name: [read_run(place) for place in places] for name, places in folders.items()}
+    files = _as_lists(predictions)
+    read = {name: [read_run(place) for place in places] for name, places in _as_lists(runs).items()}
     for name, number in {
         "pictures": pictures,
         "attention": attention,
@@ -100,28 +104,25 @@ def report(
     test = [pair for pair in dataset.pairs if pair.split == split][: protocol.get("limit")]
     test = take_changes([pair for pair in test if pair.captions], protocol.get("changes"))
     train = take_changes([pair for pair in dataset.pairs if pair.split == "train"], protocol.get("changes"))
-    read |= score_files(files, test, dataset, protocol) if files else {}
+    captions = read_files(files, test, dataset, split)
     store = FeatureStore.open(Path(folder) / "features" / features) if features else None
     rows, systems = {}, {}
     baseline_runs = baseline_captions(train, test, store)
-    results = evaluate_systems(baseline_runs, test, protocol["tokenizer"], protocol["metrics"])
-    for name, captions in baseline_runs.items():
-        result = results[name]
-        rows[name] = {**score_row(result, captions, test), "seconds": None, "steps": None}
-        systems[name] = [captions]
+    results = evaluate_systems({**baseline_runs, **captions}, test, protocol["tokenizer"], protocol["metrics"])
+    for name, baseline in baseline_runs.items():
+        rows[name] = {**score_row(results[name], baseline, test), "seconds": None, "steps": None}
+        systems[name] = [baseline]
     baselines = list(systems)
+    is_raw = bool(captions) and protocol["tokenizer"] != "ptb"
+    with_ptb = evaluate_systems(captions, test, "ptb", protocol["metrics"]) if is_raw else {}
+    read |= {
+        name: [file_run(path, captions[path], results[path], with_ptb.get(path)) for path in paths]
+        for name, paths in files.items()
+    }
     systems.update({name: [run.predictions for run in group] for name, group in read.items()})
     rows.update({name: mean_row([run_row(run, test) for run in group]) for name, group in read.items()})
 
-    origin = {
-        name: [
-            {"folder": str(run.folder), **_origin(run.metrics["provenance"])}
-            if name in folders
-            else run.metrics["provenance"]
-            for run in group
-        ]
-        for name, group in read.items()
-    }
+    origin = {name: [_origin(run) for run in group] for name, group in read.items()}
     manifest = dataset.info["manifest_sha256"]
     notes = provenance(seed=seed, manifest_sha256=manifest, features=features, runs=origin)
     target = Path(out)
@@ -200,8 +201,11 @@ def _as_lists(places: dict[str, str | list[str]] | None) -> dict[str, list[str]]
     return {name: [place] if isinstance(place, str) else place for name, place in (places or {}).items()}
 
 
-def _origin(notes: dict[str, object]) -> dict[str, object]:
-    return {key: notes.get(key) for key in ("method", "seed", "step", "commit")}
+def _origin(run: "Run") -> dict[str, object]:
+    notes = run.metrics["provenance"]
+    if "file" in notes:  # of another system
+        return dict(notes)
+    return {"folder": str(run.folder), **{key: notes.get(key) for key in ("method", "seed", "step", "commit")}}
 
 
 def main(arguments: Sequence[str]) -> None:

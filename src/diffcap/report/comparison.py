@@ -55,7 +55,7 @@ def read_both(run_a: str, run_b: str, folder: str | Path | None) -> tuple[Evalua
     runs = {text: read_evaluation(text) for text in (run_a, run_b) if text not in files}
     if runs:
         scored = next(iter(runs.values()))
-        where, unscored = f"the pairs of {scored.folder}", scored.folder / UNSCORED
+        where, unscored = f"the evaluation {scored.folder}", scored.folder / UNSCORED
         known = [*scored.references, *(read_predictions(unscored) if unscored.is_file() else [])]
     else:
         if folder is None:

@@ -9,9 +9,8 @@ from typing import Any
 
 from diffcap.evaluation.captions import ALL_METRICS, unavailable_metrics
 from diffcap.evaluation.coco import read_other_predictions, read_predictions
-from diffcap.evaluation.protocols import dataset_protocol, evaluate_systems, groups_of
+from diffcap.evaluation.protocols import dataset_protocol, groups_of
 from diffcap.evaluation.slots import slot_accuracy
-from diffcap.evaluation.tokenize import Tokenizer
 from diffcap.records import ChangePair, Dataset, file_hash, read_json
 from diffcap.run_folder import (
     METRICS,
@@ -76,34 +75,35 @@ def read_run(folder: str | Path) -> Run:
     )
 
 
-def score_files(
-    files: Mapping[str, Sequence[str]], pairs: Sequence[ChangePair], dataset: Dataset, protocol: Mapping[str, Any]
-) -> dict[str, list[Run]]:
-    """Read and score the captions of other systems.
+def read_files(
+    files: Mapping[str, Sequence[str]], pairs: Sequence[ChangePair], dataset: Dataset, split: str
+) -> dict[str, dict[str, str]]:
+    """Read the captions of other systems.
 
     Args:
         files: name of each system -> its predictions files, one per seed, see `evaluation.coco.read_predictions`.
         pairs: the scored pairs of the split.
-        protocol: that of the runs beside, see `common_protocol`.
+
+    Returns:
+        file -> id -> caption.
 
     Raises:
         DiffcapError: a file is malformed, or its ids are not those of the pairs.
     """
-    split = [pair.id for pair in dataset.pairs if pair.split == protocol["split"]]
-    name = f"{dataset.name}'s {protocol['split']} split"
-    captions = {
-        path: read_other_predictions(path, [pair.id for pair in pairs], split, name)
-        for paths in files.values()
-        for path in paths
-    }
-    tokenizers: list[Tokenizer] = list(dict.fromkeys([protocol["tokenizer"], "ptb"]))
-    scored, *ptb = [evaluate_systems(captions, pairs, kind, protocol["metrics"], protocol) for kind in tokenizers]
+    scored, known = [pair.id for pair in pairs], [pair.id for pair in dataset.pairs if pair.split == split]
+    name = f"the {split} split of {dataset.name}"
+    return {path: read_other_predictions(path, scored, known, name) for paths in files.values() for path in paths}
 
-    def run(path: str) -> Run:
-        metrics = {**scored[path], "provenance": {"file": path, "sha256": file_hash(path)}}
-        return Run(Path(path), Path(path), metrics, captions[path], [], [], ptb[0][path]["groups"] if ptb else None)
 
-    return {name: [run(path) for path in paths] for name, paths in files.items()}
+def file_run(path: str, captions: Mapping[str, str], result: Mapping[str, Any], ptb: Mapping[str, Any] | None) -> Run:
+    """The captions of another system as a run.
+
+    Args:
+        path: of the file. captions: its content. result, ptb: of `protocols.evaluate`, by the protocol and, if this has raw tokens,
+            with PTB tokens.
+    """
+    metrics = {**result, "provenance": {"file": path, "sha256": file_hash(path)}}
+    return Run(Path(path), Path(path), metrics, dict(captions), [], [], ptb["groups"] if ptb else None)
 
 
 def read_metrics(evaluation: Path, name: str = METRICS) -> dict[str, Any]:
