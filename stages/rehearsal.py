@@ -196,7 +196,8 @@ def _sampled_rows(
     factor = images / len(opened)
     row = _row("extract", record, [], f"{images:,} images") | {"here": f"{len(opened):,} images"}
     if opened.meta.get(FROM_FILES):  # only reads the files
-        row |= {"hours": images * opened.row_bytes / rate / 3600, "disk_bytes": int(disk_bytes([store]) * factor)}
+        row |= {"real": f"{images:,} image files, at the disk's rate", "hours": images * opened.row_bytes / rate / 3600}
+        row["disk_bytes"] = int(disk_bytes([store]) * factor)
     else:
         times = read_json(times_file)
         predict = times["predict"]

@@ -59,6 +59,20 @@ def test_pre_training_reads_the_negatives_of_the_whole_dataset(tmp_path: Path) -
     assert "pretrain: no measured step had the tasks" in " ".join(output.split())
 
 
+@pytest.mark.thorough
+def test_image_files_need_no_disk_space_and_are_read_at_each_step(tmp_path: Path) -> None:
+    _, table = rehearse(tmp_path, "clip4idc", "--backbone=files", "--offline=yes", "--steps=1", "--limit=2")
+    row = table["rows"][1]
+    assert row["stage"] == "extract" and row["here"] == "45 images" and row["real"].startswith("180 image files")
+    store = tmp_path / HOME / "sample/features/files"
+    assert row["disk_bytes"] == 4 * sum(path.stat().st_size for path in store.iterdir()) < 50_000
+    times = json.loads((tmp_path / "runs/rehearsal-clevr_change/clip4idc/measured/finetune-times.json").read_text())
+    sizes = [path.stat().st_size for path in (tmp_path / HOME / "official/rendered").rglob("*.png")]
+    assert min(sizes) < times["row_bytes"] < max(sizes)
+    rate = json.loads((tmp_path / HOME / "sample/measured/files.json").read_text())["read_rate"]
+    assert row["hours"] == pytest.approx(180 * times["row_bytes"] / rate / 3600)
+
+
 @pytest.mark.parametrize(
     ("variables", "options", "fault"),
     [
