@@ -123,7 +123,9 @@ def test_a_folder_of_another_size_or_kind_is_refused(folder: Path) -> None:
 
 def test_only_new_and_changed_files_are_read_again(folder: Path) -> None:
     before, identity = sums(folder), training_hash(folder)
+    times = {file: file.stat().st_mtime_ns for file in (folder / "features/files").glob("[!.]*")}
     assert write_files(folder) == 0 and sums(folder) == before
+    assert times == {file: file.stat().st_mtime_ns for file in times}  # or trainings would be out of date
     os.utime(folder / "images/b.png", ns=(1, 1))  # the same content at another time
     store = FeatureStore.open(folder / "features/files")
     assert len(store.read(store.rows(["b.png"])))
