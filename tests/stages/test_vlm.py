@@ -1,0 +1,295 @@
+"""METHOD=vlm by the real commands on tiny random models: training, two processes, a kill, zero-shot, exports, bad input."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.commands import ROOT, in_process, one_sentence, run, same_logs, weights
+from tests.stages.test_training import kill_when, same_training
+
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+from tests.tiny_vlms import build
+
+from diffcap import load_captioner
+from diffcap.checkpoints.combining import average
+from diffcap.checkpoints.loading import load
+from diffcap.checkpoints.reading import read_checkpoint, write_folder
+from diffcap.models.vlm import VLM
+from diffcap.utils.errors import DiffcapError
+
+SETTINGS = ROOT / "configs" / "method" / "vlm"
+SMALL = (
+    *("--data.batch_size=2", "--data.features=blocks_pixels", "--trainer.accelerator=cpu", "--data.val_limit=6"),
+    *("--trainer.max_steps=8", "--trainer.val_check_interval=4", "--trainer.log_every_n_steps=1"),
+    *("--run.checkpoint_every=2", "--model.lr=1e-2", "--model.captioner.init_args.lora_dropout=0.1"),
+)
+QUICK = "--metrics=[BLEU-1, BLEU-4, ROUGE-L, CIDEr-D]"  # METEOR starts Java
+EXAMPLES = ROOT / "examples/before.png", ROOT / "examples/after.png"
+
+
+def finetune(
+    base: Path, folder: Path, out: Path, *options: str, stage: str = "finetune", ablation: str | None = None
+) -> list[str]:
+    files = [
+        ROOT / "configs/trainer/default.yaml",
+        SETTINGS / "finetune.yaml",
+        ROOT / "configs/dataset/blocks.yaml",
+        SETTINGS / "finetune.blocks.yaml",
+        *([SETTINGS / f"ablation/{ablation}.yaml"] if ablation else []),
+        *(
+            [ROOT / "configs/reinforce/base.yaml", ROOT / "configs/reinforce/blocks.yaml"]
+            if stage == "reinforce"
+            else []
+        ),
+    ]
+    named = [word for path in files for word in ("--config", str(path))]
+    given = f"--model.captioner.init_args.base={base}", f"--data.folder={folder}", f"--run.out={out}"
+    return [sys.executable, str(ROOT / "stages" / f"{stage}.py"), *named, *SMALL, *given, *options]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("qwen2_5_vl", tmp_path_factory.mktemp("base") / "tiny-qwen")
+
+
+@pytest.fixture(scope="module")
+def trained(base: Path, pixels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished fine-tuning of 8 steps."""
+    out = tmp_path_factory.mktemp("vlm") / "finetune"
+    assert in_process(finetune(base, pixels, out)) is None
+    return out
+
+
+def test_a_checkpoint_has_only_the_adapters_and_names_its_base(trained: Path, base: Path) -> None:
+    state = read_checkpoint(trained / "best.ckpt")
+    assert state["state_dict"] and all("lora_" in name for name in state["state_dict"])
+    assert (trained / "best.ckpt").stat().st_size < (base / "model.safetensors").stat().st_size
+    hyperparameters = state["diffcap"]["hyperparameters"]
+    assert hyperparameters["base"] == str(base) and len(hyperparameters["base_sha256"]) == 64
+    assert state["diffcap"]["words"] == [] and state["diffcap"]["vocabulary_layout"] == "hub"
+    loss = json.loads((trained / "finished.json").read_text())
+    assert loss["steps"] == 8 and loss["monitor"] == "val/CIDEr-D"
+
+
+def test_a_killed_training_ends_as_an_undisturbed_one(trained: Path, base: Path, pixels: Path, tmp_path: Path) -> None:
+    """With dropout in LoRA's matrices, whose draws depend on the step."""
+    command = finetune(base, pixels, tmp_path / "finetune")
+    kill_when(command, tmp_path / "finetune/last.ckpt", tmp_path)
+    done = run(command, tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name in ("last.ckpt", "best.ckpt"):
+        same_training(tmp_path / "finetune" / name, trained / name)
+
+
+@pytest.mark.thorough
+def test_two_processes_train_to_the_weights_of_one(base: Path, pixels: Path, tmp_path: Path) -> None:
+    still = "--model.captioner.init_args.lora_dropout=0", "--trainer.max_steps=4", "--trainer.val_check_interval=2"
+    still += "--model.lr=1e-3", "--data.val_limit=3"
+    assert in_process(finetune(base, pixels, tmp_path / "one", *still)) is None
+    ddp = "--trainer.devices=2", "--trainer.strategy=ddp"
+    done = run(finetune(base, pixels, tmp_path / "two", *still, *ddp), tmp_path, timeout=300)
+    assert done.returncode == 0, done.stderr
+    one, two = weights(tmp_path / "one/last.ckpt"), weights(tmp_path / "two/last.ckpt")
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(value, two[name], atol=2e-5, rtol=0)
+    assert {"train/loss", "val/caption_loss", "val/CIDEr-D"} <= same_logs(tmp_path / "one", tmp_path / "two", rel=1e-4)
+
+
+def test_evaluation_and_captioning_of_a_trained_model(trained: Path, pixels: Path, tmp_path: Path) -> None:
+    words = [sys.executable, str(ROOT / "stages/evaluate.py"), f"--checkpoint={trained / 'best.ckpt'}", QUICK]
+    assert in_process([*words, f"--out={tmp_path / 'eval'}", f"--folder={pixels}", "--beams=2"]) is None
+    metrics = json.loads((tmp_path / "eval/metrics.json").read_text())
+    assert metrics["provenance"]["method"] == "vlm" and metrics["provenance"]["checkpoints"][0]["step"] in (4, 8)
+    captioner = load_captioner(trained / "best.ckpt", "cpu")
+    caption = captioner(*EXAMPLES, beams=3)
+    assert captioner.domain_note is not None and "blocks" in captioner.domain_note
+    total = sum(word.log_probability for word in caption.words)
+    assert caption.log_probability <= total + 1e-4
+    maps = captioner.attention(*EXAMPLES, caption)
+    assert maps.before.shape[1:] == maps.after.shape[1:] and len(maps.words) == len(caption.words)
+
+
+def test_a_base_model_in_another_place_is_given_and_checked(trained: Path, base: Path, tmp_path: Path) -> None:
+    moved = shutil.copytree(base, tmp_path / "moved")
+    state = read_checkpoint(trained / "best.ckpt")
+    state["diffcap"]["hyperparameters"]["base"] = str(tmp_path / "gone" / "away")
+    write_folder(tmp_path / "exported", state)
+    with pytest.raises(DiffcapError, match="is not on this machine; give its folder as --base"):
+        load_captioner(tmp_path / "exported", "cpu")
+    captions = [
+        load_captioner(path, "cpu", base=folder)(*EXAMPLES)
+        for path, folder in ((tmp_path / "exported", moved), (trained / "best.ckpt", None))
+    ]
+    assert captions[0] == captions[1]
+    other = build("smolvlm", tmp_path / "other")
+    with pytest.raises(DiffcapError, match="not the base model"):
+        load_captioner(tmp_path / "exported", "cpu", base=other)
+
+
+def test_the_exported_forms_give_the_same_captions(trained: Path, base: Path, tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForImageTextToText
+
+    for form in ("peft", "merged"):
+        words = [sys.executable, "-m", "diffcap", "export", str(trained / "last.ckpt"), "--form", form]
+        assert in_process([*words, "--out", str(tmp_path / form)]) is None
+    ours: Any = load(trained / "last.ckpt").captioner
+    assert isinstance(ours, VLM)
+    images = torch.randint(0, 256, (2, 3, 96, 128), dtype=torch.uint8)
+    inputs = ours.inputs(images[:1], images[1:])
+    adapted = PeftModel.from_pretrained(AutoModelForImageTextToText.from_pretrained(base), tmp_path / "peft").eval()
+    merged: Any = load_captioner(tmp_path / "merged", "cpu")._captioner
+    with torch.no_grad():
+        expected = ours.core(**inputs).logits
+        assert not torch.allclose(
+            AutoModelForImageTextToText.from_pretrained(base).eval()(**inputs).logits, expected, atol=1e-2
+        )
+        assert torch.allclose(adapted(**inputs).logits, expected, atol=1e-5)
+        assert torch.allclose(merged.core(**inputs).logits, expected, atol=1e-3)
+    settings = json.loads((tmp_path / "peft/adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == str(base)
+
+
+def test_checkpoints_are_averaged_and_continued(trained: Path, base: Path, pixels: Path, tmp_path: Path) -> None:
+    average([trained / "best.ckpt", trained / "last.ckpt"], tmp_path / "mean.ckpt")
+    states = [
+        read_checkpoint(path)["state_dict"]
+        for path in (trained / "best.ckpt", trained / "last.ckpt", tmp_path / "mean.ckpt")
+    ]
+    name = next(name for name in states[0] if "lora_B" in name)
+    assert torch.allclose(states[2][name], (states[0][name] + states[1][name]) / 2)
+    assert load(tmp_path / "mean.ckpt").metadata["method"] == "vlm"
+    first = (
+        f"--model.init_from={trained / 'last.ckpt'}",
+        "--trainer.max_steps=1",
+        "--model.lr=0",
+        "--trainer.val_check_interval=1",
+    )
+    assert in_process(finetune(base, pixels, tmp_path / "next", *first)) is None
+    for name, value in weights(tmp_path / "next/last.ckpt").items():
+        assert torch.equal(value, states[1][name])
+
+
+def test_self_critical_training_changes_the_adapters(trained: Path, base: Path, pixels: Path, tmp_path: Path) -> None:
+    options = f"--model.init_from={trained / 'last.ckpt'}", "--trainer.max_steps=2", "--trainer.val_check_interval=2"
+    assert in_process(finetune(base, pixels, tmp_path / "reinforce", *options, stage="reinforce")) is None
+    before, after = weights(trained / "last.ckpt"), weights(tmp_path / "reinforce/last.ckpt")
+    assert before.keys() == after.keys() and any(not torch.equal(value, after[name]) for name, value in before.items())
+    assert load(tmp_path / "reinforce/last.ckpt").metadata["stage"] == "reinforce"
+
+
+@pytest.mark.parametrize(
+    "ablation", [path.stem for path in sorted((SETTINGS / "ablation").glob("*.yaml")) if path.stem != "qlora"]
+)
+def test_every_row_of_the_ablation_trains_its_own_weights(
+    ablation: str, base: Path, pixels: Path, tmp_path: Path
+) -> None:
+    short = "--trainer.max_steps=1", "--trainer.val_check_interval=1", "--data.val_limit=1"
+    assert in_process(finetune(base, pixels, tmp_path / "run", *short, ablation=ablation)) is None
+    names = set(weights(tmp_path / "run/last.ckpt"))
+    kinds = {"lora": "lora_", "projector": "merger", "all_weights": "", "difference": ""}
+    assert names and all(kinds[ablation] in name for name in names)
+    assert any("difference.gate" in name for name in names) == (ablation == "difference")
+    assert any("embed_tokens" in name for name in names) == (ablation == "all_weights")
+    assert load(tmp_path / "run/last.ckpt").captioner.hyperparameters["train"] == (
+        {"projector": "projector", "all_weights": "all"}.get(ablation, "lora")
+    )
+
+
+def test_zero_shot_is_a_row_of_a_report(trained: Path, base: Path, pixels: Path, tmp_path: Path) -> None:
+    variables = ["--dataset", "blocks", "--vlm", str(base), "--folder", str(pixels), "--goals", "zeroshot"]
+    command = [sys.executable, "-m", "diffcap", "zeroshot", *variables, "--", QUICK]
+    done = run(command, tmp_path)
+    assert done.returncode == 0, done.stderr
+    evaluation = tmp_path / "runs/blocks/vlm-tiny-qwen-zeroshot/eval"
+    metrics = json.loads((evaluation / "metrics.json").read_text())
+    (entry,) = metrics["provenance"]["checkpoints"]
+    assert (
+        entry["base"] == str(base) and entry["stage"] == "zero-shot" and "pictures" in metrics["provenance"]["prompt"]
+    )
+    assert "nothing to do" in run(command, tmp_path).stdout
+    runs = json.dumps({"zero-shot": str(evaluation)})
+    options = [
+        "--folder",
+        str(pixels),
+        "--features",
+        "blocks_pixels",
+        "--runs",
+        runs,
+        "--out",
+        str(tmp_path / "report"),
+    ]
+    done = run([sys.executable, "-m", "diffcap", "report", *options, "--pictures", "2", "--attention", "1"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    table = json.loads((tmp_path / "report/table.json").read_text())
+    assert "seconds" not in table["rows"]["zero-shot"]
+
+
+def test_pictures_of_any_size_are_captioned_without_training(base: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    for name, size in (("a", (300, 90)), ("b", (200, 60)), ("c", (40, 1500)), ("d", (40, 1500))):
+        Image.new("RGB", size, (len(name) * 80, size[0] % 255, 90)).save(tmp_path / f"{name}.png")
+    captioner = load_captioner(str(base), "cpu", prompt="what is different?")
+    pairs = [(tmp_path / "a.png", tmp_path / "b.png"), (tmp_path / "c.png", tmp_path / "d.png")]
+    together = list(captioner.batch(pairs))
+    for pair, caption in zip(pairs, together):
+        assert not isinstance(caption, DiffcapError)
+        alone = captioner(*pair)
+        assert alone.text == caption.text and abs(alone.log_probability - caption.log_probability) < 1e-2
+        rows, columns = captioner.attention(*pair, alone).before.shape[1:]
+        assert (rows > columns) == (pair is pairs[1])
+    assert captioner.metadata["prompt"] == "what is different?" and "licence: not stated" in str(captioner.domain_note)
+
+
+def test_what_does_not_fit_is_one_sentence(base: Path, trained: Path, pixels: Path, tmp_path: Path) -> None:
+    diffcap = [sys.executable, "-m", "diffcap"]
+    for words, message in (
+        (
+            ["zeroshot", "--dataset", "blocks", "--method", "scorer", "--folder", str(pixels)],
+            "zeroshot is for METHOD=vlm",
+        ),
+        (["finetune", "--method", "dirl", "--vlm", str(base)], "VLM="),
+        (
+            [
+                "finetune",
+                "--method",
+                "vlm",
+                "--vlm",
+                str(tmp_path / "none"),
+                "--folder",
+                str(pixels),
+                "--dataset",
+                "blocks",
+            ],
+            "neither a local folder",
+        ),
+        (
+            ["caption", *map(str, EXAMPLES), "--checkpoint", str(trained / "best.ckpt"), "--prompt", "x"],
+            "trained with its own prompt",
+        ),
+        (["export", str(trained / "best.ckpt"), "--form", "merged", "--base", str(tmp_path)], "config.json"),
+        (["eval", "--checkpoint", str(base), "--out", str(tmp_path / "e")], "give --folder and --features"),
+        (
+            [
+                "eval",
+                "--checkpoint",
+                str(base),
+                "--out",
+                str(tmp_path / "e"),
+                "--folder",
+                str(pixels),
+                "--features",
+                "blocks",
+            ],
+            "no pixels",
+        ),
+    ):
+        assert message in one_sentence(run([*diffcap, *words], tmp_path))
