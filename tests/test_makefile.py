@@ -365,6 +365,11 @@ def test_a_report_takes_args_too(project: Path) -> None:
     played(project, "eval")
     options = played(project, "report", "ARGS=--pictures 3", "report_ARGS=--bins 2")["report"]
     assert options.split()[-4:] == ["--bins", "2", "--pictures", "3"]
+    name, place = "an API, zero-shot", "my captions.json"
+    for words in (f"'--predictions.{name}={place}'", f'--predictions \'{{"{name}": "{place}"}}\''):
+        for _ in range(2):  # the content of the file may have changed
+            options = played(project, "report", f"report_ARGS={words}")["report"]
+            assert shlex.split(options)[-len(shlex.split(words)) :] == shlex.split(words)
 
 
 def test_a_failed_stage_stops_the_chain(project: Path) -> None:

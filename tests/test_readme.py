@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from tests.commands import ROOT, run
+from tests.toy import write_toy
 
+from diffcap.evaluation.coco import read_other_predictions
 from diffcap.experiment import VARIABLES, Experiment
+from diffcap.records import read_dataset
 
 DIFFCAP = [sys.executable, "-m", "diffcap"]
 README = ROOT / "README.md"
@@ -93,6 +96,17 @@ def test_the_example_of_ones_own_pairs_works(tmp_path: Path) -> None:
     done = run([*DIFFCAP, "data", "--dataset", "desk", "--data", str(folder), "--folder", "out"], tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "manifest.jsonl").read_text().count("\n") == len(lines)
+
+
+def test_the_example_of_another_systems_captions_writes_a_file_that_can_be_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (code,) = code_blocks(ROOT / "docs/evaluate.md", "python")
+    folder = write_toy(tmp_path / "data/clevr_change", scenes=12)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {"ask": lambda before, after: f"{before.name} became {after.name}"})
+    ids = [pair.id for pair in read_dataset(folder).pairs if pair.split == "test"]
+    assert list(read_other_predictions("captions.jsonl", ids, ids, "the test split")) == ids
 
 
 @pytest.mark.slow

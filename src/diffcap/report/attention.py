@@ -62,6 +62,8 @@ def iter_attention(
     Raises:
         DiffcapError: the checkpoint or the features are damaged or do not fit, or an image is not in the feature store.
     """
+    if not paths:
+        return "it has no checkpoint."
     for path in paths:
         if not path.exists():
             return f"{path} is not there (any more)."
