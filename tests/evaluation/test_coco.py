@@ -77,7 +77,10 @@ def test_bad_json_lines_are_one_sentence_with_the_file(tmp_path: Path, text: str
 @pytest.mark.parametrize(
     ("captions", "words"),
     [
-        ({"a": "x", "b": "y", "d.png": "z"}, "1 of 3 ids are not in the test split (first 'd.png'; an id there is 'a')"),
+        (
+            {"a": "x", "b": "y", "d.png": "z"},
+            "1 of 3 ids are not in the test split (first 'd.png'; an id there is 'a')",
+        ),
         ({"a": "x"}, "1 of the 2 pairs of the test split have no caption (first 'b'); caption every pair"),
         ({"a": " \n", "b": "y"}, "1 of the 2 captions are empty (first that of 'a')"),
     ],
@@ -106,7 +109,7 @@ def test_other_predictions_are_those_of_the_scored_pairs_on_one_line(tmp_path: P
         ("[]", "contains no caption"),
         ("{}", "contains no caption"),
         ("3", "must be a list, found int"),
-        ('{"a": 1}', 'entry 1 of the predictions needs "id" and "caption", found {\'id\': \'a\', \'caption\': 1}'),
+        ('{"a": 1}', "entry 1 of the predictions needs \"id\" and \"caption\", found {'id': 'a', 'caption': 1}"),
         ('{"a": "x", "a": "y"}', "1 ids have more than one prediction ('a')"),
         ('{"id": "a", "caption": "x"}\n{"id": "b", "caption": "y"}', "give a .json file, or a .jsonl file"),
         ('[{"image_id": "a", "caption": "x"}, 3]', "entry 2 of the predictions is 3"),
