@@ -254,4 +254,6 @@ def test_captions_of_other_systems_need_neither_a_run_nor_features(tmp_path: Pat
     for group, scores in expected["groups"].items():
         assert {name: table["rows"][other][group][name] for name in METRICS} == scores
     assert "METEOR" in table["rows"][other]["total"] and "seconds" not in table["rows"][other]
-    assert (tmp_path / "report/report.html").is_file() and not (tmp_path / "report/curves.json").exists()
+    html = (tmp_path / "report/report.html").read_text()
+    assert f"<dd>{len(test)} scored</dd>" in html and "<dt>features</dt>" not in html
+    assert not (tmp_path / "report/curves.json").exists()

@@ -87,7 +87,9 @@ def gather(
         pictures=pictures,
         viewpoint=viewpoint,
         second=_second(runs, protocol["tokenizer"]),
-        metadata=_metadata(dataset, test, listed, inspected, protocol, notes),
+        metadata=_metadata(
+            dataset, test, listed, inspected if any(one.attention for one in systems.values()) else [], protocol, notes
+        ),
     )
 
 
@@ -134,7 +136,7 @@ def _metadata(
         ),
         ("pairs", pairs),
         ("metrics", f"{', '.join(protocol['metrics'])}; {protocol['tokenizer']} tokens; {decoding_of(protocol)}"),
-        ("features", str(notes.get("features"))),
+        *([("features", str(notes["features"]))] if notes.get("features") else []),
         ("versions", versions),
         ("commit", str(notes.get("commit"))),
     ]
