@@ -115,7 +115,9 @@ def test_the_examples_of_captioning_give_the_output_that_the_readme_shows(
 ) -> None:
     monkeypatch.chdir(ROOT)
     text = README.read_text(encoding="utf-8")
-    (command, shown), *_ = re.findall(r"^```\n\.venv/bin/diffcap (caption .*?)```\n\n```\n(.*?)```$", text, re.S | re.M)
+    (command, shown), *_ = re.findall(
+        r"^```\n\.venv/bin/diffcap (caption [^`]*?)```\n\n```\n(.*?)```$", text, re.S | re.M
+    )
     done = run([*DIFFCAP, *shlex.split(command)], ROOT)
     assert done.stdout == shown
     ((code, shown),) = re.findall(r"^```python\n(.*?)```\n\n```\n(.*?)```$", text, re.S | re.M)

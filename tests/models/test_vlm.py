@@ -1,5 +1,6 @@
 """Vision-language models as captioners, against the `generate` of transformers, on tiny random models of every family."""
 
+import doctest
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -192,6 +193,17 @@ def test_gradients_with_a_cache_equal_those_of_the_loss(folder: Folder) -> None:
     for loss, gradient in found[1:]:
         assert torch.allclose(loss, found[0][0], atol=1e-5)
         assert torch.allclose(gradient, found[0][1], atol=1e-5)
+
+
+def test_the_example_of_the_docstring(folder: Folder) -> None:
+    (test,) = [test for test in doctest.DocTestFinder().find(VLM, globs={"VLM": VLM, "torch": torch}) if test.examples]
+    for example in test.examples:
+        example.options.pop(doctest.SKIP, None)
+        example.source = example.source.replace("HuggingFaceTB/SmolVLM-256M-Instruct", folder("smolvlm"))
+    report: list[str] = []
+    assert len(test.examples) >= 4
+    doctest.DocTestRunner().run(test, out=report.append)
+    assert not report, "".join(report)
 
 
 def test_checkpointing_does_not_keep_the_activations_of_a_frozen_tower(folder: Folder) -> None:

@@ -52,7 +52,8 @@ class FeatureData(pl.LightningDataModule):
         multi: `max_length` and `min_count` for the protocol "multi", whose captions are longer; null for the values above.
         vocabulary_with: folders of further datasets whose training captions are counted for the vocabulary; all stages of a
             model need the same ones (IDC-PCL: CUB and Birds-to-Words share a vocabulary).
-        base, base_revision: the base model of METHOD=vlm and its commit; the training stage sets them to the captioner's.
+        base: the base model of METHOD=vlm; the training stage sets it to the captioner's.
+        base_revision: its commit, also set by the training stage.
 
     Raises:
         DiffcapError: a value is out of range, or the dataset does not suit the stage.

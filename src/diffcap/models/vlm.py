@@ -60,6 +60,13 @@ class VLM(Captioner):
 
     Raises:
         DiffcapError: the base model cannot be used, or arguments do not fit together.
+
+    Example:
+        >>> vlm = VLM("HuggingFaceTB/SmolVLM-256M-Instruct", train="nothing").eval()  # doctest: +SKIP
+        >>> before, after = torch.randint(0, 256, (2, 3, 3, 64, 96), dtype=torch.uint8)
+        >>> memory = vlm.encode(before, after)  # doctest: +SKIP
+        >>> vlm.step(torch.full((3,), vlm.bos_id), memory, None)[0].shape == (3, len(vlm.vocabulary))  # doctest: +SKIP
+        True
     """
 
     on_base_model = True

@@ -94,9 +94,7 @@ def choose_trained(model: Any, trained: Trained, rank: int, alpha: int, dropout:
     from peft import LoraConfig, get_peft_model
 
     names = LANGUAGE_LAYERS if targets == "language" else "all-linear"
-    config = LoraConfig(
-        r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=names, task_type="CAUSAL_LM"
-    )
+    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=names, task_type="CAUSAL_LM")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PEFT reads an attribute that transformers has renamed
         return get_peft_model(model, config)
