@@ -14,10 +14,13 @@ from tests.stages.test_training import kill_when, same_training
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
+from tests.hub_server import Hub
 from tests.tiny_vlms import build
 
 from diffcap import load_captioner
 from diffcap.checkpoints.combining import average
+from diffcap.checkpoints.exporting import Scores
+from diffcap.checkpoints.hub import model_card
 from diffcap.checkpoints.loading import load
 from diffcap.checkpoints.reading import read_checkpoint, write_folder
 from diffcap.models.vlm import VLM
@@ -247,6 +250,34 @@ def test_pictures_of_any_size_are_captioned_without_training(base: Path, tmp_pat
         rows, columns = captioner.attention(*pair, alone).before.shape[1:]
         assert (rows > columns) == (pair is pairs[1])
     assert captioner.metadata["prompt"] == "what is different?" and "licence: not stated" in str(captioner.domain_note)
+
+
+def test_a_model_of_the_hub_captions_and_is_known_by_its_commit(base: Path, pixels: Path, tmp_path: Path) -> None:
+    """Through a mock of the Hub; the second start has no network, and training records the commit."""
+    hub = Hub()
+    files = {path.name: path.read_bytes() for path in base.iterdir()}
+    commit = hub.commit("user/tiny", {**files, "README.md": b"---\nlicense: apache-2.0\n---\n", "old.bin": b"x"})
+    online = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hub"), "PYTHONIOENCODING": "utf-8"}
+    words = [sys.executable, "-m", "diffcap", "caption", *map(str, EXAMPLES), "--checkpoint", "user/tiny"]
+    first = run(words, tmp_path, **online)
+    assert first.returncode == 0, first.stderr
+    assert f"user/tiny at commit {commit}, licence: apache-2.0" in first.stderr
+    assert not any("old.bin" in line for line in hub.asked)
+    hub.shutdown()
+    hub.server_close()
+    second = run(words, tmp_path, **online, HF_HUB_OFFLINE="1")
+    assert (second.returncode, second.stdout) == (0, first.stdout)
+    local = run([*words[:-1], str(base)], tmp_path)
+    assert local.stdout == first.stdout
+    short = "--trainer.max_steps=1", "--trainer.val_check_interval=1", "--data.val_limit=1"
+    command = finetune(Path("user/tiny"), pixels, tmp_path / "run", *short)
+    done = run(command, tmp_path, **online, HF_HUB_OFFLINE="1")
+    assert done.returncode == 0, done.stderr
+    hyperparameters = read_checkpoint(tmp_path / "run/last.ckpt")["diffcap"]["hyperparameters"]
+    assert (hyperparameters["base"], hyperparameters["revision"]) == ("user/tiny", commit)
+    assert "already finished" in run(command, tmp_path, **online, HF_HUB_OFFLINE="1").stdout
+    card = model_card("user/mine", read_checkpoint(tmp_path / "run/last.ckpt"), Scores(None, None, "-"), [], "other")
+    assert "base_model: user/tiny" in card
 
 
 def test_what_does_not_fit_is_one_sentence(base: Path, trained: Path, pixels: Path, tmp_path: Path) -> None:
