@@ -25,6 +25,7 @@ from diffcap.checkpoints.loading import load
 from diffcap.checkpoints.reading import read_checkpoint, write_folder
 from diffcap.models.vlm import VLM
 from diffcap.utils.errors import DiffcapError
+from diffcap.web.captioners import Captioners, find_choices
 
 SETTINGS = ROOT / "configs" / "method" / "vlm"
 SMALL = (
@@ -233,6 +234,16 @@ def test_zero_shot_is_a_row_of_a_report(trained: Path, base: Path, pixels: Path,
     assert done.returncode == 0, done.stderr
     table = json.loads((tmp_path / "report/table.json").read_text())
     assert "seconds" not in table["rows"]["zero-shot"]
+
+
+def test_the_page_offers_both_kinds(trained: Path, base: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path / "runs/blocks/vlm/finetune")
+    choices = find_choices([str(base)], tmp_path / "runs")
+    assert choices[0].label.startswith("tiny-qwen · without training")
+    assert any("VLM · blocks" in choice.label for choice in choices[1:])
+    captioners = Captioners(choices, "cpu")
+    with captioners.use(0) as captioner:
+        assert captioner(*EXAMPLES).text == load_captioner(str(base), "cpu")(*EXAMPLES).text
 
 
 def test_pictures_of_any_size_are_captioned_without_training(base: Path, tmp_path: Path) -> None:
