@@ -282,7 +282,8 @@ class Experiment:
         5. the ablation's <name>.yaml and <name>.<stage>.yaml
         6. for the stage reinforce: reinforce/base.yaml and reinforce/<dataset>.yaml. In steps 2 to 5 this stage uses the files of
            finetune.
-        7. trainer/<trainer>.yaml, if it is not the default, and for the stage reinforce also reinforce/<trainer>.yaml
+        7. trainer/<trainer>.yaml, if it is not the default, then the method's trainer/<trainer>.yaml, and for the stage reinforce also
+           reinforce/<trainer>.yaml
         8. trainer/ddp.yaml, for several processes
 
         Args:
@@ -306,7 +307,7 @@ class Experiment:
         if stage == REINFORCE:
             files += [CONFIGS / "reinforce/base.yaml", CONFIGS / f"reinforce/{self.dataset}.yaml"]
         if self.trainer != "default":
-            files.append(CONFIGS / f"trainer/{self.trainer}.yaml")
+            files += [CONFIGS / f"trainer/{self.trainer}.yaml", method_folder / f"trainer/{self.trainer}.yaml"]
         if stage == REINFORCE:
             files.append(CONFIGS / f"reinforce/{self.trainer}.yaml")
         if self.devices != "1":

@@ -268,6 +268,37 @@ def test_a_projector_alone_is_trained_in_float32_between_bfloat16(folder: Folder
     assert {id(parameter) for parameter in vlm.pretrained_parameters()} == {id(value) for value in trained.values()}
 
 
+def test_adapters_are_trained_in_float32_beside_bfloat16(folder: Folder) -> None:
+    vlm = VLM(folder("qwen2_5_vl"), dtype="bfloat16", lora_dropout=0.0)
+    exact = VLM(folder("qwen2_5_vl"), lora_dropout=0.0)
+    exact.load_state_dict(vlm.state_dict())
+    data = squares(3)
+    tokens = padded(vlm.vocabulary, data["captions"])
+    assert {parameter.dtype for parameter in vlm.parameters() if parameter.requires_grad} == {torch.float32}
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = vlm.loss({**data, "tokens": tokens})["loss"]
+    loss.backward()
+    assert all(
+        value.grad is not None and value.grad.isfinite().all() for value in vlm.parameters() if value.requires_grad
+    )
+    assert torch.allclose(loss, exact.loss({**data, "tokens": tokens})["loss"], atol=0.05)
+    assert greedy(vlm.eval(), data["before"], data["after"], 6).shape == (3, 6)  # without autocast
+
+
+def test_four_bits_of_the_base_are_not_in_the_state_dict(folder: Folder) -> None:
+    pytest.importorskip("bitsandbytes")
+    vlm = VLM(folder("qwen2_5_vl"), four_bit=True, checkpointing=True, lora_dropout=0.0)
+    data = squares(3)
+    batch = {**data, "tokens": padded(vlm.vocabulary, data["captions"])}
+    vlm.loss(batch)["loss"].backward()
+    assert all(value.grad is not None for value in vlm.parameters() if value.requires_grad)
+    state = vlm.state_dict()
+    assert state and all("lora_" in name for name in state)
+    again = VLM(**vlm.hyperparameters)
+    again.load_state_dict(state)
+    assert torch.allclose(again.loss(batch)["loss"], vlm.loss(batch)["loss"])
+
+
 def test_a_state_dict_has_only_what_is_trained_and_is_loaded_strictly(folder: Folder) -> None:
     torch.manual_seed(0)
     vlm = VLM(folder("qwen2_5_vl")).eval()

@@ -91,7 +91,6 @@ def test_a_killed_training_ends_as_an_undisturbed_one(trained: Path, base: Path,
         same_training(tmp_path / "finetune" / name, trained / name)
 
 
-@pytest.mark.thorough
 def test_two_processes_train_to_the_weights_of_one(base: Path, pixels: Path, tmp_path: Path) -> None:
     still = "--model.captioner.init_args.lora_dropout=0", "--trainer.max_steps=4", "--trainer.val_check_interval=2"
     still += "--model.lr=1e-3", "--data.val_limit=3"
@@ -170,6 +169,9 @@ def test_checkpoints_are_averaged_and_continued(trained: Path, base: Path, pixel
     name = next(name for name in states[0] if "lora_B" in name)
     assert torch.allclose(states[2][name], (states[0][name] + states[1][name]) / 2)
     assert load(tmp_path / "mean.ckpt").metadata["method"] == "vlm"
+    twice = load_captioner([trained / "last.ckpt", trained / "last.ckpt"], "cpu")(*EXAMPLES, beams=2)
+    once = load_captioner(trained / "last.ckpt", "cpu")(*EXAMPLES, beams=2)
+    assert twice.text == once.text and twice.log_probability == pytest.approx(once.log_probability, abs=1e-3)
     first = (
         f"--model.init_from={trained / 'last.ckpt'}",
         "--trainer.max_steps=1",
@@ -179,6 +181,19 @@ def test_checkpoints_are_averaged_and_continued(trained: Path, base: Path, pixel
     assert in_process(finetune(base, pixels, tmp_path / "next", *first)) is None
     for name, value in weights(tmp_path / "next/last.ckpt").items():
         assert torch.equal(value, states[1][name])
+
+
+def test_image_files_train_as_the_store_of_pixels(trained: Path, base: Path, pixels: Path, tmp_path: Path) -> None:
+    """`BACKBONE=files`, the default of the method, with worker processes."""
+    size = "--model.image_size=[96,128]", "--model.name=files_vlm"
+    config = ROOT / "configs/backbone/files.yaml"
+    words = [sys.executable, str(ROOT / "stages/extract.py"), f"--config={config}", f"--data.folder={pixels}", *size]
+    assert in_process(words) is None
+    options = "--data.features=files_vlm", "--data.num_workers=2"
+    assert in_process(finetune(base, pixels, tmp_path / "files", *options)) is None
+    same_logs(tmp_path / "files", trained, rel=0)
+    captioner = load_captioner(tmp_path / "files/last.ckpt", "cpu")
+    assert captioner(*EXAMPLES) == load_captioner(trained / "last.ckpt", "cpu")(*EXAMPLES)
 
 
 def test_self_critical_training_changes_the_adapters(trained: Path, base: Path, pixels: Path, tmp_path: Path) -> None:

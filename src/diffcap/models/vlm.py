@@ -339,13 +339,20 @@ def _load_model(folder: Any, dtype: str, four_bit: bool) -> Any:
 
 def _remove_base(module: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
     """Leave the base model's weights out of the state dict."""
-    for name in [name for name in state if name.removeprefix(prefix) in module._frozen]:
-        del state[name]
+    for name in list(state):
+        if _starts_with_any(name.removeprefix(prefix), module._frozen):
+            del state[name]
 
 
 def _expect_no_base(module: Any, keys: Any) -> None:
     """Do not miss the base model's weights in a state dict; its names may have a prefix."""
     keys.missing_keys[:] = [name for name in keys.missing_keys if not _ends_with_any(name, module._frozen)]
+
+
+def _starts_with_any(name: str, starts: set[str]) -> bool:
+    """Whether a name is in `starts`, or below one of them, as the scales of a weight in 4 bits are."""
+    parts = name.split(".")
+    return any(".".join(parts[:end]) in starts for end in range(1, len(parts) + 1))
 
 
 def _ends_with_any(name: str, ends: set[str]) -> bool:
