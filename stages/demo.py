@@ -36,6 +36,11 @@ def demo(
     if minutes < OTHER_MINUTES + 1:
         raise DiffcapError(f"{minutes:g} minutes are too few for training; give at least {OTHER_MINUTES + 1:g}.")
     chosen = [get_method(method)] if method != "all" else [known for known in methods().values() if known.demo.share]
+    if any(known.base_model for known in chosen):
+        raise DiffcapError(
+            f"METHOD={method} has no demo, because it trains a downloaded model; use make finetune eval METHOD={method} VLM=..., or "
+            "make zeroshot."
+        )
     start = time.perf_counter()
     folder, place = Path("data/blocks-demo"), Path(f"runs/blocks-demo/{minutes:g}min-{method}")
     shared = {"dataset": "blocks", "folder": str(folder), "logger": "none"}

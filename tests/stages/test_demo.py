@@ -64,3 +64,5 @@ def test_a_core_has_room_for_shares_of_one_and_a_row_waits_for_its_features() ->
 def test_an_unknown_method_is_refused_before_anything_runs() -> None:
     with pytest.raises(DiffcapError, match="METHOD=card is unknown; known methods: pcl"):
         DEMO["demo"]("card")
+    with pytest.raises(DiffcapError, match="METHOD=vlm has no demo"):
+        DEMO["demo"]("vlm")
