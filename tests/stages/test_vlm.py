@@ -215,7 +215,7 @@ def test_every_row_of_the_ablation_trains_its_own_weights(
     names = set(weights(tmp_path / "run/last.ckpt"))
     kinds = {"lora": "lora_", "projector": "merger", "all_weights": "", "difference": ""}
     assert names and all(kinds[ablation] in name for name in names)
-    assert any("difference.gate" in name for name in names) == (ablation == "difference")
+    assert any("difference.mix" in name for name in names) == (ablation == "difference")
     assert any("embed_tokens" in name for name in names) == (ablation == "all_weights")
     assert load(tmp_path / "run/last.ckpt").captioner.hyperparameters["train"] == (
         {"projector": "projector", "all_weights": "all"}.get(ablation, "lora")

@@ -124,9 +124,9 @@ def frozen_names(model: nn.Module, prefix: str) -> set[str]:
 class Difference(nn.Module):
     """Adds to the tokens of the after image what differs at the same position of the before image:
 
-        after' = after + tanh(g) W2 GELU(W1 [after; after - before]),  g = 0 at first
+        after' = after + W2 GELU(W1 [after; after - before]),  W2 = 0 at first
 
-    so that training begins at the base model's own function. One scale; ours, after CCExpert (arXiv 2411.11360) and M3Diff
+    so that training begins at the base model's own function, as with LoRA. One scale; ours, after CCExpert (arXiv 2411.11360) and M3Diff
     (arXiv 2503.11093), which it does not reproduce.
 
     Args:
@@ -135,14 +135,13 @@ class Difference(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.mix = nn.Sequential(nn.Linear(2 * width, width), nn.GELU(), nn.Linear(width, width))
-        self.gate = nn.Parameter(torch.zeros(1))
+        self.mix = nn.Sequential(nn.Linear(2 * width, width), nn.GELU(), nn.Linear(width, width, bias=False))
+        nn.init.zeros_(self.mix[2].weight)  # type: ignore[arg-type]
 
     def forward(self, before: Tensor, after: Tensor) -> Tensor:
         """Tokens (N, D) of both images to those of the after image."""
         own = next(self.parameters()).dtype
-        change = self.mix(torch.cat([after, after - before], -1).to(own))
-        return after + (torch.tanh(self.gate) * change).to(after.dtype)
+        return after + self.mix(torch.cat([after, after - before], -1).to(own)).to(after.dtype)
 
     def install(self, model: Any) -> None:
         """Apply the module to the output of a model's `get_image_features`, in which before and after images alternate."""
