@@ -259,7 +259,7 @@ class Experiment:
     @property
     def zero_shot_evaluation(self) -> Path:
         """Folder of the evaluation of a vision-language model without training."""
-        return Path(self.run if "run" in self.explicit_values else f"{self.run}-zeroshot") / EVAL
+        return Path(self.run) / f"zeroshot-{EVAL}"
 
     @property
     def report(self) -> Path:

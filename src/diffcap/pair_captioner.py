@@ -33,6 +33,7 @@ BLOCKS_NOTE = (
     "this captioner was trained on rendered `blocks` scenes; its captions of other images, such as photographs, are unreliable, "
     "even where it gives its words a probability of 100 %."
 )
+MAX_ASPECT = 50  # of images for vision-language models; Qwen refuses 200
 Maps = npt.NDArray[np.floating[Any]]
 
 
@@ -219,6 +220,11 @@ class PairCaptioner:
         for source, side in ((before, "before"), (after, "after")):
             loaded = read_image(source, None if isinstance(source, str | Path) else f"the image {side}")
             image = loaded.image
+            if not self._has_fixed_sizes and max(image.size) > MAX_ASPECT * min(image.size):
+                raise DiffcapError(
+                    f"{loaded.name}: its sides are {image.width} and {image.height} pixels, and a vision-language model needs a ratio of "
+                    f"at most {MAX_ASPECT}; cut the image."
+                )
             if size is not None and not self._has_fixed_sizes:  # both images need the same grid of tokens
                 image = image.resize(size)
             size = image.size

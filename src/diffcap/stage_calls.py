@@ -164,11 +164,15 @@ def _eval(e: Experiment, own: list[str]) -> StageCall:
 
 def _zeroshot(e: Experiment, own: list[str]) -> StageCall:
     settings = e.config_files(FINETUNE)
-    base, prompt = (get_config_value(settings, "model", "captioner", "init_args", name) for name in ("base", "prompt"))
+    base, revision, prompt, sentences = (
+        get_config_value(settings, "model", "captioner", "init_args", name)
+        for name in ("base", "revision", "prompt", "sentences")
+    )
+    source = _expanded(e.vlm) or (f"{base}@{revision}" if revision else base)
     out = e.zero_shot_evaluation
     words = [
         "--checkpoint",
-        _expanded(e.vlm) or base,
+        source,
         "--out",
         str(out),
         "--folder",
@@ -177,6 +181,7 @@ def _zeroshot(e: Experiment, own: list[str]) -> StageCall:
         e.features,
     ]
     words += ["--devices", e.devices, *(["--prompt", prompt] if prompt else [])]
+    words += ["--sentences", str(sentences or 1), "--max_length", str(get_config_value(settings, "data", "max_length"))]
     words += ["--tokenizer", get_config_value(settings, "model", "tokenizer") or "ptb", "--batch_size", "8"]
     folder = Path(e.folder)
     read = [folder / "manifest.jsonl", folder / "dataset.json"]

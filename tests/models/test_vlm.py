@@ -348,6 +348,74 @@ def test_the_difference_module_begins_as_the_base_and_is_trained(family: str, fo
         assert not torch.allclose(changed.loss(batch)["loss"], plain.loss(batch)["loss"])
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_the_difference_module_compares_the_images_of_each_pair(family: str, folder: Folder) -> None:
+    """A pair's losses are those that it has alone, and they depend on its own before image."""
+    torch.manual_seed(0)
+    vlm = VLM(folder(family), train="nothing", difference=True).eval()
+    assert vlm.difference is not None
+    vlm.difference.mix[2].weight.normal_()  # type: ignore[operator, union-attr]
+    before, after = pairs(3)
+    tokens = padded(vlm.vocabulary, ["the red cube is gone"] * 3)
+    together = vlm.word_losses({"before": before, "after": after, "tokens": tokens}).chunk(3)
+    for number in range(3):
+        row = slice(number, number + 1)
+        alone = vlm.word_losses({"before": before[row], "after": after[row], "tokens": tokens[row]})
+        assert torch.allclose(alone, together[number], atol=1e-3)
+    if family == "llava_onevision":  # its `get_image_features` has more arguments
+        return
+    inputs = vlm.inputs(before[:1], after[:1])
+    images = {name: value for name, value in inputs.items() if "pixel" in name or "grid" in name}
+    changed = both_images(vlm.core.model.get_image_features(**images))
+    vlm.difference.mix[2].weight.zero_()  # type: ignore[operator, union-attr]
+    plain = both_images(vlm.core.model.get_image_features(**images))
+    assert torch.equal(changed[0], plain[0]) and not torch.allclose(changed[1], plain[1])
+
+
+def both_images(output: Any) -> tuple[Tensor, Tensor]:
+    """The tokens of the two images of a pair: two elements, or (SmolVLM, Idefics3) the halves of one."""
+    first, second = list(output.pooler_output) if len(output.pooler_output) == 2 else output.pooler_output[0].chunk(2)
+    return first, second
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_trained_projector_runs_with_and_without_autocast(family: str, folder: Folder) -> None:
+    vlm = VLM(folder(family), train="projector", dtype="bfloat16")
+    before, after = pairs(2)
+    tokens = padded(vlm.vocabulary, ["the red cube is gone"] * 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        vlm.loss({"before": before, "after": after, "tokens": tokens})["loss"].backward()
+    trained = [parameter for parameter in vlm.parameters() if parameter.requires_grad]
+    assert trained and all(parameter.dtype == torch.float32 and parameter.grad is not None for parameter in trained)
+    assert greedy(vlm.eval(), before, after, 5).shape == (2, 5)
+
+
+def test_every_id_that_ends_an_answer_ends_a_caption(tmp_path: Path) -> None:
+    base = build("smolvlm", tmp_path / "several")
+    settings = json.loads((base / "generation_config.json").read_text())
+    eos = VLM(str(base), train="nothing").eos_id
+    (base / "generation_config.json").write_text(json.dumps({**settings, "eos_token_id": [eos, 7, 30]}))
+    vlm = VLM(str(base), train="nothing")
+    assert vlm.is_eos(torch.tensor([[eos, 7, 30, 8]])).tolist() == [[True, True, True, False]]
+
+
+def test_options_that_the_processor_refuses_are_one_sentence(folder: Folder) -> None:
+    with pytest.raises(DiffcapError, match="image_kwargs"):
+        VLM(folder("smolvlm"), train="nothing", image_kwargs={"size": "large"})
+    with pytest.raises(DiffcapError, match="lora_rank is 0"):
+        VLM(folder("smolvlm"), lora_rank=0)
+    with pytest.raises(DiffcapError, match="cuts tiles"):
+        VLM(folder("idefics3"), difference=True, image_kwargs={"do_image_splitting": True})
+
+
+def test_a_base_with_an_adapter_is_refused(tmp_path: Path) -> None:
+    base = build("smolvlm", tmp_path / "adapted")
+    (base / "adapter_config.json").write_text("{}")
+    with pytest.raises(DiffcapError, match="has an adapter"):
+        VLM(str(base), train="nothing")
+
+
 def test_another_base_model_is_refused(folder: Folder, tmp_path: Path) -> None:
     vlm = VLM(folder("smolvlm"), train="nothing")
     other = build("smolvlm", tmp_path / "other")
@@ -385,8 +453,11 @@ def test_a_template_that_adds_to_answers_is_refused(folder: Folder, tmp_path: Pa
     config = json.loads((base / "processor_config.json").read_text())
     config.pop("chat_template", None)
     (base / "processor_config.json").write_text(json.dumps(config))
-    with pytest.raises(DiffcapError, match="no usable chat template"):
-        VLM(str(base), train="nothing")
+    for text in ("", "{{ raise_exception('only text') }}", "{% if"):
+        if text:
+            template.write_text(text)
+        with pytest.raises(DiffcapError, match="no usable chat template"):
+            VLM(str(base), train="nothing")
 
 
 @pytest.mark.parametrize(
@@ -397,9 +468,20 @@ def test_a_template_that_adds_to_answers_is_refused(folder: Folder, tmp_path: Pa
         ("Caption: the lamp is on\n\nExplanation: the light changed.", "the lamp is on"),
         ("\n- Nothing has changed.\n- The light differs.", "Nothing has changed"),
         ("the sign reads 4.5 m", "the sign reads 4.5 m"),
+        ("1. The red cube moved.\n2. The light changed.", "The red cube moved"),
+        ("### Change\nThe cube is gone", "The cube is gone"),
+        ("**Changes:**\n- The lamp is on", "The lamp is on"),
+        ("Here is the caption:\nThe cube is gone.", "The cube is gone"),
+        ("Mr. Smith left. He ran.", "Mr. Smith left"),
+        ("image_1 shows a cube", "image_1 shows a cube"),
+        ("### Only", "Only"),
         ("\u201cTwo people left.\u201d They walked.", "Two people left"),
         ("", ""),
     ],
 )
 def test_a_free_answer_becomes_one_sentence(answer: str, caption: str) -> None:
     assert clean_answer(answer) == caption
+
+
+def test_several_sentences_of_an_answer() -> None:
+    assert clean_answer("It is larger. Its beak is red. It flies.", 2) == "It is larger. Its beak is red"

@@ -24,6 +24,8 @@ from diffcap.checkpoints.hub import model_card
 from diffcap.checkpoints.loading import load
 from diffcap.checkpoints.reading import read_checkpoint, write_folder
 from diffcap.models.vlm import VLM
+from diffcap.records import read_dataset
+from diffcap.report.attention import list_attention
 from diffcap.utils.errors import DiffcapError
 from diffcap.web.captioners import Captioners, find_choices
 
@@ -119,7 +121,9 @@ def test_evaluation_and_captioning_of_a_trained_model(trained: Path, pixels: Pat
     assert maps.before.shape[1:] == maps.after.shape[1:] and len(maps.words) == len(caption.words)
 
 
-def test_a_base_model_in_another_place_is_given_and_checked(trained: Path, base: Path, tmp_path: Path) -> None:
+def test_a_base_model_in_another_place_is_given_and_checked(
+    trained: Path, base: Path, pixels: Path, tmp_path: Path
+) -> None:
     moved = shutil.copytree(base, tmp_path / "moved")
     state = read_checkpoint(trained / "best.ckpt")
     state["diffcap"]["hyperparameters"]["base"] = str(tmp_path / "gone" / "away")
@@ -134,6 +138,10 @@ def test_a_base_model_in_another_place_is_given_and_checked(trained: Path, base:
     other = build("smolvlm", tmp_path / "other")
     with pytest.raises(DiffcapError, match="not the base model"):
         load_captioner(tmp_path / "exported", "cpu", base=other)
+    with pytest.raises(DiffcapError, match="is a base model itself; remove --base"):
+        load_captioner(str(other), "cpu", base=moved)
+    maps = list_attention([tmp_path / "exported"], pixels, read_dataset(pixels).pairs[:1], {})
+    assert "is not on this machine" in str(maps)
 
 
 def test_the_exported_forms_give_the_same_captions(trained: Path, base: Path, tmp_path: Path) -> None:
@@ -156,6 +164,7 @@ def test_the_exported_forms_give_the_same_captions(trained: Path, base: Path, tm
         )
         assert torch.allclose(adapted(**inputs).logits, expected, atol=1e-5)
         assert torch.allclose(merged.core(**inputs).logits, expected, atol=1e-3)
+    assert "contains files; give a new folder" in str(in_process([*words, "--out", str(base)]))
     settings = json.loads((tmp_path / "peft/adapter_config.json").read_text())
     assert settings["base_model_name_or_path"] == str(base)
 
@@ -227,12 +236,13 @@ def test_zero_shot_is_a_row_of_a_report(trained: Path, base: Path, pixels: Path,
     command = [sys.executable, "-m", "diffcap", "zeroshot", *variables, "--", QUICK]
     done = run(command, tmp_path)
     assert done.returncode == 0, done.stderr
-    evaluation = tmp_path / "runs/blocks/vlm-tiny-qwen-zeroshot/eval"
+    evaluation = tmp_path / "runs/blocks/vlm-tiny-qwen/zeroshot-eval"
     metrics = json.loads((evaluation / "metrics.json").read_text())
     (entry,) = metrics["provenance"]["checkpoints"]
     assert (
         entry["base"] == str(base) and entry["stage"] == "zero-shot" and "pictures" in metrics["provenance"]["prompt"]
     )
+    assert "licence: not stated" in done.stdout
     assert "nothing to do" in run(command, tmp_path).stdout
     runs = json.dumps({"zero-shot": str(evaluation)})
     options = [
@@ -302,8 +312,33 @@ def test_a_model_of_the_hub_captions_and_is_known_by_its_commit(base: Path, pixe
     hyperparameters = read_checkpoint(tmp_path / "run/last.ckpt")["diffcap"]["hyperparameters"]
     assert (hyperparameters["base"], hyperparameters["revision"]) == ("user/tiny", commit)
     assert "already finished" in run(command, tmp_path, **online, HF_HUB_OFFLINE="1").stdout
+    pinned = run([*words[:-1], f"user/tiny@{commit}"], tmp_path, **online, HF_HUB_OFFLINE="1")
+    assert (pinned.returncode, pinned.stdout) == (0, first.stdout)
+    unknown = run([*words[:-1], f"user/tiny@{'a' * 40}"], tmp_path, **online, HF_HUB_OFFLINE="1")
+    assert one_sentence(unknown)
     card = model_card("user/mine", read_checkpoint(tmp_path / "run/last.ckpt"), Scores(None, None, "-"), [], "other")
     assert "base_model: user/tiny" in card
+
+
+def test_a_folder_is_known_by_its_content(base: Path, pixels: Path, tmp_path: Path) -> None:
+    """Relative, with a slash at its end, or moved, it is the same base model for a finished training."""
+    first, second = (shutil.copytree(base, tmp_path / "models" / name) for name in ("tiny", "moved"))
+    short = "--trainer.max_steps=1", "--trainer.val_check_interval=1", "--data.val_limit=1"
+    words = finetune(first, pixels, tmp_path / "run", *short)
+    assert run(words, tmp_path).returncode == 0
+    for name in ("models/tiny", "models/tiny/", str(second)):
+        done = run([word.replace(f"base={first}", f"base={name}") for word in words], tmp_path)
+        assert "already finished with these settings" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_long_strip_fails_alone(base: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (900, 6)).save(tmp_path / "strip.png")
+    captioner = load_captioner(str(base), "cpu")
+    strip = tmp_path / "strip.png"
+    first, second = captioner.batch([(strip, strip), EXAMPLES], errors="return")
+    assert isinstance(first, DiffcapError) and "ratio" in str(first) and not isinstance(second, DiffcapError)
 
 
 def test_what_does_not_fit_is_one_sentence(base: Path, trained: Path, pixels: Path, tmp_path: Path) -> None:

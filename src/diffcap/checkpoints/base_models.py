@@ -21,6 +21,7 @@ SUPPORTED = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "idefics3", "internvl", "llava
 
 INDEX = f"{WEIGHTS}.index.json"  # of weights in several files ("shards")
 README = "README.md"
+ADAPTER = "adapter_config.json"  # of PEFT; transformers applies the adapter of a folder that has one
 # Files beside the weights that transformers reads (configurations, tokenizer, chat template), and the licence.
 _SMALL_FILES = ["*.json", "*.txt", "*.jinja", "*.model", README, "LICENSE*"]
 _MIB = 1 << 20
@@ -31,7 +32,7 @@ class BaseModel:
     """A base model whose files are on this machine.
 
     Attributes:
-        name: repository as user/name, or the folder, as given.
+        name: repository as user/name, or the absolute path of the folder.
         folder: folder with all files.
         revision: commit of the repository, 40 hexadecimal digits; None for a local folder.
         model_type: one of `SUPPORTED`.
@@ -52,6 +53,12 @@ def is_base_model(source: str | Path) -> bool:
     except (DiffcapError, OSError):
         return False
     return isinstance(config, dict) and "model_type" in config and "format" not in config
+
+
+def split_revision(source: str) -> tuple[str, str | None]:
+    """The name and the revision of `user/name@revision`; the revision is None if there is no "@"."""
+    name, _, revision = source.partition("@")
+    return name, revision or None
 
 
 def base_kind(name: str, revision: str | None = None) -> Literal["base", "diffcap"]:
@@ -80,15 +87,20 @@ def find_base(base: str, revision: str | None = None) -> BaseModel:
     finds the current commit of a branch; without network, the one that was current at the last request is used.
 
     Args:
-        base: a local folder, which is used as it is, or a repository on the Hub as user/name.
+        base: a local folder, which is used as it is, or a repository on the Hub as user/name or user/name@revision.
         revision: branch, tag or commit of the repository; None is the current commit. A local folder has none, and ignores it.
 
     Raises:
         DiffcapError: there is no such folder or repository, its type is not in `SUPPORTED`, files are missing or damaged, or
             the Hub refuses the request (for example, until the user has accepted the licence).
     """
-    folder, commit = Path(base), None
-    if not folder.is_dir():
+    folder, commit = Path(base).expanduser(), None
+    if folder.is_dir():
+        folder = folder.resolve()
+        base = str(folder)
+    else:
+        base, own = split_revision(base)
+        revision = revision or own
         if not is_name(base):
             raise DiffcapError(
                 f"{base}: neither a local folder nor the name of a repository on the Hub; give an existing folder or user/name."
@@ -99,6 +111,11 @@ def find_base(base: str, revision: str | None = None) -> BaseModel:
     model_type = _model_type(base, config)
     if commit is not None:
         _fetch_files(base, commit, folder)
+    if (folder / ADAPTER).is_file():
+        raise DiffcapError(
+            f"{base}: has an adapter ({ADAPTER}), which would change the model without notice; give the base model alone, or merge the "
+            "adapter into it."
+        )
     _check_weights(base, folder)
     return BaseModel(base, folder, commit, model_type, _licence(folder))
 
@@ -158,7 +175,7 @@ def _fetch_files(name: str, commit: str, folder: Path) -> None:
     from huggingface_hub import snapshot_download
 
     with hub_errors(name):
-        snapshot_download(name, revision=commit, allow_patterns=_SMALL_FILES, ignore_patterns=["*/*"])
+        snapshot_download(name, revision=commit, allow_patterns=_SMALL_FILES, ignore_patterns=["*/*", "adapter_*"])
     for file in _weight_files(folder):
         _fetch(name, file, commit)  # `_check_weights` reports missing ones
 

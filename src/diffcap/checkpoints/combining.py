@@ -106,17 +106,17 @@ def _quoted(word: str | None) -> str:
 
 
 def load_members(
-    paths: Sequence[str | Path], base: str | Path | None = None, prompt: str | None = None
+    paths: Sequence[str | Path], base: str | Path | None = None, prompt: str | None = None, **zero_shot_options: Any
 ) -> list[Checkpoint]:
     """Load the members of an ensemble. They may be of different methods, but must have the same token ids.
 
     Args:
-        paths, base, prompt: see `loading.load`.
+        paths, base, prompt, zero_shot_options: see `loading.load`.
 
     Raises:
         DiffcapError: a checkpoint cannot be loaded, or the words or special tokens of two vocabularies differ.
     """
-    members = [load(path, base, prompt) for path in paths]
+    members = [load(path, base, prompt, **zero_shot_options) for path in paths]
     first, names = members[0], [Path(path) for path in paths]
     for path, member in zip(names[1:], members[1:]):
         _check_words(names[0], first.vocabulary.words, path, member.vocabulary.words)

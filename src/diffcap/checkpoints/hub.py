@@ -208,7 +208,8 @@ def model_card(name: str, state: dict[str, Any], scores: Scores, images: Sequenc
 
     metadata, model_name = state["diffcap"], name.rpartition("/")[2]
     method, features = methods().get(metadata["method"]), metadata["features"]
-    base = (metadata.get("hyperparameters") or {}).get("base")
+    hyperparameters = metadata.get("hyperparameters") or {}
+    base = hyperparameters.get("base") if hyperparameters.get("revision") else None  # a local folder has none
     backbone = ", ".join(str(features[key]) for key in ("library", "network", "stage") if features.get(key))
     protocol = (scores.metrics or {}).get("protocol") or {}
     groups = _percentages(scores.metrics["groups"]) if scores.metrics else {}
@@ -232,7 +233,7 @@ def model_card(name: str, state: dict[str, Any], scores: Scores, images: Sequenc
         language="en",
         model_name=model_name,
         eval_results=results or None,
-        base_model=base if base and is_name(base) else None,
+        base_model=base,
     )
     card = ModelCard.from_template(
         card_data,

@@ -41,7 +41,9 @@ class Checkpoint(NamedTuple):
     metadata: dict[str, Any]
 
 
-def load(path: str | Path, base: str | Path | None = None, prompt: str | None = None) -> Checkpoint:
+def load(
+    path: str | Path, base: str | Path | None = None, prompt: str | None = None, **zero_shot_options: Any
+) -> Checkpoint:
     """Build the captioner of a fine-tuning checkpoint, or that of a vision-language model.
 
     Args:
@@ -49,13 +51,16 @@ def load(path: str | Path, base: str | Path | None = None, prompt: str | None = 
             a vision-language model, see `zero_shot`.
         base: folder or name of the base model of a checkpoint of METHOD=vlm, if it is not where the checkpoint says.
         prompt: question to a vision-language model; only without training.
+        zero_shot_options: other options of `zero_shot`; they have no effect on a trained captioner.
 
     Raises:
         DiffcapError: as `read_checkpoint`; the checkpoint belongs to a pre-training stage; its method is unknown; or its
             hyperparameters, weights, vocabulary and features do not fit together.
     """
     if names_base_model(path):
-        return zero_shot(path, prompt)
+        if base is not None:
+            raise DiffcapError(f"{path}: is a base model itself; remove --base.")
+        return zero_shot(path, prompt, **zero_shot_options)
     if prompt is not None:
         raise DiffcapError(
             f"{path}: was trained with its own prompt; --prompt is for vision-language models without training."
@@ -112,10 +117,15 @@ def _other_base(path: str | Path, spec: "CaptionerSpec", base: str | Path | None
         return {"base": str(base), "revision": None if Path(base).is_dir() else spec.arguments["revision"]}
     trained_on = spec.arguments["base"]
     if not Path(trained_on).is_dir() and not is_name(trained_on):
-        raise DiffcapError(
-            f"{path}: its base model {trained_on} is not on this machine; give its folder as --base FOLDER."
+        raise MissingBaseModel(
+            f"{path}: its base model {trained_on} is not on this machine; give its folder as --base FOLDER to diffcap caption, eval or "
+            "export."
         )
     return {}
+
+
+class MissingBaseModel(DiffcapError):
+    """The base model of a checkpoint is not where it was in training."""
 
 
 class Retriever(NamedTuple):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 import diffcap
-from diffcap.checkpoints.base_models import base_kind, base_sha256, find_base, is_base_model
+from diffcap.checkpoints.base_models import base_kind, is_base_model, split_revision
 from diffcap.checkpoints.hub import is_name
 from diffcap.checkpoints.reading import FORMAT
 
@@ -21,19 +21,26 @@ LONGEST_SIDE = 768
 
 def names_base_model(source: str | Path) -> bool:
     """Whether this is a folder of a base model, or the name of one on the Hub, instead of a captioner of diffcap."""
-    path = Path(source)
+    path = Path(source).expanduser()
     if path.exists():
         return path.is_dir() and is_base_model(path)
-    return isinstance(source, str) and path.suffix != ".ckpt" and is_name(source) and base_kind(source) == "base"
+    if not isinstance(source, str) or path.suffix == ".ckpt":
+        return False
+    name, revision = split_revision(source)
+    return is_name(name) and base_kind(name, revision) == "base"
 
 
-def zero_shot(source: str | Path, prompt: str | None = None) -> "Checkpoint":
+def zero_shot(
+    source: str | Path, prompt: str | None = None, sentences: int = 1, max_length: int = MAX_LENGTH
+) -> "Checkpoint":
     """The captioner of a base model.
 
     On CUDA its weights are bfloat16, elsewhere float32.
 
     Args:
-        source: folder, or user/name on the Hub. prompt: question about the two images; None: `vlm.PROMPT`.
+        source: folder, or user/name or user/name@revision on the Hub.
+        prompt: question about the two images; None: `vlm.PROMPT`.
+        sentences: number of sentences of an answer that are the caption. max_length: tokens of an answer.
 
     Raises:
         DiffcapError: the model cannot be fetched or loaded, or its type is not supported.
@@ -45,6 +52,7 @@ def zero_shot(source: str | Path, prompt: str | None = None) -> "Checkpoint":
         str(source),
         prompt=prompt or PROMPT,
         train="nothing",
+        sentences=sentences,
         dtype="bfloat16" if torch.cuda.is_available() else "float32",
     )
     features = {
@@ -62,7 +70,7 @@ def zero_shot(source: str | Path, prompt: str | None = None) -> "Checkpoint":
         "version": diffcap.__version__,
         "stage": STAGE,
         "method": "vlm",
-        "base": str(source),
+        "base": captioner.hyperparameters["base"],
         "revision": captioner.hyperparameters["revision"],
         "licence": captioner.licence,
         "prompt": captioner.hyperparameters["prompt"],
@@ -71,16 +79,10 @@ def zero_shot(source: str | Path, prompt: str | None = None) -> "Checkpoint":
         "tokenizer": "ptb",
         "step": 0,
     }
-    return Checkpoint(captioner.eval(), captioner.vocabulary, MAX_LENGTH, features, metadata)
+    return Checkpoint(captioner.eval(), captioner.vocabulary, max_length, features, metadata)
 
 
-def base_record(source: str | Path) -> dict[str, object]:
-    """The entry of a base model in metrics.json, instead of a checkpoint's."""
-    found = find_base(str(source))
-    return {
-        "base": found.name,
-        "revision": found.revision,
-        "stage": STAGE,
-        "step": 0,
-        "weights_sha256": base_sha256(found.folder),
-    }
+def base_record(checkpoint: "Checkpoint") -> dict[str, object]:
+    """The entry of a vision-language model without training in metrics.json, instead of a checkpoint's."""
+    entries = {name: checkpoint.metadata[name] for name in ("base", "revision", "licence", "stage", "step")}
+    return {**entries, "weights_sha256": checkpoint.captioner.hyperparameters["base_sha256"]}

@@ -28,6 +28,8 @@ def evaluate(
     pair_to_text: Literal["pairs", "captions"] = "pairs",
     base: str | None = None,
     prompt: str | None = None,
+    sentences: int = 1,
+    max_length: int | None = None,
 ) -> None:
     """Caption every pair of a split, score the captions by the dataset's protocol, print the table.
 
@@ -61,6 +63,8 @@ def evaluate(
             (authors' code), or captions, with equal ones at the worst rank.
         base: Folder of the base model of a checkpoint of METHOD=vlm, if it is not where the checkpoint says.
         prompt: Question to a vision-language model without training.
+        sentences: Number of sentences of its answer that are the caption.
+        max_length: Maximal number of tokens of its answer; 64 by default.
 
     Raises:
         DiffcapError: a file is missing or does not fit, a number is out of range, or no pair has a reference.
@@ -87,6 +91,7 @@ def evaluate(
     from diffcap.checkpoints.combining import load_members
     from diffcap.checkpoints.loading import downloaded
     from diffcap.checkpoints.reading import checkpoint_record
+    from diffcap.checkpoints.zero_shot import STAGE as ZERO_SHOT
     from diffcap.checkpoints.zero_shot import base_record, names_base_model
     from diffcap.evaluation.captions import ALL_METRICS, unavailable_metrics
     from diffcap.evaluation.coco import write_predictions, write_references
@@ -98,7 +103,16 @@ def evaluate(
     from diffcap.lit.stage_cli import hide_lightning_messages
     from diffcap.models.generation import check_search
     from diffcap.records import file_hash, read_dataset, take_changes, write_json
-    from diffcap.run_folder import GROUPS, METRICS, PREDICTIONS, REFERENCES, UNSCORED, check_finished, metrics_filename
+    from diffcap.run_folder import (
+        GROUPS,
+        METRICS,
+        PREDICTIONS,
+        REFERENCES,
+        UNSCORED,
+        check_finished,
+        main_process,
+        metrics_filename,
+    )
     from diffcap.utils.provenance import provenance
 
     hide_lightning_messages()
@@ -112,7 +126,8 @@ def evaluate(
     sources = [checkpoint, *(ensemble.split(",") if ensemble else [])]
     members = [source if names_base_model(source) else downloaded(source) for source in sources]
     check_finished(members)
-    trained, *others = load_members(members, base, prompt)
+    answer = {"sentences": sentences, **({"max_length": max_length} if max_length else {})}
+    trained, *others = load_members(members, base, prompt, **answer)
     if trained.metadata["dataset"] is None and (folder is None or features is None):
         raise DiffcapError(
             f"{checkpoint}: was trained on no dataset; give --folder and --features (a store of pixels)."
@@ -144,9 +159,16 @@ def evaluate(
         **({"prompt": trained.metadata["prompt"]} if "prompt" in trained.metadata else {}),
         manifest_sha256=dataset.info.get("manifest_sha256"),
         checkpoints=[
-            base_record(path) if names_base_model(path) else checkpoint_record(path, target) for path in members
+            base_record(member) if member.metadata["stage"] == ZERO_SHOT else checkpoint_record(path, target)
+            for member, path in zip([trained, *others], members)
         ],
     )
+    if trained.metadata["stage"] == ZERO_SHOT and main_process():
+        found = trained.metadata
+        print(
+            f"{found['base']}, {found['revision'] or 'a local folder'}, licence: {found['licence'] or 'not stated'}",
+            flush=True,
+        )
     target.mkdir(parents=True, exist_ok=True)
     captions = decode(
         trained,

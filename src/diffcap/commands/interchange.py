@@ -36,6 +36,8 @@ def run_export(
     from diffcap.checkpoints.exporting import export
 
     folder = out or checkpoint.with_name(f"{checkpoint.name.removesuffix('.ckpt')}-{form or 'exported'}")
+    if form is not None and folder.is_dir() and any(folder.iterdir()):
+        raise DiffcapError(f"--out {folder}: contains files; give a new folder.")
     _check_target(folder)
     if form is not None:
         from diffcap.checkpoints.vlm_exporting import export_vlm
@@ -83,10 +85,6 @@ def _check_target(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise DiffcapError(f"--out {folder}: is a file; give a folder.")
     found = list(folder.iterdir()) if folder.is_dir() else []
-    exported = (
-        "config.json",
-        "model.safetensors",
-        "adapter_config.json",
-    )  # only the second one if writing was interrupted
+    exported = "config.json", "model.safetensors"  # only the second one if writing was interrupted
     if found and not any((folder / name).is_file() for name in exported):
         raise DiffcapError(f"--out {folder}: contains other files ({found[0].name}); give a new folder.")

@@ -406,7 +406,7 @@ def _pin_base_model(config: Any, out: Path) -> None:
         revision = recorded.get("revision")
     found = find_base(base, revision)
     arguments.revision = config.data.base_revision = found.revision
-    config.data.base = base
+    arguments.base = config.data.base = found.name
     if main_process():
         print(f"base model {base}, {found.revision or 'a local folder'}, licence: {found.licence or 'not stated'}")
 
@@ -431,6 +431,7 @@ def hash_config(config: dict[str, Any]) -> str:
         inputs.append(_init_hash(Path(start)))
     if (base := hashed["data"].get("base")) and Path(base).is_dir():  # one of the Hub is known by its commit
         inputs.append(base_sha256(Path(base)))
+        hashed["data"]["base"] = hashed["model"]["captioner"]["init_args"]["base"] = None  # it may be moved
     hashed["inputs"] = inputs
     return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16]
 

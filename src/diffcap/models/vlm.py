@@ -53,6 +53,7 @@ class VLM(Captioner):
         checkpointing: compute activations a second time in the backward pass instead of storing them.
         image_kwargs: options of the image processor, such as {"max_pixels": 200704} (Qwen) or {"do_image_splitting": true}.
         difference: add `vlm_parts.Difference` behind the projector.
+        sentences: number of sentences of an answer that are the caption, if nothing is trained.
         base_sha256: hash of the base model, see `base_models.base_sha256`; another base is refused. None: any.
 
     Attributes:
@@ -87,6 +88,7 @@ class VLM(Captioner):
         checkpointing: bool = False,
         image_kwargs: dict[str, Any] | None = None,
         difference: bool = False,
+        sentences: int = 1,
         base_sha256: str | None = None,
     ) -> None:
         super().__init__()
@@ -94,6 +96,8 @@ class VLM(Captioner):
         from diffcap.checkpoints.base_models import base_sha256 as sha256_of
         from diffcap.checkpoints.base_models import find_base
 
+        if train == "lora" and lora_rank < 1:
+            raise DiffcapError(f"model.captioner.init_args.lora_rank is {lora_rank}; it must be at least 1.")
         if train == "all" and (dtype != "float32" or four_bit):
             raise DiffcapError(
                 "train: all needs dtype: float32 and no four_bit, because small updates of other types are lost; set "
@@ -106,17 +110,24 @@ class VLM(Captioner):
                 f"{found.name}: is not the base model that this captioner was trained on (its files differ); give the right one as "
                 "--base FOLDER."
             )
-        self.hyperparameters |= {"revision": found.revision, "base_sha256": sha256}
+        self.hyperparameters |= {"base": found.name, "revision": found.revision, "base_sha256": sha256}
         self.licence = found.licence
         self.processor = load_processor(found.folder)
         self.net: Any = _load_model(found.folder, dtype, four_bit)
         self._check_layers(found.name)
         known = type(self.processor.image_processor).valid_kwargs.__annotations__
         self.image_kwargs = {name: False for name in TILINGS if name in known} | (image_kwargs or {})
+        if difference and any(self.image_kwargs.get(name) for name in TILINGS):
+            raise DiffcapError(
+                "the difference module compares whole images; remove the option of image_kwargs that cuts tiles."
+            )
         self.template = read_chat_template(self.processor, prompt)
         self.bos_id, self.eos_id = self.template.bos_id, self.template.eos_id
-        self.extra_eos_id = self._second_eos()
-        self.vocabulary = HubVocabulary(self.processor.tokenizer, self.template, clean=train == "nothing")
+        self._more_eos_ids = self._other_eos_ids()
+        self.extra_eos_id = next(iter(self._more_eos_ids), None)
+        self.vocabulary = HubVocabulary(
+            self.processor.tokenizer, self.template, sentences if train == "nothing" else None
+        )
         self.vocabulary_layout = self.vocabulary.family
         config = self.net.config
         self.image_id: int = getattr(config, "image_token_id", None) or config.image_token_index
@@ -133,6 +144,7 @@ class VLM(Captioner):
         self._frozen = frozen_names(self.net, "net.")
         self.register_state_dict_post_hook(_remove_base)
         self.register_load_state_dict_post_hook(_expect_no_base)
+        self._check_image_kwargs()
         self.train()  # transformers loads models in evaluation mode, in which layers are not checkpointed
 
     @property
@@ -147,11 +159,29 @@ class VLM(Captioner):
                 f"{name}: its language model has {other[0]} layers, which have no keys and values; use a model with attention only."
             )
 
-    def _second_eos(self) -> int | None:
-        """An id of the generation settings that also ends an answer (Qwen: <|endoftext|>; Gemma: <eos>)."""
+    def _other_eos_ids(self) -> list[int]:
+        """Ids of the generation settings that also end an answer (Qwen: <|endoftext|>; Gemma: <eos>)."""
         ids = self.net.generation_config.eos_token_id
-        others = [number for number in (ids if isinstance(ids, list) else [ids]) if number not in (None, self.eos_id)]
-        return others[0] if others else None
+        return [number for number in (ids if isinstance(ids, list) else [ids]) if number not in (None, self.eos_id)]
+
+    def is_eos(self, tokens: Tensor) -> Tensor:
+        """See `Captioner.is_eos`."""
+        return torch.isin(tokens, torch.tensor([self.eos_id, *self._more_eos_ids], device=tokens.device))
+
+    def _check_image_kwargs(self) -> None:
+        """Process a pair of small images.
+
+        Raises:
+            DiffcapError: the image processor does not accept the options.
+        """
+        images = torch.zeros(1, 3, 64, 64, dtype=torch.uint8)
+        try:
+            self.inputs(images, images)
+        except Exception as error:  # of many types, by the processor
+            raise DiffcapError(
+                f"model.captioner.init_args.image_kwargs {self.image_kwargs} is not valid for this model "
+                f"({' '.join(str(error).split())[:200].rstrip('. ')}); correct it."
+            ) from None
 
     def train(self, mode: bool = True) -> "VLM":
         """Training mode for what is trained; a frozen base model stays in evaluation mode."""
@@ -165,6 +195,8 @@ class VLM(Captioner):
         before, after = _as_bytes(before), _as_bytes(after)
         if len(before) != len(after):  # scenes: each before image has two after images
             before = before.repeat(len(after) // len(before), 1, 1, 1)
+        if self.difference is not None:
+            self.difference.pairs = len(after)
         found = self.processor(
             text=[self.template.prompt] * len(after),
             images=[[first, second] for first, second in zip(before, after)],

@@ -23,7 +23,7 @@ PROJECTORS = re.compile(r"(^|\.)(merger|deepstack_merger_list|connector|multi_mo
 def prompt_cache(prompts: Sequence[KeyValues | None], words: list[KeyValues] | None = None) -> Any:
     """A key-value cache of transformers whose layers keep the prompt and the words apart.
 
-    Beam search reorders the words; the prompt is the same for all beams of a pair and is never copied.
+    Beam search reorders the words only; the prompt is the same for all beams of a pair.
 
     Args:
         prompts: keys and values of the prompt in each layer; None while the prompt itself is computed.
@@ -82,13 +82,13 @@ def choose_trained(model: Any, trained: Trained, rank: int, alpha: int, dropout:
         return model
     model.requires_grad_(False)
     if trained == "projector":
-        for name, part in model.named_modules():
-            if PROJECTORS.search(f"{name}."):
-                part.requires_grad_(True)
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise DiffcapError(f"{type(model).__name__}: no projector was found; train with trained: lora instead.")
-        for part in model.modules():
-            _compute_in_float32(part)
+        parts = model.named_modules()
+        inner = [name for name, part in parts if PROJECTORS.search(f"{name}.") and not isinstance(part, nn.ModuleList)]
+        outer = [name for name in inner if not any(name.startswith(f"{other}.") for other in inner)]
+        if not outer:
+            raise DiffcapError(f"{type(model).__name__}: no projector was found; use train: lora.")
+        for name in outer:
+            _train_in_float32(model.get_submodule(name))
     if trained != "lora":
         return model
     from peft import LoraConfig, get_peft_model
@@ -100,15 +100,18 @@ def choose_trained(model: Any, trained: Trained, rank: int, alpha: int, dropout:
         return get_peft_model(model, config)
 
 
-def _compute_in_float32(part: nn.Module) -> None:
-    """Keep a trained module's own parameters in float32, in which small updates are not lost, between layers of another type."""
-    own = [parameter for parameter in part.parameters(recurse=False) if parameter.requires_grad]
-    if not own or own[0].dtype == torch.float32:
+def _train_in_float32(part: nn.Module) -> None:
+    """Train a module in float32, in which small updates are not lost, between modules of another type."""
+    part.requires_grad_(True)
+    dtype = next(part.parameters()).dtype
+    if dtype == torch.float32:
         return
-    dtype = own[0].dtype
-    for parameter in own:
-        parameter.data = parameter.data.float()
-    part.register_forward_pre_hook(lambda _, inputs: tuple(value.float() for value in inputs))
+    part.float()
+    part.register_forward_pre_hook(
+        lambda _, inputs: tuple(
+            value.float() if isinstance(value, Tensor) and value.is_floating_point() else value for value in inputs
+        )
+    )
     part.register_forward_hook(lambda _, inputs, output: output.to(dtype))
 
 
@@ -131,12 +134,16 @@ class Difference(nn.Module):
 
     Args:
         width: of the tokens behind the projector.
+
+    Attributes:
+        pairs: number of pairs in the current batch, which `VLM.inputs` sets.
     """
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.mix = nn.Sequential(nn.Linear(2 * width, width), nn.GELU(), nn.Linear(width, width, bias=False))
         nn.init.zeros_(self.mix[2].weight)  # type: ignore[arg-type]
+        self.pairs = 0  # of the current batch
 
     def forward(self, before: Tensor, after: Tensor) -> Tensor:
         """Tokens (N, D) of both images to those of the after image."""
@@ -149,12 +156,23 @@ class Difference(nn.Module):
 
         def with_difference(*args: Any, **kwargs: Any) -> Any:
             output = image_features(*args, **kwargs)
-            images = list(output.pooler_output)  # (N, D) each
-            for number in range(0, len(images) - 1, 2):
-                if images[number].shape == images[number + 1].shape:
-                    images[number + 1] = self(images[number], images[number + 1])
-            is_stacked = isinstance(output.pooler_output, Tensor)
-            output.pooler_output = torch.stack(images) if is_stacked else tuple(images)
+            found = list(
+                output.pooler_output
+            )  # (N, D) each: of an image, or (SmolVLM, Idefics3) of both images of a pair
+            if len(found) == self.pairs:
+                changed = [
+                    torch.cat([before, self(before, after)]) for before, after in (both.chunk(2) for both in found)
+                ]
+            elif len(found) == 2 * self.pairs:
+                changed = [
+                    tokens for before, after in zip(found[::2], found[1::2]) for tokens in (before, self(before, after))
+                ]
+            else:
+                raise DiffcapError(
+                    f"the difference module needs one group of tokens per image, but {self.pairs} pairs have {len(found)}; set "
+                    "model.captioner.init_args.difference=false."
+                )
+            output.pooler_output = torch.stack(changed) if isinstance(output.pooler_output, Tensor) else tuple(changed)
             return output
 
         model.get_image_features = with_difference

@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from diffcap.checkpoints.combining import as_ensemble, load_members
-from diffcap.checkpoints.loading import Checkpoint
+from diffcap.checkpoints.loading import Checkpoint, MissingBaseModel
 from diffcap.features.store import FeatureStore
 from diffcap.models.captioner import Captioner
 from diffcap.pair_captioner import AttentionMaps, attention_of
@@ -67,7 +67,10 @@ def iter_attention(
     for path in paths:
         if not path.exists():
             return f"{path} is not there (any more)."
-    members = load_members(paths)
+    try:
+        members = load_members(paths)
+    except MissingBaseModel as error:
+        return str(error)
     for member in members:
         if type(member.captioner).attention is Captioner.attention:
             return f"{member.metadata['method']} has no attention maps."

@@ -5,13 +5,17 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from jinja2 import TemplateError
 
 from diffcap.utils.errors import DiffcapError
 
 HubLayout = "hub"
 _ANSWER = "ANSWER"
+_ABBREVIATIONS = r"\bMr\.)(?<!\bMs\.)(?<!\bDr\.)(?<!\bSt\.)(?<!\bvs\.)(?<!\bMrs\."
 _QUOTES = "\"'\u201c\u201d\u2018\u2019"
 
 
@@ -46,7 +50,7 @@ def read_chat_template(processor: Any, question: str) -> ChatTemplate:
     try:
         prompt = processor.apply_chat_template(user, add_generation_prompt=True, tokenize=False)
         dialogue = processor.apply_chat_template(user + answer, tokenize=False)
-    except ValueError as error:  # no template
+    except (ValueError, TemplateError) as error:  # no template, or one that refuses the dialogue
         raise DiffcapError(
             f"{name}: no usable chat template ({' '.join(str(error).split())[:120]}); use an instruction-tuned model."
         ) from None
@@ -64,7 +68,8 @@ class HubVocabulary:
 
     Args:
         tokenizer: of transformers. template: see `read_chat_template`.
-        clean: whether `decode` reduces free text to one sentence, see `clean_answer`; for models that were not fine-tuned.
+        sentences: `decode` reduces free text to this number of sentences, see `clean_answer`, for models that were not
+            fine-tuned; None: it does not.
 
     Attributes:
         words: empty, because the tokens come with the base model.
@@ -73,8 +78,8 @@ class HubVocabulary:
         unk, mask: None; the tokenizer encodes every text.
     """
 
-    def __init__(self, tokenizer: Any, template: ChatTemplate, clean: bool = False) -> None:
-        self.tokenizer, self.template, self.clean = tokenizer, template, clean
+    def __init__(self, tokenizer: Any, template: ChatTemplate, sentences: int | None = None) -> None:
+        self.tokenizer, self.template, self.sentences = tokenizer, template, sentences
         self.words: list[str] = []
         self.layout = HubLayout
         tokens = json.dumps([sorted(tokenizer.get_vocab().items()), template.bos_id, template.eos_id])
@@ -100,7 +105,7 @@ class HubVocabulary:
             ids: one sequence beginning with bos (integers or a 1-D tensor).
         """
         text = self._text(ids)
-        return clean_answer(text) if self.clean else " ".join(text.split())
+        return clean_answer(text, self.sentences) if self.sentences else " ".join(text.split())
 
     def decode_plain(self, ids: Iterable[int]) -> str:
         """`decode` without cleaning, so that each further id can only add to the text."""
@@ -113,20 +118,23 @@ class HubVocabulary:
         return str(self.tokenizer.decode(found, skip_special_tokens=True))
 
 
-def clean_answer(text: str) -> str:
-    """The first sentence of a model's free answer, without markup, quotation marks, a label or the final period.
+def clean_answer(text: str, sentences: int = 1) -> str:
+    """The first sentences of a model's free answer, without markup, list marks, quotation marks, a label or the final period.
 
-    Captions of all datasets here have one sentence, so that a longer answer would be scored for its length.
+    Headings, and lines that end with a colon, are left out if a text follows. The captions of most datasets have one sentence,
+    so that a longer answer would be scored for its length.
 
     Example:
-        >>> clean_answer('**Answer:** "The red cube is gone." It was on the left.')
+        >>> clean_answer('Here is the change:\\n1. **Answer:** "The red cube is gone." It was on the left.')
         'The red cube is gone'
     """
-    lines = [line.strip() for line in re.sub(r"[*_`#]+", "", text).splitlines()]
-    line = next((line for line in lines if line), "").lstrip(f"-\u2022 {_QUOTES}")
-    line = re.sub(r"^(answer|caption|change|difference|response)\s*:\s*", "", line, flags=re.IGNORECASE)
-    sentence = re.split(rf"(?<=[.!?])[{_QUOTES}]?\s+", line.strip(f" {_QUOTES}"))[0]
-    return " ".join(sentence.strip(f" .!{_QUOTES}").split())
+    text = re.sub(r"\*+|`+|(?<!\w)_+|_+(?!\w)", "", text)
+    lines = [line.strip() for line in text.splitlines() if line.strip(f"-\u2022 {_QUOTES}")]
+    content = [line for line in lines if not line.startswith("#") and not line.endswith(":")] or lines[-1:] or [""]
+    line = re.sub(r"^(?:#+\s*|[-\u2022]\s*|\d+[.)]\s+)+", "", content[0]).lstrip(f" {_QUOTES}")
+    line = re.sub(r"^(answer|caption|changes?|difference|response)\s*:\s*", "", line, flags=re.IGNORECASE)
+    parts = re.split(rf"(?<!{_ABBREVIATIONS})(?<=[.!?])[{_QUOTES}]?\s+(?=[{_QUOTES}]?[A-Z])", line.strip(f" {_QUOTES}"))
+    return " ".join(" ".join(parts[:sentences]).strip(f" .!:{_QUOTES}").split())
 
 
 def import_transformers() -> Any:
@@ -135,13 +143,14 @@ def import_transformers() -> Any:
     Raises:
         DiffcapError: it is not installed.
     """
-    try:
-        import transformers
-    except ImportError:
+    missing = [name for name in ("transformers", "peft", "accelerate", "num2words") if find_spec(name) is None]
+    if missing:
         raise DiffcapError(
-            "METHOD=vlm and the vision-language models of the Hub need more packages; install them with "
+            f"METHOD=vlm and the vision-language models of the Hub need {', '.join(missing)}; install the packages with "
             "`pip install 'diffcap[vlm]'`."
-        ) from None
+        )
+    import transformers
+
     transformers.logging.set_verbosity_error()
     if not sys.stderr.isatty():
         transformers.logging.disable_progress_bar()
