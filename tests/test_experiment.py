@@ -14,6 +14,7 @@ from diffcap.experiment import Experiment, parse
 from diffcap.pipeline import run_stage
 from diffcap.stage_calls import stage_calls
 from diffcap.utils.errors import DiffcapError
+from diffcap.utils.settings import CONFIGS
 
 # ruff: noqa: F811
 
@@ -286,3 +287,22 @@ def test_the_config_of_a_run_takes_variables_on_the_command_line(trained: Path) 
     config = trained / "runs/blocks/scorer-rr/finetune/config.yaml"
     done = run([sys.executable, "-m", "diffcap", "finetune", "--config", str(config), "--run", "runs/again"], trained)
     assert done.returncode == 0 and (trained / "runs/again/finetune/finished.json").is_file(), done.stderr
+
+
+def test_a_base_model_adds_its_settings_and_names_the_run() -> None:
+    def names(**variables: str) -> list[str]:
+        return [
+            path.relative_to(CONFIGS).as_posix()
+            for path in Experiment(method="vlm", **variables).config_files("finetune")
+        ]
+
+    plain = names(dataset="birds2words", trainer="short")
+    small = names(dataset="birds2words", trainer="short", vlm="HuggingFaceTB/SmolVLM-256M-Instruct@abc")
+    added = "method/vlm/base/SmolVLM-256M-Instruct.yaml"
+    assert [name for name in small if name != added] == plain and small.index(added) > small.index(
+        "method/vlm/finetune.birds2words.yaml"
+    )
+    assert plain[-2:] == ["trainer/short.yaml", "method/vlm/trainer/short.yaml"]
+    assert names(vlm="models/other/") == names()
+    assert Experiment(method="vlm", vlm="models/other/").run == "runs/blocks/vlm-other"
+    assert Experiment(method="vlm", vlm="user/name@main").run == "runs/blocks/vlm-name"

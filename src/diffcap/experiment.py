@@ -138,7 +138,7 @@ class Experiment:
         self.seed, self.devices = str(int(self.seed)), str(int(self.devices))
         names = [
             self.method,
-            Path(self.vlm).name,
+            self.vlm_name,
             self.ablation,
             *self.extras,
             *([f"seed{self.seed}"] if self.seed != str(DEFAULT_SEED) else []),
@@ -194,6 +194,11 @@ class Experiment:
         value = getattr(self, name)
         if value not in known:
             raise DiffcapError(f"{name.upper()}={value} is unknown; give one of {', '.join(known)}.")
+
+    @property
+    def vlm_name(self) -> str:
+        """The last part of `vlm`, without a revision; empty without `vlm`."""
+        return Path(self.vlm.partition("@")[0]).name
 
     @property
     def extras(self) -> tuple[str, ...]:
@@ -278,6 +283,7 @@ class Experiment:
         1. trainer/default.yaml
         2. <stage>.yaml of the method
         3. for the dataset, then for each of `datasets`: dataset/<name>.yaml, then <stage>.<name>.yaml of the method
+           For a base model (VLM), base/<its name>.yaml of the method comes next.
         4. <stage>.offline.yaml of the method, for OFFLINE=yes
         5. the ablation's <name>.yaml and <name>.<stage>.yaml
         6. for the stage reinforce: reinforce/base.yaml and reinforce/<dataset>.yaml. In steps 2 to 5 this stage uses the files of
@@ -299,6 +305,8 @@ class Experiment:
         for name in (self.dataset, *datasets):
             dataset_folder = _folder_of(get_dataset(name).configs) or CONFIGS / "dataset"
             files += [dataset_folder / f"{name}.yaml", method_folder / f"{settings}.{name}.yaml"]
+        if self.vlm:
+            files.append(method_folder / f"base/{self.vlm_name}.yaml")
         if self._offline_settings:
             files.append(method_folder / f"{settings}.offline.yaml")
         if self.ablation:
