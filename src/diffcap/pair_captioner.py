@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from diffcap.checkpoints.base_models import origin
 from diffcap.checkpoints.combining import as_ensemble, load_members
 from diffcap.checkpoints.loading import Checkpoint
 from diffcap.checkpoints.zero_shot import STAGE as ZERO_SHOT
@@ -301,10 +302,10 @@ def _domain_note(members: Sequence[Checkpoint]) -> str | None:
     untrained = [member.metadata for member in members if member.metadata["stage"] == ZERO_SHOT]
     if not untrained:
         return None
-    revision = f" at commit {untrained[0]['revision']}" if untrained[0]["revision"] else ""
+    name = origin(*(untrained[0][key] for key in ("base", "revision", "licence")))
     return (
-        f"{untrained[0]['base']}{revision}, licence: {untrained[0]['licence'] or 'not stated'}. It was not trained to compare images: "
-        "its captions may describe changes that are not there, and its probabilities say little about that."
+        f"{name}. It was not trained to compare images: its captions may describe changes that are not there, and its "
+        "probabilities say little about that."
     )
 
 

@@ -92,7 +92,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def read_config_hash(out: Path) -> str | None:
-    """Read the configuration hash of a training (`lit.run.hash_config`); None if identity.json is missing or damaged."""
+    """Read the configuration hash of a training (`lit.config_hash.hash_config`); None if identity.json is missing or damaged."""
     config_hash = _read_object(out / IDENTITY).get("identity")
     return config_hash if isinstance(config_hash, str) else None
 

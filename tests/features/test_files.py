@@ -17,7 +17,7 @@ from diffcap.features.backbones import build_backbone
 from diffcap.features.files import write_file_store
 from diffcap.features.images import image_stamps, load_image, unique_images
 from diffcap.features.store import SUMS, FeatureStore, StoreWriter
-from diffcap.lit.run import hash_config
+from diffcap.lit.config_hash import hash_config
 from diffcap.records import ChangePair, Dataset, read_dataset, write_dataset
 from diffcap.report.baselines import baseline_captions
 from diffcap.utils.errors import DiffcapError

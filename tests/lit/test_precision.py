@@ -13,8 +13,8 @@ from tests.commands import command, in_process
 from tests.toy import write_toy
 
 from diffcap.lit import precision
+from diffcap.lit.config_hash import hash_config
 from diffcap.lit.precision import cpu_has_bfloat16, set_precision
-from diffcap.lit.run import hash_config
 from diffcap.utils.errors import DiffcapError
 
 

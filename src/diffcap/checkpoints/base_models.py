@@ -45,6 +45,16 @@ class BaseModel:
     model_type: str
     licence: str | None
 
+    @property
+    def origin(self) -> str:
+        """Name, commit and licence, for messages."""
+        return origin(self.name, self.revision, self.licence)
+
+
+def origin(name: str, revision: str | None, licence: str | None) -> str:
+    """Name, commit and licence of a base model, for messages."""
+    return f"{name}{f' at commit {revision}' if revision else ''}, licence: {licence or 'not stated'}"
+
 
 def is_base_model(source: str | Path) -> bool:
     """Whether this is a local folder of a base model, of any type, as opposed to an exported captioner of diffcap."""

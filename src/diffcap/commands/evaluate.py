@@ -88,6 +88,7 @@ def evaluate(
             checkpoint, out, folder, features, split, changes, batch_size, limit, devices, accelerator, pair_to_text
         )
         return
+    from diffcap.checkpoints.base_models import origin
     from diffcap.checkpoints.combining import load_members
     from diffcap.checkpoints.loading import downloaded
     from diffcap.checkpoints.reading import checkpoint_record
@@ -164,11 +165,7 @@ def evaluate(
         ],
     )
     if trained.metadata["stage"] == ZERO_SHOT and main_process():
-        found = trained.metadata
-        print(
-            f"{found['base']}, {found['revision'] or 'a local folder'}, licence: {found['licence'] or 'not stated'}",
-            flush=True,
-        )
+        print(origin(*(trained.metadata[name] for name in ("base", "revision", "licence"))), flush=True)
     target.mkdir(parents=True, exist_ok=True)
     captions = decode(
         trained,

@@ -6,7 +6,6 @@ size and hash of the resulting checkpoint; Make checks that this file exists.
 """
 
 import argparse
-import hashlib
 import io
 import json
 import math
@@ -25,15 +24,15 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMon
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from diffcap.checkpoints.base_models import base_sha256, find_base
-from diffcap.checkpoints.reading import read_checkpoint, weights_hash
+from diffcap.checkpoints.base_models import find_base
+from diffcap.checkpoints.reading import read_checkpoint
 from diffcap.data.workers import explain_lost_workers
 from diffcap.evaluation.tables import validation_line
-from diffcap.features.store import SUMS
+from diffcap.lit.config_hash import check_init_from, hash_config
 from diffcap.lit.precision import MatmulPrecision, set_precision
 from diffcap.lit.schedules import in_steps
 from diffcap.lit.stage_cli import StageCLI
-from diffcap.records import file_hash, write_json
+from diffcap.records import write_json
 from diffcap.run_folder import (
     BEST,
     CONFIGURATION,
@@ -50,26 +49,12 @@ from diffcap.run_folder import (
     is_finished,
     main_process,
     read_config_hash,
-    read_stage,
     stage_lock,
 )
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
 from diffcap.utils.provenance import provenance
 from diffcap.utils.settings import get_config_value
-
-# Keys that are ignored when a run is matched for resuming.
-HASH_EXCLUDED_KEYS = (
-    "trainer.devices", "trainer.accelerator", "trainer.strategy", "trainer.num_nodes", "trainer.enable_progress_bar",
-    "data.num_workers", "run.logger", "run.project", "run.keep_last_k", "run.dataset", "run.method", "run.ablation",
-    "run.preset", "run.force_bf16", "config",
-)  # fmt: skip
-
-
-# Keys that earlier versions did not have, and the values with which they change nothing: these values are not hashed either, so that
-# runs of earlier versions can be resumed.
-LATER_KEYS = {"model.half_precision_clip": False, "model.init_without": None, "run.matmul_precision": None,
-    "data.base": None, "data.base_revision": None}  # fmt: skip
 
 
 @dataclass
@@ -274,7 +259,7 @@ class TrainingCLI(StageCLI):
         if self.resume_from:
             _check_resumable(last)
         if start := config["model"].get("init_from"):
-            _check_init_from(Path(start))
+            check_init_from(Path(start))
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Build the trainer with the run's callbacks and loggers."""
@@ -408,81 +393,7 @@ def _pin_base_model(config: Any, out: Path) -> None:
     arguments.revision = config.data.base_revision = found.revision
     arguments.base = config.data.base = found.name
     if main_process():
-        print(f"base model {base}, {found.revision or 'a local folder'}, licence: {found.licence or 'not stated'}")
-
-
-def hash_config(config: dict[str, Any]) -> str:
-    """Hash a resolved configuration without `HASH_EXCLUDED_KEYS`, together with the input files that it names."""
-    hashed = json.loads(json.dumps(config))
-    for path, default in LATER_KEYS.items():
-        group, key = path.split(".")
-        if hashed.get(group, {}).get(key, default) == default:
-            hashed.get(group, {}).pop(key, None)
-    for path in HASH_EXCLUDED_KEYS:
-        *groups, key = path.split(".")
-        mapping = hashed
-        for group in groups:
-            mapping = mapping.get(group) or {}
-        mapping.pop(key, None)
-    inputs: list[str | None] = [file_hash(path) for path in _input_files(hashed["data"]) if path.is_file()]
-    if (clip := hashed["model"].get("clip_weights")) and Path(clip).is_file():
-        inputs.append(file_hash(Path(clip)))
-    if start := hashed["model"].get("init_from"):
-        inputs.append(_init_hash(Path(start)))
-    if (base := hashed["data"].get("base")) and Path(base).is_dir():  # one of the Hub is known by its commit
-        inputs.append(base_sha256(Path(base)))
-        hashed["data"]["base"] = hashed["model"]["captioner"]["init_args"]["base"] = None  # it may be moved
-    hashed["inputs"] = inputs
-    return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _init_hash(checkpoint: Path) -> str | None:
-    """Hash of the initial checkpoint: the configuration hash of its run, or the hash of its weights if it is of no run.
-
-    The hash of the file would change with the training time, which the checkpoint contains.
-    """
-    if checkpoint.name in (BEST, LAST) and checkpoint.with_name(IDENTITY).is_file():
-        config_hash = read_config_hash(checkpoint.parent)
-        if config_hash is None:
-            _check_init_from(checkpoint)
-        return config_hash
-    return weights_hash(read_checkpoint(checkpoint)) if checkpoint.exists() else None
-
-
-def _input_files(data: dict[str, Any]) -> list[Path]:
-    """The files that identify a stage's data: statistics and features of its datasets, and their negatives."""
-
-    def dataset_files(folder: Path) -> list[Path]:
-        store = folder / "features" / data["features"]
-        return [folder / "dataset.json", store / "meta.json", store / SUMS]
-
-    folder = Path(data["folder"])
-    inputs = dataset_files(folder)
-    if "tasks" in data:
-        inputs.append(Path(data.get("negatives") or folder / "negatives.jsonl"))
-    for name in ("singles", "labelled"):
-        inputs += dataset_files(Path(data[name])) if data.get(name) else []
-    if data.get("singles"):
-        inputs.append(Path(data["singles"]) / "negatives.jsonl")
-    return inputs + [Path(other) / "dataset.json" for other in data.get("vocabulary_with") or []]
-
-
-def _check_init_from(checkpoint: Path) -> None:
-    """Check the training whose checkpoint is `model.init_from`; the model itself checks the checkpoint file.
-
-    Raises:
-        DiffcapError: finished.json does not describe the checkpoint in the folder; the message has the command that trains
-            the stage again.
-    """
-    out = checkpoint.parent
-    if checkpoint.name not in (BEST, LAST) or not (out / IDENTITY).is_file():  # the checkpoint belongs to no run
-        return
-    fault = find_fault(out)
-    if not fault and not is_finished(out):
-        fault = f"{FINISHED} is damaged" if (out / FINISHED).exists() else "its training is not finished"
-    if fault:
-        command = shlex.join([sys.executable, "-m", "diffcap", read_stage(out), "--config", str(out / CONFIGURATION)])
-        raise DiffcapError(f"{out}: {fault}; train that stage with `{command}`, then run this command again.")
+        print(f"base model {found.origin}")
 
 
 def _check_resumable(last: Path) -> None:

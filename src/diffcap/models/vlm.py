@@ -183,13 +183,6 @@ class VLM(Captioner):
                 f"({' '.join(str(error).split())[:200].rstrip('. ')}); correct it."
             ) from None
 
-    def train(self, mode: bool = True) -> "VLM":
-        """Training mode for what is trained; a frozen base model stays in evaluation mode."""
-        super().train(mode)
-        if mode and self.hyperparameters["train"] in ("nothing", "projector"):
-            self.net.eval()
-        return self
-
     def inputs(self, before: Any, after: Any) -> dict[str, Tensor]:
         """The prompt of every pair with its pixels; shorter prompts of smaller images are padded on the left."""
         before, after = _as_bytes(before), _as_bytes(after)

@@ -11,7 +11,7 @@ class Cell:
     """One number of a table.
 
     Attributes:
-        text: score x 100, or seconds, and the footnote mark if the number has one; an empty string if there is no number.
+        text: score x 100, or seconds, with the footnote mark where it applies; empty without a number.
         std: its standard deviation over runs, in the same unit; empty if there is none.
         fraction: length of its bar, or its shade, from 0 to 1.
         best: whether it is the highest score of its column.
