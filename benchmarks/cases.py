@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from forms import EveryLayerSCORER, TokensCLIP4IDC, dense_matching, uncached
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from diffcap.data.datamodules import CaptionData
 from diffcap.features.store import StoreWriter
@@ -281,24 +282,37 @@ def _classifier(model: Any) -> Any:
 
 
 class Timer:
-    """Seconds of a call: the median of `repeats`, after one that is not counted.
+    """Seconds of a call: the median of `repeats`, after one whose matrix products are counted.
 
     Attributes:
-        seconds: of every counted call.
+        seconds: of every timed call. gflop: of a call's matrix products and convolutions, a multiplication and an addition each.
     """
 
     def __init__(self, repeats: int) -> None:
-        self.repeats, self.seconds = repeats, [0.0]
+        self.repeats, self.seconds, self.gflop = repeats, [0.0], 0.0
 
     def __call__(self, call: Callable[[], Any]) -> float:
         """Run and time it."""
         self.seconds = []
-        for _ in range(1 + self.repeats):
+        with FlopCounterMode(display=False) as counter:
+            call()
+        self.gflop = counter.get_total_flops() / 1e9
+        for _ in range(self.repeats):
             start = time.perf_counter()
             call()
             self.seconds.append(time.perf_counter() - start)
-        self.seconds = self.seconds[1:]
         return median(self.seconds)
+
+
+def product_gflops(precision: str) -> float:
+    """GFLOP/s of a large matrix product on this machine, the best of five."""
+    size, seconds = 2048, []
+    left, right = (torch.randn(size, size, dtype=torch.bfloat16 if precision == "bf16" else None) for _ in range(2))
+    for _ in range(6):
+        start = time.perf_counter()
+        left @ right
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / 1e9 / min(seconds[1:])
 
 
 def peak_mb() -> float:
@@ -316,7 +330,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         items_per_s, seconds (of every repeat), peak_mb, libraries_mb (the peak before anything was made), threads,
-        sizes, and `check` or `words`, which do not depend on the form.
+        sizes, gflop and product_gflops (see `Timer` and `product_gflops`), and `check` or `words`, which do not depend on the form.
     """
     libraries = peak_mb()
     if case["threads"]:
@@ -335,7 +349,15 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     else:
         result = decoding(method, form, batch, sizes, timed, case["kind"] == "captioning")
     memory = {"peak_mb": peak_mb(), "libraries_mb": libraries}
-    return {**result, "seconds": timed.seconds, **memory, "threads": torch.get_num_threads(), "sizes": asdict(sizes)}
+    products = {"gflop": timed.gflop, "product_gflops": product_gflops(case["precision"])}
+    return {
+        **result,
+        "seconds": timed.seconds,
+        **memory,
+        **products,
+        "threads": torch.get_num_threads(),
+        "sizes": asdict(sizes),
+    }
 
 
 if __name__ == "__main__":
