@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -142,4 +143,104 @@ def write_pcl_lines(folder: Path, train: list[int], val: list[int], test: list[i
             for kind, output in (("semantic", [f"the cube {n} turned red"]), ("nonsemantic", ["nothing changed"]))
         ]
         write_lines(folder / f"{split}.json", rows)
+    return folder
+
+
+# The captions of every pair without change in LEVIR-CC and WHU-CDC, in this order.
+NO_CHANGE_FIVE = (
+    "there is no difference", "the two scenes seem identical", "the scene is the same as before", "no change has occurred",
+    "almost nothing has changed",
+)  # fmt: skip
+
+
+def karpathy_entry(split: str, name: str, captions: Iterable[str], flag: int | None = None) -> dict[str, Any]:
+    """An entry of LEVIR-CC's JSON file."""
+    rows = [
+        {"tokens": text.split(" "), "raw": f" {text} .", "imgid": 0, "sentid": n} for n, text in enumerate(captions)
+    ]
+    flags = {} if flag is None else {"changeflag": flag}
+    head = {"filepath": split, "filename": name, "imgid": 0}
+    return {**head, "sentences": rows, "split": split, **flags, "sentids": list(range(len(rows)))}
+
+
+def write_mask(path: Path, value: int) -> None:
+    """A mask of three equal channels, with `value` in one corner."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    mask = Image.new("RGB", (24, 16))
+    mask.putpixel((0, 0), (value, value, value))
+    mask.save(path)
+
+
+def levir_entries(numbers: dict[str, list[int]], flags: bool = True) -> list[dict[str, Any]]:
+    """Entries of LEVIR-CC, or of WHU-CDC: changes for even numbers, no change for odd ones; five captions a pair."""
+    return [
+        karpathy_entry(
+            split,
+            f"{split}_{n:06d}.png",
+            NO_CHANGE_FIVE
+            if n % 2
+            else [f"{text} {n}" for text in ("a road is built", "houses appear", "road's end", "a villa", "a villa")],
+            (1 - n % 2) if flags else None,
+        )
+        for split, group in numbers.items()
+        for n in group
+    ]
+
+
+def write_levir(
+    folder: Path,
+    numbers: dict[str, list[int]],
+    flags: bool = True,
+    masks: bool = False,
+    name: str = "LevirCCcaptions.json",
+) -> Path:
+    """LEVIR-CC; with masks LEVIR-MCI or, by its name, WHU-CDC. The masks fit the flags."""
+    write_json(folder / name, {"images": levir_entries(numbers, flags)})
+    for split, group in numbers.items():
+        for n in group:
+            for number, side in enumerate("AB"):
+                write_image(folder / f"images/{split}/{side}/{split}_{n:06d}.png", n + number)
+            if masks:
+                write_mask(folder / f"images/{split}/label/{split}_{n:06d}.png", 0 if n % 2 else (128, 255)[n % 4 // 2])
+    return folder
+
+
+def write_second_cc(folder: Path) -> Path:
+    """SECOND-CC: two training pairs, one of them with an augmented view, and one pair in val and in test."""
+    unchanged = [*NO_CHANGE_FIVE[:3], "no change is occurred", "almost nothing is changed"]
+    names = {"train": ["00003", "00003_random_augment_1", "00017"], "val": ["00021"], "test": ["00040"]}
+    entries = [
+        karpathy_entry(
+            split, f"{name}.png", unchanged if "17" in name else ["a lake has dried"] * 5, int("17" not in name)
+        )
+        for split, group in names.items()
+        for name in group
+    ]
+    write_json(folder / "SECOND-CC-AUG.json", {"images": entries})
+    for entry in entries:
+        for number, side in enumerate("AB"):
+            write_image(folder / entry["split"] / "rgb" / side / entry["filename"], number)
+            write_image(folder / entry["split"] / "sem" / side / entry["filename"], number)
+    return folder
+
+
+def write_dubai_cc(folder: Path) -> Path:
+    """Dubai-CC: three JSON files without flags and tokens, and 50 x 50 tiles."""
+    rows = {
+        "Train": {
+            "0_0.tif": ["A new road was built.", "Houses appear in the desert."],
+            "0_50.tif": ["Nothing has changed."] * 2,
+        },
+        "Validation": {"50_0.tif": ["An island appears near the coast.", "New island."]},
+        "Test": {
+            "50_50.tif": ["No changes in this area.", "A very small road may be new."],
+            "50_100.tif": ["A lake dried up."],
+        },
+    }
+    for split, tiles in rows.items():
+        images = [{"filename": name, "sentences": [{"raw": text} for text in texts]} for name, texts in tiles.items()]
+        write_json(folder / f"description_jsontr_te_val/{split}_Dubai_CC.json", {"images": images})
+        for name in tiles:
+            for year in (2000, 2010):
+                write_image(folder / f"imgs_tiles/RGB/500_{year}/{name}", year, (50, 50))
     return folder

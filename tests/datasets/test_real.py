@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from diffcap.datasets import describe, read_pairs
+from diffcap.datasets.no_change import is_no_change
 from diffcap.records import SPLITS, ChangePair, take_changes
 from diffcap.text.vocabulary import build_vocabulary, tokenize_rcc
 
@@ -41,6 +42,14 @@ def words(pairs: list[ChangePair], min_count: int) -> int:
 def longest(pairs: list[ChangePair]) -> int:
     """Positions that the longest caption of all splits needs, START and END included."""
     return 2 + max(len(tokenize_rcc(caption)) for pair in pairs for caption in pair.captions)
+
+
+def changes(pairs: list[ChangePair]) -> dict[str, int]:
+    return {split: sum(pair.split == split and not pair.is_distractor for pair in pairs) for split in SPLITS}
+
+
+def captions_by_split(pairs: list[ChangePair]) -> dict[str, list[str]]:
+    return {split: [text for pair in pairs if pair.split == split for text in pair.captions] for split in SPLITS}
 
 
 def test_spot_the_diff(real: Path) -> None:
@@ -97,3 +106,44 @@ def test_clevr_change_part(real: Path) -> None:
     folder = folder_of(real, "clevr_change")
     official = describe("clevr_change", read_pairs("clevr_change", folder), folder)["official"]
     assert official["splits"]["train"] == [12, 33_830] and official["state"] == "part"
+
+
+@pytest.mark.parametrize("name", ["levir_cc", "levir_mci"])
+def test_levir_cc(real: Path, name: str) -> None:
+    folder = folder_of(real, name)
+    pairs = read_pairs(name, folder)
+    assert counts(pairs) == {"train": (6_815, 34_075), "val": (1_333, 6_665), "test": (1_929, 9_645)}
+    assert changes(pairs) == {"train": 3_407, "val": 667, "test": 964}
+    output = describe(name, pairs, folder)
+    assert output["official"]["state"] == "whole"
+    assert sum(len(set(pair.captions)) < 5 for pair in pairs) == 77
+    assert len({caption for pair in pairs for caption in pair.captions}) == 19_266
+    train = [caption.split(" ") for caption in captions_by_split(pairs)["train"]]
+    sizes = [4 + len(build_vocabulary(train, least).words) for least in (1, 2, 3, 4, 5, 6)]  # with four special tokens
+    assert sizes == [859, 638, 529, 472, 436, 404]
+    longest_words = {
+        split: max(len(text.split()) for text in texts) for split, texts in captions_by_split(pairs).items()
+    }
+    assert longest_words == {"train": 39, "val": 30, "test": 28}
+    assert all(all(map(is_no_change, pair.captions)) for pair in pairs if pair.is_distractor)
+    assert not any(any(map(is_no_change, pair.captions)) for pair in pairs if not pair.is_distractor)
+
+
+def test_whu_cdc(real: Path) -> None:
+    folder = folder_of(real, "whu_cdc")
+    pairs = read_pairs("whu_cdc", folder)
+    assert counts(pairs) == {"train": (5_947, 29_735), "val": (743, 3_715), "test": (744, 3_720)}
+    assert describe("whu_cdc", pairs, folder)["official"]["state"] == "whole"
+
+
+def test_second_cc(real: Path) -> None:
+    pairs = read_pairs("second_cc", folder_of(real, "second_cc"))
+    assert len(pairs) == 6_041 and sum(len(pair.captions) for pair in pairs) == 30_205
+    assert counts(pairs)["test"][0] == 1_227  # from another repository
+
+
+def test_dubai_cc(real: Path) -> None:
+    folder = folder_of(real, "dubai_cc")
+    pairs = read_pairs("dubai_cc", folder)
+    assert counts(pairs) == {"train": (300, 1_500), "val": (50, 250), "test": (150, 750)}
+    assert describe("dubai_cc", pairs, folder)["official"]["state"] == "whole"

@@ -28,14 +28,15 @@ def prepare(
     images: int | None = None,
     seed: int | None = None,
     jitter: float | None = None,
+    augmented: bool = False,
     fetch: FetchSettings = FETCH,
 ) -> None:
     """Write the manifest of a dataset, and dataset.json with its counts.
 
     Args:
-        dataset: clevr_change, clevr_dc, spot_the_diff, image_editing_request, birds2words, blocks (rendered here); for
-            pre-training cub, nabirds, or their rendered substitutes blocks_cub and blocks_nabirds; or any other name for your
-            own pairs.jsonl.
+        dataset: clevr_change, clevr_dc, spot_the_diff, image_editing_request, birds2words, levir_cc, levir_mci, whu_cdc,
+            second_cc, dubai_cc, blocks and tiles (rendered here); for pre-training cub, nabirds, or their rendered substitutes blocks_cub
+            and blocks_nabirds; or any other name for your own pairs.jsonl or JSON file.
         source: Folder with the dataset's files; by default they are downloaded if their licence allows it. Not for rendered
             datasets.
         out: Output folder; data/<dataset> by default.
@@ -44,10 +45,11 @@ def prepare(
         check: Decode every image completely (results are stored for the next run), or only check that the file exists.
         captions_only: Check no image. The manifest then serves the stages that read captions only (negatives, vocabulary), and
             dataset.json records it.
-        pairs: blocks only: number of pairs to render, half of them changes and half distractors; 6000 by default.
+        pairs: blocks and tiles only: number of pairs to render, half of them without a change; 6000 by default.
         images: blocks_cub and blocks_nabirds only: number of images to render; 4000 and 3840 by default.
         seed: Rendered datasets only: seed of scenes, captions and splits; 0 by default.
         jitter: Rendered datasets only: variation of camera and light; 0 is none, 1 (default) is about that of CLEVR-Change.
+        augmented: second_cc only: keep the augmented views of the training pairs, to train as its authors do.
         fetch: Options of the download.
 
     Raises:
@@ -74,7 +76,7 @@ def prepare(
     else:
         root = Path(source)
     try:
-        records = read_pairs(dataset, root)
+        records = read_pairs(dataset, root, augmented)
         describe(dataset, records, root)  # refuses wrong files before the images are checked
     except DiffcapError as error:
         if not rendered:
@@ -86,7 +88,7 @@ def prepare(
         (folder / "problems.txt").unlink(missing_ok=True)
     else:
         records, skipped = _check(records, root, folder, missing, check, gone, rendered)
-    settings = {"missing": missing, "check": check, **render}
+    settings = {"missing": missing, "check": check, **({"augmented": True} if augmented else {}), **render}
     notes = {
         "captions_only": captions_only,
         "skipped": skipped,
@@ -139,7 +141,7 @@ def _fetch(
         near = difflib.get_close_matches(dataset, known, n=1)
         raise DiffcapError(
             f"DATASET={dataset} is unknown{f', did you mean {near[0]}' if near else ''}; known datasets: {', '.join(known)}. For "
-            "your own dataset give DATA=<folder with pairs.jsonl>."
+            "your own dataset give DATA=<folder with pairs.jsonl, or a JSON file of images>."
         )
     return fetch(dataset, folder, sources, settings, captions_only, incomplete=missing == "skip")
 
@@ -200,7 +202,8 @@ def _show(dataset: Dataset, folder: Path) -> None:
     table = Table(title=f"{dataset.name}: {folder / 'manifest.jsonl'}", title_justify="left")
     single = all(pair.after is None for pair in dataset.pairs)
     records, record = ("images", "image") if single else ("pairs", "pair")
-    for column in ("split", records, "distractors", "captions", "change types"):
+    unchanged = "no change" if any(pair.group == "no_change" for pair in dataset.pairs) else "distractors"
+    for column in ("split", records, unchanged, "captions", "change types"):
         table.add_column(column, justify="left" if column in ("split", "change types") else "right")
     for split in SPLITS:
         row = dataset.info["splits"][split]

@@ -37,7 +37,8 @@ def evaluate(
 
     Pairs without references are captioned in predictions-unscored.json and excluded from the scores.
 
-    If the protocol's tokens are raw (IDC-PCL on Birds-to-Words), metrics-ptb.json has the scores with PTB tokens.
+    If the protocol's tokens are raw (IDC-PCL on Birds-to-Words), metrics-ptb.json has the scores with PTB tokens. For the datasets of
+    remote-sensing change captioning, metrics.json also has the scores of the protocol levir_cc, in "id_tokens".
 
     Args:
         checkpoint: best.ckpt of the finetune or reinforce stage; or a vision-language model without training: its folder, or user/name
@@ -94,12 +95,14 @@ def evaluate(
     from diffcap.checkpoints.reading import checkpoint_record
     from diffcap.checkpoints.zero_shot import STAGE as ZERO_SHOT
     from diffcap.checkpoints.zero_shot import base_record, names_base_model
+    from diffcap.datasets.registry import get_dataset
     from diffcap.evaluation.captions import ALL_METRICS, unavailable_metrics
     from diffcap.evaluation.coco import write_predictions, write_references
+    from diffcap.evaluation.levir_cc import levir_scoring
     from diffcap.evaluation.protocols import dataset_protocol, groups_of, remarks
     from diffcap.evaluation.protocols import evaluate as score
     from diffcap.evaluation.slots import ATTRIBUTES
-    from diffcap.evaluation.tables import metrics_table, print_table
+    from diffcap.evaluation.tables import metrics_table, print_scores, print_table
     from diffcap.lit.decoding import decode
     from diffcap.lit.stage_cli import hide_lightning_messages
     from diffcap.models.generation import check_search
@@ -196,13 +199,16 @@ def evaluate(
     write_references(target / REFERENCES, {pair.id: pair.captions for pair in scored_pairs})
     write_json(target / GROUPS, groups_of(scored_pairs))
     notes["files"] = {name: file_hash(target / name) for name in (PREDICTIONS, REFERENCES, GROUPS)}
+    spec = get_dataset(dataset.name).protocol
+    levir = levir_scoring(spec, dataset.pairs, trained.vocabulary) if spec else None
     results = {
-        kind: score(captions, scored_pairs, tokenizer=kind, metrics=names, protocol=protocol, provenance=notes)
+        kind: score(
+            captions, scored_pairs, tokenizer=kind, metrics=names, protocol=protocol, provenance=notes, levir=levir
+        )
         for kind in dict.fromkeys([first, "ptb"])
     }
     for kind, result in results.items():
-        title = f"{trained.metadata['method']} on {dataset.name} {split}, {scored_as}{kind} tokens"
-        print_table(metrics_table(result["groups"], title=title, pairs=result["protocol"]["pairs"]))
+        print_scores(result, f"{trained.metadata['method']} on {dataset.name} {split}, {scored_as}")
         if kind != first:
             write_json(target / metrics_filename(kind), result)
     if "slots" in results[first]:

@@ -60,6 +60,8 @@ def report(
         DiffcapError: a run is not evaluated, two runs have different protocols, a file is missing, or the ids in a predictions file
             are not those of the split.
     """
+    from diffcap.datasets.registry import get_dataset
+    from diffcap.evaluation.levir_cc import LevirScoring
     from diffcap.evaluation.protocols import evaluate_systems
     from diffcap.evaluation.tables import print_table
     from diffcap.features.store import FeatureStore
@@ -108,7 +110,11 @@ def report(
     store = FeatureStore.open(Path(folder) / "features" / features) if features else None
     rows, systems = {}, {}
     baseline_runs = baseline_captions(train, test, store)
-    results = evaluate_systems({**baseline_runs, **captions}, test, protocol["tokenizer"], protocol["metrics"])
+    spec = get_dataset(dataset.name).protocol
+    levir = LevirScoring(spec.no_change) if spec else None
+    results = evaluate_systems(
+        {**baseline_runs, **captions}, test, protocol["tokenizer"], protocol["metrics"], levir=levir
+    )
     for name, baseline in baseline_runs.items():
         rows[name] = {**score_row(results[name], baseline, test), "seconds": None, "steps": None}
         systems[name] = [baseline]

@@ -4,7 +4,8 @@ A reader is a module with one function, `read(folder) -> list[ChangePair]`: ever
 depends on the files' content alone, image paths relative to `folder`. It does not open the images; the data stage
 does (`diffcap.datasets.images`). A new dataset is a new file here and an entry in `registry`, and one in `official.OFFICIAL` where
 its authors say its sizes. A reader may also have `notes(pairs)`, sentences that the data stage says and keeps; `NOTES`, what
-`dataset.json` says of every such dataset; and `BLANK_CAPTIONS = True`, where the released files have empty captions that are scored.
+`dataset.json` says of every such dataset; `BLANK_CAPTIONS = True`, where the released files have empty captions that are scored;
+and `AUGMENTED = True`, where `read` has an option of this name that keeps the augmented training views.
 """
 
 from importlib import import_module
@@ -18,27 +19,30 @@ from diffcap.records import ChangePair, is_blank
 from diffcap.utils.errors import DiffcapError
 
 
-def read_pairs(dataset: str, folder: str | Path) -> list[ChangePair]:
+def read_pairs(dataset: str, folder: str | Path, augmented: bool = False) -> list[ChangePair]:
     """Read the official files of `dataset` in `folder`, and check what no dataset may break.
 
     Args:
-        dataset: a name in `registry.datasets()`, or any other name for one's own dataset (`diffcap.datasets.pairs`).
+        dataset: a name in `registry.datasets()`, or any other name for one's own dataset (`diffcap.datasets.own`).
         folder: where the dataset's files are.
+        augmented: whether to keep the augmented training views of a dataset that has them (SECOND-CC).
 
     Raises:
         DiffcapError: the folder or a file is missing or malformed, there is no pair, an id is duplicated, an image
-            lies outside the folder, or a training pair has no caption.
+            lies outside the folder, a training pair has no caption, or the dataset has no augmented views.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise DiffcapError(f"{folder}: no such folder; give the one that holds the files of {dataset}.")
-    if dataset not in datasets() and not (folder / "pairs.jsonl").is_file():
+    if dataset not in datasets() and not any((*folder.glob("pairs.jsonl"), *folder.glob("*.json"))):
         raise DiffcapError(
-            f"{folder}: no pairs.jsonl there, which one's own dataset needs; write one, or choose a dataset that has a "
-            f"reader ({', '.join(sorted(datasets()))})."
+            f"{folder}: no pairs.jsonl there, which one's own dataset needs, and no JSON file of images; write one, or choose a "
+            f"dataset that has a reader ({', '.join(sorted(datasets()))})."
         )
     reader = import_module(get_dataset(dataset).reader)
-    pairs: list[ChangePair] = reader.read(folder)
+    if augmented and not getattr(reader, "AUGMENTED", False):
+        raise DiffcapError(f"--augmented is for second_cc, and {dataset} has no augmented views; omit the option.")
+    pairs: list[ChangePair] = reader.read(folder, augmented=True) if augmented else reader.read(folder)
     _check(pairs, folder, getattr(reader, "BLANK_CAPTIONS", False))
     return pairs
 
@@ -72,7 +76,7 @@ def _check(pairs: list[ChangePair], folder: Path, blanks: bool) -> None:
                 f"{folder}: id {pair.id!r} is duplicated (in {seen[pair.id]} and {pair.split}); keep one of the two pairs."
             )
         seen[pair.id] = pair.split
-        for path in pair.images:
+        for path in (*pair.images, *([pair.extra["mask"]] if "mask" in pair.extra else [])):
             check_inside(path, f"{folder}, the pair {pair.id!r:.60}")
         if pair.split == "train" and not pair.captions and "class" not in pair.extra:
             raise DiffcapError(f"{folder}: the training pair {pair.id!r} has no caption; give it one or take it out.")

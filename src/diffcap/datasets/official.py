@@ -34,7 +34,8 @@ def _splits(train: int, val: int, test: int) -> dict[str, int]:
     return dict(zip(SPLITS, (train, val, test)))
 
 
-# Counted in the released split files (CLEVR-Change's also in its type_mapping.json).
+# Counted in the released split files (CLEVR-Change's also in its type_mapping.json); Dubai-CC's are from other papers' tables.
+# SECOND-CC's authors publish the sum of the splits only.
 OFFICIAL = {
     "clevr_change": Sizes(
         "scenes",
@@ -43,6 +44,10 @@ OFFICIAL = {
         types={"color": 7_958, "material": 7_963, "add": 7_966, "drop": 7_961, "move": 7_955},
     ),
     "clevr_dc": Sizes("pairs", _splits(40_800, 2_400, 4_800)),
+    "dubai_cc": Sizes("pairs", _splits(300, 50, 150)),
+    "levir_cc": Sizes("pairs", _splits(6_815, 1_333, 1_929)),
+    "levir_mci": Sizes("pairs", _splits(6_815, 1_333, 1_929)),
+    "whu_cdc": Sizes("pairs", _splits(5_947, 743, 744)),
     "spot_the_diff": Sizes("pairs", _splits(8_566, 1_493, 1_270)),
     "image_editing_request": Sizes("pairs", _splits(3_061, 383, 495)),
     "birds2words": Sizes("pairs", _splits(2_685, 325, 337)),  # a "part" if photos are no longer online

@@ -10,9 +10,11 @@ Optional keys:
 * `change_type`: any name except `RESERVED_CHANGE_TYPES`;
 * `is_distractor`: true if only the viewpoint or the light changed;
 * `viewpoint_iou` (a number) and `boxes` (`{"before": [x0, y0, x1, y1], "after": null}`, the changed object in pixels): used in
-  reports.
+  reports;
+* `mask`: path of an image of the changed pixels, 0 where nothing changed: used by `diffcap audit`.
 
-Other keys are copied to the manifest. Only `changed` is refused, because it describes an object of `blocks`.
+Other keys are copied to the manifest. Only two are refused: `changed`, which describes an object of `blocks`, and `changeflag`, for
+which there is `is_distractor`.
 
 Without `split`, every line needs a caption. About 80 % of the pairs become "train", 10 % "val" and 10 % "test" (at least one
 each), drawn with a fixed seed. Lines that share an image, directly or through other lines, get the same split, so that no test
@@ -171,6 +173,12 @@ def _check_known_keys(row: dict[str, Any], where: str) -> None:
     """Check the optional keys that evaluation and reports use."""
     if "changed" in row:
         raise DiffcapError(f'{where}: "changed" is reserved for the dataset blocks; rename that key.')
+    if "changeflag" in row:
+        raise DiffcapError(
+            f'{where}: "changeflag" is not a key of this format; write "is_distractor": true for no change.'
+        )
+    if "mask" in row:
+        row["mask"] = _image(row["mask"], "mask", where)
     if row.get("viewpoint_iou") is not None and not _is_number(row["viewpoint_iou"]):
         raise DiffcapError(
             f'{where}: "viewpoint_iou" must be a number, found {row["viewpoint_iou"]!r:.60}; fix or rename that key.'

@@ -1,4 +1,4 @@
-"""The datasets that diffcap knows, one `DatasetSpec` each; any other name is a user's own dataset with a `pairs.jsonl`.
+"""The datasets that diffcap knows, one `DatasetSpec` each; any other name is a user's own dataset (`diffcap.datasets.own`).
 
 Readers are import paths of modules, so that this module imports none of them.
 
@@ -9,8 +9,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
+from typing import Literal
 
+from diffcap.datasets import no_change
 from diffcap.methods import Method, load_plugins
+
+
+@dataclass(frozen=True)
+class LevirProtocol:
+    """What the protocol `levir_cc` needs to know of a dataset, see `diffcap.evaluation.levir_cc`.
+
+    Attributes:
+        no_change: the sentences with which its captions say that nothing has changed; see `no_change.plain` for their form.
+        min_count: how often a word must occur in all splits to have an id of its own.
+        layout: of the vocabulary. It decides the numbers of the words, on which METEOR depends.
+    """
+
+    no_change: tuple[str, ...] = no_change.LEVIR_CC
+    min_count: int = 6  # authors' code: RSICCformer, SEN, Change-Agent, RSCaMa; more than 5
+    layout: Literal["rsicc", "chg2cap"] = "rsicc"
 
 
 @dataclass(frozen=True)
@@ -28,6 +45,7 @@ class DatasetSpec:
         cub, nabirds: names of the datasets that EXTRA=cub and EXTRA=nabirds add.
         configs: folder with <name>.yaml, settings that all training stages take on, as "package:folder"; by default dataset
             in diffcap's own.
+        protocol: for the datasets that are also scored with the protocol `levir_cc`.
     """
 
     name: str
@@ -41,15 +59,22 @@ class DatasetSpec:
     cub: str = "cub"
     nabirds: str = "nabirds"
     configs: str | None = None
+    protocol: LevirProtocol | None = None
 
     @property
     def rendered(self) -> bool:
         """Whether `make data` renders it instead of reading files."""
         return self.renderer is not None
 
-    def backbone_for(self, method: Method) -> str:
-        """Default backbone of a method on this dataset."""
-        return (self.pixels_backbone if method.reads_pixels else self.backbone) or method.backbone
+    def backbone_for(self, method: Method, reads_pixels: bool) -> str:
+        """Default backbone of a method on this dataset.
+
+        Args:
+            reads_pixels: whether the method reads images here, see `Experiment.reads_pixels`.
+        """
+        if reads_pixels:
+            return self.pixels_backbone or method.pixels_backbone or method.backbone
+        return self.backbone or method.backbone
 
 
 def _blocks(name: str, title: str, reader: str, renderer: str, pairs: bool) -> DatasetSpec:
@@ -77,11 +102,27 @@ BUILT_IN = (
     DatasetSpec("clevr_change", "CLEVR-Change", "diffcap.datasets.clevr_change"),
     DatasetSpec("clevr_dc", "CLEVR-DC", "diffcap.datasets.clevr_dc"),
     DatasetSpec("cub", "CUB captions", "diffcap.datasets.cub", pairs=False),
+    DatasetSpec(
+        "dubai_cc", "Dubai-CC", "diffcap.datasets.dubai_cc", protocol=LevirProtocol(no_change.DUBAI_CC, 1, "chg2cap")
+    ),  # Chg2Cap: all words
     DatasetSpec("image_editing_request", "Image-Editing-Request", "diffcap.datasets.image_editing_request"),
+    DatasetSpec("levir_cc", "LEVIR-CC", "diffcap.datasets.levir_cc", protocol=LevirProtocol()),
+    DatasetSpec("levir_mci", "LEVIR-MCI", "diffcap.datasets.levir_mci", protocol=LevirProtocol()),
     DatasetSpec("nabirds", "NABirds", "diffcap.datasets.nabirds", pairs=False),
+    DatasetSpec(
+        "second_cc", "SECOND-CC", "diffcap.datasets.second_cc", protocol=LevirProtocol(no_change.SECOND_CC, 11)
+    ),  # authors' code: more than 10
     DatasetSpec("spot_the_diff", "Spot-the-Diff", "diffcap.datasets.spot_the_diff"),
+    DatasetSpec(
+        "tiles",
+        "tiles",
+        "diffcap.datasets.tiles.reader",
+        renderer="diffcap.datasets.tiles.write:write_tiles",
+        protocol=LevirProtocol(),
+    ),  # rendered in LEVIR-CC's official layout
+    DatasetSpec("whu_cdc", "WHU-CDC", "diffcap.datasets.whu_cdc", protocol=LevirProtocol()),
 )
-OWN_READER = "diffcap.datasets.pairs"  # of a user's own dataset
+OWN_READER = "diffcap.datasets.own"  # of a user's own dataset
 
 
 @cache

@@ -1,0 +1,175 @@
+"""`diffcap audit`: find pairs whose change flag, captions, mask and images contradict each other."""
+
+import filecmp
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from diffcap.datasets.no_change import is_no_change
+from diffcap.records import SPLITS, ChangePair, read_dataset, write_text
+from diffcap.utils.console import echo
+from diffcap.utils.errors import DiffcapError
+
+FILE = "audit.jsonl"
+
+# Reasons, in the order of the table.
+ALL_CAPTIONS = "change, but all captions say that nothing changed"
+SOME_CAPTIONS = "change, but some captions say that nothing changed"
+CHANGE_CAPTION = "no change, but a caption describes a change"
+EMPTY_MASK = "change, but the mask is empty"
+FILLED_MASK = "no change, but the mask is not empty"
+EQUAL_IMAGES = "change, but both image files are equal"
+REASONS = (ALL_CAPTIONS, SOME_CAPTIONS, CHANGE_CAPTION, EMPTY_MASK, FILLED_MASK, EQUAL_IMAGES)
+
+
+class Finding(NamedTuple):
+    """The contradictions of one pair.
+
+    Attributes:
+        pair: the pair. reasons: at least one of `REASONS`. captions: those of its captions that contradict its flag.
+    """
+
+    pair: ChangePair
+    reasons: list[str]
+    captions: list[str]
+
+
+class Audit(NamedTuple):
+    """The result of an audit.
+
+    Attributes:
+        findings: in the order of the pairs. unchecked: what could not be checked, and why, one sentence part each.
+    """
+
+    findings: list[Finding]
+    unchecked: list[str]
+
+
+def run(dataset: str | None, folder: Path | None) -> None:
+    """Audit a dataset; see `cli.audit`."""
+    if folder is None and dataset is None:
+        raise DiffcapError("--dataset is missing; give its name, or the folder of its manifest as --folder.")
+    folder = folder or Path(f"data/{dataset}")
+    prepared = read_dataset(folder)
+    if dataset not in (None, prepared.name):
+        raise DiffcapError(f"{folder}: holds {prepared.name}, not {dataset}; give the folder of {dataset}.")
+    result = audit(prepared.pairs, prepared.root)
+    derived = prepared.info.get("change_types")
+    if derived and not any("changeflag_derived" in pair.extra for pair in prepared.pairs):
+        result.unchecked.append(f"the flags: they are {derived}, so that only captions that disagree are found")
+    rows = [
+        {
+            "id": pair.id,
+            "split": pair.split,
+            "changeflag": int(not pair.is_distractor),
+            "reasons": reasons,
+            "captions": captions,
+            "before": pair.before,
+            "after": pair.after,
+            "mask": pair.extra.get("mask"),
+        }
+        for pair, reasons, captions in result.findings
+    ]
+    write_text(folder / FILE, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    for pair, reasons, _ in result.findings:
+        echo(f"{pair.split} {pair.id}: {'; '.join(reasons)}")
+    has_masks = any("mask" in pair.extra for pair in prepared.pairs)
+    reasons = [reason for reason in REASONS if has_masks or reason not in (EMPTY_MASK, FILLED_MASK)]
+    _print_counts(result.findings, reasons, prepared.name)
+    echo(
+        *(f"not checked: {text}" for text in result.unchecked),
+        f"{len(result.findings):,} of {len(prepared.pairs):,} pairs have a contradiction, {folder / FILE}",
+    )
+
+
+def audit(pairs: Sequence[ChangePair], root: Path) -> Audit:
+    """Compare the change flag of each pair (`is_distractor`) with its captions, its mask and its images.
+
+    A mask is empty if it is 0 everywhere. Captions are judged by `is_no_change`.
+
+    Args:
+        pairs: all pairs of a dataset. root: folder of the images and masks.
+
+    Raises:
+        DiffcapError: the dataset has single images, or does not mark the pairs without change.
+    """
+    from diffcap.utils.progress import progress_bar
+
+    if any(pair.after is None for pair in pairs):
+        raise DiffcapError(f"{root}: holds single images, which have no change; audit a dataset of pairs.")
+    if not any(pair.is_distractor or "changeflag" in pair.extra for pair in pairs):
+        raise DiffcapError(
+            f"{root}: the dataset does not mark the pairs without change, so that there is nothing to compare; audit another one."
+        )
+    findings: list[Finding] = []
+    without = Counter[str]()  # what a pair lacks
+    with progress_bar("auditing pairs", len(pairs)) as advance:
+        for pair in pairs:
+            reasons, captions = _of_captions(pair)
+            empty = _is_empty(pair, root)
+            equal = _are_equal(pair, root)
+            without["captions"] += not pair.captions
+            without["a mask" if "mask" not in pair.extra else "a readable mask"] += empty is None
+            without["both images"] += equal is None
+            without[
+                "a flag in the dataset's files; it is derived from the captions, so that only captions that disagree are found"
+            ] += "changeflag_derived" in pair.extra
+            if empty is not None and empty != pair.is_distractor:
+                reasons.append(EMPTY_MASK if empty else FILLED_MASK)
+            if equal and not pair.is_distractor:
+                reasons.append(EQUAL_IMAGES)
+            if reasons:
+                findings.append(Finding(pair, reasons, captions))
+            advance(1)
+    return Audit(
+        findings, [f"{count:,} of {len(pairs):,} pairs without {what}" for what, count in without.items() if count]
+    )
+
+
+def _of_captions(pair: ChangePair) -> tuple[list[str], list[str]]:
+    """The reason that a pair's captions give, if any, and the captions that contradict its flag."""
+    wrong = [caption for caption in pair.captions if is_no_change(caption) != pair.is_distractor]
+    if not wrong:
+        return [], []
+    if pair.is_distractor:
+        return [CHANGE_CAPTION], wrong
+    return [ALL_CAPTIONS if len(wrong) == len(pair.captions) else SOME_CAPTIONS], wrong
+
+
+def _is_empty(pair: ChangePair, root: Path) -> bool | None:
+    """Whether the mask of a pair is empty; None if there is none, or it cannot be read."""
+    from diffcap.utils.image_io import read_image
+
+    if "mask" not in pair.extra:
+        return None
+    try:
+        return read_image(root / pair.extra["mask"]).image.getbbox() is None
+    except DiffcapError:
+        return None
+
+
+def _are_equal(pair: ChangePair, root: Path) -> bool | None:
+    """Whether both image files of a pair have the same bytes; None if one cannot be read."""
+    assert pair.after is not None
+    try:
+        return filecmp.cmp(root / pair.before, root / pair.after, shallow=False)
+    except OSError:
+        return None
+
+
+def _print_counts(findings: Sequence[Finding], reasons: Sequence[str], name: str) -> None:
+    from rich.table import Table
+
+    from diffcap.evaluation.tables import print_table
+
+    counts = Counter((finding.pair.split, reason) for finding in findings for reason in finding.reasons)
+    table = Table(title=f"{name}: contradictions, in pairs", title_justify="left")
+    table.add_column("reason")
+    for column in (*SPLITS, "total"):
+        table.add_column(column, justify="right")
+    for reason in reasons:
+        row = [counts[split, reason] for split in SPLITS]
+        table.add_row(reason, *(f"{count:,}" for count in (*row, sum(row))))
+    print_table(table)

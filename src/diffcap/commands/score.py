@@ -1,0 +1,117 @@
+"""Score a file of captions against a file of references, or against a split of a dataset."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from diffcap.evaluation.tokenize import Tokenizer
+from diffcap.utils.console import echo, print_json
+from diffcap.utils.errors import DiffcapError
+
+
+def run(
+    predictions: Path,
+    references: Path | None,
+    tokenizer: Tokenizer,
+    json: bool,
+    dataset: str | None,
+    folder: Path | None,
+    split: str,
+    protocol: str,
+) -> None:
+    """Score and print, see `diffcap.cli.score`.
+
+    Raises:
+        DiffcapError: there are both or neither of references and dataset, a file is malformed, ids are missing or unknown, or the
+            dataset does not have the protocol.
+    """
+    if dataset is None and folder is None:
+        if protocol != "text":
+            raise DiffcapError(
+                f"--protocol {protocol} needs the groups and the words of a whole dataset; give --dataset instead of references."
+            )
+        if references is None:
+            raise DiffcapError("there is nothing to score against; give a file of references, or --dataset.")
+        result = _score_files(predictions, references, tokenizer)
+        title = f"{predictions.name}: {result['protocol']['pairs']['total']:,} pairs, "
+    else:
+        if references is not None:
+            raise DiffcapError(f"{references}: references are those of the dataset; remove the file, or --dataset.")
+        result = _score_split(predictions, tokenizer, folder or Path("data") / str(dataset), dataset, split, protocol)
+        title = f"{predictions.name} on {result['protocol']['dataset']} {split}, "
+    if json:
+        print_json(result)
+        return
+    from diffcap.evaluation.tables import print_scores
+
+    print_scores(result, title)
+    for name, remedy in result["provenance"].get("unavailable", {}).items():
+        echo(f"{name} is unavailable: {remedy}.")
+
+
+def _score_files(predictions: Path, references: Path, tokenizer: Tokenizer) -> dict[str, Any]:
+    from diffcap.evaluation.captions import ALL_METRICS, check_ids, score_captions, unavailable_metrics
+    from diffcap.evaluation.coco import read_predictions, read_references
+
+    captions, truth = read_predictions(predictions), read_references(references)
+    check_ids(captions, truth, prefix=f"{predictions} against {references}: ")
+    scores = score_captions(captions, truth, tokenizer)
+    missing = unavailable_metrics(ALL_METRICS)
+    return {
+        "protocol": {"tokenizer": tokenizer, "metrics": list(scores), "pairs": {"total": len(truth)}},
+        "groups": {"total": scores},
+        "provenance": {
+            **_provenance(predictions=predictions, references=references),
+            **({"unavailable": missing} if missing else {}),
+        },
+    }
+
+
+def _score_split(
+    predictions: Path, tokenizer: Tokenizer, folder: Path, name: str | None, split: str, protocol: str
+) -> dict[str, Any]:
+    from diffcap.datasets.registry import datasets, get_dataset
+    from diffcap.evaluation.coco import read_other_predictions
+    from diffcap.evaluation.levir_cc import LevirScoring, levir_scoring
+    from diffcap.evaluation.protocols import dataset_protocol, evaluate
+    from diffcap.records import read_dataset, take_changes
+
+    dataset = read_dataset(folder)
+    if name is not None and dataset.name != name:
+        raise DiffcapError(f"{folder}: holds {dataset.name}, not {name}; give its own --dataset or --folder.")
+    spec = get_dataset(dataset.name).protocol
+    if protocol != "text" and spec is None:
+        having = ", ".join(one.name for one in datasets().values() if one.protocol)
+        raise DiffcapError(f"{dataset.name} has no protocol {protocol}, only {having} have; remove --protocol.")
+    changes = dataset.info.get("changes")
+    of_split = [pair for pair in dataset.pairs if pair.split == split]
+    scored = take_changes([pair for pair in of_split if pair.captions], changes)
+    if not scored:
+        raise DiffcapError(f"{dataset.name} has no {split} pair with a reference caption; choose another --split.")
+    captions = read_other_predictions(
+        predictions,
+        [pair.id for pair in scored],
+        [pair.id for pair in of_split],
+        f"the {split} split of {dataset.name}",
+    )
+    described: Mapping[str, Any] = {
+        "dataset": dataset.name,
+        "split": split,
+        **({"changes": changes} if changes else {}),
+        **dataset_protocol(dataset.info),
+    }
+    notes = {**_provenance(predictions=predictions), "manifest_sha256": dataset.info["manifest_sha256"]}
+    levir = None
+    if spec:
+        levir = LevirScoring(spec.no_change) if protocol == "text" else levir_scoring(spec, dataset.pairs)
+    return evaluate(captions, scored, tokenizer, protocol=described, provenance=notes, levir=levir)
+
+
+def _provenance(**files: Path) -> dict[str, Any]:
+    from diffcap import __version__
+    from diffcap.records import file_hash
+
+    return {
+        "diffcap": __version__,
+        **{name: {"file": str(path), "sha256": file_hash(path)} for name, path in files.items()},
+    }

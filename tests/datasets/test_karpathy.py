@@ -1,0 +1,282 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from tests.datasets.layouts import (
+    NO_CHANGE_FIVE,
+    karpathy_entry,
+    levir_entries,
+    write_dubai_cc,
+    write_image,
+    write_json,
+    write_levir,
+    write_lines,
+    write_second_cc,
+)
+
+from diffcap.commands.data import prepare
+from diffcap.datasets import describe, read_pairs
+from diffcap.datasets.blocks.captions import NO_CHANGE
+from diffcap.datasets.no_change import is_no_change
+from diffcap.evaluation.protocols import groups_of
+from diffcap.features.images import unique_images
+from diffcap.records import ChangePair, read_dataset
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.image_io import read_image
+
+NUMBERS = {"train": [2, 7590, 5], "val": [1, 4], "test": [2135, 8]}  # with gaps, as in the released file
+
+
+def refusal(dataset: str, folder: Path, **options: bool) -> str:
+    with pytest.raises(DiffcapError) as caught:
+        read_pairs(dataset, folder, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def change(path: Path, edit: Callable[[list[Any]], Any]) -> None:
+    value = json.loads(path.read_text())
+    edit(value["images"])
+    path.write_text(json.dumps(value))
+
+
+def test_levir_cc(tmp_path: Path) -> None:
+    pairs = read_pairs("levir_cc", write_levir(tmp_path, NUMBERS))
+    assert [(pair.id, pair.split) for pair in pairs] == [
+        ("train_000002", "train"), ("train_007590", "train"), ("train_000005", "train"), ("val_000001", "val"),
+        ("val_000004", "val"), ("test_002135", "test"), ("test_000008", "test"),
+    ]  # fmt: skip
+    assert pairs[0] == ChangePair(
+        "train_000002",
+        "images/train/A/train_000002.png",
+        "images/train/B/train_000002.png",
+        ["a road is built 2", "houses appear 2", "road's end 2", "a villa 2", "a villa 2"],
+        "train",
+        extra={"changeflag": 1},
+    )
+    assert pairs[2].captions == list(NO_CHANGE_FIVE) and pairs[2].is_distractor and pairs[2].extra == {"changeflag": 0}
+    assert all((tmp_path / path).is_file() for pair in pairs for path in pair.images)
+    assert groups_of(pairs[:3]) == {
+        "total": ["train_000002", "train_007590", "train_000005"],
+        "change": ["train_000002", "train_007590"],
+        "no_change": ["train_000005"],
+    }
+
+
+def test_the_first_release_has_no_flags(tmp_path: Path) -> None:
+    with_flags = read_pairs("levir_cc", write_levir(tmp_path / "new", NUMBERS))
+    derived = read_pairs("levir_cc", write_levir(tmp_path / "old", NUMBERS, flags=False))
+    assert [pair.is_distractor for pair in derived] == [pair.is_distractor for pair in with_flags]
+    assert all(pair.extra["changeflag_derived"] for pair in derived)
+    assert groups_of(derived) == groups_of(with_flags)
+    assert describe("levir_cc", derived, tmp_path)["notes"] == [
+        "7 pairs have no changeflag; it is derived from their captions"
+    ]
+    assert describe("levir_cc", with_flags, tmp_path)["notes"] == []
+
+
+def test_one_sentence_of_no_change_among_others_is_no_derived_flag(tmp_path: Path) -> None:
+    path = write_levir(tmp_path, NUMBERS, flags=False) / "LevirCCcaptions.json"
+    change(path, lambda rows: rows[2]["sentences"][3].update(tokens=["a", "road", "appears"]))
+    assert not read_pairs("levir_cc", tmp_path)[2].is_distractor
+
+
+def test_a_caption_is_its_tokens_or_its_text(tmp_path: Path) -> None:
+    path = write_levir(tmp_path, NUMBERS) / "LevirCCcaptions.json"
+    odd = [{"tokens": ["a\\almost", "along1side", "t-junction"], "raw": "x"}, {"raw": "  A road, e.g. a lane .  "}]
+    change(path, lambda rows: rows[0].update(sentences=[*odd, {"raw": "no stop", "tokens": None}, odd[0]]))
+    pairs = read_pairs("levir_cc", tmp_path)
+    again = "a\\almost along1side t-junction"
+    assert pairs[0].captions == [again, "A road, e.g. a lane", "no stop", again]
+    assert describe("levir_cc", pairs[:1], tmp_path)["repetitions"]["repeated_captions"] == 1
+
+
+def test_the_split_and_the_folder_of_an_entry(tmp_path: Path) -> None:
+    path = write_levir(tmp_path, NUMBERS) / "LevirCCcaptions.json"
+    change(path, lambda rows: (rows[0].pop("split"), rows[1].update(split="restval"), rows[3].pop("filepath")))
+    pairs = read_pairs("levir_cc", tmp_path)
+    assert [pair.split for pair in pairs[:4]] == ["train", "train", "train", "val"]
+    assert pairs[1].before == "images/train/A/train_007590.png" and pairs[3].before == "images/val/A/val_000001.png"
+
+
+def test_masks(tmp_path: Path) -> None:
+    write_levir(tmp_path, NUMBERS, masks=True)
+    pairs = read_pairs("levir_mci", tmp_path)
+    assert [pair.extra["mask"] for pair in pairs[:2]] == [
+        "images/train/label/train_000002.png", "images/train/label/train_007590.png",
+    ]  # fmt: skip
+    assert all((tmp_path / pair.extra["mask"]).is_file() for pair in pairs)
+    assert describe("levir_mci", pairs, tmp_path)["notes"] == ["7 pairs have a mask of the change"]
+    assert read_pairs("levir_cc", tmp_path) == pairs  # the same pairs
+    (tmp_path / "images/val/label").rename(tmp_path / "away")
+    assert "the val images have no folder label" in refusal("levir_mci", tmp_path)
+    assert ["mask" in pair.extra for pair in read_pairs("levir_cc", tmp_path)] == [True] * 3 + [False] * 2 + [True] * 2
+
+
+def test_whu_cdc(tmp_path: Path) -> None:
+    write_levir(tmp_path, {"train": [4], "val": [3], "test": [24]}, masks=True, name="whuCCcaptions.json")
+    pairs = read_pairs("whu_cdc", tmp_path)
+    assert [(pair.id, pair.is_distractor) for pair in pairs] == [
+        ("train_000004", False), ("val_000003", True), ("test_000024", False),
+    ]  # fmt: skip
+    assert pairs[2].after == "images/test/B/test_000024.png"
+    assert pairs[2].extra["mask"] == "images/test/label/test_000024.png"
+
+
+def test_second_cc_has_augmented_views_only_on_request(tmp_path: Path) -> None:
+    write_second_cc(tmp_path)
+    pairs = read_pairs("second_cc", tmp_path)
+    assert [pair.id for pair in pairs] == ["00003", "00017", "00021", "00040"]
+    assert [pair.is_distractor for pair in pairs] == [False, True, False, False]
+    assert pairs[0].before == "train/rgb/A/00003.png" and pairs[0].extra == {"changeflag": 1}
+    more = read_pairs("second_cc", tmp_path, augmented=True)
+    assert [pair.id for pair in more] == ["00003", "00003_random_augment_1", "00017", "00021", "00040"]
+    assert [pair.extra.get("augmented", False) for pair in more] == [False, True, False, False, False]
+    assert describe("second_cc", more, tmp_path)["notes"][1] == "1 augmented training views"
+    assert "levir_cc has no augmented views" in refusal("levir_cc", tmp_path, augmented=True)
+    change(tmp_path / "SECOND-CC-AUG.json", lambda rows: rows[3].update(filename="00021_random_augment.png"))
+    assert [pair.split for pair in read_pairs("second_cc", tmp_path, augmented=True)] == ["train"] * 3 + ["test"]
+
+
+def test_dubai_cc(tmp_path: Path) -> None:
+    pairs = read_pairs("dubai_cc", write_dubai_cc(tmp_path))
+    assert [(pair.id, pair.split, pair.is_distractor) for pair in pairs] == [
+        ("0_0", "train", False), ("0_50", "train", True), ("50_0", "val", False), ("50_50", "test", True),
+        ("50_100", "test", False),
+    ]  # fmt: skip
+    assert pairs[0].captions == ["A new road was built", "Houses appear in the desert"]
+    assert (pairs[0].before, pairs[0].after) == ("imgs_tiles/RGB/500_2000/0_0.tif", "imgs_tiles/RGB/500_2010/0_0.tif")
+    assert describe("dubai_cc", pairs, tmp_path)["change_types"] == "derived from the captions"
+    tile = read_image(tmp_path / pairs[0].before)
+    assert (tile.image.mode, tile.image.size, tile.notes) == ("RGB", (50, 50), ())
+    with Image.open(tmp_path / pairs[0].before) as file:
+        assert file.format == "TIFF" and file.tobytes() == tile.image.tobytes()
+    (tmp_path / "description_jsontr_te_val").rename(tmp_path / "captions")
+    assert read_pairs("dubai_cc", tmp_path) == pairs
+
+
+def test_the_data_stage_checks_and_counts_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = write_levir(tmp_path / "files", NUMBERS, masks=True), tmp_path / "out"
+    prepare("levir_mci", str(source), str(out))
+    assert "no change" in capsys.readouterr().out
+    dataset = read_dataset(out)
+    assert dataset.pairs == read_pairs("levir_mci", source)  # the flag and the mask are in the manifest
+    assert unique_images(dataset.pairs) and not any("label" in path for path in unique_images(dataset.pairs))
+    assert dataset.info["official"]["splits"]["train"] == [3, 6815] and dataset.info["official"]["state"] == "part"
+    (source / "images/test/B/test_000008.png").unlink()
+    with pytest.raises(DiffcapError, match=r"1 missing .* so 1 of 7 pairs are unusable"):
+        prepare("levir_mci", str(source), str(out))
+    prepare("second_cc", str(write_second_cc(tmp_path / "second")), str(tmp_path / "views"), augmented=True)
+    info = read_dataset(tmp_path / "views").info
+    assert info["settings"]["augmented"] is True and info["pairs"] == 5
+
+
+@pytest.mark.parametrize("home", ["images/{}/", "{}/", "images/", ""])
+def test_a_dataset_of_ones_own(tmp_path: Path, home: str) -> None:
+    entries = [
+        karpathy_entry("train", "1.jpg", ["A cup is gone"]),
+        karpathy_entry("val", "2.jpg", ["Nothing has changed."], flag=1),
+        karpathy_entry("test", "3.jpg", ["There is no difference"]),
+    ]
+    write_json(tmp_path / "desk.json", {"images": entries})
+    write_json(tmp_path / "other.json", {"info": []})
+    for entry in entries:
+        write_image(tmp_path / home.format(entry["split"]) / "A" / entry["filename"])
+        write_image(tmp_path / home.format(entry["split"]) / "B" / entry["filename"])
+    pairs = read_pairs("desk", tmp_path)
+    assert [(pair.id, pair.split, pair.is_distractor) for pair in pairs] == [
+        ("1", "train", False), ("2", "val", False), ("3", "test", True),
+    ]  # fmt: skip
+    assert all((tmp_path / path).is_file() for pair in pairs for path in pair.images)
+
+
+def test_two_formats_or_two_files_of_ones_own_are_refused(tmp_path: Path) -> None:
+    write_json(tmp_path / "b.json", {"images": levir_entries(NUMBERS)})
+    write_json(tmp_path / "dataset.json", {"images": 3})  # of the data stage
+    assert len(read_pairs("desk", tmp_path)) == 7
+    write_json(tmp_path / "a.json", {"images": []})
+    assert "has several JSON files with images (a.json, b.json); keep one" in refusal("desk", tmp_path)
+    (tmp_path / "a.json").unlink()
+    write_lines(tmp_path / "pairs.jsonl", [{"before": "a.png", "after": "b.png", "captions": ["x"], "split": "train"}])
+    assert "has both pairs.jsonl and b.json; keep one" in refusal("desk", tmp_path)
+    (tmp_path / "b.json").unlink()
+    write_json(tmp_path / "coco.json", {"images": [], "annotations": []})
+    assert len(read_pairs("desk", tmp_path)) == 1
+
+
+def test_equal_names_in_two_splits_get_other_ids(tmp_path: Path) -> None:
+    entries = [karpathy_entry(split, "1.png", ["a cup is gone"]) for split in ("train", "val")]
+    write_json(tmp_path / "desk.json", {"images": entries})
+    assert [pair.id for pair in read_pairs("desk", tmp_path)] == ["images/train/A/1", "images/val/A/1"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "output"),
+    [
+        (lambda rows: rows[1].pop("filename"), 'entry 2: "filename" must be a string, found nothing'),
+        (lambda rows: rows[1].update(filename=7), 'entry 2: "filename" must be a string, found 7'),
+        (lambda rows: rows[1].update(filename="../x.png"), "leads out of the dataset's folder"),
+        (lambda rows: rows[1].update(split="dev"), "entry 2: unknown split 'dev'; it must be one of train, val, test"),
+        (lambda rows: rows[1].update(split=None), 'entry 2: "split" must be a string, found None'),
+        (lambda rows: (rows[1].pop("split"), rows[1].pop("filepath")), 'entry 2: "split" must be a string, found noth'),
+        (lambda rows: rows[1].pop("sentences"), 'entry 2: "sentences" must be a list, found nothing'),
+        (lambda rows: rows[1].update(sentences=[]), "the training pair 'train_007590' has no caption"),
+        (lambda rows: rows[1].update(sentences=[{"tokens": []}]), 'entry 2, sentence 1: needs "tokens" (words) or'),
+        (lambda rows: rows[1].update(sentences=["a road"]), 'entry 2, sentence 1: needs "tokens" (words) or "raw"'),
+        (lambda rows: rows[1].update(sentences=[{"raw": " . "}]), "entry 2, sentence 1: is blank"),
+        (lambda rows: rows[1].update(changeflag=2), 'entry 2: "changeflag" must be 0 or 1, found 2'),
+        (lambda rows: rows[1].update(changeflag=[1]), 'entry 2: "changeflag" must be 0 or 1, found [1]'),
+        (lambda rows: rows.insert(1, "a.png"), "entry 2: must be an object, found 'a.png'"),
+        (lambda rows: rows.append(rows[0]), "entry 8: the image 'images/train/A/train_000002.png' is already used in"),
+        (lambda rows: rows.clear(), "name no pair"),
+    ],
+)
+@pytest.mark.parametrize("dataset", ["levir_cc", "desk"])
+def test_a_malformed_entry_is_named_by_number(tmp_path: Path, dataset: str, edit: Any, output: str) -> None:
+    change(write_levir(tmp_path, NUMBERS) / "LevirCCcaptions.json", edit)
+    assert str(tmp_path) in refusal(dataset, tmp_path) and output in refusal(dataset, tmp_path)
+
+
+@pytest.mark.parametrize("dataset", ["levir_cc", "desk"])
+def test_a_malformed_file(tmp_path: Path, dataset: str) -> None:
+    path = tmp_path / "LevirCCcaptions.json"
+    path.write_text('{"images": [')
+    assert f"{path}: not valid JSON" in refusal(dataset, tmp_path)
+    path.write_text('{"annotations": []}')
+    assert f'{path}: "images" must be a list; the form is' in refusal(dataset, tmp_path)
+    path.unlink()
+    output = refusal(dataset, tmp_path)
+    assert f"{path}: no captions there" in output or "no pairs.jsonl there" in output
+
+
+@pytest.mark.parametrize("caption", [*NO_CHANGE_FIVE, *NO_CHANGE])
+def test_sentences_of_no_change(caption: str) -> None:
+    assert is_no_change(caption)
+
+
+@pytest.mark.parametrize(
+    "caption",
+    # SECOND-CC, Dubai-CC, CLEVR-Change
+    """no change is occurred; almost nothing is changed; Nothing has changed; Nothing has changed in this area.; There is no difference
+    All remained the same; Everything remains the same; Nothing changed in this area; No change; No changes in this area; No change was made
+    No change occurred in this area; No changes to mention; There is no change to mention; No difference in this area
+    The area appears the same; nothing was modified; there is no change; the scene remains the same; no change was made""".replace(
+        "\n", ";"
+    ).split(";"),
+)  # fmt: skip
+def test_other_sentences_of_no_change(caption: str) -> None:
+    assert is_no_change(caption)
+
+
+@pytest.mark.parametrize(
+    "caption",
+    [
+        "no changes in the houses but a road is built", "the road is no longer there", "nothing has changed except for a road",
+        "the two scenes seem identical but for the lake", "a house appears in the same place", "the scene has changed", "",
+    ],
+)  # fmt: skip
+def test_a_change_is_not_taken_for_no_change(caption: str) -> None:
+    assert not is_no_change(caption)
