@@ -24,7 +24,7 @@ def demo(
     Args:
         method: Train one method and its baselines. pcl: the same model without pre-training, trained for the same time.
             clip4idc (from pixels): the same captioner without adaptation, and DIRL+CCR on the features of the adapted CLIP.
-            Other methods: their first ablation, trained for the same number of steps. all: every method except clip4idc.
+            Other methods: their first ablation, trained for the same number of steps. all: pcl, scorer and dirl.
         minutes: Approximate time on two cores for one seed of the methods of diffcap; more minutes train longer.
         seeds: Training seeds, separated by commas; several give means and standard deviations.
         pairs: Number of pairs to render, changes and distractors.

@@ -10,14 +10,25 @@ from diffcap.experiment import Experiment, parse
 from diffcap.pipeline import STAGES
 from diffcap.pipeline import main as run_stage_program
 from diffcap.utils.command_line import Syntax, normalize_arguments
-from diffcap.utils.console import OneLineErrorParser, echo, print_json, run
+from diffcap.utils.console import OneLineErrorParser, echo, run
 from diffcap.utils.errors import DiffcapError, plain_errors
 
 DESCRIPTION = f"Image difference captioning. The stages of an experiment are also commands: {', '.join(STAGES)}."
 
 
-def score(predictions: Path, references: Path, tokenizer: Literal["ptb", "raw"] = "ptb", json: bool = False) -> None:
+def score(
+    predictions: Path,
+    references: Path | None = None,
+    tokenizer: Literal["ptb", "raw"] = "ptb",
+    json: bool = False,
+    dataset: str | None = None,
+    folder: Path | None = None,
+    split: Literal["test", "val", "train"] = "test",
+    protocol: Literal["text", "levir_cc"] = "text",
+) -> None:
     """Score a file of captions: BLEU-1..4, METEOR, ROUGE-L, CIDEr-D, and SPICE if its jars are installed.
+
+    The references are those of a file, or those of a dataset (--dataset), whose groups are then scored too.
 
     Args:
         predictions: COCO results file, a list of {"image_id", "caption"}; or an object from id to caption; or a .jsonl file with
@@ -25,33 +36,15 @@ def score(predictions: Path, references: Path, tokenizer: Literal["ptb", "raw"] 
         references: COCO captions file, {"annotations": [{"image_id", "caption"}, ...]}.
         tokenizer: ptb lower-cases, splits words and drops punctuation, as in most papers; raw splits at spaces only.
         json: Print the content of metrics.json (scores as fractions) instead of a table.
+        dataset: Name of a dataset that the data stage has prepared, instead of a file of references.
+        folder: Folder of its manifest; data/<dataset> by default.
+        split: The split of the dataset that the captions are of.
+        protocol: text, or levir_cc (a dataset of remote-sensing change captioning): also the metrics of word ids that the released
+            evaluators print, change accuracy, no-change accuracy and S*m.
     """
-    from diffcap.evaluation.captions import ALL_METRICS, check_ids, score_captions, unavailable_metrics
-    from diffcap.evaluation.coco import read_predictions, read_references
-    from diffcap.evaluation.tables import metrics_table, print_table
-    from diffcap.records import file_hash
+    from diffcap.commands.score import run as run_score
 
-    captions, truth = read_predictions(predictions), read_references(references)
-    check_ids(captions, truth, prefix=f"{predictions} against {references}: ")
-    scores = score_captions(captions, truth, tokenizer)
-    missing = unavailable_metrics(ALL_METRICS)
-    if json:
-        files = {"predictions": predictions, "references": references}
-        result = {
-            "protocol": {"tokenizer": tokenizer, "metrics": list(scores), "pairs": {"total": len(truth)}},
-            "groups": {"total": scores},
-            "provenance": {
-                "diffcap": __version__,
-                **{name: {"file": str(path), "sha256": file_hash(path)} for name, path in files.items()},
-                **({"unavailable": missing} if missing else {}),
-            },
-        }
-        print_json(result)
-        return
-    title = f"{predictions.name}: {len(truth):,} pairs, {tokenizer} tokens"
-    print_table(metrics_table({"total": scores}, title, pairs={"total": len(truth)}))
-    for name, remedy in missing.items():
-        echo(f"{name} is unavailable: {remedy}.")
+    run_score(predictions, references, tokenizer, json, dataset, folder, split, protocol)
 
 
 def compare(
@@ -85,6 +78,21 @@ def compare(
     from diffcap.commands.compare import run as run_compare
 
     run_compare(run_a, run_b, samples, seed, level, pairs, folder, tokenizer, json, out)
+
+
+def audit(dataset: str | None = None, folder: Path | None = None) -> None:
+    """List the pairs of a dataset whose change flag, captions, mask and images contradict each other.
+
+    The flag is what the data stage wrote: `changeflag`, or whether a pair is a distractor. The list is also written to audit.jsonl in the
+    folder.
+
+    Args:
+        dataset: Name of the dataset; the data stage must have prepared it.
+        folder: Folder of its manifest; data/<dataset> by default.
+    """
+    from diffcap.commands.audit import run as run_audit
+
+    run_audit(dataset, folder)
 
 
 def average(checkpoints: list[Path], out: Path = Path("averaged.ckpt")) -> None:
@@ -253,6 +261,7 @@ def serve(
     runs: Path = Path("runs"),
     device: str = "auto",
     backbone_weights: str | None = None,
+    base: str | None = None,
 ) -> None:
     """Serve a web page that captions two images and shows the attention of each word; needs diffcap[web].
 
@@ -264,16 +273,18 @@ def serve(
         runs: Folder of runs whose captioners are also listed, besides the one that ships with diffcap.
         device: cpu, cuda or auto.
         backbone_weights: File of the backbone's weights for the captioners of --checkpoint, if they cannot be downloaded.
+        base: Folder of the base model of the --checkpoint of METHOD=vlm, if it is not where the checkpoint says.
     """
     from diffcap.web.server import serve as run_serve
 
-    run_serve(checkpoint or [], runs, host, port, device, backbone_weights)
+    run_serve(checkpoint or [], runs, host, port, device, backbone_weights, base)
 
 
 COMMANDS: dict[str, Any] = {
     "caption": caption,
     "score": score,
     "compare": compare,
+    "audit": audit,
     "average": average,
     "import": import_,
     "export": export,
@@ -283,6 +294,7 @@ COMMANDS: dict[str, Any] = {
 }
 SYNTAX = {
     "caption": Syntax(second="--after", list_option="--checkpoint"),
+    "score": Syntax(second="--references"),
     "average": Syntax(variadic=True),
     "push": Syntax(list_option="--pictures", several_values=True),
     "serve": Syntax(list_option="--checkpoint", several_values=True),

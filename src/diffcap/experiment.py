@@ -49,7 +49,9 @@ class Experiment:
     """
 
     dataset: str = _option("name of the dataset; blocks are scenes that diffcap renders", "blocks")
-    method: str = _option("pcl, scorer, dirl, clip4idc, vlm, or a method of another package", "pcl")
+    method: str = _option(
+        "pcl, scorer, dirl, clip4idc, rsiccformer, chg2cap, vlm, or a method of another package", "pcl"
+    )
     vlm: str = _option(
         "vision-language model of METHOD=vlm: user/name on the Hugging Face Hub, or a folder (default: the settings')"
     )
@@ -112,10 +114,12 @@ class Experiment:
             name = variable.name
             setattr(self, name, self.explicit_values.get(name) or values.get(name) or variable.metadata["default"])
         self.dataset_spec, self.method_spec = get_dataset(self.dataset), get_method(self.method)
-        self._default_backbone = default_backbone = self.dataset_spec.backbone_for(self.method_spec)
+        self._offline_settings = False
+        self._default_backbone = self.dataset_spec.backbone_for(self.method_spec, self.reads_pixels)
         if self.offline == "yes":
-            self._default_backbone = "blocks_pixels" if self.method_spec.reads_pixels else "blocks"
-        self._offline_settings = self._default_backbone != default_backbone
+            self._offline_settings = self._default_backbone not in ("blocks", "blocks_pixels")
+            # The method's settings for OFFLINE=yes are used from here on, and may have features in place of pixels.
+            self._default_backbone = "blocks_pixels" if self.reads_pixels else "blocks"
         if self.offline == "yes" and self.weights and not self.backbone:
             raise DiffcapError(
                 f"OFFLINE=yes and WEIGHTS={self.weights}: the networks that are included in diffcap have their own weights; give "
@@ -214,6 +218,14 @@ class Experiment:
         return self.pretrain == "yes" or ablation is None or ablation.pretrains
 
     @property
+    def reads_pixels(self) -> bool:
+        """Whether the captioner reads images instead of features; for a method with both forms, the settings decide."""
+        if self.method_spec.pixels_backbone is None:
+            return self.method_spec.reads_pixels
+        settings = [*self.config_files(FINETUNE), *self.sections.values()]
+        return get_config_value(settings, "model", "captioner", "init_args", "backbone") is not None
+
+    @property
     def features_folder(self) -> Path:
         """Folder of the features."""
         return Path(self.folder) / "features" / self.features
@@ -234,7 +246,7 @@ class Experiment:
             )
             library = get_config_value([CONFIGS / f"backbone/{self.backbone}.yaml"], "model", "library")
             has_pixels = library == "pixels" and not self.features_from
-        if has_pixels != self.method_spec.reads_pixels:
+        if has_pixels != self.reads_pixels:
             kinds = ("pixels", "features") if has_pixels else ("features", "pixels")
             leave_out = [f"{name.upper()}=" for name in ("features", "features_from") if name in self.explicit_values]
             raise DiffcapError(

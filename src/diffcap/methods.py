@@ -109,6 +109,8 @@ class Method:
         captioner: import path of the `Captioner`.
         backbone: default settings of the features, a file of configs/backbone.
         reads_pixels: whether the captioner reads images instead of features.
+        pixels_backbone: as `backbone`, for a method with two forms: if its setting `model.captioner.init_args.backbone` names a
+            network, the captioner has this network as a part and reads images, else it reads features.
         base_model: whether it trains a vision-language model, which VLM= names.
         pretraining: its pre-training stage, if it has one.
         ablations: rows of `make ablation` by name, in the order of the paper's table.
@@ -124,6 +126,7 @@ class Method:
     captioner: str
     backbone: str
     reads_pixels: bool = False
+    pixels_backbone: str | None = None
     base_model: bool = False
     pretraining: Pretraining | None = None
     ablations: Mapping[str, Ablation] = field(default_factory=lambda: MappingProxyType({}))
@@ -227,6 +230,29 @@ BUILT_IN = (
             ),
         ),
         importer="diffcap.interop.clip4idc:IMPORTER",
+    ),
+    Method(
+        name="rsiccformer",
+        title="RSICCformer",
+        paper="Liu, Zhao, Chen, Zou and Shi, Remote Sensing Image Change Captioning With Dual-Branch Transformers: A New Method and a "
+        "Large Scale Dataset, IEEE TGRS 2022",
+        captioner="diffcap.models.rsiccformer:RSICCformer",
+        backbone="resnet101_layer3_256",
+        pixels_backbone="pixels_256",
+        ablations={"one_layer": Ablation("one encoder layer"), "rsiccformer": Ablation("RSICCformer")},
+        demo=Demo(finetune=3000, share=0.0),
+        importer="diffcap.interop.rsiccformer:IMPORTER",
+    ),
+    Method(
+        name="chg2cap",
+        title="Chg2Cap",
+        paper="Chang and Ghamisi, Changes to Captions: An Attentive Network for Remote Sensing Change Captioning, IEEE TIP 2023",
+        captioner="diffcap.models.chg2cap:Chg2Cap",
+        backbone="resnet101_layer4_256",
+        pixels_backbone="pixels_256",
+        ablations={"one_layer": Ablation("one encoder layer"), "chg2cap": Ablation("Chg2Cap")},
+        demo=Demo(finetune=3000, share=0.0),
+        importer="diffcap.interop.chg2cap:IMPORTER",
     ),
     Method(
         name="vlm",

@@ -18,6 +18,7 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
 
 SPLITS = ("train", "val", "test")
+NO_CHANGE_GROUPS = ("distractor", "no_change")  # values of `ChangePair.group` for pairs without change
 _FIELDS: dict[str, Any] = {"id": str, "before": str, "after": str | None, "captions": list, "split": str}
 Changes = Literal["single", "multi"]
 MULTI_WORDS = 60  # CARD's released captions are cut after 60 words
@@ -25,7 +26,19 @@ _REMEDY = "write it with `make data DATASET=<name> DATA=<folder>`"
 
 # Names that `groups_of` and the rows of the results table use for something else than a change type.
 RESERVED_CHANGE_TYPES = frozenset(
-    {"total", "semantic", "distractor", "slots", "type_accuracy", "seconds", "steps", "std", "runs"}
+    {
+        "total",
+        "semantic",
+        "distractor",
+        "change",
+        "no_change",
+        "slots",
+        "type_accuracy",
+        "seconds",
+        "steps",
+        "std",
+        "runs",
+    }
 )
 
 
@@ -44,8 +57,9 @@ class ChangePair:
             it has classes instead.
         split: "train", "val" or "test".
         change_type: the dataset's name of the kind of change ("color", "move", ...); None if it has none.
-        is_distractor: True if only the viewpoint or the light changed.
-        extra: other annotations of the dataset ("viewpoint_iou", "boxes"), JSON values; top-level keys in the file.
+        is_distractor: True if nothing changed, or only the viewpoint or the light.
+        extra: other annotations of the dataset ("viewpoint_iou", "boxes", "changeflag"), JSON values; top-level keys in the file.
+            "mask" is the path of an image of the changed pixels, relative to the dataset's root; 0 is unchanged.
     """
 
     id: str
@@ -61,6 +75,12 @@ class ChangePair:
     def images(self) -> tuple[str, ...]:
         """The paths of both images, or of the single one."""
         return (self.before,) if self.after is None else (self.before, self.after)
+
+    @property
+    def group(self) -> str:
+        """Name of its group in the scores: "change" or "no_change" in datasets with a change flag, else "semantic" or "distractor"."""
+        names = ("change", "no_change") if "changeflag" in self.extra else ("semantic", "distractor")
+        return names[self.is_distractor]
 
 
 @dataclass(frozen=True)

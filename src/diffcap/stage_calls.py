@@ -130,7 +130,7 @@ def _extract(e: Experiment, own: list[str]) -> StageCall:
     config = CONFIGS / f"backbone/{e.backbone}.yaml"
     words = ["--config", str(config), "--data.folder", e.folder]
     words += ["--model.name", e.features] if e.features != e.backbone else []
-    if e.weights and not e.method_spec.reads_pixels:
+    if e.weights and not e.reads_pixels:
         weights = Path(e.weights).expanduser()
         words += ["--model.weights", str(weights)]
         inputs += [weights] if e.backbone == "clip4idc" else []  # the user's own training, which may be repeated
@@ -231,19 +231,20 @@ def _training(e: Experiment, stage: str, own: list[str]) -> Iterator[StageCall]:
         inputs = [e.stage_folder(FINETUNE) / FINISHED]
         options = ["--model.init_from", str(e.stage_folder(FINETUNE) / BEST)]
     if stage == FINETUNE and not e.has_pretraining:
-        options = _clip_weights(e)
+        options = _pretrained_weights(e)
     yield _train(e, stage, inputs, [*options, *own])
 
 
-def _clip_weights(e: Experiment) -> list[str]:
+def _pretrained_weights(e: Experiment) -> list[str]:
     """The option for WEIGHTS of a method that reads pixels; for other methods, WEIGHTS is an option of the extraction."""
-    return ["--model.clip_weights", _expanded(e.weights)] if e.weights and e.method_spec.reads_pixels else []
+    option = "--model.resnet_weights" if e.method_spec.pixels_backbone else "--model.clip_weights"
+    return [option, _expanded(e.weights)] if e.weights and e.reads_pixels else []
 
 
 def _pretraining(e: Experiment, own: list[str]) -> Iterator[StageCall]:
     pretraining = e.method_spec.pretraining
     assert pretraining is not None
-    inputs, options, names = [e.features_folder / "complete"], _clip_weights(e), list[str]()
+    inputs, options, names = [e.features_folder / "complete"], _pretrained_weights(e), list[str]()
     if pretraining.needs_negatives:
         inputs.append(Path(e.folder) / "negatives.jsonl")
     cub, nabirds = extra_datasets(e)

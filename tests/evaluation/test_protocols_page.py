@@ -1,4 +1,4 @@
-"""The worked figure of docs/protocols.md, computed from the pairs that the page prints."""
+"""Tables of the documentation: the worked figure of docs/protocols.md, and the means of published scores."""
 
 from pathlib import Path
 
@@ -7,11 +7,12 @@ import pytest
 from diffcap.evaluation.captions import score_groups
 
 PAGE = Path(__file__).parents[2] / "docs/protocols.md"
+LEVIR_CC = PAGE.with_name("datasets") / "levir_cc.md"
 
 
-def rows(heading: str) -> list[list[str]]:
+def rows(heading: str, page: Path = PAGE) -> list[list[str]]:
     """The cells of the Markdown table that begins with a heading."""
-    text = PAGE.read_text().split(f"\n| {heading} |", 1)[1].split("\n\n", 1)[0]
+    text = page.read_text().split(f"\n| {heading} |", 1)[1].split("\n\n", 1)[0]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[2:]]
 
 
@@ -32,3 +33,11 @@ def test_total_is_no_average() -> None:
     semantic, distractor, total = (scores[group] for group in ("semantic", "distractor", "total"))
     assert total["ROUGE-L"] == pytest.approx((semantic["ROUGE-L"] + distractor["ROUGE-L"]) / 2)
     assert total["CIDEr-D"] > max(semantic["CIDEr-D"], distractor["CIDEr-D"])
+
+
+def test_published_remote_sensing_scores_have_the_mean_that_is_printed() -> None:
+    table = rows("system | BLEU-1 | BLEU-2 | BLEU-3 | BLEU-4 | METEOR | ROUGE-L | CIDEr-D | S*m | source", LEVIR_CC)
+    assert len(table) == 18
+    for name, *_, bleu, meteor, rouge, cider, mean, _ in table:
+        printed = mean.split("mean ")[-1].rstrip(")")  # in brackets after the misprint
+        assert sum(map(float, (bleu, meteor, rouge, cider))) / 4 == pytest.approx(float(printed), abs=0.0101), name

@@ -48,8 +48,10 @@ def test_a_store_of_bytes(tmp_path: Path) -> None:
 
 
 def test_other_libraries_have_a_size_of_their_own() -> None:
-    with pytest.raises(DiffcapError, match=r"--model\.image_size is only for pixels; torchvision has a fixed size"):
-        build_backbone("torchvision", "resnet18", "layer3", "random", image_size=(64, 64))
+    with pytest.raises(
+        DiffcapError, match=r"--model\.image_size is only for pixels and torchvision; blocks has a fixed"
+    ):
+        build_backbone("blocks", image_size=(64, 64))
 
 
 def test_pixels_take_no_weights() -> None:

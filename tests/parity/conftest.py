@@ -10,6 +10,8 @@ KINDS: dict[str, dict] = {
     "scorer_fixture": {"method": "scorer"},
     "dirl_fixture": {"method": "dirl"},
     "clip4idc_fixture": {"method": "clip4idc"},
+    "rsiccformer_fixture": {"method": "rsiccformer"},
+    "chg2cap_fixture": {"method": "chg2cap"},
 }
 
 

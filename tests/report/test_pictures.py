@@ -1,6 +1,7 @@
 """The sheet of pairs."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,12 @@ def test_the_choice_covers_every_kind_and_depends_on_the_seed() -> None:
     assert Counter(pair.id for pair in choose_pairs(pairs, 99)) == Counter(pair.id for pair in pairs)
     plain = [ChangePair(str(n), "b", "a", [], "test") for n in range(5)]
     assert len(set(pair.id for pair in choose_pairs(plain, 3))) == 3
+
+
+def test_pairs_without_change_come_last_in_datasets_with_a_flag() -> None:
+    pairs = [pair(str(n), changeflag=n % 2) for n in range(8)]
+    pairs = [replace(pair, is_distractor=not pair.extra["changeflag"]) for pair in pairs]
+    assert [pair.is_distractor for pair in choose_pairs(pairs, 4)] == [False, False, True, True]
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,9 @@ def test_all_metrics_by_group_as_in_the_papers() -> None:
     spice = {"a": {"total": {**SCORES, "SPICE": 0.3}, "semantic": {"SPICE": 0.2}}}
     assert [line[-1] for line in group_lines(spice)] == ["SPICE", "30.00", "20.00"]
     assert system_lines(spice)[0][-1] == "SPICE"
+    flags = {"a": {"total": SCORES, "change": SCORES, "no_change": {"CIDEr-D": 0.1}}}
+    assert [line[0] for line in group_lines(flags)] == ["", "total", "change", "no_change"]
+    assert system_lines(flags)[0][-2:] == ["CIDEr-D change", "CIDEr-D no change"] and type_lines(flags) == []
 
 
 def test_markdown_and_caption() -> None:
@@ -71,6 +74,8 @@ def test_markdown_and_caption() -> None:
         "scores x 100; mean ± standard deviation over 3 runs. Left out: a row."
     )
     assert caption_of({**PROTOCOL, "official": "whole"}, ROWS) == caption_of(PROTOCOL, ROWS)
+    more = {**ROWS, "others": {**ROWS["ours"], "runs": 5}}
+    assert "standard deviation over 3 to 5 runs." in caption_of(PROTOCOL, more)
     text = report_text(PROTOCOL, ROWS, ["ours"])
     assert text.count("\n\n") == 3 and "| base | 50.00 |" in text and "|  | type right |" in text
     assert report_text(PROTOCOL, {"base": ROWS["base"]}, ["base"]).count("\n\n") == 1

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from tests.commands import METHOD, ROOT, command, in_process, run
 from tests.stages.test_adaptation import words as words_of
+from tests.tiny_vlms import build
 from wandb.sdk.launch.sweeps import utils as agent
 
 # The script of each, and the folder that its runs are of.
@@ -20,8 +21,10 @@ SWEEPS = {
     "scorer": ("finetune", "finetune"),
     "dirl": ("finetune", "finetune"),
     "clip4idc": ("finetune", "finetune"),
+    "vlm": ("finetune", "finetune"),
     "clip4idc_pretrain": ("pretrain", "pretrain"),
 }
+BASE = "HuggingFaceTB/SmolVLM-500M-Instruct"
 GOALS = {"val/CIDEr-D": "maximize", "val/t2p_R@1": "maximize", "val/mlm": "minimize"}
 SMOKE = ["--trainer.max_steps=4", "--trainer.val_check_interval=2", "--trainer.limit_val_batches=1"]
 
@@ -56,7 +59,8 @@ def test_the_experiment_comes_first_and_the_sampled_values_last(name: str) -> No
     sweep, (stage, _) = read(name), SWEEPS[name]
     method = name.partition("_")[0]
     script = f"stages/{stage}.py"
-    experiment = ["--dataset=blocks", f"--method={method}", "--logger=wandb"]
+    base = [f"--vlm={BASE}"] if method == "vlm" else []
+    experiment = ["--dataset=blocks", f"--method={method}", *base, "--logger=wandb"]
     assert sweep["command"] == ["${env}", "python", script, *experiment, "${args}"] and sweep["program"] == script
     header = (ROOT / "configs" / "sweep" / f"{name}.yaml").read_text().partition("\nproject:")[0]
     assert f"# Command: wandb sweep configs/sweep/{name}.yaml" in header
@@ -73,6 +77,7 @@ def project(pixels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = f"--data.folder={pixels}", "--data.features=blocks", f"--run.out={folder / 'runs/blocks/pcl/pretrain'}"
     assert in_process(command("pretrain", [METHOD / "pretrain.blocks.yaml"], *files, *SMOKE)) is None
     assert in_process(words_of("adapt", pixels, folder / "runs/blocks/clip4idc/pretrain", *SMOKE)) is None
+    build("smolvlm", folder / "tiny")
     (folder / "bin").mkdir()
     (folder / "bin/python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (folder / "bin/python").chmod(0o755)
@@ -86,15 +91,14 @@ def test_the_command_of_a_sweep_trains_with_sampled_values(project: Path, name: 
     sweep, (_, stage) = read(name), SWEEPS[name]
     draws = random.Random(name)  # the same values in every run
     values = {key: sample(parameter, draws) for key, parameter in sweep["parameters"].items()}
-    words = agents_command(sweep, values)
+    words = [word.replace(BASE, str(project / "tiny")) for word in agents_command(sweep, values)]
     assert words[-len(values) :] == [f"--{key}={value}" for key, value in values.items()]
     path = f"{project / 'bin'}:/usr/bin:/bin"
     identifiers = {"WANDB_SWEEP_ID": "s1", "WANDB_RUN_ID": "abc123", "WANDB_MODE": "offline"}
     done = run([*words, *SMOKE], project, PATH=path, **identifiers)
     assert done.returncode == 0, (values, done.stderr)
-    out = (
-        project / "runs/blocks" / name.partition("_")[0] / "sweep" / stage / "abc123"
-    )  # each run of a sweep has its own
+    method = "vlm-tiny" if name == "vlm" else name.partition("_")[0]
+    out = project / "runs/blocks" / method / "sweep" / stage / "abc123"  # each run of a sweep has its own
     assert json.loads((out / "finished.json").read_text())["steps"] == 4
     settings = yaml.safe_load((out / "config.yaml").read_text())
     for key, value in values.items():
@@ -107,4 +111,4 @@ def test_the_command_of_a_sweep_trains_with_sampled_values(project: Path, name: 
     assert sweep["metric"]["goal"] == GOALS[sweep["metric"]["name"]]
     logged = list((out / "wandb").glob("offline-run-*-abc123"))
     assert len(logged) == 1
-    assert {path.name for path in project.iterdir()} == {"configs", "stages", "data", "runs", "bin"}
+    assert {path.name for path in project.iterdir()} == {"configs", "stages", "data", "runs", "bin", "tiny"}

@@ -14,7 +14,7 @@ from tests.stages.test_training import kill_when, same_training
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from tests.hub_server import Hub
+from tests.hub_server import TOKEN, Hub
 from tests.tiny_vlms import build
 
 from diffcap import load_captioner
@@ -134,7 +134,9 @@ def test_a_base_model_in_another_place_is_given_and_checked(
         load_captioner(path, "cpu", base=folder)(*EXAMPLES)
         for path, folder in ((tmp_path / "exported", moved), (trained / "best.ckpt", None))
     ]
-    assert captions[0] == captions[1]
+    with Captioners(find_choices([str(tmp_path / "exported")], tmp_path, base=str(moved)), "cpu").use(0) as served:
+        captions.append(served(*EXAMPLES))
+    assert captions[0] == captions[1] == captions[2]
     other = build("smolvlm", tmp_path / "other")
     with pytest.raises(DiffcapError, match="not the base model"):
         load_captioner(tmp_path / "exported", "cpu", base=other)
@@ -288,7 +290,9 @@ def test_pictures_of_any_size_are_captioned_without_training(base: Path, tmp_pat
     assert captioner.metadata["prompt"] == "what is different?" and "licence: not stated" in str(captioner.domain_note)
 
 
-def test_a_model_of_the_hub_captions_and_is_known_by_its_commit(base: Path, pixels: Path, tmp_path: Path) -> None:
+def test_a_model_of_the_hub_captions_and_is_known_by_its_commit(
+    base: Path, trained: Path, pixels: Path, tmp_path: Path
+) -> None:
     """Through a mock of the Hub; the second start has no network, and training records the commit."""
     hub = Hub()
     files = {path.name: path.read_bytes() for path in base.iterdir()}
@@ -299,6 +303,20 @@ def test_a_model_of_the_hub_captions_and_is_known_by_its_commit(base: Path, pixe
     assert first.returncode == 0, first.stderr
     assert f"user/tiny at commit {commit}, licence: apache-2.0" in first.stderr
     assert not any("old.bin" in line for line in hub.asked)
+    diffcap = [sys.executable, "-m", "diffcap"]
+    pushed = run(
+        [*diffcap, "push", str(trained / "best.ckpt"), "user/mine"],
+        tmp_path,
+        **online,
+        HF_TOKEN=TOKEN,
+        HF_HUB_DISABLE_XET="1",
+    )
+    assert pushed.returncode == 0, pushed.stderr
+    adapters = hub.repositories["user/mine"]["model.safetensors"]
+    assert len(adapters) < len(files["model.safetensors"])  # without the base model
+    mine = run([*words[:-1], "user/mine", "--base", str(base)], tmp_path, **online)
+    assert mine.returncode == 0, mine.stderr
+    assert mine.stdout.startswith(load_captioner(trained / "best.ckpt", "cpu")(*EXAMPLES).text)
     hub.shutdown()
     hub.server_close()
     second = run(words, tmp_path, **online, HF_HUB_OFFLINE="1")

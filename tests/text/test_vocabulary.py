@@ -3,6 +3,7 @@ import json
 import pytest
 
 from diffcap.text import SPECIALS, Vocabulary, build_vocabulary, read_vocabulary, tokenize, write_vocabulary
+from diffcap.text.vocabularies import AnyLayout, vocabulary_for, vocabulary_of
 from diffcap.text.vocabulary import LayoutName, tokenize_rcc
 from diffcap.utils.errors import DiffcapError
 
@@ -106,3 +107,39 @@ def test_captions_of_tokens_come_back_whole(layout: LayoutName) -> None:
     assert (back == captions) == (layout != "rcc")
     for output in back:
         assert vocabulary.decode(vocabulary.encode(output.split(" "), 20)) == output
+
+
+def test_rsiccformers_layout_has_three_special_tokens_after_the_words() -> None:
+    """Words are counted over the tokens of the dataset's file and numbered in order of their first appearance."""
+    vocabulary = build_vocabulary(
+        ["the road 's <unk>", "a road the", "road the t-junction"], min_count=2, layout="rsicc"
+    )
+    assert vocabulary.words == ["the", "road"]
+    assert vocabulary.tokens == ["<pad>", "the", "road", "<unk>", "<start>", "<end>"]
+    assert [vocabulary.pad, vocabulary.unk, vocabulary.bos, vocabulary.eos, vocabulary.mask] == [0, 3, 4, 5, None]
+    ids = vocabulary.encode("a road the", max_length=5)
+    assert ids == [4, 3, 2, 1, 5]  # it fills all five positions
+    assert vocabulary.encode("a road the", max_length=4) == [4, 3, 2, 5]
+    assert vocabulary.decode([*ids, 0, 1]) == "<unk> road the"
+    assert vocabulary.decode([4, 2, 0, 4, 1, 5]) == "road the"  # padding and start do not end a caption
+    with pytest.raises(ValueError, match="outside"):
+        vocabulary.decode([6])
+    with pytest.raises(ValueError, match="<end>"):
+        Vocabulary(["road", "<end>"], "rsicc")
+
+
+def test_chg2caps_layout() -> None:
+    """The special tokens of the RobustChangeCaptioning code base; empty tokens are left out, and padding ends nothing."""
+    vocabulary = build_vocabulary([" some  houses, are built ."], layout="chg2cap")
+    assert vocabulary.tokens == ["<NULL>", "<UNK>", "<START>", "<END>", ",", "are", "built", "houses", "some"]
+    assert [vocabulary.pad, vocabulary.unk, vocabulary.bos, vocabulary.eos, vocabulary.mask] == [0, 1, 2, 3, None]
+    assert vocabulary.encode(" a  house is built .", max_length=41) == [2, 1, 1, 1, 6, 3]
+    assert vocabulary.decode([2, 8, 0, 7, 3, 5]) == "some houses"
+
+
+@pytest.mark.parametrize(("layout", "family"), [("rsicc", "rsicc"), ("chg2cap", "chg2cap")])
+def test_a_checkpoints_words_give_the_same_ids(layout: AnyLayout, family: str) -> None:
+    built = vocabulary_for(["the road", "a road"], 1, layout)
+    again = vocabulary_of(built.words, layout)
+    assert again.family == family and len(again) == len(built) == 7
+    assert again.encode("a road", 6) == built.encode("a road", 6)

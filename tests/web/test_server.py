@@ -99,7 +99,7 @@ def test_several_checkpoints(monkeypatch: pytest.MonkeyPatch, words: list[str], 
     monkeypatch.setattr("diffcap.web.server.serve", lambda checkpoints, *rest: given.append((checkpoints, *rest)))
     cli.main(["serve", *words])
     port = 0 if "--port" in " ".join(words) else 7860
-    assert given == [(found, Path("runs"), "127.0.0.1", port, "auto", None)]
+    assert given == [(found, Path("runs"), "127.0.0.1", port, "auto", None, None)]
 
 
 def test_what_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

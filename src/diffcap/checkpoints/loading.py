@@ -118,8 +118,8 @@ def _other_base(path: str | Path, spec: "CaptionerSpec", base: str | Path | None
     trained_on = spec.arguments["base"]
     if not Path(trained_on).is_dir() and not is_name(trained_on):
         raise MissingBaseModel(
-            f"{path}: its base model {trained_on} is not on this machine; give its folder as --base FOLDER to diffcap caption, eval or "
-            "export."
+            f"{path}: its base model {trained_on} is not on this machine; give its folder as --base FOLDER to diffcap caption, eval, "
+            "export or serve."
         )
     return {}
 

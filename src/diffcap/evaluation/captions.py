@@ -7,6 +7,7 @@ document frequencies from the references of the group. So the score of "total" i
 import math
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -110,6 +111,7 @@ Hypotheses = Mapping[str, str]  # id -> tokenised caption
 References = Mapping[str, list[str]]  # id -> tokenised captions
 Groups = Mapping[str, list[str]]  # name -> ids
 Scores = dict[str, dict[str, float]]  # group -> metric -> score
+Key = TypeVar("Key")
 
 
 def _bleu(hypotheses: Hypotheses, references: References, groups: Groups) -> Scores:
@@ -229,24 +231,70 @@ def score_groups(
         >>> scores["mine"]["change"]["ROUGE-L"]
         1.0
     """
+    texts = tokenize_systems(systems, references, tokenizer)
+    return score_together(texts, groups, metrics)
+
+
+class TokenizedCaptions(NamedTuple):
+    """Captions of one system and their references: id -> tokens joined by spaces.
+
+    Example:
+        >>> text = TokenizedCaptions({"1": "the cube moved"}, {"1": ["the red cube moved", "the cube moved"]})
+        >>> score_together({"mine": text}, {"total": ["1"]}, ["BLEU-1", "ROUGE-L"])["mine"]["total"]["ROUGE-L"]
+        1.0
+    """
+
+    hypotheses: Hypotheses
+    references: References
+
+
+def tokenize_systems(
+    systems: Mapping[str, Mapping[str, str]], references: Mapping[str, Sequence[str]], tokenizer: Tokenizer
+) -> dict[str, TokenizedCaptions]:
+    """Check and tokenise the captions of several systems, see `score_groups`; the result is for `score_together`.
+
+    Raises:
+        DiffcapError: ids are missing or unknown, or there is no Java.
+    """
     for name, captions in systems.items():
         check_ids(captions, references, f"{name}: " if len(systems) > 1 else "")
     hypotheses, tokenized_references = tokenize_together(systems, references, tokenizer)
-    # All systems are scored in one call, so the ids and groups of each get its number. The ids of a single system are kept: an
+    return {name: TokenizedCaptions(texts, tokenized_references) for name, texts in hypotheses.items()}
+
+
+def score_together(
+    texts: Mapping[Key, TokenizedCaptions], groups: Groups, metrics: Sequence[str] = ALL_METRICS
+) -> dict[Key, Scores]:
+    """Score each group of pairs of several texts; the Java programs start once for all of them.
+
+    Args:
+        texts: name -> captions and references, each with at least the ids of `groups`. The names may be of any type.
+        groups, metrics: as in `score_tokens`.
+
+    Returns:
+        name -> group -> metric -> score, as `score_tokens`.
+    """
+    # All texts are scored in one call, so the ids and groups of each get its number. The ids of a single one are kept: an
     # error message names the id of the pair.
-    several = len(systems) > 1
-    keys = {
-        name: {id: f"{id} (system {number})" if several else id for id in references}
-        for number, name in enumerate(systems, 1)
-    }
-    group_keys = {(name, group): f"{number} {group}" for number, name in enumerate(systems) for group in groups}
+    numbered = list(enumerate(texts.items(), 1))
+
+    def key(number: int, id: str) -> str:
+        return f"{id} (system {number})" if len(texts) > 1 else id
+
     scores = score_tokens(
-        {key: hypotheses[name][id] for name, key_of in keys.items() for id, key in key_of.items()},
-        {key: tokenized_references[id] for key_of in keys.values() for id, key in key_of.items()},
-        {key: [keys[name][id] for id in groups[group]] for (name, group), key in group_keys.items()},
+        {key(number, id): caption for number, (_, text) in numbered for id, caption in text.hypotheses.items()},
+        {key(number, id): captions for number, (_, text) in numbered for id, captions in text.references.items()},
+        {
+            f"{number} {group}": [key(number, id) for id in ids]
+            for number, _ in numbered
+            for group, ids in groups.items()
+        },
         metrics,
     )
-    return {name: {group: scores[group_keys[name, group]] for group, ids in groups.items() if ids} for name in systems}
+    return {
+        name: {group: scores[f"{number} {group}"] for group, ids in groups.items() if ids}
+        for number, (name, _) in numbered
+    }
 
 
 def score_captions(

@@ -6,7 +6,8 @@ The protocol of a score is a dict that says how it was computed: dataset, split,
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from diffcap.evaluation.captions import ALL_METRICS, score_groups, unavailable_metrics
+from diffcap.evaluation.captions import ALL_METRICS, score_together, tokenize_systems, unavailable_metrics
+from diffcap.evaluation.levir_cc import LevirScoring, accuracies, id_texts, with_levir_columns
 from diffcap.evaluation.slots import slot_accuracy
 from diffcap.evaluation.tokenize import Tokenizer
 from diffcap.records import RESERVED_CHANGE_TYPES, ChangePair
@@ -19,7 +20,8 @@ TYPE_ORDER = ("color", "material", "add", "drop", "move")
 def groups_of(pairs: Sequence[ChangePair]) -> dict[str, list[str]]:
     """Group the pairs of a split: "total", "semantic" and "distractor" (if both exist), and each change type.
 
-    The groups of change types have no distractors, as in the papers' tables.
+    In datasets with a change flag, "change" and "no_change" replace "semantic" and "distractor". The groups of change types have no
+    distractors, as in the papers' tables.
 
     Returns:
         name -> ids in the order of `pairs`. Only "total" can be empty.
@@ -38,8 +40,8 @@ def groups_of(pairs: Sequence[ChangePair]) -> dict[str, list[str]]:
     groups = {"total": [pair.id for pair in pairs]}
     semantic = [pair for pair in pairs if not pair.is_distractor]
     if 0 < len(semantic) < len(pairs):
-        groups["semantic"] = [pair.id for pair in semantic]
-        groups["distractor"] = [pair.id for pair in pairs if pair.is_distractor]
+        for members in (semantic, [pair for pair in pairs if pair.is_distractor]):
+            groups[members[0].group] = [pair.id for pair in members]
     types = {pair.change_type for pair in semantic if pair.change_type is not None}
     if reserved := sorted(types & RESERVED_CHANGE_TYPES):
         raise DiffcapError(
@@ -88,6 +90,7 @@ def evaluate(
     metrics: Sequence[str] = ALL_METRICS,
     protocol: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
+    levir: LevirScoring | None = None,
 ) -> dict[str, Any]:
     """Score the captions of a split, in all groups.
 
@@ -98,12 +101,15 @@ def evaluate(
         metrics: names from `captions.ALL_METRICS`.
         protocol: further entries of "protocol" ({"dataset": ..., "split": ...}).
         provenance: origin of the captions (checkpoint, seed, versions, hash of the manifest), for "provenance".
+        levir: for datasets with the protocol `levir_cc`. The scores then have "S*m" and "accuracy" too, see
+            `levir_cc.with_levir_columns`.
 
     Returns:
         The content of `metrics.json`: {"protocol": {..., "tokenizer", "metrics", "pairs": group -> number}, "groups": group ->
         metric -> score as a fraction, "provenance": {...}}. "unavailable" in "provenance" lists metrics that could not be
         computed, and how to install them. If the pairs have annotations of the changed object (dataset `blocks`), "slots" has
-        the result of `slots.slot_accuracy`.
+        the result of `slots.slot_accuracy`. With a vocabulary in `levir`, "id_tokens" has "protocol" and "groups" of the metrics
+        of word ids.
 
     Raises:
         DiffcapError: ids are missing or unknown, a pair has no reference, a change type has a reserved name, or Java is not
@@ -117,7 +123,7 @@ def evaluate(
         >>> result["protocol"]
         {'dataset': 'toy', 'tokenizer': 'raw', 'metrics': ['ROUGE-L'], 'pairs': {'total': 1, 'move': 1}}
     """
-    return evaluate_systems({"": predictions}, pairs, tokenizer, metrics, protocol, provenance)[""]
+    return evaluate_systems({"": predictions}, pairs, tokenizer, metrics, protocol, provenance, levir)[""]
 
 
 def evaluate_systems(
@@ -127,12 +133,13 @@ def evaluate_systems(
     metrics: Sequence[str] = ALL_METRICS,
     protocol: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
+    levir: LevirScoring | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Run `evaluate` for several systems at once, which takes much less time than one call for each.
 
     Args:
         systems: name -> id -> caption.
-        pairs, tokenizer, metrics, protocol, provenance: as in `evaluate`, the same for all systems.
+        pairs, tokenizer, metrics, protocol, provenance, levir: as in `evaluate`, the same for all systems.
 
     Returns:
         name -> result of `evaluate`.
@@ -141,18 +148,45 @@ def evaluate_systems(
         DiffcapError: as in `evaluate`.
     """
     groups = groups_of(pairs)
-    scores = score_groups(systems, {pair.id: pair.captions for pair in pairs}, groups, tokenizer, metrics)
+    references = {pair.id: pair.captions for pair in pairs}
+    texts = {(name, "text"): text for name, text in tokenize_systems(systems, references, tokenizer).items()}
+    if levir and levir.vocabulary:
+        ids = {(name, "ids"): id_texts(captions, references, levir.vocabulary) for name, captions in systems.items()}
+        # SPICE parses sentences: it scores the text only.
+        scores = score_together({**texts, **ids}, groups, [metric for metric in metrics if metric != "SPICE"])
+        if "SPICE" in metrics:
+            for key, rows in score_together(texts, groups, ["SPICE"]).items():
+                scores[key] = {group: {**scores[key][group], **row} for group, row in rows.items()}
+    else:
+        scores = score_together(texts, groups, metrics)
+    if levir:
+        accuracy = {name: accuracies(captions, pairs, groups, levir.no_change) for name, captions in systems.items()}
+        scores = {key: with_levir_columns(rows, accuracy[key[0]]) for key, rows in scores.items()}
     unavailable = unavailable_metrics(metrics)
+    computed = [metric for metric in ALL_METRICS if metric in metrics and metric not in unavailable]
     has_object_labels = any("changed" in pair.extra for pair in pairs)
     return {
         name: {
             "protocol": {
                 **(protocol or {}),
                 "tokenizer": tokenizer,
-                "metrics": [metric for metric in ALL_METRICS if metric in metrics and metric not in unavailable],
+                "metrics": computed,
                 "pairs": {group: len(ids) for group, ids in groups.items()},
             },
-            "groups": scores[name],
+            "groups": scores[name, "text"],
+            **(
+                {
+                    "id_tokens": {
+                        "protocol": {
+                            **levir.described(),
+                            "metrics": [metric for metric in computed if metric != "SPICE"],
+                        },
+                        "groups": scores[name, "ids"],
+                    }
+                }
+                if levir and levir.vocabulary
+                else {}
+            ),
             "provenance": {**(provenance or {}), **({"unavailable": unavailable} if unavailable else {})},
             **({"slots": slot_accuracy(predictions, pairs)} if has_object_labels else {}),
         }

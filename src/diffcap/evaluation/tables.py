@@ -3,7 +3,7 @@
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from diffcap.utils.errors import printable
 
@@ -116,6 +116,20 @@ def print_table(table: "Table") -> None:
         Segment("\n".join(map(printable, segment.text.split("\n"))), segment.style) for segment in console.render(table)
     ]
     console.print(Segments(segments), end="")
+
+
+def print_scores(result: Mapping[str, Any], title: str) -> None:
+    """Print the tables of the groups in the content of a `metrics.json`: of its tokens, and of word ids if there are any.
+
+    Args:
+        title: the beginning of each table's title; what the scores were computed from follows.
+    """
+    pairs = result["protocol"]["pairs"]
+    print_table(metrics_table(result["groups"], f"{title}{result['protocol']['tokenizer']} tokens", pairs=pairs))
+    if "id_tokens" in result:
+        ids = result["id_tokens"]
+        described = f"protocol {ids['protocol']['name']}, {ids['protocol']['vocabulary_size']} ids"
+        print_table(metrics_table(ids["groups"], f"{title}{described}", pairs=pairs))
 
 
 def markdown_table(rows: Rows, corner: str = "", digits: int = 2) -> str:

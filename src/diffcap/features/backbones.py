@@ -109,15 +109,18 @@ def build_backbone(
         layer: the layer that gives the map, see the table above. None: the last layer; not allowed for torchvision.
         weights: "default" (downloaded by the library), "random" (seed 0, for tests), or the path of a weights file.
         pool_size: rows and columns of the map after average pooling; None: no pooling.
-        image_size: height and width of `pixels`, by default (224, 224); the other networks have fixed sizes.
+        image_size: height and width of `pixels` and of the images that a torchvision network gets, by default (224, 224); the
+            networks of other libraries have fixed sizes.
         image_std: standard deviations of R, G, B that the input of a torchvision network is divided by, on a scale from 0 to 1;
             by default `IMAGENET_STD`.
 
     Raises:
         DiffcapError: the network, the layer or the combination of arguments is invalid, or the weights cannot be loaded.
     """
-    if image_size is not None and library != "pixels":
-        raise DiffcapError(f"--model.image_size is only for pixels; {library} has a fixed size: remove the option.")
+    if image_size is not None and library not in ("pixels", "torchvision"):
+        raise DiffcapError(
+            f"--model.image_size is only for pixels and torchvision; {library} has a fixed size: remove the option."
+        )
     if image_std is not None and library != "torchvision":
         raise DiffcapError(f"--model.image_std is only for torchvision; {library} has its own: remove the option.")
     if library == "pixels":
@@ -141,6 +144,8 @@ def build_backbone(
         warnings.simplefilter("ignore")  # the libraries warn about weights that are replaced below
         torch.manual_seed(0)  # the same "random" weights on every rank and in every run
         trunk, preprocess = builders[library](network or "", layer, weights)
+    if image_size is not None and isinstance(preprocess, ResizeNormalize):
+        preprocess = replace(preprocess, size=(image_size[0], image_size[1]))
     if image_std is not None and isinstance(preprocess, ResizeNormalize):
         preprocess = replace(preprocess, std=(image_std[0], image_std[1], image_std[2]))
     description = {"library": library, "network": network, "stage": layer}

@@ -34,7 +34,7 @@ def backbone_of(meta: Mapping[str, Any], weights: str | None = None) -> Backbone
         )
     if "longest_side" in (meta.get("preprocessing") or {}):  # a vision-language model, which reads images of any size
         return Backbone(torch.nn.Identity(), LimitSide(meta["preprocessing"]["longest_side"]), {"library": library})
-    size = meta["preprocessing"]["size"] if library == "pixels" else None
+    size = meta["preprocessing"].get("size") if library in ("pixels", "torchvision") else None
     std = meta["preprocessing"].get("std") if library == "torchvision" else None
     pool = meta.get("pool")
     try:

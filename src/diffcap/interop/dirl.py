@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from diffcap.interop.importer import Importer
-from diffcap.interop.renaming import SHARED, Rule, rename
+from diffcap.interop.renaming import GROUPS, SHARED, Rule, rename
 from diffcap.interop.sizes import dirl_sizes
 
 _LAYER = r"speaker_state\.core\.layer\.(\d+)\."
@@ -43,5 +43,10 @@ def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 IMPORTER = Importer(
-    dirl_sizes, lambda state, stage: from_official(state), layout="rcc", vocabulary="vocab.json", grouped=True
+    dirl_sizes,
+    lambda state, stage: from_official(state),
+    layout="rcc",
+    vocabulary="vocab.json",
+    groups=GROUPS,
+    pickled_classes=("AttrDict",),
 )

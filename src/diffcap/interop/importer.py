@@ -26,7 +26,10 @@ class Importer:
         rename: function of the official parameters and the stage; returns the state dict of diffcap's model.
         layout: vocabulary layout of diffcap's model.
         vocabulary: name of the authors' file that maps words to ids; None if the method uses CLIP's tokens.
-        grouped: whether the file is a dict with one group of parameters per network and a pickled configuration.
+        groups: keys of the file if it is a dict with one group of parameters per network (and a pickled configuration); their
+            parameters get the key as prefix. Empty if the file is one state dict.
+        pickled_classes: names of the classes that the file may use, besides those of tensors; see `load_tensors`. A group may be
+            a pickled module instead of a state dict.
         is_pretraining: whether official parameters belong to the pre-training stage.
     """
 
@@ -34,5 +37,6 @@ class Importer:
     rename: Callable[[dict[str, Tensor], Stage], dict[str, Tensor]]
     layout: AnyLayout
     vocabulary: str | None
-    grouped: bool = False
+    groups: tuple[str, ...] = ()
+    pickled_classes: tuple[str, ...] = ()
     is_pretraining: Callable[[State], bool] = _never

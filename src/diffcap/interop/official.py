@@ -5,6 +5,8 @@
 | SCORER, DIRL | a pickled dict of `change_detector_state`, `speaker_state` and `model_cfg` | `vocab.json`, word to id |
 | IDC-PCL | a state dict of the pre-training or the fine-tuning model | `dict.json`, word to id |
 | CLIP4IDC | a state dict, `clip.*` in half precision; stage 2 also has `decoder.*` | CLIP's |
+| RSICCformer | a dict of the pickled modules `encoder_image`, `encoder_feat` and `decoder` | `WORDMAP_*.json`, word to id |
+| Chg2Cap | a dict of the state dicts `encoder_dict`, `encoder_trans_dict` and `decoder_dict` | `vocab.json`, word to id |
 
 Most hyperparameters follow from the shapes of the weights; `ImportOptions` has the others.
 """
@@ -24,12 +26,11 @@ from diffcap.checkpoints.reading import FORMAT, is_finite, weight_fault, weights
 from diffcap.interop.importer import Importer, Stage
 from diffcap.methods import get_method, import_object, methods
 from diffcap.records import read_json
-from diffcap.text.vocabulary import LAYOUTS, LayoutName
+from diffcap.text.vocabulary import LAYOUTS, LayoutName, Vocabulary
 from diffcap.utils.errors import DiffcapError, wrap_errors
-from diffcap.utils.unpickling import load_tensors
+from diffcap.utils.unpickling import load_tensors, state_of_module
 
 MIN_LENGTH = 3  # tokens of a caption: start token, one word, end token
-GROUPS = ("change_detector_state", "speaker_state")
 # Tables that are computed, not learned, and numbers that some files contain besides the weights.
 _COMPUTED = re.compile(
     r"(?:.*\.)?(?:pe|position_ids|attn_mask|num_batches_tracked|input_resolution|context_length|vocab_size)"
@@ -76,20 +77,20 @@ def get_importer(method: str) -> Importer:
 
 
 def read_official(path: str | Path, method: str) -> dict[str, Tensor]:
-    """Read the parameters of an official file, in float32, by name; those of SCORER and DIRL have their group as prefix.
+    """Read the parameters of an official file, in float32, by name, with their group (`Importer.groups`) as prefix.
 
     Raises:
         DiffcapError: the file is damaged, holds no weights of the method, or holds objects other than tensors, plain
             containers and the configuration.
     """
-    path, grouped = Path(path), get_importer(method).grouped
+    path, importer = Path(path), get_importer(method)
     if path.suffix == ".safetensors":
         from diffcap.features.weights import read_state_dict
 
         content: Any = read_state_dict(path, "FILE")
     else:
-        content = load_tensors(path, ("AttrDict",) if grouped else ())
-    if isinstance(content, dict) and not grouped:
+        content = load_tensors(path, importer.pickled_classes)
+    if isinstance(content, dict) and not importer.groups:
         for wrapper in ("state_dict", "model_state_dict", "model"):
             if isinstance(content.get(wrapper), dict):
                 content = content[wrapper]
@@ -98,9 +99,11 @@ def read_official(path: str | Path, method: str) -> dict[str, Tensor]:
         raise DiffcapError(
             f"{path}: contains a {type(content).__name__}, not a dict of weights; give the authors' checkpoint."
         )
-    groups = {group: content[group] for group in GROUPS if isinstance(content.get(group), dict)}
-    if grouped and groups:
-        missing = [group for group in GROUPS if group not in groups]
+    groups = {group: content[group] for group in importer.groups if isinstance(content.get(group), dict)}
+    with wrap_errors(path, f"not a checkpoint of {method}", "download it again"):  # modules that contain themselves
+        groups = {group: state_of_module(part) or part for group, part in groups.items()}
+    if groups:
+        missing = [group for group in importer.groups if group not in groups]
         if missing:
             raise DiffcapError(f"{path}: {missing[0]!r} is missing; download the authors' checkpoint again.")
         content = {
@@ -128,7 +131,7 @@ def read_word_ids(path: str | Path, layout: LayoutName) -> tuple[list[str], list
     """Read a vocabulary file, a JSON object from word to id.
 
     Returns:
-        The words without special tokens, and the file's ids of the layout's special tokens and of these words.
+        The words without special tokens, and the file's id of each token of the layout's vocabulary, in this one's order.
 
     Raises:
         DiffcapError: the file is not a vocabulary, a special token or an id is missing, or an id is duplicated.
@@ -139,12 +142,12 @@ def read_word_ids(path: str | Path, layout: LayoutName) -> tuple[list[str], list
     good = isinstance(ids, dict) and all(type(number) is int for number in ids.values())
     if not good or sorted(ids.values()) != list(range(len(ids))):
         raise DiffcapError(f"{path}: not a vocabulary; give a JSON object from each word to its id (0, 1, 2, ...).")
-    specials = LAYOUTS[layout].specials
+    specials = (*LAYOUTS[layout].specials, *LAYOUTS[layout].last_specials)
     missing = [word for word in specials if word not in ids]
     if missing:
         raise DiffcapError(f"{path}: the special token {missing[0]} is missing; give the vocabulary of this method.")
     words = sorted((word for word in ids if word not in specials), key=lambda word: ids[word])
-    return words, [ids[word] for word in (*specials, *words)]
+    return words, [ids[word] for word in Vocabulary(words, layout).tokens]
 
 
 def import_official(

@@ -9,6 +9,7 @@ from torch import Tensor
 from diffcap.utils.errors import DiffcapError
 
 Rule = tuple[str, str | None]
+GROUPS = ("change_detector_state", "speaker_state")  # of the official checkpoints of SCORER and DIRL
 PARTS = {"query": 0, "key": 1, "value": 2}
 
 # The image embedding and the word layers of SCORER and DIRL, which come from one code base.

@@ -42,9 +42,14 @@ def _count(state: State, pattern: str) -> int:
     return len(found)
 
 
-def _resnet(layer: str, shape: tuple[int, int, int]) -> dict[str, Any]:
+def _resnet(
+    layer: str,
+    shape: tuple[int, int, int],
+    preprocess: ResizeNormalize | None = None,
+    pool: tuple[int, int] | None = None,
+) -> dict[str, Any]:
     """Metadata of a store of ResNet-101's features; the authors name the weights (IMAGENET1K_V1) but publish no hash."""
-    preprocess = ResizeNormalize(std=SCORER_STD) if layer == "layer3" else ResizeNormalize()
+    preprocess = preprocess or ResizeNormalize()
     return {
         "name": f"resnet101_{layer}",
         "library": "torchvision",
@@ -52,9 +57,24 @@ def _resnet(layer: str, shape: tuple[int, int, int]) -> dict[str, Any]:
         "stage": layer,
         "weights_sha256": None,
         "preprocessing": _as_json(preprocess.describe()),
-        "pool": None,
+        "pool": None if pool is None else list(pool),
         "shape": list(shape),
         "dtype": "float16",
+    }
+
+
+def _pixels(size: tuple[int, int]) -> dict[str, Any]:
+    """Metadata of a store of pixels; `size` is the images' height and width."""
+    return {
+        "name": "pixels",
+        "library": "pixels",
+        "network": None,
+        "stage": None,
+        "weights_sha256": None,
+        "preprocessing": _as_json(ResizeOnly(size).describe()),
+        "pool": None,
+        "shape": [3, *size],
+        "dtype": "uint8",
     }
 
 
@@ -82,7 +102,9 @@ def _shared_sizes(state: State, options: Mapping[str, Any], tables: State, decod
         "coordinates": coordinates,
         "decoder_layers": _count(state, decoder_layer),
     }
-    return Sizes(model, max_length, _resnet("layer3", (feature_channels, grid[0], grid[1])))
+    return Sizes(
+        model, max_length, _resnet("layer3", (feature_channels, grid[0], grid[1]), ResizeNormalize(std=SCORER_STD))
+    )
 
 
 def scorer_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
@@ -163,18 +185,7 @@ def clip4idc_sizes(state: State, options: Mapping[str, Any], tables: State) -> S
     if network == _VIT_B_32:
         network = "ViT-B-32-quickgelu"
     max_length = options["max_length"] or min(33, context + 1)
-    pixels = ResizeOnly((patch * side, patch * side))
-    features = {
-        "name": "pixels",
-        "library": "pixels",
-        "network": None,
-        "stage": None,
-        "weights_sha256": None,
-        "preprocessing": _as_json(pixels.describe()),
-        "pool": None,
-        "shape": [3, patch * side, patch * side],
-        "dtype": "uint8",
-    }
+    features = _pixels((patch * side, patch * side))
     model: dict[str, Any] = {
         "vocabulary_size": vocabulary,
         "network": network,
@@ -202,3 +213,84 @@ _VIT_B_32 = {
     "vision_cfg": {"image_size": 224, "patch_size": 32, "width": 768, "head_width": 64, "layers": 12},
     "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 512, "heads": 8, "layers": 12},
 }
+
+
+def rsiccformer_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
+    """Hyperparameters of RSICCformer, with or without the backbone."""
+    front = state["encoder_feat.projection.weight"]
+    grid = [len(state[f"encoder_feat.{side}_embedding.weight"]) for side in "hw"]
+    max_length = options["max_length"] or len(state["decoder.position_encoding.embedding_1D.weight"])
+    model: dict[str, Any] = {
+        "vocabulary_size": len(state["decoder.vocab_embedding.weight"]),
+        "feature_channels": front.shape[1],
+        "grid": grid,
+        "max_length": max_length,
+        "width": len(front),
+        "heads": options["heads"],
+        "encoder_layers": _count(state, r"encoder_feat\.transformer\.(\d+)\."),
+        "decoder_layers": _count(state, r"decoder\.transformer\.layers\.(\d+)\."),
+    }
+    network = _resnet_name(state, r"encoder_image\.net")
+    if network is None:
+        shape, pool = (front.shape[1], grid[0], grid[1]), (grid[0], grid[1])
+        return Sizes(model, max_length, _resnet("layer3", shape, ResizeNormalize(_LEVIR_CC_SIZE), pool))
+    model |= {"backbone": network, "pool": grid, "feature_channels": 3, "grid": list(_LEVIR_CC_SIZE)}
+    return Sizes(model, max_length, _pixels(_LEVIR_CC_SIZE))
+
+
+def chg2cap_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
+    """Hyperparameters of Chg2Cap, with or without the backbone; the option `dataset` says how pixels are normalised."""
+    first = state["encoder_trans_dict.selftrans.0.0.att.to_k.weight"]
+    attention_width, channels = first.shape
+    table = next((value for name, value in tables.items() if name.startswith("decoder_dict.")), None)
+    max_length = options["max_length"] or (41 if table is None else len(table))
+    grid = options["grid"] or (8, 8)
+    model: dict[str, Any] = {
+        "vocabulary_size": len(state["decoder_dict.vocab_embedding.weight"]),
+        "feature_channels": channels,
+        "grid": list(grid),
+        "max_length": max_length,
+        "table": [len(state[f"encoder_trans_dict.{side}_embedding.weight"]) for side in "wh"],  # exchanged names
+        "attention_width": attention_width,
+        "ffn": len(state["encoder_trans_dict.selftrans.0.0.feedforward.net.0.weight"]),
+        "width": len(state["decoder_dict.Conv1.weight"]),
+        "heads": options["heads"],
+        "encoder_layers": _count(state, r"encoder_trans_dict\.selftrans\.(\d+)\."),
+        "decoder_layers": _count(state, r"decoder_dict\.transformer\.layers\.(\d+)\."),
+    }
+    network = _resnet_name(state, r"encoder_dict\.cnn")
+    if network is None:
+        shape = (channels, grid[0], grid[1])
+        return Sizes(model, max_length, _resnet("layer4", shape, ResizeNormalize(_LEVIR_CC_SIZE)))
+    is_dubai = options["dataset"] == "dubai_cc"
+    size = _DUBAI_CC_SIZE if is_dubai else _LEVIR_CC_SIZE
+    model |= {"backbone": network, "feature_channels": 3, "grid": list(size)}
+    if is_dubai:
+        model |= {"normalization": "dubai_cc", "resize": list(_LEVIR_CC_SIZE)}
+    return Sizes(model, max_length, _pixels(size))
+
+
+_LEVIR_CC_SIZE, _DUBAI_CC_SIZE = (256, 256), (50, 50)  # height and width of the images
+# By the blocks of the first three layers, and whether a block has three convolutions.
+_RESNETS: dict[tuple[tuple[int, ...], bool], str] = {
+    ((2, 2, 2), False): "resnet18",
+    ((3, 4, 6), False): "resnet34",
+    ((3, 4, 6), True): "resnet50",
+    ((3, 4, 23), True): "resnet101",
+    ((3, 8, 36), True): "resnet152",
+}
+
+
+def _resnet_name(state: State, prefix: str) -> str | None:
+    """torchvision's name of the ResNet with numbered layers; None if there is no such network.
+
+    Raises:
+        ValueError: the network is another one.
+    """
+    if not any(re.match(prefix, name) for name in state):
+        return None
+    blocks = tuple(_count(state, rf"{prefix}\.{number}\.(\d+)\.") for number in (4, 5, 6))
+    has_three = any(re.fullmatch(rf"{prefix}\.4\.0\.conv3\.weight", name) for name in state)
+    if (blocks, has_three) not in _RESNETS:
+        raise ValueError(f"its backbone has {blocks} blocks, which is no known ResNet")
+    return _RESNETS[blocks, has_three]

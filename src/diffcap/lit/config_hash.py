@@ -35,7 +35,8 @@ HASH_EXCLUDED_KEYS = (
 # Keys that earlier versions did not have, and the values with which they change nothing: these values are not hashed either, so that
 # runs of earlier versions can be resumed.
 LATER_KEYS = {"model.half_precision_clip": False, "model.init_without": None, "run.matmul_precision": None,
-    "data.base": None, "data.base_revision": None}  # fmt: skip
+    "data.base": None, "data.base_revision": None, "model.resnet_weights": None, "model.decoder_clip_value": None,
+    "model.decoder_plateau_factor": None}  # fmt: skip
 
 
 def hash_config(config: dict[str, Any]) -> str:
@@ -52,8 +53,9 @@ def hash_config(config: dict[str, Any]) -> str:
             mapping = mapping.get(group) or {}
         mapping.pop(key, None)
     inputs: list[str | None] = [file_hash(path) for path in _input_files(hashed["data"]) if path.is_file()]
-    if (clip := hashed["model"].get("clip_weights")) and Path(clip).is_file():
-        inputs.append(file_hash(Path(clip)))
+    for name in ("clip_weights", "resnet_weights"):
+        if (weights := hashed["model"].get(name)) and Path(weights).is_file():
+            inputs.append(file_hash(Path(weights)))
     if start := hashed["model"].get("init_from"):
         inputs.append(_init_hash(Path(start)))
     if (base := hashed["data"].get("base")) and Path(base).is_dir():  # one of the Hub is known by its commit

@@ -30,7 +30,7 @@ class Extraction(pl.LightningModule):
             open_clip or timm (null for the last).
         weights: "default" for the library's own download, "random", or the path of a .safetensors or .pth file.
         pool: rows and columns to which the feature map is averaged; null for no pooling.
-        image_size: height and width that pixels are resized to.
+        image_size: height and width that images are resized to, for pixels and torchvision; null for 224 x 224.
         image_std: standard deviations of R, G, B for a torchvision network; null for ImageNet's.
         from_files: do not store pixels, but decode and resize the image files each time they are read; only for pixels.
 

@@ -2,12 +2,15 @@
 
 from typing import Any, Literal
 
+import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
 from diffcap.evaluation.metric import CaptionMetric
 from diffcap.lit.clip_weights import load_clip
 from diffcap.lit.optimizers import adamw, bert_adam
+from diffcap.lit.plateau import DecoderPlateau
+from diffcap.lit.resnet_weights import load_resnet
 from diffcap.lit.schedules import Schedule
 from diffcap.lit.training import TrainingModule, init_from
 from diffcap.methods import method_of
@@ -33,7 +36,11 @@ class Captioning(TrainingModule):
         tokenizer: of the validation scores: "ptb", or "raw" as in IDC-PCL.
         pretrained_lr: learning rate of the captioner's pretrained parameters (CLIP in CLIP4IDC); null for `lr`.
         clip_weights: weights of CLIP, for CLIP4IDC without an adaptation's checkpoint: default, random, or a file.
+        resnet_weights: initial weights of the ResNet of RSICCformer and Chg2Cap with `backbone`: default, random, or a file.
         half_precision_clip: the optimizer of CLIP4IDC's released program, see `optimizers.bert_adam`; it needs `pretrained_lr`.
+        decoder_clip_value: largest absolute value of a gradient in the captioner's `decoder` (RSICCformer: 5); null: no limit.
+        decoder_plateau_factor: factor of the decoder's learning rate after every third validation in a row without a new best value
+            of `run.monitor` (RSICCformer: 0.7); null: the rate has no such factor.
     """
 
     stage = "finetune"
@@ -51,15 +58,31 @@ class Captioning(TrainingModule):
         pretrained_lr: float | None = None,
         clip_weights: str | None = None,
         half_precision_clip: bool = False,
+        resnet_weights: str | None = None,
+        decoder_clip_value: float | None = None,
+        decoder_plateau_factor: float | None = None,
     ) -> None:
         super().__init__(captioner, lr, weight_decay, schedule, warmup, milestones)
         self.captioner: Captioner
         self.init_from, self.tokenizer = init_from, tokenizer
         self.pretrained_lr, self.clip_weights = pretrained_lr, clip_weights
-        self.half_precision_clip = half_precision_clip
+        self.half_precision_clip, self.resnet_weights = half_precision_clip, resnet_weights
+        self.decoder_clip_value, self.decoder_plateau_factor = decoder_clip_value, decoder_plateau_factor
+
+    def configure_callbacks(self) -> list[pl.Callback]:
+        """`DecoderPlateau`, if it is used."""
+        return [] if self.decoder_plateau_factor is None else [DecoderPlateau(self.decoder_plateau_factor)]
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """Adam; with `pretrained_lr` AdamW or BertAdam at two learning rates."""
+        """Adam; with `pretrained_lr` AdamW or BertAdam at two learning rates; with `decoder_plateau_factor` a group for the decoder."""
+        if self.decoder_plateau_factor is not None:
+            decoder = {id(parameter) for parameter in self._decoder().parameters()}
+            others = [parameter for parameter in self.parameters() if id(parameter) not in decoder]
+            groups = [
+                {"params": others, "name": "captioner"},
+                {"params": list(self._decoder().parameters()), "name": "decoder"},
+            ]
+            return torch.optim.Adam(groups, self.lr, weight_decay=self.weight_decay, fused=not self.clips_gradients)
         if self.pretrained_lr is None:
             return super().optimizer()
         model, pretrained, betas = self.captioner, self.captioner.pretrained_parameters(), (0.9, 0.999)
@@ -68,6 +91,22 @@ class Captioning(TrainingModule):
             assert isinstance(model, CLIP4IDC)  # see `_check_data`
             return bert_adam(model, (model.images, model.words), pretrained, *rates, betas=betas)
         return adamw(model, pretrained, *rates, betas=betas)
+
+    @property
+    def clips_gradients(self) -> bool:
+        """See `TrainingModule.clips_gradients`."""
+        return super().clips_gradients or self.decoder_clip_value is not None
+
+    def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *args: Any, **options: Any) -> None:
+        """Clip the values of the decoder's gradients to `decoder_clip_value`, then as the trainer's options say."""
+        if self.decoder_clip_value is not None:
+            nn.utils.clip_grad_value_(self._decoder().parameters(), self.decoder_clip_value)
+        super().configure_gradient_clipping(optimizer, *args, **options)
+
+    def _decoder(self) -> nn.Module:
+        decoder = self.captioner.decoder
+        assert isinstance(decoder, nn.Module)  # see `_check_data`
+        return decoder
 
     def gradient_groups(self) -> dict[str, list[nn.Parameter]]:
         """The pretrained parameters and the others, if there are pretrained ones."""
@@ -100,6 +139,8 @@ class Captioning(TrainingModule):
                     f"model.clip_weights is {self.clip_weights}, but {type(self.captioner).__name__} has no CLIP; remove the option."
                 )
             load_clip(self.captioner, self.clip_weights, self.feature_data.vocabulary)
+        elif self.resnet_weights:
+            load_resnet(self.captioner.images, self.resnet_weights)  # type: ignore[arg-type]
         self.metric = CaptionMetric(self.feature_data.val_references, tokenizer=self.tokenizer)
 
     def _check_data(self) -> None:
@@ -108,10 +149,47 @@ class Captioning(TrainingModule):
         if data.vocabulary.family != self.captioner.vocabulary_layout:
             needed = self.captioner.vocabulary_layout
             raise DiffcapError(f"data.vocabulary_layout is {data.vocabulary.layout}; {method} needs {needed}.")
+        self._check_backbone(method)
+        if self.decoder_clip_value is not None or self.decoder_plateau_factor is not None:
+            self._check_decoder_options(method)
         if self.half_precision_clip and (self.pretrained_lr is None or not isinstance(self.captioner, CLIP4IDC)):
             raise DiffcapError(
                 f"model.half_precision_clip is for CLIP4IDC with model.pretrained_lr, not for {method}; remove the option."
             )
+
+    def _check_backbone(self, method: str) -> None:
+        """Check that a captioner with a ResNet gets pixels and weights, and one without gets neither."""
+        name = self.captioner.hyperparameters.get("backbone")
+        if name is None and self.resnet_weights:
+            raise DiffcapError(
+                f"model.resnet_weights is {self.resnet_weights}, but {method} has no ResNet; remove the option, or set "
+                "model.captioner.init_args.backbone."
+            )
+        if "backbone" not in self.captioner.hyperparameters:
+            return
+        has_pixels = self.feature_data.store.meta.get("dtype") == "uint8"
+        if has_pixels != (name is not None):
+            found, needed = ("pixels", "features") if has_pixels else ("features", "pixels")
+            raise DiffcapError(
+                f"{self.feature_data.store_name} holds {found}, and {method} with model.captioner.init_args.backbone {name or 'null'} "
+                f"reads {needed}; give other features with BACKBONE=, or change that setting in a settings file."
+            )
+        if name is not None and not (self.init_from or self.resnet_weights):
+            raise DiffcapError("model.resnet_weights is not set; give default, random, or a file.")
+
+    def _check_decoder_options(self, method: str) -> None:
+        if not isinstance(getattr(self.captioner, "decoder", None), nn.Module):
+            raise DiffcapError(
+                f"model.decoder_clip_value and model.decoder_plateau_factor need a part `decoder`, which {method} does not have; "
+                "remove the options."
+            )
+        if self.decoder_plateau_factor is not None and self.pretrained_lr is not None:
+            raise DiffcapError(
+                "model.decoder_plateau_factor and model.pretrained_lr are both set; set one of them to null."
+            )
+        checkpoint: Any = self.trainer.checkpoint_callback
+        if self.decoder_plateau_factor is not None and not getattr(checkpoint, "monitor", None):
+            raise DiffcapError("model.decoder_plateau_factor needs run.monitor; set it, for example to val/BLEU-4.")
 
     def metadata(self) -> dict[str, Any]:
         """The method, its constructor arguments and the tokenizer of the validation scores."""

@@ -63,9 +63,14 @@ class TrainingModule(pl.LightningModule):
 
     def optimizer(self) -> torch.optim.Optimizer:
         """Adam for all parameters."""
-        # Lightning cannot clip gradients for fused Adam in mixed precision.
-        fused = self.trainer.gradient_clip_val is None
-        return torch.optim.Adam(self.parameters(), self.lr, weight_decay=self.weight_decay, fused=fused)
+        return torch.optim.Adam(
+            self.parameters(), self.lr, weight_decay=self.weight_decay, fused=not self.clips_gradients
+        )
+
+    @property
+    def clips_gradients(self) -> bool:
+        """Whether gradients are clipped, which Lightning cannot do for fused Adam in mixed precision."""
+        return self.trainer.gradient_clip_val is not None
 
     def configure_optimizers(self) -> Any:
         """The optimizer, and a scheduler that is stepped after every optimizer step."""

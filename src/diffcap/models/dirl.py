@@ -28,6 +28,7 @@ from diffcap.models.decoder import (
 )
 from diffcap.models.fast import add_repeated, linear_of_concatenation
 from diffcap.models.grid import GridEmbedding
+from diffcap.models.initial_weights import init_attention_, init_xavier_
 from diffcap.models.layers import Attention, Dropout, KeyValue, Segments
 
 
@@ -146,7 +147,8 @@ class DIRL(Captioner):
         )
         self.encoder = nn.ModuleList(CrossImageLayer(width, heads, dropout) for _ in range(encoder_layers))
         for part in (self.embedding, self.projector, self.encoder):
-            _init_xavier(part)
+            if part is not None:
+                init_xavier_(part)
         has_norms = decoder_variant == "ln_xavier"
         norm = (nn.LayerNorm(width),) if has_norms else ()
         self.fusion = nn.Sequential(nn.Linear(2 * width, width), *norm, Dropout(dropout), nn.ReLU(inplace=True))
@@ -159,13 +161,9 @@ class DIRL(Captioner):
             [DIRLBlock(width, heads, ffn, dropout) for _ in range(decoder_layers)],
         )
         if has_norms:
-            _init_xavier(self.fusion)
-            _init_xavier(self.decoder)
-        for module in self.modules():  # the initialisation of torch's MultiheadAttention
-            if isinstance(module, Attention):
-                nn.init.xavier_uniform_(module.qkv.weight)
-                nn.init.zeros_(module.qkv.bias)
-                nn.init.zeros_(module.out.bias)  # type: ignore[arg-type]
+            init_xavier_(self.fusion)
+            init_xavier_(self.decoder)
+        init_attention_(self)
         self.decorrelation_weight, self.ccr_weight = decorrelation_weight, ccr_weight
         self.term_weights = diagonal_weight, off_diagonal_weight
         self.ccr_temperature, self.ccr_form, self.ccr_mask_padding = ccr_temperature, ccr_form, ccr_mask_padding
@@ -250,10 +248,3 @@ class DIRL(Captioner):
             parts["ccr_loss"] = mean(losses)
             loss = loss + self.ccr_weight * parts["ccr_loss"]
         return {"loss": loss, **{name: value.detach() for name, value in parts.items()}}
-
-
-def _init_xavier(module: nn.Module | None) -> None:
-    """Xavier-uniform for all parameters with two or more dimensions, including padding's word vector (authors' code)."""
-    for parameter in module.parameters() if module is not None else ():
-        if parameter.ndim >= 2:
-            nn.init.xavier_uniform_(parameter)

@@ -16,7 +16,7 @@ import jinja2
 from markupsafe import Markup
 
 from diffcap.evaluation.protocols import TYPE_ORDER
-from diffcap.records import ChangePair
+from diffcap.records import NO_CHANGE_GROUPS, ChangePair
 from diffcap.report.attention_data import Localisation
 from diffcap.report.cells import score_grids, total_grid, type_grids
 from diffcap.report.charts import Chart, curve_chart, viewpoint_charts
@@ -235,13 +235,13 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _type(pair: ChangePair) -> str | None:
-    return "distractor" if pair.is_distractor else pair.change_type
+    return pair.group if pair.is_distractor else pair.change_type
 
 
 def _types(pairs: Sequence[ChangePair]) -> list[str]:
     names: Collection[str] = {name for pair in pairs if (name := _type(pair)) is not None}
-    others = sorted(set(names) - {*TYPE_ORDER, "distractor"})
-    return [name for name in (*TYPE_ORDER, *others, "distractor") if name in names]
+    others = sorted(set(names) - {*TYPE_ORDER, *NO_CHANGE_GROUPS})
+    return [name for name in (*TYPE_ORDER, *others, *NO_CHANGE_GROUPS) if name in names]
 
 
 def _verdicts(page: Page) -> tuple[list[dict[str, int | None]], dict[str, Any]]:

@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw
 
 from diffcap.evaluation.protocols import TYPE_ORDER
 from diffcap.evaluation.slots import ATTRIBUTES, parse_caption
-from diffcap.records import ChangePair
+from diffcap.records import NO_CHANGE_GROUPS, ChangePair
 from diffcap.report.drawing import (
     GAP,
     GRAY,
@@ -42,8 +42,8 @@ def choose_pairs(pairs: Sequence[ChangePair], count: int, seed: int = 0) -> list
     random = Random(seed)
     groups: dict[str, list[ChangePair]] = {}
     for pair in pairs:
-        groups.setdefault("distractor" if pair.is_distractor else pair.change_type or "", []).append(pair)
-    order = [*TYPE_ORDER, *sorted(set(groups) - {*TYPE_ORDER, "distractor"}), "distractor"]
+        groups.setdefault(pair.group if pair.is_distractor else pair.change_type or "", []).append(pair)
+    order = [*TYPE_ORDER, *sorted(set(groups) - {*TYPE_ORDER, *NO_CHANGE_GROUPS}), *NO_CHANGE_GROUPS]
     kinds = [kind for kind in order if kind in groups]
     for kind in kinds:
         random.shuffle(groups[kind])
@@ -92,7 +92,7 @@ def caption_lines(pair: ChangePair, captions: Captions, has_object_labels: bool)
     """The text beside a pair: change type, reference, and the caption of each system."""
     font, small = fonts()
     width = WIDTH - MARGIN - TEXT
-    kind = "distractor: nothing changed" if pair.is_distractor else pair.change_type
+    kind = f"{pair.group.replace('_', ' ')}: nothing changed" if pair.is_distractor else pair.change_type
     lines = [Line(kind, GRAY, small)] if kind else []
     rows = [("reference", pair.captions[0], None)] if pair.captions else []
     predictions = {name: of[pair.id] for name, of in captions.items()}

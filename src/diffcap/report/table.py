@@ -21,11 +21,16 @@ COLUMNS = {
     "SPICE": ("total", "SPICE"),
     "CIDEr-D semantic": ("semantic", "CIDEr-D"),
     "CIDEr-D distractor": ("distractor", "CIDEr-D"),
+    "CIDEr-D change": ("change", "CIDEr-D"),
+    "CIDEr-D no change": ("no_change", "CIDEr-D"),
+    "S*m": ("total", "S*m"),
+    "change accuracy": ("change", "accuracy"),
+    "no-change accuracy": ("no_change", "accuracy"),
     "type right": ("slots", "type"),
     "object right": ("slots", "object"),
     "training seconds": ("seconds",),
 }
-GROUPS = ("total", "semantic", "distractor")
+GROUPS = ("total", "semantic", "distractor", "change", "no_change")
 METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "SPICE")
 _NOT_GROUPS = ("slots", "type_accuracy", "seconds", "steps", "std", "runs")
 
@@ -131,9 +136,10 @@ def caption_of(protocol: Mapping[str, Any], rows: Rows) -> str:
 
 def scoring_of(protocol: Mapping[str, Any], rows: Rows) -> str:
     """`caption_of` without the dataset and the split."""
-    seeds = sorted({int(row.get("runs", 1)) for row in rows.values()})
+    seeds = sorted({count for row in rows.values() if (count := int(row.get("runs", 1))) > 1})
+    counts = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))) if seeds else ""
     changes = f"{protocol['changes']} change, " if protocol.get("changes") else ""
-    several = f"; mean ± standard deviation over {seeds[-1]} runs" if seeds and seeds[-1] > 1 else ""
+    several = f"; mean ± standard deviation over {counts} runs" if seeds else ""
     remark = f" {protocol['remark']}" if protocol.get("remark") else ""
     return (
         f"{remarks(protocol)}{changes}{protocol['pairs']['total']:,} pairs, {protocol['tokenizer']} tokens, {decoding_of(protocol)}; "

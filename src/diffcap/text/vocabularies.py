@@ -8,7 +8,7 @@ from diffcap.text.hub import HubVocabulary, hub_vocabulary
 from diffcap.text.vocabulary import Vocabulary, build_vocabulary
 from diffcap.utils.errors import DiffcapError
 
-AnyLayout = Literal["pcl", "rcc", "rcc_tokens", "clip", "clip_used", "clip_released", "hub"]
+AnyLayout = Literal["pcl", "rcc", "rcc_tokens", "rsicc", "chg2cap", "clip", "clip_used", "clip_released", "hub"]
 AnyVocabulary = Vocabulary | ClipVocabulary | HubVocabulary
 
 

@@ -1,4 +1,4 @@
-"""Word vocabularies of PCL, SCORER and DIRL: convert captions to ids and ids to captions.
+"""Word vocabularies of PCL, SCORER, DIRL, RSICCformer and Chg2Cap: convert captions to ids and ids to captions.
 
 A layout describes the authors' code: the special tokens and their ids, the tokenisation, and the maximum length.
 """
@@ -13,7 +13,7 @@ from diffcap.records import json_text, read_json, update_text
 from diffcap.utils.errors import DiffcapError
 
 SPECIALS = ("<PAD>", "<BOS>", "<EOS>", "<UNK>", "<CLS>", "<MASK>")  # ids 0 to 5; BOS 1 and MASK 5 as in IDC-PCL's code
-LayoutName = Literal["pcl", "rcc", "rcc_tokens"]
+LayoutName = Literal["pcl", "rcc", "rcc_tokens", "rsicc", "chg2cap"]
 
 _TOKEN = re.compile(r"``|[^\W_]+|[^\w\s]|_")
 _ANIMAL = re.compile(r"\banimal\s+([12])\b")  # "Animal 1" of the Birds-to-Words annotators
@@ -40,6 +40,11 @@ def tokenize_rcc(text: str) -> list[str]:
     return text.split(" ")
 
 
+def tokenize_chg2cap(text: str) -> list[str]:
+    """Split a sentence as Chg2Cap does: as `tokenize_rcc`, and empty tokens are left out."""
+    return [token for token in tokenize_rcc(text) if token]
+
+
 class Layout(NamedTuple):
     """The vocabulary of a code base.
 
@@ -50,6 +55,8 @@ class Layout(NamedTuple):
         tokenize: sentence to words.
         reserved: positions at the end of the sequence that a caption never uses.
         padding_is_eos: whether padding ends a caption, as eos does, when ids are decoded (authors' code of "rcc").
+        last_specials: the special tokens with the ids after the words.
+        sorts_words: whether a vocabulary that is built has its words in sorted order, or in order of their first appearance.
     """
 
     family: str
@@ -60,6 +67,8 @@ class Layout(NamedTuple):
     tokenize: Callable[[str], list[str]]
     reserved: int
     padding_is_eos: bool
+    last_specials: tuple[str, ...] = ()
+    sorts_words: bool = True
 
 
 _RCC = Layout(
@@ -77,15 +86,30 @@ LAYOUTS: dict[LayoutName, Layout] = {
     "pcl": Layout("pcl", SPECIALS, "<BOS>", "<EOS>", "<UNK>", tokenize, reserved=1, padding_is_eos=False),
     "rcc": _RCC,
     "rcc_tokens": _RCC._replace(tokenize=str.split),  # for captions that are already tokenised, joined with spaces
+    # The RSICCformer code counts the tokens that its dataset's file has; they are joined with spaces here.
+    "rsicc": Layout(
+        "rsicc",
+        ("<pad>",),
+        "<start>",
+        "<end>",
+        "<unk>",
+        str.split,
+        reserved=0,
+        padding_is_eos=False,
+        last_specials=("<unk>", "<start>", "<end>"),
+        sorts_words=False,
+    ),
+    "chg2cap": _RCC._replace(family="chg2cap", tokenize=tokenize_chg2cap, padding_is_eos=False),
 }
 
 
 class Vocabulary:
-    """Ids of words: the special tokens of a layout, then `words` in the given order.
+    """Ids of words: the special tokens of a layout, `words` in the given order, then the layout's last special tokens.
 
     Attributes:
         words: the words without the special tokens; a list, so that a checkpoint can store it.
-        layout: "pcl" (IDC-PCL), "rcc" or "rcc_tokens" (SCORER and DIRL), see `LAYOUTS`.
+        tokens: all tokens in the order of their ids.
+        layout: "pcl" (IDC-PCL), "rcc" or "rcc_tokens" (SCORER and DIRL), "rsicc" (RSICCformer) or "chg2cap", see `LAYOUTS`.
         family: see `Layout`; models check it.
         pad, bos, eos, unk: ids of special tokens.
         mask: id of the mask token; None if the layout has none.
@@ -98,10 +122,10 @@ class Vocabulary:
         self.words, self.layout = list(words), layout
         self._layout = LAYOUTS[layout]
         self.family = self._layout.family
-        self._tokens = [*self._layout.specials, *self.words]
-        self._ids = {word: number for number, word in enumerate(self._tokens)}
-        if len(self._ids) != len(self._tokens):
-            repeated = next(word for word, count in Counter(self._tokens).items() if count > 1)
+        self.tokens = [*self._layout.specials, *self.words, *self._layout.last_specials]
+        self._ids = {word: number for number, word in enumerate(self.tokens)}
+        if len(self._ids) != len(self.tokens):
+            repeated = next(word for word, count in Counter(self.tokens).items() if count > 1)
             raise ValueError(f"the word {repeated!r} is duplicated in the vocabulary, or is one of its special tokens")
         self.pad = 0
         self.bos, self.eos = self._ids[self._layout.bos], self._ids[self._layout.eos]
@@ -109,7 +133,7 @@ class Vocabulary:
         self.mask = self._ids["<MASK>"] if "<MASK>" in self._layout.specials else None
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return len(self.tokens)
 
     def encode(self, caption: str | Sequence[str], max_length: int) -> list[int]:
         """Turn a caption into ids, without padding.
@@ -140,33 +164,35 @@ class Vocabulary:
         Raises:
             ValueError: an id is outside the vocabulary.
         """
-        words = []
+        words, first = [], len(self._layout.specials)
         for number in map(int, ids):
             if number == self.eos or (number == self.pad and self._layout.padding_is_eos):
                 break
-            if not 0 <= number < len(self._tokens):
-                raise ValueError(f"id {number} is outside the vocabulary of {len(self._tokens)} tokens")
-            if number >= len(self._layout.specials) or number == self.unk:
-                words.append(self._tokens[number])
+            if not 0 <= number < len(self.tokens):
+                raise ValueError(f"id {number} is outside the vocabulary of {len(self.tokens)} tokens")
+            if first <= number < first + len(self.words) or number == self.unk:
+                words.append(self.tokens[number])
         return " ".join(words)
 
 
 def build_vocabulary(
     captions: Iterable[str | Sequence[str]], min_count: int = 1, layout: LayoutName = "pcl"
 ) -> Vocabulary:
-    """Collect the words that occur at least `min_count` times, in sorted order.
+    """Collect the words that occur at least `min_count` times, in the order of the layout.
 
     Args:
         captions: the training captions: sentences, which the layout tokenises, or lists of tokens.
-        min_count: the papers use 1 for CLEVR-Change and 2 for Birds-to-Words.
+        min_count: the papers use 1 for CLEVR-Change and 2 for Birds-to-Words; on LEVIR-CC, RSICCformer's code has 6 (more than
+            5) and Chg2Cap's 5.
         layout: see `LAYOUTS`.
     """
     rules = LAYOUTS[layout]
     counts: Counter[str] = Counter()
     for caption in captions:
         counts.update(rules.tokenize(caption) if isinstance(caption, str) else caption)
-    words = sorted(word for word, count in counts.items() if count >= min_count and word not in rules.specials)
-    return Vocabulary(words, layout)
+    specials = {*rules.specials, *rules.last_specials}
+    words = [word for word, count in counts.items() if count >= min_count and word not in specials]
+    return Vocabulary(sorted(words) if rules.sorts_words else words, layout)
 
 
 def write_vocabulary(path: str | Path, vocabulary: Vocabulary) -> None:

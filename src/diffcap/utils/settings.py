@@ -29,16 +29,17 @@ def read_settings(path: str | Path) -> Any:
         raise DiffcapError(f"{path}: not YAML ({reason:.120}); fix the file.") from None
 
 
-def get_config_value(files: Iterable[Path], *keys: str) -> Any:
-    """The value of nested keys in the last file that has them; None if no file does.
+def get_config_value(files: Iterable[Path | dict[str, Any]], *keys: str) -> Any:
+    """The value of nested keys in the last file that has them, which may be null; None if no file does.
 
     Args:
-        files: in the order in which a stage would read them; missing files are ignored.
+        files: in the order in which a stage would read them; missing files are ignored. A dict is the content of a file.
     """
     found = None
     for file in files:
-        value = read_settings(file) if file.is_file() else None
-        for key in keys:
+        value = file if isinstance(file, dict) else read_settings(file) if file.is_file() else None
+        for key in keys[:-1]:
             value = value.get(key) if isinstance(value, dict) else None
-        found = found if value is None else value
+        if isinstance(value, dict):
+            found = value.get(keys[-1], found)
     return found

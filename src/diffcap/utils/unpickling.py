@@ -36,12 +36,30 @@ def load_arrays(path: str | Path) -> Any:
     return _load(path, lambda file: _unwrap(_ArrayUnpickler(file, encoding="latin1").load()))
 
 
+def state_of_module(module: Any) -> dict[str, Any] | None:
+    """Parameters and buffers by name of a torch module that `load_tensors` read with substitutes for its classes.
+
+    Returns:
+        None if `module` is something else.
+    """
+    attributes = getattr(module, "__dict__", {})
+    if not isinstance(attributes.get("_modules"), dict):
+        return None
+    state: dict[str, Any] = {}
+    for kind in ("_parameters", "_buffers"):
+        state |= {name: value for name, value in attributes.get(kind, {}).items() if value is not None}
+    for name, part in attributes["_modules"].items():
+        state |= {f"{name}.{inner}": value for inner, value in (state_of_module(part) or {}).items()}
+    return state
+
+
 def load_tensors(path: str | Path, allowed_classes: Sequence[str] = ()) -> Any:
     """Read plain containers and tensors that `torch.save` wrote, in the zip or the legacy format, to the CPU.
 
     Args:
         path: the file.
-        allowed_classes: names of dict-like classes of any module; they are replaced by OrderedDict.
+        allowed_classes: names of classes of any module, without the module's name; they are replaced by OrderedDict, whose
+            instances get the attributes that the pickle sets.
 
     Raises:
         DiffcapError: the file is missing, damaged or compiled (TorchScript), or uses any other name; none of its code was run.
@@ -50,12 +68,19 @@ def load_tensors(path: str | Path, allowed_classes: Sequence[str] = ()) -> Any:
 
     def load(file: IO[bytes]) -> Any:
         substitutes: list[Any] = [
-            (OrderedDict, name) for name in _used_names(file) if name.rsplit(".", 1)[-1] in allowed_classes
+            (_empty_dict if name == "collections.defaultdict" else OrderedDict, name)
+            for name in _used_names(file)
+            if name.rsplit(".", 1)[-1] in allowed_classes
         ]
         with torch.serialization.safe_globals(substitutes):
             return torch.load(file, map_location="cpu", weights_only=True)
 
     return _load(path, load)
+
+
+def _empty_dict(*_: Any) -> OrderedDict[Any, Any]:
+    """Replaces collections.defaultdict, which is called with a class."""
+    return OrderedDict()
 
 
 def _used_names(file: IO[bytes]) -> set[str]:

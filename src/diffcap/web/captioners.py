@@ -23,21 +23,24 @@ class Choice(NamedTuple):
     """A captioner that visitors may choose.
 
     Attributes:
-        label: method, dataset and where it comes from. source, weights: for `load_captioner`.
+        label: method, dataset and where it comes from. source, weights, base: for `load_captioner`.
     """
 
     label: str
     source: str | Path | None
     weights: str | None = None
+    base: str | None = None
 
 
-def find_choices(checkpoints: Sequence[str], runs: Path, backbone_weights: str | None = None) -> list[Choice]:
-    """What is offered: the checkpoints that were named, the one that ships, then what stands under `runs`, newest first.
+def find_choices(
+    checkpoints: Sequence[str], runs: Path, backbone_weights: str | None = None, base: str | None = None
+) -> list[Choice]:
+    """What is offered: the checkpoints that were named, the one that ships, then the captioners in `runs`, newest first.
 
     A file below `runs` that is no captioner of this diffcap is left out, and stderr says why.
 
     Args:
-        checkpoints: as `load_captioner` takes them. backbone_weights: for these alone, see `PairCaptioner`.
+        checkpoints: as `load_captioner` takes them. backbone_weights, base: for these alone, see `load_captioner`.
 
     Raises:
         DiffcapError: a checkpoint that was named cannot caption.
@@ -48,8 +51,8 @@ def find_choices(checkpoints: Sequence[str], runs: Path, backbone_weights: str |
             find_base(name)  # fetches it, and raises here, before the first request
             found.append((Path(name).resolve(), Choice(f"{Path(name).name} · without training", name)))
             continue
-        metadata = load_captioner(name, "cpu", backbone_weights).metadata  # raises here, before the first request
-        found.append((Path(name).resolve(), Choice(_label(metadata), name, backbone_weights)))
+        metadata = load_captioner(name, "cpu", backbone_weights, base).metadata  # raises here, before the first request
+        found.append((Path(name).resolve(), Choice(_label(metadata), name, backbone_weights, base)))
     shipped = Choice(f"{_label(read_json(SHIPPED / CONFIG, 'configuration'))} · ships with diffcap", None)
     named = {Path(name).resolve() for name in checkpoints}
     paths = [path for path in runs.rglob("best.ckpt") if path.parent.name in CAPTIONING_STAGES]
@@ -123,7 +126,7 @@ class Captioners:
                 captioner = self._kept.get(number)
             if captioner is None:
                 choice = self.choices[number]
-                captioner = load_captioner(choice.source, self._device, choice.weights)
+                captioner = load_captioner(choice.source, self._device, choice.weights, choice.base)
             with self._keeping:
                 self._kept[number] = captioner
                 self._kept.move_to_end(number)

@@ -16,7 +16,13 @@ _LOCAL_HOSTS = ("localhost", "*.localhost", "127.0.0.1", "[::1]")
 
 
 def serve(
-    checkpoints: Sequence[str], runs: Path, host: str, port: int, device: str, backbone_weights: str | None
+    checkpoints: Sequence[str],
+    runs: Path,
+    host: str,
+    port: int,
+    device: str,
+    backbone_weights: str | None,
+    base: str | None = None,
 ) -> None:
     """Serve the page until it is interrupted; see `cli.serve` for the arguments.
 
@@ -30,7 +36,7 @@ def serve(
 
         from diffcap.web.captioners import Captioners, find_choices
 
-        captioners = Captioners(find_choices(checkpoints, runs, backbone_weights), device)
+        captioners = Captioners(find_choices(checkpoints, runs, backbone_weights, base), device)
         with captioners.use(0):  # load now, so that the first visitor does not wait
             loopback = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
             app = build_app(captioners, Path(folder), (host,) if loopback else None)

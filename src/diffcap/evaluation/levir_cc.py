@@ -1,0 +1,135 @@
+"""The protocol `levir_cc` of remote-sensing change captioning: metrics of word ids, accuracies by group, and S*m.
+
+The released evaluators (RSICCformer, Chg2Cap, Change-Agent, RSCaMa, SEN) do not score text. Hypotheses and references are the ids of a
+vocabulary, written as numbers: "12 7 40". Start, end and padding are removed, and there is no further tokenisation. All rare words of
+the references and all unknown words of a hypothesis have the same id, so that they match each other. METEOR finds no stems and synonyms
+of the words, but its table of paraphrases has some hundred pairs of numbers ("110" and "111"). So METEOR depends on the numbers of the
+words, and these must be the released ones. Everything else is as in the text protocol.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from diffcap.datasets.no_change import plain
+from diffcap.datasets.registry import LevirProtocol
+from diffcap.evaluation.captions import Groups, Scores, TokenizedCaptions
+from diffcap.records import ChangePair
+from diffcap.text.vocabulary import Vocabulary, build_vocabulary, tokenize_chg2cap
+
+# The system's own vocabulary is used if it is one of these, in which the released evaluators score.
+OWN_LAYOUTS = ("rsicc", "chg2cap")
+AVERAGED = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D")
+
+
+@dataclass(frozen=True)
+class LevirScoring:
+    """What pairs are scored with in addition to the text protocol.
+
+    Attributes:
+        no_change: the dataset's sentences that say that nothing has changed.
+        vocabulary: of the ids; None leaves the metrics of ids out.
+        rule: how the vocabulary was made, for `metrics.json`.
+
+    Example:
+        >>> LevirScoring((), Vocabulary(["a", "road"], "chg2cap"), "the captioner's own").described()["vocabulary_size"]
+        6
+    """
+
+    no_change: tuple[str, ...]
+    vocabulary: Vocabulary | None = None
+    rule: str = ""
+
+    def described(self) -> dict[str, Any]:
+        """The entries of the protocol in `metrics.json`; the size counts the special tokens."""
+        size = 0 if self.vocabulary is None else len(self.vocabulary)
+        return {"name": "levir_cc", "tokenizer": "ids", "vocabulary": self.rule, "vocabulary_size": size}
+
+
+def levir_scoring(spec: LevirProtocol, pairs: Iterable[ChangePair], own: object = None) -> LevirScoring:
+    """Return the scoring of a dataset.
+
+    Args:
+        spec: of the dataset. pairs: all pairs of the dataset; the words of all splits are counted, as in the released evaluators.
+        own: vocabulary of the captioner that wrote the captions. It is used if it has a layout of `OWN_LAYOUTS`. For other
+            captioners and for files of captions, the words that occur `spec.min_count` times have an id.
+
+    Example:
+        >>> pairs = [ChangePair("1", "a.png", "b.png", ["a road is built", "a road"], split) for split in ("train", "test")]
+        >>> scoring = levir_scoring(LevirProtocol(min_count=4), pairs)
+        >>> scoring.vocabulary.words, scoring.rule
+        (['a', 'road'], 'words that occur at least 4 times in the captions of all splits, layout rsicc')
+    """
+    if isinstance(own, Vocabulary) and own.layout in OWN_LAYOUTS:
+        return LevirScoring(spec.no_change, own, "the captioner's own")
+    captions = (tokenize_chg2cap(caption) for pair in pairs for caption in pair.captions)
+    vocabulary = build_vocabulary(captions, spec.min_count, spec.layout)
+    rule = f"words that occur at least {spec.min_count} times in the captions of all splits, layout {spec.layout}"
+    return LevirScoring(spec.no_change, vocabulary, rule)
+
+
+def id_text(caption: str, vocabulary: Vocabulary) -> str:
+    """Return the ids of a caption's words, joined by blanks.
+
+    Captions are split as Chg2Cap's code does, which leaves full stops and question marks out. Letter case counts. A special token in
+    a caption is an unknown word.
+
+    Example:
+        >>> id_text("the new road is wide .", Vocabulary(["is", "road", "the"], "chg2cap"))
+        '6 1 5 4 1'
+    """
+    specials = {vocabulary.pad, vocabulary.bos, vocabulary.eos}
+    words = tokenize_chg2cap(caption)
+    ids = vocabulary.encode(words, len(words) + 3)[1:-1]
+    return " ".join(str(vocabulary.unk if id in specials else id) for id in ids)
+
+
+def id_texts(
+    captions: Mapping[str, str], references: Mapping[str, Sequence[str]], vocabulary: Vocabulary
+) -> TokenizedCaptions:
+    """Return captions and references as `id_text`, for `captions.score_together`."""
+    return TokenizedCaptions(
+        {id: id_text(captions[id], vocabulary) for id in references},
+        {id: [id_text(caption, vocabulary) for caption in texts] for id, texts in references.items()},
+    )
+
+
+def accuracies(
+    captions: Mapping[str, str], pairs: Sequence[ChangePair], groups: Groups, no_change: Sequence[str]
+) -> dict[str, float]:
+    """Return the share of pairs in each group whose caption says rightly whether something has changed.
+
+    A caption says that nothing has changed if it is, word for word, one of the sentences `no_change`; letter case and final full
+    stops do not count. The values of the groups "change" and "no_change" are the change accuracy and the no-change accuracy of the
+    released evaluators.
+
+    Args:
+        captions: id -> caption. groups: name -> ids; empty groups are left out.
+
+    Example:
+        >>> pairs = [ChangePair(id, "a.png", "b.png", [], "test", is_distractor=id == "2") for id in "12"]
+        >>> captions = {"1": "there is no difference", "2": "There is no difference."}
+        >>> accuracies(captions, pairs, {"total": ["1", "2"], "no_change": ["2"]}, ["there is no difference"])
+        {'total': 0.5, 'no_change': 1.0}
+    """
+    sentences = set(map(plain, no_change))
+    right = {pair.id: (plain(captions[pair.id]) in sentences) == pair.is_distractor for pair in pairs}
+    return {name: sum(right[id] for id in ids) / len(ids) for name, ids in groups.items() if ids}
+
+
+def with_levir_columns(scores: Scores, accuracy: Mapping[str, float]) -> Scores:
+    """Add "S*m" (if its four metrics are there) and "accuracy" to the scores of each group.
+
+    S*m is the mean of BLEU-4, METEOR, ROUGE-L and CIDEr-D.
+
+    Example:
+        >>> row = {"BLEU-4": 0.6277, "METEOR": 0.3961, "ROUGE-L": 0.7412, "CIDEr-D": 1.3412}
+        >>> round(with_levir_columns({"total": row}, {"total": 0.9})["total"]["S*m"], 4)
+        0.7766
+    """
+    rows = {}
+    for group, row in scores.items():
+        averaged = [row[name] for name in AVERAGED if name in row]
+        mean = {"S*m": sum(averaged) / len(AVERAGED)} if len(averaged) == len(AVERAGED) else {}
+        rows[group] = {**row, **mean, "accuracy": accuracy[group]}
+    return rows

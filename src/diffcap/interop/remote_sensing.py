@@ -1,0 +1,73 @@
+"""What the official checkpoints of RSICCformer and Chg2Cap have in common: word decoder, residual blocks and backbone."""
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from diffcap.interop.renaming import Rule
+
+_STATISTICS = r"(running_mean|running_var|num_batches_tracked)"
+# Modules of the word decoder that the authors' programs store and do not use.
+_UNUSED = (r"transformer\.layers\.\d+\.fc_alpha[123]", r"position_encoding\.(?:embedding_1D|pe)")
+
+
+def decoder_rules(group: str, cross_attention: str) -> tuple[Rule, ...]:
+    """Rules for the word decoder.
+
+    Args:
+        group: prefix of its parameters in the official file. cross_attention: name of the attention that is used.
+    """
+    layer = rf"{group}\.transformer\.layers\.(\d+)\."
+    return (
+        (rf"{group}\.vocab_embedding", "decoder.embedding"),
+        (layer + r"self_attn\.in_proj_(weight|bias)", r"decoder.blocks.\1.self_attention.qkv.\2"),
+        (layer + r"self_attn\.out_proj", r"decoder.blocks.\1.self_attention.out"),
+        (layer + cross_attention + r"\.in_proj_(weight|bias)", r"decoder.blocks.\1.cross.qkv.\2"),
+        (layer + cross_attention + r"\.out_proj", r"decoder.blocks.\1.cross.out"),
+        (layer + "linear1", r"decoder.blocks.\1.ffn.0"),
+        (layer + "linear2", r"decoder.blocks.\1.ffn.3"),
+        (layer + "norm([123])", r"decoder.blocks.\1.norm\2"),
+        (rf"{group}\.wdc", "decoder.logit"),
+        *((rf"{group}\.{name}", None) for name in _UNUSED),
+    )
+
+
+def residual_rules(official: str, ours: str) -> tuple[Rule, ...]:
+    """Rules for residual blocks: patterns of their official and new names; a group of the pattern is the block's number."""
+    place = 1 + re.compile(official).groups
+    return (
+        (rf"{official}\.left\.(\d+)", rf"{ours}.branch.\{place}"),
+        (rf"{official}\.left\.(\d+)\.{_STATISTICS}", rf"{ours}.branch.\{place}.\{place + 1}"),
+    )
+
+
+def backbone_rules(network: str) -> tuple[Rule, ...]:
+    """Rules for the ResNet, whose layers are numbered in the official file; `network` is a pattern of their prefix."""
+    first = {0: "conv1", 1: "bn1"}
+    layers = {number + 3: f"layer{number}" for number in range(1, 5)}
+    return (
+        *((rf"{network}\.{number}", f"images.network.{name}") for number, name in first.items()),
+        (rf"{network}\.1\.{_STATISTICS}", r"images.network.bn1.\1"),
+        *((rf"{network}\.{number}\.([\w.]+)", rf"images.network.{name}.\1") for number, name in layers.items()),
+    )
+
+
+def complete(renamed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Give the weights of 1 x 1 convolutions, which `rename` makes matrices, four dimensions again, and add missing counters.
+
+    `num_batches_tracked` of batch norm is used neither in training nor in inference; imported files are read without it.
+    """
+    state = {
+        name: value[..., None, None] if value.ndim == 2 and _is_convolution(name) else value
+        for name, value in renamed.items()
+    }
+    for name in renamed:
+        if name.endswith("running_mean"):
+            state.setdefault(name.replace("running_mean", "num_batches_tracked"), torch.zeros((), dtype=torch.long))
+    return state
+
+
+def _is_convolution(name: str) -> bool:
+    return name.startswith("images.network.") or ".branch." in name

@@ -1,0 +1,253 @@
+"""Chg2Cap (Chang and Ghamisi, "Changes to Captions: An Attentive Network for Remote Sensing Change Captioning", IEEE TIP 2023).
+
+Order of the file: attention, block and layer of the encoder, the decoder block, the captioner. The released code is the
+default.
+
+Letters: B pairs, N positions of the grid, T text positions, C feature channels, A width of the encoder's attention, D width of
+the decoder, V vocabulary.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from diffcap.models.captioner import AttentionMaps
+from diffcap.models.decoder import END, NULL, START, BlockOutput
+from diffcap.models.dirl import DIRLBlock
+from diffcap.models.initial_weights import init_xavier_
+from diffcap.models.layers import Dropout, KeyValue, Segments
+from diffcap.models.remote_sensing import (
+    CausalWordDecoder,
+    PixelOrFeatureCaptioner,
+    ResidualBlock,
+    feature_maps,
+)
+from diffcap.models.resnet import BatchNormMode, Normalization, ResNetEncoder
+
+Memory = list[KeyValue]
+Cache = tuple[list[KeyValue], Tensor]  # keys and values of the words, and which words are not NULL, boolean (B, P)
+FFN_RATIO = 4  # inner width of the decoder's FFN, relative to its input (authors' code)
+
+
+class KeyAttention(nn.Module):
+    """Self-attention whose values are its keys: one projection for both (authors' code, which stores an unused third one).
+
+    Args:
+        channels: C of the input and the output. width: A. heads: divide A. dropout: of the attention weights.
+    """
+
+    def __init__(self, channels: int, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"attention_width {width} is not a multiple of heads {heads}")
+        self.heads, self.dropout = heads, dropout
+        self.query, self.key = nn.Linear(channels, width, bias=False), nn.Linear(channels, width, bias=False)
+        self.out = nn.Linear(width, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, C) to (B, N, C)."""
+        query, key = (layer(x).unflatten(2, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key))
+        dropout = self.dropout if self.training else 0.0
+        attended = F.scaled_dot_product_attention(query, key, key, dropout_p=dropout)  # (B, heads, N, A / heads)
+        return self.out(attended.transpose(1, 2).flatten(2))
+
+
+class EncoderBlock(nn.Module):
+    """A post-norm block: `KeyAttention`, then an FFN with ReLU."""
+
+    def __init__(self, channels: int, width: int, heads: int, ffn: int, dropout: float) -> None:
+        super().__init__()
+        self.attention = KeyAttention(channels, width, heads, dropout)
+        self.norm1, self.norm2 = nn.LayerNorm(channels), nn.LayerNorm(channels)
+        self.ffn = nn.Sequential(nn.Linear(channels, ffn), nn.ReLU(), Dropout(dropout), nn.Linear(ffn, channels))
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, C) to (B, N, C)."""
+        x = self.norm1(x + self.dropout(self.attention(x)))
+        return self.norm2(x + self.dropout(self.ffn(x)))
+
+
+class EncoderLayer(nn.Module):
+    """A block for each image, with the same weights, then a block for the concatenated channels of both images."""
+
+    def __init__(self, channels: int, width: int, heads: int, ffn: int, dropout: float) -> None:
+        super().__init__()
+        self.single = EncoderBlock(channels, width, heads, ffn, dropout)
+        self.pair = EncoderBlock(2 * channels, width, heads, ffn, dropout)
+
+    def forward(
+        self, before: Tensor, after: Tensor, first_before: Tensor, first_after: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Both images (B, N, C), and both inputs of the first layer, which are added to the result, to (B, N, C) each."""
+        before, after = self.single(before) + before, self.single(after) + after
+        new_before, new_after = self.pair(torch.cat([before, after], 2)).chunk(2, 2)
+        return new_before + first_before, new_after + first_after
+
+
+class OuterResidualBlock(DIRLBlock):
+    """DIRL's post-norm decoder block, with its input added to its output (authors' code)."""
+
+    def forward(self, x: Tensor, memory: KeyValue, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
+        """See `BlockOutput`; arguments as `Attention`."""
+        output = super().forward(x, memory, mask, past_segments)
+        return output._replace(hidden=output.hidden + x)
+
+
+class Chg2Cap(PixelOrFeatureCaptioner):
+    """Chg2Cap: hierarchical self-attention over both images, a residual block with their cosine similarity, a decoder.
+
+    The defaults are those of the authors' code. `before` and `after` are feature maps, or pixels with `backbone`. A batch may
+    have several groups of "after" images for the same "before" images; all captions count alike in the loss.
+
+    Args:
+        vocabulary_size: V. Ids: 0 padding, 1 unknown word, 2 start, 3 end, then the words.
+        feature_channels, grid: channels, rows and columns of the input: C = 2048 and 8 x 8 for the features of ResNet-101's
+            layer4; 3 and the images' height and width with `backbone`.
+        max_length: positions of a caption, start and end included (41; 27 on Dubai-CC).
+        table: rows of the embedding tables for the grid's rows and columns (16 and 16; only the first 8 are used).
+        attention_width: A (2048). ffn: inner width of the encoder's blocks (512). width: D (2048).
+        heads: 8, of all attention layers. encoder_layers: 3. decoder_layers: 1.
+        dropout: 0.1. word_dropout: after the positions are added to the word vectors (0.1).
+        backbone: name of a torchvision ResNet, for pixels (resnet101); None: precomputed features.
+        trained_layers: of the backbone (layer2, layer3 and layer4).
+        batch_norm: of the backbone's frozen layers, see `ResNetEncoder`. "eval" is ours; the authors' code has "train".
+        normalization: of the pixels: "levir_cc" or "dubai_cc" (authors' code), or "imagenet".
+        resize: height and width to which normalised images are resized, for the backbone (256 x 256 on Dubai-CC); None: not.
+
+    Raises:
+        ValueError: as `ResNetEncoder`; `heads` does not divide a width; the width is odd; or `table` is smaller than the grid.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> sizes = {"attention_width": 8, "ffn": 12, "width": 16, "heads": 2}
+        >>> model = Chg2Cap(10, 8, grid=(3, 3), max_length=6, **sizes).eval()
+        >>> before, after = torch.randn(3, 8, 3, 3), torch.randn(3, 8, 3, 3)
+        >>> tokens = torch.tensor([[START, 4, 5, END, NULL, NULL]] * 3)
+        >>> sorted(model.loss({"before": before, "after": after, "tokens": tokens}))
+        ['caption_loss', 'loss']
+        >>> model.teacher_forced_logits(tokens, model.encode(before, after)).shape  # (B, T - 1, V)
+        torch.Size([3, 5, 10])
+    """
+
+    bos_id, eos_id = START, END
+    vocabulary_layout = "chg2cap"
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        feature_channels: int = 2048,
+        grid: tuple[int, int] = (8, 8),
+        max_length: int = 41,
+        table: tuple[int, int] = (16, 16),
+        attention_width: int = 2048,
+        ffn: int = 512,
+        width: int = 2048,
+        heads: int = 8,
+        encoder_layers: int = 3,
+        decoder_layers: int = 1,
+        dropout: float = 0.1,
+        word_dropout: float = 0.1,
+        backbone: str | None = None,
+        trained_layers: tuple[str, ...] = ("layer2", "layer3", "layer4"),
+        batch_norm: BatchNormMode = "eval",
+        normalization: Normalization = "levir_cc",
+        resize: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__()
+        self.hyperparameters = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
+        for name in ("grid", "table", "trained_layers", "resize"):
+            value = self.hyperparameters[name]
+            self.hyperparameters[name] = None if value is None else list(value)
+        self.images = None
+        if backbone is not None:
+            self.images = ResNetEncoder(
+                backbone,
+                "layer4",
+                (grid[0], grid[1]),
+                normalization,
+                trained_layers,
+                batch_norm,
+                resize=None if resize is None else (resize[0], resize[1]),
+            )
+            feature_channels, grid = self.images.channels, self.images.grid
+        if table[0] < grid[0] or table[1] < grid[1]:
+            raise ValueError(
+                f"table is {tuple(table)}, smaller than the grid {tuple(grid)} of the features; enlarge it"
+            )
+        if width % 2:
+            raise ValueError(f"width {width} must be even")
+        self.channels, self.grid = feature_channels, (grid[0], grid[1])
+        half = feature_channels // 2  # of a position's vector is for its row, the rest for its column
+        self.rows, self.columns = nn.Embedding(table[0], half), nn.Embedding(table[1], feature_channels - half)
+        self.encoder = nn.ModuleList(
+            EncoderLayer(feature_channels, attention_width, heads, ffn, dropout) for _ in range(encoder_layers)
+        )
+        for part in (self.rows, self.columns, self.encoder):
+            init_xavier_(part)
+        self.fusion = nn.Linear(2 * feature_channels, width)
+        self.residual = ResidualBlock(width, width // 2)
+        block = OuterResidualBlock(width, heads, FFN_RATIO * width, dropout)
+        self.decoder = CausalWordDecoder(
+            vocabulary_size, max_length, width, block, decoder_layers, dropout, word_dropout
+        )
+
+    def encoded(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+        """Two images, (b, C, h, w) and (B, C, h, w), B a multiple of b, to encoded tokens (B, w h, C) each, column by column.
+
+        The authors' code exchanges rows and columns when it makes a map of the tokens; the convolution after it is 3 x 3, so
+        the order matters.
+        """
+        maps = feature_maps(self.images, before, after)
+        for image in maps:
+            if tuple(image.shape[1:]) != (self.channels, *self.grid):
+                raise ValueError(
+                    f"features are {tuple(image.shape[1:])}, the model was built for {(self.channels, *self.grid)}"
+                )
+        rows, columns = self.grid
+        position = torch.cat(
+            [
+                self.columns.weight[:columns].expand(rows, -1, -1),
+                self.rows.weight[:rows, None].expand(-1, columns, -1),
+            ],
+            -1,
+        ).flatten(0, 1)  # (N, C)
+        first_before, first_after = (image.flatten(2).transpose(1, 2) + position for image in maps)
+        before, after = first_before, first_after
+        for layer in self.encoder:
+            before, after = layer(before, after, first_before, first_after)
+        before, after = (x.unflatten(1, self.grid).transpose(1, 2).flatten(1, 2) for x in (before, after))
+        return before, after
+
+    def visual_tokens(self, before: Tensor, after: Tensor) -> Tensor:
+        """Two images, (b, C, h, w) and (B, C, h, w), to the fused tokens (B, w h, D), column by column.
+
+        The cosine similarity of both images at a position is added to all channels there.
+        """
+        before, after = self.encoded(before, after)
+        similarity = F.cosine_similarity(before, after, dim=2)[..., None]  # (B, N, 1)
+        fused = self.fusion(torch.cat([before, after], 2) + similarity)
+        return self.residual(fused, self.grid[::-1])
+
+    def step(self, tokens: Tensor, memory: Memory, cache: Cache | None) -> tuple[Tensor, Cache]:
+        """See `Captioner.step`; no word attends to NULL."""
+        past_key_values, is_key = None, tokens[:, None] != NULL
+        if cache is not None:
+            past_key_values, past_is_key = cache
+            is_key = torch.cat([past_is_key, is_key], 1)
+        last, key_values = self.decoder(tokens[:, None], memory, past_key_values, is_key)
+        return self.decoder.logits(last.hidden[:, 0]), (key_values, is_key)
+
+    def hidden_states(self, tokens: Tensor, memory: Memory) -> Tensor:
+        """Hidden states (B, T, D) of ids (B, T); no word attends to NULL or END (authors' code), which come after the words."""
+        return self.decoder(tokens, memory, None, (tokens != NULL) & (tokens != END)).last.hidden
+
+    def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
+        """See `Captioner.attention`: the last cross-attention, mean over heads.
+
+        A token of the memory belongs to one position in both images, so both maps are equal.
+        """
+        is_key = (tokens != NULL) & (tokens != END)
+        attention = self.decoder.attention(tokens, self.encode(before, after), is_key)
+        maps = attention.unflatten(2, self.grid[::-1]).transpose(2, 3)  # (B, T, h, w)
+        return AttentionMaps(maps, maps, None)

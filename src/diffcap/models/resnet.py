@@ -1,0 +1,121 @@
+"""A ResNet as part of a captioner: pixels to a feature map, with some layers trained and the others frozen.
+
+RSICCformer and Chg2Cap read pixels through it; captioners of frozen features use `features.backbones` instead.
+
+Letters: B images, C feature channels, h and w rows and columns of the map.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from diffcap.models.batch_norm import GlobalBatchNorm2d
+
+LAYERS = ("layer1", "layer2", "layer3", "layer4")
+Layer = Literal["layer1", "layer2", "layer3", "layer4"]
+Normalization = Literal["imagenet", "levir_cc", "dubai_cc"]
+BatchNormMode = Literal["eval", "train"]
+# Mean and standard deviation of R, G and B on the scale 0 ... 255. LEVIR-CC, Dubai-CC: of the training images (Chg2Cap's code).
+_NORMALIZATIONS: dict[Normalization, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "imagenet": ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375)),
+    "levir_cc": ((100.6790, 99.5023, 84.9932), (50.9820, 48.4838, 44.7057)),
+    "dubai_cc": ((156.0681, 115.0891, 92.0745), (76.5139, 52.0616, 44.4209)),
+}
+
+
+class ResNetEncoder(nn.Module):
+    """The layers of a torchvision ResNet up to `layer`, with random weights; `lit.resnet_weights` loads others.
+
+    Args:
+        network: torchvision's name ("resnet101").
+        layer: the layer that gives the map.
+        image_size: height and width of the images in pixels.
+        normalization: mean and standard deviation: "imagenet" (RSICCformer), "levir_cc" or "dubai_cc" (Chg2Cap).
+        trained_layers: layers whose weights are trained; conv1, bn1 and the other layers are frozen.
+        batch_norm: of the frozen part, while the captioner is in training mode. "eval": running statistics, which stay as they
+            are. "train": statistics of each batch, and the running statistics drift to those of the data (authors' code of both
+            systems).
+        pool: rows and columns of an adaptive average pooling of the map; None: no pooling.
+        resize: height and width to which normalised images are resized, bilinear with aligned corners (Chg2Cap's code enlarges
+            Dubai-CC's 50 x 50 pixels to 256 x 256); None: no resizing.
+
+    Attributes:
+        channels: C. grid: rows and columns of the result. image_size: as given. name: torchvision's name of the network.
+
+    Raises:
+        ValueError: torchvision has no such ResNet, or `trained_layers` has a name that is not a layer up to `layer`.
+
+    Example:
+        >>> encoder = ResNetEncoder("resnet18", "layer3", (64, 64), pool=(3, 3)).eval()
+        >>> encoder(torch.randint(256, (2, 3, 64, 64), dtype=torch.uint8)).shape, encoder.channels
+        (torch.Size([2, 256, 3, 3]), 256)
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        network: str,
+        layer: Layer,
+        image_size: tuple[int, int],
+        normalization: Normalization = "imagenet",
+        trained_layers: Sequence[str] = (),
+        batch_norm: BatchNormMode = "eval",
+        pool: tuple[int, int] | None = None,
+        resize: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__()
+        from torchvision import models  # too slow to import for --help
+
+        build = models.get_model_builder(network)
+        if build.__module__ != models.resnet.__name__:
+            raise ValueError(f"{network} is not a ResNet; choose one such as resnet101")
+        self.name = network
+        self.network: Any = build(weights=None, norm_layer=GlobalBatchNorm2d)
+        used = LAYERS[: LAYERS.index(layer) + 1]
+        if unknown := [name for name in trained_layers if name not in used]:
+            raise ValueError(f"trained_layers has {unknown[0]!r}; choose from {', '.join(used)}")
+        self.channels: int = 64 * 2 ** (len(used) - 1) * self.network.layer1[0].expansion
+        for name in ("avgpool", "fc", *LAYERS[len(used) :]):
+            delattr(self.network, name)
+        self.layers = used
+        self.frozen_parts = ["conv1", "bn1", *(name for name in used if name not in trained_layers)]
+        for name in self.frozen_parts:
+            getattr(self.network, name).requires_grad_(False)
+        self.batch_norm, self.pool, self.resize = batch_norm, pool, resize
+        self.image_size = (image_size[0], image_size[1])
+        height, width = resize or image_size
+        stride = 2 ** (len(used) + 1)
+        self.grid: tuple[int, int] = pool or (-(-height // stride), -(-width // stride))
+        for name, values in zip(("mean", "std"), _NORMALIZATIONS[normalization]):
+            self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
+        self.train()  # Lightning keeps each module's mode as it is at the beginning
+
+    def train(self, mode: bool = True) -> "ResNetEncoder":
+        """Set the mode; the frozen part stays in evaluation mode unless `batch_norm` is "train"."""
+        super().train(mode)
+        if self.batch_norm == "eval":
+            for name in self.frozen_parts:
+                getattr(self.network, name).eval()
+        return self
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Pixels 0 ... 255 (B, 3, height, width), of any type, to a feature map (B, C, h, w).
+
+        Raises:
+            ValueError: the images have another size.
+        """
+        if tuple(pixels.shape[1:]) != (3, *self.image_size):
+            raise ValueError(f"images are {tuple(pixels.shape[1:])}, the model was built for {(3, *self.image_size)}")
+        x = (pixels.to(self.mean.dtype) - self.mean) / self.std
+        if self.resize:
+            x = F.interpolate(x, self.resize, mode="bilinear", align_corners=True)
+        network = self.network
+        x = network.maxpool(network.relu(network.bn1(network.conv1(x))))
+        for name in self.layers:
+            x = getattr(network, name)(x)
+        return F.adaptive_avg_pool2d(x, self.pool) if self.pool else x

@@ -1,0 +1,175 @@
+"""RSICCformer (Liu, Zhao, Chen, Zou and Shi, "Remote Sensing Image Change Captioning With Dual-Branch Transformers: A New
+Method and a Large Scale Dataset", IEEE TGRS 2022).
+
+Order of the file: the encoder layer, the merge of the layers' outputs, the captioner. The released code is the default.
+
+Letters: B pairs, N positions of the grid, T text positions, d width of the encoder, C feature channels, V vocabulary.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from diffcap.models.captioner import AttentionMaps
+from diffcap.models.decoder import roll_out
+from diffcap.models.dirl import DIRLBlock
+from diffcap.models.grid import GridEmbedding
+from diffcap.models.initial_weights import init_attention_, init_xavier_
+from diffcap.models.layers import Attention, Dropout, KeyValue
+from diffcap.models.remote_sensing import (
+    CausalWordDecoder,
+    PixelOrFeatureCaptioner,
+    ResidualBlock,
+    feature_maps,
+)
+from diffcap.models.resnet import BatchNormMode, ResNetEncoder
+
+FFN_RATIO = 4  # inner width of every FFN, relative to its input (authors' code)
+SPECIALS_AT_END = 3  # the last ids: unknown word, start, end
+
+
+class DifferenceLayer(nn.Module):
+    """One encoder layer: both images attend to the difference between them, with the same weights (authors' code).
+
+    The difference is the key and the value, although the name of the authors' class calls it the query.
+    """
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.attention = Attention(width, heads, dropout)
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.ffn = nn.Sequential(
+            nn.Linear(width, FFN_RATIO * width), nn.ReLU(), Dropout(dropout), nn.Linear(FFN_RATIO * width, width)
+        )
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens of the before image, then of the after image, (B, 2 N, d), to (B, 2 N, d)."""
+        before, after = x.chunk(2, 1)
+        query, difference = self.attention.project_query(x), self.attention.project_key_value(after - before)
+        x = self.norm1(x + self.dropout(self.attention.attend(query, difference)))
+        return self.norm2(x + self.dropout(self.ffn(x)))
+
+
+class Merge(nn.Module):
+    """One step of the merge, `LayerNorm(ResidualBlock(merged + layer output))`, with 2 d channels."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.residual, self.norm = ResidualBlock(2 * width, width), nn.LayerNorm(2 * width)
+
+    def forward(self, merged: Tensor, grid: tuple[int, int]) -> Tensor:
+        """(B, N, 2 d) to (B, N, 2 d)."""
+        return self.norm(self.residual(merged, grid))
+
+
+class RSICCformer(PixelOrFeatureCaptioner):
+    """RSICCformer: images that attend to their difference, residual blocks that merge the layers, a transformer decoder.
+
+    The defaults are those of the authors' code. `before` and `after` are feature maps, or pixels with `backbone`. A batch may
+    have several groups of "after" images for the same "before" images; all captions count alike in the loss.
+
+    Args:
+        vocabulary_size: V. Ids: 0 padding, then the words; the last three are the unknown word, start and end.
+        feature_channels, grid: channels, rows and columns of the input: 1024 and 14 x 14 for the features of ResNet-101's
+            layer3, pooled; 3 and the images' height and width with `backbone`.
+        max_length: positions of a caption, start and end included (52).
+        width: d (512); the decoder has 2 d. heads: 8, of all attention layers. encoder_layers: 3. decoder_layers: 1.
+        dropout: 0.5. word_dropout: after the positions are added to the word vectors (0.1).
+        backbone: name of a torchvision ResNet, for pixels (resnet101); None: precomputed features.
+        trained_layers: of the backbone (none; with the authors' flag for fine-tuning layer2 and layer3).
+        batch_norm: of the backbone's frozen layers, see `ResNetEncoder`. "eval" is ours; the authors' code has "train", and its
+            checkpoints hold the running statistics that this gives.
+        pool: rows and columns of the backbone's pooled map (14, 14).
+
+    Raises:
+        ValueError: as `ResNetEncoder`; `heads` does not divide the width; the width is odd; or there is no room for a word.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> model = RSICCformer(10, 8, grid=(3, 3), max_length=6, width=8, heads=2).eval()
+        >>> before, after = torch.randn(3, 8, 3, 3), torch.randn(3, 8, 3, 3)
+        >>> tokens = torch.tensor([[model.bos_id, 1, 2, model.eos_id, 0, 0]] * 3)
+        >>> sorted(model.loss({"before": before, "after": after, "tokens": tokens}))
+        ['caption_loss', 'loss']
+        >>> model.teacher_forced_logits(tokens, model.encode(before, after)).shape  # (B, T - 1, V)
+        torch.Size([3, 5, 10])
+    """
+
+    vocabulary_layout = "rsicc"
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        feature_channels: int = 1024,
+        grid: tuple[int, int] = (14, 14),
+        max_length: int = 52,
+        width: int = 512,
+        heads: int = 8,
+        encoder_layers: int = 3,
+        decoder_layers: int = 1,
+        dropout: float = 0.5,
+        word_dropout: float = 0.1,
+        backbone: str | None = None,
+        trained_layers: tuple[str, ...] = (),
+        batch_norm: BatchNormMode = "eval",
+        pool: tuple[int, int] = (14, 14),
+    ) -> None:
+        super().__init__()
+        self.hyperparameters = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
+        for name in ("grid", "trained_layers", "pool"):
+            self.hyperparameters[name] = list(self.hyperparameters[name])
+        if vocabulary_size < SPECIALS_AT_END + 2:
+            raise ValueError(f"vocabulary_size is {vocabulary_size}; padding, a word and three special tokens need 5")
+        if width % 2:
+            raise ValueError(f"width is {width}; it must be even, half of a position's embedding is for its row")
+        self.bos_id, self.eos_id = vocabulary_size - 2, vocabulary_size - 1
+        self.images = None
+        if backbone is not None:
+            self.images = ResNetEncoder(
+                backbone,
+                "layer3",
+                (grid[0], grid[1]),
+                "imagenet",
+                trained_layers,
+                batch_norm,
+                (pool[0], pool[1]),
+            )
+            feature_channels, grid = self.images.channels, self.images.grid
+        self.embedding = GridEmbedding(feature_channels, (grid[0], grid[1]), width, coordinates=False)
+        self.encoder = nn.ModuleList(DifferenceLayer(width, heads, dropout) for _ in range(encoder_layers))
+        self.merge = nn.ModuleList(Merge(width) for _ in range(encoder_layers))
+        for part in (self.embedding, self.encoder, self.merge):
+            init_attention_(part)
+            init_xavier_(part)
+        block = DIRLBlock(2 * width, heads, FFN_RATIO * 2 * width, dropout)
+        self.decoder = CausalWordDecoder(
+            vocabulary_size, max_length, 2 * width, block, decoder_layers, dropout, word_dropout
+        )
+
+    def visual_tokens(self, before: Tensor, after: Tensor) -> Tensor:
+        """Two images, (b, C, h, w) and (B, C, h, w), B a multiple of b, to the merged tokens (B, N, 2 d)."""
+        maps = feature_maps(self.images, before, after)
+        x = torch.cat([self.embedding(image) for image in maps], 1)
+        outputs = []
+        for layer in self.encoder:
+            x = layer(x)
+            outputs.append(torch.cat(x.chunk(2, 1), 2))  # both images side by side: (B, N, 2 d)
+        merged = torch.zeros_like(outputs[0])
+        for step, output in zip(self.merge, outputs):
+            merged = step(merged + output, self.embedding.grid)
+        return merged
+
+    def step(
+        self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None
+    ) -> tuple[Tensor, list[KeyValue]]:
+        """See `Captioner.step`."""
+        last, cache = self.decoder(tokens[:, None], memory, cache)
+        return self.decoder.logits(last.hidden[:, 0]), cache
+
+    def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
+        """See `Captioner.attention`: the last cross-attention, mean over heads.
+
+        A token of the memory belongs to one position in both images, so both maps are equal.
+        """
+        attention = self.decoder.attention(tokens, self.encode(before, after))
+        return roll_out(attention, None, None, self.embedding.grid)

@@ -1,0 +1,321 @@
+"""The protocol levir_cc: ids worked out by hand, groups, accuracies, S*m, and the commands eval and score."""
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.datasets.layouts import NO_CHANGE_FIVE, write_levir
+from tests.report.layouts import make_scorer
+
+from diffcap.cli import main
+from diffcap.commands.data import prepare
+from diffcap.commands.evaluate import evaluate as evaluate_checkpoint
+from diffcap.commands.report import report
+from diffcap.datasets.no_change import is_no_change
+from diffcap.datasets.registry import LevirProtocol, datasets
+from diffcap.evaluation.captions import FAST_METRICS
+from diffcap.evaluation.coco import read_predictions
+from diffcap.evaluation.java import find_java
+from diffcap.evaluation.levir_cc import LevirScoring, accuracies, id_text, levir_scoring
+from diffcap.evaluation.protocols import evaluate, evaluate_systems
+from diffcap.features.store import StoreWriter
+from diffcap.records import ChangePair, read_dataset
+from diffcap.report.baselines import MOST_COMMON
+from diffcap.text.vocabulary import Vocabulary, build_vocabulary
+
+METRICS = (*FAST_METRICS[:4], "METEOR", *FAST_METRICS[4:])
+VOCABULARY = Vocabulary(["a", "appear", "built", "change", "house", "is", "no", "road"], "chg2cap")  # ids 4 to 11
+
+
+def pair(id: str, *captions: str, split: str = "test", changed: bool = True) -> ChangePair:
+    return ChangePair(id, f"A/{id}", f"B/{id}", list(captions), split, None, not changed, {"changeflag": int(changed)})
+
+
+PAIRS = [
+    pair("1", "a road is built", "a road appears"),
+    pair("2", "a pergola is built", "a house is built near a road"),
+    pair("3", "houses appear", "some houses are there"),
+    pair("4", *NO_CHANGE_FIVE, changed=False),
+    pair("5", *NO_CHANGE_FIVE, changed=False),
+]
+CAPTIONS = {
+    "1": "a road is built",
+    "2": "a gazebo is built",
+    "3": "no change has occurred",
+    "4": "the scene is the same as before",
+    "5": "a house is built",
+}
+
+
+def naive_ids(captions: list[str], numbers: dict[str, int], unknown: int) -> list[str]:
+    return [" ".join(str(numbers.get(word, unknown)) for word in caption.split()) for caption in captions]
+
+
+def stock_scores(
+    captions: dict[str, str], references: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> dict[str, float]:
+    """Scores of pycocoevalcap's own classes, as the released evaluators call them."""
+    from pycocoevalcap.bleu.bleu import Bleu
+    from pycocoevalcap.cider.cider import Cider
+    from pycocoevalcap.meteor.meteor import Meteor
+    from pycocoevalcap.rouge.rouge import Rouge
+
+    monkeypatch.setenv("PATH", f"{Path(find_java()).parent}{os.pathsep}{os.environ['PATH']}")
+    arguments = references, {id: [caption] for id, caption in captions.items()}
+    bleu = Bleu(4).compute_score(*arguments, verbose=0)[0]
+    meteor = Meteor()
+    scores = {
+        **{f"BLEU-{n}": value for n, value in enumerate(bleu, 1)},
+        "METEOR": meteor.compute_score(*arguments)[0],
+        "ROUGE-L": float(Rouge().compute_score(*arguments)[0]),
+        "CIDEr-D": float(Cider().compute_score(*arguments)[0]),
+    }
+    for stream in (meteor.meteor_p.stdout, meteor.meteor_p.stderr):
+        stream.close()
+    return scores
+
+
+def test_ids_of_a_caption() -> None:
+    assert id_text("a house is built", VOCABULARY) == "4 8 9 6"
+    assert id_text("no pergola , a  road .", VOCABULARY) == "10 1 1 4 11"  # unknown word and comma; the full stop goes
+    assert id_text("<UNK> House <START> <NULL> road <END>", VOCABULARY) == "1 1 1 1 11 1"
+    assert id_text("", VOCABULARY) == ""
+    long = " ".join(["road"] * 90)
+    assert id_text(long, VOCABULARY) == " ".join(["11"] * 90)  # nothing is cut off
+    rsicc = Vocabulary(["road", "a"], "rsicc")  # pad 0, then words, unknown, start, end
+    assert id_text("a road <unk> bends <start> .", rsicc) == "2 1 3 3 3"
+
+
+def test_a_rare_reference_word_and_an_unknown_word_match() -> None:
+    only = [pair("2", "a pergola is built"), pair("1", "a road")]
+    said = {"2": "a gazebo is built", "1": "a house"}
+    result = evaluate(said, only, "raw", FAST_METRICS, levir=LevirScoring((), VOCABULARY, "by hand"))
+    text, ids = result["groups"]["total"], result["id_tokens"]["groups"]["total"]
+    # Of six words, five match as ids and four as text. As ids, three of four bigrams match, and all longer n-grams.
+    assert text["BLEU-1"] == pytest.approx(4 / 6) and ids["BLEU-1"] == pytest.approx(5 / 6)
+    assert text["BLEU-4"] == pytest.approx(0, abs=1e-3) and ids["BLEU-4"] == pytest.approx((5 / 6 * 3 / 4) ** 0.25)
+    assert ids["ROUGE-L"] == pytest.approx((1 + 0.5) / 2) and text["ROUGE-L"] == pytest.approx((0.75 + 0.5) / 2)
+    assert result["id_tokens"]["protocol"] == {
+        "name": "levir_cc", "tokenizer": "ids", "vocabulary": "by hand", "vocabulary_size": 12,
+        "metrics": list(FAST_METRICS),
+    }  # fmt: skip
+
+
+def test_words_of_all_splits_are_counted() -> None:
+    pairs = [
+        pair("1", "a road", "a wide road"),
+        pair("2", "a wide road", split="train"),
+        pair("3", "wide", split="val"),
+    ]
+    found = levir_scoring(LevirProtocol(min_count=3), pairs)
+    assert found.vocabulary is not None and set(found.vocabulary.words) == {"a", "road", "wide"}
+    assert "at least 3 times" in found.rule and "all splits" in found.rule
+    # RSICCformer numbers the words from 1 as they appear first; the unknown word follows.
+    assert id_text("wide road a house", found.vocabulary) == "3 2 1 4"
+    chg2cap = levir_scoring(LevirProtocol(min_count=3, layout="chg2cap"), reversed(pairs)).vocabulary
+    assert chg2cap is not None and id_text("wide road a house", chg2cap) == "6 5 4 1"
+    strict = levir_scoring(LevirProtocol(min_count=4), pairs)
+    assert strict.vocabulary is not None and strict.vocabulary.words == []
+
+
+def test_a_captioner_of_the_released_evaluators_keeps_its_own_vocabulary() -> None:
+    spec = LevirProtocol()
+    assert levir_scoring(spec, PAIRS, VOCABULARY).vocabulary is VOCABULARY
+    assert levir_scoring(spec, PAIRS, VOCABULARY).rule == "the captioner's own"
+    rsicc = build_vocabulary(["a road"], 1, "rsicc")
+    assert levir_scoring(spec, PAIRS, rsicc).vocabulary is rsicc
+    other = build_vocabulary(["a road"], 1, "rcc")
+    assert levir_scoring(spec, PAIRS, other).vocabulary is not other
+
+
+@pytest.mark.slow
+def test_every_group_has_the_scores_that_pycocoevalcap_computes_of_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = evaluate(CAPTIONS, PAIRS, "raw", METRICS, levir=LevirScoring(NO_CHANGE_FIVE, VOCABULARY, "by hand"))
+    found = result["id_tokens"]["groups"]
+    assert list(found) == ["total", "change", "no_change"]
+    for group, ids in (("total", "12345"), ("change", "123"), ("no_change", "45")):
+        chosen = [one for one in PAIRS if one.id in ids]
+        numbers = {word: place for place, word in enumerate(sorted(VOCABULARY.words), 4)}
+        expected = stock_scores(
+            {one.id: naive_ids([CAPTIONS[one.id]], numbers, 1)[0] for one in chosen},
+            {one.id: naive_ids(one.captions, numbers, 1) for one in chosen},
+            monkeypatch,
+        )
+        assert {name: found[group][name] for name in METRICS} == pytest.approx(expected, abs=1e-9)
+    assert found["total"]["CIDEr-D"] != pytest.approx(result["groups"]["total"]["CIDEr-D"], abs=1e-3)
+    # Text: "houses" has the stem of "house". Of ids there is no stem.
+    one = [pair("1", "house appear")]
+    scoring = LevirScoring((), Vocabulary(["appear", "house", "houses"], "chg2cap"), "by hand")
+    stems = evaluate({"1": "houses appear"}, one, "raw", ["METEOR"], levir=scoring)
+    assert stems["groups"]["total"]["METEOR"] > stems["id_tokens"]["groups"]["total"]["METEOR"] + 0.1
+
+
+def test_accuracies_by_group() -> None:
+    groups = {"total": list("12345"), "change": list("123"), "no_change": list("45"), "none": []}
+    assert accuracies(CAPTIONS, PAIRS, groups, NO_CHANGE_FIVE) == {"total": 3 / 5, "change": 2 / 3, "no_change": 1 / 2}
+    # Word for word: another sentence that means the same is not one of the five.
+    assert is_no_change("nothing has changed")
+    said = {**CAPTIONS, "4": "nothing has changed", "5": "No change has  occurred ."}
+    assert accuracies(said, PAIRS, {"no_change": ["4", "5"]}, NO_CHANGE_FIVE) == {"no_change": 0.5}
+
+
+@pytest.mark.parametrize("name", [name for name, spec in datasets().items() if spec.protocol])
+def test_the_sentences_of_each_dataset_say_that_nothing_has_changed(name: str) -> None:
+    spec = datasets()[name].protocol
+    assert spec is not None and all(map(is_no_change, spec.no_change))
+    assert len(set(spec.no_change)) == len(spec.no_change) >= 5
+
+
+def test_the_mean_of_four_metrics_by_group_and_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "diffcap.evaluation.captions.meteor",
+        lambda hypotheses, references, groups: {name: 0.1 + len(ids) / 100 for name, ids in groups.items()},
+    )
+    systems = {"one": CAPTIONS, "two": {one.id: one.captions[-1] for one in PAIRS}}
+    results = evaluate_systems(
+        systems, PAIRS, "raw", METRICS, levir=LevirScoring(NO_CHANGE_FIVE, VOCABULARY, "by hand")
+    )
+    for name, result in results.items():
+        alone = evaluate(systems[name], PAIRS, "raw", METRICS)["groups"]
+        for group, row in result["groups"].items():
+            assert {metric: row[metric] for metric in METRICS} == alone[group]
+        for rows in (result["groups"], result["id_tokens"]["groups"]):
+            for row in rows.values():
+                assert row["S*m"] == pytest.approx(
+                    (row["BLEU-4"] + row["METEOR"] + row["ROUGE-L"] + row["CIDEr-D"]) / 4
+                )
+        right = {group: row["accuracy"] for group, row in result["groups"].items()}
+        assert right == {group: row["accuracy"] for group, row in result["id_tokens"]["groups"].items()}
+        assert right == (
+            {"total": 0.6, "change": 2 / 3, "no_change": 0.5} if name == "one" else dict.fromkeys(right, 1.0)
+        )
+    fewer = evaluate(CAPTIONS, PAIRS, "raw", FAST_METRICS, levir=LevirScoring(NO_CHANGE_FIVE))
+    assert "S*m" not in fewer["groups"]["total"] and "id_tokens" not in fewer
+    assert "accuracy" not in evaluate(CAPTIONS, PAIRS, "raw", FAST_METRICS)["groups"]["total"]
+
+
+NUMBERS = {"train": [2, 5, 8, 11, 14], "val": [4, 1], "test": [6, 7, 10, 13]}
+
+
+@pytest.fixture(scope="module")
+def levir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """LEVIR-CC, tiny, after the data stage, with random features."""
+    folder = tmp_path_factory.mktemp("levir")
+    prepare("levir_cc", str(write_levir(folder / "official", NUMBERS)), str(folder / "data"))
+    paths = list(dict.fromkeys(path for one in read_dataset(folder / "data").pairs for path in one.images))
+    store = StoreWriter(folder / "data/features/toy", paths, (5, 2, 3), {"backbone": "toy"})
+    draws = np.random.default_rng(0).standard_normal((len(paths), 5, 2, 3)).astype(np.float32)
+    store.write(np.arange(len(paths)), draws)
+    store.finish()
+    return folder / "data"
+
+
+def expected_ids(folder: Path, captions: dict[str, str]) -> tuple[dict[str, str], dict[str, list[str]], int]:
+    """Captions and references of the test split as numbers, and the number of known words: more than 5 occurrences."""
+    pairs = read_dataset(folder).pairs
+    counts = Counter(word for one in pairs for caption in one.captions for word in caption.split())
+    known = [word for word, count in counts.items() if count > 5]  # as they appear first
+    assert 0 < len(known) < len(counts)
+    numbers, unknown = {word: place for place, word in enumerate(known, 1)}, len(known) + 1
+    test = [one for one in pairs if one.split == "test"]
+    hypotheses = {one.id: naive_ids([captions[one.id]], numbers, unknown)[0] for one in test}
+    return hypotheses, {one.id: naive_ids(one.captions, numbers, unknown) for one in test}, len(known)
+
+
+def check(result: dict[str, Any], folder: Path, captions: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    hypotheses, references, words = expected_ids(folder, captions)
+    entry = result["id_tokens"]
+    assert entry["protocol"]["vocabulary_size"] == words + 4
+    assert (
+        entry["protocol"]["vocabulary"]
+        == "words that occur at least 6 times in the captions of all splits, layout rsicc"
+    )
+    assert list(entry["groups"]) == list(result["groups"]) == ["total", "change", "no_change"]
+    expected = stock_scores(hypotheses, references, monkeypatch)
+    assert {name: entry["groups"]["total"][name] for name in expected} == pytest.approx(expected, abs=1e-9)
+    even = [id for id in hypotheses if int(id[-6:]) % 2 == 0]
+    rate = sum(captions[id] not in NO_CHANGE_FIVE for id in even) / len(even)
+    assert entry["groups"]["change"]["accuracy"] == result["groups"]["change"]["accuracy"] == rate
+
+
+@pytest.mark.slow
+def test_eval_writes_and_prints_both_protocols(
+    levir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["a", "has", "houses", "is", "no", "pergola", "road", "the"]
+    checkpoint = make_scorer(tmp_path / "best.ckpt", words)
+    evaluate_checkpoint(str(checkpoint), str(tmp_path / "eval"), str(levir), accelerator="cpu")
+    result = json.loads((tmp_path / "eval/metrics.json").read_text())
+    check(result, levir, read_predictions(tmp_path / "eval/predictions.json"), monkeypatch)
+    assert result["protocol"]["tokenizer"] == "ptb" and result["protocol"]["pairs"]["no_change"] == 2
+    printed = capsys.readouterr().out
+    assert printed.count("S*m") == printed.count("accuracy") == 2
+    size = result["id_tokens"]["protocol"]["vocabulary_size"]
+    assert "ptb tokens" in printed and f"protocol levir_cc, {size} ids" in " ".join(printed.split())
+
+
+@pytest.mark.slow
+def test_score_against_a_dataset(
+    levir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    captions = {
+        one.id: "a villa is built" if one.id.endswith("6") else "there is no difference"
+        for one in read_dataset(levir).pairs
+        if one.split == "test"
+    }
+    file = tmp_path / "predictions.json"
+    file.write_text(json.dumps(captions))
+    main(["score", str(file), "--protocol", "levir_cc", "--folder", str(levir), "--json"])
+    result = json.loads(capsys.readouterr().out)
+    check(result, levir, captions, monkeypatch)
+    main(["score", str(file), "--dataset", "levir_cc", "--folder", str(levir), "--json"])
+    text = json.loads(capsys.readouterr().out)
+    assert text["groups"] == result["groups"] and "id_tokens" not in text
+    assert text["groups"]["change"]["accuracy"] == 0.5 and text["groups"]["no_change"]["accuracy"] == 1
+
+
+@pytest.mark.slow
+def test_the_report_shows_the_accuracies(levir: Path, tmp_path: Path) -> None:
+    test = [one for one in read_dataset(levir).pairs if one.split == "test"]
+    file = tmp_path / "predictions.json"
+    file.write_text(json.dumps({one.id: one.captions[0] for one in test}))
+    report(
+        str(levir),
+        str(tmp_path / "report"),
+        predictions={"humans": str(file)},
+        pictures=0,
+        attention=0,
+        bins=0,
+        curves=False,
+        page=0,
+    )
+    rows = json.loads((tmp_path / "report/table.json").read_text())["rows"]
+    assert rows["humans"]["change"]["accuracy"] == rows["humans"]["no_change"]["accuracy"] == 1
+    constant = rows[MOST_COMMON]
+    assert constant["change"]["accuracy"] + constant["no_change"]["accuracy"] == 1
+    heading = (tmp_path / "report/table.md").read_text().splitlines()[0]
+    assert "| S*m | change accuracy | no-change accuracy |" in heading
+
+
+def test_what_score_refuses(levir: Path, tmp_path: Path) -> None:
+    file = tmp_path / "predictions.json"
+    file.write_text(json.dumps({"1": "a road"}))
+
+    def refusal(*words: str) -> str:
+        with pytest.raises(SystemExit) as caught:
+            main(["score", str(file), *words])
+        message = str(caught.value)
+        assert message.startswith("error: ") and "\n" not in message
+        return message
+
+    assert "give a file of references, or --dataset" in refusal()
+    assert "give --dataset instead of references" in refusal(str(file), "--protocol=levir_cc")
+    assert "remove the file, or --dataset" in refusal(str(file), f"--folder={levir}")
+    assert "holds levir_cc, not clevr_change" in refusal("--dataset=clevr_change", f"--folder={levir}")
+    assert "1 of 1 ids are not in the test split of levir_cc" in refusal(f"--folder={levir}")
+    prepare("levir_own", str(write_levir(tmp_path / "own", NUMBERS, name="captions.json")), str(tmp_path / "data"))
+    assert "levir_own has no protocol levir_cc" in refusal(f"--folder={tmp_path / 'data'}", "--protocol=levir_cc")

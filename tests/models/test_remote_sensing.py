@@ -1,0 +1,534 @@
+"""RSICCformer, Chg2Cap and their ResNet: the beginning, the losses, the cache, the maps, and which layers learn."""
+
+import inspect
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision import models
+
+from diffcap.checkpoints.loading import build_on_meta
+from diffcap.lit.resnet_weights import load_resnet
+from diffcap.models.captioner import Captioner
+from diffcap.models.chg2cap import Chg2Cap, KeyAttention
+from diffcap.models.generation import beam_search, greedy
+from diffcap.models.layers import Attention
+from diffcap.models.remote_sensing import ResidualBlock
+from diffcap.models.resnet import ResNetEncoder
+from diffcap.models.rsiccformer import DifferenceLayer, RSICCformer
+from diffcap.utils.errors import DiffcapError
+
+WORDS, LENGTH, CHANNELS, GRID = 17, 10, 6, (2, 3)
+SIZES: dict[str, dict[str, Any]] = {
+    "rsiccformer": {"width": 8, "heads": 2},
+    "chg2cap": {"attention_width": 8, "ffn": 12, "width": 16, "heads": 2, "table": (4, 5), "encoder_layers": 2},
+}
+CLOSE: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
+BOTH = pytest.mark.parametrize("name", SIZES)
+
+
+def build(name: str, seed: int = 0, **options: Any) -> Any:
+    """A small captioner in evaluation mode, with large weights, so that words differ."""
+    torch.manual_seed(seed)
+    sizes = {"feature_channels": CHANNELS, "grid": GRID, "max_length": LENGTH, **SIZES[name], **options}
+    model: Any = (RSICCformer if name == "rsiccformer" else Chg2Cap)(WORDS, **sizes)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape))
+        model.decoder.logit.weight.mul_(8)
+    return model.eval()
+
+
+def maps(pairs: int, grid: tuple[int, int] = GRID, seed: int = 1) -> tuple[Tensor, Tensor]:
+    draws = torch.Generator().manual_seed(seed)
+    before, after = (torch.randn(pairs, CHANNELS, *grid, generator=draws) for _ in range(2))
+    return before, after
+
+
+def captions(model: Captioner, lengths: list[int]) -> Tensor:
+    """(B, LENGTH): start, words (unknown ones, too), end, padding."""
+    draws = torch.Generator().manual_seed(2)
+    text = torch.zeros(len(lengths), LENGTH, dtype=torch.long)
+    for row, words in zip(text, lengths):
+        row[0], row[words + 1] = model.bos_id, model.eos_id
+        row[1 : words + 1] = torch.randint(4, WORDS - 2, (words,), generator=draws)
+    return text
+
+
+def batch_of(model: Captioner, lengths: list[int]) -> dict[str, Tensor]:
+    before, after = maps(len(lengths))
+    return {"before": before, "after": after, "tokens": captions(model, lengths)}
+
+
+def is_xavier(weight: Tensor) -> bool:
+    """Fills the interval of Xavier's uniform, and no more."""
+    field = math.prod(weight.shape[2:])
+    bound = (6 / (sum(weight.shape[:2]) * field)) ** 0.5
+    return 0.95 * bound < weight.abs().max().item() <= bound * (1 + 1e-6)
+
+
+def is_torchs(weight: Tensor) -> bool:
+    """Fills the interval of torch's linear layers and convolutions."""
+    bound = math.prod(weight.shape[1:]) ** -0.5
+    return 0.95 * bound < weight.abs().max().item() <= bound * (1 + 1e-6)
+
+
+# The beginning
+
+
+@BOTH
+def test_how_it_begins(name: str) -> None:
+    """Encoder: Xavier, of every table, packed matrix and convolution. Decoder: torch's own, words between -0.1 and 0.1."""
+    torch.manual_seed(0)
+    model: Any
+    if name == "rsiccformer":
+        model = RSICCformer(300, 60, width=40, heads=4, decoder_layers=2)
+        encoder = [model.embedding.projection, model.embedding.rows, model.embedding.columns]
+        for layer, merge in zip(model.encoder, model.merge):
+            encoder += [layer.attention.qkv, layer.attention.out, layer.ffn[0], layer.ffn[3]]
+            encoder += [merge.residual.branch[index] for index in (0, 3, 6)]
+        of_torch = []
+        assert model.embedding.projection.bias.abs().max() > 0.05
+    else:
+        model = Chg2Cap(300, 60, attention_width=40, ffn=50, width=80, heads=4, decoder_layers=2)
+        encoder = [model.rows, model.columns]
+        for layer in model.encoder:
+            for block in (layer.single, layer.pair):
+                encoder += [block.attention.query, block.attention.key, block.attention.out, block.ffn[0], block.ffn[3]]
+                assert block.attention.query.bias is None and block.attention.key.bias is None
+                assert block.attention.out.bias.abs().max() > 0.05
+        of_torch = [model.fusion, *(model.residual.branch[index] for index in (0, 3, 6))]
+    assert all(is_xavier(layer.weight) for layer in encoder)
+    first, second = model.decoder.blocks
+    of_torch += [first.ffn[0], first.ffn[3], first.cross.out, first.self_attention.out]
+    assert all(is_torchs(layer.weight) for layer in of_torch)
+    for attention in (module for module in model.modules() if isinstance(module, Attention)):
+        assert is_xavier(attention.qkv.weight)
+        assert (attention.qkv.bias == 0).all() and (attention.out.bias == 0).all()
+    for weight in (model.decoder.embedding.weight, model.decoder.logit.weight):
+        assert 0.099 < weight.abs().max() <= 0.1 and weight.std().item() == pytest.approx(0.2 / 12**0.5, rel=0.02)
+        assert weight[0].abs().max() > 0.05  # padding's row, too
+    assert (model.decoder.logit.bias == 0).all()
+    for one, other in zip(first.parameters(), second.parameters()):
+        assert torch.equal(one, other) and one is not other  # the layers are copies
+    for norm in (module for module in model.modules() if isinstance(module, nn.BatchNorm2d | nn.LayerNorm)):
+        assert (norm.weight == 1).all() and (norm.bias == 0).all() and norm.eps == 1e-5
+
+
+@BOTH
+def test_the_defaults_are_the_released_sizes(name: str) -> None:
+    """Numbers of used parameters, counted on the authors' modules, without the backbone."""
+    used = {"rsiccformer": 20_237_312 + 17_755_604, "chg2cap": 132_267_008 + 91_234_805}[name]
+    with torch.device("meta"):
+        model = RSICCformer(468) if name == "rsiccformer" else Chg2Cap(501)
+    assert sum(parameter.numel() for parameter in model.parameters()) == used
+
+
+@BOTH
+@pytest.mark.parametrize("options", [{}, {"backbone": "resnet18", "feature_channels": 3, "grid": (64, 32)}])
+def test_the_hyperparameters_build_the_same_model_again(name: str, options: dict[str, Any]) -> None:
+    if options and name == "rsiccformer":
+        options = {**options, "pool": (2, 1), "trained_layers": ("layer3",)}
+    model = build(name, **options)
+    hyperparameters = json.loads(json.dumps(model.hyperparameters))
+    assert set(hyperparameters) == set(inspect.signature(type(model)).parameters)
+    again = type(model)(**hyperparameters)
+    again.load_state_dict(model.state_dict())
+    draws = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (2, 2, 3, 64, 32), dtype=torch.uint8, generator=draws) if options else maps(2)
+    for one, other in zip(model.encode(*images), again.eval().encode(*images)):
+        torch.testing.assert_close(one, other)
+    weights = {key: value.detach() for key, value in model.state_dict().items()}
+    build_on_meta(type(model), hyperparameters, weights)  # how a checkpoint is checked before its weights are read
+
+
+# Layers against naive forms
+
+
+@torch.no_grad()
+def test_a_residual_block_is_three_convolutions() -> None:
+    torch.manual_seed(0)
+    block = ResidualBlock(6, 4).eval()
+    for part in block.branch:
+        if isinstance(part, nn.BatchNorm2d):
+            part.running_mean.normal_(), part.running_var.uniform_(0.5, 2), part.weight.normal_(), part.bias.normal_()
+    tokens = torch.randn(2, 6, 6)
+    x = tokens.view(2, 2, 3, 6).permute(0, 3, 1, 2)
+
+    def norm(y: Tensor, index: int) -> Tensor:
+        part: Any = block.branch[index]
+        mean, var, weight, bias = (
+            v.view(-1, 1, 1) for v in (part.running_mean, part.running_var, part.weight, part.bias)
+        )
+        return (y - mean) / (var + 1e-5).sqrt() * weight + bias
+
+    one, two, three = (block.branch[index] for index in (0, 3, 6))
+    y = norm(torch.einsum("oc,bchw->bohw", one.weight[..., 0, 0], x) + one.bias.view(-1, 1, 1), 1).relu()
+    padded, summed = F.pad(y, (1, 1, 1, 1)), torch.zeros(2, 4, 2, 3)
+    for i in range(3):
+        for j in range(3):
+            summed += torch.einsum("oc,bchw->bohw", two.weight[..., i, j], padded[..., i : i + 2, j : j + 3])
+    y = norm(summed + two.bias.view(-1, 1, 1), 4).relu()
+    y = norm(torch.einsum("oc,bchw->bohw", three.weight[..., 0, 0], y) + three.bias.view(-1, 1, 1), 7)
+    expected = (x + y).relu().permute(0, 2, 3, 1).flatten(1, 2)
+    torch.testing.assert_close(block(tokens, (2, 3)), expected, **CLOSE)
+
+
+@torch.no_grad()
+def test_a_difference_layer_is_torchs_attention_to_after_minus_before() -> None:
+    torch.manual_seed(0)
+    layer = DifferenceLayer(8, 2, 0.3).eval()
+    before, after = torch.randn(2, 2, 5, 8)
+    theirs = nn.MultiheadAttention(8, 2, batch_first=True)
+    own = layer.attention
+    theirs.load_state_dict(
+        {
+            "in_proj_weight": own.qkv.weight,
+            "in_proj_bias": own.qkv.bias,
+            "out_proj.weight": own.out.weight,
+            "out_proj.bias": own.out.bias,
+        }
+    )
+    difference = after - before
+    for x, found in zip((before, after), layer(torch.cat([before, after], 1)).chunk(2, 1)):
+        y = layer.norm1(x + theirs(x, difference, difference)[0])
+        inner = (y @ layer.ffn[0].weight.T + layer.ffn[0].bias).relu()
+        expected = layer.norm2(y + inner @ layer.ffn[3].weight.T + layer.ffn[3].bias)
+        torch.testing.assert_close(found, expected, **CLOSE)
+
+
+@torch.no_grad()
+def test_the_keys_are_the_values() -> None:
+    torch.manual_seed(0)
+    layer = KeyAttention(6, 8, 2, 0.0)
+    x = torch.randn(2, 5, 6)
+    query, key = x @ layer.query.weight.T, x @ layer.key.weight.T
+    heads = []
+    for head in (slice(0, 4), slice(4, 8)):
+        weights = (query[..., head] @ key[..., head].transpose(1, 2) / 2).softmax(-1)
+        heads.append(weights @ key[..., head])
+    torch.testing.assert_close(layer(x), torch.cat(heads, -1) @ layer.out.weight.T + layer.out.bias, **CLOSE)
+
+
+# Losses
+
+
+@BOTH
+def test_the_loss_is_the_mean_over_all_words_and_ends(name: str) -> None:
+    """Also of unknown words; ids after the end change nothing."""
+    model = build(name)
+    batch = batch_of(model, [2, 8, 5])
+    unknown = WORDS - 3 if name == "rsiccformer" else 1
+    batch["tokens"][0, 1] = unknown
+    logits = model.teacher_forced_logits(batch["tokens"], model.encode(batch["before"], batch["after"]))
+    nats = []
+    for row, scores in zip(batch["tokens"].tolist(), logits.tolist()):
+        for place in range(row.index(model.eos_id)):
+            nats.append(math.log(sum(map(math.exp, scores[place]))) - scores[place][row[place + 1]])
+    assert len(nats) == 3 + 9 + 6
+    parts = model.loss(batch)
+    for value in parts.values():
+        assert value.item() == pytest.approx(sum(nats) / len(nats), rel=1e-5)
+    found = model.validation_losses(batch)["caption_loss"]
+    torch.testing.assert_close(found, torch.tensor(nats), atol=1e-4, rtol=1e-4)
+    changed = {**batch, "tokens": batch["tokens"].clone()}
+    changed["tokens"][0, 4:] = 5
+    torch.testing.assert_close(model.loss(changed)["loss"], parts["loss"])
+
+
+@BOTH
+def test_two_groups_of_after_images_share_the_before_images(name: str) -> None:
+    model = build(name)
+    one, two = batch_of(model, [2, 8, 5]), batch_of(model, [3, 1, 7])
+    both = {"before": one["before"]} | {key: torch.cat([one[key], two[key]]) for key in ("after", "tokens")}
+    apart = {**both, "before": torch.cat([one["before"]] * 2)}
+    torch.testing.assert_close(model.loss(both)["loss"], model.loss(apart)["loss"])
+
+
+@BOTH
+def test_every_parameter_learns_but_unused_rows(name: str) -> None:
+    model = build(name).train()
+    model.loss(batch_of(model, [2, 8, 5]))["loss"].backward()
+    for parameter_name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().max() > 0, parameter_name
+    if name == "chg2cap":
+        assert (model.rows.weight.grad[GRID[0] :] == 0).all() and (model.columns.weight.grad[GRID[1] :] == 0).all()
+
+
+# Words
+
+
+@torch.no_grad()
+@BOTH
+@pytest.mark.parametrize("layers", [1, 2])
+def test_the_cache_changes_no_logit(name: str, layers: int) -> None:
+    model = build(name, decoder_layers=layers)
+    tokens, memory, cache = captions(model, [8, 3, 6]), model.encode(*maps(3)), None
+    together = model.teacher_forced_logits(tokens, memory)
+    assert together.std() > 0.3 and together[:, 0].diff(dim=0).abs().max() > 0.05
+    for place in range(LENGTH - 1):
+        scores, cache = model.step(tokens[:, place], memory, cache)
+        within = model.caption_mask(tokens)[:, place]
+        torch.testing.assert_close(scores[within], together[within, place], **CLOSE)
+
+
+@torch.no_grad()
+def test_no_word_attends_to_padding_that_chg2cap_has_generated() -> None:
+    """The authors' program hides it, and the caption goes on; in RSICCformer it is a word as any other."""
+    for name, hides in (("chg2cap", True), ("rsiccformer", False)):
+        model = build(name)
+        memory, logits = model.encode(*maps(1)), {}
+        for second in (0, 7):
+            cache: Any = None
+            row = model.decoder.embedding.weight[0].clone()
+            for scale in (1, 3):  # another vector of padding
+                model.decoder.embedding.weight[0] = row * scale
+                cache = None
+                for token in (model.bos_id, second, 5):
+                    scores, cache = model.step(torch.tensor([token]), memory, cache)
+                logits[second, scale] = scores
+            model.decoder.embedding.weight[0] = row
+        assert torch.equal(logits[7, 1], logits[7, 3])
+        assert torch.allclose(logits[0, 1], logits[0, 3], atol=1e-5) == hides
+
+
+@torch.no_grad()
+@BOTH
+def test_greedy_is_a_loop_over_whole_prefixes(name: str) -> None:
+    model, (before, after), ended = build(name), maps(4), set()
+    for _ in range(3):
+        tokens = greedy(model, before, after, LENGTH)
+        for row in range(4):
+            ids = [model.bos_id]
+            while len(ids) < LENGTH and ids[-1] != model.eos_id:
+                memory = model.encode(before[row : row + 1], after[row : row + 1])
+                ids.append(int(model.teacher_forced_logits(torch.tensor([[*ids, 5]]), memory)[0, -1].argmax()))
+            ended.add(ids[-1] == model.eos_id)
+            assert tokens[row, : len(ids)].tolist() == ids
+        assert torch.equal(beam_search(model, before, after, LENGTH, beams=1), tokens)
+        model.decoder.logit.bias[model.eos_id] += 12  # more captions end
+    assert ended == {True, False}
+
+
+@BOTH
+def test_too_many_words_are_one_sentence(name: str) -> None:
+    model = build(name, max_length=3)
+    with pytest.raises(ValueError, match="4 text positions, the decoder has 3: raise max_length"):
+        model.teacher_forced_logits(torch.full((1, 5), 5), model.encode(*maps(1)))
+
+
+# Attention maps
+
+
+@torch.no_grad()
+@BOTH
+def test_attention_maps_are_the_last_cross_attention_in_the_images_frame(name: str) -> None:
+    """A token is one position of both images: the maps are equal, sum to 1, and follow the position of a visual token."""
+    model = build(name)
+    (before, after), tokens = maps(2), captions(model, [3, 5])
+    found = model.attention(before, after, tokens)
+    assert found.before.shape == found.after.shape == (2, LENGTH, *GRID) and found.alignment is None
+    assert torch.equal(found.before, found.after)
+    torch.testing.assert_close(found.before.sum((2, 3)), torch.ones(2, LENGTH))
+    place = (1, 2)  # a memory with one token apart from the others
+    visual = torch.zeros(2, 6, 16)
+    index = place[1] * GRID[0] + place[0] if name == "chg2cap" else place[0] * GRID[1] + place[1]
+    visual[:, index] = 20 * torch.randn(16, generator=torch.Generator().manual_seed(0))
+    model.visual_tokens = lambda *_: visual
+    spot = model.attention(before, after, tokens).before
+    others = spot.clone()
+    others[:, :, place[0], place[1]] = others[:, :, 0, 0]
+    torch.testing.assert_close(others, spot[:, :, :1, :1].expand_as(spot))  # all others have the same weight
+    assert (spot[:, :, place[0], place[1]] - spot[:, :, 0, 0]).abs().max() > 0.05
+
+
+@BOTH
+def test_maps_of_another_shape_are_one_sentence(name: str) -> None:
+    with pytest.raises(ValueError, match=r"features are \(6, 3, 2\), the model was built for \(6, 2, 3\)"):
+        build(name).encode(*maps(2, (3, 2)))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("rsiccformer", {"width": 9, "heads": 3}, "width is 9; it must be even"),
+        ("rsiccformer", {"heads": 3}, "not a multiple of heads 3"),
+        ("chg2cap", {"table": (4, 2)}, r"table is \(4, 2\), smaller than the grid \(2, 3\)"),
+        ("chg2cap", {"attention_width": 9}, "attention_width 9 is not a multiple of heads 2"),
+        ("chg2cap", {"width": 9}, "width 9 must be even"),
+        (
+            "chg2cap",
+            {"backbone": "resnet18", "trained_layers": ("layer5",)},
+            "trained_layers has 'layer5'; choose from",
+        ),
+        (
+            "rsiccformer",
+            {"backbone": "resnet18", "trained_layers": ("layer4",)},
+            "trained_layers has 'layer4'; choose from",
+        ),
+        ("rsiccformer", {"backbone": "vgg11"}, "vgg11 is not a ResNet"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_one_sentence(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(name, **options)
+
+
+# The ResNet
+
+
+def pixels(pairs: int, size: tuple[int, int] = (64, 64), seed: int = 3) -> tuple[Tensor, Tensor]:
+    draws = torch.Generator().manual_seed(seed)
+    before, after = torch.randint(256, (2, pairs, 3, *size), dtype=torch.uint8, generator=draws)
+    return before, after
+
+
+def with_backbone(name: str, **options: Any) -> Any:
+    sizes = {"pool": (3, 3)} if name == "rsiccformer" else {}
+    return build(name, backbone="resnet18", feature_channels=3, grid=(64, 64), **{**sizes, **options})
+
+
+def trained_by(name: str, **options: Any) -> set[str]:
+    """Parts of the network that get a gradient from a training step."""
+    model = with_backbone(name, **options).train()
+    before, after = pixels(3)
+    model.loss({"before": before, "after": after, "tokens": captions(model, [2, 8, 5])})["loss"].backward()
+    learned = {key for key, value in model.images.network.named_parameters() if value.grad is not None}
+    moving = [key for key in learned if model.images.network.get_parameter(key).grad.abs().max() > 0]
+    parts = {key.partition(".")[0] for key in moving}
+    assert len(moving) == sum(key.partition(".")[0] in parts for key, _ in model.images.network.named_parameters())
+    return parts
+
+
+def test_gradients_reach_the_trained_layers_only() -> None:
+    assert trained_by("chg2cap") == {"layer2", "layer3", "layer4"}
+    assert trained_by("chg2cap", trained_layers=("layer4",)) == {"layer4"}
+    assert trained_by("rsiccformer") == set()
+    assert trained_by("rsiccformer", trained_layers=("layer2", "layer3")) == {"layer2", "layer3"}
+
+
+@BOTH
+def test_the_backbones_parameters_are_the_pretrained_ones(name: str) -> None:
+    model = with_backbone(name)
+    assert {id(part) for part in model.pretrained_parameters()} == {id(part) for part in model.images.parameters()}
+    assert build(name).pretrained_parameters() == []
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("name", SIZES)
+def test_frozen_statistics_drift_in_the_released_mode_only(name: str, mode: Any) -> None:
+    """In training mode, two passes: batch norm sees the before images, then the after images."""
+    model = with_backbone(name, batch_norm=mode).train()
+    before, after = pixels(3)
+    start = {key: value.clone() for key, value in model.images.state_dict().items()}
+    model.loss({"before": before, "after": after, "tokens": captions(model, [2, 8, 5])})
+    trained = ("layer2", "layer3", "layer4") if name == "chg2cap" else ()
+    for key, value in model.images.state_dict().items():
+        if "running_" in key:
+            moves = mode == "train" or key.split(".")[1] in trained
+            assert torch.equal(value, start[key]) != moves, key
+    norm = model.images.network.bn1
+    if mode == "train":
+        mean = torch.zeros(64)
+        for images in (before, after):
+            normalised = (images - model.images.mean) / model.images.std
+            mean = 0.9 * mean + 0.1 * model.images.network.conv1(normalised).mean((0, 2, 3))
+        torch.testing.assert_close(norm.running_mean, mean, atol=1e-5, rtol=1e-4)
+    model.eval()
+    start = {key: value.clone() for key, value in model.images.state_dict().items()}
+    model.encode(before, after)
+    assert all(torch.equal(value, start[key]) for key, value in model.images.state_dict().items())
+    assert not any(part.training for part in model.images.modules())
+
+
+@torch.no_grad()
+def test_pooling_is_the_mean_of_overlapping_bins() -> None:
+    """16 to 14: bin i has the rows floor(16 i / 14) to ceil(16 (i + 1) / 14) - 1."""
+    torch.manual_seed(0)
+    whole = ResNetEncoder("resnet18", "layer3", (256, 256)).eval()
+    pooled = ResNetEncoder("resnet18", "layer3", (256, 256), pool=(14, 14)).eval()
+    pooled.load_state_dict(whole.state_dict())
+    image = pixels(1, (256, 256))[0]
+    x, expected = whole(image), torch.zeros(1, 256, 14, 14)
+    assert x.shape == (1, 256, 16, 16) and whole.grid == (16, 16)
+    bins = [(16 * i // 14, -(-16 * (i + 1) // 14)) for i in range(14)]
+    for i, (top, bottom) in enumerate(bins):
+        for j, (left, right) in enumerate(bins):
+            expected[..., i, j] = x[..., top:bottom, left:right].mean((2, 3))
+    torch.testing.assert_close(pooled(image), expected, **CLOSE)
+
+
+@torch.no_grad()
+def test_small_images_are_normalised_and_then_enlarged() -> None:
+    """Bilinear with aligned corners: output pixel i is at i (n - 1) / (m - 1) of the input."""
+    encoder = ResNetEncoder("resnet18", "layer4", (5, 4), "dubai_cc", resize=(64, 32)).eval()
+    assert encoder.grid == (2, 1)
+    plain = ResNetEncoder("resnet18", "layer4", (64, 32), "dubai_cc").eval()
+    plain.load_state_dict(encoder.state_dict())
+    image = pixels(1, (5, 4))[0]
+    large = torch.zeros(1, 3, 64, 32)
+    for i in range(64):
+        for j in range(32):
+            y, x = i * 4 / 63, j * 3 / 31
+            top, left = min(int(y), 3), min(int(x), 2)
+            down, right = y - top, x - left
+            patch = image[..., top : top + 2, left : left + 2].float()
+            upper = patch[..., 0, 0] * (1 - right) + patch[..., 0, 1] * right
+            lower = patch[..., 1, 0] * (1 - right) + patch[..., 1, 1] * right
+            large[..., i, j] = upper * (1 - down) + lower * down
+    torch.testing.assert_close(encoder(image), plain(large), atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("normalization", "black", "white"),
+    [
+        ("imagenet", [-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225], [0.515 / 0.229, 0.544 / 0.224, 0.594 / 0.225]),
+        (
+            "levir_cc",
+            [-100.6790 / 50.9820, -99.5023 / 48.4838, -84.9932 / 44.7057],
+            [154.3210 / 50.9820, 155.4977 / 48.4838, 170.0068 / 44.7057],
+        ),
+        (
+            "dubai_cc",
+            [-156.0681 / 76.5139, -115.0891 / 52.0616, -92.0745 / 44.4209],
+            [98.9319 / 76.5139, 139.9109 / 52.0616, 162.9255 / 44.4209],
+        ),
+    ],
+)
+def test_pixels_are_normalised_by_the_datasets_constants(normalization: Any, black: list, white: list) -> None:
+    encoder = ResNetEncoder("resnet18", "layer3", (32, 32), normalization).eval()
+    seen: list[Tensor] = []
+    encoder.network.conv1.register_forward_pre_hook(lambda _, values: seen.append(values[0]))
+    for value, expected in ((0, black), (255, white)):
+        encoder(torch.full((1, 3, 32, 32), value, dtype=torch.uint8))
+        torch.testing.assert_close(seen.pop()[0, :, 5, 5], torch.tensor(expected), **CLOSE)
+
+
+def test_images_of_another_size_are_one_sentence() -> None:
+    encoder = ResNetEncoder("resnet18", "layer3", (64, 64))
+    with pytest.raises(ValueError, match=r"images are \(3, 32, 64\), the model was built for \(3, 64, 64\)"):
+        encoder(pixels(1, (32, 64))[0])
+
+
+@torch.no_grad()
+def test_weights_come_from_a_file_of_the_whole_classifier(tmp_path: Any) -> None:
+    torch.manual_seed(0)
+    official = models.resnet18(weights=None).eval()
+    torch.save(official.state_dict(), tmp_path / "resnet18.pth")
+    encoder = ResNetEncoder("resnet18", "layer4", (64, 64)).eval()
+    before = {key: value.clone() for key, value in encoder.state_dict().items()}
+    load_resnet(encoder, "random")
+    assert all(torch.equal(value, before[key]) for key, value in encoder.state_dict().items())
+    load_resnet(encoder, str(tmp_path / "resnet18.pth"))
+    image = pixels(2)[0]
+    x = (image - encoder.mean) / encoder.std
+    x = official.maxpool(official.relu(official.bn1(official.conv1(x))))
+    expected = official.layer4(official.layer3(official.layer2(official.layer1(x))))
+    torch.testing.assert_close(encoder(image), expected)
+    deeper = ResNetEncoder("resnet34", "layer4", (64, 64))
+    with pytest.raises(DiffcapError, match="not the weights of this network"):
+        load_resnet(deeper, str(tmp_path / "resnet18.pth"))

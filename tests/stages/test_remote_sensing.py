@@ -1,0 +1,249 @@
+"""RSICCformer and Chg2Cap by the real commands on a small folder in LEVIR-CC's form, from features and from pixels."""
+
+import csv
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tests.commands import ROOT, in_process, logged, one_sentence, run, same_logs, weights
+from tests.datasets.layouts import levir_entries, write_json
+from tests.stages.test_training import kill_when, same_training
+from torchvision import models
+
+from diffcap.checkpoints.loading import load
+from diffcap.experiment import Experiment
+from diffcap.pair_captioner import load_captioner
+from diffcap.stage_calls import stage_calls
+
+NUMBERS = {"train": list(range(1, 9)), "val": [11, 12, 13], "test": [21, 22]}
+SIZE = 64  # pixels; LEVIR-CC has 256
+RESNET = "--model.captioner.init_args.backbone=resnet18"
+SMALL = {
+    "rsiccformer": ["width=16", "heads=2", "encoder_layers=2"],
+    "chg2cap": ["width=16", "heads=2", "encoder_layers=2", "attention_width=16", "ffn=24"],
+}
+# The pixel form and the feature form of each method; the ablation is None where the form is the method's default.
+FORMS: dict[str, tuple[str, str | None, bool]] = {
+    "rsiccformer": ("rsiccformer", None, False),
+    "rsiccformer-pixels": ("rsiccformer", "finetuned_backbone", True),
+    "chg2cap": ("chg2cap", None, True),
+    "chg2cap-features": ("chg2cap", "features", False),
+}
+TRAINING = [
+    "--trainer.max_steps=16", "--trainer.val_check_interval=1", "--run.checkpoint_every=2", "--run.patience=null", "--model.lr=1e-3",
+    "--data.batch_size=6", "--data.min_count=1", "--data.max_length=12", "--trainer.log_every_n_steps=1", "--trainer.accelerator=cpu",
+]  # fmt: skip
+SHORT = ["--trainer.max_steps=4", "--trainer.val_check_interval=2"]
+LR = "lr-Adam/decoder"
+
+
+class Commands:
+    """The commands of one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def words(self, stage: str, form: str, *options: str, own: tuple[str, ...] = ()) -> list[str]:
+        method, ablation, pixels = FORMS[form]
+        words = ["--dataset", "levir_cc", "--data", str(self.folder / "files"), "--folder", str(self.folder / "data")]
+        words += ["--method", method, "--logger", "none", *(["--ablation", ablation] if ablation else [])]
+        words += ["--weights", str(self.folder / "resnet18.pth"), "--run", str(self.folder / form), *options]
+        given = list(own)
+        if stage == "extract":
+            given = [f"--model.image_size=[{SIZE},{SIZE}]", *([] if pixels else ["--model.network=resnet18"])]
+        if stage == "finetune":
+            given = [f"--model.captioner.init_args.{size}" for size in SMALL[method]]
+            given += [*TRAINING, *([] if form == "rsiccformer" else SHORT), *([RESNET] if pixels else []), *own]
+            if method == "rsiccformer" and pixels:
+                given.append("--model.captioner.init_args.pool=[3,3]")
+        if stage == "eval":
+            given += ["--metrics=[BLEU-1, BLEU-4, ROUGE-L, CIDEr-D]", "--tokenizer=ptb"]  # METEOR's Java takes long
+        return [sys.executable, "-m", "diffcap", stage, *words, "--", *given]
+
+    def __call__(self, stage: str, form: str, *options: str, own: tuple[str, ...] = ()) -> None:
+        done = run(self.words(stage, form, *options, own=own), self.folder)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def levir(tmp_path_factory: pytest.TempPathFactory) -> Commands:
+    """Every form trained and evaluated."""
+    folder = tmp_path_factory.mktemp("levir")
+    write_json(folder / "files/LevirCCcaptions.json", {"images": levir_entries(NUMBERS)})
+    draws = np.random.default_rng(0)
+    for split, numbers in NUMBERS.items():
+        for n in numbers:
+            pixels = draws.integers(256, size=(SIZE, SIZE, 3), dtype=np.uint8)
+            for side in "AB":
+                path = folder / f"files/images/{split}/{side}/{split}_{n:06d}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(pixels).save(path)
+                if n % 2 == 0:
+                    pixels = pixels[::-1].copy()
+    torch.manual_seed(0)
+    torch.save(models.resnet18(weights=None).state_dict(), folder / "resnet18.pth")
+    commands = Commands(folder)
+    commands("data", "chg2cap")
+    for form in FORMS:
+        for stage in ("extract", "finetune", "eval"):
+            commands(stage, form)
+    return commands
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_is_trained_and_scored_by_group(levir: Commands, form: str) -> None:
+    method, _, pixels = FORMS[form]
+    metrics = json.loads((levir.folder / form / "eval/metrics.json").read_text())
+    assert {"total", "change", "no_change"} <= metrics["groups"].keys()
+    trained = load(levir.folder / form / "finetune/best.ckpt")
+    assert trained.metadata["method"] == method and trained.features["dtype"] == ("uint8" if pixels else "float16")
+    assert trained.vocabulary.layout == {"rsiccformer": "rsicc", "chg2cap": "chg2cap"}[method]
+    losses = [value for (_, name), value in sorted(logged(levir.folder / form / "finetune").items()) if "train" in name]
+    assert losses and min(losses) > 0
+
+
+@pytest.mark.parametrize("form", [form for form, (_, _, pixels) in FORMS.items() if pixels])
+def test_the_frozen_layers_keep_the_given_weights_and_the_others_learn(levir: Commands, form: str) -> None:
+    given = torch.load(levir.folder / "resnet18.pth")
+    learned = weights(levir.folder / form / "finetune/last.ckpt")
+    method, names = FORMS[form][0], [name for name in learned if ".images.network." in name]
+    trained = ("layer2", "layer3") if method == "rsiccformer" else ("layer2", "layer3", "layer4")
+    changed = {
+        name.split(".")[3]
+        for name in names
+        if not torch.equal(learned[name], given[name.removeprefix("captioner.images.network.")])
+    }
+    assert changed == set(trained)
+    assert {name.split(".")[3] for name in names} == {"conv1", "bn1", "layer1", *trained}
+
+
+def test_captions_of_images_are_those_of_the_evaluation(levir: Commands) -> None:
+    """The resized pixels or the features are computed again from the files, with a checkpoint or an exported folder."""
+    for form in ("rsiccformer", "chg2cap"):
+        checkpoint = levir.folder / form / "finetune/best.ckpt"
+        exported = levir.folder / f"{form}-exported"
+        assert in_process([sys.executable, "-m", "diffcap", "export", str(checkpoint), "--out", str(exported)]) is None
+        predictions = json.loads((levir.folder / form / "eval/predictions.json").read_text())
+        expected = {row["image_id"]: row["caption"] for row in predictions}
+        captioner = load_captioner(exported, "cpu", str(levir.folder / "resnet18.pth"))
+        for n in NUMBERS["test"]:
+            before, after = (levir.folder / f"files/images/test/{side}/test_{n:06d}.png" for side in "AB")
+            assert captioner(before, after).text == expected[f"test_{n:06d}"]
+
+
+def test_a_killed_run_ends_as_an_undisturbed_one(levir: Commands) -> None:
+    """With the decoder's rate of the plateaus, which the scores, all 0, make fall."""
+    once, again = levir.folder / "rsiccformer/finetune", levir.folder / "again/finetune"
+    kill_when(levir.words("finetune", "rsiccformer", "--run", str(again.parent)), again / "last.ckpt", levir.folder)
+    levir("finetune", "rsiccformer", "--run", str(again.parent))
+    same_training(once / "last.ckpt", again / "last.ckpt")
+
+
+def test_the_decoders_rate_falls_on_plateaus_and_the_encoders_does_not(levir: Commands) -> None:
+    out = levir.folder / "rsiccformer/finetune"
+    with (out / "logs/version_0/metrics.csv").open() as file:
+        rows: list[dict[str, Any]] = list(csv.DictReader(file))
+    rates = [float(row[LR]) for row in rows if row[LR]]
+    others = [float(row["lr-Adam/captioner"]) for row in rows if row["lr-Adam/captioner"]]
+    scores = [float(row["val/BLEU-4"]) for row in rows if row["val/BLEU-4"]]
+    best, waited, rate, expected = 0.0, 0, 1e-3, []
+    for score in scores:
+        expected.append(rate)
+        best, waited = (score, 0) if score > best else (best, waited + 1)
+        rate *= 0.7 if waited and waited % 3 == 0 else 1.0
+    assert len(scores) == 16 and expected[-1] < 1e-3
+    assert rates == pytest.approx(expected) and others == pytest.approx([1e-3] * 16)
+
+
+@pytest.mark.slow  # two processes
+def test_two_processes_have_the_gradients_of_one(levir: Commands) -> None:
+    """Batch norm of the whole ResNet and of the residual block has the statistics of both processes' images.
+
+    Adam makes a full step of a gradient that is rounding, so the moments are compared, not the weights.
+    """
+    still = ("dropout=0", "word_dropout=0", "batch_norm=train")
+    options = [f"--model.captioner.init_args.{option}" for option in still]
+    options += ["--trainer.max_steps=2", "--trainer.val_check_interval=2", "--data.batch_size=5", "--model.lr=1e-5"]
+    folders = [levir.folder / f"processes{devices}" for devices in (1, 2)]
+    for devices, folder in zip(("1", "2"), folders):
+        levir("finetune", "chg2cap", "--run", str(folder), "--devices", devices, own=tuple(options))
+    one, two = (torch.load(folder / "finetune/last.ckpt", weights_only=True) for folder in folders)
+    moments, others = (state["optimizer_states"][0]["state"] for state in (one, two))
+    assert moments.keys() == others.keys()
+    largest = max(moment["exp_avg"].abs().max() for moment in moments.values())
+    for number, moment in moments.items():
+        distance = (moment["exp_avg"] - others[number]["exp_avg"]).norm()
+        assert distance <= 0.02 * moment["exp_avg"].norm() + 1e-5 * largest, number
+    for name, value in one["state_dict"].items():
+        if "running_" in name:
+            torch.testing.assert_close(two["state_dict"][name], value, atol=1e-4, rtol=1e-3)
+    assert one["state_dict"]["captioner.images.network.bn1.running_mean"].abs().max() > 1e-3
+    assert "train/loss" in same_logs(folders[0] / "finetune", folders[1] / "finetune", rel=1e-3)
+
+
+def test_self_critical_training_continues(levir: Commands) -> None:
+    words = levir.words("reinforce", "chg2cap")
+    own = [f"--model.captioner.init_args.{size}" for size in SMALL["chg2cap"]]
+    own += [*TRAINING, RESNET, "--trainer.max_steps=2", "--data.draws=2"]
+    done = run([*words, *own], levir.folder)
+    assert done.returncode == 0, done.stderr
+    assert (levir.folder / "chg2cap/reinforce/best.ckpt").is_file()
+
+
+@pytest.mark.parametrize(
+    ("form", "own", "output"),
+    [
+        ("rsiccformer-pixels", "--model.captioner.init_args.backbone=null", "has no ResNet; remove the option, or set"),
+        ("rsiccformer", RESNET, "resnet101_layer3_256 holds features, and RSICCformer .* reads pixels"),
+        ("chg2cap", "--model.resnet_weights=null", "model.resnet_weights is not set; give default, random, or a file"),
+        ("rsiccformer", "--run.monitor=null", r"decoder_plateau_factor needs run\.monitor"),
+        ("rsiccformer", "--model.pretrained_lr=1e-5", "are both set; set one of them to null"),
+    ],
+)
+def test_settings_that_do_not_fit_are_one_sentence(levir: Commands, form: str, own: str, output: str) -> None:
+    done = run(levir.words("finetune", form, "--run", str(levir.folder / "refused"), own=(own,)), levir.folder)
+    assert re.search(output, one_sentence(done)), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "backbone", "pixels"),
+    [
+        ({"method": "rsiccformer", "dataset": "levir_cc"}, "resnet101_layer3_256", False),
+        ({"method": "rsiccformer", "dataset": "levir_cc", "ablation": "finetuned_backbone"}, "pixels_256", True),
+        ({"method": "chg2cap", "dataset": "whu_cdc"}, "pixels_256", True),
+        ({"method": "chg2cap", "dataset": "desk"}, "pixels_256", True),
+        ({"method": "chg2cap", "dataset": "levir_cc", "ablation": "features"}, "resnet101_layer4_256", False),
+        ({"method": "chg2cap", "dataset": "levir_cc", "offline": "yes"}, "blocks", False),
+        ({"method": "rsiccformer", "dataset": "levir_cc", "offline": "yes"}, "blocks", False),
+        ({"method": "chg2cap", "dataset": "blocks"}, "blocks", False),
+        ({"method": "chg2cap", "dataset": "blocks", "ablation": "finetuned_backbone"}, "blocks_pixels", True),
+        ({"method": "clip4idc", "dataset": "levir_cc"}, "pixels", True),
+    ],
+)
+def test_the_settings_say_whether_a_method_reads_pixels(variables: Any, backbone: str, pixels: bool) -> None:
+    experiment = Experiment(**variables)
+    assert (experiment.backbone, experiment.reads_pixels) == (backbone, pixels)
+    experiment.check_features()
+    if "offline" not in variables and variables["method"] != "clip4idc":
+        experiment = Experiment(**variables, weights="w.pth")
+        (extract,), (finetune,) = (stage_calls(experiment, stage) for stage in ("extract", "finetune"))
+        assert ("--model.weights" in extract.arguments) == (not pixels)
+        assert ("--model.resnet_weights" in finetune.arguments) == pixels
+
+
+def test_a_runs_config_says_it_too(levir: Commands) -> None:
+    for form, (_, _, pixels) in FORMS.items():
+        experiment = Experiment(config=str(levir.folder / form / "finetune/config.yaml"))
+        assert experiment.reads_pixels == pixels and experiment.method == FORMS[form][0]
+
+
+def test_every_dataset_of_the_field_has_settings_of_every_method() -> None:
+    for dataset in ("levir_cc", "levir_mci", "whu_cdc", "second_cc", "dubai_cc"):
+        for method in ("pcl", "scorer", "dirl", "clip4idc", "rsiccformer", "chg2cap", "vlm"):
+            assert (ROOT / f"configs/method/{method}/finetune.{dataset}.yaml").is_file()
