@@ -131,7 +131,8 @@ def training_batch(model: Captioner, method: str, batch: int, streams: int, size
         return {**data, "tokens": captions(batch * streams, sizes, beyond - 2, beyond - 1, 0, beyond - 2, beyond)}
     if method != "pcl":
         bos_id, eos_id = model.bos_id, model.eos_id
-        return {**data, "tokens": captions(batch * streams, sizes, bos_id, eos_id, max(bos_id, eos_id) + 1, beyond)}
+        first, beyond = (1, min(bos_id, eos_id)) if eos_id == beyond - 1 else (max(bos_id, eos_id) + 1, beyond)
+        return {**data, "tokens": captions(batch * streams, sizes, bos_id, eos_id, first, beyond)}
     tokens = captions(batch, sizes, pcl.BOS, pcl.EOS, pcl.MASK + 1, beyond)
     hide = (tokens > pcl.MASK) & (torch.rand(tokens.shape) < WORD_MASKING)
     hide[:, 1] = True  # no batch without a hidden word
@@ -175,7 +176,7 @@ def first_stage(kind: str, batch: int, sizes: Sizes, timed: "Timer") -> dict[str
         loss.backward()
         optimizer.step()
 
-    return {"items_per_s": batch / timed(step), "check": losses[:1]}
+    return {"items_per_s": batch / timed(step), "check": losses[:2]}
 
 
 def loading(method: str, form: str, batch: int, sizes: Sizes, timed: "Timer") -> dict[str, Any]:
@@ -232,7 +233,7 @@ def training(
     matching = dense_matching if form == "dense" else token_matching
     with mock.patch("diffcap.models.scorer.token_matching", matching):
         seconds = timed(step)
-    return {"items_per_s": batch / seconds, "check": losses[:1]}
+    return {"items_per_s": batch / seconds, "check": losses[:2]}
 
 
 def matching(form: str, batch: int, sizes: Sizes, timed: "Timer") -> dict[str, Any]:

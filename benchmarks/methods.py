@@ -16,6 +16,8 @@ from diffcap.utils.console import (
     run,  # brings no torch: a child's peak memory begins with that of the process that starts it
 )
 
+TOLERANCE, BF16_TOLERANCE = 1e-3, 2e-2  # largest relative difference of equal results; bfloat16 has 8 significant bits
+
 
 def methods(
     out: str,
@@ -32,14 +34,14 @@ def methods(
 
     Args:
         out: the JSON file; the table goes beside it, as .md.
-        methods: which; by default all. "scorer" brings the token matching, dense against blocked.
+        methods: which; by default all that download nothing. "scorer" brings the token matching, dense against blocked.
         batch: pairs a training step and pairs decoded at once.
         large_batch: pairs of a second training step of SCORER, and pairs that CLIP4IDC decodes at once.
         repeats: timed runs of each case; the median counts, after one run that does not.
         threads: of torch. None: its own choice.
         small: tiny sizes, one repeat and small batches, to see that everything runs.
         against: folder of another checkout, for example of an earlier commit: its `src` is measured as well, in turn with this
-            one, and the table has the ratios.
+            one, and the table has the ratios and says whether the results are equal, see `comparison`.
         kinds: of the cases, such as training and loading; by default all.
 
     Raises:
@@ -49,7 +51,8 @@ def methods(
     from diffcap.utils.errors import DiffcapError
     from diffcap.utils.provenance import provenance
 
-    chosen = [get_method(name).name for name in methods or registered()]
+    trained_from_scratch = [name for name, method in registered().items() if not method.base_model]
+    chosen = [get_method(name).name for name in methods or trained_from_scratch]
     if small:
         batch, large_batch, repeats = 2, 2, 1
     settings = {"repeats": repeats, "threads": threads, "small": small}
@@ -76,10 +79,12 @@ def methods(
             )
     agree(rows)
     machine_info.update(threads=rows[0]["threads"], load_after=load())
-    compared = ratios(rows) + [
-        {"case": label(now), "forms": f"now / {Path(against or '').name}", **ratio(now, before)}
-        for now, before in zip(rows, earlier)
-    ]
+    compared = ratios(rows)
+    for now, before in zip(rows, earlier):
+        forms = f"now / {Path(against or '').name}"
+        compared.append({"case": label(now), "forms": forms, **ratio(now, before), "results": comparison(now, before)})
+    for row in rows:
+        row.pop("words", None)
     batches = {"batch": batch, "large_batch": large_batch}
     notes = provenance(
         settings={
@@ -173,8 +178,30 @@ def pairs_of_forms(rows: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dic
     return [(forms[0], forms[1]) for forms in found.values() if len(forms) == 2]
 
 
+def comparison(ours: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Compare the results of two measurements of the same case.
+
+    The numbers are the losses before and after the first step of a training, scores and gradient norms of a matching, or sums of a
+    loaded batch; the words are those of all captions. Two checkouts that draw random numbers in another order differ.
+
+    Returns:
+        "equal"; "of", what was compared: "words" or "numbers"; "tolerance", relative, 0 for words; and "difference", the largest
+        relative difference of a number, or the share of the captions that are not the same.
+    """
+    if "words" in ours or "words" in other:
+        captions, others = ours.get("words", []), other.get("words", [])
+        different = sum(a != b for a, b in zip(captions, others)) + abs(len(captions) - len(others))
+        share = different / max(1, len(captions), len(others))
+        return {"equal": different == 0, "of": "words", "tolerance": 0.0, "difference": share}
+    tolerance = BF16_TOLERANCE if "bf16" in (ours["precision"], other["precision"]) else TOLERANCE
+    numbers, theirs = ours["check"], other["check"]
+    gaps = [abs(a - b) / max(abs(a), abs(b), 1e-12) for a, b in zip(numbers, theirs, strict=True)]
+    difference = max((gap if math.isfinite(gap) else 1.0 for gap in gaps), default=0.0)  # JSON has no NaN
+    return {"equal": difference <= tolerance, "of": "numbers", "tolerance": tolerance, "difference": difference}
+
+
 def agree(rows: list[dict[str, Any]]) -> None:
-    """See that both forms of a computation gave the same: the same words, or the same numbers to 1e-3.
+    """See that both forms of a computation gave the same, see `comparison`.
 
     Raises:
         DiffcapError: they did not.
@@ -182,16 +209,10 @@ def agree(rows: list[dict[str, Any]]) -> None:
     from diffcap.utils.errors import DiffcapError
 
     for plain, ours in pairs_of_forms(rows):
-        if "words" in ours:
-            same = plain["words"] == ours["words"]
-        else:
-            same = all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(plain["check"], ours["check"], strict=True))
-        if not same:
+        if not comparison(ours, plain)["equal"]:
             raise DiffcapError(
                 f"{label(ours)} and {plain['form']} disagree; the times mean nothing until this is fixed."
             )
-    for row in rows:
-        row.pop("words", None)
 
 
 def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -265,6 +286,7 @@ def table(
             for row in compared
         ),
         "",
+        *results_of_checkouts(compared),
         "Share of products: the least share of the time that matrix products can take, if all ran at the rate of a product of"
         " two 2048 x 2048 matrices in the same process.",
         "",
@@ -280,6 +302,19 @@ def table(
         f" {machine_info['load_before']} before and {machine_info['load_after']} after, {machine_info['date']}, commit {notes['commit']}.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def results_of_checkouts(compared: list[dict[str, Any]]) -> list[str]:
+    """The lines of the table that say whether another checkout gave the same results; none without one."""
+    rows = [row for row in compared if "results" in row]
+    if not rows:
+        return []
+    lines = ["| results of both checkouts | | largest difference | tolerance |", "|---|---|---|---|"]
+    for row in rows:
+        found = row["results"]
+        verdict = f"{'equal' if found['equal'] else '**not equal**'} {found['of']}"
+        lines.append(f"| {row['case']} | {verdict} | {found['difference']:.1g} | {found['tolerance']:g} |")
+    return [*lines, ""]
 
 
 def share_of_products(row: dict[str, Any]) -> float:

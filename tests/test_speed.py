@@ -1,0 +1,52 @@
+"""The benchmarks of speed: what they say about the results of two checkouts."""
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.commands import ROOT
+
+BENCHMARK = runpy.run_path(str(ROOT / "benchmarks/methods.py"))
+
+
+def row(**results: Any) -> dict[str, Any]:
+    return {"precision": "float32", **results}
+
+
+@pytest.mark.parametrize(
+    ("ours", "other", "equal", "difference"),
+    [
+        (row(check=[100.0, 2.0]), row(check=[100.01, 2.0]), True, 1e-4),
+        (row(check=[100.0, 2.0]), row(check=[100.0, 2.02]), False, 1e-2),
+        (row(check=[100.0], precision="bf16"), row(check=[101.0], precision="bf16"), True, 1e-2),
+        (row(check=[float("nan")]), row(check=[1.0]), False, 1.0),
+        (row(words=[[1, 2], [3, 4]]), row(words=[[1, 2], [3, 4]]), True, 0.0),
+        (row(words=[[1, 2], [3, 4]]), row(words=[[1, 2], [3, 5]]), False, 0.5),
+    ],
+)
+def test_results_are_equal_within_the_tolerance_of_their_precision(
+    ours: dict, other: dict, equal: bool, difference: float
+) -> None:
+    found = BENCHMARK["comparison"](ours, other)
+    assert found["equal"] is equal and found["difference"] == pytest.approx(difference, rel=0.02)
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "equal numbers"), (1.01, "**not equal** numbers")])
+def test_another_checkout_is_compared_by_its_results_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float, verdict: str
+) -> None:
+    (tmp_path / "before/src/diffcap").mkdir(parents=True)
+
+    def measured(case: dict[str, Any], checkout: Path | None = None) -> dict[str, Any]:
+        numbers = {"items_per_s": 2.0, "seconds": [1.0], "peak_mb": 9.0, "libraries_mb": 3.0, "threads": 1}
+        return {**numbers, "gflop": 1.0, "product_gflops": 1.0, "check": [7.0, 5.0 * (factor if checkout else 1.0)]}
+
+    monkeypatch.setitem(BENCHMARK["methods"].__globals__, "measured", measured)
+    out, against = tmp_path / "out.json", str(tmp_path / "before")
+    BENCHMARK["methods"](str(out), methods=["pcl"], kinds=["MLM"], against=against)
+    (ratio,) = json.loads(out.read_text())["ratios"]
+    assert ratio["forms"] == "now / before" and ratio["results"]["equal"] is (factor == 1.0)
+    assert ratio["results"]["tolerance"] == 1e-3
+    assert f"| IDC-PCL, MLM, batch 16 | {verdict} |" in out.with_suffix(".md").read_text()
