@@ -82,7 +82,7 @@ def accuracy(
             f"seed {number}, reinforced, beams", folder, reinforced, home / f"{critical.name}-{beam}", *beam_options
         )
 
-    in_parallel([partial(run_seed, number) for number in numbers])
+    in_parallel([partial(run_seed, number) for number in numbers], int(variables.get("devices", 1)))
     homes = [place / str(number) for number in numbers]
     rows: dict[str, list[Path]] = {
         "greedy": [home / EVAL for home in homes],

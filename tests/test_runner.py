@@ -1,16 +1,94 @@
-"""How many experiments run at the same time."""
+"""How many experiments run at the same time, and on which GPUs."""
 
+import json
 import os
+import subprocess
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from diffcap.runner import cores
+from diffcap.runner import Job, call, device_groups, in_parallel, run_queues
 
 
-def test_experiments_that_would_share_a_gpu_run_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Set the number of GPUs that torch reports, on a machine with 16 cores."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert cores() == 2
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert cores() == 1
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def set_count(count: int) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+    return set_count
+
+
+@pytest.mark.parametrize(
+    ("count", "visible", "devices", "groups"),
+    [
+        (0, None, 1, [None, None]),
+        (1, None, 1, [None]),
+        (3, None, 1, ["0", "1", "2"]),
+        (2, "5,GPU-7", 1, ["5", "GPU-7"]),
+        (4, None, 2, ["0,1", "2,3"]),
+        (3, None, 2, [None]),  # one process, which sees all
+        (1, None, 2, [None]),
+    ],
+)
+def test_each_process_has_gpus_of_its_own(
+    gpus: Any, monkeypatch: pytest.MonkeyPatch, count: int, visible: str | None, devices: int, groups: list
+) -> None:
+    gpus(count)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert device_groups(devices) == groups
+
+
+def test_processes_see_the_gpu_of_their_queue(gpus: Any, tmp_path: Path) -> None:
+    gpus(2)
+    both = threading.Barrier(2, timeout=60)  # is passed only if two tasks run at the same time
+    code = "import os, pathlib, sys; pathlib.Path(sys.argv[1]).write_text(os.environ['CUDA_VISIBLE_DEVICES'])"
+
+    def task(name: str) -> None:
+        both.wait()
+        for part in "ab":
+            call([sys.executable, "-c", code, str(tmp_path / f"{name}{part}")], name)
+
+    in_parallel([partial(task, "first"), partial(task, "second")])
+    seen = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert {seen["firsta"], seen["seconda"]} == {"0", "1"}
+    assert seen["firsta"] == seen["firstb"] and seen["seconda"] == seen["secondb"]
+
+
+@pytest.mark.parametrize(
+    ("count", "devices", "expected"),
+    [(2, "1", {"0", "1"}), (4, "2", {"0,1", "2,3"}), (1, "1", {"-"}), (0, "1", {"-"})],
+)
+def test_the_queues_of_experiments_share_no_gpu(
+    gpus: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, count: int, devices: str, expected: set[str]
+) -> None:
+    gpus(count)
+    monkeypatch.chdir(tmp_path)
+    queues = 1 if count == 1 else 2
+    started = threading.Barrier(queues, timeout=60)
+    calls: list[tuple[str, str]] = []
+
+    def process(command: list[str], env: dict[str, str], check: bool) -> SimpleNamespace:
+        run = command[command.index("--run") + 1]
+        if run not in [name for name, _ in calls]:
+            started.wait()
+        calls.append((run, env.get("CUDA_VISIBLE_DEVICES", "-")))
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(subprocess, "run", process)
+    shared = {"dataset": "blocks", "method": "scorer", "devices": devices}
+    jobs = [[Job(f"{queue}{n}", {**shared, "run": f"runs/{queue}{n}"}) for n in range(2)] for queue in "ab"]
+    run_queues(jobs)
+    assert {visible for _, visible in calls} == expected
+    assert len({json.dumps(pair) for pair in calls}) == 4, "every experiment has one group of GPUs"

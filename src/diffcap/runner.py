@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from diffcap.experiment import Experiment, parse
@@ -47,6 +49,10 @@ class Job:
         object.__setattr__(self, "run", Path(Experiment(**self.variables).run))
 
 
+# `devices`: CUDA_VISIBLE_DEVICES of the processes that a thread of `in_parallel` starts; None leaves it as it is.
+_own = threading.local()
+
+
 def call(command: Sequence[str], title: str) -> None:
     """Run a command with one thread per process, which is faster for models this small.
 
@@ -54,8 +60,10 @@ def call(command: Sequence[str], title: str) -> None:
         DiffcapError: it failed.
     """
     start = time.perf_counter()
-    print(f"== {title}", flush=True)
-    if subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False).returncode:
+    devices = getattr(_own, "devices", None)
+    print(f"== {title}" + (f" (GPU {devices})" if devices else ""), flush=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **({"CUDA_VISIBLE_DEVICES": devices} if devices else {})}
+    if subprocess.run(command, env=environment, check=False).returncode:
         raise DiffcapError(f"{title} failed, see above; fix it and run the same command again, which continues there.")
     print(f"== {title}: done after {time.perf_counter() - start:.0f} s", flush=True)
 
@@ -103,7 +111,7 @@ def run_job(job: Job, **stage_options: Sequence[str]) -> None:
 
 
 def run_queues(queues: Sequence[Sequence[Job]]) -> None:
-    """Run the jobs of each queue in order; queues run in parallel, see `cores`.
+    """Run the jobs of each queue in order; queues run in parallel, see `device_groups`.
 
     Raises:
         DiffcapError: a job failed; the jobs that were running have ended.
@@ -113,21 +121,45 @@ def run_queues(queues: Sequence[Sequence[Job]]) -> None:
         for job in queue:
             run_job(job)
 
-    in_parallel([lambda queue=queue: run_queue(queue) for queue in queues])  # type: ignore[misc]
+    devices = max((int(job.variables.get("devices", 1)) for queue in queues for job in queue), default=1)
+    in_parallel([lambda queue=queue: run_queue(queue) for queue in queues], devices)  # type: ignore[misc]
 
 
-def in_parallel(tasks: Sequence[Callable[[], None]]) -> None:
-    """Call functions in parallel, `cores()` at a time."""
-    with ThreadPoolExecutor(cores()) as pool:
+def in_parallel(tasks: Sequence[Callable[[], None]], devices: int = 1) -> None:
+    """Call functions in parallel; the processes that a function starts by `call` see only the GPUs of its group.
+
+    Args:
+        tasks: the functions. devices: number of GPUs that each needs, see `device_groups`.
+    """
+    groups: SimpleQueue[str | None] = SimpleQueue()
+    for group in (found := device_groups(devices)):
+        groups.put(group)
+
+    def take_group() -> None:
+        _own.devices = groups.get()
+
+    with ThreadPoolExecutor(len(found), initializer=take_group) as pool:
         for done in [pool.submit(task) for task in tasks]:
             done.result()
 
 
-def cores() -> int:
-    """Number of parallel processes: 1 beside a GPU, which they would share; else that of the available CPU cores, at most 2."""
+def device_groups(devices: int = 1) -> list[str | None]:
+    """CUDA_VISIBLE_DEVICES of each of the processes that run in parallel; None leaves it as it is.
+
+    There are as many processes as groups of `devices` GPUs, and one process if there is only one group. Without a GPU there are as
+    many as available CPU cores, at most 2.
+
+    Args:
+        devices: number of GPUs of a process.
+    """
     import torch
 
-    return 1 if torch.cuda.is_available() else min(2, available_cores())
+    if not torch.cuda.is_available():
+        return [None] * min(2, available_cores())
+    count, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",")[:count] if visible else [str(number) for number in range(count)]
+    groups: list[str | None] = [",".join(names[i : i + devices]) for i in range(0, count - devices + 1, devices)]
+    return groups if len(groups) > 1 else [None]
 
 
 def steps_options(steps: int | None, validations: int = 4) -> tuple[str, ...]:
