@@ -105,4 +105,24 @@ def test_a_run_records_it_and_refuses_slow_bfloat16(tmp_path: Path, monkeypatch:
     assert "no instructions for bfloat16" in str(refused) and not (tmp_path / "run/config.yaml").exists()
     assert in_process([*words, "--run.matmul_precision=high"]) is None
     assert json.loads((tmp_path / "run/finished.json").read_text())["matmul_precision"] == "high"
-    assert "matmul_precision: high" in (tmp_path / "run/config.yaml").read_text()
+    text = (tmp_path / "run/config.yaml").read_text()
+    assert "  matmul_precision: high\n" in text and "in effect" not in text
+
+
+@pytest.mark.slow
+def test_config_yaml_names_the_precision_in_effect_and_is_the_same_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, run = write_toy(tmp_path / "toy"), tmp_path / "run"
+    sizes = [f"--model.captioner.init_args.{size}" for size in ("width=16", "heads=2", "ffn=24", "cross_layers=1")]
+    options = ["--trainer.accelerator=cpu", "--trainer.max_steps=1", "--data.features=toy", f"--data.folder={folder}"]
+    words = command("finetune", [], *sizes, *options, "--data.batch_size=4", f"--run.out={run}")
+    assert in_process(words) is None
+    text = (run / "config.yaml").read_text()
+    assert "\nrun:\n  # matmul_precision in effect: highest\n" in text
+    (run / "finished.json").unlink()  # as if it had been interrupted
+    capsys.readouterr()
+    assert in_process([*words[:2], "--config", str(run / "config.yaml")]) is None
+    assert (run / "config.yaml").read_text() == text and not (tmp_path / "run.1").exists()
+    assert in_process([*words[:2], "--config", str(run / "config.yaml")]) == 0
+    assert "already finished with these settings" in capsys.readouterr().out

@@ -1,6 +1,8 @@
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from tests.parity.loading import FIXTURES, find
 
 # A test that takes one of these runs over every such fixture of the folder, whatever its name and dimensions.
@@ -13,6 +15,15 @@ KINDS: dict[str, dict] = {
     "rsiccformer_fixture": {"method": "rsiccformer"},
     "chg2cap_fixture": {"method": "chg2cap"},
 }
+
+
+@pytest.fixture(autouse=True)
+def float32_products() -> Iterator[None]:
+    """The authors trained with float32 matrix products; a training in the same process may have switched TF32 on."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -29,7 +29,7 @@ from diffcap.checkpoints.reading import read_checkpoint
 from diffcap.data.workers import explain_lost_workers
 from diffcap.evaluation.tables import validation_line
 from diffcap.lit.config_hash import check_init_from, hash_config
-from diffcap.lit.precision import MatmulPrecision, set_precision
+from diffcap.lit.precision import MatmulPrecision, note_precision, set_precision
 from diffcap.lit.schedules import in_steps
 from diffcap.lit.stage_cli import StageCLI
 from diffcap.records import write_json
@@ -74,7 +74,8 @@ class RunSettings:
             "none" writes the CSV file only.
         project: name of the Weights & Biases project.
         matmul_precision: of float32 matrix products, see torch.set_float32_matmul_precision: "highest" (float32, as in the papers'
-            released code), "high" (TF32 on CUDA) or "medium"; null: high on CUDA, highest elsewhere. finished.json records it.
+            released code), "high" (TF32 on CUDA) or "medium"; null: high on CUDA, highest elsewhere. config.yaml has the one
+            in effect as a comment, finished.json as a value.
         force_bf16: allow a trainer.precision of bf16 on a CPU without instructions for bfloat16.
         dataset: variable DATASET of the experiment, recorded for `make ... CONFIG=config.yaml`.
         method: variable METHOD of the experiment, also recorded.
@@ -373,6 +374,7 @@ class TrainingCLI(StageCLI):
         (self.out / FINISHED).unlink(missing_ok=True)  # a damaged file; Make checks only that it exists
         write_json(self.out / IDENTITY, {"identity": self.config_hash})
         self.parser.save(self.config, self.out / CONFIGURATION, overwrite=True, skip_validation=True)
+        note_precision(self.out / CONFIGURATION)
         return backup
 
 
