@@ -86,6 +86,10 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
         assert rows["PCL"][name]["CIDEr-D"] == pytest.approx(statistics.mean(values))
         assert rows["PCL"]["std"][name]["CIDEr-D"] == pytest.approx(statistics.stdev(values))
     assert rows["PCL"]["seconds"] == 120 and rows["PCL"]["runs"] == 2
+    each = table["runs"]["PCL"]
+    assert [(run["run"], run["seed"], run["seconds"]) for run in each] == [("runs/pcl1", 1, 90), ("runs/pcl2", 2, 150)]
+    assert [{name: run[name] for name in groups} for run, groups in zip(each, both)] == both
+    assert [run["run"] for run in table["runs"]["PCL, no pre-training"]] == ["runs/scratch"]
 
     # the baselines, scored here on their own
     test = [pair for pair in dataset.pairs if pair.split == "test"]

@@ -61,7 +61,7 @@ def report(
             are not those of the split.
     """
     from diffcap.datasets.registry import get_dataset
-    from diffcap.evaluation.levir_cc import LevirScoring
+    from diffcap.evaluation.levir_cc import levir_scoring
     from diffcap.evaluation.protocols import evaluate_systems
     from diffcap.evaluation.tables import print_table
     from diffcap.features.store import FeatureStore
@@ -78,7 +78,20 @@ def report(
         run_row,
         score_row,
     )
-    from diffcap.report.table import caption_of, notes_of, report_text, rich_table, system_lines, type_lines
+    from diffcap.report.masks import Masks
+    from diffcap.report.table import (
+        caption_of,
+        group_lines,
+        id_note,
+        id_rows,
+        localisation_lines,
+        localisation_note,
+        notes_of,
+        report_text,
+        rich_table,
+        system_lines,
+        type_lines,
+    )
     from diffcap.utils.provenance import provenance
 
     files = _as_lists(predictions)
@@ -111,7 +124,7 @@ def report(
     rows, systems = {}, {}
     baseline_runs = baseline_captions(train, test, store)
     spec = get_dataset(dataset.name).protocol
-    levir = LevirScoring(spec.no_change) if spec else None
+    levir = levir_scoring(spec, dataset.pairs) if spec else None
     results = evaluate_systems(
         {**baseline_runs, **captions}, test, protocol["tokenizer"], protocol["metrics"], levir=levir
     )
@@ -126,13 +139,21 @@ def report(
         for name, paths in files.items()
     }
     systems.update({name: [run.predictions for run in group] for name, group in read.items()})
-    rows.update({name: mean_row([run_row(run, test) for run in group]) for name, group in read.items()})
+    each = {name: [run_row(run, test) for run in group] for name, group in read.items()}
+    rows.update({name: mean_row(group) for name, group in each.items()})
 
+    vocabularies = {name: results[name] for name in baseline_runs} | {
+        name: group[0].metrics for name, group in read.items()
+    }
+    vocabularies = {name: one["id_tokens"]["protocol"] for name, one in vocabularies.items() if "id_tokens" in one}
+    protocol |= {"id_tokens": vocabularies} if vocabularies else {}
+    masks = Masks(dataset.root)
     origin = {name: [_origin(run) for run in group] for name, group in read.items()}
     manifest = dataset.info["manifest_sha256"]
     notes = provenance(seed=seed, manifest_sha256=manifest, features=features, runs=origin)
     target = Path(out)
-    write_json(target / "table.json", {"protocol": protocol, "rows": rows, "provenance": notes})
+    runs_of = {name: [{**_label(run), **row} for run, row in zip(read[name], group)] for name, group in each.items()}
+    write_json(target / "table.json", {"protocol": protocol, "rows": rows, "runs": runs_of, "provenance": notes})
     write_text(target / "table.md", report_text(protocol, rows, list(read)))
     written = ["table.json", "table.md"]
     if pictures and not dataset.info.get("captions_only"):
@@ -140,7 +161,9 @@ def report(
         from diffcap.report.pictures import choose_pairs, draw_pairs
 
         captions_by_run = {name: group[0].predictions for name, group in read.items()}
-        write_png(target / "pairs.png", draw_pairs(choose_pairs(test, pictures, seed), dataset.root, captions_by_run))
+        write_png(
+            target / "pairs.png", draw_pairs(choose_pairs(test, pictures, seed), dataset.root, captions_by_run, masks)
+        )
         written.append("pairs.png")
     if attention and not dataset.info.get("captions_only"):
         from diffcap.report.attention import draw_attention, list_attention
@@ -155,7 +178,7 @@ def report(
             else:
                 maps_by_run[name] = maps
         if maps_by_run:
-            write_png(target / "attention.png", draw_attention(maps_by_run, dataset.root))
+            write_png(target / "attention.png", draw_attention(maps_by_run, dataset.root, masks))
             written.append("attention.png")
     by_viewpoint = None
     if bins:
@@ -179,32 +202,62 @@ def report(
         write_json(target / "curves.json", {"value": MONITORED, "systems": logged, "provenance": notes})
         write_png(target / "curves.png", draw_curves(logged, "validation CIDEr-D x 100, by training step"))
         written += ["curves.json", "curves.png"]
+    measured, mask_counts = {}, None
     if page:
         from diffcap.report.gather import gather
         from diffcap.report.page import render
 
         gathered = gather(
-            dataset, Path(folder), test, read, rows, protocol, notes, by_viewpoint, page, localisation_pairs, seed
+            dataset,
+            Path(folder),
+            test,
+            read,
+            rows,
+            protocol,
+            notes,
+            by_viewpoint,
+            page,
+            localisation_pairs,
+            seed,
+            masks,
         )
         write_text(target / "report.html", render(gathered))
         measured = {name: system.localisation for name, system in gathered.systems.items() if system.localisation}
+        mask_counts = gathered.masks
         if measured:
-            write_json(target / "localisation.json", {"systems": measured, "provenance": notes})
+            write_json(target / "localisation.json", {"systems": measured, "masks": mask_counts, "provenance": notes})
+            write_text(target / "table.md", report_text(protocol, rows, list(read), measured, mask_counts))
             written.append("localisation.json")
         lost = sum(picture is None for picture in gathered.pictures.values())
         if lost:
             print(f"report.html does not show {lost:,} of {len(gathered.pictures):,} images, which cannot be read")
         written.append("report.html")
+    if masks.problems:
+        count, sentence = len(masks.problems), next(iter(masks.problems.values()))
+        echo(f"{count:,} {'masks are' if count > 1 else 'mask is'} left out; the first: {sentence}")
     print_table(rich_table(system_lines(rows, spread="\n± "), f"{dataset.name} {split}"))
+    if vocabularies:
+        print_table(rich_table(group_lines(id_rows(rows), "\n± ", 1), "word ids", words=2))
     by_type = type_lines({name: rows[name] for name in read}, spread="\n± ")
     if by_type:
         print_table(rich_table(by_type, "by change type", words=2))
-    echo(*(line for text in (caption_of(protocol, rows), *notes_of(protocol, rows)) for line in wrap(text, 100)))
+    remarks = [caption_of(protocol, rows), *notes_of(protocol, rows)]
+    remarks += [id_note(vocabularies)] if vocabularies else []
+    if measured:
+        print_table(rich_table(localisation_lines(measured), "localisation", words=2))
+        remarks.append(localisation_note(mask_counts))
+    echo(*(line for text in remarks for line in wrap(text, 100)))
     echo(*wrap(f"{target}: {', '.join(written)}", 100))
 
 
 def _as_lists(places: dict[str, str | list[str]] | None) -> dict[str, list[str]]:
     return {name: [place] if isinstance(place, str) else place for name, place in (places or {}).items()}
+
+
+def _label(run: "Run") -> dict[str, object]:
+    """The folder or the file of a run in table.json, and its seed where it is known."""
+    seed = run.metrics["provenance"].get("seed")
+    return {"run": str(run.folder), **({} if seed is None else {"seed": seed})}
 
 
 def _origin(run: "Run") -> dict[str, object]:
