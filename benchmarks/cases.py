@@ -7,27 +7,20 @@ Letters: B pairs, T text positions, L positions of a caption, N visual tokens of
 
 import inspect
 import json
-import os
 import resource
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import count
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 from forms import EveryLayerSCORER, TokensCLIP4IDC, dense_matching, uncached
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from diffcap.data.datamodules import CaptionData
-from diffcap.features.store import StoreWriter
 from diffcap.losses.mlm import IGNORED
 from diffcap.losses.token_matching import token_matching
 from diffcap.methods import get_method, import_object
@@ -37,12 +30,10 @@ from diffcap.models.clip4idc import CLIP4IDCAdaptation
 from diffcap.models.generation import greedy
 from diffcap.models.pcl import PCL
 from diffcap.models.pcl_pretraining import PCLPretraining
-from diffcap.records import ChangePair, write_dataset
 
 SEED = 0
 WORD_MASKING = 0.15  # IDC-PCL, paper
 CANDIDATES = 7  # IDC-PCL, paper: a caption and six negatives
-LOADED_BATCHES = 8  # of the store that is loaded from
 
 
 @dataclass(frozen=True)
@@ -179,40 +170,6 @@ def first_stage(kind: str, batch: int, sizes: Sizes, timed: "Timer") -> dict[str
     return {"items_per_s": batch / timed(step), "check": losses[:2]}
 
 
-def loading(method: str, form: str, batch: int, sizes: Sizes, timed: "Timer") -> dict[str, Any]:
-    """Training batches from a feature store, in one process without a training; form "cold": after dropping the store's pages."""
-    with TemporaryDirectory(prefix="diffcap-loading-") as name:
-        folder, dtype = Path(name), "uint8" if sizes.channels == 3 else "float16"
-        pairs = [
-            ChangePair(str(row), f"{row}a.png", f"{row}b.png", ["a b c"], "val" if row == 0 else "train")
-            for row in range(1 + batch * LOADED_BATCHES)
-        ]
-        write_dataset(folder, "loading", folder, pairs, {})
-        paths = [path for pair in pairs for path in pair.images]
-        shape = (sizes.channels, sizes.grid, sizes.grid)
-        store = StoreWriter(folder / "features/loading", paths, shape, {"dtype": dtype})
-        for row in range(0, len(paths), batch):
-            rows = np.arange(row, min(row + batch, len(paths)))
-            store.write(rows, maps(len(rows), sizes).numpy().astype(dtype))
-        store.finish()
-        layout = "clip" if method == "clip4idc" else "pcl"
-        data = CaptionData(str(folder), "loading", samples="pairs", batch_size=batch, vocabulary_layout=layout)
-        data.setup("fit")
-        files = [path for path in (folder / "features/loading").iterdir() if path.stat().st_size > 1 << 20]
-        sums: list[float] = []
-        numbers = count()
-
-        def load() -> None:
-            if form == "cold":
-                for path in files:
-                    with path.open("rb") as file:
-                        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            made = data.make_batch(next(numbers))
-            sums.append(made["after"].sum(dtype=torch.float32).item() if len(sums) < 1 else 0.0)
-
-        return {"items_per_s": batch / timed(load), "check": sums[:1]}
-
-
 def training(
     method: str, form: str, batch: int, streams: int, precision: str, sizes: Sizes, timed: "Timer"
 ) -> dict[str, Any]:
@@ -326,7 +283,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     """Run one case.
 
     Args:
-        case: `kind` "training", "matching", "decoding", "captioning" (from pixels), "MLM", "FDA", "retrieval" or "loading";
+        case: `kind` "training", "matching", "decoding", "captioning" (from pixels), "MLM", "FDA" or "retrieval";
             `method`, `form`, `batch`, `streams`, `precision`; `repeats`, `threads` (None: torch's choice) and `small`.
 
     Returns:
@@ -341,8 +298,6 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     sizes, timed = sizes_of(method, case["small"]), Timer(case["repeats"])
     if case["kind"] in ("MLM", "FDA", "retrieval"):
         result = first_stage(case["kind"], batch, sizes, timed)
-    elif case["kind"] == "loading":
-        result = loading(method, form, batch, sizes, timed)
     elif case["kind"] == "training":
         result = training(method, form, batch, case["streams"], case["precision"], sizes, timed)
     elif case["kind"] == "matching":

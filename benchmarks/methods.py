@@ -42,7 +42,7 @@ def methods(
         small: tiny sizes, one repeat and small batches, to see that everything runs.
         against: folder of another checkout, for example of an earlier commit: its `src` is measured as well, in turn with this
             one, and the table has the ratios and says whether the results are equal, see `comparison`.
-        kinds: of the cases, such as training and loading; by default all.
+        kinds: of the cases, such as training and decoding; by default all.
 
     Raises:
         DiffcapError: a method is unknown, two forms of the same computation disagree, or a case failed.
@@ -128,8 +128,6 @@ def cases(methods: list[str], batch: int, large_batch: int, small: bool) -> list
     rows = [_case("training", *row) for row in training]
     fda = 2 if small else 28  # pairs, with 7 captions each: the paper's batch of 200
     rows += [_case("MLM", "pcl", "", batch), _case("FDA", "pcl", "", fda), _case("retrieval", "clip4idc", "", batch)]
-    for method in methods:
-        rows += [_case("loading", method, form, batch) for form in ("cold", "warm")]
     rows += [_case("matching", "scorer", form, size) for size in sizes[:2] for form in ("dense", "blocked")]
     rows.append(_case("matching", "scorer", "blocked", sizes[2]))
     forms = ("uncached", "cached")
@@ -181,8 +179,8 @@ def pairs_of_forms(rows: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dic
 def comparison(ours: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Compare the results of two measurements of the same case.
 
-    The numbers are the losses before and after the first step of a training, scores and gradient norms of a matching, or sums of a
-    loaded batch; the words are those of all captions. Two checkouts that draw random numbers in another order differ.
+    The numbers are the losses before and after the first step of a training, or scores and gradient norms of a
+    matching; the words are those of all captions. Two checkouts that draw random numbers in another order differ.
 
     Returns:
         "equal"; "of", what was compared: "words" or "numbers"; "tolerance", relative, 0 for words; and "difference", the largest

@@ -2,11 +2,12 @@
 
 import json
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.commands import ROOT
+from tests.commands import ROOT, run
 
 BENCHMARK = runpy.run_path(str(ROOT / "benchmarks/methods.py"))
 
@@ -50,3 +51,16 @@ def test_another_checkout_is_compared_by_its_results_too(
     assert ratio["forms"] == "now / before" and ratio["results"]["equal"] is (factor == 1.0)
     assert ratio["results"]["tolerance"] == 1e-3
     assert f"| IDC-PCL, MLM, batch 16 | {verdict} |" in out.with_suffix(".md").read_text()
+
+
+@pytest.mark.thorough
+def test_the_loader_is_timed_cold_and_warm_at_the_batch_size_of_the_settings(tmp_path: Path) -> None:
+    options = ["--small=true", "--methods=[scorer]", "--workers=[0,1]", "--batches=2", "--out=loading.json"]
+    done = run([sys.executable, str(ROOT / "benchmarks/loading.py"), *options], tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "loading.json").read_text())["cases"]
+    assert [(row["workers"], row["store"]) for row in rows] == [(0, "cold"), (0, "warm"), (1, "cold"), (1, "warm")]
+    assert {row["batch_size"] for row in rows} == {128}
+    assert {row["bytes"] for row in rows} == {3 * 128 * 8 * 2 * 2 * 2}  # three images of a scene, float16
+    assert all(row["batches_per_s"] > 0 and row["core_s_per_batch"] >= 0 for row in rows)
+    assert "**tiny features: the numbers mean nothing**" in (tmp_path / "loading.md").read_text()

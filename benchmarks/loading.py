@@ -1,0 +1,216 @@
+"""Speed of the loader of training batches: worker processes, cold and warm stores, at the papers' sizes and batch sizes.
+
+Command: .venv/bin/python benchmarks/loading.py --out benchmarks/loading.json
+"""
+
+import gc
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from methods import load, machine
+
+from diffcap.utils.console import run
+
+# Seconds of a training step on a GPU: assumptions, not measurements. The loader should be three times as fast.
+GPU_STEP_SECONDS = {"pcl": 0.05, "scorer": 0.15, "dirl": 0.15}
+FEATURES = {"pcl": (2048, 7, 7), "scorer": (1024, 14, 14), "dirl": (1024, 14, 14)}  # of the papers, float16
+SMALL = (8, 2, 2)
+CAPTION = "the small brown metal cube that is behind the big cylinder has changed its location"
+RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)  # a read that fails where the page is not in memory; Linux only
+
+
+def loading(
+    out: str,
+    methods: list[str] | None = None,
+    workers: list[int] | None = None,
+    one_core: list[int] | None = None,
+    batches: int = 8,
+    folder: str | None = None,
+    small: bool = False,
+) -> None:
+    """Time the batches of the fine-tuning on CLEVR-Change, without a training, and write the numbers and a table.
+
+    The loader is the stage's own, with its settings. Cold: the first epoch of a store whose pages were dropped; each map is compared
+    with its checksum. Warm: the next epoch, with the store in the page cache.
+
+    Args:
+        out: the JSON file; the table goes beside it, as .md.
+        methods: which; by default pcl and scorer, whose loader dirl has, too.
+        workers: numbers of worker processes; by default 0, 1, 2 and 4.
+        one_core: those of them that are measured with one CPU core for all processes; by default none.
+        batches: of an epoch, which is also the size of the store: 154 MB each for SCORER and DIRL.
+        folder: where the temporary store is written, which needs `batches` times 154 MB; by default the system's.
+        small: tiny features, to see that everything runs.
+    """
+    from diffcap.records import write_json, write_text
+    from diffcap.utils.provenance import provenance
+
+    started, machine_info = time.perf_counter(), {**machine(), "load_before": load()}
+    available = sorted(os.sched_getaffinity(0))
+    chosen, rows = methods or ["pcl", "scorer"], []
+    for method in chosen:
+        with TemporaryDirectory(prefix="diffcap-loading-", dir=folder) as store:
+            batch_size = write_store(method, Path(store), batches, small)
+            for number in workers or [0, 1, 2, 4]:
+                cores = available[:1] if number in (one_core or []) else available
+                os.sched_setaffinity(0, cores)
+                for measured in epochs(method, Path(store), number, batches):
+                    row = {"method": method, "batch_size": batch_size, "workers": number, "cores": len(cores)}
+                    rows.append({**row, **measured, "assumed_gpu_step_seconds": GPU_STEP_SECONDS[method]})
+                    print(line(rows[-1]), flush=True)
+                os.sched_setaffinity(0, available)
+    machine_info |= {"load_after": load(), "minutes": round((time.perf_counter() - started) / 60, 1)}
+    notes = provenance(settings={"methods": chosen, "batches": batches, "one_core": one_core, "small": small})
+    write_json(Path(out), {"machine": machine_info, "cases": rows, "provenance": notes})
+    write_text(Path(out).with_suffix(".md"), table(machine_info, rows, notes))
+    print(f"{out}, {Path(out).with_suffix('.md').name}")
+
+
+def settings_of(method: str) -> dict[str, Any]:
+    """The settings `data` of a method's fine-tuning on CLEVR-Change that its loader depends on."""
+    from diffcap.experiment import Experiment
+    from diffcap.utils.settings import get_config_value
+
+    files = Experiment(dataset="clevr_change", method=method).config_files("finetune")
+    names = ("samples", "batch_size", "vocabulary_layout", "max_length", "swap", "trim")
+    found = {name: get_config_value(files, "data", name) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def write_store(method: str, folder: Path, batches: int, small: bool) -> int:
+    """Write a dataset of CLEVR-Change's form, an epoch of `batches` batches, and its feature store; returns the batch size."""
+    from diffcap.features.store import StoreWriter
+    from diffcap.records import ChangePair, write_dataset
+
+    settings = settings_of(method)
+    size, by_scene = settings["batch_size"], settings.get("samples") == "scenes"
+    scenes = (
+        size * batches if by_scene else size * batches // 2
+    )  # IDC-PCL: a sample is a caption of one of the two pairs
+    pairs = [
+        ChangePair(f"{n}{end}", f"{n}.png", f"{n}{end}.png", [CAPTION], split, is_distractor=end == "n")
+        for split, numbers in (("train", range(scenes)), ("val", range(scenes, scenes + 1)))
+        for n in numbers
+        for end in "sn"
+    ]
+    write_dataset(folder, "loading", folder, pairs, {})
+    paths = list(dict.fromkeys(path for pair in pairs for path in pair.images))
+    store = StoreWriter(folder / "features/loading", paths, SMALL if small else FEATURES[method], {})
+    maps = np.random.default_rng(0).standard_normal((64, *store.shape), dtype=np.float32).astype(np.float16)
+    maps[maps < 0] = 0  # as after a ReLU
+    for start in range(0, len(paths), len(maps)):
+        rows = np.arange(start, min(start + len(maps), len(paths)))
+        store.write(rows, maps[: len(rows)])
+    store.finish()
+    return int(size)
+
+
+def epochs(method: str, folder: Path, workers: int, batches: int) -> Iterator[dict[str, Any]]:
+    """Time a cold and a warm epoch of a training's loader.
+
+    Yields:
+        "store" cold or warm, "pages_in_memory" before it (share, null where it cannot be found out), "batches_per_s", "gb_per_s",
+        "core_s_per_batch" (processor time of all processes, which depends little on what else the machine does), and "bytes" of the
+        feature maps of a batch. The cold epoch includes the start of the workers.
+    """
+    from diffcap.data.datamodules import CaptionData
+
+    data = CaptionData(str(folder), "loading", num_workers=workers, **settings_of(method))
+    data.trainer = SimpleNamespace(world_size=1, global_rank=0, global_step=0, accumulate_grad_batches=1)  # type: ignore[assignment]
+    data.setup("fit")
+    (file,) = data.store.data_files
+    in_memory = drop_pages(file)
+    loader = iter(data.train_dataloader())
+    for store in ("cold", "warm"):
+        start, start_cores = time.perf_counter(), processor_seconds()
+        for _ in range(batches):
+            batch = next(loader)
+        seconds, used = time.perf_counter() - start, processor_seconds() - start_cores
+        size = sum(batch[name].nbytes for name in ("before", "after"))
+        speed = {"batches_per_s": batches / seconds, "gb_per_s": batches * size / seconds / 1e9, "bytes": size}
+        speed["core_s_per_batch"] = used / batches
+        yield {"store": store, "pages_in_memory": in_memory, **speed}
+        for _ in range(3 * workers):  # begun while the store was being read from the disk
+            next(loader)
+        in_memory = pages_in_memory(file)
+    del loader, data, batch  # ends the workers and removes the mapping, without which pages cannot be dropped
+    gc.collect()
+
+
+def processor_seconds() -> float:
+    """Processor time so far of this process and its worker processes, which needs Linux."""
+    ticks = 0
+    for worker in multiprocessing.active_children():
+        fields = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])  # user and system time
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def drop_pages(file: Path) -> float | None:
+    """Remove a file from the page cache; returns the share of its pages that is left, see `pages_in_memory`."""
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return pages_in_memory(file)
+
+
+def pages_in_memory(file: Path, samples: int = 200) -> float | None:
+    """The share of some evenly spaced bytes of a file that can be read without the disk; None where this cannot be found out."""
+    if not RWF_NOWAIT:
+        return None
+    found = 0
+    with file.open("rb", buffering=0) as opened:
+        for offset in np.linspace(0, file.stat().st_size - 1, samples, dtype=int).tolist():
+            try:
+                found += os.preadv(opened.fileno(), [bytearray(1)], offset, RWF_NOWAIT) == 1
+            except BlockingIOError:
+                continue
+            except OSError:  # a file system without this flag
+                return None
+    return found / samples
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row of the table, as Markdown."""
+    from diffcap.methods import get_method
+
+    step = row["assumed_gpu_step_seconds"]
+    return (
+        f"| {get_method(row['method']).title}, batch {row['batch_size']} | {row['store']} | {row['workers']} | {row['cores']} |"
+        f" {row['batches_per_s']:.1f} | {row['gb_per_s']:.2f} | {row['core_s_per_batch']:.3f} | {1 / step:.1f} |"
+        f" {row['batches_per_s'] * step:.2f} x | {3 * row['core_s_per_batch'] / step:.1f} |"
+    )
+
+
+def table(machine_info: dict[str, Any], rows: list[dict[str, Any]], notes: dict[str, Any]) -> str:
+    """loading.md: the rates, then the machine."""
+    small = ", **tiny features: the numbers mean nothing**" if notes["settings"]["small"] else ""
+    shares = [row["pages_in_memory"] for row in rows if row["store"] == "cold" and row["pages_in_memory"] is not None]
+    cold = f" At most {100 * max(shares):.0f} % of a cold store was in memory." if shares else ""
+    lines = [
+        "# Speed of the loader",
+        "",
+        f"`python benchmarks/loading.py`: training batches of the fine-tuning on CLEVR-Change, without a training{small}. Measured:"
+        " batches and bytes of float16 feature maps per second, and the processor time of all processes per batch. Assumed: the GPU's"
+        " steps per second (0.05 s each for IDC-PCL, 0.15 s for SCORER and DIRL). Calculated from these: the last two columns; cores"
+        f" for 3 x are those that load three times as fast as the GPU steps.{cold}",
+        "",
+        "| case | store | workers | cores | batches/s | GB/s | core s/batch | GPU steps/s, assumed | loader / GPU | cores for 3 x |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        *(line(row) for row in rows),
+        "",
+        f"{machine_info['cpu']}, {machine_info['cores']} cores, torch {notes['versions']['torch']}, load {machine_info['load_before']}"
+        f" before and {machine_info['load_after']} after, {machine_info['date']}, commit {notes['commit']}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    run(loading)
