@@ -215,7 +215,7 @@ def test_every_section_is_in_the_menu_and_every_symbol_in_the_legend() -> None:
 
 
 def test_the_script_finds_the_elements_that_it_asks_for() -> None:
-    script = "\n".join((ROOM / name).read_text(encoding="utf-8") for name in ("attention.js", "card.js", "page.js"))
+    script = "\n".join((ROOM / name).read_text(encoding="utf-8") for name in ("shared.js", "attention.js", "card.js", "page.js"))
     asked = set(re.findall(r"""(?:field|getElementById)\("([a-z-]+)"\)""", script))
     ids = {attributes.get("id") for _, attributes, _ in Elements(render(a_page())).found}
     assert {"index", "list", "filters", "theme"} <= asked <= ids
@@ -228,6 +228,6 @@ def test_the_package_holds_what_the_page_is_made_of() -> None:
     settings = tomllib.loads((ROOM.parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = settings["tool"]["setuptools"]["package-data"]["diffcap"]
     parts = [path.name for path in ROOM.iterdir() if path.is_file() and path.suffix not in (".py", ".pyc")]
-    assert {"page.html.j2", "page.css", "page.js", "card.js", "attention.js"} == set(parts)
+    assert {"page.html.j2", "page.css", "page.js", "card.js", "attention.js", "shared.js"} == set(parts)
     assert all(any(fnmatch.fnmatch(f"x/{name}", pattern) for pattern in patterns) for name in parts)
     assert any(line.startswith("jinja2") for line in settings["project"]["dependencies"])

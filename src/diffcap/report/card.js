@@ -15,17 +15,6 @@ function entryOf(kind, number) {
   return blocks.get(id)[number % size];
 }
 
-function make(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (value === false || value === null || value === undefined) continue;
-    if (name === "style") for (const [key, text] of Object.entries(value)) element.style.setProperty(key, text);
-    else element.setAttribute(name, value === true ? "" : value);
-  }
-  element.append(...children.filter((child) => child !== null));
-  return element;
-}
-
 function frameOf(pair, [key, side]) {
   const picture = entryOf("pictures", pair[key]);
   const frame = make("div", { class: "frame" });

@@ -138,17 +138,6 @@ function tabs() {
   }
 }
 
-function theme() {
-  const dark = () => document.documentElement.dataset.theme === "dark";
-  const stored = () => { try { return localStorage.getItem("diffcap-theme"); } catch { return null; } };
-  document.documentElement.dataset.theme =
-    stored() ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
-  field("theme").addEventListener("click", () => {
-    document.documentElement.dataset.theme = dark() ? "light" : "dark";
-    try { localStorage.setItem("diffcap-theme", document.documentElement.dataset.theme); } catch { /* storage is off */ }
-  });
-}
-
 // The pair at the top of the page. The word with the highest attention is selected; words of more than three letters first.
 function feature() {
   if (INDEX.featured === null) return;

@@ -27,7 +27,7 @@ from diffcap.report.pictures import is_correct
 from diffcap.report.table import Rows, notes_of, scoring_of
 from diffcap.report.thumbnails import Thumbnail
 
-_SCRIPTS = ("attention.js", "card.js", "page.js")
+_SCRIPTS = ("shared.js", "attention.js", "card.js", "page.js")
 _PICTURES, _ATTENTION = 16, 8  # entries of a block
 _FIRST_CURVES = ("val/CIDEr-D", "val/BLEU-4", "val/caption_loss", "val/mlm", "train/loss", "train/caption_loss")
 
@@ -79,14 +79,13 @@ def render(page: Page) -> str:
 
     Text from data (captions, ids, names) is escaped. A content security policy allows only the page's own script and no requests.
     """
-    script = "\n".join(_resource(name) for name in _SCRIPTS)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    script = "\n".join(resource(name) for name in _SCRIPTS)
     index, blocks = page_data(page)
     attention = [maps for system in page.systems.values() for maps in system.attention.values()]
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.from_string(_resource("page.html.j2")).render(
+    return environment.from_string(resource("page.html.j2")).render(
         page=page,
         caption=scoring_of(page.protocol, page.rows),
         notes=notes_of(page.protocol, page.rows),
@@ -106,16 +105,23 @@ def render(page: Page) -> str:
         scale=", ".join(f"rgb({red:g}, {green:g}, {blue:g})" for red, green, blue in COLORMAP),
         spread=any("std" in row for row in page.rows.values()),
         no_attention={name: system.no_attention for name, system in page.systems.items() if system.no_attention},
-        style=Markup(_resource("page.css")),
+        style=Markup(resource("page.css")),
         script=Markup(script),
-        policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
+        policy=security_policy(script),
         index=as_json(index),
         blocks={name: as_json(block) for name, block in blocks.items()},
     )
 
 
-def _resource(name: str) -> str:
-    return files("diffcap.report").joinpath(name).read_text(encoding="utf-8")
+def resource(name: str, package: str = "diffcap.report") -> str:
+    """The text of a file of a package."""
+    return files(package).joinpath(name).read_text(encoding="utf-8")
+
+
+def security_policy(script: str) -> str:
+    """A content security policy that allows this script and embedded images, and no requests."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 
 
 def as_json(value: Any) -> Markup:
