@@ -25,10 +25,10 @@ KNOWN := $(VARIABLES) PYTHON ARGS MINUTES SEEDS CHROMIUM STEPS SCENES $(STAGES:%
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 $(foreach name,$(filter-out $(KNOWN),$(GIVEN)),$(error $(name)= is not a variable of this Makefile; known are $(sort $(KNOWN))))
 
-.PHONY: help setup $(STAGES) extra ablation accuracy rehearsal serve demo test test-all docs test-web lint backbone clip captioner tagger
+.PHONY: help setup $(STAGES) extra ablation accuracy rehearsal serve demo test test-all docs test-web lint backbone tiles-backbone clip captioner tagger
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: .venv/ready  ## a virtual environment in .venv with the tested versions; every other target calls it
 .venv/ready: pyproject.toml constraints.txt
@@ -90,9 +90,12 @@ test-web: setup  ## the page and the report in a real browser: Debian's chromium
 lint: setup  ## ruff and mypy
 	$(VENV)/ruff check . && $(VENV)/ruff format --check . && $(VENV)/mypy
 
-# What ships with the package for blocks.
+# What ships with the package for blocks and tiles.
 backbone: setup  ## train the small backbone that ships for blocks
 	$(VENV)/python stages/backbone.py $(ARGS)
+
+tiles-backbone: setup  ## train the small backbone that ships for tiles
+	$(VENV)/python stages/tiles_backbone.py $(ARGS)
 
 clip: setup  ## train the small CLIP that ships for blocks
 	$(VENV)/python stages/clip.py $(ARGS)
@@ -100,5 +103,5 @@ clip: setup  ## train the small CLIP that ships for blocks
 captioner: setup  ## train the captioner that ships for blocks, by the demo's stages
 	$(VENV)/python stages/captioner.py $(ARGS)
 
-tagger: setup  ## train a part-of-speech tagger: from blocks' own grammar, or ARGS="--conllu=FILE"
+tagger: setup  ## train a part-of-speech tagger: from the grammar of blocks, ARGS="--dataset=tiles", or ARGS="--conllu=FILE"
 	$(VENV)/python stages/tagger.py $(ARGS)

@@ -5,8 +5,8 @@ from diffcap.utils.errors import plain_errors
 
 def main() -> None:
     """Parse the command line, train or resume, evaluate, write the weights."""
-    from diffcap.blocks_training.clip import SHIPPED, ClipTraining, DescribedScenes, finish
-    from diffcap.blocks_training.shipped import train_and_ship
+    from diffcap.embedded_training.clip import SHIPPED, ClipTraining, DescribedScenes, finish
+    from diffcap.embedded_training.shipped import train_and_ship
 
     train_and_ship("clip", ClipTraining, DescribedScenes, SHIPPED, finish)
 

@@ -71,7 +71,9 @@ class Experiment:
         "yes: no downloads; use the small backbone, tagger and CLIP that are included in diffcap (they were trained on rendered "
         "scenes, so their features of photos are poor)"
     )
-    tagger: str = _option("part-of-speech tagger for the negatives: english, blocks, or a folder of a Stanza model")
+    tagger: str = _option(
+        "part-of-speech tagger for the negatives: english, blocks, tiles, or a folder of a Stanza model"
+    )
     folder: str = _option("folder of the prepared dataset: manifest, features, negatives (default: data/<dataset>)")
     run: str = _option("folder of the run (default: runs/<dataset>/<method>[-<ablation>][-<extra>][-seed<seed>])")
     pretrain: str = _option("yes, or no to fine-tune from scratch (default: what the ablation says, else yes)")
@@ -117,9 +119,10 @@ class Experiment:
         self._offline_settings = False
         self._default_backbone = self.dataset_spec.backbone_for(self.method_spec, self.reads_pixels)
         if self.offline == "yes":
-            self._offline_settings = self._default_backbone not in ("blocks", "blocks_pixels")
-            # The method's settings for OFFLINE=yes are used from here on, and may have features in place of pixels.
-            self._default_backbone = "blocks_pixels" if self.reads_pixels else "blocks"
+            self._offline_settings = self._default_backbone not in ("blocks", "blocks_pixels", "tiles")
+            if self._offline_settings:
+                # The method's settings for OFFLINE=yes are used from here on, and may have features in place of pixels.
+                self._default_backbone = "blocks_pixels" if self.reads_pixels else "blocks"
         if self.offline == "yes" and self.weights and not self.backbone:
             raise DiffcapError(
                 f"OFFLINE=yes and WEIGHTS={self.weights}: the networks that are included in diffcap have their own weights; give "
@@ -127,7 +130,8 @@ class Experiment:
             )
         self.backbone = self.backbone or self._default_backbone
         self.features = self.features or ("authors" if self.features_from else self.backbone)
-        self.tagger = self.tagger or ("blocks" if self.offline == "yes" else self.dataset_spec.tagger)
+        needs_tagger = self.offline == "yes" and self.dataset_spec.tagger == "english"
+        self.tagger = self.tagger or ("blocks" if needs_tagger else self.dataset_spec.tagger)
         self.folder = self.folder or f"data/{self.dataset}"
         self.cub_folder = self.cub_folder or f"data/{self.dataset_spec.cub}"
         self.nabirds_folder = self.nabirds_folder or f"data/{self.dataset_spec.nabirds}"

@@ -9,6 +9,7 @@ from safetensors import safe_open
 
 from diffcap.features.backbones import build_backbone
 from diffcap.features.blocks_backbone import CELL, CHANNELS, MARGIN, SHIPPED, BlocksNetwork, cell_centers
+from diffcap.features.convolutions import fuse_batch_norms
 
 
 def test_folding_batch_norm_changes_nothing() -> None:
@@ -21,7 +22,7 @@ def test_folding_batch_norm_changes_nothing() -> None:
             torch.nn.init.normal_(module.weight)
     network.mean.normal_()
     images = torch.randn(2, 3, 96, 128)
-    torch.testing.assert_close(network.fused()(images), network(images), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(fuse_batch_norms(network)(images), network(images), rtol=1e-4, atol=1e-4)
 
 
 def test_each_cell_looks_round_its_own_middle() -> None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from diffcap.blocks_training.shipped import warmed_cosine
+from diffcap.embedded_training.shipped import warmed_cosine
 from diffcap.lit.schedules import in_steps, make_lr_lambda
 from diffcap.utils.errors import DiffcapError
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from diffcap.blocks_training.backbone import scene_batch, targets_of
+from diffcap.embedded_training.blocks_backbone import scene_batch, targets_of
 from diffcap.features.backbones import build_backbone
 from diffcap.features.blocks_backbone import CELL, COLORS, GROUPS, MARGIN
 

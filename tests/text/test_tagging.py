@@ -94,14 +94,14 @@ def test_several_processes_give_the_same_file(tmp_path: Path, monkeypatch: pytes
 
 def a_folder(path: Path, weights: bytes | None = None) -> Path:
     path.mkdir()
-    (path / "resources.json").write_text((SHIPPED / "resources.json").read_text())
+    (path / "resources.json").write_text((SHIPPED["blocks"] / "resources.json").read_text())
     if weights is not None:
         (path / "tagger.pt").write_bytes(weights)
     return path
 
 
 def test_a_local_folder_is_a_tagger(tmp_path: Path) -> None:
-    folder = a_folder(tmp_path / "mine", (SHIPPED / "tagger.pt").read_bytes())
+    folder = a_folder(tmp_path / "mine", (SHIPPED["blocks"] / "tagger.pt").read_bytes())
     assert find_tagger(str(folder)).identity == find_tagger("blocks").identity
     assert tag_sentences(CAPTIONS[:1], str(folder)) == {CAPTIONS[0]: gold(CAPTIONS[0])}
 
@@ -110,7 +110,7 @@ def test_a_local_folder_is_a_tagger(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_truncated_model_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
     monkeypatch.setattr(tagging, "CHUNK", 5)
-    folder = a_folder(tmp_path / "mine", (SHIPPED / "tagger.pt").read_bytes()[:5000])
+    folder = a_folder(tmp_path / "mine", (SHIPPED["blocks"] / "tagger.pt").read_bytes()[:5000])
     with pytest.raises(DiffcapError, match=r"tagger\.pt: Stanza cannot load this tagger") as caught:
         tag_sentences(CAPTIONS, str(folder), workers=workers)
     assert "\n" not in str(caught.value)
@@ -141,7 +141,7 @@ def test_english_offline_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.slow
 def test_english_is_what_stanza_keeps_on_this_machine(tmp_path: Path) -> None:
     """A folder of Stanza's own form, as its download leaves it, with the tiny tagger in the place of the real one."""
-    files = {"tokenize": ("none", b"never loaded"), "pos": ("captions", (SHIPPED / "tagger.pt").read_bytes())}
+    files = {"tokenize": ("none", b"never loaded"), "pos": ("captions", (SHIPPED["blocks"] / "tagger.pt").read_bytes())}
     packages = {processor: name for processor, (name, _) in files.items()}
     english: dict[str, object] = {"lang_name": "English", "packages": {"default": packages}}
     for processor, (name, content) in files.items():

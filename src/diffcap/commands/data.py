@@ -115,13 +115,12 @@ def _render(dataset: str, folder: Path, source: str | None, settings: dict[str, 
     other = "images" if spec.pairs else "pairs"
     if other in settings:
         raise DiffcapError(f"--{other} does not apply to {dataset}; omit the option.")
-    from diffcap.datasets.blocks.chunks import STAMP
     from diffcap.records import read_json
 
     official = folder / "official"
     assert spec.renderer is not None
     import_object(spec.renderer)(official, **settings)
-    return official, read_json(official / STAMP)
+    return official, read_json(official / f"{dataset.partition('_')[0]}.json")  # blocks_cub: blocks.json
 
 
 def _fetch(
@@ -182,7 +181,7 @@ def _check(
         f"{root}: of {len(paths)} images {counts}, so {lost} of {len(pairs)} pairs are unusable; {report} lists them"
     )
     if missing == "refuse" and rendered:
-        from diffcap.datasets.blocks.chunks import reopen
+        from diffcap.datasets.rendering import reopen
 
         reopen(root, problems)
         raise DiffcapError(f"{summary}. Run the same command again; it renders those images again.")

@@ -35,7 +35,7 @@ def make_negatives(
 
     Args:
         folder: data/<dataset>, with its manifest.jsonl; the output folder.
-        tagger: english (Stanza's model, downloaded at first use), blocks (ships with the package), or a folder with
+        tagger: english (Stanza's model, downloaded at first use), blocks or tiles (ship with the package), or a folder with
             resources.json and one .pt file.
         retrieve: Number of negatives per caption that are captions of other pairs.
         replace: Number of negatives per caption with nouns and adjectives replaced.

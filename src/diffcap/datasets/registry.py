@@ -118,6 +118,9 @@ BUILT_IN = (
         "tiles",
         "diffcap.datasets.tiles.reader",
         renderer="diffcap.datasets.tiles.write:write_tiles",
+        backbone="tiles",
+        pixels_backbone="pixels_256",
+        tagger="tiles",
         protocol=LevirProtocol(),
     ),  # rendered in LEVIR-CC's official layout
     DatasetSpec("whu_cdc", "WHU-CDC", "diffcap.datasets.whu_cdc", protocol=LevirProtocol()),

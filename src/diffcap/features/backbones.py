@@ -5,7 +5,7 @@
 | `torchvision` | name of a classifier | name of a node, required: `layer3`, `features.28` | `IMAGENET1K_V1` |
 | `open_clip` | name of a model | number of a block; null: the last | the tag `openai` if there is one, else the first tag |
 | `timm` | name of a model | number of a block; null: the last | those of the tag in the name |
-| `blocks` | null | null | shipped with the package |
+| `blocks`, `tiles` | null | null | shipped with the package |
 | `pixels` | null | null | none; the features are the image itself, resized to `image_size` and stored as uint8 |
 | `clip4idc` | null | null | none; `weights` is a checkpoint of diffcap's CLIP4IDC; the features are the tokens of one image |
 
@@ -28,7 +28,7 @@ from diffcap.features.preprocessing import LimitSide, ResizeNormalize, ResizeOnl
 from diffcap.features.weights import download, load_weights, pretrained_clip, read_state_dict, state_hash
 from diffcap.utils.errors import DiffcapError, wrap_errors
 
-Library = Literal["torchvision", "open_clip", "timm", "blocks", "pixels", "clip4idc"]
+Library = Literal["torchvision", "open_clip", "timm", "blocks", "tiles", "pixels", "clip4idc"]
 
 
 class Backbone(nn.Module):
@@ -105,7 +105,7 @@ def build_backbone(
 
     Args:
         library: the library of the network.
-        network: name of the network in this library; None for blocks, pixels and clip4idc.
+        network: name of the network in this library; None for blocks, tiles, pixels and clip4idc.
         layer: the layer that gives the map, see the table above. None: the last layer; not allowed for torchvision.
         weights: "default" (downloaded by the library), "random" (seed 0, for tests), or the path of a weights file.
         pool_size: rows and columns of the map after average pooling; None: no pooling.
@@ -136,9 +136,10 @@ def build_backbone(
         "open_clip": _open_clip,
         "timm": _timm,
         "blocks": _blocks,
+        "tiles": _tiles,
         "clip4idc": _clip4idc,
     }
-    if library not in ("blocks", "clip4idc") and not network:
+    if library not in ("blocks", "tiles", "clip4idc") and not network:
         raise DiffcapError(f"--model.network is missing: give the name of a network of {library}.")
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the libraries warn about weights that are replaced below
@@ -270,6 +271,16 @@ def _blocks(network: str, layer: str | int | None, weights: str) -> tuple[nn.Mod
         path = SHIPPED if weights == "default" else Path(weights)
         load_weights(trunk, read_state_dict(path), str(path))
     return trunk, blocks_preprocessing()
+
+
+def _tiles(network: str, layer: str | int | None, weights: str) -> tuple[nn.Module, ResizeNormalize]:
+    from diffcap.features.tiles_backbone import SHIPPED, TilesNetwork, tiles_preprocessing
+
+    trunk = TilesNetwork()
+    if weights != "random":
+        path = SHIPPED if weights == "default" else Path(weights)
+        load_weights(trunk, read_state_dict(path), str(path))
+    return trunk, tiles_preprocessing()
 
 
 def _clip4idc(network: str, layer: str | int | None, weights: str) -> tuple[nn.Module, ResizeOnly]:

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from diffcap.features.convolutions import conv_block
 from diffcap.features.preprocessing import ResizeNormalize
 
 SHIPPED = Path(__file__).with_name("blocks_backbone.safetensors")
@@ -60,18 +61,11 @@ def cell_centers() -> tuple[Tensor, Tensor]:
     return x / WIDTH * 2 - 1, y / HEIGHT * 2 - 1
 
 
-def _conv(
-    inputs: int, outputs: int, kernel: int, stride: int, padding: int | tuple[int, int], norm: bool
-) -> nn.Sequential:
-    conv = nn.Conv2d(inputs, outputs, kernel, stride, padding)
-    return nn.Sequential(conv, nn.BatchNorm2d(outputs) if norm else nn.Identity(), nn.ReLU(inplace=True))
-
-
 class BlocksNetwork(nn.Module):
     """(B, 3, 96, 128) images to (B, 107, 4, 6) features.
 
     Args:
-        norm: use batch norm, for training; `fused()` returns the same network without it, which is shipped.
+        norm: use batch norm, for training; the network that ships has none, see `convolutions.fuse_batch_norms`.
     """
 
     mean: Tensor
@@ -81,13 +75,13 @@ class BlocksNetwork(nn.Module):
     def __init__(self, norm: bool = False) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            _conv(3, 24, 4, 2, 1, norm),  # (B, 24, 48, 64)
-            _conv(24, 40, 4, 2, 1, norm),  # (B, 40, 24, 32)
-            _conv(40, 64, 4, 2, 1, norm),  # (B, 64, 12, 16)
+            conv_block(3, 24, 4, 2, 1, norm),  # (B, 24, 48, 64)
+            conv_block(24, 40, 4, 2, 1, norm),  # (B, 40, 24, 32)
+            conv_block(40, 64, 4, 2, 1, norm),  # (B, 64, 12, 16)
         )
-        self.body = nn.Sequential(_conv(64, 64, 3, 1, 1, norm), _conv(64, 64, 3, 1, 1, norm))
+        self.body = nn.Sequential(conv_block(64, 64, 3, 1, 1, norm), conv_block(64, 64, 3, 1, 1, norm))
         # A cell has 3 x 3 blocks of 8 x 8 pixels; the kernel also covers one more block on every side.
-        self.cells = _conv(64, 128, 5, 3, (1, 2), norm)  # (B, 128, 4, 6)
+        self.cells = conv_block(64, 128, 5, 3, (1, 2), norm)  # (B, 128, 4, 6)
         self.head = nn.Conv2d(128, HEAD, 1)
         x, y = cell_centers()
         centers = torch.stack([x.expand(ROWS, COLUMNS), y[:, None].expand(ROWS, COLUMNS)])  # (2, 4, 6)
@@ -157,20 +151,3 @@ class BlocksNetwork(nn.Module):
         """Images (B, 3, 96, 128) to features (B, 107, 4, 6); each channel has zero mean and unit variance."""
         values = self.values(*self.raw(self.blocks(images)))
         return (values - self.mean.view(-1, 1, 1)) / self.scale.view(-1, 1, 1)
-
-    def fused(self) -> "BlocksNetwork":
-        """Return the network for inference: every batch norm is folded into the convolution before it."""
-        plain = BlocksNetwork(norm=False)
-        state = {}
-        norms = {name: module for name, module in self.named_modules() if isinstance(module, nn.BatchNorm2d)}
-        for name, value in self.state_dict().items():
-            if name.rsplit(".", 1)[0] not in norms:
-                state[name] = value.clone()
-        for name, norm in norms.items():
-            stem = name.rsplit(".", 1)[0]
-            assert norm.running_var is not None and norm.running_mean is not None
-            factor = norm.weight / (norm.running_var + norm.eps).sqrt()
-            state[f"{stem}.0.weight"] = state[f"{stem}.0.weight"] * factor.view(-1, 1, 1, 1)
-            state[f"{stem}.0.bias"] = (state[f"{stem}.0.bias"] - norm.running_mean) * factor + norm.bias
-        plain.load_state_dict(state)
-        return plain.eval()

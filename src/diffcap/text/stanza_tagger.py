@@ -13,7 +13,7 @@ from typing import Any
 from diffcap.records import file_hash, read_json
 from diffcap.utils.errors import DiffcapError
 
-SHIPPED = Path(__file__).parent / "blocks_tagger"
+SHIPPED = {name: Path(__file__).parent / f"{name}_tagger" for name in ("blocks", "tiles")}
 _FOLDER_FORMAT = "a tagger's folder holds resources.json and one .pt file, as `make tagger` writes it"
 
 
@@ -36,7 +36,8 @@ def find_tagger(tagger: str) -> TaggerModel:
     """Find a tagger's files; "english" is downloaded by Stanza if it is not on this machine yet.
 
     Args:
-        tagger: "english" (Stanza's English model), "blocks" (the tiny tagger in this package, for captions of blocks), or
+        tagger: "english" (Stanza's English model), "blocks" or "tiles" (the small taggers in this package, for captions of
+            these datasets), or
             a folder with `resources.json` and one `.pt` file.
 
     Raises:
@@ -44,10 +45,10 @@ def find_tagger(tagger: str) -> TaggerModel:
     """
     if tagger == "english":
         return _english()
-    folder = SHIPPED if tagger == "blocks" else Path(tagger)
+    folder = SHIPPED.get(tagger) or Path(tagger)
     if not folder.is_dir():
         raise DiffcapError(
-            f"{folder}: no such tagger; give english, blocks, or a folder with resources.json and one .pt file."
+            f"{folder}: no such tagger; give english, blocks, tiles, or a folder with resources.json and one .pt file."
         )
     models = sorted(folder.glob("*.pt"))
     if len(models) != 1:

@@ -48,7 +48,7 @@ def test_layout_is_the_official_one(folder):
         if not entry["changeflag"]:
             assert tuple(" ".join(sentence["tokens"]) for sentence in entry["sentences"]) == NO_CHANGE
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert files == {"LevirCCcaptions.json", "facts.json", "blocks.json"} | {
+    assert files == {"LevirCCcaptions.json", "facts.json", "tiles.json"} | {
         f"images/{entry['split']}/{kind}/{entry['filename']}" for entry in images for kind in ("A", "B", "label")
     }
 

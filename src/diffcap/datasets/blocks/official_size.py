@@ -12,10 +12,10 @@ from itertools import count
 from pathlib import Path
 
 from diffcap.datasets.blocks.captions import NO_CHANGE, write_captions
-from diffcap.datasets.blocks.chunks import claim
 from diffcap.datasets.blocks.scenes import CHANGES, sample_triples
 from diffcap.datasets.blocks.write import RENDERER_VERSION, VIEWS, write_blocks
 from diffcap.datasets.official import OFFICIAL
+from diffcap.datasets.rendering import claim
 from diffcap.records import SPLITS, write_json
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.progress import progress_bar

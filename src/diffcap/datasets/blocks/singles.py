@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from diffcap.datasets.blocks.captions import describe
-from diffcap.datasets.blocks.chunks import CHUNK, claim, clear_parts, read_parts, render_all, write_image, write_part
 from diffcap.datasets.blocks.geometry import COLORS, HALF_VIEW, MATERIALS, PICTURE, SHAPES, SIZES, Scenes, view_boxes
 from diffcap.datasets.blocks.render import render
 from diffcap.datasets.blocks.scenes import sample_triples
 from diffcap.datasets.blocks.write import check_render_settings
+from diffcap.datasets.rendering import CHUNK, claim, clear_parts, read_parts, render_all, write_image, write_part
 from diffcap.records import write_text
 from diffcap.utils.errors import DiffcapError
 

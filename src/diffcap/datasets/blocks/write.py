@@ -22,7 +22,10 @@ import torch
 from torch import Tensor
 
 from diffcap.datasets.blocks.captions import write_captions
-from diffcap.datasets.blocks.chunks import (
+from diffcap.datasets.blocks.geometry import COLORS, MATERIALS, SHAPES, SIZES
+from diffcap.datasets.blocks.render import render
+from diffcap.datasets.blocks.scenes import CHANGES, COLOR, MATERIAL, Triples, sample_triples
+from diffcap.datasets.rendering import (
     CHUNK,
     claim,
     clear_parts,
@@ -32,9 +35,6 @@ from diffcap.datasets.blocks.chunks import (
     write_image,
     write_part,
 )
-from diffcap.datasets.blocks.geometry import COLORS, MATERIALS, SHAPES, SIZES
-from diffcap.datasets.blocks.render import render
-from diffcap.datasets.blocks.scenes import CHANGES, COLOR, MATERIAL, Triples, sample_triples
 from diffcap.records import write_json, write_text
 from diffcap.utils.errors import DiffcapError
 

@@ -157,6 +157,13 @@ def render(scene: Layer, date: Date, texture: tuple[int, int]) -> npt.NDArray[np
     return np.clip(result + np.float32(0.5), 0, 255).astype(np.uint8)
 
 
+def materials(scene: Layer, date: Date) -> npt.NDArray[np.uint8]:
+    """The number of the material in each pixel of the image of a date, (SIZE, SIZE), at one point per pixel; without shadows."""
+    canvas = _draw(scene, date)
+    found = canvas.transform((SIZE, SIZE), Image.Transform.AFFINE, _to_canvas(date, _SCALE), Image.Resampling.NEAREST)
+    return np.asarray(found) % SHADOW
+
+
 def change_mask(change: Change | None, scene: Layer) -> npt.NDArray[np.uint8]:
     """The changed pixels in the before image's grid, (SIZE, SIZE); 255 where an object was added or removed, else 0.
 

@@ -4,7 +4,7 @@
     images/train/A/train_000001.png   before; B: after
     images/train/label/...            mask in the grid of the before image, one channel; 255: changed, 0: not
     facts.json                        "train_000001" -> the entry described below
-    blocks.json                       the settings of the folder
+    tiles.json                        the settings of the folder
 
 An entry of `facts.json` has:
 
@@ -30,7 +30,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from diffcap.datasets.blocks.chunks import (
+from diffcap.datasets.rendering import (
     CHUNK,
     claim,
     clear_parts,
@@ -54,7 +54,7 @@ _FILES = ("facts.json", "LevirCCcaptions.json")
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that determine the content of all files; stored in `blocks.json`."""
+    """The settings that determine the content of all files; stored in `tiles.json`."""
 
     pairs: int
     seed: int
@@ -88,7 +88,7 @@ def write_tiles(
     if not 0 <= jitter <= 1:
         raise DiffcapError(f"tiles: jitter must lie in 0 to 1, not {jitter:g}; fix it.")
     folder, settings = Path(folder), Settings(pairs, seed, float(jitter))
-    if claim(folder, settings, _FILES):
+    if claim(folder, settings, _FILES, "tiles"):
         return
     for split in SPLITS:
         for kind in ("A", "B", "label"):
@@ -112,12 +112,17 @@ class Rendered:
     captions: list[str]
 
 
+def appearance(number: int, seed: int, jitter: float) -> tuple[tuple[Date, Date], tuple[int, int]]:
+    """The dates of pair 0, 1, ... of a seed, and the start of its textures; see `render.render`."""
+    rng = random.Random(f"tiles dates {seed} {number}")
+    dates = sample_dates(rng, jitter)
+    return dates, (rng.randrange(TEXTURES), rng.randrange(TEXTURES))
+
+
 def render_pair(number: int, seed: int = 0, jitter: float = 1.0) -> Rendered:
     """Draw pair 0, 1, ... of a seed, with its images and captions; see `write_tiles`."""
     pair = sample_pair(number, seed)
-    rng = random.Random(f"tiles dates {seed} {number}")
-    dates = sample_dates(rng, jitter)
-    texture = rng.randrange(TEXTURES), rng.randrange(TEXTURES)
+    dates, texture = appearance(number, seed, jitter)
     images = render(pair.before, dates[0], texture), render(pair.after, dates[1], texture)
     mask = change_mask(pair.change, pair.after)
     shown = None if pair.change is None else 0 if pair.change.in_before else 1

@@ -9,10 +9,10 @@ import torch
 from safetensors import safe_open
 from tests.commands import ROOT
 
-from diffcap.blocks_training.backbone import DENSE
-from diffcap.blocks_training.clip import NETWORK, SHIPPED, ClipTraining, described_batch, measure
 from diffcap.datasets.blocks.captions import LEXICON, describe
 from diffcap.datasets.blocks.scenes import sample_triples
+from diffcap.embedded_training.blocks_backbone import DENSE
+from diffcap.embedded_training.clip import NETWORK, SHIPPED, ClipTraining, described_batch, measure
 from diffcap.lit.clip_weights import load_clip
 from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation
 from diffcap.text.bpe import ClipVocabulary, build_clip_vocabulary

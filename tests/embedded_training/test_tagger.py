@@ -1,6 +1,6 @@
 import pytest
 
-from diffcap.blocks_training.tagger import split_held_out, train_tagger
+from diffcap.embedded_training.tagger import split_held_out, train_tagger
 from diffcap.utils.errors import DiffcapError
 
 SENTENCES = [[("the", "DET"), (f"word{number % 20}", "NOUN")] for number in range(60)]

@@ -1,4 +1,4 @@
-"""Write a folder of `blocks` in chunks, on several processes and resumable; the bytes do not depend on their number."""
+"""Write the folder of a rendered dataset in chunks, on several processes and resumable; the bytes do not depend on their number."""
 
 from __future__ import annotations
 
@@ -25,19 +25,18 @@ from diffcap.utils.cores import available_cores
 from diffcap.utils.errors import DiffcapError
 
 CHUNK = 16  # scenes that are rendered together; after a kill, each worker repeats at most one chunk
-STAMP = "blocks.json"
 PARTS = ".parts"
 _PER_WORKER = 160  # scenes for which the start of another process is worth its time
 
 WriteChunk = Callable[[Path, Any, int], None]  # folder, settings, first scene
 
 
-def claim(folder: Path, settings: Any, official: tuple[str, ...]) -> bool:
+def claim(folder: Path, settings: Any, official: tuple[str, ...], name: str = "blocks") -> bool:
     """Check that a folder can be used, and write the settings into a new one.
 
     Args:
         folder: of the dataset. settings: a dataclass with everything that determines the files' content.
-        official: the files that are written last.
+        official: the files that are written last. name: of the dataset; `<name>.json` has the settings.
 
     Returns:
         Whether the folder is finished.
@@ -46,17 +45,17 @@ def claim(folder: Path, settings: Any, official: tuple[str, ...]) -> bool:
         DiffcapError: the folder was written with other settings, or has other content.
     """
     wanted = json.loads(json.dumps(asdict(settings)))
-    stamp = folder / STAMP
+    stamp = folder / f"{name}.json"
     if stamp.is_file():
-        found = read_json(stamp, "settings of a blocks folder", f"delete {folder}, and run the same command again")
+        found = read_json(stamp, f"settings of a {name} folder", f"delete {folder}, and run the same command again")
         if found != wanted:
             differ = [key for key in wanted if not isinstance(found, dict) or found.get(key) != wanted[key]]
             raise DiffcapError(
-                f"{folder} holds blocks with other settings ({', '.join(differ)}); choose another folder or delete this one."
+                f"{folder} holds {name} with other settings ({', '.join(differ)}); choose another folder or delete this one."
             )
-        return all((folder / name).is_file() for name in official) and not (folder / PARTS).is_dir()
+        return all((folder / file).is_file() for file in official) and not (folder / PARTS).is_dir()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise DiffcapError(f"{folder} holds files that are not of blocks; choose another folder or empty this one.")
+        raise DiffcapError(f"{folder} holds files that are not of {name}; choose another folder or empty this one.")
     write_json(stamp, wanted)
     return False
 

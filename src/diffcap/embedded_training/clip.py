@@ -6,9 +6,9 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
-from diffcap.blocks_training.backbone import BLOCK, DENSE, attributes_of, dense_loss, targets_of
-from diffcap.blocks_training.shipped import HELD_OUT, RenderedScenes, rendered, warmed_cosine
 from diffcap.datasets.blocks.captions import LEXICON, describe
+from diffcap.embedded_training.blocks_backbone import BLOCK, DENSE, attributes_of, dense_loss, targets_of
+from diffcap.embedded_training.shipped import HELD_OUT, RenderedScenes, rendered, warmed_cosine
 from diffcap.evaluation.retrieval import PairRetrieval
 from diffcap.losses.pair_text import pair_text_contrastive_loss
 from diffcap.models.clip import PairTower, TextTower, build_clip, clamp_logit_scale_, networks_folder

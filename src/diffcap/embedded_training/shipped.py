@@ -96,7 +96,7 @@ def train_and_ship(
     """Parse the command line, train or resume, evaluate, and write the weights with their provenance.
 
     Args:
-        stage: name of the script in stages/, and of the run's folder in runs/blocks.
+        stage: name of the script in stages/, and of the run's folder in runs/embedded.
         model: has an attribute `steps`, the number of training steps. data: of the training.
         shipped: default path of the weights.
         finish: from the trained model, its data and the number of held-out scenes to the state dict to write and scores.
@@ -124,7 +124,7 @@ def train_and_ship(
             "accelerator": "auto",
             "devices": 1,
             "logger": False,
-            "default_root_dir": f"runs/blocks/{stage}",
+            "default_root_dir": f"runs/embedded/{stage}",
             "reload_dataloaders_every_n_epochs": 1,
             "enable_model_summary": False,
             "callbacks": [ModelCheckpoint(filename="last", enable_version_counter=False)],

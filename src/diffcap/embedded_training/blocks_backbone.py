@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffcap.blocks_training.shipped import HELD_OUT, RenderedScenes, rendered, warmed_cosine
+from diffcap.embedded_training.shipped import HELD_OUT, RenderedScenes, rendered, warmed_cosine
 from diffcap.features.blocks_backbone import (
     CELL,
     COLORS,
@@ -27,6 +27,7 @@ from diffcap.features.blocks_backbone import (
     BlocksNetwork,
     blocks_preprocessing,
 )
+from diffcap.features.convolutions import fuse_batch_norms
 
 if TYPE_CHECKING:
     from diffcap.datasets.blocks.geometry import Scenes
@@ -261,7 +262,7 @@ def finish(
     training: BackboneTraining, scenes: RenderedScenes, probe_images: int
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """See `shipped.train_and_ship`: weights in float16, the scaling in float32; scores are `linear_probe`'s."""
-    network = training.network.fused()
+    network = fuse_batch_norms(training.network)
     standardise_(network, min(2000, probe_images), scenes.seed, scenes.jitter)
     scores = linear_probe(network, probe_images, scenes.seed, scenes.jitter)
     state = {name: value if name in ("mean", "scale") else value.half() for name, value in network.state_dict().items()}

@@ -1,0 +1,93 @@
+"""The shipped backbone for the dataset tiles: it predicts the land cover of an overhead image and where its houses are.
+
+The features of a 256 x 256 image are 72 channels on a grid of 8 x 8 cells of 32 x 32 pixels. The channels are 18 values of each quarter
+of a cell (16 x 16 pixels, upper left, upper right, lower left, lower right): the fractions of the 17 classes of land cover, and
+the number of houses whose centre lies in it. So they hardly depend on season, light and haze. Every channel is scaled to zero mean
+and unit variance over images and cells. `stages/tiles_backbone.py` trains the network.
+"""
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from diffcap.features.convolutions import conv_block
+from diffcap.features.preprocessing import ResizeNormalize
+
+SHIPPED = Path(__file__).with_name("tiles_backbone.safetensors")
+IMAGE = 256  # width and height of the input in pixels
+GRID = 8  # rows and columns of cells
+STRIDE = 4  # pixels between two predictions of the land cover
+# Classes of land cover. A roof has a class for each of the colors of `datasets.tiles`.
+COVERS = (
+    "grass",
+    "field",
+    "forest",
+    "water",
+    "shore",
+    "paved road",
+    "dirt road",
+    "parking lot",
+    "bare ground",
+    "mud",
+    "tree",
+)
+ROOFS = ("red roof", "brown roof", "gray roof", "dark roof", "blue roof", "white roof")
+CLASSES = len(COVERS) + len(ROOFS)
+HEAD = (
+    4 * CLASSES + 1
+)  # output channels for each 8 x 8 pixels: four predictions of the land cover, one of a house's centre
+CHANNELS = 4 * (CLASSES + 1)
+
+
+def tiles_preprocessing() -> ResizeNormalize:
+    """Return the preprocessing: resize to 256 x 256, normalise to about -2 to 2."""
+    return ResizeNormalize((IMAGE, IMAGE), (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), antialias=True)
+
+
+class TilesNetwork(nn.Module):
+    """(B, 3, 256, 256) images to (B, 72, 8, 8) features.
+
+    Args:
+        norm: use batch norm, for training; the network that ships has none, see `convolutions.fuse_batch_norms`.
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, norm: bool = False) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            conv_block(3, 24, 4, 2, 1, norm),  # (B, 24, 128, 128)
+            conv_block(24, 40, 4, 2, 1, norm),  # (B, 40, 64, 64)
+        )
+        self.down = conv_block(40, 64, 4, 2, 1, norm)  # (B, 64, 32, 32)
+        self.body = nn.Sequential(*(conv_block(64, 64, 3, 1, d, norm, dilation=d) for d in (1, 2, 4, 1)))
+        self.head = nn.Conv2d(64, HEAD, 1)
+        self.detail = nn.Conv2d(40, CLASSES, 1)
+        self.register_buffer("mean", torch.zeros(CHANNELS))
+        self.register_buffer("scale", torch.ones(CHANNELS))
+
+    def raw(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Predict the land cover and the houses.
+
+        Returns:
+            Logits of the 17 classes for each 4 x 4 pixels (B, 17, 64, 64), and logits of a house's centre in each 8 x 8 pixels
+            (B, 32, 32).
+        """
+        fine = self.stem(images.contiguous(memory_format=torch.channels_last))
+        coarse = self.down(fine)
+        out = self.head(coarse + self.body(coarse))
+        covers = F.pixel_shuffle(out[:, : 4 * CLASSES], 2) + self.detail(fine)
+        return covers, out[:, 4 * CLASSES]
+
+    def values(self, covers: Tensor, houses: Tensor) -> Tensor:
+        """Compute the channels before scaling, (B, 72, 8, 8), from the outputs of `raw`."""
+        fractions = F.avg_pool2d(covers.softmax(1), 4)  # (B, 17, 16, 16)
+        counts = 4 * F.avg_pool2d(houses.sigmoid()[:, None], 2)  # (B, 1, 16, 16)
+        return F.pixel_unshuffle(torch.cat([fractions, counts], 1), 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (B, 3, 256, 256) to features (B, 72, 8, 8); each channel has zero mean and unit variance."""
+        return (self.values(*self.raw(images)) - self.mean.view(-1, 1, 1)) / self.scale.view(-1, 1, 1)

@@ -1,0 +1,17 @@
+"""Train the backbone of `tiles` on images rendered during training, and write the weights that the package ships."""
+
+from diffcap.utils.errors import plain_errors
+
+
+def main() -> None:
+    """Parse the command line, train or resume, evaluate, write the weights."""
+    from diffcap.embedded_training.shipped import train_and_ship
+    from diffcap.embedded_training.tiles_backbone import RenderedTiles, TilesTraining, finish
+    from diffcap.features.tiles_backbone import SHIPPED
+
+    train_and_ship("tiles_backbone", TilesTraining, RenderedTiles, SHIPPED, finish)
+
+
+if __name__ == "__main__":
+    with plain_errors():
+        main()
