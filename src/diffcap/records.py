@@ -34,6 +34,7 @@ RESERVED_CHANGE_TYPES = frozenset(
         "no_change",
         "slots",
         "type_accuracy",
+        "id_tokens",
         "seconds",
         "steps",
         "std",

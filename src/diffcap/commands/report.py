@@ -68,6 +68,7 @@ def report(
     from diffcap.records import read_dataset, take_changes, write_json, write_text
     from diffcap.report.baselines import baseline_captions
     from diffcap.report.curves import MONITORED, run_curves
+    from diffcap.report.masks import Masks
     from diffcap.report.rows import (
         common_protocol,
         default_protocol,
@@ -78,7 +79,6 @@ def report(
         run_row,
         score_row,
     )
-    from diffcap.report.masks import Masks
     from diffcap.report.table import (
         caption_of,
         group_lines,

@@ -1,14 +1,19 @@
-"""Localisation: whether the attention of a word is on the changed object, for datasets with its bounding box.
+"""Localisation: whether the attention of a word is on the change, for datasets with masks or bounding boxes of it.
 
-Two scores compare an attention map with a box:
+Two scores compare an attention map with a region, which is a mask or a box:
 
 * the pointing game (Zhang et al., "Top-Down Neural Attention by Excitation Backprop", ECCV 2016): is the maximum of the map in
-  the box? The maps are coarse, so a hit means that the box overlaps the cell of the maximum; this replaces the tolerance of 15
-  pixels of the paper.
-* the energy-based pointing game (Wang et al., "Score-CAM", CVPR Workshops 2020): which fraction of the map's sum is in the box?
+  the region? The maps are coarse, so a hit means that the region overlaps the cell of the maximum; this replaces the tolerance of
+  15 pixels of the paper.
+* the energy-based pointing game (Wang et al., "Score-CAM", CVPR Workshops 2020): which fraction of the map's sum is in the region?
   The value of a cell is distributed evenly over its area.
 
-The scores of a uniform map ("chance") are always reported as well.
+Both need the region only as the fraction of each cell's area that it covers: a mask is averaged over the area of each cell, exactly,
+also where a cell's edge cuts a pixel. The map itself is not enlarged to the mask's pixels: the bicubic interpolation of the heat maps
+moves attention into neighbouring cells, so that their sum inside a small mask would depend on the drawing.
+
+The scores of a uniform map ("chance") are always reported as well. For the second score, it is the share of the image that the region
+covers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,20 +24,22 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.floating[Any]]
+Mask = npt.NDArray[np.bool_]
 Box = tuple[float, float, float, float]
 
 
 class WordAttention(NamedTuple):
-    """The attention of one word on one image that shows the changed object.
+    """The attention of one word on one image with a region.
 
     Attributes:
         name: the word, or its kind; scores are averaged by name.
-        map: (h, w), not negative. box: left, top, right, bottom as fractions of the image's width and height.
+        map: (h, w), not negative. coverage: (h, w), fraction of each cell's area in the region, see `box_coverage` and
+            `mask_coverage`.
     """
 
     name: str
     map: Array
-    box: Box
+    coverage: Array
 
 
 def relative_box(box: Sequence[float], size: tuple[int, int]) -> Box:
@@ -49,47 +56,69 @@ def relative_box(box: Sequence[float], size: tuple[int, int]) -> Box:
     return left, top, right, bottom
 
 
+def _overlaps(cells: int, edges: Array) -> Array:
+    """Which fraction of each of `cells` equal parts of 0 to 1 is between neighbouring `edges`: (cells, number of edges - 1)."""
+    ends = np.arange(cells + 1)[:, None] / cells
+    return np.clip(np.minimum(ends[1:], edges[1:]) - np.maximum(ends[:-1], edges[:-1]), 0, None) * cells
+
+
 @lru_cache(maxsize=1024)  # the maps of all words of a pair have one grid and one box
-def cell_coverage(grid: tuple[int, int], box: Box) -> Array:
+def box_coverage(grid: tuple[int, int], box: Box) -> Array:
     """Return the fraction of each cell's area that is in the box, (h, w), read-only.
 
+    Args:
+        grid: (h, w). box: left, top, right, bottom as fractions of the image's width and height.
+
     Example:
-        >>> cell_coverage((2, 2), (0.25, 0.0, 0.75, 0.5))
+        >>> box_coverage((2, 2), (0.25, 0.0, 0.75, 0.5))
         array([[0.5, 0.5],
                [0. , 0. ]])
     """
-    height, width = grid
     left, top, right, bottom = box
-
-    def overlap(count: int, low: float, high: float) -> Array:
-        edges = np.arange(count + 1) / count
-        return np.clip(np.minimum(edges[1:], high) - np.maximum(edges[:-1], low), 0, None) * count
-
-    fractions = np.outer(overlap(height, top, bottom), overlap(width, left, right))
+    fractions = _overlaps(grid[0], np.array([top, bottom])) @ _overlaps(grid[1], np.array([left, right])).T
     fractions.setflags(write=False)
     return fractions
 
 
-def pointing_score(map: Array, box: Box) -> float:
-    """Return 1 if the box overlaps the cell with the maximum, else 0; for several maxima, the fraction that it overlaps.
+def mask_coverage(grid: tuple[int, int], mask: Mask) -> Array:
+    """Return the fraction of each cell's area that is in the mask, (h, w).
+
+    Args:
+        grid: (h, w). mask: (H, W), of any size; it covers the whole image, as the grid does.
 
     Example:
-        >>> pointing_score(np.array([[0.1, 0.7], [0.1, 0.1]]), (0.6, 0.1, 0.9, 0.4))
+        >>> mask_coverage((1, 2), np.array([[True, False, False], [True, True, True]]))
+        array([[0.83333333, 0.5       ]])
+    """
+    rows, columns = (_overlaps(cells, np.arange(size + 1) / size) for cells, size in zip(grid, mask.shape))
+    return np.asarray(rows @ mask @ columns.T)
+
+
+def pointing_score(map: Array, coverage: Array) -> float:
+    """Return 1 if the region overlaps the cell with the maximum, else 0; for several maxima, the fraction that it overlaps.
+
+    Args:
+        map, coverage: (h, w), see `WordAttention`.
+
+    Example:
+        >>> pointing_score(np.array([[0.1, 0.7], [0.1, 0.1]]), box_coverage((2, 2), (0.6, 0.1, 0.9, 0.4)))
         1.0
     """
-    overlaps = cell_coverage((map.shape[0], map.shape[1]), box) > 0
-    return float(overlaps[map == map.max()].mean())
+    return float((coverage > 0)[map == map.max()].mean())
 
 
-def mass_in_box(map: Array, box: Box) -> float:
-    """Return the fraction of the map's sum that is in the box; NaN if the sum is 0.
+def mass_inside(map: Array, coverage: Array) -> float:
+    """Return the fraction of the map's sum that is in the region; NaN if the sum is 0.
+
+    Args:
+        map, coverage: (h, w), see `WordAttention`.
 
     Example:
-        >>> round(mass_in_box(np.array([[0.1, 0.7], [0.1, 0.1]]), (0.5, 0.0, 1.0, 0.25)), 3)
+        >>> round(mass_inside(np.array([[0.1, 0.7], [0.1, 0.1]]), np.array([[0.0, 0.5], [0.0, 0.0]])), 3)
         0.35
     """
     total = float(map.sum())
-    return float((map * cell_coverage((map.shape[0], map.shape[1]), box)).sum()) / total if total > 0 else float("nan")
+    return float((map * coverage).sum()) / total if total > 0 else float("nan")
 
 
 def localisation(attentions: Iterable[WordAttention]) -> dict[str, dict[str, float]]:
@@ -103,17 +132,18 @@ def localisation(attentions: Iterable[WordAttention]) -> dict[str, dict[str, flo
         order of the first maps. "chance" is the score of a uniform map.
 
     Example:
-        >>> attention = WordAttention("cube", np.array([[0.1, 0.7], [0.1, 0.1]]), (0.5, 0.0, 1.0, 0.5))
+        >>> attention = WordAttention("cube", np.array([[0.1, 0.7], [0.1, 0.1]]), np.array([[0.0, 1.0], [0.0, 0.0]]))
         >>> scores = localisation([attention])["cube"]
         >>> {key: round(value, 3) for key, value in scores.items()}
         {'count': 1, 'pointing': 1.0, 'pointing_chance': 0.25, 'mass': 0.7, 'mass_chance': 0.25}
     """
     sums: dict[str, Array] = {}
-    for name, map, box in attentions:
+    for name, map, coverage in attentions:
         if not map.sum() > 0:
             continue
-        uniform = cell_coverage((map.shape[0], map.shape[1]), box)
-        row = np.array([1, pointing_score(map, box), (uniform > 0).mean(), mass_in_box(map, box), uniform.mean()])
+        row = np.array(
+            [1, pointing_score(map, coverage), (coverage > 0).mean(), mass_inside(map, coverage), coverage.mean()]
+        )
         sums[name] = sums[name] + row if name in sums else row
     keys = ("pointing", "pointing_chance", "mass", "mass_chance")
     return {

@@ -29,6 +29,7 @@ from diffcap.report.drawing import (
     line_height,
     picture,
 )
+from diffcap.report.masks import Masks, pair_pictures
 from diffcap.report.overlay import Array, blend, colormap, scale_attention
 from diffcap.report.pictures import caption_lines, draw_lines, lines_height
 
@@ -152,19 +153,20 @@ def matches(alignment: Array, grid: tuple[int, int], count: int = _MAX_MATCHES) 
     ]
 
 
-def draw_attention(maps: Mapping[str, Sequence[PairAttention]], root: Path) -> Image.Image:
+def draw_attention(maps: Mapping[str, Sequence[PairAttention]], root: Path, masks: Masks | None = None) -> Image.Image:
     """Draw the sheet: for each run and pair both images with lines between matched positions, and a tile for each word.
 
     Args:
         maps: run -> attention maps of each pair.
-        root: folder that the image paths are relative to.
+        root: folder that the image paths are relative to. masks: of that dataset, see `draw_pairs`.
 
     Raises:
         DiffcapError: an image is missing or broken.
     """
+    masks = masks or Masks(root)
     every = [(name, one) for name, of_run in maps.items() for one in of_run]
     has_object_labels = any("changed" in one.pair.extra for _, one in every)
-    parts = [_draw_pair(name, one, root, has_object_labels) for name, one in every]
+    parts = [_draw_pair(name, one, masks, has_object_labels) for name, one in every]
     legend = draw_legend(any(one.alignment is not None for _, one in every))
     _, small = fonts()
     y = MARGIN + line_height(small) + GAP
@@ -179,15 +181,13 @@ def draw_attention(maps: Mapping[str, Sequence[PairAttention]], root: Path) -> I
     return sheet
 
 
-def _draw_pair(run: str, maps: PairAttention, root: Path, has_object_labels: bool) -> Image.Image:
+def _draw_pair(run: str, maps: PairAttention, masks: Masks, has_object_labels: bool) -> Image.Image:
     pair = maps.pair
     lines = caption_lines(pair, {run: {pair.id: maps.caption}}, has_object_labels)
     top = max(PICTURE[1], lines_height(lines)) + 2 * GAP
     block = Image.new("RGB", (WIDTH, top + rows_height(len(maps.words)) + 3 * GAP), "white")
-    boxes = pair.extra.get("boxes") or {}
     frames = []
-    for number, side in enumerate(("before", "after")):
-        image = picture(root, getattr(pair, side), boxes.get(side))
+    for number, image in enumerate(pair_pictures(pair, masks)):
         corner = MARGIN + number * (PICTURE[0] + GAP) + (PICTURE[0] - image.width) // 2, 0
         block.paste(image, corner)
         frames.append((corner, image.size))
@@ -196,7 +196,7 @@ def _draw_pair(run: str, maps: PairAttention, root: Path, has_object_labels: boo
         draw_matches(block, matches(maps.alignment, grid), frames, grid[0])
     draw = ImageDraw.Draw(block)
     draw_lines(draw, lines, 0)
-    tiles = [picture(root, getattr(pair, side), frame=TILE) for side in ("before", "after")]
+    tiles = [picture(masks.root, getattr(pair, side), frame=TILE) for side in ("before", "after")]
     draw_words(block, tiles, maps.words, maps.before, maps.after, top)
     return block
 

@@ -1,4 +1,4 @@
-"""Attention maps for report.html: the pairs to compute them for, a compact encoding, and localisation of the changed object."""
+"""Attention maps for report.html: the pairs to compute them for, a compact encoding, and localisation of the change."""
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,15 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from diffcap.evaluation.localisation import WordAttention, localisation, relative_box
+from diffcap.evaluation.localisation import (
+    Array,
+    WordAttention,
+    box_coverage,
+    localisation,
+    mask_coverage,
+    relative_box,
+)
 from diffcap.evaluation.slots import WORD_KINDS, word_kinds
 from diffcap.pair_captioner import AttentionMaps
 from diffcap.records import ChangePair
 from diffcap.report.attention import PairAttention, iter_attention, matches
+from diffcap.report.masks import Masks, size_of
 from diffcap.report.overlay import scale_attention
+from diffcap.report.table import ALL_WORDS
 
 Size = tuple[int, int]
-Localisation = dict[str, dict[str, dict[str, float]]]
+Localisation = dict[str, Any]
 
 _PAIRS_PER_END = 20  # pairs with attention maps at the top and at the bottom of each sort order of the page
 _COMMON_WORDS = 24  # words that the page lists one by one
@@ -70,24 +79,46 @@ def encode_attention(maps: AttentionMaps) -> dict[str, Any]:
     return {"w": maps.words, "g": [height, width], "b": before, "a": after, "m": encoded_matches}
 
 
-def iter_word_attention(maps: PairAttention, sizes: Mapping[str, Size]) -> Iterator[tuple[str, WordAttention]]:
-    """Yield (kind of the word, its map and box) for each word of the caption and each image with a box of the changed object.
+def box_regions(pair: ChangePair, grid: tuple[int, int], sizes: Mapping[str, Size]) -> dict[str, Array]:
+    """The boxes of the changed object: "before", "after" -> `box_coverage` (h, w), for the images that have one.
 
     Args:
-        maps: of one pair.
-        sizes: image path -> (width, height) in pixels, in the coordinates of the boxes; images without a size are skipped.
+        grid: (h, w). sizes: image path -> (width, height) in pixels, in the coordinates of the boxes; images without a size are
+            skipped.
+    """
+    boxes = pair.extra.get("boxes") or {}
+    sides = ((side, getattr(pair, side)) for side in ("before", "after"))
+    return {
+        side: box_coverage(grid, relative_box(boxes[side], sizes[path]))
+        for side, path in sides
+        if boxes.get(side) and path in sizes
+    }
+
+
+def mask_regions(pair: ChangePair, grid: tuple[int, int], sizes: Mapping[str, Size], masks: Masks) -> dict[str, Array]:
+    """The mask of a pair as `box_regions`: it has the changed area of both images. Empty for an empty mask.
+
+    Args:
+        grid, sizes: as in `box_regions`. masks: of the dataset.
+    """
+    size = size_of(pair, sizes)
+    mask = masks.read(pair, size) if size else None
+    return {} if mask is None or not mask.any() else dict.fromkeys(("before", "after"), mask_coverage(grid, mask))
+
+
+def iter_word_attention(maps: PairAttention, regions: Mapping[str, Array]) -> Iterator[tuple[str, WordAttention]]:
+    """Yield (kind of the word, its map and region) for each word of the caption and each image with a region.
+
+    Args:
+        maps: of one pair. regions: see `box_regions`.
 
     Yields:
-        The kind, see `WORD_KINDS`, and the map with the box as fractions of the image's size.
+        The kind, see `WORD_KINDS`, and the map with the region.
     """
-    boxes = maps.pair.extra.get("boxes") or {}
     for side, word_maps in (("before", maps.before), ("after", maps.after)):
-        path = getattr(maps.pair, side)
-        if not boxes.get(side) or path not in sizes:
-            continue
-        box = relative_box(boxes[side], sizes[path])
-        for word, kind, word_map in zip(maps.words, word_kinds(maps.words), word_maps):
-            yield kind, WordAttention(word, word_map, box)
+        if side in regions:
+            for word, kind, word_map in zip(maps.words, word_kinds(maps.words), word_maps):
+                yield kind, WordAttention(word, word_map, regions[side])
 
 
 def collect_attention(
@@ -97,8 +128,9 @@ def collect_attention(
     captions: Mapping[str, str],
     localisation_ids: Sequence[str],
     sizes: Mapping[str, Size],
+    masks: Masks,
 ) -> tuple[dict[str, dict[str, Any]], Localisation] | str:
-    """Compute the attention maps of a run for some pairs, and how well these maps localise the changed object.
+    """Compute the attention maps of a run for some pairs, and how well these maps localise the change.
 
     Args:
         checkpoints: of the run; several are an ensemble, see `attention.iter_attention`.
@@ -107,23 +139,40 @@ def collect_attention(
         captions: id -> the run's caption.
         localisation_ids: ids of those pairs that localisation is measured on. They must be drawn at random: pairs chosen by
             score would give a biased result.
-        sizes: see `iter_word_attention`.
+        sizes: see `box_regions`. masks: of the dataset.
 
     Returns:
-        id -> encoded maps, and {"kinds", "words"} -> name -> scores as `localisation` returns them (empty if no pair has a
-        box); or a sentence that explains why no maps can be computed.
+        id -> encoded maps, and the localisation; or a sentence that explains why no maps can be computed. The localisation is
+        {"region": "mask" or "box", "kinds", "words"}, the last two name -> scores as `localisation` returns them. Masks are used
+        where the pairs have any that are not empty; "boxes" then has "kinds" and "words" for boxes, if there are boxes, too. It is
+        empty if no pair has a mask or a box. "kinds" has `ALL_WORDS`, and in datasets with the attributes of the changed object the
+        kinds of `WORD_KINDS`.
     """
     all_maps = iter_attention(checkpoints, folder, pairs, captions)
     if isinstance(all_maps, str):
         return all_maps
-    encoded, kinds, words, to_measure = {}, [], [], set(localisation_ids)
+    encoded, to_measure = {}, set(localisation_ids)
+    found: dict[str, list[tuple[str, WordAttention]]] = {"mask": [], "box": []}
     for maps in all_maps:  # one at a time: an alignment of 14 x 14 positions alone is 150 kB
         encoded[maps.pair.id] = encode_attention(maps)
         if maps.pair.id in to_measure:
-            for kind, attention in iter_word_attention(maps, sizes):
-                kinds.append(attention._replace(name=kind))  # `localisation` averages by name
-                words.append(attention)
-    by_word, by_kind = localisation(words), localisation(kinds)
+            grid = maps.before.shape[1], maps.before.shape[2]
+            found["mask"] += iter_word_attention(maps, mask_regions(maps.pair, grid, sizes, masks))
+            found["box"] += iter_word_attention(maps, box_regions(maps.pair, grid, sizes))
+    with_kinds = any("changed" in pair.extra for pair in pairs)
+    tables = {region: _tables(words, with_kinds) for region, words in found.items() if words}
+    if not tables:
+        return encoded, {}
+    first = next(iter(tables))
+    boxes = {"boxes": tables["box"]} if len(tables) > 1 else {}
+    return encoded, {"region": first, **tables[first], **boxes}
+
+
+def _tables(found: Sequence[tuple[str, WordAttention]], with_kinds: bool) -> dict[str, dict[str, dict[str, float]]]:
+    """{"kinds", "words"} -> name -> scores of (kind, attention of a word)."""
+    by_word = localisation(attention for _, attention in found)
+    by_kind = localisation(attention._replace(name=kind) for kind, attention in found) if with_kinds else {}
+    total = localisation(attention._replace(name=ALL_WORDS) for _, attention in found)
     common = sorted(by_word, key=lambda word: (-by_word[word]["count"], word))[:_COMMON_WORDS]
-    ordered = {kind: by_kind[kind] for kind in WORD_KINDS if kind in by_kind}
-    return encoded, {"kinds": ordered, "words": {word: by_word[word] for word in common}}
+    kinds = {kind: by_kind[kind] for kind in WORD_KINDS if kind in by_kind}
+    return {"kinds": {**total, **kinds}, "words": {word: by_word[word] for word in common}}

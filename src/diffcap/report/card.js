@@ -24,6 +24,7 @@ function frameOf(pair, [key, side]) {
     frame.append(make("img", { src: source, alt: `${side} the change, pair ${pair.id}`, decoding: "async", draggable: "false" }));
   } else frame.append(make("p", { class: "missing" }, "this image could not be read"));
   frame.append(make("canvas", { "aria-hidden": "true" }));
+  if ("m" in pair) frame.append(make("img", { class: "outline", src: `data:image/webp;base64,${entryOf("pictures", pair.m)[2]}`, alt: "" }));
   const box = pair.x && pair.x[key];
   if (box) {
     const [left, top, width, height] = box.map((value) => `${100 * value}%`);

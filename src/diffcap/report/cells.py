@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from diffcap.report.table import COLUMNS, GROUPS, METRICS, Rows, mark_at, number_at, type_groups
+from diffcap.report.table import COLUMNS, GROUPS, METRICS, Rows, id_rows, mark_at, number_at, type_groups
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,16 @@ def total_grid(name: str, rows: Rows) -> Grid:
         name: title of the table. rows: system -> its row.
     """
     return _grid(name, {metric: ("total", metric) for metric in METRICS}, rows)
+
+
+def id_grids(rows: Rows) -> list[Grid]:
+    """Tables of the metrics of word ids, one for each of `GROUPS`; empty for datasets without the protocol levir_cc."""
+    by_ids = id_rows(rows)
+    return [
+        _grid(f"{group.replace('_', ' ')}, word ids", {metric: (group, metric) for metric in METRICS}, by_ids)
+        for group in GROUPS
+        if any(group in row for row in by_ids.values())
+    ]
 
 
 def type_grids(rows: Rows) -> list[Grid]:

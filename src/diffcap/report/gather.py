@@ -10,6 +10,7 @@ from diffcap.evaluation.protocols import remarks
 from diffcap.records import ChangePair, Dataset
 from diffcap.report.attention_data import collect_attention, extreme_pairs
 from diffcap.report.curves import read_curves
+from diffcap.report.masks import Masks, mask_counts, outline_thumbnails
 from diffcap.report.page import Page, System
 from diffcap.report.pictures import choose_pairs
 from diffcap.report.rows import Row, Run, mean_row
@@ -31,6 +32,7 @@ def gather(
     max_pairs: int,
     attention_pairs: int,
     seed: int,
+    masks: Masks,
 ) -> Page:
     """Collect the content of the page.
 
@@ -40,6 +42,7 @@ def gather(
             `viewpoint_scores`.
         max_pairs: pairs to list; of more pairs, a random sample. attention_pairs: number of these with attention maps, which
             localisation is measured on; the pairs at the extremes of each order are added. seed: of both samples.
+        masks: of the dataset; collects what is wrong with them.
 
     Raises:
         DiffcapError: a checkpoint or the features are damaged.
@@ -61,19 +64,20 @@ def gather(
     frames |= {path: LARGE for pair in inspected for path in pair.images}
     pictures = thumbnails(dataset.root, frames)
     sizes = {path: (one.width, one.height) for path, one in pictures.items() if one}
+    outlines = outline_thumbnails(masks, listed, sizes, frames)
     systems = {}
     for name, group in runs.items():
         found: Any = ({}, None) if not inspected else None
         if inspected:
             found = collect_attention(
-                group[0].checkpoints, folder, inspected, captions[name], [pair.id for pair in measured], sizes
+                group[0].checkpoints, folder, inspected, captions[name], [pair.id for pair in measured], sizes, masks
             )
         systems[name] = System(
             captions=captions[name],
             scores=scores[name],
             attention={} if isinstance(found, str) else found[0],
             no_attention=found if isinstance(found, str) else None,
-            localisation=None if isinstance(found, str) or not found[1] or not found[1]["kinds"] else found[1],
+            localisation=None if isinstance(found, str) or not found[1] else found[1],
             curves=[read_curves(*lineage) for run in group for lineage in run.lineages],
             metadata=_run_metadata(name, group),
         )
@@ -85,6 +89,8 @@ def gather(
         systems=systems,
         pairs=listed,
         pictures=pictures,
+        outlines=outlines,
+        masks=mask_counts(masks, measured, sizes),
         viewpoint=viewpoint,
         second=_second(runs, protocol["tokenizer"]),
         metadata=_metadata(

@@ -18,13 +18,13 @@ from markupsafe import Markup
 from diffcap.evaluation.protocols import TYPE_ORDER
 from diffcap.records import NO_CHANGE_GROUPS, ChangePair
 from diffcap.report.attention_data import Localisation
-from diffcap.report.cells import score_grids, total_grid, type_grids
+from diffcap.report.cells import id_grids, score_grids, total_grid, type_grids
 from diffcap.report.charts import Chart, curve_chart, viewpoint_charts
 from diffcap.report.curves import Curve
 from diffcap.report.drawing import system_colors
 from diffcap.report.overlay import COLORMAP, color_table
 from diffcap.report.pictures import is_correct
-from diffcap.report.table import Rows, notes_of, scoring_of
+from diffcap.report.table import Rows, id_note, localisation_note, notes_of, scoring_of
 from diffcap.report.thumbnails import Thumbnail
 
 _SCRIPTS = ("shared.js", "attention.js", "card.js", "page.js")
@@ -58,6 +58,7 @@ class Page:
 
     Attributes:
         pairs: the listed pairs. pictures: path -> thumbnail, None for an image that cannot be read; empty for no images.
+        outlines: path of a mask -> its outline. masks: result of `masks.mask_counts` for the pairs that localisation is measured on.
         rows: the results table, including baselines. second: tables by a second protocol, heading -> rows.
         viewpoint: result of `viewpoint_scores`, or None.
     """
@@ -69,6 +70,8 @@ class Page:
     systems: Mapping[str, System]
     pairs: Sequence[ChangePair]
     pictures: Mapping[str, Thumbnail | None]
+    outlines: Mapping[str, Thumbnail] = field(default_factory=dict)
+    masks: Mapping[str, float] | None = None
     viewpoint: Mapping[str, Any] | None = None
     second: Mapping[str, Rows] = field(default_factory=dict)
     metadata: Sequence[tuple[str, str]] = ()
@@ -88,16 +91,22 @@ def render(page: Page) -> str:
     return environment.from_string(resource("page.html.j2")).render(
         page=page,
         caption=scoring_of(page.protocol, page.rows),
-        notes=notes_of(page.protocol, page.rows),
+        notes=[
+            *notes_of(page.protocol, page.rows),
+            *([id_note(page.protocol["id_tokens"])] if "id_tokens" in page.protocol else []),
+        ],
         tiles=_tiles(page),
         colors=_colors(page),
         numbers=_numbers(page),
         grids=score_grids(page.rows),
-        second=[total_grid(name, rows) for name, rows in page.second.items()],
+        second=[*(total_grid(name, rows) for name, rows in page.second.items()), *id_grids(page.rows)],
         by_type=type_grids(page.rows),
         viewpoint=viewpoint_charts(page.viewpoint, _numbers(page)) if page.viewpoint else [],
         curves=curve_charts(page),
         localisation={name: system.localisation for name, system in page.systems.items() if system.localisation},
+        localisation_note=localisation_note(page.masks),
+        has_boxes_too=any("boxes" in (system.localisation or {}) for system in page.systems.values()),
+        has_outlines=bool(page.outlines),
         judged=index["judged"],
         has_boxes=any(entry.get("x") for entry in index["pairs"]),
         has_attention=bool(attention),
@@ -147,7 +156,7 @@ def _tiles(page: Page) -> list[dict[str, str]]:
     tiles = []
     runs = {name: page.rows[name] for name in page.systems}
     for grid in score_grids(runs)[:1]:
-        for heading in ("CIDEr-D", "BLEU-4", "METEOR", "type right", "object right"):
+        for heading in ("CIDEr-D", "BLEU-4", "METEOR", "S*m", "type right", "object right"):
             if heading in grid.columns:
                 place = grid.columns.index(heading)
                 best = max(
@@ -189,10 +198,12 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
         {"systems", "judged", "colors", "types", "texts", "pairs", "pictures", "attention", "featured"}; "colors" is the
         `color_table` in base64. A pair's captions are indices of "texts". Its keys are short because there are thousands: "t"
         type, "v" viewpoint IoU, "b" and "a" pictures, "r" references, "s" captions, "c" scores and "o" verdicts (1 right, 0 wrong,
-        null open) by system, "x" boxes in parts of the pictures, "l" the index among the pairs with maps.
+        null open) by system, "x" boxes in parts of the pictures, "m" the picture with the mask's outline, which replaces the boxes,
+        "l" the index among the pairs with maps.
     """
     texts: dict[str, int] = {}
     pictures = {path: number for number, path in enumerate(page.pictures)}
+    outlines = {path: len(pictures) + number for number, path in enumerate(page.outlines)}
     systems = list(page.systems.values())
     verdicts, judged = _verdicts(page)
     types = _types(page.pairs)
@@ -212,12 +223,15 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
             entry["v"] = pair.extra["viewpoint_iou"]
         if pictures:
             before, after = pair.images
-            entry |= {"b": pictures[before], "a": pictures[after], "x": _boxes(pair, page.pictures)}
+            entry |= {"b": pictures[before], "a": pictures[after]}
+            outline = outlines.get(pair.extra.get("mask", ""))
+            entry |= {"x": _boxes(pair, page.pictures)} if outline is None else {"m": outline}
         if any(pair.id in system.attention for system in systems):
             entry["l"] = len(attention)
             attention.append([system.attention.get(pair.id) for system in systems])
         entries.append(entry)
-    shown = [None if one is None else [one.width, one.height, one.data] for one in page.pictures.values()]
+    every = [*page.pictures.values(), *page.outlines.values()]
+    shown = [None if one is None else [one.width, one.height, one.data] for one in every]
     blocks: dict[str, Any] = {
         f"pictures-{start // _PICTURES}": shown[start : start + _PICTURES] for start in range(0, len(shown), _PICTURES)
     }
@@ -285,6 +299,8 @@ def _boxes(pair: ChangePair, pictures: Mapping[str, Thumbnail | None]) -> dict[s
 
 def _featured(entries: Sequence[Mapping[str, Any]]) -> int | None:
     """Index of the pair at the top of the page: the first changed pair with attention maps that all systems have right, if any."""
-    changes = [number for number, entry in enumerate(entries) if entry.get("x")] or list(range(len(entries)))
+    changes = [number for number, entry in enumerate(entries) if entry.get("x") or "m" in entry] or list(
+        range(len(entries))
+    )
     preferences = (lambda entry: "l" in entry and all(entry["o"]), lambda entry: "l" in entry, lambda entry: True)
     return next((number for preference in preferences for number in changes if preference(entries[number])), None)

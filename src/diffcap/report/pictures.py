@@ -24,11 +24,14 @@ from diffcap.report.drawing import (
     Font,
     fonts,
     line_height,
-    picture,
     wrap,
 )
+from diffcap.report.masks import Masks, pair_pictures
 
 Captions = Mapping[str, Mapping[str, str]]
+
+_RIGHT_NOTE = "right: the type of change and the words for the changed object (in the box); its position is not checked"
+_MASK_NOTE = "outline: the mask of the change"
 
 TEXT = MARGIN + 2 * PICTURE[0] + GAP + 2 * GAP  # x coordinate of the text beside a pair
 
@@ -120,42 +123,41 @@ def draw_lines(draw: ImageDraw.ImageDraw, lines: Sequence[Line], y: int) -> None
         y += line_height(line.font)
 
 
-def draw_pairs(pairs: Sequence[ChangePair], root: Path, captions: Captions) -> Image.Image:
+def draw_pairs(pairs: Sequence[ChangePair], root: Path, captions: Captions, masks: Masks | None = None) -> Image.Image:
     """Draw the sheet.
 
     Args:
         pairs: a row each.
         root: folder that their image paths are relative to.
         captions: system -> id -> caption; green if correct, red if wrong, black if unknown.
+        masks: of the dataset in `root`; collects what is wrong with them.
 
     Raises:
         DiffcapError: an image is missing or broken.
     """
     has_object_labels = any("changed" in pair.extra for pair in pairs)
+    masks = masks or Masks(root)
     _, small = fonts()
     words = [caption_lines(pair, captions, has_object_labels) for pair in pairs]
     heights = [max(PICTURE[1], lines_height(lines)) for lines in words]
     top = MARGIN + line_height(small) + GAP
     row_gap = 2 * GAP
-    foot = line_height(small) + GAP if has_object_labels else 0
+    notes = [_RIGHT_NOTE] if has_object_labels else []
+    notes += [_MASK_NOTE] if any("mask" in pair.extra for pair in pairs) else []
+    foot = len(notes) * line_height(small) + GAP if notes else 0
     sheet = Image.new("RGB", (WIDTH, top + sum(heights) + row_gap * len(pairs) + foot), "white")
     draw = ImageDraw.Draw(sheet)
     for x, title in ((MARGIN, "before"), (MARGIN + PICTURE[0] + GAP, "after")):
         draw.text((x, MARGIN), title, GRAY, small)
     y = top
     for pair, lines, height in zip(pairs, words, heights):
-        boxes = pair.extra.get("boxes") or {}
-        for number, side in enumerate(("before", "after")):
-            image = picture(root, getattr(pair, side), boxes.get(side))
+        for number, image in enumerate(pair_pictures(pair, masks)):
             x = MARGIN + number * (PICTURE[0] + GAP)
             sheet.paste(image, (x + (PICTURE[0] - image.width) // 2, y))
         draw_lines(draw, lines, y)
         y += height + row_gap
         if pair is not pairs[-1]:
             draw.line([(MARGIN, y - row_gap // 2), (WIDTH - MARGIN, y - row_gap // 2)], LINE)
-    if has_object_labels:
-        text = (
-            "right: the type of change and the words for the changed object (in the box); its position is not checked"
-        )
-        draw.text((MARGIN, y), text, GRAY, small)
+    for number, note in enumerate(notes):
+        draw.text((MARGIN, y + number * line_height(small)), note, GRAY, small)
     return sheet

@@ -212,9 +212,12 @@ def score_row(result: Mapping[str, Any], predictions: Mapping[str, str], pairs: 
     """A row from what `protocols.evaluate` returns: its groups, and where there are slots, those too.
 
     Returns:
-        {group: {metric: fraction}, "slots": {"type", "object", "to"}, "type_accuracy": {group: fraction}}.
+        {group: {metric: fraction}, "slots": {"type", "object", "to"}, "type_accuracy": {group: fraction}, "id_tokens": groups of the
+        protocol levir_cc}.
     """
     row: Row = dict(result["groups"])
+    if "id_tokens" in result:
+        row["id_tokens"] = result["id_tokens"]["groups"]
     if "slots" in result:
         row["slots"] = {name: result["slots"][name] for name in _SLOTS if name in result["slots"]}
         by_id = {pair.id: pair for pair in pairs}

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from diffcap.evaluation.protocols import TYPE_ORDER, remarks
 from diffcap.evaluation.tables import MARK, WEIGHTLESS_NOTE, is_weightless, score_notes
+from diffcap.records import NO_CHANGE_GROUPS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,9 +31,10 @@ COLUMNS = {
     "object right": ("slots", "object"),
     "training seconds": ("seconds",),
 }
+ALL_WORDS = "all words"  # of the attention maps, in localisation
 GROUPS = ("total", "semantic", "distractor", "change", "no_change")
-METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "SPICE")
-_NOT_GROUPS = ("slots", "type_accuracy", "seconds", "steps", "std", "runs")
+METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "SPICE", "S*m", "accuracy")
+_NOT_GROUPS = ("slots", "type_accuracy", "id_tokens", "seconds", "steps", "std", "runs")
 
 
 def number_at(row: Mapping[str, Any], path: Sequence[str]) -> float | None:
@@ -68,11 +70,13 @@ def system_lines(rows: Rows, spread: str = " ± ") -> Lines:
 
 
 def type_groups(rows: Rows) -> list[str]:
-    """The change types in the order of the papers, then "distractor"; empty if there are no types."""
-    names = {name for row in rows.values() for name in row} - {*_NOT_GROUPS, *GROUPS}
+    """The change types in the order of the papers, then the group without change; empty if there are no types."""
+    every = {name for row in rows.values() for name in row}
+    names = every - {*_NOT_GROUPS, *GROUPS}
     if not names:
         return []
-    return [*(name for name in TYPE_ORDER if name in names), *sorted(names - set(TYPE_ORDER)), "distractor"]
+    unchanged = (name for name in NO_CHANGE_GROUPS if name in every)
+    return [*(name for name in TYPE_ORDER if name in names), *sorted(names - set(TYPE_ORDER)), *unchanged]
 
 
 def type_lines(rows: Rows, spread: str = " ± ") -> Lines:
@@ -88,13 +92,13 @@ def type_lines(rows: Rows, spread: str = " ± ") -> Lines:
     return lines
 
 
-def group_lines(rows: Rows, spread: str = " ± ") -> Lines:
-    """Table of the five metrics on all pairs, on changes and on distractors, as in the papers.
+def group_lines(rows: Rows, spread: str = " ± ", least: int = 2) -> Lines:
+    """Table of the metrics on all pairs, on changes and on pairs without change, as in the papers.
 
-    The result is [] if the dataset has only one group. A metric that no run has is left out.
+    The result is [] if the dataset has fewer groups than `least`. A metric that no run has is left out.
     """
     groups = [group for group in GROUPS if any(group in row for row in rows.values())]
-    if len(groups) < 2:
+    if len(groups) < least:
         return []
     metrics = [name for name in METRICS if any(number_at(row, ("total", name)) is not None for row in rows.values())]
     return [
@@ -105,6 +109,62 @@ def group_lines(rows: Rows, spread: str = " ± ") -> Lines:
             for first, (name, row) in enumerate(rows.items())
         ),
     ]
+
+
+def id_rows(rows: Rows) -> Rows:
+    """The scores of word ids (protocol levir_cc) as rows, of the systems that have them; none on other datasets."""
+    return {
+        name: {**row["id_tokens"], "std": row.get("std", {}).get("id_tokens", {})}
+        for name, row in rows.items()
+        if "id_tokens" in row
+    }
+
+
+def id_note(vocabularies: Mapping[str, Mapping[str, Any]]) -> str:
+    """What the scores of word ids were computed with.
+
+    Args:
+        vocabularies: system -> "id_tokens"."protocol" of its `metrics.json`.
+    """
+    systems: dict[str, list[str]] = {}
+    for name, one in vocabularies.items():
+        systems.setdefault(f"{one['vocabulary_size']} ids, {one['vocabulary']}", []).append(name)
+    rules = "; ".join(f"{' / '.join(names)}: {rule}" if len(systems) > 1 else rule for rule, names in systems.items())
+    return f"Protocol levir_cc: scores of word ids. Vocabulary: {rules}. METEOR depends on the vocabulary."
+
+
+def localisation_lines(localisation: Mapping[str, Mapping[str, Any]]) -> Lines:
+    """Table of the pointing game and the attention inside the masks or boxes, for all words; see `evaluation.localisation`.
+
+    Args:
+        localisation: system -> result of `attention_data.collect_attention`.
+    """
+    lines = [["", "inside the", "maps", "pointing, %", "uniform", "mass, %", "uniform"]]
+    for name, one in localisation.items():
+        for region, tables in ((one["region"], one), ("box", one.get("boxes"))):
+            if tables:
+                row = tables["kinds"][ALL_WORDS]
+                scores = (row[key] for key in ("pointing", "pointing_chance", "mass", "mass_chance"))
+                lines.append([name, region, f"{row['count']:,}", *(f"{100 * score:.1f}" for score in scores)])
+    return lines
+
+
+def localisation_note(masks: Mapping[str, Any] | None) -> str:
+    """What was measured, in a few sentences.
+
+    Args:
+        masks: see `masks.mask_counts`; None for a dataset without masks.
+    """
+    text = (
+        "Pointing: share of the words' attention maps whose highest cell overlaps the region. Mass: share of the attention inside "
+        "the region. Uniform: the value of uniform attention; for the mass it is the share of the image that the region covers."
+    )
+    if not masks:
+        return text
+    left_out = [f"{masks[key]:,} {key}" for key in ("empty", "unreadable") if masks[key]]
+    covered = f"; they cover {100 * masks['share']:.1f} % of the image on average" if "share" in masks else ""
+    text += f" Masks of {masks['pairs']:,} pairs{covered}."
+    return f"{text} Left out: {' and '.join(left_out)} masks." if left_out else text
 
 
 def rich_table(lines: Lines, title: str, words: int = 1) -> "Table":
@@ -161,13 +221,28 @@ def notes_of(protocol: Mapping[str, Any], rows: Rows) -> list[str]:
     return score_notes(groups, protocol["pairs"])
 
 
-def report_text(protocol: Mapping[str, Any], rows: Rows, runs: Sequence[str]) -> str:
-    """The content of `table.md`: the main scores, all metrics by group, and the runs by change type."""
+def report_text(
+    protocol: Mapping[str, Any],
+    rows: Rows,
+    runs: Sequence[str],
+    localisation: Mapping[str, Mapping[str, Any]] | None = None,
+    masks: Mapping[str, Any] | None = None,
+) -> str:
+    """The content of `table.md`: the main scores, all metrics by group and of word ids, the runs by change type, and localisation.
+
+    Args:
+        localisation, masks: see `localisation_lines` and `localisation_note`.
+    """
     parts = [markdown(system_lines(rows)), caption_of(protocol, rows), *notes_of(protocol, rows)]
     by_group = group_lines(rows)
     if by_group:
         parts.append(markdown(by_group, words=2))
+    by_ids = id_rows(rows)
+    if by_ids:
+        parts += [id_note(protocol["id_tokens"]), markdown(group_lines(by_ids, least=1), words=2)]
     by_type = type_lines({name: rows[name] for name in runs})
     if by_type:
         parts.append(markdown(by_type, words=2))
+    if localisation:
+        parts += [markdown(localisation_lines(localisation), words=2), localisation_note(masks)]
     return "\n\n".join(parts) + "\n"

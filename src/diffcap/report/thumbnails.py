@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -33,9 +34,14 @@ def thumbnail(path: Path, frame: tuple[int, int]) -> Thumbnail | None:
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # errors of Pillow for damaged files
         return None
     image.thumbnail(frame, Image.Resampling.LANCZOS)
+    return Thumbnail(*size, webp(image, quality=_QUALITY[frame], method=4))
+
+
+def webp(image: Image.Image, **settings: Any) -> str:
+    """An image as WebP in base64, with Pillow's settings of that format."""
     content = io.BytesIO()
-    image.save(content, "WEBP", quality=_QUALITY[frame], method=4)
-    return Thumbnail(*size, base64.b64encode(content.getvalue()).decode())
+    image.save(content, "WEBP", **settings)
+    return base64.b64encode(content.getvalue()).decode()
 
 
 def thumbnails(root: Path, frames: Mapping[str, tuple[int, int]]) -> dict[str, Thumbnail | None]:
