@@ -121,8 +121,17 @@ def caption(
     backbone_weights: str | None = None,
     base: str | None = None,
     prompt: str | None = None,
+    out: list[str] | None = None,
+    tile: int | None = None,
+    overlap: int | None = None,
+    bands: str | None = None,
+    stretch: str | None = None,
+    threshold: float | None = None,
+    align: bool = False,
 ) -> None:
-    """Describe the change between two images (diffcap caption BEFORE AFTER), or of many pairs (a folder or a table of pairs).
+    """Describe the change between two images (diffcap caption BEFORE AFTER), of many pairs, or in a whole scene (--out).
+
+    Many pairs are a folder or a table of pairs. A whole scene is two rasters, such as GeoTIFF files; it needs diffcap[geo].
 
     Args:
         before: The image before the change, in any format that Pillow reads; or a folder with pairs.csv, with the folders
@@ -143,8 +152,28 @@ def caption(
         backbone_weights: File of the backbone's weights, if they cannot be downloaded.
         base: Folder of the base model of a checkpoint of METHOD=vlm, if it is not where the checkpoint says.
         prompt: Question to a vision-language model that was not fine-tuned.
+        out: For a whole scene, a file for the changes: .geojson, .csv or .html (a map); may be given several times. The rasters
+            are read and captioned in tiles. An interrupted command continues where it stopped.
+        tile: Whole scenes: side of a tile in pixels; 256 by default.
+        overlap: Whole scenes: pixels that neighbouring tiles have in common; 64 by default, at most a quarter of a tile.
+        bands: Whole scenes: the bands for red, green and blue, such as 4,3,2, or one band; 1,2,3 by default.
+        stretch: Whole scenes: percentiles of both dates that become black and white; 2,98 by default, but not for 8-bit pixels.
+        threshold: Whole scenes: tiles whose probability of no change is at least this are left out; 0.5 by default.
+        align: Whole scenes: warp the second raster to the grid of the first one while it is read.
     """
     from diffcap.commands.caption import run as run_caption
+    from diffcap.commands.scene import SceneOptions
+    from diffcap.commands.scene import run as run_scene
+
+    scene = SceneOptions(out, tile, overlap, bands, stretch, threshold, align)
+    if scene.given:
+        unused = [name for name, value in (("--heatmap", heatmap), ("--json", json)) if value]
+        if unused:
+            raise DiffcapError(f"{unused[0]} is for pairs of images; remove it for a whole scene ({scene.given[0]}).")
+        run_scene(
+            before, after, scene, checkpoint, beam, length_penalty, batch_size, device, backbone_weights, base, prompt
+        )
+        return
 
     run_caption(
         before,
@@ -293,13 +322,13 @@ COMMANDS: dict[str, Any] = {
     "serve": serve,
 }
 SYNTAX = {
-    "caption": Syntax(second="--after", list_option="--checkpoint"),
+    "caption": Syntax(second="--after", list_options=("--checkpoint", "--out")),
     "score": Syntax(second="--references"),
     "average": Syntax(variadic=True),
-    "push": Syntax(list_option="--pictures", several_values=True),
-    "serve": Syntax(list_option="--checkpoint", several_values=True),
+    "push": Syntax(list_options=("--pictures",), several_values=True),
+    "serve": Syntax(list_options=("--checkpoint",), several_values=True),
 }
-FLAGS = ("--json", "--private")
+FLAGS = ("--json", "--private", "--align")
 
 
 class CommandParser(OneLineErrorParser):

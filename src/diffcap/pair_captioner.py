@@ -6,6 +6,7 @@ print(caption.text, caption.log_probability)
 ```
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch.utils._pytree import tree_map
 from diffcap.checkpoints.base_models import origin
 from diffcap.checkpoints.combining import as_ensemble, load_members
 from diffcap.checkpoints.loading import Checkpoint
+from diffcap.checkpoints.reading import weights_hash
 from diffcap.checkpoints.zero_shot import STAGE as ZERO_SHOT
 from diffcap.models.captioner import Captioner
 from diffcap.models.generation import beam_hypotheses, check_search, greedy_from
@@ -67,6 +69,8 @@ class Caption:
         alternatives: the other hypotheses of a beam search, best first.
         notes: a sentence for each unexpected conversion of an image.
         tokens: token ids, from the start token to the end token.
+        scored: natural logarithms of the probabilities of given sentences, see `PairCaptioner.batch`; -inf for a sentence with a word
+            that is not in the vocabulary.
     """
 
     text: str
@@ -76,11 +80,12 @@ class Caption:
     alternatives: tuple[Alternative, ...] = ()
     notes: tuple[str, ...] = ()
     tokens: tuple[int, ...] = field(default=(), repr=False)
+    scored: tuple[float, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """All attributes except the token ids, as JSON values."""
+        """All attributes except the token ids and `scored`, as JSON values."""
         values = asdict(self)
-        del values["tokens"]
+        del values["tokens"], values["scored"]
         return values
 
 
@@ -178,12 +183,14 @@ class PairCaptioner:
         length_penalty: float = 0.0,
         batch_size: int = 16,
         errors: Literal["raise", "return"] = "raise",
+        sentences: Sequence[str] = (),
     ) -> Iterator[Caption | DiffcapError]:
         """Caption many pairs in batches, in their order.
 
         Args:
             pairs: images of each pair, read when needed. beams, length_penalty: as for one pair.
             errors: "return" yields the error instead of the caption of a pair that cannot be read, and continues.
+            sentences: whose probabilities are computed for each pair, for `Caption.scored`.
 
         Raises:
             DiffcapError: an image cannot be read and `errors` is "raise", or the decoding arguments are out of range.
@@ -199,7 +206,7 @@ class PairCaptioner:
                         raise
                     inputs.append(error)
             valid = [each for each in inputs if isinstance(each, _ModelInput)]
-            captions = iter(self._generate(valid, beams, length_penalty)) if valid else iter(())
+            captions = iter(self._generate(valid, beams, length_penalty, sentences)) if valid else iter(())
             yield from (each if isinstance(each, DiffcapError) else next(captions) for each in inputs)
 
     def attention(self, before: Source, after: Source, caption: Caption) -> AttentionMaps:
@@ -252,9 +259,12 @@ class PairCaptioner:
         return list(before), list(after)
 
     @torch.no_grad()
-    def _generate(self, inputs: list[_ModelInput], beams: int, length_penalty: float) -> list[Caption]:
+    def _generate(
+        self, inputs: list[_ModelInput], beams: int, length_penalty: float, sentences: Sequence[str] = ()
+    ) -> list[Caption]:
         before, after = self._features(inputs)
         memory = self._captioner.encode(before, after)
+        scored = [self._score(sentence, memory, len(inputs)) for sentence in sentences]
         if beams == 1:
             hypotheses = greedy_from(self._captioner, memory, self.max_length)[:, None]
         else:
@@ -291,9 +301,24 @@ class PairCaptioner:
                     tuple(Alternative(text, score) for text, score in others.items()),
                     model_input.notes,
                     tuple(rows[0]),
+                    tuple(of_pairs[number] for of_pairs in scored),
                 )
             )
         return captions
+
+    def _score(self, sentence: str, memory: Any, pairs: int) -> list[float]:
+        """Natural logarithm of a sentence's probability for each pair."""
+        ids = self.vocabulary.encode(sentence, self.max_length)
+        if self.vocabulary.unk in ids:
+            return [-math.inf] * pairs
+        tokens = torch.tensor([ids] * pairs, device=self.device)
+        return token_log_probabilities(self._captioner, memory, tokens).sum(1).tolist()
+
+    def weights_sha256(self) -> str:
+        """SHA-256 of the weights in hexadecimal, and of the base model's files of a vision-language model."""
+        state = {f"captioner.{name}": value.cpu() for name, value in self._captioner.state_dict().items()}
+        base = getattr(self._captioner, "hyperparameters", {}).get("base_sha256")
+        return "-".join([weights_hash({"state_dict": state}), *([base] if base else [])])
 
 
 def _domain_note(members: Sequence[Checkpoint]) -> str | None:

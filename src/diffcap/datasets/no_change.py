@@ -39,6 +39,17 @@ DUBAI_CC = (
     "no difference in this area",
     "the area appears the same",
 )
+CLEVR_CHANGE = (
+    "the scene is the same as before",
+    "there is no difference",
+    "the two scenes seem identical",
+    "the scene remains the same",
+    "no change has occurred",
+    "no change was made",
+    "there is no change",
+    "nothing has changed",
+    "nothing was modified",
+)
 
 
 def plain(caption: str) -> str:

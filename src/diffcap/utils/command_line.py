@@ -16,13 +16,13 @@ class Syntax(NamedTuple):
     Attributes:
         second: option that gets the second positional argument: `caption BEFORE AFTER` is `caption BEFORE --after=AFTER`.
         variadic: whether any number of positional arguments form one list, as in `average A B C`.
-        list_option: list option that may be given several times.
-        several_values: whether one `list_option` may have several values, as in `serve --checkpoint A B`.
+        list_options: list options that may be given several times.
+        several_values: whether one list option may have several values, as in `serve --checkpoint A B`.
     """
 
     second: str = ""
     variadic: bool = False
-    list_option: str = ""
+    list_options: tuple[str, ...] = ()
     several_values: bool = False
 
 
@@ -35,8 +35,7 @@ def normalize_arguments(arguments: Sequence[str], syntax: Mapping[str, Syntax], 
         flags: options that may be written without "true".
     """
     form = syntax.get(next((word for word in arguments if not word.startswith("-")), ""), Syntax())
-    rest, words, positionals, values = deque(arguments), list[str](), list[str](), list[str]()
-    has_list_option = False
+    rest, words, positionals, lists = deque(arguments), list[str](), list[str](), dict[str, list[str]]()
     while rest:
         word = rest.popleft()
         name, equals, value = word.partition("=")
@@ -47,18 +46,16 @@ def normalize_arguments(arguments: Sequence[str], syntax: Mapping[str, Syntax], 
             if not (is_positional and form.variadic and len(positionals) > 1):
                 is_second = is_positional and form.second and len(positionals) == 3  # the first is the command
                 words.append(f"{form.second}={word}" if is_second else word)
-        elif name == form.list_option:
-            has_list_option = True
-            values += [value] if equals else _take_values(rest, form.several_values)
+        elif name in form.list_options:
+            lists.setdefault(name, []).extend([value] if equals else _take_values(rest, form.several_values))
         elif name in flags and not equals and (not rest or rest[0] not in ("true", "false")):
             words.append(f"{name}=true")
         else:
             words += [name + equals + value, *([] if equals or name == "--help" or not rest else [rest.popleft()])]
     if form.variadic and positionals[1:]:
         words.insert(words.index(positionals[0]) + 1, dumps(positionals[1:]))
-    if has_list_option:
-        # jsonargparse refuses the option without a value.
-        words.append(f"{form.list_option}={dumps(values)}" if values else form.list_option)
+    # jsonargparse refuses an option without a value.
+    words += [f"{name}={dumps(values)}" if values else name for name, values in lists.items()]
     return words
 
 

@@ -1,0 +1,192 @@
+"""`diffcap caption BEFORE AFTER --out changes.geojson`: the changes of a whole scene."""
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diffcap.scenes.tiling import OVERLAP, TILE
+from diffcap.utils.console import echo
+from diffcap.utils.errors import DiffcapError
+
+SUFFIXES = (".geojson", ".csv", ".html")
+THRESHOLD = 0.5
+_OVERVIEW = 2048  # pixels of the longer side, of which percentiles are computed
+
+
+@dataclass(frozen=True)
+class SceneOptions:
+    """The options of `diffcap caption` for whole scenes; None is a default. See `cli.caption`."""
+
+    out: Sequence[str] | None = None
+    tile: int | None = None
+    overlap: int | None = None
+    bands: str | None = None
+    stretch: str | None = None
+    threshold: float | None = None
+    align: bool = False
+
+    @property
+    def given(self) -> list[str]:
+        """Names of the options that have a value."""
+        return [f"--{name}" for name, value in vars(self).items() if value is not None and value is not False]
+
+
+def run(
+    before: str,
+    after: str | None,
+    options: SceneOptions,
+    checkpoint: Sequence[str] | None,
+    beam: int,
+    length_penalty: float,
+    batch_size: int,
+    device: str,
+    backbone_weights: str | None,
+    base: str | None,
+    prompt: str | None,
+) -> None:
+    """Caption the tiles of a scene and write the changes.
+
+    Raises:
+        DiffcapError: an option or a raster cannot be used.
+    """
+    outputs = _outputs(options.out)
+    if batch_size < 1:
+        raise DiffcapError(f"--batch_size is {batch_size}; it must be at least 1.")
+    bands = _numbers(options.bands, "--bands", "one band or three, such as 4,3,2", (1, 3), int)
+    percentiles = _numbers(options.stretch, "--stretch", "two percentiles, such as 2,98", (2,), float)
+    if percentiles and not 0 <= percentiles[0] < percentiles[1] <= 100:
+        raise DiffcapError(f"--stretch is {options.stretch}; give two percentiles from 0 to 100, such as 2,98.")
+    threshold = THRESHOLD if options.threshold is None else options.threshold
+    if not 0 < threshold <= 1:
+        raise DiffcapError(f"--threshold is {threshold}; give a probability above 0, at most 1.")
+    if after is None:
+        raise DiffcapError(
+            f"{before}: the raster after the change is missing; give both: diffcap caption BEFORE AFTER --out ..."
+        )
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # see `commands.caption.run`
+    from diffcap.models.generation import check_search
+    from diffcap.scenes.raster import open_scene
+    from diffcap.scenes.stretch import fit_stretch
+    from diffcap.scenes.tiling import Tile, Tiling
+    from diffcap.scenes.writing import check_position
+
+    check_search(beam, length_penalty, "--beam")
+    with ExitStack() as stack:
+        scene = stack.enter_context(open_scene(before, after, bands, options.align))
+        size = TILE if options.tile is None else options.tile
+        overlap = min(OVERLAP, size // 4) if options.overlap is None else options.overlap
+        tiling = Tiling(scene.width, scene.height, size, overlap)
+        check_position(scene)
+        overview = scene.read(Tile(0, 0, scene.width, scene.height), _OVERVIEW)
+        stretch = fit_stretch(overview, percentiles)
+
+        from diffcap.pair_captioner import load_captioner
+        from diffcap.scenes.captioning import IDENTICAL, NO_DATA, caption_tiles
+        from diffcap.scenes.merging import merge
+        from diffcap.scenes.partial import SUFFIX, PartialResults
+        from diffcap.utils.progress import progress_bar
+
+        captioner = load_captioner(checkpoint, device, backbone_weights, base, prompt)
+        if checkpoint is None:
+            echo("note: no --checkpoint: the captioner that ships with diffcap is used.", err=True)
+        if captioner.domain_note is not None:
+            echo(f"note: {captioner.domain_note}", err=True)
+        if scene.crs is None:
+            echo("note: the rasters have no georeference; coordinates are pixels.", err=True)
+        header = {
+            "format": 1,
+            "before": _identity(before),
+            "after": _identity(after),
+            "tile": size,
+            "overlap": overlap,
+            "bands": scene.bands,
+            "stretch": None if stretch is None else [list(map(float, values)) for values in stretch],
+            "align": options.align,
+            "beam": beam,
+            "length_penalty": length_penalty,
+            "prompt": prompt,
+            "checkpoint": captioner.weights_sha256(),
+        }
+        partial = stack.enter_context(PartialResults(outputs[0].with_name(outputs[0].name + SUFFIX), header))
+        done = sum(map(len, partial.batches))
+        if done:
+            echo(f"note: {done:,} of {len(tiling):,} tiles are done already, in {partial.path}.", err=True)
+        advance = stack.enter_context(progress_bar("captioning tiles", len(tiling), done))
+        found = caption_tiles(scene, tiling, stretch, captioner, partial, beam, length_penalty, batch_size, advance)
+        changed = [each for each in found.captions if each.no_change < threshold]
+        changes = merge(changed)
+        counts = {
+            "all": len(tiling),
+            "changed": len(changed),
+            "unchanged": len(found.captions) - len(changed),
+            "identical": found.not_captioned[IDENTICAL],
+            "no_data": found.not_captioned[NO_DATA],
+        }
+        metadata = {
+            **{name: value for name, value in header.items() if name not in ("format", "before", "after")},
+            "before": Path(before).name,
+            "after": Path(after).name,
+            "threshold": threshold,
+            "size": [scene.width, scene.height],
+            "source_crs": scene.crs,
+            "tiles": counts,
+        }
+        for path in outputs:
+            _write(path, changes, scene, overview, stretch, metadata)
+    partial.path.unlink()
+    left_out = (
+        f"{counts['unchanged']:,} unchanged, {counts['identical']:,} identical, {counts['no_data']:,} without data"
+    )
+    echo(
+        f"{len(changes):,} changes in {counts['changed']:,} of {counts['all']:,} tiles ({left_out}); written to "
+        f"{', '.join(map(str, outputs))}"
+    )
+
+
+def _outputs(names: Sequence[str] | None) -> list[Path]:
+    """The output files.
+
+    Raises:
+        DiffcapError: there is none, or one has an unknown suffix.
+    """
+    if not names:
+        raise DiffcapError("the options for whole scenes need an output file; add, for example, --out changes.geojson.")
+    for name in names:
+        if Path(name).suffix.lower() not in SUFFIXES:
+            raise DiffcapError(f"--out {name}: give a name that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}.")
+    return [Path(name) for name in names]
+
+
+def _numbers(text: str | None, option: str, form: str, counts: tuple[int, ...], kind: Any) -> Any:
+    """Numbers separated by commas, or None."""
+    if text is None:
+        return None
+    try:
+        numbers = [kind(part) for part in text.strip("[]() ").split(",")]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in counts:
+        raise DiffcapError(f"{option} is {text}; give {form}.")
+    return numbers
+
+
+def _identity(path: str) -> list[Any]:
+    """Name, size and time of a file, which tell whether it was replaced."""
+    found = Path(path).stat()
+    return [Path(path).name, found.st_size, found.st_mtime_ns]
+
+
+def _write(path: Path, changes: Any, scene: Any, overview: Any, stretch: Any, metadata: dict[str, Any]) -> None:
+    from diffcap.scenes.map import write_map
+    from diffcap.scenes.writing import write_csv, write_geojson
+
+    suffix = path.suffix.lower()
+    if suffix == ".geojson":
+        write_geojson(path, changes, scene, metadata)
+    elif suffix == ".csv":
+        write_csv(path, changes, scene)
+    else:
+        write_map(path, changes, scene, overview, stretch, metadata)

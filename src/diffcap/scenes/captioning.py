@@ -1,0 +1,168 @@
+"""Captions of the tiles of a scene, and the probability that nothing has changed in a tile."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from PIL import Image
+
+from diffcap.datasets.blocks.captions import NO_CHANGE as BLOCKS
+from diffcap.datasets.no_change import CLEVR_CHANGE, DUBAI_CC, LEVIR_CC, SECOND_CC, is_no_change
+from diffcap.pair_captioner import Caption, PairCaptioner
+from diffcap.scenes.partial import PartialResults
+from diffcap.scenes.raster import Scene
+from diffcap.scenes.stretch import Stretch, to_rgb
+from diffcap.scenes.tiling import Tile, Tiling
+
+NO_CHANGE = tuple(dict.fromkeys((*LEVIR_CC, *SECOND_CC, *DUBAI_CC, *CLEVR_CHANGE, *BLOCKS)))
+NO_DATA, IDENTICAL = "no data", "identical"  # reasons why a tile is not captioned
+T = TypeVar("T")
+
+
+class TileCaption(NamedTuple):
+    """The caption of a tile.
+
+    Attributes:
+        caption: the sentence. log_probability: its natural logarithm, see `Caption`.
+        no_change: probability that nothing has changed, see `no_change_probability`.
+    """
+
+    tile: Tile
+    caption: str
+    log_probability: float
+    no_change: float
+
+
+class Captions(NamedTuple):
+    """The captions of a scene's tiles, and the number of tiles that were not captioned, by reason."""
+
+    captions: list[TileCaption]
+    not_captioned: dict[str, int]
+
+
+def no_change_probability(caption: Caption) -> float:
+    """The captioner's probability that nothing has changed in a pair.
+
+    * 1 if the caption says so (`is_no_change`);
+    * else the method's own estimate, if it has one (IDC-PCL's distractor judging);
+    * else the sum of the probabilities of the sentences `NO_CHANGE`: how probable it is that a caption sampled from the captioner is
+      one of them. A sentence with a word that is not in the vocabulary has probability 0.
+
+    Vision-language models without training write free text, so that the sum is left out: 1 or 0.
+
+    Args:
+        caption: with `scored` of the sentences.
+
+    Returns:
+        0 to 1.
+    """
+    if is_no_change(caption.text):
+        return 1.0
+    if caption.nothing_changed is not None:
+        return caption.nothing_changed
+    return min(1.0, math.fsum(map(math.exp, caption.scored)))
+
+
+def prepare(scene: Scene, tile: Tile, size: int, stretch: Stretch | None) -> str | tuple[Image.Image, Image.Image]:
+    """Read a tile of both dates as RGB images of `size` x `size` pixels, or say why it needs no caption.
+
+    A pixel that has no data at one date is black at both. A tile that is cut at the scene's border is padded with black.
+    """
+    sample = scene.read(tile)
+    shown = sample.before_valid & sample.after_valid
+    if not shown.any():
+        return NO_DATA
+    if np.array_equal(sample.before, sample.after):
+        return IDENTICAL
+    before, after = (to_rgb(pixels, shown, stretch) for pixels in (sample.before, sample.after))
+    if np.array_equal(before, after):
+        return IDENTICAL
+    padding = ((0, size - tile.height), (0, size - tile.width), (0, 0))
+    return Image.fromarray(np.pad(before, padding)), Image.fromarray(np.pad(after, padding))
+
+
+def caption_tiles(
+    scene: Scene,
+    tiling: Tiling,
+    stretch: Stretch | None,
+    captioner: PairCaptioner,
+    partial: PartialResults,
+    beams: int = 1,
+    length_penalty: float = 0.0,
+    batch_size: int = 16,
+    advance: Callable[[int], None] = lambda _: None,
+) -> Captions:
+    """Caption the tiles of a scene that are not in `partial` yet, and append them to it.
+
+    A batch is a list of results of consecutive tiles, `batch_size` of which were captioned. An interrupted run repeats its last
+    batch as a whole, so that its numbers do not depend on the interruption.
+
+    Args:
+        advance: gets the number of further tiles that are done.
+    """
+    free_text = getattr(captioner.vocabulary, "sentences", None) is not None
+    sentences = () if free_text else NO_CHANGE
+    results: list[dict[str, Any]] = []
+    images: list[tuple[Image.Image, Image.Image]] = []
+    waiting: list[dict[str, Any]] = []  # the entries of `results` whose caption is missing
+
+    def finish_batch() -> None:
+        captions = captioner.batch(images, beams, length_penalty, batch_size, sentences=sentences)
+        for entry, caption in zip(waiting, captions):
+            assert isinstance(caption, Caption)
+            entry["caption"] = caption.text
+            entry["log_probability"] = round(caption.log_probability, 4)
+            entry["no_change"] = round(no_change_probability(caption), 4)
+        partial.append(list(results))
+        advance(len(waiting))
+        for each in (results, images, waiting):
+            each.clear()
+
+    first = sum(map(len, partial.batches))
+    prepared = (prepare(scene, tiling[number], tiling.size, stretch) for number in range(first, len(tiling)))
+    for number, tile in enumerate(in_background(prepared, 2 * batch_size), first):
+        if isinstance(tile, str):
+            results.append({"tile": number, "not_captioned": tile})
+            advance(1)
+            continue
+        results.append({"tile": number})
+        images.append(tile)
+        waiting.append(results[-1])
+        if len(images) == batch_size:
+            finish_batch()
+    if results:
+        finish_batch()
+    return _collect(tiling, (entry for batch in partial.batches for entry in batch))
+
+
+def _collect(tiling: Tiling, entries: Iterable[dict[str, Any]]) -> Captions:
+    found = Captions([], {NO_DATA: 0, IDENTICAL: 0})
+    for entry in entries:
+        if "not_captioned" in entry:
+            found.not_captioned[entry["not_captioned"]] += 1
+        else:
+            values = (entry[key] for key in ("caption", "log_probability", "no_change"))
+            found.captions.append(TileCaption(tiling[entry["tile"]], *values))
+    return found
+
+
+def in_background(items: Iterator[T], ahead: int) -> Iterator[T]:
+    """Compute the items in a thread, at most `ahead` of them in advance.
+
+    Example:
+        >>> list(in_background(iter("abc"), 2))
+        ['a', 'b', 'c']
+    """
+    end = object()
+    with ThreadPoolExecutor(1) as thread:
+        futures = deque(thread.submit(next, items, end) for _ in range(ahead))
+        try:
+            while (item := futures.popleft().result()) is not end:
+                futures.append(thread.submit(next, items, end))
+                yield item  # type: ignore[misc]
+        finally:
+            for future in futures:
+                future.cancel()

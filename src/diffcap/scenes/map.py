@@ -1,0 +1,135 @@
+"""`changes.html`: a map of the changes of a scene in one file that needs no network."""
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+import numpy.typing as npt
+import shapely
+from markupsafe import Markup
+from PIL import Image
+
+from diffcap.report.page import as_json, resource, security_policy
+from diffcap.scenes.merging import Change
+from diffcap.scenes.raster import Sample, Scene
+from diffcap.scenes.stretch import Stretch, to_rgb
+from diffcap.scenes.tiling import Tile
+from diffcap.scenes.writing import lon_lat
+from diffcap.utils.files import atomic_write
+
+OVERVIEW_BYTES = 700_000  # of each overview picture; two of them in base64 have 1.9 MB
+_OVERVIEW_SIDE = 1600
+DETAILS, _DETAIL_SIDE = 100, 192  # changes with pictures of their own, and the longer side of these in pixels
+_QUALITIES = (80, 65, 50, 35, 20)  # of JPEG, the first with which a picture is small enough
+_EARTH_RADIUS = 6_371_008.8  # metres
+_PACKAGE = "diffcap.scenes"
+
+
+def write_map(
+    path: Path,
+    changes: Sequence[Change],
+    scene: Scene,
+    overview: Sample,
+    stretch: Stretch | None,
+    metadata: Mapping[str, Any],
+) -> None:
+    """Write the page: both dates with the changes as polygons over them, and a list of the changes.
+
+    The changes with the highest probabilities of a change have pictures in the list, up to `DETAILS`.
+
+    Args:
+        overview: of the scene, the whole scene, reduced. metadata: as in `write_geojson`.
+
+    Raises:
+        DiffcapError: the pixels of a change cannot be read.
+    """
+    before, after = _pictures(overview, stretch, _OVERVIEW_SIDE)
+    certain = sorted(range(len(changes)), key=lambda number: changes[number].no_change)[:DETAILS]
+    entries = [_entry(change, scene) for change in changes]
+    for number in certain:
+        sample = scene.read(Tile(*changes[number].window), 2 * _DETAIL_SIDE)
+        entries[number]["pictures"] = _pictures(sample, stretch, _DETAIL_SIDE)
+    script = "\n".join([resource("shared.js"), resource("map.js", _PACKAGE)])
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    page = environment.from_string(resource("map.html.j2", _PACKAGE)).render(
+        metadata=metadata,
+        changes=len(changes),
+        before=before,
+        after=after,
+        rows=_rows(metadata),
+        style=Markup(resource("page.css") + resource("map.css", _PACKAGE)),
+        script=Markup(script),
+        policy=security_policy(script),
+        data=as_json({"width": scene.width, "height": scene.height, "metres": _metres(scene), "changes": entries}),
+    )
+    with atomic_write(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+
+
+def _pictures(sample: Sample, stretch: Stretch | None, side: int) -> list[str]:
+    """Both dates as JPEG in base64, at most `side` pixels wide or high; parts without data are gray."""
+    shown = sample.before_valid & sample.after_valid
+    images = (to_rgb(pixels, shown, stretch) for pixels in (sample.before, sample.after))
+    return [_jpeg(np.where(shown[..., None], image, np.uint8(128)), side) for image in images]
+
+
+def _jpeg(pixels: npt.NDArray[np.uint8], side: int) -> str:
+    image = Image.fromarray(pixels)
+    image.thumbnail((side, side), Image.Resampling.BOX)
+    for quality in _QUALITIES:
+        content = io.BytesIO()
+        image.save(content, "JPEG", quality=quality, optimize=True)
+        if content.tell() <= OVERVIEW_BYTES:
+            break
+    return base64.b64encode(content.getvalue()).decode()
+
+
+def _entry(change: Change, scene: Scene) -> dict[str, Any]:
+    """A change for the script: caption, SVG path and window in pixels, numbers, and a position inside it if there is one."""
+    rings = shapely.geometry.mapping(change.polygon)["coordinates"]
+    path = "".join("M" + "L".join(f"{round(x)},{round(y)}" for x, y in ring[:-1]) + "Z" for ring in rings)
+    entry = {
+        "caption": change.caption,
+        "path": path,
+        "window": change.window,
+        "tiles": change.tiles,
+        "changed": round(1 - change.no_change, 4),
+    }
+    if scene.crs is not None:
+        inside = change.polygon.representative_point()
+        entry["position"] = [round(float(value), 6) for value in lon_lat(scene, np.array([[inside.x, inside.y]]))[0]]
+    return entry
+
+
+def _metres(scene: Scene) -> float | None:
+    """The width of a pixel in the middle of the scene in metres, on a sphere; None without georeference."""
+    if scene.crs is None:
+        return None
+    x, y = scene.width / 2, scene.height / 2
+    (west, south), (east, north) = np.radians(lon_lat(scene, np.array([[x, y], [x + 1, y]])))
+    return _EARTH_RADIUS * float(np.hypot((east - west) * np.cos(south), north - south))
+
+
+def _rows(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Headings and texts about how the changes were found."""
+    tiles = metadata["tiles"]
+    return [
+        ("before", metadata["before"]),
+        ("after", metadata["after"]),
+        ("size", f"{metadata['size'][0]:,} x {metadata['size'][1]:,} pixels"),
+        ("coordinate reference system", metadata["source_crs"] or "none"),
+        ("tiles", f"{tiles['all']:,} of {metadata['tile']} pixels, overlap {metadata['overlap']}"),
+        (
+            "tiles left out",
+            f"{tiles['unchanged']:,} unchanged (probability of no change at least {metadata['threshold']}), {tiles['identical']:,} with "
+            f"identical pixels, {tiles['no_data']:,} without data",
+        ),
+        ("bands", ", ".join(map(str, metadata["bands"]))),
+        ("weights of the captioner", f"SHA-256 {metadata['checkpoint']}"),
+    ]

@@ -1,0 +1,90 @@
+"""The results of an unfinished run, a JSON Lines file beside the output: a header, then a line for each batch of tiles."""
+
+import errno
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from diffcap.utils.errors import DiffcapError
+
+SUFFIX = ".partial.jsonl"
+
+
+class PartialResults:
+    """The batches that are done, and a file to which further ones are appended. Each `append` reaches the file before it returns.
+
+    Attributes:
+        path: of the file. batches: the content of the lines after the header.
+    """
+
+    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+        """Read the file, or start it.
+
+        Args:
+            header: what the results depend on (JSON values).
+
+        Raises:
+            DiffcapError: the file belongs to a run with another header, or is damaged.
+        """
+        self.path, self.batches = path, list[Any]()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _named(path):
+            self._file = path.open("a+b")
+            try:
+                self._resume(dict(header))
+            except BaseException:
+                self._file.close()
+                raise
+
+    def _resume(self, header: dict[str, Any]) -> None:
+        self._file.seek(0)
+        complete, newline, _ = self._file.read().rpartition(b"\n")
+        self._file.truncate(len(complete) + len(newline))  # the last line may have been cut by a kill or a full disk
+        try:
+            found, *self.batches = [json.loads(line) for line in complete.splitlines()] or [None]
+        except ValueError:
+            raise DiffcapError(
+                f"{self.path}: a damaged file of an unfinished run; delete it to start from the first tile."
+            ) from None
+        if found is None:
+            self.append(header)
+            self.batches = []
+        elif found != header:
+            names = [key for key in header if not isinstance(found, dict) or found.get(key) != header[key]] or [
+                "version"
+            ]
+            raise DiffcapError(
+                f"{self.path}: belongs to an unfinished run with another value of {', '.join(names)}; repeat that command, or delete the "
+                "file to start from the first tile."
+            )
+
+    def append(self, batch: Any) -> None:
+        """Write one line.
+
+        Raises:
+            OSError: the file cannot be written; the error names it.
+        """
+        with _named(self.path):
+            self._file.write(json.dumps(batch, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
+            self._file.flush()
+        self.batches.append(batch)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with _named(self.path):
+            self._file.close()
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Add the path to errors of the file, for the message about a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            error.filename = str(path)
+        raise

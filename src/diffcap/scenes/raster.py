@@ -1,0 +1,177 @@
+"""Two rasters on one grid, read window by window with rasterio."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from diffcap.scenes.tiling import Tile
+from diffcap.utils.errors import DiffcapError, wrap_errors
+
+try:
+    import rasterio
+    from rasterio.enums import ColorInterp, MaskFlags, Resampling
+    from rasterio.transform import Affine
+    from rasterio.vrt import WarpedVRT
+    from rasterio.windows import Window
+except ImportError:
+    raise DiffcapError("whole scenes need rasterio and shapely; run: pip install 'diffcap[geo]'") from None
+
+CACHE_MB = 256  # of GDAL's decoded blocks, for both rasters
+WGS84 = "EPSG:4326"
+_SAME_POSITION = 0.01  # pixels by which the corners of equal grids may differ
+Pixels = npt.NDArray[Any]
+
+
+class Sample(NamedTuple):
+    """Pixels of both dates, (bands, h, w) each, and which of them have data, (h, w) each."""
+
+    before: Pixels
+    after: Pixels
+    before_valid: npt.NDArray[np.bool_]
+    after_valid: npt.NDArray[np.bool_]
+
+
+class Scene:
+    """Two open rasters on one grid. All methods must be called from one thread at a time.
+
+    Attributes:
+        width, height: in pixels. dtype: of the pixels of both rasters. bands: 1 or 3 band numbers, from 1.
+        crs: the coordinate reference system, for example "EPSG:32633"; None without georeference.
+        transform: from (column, row) to coordinates of the CRS.
+    """
+
+    def __init__(self, before: Any, after: Any, names: tuple[str, str], bands: list[int]) -> None:
+        self.width, self.height, self.dtype, self.bands = before.width, before.height, np.dtype(before.dtypes[0]), bands
+        self.transform = before.transform
+        self.crs = before.crs.to_string() if before.crs is not None and not before.transform.is_identity else None
+        self._datasets, self._names = (before, after), names
+
+    def read(self, tile: Tile, longest_side: int | None = None) -> Sample:
+        """Read a window of both rasters.
+
+        Args:
+            longest_side: reduce a larger window to this number of pixels, by the nearest pixel; from overviews if a file has them.
+
+        Raises:
+            DiffcapError: the pixels cannot be decoded.
+        """
+        factor = 1.0 if longest_side is None else min(1.0, longest_side / max(tile.width, tile.height))
+        shape = max(1, round(tile.height * factor)), max(1, round(tile.width * factor))
+        options = {
+            "window": Window(tile.x, tile.y, tile.width, tile.height),
+            "out_shape": (len(self.bands), *shape),
+        }
+        sides: list[tuple[Pixels, Pixels]] = []
+        for dataset, name in zip(self._datasets, self._names):
+            place = f"cannot read the pixels from column {tile.x}, row {tile.y}"
+            with wrap_errors(name, place, "download or write the file again"):
+                pixels = dataset.read(self.bands, **options)
+                sides.append((pixels, _valid(dataset, self.bands, pixels, options)))
+        (before, before_valid), (after, after_valid) = sides
+        return Sample(before, after, before_valid, after_valid)
+
+
+def _valid(dataset: Any, bands: list[int], pixels: Pixels, options: dict[str, Any]) -> Pixels:
+    """Which pixels have data: finite values, and not the nodata value in every band."""
+    valid: Pixels = np.all(np.isfinite(pixels), axis=0)
+    if all(MaskFlags.all_valid in dataset.mask_flag_enums[band - 1] for band in bands):
+        return valid
+    return valid & dataset.read_masks(bands, **options).any(0)
+
+
+@contextmanager
+def open_scene(before: str, after: str, bands: Sequence[int] | None = None, align: bool = False) -> Iterator[Scene]:
+    """Open two rasters of the same place.
+
+    Args:
+        bands: numbers of one band (gray) or three (red, green, blue), from 1; None: 1, 2, 3, or 1 if there are fewer than three.
+        align: warp the second raster to the first one's grid while it is read (bilinear).
+
+    Raises:
+        DiffcapError: a file is not a raster, a band is missing, or the grids differ and `align` is false.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(rasterio.Env(GDAL_CACHEMAX=CACHE_MB))
+        first, second = (stack.enter_context(_open(path)) for path in (before, after))
+        chosen = list(bands) if bands else [1, 2, 3] if min(first.count, second.count) >= 3 else [1]
+        for dataset, name in ((first, before), (second, after)):
+            _check_bands(dataset, name, chosen)
+        kinds = [{str(dataset.dtypes[band - 1]) for band in chosen} for dataset in (first, second)]
+        if len(kinds[0] | kinds[1]) > 1:
+            raise DiffcapError(
+                f"{before} and {after}: their pixels are {', '.join(sorted(kinds[0]))} and {', '.join(sorted(kinds[1]))}; convert them to "
+                "one type with the same scale."
+            )
+        difference = _difference_of_grids(first, second)
+        if difference and not align:
+            remedy = "warp the second one to the grid of the first one with --align"
+            if first.crs is None or second.crs is None:
+                remedy = "export both from one grid; --align needs files with a CRS"
+            raise DiffcapError(f"{before} and {after}: {difference}; {remedy}.")
+        if difference:
+            if first.crs is None or second.crs is None:
+                without = before if first.crs is None else after
+                raise DiffcapError(
+                    f"{without}: it has no CRS, which --align needs; assign one, for example with `rio edit-info --crs`."
+                )
+            second = stack.enter_context(_aligned(first, second))
+        yield Scene(first, second, (before, after), chosen)
+
+
+def _open(path: str) -> Any:
+    if not Path(path).is_file():
+        raise DiffcapError(f"{path}: file not found; a whole scene is two raster files, BEFORE and AFTER.")
+    with wrap_errors(path, "not a raster that GDAL can read", "download or write the file again"):
+        return rasterio.open(path)
+
+
+def _check_bands(dataset: Any, name: str, bands: list[int]) -> None:
+    for band in bands:
+        if not 1 <= band <= dataset.count:
+            raise DiffcapError(f"{name}: it has no band {band}; choose from 1 to {dataset.count} with --bands.")
+        if np.dtype(dataset.dtypes[band - 1]).kind not in "uif":
+            raise DiffcapError(
+                f"{name}: its pixels are {dataset.dtypes[band - 1]}; convert them to integers or floats."
+            )
+    if dataset.colorinterp[bands[0] - 1] == ColorInterp.palette:
+        raise DiffcapError(
+            f"{name}: its pixels are indices of a color table; convert it with `gdal_translate -expand rgb`."
+        )
+
+
+def _difference_of_grids(first: Any, second: Any) -> str | None:
+    """A clause that says how the grids of two rasters differ; None if they are equal."""
+    if first.crs != second.crs:
+        names = [dataset.crs.to_string()[:80] if dataset.crs else "none" for dataset in (first, second)]
+        return f"their coordinate reference systems differ ({names[0]} and {names[1]})"
+    if first.shape != second.shape:
+        sizes = [f"{dataset.width:,} x {dataset.height:,}" for dataset in (first, second)]
+        return f"their sizes differ ({sizes[0]} and {sizes[1]} pixels)"
+    corners = np.array([(x, y, 1) for x in (0, first.width) for y in (0, first.height)]).T
+    to_first, from_second = (np.reshape(each, (3, 3)) for each in (~first.transform, second.transform))
+    if np.abs(to_first @ from_second @ corners - corners).max() > _SAME_POSITION:
+        grids = [_describe(dataset.transform) for dataset in (first, second)]
+        return f"their transforms differ ({grids[0]} and {grids[1]})"
+    return None
+
+
+def _describe(transform: Affine) -> str:
+    return f"origin {transform.c:.10g}, {transform.f:.10g}, pixel {transform.a:.6g} x {transform.e:.6g}"
+
+
+def _aligned(first: Any, second: Any) -> WarpedVRT:
+    """The second raster on the grid of the first; pixels outside of it have no data."""
+    has_mask = second.nodata is not None or ColorInterp.alpha in second.colorinterp
+    return WarpedVRT(
+        second,
+        crs=first.crs,
+        transform=first.transform,
+        width=first.width,
+        height=first.height,
+        resampling=Resampling.bilinear,
+        add_alpha=not has_mask,
+    )
