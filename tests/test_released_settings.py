@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
 from diffcap.experiment import Experiment
@@ -11,9 +12,55 @@ from diffcap.features.preprocessing import SCORER_STD
 from diffcap.lit.schedules import in_steps, make_lr_lambda
 from diffcap.utils.settings import CONFIGS, get_config_value
 
+CAPTIONER = "model.captioner.init_args"
 # (method, dataset, stage) -> option -> value of the authors' code.
 RELEASED: dict[tuple[str, str, str], dict[str, Any]] = {
-    ("pcl", "birds2words", "finetune"): {"data.batch_size": 32, "run.select_after": 2000, "run.patience": 80},
+    ("pcl", "birds2words", "finetune"): {
+        **{"data.batch_size": 32, "data.max_length": 80, "data.samples": None, "data.mask_ratio": 0.15},
+        **{
+            "model.lr": 3e-5,
+            "model.weight_decay": 1e-4,
+            "model.schedule": "piecewise",
+            "model.milestones": [10000, 20000],
+        },
+        **{"trainer.max_steps": 20000, "trainer.val_check_interval": 85, "run.monitor": "val/ROUGE-L"},
+        **{"run.select_after": 2000, "run.patience": 80, "model.tokenizer": "raw"},
+        **{
+            f"{CAPTIONER}.cross_layers": 2,
+            f"{CAPTIONER}.distractor_judging": False,
+            f"{CAPTIONER}.objective": "masked",
+        },
+    },
+    ("pcl", "birds2words", "pretrain"): {
+        **{"data.tasks": {"mlm": 9, "mvcl": 1, "fda": 2}, "data.batch_size": 150, "data.max_length": 80},
+        **{"model.lr": 1e-4, "model.schedule": "noam", "model.warmup": 4000, "trainer.max_steps": 60000},
+        f"{CAPTIONER}.cross_layers": 2,
+    },
+    ("scorer", "clevr_dc", "finetune"): {
+        **{"model.lr": 2e-4, "model.milestones": ["15ep", "30ep", "45ep"], "trainer.max_steps": 10000},
+        **{
+            "data.batch_size": 128,
+            "data.samples": "pairs",
+            "data.swap": None,
+            "data.max_length": 40,
+            "data.min_count": 1,
+        },
+        **{f"{CAPTIONER}.encoder_layers": 1, f"{CAPTIONER}.cross_view_weight": 0.01, f"{CAPTIONER}.cbr_weight": 0.004},
+        f"{CAPTIONER}.coordinates": False,
+    },
+    ("dirl", "clevr_dc", "finetune"): {
+        **{"model.lr": 2e-4, "model.milestones": ["15ep", "30ep", "45ep"], "trainer.max_steps": 13000},
+        **{
+            "data.batch_size": 128,
+            "data.samples": "pairs",
+            "data.swap": None,
+            "data.max_length": 40,
+            "data.min_count": 1,
+        },
+        **{f"{CAPTIONER}.decorrelation_weight": 0.03, f"{CAPTIONER}.ccr_weight": 0.05},
+        **{f"{CAPTIONER}.coordinates": False, f"{CAPTIONER}.decoder_variant": "ln_xavier"},
+        **{f"{CAPTIONER}.encoder_layers": 2, f"{CAPTIONER}.decoder_layers": 2, "data.trim": False},
+    },
     ("scorer", "clevr_change", "finetune"): {"model.milestones": ["15ep", "30ep", "45ep"], "trainer.max_steps": 10000},
     ("scorer", "spot_the_diff", "finetune"): {"model.milestones": ["15ep", "30ep", "45ep"]},
     ("scorer", "image_editing_request", "finetune"): {"model.milestones": ["15ep", "30ep", "45ep"]},
@@ -51,6 +98,64 @@ RELEASED: dict[tuple[str, str, str], dict[str, Any]] = {
         "model.captioner.init_args.normalization": "dubai_cc",
     },
 }
+
+
+# Options by which Birds-to-Words differs from Spot-the-Diff for every method.
+BIRDS = {"data.changes", "data.multi.max_length", "data.multi.min_count", "data.max_length", "data.min_count"}
+
+# The two pre-training stages of IDC-PCL on the birds: the dataset that EXTRA= adds -> option -> value of the authors' code.
+RELEASED_ON_BIRDS: dict[str, dict[str, Any]] = {
+    "cub": {
+        **{"data.tasks": {"mlm": 9, "mvcl": 1, "fda": 2}, "data.batch_size": 350, "data.max_length": 40},
+        **{"model.lr": 1e-4, "model.warmup": 4000, "trainer.max_steps": 60000, f"{CAPTIONER}.single_image": "absent"},
+        f"{CAPTIONER}.cross_layers": 2,
+    },
+    "nabirds": {
+        **{"data.tasks": {"mlm": 9, "mvcl": 1, "fda": 2, "fgvc": 3}, "data.batch_size": 150, "data.max_length": 80},
+        **{"model.lr": 1e-4, "model.warmup": 4000, "trainer.max_steps": 60000, f"{CAPTIONER}.cross_layers": 2},
+    },
+}
+
+# (method, dataset, stage) that the authors did not train -> the dataset whose released settings it has, and the options that differ.
+BORROWED: dict[tuple[str, str, str], tuple[str, set[str]]] = {
+    ("scorer", "birds2words", "finetune"): ("spot_the_diff", BIRDS | {"data.vocabulary_layout", "model.tokenizer"}),
+    ("dirl", "birds2words", "finetune"): ("spot_the_diff", BIRDS | {"data.vocabulary_layout", "model.tokenizer"}),
+    ("pcl", "clevr_dc", "pretrain"): ("clevr_change", {"data.max_length"}),
+    ("pcl", "clevr_dc", "finetune"): ("clevr_change", {"data.max_length"}),
+    ("clip4idc", "clevr_dc", "pretrain"): ("clevr_change", {"data.swap"}),
+    ("clip4idc", "clevr_dc", "finetune"): ("clevr_change", {"data.samples"}),
+}
+
+
+@pytest.mark.parametrize("dataset", RELEASED_ON_BIRDS)
+def test_the_stages_with_cub_and_nabirds_are_those_of_the_released_code(dataset: str) -> None:
+    files = Experiment(method="pcl", dataset="birds2words").config_files("pretrain", [dataset])
+    found = {option: get_config_value(files, *option.split(".")) for option in RELEASED_ON_BIRDS[dataset]}
+    assert found == RELEASED_ON_BIRDS[dataset]
+
+
+@pytest.mark.parametrize("where", BORROWED, ids="-".join)
+def test_a_dataset_that_the_authors_did_not_train_on_has_the_settings_of_another(where: tuple[str, str, str]) -> None:
+    (method, dataset, stage), (other, differing) = where, BORROWED[where]
+    one, two = (_all_settings(method, name, stage) for name in (dataset, other))
+    assert {option for option in one.keys() | two.keys() if one.get(option) != two.get(option)} == differing
+
+
+def _all_settings(method: str, dataset: str, stage: str) -> dict[str, Any]:
+    """Every option of a stage with its value."""
+    files = Experiment(method=method, dataset=dataset).config_files(stage)
+    settings: dict[str, Any] = {}
+
+    def add(prefix: str, values: Any) -> None:
+        if not isinstance(values, dict) or prefix == "data.tasks":
+            settings[prefix] = values
+            return
+        for key, value in values.items():
+            add(f"{prefix}.{key}".removeprefix("."), value)
+
+    for file in files:
+        add("", yaml.safe_load(file.read_text(encoding="utf-8")))
+    return settings
 
 
 @pytest.mark.parametrize("where", RELEASED, ids="-".join)
