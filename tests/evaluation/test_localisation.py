@@ -1,4 +1,4 @@
-"""Pointing game and mass inside the box, against loops over pixels."""
+"""Pointing game and mass inside a box or a mask, against loops over pixels."""
 
 import math
 
@@ -7,9 +7,10 @@ import pytest
 
 from diffcap.evaluation.localisation import (
     WordAttention,
-    cell_coverage,
+    box_coverage,
     localisation,
-    mass_in_box,
+    mask_coverage,
+    mass_inside,
     pointing_score,
     relative_box,
 )
@@ -38,44 +39,81 @@ def test_scores_are_those_of_a_loop_over_pixels(seed: int) -> None:
     box = relative_box((x0, y0, x1, y1), (4 * FINE, 3 * FINE))
     map = random.random(grid)
     expected = naive_coverage(grid, box)
-    assert cell_coverage(grid, box) == pytest.approx(expected)
+    coverage = box_coverage(grid, box)
+    assert coverage == pytest.approx(expected)
     mass = hits = 0.0
     for row in range(3):
         for column in range(4):
             mass += map[row, column] * expected[row, column]
             hits += map[row, column] == map.max() and expected[row, column] > 0
-    assert mass_in_box(map, box) == pytest.approx(mass / map.sum())
-    assert pointing_score(map, box) == hits
+    assert mass_inside(map, coverage) == pytest.approx(mass / map.sum())
+    assert pointing_score(map, coverage) == hits
+
+
+@pytest.mark.parametrize(("grid", "size"), [((3, 4), (6, 8)), ((3, 4), (5, 7)), ((7, 5), (4, 3)), ((2, 2), (2, 2))])
+def test_scores_of_a_mask_are_those_of_a_loop_over_the_parts_of_its_pixels(
+    grid: tuple[int, int], size: tuple[int, int]
+) -> None:
+    """The loop divides each pixel into so many parts that every part is in one cell."""
+    random = np.random.default_rng(0)
+    mask = random.random(size) < 0.3
+    map = random.random(grid)
+    parts, total, inside, hits = np.zeros(grid), 0.0, 0.0, 0.0
+    part = 1 / (size[0] * size[1])  # of a cell; a row has pixels x cells parts, so that all edges meet
+    for y in range(size[0] * grid[0]):
+        for x in range(size[1] * grid[1]):
+            if mask[y // grid[0], x // grid[1]]:
+                parts[y // size[0], x // size[1]] += part
+    for row in range(grid[0]):
+        for column in range(grid[1]):
+            total += map[row, column]
+            inside += map[row, column] * parts[row, column]
+            hits += map[row, column] == map.max() and parts[row, column] > 0
+    coverage = mask_coverage(grid, mask)
+    assert coverage == pytest.approx(parts)
+    assert mass_inside(map, coverage) == pytest.approx(inside / total)
+    assert pointing_score(map, coverage) == hits
+    scores = localisation([WordAttention("the", np.ones(grid), coverage)])["the"]
+    assert scores["mass"] == pytest.approx(mask.mean()) and scores["mass_chance"] == pytest.approx(mask.mean())
+
+
+def test_a_rectangular_mask_is_a_box_and_a_cell_beside_it_has_none_of_it() -> None:
+    mask = np.zeros((24, 36), bool)
+    mask[8:16, 12:30] = True
+    coverage = mask_coverage((3, 3), mask)
+    assert coverage == pytest.approx(box_coverage((3, 3), (12 / 36, 8 / 24, 30 / 36, 16 / 24)))
+    assert ((coverage > 0) == [[False] * 3, [False, True, True], [False] * 3]).all()  # its edges are edges of cells
 
 
 def test_a_box_smaller_than_a_cell_is_hit_by_its_cell_alone() -> None:
     box = relative_box((30, 10, 34, 14), (40, 20))  # in the last of four cells of 10 x 20 pixels
     map = np.array([[0.0, 0.1, 0.2, 0.7]])
-    assert pointing_score(map, box) == 1 and pointing_score(map[:, ::-1], box) == 0
-    assert mass_in_box(map, box) == pytest.approx(0.7 * 16 / 200)
+    coverage = box_coverage((1, 4), box)
+    assert pointing_score(map, coverage) == 1 and pointing_score(map[:, ::-1], coverage) == 0
+    assert mass_inside(map, coverage) == pytest.approx(0.7 * 16 / 200)
 
 
 def test_an_even_look_scores_chance_and_equal_heights_share_the_hit() -> None:
-    box = (0.0, 0.0, 0.5, 0.5)
+    coverage = box_coverage((4, 4), (0.0, 0.0, 0.5, 0.5))
     even = np.full((4, 4), 1 / 16)
-    row = localisation([WordAttention("the", even, box)])["the"]
+    row = localisation([WordAttention("the", even, coverage)])["the"]
     assert row["pointing"] == row["pointing_chance"] == 1 / 4 and row["mass"] == row["mass_chance"] == 1 / 4
     two = np.zeros((4, 4))
     two[0, 0] = two[3, 3] = 0.5
-    assert pointing_score(two, box) == 0.5 and mass_in_box(two, box) == 0.5
+    assert pointing_score(two, coverage) == 0.5 and mass_inside(two, coverage) == 0.5
 
 
 def test_names_are_counted_apart_and_an_empty_map_nowhere() -> None:
-    box = (0.0, 0.0, 0.5, 1.0)
+    half = np.array([[1.0, 0.0]])
     left, right = np.array([[0.9, 0.1]]), np.array([[0.2, 0.8]])
     rows = localisation(
-        [WordAttention("cube", left, box), WordAttention("red", right, box), WordAttention("cube", right, box)]
+        [WordAttention("cube", left, half), WordAttention("red", right, half), WordAttention("cube", right, half)]
     )
     assert list(rows) == ["cube", "red"] and rows["cube"]["count"] == 2
     assert rows["cube"]["pointing"] == 0.5 and rows["cube"]["mass"] == pytest.approx(0.55)
     assert rows["red"]["mass_chance"] == 0.5
     empty = np.zeros((1, 2))
-    assert localisation([WordAttention("a", empty, box)]) == {} and math.isnan(mass_in_box(empty, box))
+    assert localisation([WordAttention("a", empty, half)]) == {} and math.isnan(mass_inside(empty, half))
 
 
 def test_a_box_over_the_edge_is_cut() -> None:

@@ -22,7 +22,7 @@ from diffcap.report.attention import (
     list_attention,
     matches,
 )
-from diffcap.report.attention_data import iter_word_attention
+from diffcap.report.attention_data import box_regions, iter_word_attention
 from diffcap.report.drawing import GAP, MARGIN, PICTURE, WIDTH
 from diffcap.report.overlay import blend, color_table, colormap, overlay, scale_attention
 from diffcap.utils.errors import DiffcapError
@@ -176,7 +176,8 @@ def test_a_word_of_several_tokens_is_one_word(tmp_path: Path) -> None:
     for attended, of_tokens in ((found.before, maps.before[0].numpy()), (found.after, maps.after[0].numpy())):
         expected = [of_tokens[0], of_tokens[1:3].mean(0), of_tokens[3], of_tokens[4]]
         np.testing.assert_allclose(attended, np.stack(expected), atol=1e-6)
-    expectation = [(kind, one.name) for kind, one in iter_word_attention(found, {"a.png": (48, 32)})]
+    regions = box_regions(pair, (found.before.shape[1], found.before.shape[2]), {"a.png": (48, 32)})
+    expectation = [(kind, one.name) for kind, one in iter_word_attention(found, regions)]
     assert expectation == [("other", "the"), ("color", "cyan"), ("shape", "cube"), ("change", "vanished")]
 
 

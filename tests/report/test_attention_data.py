@@ -1,18 +1,28 @@
 """Looks for the page: their bytes, whom they are asked of, and whether the words found the changed object."""
 
 import base64
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tests.report.layouts import captions_of, make_dataset, make_scorer, make_store
 
-from diffcap.evaluation.localisation import mass_in_box, pointing_score, relative_box
+from diffcap.evaluation.localisation import box_coverage, mask_coverage, mass_inside, pointing_score, relative_box
 from diffcap.pair_captioner import AttentionMaps
 from diffcap.records import ChangePair
 from diffcap.report.attention import PairAttention, list_attention, matches
-from diffcap.report.attention_data import collect_attention, encode_attention, extreme_pairs, iter_word_attention
+from diffcap.report.attention_data import (
+    box_regions,
+    collect_attention,
+    encode_attention,
+    extreme_pairs,
+    iter_word_attention,
+    mask_regions,
+)
+from diffcap.report.masks import Masks
 from diffcap.report.overlay import scale_attention
 
 BOXES = {"before": [0, 0, 20, 40], "after": [20, 20, 40, 40]}
@@ -50,16 +60,31 @@ def test_a_packed_look_is_the_strengths_and_the_matches_again() -> None:
 
 
 def test_some_maps_counts_in_every_image_that_has_the_object() -> None:
-    expectation = list(iter_word_attention(some_maps(), {"b": (40, 40), "a": (40, 40)}))
+    sizes = {"b": (40, 40), "a": (40, 40)}
+    expectation = list(iter_word_attention(some_maps(), box_regions(PAIR, (2, 3), sizes)))
     assert [(kind, one.name) for kind, one in expectation] == 2 * [
         ("other", "the"),
         ("color", "red"),
         ("shape", "cube"),
         ("change", "moved"),
     ]
-    assert expectation[0][1].box == (0, 0, 0.5, 1) and expectation[4][1].box == (0.5, 0.5, 1, 1)
+    assert expectation[0][1].coverage == pytest.approx(np.array([[1, 0.5, 0], [1, 0.5, 0]]))
+    assert expectation[4][1].coverage == pytest.approx(np.array([[0, 0, 0], [0, 0.5, 1]]))
     assert (expectation[5][1].map == some_maps().after[1]).all()
-    assert len(list(iter_word_attention(some_maps(), {"a": (40, 40)}))) == 4  # the size of the first is not known
+    assert list(box_regions(PAIR, (2, 3), {"a": (40, 40)})) == ["after"]  # the size of the first is not known
+
+
+def test_a_mask_is_the_region_of_both_images(tmp_path: Path) -> None:
+    masked = replace(PAIR, extra={"mask": "mask.png"})
+    Image.fromarray(np.uint8([[255, 0, 0, 0], [0, 0, 0, 0]])).save(tmp_path / "mask.png")
+    masks, sizes = Masks(tmp_path), {"a": (80, 40)}
+    found = list(iter_word_attention(some_maps(), mask_regions(masked, (2, 3), sizes, masks)))
+    assert [one.name for _, one in found] == 2 * ["the", "red", "cube", "moved"]
+    assert all(one.coverage == pytest.approx(np.array([[0.75, 0, 0], [0, 0, 0]])) for _, one in found)
+    assert (found[5][1].map == some_maps().after[1]).all()
+    Image.new("L", (4, 2)).save(tmp_path / "mask.png")
+    assert mask_regions(masked, (2, 3), sizes, masks) == {} and not masks.problems
+    assert mask_regions(masked, (2, 3), {}, masks) == {}  # no image can be read
 
 
 def test_the_ends_are_the_first_of_every_order() -> None:
@@ -80,8 +105,9 @@ def test_a_checkpoint_is_asked_and_measured_on_the_drawn_pairs_alone(tmp_path: P
     test = [pair for pair in dataset.pairs if pair.split == "test"]
     measured = [pair.id for pair in test if not pair.is_distractor][:1]
     sizes = {path: (64, 48) for pair in test for path in (pair.before, pair.after)}
+    masks = Masks(dataset.root)
     torch.manual_seed(0)
-    found = collect_attention([checkpoint], tmp_path / "data", test, predictions, measured, sizes)
+    found = collect_attention([checkpoint], tmp_path / "data", test, predictions, measured, sizes, masks)
     assert not isinstance(found, str)
     packed, scores = found
     assert list(packed) == [pair.id for pair in test]
@@ -93,14 +119,46 @@ def test_a_checkpoint_is_asked_and_measured_on_the_drawn_pairs_alone(tmp_path: P
     for side, maps in (("before", one.before), ("after", one.after)):
         box = one.pair.extra["boxes"].get(side)
         for word, attended in zip(one.words, maps if box else []):
-            place = relative_box(box, (64, 48))
-            expected.setdefault(word, []).append((pointing_score(attended, place), mass_in_box(attended, place)))
+            place = box_coverage((2, 3), relative_box(box, (64, 48)))
+            expected.setdefault(word, []).append((pointing_score(attended, place), mass_inside(attended, place)))
     assert scores["words"].keys() == expected.keys()
     for word, pairs in expected.items():
         row = scores["words"][word]
         assert row["count"] == len(pairs)
         assert (row["pointing"], row["mass"]) == pytest.approx(tuple(np.mean(pairs, axis=0)))
-    assert sum(row["count"] for row in scores["kinds"].values()) == sum(map(len, expected.values()))
+    every = scores["kinds"].pop("all words")
+    assert sum(row["count"] for row in scores["kinds"].values()) == sum(map(len, expected.values())) == every["count"]
+    means = np.mean([pair for pairs in expected.values() for pair in pairs], axis=0)
+    assert (every["pointing"], every["mass"]) == pytest.approx(tuple(means))
+    assert scores["region"] == "box" and "boxes" not in scores
     assert "not there" in str(
-        collect_attention([tmp_path / "none.ckpt"], tmp_path / "data", test, predictions, measured, sizes)
+        collect_attention([tmp_path / "none.ckpt"], tmp_path / "data", test, predictions, measured, sizes, masks)
     )
+
+
+def test_masks_are_measured_before_boxes(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path / "data")
+    make_store(tmp_path / "data", dataset.pairs)
+    words = sorted({word for pair in dataset.pairs for caption in pair.captions for word in caption.split()})
+    checkpoint = make_scorer(tmp_path / "best.ckpt", words, scale=4)
+    test = [pair for pair in dataset.pairs if pair.split == "test"]
+    mask = np.random.default_rng(0).random((48, 64)) < 0.2
+    Image.fromarray(mask).save(dataset.root / "mask.png")
+    Image.new("1", (64, 48)).save(dataset.root / "empty.png")
+    test = [
+        replace(pair, extra={**pair.extra, "mask": "empty.png" if pair.is_distractor else "mask.png"}) for pair in test
+    ]
+    sizes = {path: (64, 48) for pair in test for path in pair.images}
+    captions = captions_of(dataset)
+    ids = [pair.id for pair in test]
+    found = collect_attention([checkpoint], tmp_path / "data", test, captions, ids, sizes, Masks(dataset.root))
+    attentions = list_attention([checkpoint], tmp_path / "data", test, captions)
+    assert not isinstance(found, str) and not isinstance(attentions, str)
+    scores = found[1]
+    coverage = mask_coverage((2, 3), mask)
+    maps = [map for one in attentions if not one.pair.is_distractor for side in (one.before, one.after) for map in side]
+    row = scores["kinds"]["all words"]
+    assert scores["region"] == "mask" and row["count"] == len(maps)
+    assert row["mass"] == pytest.approx(np.mean([mass_inside(map, coverage) for map in maps]))
+    assert row["mass_chance"] == pytest.approx(mask.mean())
+    assert 0 < scores["boxes"]["kinds"]["all words"]["count"] < row["count"]  # an added object is in one image

@@ -69,7 +69,7 @@ def a_page(name: str = "one", text: str = "the small red cube moved", has_object
         captions=dict(zip(ids, ["the small red cube moved", "the blue cube moved", text, "the scene is the same"])),
         scores=dict(zip(ids, [4.0, 1.0, 0.5, 2.0])),
         attention={ids[1]: some_maps(["the", text])},
-        localisation={"kinds": {text: measured}, "words": {}},
+        localisation={"region": "box", "kinds": {"all words": measured, text: measured}, "words": {}},
         curves=[{"finetune": {"val/CIDEr-D": [(10.0, 0.5), (20.0, 1.5)], f"train/{text}": [(10.0, 2.0)]}}],
         metadata=[(name, text)],
     )  # fmt: skip
@@ -146,6 +146,38 @@ def test_the_index_says_what_was_said_and_how_good_it_was() -> None:
     assert blocks["attention-0"] == [[page.systems["one"].attention[page.pairs[1].id], None]]
 
 
+def test_an_outline_replaces_the_boxes_and_is_in_the_legend() -> None:
+    page = a_page()
+    masked = replace(page.pairs[1], extra={**page.pairs[1].extra, "mask": "m1"})
+    page = replace(page, pairs=[page.pairs[0], masked, *page.pairs[2:]], outlines={"m1": Thumbnail(100, 80, "line")})
+    index, blocks = page_data(page)
+    assert "x" not in index["pairs"][1] and "x" in index["pairs"][0] and index["featured"] == 1
+    block, place = divmod(index["pairs"][1]["m"], index["pictures"])
+    assert blocks[f"pictures-{block}"][place] == [100, 80, "line"]
+    assert [entry["id"] for entry in index["pairs"] if "m" in entry] == [masked.id]
+    assert "outline of the changed area" in render(page) and "outline of the changed area" not in render(a_page())
+
+
+def test_localisation_names_the_region_and_what_the_masks_cover() -> None:
+    page = a_page()
+    one = page.systems["one"]
+    assert one.localisation is not None
+    assert "mass in the box, %" in render(page) and "boxes, by word" not in render(page)
+    counts = {"pairs": 3, "empty": 4, "unreadable": 1, "share": 0.0625}
+    tables = {key: one.localisation[key] for key in ("kinds", "words")}
+    systems = {**page.systems, "one": replace(one, localisation={"region": "mask", **tables, "boxes": tables})}
+    html = render(replace(page, systems=systems, masks=counts))
+    for text in (
+        "mass in the mask, %",
+        "mass in the box, %",
+        "boxes, by word",
+        "they cover 6.2 % of the image",
+        "all words",
+    ):
+        assert text in html
+    assert "Left out: 4 empty and 1 unreadable masks." in html
+
+
 def test_without_known_objects_the_thirds_of_the_scores_judge() -> None:
     index, _ = page_data(a_page(has_object_labels=False))
     scores = sorted([4.0, 1.0, 0.5, 2.0, 0.0, 3.0, 2.5, 0.1])
@@ -215,7 +247,9 @@ def test_every_section_is_in_the_menu_and_every_symbol_in_the_legend() -> None:
 
 
 def test_the_script_finds_the_elements_that_it_asks_for() -> None:
-    script = "\n".join((ROOM / name).read_text(encoding="utf-8") for name in ("shared.js", "attention.js", "card.js", "page.js"))
+    script = "\n".join(
+        (ROOM / name).read_text(encoding="utf-8") for name in ("shared.js", "attention.js", "card.js", "page.js")
+    )
     asked = set(re.findall(r"""(?:field|getElementById)\("([a-z-]+)"\)""", script))
     ids = {attributes.get("id") for _, attributes, _ in Elements(render(a_page())).found}
     assert {"index", "list", "filters", "theme"} <= asked <= ids

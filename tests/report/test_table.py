@@ -3,6 +3,10 @@
 from diffcap.report.table import (
     caption_of,
     group_lines,
+    id_note,
+    id_rows,
+    localisation_lines,
+    localisation_note,
     markdown,
     notes_of,
     report_text,
@@ -61,6 +65,47 @@ def test_all_metrics_by_group_as_in_the_papers() -> None:
     flags = {"a": {"total": SCORES, "change": SCORES, "no_change": {"CIDEr-D": 0.1}}}
     assert [line[0] for line in group_lines(flags)] == ["", "total", "change", "no_change"]
     assert system_lines(flags)[0][-2:] == ["CIDEr-D change", "CIDEr-D no change"] and type_lines(flags) == []
+
+
+def test_the_protocol_levir_cc_has_a_table_of_word_ids() -> None:
+    by_ids = {"total": {"BLEU-4": 0.25, "S*m": 0.5, "accuracy": 0.75}, "no_change": {"BLEU-4": 1.0, "accuracy": 0.875}}
+    text = {"total": {**SCORES, "S*m": 0.5}, "built": {"CIDEr-D": 0.5}, "no_change": {"CIDEr-D": 0.0}}
+    rows = {
+        "base": ROWS["base"],
+        "ours": {**text, "id_tokens": by_ids, "std": {"id_tokens": {"total": {"BLEU-4": 0.01}}}},
+    }
+    assert list(id_rows(rows)) == ["ours"] and id_rows(ROWS) == {}
+    assert group_lines(id_rows(rows)) == [
+        ["", "", "BLEU-4", "S*m", "accuracy"],
+        ["total", "ours", "25.00 ± 1.00", "50.00", "75.00"],
+        ["no_change", "ours", "100.00", "-", "87.50"],
+    ]
+    assert type_lines(rows)[0] == ["", "", "built", "no_change"]  # the ids are no change type
+    ours = {"name": "levir_cc", "vocabulary": "the captioner's own", "vocabulary_size": 468}
+    protocol = {**PROTOCOL, "id_tokens": {"ours": ours}}
+    note = "Protocol levir_cc: scores of word ids. Vocabulary: 468 ids, the captioner's own. METEOR depends on the vocabulary."
+    assert id_note(protocol["id_tokens"]) == note
+    both = id_note({"a": ours, "b": {**ours, "vocabulary_size": 9}, "c": ours})
+    assert "a / c: 468 ids, the captioner's own; b: 9 ids" in both
+    assert f"{note}\n\n|  |  | BLEU-4 | S*m | accuracy |" in report_text(protocol, rows, ["ours"])
+
+
+def test_localisation_is_a_table_with_its_chance() -> None:
+    row = {"count": 1200, "pointing": 0.5, "pointing_chance": 0.25, "mass": 0.125, "mass_chance": 0.03}
+    tables = {"kinds": {"all words": row, "color": row}, "words": {}}
+    found = {"a": {"region": "mask", **tables, "boxes": tables}, "b": {"region": "box", **tables}}
+    lines = localisation_lines(found)
+    assert lines[1] == ["a", "mask", "1,200", "50.0", "25.0", "12.5", "3.0"]
+    assert [line[:2] for line in lines[1:]] == [["a", "mask"], ["a", "box"], ["b", "box"]]
+    assert localisation_note({"pairs": 3, "empty": 0, "unreadable": 0, "share": 0.5}).endswith(
+        " Masks of 3 pairs; they cover 50.0 % of the image on average."
+    )
+    assert "Masks" not in localisation_note(None)
+    assert localisation_note({"pairs": 0, "empty": 0, "unreadable": 2}).endswith(
+        "0 pairs. Left out: 2 unreadable masks."
+    )
+    text = report_text(PROTOCOL, ROWS, ["ours"], found, None)
+    assert text.startswith(report_text(PROTOCOL, ROWS, ["ours"]).rstrip()) and "| a | mask | 1,200 |" in text
 
 
 def test_markdown_and_caption() -> None:
