@@ -14,6 +14,9 @@ from tests.stages.test_adaptation import words as words_of
 from tests.tiny_vlms import build
 from wandb.sdk.launch.sweeps import utils as agent
 
+from diffcap.experiment import Experiment
+from diffcap.utils.settings import get_config_value
+
 # The script of each, and the folder that its runs are of.
 SWEEPS = {
     "pcl": ("finetune", "finetune"),
@@ -23,7 +26,10 @@ SWEEPS = {
     "clip4idc": ("finetune", "finetune"),
     "vlm": ("finetune", "finetune"),
     "clip4idc_pretrain": ("pretrain", "pretrain"),
+    "clip4idc_blocks": ("finetune", "finetune"),
+    "clip4idc_pretrain_blocks": ("pretrain", "pretrain"),
 }
+DATASET = {"clip4idc": "clevr_change", "clip4idc_pretrain": "clevr_change"}  # of all others: blocks
 BASE = "HuggingFaceTB/SmolVLM-500M-Instruct"
 GOALS = {"val/CIDEr-D": "maximize", "val/t2p_R@1": "maximize", "val/mlm": "minimize"}
 SMOKE = ["--trainer.max_steps=4", "--trainer.val_check_interval=2", "--trainer.limit_val_batches=1"]
@@ -60,10 +66,30 @@ def test_the_experiment_comes_first_and_the_sampled_values_last(name: str) -> No
     method = name.partition("_")[0]
     script = f"stages/{stage}.py"
     base = [f"--vlm={BASE}"] if method == "vlm" else []
-    experiment = ["--dataset=blocks", f"--method={method}", *base, "--logger=wandb"]
+    experiment = [f"--dataset={DATASET.get(name, 'blocks')}", f"--method={method}", *base, "--logger=wandb"]
     assert sweep["command"] == ["${env}", "python", script, *experiment, "${args}"] and sweep["program"] == script
     header = (ROOT / "configs" / "sweep" / f"{name}.yaml").read_text().partition("\nproject:")[0]
     assert f"# Command: wandb sweep configs/sweep/{name}.yaml" in header
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_the_settings_of_the_dataset_are_among_the_swept_values(name: str) -> None:
+    experiment = Experiment(dataset=DATASET.get(name, "blocks"), method=name.partition("_")[0])
+    files = experiment.config_files(SWEEPS[name][0])
+    for option, parameter in read(name)["parameters"].items():
+        value = get_config_value(files, *option.split("."))
+        if value is None or isinstance(value, dict):
+            continue  # the default of the class; a mapping is swept as text
+        if "values" in parameter:
+            assert value in parameter["values"], option
+        else:
+            assert parameter["min"] <= value <= parameter["max"], option
+
+
+def test_the_rates_of_openais_clip_are_at_most_a_hundred_times_the_released_one() -> None:
+    for name, option in (("clip4idc", "model.pretrained_lr"), ("clip4idc_pretrain", "model.clip_lr")):
+        rate = read(name)["parameters"][option]
+        assert (rate["min"], rate["max"]) == (1e-7, 1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +111,12 @@ def project(pixels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == "pcl" else pytest.param(name, marks=pytest.mark.thorough) for name in SWEEPS]
+    "name",
+    [
+        name if name == "pcl" else pytest.param(name, marks=pytest.mark.thorough)
+        for name in SWEEPS
+        if name not in DATASET
+    ],
 )
 def test_the_command_of_a_sweep_trains_with_sampled_values(project: Path, name: str) -> None:
     sweep, (_, stage) = read(name), SWEEPS[name]
