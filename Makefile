@@ -21,7 +21,7 @@ TAKES_ARGS := $(or $(filter pretrain finetune reinforce,$(MAKECMDGOALS)),$(first
 unexport ARGS
 
 # A misspelt variable on the command line stops make.
-KNOWN := $(VARIABLES) PYTHON ARGS MINUTES SEEDS CHROMIUM STEPS SCENES $(STAGES:%=%_ARGS)
+KNOWN := $(VARIABLES) PYTHON ARGS MINUTES SEEDS WORLD CHROMIUM STEPS SCENES $(STAGES:%=%_ARGS)
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 $(foreach name,$(filter-out $(KNOWN),$(GIVEN)),$(error $(name)= is not a variable of this Makefile; known are $(sort $(KNOWN))))
 
@@ -56,8 +56,8 @@ extra: | setup  ## manifests, features and negatives of EXTRA=cub,nabirds or mix
 	@$(VENV)/diffcap $@ $(OPTIONS)
 
 # Many experiments.
-demo: setup  ## the systems on the embedded dataset: every stage, one table, pictures (METHOD=scorer MINUTES=12 SEEDS=1234)
-	$(VENV)/python stages/demo.py $(METHOD:%=--method %) $(MINUTES:%=--minutes %) $(SEEDS:%=--seeds %) $(ARGS)
+demo: setup  ## the systems on an embedded dataset: every stage, one table, pictures (WORLD=tiles METHOD=scorer MINUTES=12 SEEDS=1234)
+	$(VENV)/python stages/demo.py $(METHOD:%=--method %) $(WORLD:%=--world %) $(MINUTES:%=--minutes %) $(SEEDS:%=--seeds %) $(ARGS)
 
 ablation: setup  ## a method beside its papers' ablations: METHOD=scorer DATASET=blocks SEEDS=1,2,3 ARGS="--steps=2000"
 	$(VENV)/python stages/ablation.py $(OPTIONS) $(SEEDS:%=--seeds %) $(ARGS)

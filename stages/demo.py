@@ -1,9 +1,9 @@
-"""Run every stage on the embedded dataset for several methods, then write a table and figures."""
+"""Run every stage on an embedded dataset for several methods, then write a table and figures."""
 
 import time
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from diffcap.methods import DemoControl, Method, get_method, methods
 from diffcap.run_folder import BEST, FINETUNE, PRETRAIN, report_dir_name
@@ -16,47 +16,77 @@ from diffcap.utils.errors import DiffcapError
 MINUTES, OTHER_MINUTES = 12.0, 4.0
 
 
+class World(NamedTuple):
+    """An embedded dataset in the demo.
+
+    Attributes:
+        pairs: number of pairs. jitter: variation of the images, see `make data`.
+        steps: factor of the numbers of steps in the registry, which are for blocks; an image of tiles has more tokens.
+    """
+
+    pairs: int
+    jitter: float
+    steps: float = 1.0
+
+
+WORLDS = {"blocks": World(24_000, 0.3), "tiles": World(10_000, 1.0, 0.5)}
+
+
 def demo(
-    method: str = "all", minutes: float = MINUTES, seeds: str = "1234", pairs: int = 24_000, jitter: float = 0.3
+    method: str = "all",
+    minutes: float = MINUTES,
+    seeds: str = "1234",
+    world: Literal["blocks", "tiles"] = "blocks",
+    pairs: int | None = None,
+    jitter: float | None = None,
 ) -> None:
     """Render the dataset, extract features, build negatives, train the methods on the same files, evaluate and report.
 
     Args:
         method: Train one method and its baselines. pcl: the same model without pre-training, trained for the same time.
             clip4idc (from pixels): the same captioner without adaptation, and DIRL+CCR on the features of the adapted CLIP.
-            Other methods: their first ablation, trained for the same number of steps. all: pcl, scorer and dirl.
+            Other methods: their first ablation, trained for the same number of steps. all: pcl, scorer and dirl, and on tiles
+            also rsiccformer and chg2cap.
         minutes: Approximate time on two cores for one seed of the methods of diffcap; more minutes train longer.
         seeds: Training seeds, separated by commas; several give means and standard deviations.
-        pairs: Number of pairs to render, changes and distractors.
-        jitter: Variation of camera and light.
+        world: Embedded dataset: blocks (rendered objects) or tiles (overhead images).
+        pairs: Number of pairs to render, with and without change; 24,000 of blocks and 10,000 of tiles by default.
+        jitter: Variation of camera and light, or of season and light; 0.3 for blocks and 1 for tiles by default.
 
     Raises:
         DiffcapError: the method is unknown, there are too few minutes, or a stage failed.
     """
     if minutes < OTHER_MINUTES + 1:
         raise DiffcapError(f"{minutes:g} minutes are too few for training; give at least {OTHER_MINUTES + 1:g}.")
-    chosen = [get_method(method)] if method != "all" else [known for known in methods().values() if known.demo.share]
+    chosen = (
+        [get_method(method)] if method != "all" else [known for known in methods().values() if _share(known, world)]
+    )
     if any(known.base_model for known in chosen):
         raise DiffcapError(
             f"METHOD={method} has no demo, because it trains a downloaded model; use make finetune eval METHOD={method} VLM=..., or "
             "make zeroshot."
         )
     start = time.perf_counter()
-    folder, place = Path("data/blocks-demo"), Path(f"runs/blocks-demo/{minutes:g}min-{method}")
-    shared = {"dataset": "blocks", "folder": str(folder), "logger": "none"}
-    make("the dataset", "data", {**shared, "pairs": str(pairs)}, f"--jitter={jitter}")
-    tasks = [partial(make, "features", "extract", {**shared, "backbone": "blocks"})]
+    default = WORLDS[world]
+    pairs, jitter = default.pairs if pairs is None else pairs, default.jitter if jitter is None else jitter
+    folder, place = Path(f"data/{world}-demo"), Path(f"runs/{world}-demo/{minutes:g}min-{method}")
+    shared = {"dataset": world, "folder": str(folder), "logger": "none"}
+    if world == "tiles":
+        shared["offline"] = "yes"  # CLIP4IDC takes the small CLIP of blocks
+    make("the dataset", "data", {**shared, "pairs": str(pairs)}, f"--jitter={jitter:g}")
+    tasks = [partial(make, "features", "extract", {**shared, "backbone": world})]
     if any(known.pretraining and known.pretraining.needs_negatives for known in chosen):
         tasks.append(partial(make, "hard negatives", "negatives", shared))
     if from_pixels := [known.name for known in chosen if known.reads_pixels]:
         tasks.append(partial(make, "pixels", "extract", {**shared, "method": from_pixels[0]}))
     in_parallel(tasks)
-    scale = (minutes - OTHER_MINUTES) / (MINUTES - OTHER_MINUTES)
-    rows = table(chosen[0], scale) if method != "all" else {known.title: own_row(known, scale) for known in chosen}
+    scale = default.steps * (minutes - OTHER_MINUTES) / (MINUTES - OTHER_MINUTES)
+    every = {known.title: own_row(known, scale, _share(known, world)) for known in chosen}
+    rows = table(chosen[0], scale) if method != "all" else every
     numbers = parse_seeds(seeds)
     jobs = {name: [row.job(name, place, seed, shared) for seed in numbers] for name, row in rows.items()}
     run_queues([[jobs[name][n] for name in queue] for n in range(len(numbers)) for queue in queues(rows)])
-    write_report(str(folder), "blocks", jobs, place / report_dir_name(FINETUNE), "--pictures", "8")
+    write_report(str(folder), world, jobs, place / report_dir_name(FINETUNE), "--pictures", "8")
     print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes; figures and table.md are in {place}/report")
 
 
@@ -90,6 +120,11 @@ class DemoExperiment(NamedTuple):
             features = f"clip4idc-{folder.name}-{seed}"
             variables |= {"backbone": "clip4idc", "features": features, "weights": str(weights)}
         return Job(f"{name}, seed {seed}", variables, self.finetune, self.pretrain)
+
+
+def _share(method: Method, world: str) -> float:
+    """Fraction of a core for a method when all methods are trained."""
+    return method.demo.tiles_share if world == "tiles" else method.demo.share
 
 
 def own_row(method: Method, scale: float, share: float | None = None) -> DemoExperiment:

@@ -129,6 +129,9 @@ def test_offline_chooses_what_ships_with_the_package() -> None:
         assert (e.backbone, e.features, e.tagger) == (backbone, backbone, "blocks")
         files = [path.name for path in e.config_files("finetune")]
         assert ("finetune.offline.yaml" in files) == (method == "clip4idc")
+    for method, backbone in (("scorer", "tiles"), ("chg2cap", "tiles"), ("clip4idc", "blocks_pixels")):
+        e = Experiment(dataset="tiles", method=method, offline="yes")
+        assert (e.backbone, e.tagger) == (backbone, "tiles")
     e = Experiment(dataset="desk", method="dirl", offline="yes", backbone="resnet101_layer3", weights="w.pth")
     assert e.backbone == "resnet101_layer3"
     with pytest.raises(DiffcapError, match=r"OFFLINE=yes and WEIGHTS=w\.pth"):

@@ -91,12 +91,14 @@ class Demo:
         finetune: fine-tuning steps in a demo of the default length, if the method has a core for the whole training time.
         pretrain: pre-training steps, likewise.
         share: fraction of a core's time, and of the steps, when all methods are trained; 0: only METHOD=<method> trains it.
+        tiles_share: the same for WORLD=tiles.
         controls: the baselines when the method is trained alone; by default its first ablation.
     """
 
     finetune: int = 5400
     pretrain: int = 1300
     share: float = 0.5
+    tiles_share: float = 0.25
     controls: tuple[DemoControl, ...] = ()
 
 
@@ -163,6 +165,7 @@ BUILT_IN = (
         demo=Demo(
             finetune=5760,
             share=1.0,
+            tiles_share=0.5,
             controls=(DemoControl("the same without pre-training", "scratch", steps_per_pretrain_step=0.75),),
         ),
         importer="diffcap.interop.pcl:IMPORTER",
@@ -181,6 +184,7 @@ BUILT_IN = (
             "scorer": Ablation("SCORER"),
             "scorer_cbr": Ablation("SCORER+CBR"),
         },
+        demo=Demo(tiles_share=0.5),
         importer="diffcap.interop.scorer:IMPORTER",
     ),
     Method(
@@ -197,6 +201,7 @@ BUILT_IN = (
             "dirl_diagonal": Ablation("DIRL, diagonal term"),
             "dirl_off_diagonal": Ablation("DIRL, off-diagonal term"),
         },
+        demo=Demo(tiles_share=0.5),
         importer="diffcap.interop.dirl:IMPORTER",
     ),
     Method(
@@ -224,6 +229,7 @@ BUILT_IN = (
             finetune=400,
             pretrain=300,
             share=0.0,
+            tiles_share=0.0,
             controls=(
                 DemoControl("the same without adaptation", "unadapted", ablation="unadapted"),
                 DemoControl("DIRL+CCR on CLIP4IDC's features", "cross", method="dirl", finetune=700, adapted=True),
@@ -240,7 +246,7 @@ BUILT_IN = (
         backbone="resnet101_layer3_256",
         pixels_backbone="pixels_256",
         ablations={"one_layer": Ablation("one encoder layer"), "rsiccformer": Ablation("RSICCformer")},
-        demo=Demo(finetune=3000, share=0.0),
+        demo=Demo(share=0.0),
         importer="diffcap.interop.rsiccformer:IMPORTER",
     ),
     Method(
@@ -251,7 +257,7 @@ BUILT_IN = (
         backbone="resnet101_layer4_256",
         pixels_backbone="pixels_256",
         ablations={"one_layer": Ablation("one encoder layer"), "chg2cap": Ablation("Chg2Cap")},
-        demo=Demo(finetune=3000, share=0.0),
+        demo=Demo(share=0.0),
         importer="diffcap.interop.chg2cap:IMPORTER",
     ),
     Method(
@@ -268,7 +274,7 @@ BUILT_IN = (
             "all_weights": Ablation("all weights"),
             "difference": Ablation("LoRA and difference module"),
         },
-        demo=Demo(share=0.0),
+        demo=Demo(share=0.0, tiles_share=0.0),
     ),
 )
 

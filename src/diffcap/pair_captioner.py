@@ -31,11 +31,14 @@ from diffcap.text.vocabularies import AnyVocabulary
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.image_io import Source, read_image
 
-SHIPPED = Path(__file__).parent / "models" / "captioners" / "blocks"
-BLOCKS_NOTE = (
-    "this captioner was trained on rendered `blocks` scenes; its captions of other images, such as photographs, are unreliable, "
-    "even where it gives its words a probability of 100 %."
+# The captioners that ship with the package, by the embedded dataset that they were trained on.
+SHIPPED_CAPTIONERS = {name: Path(__file__).parent / "models" / "captioners" / name for name in ("blocks", "tiles")}
+SHIPPED = SHIPPED_CAPTIONERS["blocks"]  # the default
+DOMAIN_NOTE = (
+    "this captioner was trained on rendered {} only; its captions of other images, such as photographs, are unreliable, even where "
+    "it gives its words a probability of 100 %."
 )
+DOMAINS = {"blocks": "`blocks` scenes", "tiles": "overhead images, `tiles`,"}
 MAX_ASPECT = 50  # of images for vision-language models; Qwen refuses 200
 Maps = npt.NDArray[np.floating[Any]]
 
@@ -125,7 +128,7 @@ class PairCaptioner:
     Attributes:
         metadata: entries of the checkpoint (method, dataset, step, version, ...); for an ensemble those of the first one, and
             "ensemble", the methods of all members.
-        domain_note: sentence about the captions' reliability, for captioners trained on `blocks` and for vision-language models
+        domain_note: sentence about the captions' reliability, for captioners trained on an embedded dataset and for vision-language models
             without training; otherwise None.
 
     Raises:
@@ -322,8 +325,9 @@ class PairCaptioner:
 
 
 def _domain_note(members: Sequence[Checkpoint]) -> str | None:
-    if all(member.metadata["dataset"] == "blocks" for member in members):
-        return BLOCKS_NOTE
+    datasets = {member.metadata["dataset"] for member in members}
+    if len(datasets) == 1 and (domain := DOMAINS.get(datasets.pop())):
+        return DOMAIN_NOTE.format(domain)
     untrained = [member.metadata for member in members if member.metadata["stage"] == ZERO_SHOT]
     if not untrained:
         return None
@@ -346,7 +350,8 @@ def load_captioner(
     Args:
         source: a checkpoint's file; a folder that `diffcap export` or `diffcap import` wrote; `user/name` on the Hugging Face
             Hub; a vision-language model, which is used without training: its folder or its name on the Hub
-            (`Qwen/Qwen2.5-VL-3B-Instruct`); None for the small captioner of rendered `blocks` scenes that ships with the package.
+            (`Qwen/Qwen2.5-VL-3B-Instruct`); "blocks" or None for the small captioner of rendered `blocks` scenes that ships with the
+            package, "tiles" for the one of rendered overhead images.
             A list is an ensemble, which uses the mean of the members' probabilities at every word; all members need the same
             token ids.
         device, backbone_weights: see `PairCaptioner`.
@@ -369,8 +374,15 @@ def load_captioner(
         raise DiffcapError(
             "the list of checkpoints is empty; name one, or omit the list for the captioner that ships with diffcap."
         )
-    members = load_members([SHIPPED if one is None else one for one in sources], base, prompt)
+    members = load_members([_shipped(one) or one for one in sources], base, prompt)
     return PairCaptioner(members, device, backbone_weights)
+
+
+def _shipped(source: str | Path | None) -> Path | None:
+    """The folder of a captioner that ships; a file or folder of the same name comes first."""
+    if source is None:
+        return SHIPPED
+    return None if Path(source).exists() else SHIPPED_CAPTIONERS.get(str(source))
 
 
 def _device(name: str) -> torch.device:

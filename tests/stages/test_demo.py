@@ -51,6 +51,15 @@ def test_the_rows_of_diffcaps_own_methods(method: str, minutes: float, expected:
     assert found == expected and list(found) == list(expected)
 
 
+def test_the_rows_of_tiles() -> None:
+    scale = DEMO["WORLDS"]["tiles"].steps
+    every = [known for known in methods().values() if known.demo.tiles_share]
+    rows = {known.title: DEMO["own_row"](known, scale, known.demo.tiles_share) for known in every}
+    assert {row.method for row in rows.values()} == {"pcl", "scorer", "dirl", "rsiccformer", "chg2cap"}
+    assert sum(row.share for row in rows.values()) == 2  # cores
+    assert [len(queue) for queue in DEMO["queues"](rows)] == [2, 3]
+
+
 def test_a_core_has_room_for_shares_of_one_and_a_row_waits_for_its_features() -> None:
     every = [*(known for known in methods().values() if known.demo.share), Method("new", "New", "", "x:X", "blocks")]
     shares = {known.title: DEMO["own_row"](known, 1.0) for known in every}

@@ -11,7 +11,7 @@ from diffcap.checkpoints.base_models import find_base
 from diffcap.checkpoints.reading import CAPTIONING_STAGES, CONFIG, WEIGHTS, read_checkpoint
 from diffcap.checkpoints.zero_shot import names_base_model
 from diffcap.methods import methods
-from diffcap.pair_captioner import SHIPPED, PairCaptioner, load_captioner
+from diffcap.pair_captioner import SHIPPED_CAPTIONERS, PairCaptioner, load_captioner
 from diffcap.records import read_json
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
@@ -35,7 +35,7 @@ class Choice(NamedTuple):
 def find_choices(
     checkpoints: Sequence[str], runs: Path, backbone_weights: str | None = None, base: str | None = None
 ) -> list[Choice]:
-    """What is offered: the checkpoints that were named, the one that ships, then the captioners in `runs`, newest first.
+    """What is offered: the checkpoints that were named, those that ship, then the captioners in `runs`, newest first.
 
     A file below `runs` that is no captioner of this diffcap is left out, and stderr says why.
 
@@ -53,7 +53,10 @@ def find_choices(
             continue
         metadata = load_captioner(name, "cpu", backbone_weights, base).metadata  # raises here, before the first request
         found.append((Path(name).resolve(), Choice(_label(metadata), name, backbone_weights, base)))
-    shipped = Choice(f"{_label(read_json(SHIPPED / CONFIG, 'configuration'))} · ships with diffcap", None)
+    shipped = [
+        Choice(f"{_label(read_json(folder / CONFIG, 'configuration'))} · ships with diffcap", name)
+        for name, folder in SHIPPED_CAPTIONERS.items()
+    ]
     named = {Path(name).resolve() for name in checkpoints}
     paths = [path for path in runs.rglob("best.ckpt") if path.parent.name in CAPTIONING_STAGES]
     paths += [path.parent for path in runs.rglob(CONFIG) if (path.parent / WEIGHTS).is_file()]
@@ -76,7 +79,7 @@ def find_choices(
             echo(f"note: left out: {error}", err=True)
     labels = _distinct([(choice.label, _run_folder(path)) for path, choice in found])
     choices = [choice._replace(label=label) for (_, choice), label in zip(found, labels, strict=True)]
-    return [*choices[: len(checkpoints)], shipped, *choices[len(checkpoints) :]]
+    return [*choices[: len(checkpoints)], *shipped, *choices[len(checkpoints) :]]
 
 
 def _label(metadata: dict[str, object]) -> str:

@@ -1,4 +1,4 @@
-"""Example pairs of the page: scenes of `blocks`, one for each type of change and one where only the viewpoint changed."""
+"""Example pairs of the page: scenes of `blocks` and `tiles` with several changes, and one of each without a change."""
 
 from typing import NamedTuple
 
@@ -6,6 +6,7 @@ from PIL import Image
 
 from diffcap.datasets.blocks.render import render
 from diffcap.datasets.blocks.scenes import CHANGES, sample_triples
+from diffcap.datasets.tiles.write import render_pair
 
 _SEED, _FIRST = 2026, 5  # in earlier scenes the changed object is partly hidden
 _SIZE = (256, 192)  # twice the size of the dataset's images
@@ -17,14 +18,17 @@ _TITLES = {
     "drop": "something gone",
     "move": "something moved",
 }
+# Numbers of pairs of tiles with seed `_SEED`, and their titles.
+_TILES = {16: "new houses", 4: "new road", 10: "new water", 13: "only the season"}
 
 
 class Example(NamedTuple):
-    """A pair of RGB images and a short title of the change."""
+    """A pair of RGB images, a short title of the change, and the shipped captioner for it."""
 
     title: str
     before: Image.Image
     after: Image.Image
+    captioner: str
 
 
 def render_examples() -> list[Example]:
@@ -33,7 +37,11 @@ def render_examples() -> list[Example]:
     images = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in render(triples.scenes(), _SIZE)[0]]
     count = len(triples)
     pairs = [
-        Example(_TITLES[CHANGES[int(change)]], images[row], images[count + row])
+        Example(_TITLES[CHANGES[int(change)]], images[row], images[count + row], "blocks")
         for row, change in enumerate(triples.change[:-1])
     ]
-    return [*pairs, Example("only the camera", images[count - 1], images[-1])]
+    pairs.append(Example("only the camera", images[count - 1], images[-1], "blocks"))
+    for number, title in _TILES.items():
+        before, after = (Image.fromarray(image) for image in render_pair(number, _SEED).images)
+        pairs.append(Example(title, before, after, "tiles"))
+    return pairs

@@ -12,9 +12,10 @@ from typing import Any
 import gradio as gr
 from PIL import Image
 
+from diffcap.pair_captioner import SHIPPED_CAPTIONERS
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.image_io import InputImage, read_image
-from diffcap.web.captioners import Captioners
+from diffcap.web.captioners import Captioners, Choice
 from diffcap.web.examples import Example, render_examples
 from diffcap.web.result import Answer, image_pair, message, result
 
@@ -38,8 +39,8 @@ def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
     os.environ.update(GRADIO_TEMP_DIR=str(folder), GRADIO_ANALYTICS_ENABLED="False", HF_HUB_DISABLE_TELEMETRY="1")
     examples = render_examples()
 
-    def choose(event: gr.EventData) -> tuple[Any, ...]:  # gradio reads this type from the signature
-        return _load_example(examples, event)
+    def choose(current: str, event: gr.EventData) -> tuple[Any, ...]:  # gradio reads this type from the signature
+        return _load_example(examples, captioners.choices, current, event)
 
     with gr.Blocks(
         title="diffcap: what changed?",
@@ -106,7 +107,7 @@ def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
             zone.clear(lambda: "", None, notes, queue=False, api_visibility="private")
         button.click(**caption, api_name="caption")
         example_buttons.choose(
-            choose, None, [before, after, message_before, message_after], api_visibility="private"
+            choose, captioner, [before, after, message_before, message_after, captioner], api_visibility="private"
         ).then(**(caption | {"api_visibility": "private"}))
         caption_uploads = caption | {
             "fn": _hide_traceback(partial(_answer_if_complete, captioners)),
@@ -162,12 +163,19 @@ def _example_buttons(examples: list[Example]) -> str:
     return f'<div class="dc-examples" role="group" aria-label="Examples"><b>Or try one of these</b><div>{cards}</div></div>'
 
 
-def _load_example(examples: list[Example], event: gr.EventData) -> tuple[Any, ...]:
+def _load_example(
+    examples: list[Example], choices: list[Choice], current: object, event: gr.EventData
+) -> tuple[Any, ...]:
+    """The images of an example, no messages, and its captioner if one that ships was chosen."""
     try:
         example = examples[int(event.index) % len(examples)]
     except (AttributeError, OverflowError, TypeError, ValueError):
         raise gr.Error("There is no such example.", print_exception=False) from None
-    return example.before, example.after, "", ""
+    places = {
+        choice.source: str(number) for number, choice in enumerate(choices) if choice.source in SHIPPED_CAPTIONERS
+    }
+    place = places.get(example.captioner) if current in places.values() else None
+    return example.before, example.after, "", "", place or gr.skip()
 
 
 def _check_upload(side: str, path: str | None) -> tuple[Any, str]:

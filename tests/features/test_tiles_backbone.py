@@ -1,0 +1,83 @@
+"""The embedded backbone of tiles: where its channels come from, and what the weights that ship know."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+
+from diffcap.datasets.tiles.write import render_pair
+from diffcap.embedded_training.tiles_backbone import tile_batch
+from diffcap.features.backbones import build_backbone
+from diffcap.features.convolutions import fuse_batch_norms
+from diffcap.features.tiles_backbone import CHANNELS, CLASSES, COVERS, SHIPPED, TilesNetwork
+
+
+def test_folding_batch_norm_changes_nothing() -> None:
+    torch.manual_seed(0)
+    network = TilesNetwork(norm=True).eval()
+    for module in network.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            torch.nn.init.normal_(module.running_mean)
+            torch.nn.init.uniform_(module.running_var, 0.5, 2)
+    images = torch.randn(2, 3, 256, 256)
+    fused = fuse_batch_norms(network)
+    torch.testing.assert_close(fused(images), network(images), rtol=1e-4, atol=1e-4)
+    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in fused.modules())
+
+
+def test_the_channels_are_fractions_and_counts_of_each_quarter_of_a_cell() -> None:
+    torch.manual_seed(0)
+    covers, houses = torch.randn(1, CLASSES, 64, 64), torch.randn(1, 32, 32)
+    values = TilesNetwork().values(covers, houses)
+    assert values.shape == (1, CHANNELS, 8, 8)
+    probabilities = covers.softmax(1)
+    for row, column, quarter in ((0, 0, 0), (3, 5, 1), (7, 2, 2), (6, 6, 3)):
+        down, right = divmod(quarter, 2)
+        y, x = 8 * row + 4 * down, 8 * column + 4 * right  # in predictions of 4 x 4 pixels
+        found = values[0, :, row, column].view(CLASSES + 1, 4)[:, quarter]
+        torch.testing.assert_close(found[:CLASSES], probabilities[0, :, y : y + 4, x : x + 4].mean((1, 2)))
+        expected = houses[0, y // 2 : y // 2 + 2, x // 2 : x // 2 + 2].sigmoid().sum()
+        torch.testing.assert_close(found[CLASSES], expected)
+
+
+def test_the_shipped_weights_are_small_and_say_what_they_know() -> None:
+    assert SHIPPED.stat().st_size < 1_000_000
+    with safe_open(SHIPPED, "pt") as file:
+        metadata = file.metadata()
+    scores = json.loads(metadata["held_out"])
+    assert scores["pixels"] > 0.9 and scores["classes"] > 0.9 and scores["houses"] > 0.9
+    assert metadata["command"].startswith("python stages/tiles_backbone.py --seed_everything=0 ")
+
+
+@pytest.mark.slow
+def test_the_shipped_weights_recognise_the_land_cover_of_unseen_images() -> None:
+    network = build_backbone("tiles").trunk
+    images, targets = tile_batch(2**41, 12, seed=3, jitter=1.0)
+    with torch.no_grad():
+        covers, houses = network.raw(images)
+    right = covers.argmax(1) == targets.covers.argmax(1)
+    assert right.float().mean() > 0.85
+    forest = targets.covers[:, COVERS.index("forest")] > 0.9
+    assert right[forest].float().mean() > 0.9
+    per_image = torch.corrcoef(torch.stack([houses.sigmoid().sum((1, 2)), targets.houses.sum((1, 2))]))[0, 1]
+    assert per_image > 0.9
+
+
+def test_features_of_both_dates_agree_where_nothing_changed() -> None:
+    """Season, light and haze change the pixels more than the features, relative to another scene."""
+    backbone = build_backbone("tiles")
+    images = [image for number in (1, 3) for image in render_pair(number, 4).images]  # pairs without change
+    with torch.no_grad():
+        features = backbone(torch.stack([backbone.preprocess(Image.fromarray(image)) for image in images]))
+    assert features.shape == (4, *backbone.shape()) and backbone.shape() == (CHANNELS, 8, 8)
+    pixels = np.stack(images).astype(np.float64)
+
+    def ratio(values: np.ndarray) -> float:
+        same = sum(np.square(values[2 * k] - values[2 * k + 1]).mean() for k in (0, 1))
+        other = sum(np.square(values[k] - values[k + 2]).mean() for k in (0, 1))
+        return same / other
+
+    assert ratio(features.double().numpy()) < 0.5 * ratio(pixels)
