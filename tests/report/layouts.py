@@ -9,7 +9,9 @@ import torch
 from diffcap.checkpoints.reading import FORMAT
 from diffcap.datasets import read_pairs
 from diffcap.datasets.blocks.write import write_blocks
+from diffcap.datasets.tiles.write import write_tiles
 from diffcap.evaluation.coco import write_predictions
+from diffcap.evaluation.levir_cc import LevirScoring
 from diffcap.evaluation.protocols import evaluate
 from diffcap.features.store import StoreWriter
 from diffcap.models.captioner import Captioner
@@ -23,6 +25,18 @@ def make_dataset(folder: Path, pairs: int = 30) -> Dataset:
     official = folder / "official"
     write_blocks(official, pairs, seed=3, size=(64, 48), workers=1)
     return write_dataset(folder, "blocks", official, read_pairs("blocks", official), {"captions_only": False})
+
+
+def make_tiles(folder: Path, pairs: int = 48) -> Dataset:
+    """`tiles` with features by chance, of the images' order."""
+    official = folder / "official"
+    write_tiles(official, pairs, seed=3, workers=1)
+    dataset = write_dataset(folder, "tiles", official, read_pairs("tiles", official), {"captions_only": False})
+    paths = sorted({path for pair in dataset.pairs for path in pair.images})
+    writer = StoreWriter(folder / "features" / "toy", paths, (5, 4, 4), {"backbone": "toy"})
+    writer.write(np.arange(len(paths)), np.random.default_rng(0).normal(size=(len(paths), 5, 4, 4)))
+    writer.finish()
+    return dataset
 
 
 def twins(pairs: Sequence[ChangePair]) -> dict[str, ChangePair]:
@@ -68,11 +82,12 @@ def make_run(
     seed: int = 1,
     tokenizer: str = "raw",
     manifest: str | None = None,
+    levir: LevirScoring | None = None,
 ) -> Path:
     test = [pair for pair in dataset.pairs if pair.split == "test"]
     protocol = {"dataset": dataset.name, "split": "test", "beams": 1, "limit": None}
     notes = {"seed": seed, "method": "pcl", "manifest_sha256": manifest or dataset.info["manifest_sha256"]}
-    result = evaluate(predictions, test, "raw", METRICS, protocol, notes)
+    result = evaluate(predictions, test, "raw", METRICS, protocol, notes, levir)
     result["protocol"]["tokenizer"] = tokenizer
     write_predictions(folder / "eval" / "predictions.json", predictions)
     write_json(folder / "eval" / "metrics.json", result)

@@ -8,15 +8,28 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 from tests.commands import one_sentence, run
-from tests.report.layouts import METRICS, captions_of, make_dataset, make_run, make_scorer, make_store, twins
+from tests.report.layouts import (
+    METRICS,
+    captions_of,
+    make_dataset,
+    make_run,
+    make_scorer,
+    make_store,
+    make_tiles,
+    twins,
+)
 from tests.report.test_page import blocks_of
 
+from diffcap.datasets.registry import LevirProtocol
 from diffcap.evaluation.coco import read_predictions
+from diffcap.evaluation.levir_cc import levir_scoring
 from diffcap.evaluation.protocols import evaluate
 from diffcap.records import file_hash, read_json, write_json
+from diffcap.report.drawing import BOX
 
 SCRIPT = str(Path(__file__).parents[2] / "stages" / "report.py")
 
@@ -181,6 +194,57 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
     missing = report(tmp_path, '{"PCL": "runs/nowhere"}')
     assert missing.returncode == 1 and missing.stderr.count("\n") == 1
     assert missing.stderr.startswith("error: runs/nowhere/eval/metrics.json: file not found")
+
+
+def test_the_report_of_a_dataset_with_masks_and_word_ids(tmp_path: Path) -> None:
+    dataset = make_tiles(tmp_path / "data")
+    test = [pair for pair in dataset.pairs if pair.split == "test"]
+    changed = [pair for pair in test if not pair.is_distractor]
+    levir = levir_scoring(LevirProtocol(), dataset.pairs)
+    captions = captions_of(dataset)
+    make_run(tmp_path / "runs/scorer", dataset, captions, {"finetune": 60.0}, levir=levir)
+    words = sorted({word for pair in dataset.pairs for caption in pair.captions for word in caption.split()})
+    make_scorer(tmp_path / "runs/scorer/finetune/best.ckpt", words, (5, 4, 4), scale=4)
+    missing, broken, *measured = changed
+    (dataset.root / missing.extra["mask"]).unlink()
+    (dataset.root / broken.extra["mask"]).write_text("a mask")
+    done = report(tmp_path, '{"SCORER": "runs/scorer"}', "--pictures=9", "--attention=2")
+    assert done.returncode == 0, done.stderr
+    folder = (dataset.root / missing.extra["mask"]).parent.relative_to(tmp_path)
+    assert f"2 masks are left out; the first: {folder}/test_" in " ".join(done.stdout.split())
+
+    table = read_json(tmp_path / "report/table.json")
+    metrics = read_json(tmp_path / "runs/scorer/eval/metrics.json")
+    assert table["rows"]["SCORER"]["id_tokens"] == metrics["id_tokens"]["groups"]
+    counts = Counter(caption for pair in dataset.pairs if pair.split == "train" for caption in pair.captions)
+    common = dict.fromkeys((pair.id for pair in test), counts.most_common(1)[0][0])
+    expected = evaluate(common, test, "raw", METRICS, levir=levir)
+    baseline = table["rows"]["most common training caption"]
+    assert baseline["id_tokens"] == expected["id_tokens"]["groups"]
+    assert baseline["change"]["accuracy"] == expected["groups"]["change"]["accuracy"] == 0
+    assert table["protocol"]["id_tokens"]["SCORER"] == metrics["id_tokens"]["protocol"]
+
+    found = read_json(tmp_path / "report/localisation.json")
+    masks = {pair.id: np.asarray(Image.open(dataset.root / pair.extra["mask"])) > 0 for pair in measured}
+    share = statistics.mean(mask.mean() for mask in masks.values())
+    assert found["masks"] == {
+        "pairs": len(measured), "empty": len(test) - len(changed), "unreadable": 2, "share": pytest.approx(share)
+    }  # fmt: skip
+    assert found["systems"]["SCORER"]["region"] == "mask"
+    row = found["systems"]["SCORER"]["kinds"]["all words"]
+    lengths = {pair.id: len(captions[pair.id].split()) for pair in measured}
+    assert row["count"] == 2 * sum(lengths.values())  # a map of each word on both images
+    uniform = sum(lengths[id] * mask.mean() for id, mask in masks.items()) / sum(lengths.values())
+    assert row["mass_chance"] == pytest.approx(uniform)
+
+    text = (tmp_path / "report/table.md").read_text()
+    for line in (f"| SCORER | mask | {row['count']} |", "| SCORER | box |", "Protocol levir_cc: scores of word ids."):
+        assert line in text
+    index = blocks_of((tmp_path / "report/report.html").read_text())["index"]
+    assert [pair["id"] for pair in index["pairs"] if "m" in pair] == [pair.id for pair in measured]
+    for name in ("pairs.png", "attention.png"):
+        with Image.open(tmp_path / "report" / name) as sheet:
+            assert (np.asarray(sheet) == BOX).all(-1).any()
 
 
 def written(path: Path, captions: dict[str, str]) -> str:
