@@ -1,5 +1,6 @@
 """The page over HTTP: what visitors are told, what they cannot do, and that many can come at once."""
 
+import base64
 import io
 import math
 import re
@@ -12,6 +13,7 @@ from html.parser import HTMLParser
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 from tests.odd_images import encoded, write_all
@@ -22,6 +24,7 @@ from diffcap.pair_captioner import load_captioner
 from diffcap.report.heatmap import percent
 from diffcap.utils.errors import DiffcapError
 from diffcap.web.captioners import Captioners, Choice
+from diffcap.web.examples import render_examples
 from diffcap.web.page import _answer, _answer_if_complete, _check_upload
 
 
@@ -126,6 +129,28 @@ def test_a_probability_of_a_change_comes_before_the_log_probability(tmp_path: Pa
         f"probability that something changed {percent(math.log(1 - caption.nothing_changed))} log-probability of the"
     )
     assert shown in text and "blocks" not in text
+
+
+def test_an_example_with_a_mask_shows_its_outline_on_both_pictures_and_no_other_pair_does(tmp_path: Path) -> None:
+    captioners = Captioners([SHIPPED], "cpu")
+    masked = [example for example in render_examples() if example.mask is not None]
+    assert masked and all(example.captioner == "tiles" for example in masked)
+
+    def answer(before: Image.Image, after: Image.Image) -> str:
+        for name, image in (("b", before), ("a", after)):
+            image.save(tmp_path / f"{name}.png")
+        return _answer(captioners, str(tmp_path / "b.png"), str(tmp_path / "a.png"), "0", 1)
+
+    page = answer(masked[0].before, masked[0].after)
+    lines = re.findall(r'class="dc-outline" alt="" src="data:image/webp;base64,([^"]*)"', page)
+    assert len(lines) == 2 and "where the change is" in Text(page).text
+    shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(lines[0]))))[..., 3] > 0
+    y, x = np.nonzero(masked[0].mask)
+    top, left = (np.flatnonzero(shown.any(axis)).min() for axis in (1, 0))
+    assert 0 <= 2 * y.min() - top <= 3 and 0 <= 2 * x.min() - left <= 3  # the line is outside, in twice the size
+    plain = next(example for example in render_examples() if example.mask is None)
+    for pictures in ((plain.before, plain.after), (masked[0].after, masked[0].before), (noise(1), noise(2))):
+        assert "dc-outline" not in answer(*pictures)
 
 
 def test_uploads_are_captioned_once_both_are_there(tmp_path: Path) -> None:

@@ -74,14 +74,18 @@ def outline(mask: Mask, size: Size, width: int = 1) -> Image.Image:
     return Image.fromarray((wide & ~((np.asarray(area) > 0) & inner)).astype(np.uint8) * 255)
 
 
+def colored_outline(mask: Mask, size: Size, width: int = 1) -> Image.Image:
+    """`outline` in the color of the boxes, RGBA, transparent beside the line."""
+    colored = Image.new("RGBA", size, (*BOX, 0))
+    colored.putalpha(outline(mask, size, width))
+    return colored
+
+
 def outline_thumbnail(mask: Mask, size: Size, frame: Size) -> Thumbnail:
-    """The outline over an image of `size` that is reduced to a frame, `SMALL` or `LARGE`; transparent beside the line."""
+    """The outline over an image of `size` that is reduced to a frame, `SMALL` or `LARGE`."""
     scale = min(1.0, frame[0] / size[0], frame[1] / size[1])
     reduced = max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
-    line = outline(mask, reduced, 2 if frame == LARGE else 1)
-    colored = Image.new("RGBA", reduced, (*BOX, 0))
-    colored.putalpha(line)
-    return Thumbnail(*size, webp(colored, lossless=True))
+    return Thumbnail(*size, webp(colored_outline(mask, reduced, 2 if frame == LARGE else 1), lossless=True))
 
 
 def outline_thumbnails(

@@ -1,12 +1,15 @@
 """Example pairs of the page: scenes of `blocks` and `tiles` with several changes, and one of each without a change."""
 
+from functools import cache
 from typing import NamedTuple
 
+import numpy as np
 from PIL import Image
 
 from diffcap.datasets.blocks.render import render
 from diffcap.datasets.blocks.scenes import CHANGES, sample_triples
 from diffcap.datasets.tiles.write import render_pair
+from diffcap.evaluation.localisation import Mask
 
 _SEED, _FIRST = 2026, 5  # in earlier scenes the changed object is partly hidden
 _SIZE = (256, 192)  # twice the size of the dataset's images
@@ -23,14 +26,16 @@ _TILES = {16: "new houses", 4: "new road", 10: "new water", 13: "only the season
 
 
 class Example(NamedTuple):
-    """A pair of RGB images, a short title of the change, and the shipped captioner for it."""
+    """A pair of RGB images, a short title of the change, the shipped captioner for it, and the mask (H, W) of its change."""
 
     title: str
     before: Image.Image
     after: Image.Image
     captioner: str
+    mask: Mask | None = None
 
 
+@cache
 def render_examples() -> list[Example]:
     """Render the pairs, which are the same in every call."""
     triples = sample_triples(range(_FIRST, _FIRST + len(CHANGES) + 1), _SEED, _JITTER)
@@ -42,6 +47,15 @@ def render_examples() -> list[Example]:
     ]
     pairs.append(Example("only the camera", images[count - 1], images[-1], "blocks"))
     for number, title in _TILES.items():
-        before, after = (Image.fromarray(image) for image in render_pair(number, _SEED).images)
-        pairs.append(Example(title, before, after, "tiles"))
+        rendered = render_pair(number, _SEED)
+        before, after = map(Image.fromarray, rendered.images)
+        pairs.append(Example(title, before, after, "tiles", rendered.mask > 0 if rendered.mask.any() else None))
     return pairs
+
+
+def mask_of(before: Image.Image, after: Image.Image) -> Mask | None:
+    """The mask of the example that has exactly these images; None for any other pair, and for an example without a mask."""
+    for example in render_examples():
+        if all(np.array_equal(one, other) for one, other in ((before, example.before), (after, example.after))):
+            return example.mask
+    return None

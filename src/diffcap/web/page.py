@@ -16,7 +16,7 @@ from diffcap.pair_captioner import SHIPPED_CAPTIONERS
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.image_io import InputImage, read_image
 from diffcap.web.captioners import Captioners, Choice
-from diffcap.web.examples import Example, render_examples
+from diffcap.web.examples import Example, mask_of, render_examples
 from diffcap.web.result import Answer, image_pair, message, result
 
 MAX_BEAMS = 10
@@ -211,7 +211,8 @@ def _answer(captioners: Captioners, before: str | None, after: str | None, choic
         return message(str(error))
     notes += [f"{picture.name}: {note}." for picture in (first, second) for note in picture.notes]
     label = captioners.choices[number].label
-    return result(Answer(first.image, second.image, caption, attention, label, tuple(notes)))
+    mask = mask_of(first.image, second.image)
+    return result(Answer(first.image, second.image, caption, attention, label, tuple(notes), mask))
 
 
 def _answer_if_complete(captioners: Captioners, before: str | None, after: str | None, *choices: Any) -> str:

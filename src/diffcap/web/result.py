@@ -13,8 +13,11 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from diffcap.evaluation.localisation import Mask
 from diffcap.pair_captioner import Alternative, AttentionMaps, Caption
+from diffcap.report.drawing import BOX
 from diffcap.report.heatmap import log_of, percent
+from diffcap.report.masks import colored_outline
 from diffcap.report.overlay import Array, colormap, overlay, scale_attention
 
 MAX_IMAGE_SIDE = 720  # pixels
@@ -29,6 +32,7 @@ class Answer(NamedTuple):
 
     Attributes:
         before, after: RGB. attention: None if the method has no attention maps. captioner: its label. notes: sentences.
+        mask: (H, W), of the change in an example; its outline is drawn over both images.
     """
 
     before: Image.Image
@@ -37,6 +41,7 @@ class Answer(NamedTuple):
     attention: AttentionMaps | None
     captioner: str
     notes: tuple[str, ...] = ()
+    mask: Mask | None = None
 
 
 def safe(text: str) -> str:
@@ -63,7 +68,7 @@ def result(answer: Answer) -> str:
     if attention is not None:
         strengths = [scale_attention(*maps) for maps in zip(attention.before, attention.after)]
     figures = [
-        _figure(image, side, [maps[number] for maps in strengths])
+        _figure(image, side, [maps[number] for maps in strengths], answer.mask)
         for number, (side, image) in enumerate((("before", answer.before), ("after", answer.after)))
     ]
     return (
@@ -71,7 +76,7 @@ def result(answer: Answer) -> str:
         f"{_sentence(caption)}"
         f"{_metadata(answer)}"
         f'<div class="dc-pictures">{"".join(figures)}</div>'
-        f"{_legend(attention is not None)}"
+        f"{_legend(attention is not None, answer.mask is not None)}"
         f"{_alternatives(caption)}"
         "</section>"
     )
@@ -106,7 +111,7 @@ def _sentence(caption: Caption) -> str:
     return f'<div class="dc-sentence" role="group" aria-label="{safe(caption.text)}">{"".join(words)}{play}</div>'
 
 
-def _figure(image: Image.Image, side: str, strengths: list[Array]) -> str:
+def _figure(image: Image.Image, side: str, strengths: list[Array], mask: Mask | None) -> str:
     photo = image.copy()
     photo.thumbnail((MAX_IMAGE_SIDE, MAX_IMAGE_SIDE))
     scale = MAX_OVERLAY_SIDE / max(image.size)
@@ -116,6 +121,9 @@ def _figure(image: Image.Image, side: str, strengths: list[Array]) -> str:
         f'<img class="dc-heat" data-word="{number}" alt="" src="{_data_uri(layer, "WEBP")}">'
         for number, layer in enumerate(overlays)
     )
+    if mask is not None:
+        line = colored_outline(mask, (2 * image.width, 2 * image.height), 3)  # the page enlarges small images
+        layers += f'<img class="dc-outline" alt="" src="{_data_uri(line, "WEBP")}">'
     return (
         f'<figure><figcaption>{side}</figcaption><div class="dc-frame" style="--ratio: {image.width / image.height:.4f}">'
         f'<img class="dc-photo" alt="the image {side} the change" src="{_data_uri(photo, "JPEG")}">{layers}</div></figure>'
@@ -128,8 +136,13 @@ def _data_uri(image: Image.Image, kind: str) -> str:
     return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def _legend(has_attention: bool) -> str:
+def _legend(has_attention: bool, has_mask: bool) -> str:
     doubt = '<span><i class="dc-doubtful"></i>low probability of the word</span>'
+    if has_mask:
+        red, green, blue = BOX
+        doubt += (
+            f'<span><i class="dc-area" style="border-color: rgb({red}, {green}, {blue})"></i>where the change is</span>'
+        )
     if not has_attention:
         return f'<div class="dc-legend">{doubt}</div>'
     stops = ", ".join(
