@@ -100,8 +100,8 @@ tiles-backbone: setup  ## train the small backbone that ships for tiles
 clip: setup  ## train the small CLIP that ships for blocks
 	$(VENV)/python stages/clip.py $(ARGS)
 
-captioner: setup  ## train the captioner that ships for blocks, by the demo's stages
-	$(VENV)/python stages/captioner.py $(ARGS)
+captioner: setup  ## train the captioner that ships for blocks, or for WORLD=tiles
+	$(VENV)/python stages/captioner.py $(WORLD:%=--world %) $(ARGS)
 
 tagger: setup  ## train a part-of-speech tagger: from the grammar of blocks, ARGS="--dataset=tiles", or ARGS="--conllu=FILE"
 	$(VENV)/python stages/tagger.py $(ARGS)
