@@ -11,7 +11,7 @@ Optional keys:
 * `is_distractor`: true if only the viewpoint or the light changed;
 * `viewpoint_iou` (a number) and `boxes` (`{"before": [x0, y0, x1, y1], "after": null}`, the changed object in pixels): used in
   reports;
-* `mask`: path of an image of the changed pixels, 0 where nothing changed: used by `diffcap audit`.
+* `mask`: path of an image of the changed pixels, 0 where nothing changed: used by `diffcap audit` and in reports.
 
 Other keys are copied to the manifest. Only two are refused: `changed`, which describes an object of `blocks`, and `changeflag`, for
 which there is `is_distractor`.

@@ -56,6 +56,7 @@ def render_examples() -> list[Example]:
 def mask_of(before: Image.Image, after: Image.Image) -> Mask | None:
     """The mask of the example that has exactly these images; None for any other pair, and for an example without a mask."""
     for example in render_examples():
-        if all(np.array_equal(one, other) for one, other in ((before, example.before), (after, example.after))):
+        shown = ((before, example.before), (after, example.after))
+        if all(np.array_equal(np.asarray(one), np.asarray(other)) for one, other in shown):
             return example.mask
     return None
