@@ -70,7 +70,7 @@ def run(
     from diffcap.models.generation import check_search
     from diffcap.scenes.raster import open_scene
     from diffcap.scenes.stretch import fit_stretch
-    from diffcap.scenes.tiling import Tile, Tiling
+    from diffcap.scenes.tiling import Tiling
     from diffcap.scenes.writing import check_position
 
     check_search(beam, length_penalty, "--beam")
@@ -80,7 +80,7 @@ def run(
         overlap = min(OVERLAP, size // 4) if options.overlap is None else options.overlap
         tiling = Tiling(scene.width, scene.height, size, overlap)
         check_position(scene)
-        overview = scene.read(Tile(0, 0, scene.width, scene.height), _OVERVIEW)
+        overview = scene.overview(_OVERVIEW)
         stretch = fit_stretch(overview, percentiles)
 
         from diffcap.pair_captioner import load_captioner

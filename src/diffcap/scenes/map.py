@@ -15,7 +15,7 @@ from PIL import Image
 
 from diffcap.report.page import as_json, resource, security_policy
 from diffcap.scenes.merging import Change
-from diffcap.scenes.raster import Sample, Scene
+from diffcap.scenes.raster import MAX_WINDOW, Sample, Scene
 from diffcap.scenes.stretch import Stretch, to_rgb
 from diffcap.scenes.tiling import Tile
 from diffcap.scenes.writing import lon_lat
@@ -42,7 +42,7 @@ def write_map(
     The changes with the highest probabilities of a change have pictures in the list, up to `DETAILS`.
 
     Args:
-        overview: of the scene, the whole scene, reduced. metadata: as in `write_geojson`.
+        overview: of the scene, see `Scene.overview`. metadata: as in `write_geojson`.
 
     Raises:
         DiffcapError: the pixels of a change cannot be read.
@@ -51,8 +51,7 @@ def write_map(
     certain = sorted(range(len(changes)), key=lambda number: changes[number].no_change)[:DETAILS]
     entries = [_entry(change, scene) for change in changes]
     for number in certain:
-        sample = scene.read(Tile(*changes[number].window), 2 * _DETAIL_SIDE)
-        entries[number]["pictures"] = _pictures(sample, stretch, _DETAIL_SIDE)
+        entries[number]["pictures"] = _pictures(_detail(changes[number], scene, overview), stretch, _DETAIL_SIDE)
     script = "\n".join([resource("shared.js"), resource("map.js", _PACKAGE)])
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -70,6 +69,16 @@ def write_map(
     )
     with atomic_write(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
+
+
+def _detail(change: Change, scene: Scene, overview: Sample) -> Sample:
+    """The pixels of a change; from the overview if its window is too large to be read at once."""
+    x, y, width, height = change.window
+    if max(width, height) <= MAX_WINDOW:
+        return scene.read(Tile(x, y, width, height))
+    step = scene.width / overview.before.shape[2]
+    top, bottom, left, right = (int(edge / step) for edge in (y, y + height, x, x + width))
+    return Sample(*(array[..., top : bottom + 1, left : right + 1] for array in overview))
 
 
 def _pictures(sample: Sample, stretch: Stretch | None, side: int) -> list[str]:

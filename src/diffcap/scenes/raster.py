@@ -1,5 +1,7 @@
 """Two rasters on one grid, read window by window with rasterio."""
 
+import math
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,6 +15,7 @@ from diffcap.utils.errors import DiffcapError, wrap_errors
 
 try:
     import rasterio
+    import rasterio.errors
     from rasterio.enums import ColorInterp, MaskFlags, Resampling
     from rasterio.transform import Affine
     from rasterio.vrt import WarpedVRT
@@ -21,6 +24,7 @@ except ImportError:
     raise DiffcapError("whole scenes need rasterio and shapely; run: pip install 'diffcap[geo]'") from None
 
 CACHE_MB = 256  # of GDAL's decoded blocks, for both rasters
+MAX_WINDOW = 2048  # pixels per side
 WGS84 = "EPSG:4326"
 _SAME_POSITION = 0.01  # pixels by which the corners of equal grids may differ
 Pixels = npt.NDArray[Any]
@@ -50,37 +54,47 @@ class Scene:
         self.crs = before.crs.to_string() if before.crs is not None and not before.transform.is_identity else None
         self._datasets, self._names = (before, after), names
 
-    def read(self, tile: Tile, longest_side: int | None = None) -> Sample:
+    def read(self, tile: Tile) -> Sample:
         """Read a window of both rasters.
-
-        Args:
-            longest_side: reduce a larger window to this number of pixels, by the nearest pixel; from overviews if a file has them.
 
         Raises:
             DiffcapError: the pixels cannot be decoded.
         """
-        factor = 1.0 if longest_side is None else min(1.0, longest_side / max(tile.width, tile.height))
-        shape = max(1, round(tile.height * factor)), max(1, round(tile.width * factor))
-        options = {
-            "window": Window(tile.x, tile.y, tile.width, tile.height),
-            "out_shape": (len(self.bands), *shape),
-        }
+        window = Window(tile.x, tile.y, tile.width, tile.height)
         sides: list[tuple[Pixels, Pixels]] = []
         for dataset, name in zip(self._datasets, self._names):
             place = f"cannot read the pixels from column {tile.x}, row {tile.y}"
             with wrap_errors(name, place, "download or write the file again"):
-                pixels = dataset.read(self.bands, **options)
-                sides.append((pixels, _valid(dataset, self.bands, pixels, options)))
+                pixels = dataset.read(self.bands, window=window)
+                sides.append((pixels, _valid(dataset, self.bands, pixels, window)))
         (before, before_valid), (after, after_valid) = sides
         return Sample(before, after, before_valid, after_valid)
 
+    def overview(self, longest_side: int) -> Sample:
+        """Read every n-th pixel of every n-th row, with the smallest n that gives at most `longest_side` pixels per side.
 
-def _valid(dataset: Any, bands: list[int], pixels: Pixels, options: dict[str, Any]) -> Pixels:
+        All blocks are decoded once, in windows of `MAX_WINDOW` pixels: GDAL's own decimated read decodes a block for each row.
+
+        Raises:
+            DiffcapError: the pixels cannot be decoded.
+        """
+        step = math.ceil(max(self.width, self.height) / longest_side)
+        side = max(1, MAX_WINDOW // step) * step
+        rows: list[list[Sample]] = []
+        for y in range(0, self.height, side):
+            rows.append([])
+            for x in range(0, self.width, side):
+                sample = self.read(Tile(x, y, min(side, self.width - x), min(side, self.height - y)))
+                rows[-1].append(Sample(*(array[..., ::step, ::step].copy() for array in sample)))
+        return Sample(*(np.block([[sample[number] for sample in row] for row in rows]) for number in range(4)))
+
+
+def _valid(dataset: Any, bands: list[int], pixels: Pixels, window: Window) -> Pixels:
     """Which pixels have data: finite values, and not the nodata value in every band."""
     valid: Pixels = np.all(np.isfinite(pixels), axis=0)
     if all(MaskFlags.all_valid in dataset.mask_flag_enums[band - 1] for band in bands):
         return valid
-    return valid & dataset.read_masks(bands, **options).any(0)
+    return valid & dataset.read_masks(bands, window=window).any(0)
 
 
 @contextmanager
@@ -125,7 +139,11 @@ def open_scene(before: str, after: str, bands: Sequence[int] | None = None, alig
 def _open(path: str) -> Any:
     if not Path(path).is_file():
         raise DiffcapError(f"{path}: file not found; a whole scene is two raster files, BEFORE and AFTER.")
-    with wrap_errors(path, "not a raster that GDAL can read", "download or write the file again"):
+    with (
+        wrap_errors(path, "not a raster that GDAL can read", "download or write the file again"),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
         return rasterio.open(path)
 
 
