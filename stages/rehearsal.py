@@ -18,11 +18,13 @@ from diffcap.rehearsal import (
     check_disk,
     disk_bytes,
     gpu,
+    least_steps,
     markdown,
     measure,
     notes,
     read_rate,
     show,
+    task_shares,
     training_row,
     write_sample,
 )
@@ -64,7 +66,8 @@ def rehearsal(
         variables: Variables of the experiment, in JSON; each is also an option: --method scorer. DATA is the folder where the
             dataset is written, FOLDER that of manifests, features and negatives. Weights are random unless WEIGHTS is given, and
             the tagger is that of blocks unless TAGGER is given: nothing is downloaded, and the scores mean nothing.
-        steps: Training steps of each stage; by default 300 on a GPU and 6 on a CPU.
+        steps: Training steps of each stage; by default 300 on a GPU and 6 on a CPU. A stage with several tasks trains them in turn,
+            and has at least three steps of each.
         limit: Number of pairs of the validation and of the evaluation.
         scenes: Number of scenes; by default the official one.
         rendered: Number of scenes that are rendered, with three images each, and whose features are extracted.
@@ -208,11 +211,13 @@ def _sampled_rows(
     settings = {**size, **variables, "steps": steps, "limit": limit}
     for stage in (PRETRAIN, FINETUNE) if experiment.has_pretraining else (FINETUNE,):
         out, times_file = experiment.stage_folder(stage), run / "measured" / f"{stage}-times.json"
-        options = [f"--trainer.max_steps={steps}", f"--trainer.val_check_interval={steps}", f"--data.val_limit={limit}"]
+        here = max(steps, least_steps(experiment, stage))
+        options = [f"--trainer.max_steps={here}", f"--trainer.val_check_interval={here}", f"--data.val_limit={limit}"]
         if stage == PRETRAIN and _needs_negatives(experiment):
             options.append(f"--data.negatives={whole / 'negatives.jsonl'}")
         action = partial(run_in_process, stage, _words(variables, *options, _timed(times_file)))
-        record = measure(run / "measured" / f"{stage}.json", settings, [out], action)
+        in_turn = {"tasks": "in turn"} if task_shares(experiment, stage) else {}
+        record = measure(run / "measured" / f"{stage}.json", {**settings, **in_turn, "steps": here}, [out], action)
         row = training_row(experiment, stage, record, read_json(times_file), rate, tflops)
         rows.append({**row, "disk_bytes": disk_bytes([out])})
     times = read_json(times_file)

@@ -7,16 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from diffcap.data.sampler import TasksInTurn
 from diffcap.experiment import Experiment
-from diffcap.rehearsal import check_disk, measure, read_rate, seconds_per_step, training_row
+from diffcap.rehearsal import check_disk, least_steps, mean_of_steps, measure, read_rate, training_row
 from diffcap.utils.errors import DiffcapError
 
 
 def times(device: str = "cpu", **entries: object) -> dict:
-    """A file of StepTimes: two steps of warm-up, then three of mlm and one of fda."""
+    """A file of StepTimes: a first step of each task, which is slow, then two of each."""
     steps = [
         {"task": task, "seconds": seconds, "flops": flops, "maps": 8}
-        for task, seconds, flops in [("mlm", 90, 1e9), ("mlm", 50, 1e9), *[("mlm", 2.0, 1e12)] * 3, ("fda", 6.0, 2e12)]
+        for task, seconds, flops in [
+            *[("mlm", 90.0, 1e9), ("mvcl", 50.0, 1e9), ("fda", 70.0, 1e9)],
+            *[("mlm", 2.0, 1e12), ("mvcl", 3.0, 3e12), ("fda", 5.0, 2e12)],
+            *[("mlm", 2.0, 1e12), ("mvcl", 5.0, 3e12), ("fda", 7.0, 2e12)],
+        ]
     ]
     validation = {"seconds": 5.0, "flops": 3e12, "pairs": 10, "all_pairs": 40}
     values = {"device": device, "steps": steps, "validation": validation, "row_bytes": 1000, "gpu_bytes": None}
@@ -25,23 +30,38 @@ def times(device: str = "cpu", **entries: object) -> dict:
 
 def test_a_step_is_weighted_by_its_task_and_the_warm_up_does_not_count() -> None:
     shares = {"mlm": 8, "mvcl": 1, "fda": 2}
-    assert seconds_per_step(times()["steps"], shares) == pytest.approx((8 * 2 + 2 * 6) / 10)  # mvcl was not measured
-    assert seconds_per_step([{"task": "", "seconds": s} for s in (9, 9, 1, 3)], {}) == 2
-    assert seconds_per_step([{"task": "", "seconds": 4}], {}) == 4  # nothing else is there
+    assert mean_of_steps(times()["steps"], shares) == pytest.approx((8 * 2 + 4 + 2 * 6) / 11)
+    assert mean_of_steps([{"task": "", "seconds": s} for s in (9, 9, 1, 3)], {}) == 2
+    assert mean_of_steps([{"task": "", "seconds": 4}], {}) == 4  # nothing else is there
+
+
+def test_few_steps_measure_every_task() -> None:
+    experiment = Experiment(dataset="clevr_change", method="pcl")
+    steps = least_steps(experiment, "pretrain")
+    schedule = TasksInTurn(["mlm", "mvcl", "fda"])
+    tasks = [schedule.at(step) for step in range(steps)]
+    assert len(set(tasks)) == steps == 9 and {task: [n for name, n in tasks if name == task] for task, _ in tasks} == {
+        task: [0, 1, 2] for task in ("mlm", "mvcl", "fda")
+    }
+    assert least_steps(experiment, "finetune") == 1
+    assert least_steps(Experiment(dataset="clevr_change", method="clip4idc"), "pretrain") == 1
 
 
 def test_the_real_run_has_the_steps_and_validations_of_the_settings() -> None:
     experiment = Experiment(dataset="clevr_change", method="pcl")
     record = {"seconds": 120, "peak_bytes": 5}
     row = training_row(experiment, "pretrain", record, times(), rate=4000.0, tflops=10.0)
-    assert (row["steps"], row["validations"], row["tasks_not_measured"]) == (250_000, 25, ["mvcl"])
-    assert row["hours"] == pytest.approx((250_000 * 2.8 + 25 * 4 * 5.0) / 3600)
+    assert (row["steps"], row["validations"]) == (250_000, 25)
+    assert row["seconds_per_step_of_task"] == {"mlm": 2, "mvcl": 4, "fda": 6}
+    assert row["here"].startswith("9 steps of batch 200, tasks in turn, ")
+    assert row["hours"] == pytest.approx((250_000 * 32 / 11 + 25 * 4 * 5.0) / 3600)
     assert row["seconds_per_validation"] == 20 and row["minutes"] == 2
-    flops = 250_000 * (8 * 1e12 + 2 * 2e12) / 10 + 25 * 4 * 3e12
+    flops = 250_000 * (8 * 1e12 + 3e12 + 2 * 2e12) / 11 + 25 * 4 * 3e12
     assert row["gpu_hours"] == pytest.approx(flops / 10e12 / 3600) and row["gpu_hours_are"] == "calculated"
     assert row["hours_of_cold_reading"] == pytest.approx(250_000 * 8 * 1000 / 4000 / 3600)
-    row = training_row(experiment, "finetune", record, times(), rate=4000.0, tflops=10.0)
-    assert (row["steps"], row["validations"]) == (100_000, 250)
+    captioning = [{**step, "task": ""} for step in times()["steps"]]
+    row = training_row(experiment, "finetune", record, times(steps=captioning), rate=4000.0, tflops=10.0)
+    assert (row["steps"], row["validations"], row["seconds_per_step_of_task"]) == (100_000, 250, {})
 
 
 def test_lengths_in_epochs_and_the_hours_of_a_gpu_are_those_measured() -> None:

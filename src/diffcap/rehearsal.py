@@ -25,7 +25,8 @@ from diffcap.utils.settings import get_config_value
 
 # Dataset -> import path of a module with `write(folder, scenes, rendered)` and `rendered_image(path, rendered)`.
 SOURCES = {"clevr_change": "diffcap.datasets.blocks.official_size"}
-WARM_UP = 2  # training steps that do not count
+WARM_UP = 2  # training steps that do not count, beside the first step of each task
+STEPS_OF_TASK = 3  # least number of training steps of each task
 FREE_GB = 8  # disk space at the official size: checkpoints of two stages 4 GB, manifests, negatives, sampled features
 _POLL_SECONDS, _POLL_SHARE = (
     0.2,
@@ -174,20 +175,31 @@ def read_rate(files: Sequence[Path]) -> float:
     return size / max(seconds, 1e-9)
 
 
-def seconds_per_step(steps: Sequence[Mapping[str, Any]], shares: Mapping[str, float], key: str = "seconds") -> float:
-    """The mean of a value over the steps after the warm-up; with several tasks, weighted by the tasks' shares.
+def mean_of_tasks(steps: Sequence[Mapping[str, Any]], key: str = "seconds") -> dict[str, float]:
+    """The mean of a value over the steps of each task; a stage without tasks has the task "".
 
     Args:
-        steps: see `StepTimes`; with fewer than three, none is left out.
-        shares: relative frequency of each task; empty for stages without tasks. Tasks without a measured step are left out.
+        steps: see `StepTimes`. The first `WARM_UP` and the first of each task do not count, unless the task has no other.
         key: of the value in each step.
     """
-    counted = steps[WARM_UP:] or steps
-    values: dict[str, list[float]] = {}
-    for step in counted:
-        values.setdefault(step["task"], []).append(step[key])
-    weights = {task: shares.get(task, 1.0) for task in values}
-    return sum(weights[task] * fmean(values[task]) for task in values) / sum(weights.values())
+    values: dict[str, list[tuple[int, float]]] = {}
+    for number, step in enumerate(steps):
+        values.setdefault(step["task"], []).append((number, step[key]))
+    return {
+        task: fmean([value for number, value in found[1:] if number >= WARM_UP] or [found[-1][1]])
+        for task, found in values.items()
+    }
+
+
+def mean_of_steps(steps: Sequence[Mapping[str, Any]], shares: Mapping[str, float], key: str = "seconds") -> float:
+    """`mean_of_tasks`, weighted by the tasks' shares.
+
+    Args:
+        steps, key: see there. shares: relative frequency of each task; empty for stages without tasks.
+    """
+    means = mean_of_tasks(steps, key)
+    weights = {task: shares.get(task, 1.0) for task in means}
+    return sum(weights[task] * mean for task, mean in means.items()) / sum(weights.values())
 
 
 def task_shares(experiment: Experiment, stage: str) -> dict[str, float]:
@@ -195,7 +207,12 @@ def task_shares(experiment: Experiment, stage: str) -> dict[str, float]:
     files = experiment.config_files(stage)
     without = get_config_value(files, "data", "without") or []
     shares = get_config_value(files, "data", "tasks") or {} if stage == PRETRAIN else {}
-    return {task: share for task, share in shares.items() if task not in without}
+    return {task: share for task, share in shares.items() if share > 0 and task not in without}
+
+
+def least_steps(experiment: Experiment, stage: str) -> int:
+    """Number of steps in which each task of a training stage is measured at least twice; 1 for a stage without tasks."""
+    return max(1, STEPS_OF_TASK * len(task_shares(experiment, stage)))
 
 
 def training_row(
@@ -218,17 +235,17 @@ def training_row(
         return max(1, round(in_steps(value, lambda: times["steps_per_epoch"], f"trainer.{key}")))
 
     steps, shares, validation = length("max_steps"), task_shares(experiment, stage), times["validation"]
-    validations, step_seconds = steps // length("val_check_interval"), seconds_per_step(times["steps"], shares)
+    validations, step_seconds = steps // length("val_check_interval"), mean_of_steps(times["steps"], shares)
     factor = validations * validation["all_pairs"] / max(1, validation["pairs"])
     seconds = steps * step_seconds + factor * validation["seconds"]
-    read_bytes = seconds_per_step(times["steps"], shares, "maps") * times["row_bytes"]
+    read_bytes = mean_of_steps(times["steps"], shares, "maps") * times["row_bytes"]
     flops = None
     if times["device"] == "cpu":
-        flops = steps * seconds_per_step(times["steps"], shares, "flops") + factor * (validation["flops"] or 0)
-    batch = get_config_value(files, "data", "batch_size")
+        flops = steps * mean_of_steps(times["steps"], shares, "flops") + factor * (validation["flops"] or 0)
+    batch, in_turn = get_config_value(files, "data", "batch_size"), ", tasks in turn" if shares else ""
     return {
         "stage": stage,
-        "here": f"{len(times['steps'])} steps of batch {batch}, a validation of {validation['pairs']:,} pairs",
+        "here": f"{len(times['steps'])} steps of batch {batch}{in_turn}, a validation of {validation['pairs']:,} pairs",
         "real": f"{steps:,} steps, {validations:,} validations of {validation['all_pairs']:,} pairs",
         "minutes": record["seconds"] / 60,
         "hours": seconds / 3600,
@@ -239,9 +256,7 @@ def training_row(
         "seconds_per_validation": validation["seconds"] * validation["all_pairs"] / max(1, validation["pairs"]),
         "read_bytes_per_step": read_bytes,
         "hours_of_cold_reading": steps * read_bytes / rate / 3600,
-        "tasks_not_measured": sorted(
-            set(shares) - {step["task"] for step in times["steps"][WARM_UP:] or times["steps"]}
-        ),
+        "seconds_per_step_of_task": mean_of_tasks(times["steps"]) if shares else {},
         **gpu(times, seconds, flops, tflops),
     }
 
@@ -344,9 +359,10 @@ def notes(rows: Sequence[Record], experiment: Experiment, tflops: float, machine
             f"{row['read_bytes_per_step'] / 1e6:.0f} MB of features, here from memory; from this disk, with nothing in memory, the "
             f"reading alone would take {row['hours_of_cold_reading']:.2f} hours."
         )
-        if row["tasks_not_measured"]:
+        if by_task := row["seconds_per_step_of_task"]:
+            each = ", ".join(f"{task} {seconds:.3g} s" for task, seconds in by_task.items())
             lines.append(
-                f"{row['stage']}: no measured step had the tasks {', '.join(row['tasks_not_measured'])}; more `STEPS=` have."
+                f"{row['stage']}: the time per step is the mean of the tasks' ({each}), weighted by their shares."
             )
     load = f"load {machine['load']:.1f} at the end (above the number of cores, the times are too long)"
     lines.append(f"{machine['cores']} cores, {load}, {machine['date']}, commit {machine['commit']}.")

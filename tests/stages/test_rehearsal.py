@@ -14,6 +14,7 @@ from diffcap.utils.errors import DiffcapError
 SCRIPT = str(ROOT / "stages/rehearsal.py")
 SMALL = ("--scenes=60", "--rendered=15", "--steps=4", "--limit=4", "--backbone=blocks", "--trainer=smoke")
 HOME = Path("data/rehearsal-clevr_change")
+TASKS = {"mlm": 8, "mvcl": 1, "fda": 2}  # and their shares
 
 
 def rehearse(folder: Path, method: str, *options: str) -> tuple[str, dict]:
@@ -56,7 +57,19 @@ def test_pre_training_reads_the_negatives_of_the_whole_dataset(tmp_path: Path) -
     output, table = rehearse(tmp_path, "pcl")
     assert [row["stage"] for row in table["rows"]] == ["data", "negatives", "extract", "pretrain", "finetune", "eval"]
     assert table["rows"][1]["real"] == "negatives for 605 captions"
-    assert "pretrain: no measured step had the tasks" in " ".join(output.split())
+    measured = tmp_path / "runs/rehearsal-clevr_change/pcl/measured"
+    steps = json.loads((measured / "pretrain-times.json").read_text())["steps"]
+    assert [step["task"] for step in steps] == [
+        "mlm",
+        "mvcl",
+        "fda",
+    ] * 3  # more than --steps=4, so that each is measured
+    seconds = {task: sum(step["seconds"] for step in steps[3:] if step["task"] == task) / 2 for task in TASKS}
+    row = table["rows"][3]
+    assert row["seconds_per_step_of_task"] == pytest.approx(seconds)
+    assert row["seconds_per_step"] == pytest.approx(sum(TASKS[task] * seconds[task] for task in TASKS) / 11)
+    assert "weighted by their shares" in " ".join(output.split())
+    assert len(json.loads((measured / "finetune-times.json").read_text())["steps"]) == 4
 
 
 @pytest.mark.thorough

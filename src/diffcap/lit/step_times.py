@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from diffcap.data.sampler import TaskSchedule, TasksInTurn
 from diffcap.records import write_json
 from diffcap.rehearsal import WARM_UP
 from diffcap.utils.errors import DiffcapError
@@ -17,6 +18,8 @@ from diffcap.utils.errors import DiffcapError
 
 class StepTimes(Callback):
     """Write the times of a trainer's steps to a JSON file. On the CPU, also count floating-point operations.
+
+    A stage with several tasks trains them in turn, so that few steps measure each.
 
     A step's time is from the start of its batch to the start of the next one: with loading, optimizer and logging. On a GPU, steps
     are asynchronous, and only the mean of many is exact.
@@ -37,6 +40,12 @@ class StepTimes(Callback):
         self.predict: dict[str, Any] = {"seconds": 0.0, "flops": None, "images": 0}
         self._counter: FlopCounterMode | None = None
         self._start = 0.0
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Replace the random choice of tasks, before the first batch is made."""
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        if isinstance(schedule := getattr(data, "schedule", None), TaskSchedule):
+            data.schedule = TasksInTurn(schedule.tasks)
 
     def _count(self, pl_module: pl.LightningModule) -> None:
         if pl_module.device.type == "cpu":
