@@ -81,7 +81,7 @@ def test_a_captioner_of_blocks_says_that_it_knows_no_other_images(
 ) -> None:
     pair, note = (
         ("before/1.png", "after/1.png"),
-        "was trained on rendered `blocks` scenes; its captions of other images",
+        "was trained on rendered `blocks` scenes only; its captions of other images",
     )
     assert caption(*pair) is None
     expectation = capsys.readouterr()

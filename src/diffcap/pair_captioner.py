@@ -374,15 +374,15 @@ def load_captioner(
         raise DiffcapError(
             "the list of checkpoints is empty; name one, or omit the list for the captioner that ships with diffcap."
         )
-    members = load_members([_shipped(one) or one for one in sources], base, prompt)
+    members = load_members([_shipped(one) for one in sources], base, prompt)
     return PairCaptioner(members, device, backbone_weights)
 
 
-def _shipped(source: str | Path | None) -> Path | None:
-    """The folder of a captioner that ships; a file or folder of the same name comes first."""
+def _shipped(source: str | Path | None) -> str | Path:
+    """The folder of a captioner that ships, else the source itself; a file or folder of the same name comes first."""
     if source is None:
         return SHIPPED
-    return None if Path(source).exists() else SHIPPED_CAPTIONERS.get(str(source))
+    return source if Path(source).exists() else SHIPPED_CAPTIONERS.get(str(source), source)
 
 
 def _device(name: str) -> torch.device:

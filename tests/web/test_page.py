@@ -111,7 +111,7 @@ def test_no_pictures_or_one_is_a_sentence(visitor: Visitor) -> None:
 def test_the_answer_says_what_the_captioner_was_trained_on_and_no_percentage_of_the_sentence(visitor: Visitor) -> None:
     pictures = [visitor.upload(f"{number}.png", data) for number, data in enumerate(pair())]
     text = " ".join(Text(visitor.caption(*pictures)).text.split())
-    assert "was trained on rendered `blocks` scenes; its captions of other images" in text
+    assert "was trained on rendered `blocks` scenes only; its captions of other images" in text
     assert "log-probability of the sentence -" in text and "sentence probability" not in text
 
 

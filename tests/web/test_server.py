@@ -124,6 +124,7 @@ def test_what_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd:
     named = find_choices([str(SHIPPED)], runs)
     assert [choice.label for choice in named][1:] == [
         "SCORER+CBR · blocks · ships with diffcap",
+        "SCORER+CBR · tiles · ships with diffcap",
         "SCORER+CBR · blocks · exported",
         "IDC-PCL · toy · toys/pcl",
         "IDC-PCL · toy · desk/pcl",
@@ -137,7 +138,7 @@ def test_what_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd:
     )
     with pytest.raises(DiffcapError, match="no checkpoint there"):
         find_choices(["nowhere.ckpt"], runs)
-    assert len(find_choices([], Path("nowhere"))) == 1
+    assert len(find_choices([], Path("nowhere"))) == 2
 
 
 def folder(path: Path) -> Path:
