@@ -16,6 +16,7 @@ from diffcap.utils.errors import DiffcapError, wrap_errors
 try:
     import rasterio
     import rasterio.errors
+    import shapely  # noqa: F401  (other modules use it)
     from rasterio.enums import ColorInterp, MaskFlags, Resampling
     from rasterio.transform import Affine
     from rasterio.vrt import WarpedVRT

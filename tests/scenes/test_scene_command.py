@@ -1,0 +1,291 @@
+"""`diffcap caption BEFORE AFTER --out ...` as a user runs it."""
+
+import csv
+import html
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rasterio
+import rasterio.warp
+import shapely
+from rasterio.windows import Window
+from tests.commands import environment
+from tests.scenes.rasters import UTM33, example, write, write_scene
+
+from diffcap.cli import main
+
+SIZE = 600  # of the scene: 9 tiles
+HEAD = [sys.executable, "-m", "diffcap", "caption"]
+
+
+def run(*words: str) -> str | int | None:
+    """The exit status of the command in this process; None where all went well."""
+    try:
+        main(["caption", *words])
+    except SystemExit as stop:
+        return stop.code
+    return None
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with both dates and the three outputs."""
+    folder = tmp_path_factory.mktemp("scene")
+    write_scene(folder, SIZE)
+    outputs = [word for suffix in ("geojson", "csv", "html") for word in ("--out", str(folder / f"changes.{suffix}"))]
+    assert run(str(folder / "before.tif"), str(folder / "after.tif"), *outputs) is None
+    return folder
+
+
+def features(path: Path) -> list[Any]:
+    return json.loads(path.read_text(encoding="utf-8"))["features"]
+
+
+def change_at(found: list[Any], x: int, y: int) -> Any:
+    """The properties of the first change whose window has the tile with this upper left corner."""
+    for one in found:
+        left, top, width, height = one["properties"]["pixel_window"]
+        if left <= x <= left + width - 256 and top <= y <= top + height - 256:
+            return one["properties"]
+    raise AssertionError((x, y))
+
+
+@pytest.mark.slow
+def test_the_changes_are_found_where_they_are(scene: Path) -> None:
+    assert sorted(path.name for path in scene.iterdir()) == [
+        "after.tif", "before.tif", "changes.csv", "changes.geojson", "changes.html",
+    ]  # fmt: skip
+    content = json.loads((scene / "changes.geojson").read_text(encoding="utf-8"))
+    assert (
+        content["type"] == "FeatureCollection" and content["diffcap"]["coordinates"] == "longitude and latitude (WGS84)"
+    )
+    counts = content["diffcap"]["tiles"]
+    assert (
+        counts["all"] == 9 == counts["changed"] + counts["unchanged"] + counts["identical"] and counts["changed"] >= 2
+    )
+    for corner in ((0, 0), (344, 344)):
+        found = change_at(content["features"], *corner)
+        assert found["caption"].endswith("has appeared") and found["no_change"] < 0.1
+
+
+@pytest.mark.slow
+def test_geojson_is_valid_and_its_coordinates_are_those_of_the_pixels(scene: Path) -> None:
+    for feature in features(scene / "changes.geojson"):
+        assert feature["type"] == "Feature" and feature["geometry"]["type"] == "Polygon"
+        polygon = shapely.geometry.shape(feature["geometry"])
+        assert polygon.is_valid and polygon.exterior.is_ccw and not any(ring.is_ccw for ring in polygon.interiors)
+        assert feature["properties"]["source_crs"] == "EPSG:32633"
+        x, y, width, height = feature["properties"]["pixel_window"]
+        corners = [UTM33 @ point for point in ((x, y), (x + width, y), (x, y + height), (x + width, y + height))]
+        longitudes, latitudes = rasterio.warp.transform("EPSG:32633", "EPSG:4326", *zip(*corners))
+        if feature["properties"]["tiles"] == 1:
+            for corner in zip(longitudes, latitudes):
+                assert min(np.hypot(*np.subtract(corner, point)) for point in polygon.exterior.coords) < 1e-6
+    first = shapely.geometry.shape(features(scene / "changes.geojson")[0]["geometry"])
+    west, _, _, north = first.bounds
+    assert west == pytest.approx(15, abs=1e-7)  # the left edge lies on the zone's central meridian
+    assert north == pytest.approx(48.7530130, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_csv_has_the_same_changes(scene: Path) -> None:
+    with (scene / "changes.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    found = features(scene / "changes.geojson")
+    assert [row["caption"] for row in rows] == [one["properties"]["caption"] for one in found]
+    for row, one in zip(rows, found):
+        assert [int(row[key]) for key in ("x", "y", "width", "height")] == one["properties"]["pixel_window"]
+        point = shapely.Point(float(row["longitude"]), float(row["latitude"]))
+        assert shapely.geometry.shape(one["geometry"]).contains(point)
+
+
+@pytest.mark.slow
+def test_the_map_needs_no_network_and_shows_every_change(scene: Path) -> None:
+    page = (scene / "changes.html").read_text(encoding="utf-8")
+    assert "default-src 'none'" in html.unescape(page)
+    addresses = set(
+        re.findall(r"""(?:https?:)?//[\w.-]+\.\w+[^\s"'<>]*""", re.sub(r"base64,[\w+/=]+|\"[\w+/=]{200,}\"", "", page))
+    )
+    assert addresses <= {"http://www.w3.org/2000/svg"}  # the name of SVG's elements, which is not fetched
+    assert not re.search(r"<link|@import|url\(|<iframe|fetch\(|XMLHttpRequest|<script[^>]+src", page)
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
+    found = features(scene / "changes.geojson")
+    assert [change["caption"] for change in data["changes"]] == [one["properties"]["caption"] for one in found]
+    assert all(len(change["pictures"]) == 2 for change in data["changes"])
+    assert data["metres"] == pytest.approx(0.5, rel=0.01) and (data["width"], data["height"]) == (SIZE, SIZE)
+    script = page.rpartition("<script>")[2]
+    asked = set(re.findall(r"""(?:field|getElementById)\("([a-z-]+)"\)""", script))
+    assert asked <= set(re.findall(r'id="([a-z-]+)"', page)) and "slider" in asked
+
+
+def colorful(name: str) -> Any:
+    """25 copies of an example image with different colors, which have different captions: (3, 1280, 1280)."""
+    orders = list(permutations(range(3)))
+    rows = [[example(name)[list(orders[(5 * row + 3 * column) % 6])] for column in range(5)] for row in range(5)]
+    return np.block(rows)
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_and_writes_the_same_bytes(tmp_path: Path) -> None:
+    before, after = (write(tmp_path / f"{name}.tif", colorful(name)) for name in ("before", "after"))
+    words = [*HEAD, before, after, "--overlap", "128", "--batch_size", "2", "--device", "cpu", "--out"]
+    partial = tmp_path / "killed.geojson.partial.jsonl"
+    command = [*words, str(tmp_path / "killed.geojson"), "--out", str(tmp_path / "killed.csv")]
+    process = subprocess.Popen(command, env=environment(), stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 120
+    while not partial.is_file() or partial.read_bytes().count(b"\n") < 4:
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.02)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL and not (tmp_path / "killed.geojson").exists()
+    batches = partial.read_bytes().count(b"\n") - 1
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
+    assert f"{2 * batches} of 81 tiles are done already" in done.stderr and not partial.exists()
+    outputs = [*words, str(tmp_path / "whole.geojson"), "--out", str(tmp_path / "whole.csv")]
+    subprocess.run(outputs, env=environment(), capture_output=True, check=True)
+    for suffix in ("geojson", "csv"):
+        content = (tmp_path / f"whole.{suffix}").read_bytes()
+        assert (tmp_path / f"killed.{suffix}").read_bytes() == content and len(content) > 2000
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = write_scene(tmp_path)
+    out = str(tmp_path / "changes.csv")
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as context:
+        context.setattr("diffcap.scenes.writing.write_csv", stop)
+        assert (
+            run(before, after, "--out", out)
+            == "error: interrupted; run the same command again, what is done already is kept."
+        )
+    assert "partial.jsonl: belongs to an unfinished run with another value of overlap" in str(
+        run(before, after, "--out", out, "--overlap", "3")
+    )
+    assert (
+        run(before, after, "--out", out, "--threshold", "0.9", "--batch_size", "3") is None
+    )  # no tile is captioned again
+    assert not (tmp_path / "changes.csv.partial.jsonl").exists() and (tmp_path / "changes.csv").is_file()
+
+
+@pytest.mark.slow
+def test_pixels_are_the_coordinates_without_georeference(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    paths = []
+    for name in ("before", "after"):
+        paths.append(write(tmp_path / f"{name}.tif", example(name), crs=None, transform=rasterio.Affine.identity()))
+    outputs = [word for suffix in ("geojson", "csv", "html") for word in ("--out", str(tmp_path / f"changes.{suffix}"))]
+    assert run(*paths, *outputs) is None
+    output = capfd.readouterr()
+    assert "the rasters have no georeference; coordinates are pixels" in output.err and "Warning" not in output.err
+    content = json.loads((tmp_path / "changes.geojson").read_text())
+    assert content["diffcap"]["coordinates"].startswith("pixels, x to the right and y down")
+    ((ring,),) = [one["geometry"]["coordinates"] for one in content["features"]]
+    assert sorted(map(tuple, ring[:-1])) == [(0, 0), (0, 256), (256, 0), (256, 256)]
+    assert '"metres":null' in (tmp_path / "changes.html").read_text()
+    assert (tmp_path / "changes.csv").read_text().splitlines()[1].endswith(",0,0,256,256,,,")
+
+
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        (
+            ["--tile", "256"],
+            "the options for whole scenes need an output file; add, for example, --out changes.geojson.",
+        ),
+        (["--align"], "the options for whole scenes need an output file"),
+        (["--out", "changes.shp"], "--out changes.shp: give a name that ends in .geojson, .csv or .html."),
+        (["--out", "x.csv", "--bands", "1,2"], "--bands is 1,2; give one band or three, such as 4,3,2."),
+        (["--out", "x.csv", "--bands", "red"], "--bands is red"),
+        (["--out", "x.csv", "--bands", "9,2,1"], "it has no band 9; choose from 1 to 3"),
+        (["--out", "x.csv", "--stretch", "98,2"], "--stretch is 98,2; give two percentiles"),
+        (["--out", "x.csv", "--threshold", "0"], "--threshold is 0.0; give a probability"),
+        (["--out", "x.csv", "--tile", "0"], "--tile is 0; give 8 to"),
+        (["--out", "x.csv", "--overlap", "256"], "--overlap is 256; give 0 to 255"),
+        (["--out", "x.csv", "--batch_size", "0"], "--batch_size is 0"),
+        (
+            ["--out", "x.csv", "--heatmap", "x.png"],
+            "--heatmap is for pairs of images; remove it for a whole scene (--out).",
+        ),
+    ],
+)
+def test_wrong_options_are_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("before", "after"):
+        write(tmp_path / f"{name}.tif", example(name))
+    status = str(run("before.tif", "after.tif", *words))
+    assert status.startswith("error: ") and sentence in status and status.count("\n") == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"before.tif", "after.tif"}
+
+
+def test_two_rasters_are_needed(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tif", example("before"))
+    assert "the raster after the change is missing" in str(run(path, "--out", str(tmp_path / "x.csv")))
+
+
+@pytest.mark.parametrize("package", ["rasterio", "shapely"])
+def test_a_missing_package_is_named_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    for name in [name for name in sys.modules if name.startswith(("diffcap.scenes", f"{package}."))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    status = run("a.tif", "b.tif", "--out", str(tmp_path / "x.csv"))
+    assert status == "error: whole scenes need rasterio and shapely; run: pip install 'diffcap[geo]'"
+
+
+LARGE, EDGE = 20_000, 19_744
+PEAK = """
+import sys
+from diffcap.cli import main
+main(sys.argv[1:])
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM:")))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of the memory is read from /proc")
+def test_a_large_scene_needs_a_fraction_of_its_size_in_memory(tmp_path: Path) -> None:
+    """Two rasters of 20,000 x 20,000 pixels, 3 bands and 16 bits: 4.8 GB. Blocks that were not written are 0."""
+    places = [(0, 0), (4 * 192, 50 * 192), (EDGE, EDGE)]
+    options = {"width": LARGE, "height": LARGE, "count": 3, "dtype": "uint16", "crs": "EPSG:32633", "transform": UTM33}
+    blocks = {"tiled": True, "blockxsize": 512, "blockysize": 512, "compress": "deflate", "SPARSE_OK": True}
+    for name in ("before", "after"):
+        with rasterio.open(tmp_path / f"{name}.tif", "w", driver="GTiff", **options, **blocks) as file:
+            for x, y in places:
+                file.write(example(name).astype(np.uint16) * 40, window=Window(x, y, 256, 256))
+    words = [
+        "caption",
+        "before.tif",
+        "after.tif",
+        "--stretch",
+        "0,100",
+        "--device",
+        "cpu",
+        "--out",
+        "x.geojson",
+        "--out",
+        "x.html",
+    ]
+    command = [sys.executable, "-c", PEAK, *words]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True, timeout=300
+    )
+    found = features(tmp_path / "x.geojson")
+    assert all(change_at(found, *place)["caption"].endswith("appeared") for place in places)
+    kilobytes = int(done.stdout.split()[-1])
+    assert kilobytes < 1_600_000  # about 700,000 of them are torch's and the captioner's
+    assert (tmp_path / "x.html").stat().st_size < 3_000_000
