@@ -29,7 +29,7 @@ class World(NamedTuple):
     steps: float = 1.0
 
 
-WORLDS = {"blocks": World(24_000, 0.3), "tiles": World(10_000, 1.0, 0.5)}
+WORLDS = {"blocks": World(24_000, 0.3), "tiles": World(10_000, 1.0, 0.4)}
 
 
 def demo(
