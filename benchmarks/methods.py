@@ -29,6 +29,7 @@ def methods(
     small: bool = False,
     against: str | None = None,
     kinds: list[str] | None = None,
+    compile: bool = False,
 ) -> None:
     """Measure every case in a process of its own, write the numbers and a table.
 
@@ -43,6 +44,7 @@ def methods(
         against: folder of another checkout, for example of an earlier commit: its `src` is measured as well, in turn with this
             one, and the table has the ratios and says whether the results are equal, see `comparison`.
         kinds: of the cases, such as training and decoding; by default all.
+        compile: instead of these cases, training steps with and without torch.compile, of pcl, scorer and dirl by default.
 
     Raises:
         DiffcapError: a method is unknown, two forms of the same computation disagree, or a case failed.
@@ -51,6 +53,10 @@ def methods(
     from diffcap.utils.errors import DiffcapError
     from diffcap.utils.provenance import provenance
 
+    if compile:
+        from compiling import compiling
+
+        return compiling(out, methods, batch, repeats, threads, small)
     trained_from_scratch = [name for name, method in registered().items() if not method.base_model]
     chosen = [get_method(name).name for name in methods or trained_from_scratch]
     if small:
