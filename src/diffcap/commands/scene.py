@@ -13,6 +13,7 @@ from diffcap.utils.errors import DiffcapError
 
 SUFFIXES = (".geojson", ".csv", ".html")
 THRESHOLD = 0.5
+_LEFT_OUT = {"unchanged": "unchanged", "identical": "identical", "no_data": "without data"}  # kinds of tiles
 _OVERVIEW = 2048  # pixels of the longer side, of which percentiles are computed
 
 
@@ -53,18 +54,10 @@ def run(
         DiffcapError: an option or a raster cannot be used.
     """
     outputs = _outputs(options.out)
-    if batch_size < 1:
-        raise DiffcapError(f"--batch_size is {batch_size}; it must be at least 1.")
-    bands = _numbers(options.bands, "--bands", "one band or three, such as 4,3,2", (1, 3), int)
-    percentiles = _numbers(options.stretch, "--stretch", "two percentiles, such as 2,98", (2,), float)
-    if percentiles and not 0 <= percentiles[0] < percentiles[1] <= 100:
-        raise DiffcapError(f"--stretch is {options.stretch}; give two percentiles from 0 to 100, such as 2,98.")
-    threshold = THRESHOLD if options.threshold is None else options.threshold
-    if not 0 < threshold <= 1:
-        raise DiffcapError(f"--threshold is {threshold}; give a probability above 0, at most 1.")
+    bands, percentiles, threshold = _checked(options, batch_size)
     if after is None:
         raise DiffcapError(
-            f"{before}: the raster after the change is missing; give both: diffcap caption BEFORE AFTER --out ..."
+            f"{before}: the raster after the change is missing; give both: diffcap caption BEFORE AFTER --out {outputs[0]}."
         )
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # see `commands.caption.run`
     from diffcap.models.generation import check_search
@@ -83,23 +76,15 @@ def run(
         overview = scene.overview(_OVERVIEW)
         stretch = fit_stretch(overview, percentiles)
 
+        # torch is imported after all options have been checked.
         from diffcap.pair_captioner import load_captioner
-        from diffcap.scenes.captioning import IDENTICAL, NO_DATA, caption_tiles
+        from diffcap.scenes.captioning import caption_tiles
         from diffcap.scenes.merging import merge
         from diffcap.scenes.partial import SUFFIX, PartialResults
         from diffcap.utils.progress import progress_bar
 
         captioner = load_captioner(checkpoint, device, backbone_weights, base, prompt)
-        if checkpoint is None:
-            echo("note: no --checkpoint: the captioner that ships with diffcap is used.", err=True)
-        if captioner.domain_note is not None:
-            echo(f"note: {captioner.domain_note}", err=True)
-        if scene.crs is None:
-            echo("note: the rasters have no georeference; coordinates are pixels.", err=True)
-        header = {
-            "format": 1,
-            "before": _identity(before),
-            "after": _identity(after),
+        settings = {
             "tile": size,
             "overlap": overlap,
             "bands": scene.bands,
@@ -110,23 +95,17 @@ def run(
             "prompt": prompt,
             "checkpoint": captioner.weights_sha256(),
         }
+        header = {"format": 1, "before": _identity(before), "after": _identity(after), **settings}
         partial = stack.enter_context(PartialResults(outputs[0].with_name(outputs[0].name + SUFFIX), header))
         done = sum(map(len, partial.batches))
-        if done:
-            echo(f"note: {done:,} of {len(tiling):,} tiles are done already, in {partial.path}.", err=True)
+        _print_notes(checkpoint, captioner, scene, done, len(tiling))
         advance = stack.enter_context(progress_bar("captioning tiles", len(tiling), done))
         found = caption_tiles(scene, tiling, stretch, captioner, partial, beam, length_penalty, batch_size, advance)
         changed = [each for each in found.captions if each.no_change < threshold]
         changes = merge(changed)
-        counts = {
-            "all": len(tiling),
-            "changed": len(changed),
-            "unchanged": len(found.captions) - len(changed),
-            "identical": found.not_captioned[IDENTICAL],
-            "no_data": found.not_captioned[NO_DATA],
-        }
+        counts = _counts(len(tiling), len(changed), found)
         metadata = {
-            **{name: value for name, value in header.items() if name not in ("format", "before", "after")},
+            **settings,
             "before": Path(before).name,
             "after": Path(after).name,
             "threshold": threshold,
@@ -137,13 +116,53 @@ def run(
         for path in outputs:
             _write(path, changes, scene, overview, stretch, metadata)
     partial.path.unlink()
-    left_out = (
-        f"{counts['unchanged']:,} unchanged, {counts['identical']:,} identical, {counts['no_data']:,} without data"
-    )
+    left_out = ", ".join(f"{counts[name]:,} {text}" for name, text in _LEFT_OUT.items())
     echo(
         f"{len(changes):,} changes in {counts['changed']:,} of {counts['all']:,} tiles ({left_out}); written to "
         f"{', '.join(map(str, outputs))}"
     )
+
+
+def _checked(options: SceneOptions, batch_size: int) -> tuple[list[int] | None, tuple[float, float] | None, float]:
+    """The bands, percentiles and threshold of the options.
+
+    Raises:
+        DiffcapError: one of them is out of range.
+    """
+    if batch_size < 1:
+        raise DiffcapError(f"--batch_size is {batch_size}; it must be at least 1.")
+    bands = _numbers(options.bands, "--bands", "one band or three, such as 4,3,2", (1, 3), int)
+    percentiles = _numbers(options.stretch, "--stretch", "two percentiles, such as 2,98", (2,), float)
+    if percentiles and not 0 <= percentiles[0] < percentiles[1] <= 100:
+        raise DiffcapError(f"--stretch is {options.stretch}; give two percentiles from 0 to 100, such as 2,98.")
+    threshold = THRESHOLD if options.threshold is None else options.threshold
+    if not 0 < threshold <= 1:
+        raise DiffcapError(f"--threshold is {threshold}; give a probability above 0, at most 1.")
+    return bands, tuple(percentiles) if percentiles else None, threshold
+
+
+def _print_notes(checkpoint: Sequence[str] | None, captioner: Any, scene: Any, done: int, tiles: int) -> None:
+    if checkpoint is None:
+        echo("note: no --checkpoint: the captioner that ships with diffcap is used.", err=True)
+    if captioner.domain_note is not None:
+        echo(f"note: {captioner.domain_note}", err=True)
+    if scene.crs is None:
+        echo("note: the rasters have no georeference; coordinates are pixels.", err=True)
+    if done:
+        echo(f"note: {done:,} of {tiles:,} tiles are done already.", err=True)
+
+
+def _counts(tiles: int, changed: int, found: Any) -> dict[str, int]:
+    """Numbers of tiles by what became of them."""
+    from diffcap.scenes.captioning import IDENTICAL, NO_DATA
+
+    return {
+        "all": tiles,
+        "changed": changed,
+        "unchanged": len(found.captions) - changed,
+        "identical": found.not_captioned[IDENTICAL],
+        "no_data": found.not_captioned[NO_DATA],
+    }
 
 
 def _outputs(names: Sequence[str] | None) -> list[Path]:

@@ -39,9 +39,15 @@ const smallest = () => Math.min((view.clientWidth - 2 * MARGIN) / DATA.width, (v
 function show(x, y, width, height, part) {
   const wanted = part * Math.min(view.clientWidth / width, view.clientHeight / height);
   place.scale = Math.min(Math.max(wanted, smallest()), Math.max(CLOSEST, smallest()));
-  place.x = view.clientWidth / 2 - (x + width / 2) * place.scale;
-  place.y = view.clientHeight / 2 - (y + height / 2) * place.scale;
+  place.x = centered(x + width / 2, DATA.width, view.clientWidth);
+  place.y = centered(y + height / 2, DATA.height, view.clientHeight);
   draw();
+}
+
+// Where the scene begins if `middle` is in the middle of the view, but without empty space beside a scene that is larger than the view.
+function centered(middle, length, space) {
+  const start = space / 2 - middle * place.scale, last = space - length * place.scale - MARGIN;
+  return last < MARGIN ? Math.min(MARGIN, Math.max(last, start)) : (space - length * place.scale) / 2;
 }
 
 function fit() {

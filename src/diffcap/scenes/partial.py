@@ -49,27 +49,27 @@ class PartialResults:
                 f"{self.path}: a damaged file of an unfinished run; delete it to start from the first tile."
             ) from None
         if found is None:
-            self.append(header)
-            self.batches = []
+            self._write(header)
         elif found != header:
-            names = [key for key in header if not isinstance(found, dict) or found.get(key) != header[key]] or [
-                "version"
-            ]
+            names = [key for key in header if not isinstance(found, dict) or found.get(key) != header[key]]
             raise DiffcapError(
-                f"{self.path}: belongs to an unfinished run with another value of {', '.join(names)}; repeat that command, or delete the "
-                "file to start from the first tile."
+                f"{self.path}: belongs to an unfinished run with another value of {', '.join(names) or 'an option'}; repeat that "
+                "command, or delete the file to start from the first tile."
             )
 
     def append(self, batch: Any) -> None:
-        """Write one line.
+        """Add a batch.
 
         Raises:
             OSError: the file cannot be written; the error names it.
         """
-        with _named(self.path):
-            self._file.write(json.dumps(batch, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
-            self._file.flush()
+        self._write(batch)
         self.batches.append(batch)
+
+    def _write(self, line: Any) -> None:
+        with _named(self.path):
+            self._file.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
+            self._file.flush()
 
     def __enter__(self) -> Self:
         return self
