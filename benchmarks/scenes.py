@@ -79,7 +79,7 @@ def measure(folder: Path, size: int, step: int, checkpoint: str | None) -> dict[
     if child.returncode:
         raise SystemExit(child.stderr)
     counts = json.loads((folder / "changes.geojson").read_text())["diffcap"]["tiles"]
-    (changes,) = re.findall(r"^([\d,]+) changes", child.stdout, re.MULTILINE)
+    (changes,) = re.findall(r"^([\d,]+) changes?", child.stdout, re.MULTILINE)
     return {
         "size": size,
         "every": step,

@@ -75,6 +75,10 @@ def test_the_changes_are_found_where_they_are(scene: Path) -> None:
     for corner in ((0, 0), (344, 344)):
         found = change_at(content["features"], *corner)
         assert found["caption"].endswith("has appeared") and found["no_change"] < 0.1
+    lowest = min(one["properties"]["no_change"] for one in content["features"])
+    strict = str(scene.parent / "strict.geojson")
+    assert run(str(scene / "before.tif"), str(scene / "after.tif"), "--out", strict, "--threshold", str(lowest)) is None
+    assert features(Path(strict)) == []  # a tile at the threshold is left out
 
 
 @pytest.mark.slow

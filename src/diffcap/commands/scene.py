@@ -117,10 +117,9 @@ def run(
             _write(path, changes, scene, overview, stretch, metadata)
     partial.path.unlink()
     left_out = ", ".join(f"{counts[name]:,} {text}" for name, text in _LEFT_OUT.items())
-    echo(
-        f"{len(changes):,} changes in {counts['changed']:,} of {counts['all']:,} tiles ({left_out}); written to "
-        f"{', '.join(map(str, outputs))}"
-    )
+    what = f"{len(changes):,} change{'' if len(changes) == 1 else 's'}"
+    written = ", ".join(map(str, outputs))
+    echo(f"{what} in {counts['changed']:,} of {counts['all']:,} tiles ({left_out}); written to {written}")
 
 
 def _checked(options: SceneOptions, batch_size: int) -> tuple[list[int] | None, tuple[float, float] | None, float]:

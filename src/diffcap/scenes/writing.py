@@ -38,14 +38,14 @@ def lon_lat(scene: Scene, points: Points) -> Points:
     try:
         longitudes, latitudes = rasterio.warp.transform(scene.crs, WGS84, x, y)
     except Exception as error:  # PROJ's errors have many types
-        reason = " ".join(str(error).split())[:120].rstrip(". ")
+        reason = " ".join(str(error).split())[:80].rstrip(". ")
         raise DiffcapError(
-            f"{scene.crs}: cannot be converted to longitude and latitude ({reason}); assign the right CRS."
+            f"{scene.crs:.60}: cannot be converted to longitude and latitude ({reason}); assign the right CRS."
         ) from None
     converted = np.column_stack([longitudes, latitudes])
     if not np.isfinite(converted).all():
         raise DiffcapError(
-            f"{scene.crs}: the raster lies outside of the area of this CRS; assign the right CRS and transform."
+            f"{scene.crs:.60}: the raster lies outside of the area of this CRS; assign the right CRS and transform."
         )
     return converted
 
