@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
@@ -23,13 +21,11 @@ from diffcap.checkpoints.combining import as_ensemble, load_members
 from diffcap.checkpoints.loading import Checkpoint
 from diffcap.checkpoints.reading import weights_hash
 from diffcap.checkpoints.zero_shot import STAGE as ZERO_SHOT
-from diffcap.models.captioner import Captioner
 from diffcap.models.generation import beam_hypotheses, check_search, greedy_from
 from diffcap.models.scoring import token_log_probabilities
-from diffcap.text.hub import HubVocabulary
-from diffcap.text.vocabularies import AnyVocabulary
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.image_io import Source, read_image
+from diffcap.word_attention import AttentionMaps, attention_of, word_spans
 
 # The captioners that ship with the package, by the embedded dataset that they were trained on.
 SHIPPED_CAPTIONERS = {name: Path(__file__).parent / "models" / "captioners" / name for name in ("blocks", "tiles")}
@@ -40,7 +36,6 @@ DOMAIN_NOTE = (
 )
 DOMAINS = {"blocks": "`blocks` scenes", "tiles": "overhead images, `tiles`,"}
 MAX_ASPECT = 50  # of images for vision-language models; Qwen refuses 200
-Maps = npt.NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
@@ -90,22 +85,6 @@ class Caption:
         values = asdict(self)
         del values["tokens"], values["scored"]
         return values
-
-
-@dataclass(frozen=True)
-class AttentionMaps:
-    """Attention of each word of a caption to the positions of both images.
-
-    Attributes:
-        words: W words. before, after: (W, h, w) attention weights; each map sums to 1, or both maps of a word to 2.
-        alignment: (h w, h w), weights that match each position of the before image (row) with positions of the after image;
-            None if the method does not align the images.
-    """
-
-    words: list[str]
-    before: Maps
-    after: Maps
-    alignment: Maps | None
 
 
 class _ModelInput(NamedTuple):
@@ -298,7 +277,7 @@ class PairCaptioner:
                     sum(log_probabilities[0]),
                     tuple(
                         Word(text, sum(log_probabilities[0][index] for index in indices))
-                        for text, indices in _word_spans(self.vocabulary, rows[0])
+                        for text, indices in word_spans(self.vocabulary, rows[0])
                     ),
                     None if unchanged is None else float(unchanged[number]),
                     tuple(Alternative(text, score) for text, score in others.items()),
@@ -404,42 +383,3 @@ def _chunks(pairs: Iterable[tuple[Source, Source]], size: int) -> Iterator[list[
             chunk = []
     if chunk:
         yield chunk
-
-
-@torch.no_grad()
-def attention_of(
-    captioner: Captioner, vocabulary: AnyVocabulary, before: Any, after: Any, tokens: Sequence[int]
-) -> AttentionMaps:
-    """Attention maps of each word of a caption; for a word of several tokens, their mean.
-
-    Args:
-        before, after: features of one pair, (1, C, h, w); for an ensemble, lists with those of each member.
-        tokens: token ids of the caption, from the start token on; the end token has no map.
-
-    Raises:
-        NotImplementedError: the method has no attention maps.
-    """
-    device = next(captioner.parameters()).device
-    maps = captioner.attention(before, after, torch.tensor([list(tokens[:-1])], device=device))
-    spans = _word_spans(vocabulary, tokens)  # the map of a word has the index of the token before it
-    sides = [
-        np.stack([side[0, places].mean(0).cpu().numpy() for _, places in spans] or [np.zeros(side.shape[2:])])
-        for side in (maps.before, maps.after)
-    ]
-    alignment = None if maps.alignment is None else maps.alignment[0].cpu().numpy()
-    return AttentionMaps([word for word, _ in spans], sides[0][: len(spans)], sides[1][: len(spans)], alignment)
-
-
-def _word_spans(vocabulary: AnyVocabulary, tokens: Iterable[int]) -> list[tuple[str, list[int]]]:
-    """The words of a caption, each with the indices of its tokens, counted from the token after the start token."""
-    ids = list(tokens)
-    decode = vocabulary.decode_plain if isinstance(vocabulary, HubVocabulary) else vocabulary.decode
-    spans: list[tuple[str, list[int]]] = []
-    for index in range(len(ids) - 1):
-        text = decode(ids[: index + 2])
-        words = text.split(" ") if text else []
-        if len(words) > len(spans):
-            spans.append((words[-1], [index]))
-        elif spans and words[-1] != spans[-1][0]:
-            spans[-1] = (words[-1], [*spans[-1][1], index])
-    return spans

@@ -11,7 +11,6 @@ from PIL import Image
 from tests.report.layouts import captions_of, make_dataset, make_scorer, make_store
 
 from diffcap.evaluation.localisation import box_coverage, mask_coverage, mass_inside, pointing_score, relative_box
-from diffcap.pair_captioner import AttentionMaps
 from diffcap.records import ChangePair
 from diffcap.report.attention import PairAttention, list_attention, matches
 from diffcap.report.attention_data import (
@@ -24,6 +23,7 @@ from diffcap.report.attention_data import (
 )
 from diffcap.report.masks import Masks
 from diffcap.report.overlay import scale_attention
+from diffcap.word_attention import AttentionMaps
 
 BOXES = {"before": [0, 0, 20, 40], "after": [20, 20, 40, 40]}
 PAIR = ChangePair("1", "b", "a", ["the red cube moved"], "test", "move", False, {"boxes": BOXES})

@@ -13,7 +13,6 @@ from diffcap.checkpoints.combining import as_ensemble, load_members
 from diffcap.checkpoints.loading import Checkpoint, MissingBaseModel
 from diffcap.features.store import FeatureStore
 from diffcap.models.captioner import Captioner
-from diffcap.pair_captioner import AttentionMaps, attention_of
 from diffcap.records import ChangePair
 from diffcap.report.drawing import (
     GAP,
@@ -32,6 +31,7 @@ from diffcap.report.drawing import (
 from diffcap.report.masks import Masks, pair_pictures
 from diffcap.report.overlay import Array, blend, colormap, scale_attention
 from diffcap.report.pictures import caption_lines, draw_lines, lines_height
+from diffcap.word_attention import AttentionMaps, attention_of
 
 COLUMNS = 7  # words in a row
 TILE = ((WIDTH - 2 * MARGIN - (COLUMNS - 1) * GAP) // COLUMNS, 88)

@@ -16,12 +16,12 @@ from diffcap.evaluation.localisation import (
     relative_box,
 )
 from diffcap.evaluation.slots import WORD_KINDS, word_kinds
-from diffcap.pair_captioner import AttentionMaps
 from diffcap.records import ChangePair
 from diffcap.report.attention import PairAttention, iter_attention, matches
 from diffcap.report.masks import Masks, size_of
 from diffcap.report.overlay import scale_attention
 from diffcap.report.table import ALL_WORDS
+from diffcap.word_attention import AttentionMaps
 
 Size = tuple[int, int]
 Localisation = dict[str, Any]

@@ -4,10 +4,11 @@ import math
 
 from PIL import Image, ImageDraw
 
-from diffcap.pair_captioner import AttentionMaps, Caption
+from diffcap.pair_captioner import Caption
 from diffcap.report.attention import TILE, draw_legend, draw_matches, draw_words, matches, rows_height
 from diffcap.report.drawing import GAP, GRAY, INK, MARGIN, PICTURE, WIDTH, fit, fonts, line_height, wrap
 from diffcap.report.pictures import TEXT
+from diffcap.word_attention import AttentionMaps
 
 
 def draw_caption(

@@ -14,11 +14,12 @@ import numpy as np
 from PIL import Image
 
 from diffcap.evaluation.localisation import Mask
-from diffcap.pair_captioner import Alternative, AttentionMaps, Caption
+from diffcap.pair_captioner import Alternative, Caption
 from diffcap.report.drawing import BOX
 from diffcap.report.heatmap import log_of, percent
 from diffcap.report.masks import colored_outline
 from diffcap.report.overlay import Array, colormap, overlay, scale_attention
+from diffcap.word_attention import AttentionMaps
 
 MAX_IMAGE_SIDE = 720  # pixels
 MAX_OVERLAY_SIDE = 96  # pixels; overlays are smooth, so the browser can enlarge them
