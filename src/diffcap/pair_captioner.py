@@ -34,7 +34,7 @@ DOMAIN_NOTE = (
     "this captioner was trained on rendered {} only; its captions of other images, such as photographs, are unreliable, even where "
     "it gives its words a probability of 100 %."
 )
-DOMAINS = {"blocks": "`blocks` scenes", "tiles": "overhead images, `tiles`,"}
+DOMAINS = {"blocks": "`blocks` scenes", "tiles": "overhead images (`tiles`)"}
 MAX_ASPECT = 50  # of images for vision-language models; Qwen refuses 200
 
 
