@@ -23,6 +23,8 @@ SWEEPS = {
     "pcl_pretrain": ("pretrain", "pretrain"),
     "scorer": ("finetune", "finetune"),
     "dirl": ("finetune", "finetune"),
+    "rsiccformer": ("finetune", "finetune"),
+    "chg2cap": ("finetune", "finetune"),
     "clip4idc": ("finetune", "finetune"),
     "vlm": ("finetune", "finetune"),
     "clip4idc_pretrain": ("pretrain", "pretrain"),
