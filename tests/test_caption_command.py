@@ -87,7 +87,7 @@ def test_a_captioner_of_blocks_says_that_it_knows_no_other_images(
     expectation = capsys.readouterr()
     assert (
         expectation.out
-        and "no --checkpoint: the captioner that ships with diffcap is used." in expectation.err
+        and "no --checkpoint: the captioner `blocks`, which ships with diffcap, is used." in expectation.err
         and note in expectation.err
     )
     assert caption(*pair, "--checkpoint", str(SHIPPED)) is None

@@ -244,6 +244,6 @@ def test_a_runs_config_says_it_too(levir: Commands) -> None:
 
 
 def test_every_dataset_of_the_field_has_settings_of_every_method() -> None:
-    for dataset in ("levir_cc", "levir_mci", "whu_cdc", "second_cc", "dubai_cc"):
+    for dataset in ("levir_cc", "levir_mci", "whu_cdc", "second_cc", "dubai_cc", "tiles"):
         for method in ("pcl", "scorer", "dirl", "clip4idc", "rsiccformer", "chg2cap", "vlm"):
             assert (ROOT / f"configs/method/{method}/finetune.{dataset}.yaml").is_file()

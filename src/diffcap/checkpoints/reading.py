@@ -74,7 +74,10 @@ def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
     if path.is_dir() or path.name in (CONFIG, WEIGHTS):
         return _checked(_read_folder(path if path.is_dir() else path.parent, mapped), path, mapped)
     if not path.is_file():
-        raise DiffcapError(f"{path}: no checkpoint there; train one with `make pretrain finetune`, or check the path.")
+        raise DiffcapError(
+            f"{path}: no checkpoint there; train one with `make pretrain finetune`, or check the path (blocks and tiles are the "
+            "captioners that ship with diffcap)."
+        )
     try:
         if not mapped:
             _check_archive(path)

@@ -48,7 +48,7 @@ def run(
     check_search(beam, length_penalty, "--beam")
     captioner = load_captioner(checkpoint, device, backbone_weights, base, prompt)
     if checkpoint is None:
-        echo("note: no --checkpoint: the captioner that ships with diffcap is used.", err=True)
+        echo("note: no --checkpoint: the captioner `blocks`, which ships with diffcap, is used.", err=True)
     if captioner.domain_note is not None:
         echo(f"note: {captioner.domain_note}", err=True)
     captions = captioner.batch(

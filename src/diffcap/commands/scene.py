@@ -14,6 +14,7 @@ from diffcap.utils.errors import DiffcapError
 SUFFIXES = (".geojson", ".csv", ".html")
 THRESHOLD = 0.5
 _LEFT_OUT = {"unchanged": "unchanged", "identical": "identical", "no_data": "without data"}  # kinds of tiles
+SHIPPED = "tiles"  # the captioner without --checkpoint: that of overhead images
 _OVERVIEW = 2048  # pixels of the longer side, of which percentiles are computed
 
 
@@ -74,6 +75,11 @@ def run(
         tiling = Tiling(scene.width, scene.height, size, overlap)
         check_position(scene)
         overview = scene.overview(_OVERVIEW)
+        if not (overview.before_valid & overview.after_valid).any():
+            raise DiffcapError(
+                f"{before} and {after} have no pixel with data at the same place; check their coordinate reference systems, transforms "
+                "and nodata values."
+            )
         stretch = fit_stretch(overview, percentiles)
 
         # torch is imported after all options have been checked.
@@ -83,7 +89,7 @@ def run(
         from diffcap.scenes.partial import SUFFIX, PartialResults
         from diffcap.utils.progress import progress_bar
 
-        captioner = load_captioner(checkpoint, device, backbone_weights, base, prompt)
+        captioner = load_captioner(checkpoint or SHIPPED, device, backbone_weights, base, prompt)
         settings = {
             "tile": size,
             "overlap": overlap,
@@ -142,7 +148,7 @@ def _checked(options: SceneOptions, batch_size: int) -> tuple[list[int] | None, 
 
 def _print_notes(checkpoint: Sequence[str] | None, captioner: Any, scene: Any, done: int, tiles: int) -> None:
     if checkpoint is None:
-        echo("note: no --checkpoint: the captioner that ships with diffcap is used.", err=True)
+        echo(f"note: no --checkpoint: the captioner `{SHIPPED}`, which ships with diffcap, is used.", err=True)
     if captioner.domain_note is not None:
         echo(f"note: {captioner.domain_note}", err=True)
     if scene.crs is None:
@@ -175,6 +181,8 @@ def _outputs(names: Sequence[str] | None) -> list[Path]:
     for name in names:
         if Path(name).suffix.lower() not in SUFFIXES:
             raise DiffcapError(f"--out {name}: give a name that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}.")
+        if Path(name).is_dir():
+            raise DiffcapError(f"--out {name}: this is a folder; give the name of a file.")
     return [Path(name) for name in names]
 
 

@@ -119,7 +119,6 @@ BUILT_IN = (
         "diffcap.datasets.tiles.reader",
         renderer="diffcap.datasets.tiles.write:write_tiles",
         backbone="tiles",
-        pixels_backbone="pixels_256",
         tagger="tiles",
         protocol=LevirProtocol(),
     ),  # rendered in LEVIR-CC's official layout

@@ -44,13 +44,13 @@ class Scene:
     """Two open rasters on one grid. All methods must be called from one thread at a time.
 
     Attributes:
-        width, height: in pixels. dtype: of the pixels of both rasters. bands: 1 or 3 band numbers, from 1.
+        width, height: in pixels. bands: 1 or 3 band numbers, from 1.
         crs: the coordinate reference system, for example "EPSG:32633"; None without georeference.
         transform: from (column, row) to coordinates of the CRS.
     """
 
     def __init__(self, before: Any, after: Any, names: tuple[str, str], bands: list[int]) -> None:
-        self.width, self.height, self.dtype, self.bands = before.width, before.height, np.dtype(before.dtypes[0]), bands
+        self.width, self.height, self.bands = before.width, before.height, bands
         self.transform = before.transform
         self.crs = before.crs.to_string() if before.crs is not None and not before.transform.is_identity else None
         self._datasets, self._names = (before, after), names

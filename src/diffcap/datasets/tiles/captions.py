@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import random
 
+from diffcap.datasets.no_change import LEVIR_CC
 from diffcap.datasets.tiles.changes import Change
 
 CAPTIONS = 5  # of each pair
 # The sentences of every pair without change, in the order of LEVIR-CC's file.
-NO_CHANGE = (
-    "there is no difference",
-    "the two scenes seem identical",
-    "the scene is the same as before",
-    "no change has occurred",
-    "almost nothing has changed",
-)
+NO_CHANGE = LEVIR_CC
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _MANY = 6  # houses from which on they are "many"
 
