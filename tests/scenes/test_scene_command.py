@@ -22,15 +22,17 @@ from tests.commands import environment
 from tests.scenes.rasters import UTM33, example, write, write_scene
 
 from diffcap.cli import main
+from diffcap.datasets.tiles.write import render_pair
 
 SIZE = 600  # of the scene: 9 tiles
 HEAD = [sys.executable, "-m", "diffcap", "caption"]
+CAPTIONER = ["--checkpoint", "blocks"]  # knows the changes of `write_scene`
 
 
 def run(*words: str) -> str | int | None:
-    """The exit status of the command in this process; None where all went well."""
+    """The exit status of the command in this process, with the captioner of `example`'s images; None where all went well."""
     try:
-        main(["caption", *words])
+        main(["caption", *words, *([] if "--overlap=0" in words else CAPTIONER)])
     except SystemExit as stop:
         return stop.code
     return None
@@ -144,7 +146,7 @@ def test_a_killed_run_goes_on_and_writes_the_same_bytes(tmp_path: Path, capsys: 
     words = [*HEAD, before, after, "--overlap", "128", "--batch_size", "2", "--device", "cpu", "--out"]
     partial = tmp_path / "killed.geojson.partial.jsonl"
     command = [*words, str(tmp_path / "killed.geojson"), "--out", str(tmp_path / "killed.csv")]
-    process = subprocess.Popen(command, env=environment(), stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([*command, *CAPTIONER], env=environment(), stderr=subprocess.DEVNULL)
     end = time.monotonic() + 120
     while not partial.is_file() or partial.read_bytes().count(b"\n") < 4:
         assert process.poll() is None and time.monotonic() < end
@@ -234,6 +236,29 @@ def test_wrong_options_are_one_sentence(
     assert {path.name for path in tmp_path.iterdir()} == {"before.tif", "after.tif"}
 
 
+@pytest.mark.slow
+def test_without_a_checkpoint_the_captioner_of_overhead_images_is_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two tiles side by side: three new houses, and a pair that differs in season and light only."""
+    pairs = [render_pair(number, 2026).images for number in (16, 13)]
+    for side, name in enumerate(("before", "after")):
+        pixels = np.concatenate([images[side] for images in pairs], axis=1).transpose(2, 0, 1)
+        write(tmp_path / f"{name}.tif", pixels)
+    out = tmp_path / "x.geojson"
+    assert run(str(tmp_path / "before.tif"), str(tmp_path / "after.tif"), "--overlap=0", "--out", str(out)) is None
+    assert "the captioner `tiles`, which ships with diffcap, is used" in capsys.readouterr().err
+    (change,) = features(out)
+    assert "houses" in change["properties"]["caption"] and change["properties"]["pixel_window"] == [0, 0, 256, 256]
+
+
+def test_rasters_at_different_places_are_refused(tmp_path: Path) -> None:
+    before = write(tmp_path / "before.tif", example("before"))
+    after = write(tmp_path / "after.tif", example("after"), transform=UTM33 @ UTM33.translation(40_000, 0))
+    status = str(run(before, after, "--align", "--out", str(tmp_path / "x.csv")))
+    assert "have no pixel with data at the same place" in status and not (tmp_path / "x.csv").exists()
+
+
 def test_two_rasters_are_needed(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tif", example("before"))
     assert "the raster after the change is missing" in str(run(path, "--out", str(tmp_path / "x.csv")))
@@ -274,6 +299,8 @@ def test_a_large_scene_needs_a_fraction_of_its_size_in_memory(tmp_path: Path) ->
         "caption",
         "before.tif",
         "after.tif",
+        "--checkpoint",
+        "blocks",
         "--stretch",
         "0,100",
         "--device",
