@@ -37,7 +37,7 @@ def scenes(
     out: str,
     sizes: list[int] | None = None,
     every: list[int] | None = None,
-    checkpoint: str | None = None,
+    checkpoint: str = "blocks",
     folder: str | None = None,
 ) -> None:
     """Write pairs of scenes, caption them, and write the numbers and a table.
@@ -50,7 +50,7 @@ def scenes(
         sizes: sides of the scenes in pixels. every: of each scene, the share of the grid that has an image: 1 is all, n every n-th
             place in x and y. By default a scene of one tile, one of 20,000 pixels with an image at every tenth place, and one of 20,000
             pixels that consists of images.
-        checkpoint: the captioner; by default the one that ships with diffcap.
+        checkpoint: the captioner; by default `blocks`, whose images the scenes are made of.
         folder: where the temporary scenes are written; by default the system's.
     """
     from diffcap.records import write_json, write_text
