@@ -43,7 +43,7 @@ def test_the_command_serves_on_this_machine_alone_and_leaves_nothing(tmp_path: P
         try:
             line = server.stdout.readline()
             found = re.fullmatch(
-                r"diffcap is at (http://127\.0\.0\.1:(\d+)) with 3 captioners; Ctrl-C ends it\.\n", line
+                r"diffcap is at (http://127\.0\.0\.1:(\d+)) with 4 captioners; Ctrl-C ends it\.\n", line
             )
             assert found, line
             visitor = Visitor(found[1])
