@@ -25,7 +25,7 @@ def times(device: str = "cpu", **entries: object) -> dict:
     ]
     validation = {"seconds": 5.0, "flops": 3e12, "pairs": 10, "all_pairs": 40}
     values = {"device": device, "steps": steps, "validation": validation, "row_bytes": 1000, "gpu_bytes": None}
-    return {**values, "steps_per_epoch": 7, **entries}
+    return {**values, "batches_per_epoch": 7, **entries}
 
 
 def test_a_step_is_weighted_by_its_task_and_the_warm_up_does_not_count() -> None:

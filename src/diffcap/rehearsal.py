@@ -232,7 +232,7 @@ def training_row(
 
     def length(key: str) -> int:
         value = get_config_value(files, "trainer", key)
-        return max(1, round(in_steps(value, lambda: times["steps_per_epoch"], f"trainer.{key}")))
+        return max(1, round(in_steps(value, lambda: times["batches_per_epoch"], f"trainer.{key}")))
 
     steps, shares, validation = length("max_steps"), task_shares(experiment, stage), times["validation"]
     validations, step_seconds = steps // length("val_check_interval"), mean_of_steps(times["steps"], shares)

@@ -379,7 +379,7 @@ def test_scenes_need_distractor_pairs(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("batch_size", [3, 7, 1000])
 def test_an_epoch_has_the_steps_that_its_samples_need(folder: Path, samples: str, batch_size: int) -> None:
     data = captioning(folder, samples=samples, batch_size=batch_size)
-    steps = data.steps_per_epoch  # before the stage is set up
+    steps = data.batches_per_epoch  # before the stage is set up
     data.setup("fit")
     assert steps == -(-len(data.sample_pairs) // batch_size)
 
@@ -387,11 +387,11 @@ def test_an_epoch_has_the_steps_that_its_samples_need(folder: Path, samples: str
 def test_an_epoch_of_the_adaptation_leaves_out_an_incomplete_batch(folder: Path) -> None:
     for batch_size in (3, 7, 1000):
         data = AdaptData(str(folder), "toy", batch_size=batch_size)
-        steps = data.steps_per_epoch
+        steps = data.batches_per_epoch
         data.setup("fit")
         assert steps == max(1, len(data.samples) // batch_size)
 
 
 def test_the_tasks_of_the_pre_training_have_no_common_epoch(folder: Path) -> None:
     with pytest.raises(DiffcapError, match="the stage has no epochs"):
-        assert pretraining(folder).steps_per_epoch
+        assert pretraining(folder).batches_per_epoch

@@ -219,8 +219,8 @@ class FeatureData(pl.LightningDataModule):
         return self.batch_size
 
     @property
-    def steps_per_epoch(self) -> int:
-        """Number of training steps of an epoch; known before `setup`.
+    def batches_per_epoch(self) -> int:
+        """Number of training batches of an epoch; known before `setup`.
 
         Raises:
             DiffcapError: the stage has no epochs, because it trains several tasks.
@@ -281,8 +281,8 @@ class CaptionData(FeatureData):
         self.samples = samples
 
     @property
-    def steps_per_epoch(self) -> int:
-        """See `FeatureData`; the last, incomplete batch of an epoch counts as a step (SCORER and DIRL, authors' code)."""
+    def batches_per_epoch(self) -> int:
+        """See `FeatureData`; the last, incomplete batch of an epoch counts (SCORER and DIRL, authors' code)."""
         pairs = self._pairs("train")
         if self.samples == "captions":
             size = sum(len(pair.captions) for pair in pairs)
@@ -328,7 +328,7 @@ class AdaptData(FeatureData):
     """
 
     @property
-    def steps_per_epoch(self) -> int:
+    def batches_per_epoch(self) -> int:
         """See `FeatureData`; the last, incomplete batch of an epoch does not count (authors' code), except as the only one."""
         captions = sum(len(pair.captions) for pair in self._pairs("train") if not pair.is_distractor)
         return max(1, captions // self.batch_size)

@@ -314,7 +314,9 @@ class TrainingCLI(StageCLI):
         for name in ("max_steps", "val_check_interval"):
             length = self.config.get(f"trainer.{name}")
             if isinstance(length, str):
-                steps = in_steps(length, lambda: self.datamodule.steps_per_epoch, f"trainer.{name}")
+                steps = in_steps(length, lambda: self.datamodule.batches_per_epoch, f"trainer.{name}")
+                if name == "max_steps":  # in optimizer steps; val_check_interval is in batches
+                    steps /= self.config.get("trainer.accumulate_grad_batches", 1)
                 lengths[name] = max(1, round(steps))
         return lengths
 

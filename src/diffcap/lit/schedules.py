@@ -14,7 +14,7 @@ EPOCHS = "ep"  # unit of a length, as in "15ep"
 Schedule = Literal["noam", "piecewise", "step", "cosine", "linear", "constant"]
 
 
-def in_steps(length: float | str, steps_per_epoch: Callable[[], int], option: str) -> float:
+def in_steps(length: float | str, steps_per_epoch: Callable[[], float], option: str) -> float:
     """Convert a length in epochs ("15ep") to steps; numbers are not changed.
 
     Args:

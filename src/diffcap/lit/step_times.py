@@ -25,7 +25,7 @@ class StepTimes(Callback):
     are asynchronous, and only the mean of many is exact.
 
     The file has "device"; "steps" (task, seconds, FLOPs and image maps read, one row each); "validation" (seconds, FLOPs, pairs, and
-    the number of pairs without `data.val_limit`); "predict" (seconds, FLOPs, images); "steps_per_epoch" (null if the stage has no
+    the number of pairs without `data.val_limit`); "predict" (seconds, FLOPs, images); "batches_per_epoch" (null if the stage has no
     epochs); "row_bytes" (that are read for an image); "gpu_bytes" (peak of the allocated memory, null on the CPU). FLOPs are null on a
     GPU. One multiplication with its addition is two operations.
 
@@ -112,10 +112,10 @@ class StepTimes(Callback):
         self._end_step()
         data = trainer.datamodule  # type: ignore[attr-defined]
         try:
-            steps_per_epoch = data.steps_per_epoch
+            batches_per_epoch = data.batches_per_epoch
         except DiffcapError:  # IDC-PCL's pre-training
-            steps_per_epoch = None
-        self._write(trainer, pl_module, steps_per_epoch=steps_per_epoch, row_bytes=data.store.row_bytes)
+            batches_per_epoch = None
+        self._write(trainer, pl_module, batches_per_epoch=batches_per_epoch, row_bytes=data.store.row_bytes)
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the extraction's time."""

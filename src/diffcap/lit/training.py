@@ -75,8 +75,9 @@ class TrainingModule(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         """The optimizer, and a scheduler that is stepped after every optimizer step."""
         optimizer = self.optimizer()
+        accumulated = self.trainer.accumulate_grad_batches
         milestones = [
-            in_steps(milestone, lambda: self.feature_data.steps_per_epoch, "model.milestones")
+            in_steps(milestone, lambda: self.feature_data.batches_per_epoch / accumulated, "model.milestones")
             for milestone in self.milestones
         ]
         lr_lambda = make_lr_lambda(
