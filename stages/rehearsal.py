@@ -12,7 +12,7 @@ from typing import Any
 from diffcap.experiment import Experiment
 from diffcap.features.store import FROM_FILES, FeatureStore
 from diffcap.pipeline import run_in_process
-from diffcap.records import read_json, write_json, write_text
+from diffcap.records import file_hash, read_json, write_json, write_text
 from diffcap.rehearsal import (
     SOURCES,
     check_disk,
@@ -208,7 +208,7 @@ def _sampled_rows(
         row |= {"hours": seconds / 3600, **gpu(times, seconds, flops, tflops)}
         row["disk_bytes"] = int(images * opened.row_bytes)
     rows = [row]
-    settings = {**size, **variables, "steps": steps, "limit": limit}
+    settings: dict[str, Any] = {**size, **variables, "steps": steps, "limit": limit}
     for stage in (PRETRAIN, FINETUNE) if experiment.has_pretraining else (FINETUNE,):
         out, times_file = experiment.stage_folder(stage), run / "measured" / f"{stage}-times.json"
         here = max(steps, least_steps(experiment, stage))
@@ -217,6 +217,7 @@ def _sampled_rows(
             options.append(f"--data.negatives={whole / 'negatives.jsonl'}")
         action = partial(run_in_process, stage, _words(variables, *options, _timed(times_file)))
         in_turn = {"tasks": "in turn"} if task_shares(experiment, stage) else {}
+        settings["files"] = [file_hash(file) for file in experiment.config_files(stage)]
         record = measure(run / "measured" / f"{stage}.json", {**settings, **in_turn, "steps": here}, [out], action)
         row = training_row(experiment, stage, record, read_json(times_file), rate, tflops)
         rows.append({**row, "disk_bytes": disk_bytes([out])})

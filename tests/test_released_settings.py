@@ -67,9 +67,18 @@ RELEASED: dict[tuple[str, str, str], dict[str, Any]] = {
     ("dirl", "clevr_change", "finetune"): {"model.milestones": ["15ep", "30ep", "45ep"], "trainer.max_steps": 15000},
     ("dirl", "spot_the_diff", "finetune"): {"model.milestones": ["15ep", "30ep", "45ep"]},
     ("dirl", "image_editing_request", "finetune"): {"model.milestones": ["15ep", "30ep", "45ep"]},
-    ("clip4idc", "clevr_change", "pretrain"): {"trainer.max_steps": "12ep", "trainer.val_check_interval": "1ep"},
+    ("clip4idc", "clevr_change", "pretrain"): {
+        **{"trainer.max_steps": "12ep", "trainer.val_check_interval": "1ep", "trainer.gradient_clip_val": 1.0},
+        **{"model.lr": 1e-4, "model.weight_decay": 0.2, "model.schedule": "cosine", "model.warmup": 0.1},
+        **{"data.batch_size": 128, "data.max_length": 32, "data.swap": True},
+        "model.clip_lr": 3e-6,  # in float32, instead of 1e-7 in half precision
+    },
     ("clip4idc", "spot_the_diff", "pretrain"): {"trainer.max_steps": "20ep", "trainer.val_check_interval": "1ep"},
-    ("clip4idc", "clevr_change", "finetune"): {"trainer.max_steps": "50ep", "trainer.val_check_interval": "1ep"},
+    ("clip4idc", "clevr_change", "finetune"): {
+        **{"trainer.max_steps": "50ep", "trainer.val_check_interval": "1ep", "trainer.gradient_clip_val": 1.0},
+        **{"model.lr": 1e-4, "model.pretrained_lr": 1e-7, "model.weight_decay": 0.01},
+        **{"model.schedule": "linear", "model.warmup": 0.1, "data.batch_size": 16, "run.patience": 11},
+    },
     ("clip4idc", "spot_the_diff", "finetune"): {"trainer.max_steps": "50ep", "trainer.val_check_interval": "1ep"},
     ("rsiccformer", "levir_cc", "finetune"): {
         **{"model.lr": 1e-4, "model.decoder_clip_value": 5, "model.decoder_plateau_factor": 0.7},
@@ -132,6 +141,13 @@ def test_the_stages_with_cub_and_nabirds_are_those_of_the_released_code(dataset:
     files = Experiment(method="pcl", dataset="birds2words").config_files("pretrain", [dataset])
     found = {option: get_config_value(files, *option.split(".")) for option in RELEASED_ON_BIRDS[dataset]}
     assert found == RELEASED_ON_BIRDS[dataset]
+
+
+@pytest.mark.parametrize(("stage", "rate"), [("pretrain", "clip_lr"), ("finetune", "pretrained_lr")])
+def test_clip_in_half_precision_has_the_released_rate(stage: str, rate: str) -> None:
+    files = Experiment(method="clip4idc", dataset="clevr_change", ablation="half_precision").config_files(stage)
+    assert get_config_value(files, "model", "half_precision_clip") is True
+    assert get_config_value(files, "model", rate) == 1e-7
 
 
 @pytest.mark.parametrize("where", BORROWED, ids="-".join)

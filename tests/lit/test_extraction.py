@@ -1,6 +1,7 @@
 """Extraction through a Lightning trainer, in this process: what reaches the store is what the backbone gives."""
 
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from diffcap.features.backbones import build_backbone
 from diffcap.features.images import ImageData
 from diffcap.features.store import FeatureStore, StoreWriter
 from diffcap.lit.extraction import Extraction, extract
@@ -28,10 +30,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, pool: tuple[int, int] | None = None, batch_size: int = 2) -> Path:
-    model = Extraction("small", "torchvision", "resnet18", "layer1", "random", pool)
-    options = {"logger": False, "enable_checkpointing": False, "use_distributed_sampler": False, "accelerator": "cpu"}
-    trainer = pl.Trainer(**options, enable_progress_bar=False, enable_model_summary=False)
+def run(folder: Path, pool: tuple[int, int] | None = None, batch_size: int = 2, **options: Any) -> Path:
+    model = Extraction("small", "torchvision", "resnet18", "layer1", "random", pool, **options)
+    quiet = {"logger": False, "enable_checkpointing": False, "use_distributed_sampler": False, "accelerator": "cpu"}
+    trainer = pl.Trainer(**quiet, enable_progress_bar=False, enable_model_summary=False)
     return extract(trainer, model, ImageData(str(folder), batch_size=batch_size, num_workers=0))[0]
 
 
@@ -45,6 +47,17 @@ def test_the_store_holds_what_the_backbone_gives(folder: Path) -> None:
     got = torch.from_numpy(store.read(store.rows(["c.png", "a.png"]))).float()
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
     assert store.meta["network"] == "resnet18" and store.meta["precision"] == "32-true"
+
+
+def test_the_images_are_divided_by_the_given_std(folder: Path) -> None:
+    std = (0.229, 0.224, 0.224)
+    store = FeatureStore.open(run(folder, image_std=std))
+    assert store.meta["preprocessing"]["std"] == list(std)
+    backbone = build_backbone("torchvision", "resnet18", "layer1", "random", image_std=std)
+    with torch.no_grad():
+        expected = backbone(backbone.preprocess(Image.open(folder / "a.png"))[None])
+    got = torch.from_numpy(store.read(store.rows(["a.png"]))).float()
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_nothing_is_computed_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

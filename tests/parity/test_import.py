@@ -96,6 +96,7 @@ def views(official: Fixture, method: str, folder: Path, expectation: bool) -> No
     trained = imported(folder, method, grouped(official), *options, words=vocabulary(metadata["vocabulary"], RCC))
     assert trained.max_length == metadata["max_length"]  # by the table beside the weights
     assert trained.features["shape"] == [metadata["feature_channels"], *metadata["grid"]]
+    assert trained.features["preprocessing"]["std"] == [0.229, 0.224, 0.224]  # of the authors' features
     check_words(trained, official.arrays["before"], official.arrays["after"], official.arrays["greedy_tokens"])
 
 
