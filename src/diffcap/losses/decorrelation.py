@@ -31,13 +31,15 @@ def cross_correlation(before: Tensor, after: Tensor) -> Tensor:
         raise ValueError(
             f"before and after must have the same shape, got {tuple(before.shape)} and {tuple(after.shape)}"
         )
-    both = torch.stack([before, after]).float()
+    before, after = before.float(), after.float()
     rows = sum_over_ranks(torch.tensor(float(len(before)), device=before.device))
-    centred = both - sum_over_ranks(both.sum(1, keepdim=True)) / rows
-    variance = sum_over_ranks((centred * centred).sum(1, keepdim=True)) / (rows - 1)
-    first, second = centred / variance.sqrt()
+    means = sum_over_ranks(torch.stack([before.sum(0), after.sum(0)])) / rows
+    first, second = before - means[0], after - means[1]
+    squares = torch.stack([torch.linalg.vector_norm(part, dim=0) for part in (first, second)]).square()
+    std = (sum_over_ranks(squares) / (rows - 1)).sqrt()
     with torch.autocast(before.device.type, enabled=False):
-        return sum_over_ranks(first.T @ second) / rows
+        # Dividing the (D, D) products by both standard deviations is less work than dividing all rows.
+        return sum_over_ranks(first.T @ second) / rows / std[0, :, None] / std[1]
 
 
 def decorrelation_terms(correlation: Tensor) -> tuple[Tensor, Tensor]:
