@@ -2,6 +2,7 @@
 
 import doctest
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ from torch import Tensor
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
+from safetensors.torch import load_file, save_file
 from tests.tiny_vlms import FAMILIES, build
 
 from diffcap.models.captioner import Captioner
 from diffcap.models.generation import beam_hypotheses, greedy, sample_from
 from diffcap.models.scoring import token_log_probabilities
-from diffcap.models.vlm import VLM
+from diffcap.models.vlm import VLM, _check_loaded
 from diffcap.text.hub import HubVocabulary, clean_answer
 from diffcap.utils.errors import DiffcapError
 
@@ -414,6 +416,42 @@ def test_a_base_with_an_adapter_is_refused(tmp_path: Path) -> None:
     (base / "adapter_config.json").write_text("{}")
     with pytest.raises(DiffcapError, match="has an adapter"):
         VLM(str(base), train="nothing")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_base_without_all_its_weights_is_refused(family: str, folder: Folder, tmp_path: Path) -> None:
+    """transformers would give random values to the weights that it does not find."""
+    base = shutil.copytree(folder(family), tmp_path / family)
+    weights = load_file(base / "model.safetensors")
+    lost = next(name for name in weights if "k_proj.weight" in name or "qkv.weight" in name)
+    for changed, count in (
+        ({name: value for name, value in weights.items() if name != lost}, "1 of "),
+        ({f"other.{name}": value for name, value in weights.items()}, ""),
+        ({**weights, lost: weights[lost][:-1].clone()}, ""),
+    ):
+        save_file(changed, base / "model.safetensors", {"format": "pt"})
+        sentence = rf"{family}: (its model cannot be loaded \(.*|{count}.* weights are not in its files \(first: .*\), so .*); download"
+        with pytest.raises(DiffcapError, match=sentence) as error:
+            VLM(str(base), train="nothing")
+        assert "\n" not in str(error.value)
+    assert not dict(loaded_keys(folder(family)))["missing_keys"]
+
+
+def loaded_keys(base: str) -> Any:
+    """The loading info of a complete model."""
+    from transformers import AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText.from_pretrained(base, output_loading_info=True)[1]
+
+
+def test_a_weight_of_another_shape_and_a_second_name_of_a_tied_weight() -> None:
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 2, bias=False), "b": torch.nn.Linear(2, 2, bias=False)})
+    model["b"].weight = model["a"].weight  # type: ignore[union-attr, assignment]
+    _check_loaded("base", model, {"missing_keys": {"b.weight"}, "mismatched_keys": []})
+    with pytest.raises(DiffcapError, match="base: 2 of 2 weights are not in its files"):
+        _check_loaded("base", model, {"missing_keys": {"a.weight", "b.weight"}, "mismatched_keys": []})
+    with pytest.raises(DiffcapError, match=r"have another shape in its files \(first: a.weight\)"):
+        _check_loaded("base", model, {"missing_keys": [], "mismatched_keys": [("a.weight", (1, 2), (2, 2))]})
 
 
 def test_another_base_model_is_refused(folder: Folder, tmp_path: Path) -> None:

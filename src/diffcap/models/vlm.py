@@ -352,14 +352,43 @@ def _load_model(folder: Any, dtype: str, four_bit: bool) -> Any:
             bnb_4bit_compute_dtype=getattr(torch, dtype),
         )
     try:
-        return transformers.AutoModelForImageTextToText.from_pretrained(
-            folder, trust_remote_code=False, use_safetensors=True, attn_implementation="sdpa", **options
+        model, loaded = transformers.AutoModelForImageTextToText.from_pretrained(
+            folder,
+            trust_remote_code=False,
+            use_safetensors=True,
+            attn_implementation="sdpa",
+            output_loading_info=True,
+            **options,
         )
     except Exception as error:  # damaged files raise exceptions of many types
         raise DiffcapError(
             f"{folder}: its model cannot be loaded ({' '.join(str(error).split())[:200].rstrip('. ')}); download the files "
             "again, or use another model."
         ) from None
+    _check_loaded(folder, model, loaded)
+    return model
+
+
+def _check_loaded(folder: Any, model: nn.Module, loaded: dict[str, Any]) -> None:
+    """Check that every weight of a model has its values from the files; transformers gives the others random values.
+
+    Args:
+        loaded: the loading info of `from_pretrained`.
+
+    Raises:
+        DiffcapError: a weight is not in the files, or has another shape there.
+    """
+    missing, named = set(loaded["missing_keys"]), dict(model.named_parameters(remove_duplicate=False))
+    present = {id(value) for name, value in named.items() if name not in missing}
+    # The second name of a tied weight need not be in the files.
+    absent = sorted(name for name in missing if name not in named or id(named[name]) not in present)
+    other = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in loaded["mismatched_keys"])
+    for names, fault in ((absent, "are not in its files"), (other, "have another shape in its files")):
+        if names:
+            raise DiffcapError(
+                f"{folder}: {len(names):,} of {len(named):,} weights {fault} (first: {names[0]}), so they would be random; download "
+                "the files again, or use a model that save_pretrained of transformers wrote."
+            )
 
 
 def _remove_base(module: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
