@@ -14,7 +14,9 @@ from tests.hub_server import TOKEN, Hub
 
 from diffcap.checkpoints.base_models import SUPPORTED, base_kind, base_sha256, find_base, is_base_model
 from diffcap.checkpoints.hub import pull
+from diffcap.checkpoints.zero_shot import names_base_model
 from diffcap.utils.errors import DiffcapError
+from diffcap.web.captioners import find_choices
 
 NAME = "user/vlm"
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -227,6 +229,20 @@ def test_kind_of_a_repository(hub: Hub) -> None:
             DiffcapError, match=rf"{name}: not a base model, its config\.json has no model_type|{name}: its"
         ):
             find_base(name)
+
+
+def test_the_page_offers_one_commit(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`diffcap serve` pins the commit of its start, and prints it with the licence."""
+    commit = hub.commit(NAME, files())
+    first, *_ = find_choices([NAME], tmp_path)
+    assert (first.label, first.source) == (f"VLM · without training · vlm@{commit[:7]}", f"{NAME}@{commit}")
+    assert f"{NAME} at commit {commit}, licence: apache-2.0\n" in capsys.readouterr().out
+    new = hub.commit(NAME, files() | {TWO: weights(4, 6)})
+    hub.asked.clear()
+    assert names_base_model(first.source) and find_base(first.source).revision == commit and not hub.asked
+    both = find_choices([NAME, f"{NAME}@{commit}"], tmp_path)[:2]
+    assert [choice.source for choice in both] == [f"{NAME}@{new}", f"{NAME}@{commit}"]
+    assert both[0].label != both[1].label
 
 
 # -------------------------------------------------------------------------------------------------------------- local folders

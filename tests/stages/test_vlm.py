@@ -263,11 +263,14 @@ def test_zero_shot_is_a_row_of_a_report(trained: Path, base: Path, pixels: Path,
     assert "seconds" not in table["rows"]["zero-shot"]
 
 
-def test_the_page_offers_both_kinds(trained: Path, base: Path, tmp_path: Path) -> None:
+def test_the_page_offers_both_kinds(
+    trained: Path, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(trained, tmp_path / "runs/blocks/vlm/finetune")
     choices = find_choices([str(base)], tmp_path / "runs")
-    assert choices[0].label.startswith("tiny-qwen · without training")
+    assert choices[0].label == "VLM · without training · tiny-qwen"
     assert any("VLM · blocks" in choice.label for choice in choices[1:])
+    assert capsys.readouterr().out == f"{base}, licence: not stated\n"
     captioners = Captioners(choices, "cpu")
     with captioners.use(0) as captioner:
         assert captioner(*EXAMPLES).text == load_captioner(str(base), "cpu")(*EXAMPLES).text

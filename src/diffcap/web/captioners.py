@@ -23,7 +23,8 @@ class Choice(NamedTuple):
     """A captioner that visitors may choose.
 
     Attributes:
-        label: method, dataset and where it comes from. source, weights, base: for `load_captioner`.
+        label: method, dataset and where it comes from.
+        source, weights, base: for `load_captioner`; a vision-language model of the Hub with its commit.
     """
 
     label: str
@@ -37,7 +38,8 @@ def find_choices(
 ) -> list[Choice]:
     """What is offered: the checkpoints that were named, those that ship, then the captioners in `runs`, newest first.
 
-    A file below `runs` that is no captioner of this diffcap is left out, and stderr says why.
+    Name, commit and licence of a vision-language model without training are printed. A file below `runs` that is no captioner of
+    this diffcap is left out, and stderr says why.
 
     Args:
         checkpoints: as `load_captioner` takes them. backbone_weights, base: for these alone, see `load_captioner`.
@@ -48,8 +50,12 @@ def find_choices(
     found: list[tuple[Path, Choice]] = []
     for name in checkpoints:
         if names_base_model(name):
-            find_base(name)  # fetches it, and raises here, before the first request
-            found.append((Path(name).resolve(), Choice(f"{Path(name).name} · without training", name)))
+            model = find_base(name)  # fetches it, and raises here, before the first request
+            echo(model.origin)
+            # All visitors get this commit, also if the repository has another one when the model is loaded.
+            pinned = f"{model.name}@{model.revision}" if model.revision else model.name
+            shown = f"{model.name}@{model.revision[:7]}" if model.revision else model.name
+            found.append((Path(shown), Choice(f"{methods()['vlm'].title} · without training", pinned)))
             continue
         metadata = load_captioner(name, "cpu", backbone_weights, base).metadata  # raises here, before the first request
         found.append((Path(name).resolve(), Choice(_label(metadata), name, backbone_weights, base)))
