@@ -156,6 +156,7 @@ def _eval(e: Experiment, own: list[str]) -> StageCall:
     words += ["--task", RETRIEVAL] if is_retrieval else []
     folder = Path(e.folder)
     read = [checkpoint, folder / "manifest.jsonl", folder / "dataset.json", e.features_folder / "complete"]
+    read += _base_model_files(e)
     # A user who installs the files for SPICE sets this variable: then the captions are scored again.
     read += [Path(os.environ["DIFFCAP_CORENLP"])] if os.environ.get("DIFFCAP_CORENLP") else []
     results = [e.evaluation / name for name in (PREDICTIONS, REFERENCES, GROUPS)]
@@ -184,7 +185,7 @@ def _zeroshot(e: Experiment, own: list[str]) -> StageCall:
     words += ["--sentences", str(sentences or 1), "--max_length", str(get_config_value(settings, "data", "max_length"))]
     words += ["--tokenizer", get_config_value(settings, "model", "tokenizer") or "ptb", "--batch_size", "8"]
     folder = Path(e.folder)
-    read = [folder / "manifest.jsonl", folder / "dataset.json"]
+    read = [folder / "manifest.jsonl", folder / "dataset.json", *_base_model_files(e)]
     results = [out / name for name in (PREDICTIONS, REFERENCES, GROUPS)]
     inputs = [e.features_folder / "complete"]
     return StageCall("zeroshot", [*words, *_options(e, "zeroshot"), *own], out / METRICS, inputs, read, results)
@@ -209,6 +210,15 @@ _PLAIN: dict[str, Callable[[Experiment, list[str]], StageCall]] = {
 def _expanded(path: str) -> str:
     """Expand `~` in a path, which make does not do."""
     return path.replace("~", str(Path.home()), 1) if path == "~" or path.startswith("~/") else path
+
+
+def _base_model_files(e: Experiment) -> list[Path]:
+    """The files of a base model in a local folder: configurations, tokenizer, chat template and weights."""
+    folder = Path(_expanded(e.vlm)) if e.vlm else None
+    if folder is None or not folder.is_dir():
+        return []
+    kinds = (".json", ".jinja", ".safetensors", ".model", ".txt")
+    return sorted(path for path in folder.iterdir() if path.suffix in kinds)
 
 
 def _options(e: Experiment, stage: str) -> list[str]:
@@ -305,6 +315,7 @@ def _train(
     options += ["--data.vocabulary_with", f"[{','.join(vocabulary)}]"] if vocabulary else []
     store = folder / "features" / e.features
     read = [folder / "dataset.json", folder / "manifest.jsonl", store / "meta.json", store / "sums.u32"]
+    read += _base_model_files(e)
     results = [out / name for name in (IDENTITY, CONFIGURATION, BEST, LAST)]
     return StageCall(stage, [*options, *words], out / FINISHED, inputs, read, results)
 
