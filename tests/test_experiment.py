@@ -12,9 +12,9 @@ from tests.test_makefile import make, project  # noqa: F401
 
 from diffcap.experiment import Experiment, parse
 from diffcap.pipeline import run_stage
-from diffcap.stage_calls import stage_calls
+from diffcap.stage_calls import StageCall, stage_calls
 from diffcap.utils.errors import DiffcapError
-from diffcap.utils.settings import CONFIGS
+from diffcap.utils.settings import CONFIGS, get_config_value
 
 # ruff: noqa: F811
 
@@ -292,20 +292,83 @@ def test_the_config_of_a_run_takes_variables_on_the_command_line(trained: Path) 
     assert done.returncode == 0 and (trained / "runs/again/finetune/finished.json").is_file(), done.stderr
 
 
-def test_a_base_model_adds_its_settings_and_names_the_run() -> None:
-    def names(**variables: str) -> list[str]:
-        return [
-            path.relative_to(CONFIGS).as_posix()
-            for path in Experiment(method="vlm", **variables).config_files("finetune")
-        ]
+def vlm_files(stage: str = "finetune", **variables: str) -> list[str]:
+    files = Experiment(method="vlm", **variables).config_files(stage)
+    return [path.relative_to(CONFIGS).as_posix() for path in files]
 
-    plain = names(dataset="birds2words", trainer="short")
-    small = names(dataset="birds2words", trainer="short", vlm="HuggingFaceTB/SmolVLM-256M-Instruct@abc")
-    added = "method/vlm/base/SmolVLM-256M-Instruct.yaml"
-    assert [name for name in small if name != added] == plain and small.index(added) > small.index(
-        "method/vlm/finetune.birds2words.yaml"
-    )
-    assert plain[-2:] == ["trainer/short.yaml", "method/vlm/trainer/short.yaml"]
-    assert names(vlm="models/other/") == names()
+
+def vlm_setting(*keys: str, **variables: str) -> object:
+    return get_config_value(Experiment(method="vlm", **variables).config_files("finetune"), *keys)
+
+
+SMOLVLM = "HuggingFaceTB/SmolVLM-256M-Instruct"
+
+
+def test_a_base_model_adds_its_settings_and_names_the_run() -> None:
+    other = vlm_files(dataset="birds2words", trainer="short", vlm="models/other/")
+    small = vlm_files(dataset="birds2words", trainer="short", vlm=f"{SMOLVLM}@abc")
+    added = ["method/vlm/base/SmolVLM-256M-Instruct.yaml", "method/vlm/trainer/short.SmolVLM-256M-Instruct.yaml"]
+    assert [name for name in small if name not in added] == other and small[-1] == added[1]
+    assert small.index(added[0]) == small.index("method/vlm/finetune.birds2words.yaml") + 1
+    assert other[-2:] == ["trainer/short.yaml", "method/vlm/trainer/short.yaml"]
+    assert not [name for name in other if "/base/" in name]
     assert Experiment(method="vlm", vlm="models/other/").run == "runs/blocks/vlm-other"
     assert Experiment(method="vlm", vlm="user/name@main").run == "runs/blocks/vlm-name"
+
+
+def test_the_default_base_model_has_its_own_settings(tmp_path: Path) -> None:
+    """Also one that the section of a CONFIG file names; and of no other method."""
+    default = "method/vlm/base/Qwen2.5-VL-3B-Instruct.yaml"
+    assert vlm_files() == vlm_files(vlm="Qwen/Qwen2.5-VL-3B-Instruct") and default in vlm_files()
+    size = {"shortest_edge": 3136, "longest_edge": 401408}
+    assert vlm_setting("model", "captioner", "init_args", "image_kwargs") == {"size": size}
+    config = tmp_path / "run.yaml"
+    config.write_text(f"method: vlm\nfinetune: {{model: {{captioner: {{init_args: {{base: {SMOLVLM}}}}}}}}}\n")
+    assert "method/vlm/base/SmolVLM-256M-Instruct.yaml" in vlm_files(config=str(config))
+    assert not [path for path in Experiment(method="scorer").config_files("finetune") if path.parent.name == "base"]
+
+
+@pytest.mark.parametrize("size", ["256M", "500M"])
+def test_the_rate_of_a_base_model_stays_with_a_short_training(size: str) -> None:
+    vlm = f"HuggingFaceTB/SmolVLM-{size}-Instruct"
+    assert vlm_setting("model", "lr", vlm=vlm) == vlm_setting("model", "lr", vlm=vlm, trainer="short") == 2e-4
+    assert vlm_setting("model", "lr", trainer="short") == vlm_setting("model", "lr") == 1e-4
+    assert vlm_setting("trainer", "max_steps", vlm=vlm, trainer="short") == 1000
+    files = Experiment(method="vlm", vlm=vlm, trainer="short").config_files("reinforce")
+    assert get_config_value(files, "model", "lr") == 3e-5  # of reinforce/short.yaml
+    kept = get_config_value(
+        Experiment(method="vlm", vlm=vlm, ablation="projector").config_files("finetune"), "model", "pretrained_lr"
+    )
+    assert kept == 1e-4  # of the ablation
+
+
+@pytest.mark.parametrize("stage", ["finetune", "zeroshot", "eval"])
+def test_a_changed_base_model_in_a_folder_makes_a_stage_old(stage: str, tmp_path: Path) -> None:
+    base = tmp_path / "tiny"
+    base.mkdir()
+    for name in ("config.json", "model.safetensors", "chat_template.jinja"):
+        (base / name).write_text("1")
+
+    def call() -> StageCall:
+        e = Experiment(method="vlm", vlm=str(base), run=str(tmp_path / "run"), folder=str(tmp_path / "data"))
+        return stage_calls(e, stage)[0]
+
+    call().product.parent.mkdir(parents=True)
+    call().product.write_text("done")
+    for name in ("config.json", "model.safetensors", "chat_template.jinja"):
+        call().note_done()
+        assert call().is_done
+        (base / name).write_text("another")
+        assert not call().is_done
+    call().note_done()
+    (base / "README.md").write_text("a note")
+    assert call().is_done
+
+
+def test_whether_a_stage_is_done_needs_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    code = (
+        "import sys; from diffcap.experiment import Experiment; from diffcap.stage_calls import stage_calls; "
+        f"stage_calls(Experiment(method='vlm', vlm={str(tmp_path)!r}), 'finetune')[0].is_done; print('torch' in sys.modules)"
+    )
+    assert run([sys.executable, "-c", code], tmp_path).stdout == "False\n"

@@ -208,6 +208,15 @@ class Experiment:
         """The last part of `vlm`, without a revision; empty without `vlm`."""
         return Path(self.vlm.partition("@")[0]).name
 
+    def _base_model_name(self, files: Sequence[Path], settings: str) -> str:
+        """The name of the base model's settings: that of `vlm`, else of the `base` in the section of a stage or in files."""
+        if self.vlm or not self.method_spec.base_model:
+            return self.vlm_name
+        section = self.sections.get(settings)
+        contents = [*files, section] if isinstance(section, dict) else files
+        base = get_config_value(contents, "model", "captioner", "init_args", "base")
+        return Path(str(base or "").partition("@")[0]).name
+
     @property
     def extras(self) -> tuple[str, ...]:
         """The datasets of `extra`."""
@@ -299,13 +308,13 @@ class Experiment:
         1. trainer/default.yaml
         2. <stage>.yaml of the method
         3. for the dataset, then for each of `datasets`: dataset/<name>.yaml, then <stage>.<name>.yaml of the method
-           For a base model (VLM), base/<its name>.yaml of the method comes next.
+           For a base model (VLM, or the `base` of these files), base/<its name>.yaml of the method comes next.
         4. <stage>.offline.yaml of the method, for OFFLINE=yes
         5. the ablation's <name>.yaml and <name>.<stage>.yaml
         6. for the stage reinforce: reinforce/base.yaml and reinforce/<dataset>.yaml. In steps 2 to 5 this stage uses the files of
            finetune.
-        7. trainer/<trainer>.yaml, if it is not the default, then the method's trainer/<trainer>.yaml, and for the stage reinforce also
-           reinforce/<trainer>.yaml
+        7. trainer/<trainer>.yaml, if it is not the default, then the method's trainer/<trainer>.yaml and
+           trainer/<trainer>.<base model>.yaml, and for the stage reinforce also reinforce/<trainer>.yaml
         8. trainer/ddp.yaml, for several processes
 
         Args:
@@ -321,8 +330,9 @@ class Experiment:
         for name in (self.dataset, *datasets):
             dataset_folder = _folder_of(get_dataset(name).configs) or CONFIGS / "dataset"
             files += [dataset_folder / f"{name}.yaml", method_folder / f"{settings}.{name}.yaml"]
-        if self.vlm:
-            files.append(method_folder / f"base/{self.vlm_name}.yaml")
+        base = self._base_model_name(files, settings)
+        if base:
+            files.append(method_folder / f"base/{base}.yaml")
         if self._offline_settings:
             files.append(method_folder / f"{settings}.offline.yaml")
         if self.ablation:
@@ -332,6 +342,8 @@ class Experiment:
             files += [CONFIGS / "reinforce/base.yaml", CONFIGS / f"reinforce/{self.dataset}.yaml"]
         if self.trainer != "default":
             files += [CONFIGS / f"trainer/{self.trainer}.yaml", method_folder / f"trainer/{self.trainer}.yaml"]
+            if base:
+                files.append(method_folder / f"trainer/{self.trainer}.{base}.yaml")
         if stage == REINFORCE:
             files.append(CONFIGS / f"reinforce/{self.trainer}.yaml")
         if self.devices != "1":
