@@ -187,13 +187,19 @@ def test_a_senseless_setting_is_one_sentence(tmp_path, settings, output):
 
 
 def test_png_of_any_image(tmp_path):
-    images = torch.randint(0, 256, (3, 3, 7, 5), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
-    for image, data in zip(images, encode_png(images)):
+    random = np.random.default_rng(0)
+    images = [*random.integers(0, 256, (3, 7, 5, 3), np.uint8), *random.integers(0, 256, (2, 7, 5, 1), np.uint8)]
+    files = [
+        *encode_png(np.stack(images[:2])),
+        *encode_png(images[2][None], noisy=True),
+        *encode_png(np.stack(images[3:])),
+    ]
+    for image, data in zip(images, files, strict=True):
         (tmp_path / "image.png").write_bytes(data)
         with Image.open(tmp_path / "image.png") as read:
             read.verify()
         with Image.open(tmp_path / "image.png") as read:
-            assert np.array_equal(np.asarray(read), image.permute(1, 2, 0).numpy())
+            assert np.array_equal(np.asarray(read).reshape(image.shape), image)
 
 
 def _blank(count):

@@ -118,7 +118,7 @@ def _write_chunk(folder: Path, settings: Settings, start: int) -> None:
     triples = sample_triples(range(start, start + CHUNK), settings.seed, settings.jitter)  # the last chunk is cut below
     images, index = render(triples.scenes(), settings.size)
     count = min(CHUNK, settings.triples - start)
-    data = encode_png(images)
+    data = encode_png(images.permute(0, 2, 3, 1).cpu().numpy())
     for view, (where, name) in enumerate(VIEWS):
         for row in range(count):
             write_image(folder, folder / where / f"CLEVR_{name}_{start + row:06d}.png", data[view * CHUNK + row])

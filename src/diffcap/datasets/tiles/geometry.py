@@ -36,15 +36,16 @@ def blob(rng: random.Random, center: Point, radius: float, ratio: float = 1.0, c
             axis. corners: number of points.
     """
     turn = rng.uniform(0, math.pi)
-    waves = [(k, rng.uniform(0.02, 0.16) / k**0.5, rng.uniform(0, 2 * math.pi)) for k in (2, 3, 5)]
+    cosine, sine = math.cos(turn), math.sin(turn)
+    (k0, s0, p0), (k1, s1, p1), (k2, s2, p2) = (
+        (k, rng.uniform(0.02, 0.16) / k**0.5, rng.uniform(0, 2 * math.pi)) for k in (2, 3, 5)
+    )
     points = []
     for i in range(corners):
         t = 2 * math.pi * i / corners
-        r = radius * (1 + sum(size * math.cos(k * t + phase) for k, size, phase in waves))
+        r = radius * (1 + (s0 * math.cos(k0 * t + p0) + s1 * math.cos(k1 * t + p1) + s2 * math.cos(k2 * t + p2)))
         x, y = r * math.cos(t), ratio * r * math.sin(t)
-        points.append(
-            (center[0] + x * math.cos(turn) - y * math.sin(turn), center[1] + x * math.sin(turn) + y * math.cos(turn))
-        )
+        points.append((center[0] + x * cosine - y * sine, center[1] + x * sine + y * cosine))
     return tuple(points)
 
 
@@ -75,12 +76,10 @@ def along(line: Sequence[Point], step: float, start: float = 0.0) -> list[tuple[
 
 def outline(polygon: Polygon, step: float = 4.0) -> npt.NDArray[np.float64]:
     """(n, 2) points on the edges of a polygon, at most `step` pixels apart."""
-    parts = []
-    for (x0, y0), (x1, y1) in zip(polygon, (*polygon[1:], polygon[0])):
-        count = max(1, math.ceil(math.hypot(x1 - x0, y1 - y0) / step))
-        t = np.arange(count)[:, None] / count
-        parts.append(np.array([[x0, y0]]) * (1 - t) + np.array([[x1, y1]]) * t)
-    return np.concatenate(parts)
+    following = (*polygon[1:], polygon[0])
+    counts = [max(1, math.ceil(math.hypot(x1 - x0, y1 - y0) / step)) for (x0, y0), (x1, y1) in zip(polygon, following)]
+    t = np.array([k / count for count in counts for k in range(count)])[:, None]
+    return np.repeat(polygon, counts, 0) * (1 - t) + np.repeat(following, counts, 0) * t
 
 
 def distance_to_line(points: npt.NDArray[np.float64], line: Sequence[Point]) -> npt.NDArray[np.float64]:

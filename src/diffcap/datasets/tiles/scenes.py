@@ -139,20 +139,33 @@ class Plan:
         points = [(x + MARGIN, y + MARGIN) for x, y in line]
         self._draw.line(points, fill=cover, width=math.ceil(width), joint="curve")
 
-    def covers(self, center: Point, angle: float, length: float, width: float) -> set[int]:
-        """What covers a rectangle, looked up every three pixels; RESERVED outside of the map."""
+    def _points(
+        self, center: Point, angle: float, length: float, width: float
+    ) -> tuple[list[Point], list[Point], bool]:
+        """Points of a rectangle every three pixels, its corners, and whether all of them are on the map."""
         columns, rows = max(2, math.ceil(length / 3) + 1), max(2, math.ceil(width / 3) + 1)
         ux, uy = math.cos(angle), math.sin(angle)
-        pixels, end = self._pixels, SIZE + 2 * MARGIN
-        found = set()
+        steps = [(b * uy, b * ux) for b in ((j / (rows - 1) - 0.5) * width for j in range(rows))]
+        points = []
         for i in range(columns):
             a = (i / (columns - 1) - 0.5) * length
             x0, y0 = center[0] + a * ux + MARGIN, center[1] + a * uy + MARGIN
-            for j in range(rows):
-                b = (j / (rows - 1) - 0.5) * width
-                x, y = x0 - b * uy, y0 + b * ux
-                found.add(pixels[x, y] if 0 <= x < end and 0 <= y < end else RESERVED)  # type: ignore[index]
-        return found  # type: ignore[return-value]  # load() of an "L" image gives integers
+            points += [(x0 - dx, y0 + dy) for dx, dy in steps]
+        corners = [points[k] for k in (0, rows - 1, -rows, -1)]
+        xs, ys = zip(*corners)
+        return points, corners, min(*xs, *ys) >= 0 and max(*xs, *ys) < SIZE + 2 * MARGIN
+
+    def _found(self, points: list[Point]) -> set[int]:
+        pixels = self._pixels
+        return {pixels[point] for point in points}  # type: ignore[index, misc]  # load() of an "L" image gives integers
+
+    def covers(self, center: Point, angle: float, length: float, width: float) -> set[int]:
+        """What covers a rectangle, looked up every three pixels; RESERVED outside of the map."""
+        points, _, inside = self._points(center, angle, length, width)
+        if inside:
+            return self._found(points)
+        end = SIZE + 2 * MARGIN
+        return {RESERVED} | self._found([(x, y) for x, y in points if 0 <= x < end and 0 <= y < end])
 
     def free(
         self,
@@ -163,7 +176,8 @@ class Plan:
         allowed: frozenset[int] = frozenset({GRASS, FIELD}),
     ) -> bool:
         """Whether a rectangle has no obstacle."""
-        return self.covers(center, angle, length, width) <= allowed
+        points, corners, inside = self._points(center, angle, length, width)
+        return inside and self._found(corners) <= allowed and self._found(points) <= allowed
 
     def covers_of(self, polygon: Polygon) -> set[int]:
         """What covers the part of a polygon that is on the map."""

@@ -16,7 +16,6 @@ An entry of `facts.json` has:
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import random
@@ -27,8 +26,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from PIL import Image
 
 from diffcap.datasets.rendering import (
     CHUNK,
@@ -42,7 +39,7 @@ from diffcap.datasets.rendering import (
 )
 from diffcap.datasets.tiles.captions import write_captions
 from diffcap.datasets.tiles.changes import CHANGES, Pair, sample_pair
-from diffcap.datasets.tiles.render import TEXTURES, Date, change_mask, render, sample_dates, to_image
+from diffcap.datasets.tiles.render import TEXTURES, Date, change_mask, draw_ground, render, sample_dates, to_image
 from diffcap.datasets.tiles.scenes import SIZE
 from diffcap.records import SPLITS, write_text
 from diffcap.utils.errors import DiffcapError
@@ -123,12 +120,14 @@ def render_pair(number: int, seed: int = 0, jitter: float = 1.0) -> Rendered:
     """Draw pair 0, 1, ... of a seed, with its images and captions; see `write_tiles`."""
     pair = sample_pair(number, seed)
     dates, texture = appearance(number, seed, jitter)
-    images = render(pair.before, dates[0], texture), render(pair.after, dates[1], texture)
+    ground = draw_ground(pair.before)
+    before = render(pair.before, dates[0], texture, ground)
+    after = render(pair.after, dates[1], texture, ground if pair.change is None else None)
     mask = change_mask(pair.change, pair.after)
     shown = None if pair.change is None else 0 if pair.change.in_before else 1
     boxes = {name: _box(mask, dates[k]) if k == shown else None for k, name in enumerate(("before", "after"))}
     captions = write_captions(random.Random(f"tiles captions {seed} {number}"), pair.change)
-    return Rendered(pair, images, mask, boxes, captions)
+    return Rendered(pair, (before, after), mask, boxes, captions)
 
 
 def _box(mask: npt.NDArray[np.uint8], date: Date) -> list[int]:
@@ -145,12 +144,10 @@ def _write_chunk(folder: Path, settings: Settings, start: int) -> None:
     names, rows = _names(settings.pairs, settings.seed), []
     for number in range(start, min(start + CHUNK, settings.pairs)):
         found = render_pair(number, settings.seed, settings.jitter)
-        images = torch.from_numpy(np.stack(found.images)).permute(0, 3, 1, 2)
-        label = io.BytesIO()
-        Image.fromarray(found.mask).save(label, "PNG", compress_level=1)
+        files = *encode_png(np.stack(found.images), noisy=True), *encode_png(found.mask[None, ..., None])
         name = names[number]
         split = folder / "images" / name.partition("_")[0]
-        for kind, data in zip(("A", "B", "label"), (*encode_png(images), label.getvalue())):
+        for kind, data in zip(("A", "B", "label"), files):
             write_image(folder, split / kind / f"{name}.png", data)
         change = found.pair.change
         entry: dict[str, Any] = {"change_type": None if change is None else change.kind, "boxes": found.boxes}
