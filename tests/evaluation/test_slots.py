@@ -6,6 +6,7 @@ from diffcap.datasets.blocks.captions import write_captions
 from diffcap.datasets.blocks.geometry import COLORS, MATERIALS, SHAPES, SIZES
 from diffcap.datasets.blocks.scenes import CHANGES, sample_triples
 from diffcap.evaluation.slots import ATTRIBUTES, Slots, parse_caption, slot_accuracy, word_kinds
+from diffcap.models.vlm import PROMPT
 from diffcap.records import ChangePair
 from diffcap.utils.errors import DiffcapError
 
@@ -26,6 +27,12 @@ from diffcap.utils.errors import DiffcapError
             Slots("move", "small", "red", "rubber", "cube"),
         ),
         ("nothing has moved", Slots(None)),
+        ("nothing has changed", Slots("none")),
+        ("No. Nothing has changed.", Slots("none")),
+        ("no object changed its color", Slots("none")),
+        ("no other cube changed to red", Slots(None, shape="cube")),
+        ("nothing is new but the cube changed", Slots(None, shape="cube")),
+        ("the same cube is now blue", Slots(None, shape="cube")),
         ("the two images are identical", Slots("none")),
         ("the purple became blue", Slots("color", color="purple", to="blue")),
         ("the cube changed", Slots(None, shape="cube")),
@@ -34,6 +41,11 @@ from diffcap.utils.errors import DiffcapError
 )
 def test_parse_reads_type_first_noun_phrase_and_new_value(caption: str, slots: Slots) -> None:
     assert parse_caption(caption) == slots
+
+
+def test_the_sentence_that_the_prompts_ask_for_is_no_change() -> None:
+    sentence = PROMPT.rpartition("say: ")[2]
+    assert sentence == "nothing has changed." and parse_caption(sentence) == Slots("none")
 
 
 CHANGED = {"size": "large", "color": "gray", "material": "metal", "shape": "cube"}

@@ -39,7 +39,7 @@ class Slots:
 
     Attributes:
         change_type: "color", "material", "add", "drop", "move", or "none" for no change; None if the caption has key words of
-            no type or of two types.
+            no type or of two types. "Nothing has changed" is no change.
         size, color, material, shape: of the first object, in the words of the manifest ("metal" for "shiny").
         to: the new color or material.
     """
@@ -66,12 +66,15 @@ def parse_caption(caption: str) -> Slots:
     found = [name for name, keys in _KEYS.items() if keys.intersection(words)]
     change_type = found[0] if len(found) == 1 else None
     to = None
+    last = _WORDS.get(words[-1]) if words else None
+    has_new_value = last is not None and last[0] in ("color", "material")
     if change_type == "turn":
         change_type = None
-        last = _WORDS.get(words[-1])
-        if last is not None and last[0] in ("color", "material"):
+        if last is not None and has_new_value:
             change_type, to = last
             words = words[:-1]
+    elif found == ["none", "turn"] and not has_new_value and _KEYS["turn"].intersection(words) == {"changed"}:
+        change_type = "none"  # "nothing has changed"; captions of `blocks` do not have both
     attributes: dict[str, str] = {}
     for word in words:
         if word in _WORDS:
