@@ -23,6 +23,7 @@ from diffcap.models.scoring import token_log_probabilities
 from diffcap.models.vlm import VLM, _check_loaded
 from diffcap.text.hub import HubVocabulary, clean_answer
 from diffcap.utils.errors import DiffcapError
+from diffcap.utils.settings import CONFIGS, read_settings
 
 Folder = Callable[[str], str]
 
@@ -409,6 +410,41 @@ def test_options_that_the_processor_refuses_are_one_sentence(folder: Folder) -> 
         VLM(folder("smolvlm"), lora_rank=0)
     with pytest.raises(DiffcapError, match="cuts tiles"):
         VLM(folder("idefics3"), difference=True, image_kwargs={"do_image_splitting": True})
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "sentence"),
+    [
+        ("idefics3", {"size": {"longest_edge": 401408}}, r"size\.longest_edge is 401408, and its limit is 4,096"),
+        ("qwen2_5_vl", {"size": {"shortest_edge": 3136, "longest_edge": 10**9}}, "its limit is 16,777,216"),
+        ("qwen2_5_vl", {"max_pixels": 10**12}, "max_pixels is 1000000000000, and its limit"),
+        ("internvl", {"crop_to_patches": True, "max_patches": 4000}, "max_patches is 4000, and its limit is 64"),
+        ("smolvlm", {"max_pixels": 401408}, "no option 'max_pixels'; it has .*do_image_splitting"),
+        ("smolvlm", {"max_image_size": {"longest_edge": -(10**7)}}, "is -10000000, and its limit"),
+    ],
+)
+def test_image_options_out_of_range_are_refused_before_the_weights_are_read(
+    family: str, options: dict[str, Any], sentence: str, folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diffcap.models.vlm._load_model", lambda *_: pytest.fail("the weights were read"))
+    with pytest.raises(DiffcapError, match=rf"^model\.captioner\.init_args\.image_kwargs: .*{sentence}"):
+        VLM(folder(family), train="nothing", image_kwargs=options)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_the_size_in_the_settings_of_qwen_limits_its_tokens(
+    family: str, folder: Folder, recwarn: pytest.WarningsRecorder
+) -> None:
+    arguments = read_settings(CONFIGS / "method/vlm/base/Qwen2.5-VL-3B-Instruct.yaml")["model"]["captioner"][
+        "init_args"
+    ]
+    vlm = VLM(folder(family), train="nothing", image_kwargs=arguments["image_kwargs"])
+    limit = 401_408 // (vlm.processor.image_processor.patch_size * vlm.processor.image_processor.merge_size) ** 2
+    for height, width, least in ((1500, 2000, 370), (320, 480, 140), (20, 20, 1)):
+        images = torch.zeros(1, 3, height, width, dtype=torch.uint8)
+        ids = vlm.inputs(images, images)["input_ids"]
+        assert least <= int((ids == vlm.image_id).sum()) // 2 <= limit
+    assert not [warning for warning in recwarn if "max_pixels" in str(warning.message)]
 
 
 def test_a_base_with_an_adapter_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -144,6 +145,38 @@ def test_a_base_model_in_another_place_is_given_and_checked(
         load_captioner(str(other), "cpu", base=moved)
     maps = list_attention([tmp_path / "exported"], pixels, read_dataset(pixels).pairs[:1], {})
     assert "is not on this machine" in str(maps)
+
+
+@pytest.mark.parametrize(
+    ("odd", "weights", "sentence"),
+    [
+        ({"lora_rank": 4000}, {}, "its lora_rank is 4000, but .* has rank 16"),
+        ({"lora_alpha": 10**9}, {}, "its lora_alpha is 1000000000"),
+        ({"base_sha256": None}, {}, "its base_sha256 is None, so the base model cannot be checked"),
+        ({"prompt": "x" * 20_000}, {}, "its prompt has 20,000 characters"),
+        ({"train": "nothing"}, {}, "weights of the base model, which was not trained: net.*lora_A"),
+        ({"train": "projector"}, {}, "weights of the base model, which was not trained: net.*lora_A"),
+        (
+            {},
+            {"net.base_model.model.lm_head.weight": 3},
+            "weights of the base model, which was not trained: net.*lm_head",
+        ),
+        ({}, {"difference.mix.0.weight": 3}, "weights of the base model, which was not trained: difference"),
+        ({"image_kwargs": {"size": {"longest_edge": 10**10}}}, {}, "size.longest_edge is 10000000000, and its limit"),
+    ],
+)
+def test_odd_checkpoints_of_strangers_are_refused(
+    odd: dict[str, Any], weights: dict[str, int], sentence: str, trained: Path, base: Path, tmp_path: Path
+) -> None:
+    """Before the base model's weights are read."""
+    state = read_checkpoint(trained / "best.ckpt")
+    state["diffcap"]["hyperparameters"] |= odd
+    state["state_dict"] |= {f"captioner.{name}": torch.zeros(size, size) for name, size in weights.items()}
+    write_folder(tmp_path / "odd", state)
+    unread = mock.patch("diffcap.models.vlm._load_model", side_effect=AssertionError)
+    with unread, pytest.raises(DiffcapError, match=sentence) as error:
+        load(tmp_path / "odd", base)
+    assert "\n" not in str(error.value)
 
 
 def test_the_exported_forms_give_the_same_captions(trained: Path, base: Path, tmp_path: Path) -> None:

@@ -193,6 +193,7 @@ def captioner_spec(state: dict[str, Any]) -> CaptionerSpec:
     arguments = parser.parse_object(metadata["hyperparameters"]).as_dict()
     if captioner_class.on_base_model:  # its sizes are those of the base model, which is not read here
         _check_features(features, max_length, MAX_SIZE)
+        captioner_class.check_state(arguments, weights_of(state))
         return CaptionerSpec(captioner_class, arguments, None, max_length, features)
     vocabulary = vocabulary_of(metadata["words"], metadata.get("vocabulary_layout", "pcl"))
     if len(vocabulary) < arguments["vocabulary_size"]:

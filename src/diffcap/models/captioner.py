@@ -63,6 +63,17 @@ class Captioner(nn.Module, ABC):
     vocabulary_layout: str
     extra_eos_id: int | None = None
 
+    @classmethod
+    def check_state(cls, arguments: dict[str, Any], weights: dict[str, Tensor]) -> None:
+        """Check the content of a checkpoint before the captioner is built, for captioners with `on_base_model`.
+
+        Args:
+            arguments: of the constructor. weights: the state dict.
+
+        Raises:
+            ValueError: they do not fit together.
+        """
+
     def is_eos(self, tokens: Tensor) -> Tensor:
         """Which ids end a caption: boolean, of the shape of `tokens`."""
         is_eos = tokens == self.eos_id

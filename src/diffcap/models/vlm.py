@@ -5,6 +5,7 @@ the keys and values of the prompt once, and `step` adds one token, so that decod
 of all other captioners.
 """
 
+import re
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,8 @@ from diffcap.models.vlm_parts import (
     KeyValues,
     LoraTargets,
     Trained,
+    check_image_kwargs,
+    check_trained,
     choose_trained,
     frozen_names,
     prompt_cache,
@@ -32,6 +35,7 @@ PROMPT = (
 )
 # Options that cut an image into tiles: 64 tokens become 1,088 with SmolVLM's default. A change needs no such resolution.
 TILINGS = ("do_image_splitting", "crop_to_patches", "do_pan_and_scan")
+MAX_PROMPT = 10_000  # characters of the prompt of a checkpoint
 PER_TOKEN = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")  # inputs of shape (B, L)
 
 
@@ -51,7 +55,8 @@ class VLM(Captioner):
         dtype: of the base model's frozen weights. What is trained is kept in float32.
         four_bit: load the base model in 4 bits (QLoRA: nf4 with double quantisation); needs bitsandbytes.
         checkpointing: compute activations a second time in the backward pass instead of storing them.
-        image_kwargs: options of the image processor, such as {"max_pixels": 200704} (Qwen) or {"do_image_splitting": true}.
+        image_kwargs: options of the image processor, such as {"do_image_splitting": true} or, for Qwen, with numbers of
+            pixels, {"size": {"shortest_edge": 3136, "longest_edge": 200704}}.
         difference: add `vlm_parts.Difference` behind the projector.
         sentences: number of sentences of an answer that are the caption, if nothing is trained.
         base_sha256: hash of the base model, see `base_models.base_sha256`; another base is refused. None: any.
@@ -113,9 +118,11 @@ class VLM(Captioner):
         self.hyperparameters |= {"base": found.name, "revision": found.revision, "base_sha256": sha256}
         self.licence = found.licence
         self.processor = load_processor(found.folder)
+        images = self.processor.image_processor
+        known = type(images).valid_kwargs.__annotations__
+        check_image_kwargs(image_kwargs or {}, known, counts_pixels=hasattr(images, "merge_size"))
         self.net: Any = _load_model(found.folder, dtype, four_bit)
         self._check_layers(found.name)
-        known = type(self.processor.image_processor).valid_kwargs.__annotations__
         self.image_kwargs = {name: False for name in TILINGS if name in known} | (image_kwargs or {})
         if difference and any(self.image_kwargs.get(name) for name in TILINGS):
             raise DiffcapError(
@@ -146,6 +153,17 @@ class VLM(Captioner):
         self.register_load_state_dict_post_hook(_expect_no_base)
         self._check_image_kwargs()
         self.train()  # transformers loads models in evaluation mode, in which layers are not checkpointed
+
+    @classmethod
+    def check_state(cls, arguments: dict[str, Any], weights: dict[str, Tensor]) -> None:
+        """See `Captioner.check_state`."""
+        sha256 = arguments.get("base_sha256")
+        if not isinstance(sha256, str) or not re.fullmatch("[0-9a-f]{64}", sha256):
+            raise ValueError(f"its base_sha256 is {sha256!r:.80}, so the base model cannot be checked")
+        if len(arguments["prompt"]) > MAX_PROMPT:
+            raise ValueError(f"its prompt has {len(arguments['prompt']):,} characters, more than {MAX_PROMPT:,}")
+        names = ("train", "lora_rank", "lora_alpha", "lora_dropout", "difference")
+        check_trained(*(arguments[name] for name in names), weights)
 
     @property
     def core(self) -> Any:

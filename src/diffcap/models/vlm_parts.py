@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -16,6 +16,8 @@ Trained = Literal["nothing", "lora", "projector", "all"]
 LoraTargets = Literal["language", "all"]
 # Names of the linear layers of the language model in all supported families; the image towers have layers of the same names.
 LANGUAGE_LAYERS = r".*\.(language_model|text_model)\.layers\..*_proj"
+# Limits of the options of image processors: a side, the pixels of an image (4096 x 4096), and the tiles of an image.
+MAX_SIZE, MAX_PIXELS, MAX_TILES = 4096, 4096**2, 64
 # Names of the modules between image tower and language model.
 PROJECTORS = re.compile(r"(^|\.)(merger|deepstack_merger_list|connector|multi_modal_projector)\.")
 
@@ -98,6 +100,75 @@ def choose_trained(model: Any, trained: Trained, rank: int, alpha: int, dropout:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PEFT reads an attribute that transformers has renamed
         return get_peft_model(model, config)
+
+
+def check_trained(
+    trained: Trained, rank: int, alpha: int, dropout: float, difference: bool, weights: dict[str, Tensor]
+) -> None:
+    """Check the weights of a checkpoint before its base model is read.
+
+    Args:
+        trained, rank, alpha, dropout, difference: see `VLM`. weights: its state dict.
+
+    Raises:
+        ValueError: LoRA's matrices have another rank, its scale or dropout is out of range, or there are weights of frozen parts of
+            the base model.
+    """
+    if trained == "all":
+        return
+    adapters = {name: value for name, value in weights.items() if "lora_" in name and trained == "lora"}
+    projector = {name for name in weights if PROJECTORS.search(name) and trained == "projector"}
+    own = {name for name in weights if name.startswith("difference.") and difference}
+    if frozen := sorted(set(weights) - {*adapters, *projector, *own}):
+        raise ValueError(f"it has weights of the base model, which was not trained: {frozen[0]:.80}")
+    if trained != "lora":
+        return
+    if not adapters:
+        raise ValueError("it has no weights of LoRA")
+    if not 0 < alpha <= MAX_SIZE or not 0 <= dropout < 1:
+        raise ValueError(f"its lora_alpha is {alpha}, and its lora_dropout {dropout}")
+    for name, value in adapters.items():
+        found = value.shape[0 if "lora_A" in name else -1] if value.ndim else 0
+        if found != rank:
+            raise ValueError(f"its lora_rank is {rank}, but {name:.80} has rank {found}")
+
+
+def check_image_kwargs(options: dict[str, Any], known: Iterable[str], counts_pixels: bool) -> None:
+    """Check the options of an image processor before an image is processed, because large ones need any amount of memory.
+
+    Args:
+        options: by name. known: names of all options. counts_pixels: whether "shortest_edge" and "longest_edge" are numbers of pixels
+            (Qwen), as opposed to lengths.
+
+    Raises:
+        DiffcapError: an option is unknown, or a number is out of range.
+    """
+    for name, value in options.items():
+        if name not in known:
+            raise DiffcapError(
+                f"model.captioner.init_args.image_kwargs: the image processor of this model has no option {name!r:.60}; it has "
+                f"{', '.join(sorted(known))}."
+            )
+        for key, number in _numbers(name, value):
+            last = key.rpartition(".")[2]
+            is_count = counts_pixels and ("pixels" in last or last in ("shortest_edge", "longest_edge"))
+            limit = MAX_PIXELS if is_count else MAX_TILES if "patches" in last or "crops" in last else MAX_SIZE
+            if not -limit <= number <= limit:
+                raise DiffcapError(
+                    f"model.captioner.init_args.image_kwargs: {key} is {number}, and its limit is {limit:,}; give a smaller number."
+                )
+
+
+def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    """The numbers in an option, with their names, such as "size.longest_edge"."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _numbers(f"{name}.{key}", inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _numbers(name, inner)
+    elif isinstance(value, int | float):
+        yield name, value
 
 
 def _train_in_float32(part: nn.Module) -> None:
