@@ -157,7 +157,8 @@ def caption(
         tile: Whole scenes: side of a tile in pixels; 256 by default.
         overlap: Whole scenes: pixels that neighbouring tiles have in common; 64 by default, at most a quarter of a tile.
         bands: Whole scenes: the bands for red, green and blue, such as 4,3,2, or one band; 1,2,3 by default.
-        stretch: Whole scenes: percentiles of both dates that become black and white; 2,98 by default, but not for 8-bit pixels.
+        stretch: Whole scenes: percentiles of both dates that become black and white; 2,98 by default, but not for 8-bit pixels. Without
+            it, the captioner that ships gets the contrast of its training images.
         threshold: Whole scenes: tiles whose probability of no change is at least this are left out; 0.5 by default.
         align: Whole scenes: warp the second raster to the grid of the first one while it is read.
     """

@@ -77,6 +77,41 @@ def test_a_run_that_goes_on_captions_the_batches_of_an_undisturbed_run(tmp_path:
     assert captioner.batches == [3, 1] and again == whole and (tmp_path / "p.jsonl").read_bytes() == b"".join(lines)
 
 
+def test_skipped_tiles_are_saved_in_batches_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diffcap.scenes.captioning.SAVED", 5)
+    before = np.full((3, 20, 18 * 20), 50, np.uint8)
+    after = before.copy()
+    after[:, :, 7 * 20 : 9 * 20] = 80  # tiles 7 and 8 of 18
+    whole, captioner = captions(tmp_path, before, after, 20)
+    assert captioner.batches == [2] and whole.not_captioned == {IDENTICAL: 16, NO_DATA: 0}
+    lines = (tmp_path / "p.jsonl").read_bytes().splitlines(keepends=True)
+    assert [line.count(b"tile") for line in lines] == [0, 5, 5, 5, 3]
+    for kept, batches in ((2, [2]), (3, [])):
+        (tmp_path / "p.jsonl").write_bytes(b"".join(lines[:kept]))
+        again, captioner = captions(tmp_path, before, after, 20)
+        assert captioner.batches == batches and again == whole
+        assert (tmp_path / "p.jsonl").read_bytes() == b"".join(lines)
+
+
+def test_an_interruption_among_identical_tiles_keeps_the_earlier_ones(tmp_path: Path) -> None:
+    pixels = np.full((3, 20, 600 * 20), 50, np.uint8)
+    path = write(tmp_path / "a.tif", pixels)
+
+    def stop(_: int) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise KeyboardInterrupt
+
+    left = 551
+    with open_scene(path, path) as scene, PartialResults(tmp_path / "p.jsonl", {}) as partial:
+        tiling = Tiling(scene.width, scene.height, 20, 0)
+        with pytest.raises(KeyboardInterrupt):
+            caption_tiles(scene, tiling, None, Mean(), partial, advance=stop)  # type: ignore[arg-type]
+    with PartialResults(tmp_path / "p.jsonl", {}) as partial:
+        assert sum(map(len, partial.batches)) == 512
+
+
 def test_the_probability_of_no_change() -> None:
     scored = tuple(map(math.log, (0.2, 0.25)))
     assert no_change_probability(Caption("a road is built", -1.0, (), scored=(*scored, -math.inf))) == pytest.approx(

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,36 @@ def test_without_a_checkpoint_the_captioner_of_overhead_images_is_used(
     assert "houses" in change["properties"]["caption"] and change["properties"]["pixel_window"] == [0, 0, 256, 256]
 
 
+@pytest.mark.slow
+def test_pixels_of_16_bits_get_the_contrast_of_the_captioners_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A montage of 4 x 4 rendered pairs, each band with a scale of its own, as in rasters of satellites; with the default stretch."""
+    pairs = [render_pair(number, 5) for number in range(7000, 7016)]
+    gains, offsets = (np.array(values).reshape(3, 1, 1) for values in ((20, 26, 34), (300, 600, 1200)))
+    for side, name in enumerate(("before", "after")):
+        rows = [np.concatenate([pair.images[side] for pair in pairs[first : first + 4]], 1) for first in (0, 4, 8, 12)]
+        pixels = np.concatenate(rows).transpose(2, 0, 1) * gains + offsets
+        write(tmp_path / f"{name}.tif", pixels.astype(np.uint16))
+    words = [
+        str(tmp_path / "before.tif"),
+        str(tmp_path / "after.tif"),
+        "--overlap=0",
+        "--out",
+        str(tmp_path / "x.geojson"),
+    ]
+    assert run(*words) is None
+    assert "contrast is scaled to that of the images that `tiles` was trained on" in capsys.readouterr().err
+    windows = [one["properties"]["pixel_window"] for one in features(tmp_path / "x.geojson")]
+    areas = [shapely.box(x, y, x + width, y + height) for x, y, width, height in windows]
+    middles = [shapely.Point(256 * (k % 4) + 128, 256 * (k // 4) + 128) for k in range(16)]
+    found = [any(area.contains(middle) for area in areas) for middle in middles]
+    counts = Counter((bool(pair.mask.any()), reported) for pair, reported in zip(pairs, found))
+    assert counts[False, True] <= 1 and counts[True, True] >= 7  # --stretch 2,98: about 6 of the 8 unchanged tiles
+    assert run(*words, "--stretch", "2,98") is None
+    assert "`tiles` has not seen stretched contrast and may report tiles without change" in capsys.readouterr().err
+
+
 def test_rasters_at_different_places_are_refused(tmp_path: Path) -> None:
     before = write(tmp_path / "before.tif", example("before"))
     after = write(tmp_path / "after.tif", example("after"), transform=UTM33 @ UTM33.translation(40_000, 0))
@@ -287,12 +318,24 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of the memory is read from /proc")
 def test_a_large_scene_needs_a_fraction_of_its_size_in_memory(tmp_path: Path) -> None:
-    """Two rasters of 20,000 x 20,000 pixels, 3 bands and 16 bits: 4.8 GB. Blocks that were not written are 0."""
+    """Two rasters of 20,000 x 20,000 pixels, 3 bands and 16 bits: 4.8 GB. 512 rows are full of pixels that are equal at both dates.
+
+    Blocks that were not written are 0.
+    """
     places = [(0, 0), (4 * 192, 50 * 192), (EDGE, EDGE)]
     options = {"width": LARGE, "height": LARGE, "count": 3, "dtype": "uint16", "crs": "EPSG:32633", "transform": UTM33}
-    blocks = {"tiled": True, "blockxsize": 512, "blockysize": 512, "compress": "deflate", "SPARSE_OK": True}
+    blocks = {
+        "tiled": True,
+        "blockxsize": 512,
+        "blockysize": 512,
+        "compress": "deflate",
+        "zlevel": 1,
+        "SPARSE_OK": True,
+    }
+    rows = np.tile(example("before").astype(np.uint16) * 40, (1, 2, 79))[:, :, :LARGE]
     for name in ("before", "after"):
         with rasterio.open(tmp_path / f"{name}.tif", "w", driver="GTiff", **options, **blocks) as file:
+            file.write(rows, window=Window(0, 20 * 512, LARGE, 512))
             for x, y in places:
                 file.write(example(name).astype(np.uint16) * 40, window=Window(x, y, 256, 256))
     words = [
@@ -316,6 +359,8 @@ def test_a_large_scene_needs_a_fraction_of_its_size_in_memory(tmp_path: Path) ->
     )
     found = features(tmp_path / "x.geojson")
     assert all(change_at(found, *place)["caption"].endswith("appeared") for place in places)
+    counts = json.loads((tmp_path / "x.geojson").read_text())["diffcap"]["tiles"]
+    assert counts["identical"] + counts["no_data"] > 10_700 and counts["changed"] >= 3
     kilobytes = int(done.stdout.split()[-1])
     assert kilobytes < 1_600_000  # about 700,000 of them are torch's and the captioner's
     assert (tmp_path / "x.html").stat().st_size < 3_000_000

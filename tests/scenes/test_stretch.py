@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
+from diffcap.datasets.tiles.write import render_pair
 from diffcap.scenes.raster import Sample
-from diffcap.scenes.stretch import fit_stretch, to_rgb
+from diffcap.scenes.stretch import PERCENTILES, TILES, fit_stretch, to_rgb
 from diffcap.utils.errors import DiffcapError
 
 RANDOM = np.random.default_rng(0)
@@ -33,6 +34,28 @@ def test_pixels_of_8_bits_are_stretched_only_on_request() -> None:
     assert fit_stretch(scene, None) is None and fit_stretch(scene, (2, 98)) is not None
     shown = np.ones((30, 40), bool)
     assert np.array_equal(to_rgb(scene.before, shown, None), scene.before.transpose(1, 2, 0))
+
+
+def test_percentiles_become_given_levels() -> None:
+    scene, shown = sample(), np.ones((30, 40), bool)
+    for chosen, levels in ((scene, TILES), (sample(bands=1), tuple((np.mean(each),) for each in TILES))):
+        stretch = fit_stretch(chosen, None, TILES)
+        full = fit_stretch(chosen, None)
+        assert stretch is not None and full is not None
+        for band, (dark, bright) in enumerate(zip(*levels)):
+            values = np.array([full.low[band], full.high[band]])
+            found = (values - stretch.low[band]) / (stretch.high[band] - stretch.low[band]) * 255
+            assert found == pytest.approx([dark, bright])
+            image = to_rgb(chosen.before, shown, stretch)[..., band]
+            assert abs(float(np.percentile(image, 2)) - dark) < 6 and abs(float(np.percentile(image, 98)) - bright) < 6
+    assert fit_stretch(sample("uint8"), None, TILES) is None
+
+
+def test_the_levels_of_tiles_are_those_of_its_images() -> None:
+    pixels = np.concatenate([image.reshape(-1, 3) for number in range(60) for image in render_pair(number, 3).images])
+    assert (
+        np.abs(np.percentile(pixels, PERCENTILES, axis=0) - TILES).max() < 15
+    )  # 60 pairs; the levels are those of 800
 
 
 def test_constant_and_single_bands() -> None:

@@ -15,6 +15,14 @@ SUFFIXES = (".geojson", ".csv", ".html")
 THRESHOLD = 0.5
 _LEFT_OUT = {"unchanged": "unchanged", "identical": "identical", "no_data": "without data"}  # kinds of tiles
 SHIPPED = "tiles"  # the captioner without --checkpoint: that of overhead images
+_OWN_CONTRAST = (
+    f"the pixels do not have 8 bits; their contrast is scaled to that of the images that `{SHIPPED}` was trained on. A checkpoint of your "
+    "own (--checkpoint) gets the usual stretch."
+)
+_OTHER_CONTRAST = (
+    f"`{SHIPPED}` has not seen stretched contrast and may report tiles without change; omit --stretch, or give a checkpoint of your own "
+    "(--checkpoint)."
+)
 _OVERVIEW = 2048  # pixels of the longer side, of which percentiles are computed
 
 
@@ -63,7 +71,7 @@ def run(
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # see `commands.caption.run`
     from diffcap.models.generation import check_search
     from diffcap.scenes.raster import open_scene
-    from diffcap.scenes.stretch import fit_stretch
+    from diffcap.scenes.stretch import FULL, TILES, fit_stretch
     from diffcap.scenes.tiling import Tiling
     from diffcap.scenes.writing import check_position
 
@@ -80,7 +88,8 @@ def run(
                 f"{before} and {after} have no pixel with data at the same place; check their coordinate reference systems, transforms "
                 "and nodata values."
             )
-        stretch = fit_stretch(overview, percentiles)
+        shipped = list(checkpoint or [SHIPPED]) == [SHIPPED]
+        stretch = fit_stretch(overview, percentiles, TILES if shipped and percentiles is None else FULL)
 
         # torch is imported after all options have been checked.
         from diffcap.pair_captioner import load_captioner
@@ -105,6 +114,8 @@ def run(
         partial = stack.enter_context(PartialResults(outputs[0].with_name(outputs[0].name + SUFFIX), header))
         done = sum(map(len, partial.batches))
         _print_notes(checkpoint, captioner, scene, done, len(tiling))
+        if shipped and stretch is not None:
+            echo(f"note: {_OWN_CONTRAST if percentiles is None else _OTHER_CONTRAST}", err=True)
         advance = stack.enter_context(progress_bar("captioning tiles", len(tiling), done))
         found = caption_tiles(scene, tiling, stretch, captioner, partial, beam, length_penalty, batch_size, advance)
         changed = [each for each in found.captions if each.no_change < threshold]

@@ -18,6 +18,7 @@ from diffcap.scenes.stretch import Stretch, to_rgb
 from diffcap.scenes.tiling import Tile, Tiling
 
 NO_CHANGE = tuple(dict.fromkeys((*LEVIR_CC, *SECOND_CC, *DUBAI_CC, *CLEVR_CHANGE, *BLOCKS)))
+SAVED = 256  # results after which a batch ends, so that an interruption does not lose more of them where few tiles are captioned
 NO_DATA, IDENTICAL = "no data", "identical"  # reasons why a tile is not captioned
 T = TypeVar("T")
 
@@ -97,8 +98,9 @@ def caption_tiles(
 ) -> Captions:
     """Caption the tiles of a scene that are not in `partial` yet, and append them to it.
 
-    A batch is a list of results of consecutive tiles, `batch_size` of which were captioned. An interrupted run repeats its last
-    batch as a whole, so that its numbers do not depend on the interruption.
+    A batch is a list of results of consecutive tiles. It ends when `batch_size` tiles wait for their captions, or when it has `SAVED`
+    results (`batch_size` if that is more). An interrupted run repeats its last batch as a whole, so that its numbers do not depend on
+    the interruption.
 
     Args:
         advance: gets the number of further tiles that are done.
@@ -110,7 +112,7 @@ def caption_tiles(
     waiting: list[dict[str, Any]] = []  # the entries of `results` whose caption is missing
 
     def finish_batch() -> None:
-        captions = captioner.batch(images, beams, length_penalty, batch_size, sentences=sentences)
+        captions = captioner.batch(images, beams, length_penalty, batch_size, sentences=sentences) if images else ()
         for entry, caption in zip(waiting, captions):
             assert isinstance(caption, Caption)
             entry["caption"] = caption.text
@@ -127,11 +129,11 @@ def caption_tiles(
         if isinstance(tile, str):
             results.append({"tile": number, "not_captioned": tile})
             advance(1)
-            continue
-        results.append({"tile": number})
-        images.append(tile)
-        waiting.append(results[-1])
-        if len(images) == batch_size:
+        else:
+            results.append({"tile": number})
+            images.append(tile)
+            waiting.append(results[-1])
+        if len(images) == batch_size or len(results) >= max(SAVED, batch_size):
             finish_batch()
     if results:
         finish_batch()

@@ -9,6 +9,12 @@ from diffcap.scenes.raster import Pixels, Sample
 from diffcap.utils.errors import DiffcapError
 
 PERCENTILES = (2.0, 98.0)  # default for pixels that do not have 8 bits
+Levels = tuple[tuple[float, float, float], tuple[float, float, float]]
+FULL: Levels = ((0, 0, 0), (255, 255, 255))
+TILES: Levels = (
+    (61, 75, 53),
+    (197, 191, 149),
+)  # the 2nd and 98th percentiles of red, green and blue in images of `tiles`
 
 
 class Stretch(NamedTuple):
@@ -18,11 +24,12 @@ class Stretch(NamedTuple):
     high: npt.NDArray[np.float64]
 
 
-def fit_stretch(sample: Sample, percentiles: tuple[float, float] | None) -> Stretch | None:
+def fit_stretch(sample: Sample, percentiles: tuple[float, float] | None, levels: Levels = FULL) -> Stretch | None:
     """The percentiles of each band over the pixels with data of both dates together.
 
     Args:
         percentiles: low and high one, 0 to 100; None: 2 and 98, or no stretch for pixels of 8 bits.
+        levels: what the low and the high percentile become, for red, green and blue; a single band takes their means.
 
     Returns:
         None if the pixels are used as they are.
@@ -38,7 +45,10 @@ def fit_stretch(sample: Sample, percentiles: tuple[float, float] | None) -> Stre
     if percentiles is None and values.dtype == np.uint8:
         return None
     low, high = np.percentile(values, percentiles or PERCENTILES, axis=1)
-    return Stretch(low, np.where(high > low, high, low + 1))
+    high = np.where(high > low, high, low + 1)
+    dark, bright = (level if len(values) == 3 else np.mean(level, keepdims=True) for level in map(np.array, levels))
+    step = (high - low) / (bright - dark)
+    return Stretch(low - dark * step, high + (255 - bright) * step)
 
 
 def to_rgb(pixels: Pixels, shown: npt.NDArray[np.bool_], stretch: Stretch | None) -> npt.NDArray[np.uint8]:
