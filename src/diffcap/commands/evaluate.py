@@ -38,7 +38,8 @@ def evaluate(
     Pairs without references are captioned in predictions-unscored.json and excluded from the scores.
 
     If the protocol's tokens are raw (IDC-PCL on Birds-to-Words), metrics-ptb.json has the scores with PTB tokens. For the datasets of
-    remote-sensing change captioning, metrics.json also has the scores of the protocol levir_cc, in "id_tokens".
+    remote-sensing change captioning, metrics.json also has the scores of the protocol levir_cc, in "id_tokens". "unfinished" in
+    metrics.json is the number of captions that reached the largest length without an end token.
 
     Args:
         checkpoint: best.ckpt of the finetune or reinforce stage; or a vision-language model without training: its folder, or user/name
@@ -47,7 +48,7 @@ def evaluate(
         folder: Folder of the dataset; by default data/<training dataset of the checkpoint>.
         features: Name of the feature store in it; by default the one that the checkpoint was trained on.
         split: Split to evaluate.
-        tokenizer: Tokenizer of the metrics; by default the one that selected the checkpoint.
+        tokenizer: Tokenizer of the metrics; by default the one that selected the checkpoint, or ptb if ids did.
         changes: Protocol of a dataset with several changes per pair (Spot-the-Diff): every sentence is a reference (single), or
             all sentences of a pair are one (multi); by default the one that the checkpoint was trained for.
         metrics: Names of the metrics; by default all that this machine can compute.
@@ -170,7 +171,7 @@ def evaluate(
     if trained.metadata["stage"] == ZERO_SHOT and main_process():
         print(origin(*(trained.metadata[name] for name in ("base", "revision", "licence"))), flush=True)
     target.mkdir(parents=True, exist_ok=True)
-    captions = decode(
+    decoded = decode(
         trained,
         pairs,
         place / "features" / (features or trained.features["name"]),
@@ -181,8 +182,9 @@ def evaluate(
         accelerator=accelerator,
         others=[(other, place / "features" / (features or other.features["name"])) for other in others],
     )
-    if captions is None:  # rank 0 writes
+    if decoded is None:  # rank 0 writes
         return
+    captions = decoded.captions
     # The old scores are deleted first, so that a killed process does not leave them next to new captions.
     for name in (METRICS, metrics_filename("ptb"), metrics_filename("raw"), UNSCORED):
         (target / name).unlink(missing_ok=True)
@@ -195,6 +197,9 @@ def evaluate(
         raise DiffcapError(
             f"{dataset.name}: none of its {len(pairs):,} {split} pairs has a reference caption to score against."
         )
+    unfinished = sum(id in decoded.unfinished for id in captions)
+    if unfinished:
+        print(f"{unfinished:,} of {len(captions):,} captions have no end token; they are scored as they are")
     write_predictions(target / PREDICTIONS, captions)
     write_references(target / REFERENCES, {pair.id: pair.captions for pair in scored_pairs})
     write_json(target / GROUPS, groups_of(scored_pairs))
@@ -202,9 +207,12 @@ def evaluate(
     spec = get_dataset(dataset.name).protocol
     levir = levir_scoring(spec, dataset.pairs, trained.vocabulary) if spec else None
     results = {
-        kind: score(
-            captions, scored_pairs, tokenizer=kind, metrics=names, protocol=protocol, provenance=notes, levir=levir
-        )
+        kind: {
+            **score(
+                captions, scored_pairs, tokenizer=kind, metrics=names, protocol=protocol, provenance=notes, levir=levir
+            ),
+            "unfinished": unfinished,
+        }
         for kind in dict.fromkeys([first, "ptb"])
     }
     for kind, result in results.items():

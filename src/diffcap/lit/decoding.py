@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 import torch.distributed as dist
@@ -20,6 +20,17 @@ from diffcap.losses.gather import world_size
 from diffcap.models.generation import beam_search, greedy
 from diffcap.records import ChangePair
 from diffcap.utils.errors import DiffcapError
+
+
+class DecodedSplit(NamedTuple):
+    """The result of `decode`.
+
+    Attributes:
+        captions: caption by id. unfinished: ids of the captions that were cut at the largest length, before an end token.
+    """
+
+    captions: dict[str, str]
+    unfinished: set[str]
 
 
 class EnsembleDataset(Dataset):
@@ -48,7 +59,8 @@ class EnsembleDataset(Dataset):
 
 
 class Decoding(pl.LightningModule):
-    """`trainer.predict` over pairs; afterwards `captions` holds every pair's caption, on every rank.
+    """`trainer.predict` over pairs; afterwards `captions` holds every pair's caption, on every rank, and `unfinished` the ids of those
+    without an end token.
 
     Args:
         checkpoint: the captioner with its vocabulary.
@@ -60,6 +72,7 @@ class Decoding(pl.LightningModule):
         self.captioner, self.vocabulary = checkpoint.captioner, checkpoint.vocabulary
         self.max_length, self.beams, self.length_penalty = checkpoint.max_length, beams, length_penalty
         self.captions: dict[str, str] = {}
+        self.unfinished: set[str] = set()
 
     def on_after_batch_transfer(self, batch: dict[str, Any], dataloader_idx: int) -> dict[str, Any]:
         """Convert the feature maps on the device."""
@@ -73,13 +86,16 @@ class Decoding(pl.LightningModule):
         else:
             tokens = beam_search(self.captioner, *maps, self.max_length, self.beams, self.length_penalty)
         self.captions.update(zip(batch["id"], (self.vocabulary.decode(row) for row in tokens)))
+        has_end = self.captioner.is_eos(tokens[:, 1:]).any(1).tolist()
+        self.unfinished.update(id for id, ended in zip(batch["id"], has_end) if not ended)
 
     def on_predict_epoch_end(self) -> None:
-        """Gather the captions of all ranks; pairs that the sampler repeated as padding are counted once."""
+        """Gather the results of all ranks; pairs that the sampler repeated as padding are counted once."""
         if world_size() > 1:
             gathered: list[Any] = [None] * world_size()
-            dist.all_gather_object(gathered, self.captions)
-            self.captions = {key: caption for captions in gathered for key, caption in captions.items()}
+            dist.all_gather_object(gathered, (self.captions, self.unfinished))
+            self.captions = {key: caption for captions, _ in gathered for key, caption in captions.items()}
+            self.unfinished = {id for _, unfinished in gathered for id in unfinished}
 
 
 def evaluation_trainer(devices: int, accelerator: str) -> pl.Trainer:
@@ -120,7 +136,7 @@ def decode(
     devices: int = 1,
     accelerator: str = "auto",
     others: Sequence[tuple[Checkpoint, Path]] = (),
-) -> dict[str, str] | None:
+) -> DecodedSplit | None:
     """Caption pairs whose features are in a store.
 
     Args:
@@ -132,7 +148,7 @@ def decode(
             `max_length` of all members limits the captions.
 
     Returns:
-        Caption by id in the order of `pairs`; None on every rank but the first.
+        The captions in the order of `pairs`; None on every rank but the first.
 
     Raises:
         DiffcapError: a store is missing, or its shape or backbone is not that of the captioner's training.
@@ -150,4 +166,6 @@ def decode(
     loader = DataLoader(batches, batch_size, collate_fn=identity_collate, **workers)
     with explain_lost_workers():
         trainer.predict(module, loader, return_predictions=False)
-    return {pair.id: module.captions[pair.id] for pair in pairs} if trainer.is_global_zero else None
+    if not trainer.is_global_zero:
+        return None
+    return DecodedSplit({pair.id: module.captions[pair.id] for pair in pairs}, module.unfinished)
