@@ -14,10 +14,13 @@ from tests.toy import NEGATIVES, SHAPE, pairs, write_toy
 from diffcap.data.datamodules import AdaptData, CaptionData, FeatureData
 from diffcap.data.pair_table import PairDataset
 from diffcap.data.pretraining import PretrainData
+from diffcap.datasets.registry import LevirProtocol
+from diffcap.evaluation.levir_cc import levir_scoring
 from diffcap.features.store import FeatureStore
 from diffcap.losses.mlm import IGNORED
 from diffcap.negatives import read_negatives
 from diffcap.records import read_dataset, write_dataset
+from diffcap.text.vocabulary import LayoutName
 from diffcap.utils.errors import DiffcapError
 
 
@@ -257,6 +260,17 @@ def test_sizes_and_words_come_from_the_training_split_and_the_store(folder: Path
     assert data.words == sorted(set(train)) and data.vocabulary_size == len(set(train)) + 6
     assert data.feature_channels == SHAPE[0]
     assert captioning(folder, min_count=2).words == sorted({word for word in train if train.count(word) > 1})
+
+
+@pytest.mark.parametrize("layout", ["rsicc", "chg2cap"])
+def test_the_words_of_all_splits_are_counted_on_request(folder: Path, layout: LayoutName) -> None:
+    """The vocabulary of the released programs is that of their evaluators, in the same order."""
+    everywhere = " ".join(caption for pair in pairs(24) for caption in pair.captions).split()
+    data = captioning(folder, vocabulary_splits="all", vocabulary_layout=layout, min_count=3)
+    assert set(data.words) == {word for word in everywhere if everywhere.count(word) >= 3}
+    assert len(data.words) > len(captioning(folder, vocabulary_layout=layout, min_count=3).words)
+    evaluators = levir_scoring(LevirProtocol(min_count=3, layout=layout), data.dataset.pairs).vocabulary
+    assert evaluators is not None and evaluators.tokens == data.vocabulary.tokens
 
 
 def test_decoding_batches_hold_no_text(folder: Path) -> None:

@@ -36,7 +36,7 @@ class FeatureData(pl.LightningDataModule):
         features: name of the feature store in its `features/`.
         batch_size: of one step over all ranks together (as in the papers), not per rank.
         eval_batch_size: pairs per rank that are decoded at once.
-        min_count: minimum number of occurrences of a word in the training captions.
+        min_count: minimum number of occurrences of a word in the captions of `vocabulary_splits`.
         max_length: positions of a caption, BOS and EOS included; longer captions are cut.
         mask_ratio: probability that a word, or a patch in MVCL, is masked (paper: 0.15).
         swap: swap the default and the nonsemantic image with probability 1/2 (augmentation of SCORER and DIRL).
@@ -52,6 +52,8 @@ class FeatureData(pl.LightningDataModule):
         multi: `max_length` and `min_count` for the protocol "multi", whose captions are longer; null for the values above.
         vocabulary_with: folders of further datasets whose training captions are counted for the vocabulary; all stages of a
             model need the same ones (IDC-PCL: CUB and Birds-to-Words share a vocabulary).
+        vocabulary_splits: "train", or "all": the captions of val and test are counted for the vocabulary, too (RSICCformer, Chg2Cap,
+            authors' code). All stages of a model need the same.
         base: the base model of METHOD=vlm; the training stage sets it to the captioner's.
         base_revision: its commit, also set by the training stage.
 
@@ -82,6 +84,7 @@ class FeatureData(pl.LightningDataModule):
         vocabulary_with: list[str] | None = None,
         base: str | None = None,
         base_revision: str | None = None,
+        vocabulary_splits: Literal["train", "all"] = "train",
     ) -> None:
         super().__init__()
         dataset, self.store_name = read_dataset(folder), features
@@ -105,7 +108,12 @@ class FeatureData(pl.LightningDataModule):
                 "EXTRA=cub); give a dataset of pairs."
             )
         others = [pair for other in vocabulary_with or [] for pair in read_dataset(other).pairs]
-        captions = (caption for pair in (*train, *others) if pair.split == "train" for caption in pair.captions)
+        counted = [
+            pair  # in the order of the manifest, which the ids of the layout "rsicc" have
+            for pair in (*self.dataset.pairs, *others)
+            if pair.split == "train" or vocabulary_splits == "all"
+        ]
+        captions = (caption for pair in counted for caption in pair.captions)
         self.vocabulary = vocabulary_for(captions, min_count, vocabulary_layout, base, base_revision)
         self.words = self.vocabulary.words
         self.vocabulary_size = len(self.vocabulary)

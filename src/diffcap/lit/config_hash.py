@@ -36,7 +36,7 @@ HASH_EXCLUDED_KEYS = (
 # runs of earlier versions can be resumed.
 LATER_KEYS = {"model.half_precision_clip": False, "model.init_without": None, "run.matmul_precision": None,
     "data.base": None, "data.base_revision": None, "model.resnet_weights": None, "model.decoder_clip_value": None,
-    "model.decoder_plateau_factor": None}  # fmt: skip
+    "model.decoder_plateau_factor": None, "data.vocabulary_splits": "train"}  # fmt: skip
 
 
 def hash_config(config: dict[str, Any]) -> str:

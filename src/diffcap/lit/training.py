@@ -229,7 +229,8 @@ def init_from(
         different = ", ".join(sorted(set(checkpoint_words) ^ set(words))[:3]) or "none, their order differs"
         raise DiffcapError(
             f"{path}: its vocabulary has {len(checkpoint_words)} words, this stage's {len(words)} (words in only one of the two: "
-            f"{different}); use the dataset, manifest, data.min_count and data.vocabulary_with that it was trained with."
+            f"{different}); use the dataset, manifest, data.min_count, data.vocabulary_splits and data.vocabulary_with that it was "
+            "trained with."
         )
     initial = module.state_dict()
     kept = tuple(f"{part}." for part in without)
