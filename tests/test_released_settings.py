@@ -89,6 +89,7 @@ RELEASED: dict[tuple[str, str, str], dict[str, Any]] = {
             "trainer.val_check_interval": "1ep",
         },
         **{"run.monitor": "val/BLEU-4", "run.patience": 10, "model.captioner.init_args.backbone": None},
+        **{"data.vocabulary_splits": "all", "model.tokenizer": "ids", "model.pretrained_lr": None},
     },
     ("chg2cap", "levir_cc", "finetune"): {
         **{
@@ -99,12 +100,13 @@ RELEASED: dict[tuple[str, str, str], dict[str, Any]] = {
             "run.monitor": "val/BLEU-4",
         },
         **{"trainer.max_steps": "50ep", "trainer.val_check_interval": "1ep", "run.patience": None},
+        **{"data.vocabulary_splits": "all", "model.tokenizer": "ids", "model.pretrained_lr": 1e-4},
         "model.captioner.init_args.trained_layers": ["layer2", "layer3", "layer4"],
         "model.captioner.init_args.normalization": "levir_cc",
     },
     ("chg2cap", "dubai_cc", "finetune"): {
         **{"data.max_length": 27, "data.min_count": 1, "model.captioner.init_args.resize": [256, 256]},
-        "model.captioner.init_args.normalization": "dubai_cc",
+        **{"model.captioner.init_args.normalization": "dubai_cc", "data.vocabulary_splits": "all"},
     },
 }
 
@@ -188,6 +190,35 @@ def test_features_of_scorer_and_dirl_have_the_released_std_and_those_of_idc_pcl_
 
     assert tuple(std("resnet101_layer3")) == SCORER_STD == (0.229, 0.224, 0.224)
     assert std("resnet101_layer4") is None
+
+
+@pytest.mark.parametrize("method", ["rsiccformer", "chg2cap"])
+def test_remote_sensing_has_the_released_vocabulary_and_selection_and_rendered_datasets_those_of_the_other_methods(
+    method: str,
+) -> None:
+    for dataset in ("levir_cc", "levir_mci", "whu_cdc", "second_cc", "dubai_cc", "desk", "blocks", "tiles"):
+        files = Experiment(method=method, dataset=dataset).config_files("finetune")
+        found = get_config_value(files, "data", "vocabulary_splits"), get_config_value(files, "model", "tokenizer")
+        splits = "all" if dataset.endswith(("_cc", "_mci", "_cdc")) else "train"
+        assert found == (splits, "ptb" if dataset in ("blocks", "tiles") else "ids"), dataset
+
+
+def test_a_trained_resnet_has_the_released_rate_and_a_frozen_one_none() -> None:
+    expected = {
+        ("rsiccformer", None): None,
+        ("rsiccformer", "finetuned_backbone"): 1e-4,
+        ("rsiccformer", "released_backbone"): None,  # frozen
+        ("chg2cap", None): 1e-4,
+        ("chg2cap", "finetuned_backbone"): 1e-4,
+        ("chg2cap", "released_backbone"): 1e-4,
+        ("chg2cap", "features"): None,
+    }
+    for (method, ablation), rate in expected.items():
+        experiment = Experiment(method=method, dataset="levir_cc", ablation=ablation)
+        assert get_config_value(experiment.config_files("finetune"), "model", "pretrained_lr") == rate
+        assert get_config_value(experiment.config_files("reinforce"), "model", "pretrained_lr") is None
+    offline = Experiment(method="chg2cap", dataset="levir_cc", offline="yes")
+    assert get_config_value(offline.config_files("finetune"), "model", "pretrained_lr") is None
 
 
 def test_chg2caps_rate_is_that_of_a_step_per_epoch() -> None:

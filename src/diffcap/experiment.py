@@ -213,7 +213,7 @@ class Experiment:
         if self.vlm or not self.method_spec.base_model:
             return self.vlm_name
         section = self.sections.get(settings)
-        contents = [*files, section] if isinstance(section, dict) else files
+        contents: list[Path | dict[str, Any]] = [*files, *([section] if isinstance(section, dict) else [])]
         base = get_config_value(contents, "model", "captioner", "init_args", "base")
         return Path(str(base or "").partition("@")[0]).name
 
@@ -311,8 +311,8 @@ class Experiment:
            For a base model (VLM, or the `base` of these files), base/<its name>.yaml of the method comes next.
         4. <stage>.offline.yaml of the method, for OFFLINE=yes
         5. the ablation's <name>.yaml and <name>.<stage>.yaml
-        6. for the stage reinforce: reinforce/base.yaml and reinforce/<dataset>.yaml. In steps 2 to 5 this stage uses the files of
-           finetune.
+        6. for the stage reinforce: reinforce/base.yaml, reinforce/<dataset>.yaml and reinforce.yaml of the method. In steps 2 to 5
+           this stage uses the files of finetune.
         7. trainer/<trainer>.yaml, if it is not the default, then the method's trainer/<trainer>.yaml and
            trainer/<trainer>.<base model>.yaml, and for the stage reinforce also reinforce/<trainer>.yaml
         8. trainer/ddp.yaml, for several processes
@@ -340,6 +340,7 @@ class Experiment:
             files += [folder / f"{self.ablation}.yaml", folder / f"{self.ablation}.{settings}.yaml"]
         if stage == REINFORCE:
             files += [CONFIGS / "reinforce/base.yaml", CONFIGS / f"reinforce/{self.dataset}.yaml"]
+            files.append(method_folder / "reinforce.yaml")
         if self.trainer != "default":
             files += [CONFIGS / f"trainer/{self.trainer}.yaml", method_folder / f"trainer/{self.trainer}.yaml"]
             if base:

@@ -1,4 +1,4 @@
-"""RSICCformer's optimizer against naive computations: the decoder's learning rate on plateaus, and its clipped gradients."""
+"""RSICCformer's optimizer against naive computations: the rates of its groups, the decoder's on plateaus, and clipped gradients."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +10,7 @@ from torch import nn
 
 from diffcap.lit.finetuning import Captioning
 from diffcap.lit.plateau import DecoderPlateau
+from diffcap.models.chg2cap import Chg2Cap
 from diffcap.models.rsiccformer import RSICCformer
 
 
@@ -64,14 +65,28 @@ def test_the_decoders_rate_falls_after_every_third_epoch_without_a_new_best(scor
     assert rates[::2] == rates[1::2]
 
 
-def test_only_the_decoders_gradients_are_clipped_value_by_value() -> None:
-    model = RSICCformer(8, 4, (2, 2), 6, width=8, heads=2)
-    module = Captioning(model, decoder_clip_value=5.0)
-    module.trainer = pl.Trainer(
+def small_trainer() -> pl.Trainer:
+    return pl.Trainer(
         accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, log_every_n_steps=0
     )
+
+
+def from_pixels(**options: Any) -> RSICCformer:
+    """A captioner with a ResNet."""
+    return RSICCformer(8, 3, (32, 32), 6, width=8, heads=2, backbone="resnet18", pool=(2, 2), **options)
+
+
+@pytest.mark.parametrize("backbone", ["none", "frozen", "trained"])
+def test_the_gradients_of_decoder_and_trained_backbone_are_clipped_value_by_value(backbone: str) -> None:
+    """As in the released program, which does not clip the gradients of its encoder."""
+    layers = {"frozen": (), "trained": ("layer2", "layer3")}
+    model = RSICCformer(8, 4, (2, 2), 6, width=8, heads=2)
+    if backbone != "none":
+        model = from_pixels(trained_layers=layers[backbone])
+    module = Captioning(model, decoder_clip_value=5.0)
+    module.trainer = small_trainer()
     torch.manual_seed(0)
-    before = {}
+    before, limited = {}, ("decoder.", *(f"images.network.{layer}." for layer in layers.get(backbone, ())))
     for name, parameter in model.named_parameters():
         parameter.grad = 10 * torch.randn_like(parameter)
         before[name] = parameter.grad.clone()
@@ -80,10 +95,104 @@ def test_only_the_decoders_gradients_are_clipped_value_by_value() -> None:
     clipped = 0
     for name, parameter in model.named_parameters():
         expected = before[name].clone()
-        if name.startswith("decoder."):
+        if name.startswith(limited):
             for value in expected.view(-1):
                 value.fill_(max(-5.0, min(5.0, value.item())))
         assert torch.equal(parameter.grad, expected), name
         clipped += int((expected != before[name]).sum())
     assert clipped > 100
     assert not optimizer.defaults["fused"]
+
+
+def chg2cap_from_pixels() -> Chg2Cap:
+    sizes: dict[str, Any] = {"attention_width": 8, "ffn": 8, "width": 8, "heads": 2, "encoder_layers": 1}
+    return Chg2Cap(8, 3, (32, 32), 6, table=(4, 4), backbone="resnet18", trained_layers=("layer4",), **sizes)
+
+
+def parts(module: Captioning, optimizer: torch.optim.Optimizer) -> dict[str, set[str]]:
+    """The parts of the captioner whose trained parameters each group has."""
+    names = {id(parameter): name for name, parameter in module.captioner.named_parameters()}
+    return {
+        group["name"]: {
+            names[id(parameter)].partition(".")[0] for parameter in group["params"] if parameter.requires_grad
+        }
+        for group in optimizer.param_groups
+    }
+
+
+@pytest.mark.parametrize("plateau", [None, 0.7])
+@pytest.mark.parametrize("build", [lambda: from_pixels(trained_layers=("layer3",)), chg2cap_from_pixels])
+def test_a_trained_backbone_has_its_own_rate(build: Any, plateau: float | None) -> None:
+    """Every parameter is in one group, the optimizer is Adam, and its first step is each group's rate."""
+    model = build()
+    module = Captioning(model, 1e-3, schedule="constant", pretrained_lr=1e-5, decoder_plateau_factor=plateau)
+    module.trainer = small_trainer()
+    optimizer = module.optimizer()
+    assert type(optimizer) is torch.optim.Adam
+    found = parts(module, optimizer)
+    assert found["backbone"] == {"images"} and "images" not in found["captioner"]
+    assert ("decoder" in found["captioner"]) == (plateau is None)
+    assert ("decoder" in found) == (plateau is not None)
+    grouped = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    assert len(grouped) == len(set(grouped)) == len(list(model.parameters()))
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        rate = 1e-5 if name.startswith("images.") else 1e-3
+        expected = before[name] - rate if parameter.requires_grad else before[name]
+        torch.testing.assert_close(parameter.detach(), expected, atol=1e-7, rtol=1e-6)
+
+
+def test_without_a_rate_of_its_own_a_trained_backbone_is_in_the_group_of_the_rest() -> None:
+    """Runs of earlier versions have these groups."""
+    module = Captioning(from_pixels(trained_layers=("layer3",)), 1e-3, decoder_plateau_factor=0.7)
+    module.trainer = small_trainer()
+    optimizer = module.optimizer()
+    assert [group["name"] for group in optimizer.param_groups] == ["captioner", "decoder"]
+    assert "images" in parts(module, optimizer)["captioner"]
+    single = Captioning(chg2cap_from_pixels(), 1e-3)
+    single.trainer = small_trainer()
+    assert [len(group["params"]) for group in single.optimizer().param_groups] == [len(list(single.parameters()))]
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_plateau_changes_the_decoders_rate_only(resumed: bool) -> None:
+    """Three groups with a schedule; in a resumed run as in an uninterrupted one."""
+    module = Captioning(
+        from_pixels(trained_layers=("layer3",)), 1e-3, schedule="piecewise", pretrained_lr=1e-5, milestones=[4],
+        decoder_plateau_factor=0.7,
+    )  # fmt: skip
+    module.trainer = small_trainer()
+
+    def start() -> tuple[torch.optim.Optimizer, Any, DecoderPlateau]:
+        configured = module.configure_optimizers()
+        return configured["optimizer"], configured["lr_scheduler"]["scheduler"], DecoderPlateau(0.7)
+
+    optimizer, scheduler, plateau = start()
+    rates: dict[str, list[float]] = {}
+    for _ in range(7):  # steps, each with a validation
+        for group in optimizer.param_groups:
+            rates.setdefault(group["name"], []).append(group["lr"])
+        for parameter in module.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        scheduler.step()
+        trainer: Any = SimpleNamespace(
+            callback_metrics={"val/BLEU-4": torch.tensor(0.0)},
+            checkpoint_callback=SimpleNamespace(monitor="val/BLEU-4"),
+            optimizers=[optimizer],
+            lr_scheduler_configs=[SimpleNamespace(scheduler=scheduler)],
+        )
+        plateau.on_validation_end(trainer, module)
+        if resumed:
+            states = [part.state_dict() for part in (optimizer, scheduler, plateau)]
+            optimizer, scheduler, plateau = start()
+            for part, state in zip((optimizer, scheduler, plateau), states):
+                part.load_state_dict(state)
+    half = [1.0] * 4 + [0.5] * 3
+    assert rates["captioner"] == pytest.approx([1e-3 * factor for factor in half])
+    assert rates["backbone"] == pytest.approx([1e-5 * factor for factor in half])
+    fallen = [1.0] * 3 + [0.7] * 3 + [0.49]
+    assert rates["decoder"] == pytest.approx([1e-3 * one * two for one, two in zip(half, fallen)])

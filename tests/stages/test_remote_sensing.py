@@ -43,6 +43,12 @@ SHORT = ["--trainer.max_steps=4", "--trainer.val_check_interval=2"]
 LR = "lr-Adam/decoder"
 
 
+def column(out: Path, name: str) -> list[float]:
+    """The logged values of a training."""
+    with (out / "logs/version_0/metrics.csv").open() as file:
+        return [float(row[name]) for row in csv.DictReader(file) if row.get(name)]
+
+
 class Commands:
     """The commands of one folder."""
 
@@ -147,11 +153,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(levir: Commands) -> None:
 
 def test_the_decoders_rate_falls_on_plateaus_and_the_encoders_does_not(levir: Commands) -> None:
     out = levir.folder / "rsiccformer/finetune"
-    with (out / "logs/version_0/metrics.csv").open() as file:
-        rows: list[dict[str, Any]] = list(csv.DictReader(file))
-    rates = [float(row[LR]) for row in rows if row[LR]]
-    others = [float(row["lr-Adam/captioner"]) for row in rows if row["lr-Adam/captioner"]]
-    scores = [float(row["val/BLEU-4"]) for row in rows if row["val/BLEU-4"]]
+    rates, others, scores = (column(out, name) for name in (LR, "lr-Adam/captioner", "val/BLEU-4"))
     best, waited, rate, expected = 0.0, 0, 1e-3, []
     for score in scores:
         expected.append(rate)
@@ -159,6 +161,46 @@ def test_the_decoders_rate_falls_on_plateaus_and_the_encoders_does_not(levir: Co
         rate *= 0.7 if waited and waited % 3 == 0 else 1.0
     assert len(scores) == 16 and expected[-1] < 1e-3
     assert rates == pytest.approx(expected) and others == pytest.approx([1e-3] * 16)
+
+
+@pytest.mark.parametrize("form", ["rsiccformer-pixels", "chg2cap"])
+def test_the_resnet_has_its_own_rate_also_in_a_killed_run(levir: Commands, form: str) -> None:
+    own = ("--model.pretrained_lr=1e-5", "--trainer.max_steps=8", "--trainer.val_check_interval=1")
+    folders = [levir.folder / f"{form}-{name}" for name in ("rates", "rates-killed")]
+    levir("finetune", form, "--run", str(folders[0]), own=own)
+    words = levir.words("finetune", form, "--run", str(folders[1]), own=own)
+    kill_when(words, folders[1] / "finetune/last.ckpt", levir.folder)
+    levir("finetune", form, "--run", str(folders[1]), own=own)
+    same_training(*(folder / "finetune/last.ckpt" for folder in folders))
+    out = folders[0] / "finetune"
+    assert column(out, "lr-Adam/backbone") == pytest.approx([1e-5] * 8)
+    assert column(out, "lr-Adam/captioner") == pytest.approx([1e-3] * 8)
+    assert ("lr-Adam/decoder" in (out / "logs/version_0/metrics.csv").read_text()) == (form != "chg2cap")
+    saved = torch.load(out / "last.ckpt", weights_only=True)["optimizer_states"][0]["param_groups"]
+    rates = {group["name"]: group["lr"] for group in saved}
+    assert rates["backbone"] == pytest.approx(1e-5) and rates["captioner"] == pytest.approx(1e-3)
+    assert {group["eps"] for group in saved} == {1e-8}
+
+
+def test_captions_without_an_end_are_scored_and_counted(levir: Commands, capsys: pytest.CaptureFixture[str]) -> None:
+    """A captioner whose output layer never prefers the end; its captions are cut at the largest length."""
+    run_folder = levir.folder / "rsiccformer"
+    assert json.loads((run_folder / "eval/metrics.json").read_text())["unfinished"] in range(3)
+    state = torch.load(run_folder / "finetune/best.ckpt", weights_only=True)
+    eos = len(state["state_dict"]["captioner.decoder.logit.bias"]) - 1
+    for bias, count, output in (
+        (-1e4, 2, "2 of 2 captions have no end token; they are scored as they are"),
+        (1e4, 0, ""),
+    ):
+        state["state_dict"]["captioner.decoder.logit.bias"][eos] = bias
+        checkpoint, out = levir.folder / f"bias{bias}.ckpt", levir.folder / f"bias{bias}"
+        torch.save(state, checkpoint)
+        words = ["--checkpoint", str(checkpoint), "--folder", str(levir.folder / "data"), "--out", str(out)]
+        words += ["--metrics=[BLEU-4]", "--tokenizer=ptb", "--accelerator=cpu"]
+        assert in_process([sys.executable, str(ROOT / "stages/evaluate.py"), *words]) is None
+        printed = capsys.readouterr().out
+        assert (output in printed) if output else ("no end token" not in printed)
+        assert json.loads((out / "metrics.json").read_text())["unfinished"] == count
 
 
 @pytest.mark.slow  # two processes
@@ -203,7 +245,7 @@ def test_self_critical_training_continues(levir: Commands) -> None:
         ("rsiccformer", RESNET, "resnet101_layer3_256 holds features, and RSICCformer .* reads pixels"),
         ("chg2cap", "--model.resnet_weights=null", "model.resnet_weights is not set; give default, random, or a file"),
         ("rsiccformer", "--run.monitor=null", r"decoder_plateau_factor needs run\.monitor"),
-        ("rsiccformer", "--model.pretrained_lr=1e-5", "are both set; set one of them to null"),
+        ("rsiccformer", "--model.pretrained_lr=1e-5", "this RSICCformer has no ResNet with trained layers; remove"),
     ],
 )
 def test_settings_that_do_not_fit_are_one_sentence(levir: Commands, form: str, own: str, output: str) -> None:

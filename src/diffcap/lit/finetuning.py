@@ -6,7 +6,9 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
+from diffcap.evaluation.levir_cc import OWN_LAYOUTS, id_text
 from diffcap.evaluation.metric import CaptionMetric
+from diffcap.evaluation.tokenize import Tokenizer
 from diffcap.lit.clip_weights import load_clip
 from diffcap.lit.optimizers import adamw, bert_adam
 from diffcap.lit.plateau import DecoderPlateau
@@ -17,6 +19,8 @@ from diffcap.methods import method_of
 from diffcap.models.captioner import Captioner
 from diffcap.models.clip4idc import CLIP4IDC
 from diffcap.models.generation import greedy
+from diffcap.models.remote_sensing import PixelOrFeatureCaptioner
+from diffcap.text.vocabulary import Vocabulary
 from diffcap.utils.errors import DiffcapError
 
 
@@ -33,12 +37,15 @@ class Captioning(TrainingModule):
         milestones: steps (5000) at which the learning rate falls (null: 10,000 and 20,000, IDC-PCL's authors' code); fractions
             of the trainer's `max_steps` (0.5); or epochs ("15ep").
         init_from: checkpoint of the pre-training stage.
-        tokenizer: of the validation scores: "ptb", or "raw" as in IDC-PCL.
-        pretrained_lr: learning rate of the captioner's pretrained parameters (CLIP in CLIP4IDC); null for `lr`.
+        tokenizer: of the validation scores: "ptb"; "raw" as in IDC-PCL; or "ids" as in RSICCformer and Chg2Cap: the ids of words are
+            scored, so that an unknown word matches each rare word, see `evaluation.levir_cc`.
+        pretrained_lr: learning rate of the captioner's pretrained parameters: CLIP in CLIP4IDC, the trained layers of the ResNet in
+            RSICCformer and Chg2Cap; null for `lr`.
         clip_weights: weights of CLIP, for CLIP4IDC without an adaptation's checkpoint: default, random, or a file.
         resnet_weights: initial weights of the ResNet of RSICCformer and Chg2Cap with `backbone`: default, random, or a file.
         half_precision_clip: the optimizer of CLIP4IDC's released program, see `optimizers.bert_adam`; it needs `pretrained_lr`.
-        decoder_clip_value: largest absolute value of a gradient in the captioner's `decoder` (RSICCformer: 5); null: no limit.
+        decoder_clip_value: largest absolute value of a gradient in the captioner's `decoder`, and in the trained layers of its ResNet if
+            it has one (RSICCformer: 5); null: no limit.
         decoder_plateau_factor: factor of the decoder's learning rate after every third validation in a row without a new best value
             of `run.monitor` (RSICCformer: 0.7); null: the rate has no such factor.
     """
@@ -54,7 +61,7 @@ class Captioning(TrainingModule):
         warmup: int | float = 0,
         milestones: list[float | str] | None = None,
         init_from: str | None = None,
-        tokenizer: Literal["ptb", "raw"] = "ptb",
+        tokenizer: Literal["ptb", "raw", "ids"] = "ptb",
         pretrained_lr: float | None = None,
         clip_weights: str | None = None,
         half_precision_clip: bool = False,
@@ -74,17 +81,10 @@ class Captioning(TrainingModule):
         return [] if self.decoder_plateau_factor is None else [DecoderPlateau(self.decoder_plateau_factor)]
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """Adam; with `pretrained_lr` AdamW or BertAdam at two learning rates; with `decoder_plateau_factor` a group for the decoder."""
-        if self.decoder_plateau_factor is not None:
-            decoder = {id(parameter) for parameter in self._decoder().parameters()}
-            others = [parameter for parameter in self.parameters() if id(parameter) not in decoder]
-            groups = [
-                {"params": others, "name": "captioner"},
-                {"params": list(self._decoder().parameters()), "name": "decoder"},
-            ]
+        """Adam, with the groups of `_adam_groups`; AdamW or BertAdam if `pretrained_lr` is of another part than a ResNet."""
+        if self.pretrained_lr is None or self._backbone_parameters():
+            groups = self._adam_groups()
             return torch.optim.Adam(groups, self.lr, weight_decay=self.weight_decay, fused=not self.clips_gradients)
-        if self.pretrained_lr is None:
-            return super().optimizer()
         model, pretrained, betas = self.captioner, self.captioner.pretrained_parameters(), (0.9, 0.999)
         rates = (self.lr, self.pretrained_lr, self.weight_decay)
         if self.half_precision_clip:
@@ -92,15 +92,39 @@ class Captioning(TrainingModule):
             return bert_adam(model, (model.images, model.words), pretrained, *rates, betas=betas)
         return adamw(model, pretrained, *rates, betas=betas)
 
+    def _adam_groups(self) -> list[dict[str, Any]]:
+        """Parameter groups: "decoder" for the plateaus, "backbone" with `pretrained_lr`, and "captioner" with all others.
+
+        A group is left out where its option is null. Without both options, the only group has no name.
+        """
+        separate: list[dict[str, Any]] = []
+        if self.decoder_plateau_factor is not None:
+            separate.append({"params": list(self._decoder().parameters()), "name": "decoder"})
+        if self.pretrained_lr is not None:
+            separate.append({"params": self._backbone_parameters(), "name": "backbone", "lr": self.pretrained_lr})
+        if not separate:
+            return [{"params": list(self.parameters())}]
+        ids = {id(parameter) for group in separate for parameter in group["params"]}
+        others = [parameter for parameter in self.parameters() if id(parameter) not in ids]
+        return [{"params": others, "name": "captioner"}, *separate]
+
+    def _backbone_parameters(self) -> list[nn.Parameter]:
+        """The trained parameters of a ResNet that is a part of the captioner; empty without one."""
+        captioner = self.captioner
+        if not isinstance(captioner, PixelOrFeatureCaptioner) or captioner.images is None:
+            return []
+        return [parameter for parameter in captioner.images.parameters() if parameter.requires_grad]
+
     @property
     def clips_gradients(self) -> bool:
         """See `TrainingModule.clips_gradients`."""
         return super().clips_gradients or self.decoder_clip_value is not None
 
     def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *args: Any, **options: Any) -> None:
-        """Clip the values of the decoder's gradients to `decoder_clip_value`, then as the trainer's options say."""
+        """Clip the gradients of decoder and ResNet value by value to `decoder_clip_value`, then as the trainer's options say."""
         if self.decoder_clip_value is not None:
-            nn.utils.clip_grad_value_(self._decoder().parameters(), self.decoder_clip_value)
+            clipped = [*self._decoder().parameters(), *self._backbone_parameters()]
+            nn.utils.clip_grad_value_(clipped, self.decoder_clip_value)
         super().configure_gradient_clipping(optimizer, *args, **options)
 
     def _decoder(self) -> nn.Module:
@@ -141,7 +165,26 @@ class Captioning(TrainingModule):
             load_clip(self.captioner, self.clip_weights, self.feature_data.vocabulary)
         elif self.resnet_weights:
             load_resnet(self.captioner.images, self.resnet_weights)  # type: ignore[arg-type]
-        self.metric = CaptionMetric(self.feature_data.val_references, tokenizer=self.tokenizer)
+        self._make_metric()
+
+    def _make_metric(self) -> None:
+        """Prepare the metric of validation, whose texts are `scored_text`."""
+        references = self.feature_data.val_references
+        texts = {id: [self.scored_text(caption) for caption in captions] for id, captions in references.items()}
+        self.metric = CaptionMetric(texts, tokenizer=self.metric_tokenizer)
+
+    @property
+    def metric_tokenizer(self) -> Tokenizer:
+        """The tokenizer of `scored_text`: ids are already tokens."""
+        return "raw" if self.tokenizer == "ids" else self.tokenizer
+
+    def scored_text(self, caption: str) -> str:
+        """What is scored of a caption or reference: the ids of its words with the tokenizer "ids", otherwise itself."""
+        if self.tokenizer != "ids":
+            return caption
+        vocabulary = self.feature_data.vocabulary
+        assert isinstance(vocabulary, Vocabulary)  # see `_check_data`
+        return id_text(caption, vocabulary)
 
     def _check_data(self) -> None:
         method_of(type(self.captioner))  # before the training, which could not save its checkpoints
@@ -149,6 +192,11 @@ class Captioning(TrainingModule):
         if data.vocabulary.family != self.captioner.vocabulary_layout:
             needed = self.captioner.vocabulary_layout
             raise DiffcapError(f"data.vocabulary_layout is {data.vocabulary.layout}; {method} needs {needed}.")
+        if self.tokenizer == "ids" and data.vocabulary.layout not in OWN_LAYOUTS:
+            raise DiffcapError(
+                f"model.tokenizer is ids, which needs data.vocabulary_layout {' or '.join(OWN_LAYOUTS)}, not "
+                f"{data.vocabulary.layout}; set it to ptb or raw."
+            )
         self._check_backbone(method)
         if self.decoder_clip_value is not None or self.decoder_plateau_factor is not None:
             self._check_decoder_options(method)
@@ -176,6 +224,15 @@ class Captioning(TrainingModule):
             )
         if name is not None and not (self.init_from or self.resnet_weights):
             raise DiffcapError("model.resnet_weights is not set; give default, random, or a file.")
+        if (
+            isinstance(self.captioner, PixelOrFeatureCaptioner)
+            and self.pretrained_lr is not None
+            and not self._backbone_parameters()
+        ):
+            raise DiffcapError(
+                f"model.pretrained_lr is {self.pretrained_lr}, but this {method} has no ResNet with trained layers; remove the option, "
+                "or set model.captioner.init_args.backbone and trained_layers."
+            )
 
     def _check_decoder_options(self, method: str) -> None:
         if not isinstance(getattr(self.captioner, "decoder", None), nn.Module):
@@ -183,7 +240,8 @@ class Captioning(TrainingModule):
                 f"model.decoder_clip_value and model.decoder_plateau_factor need a part `decoder`, which {method} does not have; "
                 "remove the options."
             )
-        if self.decoder_plateau_factor is not None and self.pretrained_lr is not None:
+        has_adamw = self.pretrained_lr is not None and not self._backbone_parameters()
+        if self.decoder_plateau_factor is not None and has_adamw:
             raise DiffcapError(
                 "model.decoder_plateau_factor and model.pretrained_lr are both set; set one of them to null."
             )
@@ -192,11 +250,11 @@ class Captioning(TrainingModule):
             raise DiffcapError("model.decoder_plateau_factor needs run.monitor; set it, for example to val/BLEU-4.")
 
     def metadata(self) -> dict[str, Any]:
-        """The method, its constructor arguments and the tokenizer of the validation scores."""
+        """The method, its constructor arguments and the tokenizer of the text metrics, for the evaluation."""
         return {
             "method": method_of(type(self.captioner)),
             "hyperparameters": self.captioner.hyperparameters,
-            "tokenizer": self.tokenizer,
+            "tokenizer": "ptb" if self.tokenizer == "ids" else self.tokenizer,
         }
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
@@ -209,7 +267,8 @@ class Captioning(TrainingModule):
         """Caption the pairs; compute the losses of each pair's first caption."""
         self.add_validation_losses(batch, self.captioner.validation_losses)
         tokens = greedy(self.captioner, batch["before"], batch["after"], self.feature_data.max_length)
-        self.metric.update(batch["id"], [self.feature_data.vocabulary.decode(row) for row in tokens])
+        captions = [self.feature_data.vocabulary.decode(row) for row in tokens]
+        self.metric.update(batch["id"], [self.scored_text(caption) for caption in captions])
 
     def on_validation_epoch_end(self) -> None:
         """Log the losses, and the scores of the captions of all ranks: `val/CIDEr-D` and the other fast metrics."""

@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from diffcap.data.pair_table import maps_as_float
-from diffcap.evaluation.metric import CaptionMetric
 from diffcap.evaluation.reward import CaptionReward
 from diffcap.lit.finetuning import Captioning
 from diffcap.lit.training import init_from
@@ -59,14 +58,14 @@ class Reinforcement(Captioning):
         self._check_data()
         init_from(self.captioner, self.init_from, data.words, (), ())
         self._freeze_parameters_without_gradient()
-        self.metric = CaptionMetric(data.val_references, tokenizer=self.tokenizer)
+        self._make_metric()
         table = data.train_table
-        captions = (data.vocabulary.decode(row) for row in np.unique(table.tokens, axis=0).tolist())
+        captions = (self.scored_text(data.vocabulary.decode(row)) for row in np.unique(table.tokens, axis=0).tolist())
         words = {word for caption in captions for word in caption.split(" ")}
         references: dict[str, list[str]] = {id: [] for id in table.ids}
         for pair, caption in zip(table.caption_pair, table.captions):
-            references[table.ids[pair]].append(caption)
-        self.reward = CaptionReward(references, sorted(words), self.tokenizer, self.end_counts)
+            references[table.ids[pair]].append(self.scored_text(caption))
+        self.reward = CaptionReward(references, sorted(words), self.metric_tokenizer, self.end_counts)
 
     def _freeze_parameters_without_gradient(self) -> None:
         """Freeze parameters on which no word depends (CBR, projectors), because DDP would wait for their gradients."""
@@ -111,5 +110,5 @@ class Reinforcement(Captioning):
         """CIDEr-D of captions (B, T) against the references of the training pairs with indices (B,): (B,)."""
         data, ended = self.feature_data, self.captioner.is_eos(tokens[:, 1:]).any(1)
         ids = [data.train_table.ids[pair] for pair in pairs.tolist()]
-        captions = [data.vocabulary.decode(row) for row in tokens.tolist()]
+        captions = [self.scored_text(data.vocabulary.decode(row)) for row in tokens.tolist()]
         return torch.from_numpy(self.reward(ids, captions, ended.tolist())).to(tokens.device, torch.float32)

@@ -1,0 +1,95 @@
+"""Validation on the ids of words: what it scores, and what it refuses; a new key does not change the hash of an earlier run."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.toy import SHAPE, write_toy
+
+from diffcap.data.datamodules import CaptionData
+from diffcap.lit import finetuning
+from diffcap.lit.config_hash import hash_config
+from diffcap.lit.finetuning import Captioning
+from diffcap.models.chg2cap import Chg2Cap
+from diffcap.models.rsiccformer import RSICCformer
+from diffcap.models.scorer import SCORER
+from diffcap.utils.errors import DiffcapError
+
+METHODS: dict[str, Any] = {"rsicc": RSICCformer, "chg2cap": Chg2Cap, "rcc": SCORER}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The number of each scene is a rare word."""
+    return write_toy(tmp_path_factory.mktemp("toy"))
+
+
+def module_of(folder: Path, layout: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Captioning:
+    data = CaptionData(str(folder), "toy", batch_size=4, max_length=20, vocabulary_layout=layout, min_count=6)
+    data.setup("fit")
+    sizes: dict[str, Any] = {"width": 8, "heads": 2, "max_length": 20}
+    sizes |= {"attention_width": 8, "ffn": 8, "table": (4, 4)} if layout == "chg2cap" else {}
+    sizes |= {"word_width": 8} if layout == "rcc" else {}
+    module = Captioning(METHODS[layout](data.vocabulary_size, SHAPE[0], grid=SHAPE[1:], **sizes), **options)
+    monkeypatch.setattr(Captioning, "feature_data", property(lambda self: data))
+    module.trainer = SimpleNamespace(world_size=1, global_rank=0)  # type: ignore[assignment]
+    return module
+
+
+def validation(module: Captioning, monkeypatch: pytest.MonkeyPatch, number: int) -> dict[str, float]:
+    """Scores of a validation whose captions are one reference of each pair, as the captioner's vocabulary can write it."""
+    data, rows = module.feature_data, list(module.feature_data.val_references.items())
+    texts = [captions[number] for _, captions in rows]
+    ids = [data.vocabulary.encode(text, data.max_length) for text in texts]
+    tokens = torch.tensor([row + [data.vocabulary.eos] * (data.max_length - len(row)) for row in ids])
+    monkeypatch.setattr(finetuning, "greedy", lambda *_: tokens)
+    monkeypatch.setattr(Captioning, "add_validation_losses", lambda *_: None)
+    logged: dict[str, float] = {}
+    monkeypatch.setattr(Captioning, "log_dict", lambda self, values, **_: logged.update(values))
+    module.validation_step({"id": [id for id, _ in rows], "before": None, "after": None}, 0)
+    module.on_validation_epoch_end()
+    written = [data.vocabulary.decode(row) for row in tokens]
+    assert all("<unk>" in text.lower() for text in written) and len(written) > 3
+    return logged
+
+
+@pytest.mark.parametrize("layout", ["rsicc", "chg2cap"])
+def test_an_unknown_word_is_right_where_the_reference_has_a_rare_word(
+    folder: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = {}
+    for tokenizer in ("ids", "raw"):
+        module = module_of(folder, layout, monkeypatch, tokenizer=tokenizer)
+        module.setup("fit")
+        scores[tokenizer] = validation(module, monkeypatch, 1)
+    assert scores["ids"]["val/BLEU-4"] == pytest.approx(1) and scores["ids"]["val/ROUGE-L"] == pytest.approx(1)
+    assert scores["raw"]["val/BLEU-4"] < 0.9
+
+
+def test_the_text_metrics_of_the_evaluation_have_a_tokenizer_of_text(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for tokenizer, expected in {"ids": "ptb", "ptb": "ptb", "raw": "raw"}.items():
+        assert module_of(folder, "rsicc", monkeypatch, tokenizer=tokenizer).metadata()["tokenizer"] == expected
+
+
+def test_settings_that_do_not_fit_are_one_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = (
+        "model.tokenizer is ids, which needs data.vocabulary_layout rsicc or chg2cap, not rcc; set it to ptb or raw"
+    )
+    with pytest.raises(DiffcapError, match=output):
+        module_of(folder, "rcc", monkeypatch, tokenizer="ids").setup("fit")
+    output = (
+        r"model\.pretrained_lr is 1e-05, but this Chg2Cap has no ResNet with trained layers; remove the option, or set"
+    )
+    with pytest.raises(DiffcapError, match=output):
+        module_of(folder, "chg2cap", monkeypatch, pretrained_lr=1e-5).setup("fit")
+
+
+def test_runs_of_earlier_versions_lack_the_splits_of_the_vocabulary(folder: Path) -> None:
+    data = {"folder": str(folder), "features": "toy"}
+    earlier = hash_config({"model": {}, "data": dict(data)})
+    assert hash_config({"model": {}, "data": {**data, "vocabulary_splits": "train"}}) == earlier
+    assert hash_config({"model": {}, "data": {**data, "vocabulary_splits": "all"}}) != earlier
