@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save
 from tests.hub_server import TOKEN, Hub
 
-from diffcap.checkpoints.base_models import SUPPORTED, base_kind, base_sha256, find_base, is_base_model
+from diffcap.checkpoints.base_models import SUPPORTED, base_kind, base_licence, base_sha256, find_base, is_base_model
 from diffcap.checkpoints.hub import pull
 from diffcap.checkpoints.zero_shot import names_base_model
 from diffcap.utils.errors import DiffcapError
@@ -333,6 +333,14 @@ def test_licence(folder: Path, readme: bytes | None, text: bytes, licence: str |
 def test_the_licence_file_of_a_repository(hub: Hub) -> None:
     hub.commit(NAME, files(**{"README.md": b"", "LICENSE": b"SOME RESEARCH LICENSE\n"}))
     assert find_base(NAME).licence == "SOME RESEARCH LICENSE"
+
+
+def test_the_licence_alone_is_fetched_for_a_card(hub: Hub, folder: Path) -> None:
+    first = hub.commit(NAME, files())
+    hub.commit(NAME, files(**{"README.md": b"", "LICENSE": b"SOME RESEARCH LICENSE\n"}))
+    assert base_licence(NAME, first) == base_licence(str(folder), None) == "apache-2.0"
+    assert base_licence(NAME, None) == "SOME RESEARCH LICENSE" and fetched(hub) == {"README.md", "LICENSE"}
+    assert base_licence("gone", None) is None and base_licence("user/nobody", None) is None
 
 
 def test_the_hash_identifies_a_base_model(folder: Path, tmp_path: Path, hub: Hub) -> None:

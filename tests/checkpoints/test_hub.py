@@ -214,7 +214,8 @@ def test_card_has_dataset_protocol_scores_and_licence(run: Path) -> None:
         and "imported from the authors' `x.pt`" in bare
         and "Examples" not in bare
     )
-    assert os.linesep * 3 not in card
+    assert os.linesep * 3 not in card and os.linesep * 3 not in bare
+    assert card.endswith("also limit the use of these weights.\nPlease cite the paper.\n") and "base model" not in card
 
 
 def test_scores_are_those_of_the_same_weights(run: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from diffcap.checkpoints.exporting import Scores
 from diffcap.checkpoints.hub import model_card
 from diffcap.checkpoints.loading import load
 from diffcap.checkpoints.reading import read_checkpoint, write_folder
-from diffcap.models.vlm import VLM
+from diffcap.models.vlm import PROMPT, VLM
 from diffcap.records import read_dataset
 from diffcap.report.attention import list_attention
 from diffcap.utils.errors import DiffcapError
@@ -348,7 +348,9 @@ def test_a_model_of_the_hub_captions_and_is_known_by_its_commit(
         HF_HUB_DISABLE_XET="1",
     )
     assert pushed.returncode == 0, pushed.stderr
-    adapters = hub.repositories["user/mine"]["model.safetensors"]
+    own = hub.repositories["user/mine"]
+    assert str(base.parent) not in own["README.md"].decode() + own["config.json"].decode()
+    adapters = own["model.safetensors"]
     assert len(adapters) < len(files["model.safetensors"])  # without the base model
     mine = run([*words[:-1], "user/mine", "--base", str(base)], tmp_path, **online)
     assert mine.returncode == 0, mine.stderr
@@ -372,6 +374,28 @@ def test_a_model_of_the_hub_captions_and_is_known_by_its_commit(
     assert one_sentence(unknown)
     card = model_card("user/mine", read_checkpoint(tmp_path / "run/last.ckpt"), Scores(None, None, "-"), [], "other")
     assert "base_model: user/tiny" in card
+    assert f"* Base model: `user/tiny`, commit {commit}; licence: see its own card; diffcap checks" in card
+
+
+def test_the_card_names_the_base_model_and_how_to_give_it(trained: Path, base: Path) -> None:
+    state = read_checkpoint(trained / "best.ckpt")
+    arguments = state["diffcap"]["hyperparameters"]
+    local = model_card("user/mine", state, Scores(None, None, "-"), [], "mit", "apache-2.0")
+    assert str(base.parent) not in local and "base_model:" not in local
+    assert (
+        "--checkpoint user/mine --base FOLDER\n```" in local and 'load_captioner("user/mine", base="FOLDER")(' in local
+    )
+    assert (
+        f"* Base model: `tiny-qwen` (a local folder); licence: apache-2.0; diffcap checks its SHA-256, "
+        f'{arguments["base_sha256"][:12]}...\n* Prompt: "{PROMPT}"\n* Dataset: `blocks`' in local
+    )
+    assert "* Vocabulary: all tokens of the base model." in local and "* Method: VLM, LoRA of rank 16.\n" in local
+    assert "mit. The base model (apache-2.0) and the dataset" in local and "cite the paper" not in local
+    assert "CLIP" not in local and "\n\n\n" not in local and "only the weights that were trained" in local
+    state["diffcap"]["hyperparameters"] = {**arguments, "base": "user/tiny", "revision": "a" * 40, "train": "all"}
+    remote = model_card("user/mine", state, Scores(None, None, "-"), [], "mit")
+    assert "base_model: user/tiny" in remote and f"* Base model: `user/tiny`, commit {'a' * 40}; licence: see" in remote
+    assert "--checkpoint user/mine\n```" in remote and "which diffcap downloads" in remote and "all weights" in remote
 
 
 def test_a_folder_is_known_by_its_content(base: Path, pixels: Path, tmp_path: Path) -> None:

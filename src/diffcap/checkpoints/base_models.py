@@ -130,6 +130,22 @@ def find_base(base: str, revision: str | None = None) -> BaseModel:
     return BaseModel(base, folder, commit, model_type, _licence(folder))
 
 
+def base_licence(base: str, revision: str | None) -> str | None:
+    """The licence of a base model, see `BaseModel`; only the files that say it are fetched. None if they cannot be read."""
+    folder = Path(base).expanduser()
+    if folder.is_dir():
+        return _licence(folder)
+    if not is_name(base):
+        return None
+    with suppress(DiffcapError):  # no network, or no access
+        readme = _fetch(base, README, revision)
+        licence = _licence(readme.parent) if readme else None
+        if licence in (None, "other") and (text := _fetch(base, "LICENSE", revision)):
+            licence = _licence(text.parent)
+        return licence
+    return None
+
+
 def base_sha256(folder: Path) -> str:
     """SHA-256 in hexadecimal that identifies a base model, the same for a local folder and a download.
 

@@ -24,6 +24,13 @@ STAGE_DESCRIPTIONS = {
     "finetune": "fine-tuned on captions",
     "reinforce": "fine-tuned, then self-critical training on CIDEr-D",
 }
+# What is trained of a vision-language model, by `VLM.train`.
+TRAINED = {
+    "lora": "LoRA of rank {lora_rank}",
+    "projector": "the layers between image tower and language model",
+    "all": "all weights",
+    "nothing": "the difference module",
+}
 CARD_TEMPLATE = Path(__file__).with_name("model_card.md.j2")
 
 
@@ -69,6 +76,11 @@ def push(
     _check_images(files)
     from huggingface_hub import HfApi
 
+    from diffcap.checkpoints.base_models import base_licence
+
+    arguments = state["diffcap"].get("hyperparameters") or {}
+    of_base = base_licence(arguments["base"], arguments.get("revision")) if "base" in arguments else None
+    state = without_folders(state)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write_folder(folder, state)
@@ -76,7 +88,7 @@ def push(
             (folder / path.name).write_bytes(path.read_bytes())
         if scores.metrics is not None:
             write_json(folder / METRICS, scores.metrics)
-        card = model_card(name, state, scores, [path.name for path in files], license)
+        card = model_card(name, state, scores, [path.name for path in files], license, of_base)
         (folder / "README.md").write_text(card, encoding="utf-8")
         api = HfApi()
         with hub_errors(name):
@@ -194,7 +206,26 @@ def _check_images(paths: Sequence[Path]) -> None:
             raise DiffcapError(f"{path}: another file of --pictures is also named {path.name}; rename one.")
 
 
-def model_card(name: str, state: dict[str, Any], scores: Scores, images: Sequence[str], license: str) -> str:
+def without_folders(state: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint whose base model in a local folder has only the folder's name, because its path is of this machine."""
+    metadata = state["diffcap"]
+    arguments = metadata.get("hyperparameters") or {}
+    if "base" not in arguments or arguments.get("revision"):
+        return state
+    return {
+        **state,
+        "diffcap": {**metadata, "hyperparameters": {**arguments, "base": Path(arguments["base"]).name}},
+    }
+
+
+def model_card(
+    name: str,
+    state: dict[str, Any],
+    scores: Scores,
+    images: Sequence[str],
+    license: str,
+    licence_of_base: str | None = None,
+) -> str:
     """The README.md of a repository on the Hub: metadata, usage, training, scores and example images.
 
     Args:
@@ -202,13 +233,14 @@ def model_card(name: str, state: dict[str, Any], scores: Scores, images: Sequenc
         state: see `read_checkpoint`.
         scores: see `exporting.find_scores`.
         images: names of PNG files in the same folder.
-        license: the Hub's identifier of the licence.
+        license: the Hub's identifier of the licence. licence_of_base: that of the base model of a vision-language captioner.
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
     metadata, model_name = state["diffcap"], name.rpartition("/")[2]
     method, features = methods().get(metadata["method"]), metadata["features"]
-    hyperparameters = metadata.get("hyperparameters") or {}
+    hyperparameters = without_folders(state)["diffcap"].get("hyperparameters") or {}
+    is_on_base = "base" in hyperparameters
     base = hyperparameters.get("base") if hyperparameters.get("revision") else None  # a local folder has none
     backbone = ", ".join(str(features[key]) for key in ("library", "network", "stage") if features.get(key))
     protocol = (scores.metrics or {}).get("protocol") or {}
@@ -242,7 +274,10 @@ def model_card(name: str, state: dict[str, Any], scores: Scores, images: Sequenc
         model_name=model_name,
         metadata=metadata,
         title=method.title if method else metadata["method"],
-        paper=method.paper if method else "",
+        paper=method.paper if method and not method.base_model else "",
+        base=hyperparameters if is_on_base else None,
+        trained=TRAINED.get(str(hyperparameters.get("train")), "").format(**hyperparameters) if is_on_base else "",
+        licence_of_base=licence_of_base,
         stage=STAGE_DESCRIPTIONS[metadata["stage"]],
         features=backbone or features.get("name"),
         steps=f"{state['global_step']:,}",

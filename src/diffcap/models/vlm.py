@@ -162,8 +162,14 @@ class VLM(Captioner):
             raise ValueError(f"its base_sha256 is {sha256!r:.80}, so the base model cannot be checked")
         if len(arguments["prompt"]) > MAX_PROMPT:
             raise ValueError(f"its prompt has {len(arguments['prompt']):,} characters, more than {MAX_PROMPT:,}")
-        names = ("train", "lora_rank", "lora_alpha", "lora_dropout", "difference")
-        check_trained(*(arguments[name] for name in names), weights)
+        check_trained(
+            arguments["train"],
+            arguments["lora_rank"],
+            arguments["lora_alpha"],
+            arguments["lora_dropout"],
+            arguments["difference"],
+            weights,
+        )
 
     @property
     def core(self) -> Any:
