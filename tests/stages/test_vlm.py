@@ -1,5 +1,6 @@
 """METHOD=vlm by the real commands on tiny random models: training, two processes, a kill, zero-shot, exports, bad input."""
 
+import html
 import json
 import shutil
 import sys
@@ -27,6 +28,7 @@ from diffcap.checkpoints.reading import read_checkpoint, write_folder
 from diffcap.models.vlm import PROMPT, VLM
 from diffcap.records import read_dataset
 from diffcap.report.attention import list_attention
+from diffcap.report.table import ZERO_SHOT_NOTE, notes_of
 from diffcap.utils.errors import DiffcapError
 from diffcap.web.captioners import Captioners, find_choices
 
@@ -294,6 +296,24 @@ def test_zero_shot_is_a_row_of_a_report(trained: Path, base: Path, pixels: Path,
     assert done.returncode == 0, done.stderr
     table = json.loads((tmp_path / "report/table.json").read_text())
     assert "seconds" not in table["rows"]["zero-shot"]
+    named = {"base": str(base), "revision": None, "prompt": PROMPT}
+    assert table["protocol"]["zero_shot"] == {"zero-shot": named}
+    assert table["runs"]["zero-shot"][0].items() >= named.items()
+    assert table["provenance"]["runs"]["zero-shot"][0].items() >= named.items()
+    for file in ("report.html", "table.md"):
+        text = html.unescape((tmp_path / "report" / file).read_text())
+        assert f'zero-shot, without training: {base}, prompt "{PROMPT}".' in text and ZERO_SHOT_NOTE in text
+    page = html.unescape((tmp_path / "report/report.html").read_text())
+    assert f", without training: {base}, prompt" in page and "whose maps `diffcap caption --heatmap` draws" in page
+
+
+def test_a_row_without_training_names_its_commit() -> None:
+    origin = {"base": "user/tiny", "revision": "a" * 40, "prompt": "What is new?"}
+    protocol = {"pairs": {"total": 100}, "zero_shot": {"Tiny": origin}}
+    rows = {"Tiny": {"total": {"BLEU-4": 0.1}}}
+    first, second = notes_of(protocol, rows)
+    assert first == f'Tiny, without training: user/tiny at commit {"a" * 40}, prompt "What is new?".'
+    assert second == ZERO_SHOT_NOTE and notes_of({"pairs": {"total": 100}}, rows) == []
 
 
 def test_the_page_offers_both_kinds(

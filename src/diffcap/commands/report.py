@@ -60,8 +60,7 @@ def report(
         DiffcapError: a run is not evaluated, two runs have different protocols, a file is missing, or the ids in a predictions file
             are not those of the split.
     """
-    from diffcap.datasets.registry import get_dataset
-    from diffcap.evaluation.levir_cc import levir_scoring
+    from diffcap.evaluation.levir_cc import levir_scoring, protocol_of
     from diffcap.evaluation.protocols import evaluate_systems
     from diffcap.evaluation.tables import print_table
     from diffcap.features.store import FeatureStore
@@ -78,6 +77,7 @@ def report(
         read_run,
         run_row,
         score_row,
+        zero_shot_origin,
     )
     from diffcap.report.table import (
         caption_of,
@@ -123,7 +123,7 @@ def report(
     store = FeatureStore.open(Path(folder) / "features" / features) if features else None
     rows, systems = {}, {}
     baseline_runs = baseline_captions(train, test, store)
-    spec = get_dataset(dataset.name).protocol
+    spec = protocol_of(dataset.name, dataset.pairs)
     levir = levir_scoring(spec, dataset.pairs) if spec else None
     results = evaluate_systems(
         {**baseline_runs, **captions}, test, protocol["tokenizer"], protocol["metrics"], levir=levir
@@ -147,6 +147,8 @@ def report(
     }
     vocabularies = {name: one["id_tokens"]["protocol"] for name, one in vocabularies.items() if "id_tokens" in one}
     protocol |= {"id_tokens": vocabularies} if vocabularies else {}
+    untrained = {name: one for name, group in read.items() if (one := zero_shot_origin(group[0]))}
+    protocol |= {"zero_shot": untrained} if untrained else {}
     masks = Masks(dataset.root)
     origin = {name: [_origin(run) for run in group] for name, group in read.items()}
     manifest = dataset.info["manifest_sha256"]
@@ -255,16 +257,21 @@ def _as_lists(places: dict[str, str | list[str]] | None) -> dict[str, list[str]]
 
 
 def _label(run: "Run") -> dict[str, object]:
-    """The folder or the file of a run in table.json, and its seed where it is known."""
+    """The folder or the file of a run in table.json, its seed where it is known, and the model and prompt of one without training."""
+    from diffcap.report.rows import zero_shot_origin
+
     seed = run.metrics["provenance"].get("seed")
-    return {"run": str(run.folder), **({} if seed is None else {"seed": seed})}
+    return {"run": str(run.folder), **({} if seed is None else {"seed": seed}), **(zero_shot_origin(run) or {})}
 
 
 def _origin(run: "Run") -> dict[str, object]:
     notes = run.metrics["provenance"]
     if "file" in notes:  # of another system
         return dict(notes)
-    return {"folder": str(run.folder), **{key: notes.get(key) for key in ("method", "seed", "step", "commit")}}
+    from diffcap.report.rows import zero_shot_origin
+
+    entries = {key: notes.get(key) for key in ("method", "seed", "step", "commit")}
+    return {"folder": str(run.folder), **entries, **(zero_shot_origin(run) or {})}
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -64,7 +64,10 @@ def iter_attention(
         DiffcapError: the checkpoint or the features are damaged or do not fit, or an image is not in the feature store.
     """
     if not paths:
-        return "it has no checkpoint."
+        return (
+            "it has no checkpoint: a file with captions, or a vision-language model without training, whose maps `diffcap caption "
+            "--heatmap` draws."
+        )
     for path in paths:
         if not path.exists():
             return f"{path} is not there (any more)."

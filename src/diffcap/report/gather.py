@@ -13,8 +13,8 @@ from diffcap.report.curves import read_curves
 from diffcap.report.masks import Masks, mask_counts, outline_thumbnails
 from diffcap.report.page import Page, System
 from diffcap.report.pictures import choose_pairs
-from diffcap.report.rows import Row, Run, mean_row
-from diffcap.report.table import Rows, decoding_of
+from diffcap.report.rows import Row, Run, mean_row, zero_shot_origin
+from diffcap.report.table import Rows, decoding_of, zero_shot_text
 from diffcap.report.thumbnails import LARGE, SMALL, thumbnails
 
 _RUN_NOTES = ("method", "seed", "step", "commit", "sha256")  # the last: of the file of another system
@@ -115,6 +115,8 @@ def _run_metadata(name: str, group: Sequence[Run]) -> list[tuple[str, str]]:
             str(run.folder),
             *(f"{key} {notes[key]}" for key in _RUN_NOTES if notes.get(key) is not None),
         ]
+        if untrained := zero_shot_origin(run):
+            parts.append(f"without training: {zero_shot_text(untrained)}")
         if len(group) > 1 and number == 0:
             parts.append("the captions and attention maps below are this run's")
         entries.append((name, ", ".join(parts)))

@@ -24,6 +24,7 @@ from diffcap.run_folder import (
 from diffcap.utils.errors import DiffcapError, wrap_errors
 
 Row = dict[str, Any]
+ZERO_SHOT = "zero-shot"  # stage of a vision-language model without training in metrics.json
 _SLOTS = ("type", "object", "to")
 _SAME = ("dataset", "split", "limit", "beams", "tokenizer", "changes", "metrics")
 
@@ -104,6 +105,15 @@ def file_run(path: str, captions: Mapping[str, str], result: Mapping[str, Any], 
     """
     metrics = {**result, "provenance": {"file": path, "sha256": file_hash(path)}}
     return Run(Path(path), Path(path), metrics, dict(captions), [], [], ptb["groups"] if ptb else None)
+
+
+def zero_shot_origin(run: Run) -> dict[str, Any] | None:
+    """ "base", "revision" (None: a local folder) and "prompt" of a vision-language model without training; None for another system."""
+    notes = run.metrics["provenance"]
+    for entry in notes.get("checkpoints") or []:
+        if entry.get("stage") == ZERO_SHOT:
+            return {"base": entry.get("base"), "revision": entry.get("revision"), "prompt": notes.get("prompt")}
+    return None
 
 
 def read_metrics(evaluation: Path, name: str = METRICS) -> dict[str, Any]:

@@ -31,6 +31,10 @@ COLUMNS = {
     "object right": ("slots", "object"),
     "training seconds": ("seconds",),
 }
+ZERO_SHOT_NOTE = (
+    "Without training, a model does not know the style of the references: n-gram scores (BLEU, METEOR, ROUGE-L, CIDEr-D) measure the "
+    "style first, and a low score does not show that the captions are wrong."
+)
 ALL_WORDS = "all words"  # of the attention maps, in localisation
 GROUPS = ("total", "semantic", "distractor", "change", "no_change")
 METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "SPICE", "S*m", "accuracy")
@@ -216,9 +220,28 @@ def decoding_of(protocol: Mapping[str, Any]) -> str:
 
 
 def notes_of(protocol: Mapping[str, Any], rows: Rows) -> list[str]:
-    """Footnotes of the table, see `score_notes`."""
+    """Footnotes of the table, see `score_notes` and `zero_shot_notes`."""
     groups = [row[name] for row in rows.values() for name in row if name in protocol["pairs"]]
-    return score_notes(groups, protocol["pairs"])
+    return [*score_notes(groups, protocol["pairs"]), *zero_shot_notes(protocol.get("zero_shot") or {})]
+
+
+def zero_shot_notes(systems: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The model and the prompt of each row without training, and how to read their scores; nothing if there is no such row.
+
+    Args:
+        systems: row -> see `rows.zero_shot_origin`.
+    """
+    if not systems:
+        return []
+    notes = [f"{name}, without training: {zero_shot_text(one)}." for name, one in systems.items()]
+    return [*notes, ZERO_SHOT_NOTE]
+
+
+def zero_shot_text(origin: Mapping[str, Any]) -> str:
+    """Base model, commit and prompt of a model without training, for a sentence."""
+    commit = f" at commit {origin['revision']}" if origin.get("revision") else ""
+    prompt = f', prompt "{origin["prompt"]}"' if origin.get("prompt") else ""
+    return f"{origin['base']}{commit}{prompt}"
 
 
 def report_text(
