@@ -110,6 +110,20 @@ def test_only_needed_files_are_fetched(hub: Hub) -> None:
     assert not {ONE, TWO} & fetched(hub)
 
 
+def test_the_licence_is_printed_before_the_weights_are_fetched(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    commit = hub.commit(NAME, files())
+    hub.refused = {ONE}
+    with pytest.raises(DiffcapError):
+        find_base(NAME)
+    hub.refused = set()
+    expected = f"downloading {NAME} at commit {commit}, licence: apache-2.0\n"
+    assert capsys.readouterr().err == expected and not hub.sent[TWO]
+    find_base(NAME)
+    assert capsys.readouterr().err == expected
+    find_base(NAME)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_moved_branch_does_not_change_a_pinned_commit(hub: Hub) -> None:
     old = hub.commit(NAME, files())
     assert find_base(NAME).revision == find_base(NAME, "main").revision == old

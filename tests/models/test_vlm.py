@@ -1,7 +1,9 @@
 """Vision-language models as captioners, against the `generate` of transformers, on tiny random models of every family."""
 
 import doctest
+import importlib.util
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +23,7 @@ from diffcap.models.captioner import Captioner
 from diffcap.models.generation import beam_hypotheses, greedy, sample_from
 from diffcap.models.scoring import token_log_probabilities
 from diffcap.models.vlm import VLM, _check_loaded
-from diffcap.text.hub import HubVocabulary, clean_answer
+from diffcap.text.hub import HubVocabulary, clean_answer, import_transformers
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.settings import CONFIGS, read_settings
 
@@ -447,6 +449,25 @@ def test_the_size_in_the_settings_of_qwen_limits_its_tokens(
     assert not [warning for warning in recwarn if "max_pixels" in str(warning.message)]
 
 
+@pytest.mark.parametrize(("family", "token"), [("smolvlm", "<image>"), ("qwen2_5_vl", "<|im_end|>")])
+def test_a_prompt_with_a_special_token_is_refused(family: str, token: str, folder: Folder) -> None:
+    with pytest.raises(
+        DiffcapError, match=rf"^the prompt has '{re.escape(token)}', which is a special token of the model"
+    ):
+        VLM(folder(family), train="nothing", prompt=f"What is {token} new?")
+
+
+def test_missing_packages_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a user without the extra sees."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        "diffcap.text.hub.find_spec", lambda name: None if name in ("peft", "num2words") else found(name)
+    )
+    sentence = r"^METHOD=vlm and .* need peft, num2words; install the packages with `pip install 'diffcap\[vlm\]'`\.$"
+    with pytest.raises(DiffcapError, match=sentence):
+        import_transformers()
+
+
 def test_a_base_with_an_adapter_is_refused(tmp_path: Path) -> None:
     base = build("smolvlm", tmp_path / "adapted")
     (base / "adapter_config.json").write_text("{}")
@@ -550,6 +571,14 @@ def test_a_template_that_adds_to_answers_is_refused(folder: Folder, tmp_path: Pa
         ("image_1 shows a cube", "image_1 shows a cube"),
         ("### Only", "Only"),
         ("\u201cTwo people left.\u201d They walked.", "Two people left"),
+        ("Sure! The red cube is gone.", "The red cube is gone"),
+        ("Certainly, the red cube is gone.", "the red cube is gone"),
+        ("Sure!", "Sure"),
+        ("<think>\nThe cube. It was red.\n</think>\n\nThe red cube is gone.", "The red cube is gone"),
+        ("<think>without an end", ""),
+        ("No. Nothing has changed. The light differs.", "No. Nothing has changed"),
+        ("No, nothing has changed.", "No, nothing has changed"),
+        ("No.", "No"),
         ("", ""),
     ],
 )

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from diffcap.checkpoints.hub import check_name, hub_errors, is_name
 from diffcap.checkpoints.reading import CONFIG, WEIGHTS
 from diffcap.records import read_json
+from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError, printable
 from diffcap.utils.unpickling import error_reason
 
@@ -91,7 +92,8 @@ def base_kind(name: str, revision: str | None = None) -> Literal["base", "diffca
 def find_base(base: str, revision: str | None = None) -> BaseModel:
     """Find a base model, and fetch it unless it is in the Hub's cache already.
 
-    Its config.json is fetched and checked before any other file. Weights are fetched one file after the other: if the process
+    Its config.json is fetched and checked before any other file. Name, commit and licence are printed to stderr before any weights are
+    fetched. Weights are fetched one file after the other: if the process
     is killed, the complete files are kept, and only an unfinished one is fetched again from its beginning. After a broken
     connection, the download resumes within the file. With a complete cache, nothing is requested for a commit, and one request
     finds the current commit of a branch; without network, the one that was current at the last request is used.
@@ -202,7 +204,10 @@ def _fetch_files(name: str, commit: str, folder: Path) -> None:
 
     with hub_errors(name):
         snapshot_download(name, revision=commit, allow_patterns=_SMALL_FILES, ignore_patterns=["*/*", "adapter_*"])
-    for file in _weight_files(folder):
+    weights = _weight_files(folder)
+    if not all((folder / file).is_file() for file in weights):  # before anything large, with the terms of its use
+        echo(f"downloading {origin(name, commit, _licence(folder))}", err=True)
+    for file in weights:
         _fetch(name, file, commit)  # `_check_weights` reports missing ones
 
 

@@ -16,6 +16,7 @@ from diffcap.utils.errors import DiffcapError
 HubLayout = "hub"
 _ANSWER = "ANSWER"
 _ABBREVIATIONS = r"\bMr\.)(?<!\bMs\.)(?<!\bDr\.)(?<!\bSt\.)(?<!\bvs\.)(?<!\bMrs\."
+_INTRODUCTIONS = r"(?:sure|certainly|of course|okay|ok)"
 _QUOTES = "\"'\u201c\u201d\u2018\u2019"
 
 
@@ -42,8 +43,15 @@ def read_chat_template(processor: Any, question: str) -> ChatTemplate:
         processor: of transformers. question: text after the two images.
 
     Raises:
-        DiffcapError: the processor has no template, or it writes something else in place of an answer, such as a thinking block.
+        DiffcapError: the question has a special token, such as the placeholder of an image; the processor has no template, or it
+            writes something else in place of an answer, such as a thinking block.
     """
+    special = [str(token) for token in processor.tokenizer.added_tokens_decoder.values() if token.special]
+    if found := [token for token in special if token in question]:
+        raise DiffcapError(
+            f"the prompt has {found[0]!r}, which is a special token of the model; remove it from --prompt or "
+            "model.captioner.init_args.prompt."
+        )
     user = [{"role": "user", "content": [{"type": "image"}, {"type": "image"}, {"type": "text", "text": question}]}]
     answer = [{"role": "assistant", "content": [{"type": "text", "text": _ANSWER}]}]
     name = getattr(processor.tokenizer, "name_or_path", "the model")
@@ -54,8 +62,8 @@ def read_chat_template(processor: Any, question: str) -> ChatTemplate:
         raise DiffcapError(
             f"{name}: no usable chat template ({' '.join(str(error).split())[:120]}); use an instruction-tuned model."
         ) from None
-    lead, found, tail = dialogue.removeprefix(prompt).partition(_ANSWER)
-    if not dialogue.startswith(prompt) or not found:
+    lead, separator, tail = dialogue.removeprefix(prompt).partition(_ANSWER)
+    if not dialogue.startswith(prompt) or not separator:
         raise DiffcapError(
             f"{name}: its chat template adds text to an answer, such as a thinking block; use the variant of the model without it."
         )
@@ -121,19 +129,24 @@ class HubVocabulary:
 def clean_answer(text: str, sentences: int = 1) -> str:
     """The first sentences of a model's free answer, without markup, list marks, quotation marks, a label or the final period.
 
-    Headings, and lines that end with a colon, are left out if a text follows. The captions of most datasets have one sentence,
+    A block <think>...</think> and introductions such as "Sure!" are removed. "No." stays with the sentence after it. Headings, and
+    lines that end with a colon, are left out if a text follows. The captions of most datasets have one sentence,
     so that a longer answer would be scored for its length.
 
     Example:
         >>> clean_answer('Here is the change:\\n1. **Answer:** "The red cube is gone." It was on the left.')
         'The red cube is gone'
     """
+    text = re.sub(r"^\s*<think>.*?(</think>|$)", "", text, flags=re.DOTALL)
     text = re.sub(r"\*+|`+|(?<!\w)_+|_+(?!\w)", "", text)
     lines = [line.strip() for line in text.splitlines() if line.strip(f"-\u2022 {_QUOTES}")]
     content = [line for line in lines if not line.startswith("#") and not line.endswith(":")] or lines[-1:] or [""]
     line = re.sub(r"^(?:#+\s*|[-\u2022]\s*|\d+[.)]\s+)+", "", content[0]).lstrip(f" {_QUOTES}")
     line = re.sub(r"^(answer|caption|changes?|difference|response)\s*:\s*", "", line, flags=re.IGNORECASE)
+    line = re.sub(rf"^{_INTRODUCTIONS}[!,.]\s+(?=\S)", "", line.strip(f" {_QUOTES}"), flags=re.IGNORECASE)
     parts = re.split(rf"(?<!{_ABBREVIATIONS})(?<=[.!?])[{_QUOTES}]?\s+(?=[{_QUOTES}]?[A-Z])", line.strip(f" {_QUOTES}"))
+    if re.fullmatch(r"(yes|no)\W*", parts[0], re.IGNORECASE):  # to a prompt that asks whether something changed
+        parts = [" ".join(parts[:2]), *parts[2:]]
     return " ".join(" ".join(parts[:sentences]).strip(f" .!:{_QUOTES}").split())
 
 
