@@ -22,7 +22,7 @@ from tests.tiny_vlms import FAMILIES, build
 from diffcap.models.captioner import Captioner
 from diffcap.models.generation import beam_hypotheses, greedy, sample_from
 from diffcap.models.scoring import token_log_probabilities
-from diffcap.models.vlm import VLM, _check_loaded
+from diffcap.models.vlm import KEPT_IN_DTYPE, VLM, _check_loaded
 from diffcap.text.hub import HubVocabulary, clean_answer, import_transformers
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.settings import CONFIGS, read_settings
@@ -293,6 +293,8 @@ def test_adapters_are_trained_in_float32_beside_bfloat16(folder: Folder) -> None
 def test_four_bits_of_the_base_are_not_in_the_state_dict(folder: Folder) -> None:
     pytest.importorskip("bitsandbytes")
     vlm = VLM(folder("qwen2_5_vl"), four_bit=True, checkpointing=True, lora_dropout=0.0)
+    small = {name for name, part in vlm.core.named_modules() if type(part).__name__ == "Linear4bit"}
+    assert small and not any("visual" in name or "lm_head" in name for name in small)
     data = squares(3)
     batch = {**data, "tokens": padded(vlm.vocabulary, data["captions"])}
     vlm.loss(batch)["loss"].backward()
@@ -302,6 +304,19 @@ def test_four_bits_of_the_base_are_not_in_the_state_dict(folder: Folder) -> None
     again = VLM(**vlm.hyperparameters)
     again.load_state_dict(state)
     assert torch.allclose(again.loss(batch)["loss"], vlm.loss(batch)["loss"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_four_bits_are_for_the_layers_of_the_language_model(family: str, folder: Folder) -> None:
+    """The image tower, the projector and the output layer keep their type."""
+    from transformers.quantizers.quantizers_utils import should_convert_module
+
+    net = VLM(folder(family), train="nothing").core
+    layers = [name for name, part in net.named_modules() if isinstance(part, torch.nn.Linear)]
+    converted = {name for name in layers if should_convert_module(name, KEPT_IN_DTYPE)}
+    assert (
+        converted == {name for name in layers if re.search(r"\.(language_model|text_model)\.layers\.", name)} != set()
+    )
 
 
 def test_a_state_dict_has_only_what_is_trained_and_is_loaded_strictly(folder: Folder) -> None:

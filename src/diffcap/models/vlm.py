@@ -35,6 +35,8 @@ PROMPT = (
 )
 # Options that cut an image into tiles: 64 tokens become 1,088 with SmolVLM's default. A change needs no such resolution.
 TILINGS = ("do_image_splitting", "crop_to_patches", "do_pan_and_scan")
+# Layers that stay in the base model's type with 4 bits: few weights, in which the rounding costs most.
+KEPT_IN_DTYPE = ["lm_head", r"model\.(visual|vision_model|vision_tower|connector|multi_modal_projector)"]
 MAX_PROMPT = 10_000  # characters of the prompt of a checkpoint
 PER_TOKEN = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")  # inputs of shape (B, L)
 
@@ -374,6 +376,7 @@ def _load_model(folder: Any, dtype: str, four_bit: bool) -> Any:
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=getattr(torch, dtype),
+            llm_int8_skip_modules=KEPT_IN_DTYPE,  # also of 4 bits
         )
     try:
         model, loaded = transformers.AutoModelForImageTextToText.from_pretrained(
