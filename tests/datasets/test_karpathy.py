@@ -116,6 +116,34 @@ def test_masks(tmp_path: Path) -> None:
     assert ["mask" in pair.extra for pair in read_pairs("levir_cc", tmp_path)] == [True] * 3 + [False] * 2 + [True] * 2
 
 
+@pytest.mark.parametrize("fault", ["missing", "broken"])
+def test_a_lost_mask_of_levir_mci_is_treated_like_a_lost_image(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str
+) -> None:
+    source, out = write_levir(tmp_path / "files", NUMBERS, masks=True), tmp_path / "out"
+    path = source / "images/test/label/test_000008.png"
+    path.unlink() if fault == "missing" else path.write_bytes(path.read_bytes()[:40])
+    sentence = (
+        rf"of 21 images and masks 1 {fault} \(first images/test/label/test_000008.png\), so 1 of 7 pairs are unusable"
+    )
+    with pytest.raises(DiffcapError, match=sentence) as caught:
+        prepare("levir_mci", str(source), str(out))
+    assert "\n" not in str(caught.value)
+    prepare("levir_mci", str(source), str(out), missing="skip")
+    dataset = read_dataset(out)
+    assert len(dataset.pairs) == 6 and dataset.info["skipped"] == {"pairs": 1, "images": 1}
+    assert "6 pairs have a mask of the change" in capsys.readouterr().out
+
+
+def test_where_masks_are_no_part_of_the_dataset_a_pair_may_have_none(tmp_path: Path) -> None:
+    write_levir(tmp_path, NUMBERS, masks=True)
+    (tmp_path / "images/test/label/test_000008.png").unlink()
+    for dataset in ("levir_cc", "desk"):
+        pairs = read_pairs(dataset, tmp_path)
+        assert ["mask" in pair.extra for pair in pairs] == [True] * 6 + [False]
+        assert describe(dataset, pairs, tmp_path)["notes"] == ["6 of 7 pairs have a mask of the change"]
+
+
 def test_whu_cdc(tmp_path: Path) -> None:
     write_levir(tmp_path, {"train": [4], "val": [3], "test": [24]}, masks=True, name="whuCCcaptions.json")
     pairs = read_pairs("whu_cdc", tmp_path)
@@ -135,7 +163,7 @@ def test_second_cc_has_augmented_views_only_on_request(tmp_path: Path) -> None:
     more = read_pairs("second_cc", tmp_path, augmented=True)
     assert [pair.id for pair in more] == ["00003", "00003_random_augment_1", "00017", "00021", "00040"]
     assert [pair.extra.get("augmented", False) for pair in more] == [False, True, False, False, False]
-    assert describe("second_cc", more, tmp_path)["notes"][1] == "1 augmented training views"
+    assert describe("second_cc", more, tmp_path)["notes"] == ["1 augmented training views"]
     assert "levir_cc has no augmented views" in refusal("levir_cc", tmp_path, augmented=True)
     change(tmp_path / "SECOND-CC-AUG.json", lambda rows: rows[3].update(filename="00021_random_augment.png"))
     assert [pair.split for pair in read_pairs("second_cc", tmp_path, augmented=True)] == ["train"] * 3 + ["test"]

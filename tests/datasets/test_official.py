@@ -19,10 +19,10 @@ def pairs_of(**counts: int) -> Iterator[ChangePair]:
 
 
 def test_the_released_sizes() -> None:
-    assert {name: sum(sizes.splits.values()) for name, sizes in OFFICIAL.items()} == {
+    assert {name: sizes.total or sum(sizes.splits.values()) for name, sizes in OFFICIAL.items()} == {
         "clevr_change": 39_803, "clevr_dc": 48_000, "spot_the_diff": 11_329, "image_editing_request": 3_939,
         "birds2words": 3_347, "cub": 11_788, "nabirds": 48_562, "levir_cc": 10_077, "levir_mci": 10_077, "whu_cdc": 7_434,
-        "dubai_cc": 500,
+        "dubai_cc": 500, "second_cc": 6_041,
     }  # fmt: skip
     assert sum(OFFICIAL["clevr_change"].types.values()) == 39_803
 
@@ -41,6 +41,37 @@ def test_whole_part_and_too_much() -> None:
     ):
         compare("image_editing_request", moved, folder)
     assert compare("desk", whole, folder) is None
+
+
+def test_only_the_sum_of_the_splits_is_known() -> None:
+    """SECOND-CC, with and without augmented views of the training pairs."""
+    pairs = [*pairs_of(train=4_000, val=814, test=1_227)]
+    views = [replace(pair, id=f"{pair.id}_view", extra={"augmented": True}) for pair in pairs[:10]]
+    for given in (pairs, [*pairs, *views]):
+        found = compare("second_cc", given, Path("folder"))
+        assert found == {"state": "whole", "unit": "pairs", "splits": {}, "total": [6_041, 6_041]}
+    part = compare("second_cc", [*pairs[:5], *views], Path("folder"))
+    assert part is not None and part["state"] == "part" and part["total"] == [5, 6_041]
+    with pytest.raises(DiffcapError, match="has 6,042 pairs, the official second_cc 6,041; take the files from"):
+        compare("second_cc", [*pairs, replace(views[0], extra={})], Path("folder"))
+
+
+def test_a_whole_levir_cc_has_its_pairs_with_a_change() -> None:
+    changed = {"train": 3_407, "val": 667, "test": 964}
+    pairs = [
+        replace(pair, is_distractor=int(pair.id.removeprefix(pair.split)) >= changed[pair.split])
+        for pair in pairs_of(train=6_815, val=1_333, test=1_929)
+    ]
+    for dataset in ("levir_cc", "levir_mci"):
+        found = compare(dataset, pairs, Path("folder"))
+        assert found is not None and found["state"] == "whole"
+    pairs[-1] = replace(pairs[-1], is_distractor=False)
+    with pytest.raises(
+        DiffcapError, match="its test split has 965 pairs with a change, the official one of levir_cc has 964"
+    ):
+        compare("levir_cc", pairs, Path("folder"))
+    part = compare("levir_cc", pairs[1:], Path("folder"))
+    assert part is not None and part["state"] == "part"
 
 
 def test_a_whole_dataset_has_its_distractors_and_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from diffcap.datasets.registry import LevirProtocol, datasets
 from diffcap.evaluation.captions import FAST_METRICS
 from diffcap.evaluation.coco import read_predictions
 from diffcap.evaluation.java import find_java
-from diffcap.evaluation.levir_cc import LevirScoring, accuracies, id_text, levir_scoring
+from diffcap.evaluation.levir_cc import LevirScoring, accuracies, id_text, levir_scoring, protocol_of
 from diffcap.evaluation.protocols import evaluate, evaluate_systems
 from diffcap.features.store import StoreWriter
 from diffcap.records import ChangePair, read_dataset
@@ -317,5 +318,29 @@ def test_what_score_refuses(levir: Path, tmp_path: Path) -> None:
     assert "remove the file, or --dataset" in refusal(str(file), f"--folder={levir}")
     assert "holds levir_cc, not clevr_change" in refusal("--dataset=clevr_change", f"--folder={levir}")
     assert "1 of 1 ids are not in the test split of levir_cc" in refusal(f"--folder={levir}")
-    prepare("levir_own", str(write_levir(tmp_path / "own", NUMBERS, name="captions.json")), str(tmp_path / "data"))
-    assert "levir_own has no protocol levir_cc" in refusal(f"--folder={tmp_path / 'data'}", "--protocol=levir_cc")
+    (tmp_path / "own").mkdir()
+    row = {"before": "a.png", "after": "b.png", "captions": ["a road"]}
+    lines = [json.dumps({**row, "id": split, "split": split}) for split in ("train", "test")]
+    (tmp_path / "own/pairs.jsonl").write_text("\n".join(lines))
+    prepare("desk", str(tmp_path / "own"), str(tmp_path / "data"), captions_only=True)
+    assert "desk has no protocol levir_cc" in refusal(f"--folder={tmp_path / 'data'}", "--protocol=levir_cc")
+
+
+def test_a_dataset_of_ones_own_in_the_same_form_has_the_protocol(
+    levir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare("desk", str(write_levir(tmp_path / "own", NUMBERS, name="desk.json")), str(tmp_path / "data"))
+    pairs = read_dataset(tmp_path / "data").pairs
+    assert protocol_of("desk", pairs) == protocol_of("levir_cc", []) == LevirProtocol()
+    edited = [replace(one, captions=["All as before ."]) if one.is_distractor else one for one in pairs]
+    spec = protocol_of("desk", edited)
+    assert spec is not None and spec.no_change == ("all as before",)
+    assert protocol_of("desk", [replace(one, extra={}) for one in pairs]) is None
+    file = tmp_path / "captions.json"
+    file.write_text(json.dumps({one.id: one.captions[0] for one in pairs if one.split == "test"}))
+    results = []
+    for folder in (tmp_path / "data", levir):
+        capsys.readouterr()
+        main(["score", str(file), "--protocol", "levir_cc", "--folder", str(folder), "--json"])
+        results.append(json.loads(capsys.readouterr().out))
+    assert results[0]["id_tokens"] == results[1]["id_tokens"] and results[0]["groups"] == results[1]["groups"]

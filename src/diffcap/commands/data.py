@@ -154,21 +154,22 @@ def _check(
     gone: frozenset[str],
     rendered: bool,
 ) -> tuple[list[ChangePair], dict[str, int]]:
-    """Check the images; returns the pairs with two readable images, and the numbers of skipped pairs and images.
+    """Check the images and the masks; returns the pairs whose files are all readable, and the numbers of skipped pairs and files.
 
     Raises:
-        DiffcapError: images other than `gone` are missing or broken and `missing` is "refuse", or no pair is left.
+        DiffcapError: images or masks other than `gone` are missing or broken and `missing` is "refuse", or no pair is left.
     """
     from diffcap.datasets.images import MISSING, check_images, image_paths
     from diffcap.records import write_text
 
-    paths, report = image_paths(pairs), folder / "problems.txt"
+    masks = {pair.id: pair.extra["mask"] for pair in pairs if "mask" in pair.extra}
+    paths, report = sorted({*image_paths(pairs), *masks.values()}), folder / "problems.txt"
     problems = dict(check_images(root, paths, check, cache=folder / "checked.json"))
     if not problems:
         report.unlink(missing_ok=True)
         return pairs, {"pairs": 0, "images": 0}
     write_text(report, "".join(f"{path}\t{reason}\n" for path, reason in problems.items()))
-    good = [pair for pair in pairs if not any(image in problems for image in pair.images)]
+    good = [pair for pair in pairs if problems.keys().isdisjoint((*pair.images, masks.get(pair.id)))]
     absent = [path for path, reason in problems.items() if reason == MISSING]
     broken = [path for path, reason in problems.items() if reason != MISSING]
     counts = " and ".join(
@@ -176,9 +177,9 @@ def _check(
         for names, word in ((absent, "missing"), (broken, "broken"))
         if names
     )
-    lost = len(pairs) - len(good)
+    lost, files = len(pairs) - len(good), "images and masks" if masks else "images"
     summary = (
-        f"{root}: of {len(paths)} images {counts}, so {lost} of {len(pairs)} pairs are unusable; {report} lists them"
+        f"{root}: of {len(paths)} {files} {counts}, so {lost} of {len(pairs)} pairs are unusable; {report} lists them"
     )
     if missing == "refuse" and rendered:
         from diffcap.datasets.rendering import reopen
@@ -223,14 +224,16 @@ def _remarks(info: dict[str, Any]) -> list[str]:
     lines = []
     official, repetitions = info["official"], info["repetitions"]
     if official and official["state"] == "whole":
-        lines.append(f"complete: every split has its official number of {official['unit']}")
+        what = "every split" if official["splits"] else "the dataset"
+        lines.append(f"complete: {what} has its official number of {official['unit']}")
     elif official:
-        parts = ", ".join(f"{split} {found:,} of {all_:,}" for split, (found, all_) in official["splits"].items())
+        counts = official["splits"] or {"all splits together": official["total"]}
+        parts = ", ".join(f"{split} {found:,} of {all_:,}" for split, (found, all_) in counts.items())
         lines.append(
             f"part of the official dataset: {parts} {official['unit']}; its scores cannot be compared with published ones"
         )
     for split, count in repetitions["image_pairs"].items():
-        ids = official["splits"][split][0] if official and official["unit"] == "pairs" else count
+        ids = official["splits"][split][0] if official and official["splits"] and official["unit"] == "pairs" else count
         if ids > count:
             lines.append(f"{split}: {ids:,} pairs, but only {count:,} distinct image pairs")
     for key in ("image_pairs_in_two_splits", "repeated_captions", "blank_captions"):

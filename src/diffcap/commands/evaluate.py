@@ -96,10 +96,9 @@ def evaluate(
     from diffcap.checkpoints.reading import checkpoint_record
     from diffcap.checkpoints.zero_shot import STAGE as ZERO_SHOT
     from diffcap.checkpoints.zero_shot import base_record, names_base_model
-    from diffcap.datasets.registry import get_dataset
     from diffcap.evaluation.captions import ALL_METRICS, unavailable_metrics
     from diffcap.evaluation.coco import write_predictions, write_references
-    from diffcap.evaluation.levir_cc import levir_scoring
+    from diffcap.evaluation.levir_cc import levir_scoring, protocol_of
     from diffcap.evaluation.protocols import dataset_protocol, groups_of, remarks
     from diffcap.evaluation.protocols import evaluate as score
     from diffcap.evaluation.slots import ATTRIBUTES
@@ -204,7 +203,7 @@ def evaluate(
     write_references(target / REFERENCES, {pair.id: pair.captions for pair in scored_pairs})
     write_json(target / GROUPS, groups_of(scored_pairs))
     notes["files"] = {name: file_hash(target / name) for name in (PREDICTIONS, REFERENCES, GROUPS)}
-    spec = get_dataset(dataset.name).protocol
+    spec = protocol_of(dataset.name, dataset.pairs)
     levir = levir_scoring(spec, dataset.pairs, trained.vocabulary) if spec else None
     results = {
         kind: {

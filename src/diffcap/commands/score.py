@@ -70,19 +70,21 @@ def _score_files(predictions: Path, references: Path, tokenizer: Tokenizer) -> d
 def _score_split(
     predictions: Path, tokenizer: Tokenizer, folder: Path, name: str | None, split: str, protocol: str
 ) -> dict[str, Any]:
-    from diffcap.datasets.registry import datasets, get_dataset
+    from diffcap.datasets.registry import datasets
     from diffcap.evaluation.coco import read_other_predictions
-    from diffcap.evaluation.levir_cc import LevirScoring, levir_scoring
+    from diffcap.evaluation.levir_cc import LevirScoring, levir_scoring, protocol_of
     from diffcap.evaluation.protocols import dataset_protocol, evaluate
     from diffcap.records import read_dataset, take_changes
 
     dataset = read_dataset(folder)
     if name is not None and dataset.name != name:
         raise DiffcapError(f"{folder}: holds {dataset.name}, not {name}; give its own --dataset or --folder.")
-    spec = get_dataset(dataset.name).protocol
+    spec = protocol_of(dataset.name, dataset.pairs)
     if protocol != "text" and spec is None:
         having = ", ".join(one.name for one in datasets().values() if one.protocol)
-        raise DiffcapError(f"{dataset.name} has no protocol {protocol}, only {having} have; remove --protocol.")
+        raise DiffcapError(
+            f"{dataset.name} has no protocol {protocol}, only {having} and your own datasets in Karpathy's form have; remove --protocol."
+        )
     changes = dataset.info.get("changes")
     of_split = [pair for pair in dataset.pairs if pair.split == split]
     scored = take_changes([pair for pair in of_split if pair.captions], changes)

@@ -65,10 +65,11 @@ def read_files(
     files: Mapping[Path, str],
     *layouts: Layout,
     unchanged_if: Callable[[Iterable[bool]], bool] = all,
+    all_masks: bool = False,
 ) -> list[ChangePair]:
     """Read the pairs of a dataset, in the order of the files and of their entries.
 
-    The path of a mask is in `extra["mask"]` if the folder of the masks exists.
+    The path of a mask is in `extra["mask"]` if the file exists.
 
     Args:
         root: the dataset's folder.
@@ -76,6 +77,7 @@ def read_files(
         layouts: where the images may be. Of several, the first one is used in which any image exists, or the first of all.
         unchanged_if: `all` or `any`: which captions of a pair without `changeflag` must be no-change sentences, so that the pair
             has no change.
+        all_masks: whether each pair has a mask where the folder of the masks exists. The data stage then finds missing files.
 
     Raises:
         DiffcapError: a file is missing or malformed, an entry lacks a key or has an unknown split, or an image is in two entries.
@@ -95,7 +97,7 @@ def read_files(
     images = [(entry.path(layout.before), entry.path(layout.after)) for entry in entries]
     for entry, (before, _) in zip(entries, images):
         note_once(seen, before, entry.where, "the image")
-        if entry.folder in masked:
+        if entry.folder in masked and (all_masks or (root / entry.path(layout.mask)).is_file()):
             entry.extra["mask"] = entry.path(layout.mask)
     return [
         ChangePair(
@@ -115,7 +117,8 @@ def notes(pairs: list[ChangePair]) -> list[str]:
     derived = sum("changeflag_derived" in pair.extra for pair in pairs)
     masks = sum("mask" in pair.extra for pair in pairs)
     remarks = [f"{derived:,} pairs have no changeflag; it is derived from their captions"] if derived else []
-    return [*remarks, *([f"{masks:,} pairs have a mask of the change"] if masks else [])]
+    counted = f"{masks:,}" if masks == len(pairs) else f"{masks:,} of {len(pairs):,}"
+    return [*remarks, *([f"{counted} pairs have a mask of the change"] if masks else [])]
 
 
 def _rows(path: Path) -> list[Any]:

@@ -17,10 +17,13 @@ __all__ = ["notes", "read"]
 FILES = ("LevirCCcaptions.json", "LevirCCcaptions_v1.json")
 
 
-def read(folder: Path) -> list[ChangePair]:
+def read(folder: Path, all_masks: bool = False) -> list[ChangePair]:
     """Read the pairs in the order of the file.
+
+    Args:
+        folder: of the files. all_masks: see `karpathy.read_files`.
 
     Raises:
         DiffcapError: the file is missing or malformed.
     """
-    return read_files(folder, {first_file(folder, *FILES): ""}, LEVIR)
+    return read_files(folder, {first_file(folder, *FILES): ""}, LEVIR, all_masks=all_masks)

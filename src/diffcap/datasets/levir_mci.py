@@ -22,7 +22,7 @@ def read(folder: Path) -> list[ChangePair]:
     Raises:
         DiffcapError: the file is missing or malformed, or a split has no folder of masks.
     """
-    pairs = levir_cc.read(folder)
+    pairs = levir_cc.read(folder, all_masks=True)
     without = next((pair for pair in pairs if "mask" not in pair.extra), None)
     if without:
         raise DiffcapError(

@@ -1,8 +1,8 @@
 """The official sizes of the released datasets, and the comparison of a folder with them.
 
 A folder is "whole" if every split has its official size, and a "part" if a split is smaller and none is larger. A whole dataset
-must also have the official number of pairs of each change type, if it is known. A split that is larger is an error: files of
-different releases are mixed, so the scores cannot be compared with published ones.
+must also have the official number of pairs of each change type, and of pairs with a change, if it is known. A split that is larger is
+an error: files of different releases are mixed, so the scores cannot be compared with published ones.
 """
 
 from collections import Counter
@@ -20,7 +20,9 @@ class Sizes(NamedTuple):
     Attributes:
         unit: what is counted ("pairs"). splits: split -> number of units.
         scenes: whether each unit is a scene with a change pair and a distractor pair; only the change pairs are counted.
+        total: units of all splits, where the authors do not publish `splits`, which is empty then.
         types: change type -> pairs in all splits; empty if unknown. classes: number of image classes; 0 if there are none.
+        changed: split -> pairs with a change; empty if unknown.
     """
 
     unit: str
@@ -28,14 +30,18 @@ class Sizes(NamedTuple):
     scenes: bool = False
     types: dict[str, int] = {}  # noqa: RUF012  never changed
     classes: int = 0
+    total: int = 0
+    changed: dict[str, int] = {}  # noqa: RUF012  never changed
 
 
 def _splits(train: int, val: int, test: int) -> dict[str, int]:
     return dict(zip(SPLITS, (train, val, test)))
 
 
+_LEVIR = Sizes("pairs", _splits(6_815, 1_333, 1_929), changed=_splits(3_407, 667, 964))
+
 # Counted in the released split files (CLEVR-Change's also in its type_mapping.json); Dubai-CC's are from other papers' tables.
-# SECOND-CC's authors publish the sum of the splits only.
+# SECOND-CC's authors publish the sum of the splits only, without augmented views; another repository counts 1,227 test pairs.
 OFFICIAL = {
     "clevr_change": Sizes(
         "scenes",
@@ -45,8 +51,9 @@ OFFICIAL = {
     ),
     "clevr_dc": Sizes("pairs", _splits(40_800, 2_400, 4_800)),
     "dubai_cc": Sizes("pairs", _splits(300, 50, 150)),
-    "levir_cc": Sizes("pairs", _splits(6_815, 1_333, 1_929)),
-    "levir_mci": Sizes("pairs", _splits(6_815, 1_333, 1_929)),
+    "levir_cc": _LEVIR,
+    "levir_mci": _LEVIR,
+    "second_cc": Sizes("pairs", {}, total=6_041),
     "whu_cdc": Sizes("pairs", _splits(5_947, 743, 744)),
     "spot_the_diff": Sizes("pairs", _splits(8_566, 1_493, 1_270)),
     "image_editing_request": Sizes("pairs", _splits(3_061, 383, 495)),
@@ -64,15 +71,18 @@ def compare(dataset: str, pairs: Sequence[ChangePair], folder: Path, left_out: b
         left_out: whether pairs with missing images were removed from `pairs`; then only scenes with both pairs count.
 
     Returns:
-        {"state": "whole" or "part", "unit", "splits": split -> [found, official]}; None if no official size is known.
+        {"state": "whole" or "part", "unit", "splits": split -> [found, official]}, with "total": [found, official] where only the sum
+        of the splits is known; None if no official size is known.
 
     Raises:
         DiffcapError: a split is larger than the official one, or a whole dataset lacks distractors or has another number of
-            pairs of a change type or another number of classes.
+            pairs of a change type, of pairs with a change, or of classes.
     """
     sizes = OFFICIAL.get(dataset)
     if sizes is None:
         return None
+    if sizes.total:
+        return _compare_total(dataset, sizes, sum("augmented" not in pair.extra for pair in pairs), folder)
     found = Counter(pair.split for pair in pairs if not (sizes.scenes and pair.is_distractor))
     distractors = Counter(pair.split for pair in pairs if pair.is_distractor)
     if left_out and sizes.scenes:
@@ -97,6 +107,13 @@ def compare(dataset: str, pairs: Sequence[ChangePair], folder: Path, left_out: b
                 f"{folder}: its {lacking} split has {found[lacking]:,} changes and {distractors[lacking]:,} distractors; "
                 "every scene needs both: fetch the files again."
             )
+    changed = Counter(pair.split for pair in pairs if not pair.is_distractor)
+    for split, official in sizes.changed.items() if whole else ():
+        if changed[split] != official:
+            raise DiffcapError(
+                f"{folder}: its {split} split has {changed[split]:,} pairs with a change, the official one of {dataset} has "
+                f"{official:,}; take the file of captions from the authors' release."
+            )
     kinds = Counter(pair.change_type for pair in pairs if pair.change_type)
     if whole and kinds:
         for kind, official in sizes.types.items():
@@ -116,6 +133,15 @@ def compare(dataset: str, pairs: Sequence[ChangePair], folder: Path, left_out: b
         "unit": sizes.unit,
         "splits": {split: [found[split], official] for split, official in sizes.splits.items()},
     }
+
+
+def _compare_total(dataset: str, sizes: Sizes, found: int, folder: Path) -> dict[str, Any]:
+    if found > sizes.total:
+        raise DiffcapError(
+            f"{folder}: has {found:,} {sizes.unit}, the official {dataset} {sizes.total:,}; take the files from the authors' release."
+        )
+    state = "whole" if found == sizes.total else "part"
+    return {"state": state, "unit": sizes.unit, "splits": {}, "total": [found, sizes.total]}
 
 
 def repetitions(pairs: Sequence[ChangePair]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diffcap.datasets.no_change import plain
-from diffcap.datasets.registry import LevirProtocol
+from diffcap.datasets.registry import OWN_READER, LevirProtocol, get_dataset
 from diffcap.evaluation.captions import Groups, Scores, TokenizedCaptions
 from diffcap.records import ChangePair
 from diffcap.text.vocabulary import Vocabulary, build_vocabulary, tokenize_chg2cap
@@ -44,6 +44,21 @@ class LevirScoring:
         """The entries of the protocol in `metrics.json`; the size counts the special tokens."""
         size = 0 if self.vocabulary is None else len(self.vocabulary)
         return {"name": "levir_cc", "tokenizer": "ids", "vocabulary": self.rule, "vocabulary_size": size}
+
+
+def protocol_of(dataset: str, pairs: Sequence[ChangePair]) -> LevirProtocol | None:
+    """Return what the protocol needs to know of a dataset, or None if the dataset is not scored with it.
+
+    Datasets of one's own in Karpathy's form are scored with it. The captions of their pairs without change are the no-change sentences.
+
+    Args:
+        dataset: its name. pairs: all its pairs.
+    """
+    spec = get_dataset(dataset)
+    if spec.protocol or spec.reader != OWN_READER or not any("changeflag" in pair.extra for pair in pairs):
+        return spec.protocol
+    unchanged = (plain(caption) for pair in pairs if pair.is_distractor for caption in pair.captions)
+    return LevirProtocol(tuple(dict.fromkeys(unchanged)) or LevirProtocol.no_change)
 
 
 def levir_scoring(spec: LevirProtocol, pairs: Iterable[ChangePair], own: object = None) -> LevirScoring:

@@ -20,7 +20,7 @@ def read(folder: Path) -> list[ChangePair]:
     path = folder / "facts.json"
     facts = read_json(path, "facts")
     pairs = []
-    for pair in levir_cc.read(folder):
+    for pair in levir_cc.read(folder, all_masks=True):
         entry = facts.get(pair.id) if isinstance(facts, dict) else None
         if not isinstance(entry, dict):
             raise DiffcapError(f"{path}: has no object for the pair {pair.id!r}; render the folder again.")
