@@ -39,8 +39,8 @@ def score(
         dataset: Name of a dataset that the data stage has prepared, instead of a file of references.
         folder: Folder of its manifest; data/<dataset> by default.
         split: The split of the dataset that the captions are of.
-        protocol: text, or levir_cc (a dataset of remote-sensing change captioning): also the metrics of word ids that the released
-            evaluators print, change accuracy, no-change accuracy and S*m.
+        protocol: text, or levir_cc (a dataset of remote-sensing change captioning, or of your own in Karpathy's form): also the
+            metrics of word ids that the released evaluators print, change accuracy, no-change accuracy and S*m.
     """
     from diffcap.commands.score import run as run_score
 
