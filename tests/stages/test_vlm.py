@@ -204,6 +204,11 @@ def test_the_exported_forms_give_the_same_captions(trained: Path, base: Path, tm
     assert "contains files; give a new folder" in str(in_process([*words, "--out", str(base)]))
     settings = json.loads((tmp_path / "peft/adapter_config.json").read_text())
     assert settings["base_model_name_or_path"] == str(base)
+    with pytest.raises(DiffcapError, match="an adapter of PEFT, which diffcap does not read; give best"):
+        load_captioner(tmp_path / "peft", "cpu")
+    card = (tmp_path / "merged/README.md").read_text()
+    assert f'"{PROMPT}"' in card and "# tiny-qwen, fine-tuned" in card and str(base.parent) not in card
+    assert "license: other" in card and "Licence of the base model: not stated" in card
 
 
 def test_checkpoints_are_averaged_and_continued(trained: Path, base: Path, pixels: Path, tmp_path: Path) -> None:

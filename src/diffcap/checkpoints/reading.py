@@ -198,6 +198,11 @@ def is_finite(value: Tensor) -> bool:
 def _read_folder(folder: Path, mapped: bool) -> dict[str, Any]:
     from safetensors.torch import load_file
 
+    if (folder / "adapter_config.json").is_file():
+        raise DiffcapError(
+            f"{folder}: an adapter of PEFT, which diffcap does not read; give best.ckpt of the run, or the folder that `diffcap export` "
+            "writes without --form peft."
+        )
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise DiffcapError(

@@ -16,6 +16,7 @@ from diffcap.utils.errors import DiffcapError
 HubLayout = "hub"
 _ANSWER = "ANSWER"
 _ABBREVIATIONS = r"\bMr\.)(?<!\bMs\.)(?<!\bDr\.)(?<!\bSt\.)(?<!\bvs\.)(?<!\bMrs\."
+_NEGATIONS = r"\b(?:no|not|nothing|none|same|identical|unchanged)\b"
 _INTRODUCTIONS = r"(?:sure|certainly|of course|okay|ok)"
 _QUOTES = "\"'\u201c\u201d\u2018\u2019"
 
@@ -129,9 +130,9 @@ class HubVocabulary:
 def clean_answer(text: str, sentences: int = 1) -> str:
     """The first sentences of a model's free answer, without markup, list marks, quotation marks, a label or the final period.
 
-    A block <think>...</think> and introductions such as "Sure!" are removed. "No." stays with the sentence after it. Headings, and
-    lines that end with a colon, are left out if a text follows. The captions of most datasets have one sentence,
-    so that a longer answer would be scored for its length.
+    A block <think>...</think> and introductions such as "Sure!" are removed, and so are "Yes." and "No." if the sentence after it says
+    the same; otherwise "No." stays with that sentence. Headings, and lines that end with a colon, are left out if a text follows. The
+    captions of most datasets have one sentence, so that a longer answer would be scored for its length.
 
     Example:
         >>> clean_answer('Here is the change:\\n1. **Answer:** "The red cube is gone." It was on the left.')
@@ -145,8 +146,11 @@ def clean_answer(text: str, sentences: int = 1) -> str:
     line = re.sub(r"^(answer|caption|changes?|difference|response)\s*:\s*", "", line, flags=re.IGNORECASE)
     line = re.sub(rf"^{_INTRODUCTIONS}[!,.]\s+(?=\S)", "", line.strip(f" {_QUOTES}"), flags=re.IGNORECASE)
     parts = re.split(rf"(?<!{_ABBREVIATIONS})(?<=[.!?])[{_QUOTES}]?\s+(?=[{_QUOTES}]?[A-Z])", line.strip(f" {_QUOTES}"))
-    if re.fullmatch(r"(yes|no)\W*", parts[0], re.IGNORECASE):  # to a prompt that asks whether something changed
-        parts = [" ".join(parts[:2]), *parts[2:]]
+    if len(parts) > 1 and re.fullmatch(
+        r"(yes|no)\W*", parts[0], re.IGNORECASE
+    ):  # to a prompt that asks whether something changed
+        is_repeated = parts[0].lower().startswith("y") or re.search(_NEGATIONS, parts[1], re.IGNORECASE)
+        parts = parts[1:] if is_repeated else [" ".join(parts[:2]), *parts[2:]]
     return " ".join(" ".join(parts[:sentences]).strip(f" .!:{_QUOTES}").split())
 
 
