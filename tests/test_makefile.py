@@ -557,3 +557,18 @@ def test_features_of_other_weights_have_a_name_of_their_own(project: Path) -> No
     runs = logged(project, "ablation", "METHOD=dirl", *options)
     for stage, option in (("extract", "--model.name other "), ("finetune", "--data.features other ")):
         assert any(option in found for found in runs[stage])
+
+
+def test_a_prompt_with_blanks_reaches_the_stage_as_documented(project: Path) -> None:
+    """The command of docs/methods/vlm.md."""
+    text = (ROOT / "docs/methods/vlm.md").read_text()
+    (line,) = re.findall(r"^make (zeroshot .*--prompt.*)$", text, re.MULTILINE)
+    words = shlex.split(line)
+    options = shlex.split(played(project, *words)["zeroshot"])
+    assert options[-1] == "--prompt=What is new?"
+    assert options[options.index("--out") + 1] == "runs/blocks/what-is-new/zeroshot-eval"
+    assert options[options.index("--checkpoint") + 1] == "HuggingFaceTB/SmolVLM-500M-Instruct"
+    (tiles,) = re.findall(r"`(ARGS=[^`]*do_image_splitting[^`]*)`", text)
+    options = shlex.split(played(project, "finetune", "METHOD=vlm", *shlex.split(tiles))["finetune"])
+    name, _, value = options[-1].partition("=")
+    assert name == "--model.captioner.init_args.image_kwargs" and yaml.safe_load(value) == {"do_image_splitting": True}
