@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from diffcap.commands.data import prepare
 from diffcap.datasets import describe, read_pairs
 from diffcap.datasets.registry import get_dataset
 from diffcap.datasets.tiles.captions import NO_CHANGE
@@ -147,3 +148,17 @@ def test_a_senseless_setting_is_one_sentence(tmp_path, settings, output):
 def hashes(folder):
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.mark.slow
+def test_the_data_stage_renders_a_lost_mask_again(tmp_path):
+    prepare("tiles", out=str(tmp_path), pairs=48)
+    lost = tmp_path / "official/images/test/label/test_000001.png"
+    content = lost.read_bytes()
+    lost.unlink()
+    with pytest.raises(
+        DiffcapError, match=r"1 missing \(first images/test/label/test_000001.png\).* renders those images again"
+    ):
+        prepare("tiles", out=str(tmp_path), pairs=48)
+    prepare("tiles", out=str(tmp_path), pairs=48)
+    assert lost.read_bytes() == content
