@@ -52,8 +52,8 @@ def test_the_command_serves_on_this_machine_alone_and_leaves_nothing(tmp_path: P
                 assert visitor.http.get("/config", headers={"host": "evil.example"}).status_code == 400
                 picture = visitor.upload("a.png", encoded(scene("RGB"), "PNG"))
                 assert Path(picture["path"]).is_relative_to(temporary)
-                assert 'class="dc-word"' in visitor.caption(picture, picture, "2")
-                assert "blocks · mine" in visitor.caption(picture, picture, "2")
+                assert 'class="dc-word"' in visitor.caption(picture, picture, "3")
+                assert "blocks · mine" in visitor.caption(picture, picture, "3")
             other = next((one[4][0] for one in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)), "")
             if other and not other.startswith("127."):
                 with pytest.raises(OSError):
