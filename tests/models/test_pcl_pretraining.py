@@ -132,6 +132,8 @@ def test_fine_grained_classification_is_of_the_class_tokens_of_the_two_encoders(
         parts["matching"], -sum(judged[row, label] for row, label in enumerate(same)) / 3, **CLOSE
     )
     torch.testing.assert_close(parts["loss"], sum(parts[name] for name in ("classification", "matching", "contrast")))
+    model.fgvc_losses = ["matching", "contrast"]
+    torch.testing.assert_close(model.loss("fgvc", batch)["loss"], parts["matching"] + parts["contrast"])
 
 
 def test_every_parameter_of_the_visual_side_learns_from_classes() -> None:

@@ -36,22 +36,21 @@ HASH_EXCLUDED_KEYS = (
 # runs of earlier versions can be resumed.
 LATER_KEYS = {"model.half_precision_clip": False, "model.init_without": None, "run.matmul_precision": None,
     "data.base": None, "data.base_revision": None, "model.resnet_weights": None, "model.decoder_clip_value": None,
-    "model.decoder_plateau_factor": None, "data.vocabulary_splits": "train"}  # fmt: skip
+    "model.decoder_plateau_factor": None, "data.vocabulary_splits": "train",
+    "model.captioner.init_args.fgvc_losses": None}  # fmt: skip
 
 
 def hash_config(config: dict[str, Any]) -> str:
     """Hash a resolved configuration without `HASH_EXCLUDED_KEYS`, together with the input files that it names."""
     hashed = json.loads(json.dumps(config))
-    for path, default in LATER_KEYS.items():
-        group, key = path.split(".")
-        if hashed.get(group, {}).get(key, default) == default:
-            hashed.get(group, {}).pop(key, None)
-    for path in HASH_EXCLUDED_KEYS:
+    ignored = {**dict.fromkeys(HASH_EXCLUDED_KEYS, ...), **LATER_KEYS}  # ...: with every value
+    for path, default in ignored.items():
         *groups, key = path.split(".")
         mapping = hashed
         for group in groups:
             mapping = mapping.get(group) or {}
-        mapping.pop(key, None)
+        if default is ... or mapping.get(key, default) == default:
+            mapping.pop(key, None)
     inputs: list[str | None] = [file_hash(path) for path in _input_files(hashed["data"]) if path.is_file()]
     for name in ("clip_weights", "resnet_weights"):
         if (weights := hashed["model"].get(name)) and Path(weights).is_file():

@@ -48,6 +48,7 @@ class PCLPretraining(nn.Module):
             "masked": the second image is padding, masked from attention in all encoders (paper). Masked patches change no other
             token, so they are not computed; its [CLS] passes through the single-image encoder alone.
         classes: of the images of the task "fgvc" (NABirds: 555); 0: no heads for that task.
+        fgvc_losses: which losses of `fgvc` that task sums; None: all three (paper).
 
     Example:
         >>> import torch
@@ -72,6 +73,7 @@ class PCLPretraining(nn.Module):
         temperature: float = 1.0,
         single_image: Literal["absent", "masked"] = "absent",
         classes: int = 0,
+        fgvc_losses: list[Literal["classification", "matching", "contrast"]] | None = None,
         **trunk: Any,
     ) -> None:
         super().__init__()
@@ -81,7 +83,7 @@ class PCLPretraining(nn.Module):
         self.classifier = nn.Linear(width, classes) if classes else None
         self.matcher = nn.Linear(2 * width, 2) if classes else None
         self.pad_mask, self.mvcl_negatives, self.temperature = pad_mask, mvcl_negatives, temperature
-        self.single_image = single_image
+        self.single_image, self.fgvc_losses = single_image, fgvc_losses
 
     def loss(self, task: str, batch: Batch) -> dict[str, Tensor]:
         """The global batch's loss of one task, "mlm", "mvcl", "fda" or "fgvc"; for "fgvc" also the summands, for the log."""
@@ -90,7 +92,7 @@ class PCLPretraining(nn.Module):
             return {"loss": global_mean(losses)}
         parts = {name: global_mean(losses) for name, losses in self.fgvc(batch).items()}
         return {
-            "loss": torch.stack(list(parts.values())).sum(),
+            "loss": torch.stack([parts[name] for name in self.fgvc_losses or parts]).sum(),
             **{name: part.detach() for name, part in parts.items()},
         }
 
