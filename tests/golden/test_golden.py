@@ -171,7 +171,9 @@ def five_captions(out: Path, folders: dict[str, Path]) -> dict[str, str]:
     """Captions of five training pairs by the last weights."""
     checkpoint = load(out / "last.ckpt")
     pairs = [pair for pair in read_dataset(folders["toy"]).pairs if pair.split == "train"][:5]
-    return decode(checkpoint, pairs, folders["toy"] / "features" / checkpoint.features["name"], accelerator="cpu") or {}
+    store = folders["toy"] / "features" / checkpoint.features["name"]
+    decoded = decode(checkpoint, pairs, store, accelerator="cpu")
+    return decoded.captions if decoded else {}
 
 
 @torch.no_grad()

@@ -42,5 +42,5 @@ def test_captions_are_those_of_the_store(blocks: Path, tmp_path: Path, method: s
         expected = decode(load(path), pairs, blocks / "features" / "blocks", beams=beams, accelerator="cpu")
         files = ((dataset.root / pair.before, dataset.root / pair.after) for pair in pairs)
         found = [one.text for one in load_captioner(path, "cpu").batch(files, beams=beams) if isinstance(one, Caption)]
-        assert expected is not None and found == list(expected.values())
+        assert expected is not None and found == list(expected.captions.values())
         assert len(set(found)) > 3
