@@ -211,7 +211,8 @@ def test_two_processes_have_the_gradients_of_one(levir: Commands) -> None:
     """
     still = ("dropout=0", "word_dropout=0", "batch_norm=train")
     options = [f"--model.captioner.init_args.{option}" for option in still]
-    options += ["--trainer.max_steps=2", "--trainer.val_check_interval=2", "--data.batch_size=5", "--model.lr=1e-5"]
+    options += ["--trainer.max_steps=2", "--trainer.val_check_interval=2", "--data.batch_size=5"]
+    options += ["--model.lr=1e-5", "--model.pretrained_lr=1e-5"]
     folders = [levir.folder / f"processes{devices}" for devices in (1, 2)]
     for devices, folder in zip(("1", "2"), folders):
         levir("finetune", "chg2cap", "--run", str(folder), "--devices", devices, own=tuple(options))
