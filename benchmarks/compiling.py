@@ -30,7 +30,7 @@ def compiling(
     (`fallback_random`), so that their losses can be compared.
 
     Args:
-        out: the JSON file; the table goes beside it, as .md.
+        out: the JSON file. The table has the same name with the suffix .md.
         methods: which; by default pcl (fine-tuning), scorer and dirl.
         batch: pairs of a step.
         repeats: timed steps of each form, in turn, after two that do not count; the median counts.

@@ -41,7 +41,7 @@ def loading(
     with its checksum. Warm: the next epoch, with the store in the page cache.
 
     Args:
-        out: the JSON file; the table goes beside it, as .md.
+        out: the JSON file. The table has the same name with the suffix .md.
         methods: which; by default pcl and scorer, whose loader dirl has, too.
         workers: numbers of worker processes; by default 0, 1, 2 and 4.
         one_core: those of them that are measured with one CPU core for all processes; by default none.

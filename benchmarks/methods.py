@@ -34,7 +34,7 @@ def methods(
     """Measure every case in a process of its own, write the numbers and a table.
 
     Args:
-        out: the JSON file; the table goes beside it, as .md.
+        out: the JSON file. The table has the same name with the suffix .md.
         methods: which; by default all that download nothing. "scorer" brings the token matching, dense against blocked.
         batch: pairs a training step and pairs decoded at once.
         large_batch: pairs of a second training step of SCORER, and pairs that CLIP4IDC decodes at once.

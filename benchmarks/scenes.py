@@ -46,7 +46,7 @@ def scenes(
     grid of 256 pixels; elsewhere the scene is constant, and identical at both dates.
 
     Args:
-        out: the JSON file; the table goes beside it, as .md.
+        out: the JSON file. The table has the same name with the suffix .md.
         sizes: sides of the scenes in pixels. every: of each scene, the share of the grid that has an image: 1 is all, n every n-th
             place in x and y. By default a scene of one tile, one of 20,000 pixels with an image at every tenth place, and one of 20,000
             pixels that consists of images.

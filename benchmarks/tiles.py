@@ -25,7 +25,9 @@ def tiles(out: str = "benchmarks/tiles.json", pairs: int = 4_000, workers: int =
     Both include the start of the processes.
 
     Args:
-        out: the JSON file; the table goes beside it, as .md. pairs: number of pairs. workers: processes, see `write_tiles`.
+        out: the JSON file. The table has the same name with the suffix .md.
+        pairs: number of pairs.
+        workers: number of processes, see `write_tiles`.
     """
     from diffcap.datasets.tiles.write import write_tiles
     from diffcap.records import write_json, write_text

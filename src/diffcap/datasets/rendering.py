@@ -121,9 +121,8 @@ def _one_thread() -> Iterator[None]:
 
 
 def _start_worker() -> None:
-    os.environ["OMP_NUM_THREADS"] = (
-        "1"  # for torch, which only some datasets import in their worker, after this function
-    )
+    # For torch: only some datasets import it in their worker, after this function.
+    os.environ["OMP_NUM_THREADS"] = "1"
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     _keep_freed_memory()

@@ -11,10 +11,8 @@ from diffcap.utils.errors import DiffcapError
 PERCENTILES = (2.0, 98.0)  # default for pixels that do not have 8 bits
 Levels = tuple[tuple[float, float, float], tuple[float, float, float]]
 FULL: Levels = ((0, 0, 0), (255, 255, 255))
-TILES: Levels = (
-    (61, 75, 53),
-    (197, 191, 149),
-)  # the 2nd and 98th percentiles of red, green and blue in images of `tiles`
+# The 2nd and 98th percentiles of red, green and blue in images of `tiles`.
+TILES: Levels = ((61, 75, 53), (197, 191, 149))
 
 
 class Stretch(NamedTuple):
