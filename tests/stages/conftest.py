@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.commands import ROOT, run
+from tests.commands import ROOT, in_process, run
+from tests.stages.small_runs import SETTINGS, evaluation, training
 
 PAIRS = 60
 
@@ -43,3 +44,15 @@ def pixels(blocks: Path) -> Path:
             done = run([sys.executable, str(ROOT / "stages/extract.py"), *options], blocks.parent)
             assert done.returncode == 0, done.stderr
     return blocks
+
+
+@pytest.fixture(scope="session")
+def undisturbed(blocks: Path) -> Path:
+    """Runs of all stages that nobody killed."""
+    runs = blocks.parent / "undisturbed"
+    with (blocks.parent / "undisturbed.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (runs / "eval/metrics.json").is_file():
+            for words in (*(training(stage, blocks, runs) for stage in SETTINGS), evaluation(blocks, runs)):
+                assert in_process(words) is None
+    return runs

@@ -1,0 +1,283 @@
+"""Training stages that are killed, interrupted, started twice, or whose files are damaged, by their real commands.
+
+Where the kind of process does not matter the script runs inside this one, which has imported everything already.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tests.commands import command, environment, in_process, one_sentence, run, weights
+from tests.stages.small_runs import SETTINGS, SMALL, evaluation, named_command, same_training, smoke, training
+
+from diffcap.lit.pretraining import Pretraining
+
+
+def kill_when(words: list[str], sign: Path, cwd: Path) -> None:
+    """Start a command, and SIGKILL it and its children at a random moment after `sign` is there."""
+    process = subprocess.Popen(
+        words, cwd=cwd, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    while not sign.exists():
+        assert process.poll() is None, "ended before it could be killed"
+        time.sleep(0.002)
+    time.sleep(random.uniform(0, 0.3))
+    os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, "ended before it could be killed"
+
+
+def test_killed_stages_run_again_end_as_undisturbed_ones(blocks: Path, undisturbed: Path, tmp_path: Path) -> None:
+    for stage in SETTINGS:
+        words = training(stage, blocks, tmp_path)
+        kill_when(words, tmp_path / stage / "last.ckpt", tmp_path)
+        assert not (tmp_path / stage / "finished.json").exists()
+        done = run(words, tmp_path)
+        assert done.returncode == 0, done.stderr
+        for name in ("last.ckpt", "best.ckpt")[: 1 + (stage == "finetune")]:
+            same_training(tmp_path / stage / name, undisturbed / stage / name)
+        assert not list((tmp_path / stage).glob(".*.tmp"))
+    kill_when(evaluation(blocks, tmp_path), tmp_path, tmp_path)  # at any time of its start
+    done = run(evaluation(blocks, tmp_path), tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name in ("predictions.json", "references.json", "metrics.json"):
+        assert (tmp_path / "eval" / name).read_bytes() == (undisturbed / "eval" / name).read_bytes(), name
+    finished = json.loads((tmp_path / "finetune/finished.json").read_text())
+    assert finished["steps"] == 90 and finished["checkpoint"] == "best.ckpt" and finished["monitor"] == "val/CIDEr-D"
+
+
+def _interrupt(words: list[str], last: Path, number: signal.Signals) -> str | None:
+    """Send a signal once a new `last.ckpt` is there; what the run said, or None if it had finished by then."""
+    before = last.stat().st_mtime_ns if last.exists() else 0
+    process = subprocess.Popen(
+        words,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        # What a shell starts in the background ignores Ctrl-C, and so would everything that these tests start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    while not last.exists() or last.stat().st_mtime_ns == before:
+        assert process.poll() is None
+        time.sleep(0.002)
+    process.send_signal(number)
+    error = process.communicate(timeout=60)[1].strip()
+    if process.returncode == 0 and last.with_name("finished.json").exists():
+        return None
+    assert process.returncode == 1, error  # not 0: Make would go on with half a run
+    return error
+
+
+def test_an_interrupted_run_says_so_and_goes_on(blocks: Path, undisturbed: Path, tmp_path: Path) -> None:
+    words, last = training("pretrain", blocks, tmp_path), tmp_path / "pretrain/last.ckpt"
+    for number in (signal.SIGTERM, signal.SIGINT):
+        for _ in range(5):  # a run may be over before the signal comes; the next one is not
+            error = _interrupt(words, last, number)
+            if error is not None:
+                break
+            shutil.rmtree(last.parent)
+        assert error is not None, f"{number.name} was ignored five times"
+        assert error.splitlines()[-1].startswith("error: interrupted at step") and "Traceback" not in error
+        assert not (tmp_path / "pretrain/finished.json").exists()
+    assert in_process(words) is None
+    same_training(last, undisturbed / "pretrain/last.ckpt")
+
+
+@pytest.mark.thorough
+def test_a_run_of_two_processes_goes_on_in_one(blocks: Path, tmp_path: Path) -> None:
+    still = "--model.captioner.init_args.dropout=0"  # dropout is drawn by each rank
+    two = "--trainer.devices=2", "--trainer.strategy=ddp"
+    kill_when(training("pretrain", blocks, tmp_path / "a", still, *two), tmp_path / "a/pretrain/last.ckpt", tmp_path)
+    assert in_process(training("pretrain", blocks, tmp_path / "a", still)) is None
+    assert in_process(training("pretrain", blocks, tmp_path / "b", still)) is None
+    one, other = weights(tmp_path / "a/pretrain/last.ckpt"), weights(tmp_path / "b/pretrain/last.ckpt")
+    for name, value in one.items():
+        if not name.endswith("qkv.bias"):  # see tests/lit/test_distributed.py
+            torch.testing.assert_close(
+                value, other[name], atol=2e-3, rtol=0, msg=lambda output, name=name: f"{name}: {output}"
+            )
+
+
+@pytest.mark.thorough
+def test_accumulated_gradients_go_on_at_a_whole_step(
+    blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = "--trainer.accumulate_grad_batches=3", "--trainer.max_steps=20", "--trainer.val_check_interval=30"
+    assert in_process(training("pretrain", blocks, tmp_path / "a", *options)) is None
+    real = Pretraining.training_step
+
+    def stumble(self: Pretraining, batch: dict, batch_idx: int) -> torch.Tensor:
+        if batch_idx == 28:  # in the middle of step 9; the last checkpoint is of step 8
+            raise RuntimeError("power cut")
+        return real(self, batch, batch_idx)
+
+    words = training("pretrain", blocks, tmp_path / "b", *options)
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
+        patch.setattr(Pretraining, "training_step", stumble)
+        in_process(words)
+    assert in_process(words) is None
+    same_training(tmp_path / "b/pretrain/last.ckpt", tmp_path / "a/pretrain/last.ckpt")
+
+
+def test_a_run_killed_in_its_last_moment_does_not_train_on(blocks: Path, tmp_path: Path) -> None:
+    """Whether it was over by its steps or by its patience."""
+    for number, options in enumerate((["--run.patience=1", "--model.lr=0"], ["--trainer.max_steps=30"])):
+        out = tmp_path / str(number)
+        words = command(
+            "finetune", [], *SMALL, *SETTINGS["finetune"], f"--data.folder={blocks}", f"--run.out={out}", *options
+        )
+        assert in_process(words) is None
+        steps = json.loads((out / "finished.json").read_text())["steps"]
+        assert steps == 30 < 90
+        before = {name: weights(out / name) for name in ("last.ckpt", "best.ckpt")}
+        (out / "finished.json").unlink()
+        assert in_process(words) is None
+        assert json.loads((out / "finished.json").read_text())["steps"] == steps
+        for name, state in before.items():
+            assert all(torch.equal(value, state[key]) for key, value in weights(out / name).items())
+
+
+def test_a_second_training_in_a_folder_is_refused_until_the_first_ends(
+    blocks: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    words, out = training("pretrain", blocks, tmp_path), tmp_path / "pretrain"
+    first = subprocess.Popen(
+        words, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        while not (out / "last.ckpt").exists():
+            assert first.poll() is None
+            time.sleep(0.002)
+        os.kill(first.pid, signal.SIGSTOP)  # it must not end before the others have started
+        for options in ([], ["--data.seed=2", "--seed_everything=2"]):
+            message = in_process([*words, *options])
+            assert f"{out}: process {first.pid} on " in str(message) and "seed 1234" in str(message)
+        assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == ["pretrain"]
+        assert named_command(message) == ["kill", str(first.pid)]
+        subprocess.run(named_command(message), check=True)
+        os.kill(first.pid, signal.SIGCONT)
+        assert "interrupted at step" in first.communicate(timeout=60)[1]
+    finally:
+        first.kill()
+    assert in_process(words) is None
+    same_training(out / "last.ckpt", undisturbed / "pretrain/last.ckpt")
+
+
+def test_a_finished_stage_whose_files_are_damaged_is_trained_again(
+    blocks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "finetune"
+    words = smoke("finetune", blocks, out)
+    assert in_process(words) is None
+    best = weights(out / "best.ckpt")
+    finished = json.loads((out / "finished.json").read_text())
+
+    def again() -> str:
+        """What the same command prints; the stage is finished afterwards, with the same weights."""
+        capsys.readouterr()
+        status = in_process(words)
+        output = capsys.readouterr().out
+        assert status == (0 if "already finished" in output else None)
+        assert all(torch.equal(value, best[name]) for name, value in weights(out / "best.ckpt").items())
+        assert json.loads((out / "finished.json").read_text())["steps"] == finished["steps"]
+        return output
+
+    os.utime(out / "best.ckpt", (1, 1))  # as after copying
+    assert "already finished" in again()
+    old = {key: value for key, value in finished.items() if not key.startswith("checkpoint_")}
+    (out / "finished.json").write_text(json.dumps(old))  # as earlier versions wrote it
+    assert "already finished" in again()
+
+    (out / "finished.json").write_text("")
+    assert "already finished" not in again() and not out.with_name("finetune.1").exists()
+    assert json.loads((out / "finished.json").read_text())["checkpoint_sha256"]
+
+    other = bytearray((out / "best.ckpt").read_bytes())
+    other[len(other) // 2] ^= 1
+    damages = {
+        "best.ckpt of the finished training is missing": lambda: (out / "best.ckpt").unlink(),
+        "best.ckpt is not the file": lambda: (out / "best.ckpt").write_bytes(other),
+        "finished.json belongs to another training": lambda: (out / "finished.json").write_text(
+            json.dumps({**finished, "identity": "0"})
+        ),
+        "identity.json is missing or damaged": lambda: (out / "identity.json").write_text(""),
+    }
+    for number, (reason, damage) in enumerate(damages.items(), 1):
+        damage()
+        aside = out.with_name(f"finetune.{number}")
+        assert f"{out}: {reason}" in (output := again()) and f"the folder is renamed to {aside}, and" in output
+        assert (aside / "last.ckpt").is_file()
+        assert "already finished" in again()
+
+    (out / "finished.json").write_text(json.dumps(old))
+    (out / "best.ckpt").write_bytes((out / "best.ckpt").read_bytes()[:-3000])
+    assert "best.ckpt is not the file" in again()
+
+
+def test_a_damaged_earlier_stage_is_trained_again_by_the_command_in_the_message(blocks: Path, tmp_path: Path) -> None:
+    start, out = tmp_path / "pretrain", tmp_path / "finetune"
+    before, words = smoke("pretrain", blocks, start), smoke("finetune", blocks, out)
+    words.append(f"--model.init_from={start / 'last.ckpt'}")
+    assert in_process(before) is None
+    last = weights(start / "last.ckpt")
+    damages = {
+        "last.ckpt is not the file": lambda: (start / "last.ckpt").write_bytes(b"cut"),
+        "last.ckpt of the finished training is missing": lambda: (start / "last.ckpt").unlink(),
+        "finished.json is damaged": lambda: (start / "finished.json").write_text(""),
+        "its training is not finished": lambda: (start / "finished.json").unlink(),
+        "identity.json is missing or damaged": lambda: (start / "identity.json").write_text(""),
+    }
+    for reason, damage in damages.items():
+        damage()
+        message = in_process(words)
+        assert f"{start}: {reason}" in str(message) and not out.exists()
+        assert in_process(named_command(message)) is None
+        assert all(torch.equal(value, last[name]) for name, value in weights(start / "last.ckpt").items())
+        assert in_process(before) == 0  # the settings are the same
+    assert in_process(words) is None
+    # A finished captioner does not need the pre-trained weights any more.
+    (start / "last.ckpt").unlink()
+    assert in_process(words) == 0
+
+
+def test_an_interrupted_training_that_cannot_go_on_names_the_command_to_start_again(
+    blocks: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "finetune"
+    words = smoke("finetune", blocks, out)
+    assert in_process(words) is None
+    best = weights(out / "best.ckpt")
+    damages = {
+        "last.ckpt: not a readable checkpoint": lambda: (out / "last.ckpt").write_bytes(
+            (out / "last.ckpt").read_bytes()[:-3000]
+        ),
+        "best.ckpt: no checkpoint there": lambda: (out / "best.ckpt").unlink(),
+    }
+    for number, (reason, damage) in enumerate(damages.items()):
+        (out / "finished.json").unlink()
+        damage()
+        message = in_process(words)
+        assert reason in str(message)
+        assert named_command(message)[:2] == ["mv", str(out)]
+        subprocess.run(named_command(message), check=True)
+        assert in_process(words) is None
+        assert all(torch.equal(value, best[name]) for name, value in weights(out / "best.ckpt").items())
+        (tmp_path / "finetune.damaged").rename(tmp_path / f"damaged.{number}")
+
+
+def test_a_full_disk_is_one_sentence_and_costs_nothing(blocks: Path, tmp_path: Path) -> None:
+    words, out = smoke("pretrain", blocks, tmp_path / "pretrain"), tmp_path / "pretrain"
+    out.mkdir()
+    (out / ".last.ckpt.tmp").symlink_to("/dev/full")  # where the checkpoint is written before it gets its name
+    done = run(words, tmp_path)
+    assert f"no space left on the disk while writing {out / 'last.ckpt'}" in one_sentence(done)
+    assert done.returncode == 1 and not (out / "last.ckpt").exists() and not (out / "finished.json").exists()
+    assert in_process(words) is None
+    assert (out / "finished.json").is_file()
