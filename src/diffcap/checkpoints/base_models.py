@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from diffcap.checkpoints.hub import check_name, hub_errors, is_name
+from diffcap.checkpoints.hub_access import check_name, hub_errors, is_name
 from diffcap.checkpoints.reading import CONFIG, WEIGHTS
 from diffcap.records import read_json
 from diffcap.utils.console import echo

@@ -1,15 +1,14 @@
 """Upload captioners to the Hugging Face Hub with a model card, and download them."""
 
 import glob
-import re
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from diffcap.checkpoints.base_models import base_licence
 from diffcap.checkpoints.exporting import Scores, find_scores
+from diffcap.checkpoints.hub_access import check_name, hub_errors
 from diffcap.checkpoints.reading import CAPTIONING_STAGES, CONFIG, WEIGHTS, read_checkpoint, write_folder
 from diffcap.methods import methods
 from diffcap.records import write_json
@@ -76,8 +75,6 @@ def push(
     _check_images(files)
     from huggingface_hub import HfApi
 
-    from diffcap.checkpoints.base_models import base_licence
-
     arguments = state["diffcap"].get("hyperparameters") or {}
     of_base = base_licence(arguments["base"], arguments.get("revision")) if "base" in arguments else None
     state = without_folders(state)
@@ -131,61 +128,6 @@ def pull(name: str, folder: str | Path | None = None) -> Path:
         if not (target / file).is_file():
             raise DiffcapError(f"{name}: not a captioner of diffcap, {file} is missing; check the name on the Hub.")
     return target
-
-
-def is_name(text: str) -> bool:
-    """Whether a text has the form of a repository's name on the Hub, user/name."""
-    return re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", text, re.ASCII) is not None
-
-
-def check_name(name: str) -> None:
-    """Check the form of a repository's name.
-
-    Raises:
-        DiffcapError: it is not user/name.
-    """
-    if not is_name(name):
-        raise DiffcapError(f"{name!r}: not the name of a repository on the Hub; write user/name.")
-
-
-@contextmanager
-def hub_errors(name: str) -> Iterator[None]:
-    """Turn any error of the Hub's client into a `DiffcapError`; hide progress bars if stderr is not a terminal."""
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RevisionNotFoundError
-    from huggingface_hub.utils import disable_progress_bars
-
-    if not sys.stderr.isatty():
-        disable_progress_bars()
-    try:
-        yield
-    except DiffcapError:
-        raise
-    except Exception as error:  # the exceptions depend on the HTTP library of the client's version
-        # The client hides a status behind "not in the cache".
-        refusal = error if hasattr(error, "response") else error.__cause__
-        status = getattr(getattr(refusal, "response", None), "status_code", None)
-        reason = " ".join(str(error).split())[:160].rstrip(". ")
-        if isinstance(refusal, GatedRepoError):
-            raise DiffcapError(
-                f"{name}: the Hub gives this repository only to those who accepted its licence ({status}); accept it on "
-                f"https://huggingface.co/{name} and log in with `hf auth login`, or set HF_TOKEN."
-            ) from None
-        if status in (401, 403) and isinstance(refusal, HfHubHTTPError):
-            raise DiffcapError(
-                f"{name}: the Hub refuses access ({status}); log in with `hf auth login`, or set HF_TOKEN to a token with "
-                "permission for this repository (write permission to upload), check the name, and accept the licence on "
-                f"https://huggingface.co/{name} if it asks for that."
-            ) from None
-        if isinstance(refusal, RevisionNotFoundError):
-            raise DiffcapError(
-                f"{name}: the Hub has no such revision of this repository; check the revision (a branch, tag or commit), or "
-                "omit it for the current one."
-            ) from None
-        if status == 404:
-            raise DiffcapError(f"{name}: the Hub has no repository of this name; check the name.") from None
-        raise DiffcapError(
-            f"{name}: the request to the Hub failed ({reason}); check the network and HF_ENDPOINT."
-        ) from None
 
 
 def _report_images(checkpoint: Path) -> list[Path]:

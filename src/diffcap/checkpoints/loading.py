@@ -12,7 +12,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 import diffcap
-from diffcap.checkpoints.hub import is_name, pull
+from diffcap.checkpoints.hub import pull
+from diffcap.checkpoints.hub_access import is_name
 from diffcap.checkpoints.reading import CAPTIONING_STAGES, read_checkpoint, remedy, weights_of
 from diffcap.checkpoints.zero_shot import names_base_model, zero_shot
 from diffcap.methods import import_object, methods

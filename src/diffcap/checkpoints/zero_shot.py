@@ -7,7 +7,7 @@ import torch
 
 import diffcap
 from diffcap.checkpoints.base_models import base_kind, is_base_model, split_revision
-from diffcap.checkpoints.hub import is_name
+from diffcap.checkpoints.hub_access import is_name
 from diffcap.checkpoints.reading import FORMAT
 
 if TYPE_CHECKING:
