@@ -25,7 +25,7 @@ KNOWN := $(VARIABLES) PYTHON ARGS MINUTES SEEDS WORLD CHROMIUM STEPS SCENES $(ST
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 $(foreach name,$(filter-out $(KNOWN),$(GIVEN)),$(error $(name)= is not a variable of this Makefile; known are $(sort $(KNOWN))))
 
-.PHONY: help setup $(STAGES) extra ablation accuracy rehearsal serve demo test test-all docs test-web lint backbone tiles-backbone clip captioner tagger
+.PHONY: help setup $(STAGES) extra ablation accuracy rehearsal serve demo test test-all docs test-web lint backbone tiles-backbone clip tiles-clip captioner tagger
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -99,6 +99,9 @@ tiles-backbone: setup  ## train the small backbone that ships for tiles
 
 clip: setup  ## train the small CLIP that ships for blocks
 	$(VENV)/python stages/clip.py $(ARGS)
+
+tiles-clip: setup  ## train the small CLIP that ships for tiles
+	$(VENV)/python stages/tiles_clip.py $(ARGS)
 
 captioner: setup  ## train the captioner that ships for blocks, or for WORLD=tiles
 	$(VENV)/python stages/captioner.py $(WORLD:%=--world %) $(ARGS)

@@ -1,5 +1,6 @@
 """Variables of an experiment: from the command line, from a file, from the config.yaml of a run."""
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -129,7 +130,7 @@ def test_offline_chooses_what_ships_with_the_package() -> None:
         assert (e.backbone, e.features, e.tagger) == (backbone, backbone, "blocks")
         files = [path.name for path in e.config_files("finetune")]
         assert ("finetune.offline.yaml" in files) == (method == "clip4idc")
-    for method, backbone in (("scorer", "tiles"), ("chg2cap", "tiles"), ("clip4idc", "blocks_pixels")):
+    for method, backbone in (("scorer", "tiles"), ("chg2cap", "tiles"), ("clip4idc", "tiles_pixels")):
         e = Experiment(dataset="tiles", method=method, offline="yes")
         assert (e.backbone, e.tagger) == (backbone, "tiles")
     e = Experiment(dataset="desk", method="dirl", offline="yes", backbone="resnet101_layer3", weights="w.pth")
@@ -142,8 +143,9 @@ def test_offline_chooses_what_ships_with_the_package() -> None:
 
 @pytest.mark.parametrize("stage", ["pretrain", "finetune", "reinforce"])
 def test_offline_changes_nothing_for_a_dataset_that_needs_no_network(stage: str) -> None:
-    for method in ("pcl", "clip4idc"):
-        online, offline = Experiment(method=method), Experiment(method=method, offline="yes")
+    for dataset, method in itertools.product(("blocks", "tiles"), ("pcl", "clip4idc")):
+        online = Experiment(dataset=dataset, method=method)
+        offline = Experiment(dataset=dataset, method=method, offline="yes")
         assert offline.config_files(stage) == online.config_files(stage)
         assert (offline.backbone, offline.tagger) == (online.backbone, online.tagger)
 

@@ -119,7 +119,7 @@ class Experiment:
         self._offline_settings = False
         self._default_backbone = self.dataset_spec.backbone_for(self.method_spec, self.reads_pixels)
         if self.offline == "yes":
-            self._offline_settings = self._default_backbone not in ("blocks", "blocks_pixels", "tiles")
+            self._offline_settings = self._default_backbone not in ("blocks", "blocks_pixels", "tiles", "tiles_pixels")
             if self._offline_settings:
                 # The method's settings for OFFLINE=yes are used from here on, and may have features in place of pixels.
                 self._default_backbone = "blocks_pixels" if self.reads_pixels else "blocks"

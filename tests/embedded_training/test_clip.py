@@ -1,4 +1,4 @@
-"""The small CLIP that ships: what its training sees, its stage by its real command, and what the shipped file knows."""
+"""The small CLIPs that ship: what their training sees, their stages by their real commands, and what the shipped files know."""
 
 import subprocess
 import sys
@@ -11,8 +11,17 @@ from tests.commands import ROOT
 
 from diffcap.datasets.blocks.captions import LEXICON, describe
 from diffcap.datasets.blocks.scenes import sample_triples
+from diffcap.datasets.tiles.captions import NUMBERS
+from diffcap.datasets.tiles.captions import describe as describe_tile
+from diffcap.datasets.tiles.changes import sample_pair
+from diffcap.datasets.tiles.scenes import ROOFS, Layer, Road, Zone
+from diffcap.embedded_training import blocks_clip, tiles_clip
 from diffcap.embedded_training.blocks_backbone import DENSE
-from diffcap.embedded_training.clip import NETWORK, SHIPPED, ClipTraining, described_batch, measure
+from diffcap.embedded_training.blocks_clip import NETWORK, BlocksClipTraining, described_batch
+from diffcap.embedded_training.clip import ClipTraining, measure
+from diffcap.embedded_training.shipped import RenderedScenes
+from diffcap.embedded_training.tiles_backbone import Targets
+from diffcap.embedded_training.tiles_clip import TilesClipTraining
 from diffcap.lit.clip_weights import load_clip
 from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation
 from diffcap.text.bpe import ClipVocabulary, build_clip_vocabulary
@@ -44,7 +53,7 @@ def test_sentences_name_what_is_seen_and_nothing_else() -> None:
 
 
 def test_every_patch_answers_for_its_own_pixels() -> None:
-    training = ClipTraining()
+    training = BlocksClipTraining()
     images, sentences, classes = described_batch(0, 3, seed=5, jitter=1.0)
     assert images.dtype == torch.uint8 and images.shape == (3, 3, 96, 128) and len(sentences) == 3
     assert classes.shape == (3, 4, 12, 16)
@@ -56,22 +65,67 @@ def test_every_patch_answers_for_its_own_pixels() -> None:
     assert changed.nonzero().tolist() == [[4, 10], [4, 11], [5, 10], [5, 11]]
 
 
+def test_sentences_of_tiles_name_what_is_there() -> None:
+    nouns = {"house", "houses", "pond", "forest", "river", "road", "fields", "grassland", "ground"}
+    used = set()
+    for number in range(60):
+        pair = sample_pair(number, 3)
+        sentence = describe_tile(pair.after, number, 3)
+        assert sentence == describe_tile(pair.after, number, 3)
+        for phrase in sentence.split(" and "):
+            words = phrase.split()
+            (noun,) = nouns & set(words)
+            used.add(noun)
+            layer = pair.after
+            surfaces = {zone.surface for zone in layer.zones}
+            assert {
+                "house": any(f"a {ROOFS[house.roof]} roof" in phrase for house in layer.houses),
+                "houses": words[0] in ("many", *NUMBERS[2 : len(layer.houses) + 1]),
+                "pond": bool(layer.ponds),
+                "forest": "forest" in surfaces,
+                "river": bool(layer.rivers),
+                "road": any(road.paved == ("paved" in words) for road in layer.roads),
+                "fields": "field" in surfaces,
+                "grassland": not layer.houses,
+                "ground": "bare" in surfaces,
+            }[noun]
+    assert used >= {"house", "houses", "forest", "road", "fields"}
+    corner = Zone(((0, 0), (60, 0), (60, 60), (0, 60)), "forest")
+    scene = Layer(zones=[corner], roads=[Road(((0, 128), (256, 128)), 9, paved=False)])
+    assert set(describe_tile(scene, 0).split(" and ")) <= {"a dirt road"} | {
+        f"a forest in the {row} left{end}" for row in ("top", "upper") for end in ("", " corner", " part")
+    }
+    assert describe_tile(Layer(), 0) == "grassland"
+
+
+def test_every_patch_of_tiles_answers_for_its_own_pixels() -> None:
+    training = TilesClipTraining()
+    images, sentences, targets = tiles_clip.described_batch(0, 2, seed=5, jitter=1.0)
+    assert images.dtype == torch.uint8 and images.shape == (2, 3, 128, 128) and len(sentences) == 2
+    assert isinstance(targets, Targets) and targets.covers.shape == (2, 17, 32, 32)
+    tokens = torch.zeros(1, 65, 128)
+    tokens[0, 1 + 3 * 8 + 5] = 1  # row 3, column 5: places of rows 12 to 15, columns 20 to 23
+    changed = (training.dense(tokens) - training.dense(torch.zeros_like(tokens))).abs().sum(1)[0].nonzero()
+    assert changed.tolist() == [[row, column] for row in range(12, 16) for column in range(20, 24)]
+
+
 @pytest.mark.thorough
-def test_the_stage_trains_and_writes_weights_that_load(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stage", "network"), [("clip", "ViT-blocks-16"), ("tiles_clip", "ViT-tiles-16")])
+def test_the_stage_trains_and_writes_weights_that_load(stage: str, network: str, tmp_path: Path) -> None:
     target = tmp_path / "clip.safetensors"
     options = ["--model.steps=2", "--data.batches=2", "--data.batch_size=4", "--data.num_workers=0"]
     options += [f"--output={target}", "--probe_images=8", f"--trainer.default_root_dir={tmp_path / 'run'}"]
-    command = [sys.executable, str(ROOT / "stages" / "clip.py"), *options]
+    command = [sys.executable, str(ROOT / "stages" / f"{stage}.py"), *options]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     with safe_open(target, "pt") as file:
         notes, state = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     assert notes["steps"] == "2 of 4 images" and "--model.dense_weight=1.0" in notes["command"]
     vocabulary = build_clip_vocabulary(SENTENCES, "clip_used")
-    model = CLIP4IDCAdaptation(NETWORK, vocabulary_size=len(vocabulary))
+    model = CLIP4IDCAdaptation(network, vocabulary_size=len(vocabulary))
     load_clip(model, str(target), vocabulary)
-    row = state["token_ids"].tolist().index(vocabulary.clip_ids[vocabulary.encode("cube", 5)[1]])
-    ours = model.words.token_embedding.weight[vocabulary.encode("cube", 5)[1]]
+    row = state["token_ids"].tolist().index(vocabulary.clip_ids[vocabulary.encode("red", 5)[1]])
+    ours = model.words.token_embedding.weight[vocabulary.encode("red", 5)[1]]
     torch.testing.assert_close(ours, state["token_embedding.weight"][row].float(), atol=0, rtol=0)
 
 
@@ -93,14 +147,24 @@ def test_a_whole_table_takes_what_the_file_has() -> None:
 
 
 @pytest.mark.slow
-def test_the_shipped_weights_know_the_scenes() -> None:
-    training = ClipTraining().eval()
-    with safe_open(SHIPPED, "pt") as file:
+@pytest.mark.parametrize(
+    ("training", "scenes", "shipped", "recall"),
+    [
+        (BlocksClipTraining, blocks_clip.DescribedScenes, blocks_clip.SHIPPED, 0.8),
+        # A sentence about a tile names three of many things, so it fits many images; chance is 0.005.
+        (TilesClipTraining, tiles_clip.DescribedTiles, tiles_clip.SHIPPED, 0.08),
+    ],
+)
+def test_the_shipped_weights_know_the_scenes(
+    training: type[ClipTraining], scenes: type[RenderedScenes], shipped: Path, recall: float
+) -> None:
+    model = training().eval()
+    with safe_open(shipped, "pt") as file:
         state = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
         notes = file.metadata()
     assert {"command", "seed", "steps", "date", "held_out"} <= set(notes) and "._" not in notes["command"]
     tokens = state.pop("token_ids").long().tolist()
-    assert tokens == training.vocabulary.clip_ids
-    training.clip.load_state_dict(state)
-    scores = measure(training, 200, seed=77, jitter=1.0)
-    assert scores["t2p_R@1"] > 0.8 and scores["p2t_R@1"] > 0.8
+    assert tokens == model.vocabulary.clip_ids
+    model.clip.load_state_dict(state)
+    scores = measure(model, scenes(seed=77), 200)
+    assert scores["t2p_R@1"] > recall and scores["p2t_R@1"] > recall

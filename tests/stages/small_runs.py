@@ -1,12 +1,17 @@
 """Small training runs of the real commands, and what several test files do with them."""
 
+import os
+import random
 import re
 import shlex
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import torch
-from tests.commands import METHOD, ROOT, command
+from tests.commands import METHOD, ROOT, command, environment
 
 SMOKE = ROOT / "configs/trainer/smoke.yaml"
 # Small enough for seconds; dropout and swapping on, because their draws are what a resumed run could get wrong.
@@ -40,6 +45,19 @@ def evaluation(folder: Path, runs: Path, *options: str) -> list[str]:
     quick = "--tokenizer=ptb", "--metrics=[BLEU-1, BLEU-4, ROUGE-L, CIDEr-D]"
     files = f"--checkpoint={runs / 'finetune' / 'best.ckpt'}", f"--out={runs / 'eval'}", f"--folder={folder}"
     return [sys.executable, str(ROOT / "stages/evaluate.py"), *files, *quick, *options]
+
+
+def kill_when(words: list[str], sign: Path, cwd: Path) -> None:
+    """Start a command, and SIGKILL it and its children at a random moment after `sign` is there."""
+    process = subprocess.Popen(
+        words, cwd=cwd, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    while not sign.exists():
+        assert process.poll() is None, "ended before it could be killed"
+        time.sleep(0.002)
+    time.sleep(random.uniform(0, 0.3))
+    os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, "ended before it could be killed"
 
 
 def same_training(one: Path, other: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.commands import ROOT, in_process, logged, one_sentence, run, same_logs, weights
 from tests.evaluation.test_retrieval import naive_among_pairs
-from tests.stages.test_training import evaluation, kill_when, same_training
+from tests.stages.small_runs import evaluation, kill_when, same_training
 
 from diffcap.checkpoints.loading import load, load_retriever
 from diffcap.checkpoints.reading import read_checkpoint

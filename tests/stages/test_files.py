@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageOps
 from tests.commands import ROOT, in_process, one_sentence, run, same_logs
+from tests.stages.small_runs import evaluation
 from tests.stages.test_adaptation import words
-from tests.stages.test_training import evaluation
 
 from diffcap.records import read_dataset, read_json
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.commands import ROOT, command, environment, in_process, one_sentence, run, same_logs, weights
-from tests.stages.test_training import kill_when, same_training
+from tests.stages.small_runs import kill_when, same_training
 from tests.toy import write_toy
 from torch.utils._pytree import tree_map
 

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from tests.commands import ROOT, in_process, logged, one_sentence, run, same_logs, weights
 from tests.datasets.layouts import levir_entries, write_json
-from tests.stages.test_training import kill_when, same_training
+from tests.stages.small_runs import kill_when, same_training
 from torchvision import models
 
 from diffcap.checkpoints.loading import load
@@ -266,7 +266,10 @@ def test_settings_that_do_not_fit_are_one_sentence(levir: Commands, form: str, o
         ({"method": "rsiccformer", "dataset": "levir_cc", "offline": "yes"}, "blocks", False),
         ({"method": "chg2cap", "dataset": "blocks"}, "blocks", False),
         ({"method": "chg2cap", "dataset": "blocks", "ablation": "finetuned_backbone"}, "blocks_pixels", True),
+        ({"method": "chg2cap", "dataset": "tiles", "ablation": "finetuned_backbone"}, "pixels_256", True),
         ({"method": "clip4idc", "dataset": "levir_cc"}, "pixels", True),
+        ({"method": "clip4idc", "dataset": "tiles"}, "tiles_pixels", True),
+        ({"method": "vlm", "dataset": "tiles", "vlm": "base"}, "files", True),
     ],
 )
 def test_the_settings_say_whether_a_method_reads_pixels(variables: Any, backbone: str, pixels: bool) -> None:

@@ -5,7 +5,6 @@ Where the kind of process does not matter the script runs inside this one, which
 
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -15,22 +14,18 @@ from pathlib import Path
 import pytest
 import torch
 from tests.commands import command, environment, in_process, one_sentence, run, weights
-from tests.stages.small_runs import SETTINGS, SMALL, evaluation, named_command, same_training, smoke, training
+from tests.stages.small_runs import (
+    SETTINGS,
+    SMALL,
+    evaluation,
+    kill_when,
+    named_command,
+    same_training,
+    smoke,
+    training,
+)
 
 from diffcap.lit.pretraining import Pretraining
-
-
-def kill_when(words: list[str], sign: Path, cwd: Path) -> None:
-    """Start a command, and SIGKILL it and its children at a random moment after `sign` is there."""
-    process = subprocess.Popen(
-        words, cwd=cwd, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    while not sign.exists():
-        assert process.poll() is None, "ended before it could be killed"
-        time.sleep(0.002)
-    time.sleep(random.uniform(0, 0.3))
-    os.killpg(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL, "ended before it could be killed"
 
 
 def test_killed_stages_run_again_end_as_undisturbed_ones(blocks: Path, undisturbed: Path, tmp_path: Path) -> None:

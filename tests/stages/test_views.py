@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 from tests.commands import ROOT, command, in_process, one_sentence, run, same_logs, weights
-from tests.stages.test_training import evaluation, kill_when, same_training
+from tests.stages.small_runs import evaluation, kill_when, same_training
 
 from diffcap.checkpoints.loading import load
 from diffcap.data.pretraining import CAPTIONED

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 from tests.commands import ROOT, in_process, one_sentence, run, same_logs, weights
-from tests.stages.test_training import kill_when, same_training
+from tests.stages.small_runs import kill_when, same_training
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")

@@ -40,7 +40,7 @@ class DatasetSpec:
         renderer: import path of the function that renders its files, for a dataset without official ones.
         pairs: whether it has pairs of images.
         backbone: features for methods that read features, if the method's default is not for this dataset.
-        pixels_backbone: the same for methods that read pixels.
+        pixels_backbone: the same for methods that read pixels. clip_backbone: the same for those that read CLIP's, `pixels`.
         tagger: part-of-speech tagger of the hard negatives.
         cub, nabirds: names of the datasets that EXTRA=cub and EXTRA=nabirds add.
         configs: folder with <name>.yaml, settings that all training stages take on, as "package:folder"; by default dataset
@@ -55,6 +55,7 @@ class DatasetSpec:
     pairs: bool = True
     backbone: str | None = None
     pixels_backbone: str | None = None
+    clip_backbone: str | None = None
     tagger: str = "english"
     cub: str = "cub"
     nabirds: str = "nabirds"
@@ -73,7 +74,8 @@ class DatasetSpec:
             reads_pixels: whether the method reads images here, see `Experiment.reads_pixels`.
         """
         if reads_pixels:
-            return self.pixels_backbone or method.pixels_backbone or method.backbone
+            name = self.pixels_backbone or method.pixels_backbone or method.backbone
+            return self.clip_backbone if self.clip_backbone and name == "pixels" else name
         return self.backbone or method.backbone
 
 
@@ -119,6 +121,7 @@ BUILT_IN = (
         "diffcap.datasets.tiles.reader",
         renderer="diffcap.datasets.tiles.write:write_tiles",
         backbone="tiles",
+        clip_backbone="tiles_pixels",
         tagger="tiles",
         protocol=LevirProtocol(),
     ),  # rendered in LEVIR-CC's official layout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +37,7 @@ from diffcap.datasets.tiles.render import (
     to_image,
 )
 from diffcap.datasets.tiles.scenes import ROOFS as ROOF_COLORS
-from diffcap.datasets.tiles.scenes import SIZE
+from diffcap.datasets.tiles.scenes import SIZE, Layer
 from diffcap.datasets.tiles.write import appearance
 from diffcap.embedded_training.shipped import HELD_OUT, RenderedScenes, warmed_cosine
 from diffcap.features.convolutions import fuse_batch_norms
@@ -75,28 +76,43 @@ class Targets:
     houses: Tensor
 
 
-def tile_batch(first: int, count: int, seed: int, jitter: float) -> tuple[Tensor, Targets]:
-    """Render image `first` ... `first + count - 1`; images 2 k and 2 k + 1 are the before and after image of pair k.
+def rendered_tiles(numbers: Sequence[int], seed: int, jitter: float) -> tuple[list[np.ndarray], list[Layer], Targets]:
+    """Render images by number; images 2 k and 2 k + 1 are the before and after image of pair k.
 
     Returns:
-        (count, 3, 256, 256) preprocessed images, and their targets.
+        B images (256, 256, 3) uint8, their scenes, and their targets.
     """
-    table, images, classes = _class_of_material(), [], []
-    houses = torch.zeros(count, SIZE // 8, SIZE // 8)
-    for row, number in enumerate(range(first, first + count)):
+    table, images, scenes, classes = _class_of_material(), [], [], []
+    houses = torch.zeros(len(numbers), SIZE // 8, SIZE // 8)
+    for row, number in enumerate(numbers):
         pair = sample_pair(number // 2, seed)
         dates, texture = appearance(number // 2, seed, jitter)
         scene, date = (pair.before, pair.after)[number % 2], dates[number % 2]
         images.append(render(scene, date, texture))
+        scenes.append(scene)
         classes.append(table[materials(scene, date)])
         for house in scene.houses:
             x, y = to_image(house.center, date)
             if 0 <= x < SIZE and 0 <= y < SIZE:
                 houses[row, int(y) // 8, int(x) // 8] = 1
-    pixels = F.one_hot(torch.from_numpy(np.stack(classes)), CLASSES + 1)[..., :CLASSES].permute(0, 3, 1, 2)
-    covers = F.avg_pool2d(pixels.float(), STRIDE)
+    return images, scenes, Targets(_fractions(np.stack(classes)), houses)
+
+
+def _fractions(classes: np.ndarray) -> Tensor:
+    """Classes (B, 256, 256) of the pixels to `Targets.covers`; `IGNORED` is left out."""
+    side, count = SIZE // STRIDE, CLASSES + 1
+    cells = np.arange(len(classes) * side * side).reshape(-1, side, 1, side, 1) * count
+    index = cells + classes.reshape(-1, side, STRIDE, side, STRIDE)
+    pixels = np.bincount(index.ravel(), minlength=len(classes) * side * side * count)
+    covers = pixels.reshape(-1, side, side, count)[..., :CLASSES] / STRIDE**2
+    return torch.from_numpy(covers.astype(np.float32)).permute(0, 3, 1, 2)
+
+
+def tile_batch(first: int, count: int, seed: int, jitter: float) -> tuple[Tensor, Targets]:
+    """Images `first` ... `first + count - 1`, (count, 3, 256, 256) preprocessed, and their targets; see `rendered_tiles`."""
+    images, _, targets = rendered_tiles(range(first, first + count), seed, jitter)
     batch = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
-    return tiles_preprocessing().normalize(batch.float()), Targets(covers, houses)
+    return tiles_preprocessing().normalize(batch.float()), targets
 
 
 class RenderedTiles(RenderedScenes):
@@ -124,8 +140,7 @@ class TilesTraining(pl.LightningModule):
         images, targets = batch
         covers, houses = self.network.raw(images)
         cover = cover_loss(covers, targets.covers)
-        weight = 1 + (HOUSE_WEIGHT - 1) * targets.houses
-        house = F.binary_cross_entropy_with_logits(houses, targets.houses, weight)
+        house = house_loss(houses, targets.houses)
         loss = cover + 5 * house
         self.log_dict({"loss": loss, "cover": cover, "house": house}, prog_bar=True)
         return loss
@@ -139,12 +154,17 @@ def cover_loss(logits: Tensor, fractions: Tensor) -> Tensor:
     """Cross-entropy between predicted and true fractions; the weight of a class is the inverse root of its share of the batch.
 
     Args:
-        logits, fractions: (B, 17, 64, 64).
+        logits, fractions: (B, 17, rows, columns).
     """
     share = fractions.mean((0, 2, 3))
     weights = (share.clamp(min=1e-4)).rsqrt()[:, None, None]
     losses = -(weights * fractions * logits.log_softmax(1)).sum(1)
     return losses.sum() / (weights * fractions).sum()
+
+
+def house_loss(logits: Tensor, houses: Tensor) -> Tensor:
+    """Weighted cross-entropy of the centres of houses, (B, 32, 32) both."""
+    return F.binary_cross_entropy_with_logits(logits, houses, 1 + (HOUSE_WEIGHT - 1) * houses)
 
 
 @torch.no_grad()

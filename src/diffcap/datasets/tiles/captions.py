@@ -9,12 +9,15 @@ from __future__ import annotations
 import random
 
 from diffcap.datasets.no_change import LEVIR_CC
-from diffcap.datasets.tiles.changes import Change
+from diffcap.datasets.tiles.changes import Change, location_of
+from diffcap.datasets.tiles.geometry import bounds
+from diffcap.datasets.tiles.scenes import ROOFS, SIZE, House, Layer
 
 CAPTIONS = 5  # of each pair
 # The sentences of every pair without change, in the order of LEVIR-CC's file.
 NO_CHANGE = LEVIR_CC
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_SEEN = 24  # pixels of the shorter side of an area that a description names
 _MANY = 6  # houses from which on they are "many"
 
 # A subject begins with its number, "s" for singular and "p" for plural.
@@ -99,6 +102,46 @@ def write_captions(rng: random.Random, change: Change | None) -> list[str]:
                 break
         captions.append(sentence)
     return captions
+
+
+def describe(scene: Layer, number: int, seed: int = 0, most: int = 3) -> str:
+    """Describe one image by a sentence that names some of its things in random order.
+
+    Args:
+        scene: the image. number: of the image; the sentence depends on it and on `seed`. most: maximum number of things.
+    """
+    rng = random.Random(f"tiles description {seed} {number}")
+    houses: dict[str, list[House]] = {}
+    for house in scene.houses:
+        if all(0 <= value < SIZE for value in house.center):
+            houses.setdefault(location_of(bounds([house.footprint])), []).append(house)
+    phrases = [_described_houses(rng, group, place) for place, group in houses.items()]
+    areas = [("a pond", pond) for pond in scene.ponds]
+    names = {"forest": "a forest", "bare": "an area of bare ground"}
+    areas += [(names[zone.surface], zone.polygon) for zone in scene.zones if zone.surface in names]
+    for name, polygon in areas:
+        x0, y0, x1, y1 = bounds([polygon])
+        box = max(x0, 0), max(y0, 0), min(x1, SIZE), min(y1, SIZE)
+        if min(box[2] - box[0], box[3] - box[1]) >= _SEEN:
+            phrases.append(" ".join(filter(None, [name, _at(rng, location_of(box))])))
+    phrases += ["a river"] * bool(scene.rivers)
+    phrases += sorted({"a paved road" if road.paved else "a dirt road" for road in scene.roads})
+    phrases += ["fields"] * any(zone.surface == "field" for zone in scene.zones)
+    return " and ".join(rng.sample(phrases, min(most, len(phrases)))) or "grassland"
+
+
+def _described_houses(rng: random.Random, houses: list[House], place: str) -> str:
+    """The houses at a place: their number, or the color of a single one's roof."""
+    if len(houses) == 1:
+        phrase = f"a house with a {ROOFS[houses[0].roof]} roof"
+    else:
+        phrase = f"{NUMBERS[len(houses)] if len(houses) < len(NUMBERS) else 'many'} houses"
+    return " ".join(filter(None, [phrase, _at(rng, place)]))
+
+
+def _at(rng: random.Random, place: str) -> str:
+    """A phrase for a place, without "of the scene" and the like; "" if there is none."""
+    return _position(rng, place).partition(" of the ")[0] if place else ""
 
 
 def _sentence(rng: random.Random, change: Change) -> str:
