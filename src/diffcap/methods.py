@@ -91,7 +91,7 @@ class Demo:
         finetune: fine-tuning steps in a demo of the default length, if the method has a core for the whole training time.
         pretrain: pre-training steps, likewise.
         share: fraction of a core's time, and of the steps, when all methods are trained; 0: only METHOD=<method> trains it.
-        tiles_share: the same for WORLD=tiles. tiles_steps: factor of the numbers of steps there; an image has more tokens.
+        tiles_share: the same for WORLD=tiles. tiles_steps: factor of the numbers of steps there.
         controls: the baselines when the method is trained alone; by default its first ablation.
     """
 
@@ -99,7 +99,7 @@ class Demo:
     pretrain: int = 1300
     share: float = 0.5
     tiles_share: float = 0.25
-    tiles_steps: float = 0.4
+    tiles_steps: float = 0.4  # an image has more tokens than one of blocks
     controls: tuple[DemoControl, ...] = ()
 
 
@@ -166,7 +166,7 @@ BUILT_IN = (
         demo=Demo(
             finetune=5760,
             share=1.0,
-            tiles_share=1.0,
+            tiles_share=0.5,
             controls=(DemoControl("the same without pre-training", "scratch", steps_per_pretrain_step=0.75),),
         ),
         importer="diffcap.interop.pcl:IMPORTER",
@@ -230,8 +230,8 @@ BUILT_IN = (
             finetune=400,
             pretrain=300,
             share=0.0,
-            tiles_share=1.0,
-            tiles_steps=1.0,
+            tiles_share=0.0,
+            tiles_steps=2.0,  # its images are harder to compare than those of blocks
             controls=(
                 DemoControl("the same without adaptation", "unadapted", ablation="unadapted"),
                 DemoControl("DIRL+CCR on CLIP4IDC's features", "cross", method="dirl", finetune=700, adapted=True),
