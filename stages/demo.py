@@ -45,7 +45,8 @@ def demo(
             clip4idc (from pixels): the same captioner without adaptation, and DIRL+CCR on the features of the adapted CLIP.
             Other methods: their first ablation, trained for the same number of steps. all: pcl, scorer and dirl, and on tiles
             also rsiccformer and chg2cap.
-        minutes: Approximate time on two cores for one seed of the methods of diffcap; more minutes train longer.
+        minutes: Approximate time on two cores for one seed; more minutes train longer. clip4idc on tiles takes
+            twice as long.
         seeds: Training seeds, separated by commas; several give means and standard deviations.
         world: Embedded dataset: blocks (rendered objects) or tiles (overhead images).
         pairs: Number of pairs to render, with and without change; 24,000 of blocks and 10,000 of tiles by default.

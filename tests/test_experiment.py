@@ -133,6 +133,8 @@ def test_offline_chooses_what_ships_with_the_package() -> None:
     for method, backbone in (("scorer", "tiles"), ("chg2cap", "tiles"), ("clip4idc", "tiles_pixels")):
         e = Experiment(dataset="tiles", method=method, offline="yes")
         assert (e.backbone, e.tagger) == (backbone, "tiles")
+    e = Experiment(dataset="tiles", method="vlm", vlm="base", offline="yes")
+    assert e.backbone == "tiles_pixels"
     e = Experiment(dataset="desk", method="dirl", offline="yes", backbone="resnet101_layer3", weights="w.pth")
     assert e.backbone == "resnet101_layer3"
     with pytest.raises(DiffcapError, match=r"OFFLINE=yes and WEIGHTS=w\.pth"):

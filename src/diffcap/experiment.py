@@ -122,7 +122,9 @@ class Experiment:
             self._offline_settings = self._default_backbone not in ("blocks", "blocks_pixels", "tiles", "tiles_pixels")
             if self._offline_settings:
                 # The method's settings for OFFLINE=yes are used from here on, and may have features in place of pixels.
-                self._default_backbone = "blocks_pixels" if self.reads_pixels else "blocks"
+                self._default_backbone = (
+                    (self.dataset_spec.clip_backbone or "blocks_pixels") if self.reads_pixels else "blocks"
+                )
         if self.offline == "yes" and self.weights and not self.backbone:
             raise DiffcapError(
                 f"OFFLINE=yes and WEIGHTS={self.weights}: the networks that are included in diffcap have their own weights; give "

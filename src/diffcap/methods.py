@@ -91,7 +91,8 @@ class Demo:
         finetune: fine-tuning steps in a demo of the default length, if the method has a core for the whole training time.
         pretrain: pre-training steps, likewise.
         share: fraction of a core's time, and of the steps, when all methods are trained; 0: only METHOD=<method> trains it.
-        tiles_share: the same for WORLD=tiles. tiles_steps: factor of the numbers of steps there.
+        tiles_share: the same for WORLD=tiles.
+        tiles_steps: factor of the numbers of steps for WORLD=tiles.
         controls: the baselines when the method is trained alone; by default its first ablation.
     """
 

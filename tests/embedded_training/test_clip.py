@@ -1,20 +1,23 @@
 """The small CLIPs that ship: what their training sees, their stages by their real commands, and what the shipped files know."""
 
+import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors import safe_open
 from tests.commands import ROOT
 
 from diffcap.datasets.blocks.captions import LEXICON, describe
 from diffcap.datasets.blocks.scenes import sample_triples
-from diffcap.datasets.tiles.captions import NUMBERS
+from diffcap.datasets.tiles.captions import NUMBERS, write_captions
 from diffcap.datasets.tiles.captions import describe as describe_tile
 from diffcap.datasets.tiles.changes import sample_pair
-from diffcap.datasets.tiles.scenes import ROOFS, Layer, Road, Zone
+from diffcap.datasets.tiles.scenes import ROOFS, House, Layer, Road, Zone
+from diffcap.datasets.tiles.tags import LEXICON as TILES_LEXICON
 from diffcap.embedded_training import blocks_clip, tiles_clip
 from diffcap.embedded_training.blocks_backbone import DENSE
 from diffcap.embedded_training.blocks_clip import NETWORK, BlocksClipTraining, described_batch
@@ -68,7 +71,7 @@ def test_every_patch_answers_for_its_own_pixels() -> None:
 def test_sentences_of_tiles_name_what_is_there() -> None:
     nouns = {"house", "houses", "pond", "forest", "river", "road", "fields", "grassland", "ground"}
     used = set()
-    for number in range(60):
+    for number in range(150):
         pair = sample_pair(number, 3)
         sentence = describe_tile(pair.after, number, 3)
         assert sentence == describe_tile(pair.after, number, 3)
@@ -89,13 +92,55 @@ def test_sentences_of_tiles_name_what_is_there() -> None:
                 "grassland": not layer.houses,
                 "ground": "bare" in surfaces,
             }[noun]
-    assert used >= {"house", "houses", "forest", "road", "fields"}
-    corner = Zone(((0, 0), (60, 0), (60, 60), (0, 60)), "forest")
-    scene = Layer(zones=[corner], roads=[Road(((0, 128), (256, 128)), 9, paved=False)])
-    assert set(describe_tile(scene, 0).split(" and ")) <= {"a dirt road"} | {
-        f"a forest in the {row} left{end}" for row in ("top", "upper") for end in ("", " corner", " part")
+    assert used == nouns - {"grassland"}
+
+
+def test_sentences_of_tiles_name_places_and_numbers() -> None:
+    top_left, bottom_right = ((20, 20), (50, 30)), ((230, 230),)
+    houses = [House(center, 0.0, 18, 12, 6, ROOFS.index("red"), True) for center in (*top_left, *bottom_right)]
+    small = ((100, 100), (110, 100), (110, 110), (100, 110))  # too small to be named
+    wood = Zone(((180, 0), (250, 0), (250, 70), (180, 70)), "forest")
+    scene = Layer(
+        zones=[wood, Zone(small, "bare")],
+        ponds=[small],
+        roads=[Road(((0, 128), (256, 128)), 9, paved=False)],
+        houses=houses,
+    )
+
+    def at(thing: str, vertical: tuple[str, str], horizontal: str) -> set[str]:
+        return {f"{thing} in the {row} {horizontal}{end}" for row in vertical for end in ("", " corner", " part")}
+
+    expected = {
+        *at("two houses", ("top", "upper"), "left"),
+        *at("a house with a red roof", ("bottom", "lower"), "right"),
+        *at("a forest", ("top", "upper"), "right"),
+        "a dirt road",
     }
+    named = [describe_tile(scene, number, most=4).split(" and ") for number in range(200)]
+    assert all(len(phrases) == 4 for phrases in named)
+    assert {phrase for phrases in named for phrase in phrases} == expected
     assert describe_tile(Layer(), 0) == "grassland"
+
+
+def test_the_settings_of_tiles_fit_the_shipped_clip() -> None:
+    files = (f"configs/method/clip4idc/{stage}.tiles.yaml" for stage in ("pretrain", "finetune"))
+    networks = {
+        yaml.safe_load((ROOT / file).read_text())["model"]["captioner"]["init_args"]["network"] for file in files
+    }
+    assert networks == {tiles_clip.NETWORK}
+    size = yaml.safe_load((ROOT / "configs/backbone/tiles_pixels.yaml").read_text())["model"]["image_size"]
+    captions = [caption for number in range(400) for caption in render_captions(number)]
+    vocabulary = build_clip_vocabulary(captions, "clip_used")
+    model = CLIP4IDCAdaptation(tiles_clip.NETWORK, vocabulary_size=len(vocabulary))
+    assert list(model.images.visual.image_size) == size
+    drawn = model.words.token_embedding.weight.clone()
+    load_clip(model, "default", vocabulary)
+    words = [row for row, word in enumerate(vocabulary.words) if word.removesuffix("</w>") in TILES_LEXICON]
+    assert len(words) > 100 and (model.words.token_embedding.weight != drawn).any(1)[words].all()
+
+
+def render_captions(number: int) -> list[str]:
+    return write_captions(random.Random(number), sample_pair(number, 3).change)
 
 
 def test_every_patch_of_tiles_answers_for_its_own_pixels() -> None:

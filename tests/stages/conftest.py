@@ -54,5 +54,5 @@ def undisturbed(blocks: Path) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (runs / "eval/metrics.json").is_file():
             for words in (*(training(stage, blocks, runs) for stage in SETTINGS), evaluation(blocks, runs)):
-                assert in_process(words) is None
+                assert in_process(words) in (None, 0)  # 0: finished before another stage failed
     return runs

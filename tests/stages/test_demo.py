@@ -57,6 +57,9 @@ def test_the_rows_of_tiles() -> None:
     assert {row.method for row in rows.values()} == {"pcl", "scorer", "dirl", "rsiccformer", "chg2cap"}
     assert sum(row.share for row in rows.values()) == 2  # cores
     assert [len(queue) for queue in DEMO["queues"](rows)] == [2, 3]
+    clip4idc = get_method("clip4idc")
+    rows = DEMO["table"](clip4idc, clip4idc.demo.tiles_steps)
+    assert [(row.finetune, row.pretrain) for row in rows.values()] == [(800, 600), (800, 0), (1400, 0)]
 
 
 def test_a_core_has_room_for_shares_of_one_and_a_row_waits_for_its_features() -> None:

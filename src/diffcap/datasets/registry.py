@@ -40,7 +40,8 @@ class DatasetSpec:
         renderer: import path of the function that renders its files, for a dataset without official ones.
         pairs: whether it has pairs of images.
         backbone: features for methods that read features, if the method's default is not for this dataset.
-        pixels_backbone: the same for methods that read pixels. clip_backbone: the same for those that read CLIP's, `pixels`.
+        pixels_backbone: the same for methods that read pixels.
+        clip_backbone: replaces the backbone `pixels` (224 x 224, for CLIP), for a dataset with a small CLIP of its own.
         tagger: part-of-speech tagger of the hard negatives.
         cub, nabirds: names of the datasets that EXTRA=cub and EXTRA=nabirds add.
         configs: folder with <name>.yaml, settings that all training stages take on, as "package:folder"; by default dataset

@@ -1,6 +1,6 @@
 """Training of the small CLIPs that the package ships for `blocks` and `tiles`, on rendered images and sentences about them."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,7 +17,7 @@ from diffcap.text.bpe import build_clip_vocabulary
 Batch = tuple[Tensor, list[str], Any]  # images (B, 3, h, w) uint8, a sentence for each, targets of the dense task
 
 
-class ClipTraining(pl.LightningModule):
+class ClipTraining(pl.LightningModule, ABC):
     """CLIP's contrastive loss of images and sentences, with a dense auxiliary task for the patches.
 
     The contrastive loss alone would need far more images to learn object positions; CLIP was trained on 400 million images.
@@ -95,7 +95,7 @@ def measure(training: ClipTraining, scenes: RenderedScenes, images: int) -> dict
     """R@1 between sentences and images of held-out scenes, and the accuracy of the dense task.
 
     Args:
-        training: the model. scenes: gives the seed and the jitter. images: number of held-out images.
+        training: the model. scenes: renders the held-out images, with its seed and jitter. images: number of held-out images.
     """
     metric, right, total = PairRetrieval(), 0, 0
     for start in range(0, images, 100):

@@ -1,4 +1,4 @@
-"""Training of the small networks that the package ships for the dataset `blocks`, on scenes rendered during training."""
+"""Training of the small networks that the package ships for `blocks` and `tiles`, on scenes rendered during training."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from diffcap.utils.files import atomic_write
 if TYPE_CHECKING:
     from diffcap.datasets.blocks.geometry import Scenes
 
-HELD_OUT = 1 << 40  # triples from this number on are not used in training
+HELD_OUT = 1 << 40  # scenes from this number on are not used in training
 
 
 def rendered(numbers: Sequence[int], seed: int, jitter: float) -> tuple[Tensor, Tensor, Scenes]:
-    """Render the before images of triples by number.
+    """Render the before images of triples of `blocks` by number.
 
     Returns:
         Images (B, 3, 96, 128) uint8, the object slot visible in each pixel (B, 96, 128), and the scenes.
@@ -50,13 +50,13 @@ class _RenderedDataset(Dataset[Any]):
 
 
 class RenderedScenes(pl.LightningDataModule):
-    """Scenes of `blocks`, each of which is rendered and used for one training step only.
+    """Scenes of an embedded dataset, each of which is rendered and used for one training step only.
 
     Args:
         batch_size: images per step.
         batches: steps per epoch; an interrupted run continues from the last complete epoch.
         seed: of the scenes.
-        jitter: of camera and light, as in `datasets.blocks`.
+        jitter: of the images, as in `make data`.
         num_workers: worker processes that render.
     """
 

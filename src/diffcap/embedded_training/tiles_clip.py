@@ -26,7 +26,8 @@ def described_batch(first: int, count: int, seed: int, jitter: float) -> Batch:
     """Render one image of each pair `first` ... `first + count - 1`: before, after, before, ...
 
     Returns:
-        (count, 3, 128, 128) uint8 images, one sentence for each, and `Targets` with covers (count, 17, 32, 32).
+        (count, 3, 128, 128) uint8 images, one sentence for each, and `Targets` with covers (count, 17, 32, 32). Of a sentence, the
+        first 32 tokens are used.
     """
     numbers = [2 * pair + pair % 2 for pair in range(first, first + count)]  # of images, see `rendered_tiles`
     images, scenes, targets = rendered_tiles(numbers, seed, jitter)

@@ -107,6 +107,9 @@ def write_captions(rng: random.Random, change: Change | None) -> list[str]:
 def describe(scene: Layer, number: int, seed: int = 0, most: int = 3) -> str:
     """Describe one image by a sentence that names some of its things in random order.
 
+    Houses are counted by `changes.location_of`. A phrase can leave "corner" out, so a number can be smaller than that of all houses in
+    the named part.
+
     Args:
         scene: the image. number: of the image; the sentence depends on it and on `seed`. most: maximum number of things.
     """
