@@ -11,7 +11,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from methods import TOLERANCE, load, machine
+from common import TOLERANCE, load, machine
 
 STREAMS = {"scorer": 2}  # as in benchmarks/methods.py
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from methods import load, machine
+from common import load, machine
 
 from diffcap.utils.console import run
 

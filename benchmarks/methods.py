@@ -3,20 +3,18 @@
 import json
 import math
 import os
-import platform
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from common import BF16_TOLERANCE, TOLERANCE, load, machine
 
 from diffcap.methods import get_method
 from diffcap.methods import methods as registered
 from diffcap.utils.console import (
     run,  # brings no torch: a child's peak memory begins with that of the process that starts it
 )
-
-TOLERANCE, BF16_TOLERANCE = 1e-3, 2e-2  # largest relative difference of equal results; bfloat16 has 8 significant bits
 
 
 def methods(
@@ -248,26 +246,6 @@ def _is_exact(row: dict[str, Any], ours: dict[str, Any]) -> bool:
 
 def _own(row: dict[str, Any]) -> float:
     return max(1.0, row["peak_mb"] - row["libraries_mb"])  # 1 MB: what a tiny case needs may lie within the libraries'
-
-
-def machine() -> dict[str, Any]:
-    """The processor, its cores for this process, the system and the date (UTC)."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    date = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"cpu": processor(), "cores": cores, "system": platform.platform(), "date": date}
-
-
-def processor() -> str:
-    """The processor's name, from Linux's own list where there is one."""
-    listed = Path("/proc/cpuinfo")
-    lines = listed.read_text().splitlines() if listed.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def load() -> float:
-    """Processes that wanted a core in the last minute: what else the machine was doing."""
-    return round(os.getloadavg()[0], 2)
 
 
 def table(

@@ -13,7 +13,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from methods import load, machine
+from common import load, machine
 
 from diffcap.utils.console import run
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from methods import load, machine
+from common import load, machine
 
 from diffcap.utils.console import run
 
