@@ -135,6 +135,7 @@ def test_offline_chooses_what_ships_with_the_package() -> None:
         assert (e.backbone, e.tagger) == (backbone, "tiles")
     e = Experiment(dataset="tiles", method="vlm", vlm="base", offline="yes")
     assert e.backbone == "tiles_pixels"
+    assert Experiment(dataset="tiles", method="vlm", vlm="base").backbone == "files"
     e = Experiment(dataset="desk", method="dirl", offline="yes", backbone="resnet101_layer3", weights="w.pth")
     assert e.backbone == "resnet101_layer3"
     with pytest.raises(DiffcapError, match=r"OFFLINE=yes and WEIGHTS=w\.pth"):

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from tests.commands import ROOT, run
 
-BENCHMARK = runpy.run_path(str(ROOT / "benchmarks/methods.py"))
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(ROOT / "benchmarks")  # as for a script
+    BENCHMARK = runpy.run_path(str(ROOT / "benchmarks/methods.py"))
 
 
 def row(**results: Any) -> dict[str, Any]:

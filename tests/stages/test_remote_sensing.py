@@ -269,7 +269,6 @@ def test_settings_that_do_not_fit_are_one_sentence(levir: Commands, form: str, o
         ({"method": "chg2cap", "dataset": "tiles", "ablation": "finetuned_backbone"}, "pixels_256", True),
         ({"method": "clip4idc", "dataset": "levir_cc"}, "pixels", True),
         ({"method": "clip4idc", "dataset": "tiles"}, "tiles_pixels", True),
-        ({"method": "vlm", "dataset": "tiles", "vlm": "base"}, "files", True),
     ],
 )
 def test_the_settings_say_whether_a_method_reads_pixels(variables: Any, backbone: str, pixels: bool) -> None:
