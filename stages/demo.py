@@ -45,8 +45,7 @@ def demo(
             clip4idc (from pixels): the same captioner without adaptation, and DIRL+CCR on the features of the adapted CLIP.
             Other methods: their first ablation, trained for the same number of steps. all: pcl, scorer and dirl, and on tiles
             also rsiccformer and chg2cap.
-        minutes: Approximate time on two cores for one seed; more minutes train longer. clip4idc on tiles takes
-            twice as long.
+        minutes: Approximate time on two cores for one seed; more minutes train longer. clip4idc on tiles takes twice as long.
         seeds: Training seeds, separated by commas; several give means and standard deviations.
         world: Embedded dataset: blocks (rendered objects) or tiles (overhead images).
         pairs: Number of pairs to render, with and without change; 24,000 of blocks and 10,000 of tiles by default.
@@ -78,9 +77,11 @@ def demo(
         tasks.append(partial(make, "pixels", "extract", {**shared, "method": from_pixels[0]}))
     in_parallel(tasks)
     length = (minutes - OTHER_MINUTES) / (MINUTES - OTHER_MINUTES)
-    scales = {known.name: length * (known.demo.tiles_steps if world == "tiles" else 1) for known in chosen}
-    every = {known.title: own_row(known, scales[known.name], _share(known, world)) for known in chosen}
-    rows = table(chosen[0], scales[method]) if method != "all" else every
+    scales = [length * (known.demo.tiles_steps if world == "tiles" else 1) for known in chosen]
+    if method == "all":
+        rows = {known.title: own_row(known, scale, _share(known, world)) for known, scale in zip(chosen, scales)}
+    else:
+        rows = table(chosen[0], scales[0])
     numbers = parse_seeds(seeds)
     jobs = {name: [row.job(name, place, seed, shared) for seed in numbers] for name, row in rows.items()}
     run_queues([[jobs[name][n] for name in queue] for n in range(len(numbers)) for queue in queues(rows)])

@@ -129,7 +129,11 @@ def test_the_settings_of_tiles_fit_the_shipped_clip() -> None:
     }
     assert networks == {tiles_clip.NETWORK}
     size = yaml.safe_load((ROOT / "configs/backbone/tiles_pixels.yaml").read_text())["model"]["image_size"]
-    captions = [caption for number in range(400) for caption in render_captions(number)]
+    captions = [
+        caption
+        for number in range(400)
+        for caption in write_captions(random.Random(number), sample_pair(number, 3).change)
+    ]
     vocabulary = build_clip_vocabulary(captions, "clip_used")
     model = CLIP4IDCAdaptation(tiles_clip.NETWORK, vocabulary_size=len(vocabulary))
     assert list(model.images.visual.image_size) == size
@@ -137,10 +141,6 @@ def test_the_settings_of_tiles_fit_the_shipped_clip() -> None:
     load_clip(model, "default", vocabulary)
     words = [row for row, word in enumerate(vocabulary.words) if word.removesuffix("</w>") in TILES_LEXICON]
     assert len(words) > 100 and (model.words.token_embedding.weight != drawn).any(1)[words].all()
-
-
-def render_captions(number: int) -> list[str]:
-    return write_captions(random.Random(number), sample_pair(number, 3).change)
 
 
 def test_every_patch_of_tiles_answers_for_its_own_pixels() -> None:

@@ -11,6 +11,7 @@ from diffcap.models.clip import networks_folder
 
 NETWORK = "ViT-blocks-16"
 SHIPPED = networks_folder() / f"{NETWORK}.safetensors"
+PLACES = 2  # of the dense task along each side of a patch: 8 x 8 pixels each
 MIN_PIXELS = 12  # visible pixels of an object that a sentence may mention
 
 
@@ -43,7 +44,7 @@ class BlocksClipTraining(ClipTraining):
     """
 
     def __init__(self, lr: float = 1e-3, steps: int = 3500, dense_weight: float = 1.0) -> None:
-        super().__init__(NETWORK, LEXICON, sum(DENSE), 2, lr, steps, dense_weight)
+        super().__init__(NETWORK, LEXICON, sum(DENSE), PLACES, lr, steps, dense_weight)
         self.save_hyperparameters()
 
     def dense_loss(self, logits: Tensor, targets: Tensor) -> Tensor:

@@ -126,7 +126,7 @@ def describe(scene: Layer, number: int, seed: int = 0, most: int = 3) -> str:
         x0, y0, x1, y1 = bounds([polygon])
         box = max(x0, 0), max(y0, 0), min(x1, SIZE), min(y1, SIZE)
         if min(box[2] - box[0], box[3] - box[1]) >= _SEEN:
-            phrases.append(" ".join(filter(None, [name, _at(rng, location_of(box))])))
+            phrases.append(_placed(rng, name, location_of(box)))
     phrases += ["a river"] * bool(scene.rivers)
     phrases += sorted({"a paved road" if road.paved else "a dirt road" for road in scene.roads})
     phrases += ["fields"] * any(zone.surface == "field" for zone in scene.zones)
@@ -139,12 +139,12 @@ def _described_houses(rng: random.Random, houses: list[House], place: str) -> st
         phrase = f"a house with a {ROOFS[houses[0].roof]} roof"
     else:
         phrase = f"{NUMBERS[len(houses)] if len(houses) < len(NUMBERS) else 'many'} houses"
-    return " ".join(filter(None, [phrase, _at(rng, place)]))
+    return _placed(rng, phrase, place)
 
 
-def _at(rng: random.Random, place: str) -> str:
-    """A phrase for a place, without "of the scene" and the like; "" if there is none."""
-    return _position(rng, place).partition(" of the ")[0] if place else ""
+def _placed(rng: random.Random, thing: str, place: str) -> str:
+    """A thing with its place, without "of the scene" and the like; the thing alone if `place` is ""."""
+    return f"{thing} {_position(rng, place).partition(' of the ')[0]}" if place else thing
 
 
 def _sentence(rng: random.Random, change: Change) -> str:
