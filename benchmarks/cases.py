@@ -176,7 +176,7 @@ def training(
     """Loss, backward and Adam; one item is one before map, with both its streams where there are two."""
     model = build(method, sizes, form).train()
     data = training_batch(model, method, batch, streams, sizes)
-    optimizer = torch.optim.Adam((weight for weight in model.parameters() if weight.requires_grad), lr=2e-4)
+    optimizer = torch.optim.Adam((weight for weight in model.parameters() if weight.requires_grad), lr=2e-4, fused=True)
     losses = []
 
     def step() -> None:

@@ -9,6 +9,8 @@ from diffcap.models import fast, layers
 from diffcap.models.fast import (
     add_repeated,
     attention_over_segments,
+    attention_to_tokens,
+    attention_to_tokens_is_faster,
     attention_with_dropout,
     attention_with_dropout_is_faster,
     backward_reasoning,
@@ -29,12 +31,9 @@ def draw(asked: int, seen: int, queries: int, keys: int) -> list[Tensor]:
     return [part.detach().requires_grad_() for part in (first, *second)]
 
 
-def mask_of(out: Tensor, queries: int, keys: int) -> Tensor:
-    """Which probabilities a call kept, (B, H, T, S), from the state of the random numbers that it notes."""
-    node, again = out.grad_fn, torch.Generator()
-    again.set_state(node.rng_state)  # type: ignore[union-attr]
-    empty = torch.empty(HEADS, queries, keys)
-    return torch.stack([fast._keep_mask(empty, node.threshold, again) for _ in out])  # type: ignore[union-attr]
+def mask_of(out: Tensor) -> Tensor:
+    """Which probabilities a call kept, (B, H, T, S)."""
+    return out.grad_fn.saved_tensors[3]  # type: ignore[union-attr]
 
 
 def plain(query: Tensor, key: Tensor, value: Tensor, kept: Tensor, dropout: float) -> Tensor:
@@ -51,7 +50,7 @@ def test_values_and_gradients_are_the_plain_forms(sizes: tuple[int, int, int, in
     torch.manual_seed(0)
     parts = draw(*sizes)
     out = attention_with_dropout(*parts, dropout)
-    kept = mask_of(out, *sizes[2:])
+    kept = mask_of(out)
     expected = plain(*parts, kept, dropout)
     torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
     upstream = torch.randn(out.shape)
@@ -70,10 +69,10 @@ def test_bfloat16_is_the_plain_form_to_its_precision(sizes: tuple[int, int, int,
     parts = [(by * part).bfloat16().detach().requires_grad_() for by, part in zip(sharp, draw(*sizes))]
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         out = attention_with_dropout(*parts, 0.25)
-    upstream = torch.randn(out.shape).bfloat16()
+    upstream, kept = torch.randn(out.shape).bfloat16(), mask_of(out)
     ours = (out, *torch.autograd.grad(out, parts, upstream))
     exact = [part.detach().double().requires_grad_() for part in parts]
-    expected = plain(*exact, mask_of(out, *sizes[2:]), 0.25)
+    expected = plain(*exact, kept, 0.25)
     for mine, theirs in zip(ours, (expected, *torch.autograd.grad(expected, exact, upstream.double()))):
         assert mine.dtype == torch.bfloat16
         assert (mine.double() - theirs).norm() < 0.01 * theirs.norm()
@@ -83,7 +82,7 @@ def test_bfloat16_is_the_plain_form_to_its_precision(sizes: tuple[int, int, int,
 def test_each_probability_is_dropped_as_often_as_is_said(dropout: float) -> None:
     torch.manual_seed(0)
     parts = draw(4, 4, 150, 150)
-    kept = [mask_of(attention_with_dropout(*parts, dropout), 150, 150).double() for _ in range(2)]
+    kept = [mask_of(attention_with_dropout(*parts, dropout)).double() for _ in range(2)]
     for mask in kept:
         assert mask.mean().item() == pytest.approx(1 - dropout, abs=0.005)  # 180,000 draws: four deviations or more
         assert (mask.mean((0, 1, 2)) - (1 - dropout)).abs().max() < 0.08  # at every key
@@ -230,3 +229,42 @@ def test_dropout_drops_its_share_scales_the_rest_and_passes_the_same_gradient(dt
         assert not torch.equal(kept, dropout(x, probability) != 0)
     assert torch.equal(dropout(x, 0.0), x) and not dropout(x, 1.0).any()
     assert torch.equal(layers.Dropout(0.5).eval()(x), x)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("probability", [0.0, 0.25])
+def test_attention_to_tokens_is_attention_to_their_keys_and_values(
+    bias: bool, probability: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values and all gradients, against the equation with keys, values and the same dropped probabilities, in float64."""
+    torch.manual_seed(0)
+    pairs, queries, count = 3, 2, 9
+    layer = Attention(8, HEADS, probability, bias=bias).double()
+    x, tokens = (torch.randn(pairs, size, 8, dtype=torch.double, requires_grad=True) for size in (queries, count))
+    factors = (torch.rand(pairs, HEADS, queries, count) >= probability).double() / (1 - probability)
+    monkeypatch.setattr(fast, "dropout", lambda x, _: x * factors.view(x.shape))
+    ours = attention_to_tokens(layer, layer.project_query(x), tokens)
+    query, (key, value) = layer.project_query(x), layer.project_key_value(tokens)
+    probabilities = (query @ key.transpose(2, 3) / 4**0.5).softmax(3) * factors
+    expected = layer.out(layer.merge_heads(probabilities @ value))
+    upstream, inputs = torch.randn_like(expected), [x, tokens, *layer.parameters()]
+    torch.testing.assert_close(ours, expected)
+    for mine, theirs in zip(
+        torch.autograd.grad(ours, inputs, upstream), torch.autograd.grad(expected, inputs, upstream)
+    ):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_attention_to_tokens_is_used_for_few_queries_of_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = Attention(8, HEADS)
+    few, many, tokens = layer.project_query(torch.randn(3, 2, 8)), torch.randn(3, HEADS, 9, 4), torch.randn(3, 20, 8)
+    assert attention_to_tokens_is_faster(layer, few, tokens)
+    assert not attention_to_tokens_is_faster(layer, many, tokens)
+    assert not attention_to_tokens_is_faster(layer, few.to("meta"), tokens.to("meta"))
+    calls: list[int] = []
+    monkeypatch.setattr(layers, "attention_to_tokens", lambda *parts: calls.append(1) or attention_to_tokens(*parts))
+    x = torch.randn(3, 2, 8)
+    torch.testing.assert_close(
+        layer.attend_memory(x, tokens), layer.attend_memory(x, layer.project_key_value(tokens)), atol=1e-6, rtol=1e-5
+    )
+    assert calls == [1]

@@ -15,7 +15,7 @@ from diffcap.models.captioner import AttentionMaps
 from diffcap.models.decoder import END, NULL, START, BlockOutput
 from diffcap.models.dirl import DIRLBlock
 from diffcap.models.initial_weights import init_xavier_
-from diffcap.models.layers import Dropout, KeyValue, Segments
+from diffcap.models.layers import BlockMemory, Dropout, KeyValue, Segments
 from diffcap.models.remote_sensing import (
     CausalWordDecoder,
     PixelOrFeatureCaptioner,
@@ -88,7 +88,7 @@ class EncoderLayer(nn.Module):
 class OuterResidualBlock(DIRLBlock):
     """DIRL's post-norm decoder block, with its input added to its output (authors' code)."""
 
-    def forward(self, x: Tensor, memory: KeyValue, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
+    def forward(self, x: Tensor, memory: BlockMemory, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
         """See `BlockOutput`; arguments as `Attention`."""
         output = super().forward(x, memory, mask, past_segments)
         return output._replace(hidden=output.hidden + x)

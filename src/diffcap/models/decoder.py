@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diffcap.models.captioner import AttentionMaps
-from diffcap.models.layers import KeyValue, sinusoidal_position_embedding
+from diffcap.models.layers import BlockMemory, KeyValue, sinusoidal_position_embedding
 
 NULL, UNK, START, END = range(4)
 
@@ -78,10 +78,14 @@ class WordDecoder(nn.Module):
         """Each block's keys and values of the visual tokens (B, N, D), computed once for a pair."""
         return [block.cross.project_key_value(visual) for block in self.blocks]  # type: ignore[union-attr, operator]
 
-    def forward(self, tokens: Tensor, memory: list[KeyValue], past_key_values: list[KeyValue] | None = None) -> Decoded:
+    def forward(
+        self, tokens: Tensor, memory: list[KeyValue] | Tensor, past_key_values: list[KeyValue] | None = None
+    ) -> Decoded:
         """Run ids (B, T) through the blocks, at the positions after `past_key_values`.
 
-        Without `past_key_values`, padding is masked.
+        Args:
+            tokens: (B, T). memory: see `memory`, or the visual tokens (B, N, D) themselves, for a training step.
+            past_key_values: of each block, for the earlier positions. Without them, padding is masked.
 
         Raises:
             ValueError: there are fewer positions than words.
@@ -92,7 +96,8 @@ class WordDecoder(nn.Module):
             raise ValueError(f"{end} text positions, the decoder has {len(self.positions)}: raise max_length")
         x = self.input_projection(self.embedding(tokens) + self.positions[first:end])
         mask = None if past_key_values else causal_mask(tokens != NULL)
-        return run_blocks(self.blocks, x, memory, mask, past_key_values)
+        memories: Sequence[BlockMemory] = [memory] * len(self.blocks) if isinstance(memory, Tensor) else memory
+        return run_blocks(self.blocks, x, memories, mask, past_key_values)
 
     def step(
         self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None
@@ -125,14 +130,14 @@ def causal_mask(is_word: Tensor) -> Tensor:
 def run_blocks(
     blocks: Iterable[nn.Module],
     x: Tensor,
-    memory: Sequence[KeyValue],
+    memory: Sequence[BlockMemory],
     mask: Tensor | None,
     past_key_values: Sequence[KeyValue] | None,
 ) -> Decoded:
     """Run x (B, T, D) through decoder blocks.
 
     Args:
-        x: (B, T, D). memory: keys and values of each block's cross-attention. mask: as `Attention`.
+        x: (B, T, D). memory: of each block's cross-attention. mask: as `Attention`.
         past_key_values: of each block's self-attention at the earlier positions.
     """
     cache = []

@@ -29,7 +29,7 @@ from diffcap.models.decoder import (
 from diffcap.models.fast import add_repeated, linear_of_concatenation
 from diffcap.models.grid import GridEmbedding
 from diffcap.models.initial_weights import init_attention_, init_xavier_
-from diffcap.models.layers import Attention, Dropout, KeyValue, Segments
+from diffcap.models.layers import Attention, BlockMemory, Dropout, KeyValue, Segments
 
 
 class CrossImageLayer(nn.Module):
@@ -61,11 +61,11 @@ class DIRLBlock(nn.Module):
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width) for _ in range(3))
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor, memory: KeyValue, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
+    def forward(self, x: Tensor, memory: BlockMemory, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
         """See `BlockOutput`; arguments as `Attention`."""
         mixed, new_key_values = self.self_attention(x, mask, past_segments)
         words = self.norm1(x + self.dropout(mixed))
-        visual = self.norm2(words + self.dropout(self.cross.attend(self.cross.project_query(words), memory)))
+        visual = self.norm2(words + self.dropout(self.cross.attend_memory(words, memory)))
         return BlockOutput(words, visual, self.norm3(visual + self.dropout(self.ffn(visual))), new_key_values)
 
 
@@ -177,11 +177,12 @@ class DIRL(Captioner):
 
     def encode(self, before: Tensor, after: Tensor) -> list[KeyValue]:
         """Two feature maps (B, C, h, w) to each decoder block's keys and values of the fused difference."""
-        return self._memory(self.embedding(before), self.embedding(after))
+        return self.decoder.memory(self.fuse(self.embedding(before), self.embedding(after)))
 
-    def _memory(self, before: Tensor, after: Tensor) -> list[KeyValue]:
+    def fuse(self, before: Tensor, after: Tensor) -> Tensor:
+        """Embedded images (b, N, D) and (B, N, D) to the fused difference (B, N, D) (eq. 7)."""
         fused = linear_of_concatenation(self.fusion[0], *self.differences(before, after))  # type: ignore[arg-type]
-        return self.decoder.memory(self.fusion[1:](fused))
+        return self.fusion[1:](fused)
 
     def step(
         self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None
@@ -196,7 +197,7 @@ class DIRL(Captioner):
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
         """See `Captioner.attention`; `decoder.roll_out` distributes attention to fused tokens over the two images."""
         before, after = self.embedding(before), self.embedding(after)
-        attention = self.decoder.attention(tokens, self._memory(before, after))
+        attention = self.decoder.attention(tokens, self.decoder.memory(self.fuse(before, after)))
         for layer in self.encoder[:-1]:
             before, after = layer(before, after)
         last: Attention = self.encoder[-1].attention  # type: ignore[assignment]
@@ -228,7 +229,7 @@ class DIRL(Captioner):
         """
         before, after, tokens = self.embedding(batch["before"]), self.embedding(batch["after"]), batch["tokens"]
         groups = pair_groups(before, after)
-        output = self.decoder(tokens, self._memory(before, after)).last
+        output = self.decoder(tokens, self.fuse(before, after)).last
         logits = self.decoder.logit(output.hidden)
         parts = {"caption_loss": mean([global_mean(next_word_losses(logits[rows], tokens[rows])) for rows in groups])}
         loss = parts["caption_loss"]

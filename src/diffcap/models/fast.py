@@ -138,8 +138,8 @@ def attention_with_dropout(query: Tensor, key: Tensor, value: Tensor, dropout: f
 
     On the CPU, torch's `scaled_dot_product_attention` with dropout falls back to separate operations over all B x H x T x S
     probabilities and keeps several copies of them for the backward pass. Here one pair is computed at a time, in the
-    processor's cache. Only the state of the random numbers is kept; the backward pass computes probabilities and dropout
-    masks again, as the fused kernels of GPUs do. With bfloat16 inputs, scores and probabilities are float32.
+    processor's cache. Only the dropout mask is kept, one byte for each probability; the backward pass computes the
+    probabilities again, as the fused kernels of GPUs do. With bfloat16 inputs, scores and probabilities are float32.
 
     Args:
         query: (B, H, T, E) float32 or bfloat16 on the CPU.
@@ -175,30 +175,28 @@ class _AttentionWithDropout(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, threshold: int) -> Tensor:
         batch, (_, heads, length, width) = max(len(query), len(key)), query.shape
         out = query.new_empty(batch, length, heads, width).transpose(1, 2)
-        ctx.threshold, ctx.scale = threshold, RANDOM_LEVELS / (RANDOM_LEVELS - threshold)
-        ctx.rng_state = torch.get_rng_state()
+        ctx.scale = RANDOM_LEVELS / (RANDOM_LEVELS - threshold)
+        keep = torch.empty(batch, heads, length, key.shape[2], dtype=torch.uint8)
         with torch.autocast("cpu", enabled=False):
             for row in range(batch):
                 q, k = row % len(query), row % len(key)
                 probabilities = _probabilities(query[q], key[k])
-                dropped = probabilities.mul_(_keep_mask(probabilities, threshold)).to(value.dtype)
+                keep[row] = _keep_mask(probabilities, threshold)
+                dropped = probabilities.mul_(keep[row]).to(value.dtype)
                 out[row] = dropped @ (value[k] * ctx.scale)
-        ctx.save_for_backward(query, key, value)
+        ctx.save_for_backward(query, key, value, keep)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        query, key, value = ctx.saved_tensors
-        generator = torch.Generator()
-        generator.set_state(ctx.rng_state)
+        query, key, value, keep = ctx.saved_tensors
         grad_query, grad_key, grad_value = (_empty_like_heads(part) for part in (query, key, value))
         for row in range(len(grad_out)):
             q, k = row % len(query), row % len(key)
-            probabilities = _probabilities(query[q], key[k])
-            keep, grad = _keep_mask(probabilities, ctx.threshold, generator), grad_out[row] * ctx.scale
-            _accumulate(grad_value, k, row, (probabilities * keep).to(grad.dtype).transpose(1, 2) @ grad)
-            grad_probabilities = (grad @ value[k].transpose(1, 2)).float().mul_(keep)
+            probabilities, grad = _probabilities(query[q], key[k]), grad_out[row] * ctx.scale
+            _accumulate(grad_value, k, row, (probabilities * keep[row]).to(grad.dtype).transpose(1, 2) @ grad)
+            grad_probabilities = (grad @ value[k].transpose(1, 2)).float().mul_(keep[row])
             grad_scores = torch._softmax_backward_data(grad_probabilities, probabilities, -1, torch.float32)
             grad_scores = grad_scores.mul_(query.shape[3] ** -0.5).to(query.dtype)
             _accumulate(grad_query, q, row, grad_scores @ key[k])
@@ -206,15 +204,51 @@ class _AttentionWithDropout(torch.autograd.Function):
         return grad_query, grad_key, grad_value, None
 
 
+def attention_to_tokens(attention: Attention, query: Tensor, tokens: Tensor) -> Tensor:
+    """`attention.attend(query, attention.project_key_value(tokens))` without keys and values, for few queries of many tokens.
+
+    With W_k and W_v of a head, `query (tokens W_k^T)^T` is `(query W_k) tokens^T`, and `probabilities (tokens W_v^T)` is
+    `(probabilities tokens) W_v^T`. The bias of the keys adds the same number to all scores of a query, so the softmax does not
+    depend on it.
+
+    Args:
+        attention: with D channels and H heads. query: (B, H, T, E), E = D / H. tokens: (B, S, D).
+
+    Returns:
+        (B, T, D).
+    """
+    batch, heads, length, channels = query.shape
+    by_head = heads, batch * length, -1
+    weight, bias = attention.qkv.weight.view(3, heads, channels, -1), attention.qkv.bias
+    scaled = (query * channels**-0.5).transpose(0, 1).reshape(by_head)
+    token_query = (scaled @ weight[1]).view(heads, batch, length, -1).transpose(0, 1).flatten(1, 2)  # (B, H T, D)
+    probabilities = (token_query @ tokens.transpose(1, 2)).softmax(2)
+    if attention.training:
+        probabilities = dropout(probabilities, attention.dropout)
+    mixed = (probabilities @ tokens).view(batch, heads, length, -1).transpose(0, 1).reshape(by_head)
+    attended = mixed @ weight[2].transpose(1, 2)  # (H, B T, E)
+    if bias is not None:  # dropout leaves probabilities whose sum is not 1
+        total = probabilities.sum(2).view(batch, heads, length).transpose(0, 1).reshape(by_head)
+        attended = attended + total * bias.view(3, heads, 1, channels)[2]
+    return attention.out(attention.merge_heads(attended.view(heads, batch, length, channels).transpose(0, 1)))
+
+
+def attention_to_tokens_is_faster(attention: Attention, query: Tensor, tokens: Tensor) -> bool:
+    """Whether `attention_to_tokens` needs fewer multiplications than projecting the tokens, for float32 on the CPU."""
+    length, count, width = query.shape[2], tokens.shape[1], attention.width
+    projected, direct = count * (width + length), length * (width + attention.heads * count)  # times 2 D
+    return is_float32_on_cpu(query) and len(query) == len(tokens) > 0 and direct < projected
+
+
 def _probabilities(query: Tensor, key: Tensor) -> Tensor:
     """Attention probabilities of one pair, (H, T, E) and (H, S, E) to (H, T, S), float32."""
     return torch.softmax((query.float() * query.shape[2] ** -0.5) @ key.float().transpose(1, 2), 2)
 
 
-def _keep_mask(x: Tensor, threshold: int, generator: torch.Generator | None = None) -> Tensor:
+def _keep_mask(x: Tensor, threshold: int) -> Tensor:
     """0 or 1, of the shape of x: which elements dropout keeps, those whose random 16-bit integer reaches the threshold."""
     count = x.numel()
-    numbers = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None, generator=generator)
+    numbers = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
     keep = numbers.view(torch.int16)[:count] >= threshold - RANDOM_LEVELS // 2
     return keep.view(torch.uint8).view(x.shape)  # torch multiplies by integers several times faster than by booleans
 

@@ -14,12 +14,15 @@ from torch import Tensor, nn
 
 from diffcap.models.fast import (
     attention_over_segments,
+    attention_to_tokens,
+    attention_to_tokens_is_faster,
     attention_with_dropout,
     attention_with_dropout_is_faster,
     dropout,
 )
 
 KeyValue = tuple[Tensor, Tensor]  # keys and values, (B, H, positions, D / H) each
+BlockMemory = KeyValue | Tensor  # of a cross-attention; a tensor: the tokens (B, S, D) before their projection
 # Cached keys and values of one layer, split along the positions into segments: for example those of the images and of the words.
 Segments = Sequence[KeyValue]
 # Positions of (B, T, D): a slice, indices (Q,) that all rows share, or indices (B, Q).
@@ -63,8 +66,8 @@ class UnbiasedLayerNorm(nn.Module):
 class Attention(nn.Module):
     """Multi-head attention.
 
-    `forward` computes self-attention, optionally with cached keys and values of earlier positions. Cross-attention is
-    `attend(project_query(x), project_key_value(memory))`.
+    `forward` computes self-attention, optionally with cached keys and values of earlier positions; `attend_memory` computes
+    cross-attention.
 
     Args:
         width: D.
@@ -143,6 +146,22 @@ class Attention(nn.Module):
             query, key, value = (tile_batch(part, batch) for part in (query, key, value))
             attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
         return self.out(self.merge_heads(attended))
+
+    def attend_memory(self, x: Tensor, memory: BlockMemory) -> Tensor:
+        """Cross-attention of x (B, T, D) to the memory: `attend(project_query(x), project_key_value(tokens))`.
+
+        Args:
+            x: (B, T, D). memory: keys and values, (B, H, S, D / H) each, or the tokens (B, S, D) that they are computed from.
+
+        Returns:
+            (B, T, D).
+        """
+        query = self.project_query(x)
+        if not isinstance(memory, Tensor):
+            return self.attend(query, memory)
+        if attention_to_tokens_is_faster(self, query, memory):
+            return attention_to_tokens(self, query, memory)
+        return self.attend(query, self.project_key_value(memory))
 
     def mean_weights(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
         """Attention weights, averaged over the heads, without dropout.

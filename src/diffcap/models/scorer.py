@@ -32,7 +32,7 @@ from diffcap.models.decoder import (
 )
 from diffcap.models.fast import add_repeated, backward_reasoning, linear_of_concatenation
 from diffcap.models.grid import GridEmbedding
-from diffcap.models.layers import Attention, Dropout, KeyValue, Segments, tile_batch
+from diffcap.models.layers import Attention, BlockMemory, Dropout, KeyValue, Segments, tile_batch
 
 EPS = 1e-6
 Matching = Literal["collapsed", "per_head"]
@@ -87,11 +87,11 @@ class SCORERBlock(nn.Module):
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width, EPS) for _ in range(3))
         self.dropout, self.ffn_residual = Dropout(dropout), ffn_residual
 
-    def forward(self, x: Tensor, memory: KeyValue, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
+    def forward(self, x: Tensor, memory: BlockMemory, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
         """See `BlockOutput`; arguments as `Attention`."""
         mixed, new_key_values = self.self_attention(x, mask, past_segments)
         words = self.norm1(x + mixed)
-        visual = self.norm2(words + self.cross.attend(self.cross.project_query(words), memory))
+        visual = self.norm2(words + self.cross.attend_memory(words, memory))
         inner = F.gelu(self.inner(visual))
         residual = inner if self.ffn_residual == "gelu" else visual
         return BlockOutput(words, visual, self.norm3(self.dropout(self.outer(inner)) + residual), new_key_values)
@@ -315,7 +315,7 @@ class SCORER(Captioner):
         before, after, tokens = self.embedding(batch["before"]), self.embedding(batch["after"]), batch["tokens"]
         groups = pair_groups(before, after)
         views = self.compare(before, after)
-        decoded = self.decoder(tokens, self.decoder.memory(self.fuse(before, after, views)))
+        decoded = self.decoder(tokens, self.fuse(before, after, views))
         logits = self.decoder.logit(decoded.last.hidden)
         parts = {"caption_loss": mean([global_mean(next_word_losses(logits[rows], tokens[rows])) for rows in groups])}
         loss = parts["caption_loss"]
