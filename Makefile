@@ -20,6 +20,11 @@ ARGS ?=
 TAKES_ARGS := $(or $(filter pretrain finetune reinforce,$(MAKECMDGOALS)),$(firstword $(filter $(STAGES),$(MAKECMDGOALS))))
 unexport ARGS
 
+# Targets of many experiments: data_ARGS renders or reads their shared data; their other options are ARGS.
+MANY := $(filter demo ablation accuracy rehearsal,$(MAKECMDGOALS))
+NO_ARGS := $(if $(MANY),$(filter-out extract $(if $(filter ablation accuracy,$(MANY)),data),$(STAGES)))
+$(foreach stage,$(NO_ARGS),$(if $($(stage)_ARGS),$(error make $(MANY) has no $(stage)_ARGS; its own options are ARGS, see docs/train.md)))
+
 # A misspelt variable on the command line stops make.
 KNOWN := $(VARIABLES) PYTHON ARGS MINUTES SEEDS WORLD CHROMIUM STEPS SCENES $(STAGES:%=%_ARGS)
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
@@ -50,7 +55,7 @@ zeroshot: extract  ## a vision-language model without training on the test split
 report: eval  ## the run beside baselines that learn nothing: RUN/report/report.html, a table, pictures
 
 $(STAGES):
-	@$(VENV)/diffcap $@ $(OPTIONS) --goals '$(MAKECMDGOALS)' -- $($@_ARGS) $(if $(filter $@,$(TAKES_ARGS)),$(ARGS))
+	@$(VENV)/diffcap $@ $(OPTIONS) --goals '$(if $(MANY),$@,$(MAKECMDGOALS))' -- $($@_ARGS) $(if $(filter $@,$(TAKES_ARGS)),$(ARGS))
 
 extra: | setup  ## manifests, features and negatives of EXTRA=cub,nabirds or mixed (CUB_DATA=, NABIRDS_DATA=), which pretrain calls for
 	@$(VENV)/diffcap $@ $(OPTIONS)
@@ -59,10 +64,10 @@ extra: | setup  ## manifests, features and negatives of EXTRA=cub,nabirds or mix
 demo: setup  ## the systems on an embedded dataset: every stage, one table, pictures (WORLD=tiles METHOD=scorer MINUTES=12 SEEDS=1234)
 	$(VENV)/python stages/demo.py $(METHOD:%=--method %) $(WORLD:%=--world %) $(MINUTES:%=--minutes %) $(SEEDS:%=--seeds %) $(ARGS)
 
-ablation: setup  ## a method beside its papers' ablations: METHOD=scorer DATASET=blocks SEEDS=1,2,3 ARGS="--steps=2000"
+ablation: setup $(if $(data_ARGS),data)  ## a method beside its papers' ablations: METHOD=scorer DATASET=blocks SEEDS=1,2,3 ARGS="--steps=2000"
 	$(VENV)/python stages/ablation.py $(OPTIONS) $(SEEDS:%=--seeds %) $(ARGS)
 
-accuracy: setup  ## beams, averaged weights, ensemble, self-critical training beside greedy decoding: METHOD=scorer SEEDS=1,2,3
+accuracy: setup $(if $(data_ARGS),data)  ## beams, averaged weights, ensemble, self-critical training beside greedy decoding: METHOD=scorer SEEDS=1,2,3
 	$(VENV)/python stages/accuracy.py $(OPTIONS) $(SEEDS:%=--seeds %) $(ARGS)
 
 rehearsal: setup  ## hours, disk and memory of a real run, from every stage on a dataset of official size: DATASET=clevr_change METHOD=pcl STEPS=300

@@ -469,6 +469,14 @@ def test_the_rows_of_an_ablation_take_equal_steps_and_only_they_do(project: Path
     assert "no ablation 'rrr'" in make(project, "ablation", "METHOD=scorer", "ARGS=--rows=rrr").stderr
 
 
+def test_an_ablation_takes_the_options_of_its_data_and_refuses_those_that_it_would_ignore(project: Path) -> None:
+    runs = logged(project, "ablation", "METHOD=pcl", "ARGS=--rows=pcl --steps=60", "data_ARGS=--jitter=0.3")
+    assert [options.split()[-1] for options in runs["data"]] == ["--jitter=0.3"]
+    for target, name in (("ablation", "negatives_ARGS"), ("demo", "data_ARGS"), ("rehearsal", "eval_ARGS")):
+        refused = make(project, target, f"{name}=--x=1")
+        assert refused.returncode and f"make {target} has no {name}; its own options are ARGS" in refused.stderr
+
+
 def test_the_rows_that_a_conclusion_rests_on_have_more_seeds(project: Path) -> None:
     words = ["METHOD=scorer", "SEEDS=1", "ARGS=--rows=rr,scorer_cbr --more_seeds=1,2,3 --repeated=rr"]
     runs = logged(project, "ablation", *words)
