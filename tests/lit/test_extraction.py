@@ -87,6 +87,15 @@ def test_without_a_dataset_it_says_how_to_make_one(tmp_path: Path) -> None:
         run(tmp_path)
 
 
+def test_bfloat16_without_instructions_for_it_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diffcap.lit.precision.cpu_has_bfloat16", lambda: False)
+    trainer = pl.Trainer(accelerator="cpu", precision="bf16-mixed", logger=False)
+    with pytest.raises(
+        DiffcapError, match=r"precision is bf16-mixed.*no instructions for bfloat16.*remove the option\.$"
+    ):
+        extract(trainer, Extraction("small", "torchvision", "resnet18", "layer1", "random"), ImageData(str(folder)))
+
+
 def test_a_manifest_of_captions_only_is_refused(tmp_path: Path) -> None:
     pairs = [ChangePair("1", "a.png", "b.png", ["x"], "train")]
     write_dataset(tmp_path, "toy", tmp_path, pairs, {"captions_only": True})

@@ -138,6 +138,7 @@ def test_half_precision_and_weight_decay_are_those_of_the_released_program() -> 
     assert found["images.visual.proj"] == (1e-7, True, True)
     assert found["images.ln_mid.weight"] == (1e-7, True, False)
     assert found["images.joint_positions"] == (1e-7, True, False)
+    assert found["images.before_mark"] == found["images.after_mark"] == (1e-7, True, False)  # vectors that decay
     assert found["encoder.0.inner.weight"] == (1e-4, True, False)
     assert found["encoder.0.norm1.weight"] == (1e-4, False, False)  # the captioner's do not
     assert found["word_bias"] == (1e-4, False, False)

@@ -11,6 +11,7 @@ from diffcap.datasets.blocks.captions import LEXICON, tag
 from diffcap.text import stanza_tagger, tagging
 from diffcap.text.stanza_tagger import SHIPPED, find_tagger
 from diffcap.text.tagging import split_sentences, tag_sentences
+from diffcap.utils.cores import available_cores
 from diffcap.utils.errors import DiffcapError
 
 COLORS = ("red", "blue", "green", "cyan", "gray", "brown", "purple", "yellow")
@@ -90,6 +91,12 @@ def test_several_processes_give_the_same_file(tmp_path: Path, monkeypatch: pytes
     assert one == two
     assert (tmp_path / "one.jsonl").read_bytes() == (tmp_path / "two.jsonl").read_bytes()
     assert seen[0] == (0, 32) and seen[-1] == (32, 32) and seen == sorted(seen)
+
+
+def test_a_gpu_has_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = tagging._workers()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert (cpu, tagging._workers()) == (available_cores(), 1)
 
 
 def a_folder(path: Path, weights: bytes | None = None) -> Path:

@@ -13,6 +13,7 @@ from diffcap.features.backbones import Library, build_backbone
 from diffcap.features.files import write_file_store
 from diffcap.features.images import ImageBatch, ImageData, image_stamps, unique_images
 from diffcap.features.store import Rows, StoreWriter
+from diffcap.lit.precision import refuse_slow_bf16
 from diffcap.losses.gather import world_size
 from diffcap.records import read_dataset
 from diffcap.utils.errors import DiffcapError
@@ -132,8 +133,10 @@ def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Pa
         The folder of the complete store, and the number of images that were extracted now (`from_files`: of files that were read).
 
     Raises:
-        DiffcapError: the folder has no dataset, the store has features of another backbone, or an image cannot be read.
+        DiffcapError: the trainer's precision is too slow here, the folder has no dataset,
+            the store has features of another backbone, or an image cannot be read.
     """
+    refuse_slow_bf16(trainer)
     dataset = read_dataset(data.folder)
     if dataset.info.get("captions_only"):
         raise DiffcapError(

@@ -28,15 +28,24 @@ def set_precision(trainer: pl.Trainer, matmul_precision: MatmulPrecision | None,
     Raises:
         DiffcapError: the precision is bfloat16 on such a CPU.
     """
-    accelerator = trainer.accelerator
-    is_bf16_on_cpu = "bf16" in str(trainer.precision) and isinstance(accelerator, CPUAccelerator)
-    if is_bf16_on_cpu and not force_bf16 and not cpu_has_bfloat16():
-        raise DiffcapError(
-            f"trainer.precision is {trainer.precision}, but this processor has no instructions for bfloat16, so training would be "
-            "many times slower than in float32; remove the option, or add --run.force_bf16=true."
-        )
-    default: MatmulPrecision = "high" if isinstance(accelerator, CUDAAccelerator) else "highest"
+    if not force_bf16:
+        refuse_slow_bf16(trainer, "remove the option, or add --run.force_bf16=true")
+    default: MatmulPrecision = "high" if isinstance(trainer.accelerator, CUDAAccelerator) else "highest"
     torch.set_float32_matmul_precision(matmul_precision or default)
+
+
+def refuse_slow_bf16(trainer: pl.Trainer, remedy: str = "remove the option") -> None:
+    """Check the trainer's precision.
+
+    Raises:
+        DiffcapError: it is bfloat16 on a CPU without instructions for it. The message ends with the remedy.
+    """
+    is_bf16_on_cpu = "bf16" in str(trainer.precision) and isinstance(trainer.accelerator, CPUAccelerator)
+    if is_bf16_on_cpu and not cpu_has_bfloat16():
+        raise DiffcapError(
+            f"trainer.precision is {trainer.precision}, but this processor has no instructions for bfloat16, so this would be many "
+            f"times slower than in float32; {remedy}."
+        )
 
 
 def note_precision(configuration: Path) -> None:

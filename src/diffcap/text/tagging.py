@@ -61,12 +61,19 @@ def tag_sentences(
     done = len(wanted) - sum(map(len, todo))
     if progress:
         progress(done, len(wanted))
-    for chunk, tags in zip(todo, _tag_chunks(model, todo, workers or available_cores())):
+    for chunk, tags in zip(todo, _tag_chunks(model, todo, workers or _workers())):
         known.add([(sentence, found) for sentence, found in zip(chunk, tags) if sentence not in known.tags])
         done += len(chunk)
         if progress:
             progress(done, len(wanted))
     return {sentence: known.tags[sentence] for sentence in wanted}
+
+
+def _workers() -> int:
+    """One process per core, but a single one on a GPU, which several would only divide among themselves."""
+    import torch
+
+    return 1 if torch.cuda.is_available() else available_cores()
 
 
 def _tag_chunks(model: TaggerModel, chunks: list[list[str]], workers: int) -> Iterator[list[list[str]]]:
