@@ -173,24 +173,34 @@ def first_stage(kind: str, batch: int, sizes: Sizes, timed: "Timer") -> dict[str
 def training(
     method: str, form: str, batch: int, streams: int, precision: str, sizes: Sizes, timed: "Timer"
 ) -> dict[str, Any]:
-    """Loss, backward and Adam; one item is one before map, with both its streams where there are two."""
-    model = build(method, sizes, form).train()
-    data = training_batch(model, method, batch, streams, sizes)
-    optimizer = torch.optim.Adam((weight for weight in model.parameters() if weight.requires_grad), lr=2e-4, fused=True)
-    losses = []
+    """Loss, backward and Adam; one item is one before map, with both its streams where there are two.
 
-    def step() -> None:
+    `check` has the loss and the norm of the gradient without dropout, at the initial weights.
+    """
+    model = build(method, sizes, form)
+    data = training_batch(model, method, batch, streams, sizes)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.Adam(weights, lr=2e-4, fused=True)
+
+    def backward() -> float:
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
             loss = model.loss(data)["loss"]
-        losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
+        return loss.item()
+
+    def step() -> None:
+        backward()
         optimizer.step()
 
     matching = dense_matching if form == "dense" else token_matching
     with mock.patch("diffcap.models.scorer.token_matching", matching):
+        model.eval()
+        loss = backward()
+        norm = torch.linalg.vector_norm(torch.stack([w.grad.norm() for w in weights if w.grad is not None])).item()
+        model.train()
         seconds = timed(step)
-    return {"items_per_s": batch / seconds, "check": losses[:2]}
+    return {"items_per_s": batch / seconds, "check": [loss, norm]}
 
 
 def matching(form: str, batch: int, sizes: Sizes, timed: "Timer") -> dict[str, Any]:
