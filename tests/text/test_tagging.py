@@ -94,9 +94,9 @@ def test_several_processes_give_the_same_file(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_gpu_has_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = tagging._workers()
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert (cpu, tagging._workers()) == (available_cores(), 1)
+    for has_gpu, processes in ((False, available_cores()), (True, 1)):
+        monkeypatch.setattr("torch.cuda.is_available", lambda has_gpu=has_gpu: has_gpu)
+        assert tagging._workers() == processes
 
 
 def a_folder(path: Path, weights: bytes | None = None) -> Path:

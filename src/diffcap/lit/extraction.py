@@ -133,8 +133,8 @@ def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Pa
         The folder of the complete store, and the number of images that were extracted now (`from_files`: of files that were read).
 
     Raises:
-        DiffcapError: the trainer's precision is too slow here, the folder has no dataset,
-            the store has features of another backbone, or an image cannot be read.
+        DiffcapError: the trainer's precision is too slow here, the folder has no dataset, the store has features of another
+            backbone, or an image cannot be read.
     """
     refuse_slow_bf16(trainer)
     dataset = read_dataset(data.folder)

@@ -48,7 +48,8 @@ class WordDecoder(nn.Module):
         vocabulary_size: V. max_length: positions of a caption, START and END included.
         width: D. word_width: channels of the word vectors (authors' code: 300).
         input_projection: (B, T, word_width) to (B, T, D).
-        blocks: modules `(x, memory, mask, past_segments) -> BlockOutput` with a cross-attention `cross`.
+        blocks: modules `(x, memory, mask, past_segments) -> BlockOutput` with a cross-attention `cross`; `memory` is what
+            `Attention.attend_memory` reads.
     """
 
     positions: Tensor

@@ -234,7 +234,10 @@ def attention_to_tokens(attention: Attention, query: Tensor, tokens: Tensor) -> 
 
 
 def attention_to_tokens_is_faster(attention: Attention, query: Tensor, tokens: Tensor) -> bool:
-    """Whether `attention_to_tokens` needs fewer multiplications than projecting the tokens, for float32 on the CPU."""
+    """Whether `attention_to_tokens` supports these queries and tokens, and needs fewer multiplications than projecting the tokens.
+
+    It is for float32 on the CPU, and for batches of equal size.
+    """
     length, count, width = query.shape[2], tokens.shape[1], attention.width
     projected, direct = count * (width + length), length * (width + attention.heads * count)  # times 2 D
     return is_float32_on_cpu(query) and len(query) == len(tokens) > 0 and direct < projected
