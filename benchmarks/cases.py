@@ -148,7 +148,10 @@ def pretraining_batch(batch: int, sizes: Sizes) -> Batch:
 
 
 def first_stage(kind: str, batch: int, sizes: Sizes, timed: "Timer") -> dict[str, Any]:
-    """Loss, backward and Adam of a task of IDC-PCL's pre-training, "MLM" or "FDA", or of CLIP4IDC's adaptation, "retrieval"."""
+    """Loss, backward and Adam of a task of IDC-PCL's pre-training, "MLM" or "FDA", or of CLIP4IDC's adaptation, "retrieval".
+
+    `check` has the loss and the norm of the gradient without dropout, at the initial weights.
+    """
     model: Any
     if kind == "retrieval":
         model, beyond = CLIP4IDCAdaptation(sizes.network, max_length=min(32, sizes.length)).train(), sizes.vocabulary
@@ -157,26 +160,36 @@ def first_stage(kind: str, batch: int, sizes: Sizes, timed: "Timer") -> dict[str
     else:
         model = PCLPretraining(sizes.vocabulary, sizes.channels, width=sizes.width).train()
         data = pretraining_batch(batch, sizes)
-    optimizer = torch.optim.Adam((weight for weight in model.parameters() if weight.requires_grad), lr=2e-4)
-    losses = []
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.Adam(weights, lr=2e-4, fused=True)
 
-    def step() -> None:
+    def backward() -> float:
         loss = model.loss(data) if kind == "retrieval" else model.loss(kind.lower(), data)["loss"]
-        losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
+        return loss.item()
+
+    def step() -> None:
+        backward()
         optimizer.step()
 
-    return {"items_per_s": batch / timed(step), "check": losses[:2]}
+    check = without_dropout(model, backward)
+    return {"items_per_s": batch / timed(step), "check": check}
+
+
+def without_dropout(model: torch.nn.Module, backward: Callable[[], float]) -> list[float]:
+    """Loss and norm of the gradient of a call that returns the loss; the model is in training mode afterwards."""
+    model.eval()
+    loss = backward()
+    norms = [weight.grad.norm() for weight in model.parameters() if weight.grad is not None]
+    model.train()
+    return [loss, torch.linalg.vector_norm(torch.stack(norms)).item()]
 
 
 def training(
     method: str, form: str, batch: int, streams: int, precision: str, sizes: Sizes, timed: "Timer"
 ) -> dict[str, Any]:
-    """Loss, backward and Adam; one item is one before map, with both its streams where there are two.
-
-    `check` has the loss and the norm of the gradient without dropout, at the initial weights.
-    """
+    """Loss, backward and Adam; one item is one before map, with both its streams where there are two. `check`: see `first_stage`."""
     model = build(method, sizes, form)
     data = training_batch(model, method, batch, streams, sizes)
     weights = [weight for weight in model.parameters() if weight.requires_grad]
@@ -195,12 +208,9 @@ def training(
 
     matching = dense_matching if form == "dense" else token_matching
     with mock.patch("diffcap.models.scorer.token_matching", matching):
-        model.eval()
-        loss = backward()
-        norm = torch.linalg.vector_norm(torch.stack([w.grad.norm() for w in weights if w.grad is not None])).item()
-        model.train()
+        check = without_dropout(model, backward)
         seconds = timed(step)
-    return {"items_per_s": batch / seconds, "check": [loss, norm]}
+    return {"items_per_s": batch / seconds, "check": check}
 
 
 def matching(form: str, batch: int, sizes: Sizes, timed: "Timer") -> dict[str, Any]:
