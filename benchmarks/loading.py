@@ -38,7 +38,8 @@ def loading(
     """Time the batches of the fine-tuning on CLEVR-Change, without a training, and write the numbers and a table.
 
     The loader is the stage's own, with its settings. Cold: the first epoch of a store whose pages were dropped; each map is compared
-    with its checksum. Warm: the next epoch, with the store in the page cache.
+    with its checksum. Warm: the next epoch, with the store in the page cache. Beside a step: once more, while a training does nothing
+    for the assumed time of a GPU step between two batches, as a process does that waits for its GPU.
 
     Args:
         out: the JSON file. The table has the same name with the suffix .md.
@@ -118,7 +119,8 @@ def epochs(method: str, folder: Path, workers: int, batches: int) -> Iterator[di
     Yields:
         "store" cold or warm, "pages_in_memory" before it (share, null where it cannot be found out), "batches_per_s", "gb_per_s",
         "core_s_per_batch" (processor time of all processes, which depends little on what else the machine does), and "bytes" of the
-        feature maps of a batch. The cold epoch includes the start of the workers.
+        feature maps of a batch; of the warm epoch "wait_s", the mean time that a training waits for a batch beside assumed GPU steps.
+        The cold epoch includes the start of the workers.
     """
     from diffcap.data.datamodules import CaptionData
 
@@ -136,12 +138,25 @@ def epochs(method: str, folder: Path, workers: int, batches: int) -> Iterator[di
         size = sum(batch[name].nbytes for name in ("before", "after"))
         speed = {"batches_per_s": batches / seconds, "gb_per_s": batches * size / seconds / 1e9, "bytes": size}
         speed["core_s_per_batch"] = used / batches
+        if store == "warm":
+            speed["wait_s"] = waiting(loader, batches, GPU_STEP_SECONDS[method])
         yield {"store": store, "pages_in_memory": in_memory, **speed}
         for _ in range(3 * workers):  # begun while the store was being read from the disk
             next(loader)
         in_memory = pages_in_memory(file)
     del loader, data, batch  # ends the workers and removes the mapping, without which pages cannot be dropped
     gc.collect()
+
+
+def waiting(loader: Iterator[Any], batches: int, step_seconds: float) -> float:
+    """Mean seconds that a training waits for its next batch; a step uses no processor, as on a GPU."""
+    seconds = 0.0
+    for _ in range(batches):
+        time.sleep(step_seconds)
+        start = time.perf_counter()
+        next(loader)
+        seconds += time.perf_counter() - start
+    return seconds / batches
 
 
 def processor_seconds() -> float:
@@ -182,10 +197,11 @@ def line(row: dict[str, Any]) -> str:
     from diffcap.methods import get_method
 
     step = row["assumed_gpu_step_seconds"]
+    wait = f"{row['wait_s']:.3f}" if "wait_s" in row else "-"
     return (
         f"| {get_method(row['method']).title}, batch {row['batch_size']} | {row['store']} | {row['workers']} | {row['cores']} |"
         f" {row['batches_per_s']:.1f} | {row['gb_per_s']:.2f} | {row['core_s_per_batch']:.3f} | {1 / step:.1f} |"
-        f" {row['batches_per_s'] * step:.2f} x | {3 * row['core_s_per_batch'] / step:.1f} |"
+        f" {row['batches_per_s'] * step:.2f} x | {3 * row['core_s_per_batch'] / step:.1f} | {wait} |"
     )
 
 
@@ -199,11 +215,12 @@ def table(machine_info: dict[str, Any], rows: list[dict[str, Any]], notes: dict[
         "",
         f"`python benchmarks/loading.py`: training batches of the fine-tuning on CLEVR-Change, without a training{small}. Measured:"
         " batches and bytes of float16 feature maps per second, and the processor time of all processes per batch. Assumed: the GPU's"
-        " steps per second (0.05 s each for IDC-PCL, 0.15 s for SCORER and DIRL). Calculated from these: the last two columns; cores"
-        f" for 3 x are those that load three times as fast as the GPU steps.{cold}",
+        " steps per second (0.05 s each for IDC-PCL, 0.15 s for SCORER and DIRL). Calculated from these: the two columns after them; cores"
+        " for 3 x are those that load three times as fast as the GPU steps. Measured: how long a training waits for each batch beside"
+        f" steps of that time, which use no processor (*wait*).{cold}",
         "",
-        "| case | store | workers | cores | batches/s | GB/s | core s/batch | GPU steps/s, assumed | loader / GPU | cores for 3 x |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| case | store | workers | cores | batches/s | GB/s | core s/batch | GPU steps/s, assumed | loader / GPU | cores for 3 x | wait, s |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
         *(line(row) for row in rows),
         "",
         f"{machine_info['cpu']}, {machine_info['cores']} cores, torch {notes['versions']['torch']}, load {machine_info['load_before']}"

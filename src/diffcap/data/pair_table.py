@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import Dataset
 
 from diffcap.data.sampler import Batch, step_generator
+from diffcap.data.workers import read_maps
 from diffcap.features.store import FeatureStore
 from diffcap.records import ChangePair
 from diffcap.text.vocabularies import AnyVocabulary
@@ -92,7 +93,7 @@ class PairTable:
         rows = self.rows[pairs_of_row]  # (b, 1 or 2, 2), or (b, 1, 1)
         if swap is not None:
             rows = np.where(swap[:, None, None], self.swapped_rows[pairs_of_row], rows)
-        maps = torch.from_numpy(self.store.read(np.concatenate([rows[:, 0, 0], rows[:, :, 1:].T.reshape(-1)])))
+        maps = read_maps(self.store, np.concatenate([rows[:, 0, 0], rows[:, :, 1:].T.reshape(-1)]))
         images = {"before": maps[: len(pairs)]}
         return images if self.images_per_pair == 1 else {**images, "after": maps[len(pairs) :]}
 

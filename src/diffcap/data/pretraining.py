@@ -12,6 +12,7 @@ from diffcap.data.datamodules import FeatureData, Samples
 from diffcap.data.labelled_pairs import LabelledPairs
 from diffcap.data.pair_table import PairTable
 from diffcap.data.sampler import Batch, ShuffledEpochs, TaskSchedule, TasksInTurn, step_generator
+from diffcap.data.workers import read_maps
 from diffcap.features.store import FeatureStore
 from diffcap.losses.mvcl import mask_patches
 from diffcap.negatives import iter_negatives
@@ -248,8 +249,8 @@ class PretrainData(FeatureData):
         part = self._rank_part(
             {"class_before": labels[first], "class_after": labels[second], "first": first, "second": second}
         )
-        before = torch.from_numpy(self.labelled_store.read(self.labelled_rows[part.pop("first")]))
-        after = torch.from_numpy(self.labelled_store.read(self.labelled_rows[part.pop("second")]))
+        before = read_maps(self.labelled_store, self.labelled_rows[part.pop("first")])
+        after = read_maps(self.labelled_store, self.labelled_rows[part.pop("second")])
         return {"task": FGVC, **part, "before": before, "after": after}
 
 

@@ -5,8 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
+from torch import Tensor
+from torch.utils.data import get_worker_info
 
+from diffcap.features.store import FeatureStore
 from diffcap.utils.cores import available_cores
 from diffcap.utils.errors import DiffcapError
 
@@ -28,6 +33,22 @@ def worker_options(num_workers: int | None, trainer: Any) -> dict[str, Any]:
         # "fork" also where it is not the default, because the trainer cannot be pickled.
         options |= {"multiprocessing_context": "fork", "persistent_workers": True, "prefetch_factor": 2}
     return options
+
+
+def read_maps(store: FeatureStore, rows: np.ndarray) -> Tensor:
+    """Rows (n,) of a store as a tensor (n, C, h, w), float16 or uint8.
+
+    A worker process reads them into shared memory, as torch's own collate function does; elsewhere they would be copied there
+    when they are sent to the training.
+    """
+    if get_worker_info() is None:
+        return torch.from_numpy(store.read(rows))
+    shape = (len(rows), *store.shape)
+    kind = torch.from_numpy(np.empty(0, store.dtype))
+    size = int(np.prod(shape)) * store.dtype.itemsize
+    maps = kind.set_(torch.UntypedStorage._new_shared(size)).view(shape)
+    store.read(rows, out=maps.numpy())
+    return maps
 
 
 @contextmanager

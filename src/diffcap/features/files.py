@@ -85,11 +85,11 @@ class FileStore(FeatureStore):
         """The image files."""
         return [self._root / path for path in self._paths]
 
-    def read(self, rows: Rows) -> npt.NDArray[np.uint8]:
+    def read(self, rows: Rows, out: npt.NDArray[Any] | None = None) -> npt.NDArray[np.uint8]:
         """Decode and resize image files.
 
         Args:
-            rows: (n,) row numbers.
+            rows: (n,) row numbers. out: (n, 3, H, W) uint8, where the pixels are written; None: a new array.
 
         Returns:
             (n, 3, H, W) uint8, in the order of `rows`.
@@ -97,7 +97,8 @@ class FileStore(FeatureStore):
         Raises:
             DiffcapError: a file is missing, is not an image, or has changed since `make extract`.
         """
-        out = np.empty((len(rows), *self.shape), dtype=np.uint8)
+        if out is None:
+            out = np.empty((len(rows), *self.shape), dtype=np.uint8)
         # The threads end with this call, because data loading workers are forked later.
         with ThreadPoolExecutor(min(_DECODING_THREADS, available_cores())) as pool:
             list(pool.map(self._read_row, rows, out))

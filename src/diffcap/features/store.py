@@ -240,7 +240,7 @@ class FeatureStore:
     @property
     def row_bytes(self) -> float:
         """Bytes that are read for one image."""
-        return float(np.prod(self.shape)) * _DTYPES[self.meta["dtype"]].itemsize
+        return float(np.prod(self.shape)) * self.dtype.itemsize
 
     @property
     def data_files(self) -> list[Path]:
@@ -265,11 +265,17 @@ class FeatureStore:
                 f"run {extract_command(self.folder, self.meta)}, which computes only the missing images."
             ) from None
 
-    def read(self, rows: Rows) -> npt.NDArray[Any]:
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the features: float16 or uint8."""
+        return _DTYPES[self.meta["dtype"]]
+
+    def read(self, rows: Rows, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         """Return a copy of rows. Each row is compared with its checksum when it is read for the first time.
 
         Args:
             rows: (n,) row numbers.
+            out: (n, C, H, W) of `dtype`, where the copy is written; None: a new array.
 
         Returns:
             (n, C, H, W) float16 or uint8, in the order of `rows`.
@@ -278,9 +284,10 @@ class FeatureStore:
             DiffcapError: a row does not match its checksum; the row is marked, so that the next extraction computes it again.
         """
         rows = np.asarray(rows, dtype=np.int64)
-        order = np.argsort(rows, kind="stable")  # reading in ascending order is faster
-        out = np.empty((len(rows), *self.shape), dtype=self._array.dtype)
-        out[order] = self._array[rows[order]]
+        if out is None:
+            out = np.empty((len(rows), *self.shape), dtype=self.dtype)
+        for index in np.argsort(rows, kind="stable").tolist():  # reading in ascending order is faster
+            out[index] = self._array[rows[index]]
         new = np.flatnonzero(~self._verified[rows])
         if len(new):
             damaged = rows[new][_checksums(out, new) != self._sums[rows[new]]]
