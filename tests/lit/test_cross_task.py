@@ -70,7 +70,15 @@ def test_two_stages_and_captioning(place: Path) -> None:
         and "data.vocabulary_with" in output
         and "\n" not in output
     )
-    assert in_process([*words, f"--data.vocabulary_with=[{place / 'cub'}]"]) is None
+    words.append(f"--data.vocabulary_with=[{place / 'cub'}]")
+    assert in_process(words) is None
+
+    # A part that is left out begins anew, the others with what stage 2 ended with.
+    anew = "--model.init_without=[trunk.pair_encoder]", "--model.lr=0", f"--run.out={place / 'anew'}"
+    assert in_process([*words, *anew]) is None
+    for name, value in weights(place / "anew/last.ckpt").items():
+        if value.ndim > 1 and name in two["state_dict"]:
+            assert torch.equal(value, two["state_dict"][name]) == (".trunk.pair_encoder." not in name), name
 
 
 @pytest.mark.thorough

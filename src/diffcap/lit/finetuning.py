@@ -37,6 +37,7 @@ class Captioning(TrainingModule):
         milestones: steps (5000) at which the learning rate falls (null: 10,000 and 20,000, IDC-PCL's authors' code); fractions
             of the trainer's `max_steps` (0.5); or epochs ("15ep").
         init_from: checkpoint of the pre-training stage.
+        init_without: parts of the captioner ("trunk.pair_encoder") that keep their initial weights in spite of `init_from`.
         tokenizer: of the validation scores: "ptb"; "raw" as in IDC-PCL; or "ids" as in RSICCformer and Chg2Cap: the ids of words are
             scored, so that an unknown word matches each rare word, see `evaluation.levir_cc`.
         pretrained_lr: learning rate of the captioner's pretrained parameters: CLIP in CLIP4IDC, the trained layers of the ResNet in
@@ -68,10 +69,11 @@ class Captioning(TrainingModule):
         resnet_weights: str | None = None,
         decoder_clip_value: float | None = None,
         decoder_plateau_factor: float | None = None,
+        init_without: list[str] | None = None,
     ) -> None:
         super().__init__(captioner, lr, weight_decay, schedule, warmup, milestones)
         self.captioner: Captioner
-        self.init_from, self.tokenizer = init_from, tokenizer
+        self.init_from, self.init_without, self.tokenizer = init_from, init_without or [], tokenizer
         self.pretrained_lr, self.clip_weights = pretrained_lr, clip_weights
         self.half_precision_clip, self.resnet_weights = half_precision_clip, resnet_weights
         self.decoder_clip_value, self.decoder_plateau_factor = decoder_clip_value, decoder_plateau_factor
@@ -156,6 +158,7 @@ class Captioning(TrainingModule):
                 self.feature_data.words,
                 captioner.allowed_missing,
                 captioner.allowed_unexpected,
+                self.init_without,
             )
         elif self.clip_weights:
             if not isinstance(self.captioner, CLIP4IDC):
