@@ -59,12 +59,14 @@ def test_maps_are_sent_as_they_are_stored_and_converted_on_the_device(folder: Pa
 
 
 def test_workers_by_default_only_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu, cpu = (SimpleNamespace(accelerator=kind()) for kind in (CUDAAccelerator, CPUAccelerator))
+    gpu, cpu = (SimpleNamespace(accelerator=kind(), num_devices=1) for kind in (CUDAAccelerator, CPUAccelerator))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     on_gpu = worker_options(None, gpu)
-    assert (on_gpu["num_workers"], on_gpu["pin_memory"], on_gpu["persistent_workers"]) == (4, True, True)
+    assert (on_gpu["num_workers"], on_gpu["pin_memory"], on_gpu["persistent_workers"]) == (6, True, True)
     for trainer in (cpu, None):
         assert worker_options(None, trainer) == {"num_workers": 0, "pin_memory": False}
+    gpu.num_devices = 4  # with four cores each
+    assert worker_options(None, gpu)["num_workers"] == 4
     assert worker_options(0, gpu)["num_workers"] == 0 and worker_options(7, cpu)["num_workers"] == 7
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(1)))
     assert worker_options(None, gpu)["num_workers"] == 1

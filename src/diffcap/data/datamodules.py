@@ -42,7 +42,7 @@ class FeatureData(pl.LightningDataModule):
         swap: swap the default and the nonsemantic image with probability 1/2 (augmentation of SCORER and DIRL).
         trim: remove padding that no caption of the batch needs; the results are the same where padding is masked.
         val_limit: validate on the first pairs only; null for all.
-        num_workers: worker processes of the data loaders, per rank; 0 loads in the training process; null: 4 beside a GPU,
+        num_workers: worker processes of the data loaders, per rank; 0 loads in the training process; null: 6 beside a GPU,
             otherwise 0. The batches do not depend on it.
         seed: of all random choices.
         vocabulary_layout: "pcl", "rcc" for SCORER and DIRL (see `diffcap.text.vocabulary`), or "clip" (see
