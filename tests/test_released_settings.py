@@ -111,8 +111,11 @@ RELEASED: dict[tuple[str, str, str], dict[str, Any]] = {
 }
 
 
+# Spot-the-Diff's options for several changes per pair, which no other dataset has.
+CHANGES = {"data.changes", "data.multi.max_length", "data.multi.min_count"}
+
 # Options by which Birds-to-Words differs from Spot-the-Diff for every method.
-BIRDS = {"data.changes", "data.multi.max_length", "data.multi.min_count", "data.max_length", "data.min_count"}
+BIRDS = CHANGES | {"data.max_length", "data.min_count"}
 
 # The two pre-training stages of IDC-PCL on the birds: the dataset that EXTRA= adds -> option -> value of the authors' code.
 RELEASED_ON_BIRDS: dict[str, dict[str, Any]] = {
@@ -135,6 +138,8 @@ BORROWED: dict[tuple[str, str, str], tuple[str, set[str]]] = {
     ("pcl", "clevr_dc", "finetune"): ("clevr_change", {"data.max_length"}),
     ("clip4idc", "clevr_dc", "pretrain"): ("clevr_change", {"data.swap"}),
     ("clip4idc", "clevr_dc", "finetune"): ("clevr_change", {"data.samples"}),
+    ("clip4idc", "image_editing_request", "pretrain"): ("spot_the_diff", CHANGES),
+    ("clip4idc", "image_editing_request", "finetune"): ("spot_the_diff", CHANGES),
 }
 
 

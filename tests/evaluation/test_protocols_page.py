@@ -1,10 +1,12 @@
-"""Tables of the documentation: the worked figure of docs/protocols.md, and the means of published scores."""
+"""Tables of the documentation: the worked figure and the ranks of docs/protocols.md, and the means of published scores."""
 
 from pathlib import Path
 
 import pytest
+import torch
 
 from diffcap.evaluation.captions import score_groups
+from diffcap.evaluation.retrieval import PairRetrieval
 
 PAGE = Path(__file__).parents[2] / "docs/protocols.md"
 LEVIR_CC = PAGE.with_name("datasets") / "levir_cc.md"
@@ -33,6 +35,17 @@ def test_total_is_no_average() -> None:
     semantic, distractor, total = (scores[group] for group in ("semantic", "distractor", "total"))
     assert total["ROUGE-L"] == pytest.approx((semantic["ROUGE-L"] + distractor["ROUGE-L"]) / 2)
     assert total["CIDEr-D"] > max(semantic["CIDEr-D"], distractor["CIDEr-D"])
+
+
+def test_equal_similarities_have_the_rank_that_the_page_says() -> None:
+    table = rows("| ranked | equal similarities")
+    assert len(table) == 3
+    alike, numbers = torch.tensor([1.0, 0.0]).repeat(20, 1), torch.arange(20)
+    for direction, _, rank in table:
+        metric = PairRetrieval("captions" if "pair_to_text=captions" in direction else "pairs")
+        metric.update(alike, numbers, alike, numbers, owners=numbers)
+        found = metric.compute()["t2p_mean_rank" if "t2p" in direction else "p2t_mean_rank"]
+        assert found == {"the worst rank": 20, "the best rank": 1}[rank], direction
 
 
 def test_published_remote_sensing_scores_have_the_mean_that_is_printed() -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from diffcap.lit.optimizers import BertAdam, bert_adam, half_precision_parameters, root_mean_square
+from diffcap.lit.adaptation import Adaptation
+from diffcap.lit.optimizers import BertAdam, adamw, bert_adam, half_precision_parameters, root_mean_square
 from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation
 
 VISION = {"image_size": 16, "patch_size": 8, "layers": 4, "width": 16, "head_width": 8}
@@ -142,6 +143,29 @@ def test_half_precision_and_weight_decay_are_those_of_the_released_program() -> 
     assert found["encoder.0.inner.weight"] == (1e-4, True, False)
     assert found["encoder.0.norm1.weight"] == (1e-4, False, False)  # the captioner's do not
     assert found["word_bias"] == (1e-4, False, False)
+
+
+def test_adamw_does_not_decay_the_image_marks_the_scale_and_layer_norms_that_the_released_program_decays() -> None:
+    model = CLIP4IDCAdaptation(NETWORK, max_length=6)
+    rates = {"lr": 1e-4, "pretrained_lr": 1e-7, "weight_decay": 0.2, "betas": (0.9, 0.98)}
+    ours, released = adamw(model, [], **rates), bert_adam(model, (model.images, model.words), [], **rates)
+
+    def decayed(optimizer: torch.optim.Optimizer) -> set[str]:
+        ids = {id(part) for group in optimizer.param_groups if group["weight_decay"] for part in group["params"]}
+        return {name for name, part in model.named_parameters() if id(part) in ids}
+
+    norms = {
+        f"{name}.weight"
+        for name, part in model.named_modules()
+        if isinstance(part, nn.LayerNorm) and part.weight.requires_grad
+    }
+    vectors = {"images.before_mark", "images.after_mark", "logit_scale"}
+    assert len(norms) > 10 and decayed(ours) == decayed(released) - norms - vectors
+    assert norms | vectors <= decayed(released)
+
+
+def test_clip_has_the_rate_of_float32_in_an_adaptation_without_settings() -> None:
+    assert Adaptation(CLIP4IDCAdaptation(NETWORK, max_length=6)).clip_lr == 3e-6
 
 
 def test_root_mean_square_is_over_all_values() -> None:
