@@ -220,7 +220,8 @@ def table(machine_info: dict[str, Any], rows: list[dict[str, Any]], notes: dict[
         " for 3 x are those that load three times as fast as the GPU steps. Measured: how long a training waits for each batch beside"
         f" steps of that time, which use no processor (*wait*).{cold}",
         "",
-        "| case | store | workers | cores | batches/s | GB/s | core s/batch | GPU steps/s, assumed | loader / GPU | cores for 3 x | wait, s |",
+        "| case | store | workers | cores | batches/s | GB/s | core s/batch | GPU steps/s, assumed | loader / GPU | cores for 3 x |"
+        " wait, s |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
         *(line(row) for row in rows),
         "",
