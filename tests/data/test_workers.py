@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from diffcap.data.datamodules import CaptionData, FeatureData
 from diffcap.data.pretraining import PretrainData
-from diffcap.data.workers import explain_lost_workers, worker_options
+from diffcap.data.workers import explain_lost_workers, read_maps, worker_options
 from diffcap.utils.errors import DiffcapError
 
 
@@ -56,6 +57,26 @@ def test_maps_are_sent_as_they_are_stored_and_converted_on_the_device(folder: Pa
     assert torch.equal(there["tokens"], sent["tokens"]) and there.keys() == sent.keys()
     pixels = torch.zeros(1, 3, 2, 2, dtype=torch.uint8)
     assert data.on_after_batch_transfer({"before": pixels, "after": [pixels]}, 0)["before"].dtype == torch.uint8
+
+
+@pytest.mark.parametrize("kind", ["float16", "uint8"])
+def test_a_worker_reads_into_shared_memory(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    maps = np.random.default_rng(0).integers(0, 255, (6, 3, 2, 2)).astype(kind)
+
+    class Store:
+        shape, dtype = (3, 2, 2), maps.dtype
+
+        def read(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+            out = np.empty((len(rows), *self.shape), kind) if out is None else out
+            out[:] = maps[rows]
+            return out
+
+    rows = np.array([4, 0, 4])
+    for worker, shared in ((None, False), (object(), True)):
+        monkeypatch.setattr("diffcap.data.workers.get_worker_info", lambda worker=worker: worker)
+        found = read_maps(Store(), rows)  # type: ignore[arg-type]
+        assert found.is_shared() is shared
+        np.testing.assert_array_equal(found.numpy(), maps[rows], strict=True)
 
 
 def test_workers_by_default_only_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,9 @@ import torch
 from tests.models.tiny import captioner, pretraining
 from tests.toy_checkpoints import WORDS, write_checkpoint
 
+from diffcap.lit.finetuning import Captioning
 from diffcap.lit.optimizers import adamw
+from diffcap.lit.pretraining import Pretraining
 from diffcap.lit.training import init_from
 from diffcap.utils.errors import DiffcapError
 
@@ -111,3 +113,11 @@ def test_parts_can_be_left_out_of_the_transfer(checkpoint: Path) -> None:
         assert torch.equal(value, (initial if name.startswith("trunk.pair_encoder.") else trained)[name]), name
     with pytest.raises(DiffcapError, match=r"init_without has 'pair_encoder', but the model has no such part"):
         init_from(model, str(checkpoint), WORDS, (), (), without=["pair_encoder"])
+
+
+@pytest.mark.parametrize("stage", [Pretraining, Captioning])
+def test_parts_cannot_be_left_out_of_no_transfer(stage: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = pretraining(vocabulary_size=SIZE) if stage is Pretraining else captioner()
+    monkeypatch.setattr(Captioning, "_check_data", lambda self: None)
+    with pytest.raises(DiffcapError, match=r"model.init_without is \['trunk'\], but model.init_from is not set"):
+        stage(model, init_without=["trunk"]).setup("fit")

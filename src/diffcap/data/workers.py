@@ -15,14 +15,14 @@ from diffcap.features.store import FeatureStore
 from diffcap.utils.cores import available_cores
 from diffcap.utils.errors import DiffcapError
 
-WORKERS = 6  # beside a GPU: three times the rate of its steps; docs/speed.md has the arithmetic
+WORKERS = 6  # beside a GPU: calculated, three times the rate of an assumed step; docs/speed.md has the arithmetic
 
 
 def worker_options(num_workers: int | None, trainer: Any) -> dict[str, Any]:
     """Arguments of a `DataLoader`: worker processes, and pinned memory beside a GPU.
 
     Args:
-        num_workers: worker processes per rank; None: 6 beside a GPU, at most one per CPU core, otherwise 0.
+        num_workers: worker processes per rank; None: 6 beside a GPU, at most its share of the CPU cores, otherwise 0.
         trainer: Lightning's trainer, or None.
     """
     on_cuda = isinstance(getattr(trainer, "accelerator", None), CUDAAccelerator)

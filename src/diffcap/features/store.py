@@ -286,8 +286,9 @@ class FeatureStore:
         rows = np.asarray(rows, dtype=np.int64)
         if out is None:
             out = np.empty((len(rows), *self.shape), dtype=self.dtype)
+        array = self._array.view(np.ndarray)  # slices of a memmap are slower
         for index in np.argsort(rows, kind="stable").tolist():  # reading in ascending order is faster
-            out[index] = self._array[rows[index]]
+            out[index] = array[rows[index]]
         new = np.flatnonzero(~self._verified[rows])
         if len(new):
             damaged = rows[new][_checksums(out, new) != self._sums[rows[new]]]

@@ -14,7 +14,7 @@ from diffcap.lit.optimizers import adamw, bert_adam
 from diffcap.lit.plateau import DecoderPlateau
 from diffcap.lit.resnet_weights import load_resnet
 from diffcap.lit.schedules import Schedule
-from diffcap.lit.training import TrainingModule, init_from
+from diffcap.lit.training import TrainingModule, check_init_without, init_from
 from diffcap.methods import method_of
 from diffcap.models.captioner import Captioner
 from diffcap.models.clip4idc import CLIP4IDC
@@ -150,6 +150,7 @@ class Captioning(TrainingModule):
         if stage != "fit":
             return
         self._check_data()
+        check_init_without(self.init_without, self.init_from)
         if self.init_from:
             captioner = self.captioner
             init_from(

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from diffcap.lit.schedules import Schedule
-from diffcap.lit.training import TrainingModule, init_from
+from diffcap.lit.training import TrainingModule, check_init_without, init_from
 from diffcap.losses.mlm import IGNORED, masked_cross_entropy
 from diffcap.models.pcl_pretraining import PCLPretraining
 
@@ -46,6 +46,8 @@ class Pretraining(TrainingModule):
 
     def setup(self, stage: str) -> None:
         """Load the weights of an earlier stage."""
+        if stage == "fit":
+            check_init_without(self.init_without, self.init_from)
         if stage == "fit" and self.init_from:
             words = self.feature_data.words
             init_from(self.captioner, self.init_from, words, FGVC_HEADS, FGVC_HEADS, self.init_without)

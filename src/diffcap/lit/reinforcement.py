@@ -56,7 +56,7 @@ class Reinforcement(Captioning):
         if self.baseline == "mean" and getattr(data, "draws", 0) < 2:
             raise DiffcapError("model.baseline is mean, but data.draws is 1; draw at least 2, or take baseline greedy.")
         self._check_data()
-        init_from(self.captioner, self.init_from, data.words, (), ())
+        init_from(self.captioner, self.init_from, data.words, (), (), self.init_without)
         self._freeze_parameters_without_gradient()
         self._make_metric()
         table = data.train_table

@@ -200,6 +200,22 @@ def _check_hyperparameters(checkpoint: dict[str, Any] | None, module: dict[str, 
             )
 
 
+def check_init_without(parts: Sequence[str], start: str | None) -> None:
+    """Refuse `model.init_without` where no weights are loaded, because it would have no effect.
+
+    Args:
+        parts: value of the option. start: value of `model.init_from`.
+
+    Raises:
+        DiffcapError: there are parts, but no checkpoint.
+    """
+    if parts and not start:
+        raise DiffcapError(
+            f"model.init_without is {list(parts)}, but model.init_from is not set, so no weights are loaded; remove "
+            "model.init_without, or give the checkpoint of an earlier stage."
+        )
+
+
 def init_from(
     module: nn.Module,
     path: str,
