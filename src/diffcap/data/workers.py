@@ -45,9 +45,9 @@ def read_maps(store: FeatureStore, rows: np.ndarray) -> Tensor:
     if get_worker_info() is None:
         return torch.from_numpy(store.read(rows))
     shape = (len(rows), *store.shape)
-    kind = torch.from_numpy(np.empty(0, store.dtype))
+    empty = torch.from_numpy(np.empty(0, store.dtype))
     size = int(np.prod(shape)) * store.dtype.itemsize
-    maps = kind.set_(torch.UntypedStorage._new_shared(size)).view(shape)
+    maps = empty.set_(torch.UntypedStorage._new_shared(size)).view(shape)
     store.read(rows, out=maps.numpy())
     return maps
 
