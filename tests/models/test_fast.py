@@ -15,6 +15,7 @@ from diffcap.models.fast import (
     attention_with_dropout_is_faster,
     backward_reasoning,
     dropout,
+    linear,
     linear_of_concatenation,
 )
 from diffcap.models.layers import Attention
@@ -181,6 +182,59 @@ def same_values_and_gradients(found: Tensor, expected: Tensor, inputs: list[Tens
 def test_a_repeated_batch_is_added(copies: int) -> None:
     x, y = torch.randn(2 * copies, 3, 4, requires_grad=True), torch.randn(2, 3, 4, requires_grad=True)
     same_values_and_gradients(add_repeated(x, y), x + y.repeat(copies, 1, 1), [x, y])
+
+
+MATRICES = {
+    "rows": lambda rows, columns: torch.randn(rows, columns),
+    "columns": lambda rows, columns: torch.randn(columns, rows).T,
+    "gaps": lambda rows, columns: torch.randn(rows, columns + 3)[:, 1 : columns + 1],
+}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("weights", MATRICES)
+@pytest.mark.parametrize("inputs", MATRICES)
+def test_a_linear_layer_has_the_values_and_gradients_of_torchs(
+    monkeypatch: pytest.MonkeyPatch, inputs: str, weights: str, bias: bool
+) -> None:
+    monkeypatch.setattr(fast, "MIN_PRODUCTS", 0)
+    torch.manual_seed(0)
+    x, weight = MATRICES[inputs](6, 40), MATRICES[weights](24, 40)
+    parts = [part.requires_grad_() for part in (x, weight, *([torch.randn(24)] if bias else []))]
+    same_values_and_gradients(linear(*parts), F.linear(*parts), parts)
+    images = x.view(2, 3, 40) if inputs != "columns" else x.reshape(2, 3, 40)
+    found = F.relu(linear(images, *parts[1:]), inplace=True)
+    same_values_and_gradients(found, F.linear(images, *parts[1:]).relu(), parts)
+    with torch.no_grad():
+        torch.testing.assert_close(linear(images, *parts[1:]), F.linear(images, *parts[1:]), atol=1e-5, rtol=1e-5)
+
+
+def test_which_linear_layers_are_computed_by_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(
+        fast, "_onednn_linear", lambda x, weight, bias=None: calls.append(1) or F.linear(x, weight, bias)
+    )
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    layer, x = layers.Linear(64, 1 << 10), torch.randn(1 << 6, 64)
+    layer(x)
+    has_operation = hasattr(torch.ops.mkldnn, "_linear_pointwise")  # not where torch was built without oneDNN
+    assert len(calls) == has_operation
+    layer(x[:-1])  # too few products
+    layer.double()(x.double())
+    with torch.autocast("cpu", torch.bfloat16):
+        layer.float()(x)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    layer(x)
+    assert len(calls) == has_operation
+
+
+def test_linear_layers_of_other_packages_become_fast_ones_with_the_same_weights() -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 2, bias=False)), nn.MultiheadAttention(4, 2))
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    layers.use_fast_linear_(module)
+    assert type(module[0]) is type(module[1][0]) is layers.Linear
+    assert type(module[2].out_proj) is not layers.Linear  # torch's attention reads its weight
+    torch.testing.assert_close(module.state_dict(), before, atol=0, rtol=0)
 
 
 def test_linear_layer_of_a_concatenation() -> None:

@@ -14,6 +14,7 @@ from diffcap.data.sampler import TaskSchedule, TasksInTurn
 from diffcap.records import write_json
 from diffcap.rehearsal import WARM_UP
 from diffcap.utils.errors import DiffcapError
+from diffcap.utils.flops import flop_counter
 
 
 class StepTimes(Callback):
@@ -49,7 +50,7 @@ class StepTimes(Callback):
 
     def _count(self, pl_module: pl.LightningModule) -> None:
         if pl_module.device.type == "cpu":
-            self._counter = FlopCounterMode(display=False)
+            self._counter = flop_counter()
             self._counter.__enter__()
 
     def _counted(self) -> int | None:

@@ -15,7 +15,7 @@ from diffcap.models.captioner import AttentionMaps
 from diffcap.models.decoder import END, NULL, START, BlockOutput
 from diffcap.models.dirl import DIRLBlock
 from diffcap.models.initial_weights import init_xavier_
-from diffcap.models.layers import BlockMemory, Dropout, KeyValue, Segments
+from diffcap.models.layers import BlockMemory, Dropout, KeyValue, Linear, Segments
 from diffcap.models.remote_sensing import (
     CausalWordDecoder,
     PixelOrFeatureCaptioner,
@@ -41,8 +41,8 @@ class KeyAttention(nn.Module):
         if width % heads:
             raise ValueError(f"attention_width {width} is not a multiple of heads {heads}")
         self.heads, self.dropout = heads, dropout
-        self.query, self.key = nn.Linear(channels, width, bias=False), nn.Linear(channels, width, bias=False)
-        self.out = nn.Linear(width, channels)
+        self.query, self.key = Linear(channels, width, bias=False), Linear(channels, width, bias=False)
+        self.out = Linear(width, channels)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, C) to (B, N, C)."""
@@ -59,7 +59,7 @@ class EncoderBlock(nn.Module):
         super().__init__()
         self.attention = KeyAttention(channels, width, heads, dropout)
         self.norm1, self.norm2 = nn.LayerNorm(channels), nn.LayerNorm(channels)
-        self.ffn = nn.Sequential(nn.Linear(channels, ffn), nn.ReLU(), Dropout(dropout), nn.Linear(ffn, channels))
+        self.ffn = nn.Sequential(Linear(channels, ffn), nn.ReLU(), Dropout(dropout), Linear(ffn, channels))
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ class Chg2Cap(PixelOrFeatureCaptioner):
         )
         for part in (self.rows, self.columns, self.encoder):
             init_xavier_(part)
-        self.fusion = nn.Linear(2 * feature_channels, width)
+        self.fusion = Linear(2 * feature_channels, width)
         self.residual = ResidualBlock(width, width // 2)
         block = OuterResidualBlock(width, heads, FFN_RATIO * width, dropout)
         self.decoder = CausalWordDecoder(

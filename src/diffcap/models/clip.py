@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from diffcap.models.layers import init_difference_attention_, tile_batch
+from diffcap.models.layers import init_difference_attention_, tile_batch, use_fast_linear_
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's, of R, G and B
 Network = str | dict[str, Any]
@@ -57,6 +57,7 @@ def build_clip(network: Network, image_size: tuple[int, int] | None = None, voca
     for side, patch in zip(model.visual.image_size, patches):
         if side % patch:
             raise ValueError(f"patches of {patch} pixels do not divide an image side of {side}; choose another size")
+    use_fast_linear_(model)
     return model
 
 

@@ -26,7 +26,8 @@ from diffcap.models.clip import (
     text_tower_of,
 )
 from diffcap.models.decoder import BlockOutput, Decoded, causal_mask, pair_groups, run_blocks
-from diffcap.models.layers import Attention, Dropout, KeyValue, Segments
+from diffcap.models.fast import linear
+from diffcap.models.layers import Attention, Dropout, KeyValue, Linear, Segments
 
 EPS = 1e-12  # of the captioner's layer norms (BERT)
 Padding = Literal["own", "released"]
@@ -108,7 +109,7 @@ class EncoderBlock(nn.Module):
         super().__init__()
         self.attention = Attention(width, heads, dropout)
         self.norm1, self.norm2 = nn.LayerNorm(width, EPS), nn.LayerNorm(width, EPS)
-        self.inner, self.outer, self.dropout = nn.Linear(width, ffn), nn.Linear(ffn, width), Dropout(dropout)
+        self.inner, self.outer, self.dropout = Linear(width, ffn), Linear(ffn, width), Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, D) to (B, T, D)."""
@@ -123,7 +124,7 @@ class DecoderBlock(nn.Module):
         super().__init__()
         self.self_attention, self.cross = Attention(width, heads, dropout), Attention(width, heads, dropout)
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width, EPS) for _ in range(3))
-        self.inner, self.outer, self.dropout = nn.Linear(width, ffn), nn.Linear(ffn, width), Dropout(dropout)
+        self.inner, self.outer, self.dropout = Linear(width, ffn), Linear(ffn, width), Dropout(dropout)
 
     def cross_query(self, words: Tensor) -> Tensor:
         """Queries of the cross-attention, from hidden states (B, T, D) after self-attention: (B, H, T, D / H)."""
@@ -148,7 +149,7 @@ class TextBlock(nn.Module):
         super().__init__()
         self.self_attention, self.cross = Attention(width, heads), Attention(width, heads, dropout)
         self.norm1, self.norm_cross, self.norm2 = (nn.LayerNorm(width) for _ in range(3))
-        self.inner, self.outer, self.activation = nn.Linear(width, ffn), nn.Linear(ffn, width), activation
+        self.inner, self.outer, self.activation = Linear(width, ffn), Linear(ffn, width), activation
 
     def cross_query(self, words: Tensor) -> Tensor:
         """Queries of the cross-attention, from hidden states (B, T, D) after self-attention: (B, H, T, D / H)."""
@@ -252,8 +253,8 @@ class CLIP4IDC(Captioner):
             raise ValueError(
                 f"max_length {max_length} needs {max_length - 1} text positions, CLIP has {positions}; lower it"
             )
-        self.visual_in = nn.Linear(visual_width, width) if width != visual_width else nn.Identity()
-        self.words_in = nn.Linear(word_width, width) if width != word_width else nn.Identity()
+        self.visual_in = Linear(visual_width, width) if width != visual_width else nn.Identity()
+        self.words_in = Linear(word_width, width) if width != word_width else nn.Identity()
         self.encoder = nn.ModuleList(EncoderBlock(width, heads, ffn, dropout) for _ in range(encoder_layers))
         if decoder == "clip_text":
             inner, activation = text_blocks[0].mlp.c_fc.out_features, text_blocks[0].mlp.gelu
@@ -266,7 +267,7 @@ class CLIP4IDC(Captioner):
         else:
             self.decoder = nn.ModuleList(DecoderBlock(width, heads, ffn, dropout) for _ in range(decoder_layers))
             self.words_norm = nn.LayerNorm(width, EPS)
-            self.head = nn.Sequential(nn.Linear(width, word_width), nn.GELU())
+            self.head = nn.Sequential(Linear(width, word_width), nn.GELU())
             self.head_norm = nn.LayerNorm(word_width, EPS)
         self.dropout = Dropout(dropout)
         self.word_bias = nn.Parameter(torch.zeros(vocabulary_size))
@@ -311,7 +312,7 @@ class CLIP4IDC(Captioner):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of the next word, (..., D) to (..., V): the output matrix is CLIP's word vectors."""
-        return F.linear(self.head_norm(self.head(hidden)), self.words.token_embedding.weight, self.word_bias)
+        return linear(self.head_norm(self.head(hidden)), self.words.token_embedding.weight, self.word_bias)
 
     def step(
         self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diffcap.models.captioner import AttentionMaps
-from diffcap.models.layers import BlockMemory, KeyValue, sinusoidal_position_embedding
+from diffcap.models.layers import BlockMemory, KeyValue, Linear, sinusoidal_position_embedding
 
 NULL, UNK, START, END = range(4)
 
@@ -67,7 +67,7 @@ class WordDecoder(nn.Module):
         self.embedding = nn.Embedding(vocabulary_size, word_width, padding_idx=NULL)
         self.lift = input_projection  # "lift" is its name in checkpoints
         self.blocks = nn.ModuleList(blocks)
-        self.logit = nn.Linear(width, vocabulary_size)
+        self.logit = Linear(width, vocabulary_size)
         self.register_buffer("positions", sinusoidal_position_embedding(max_length, word_width), persistent=False)
 
     @property

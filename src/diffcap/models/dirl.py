@@ -29,7 +29,7 @@ from diffcap.models.decoder import (
 from diffcap.models.fast import add_repeated, linear_of_concatenation
 from diffcap.models.grid import GridEmbedding
 from diffcap.models.initial_weights import init_attention_, init_xavier_
-from diffcap.models.layers import Attention, BlockMemory, Dropout, KeyValue, Segments
+from diffcap.models.layers import Attention, BlockMemory, Dropout, KeyValue, Linear, Segments
 
 
 class CrossImageLayer(nn.Module):
@@ -57,7 +57,7 @@ class DIRLBlock(nn.Module):
         super().__init__()
         self.self_attention = Attention(width, heads, dropout)
         self.cross = Attention(width, heads, dropout)
-        self.ffn = nn.Sequential(nn.Linear(width, ffn), nn.ReLU(), Dropout(dropout), nn.Linear(ffn, width))
+        self.ffn = nn.Sequential(Linear(width, ffn), nn.ReLU(), Dropout(dropout), Linear(ffn, width))
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width) for _ in range(3))
         self.dropout = Dropout(dropout)
 
@@ -137,10 +137,10 @@ class DIRL(Captioner):
         self.embedding = GridEmbedding(feature_channels, (grid[0], grid[1]), width, coordinates)
         self.projector = (
             nn.Sequential(  # ReLU after dropout: the same values, and autograd keeps one tensor less
-                nn.Linear(width, projector_width),
+                Linear(width, projector_width),
                 Dropout(dropout),
                 nn.ReLU(inplace=True),
-                nn.Linear(projector_width, width),
+                Linear(projector_width, width),
             )
             if decorrelation_weight
             else None
@@ -151,13 +151,13 @@ class DIRL(Captioner):
                 init_xavier_(part)
         has_norms = decoder_variant == "ln_xavier"
         norm = (nn.LayerNorm(width),) if has_norms else ()
-        self.fusion = nn.Sequential(nn.Linear(2 * width, width), *norm, Dropout(dropout), nn.ReLU(inplace=True))
+        self.fusion = nn.Sequential(Linear(2 * width, width), *norm, Dropout(dropout), nn.ReLU(inplace=True))
         self.decoder = WordDecoder(
             vocabulary_size,
             max_length,
             width,
             word_width,
-            nn.Sequential(nn.Linear(word_width, width), *(nn.LayerNorm(width) for _ in norm), Dropout(dropout)),
+            nn.Sequential(Linear(word_width, width), *(nn.LayerNorm(width) for _ in norm), Dropout(dropout)),
             [DIRLBlock(width, heads, ffn, dropout) for _ in range(decoder_layers)],
         )
         if has_norms:

@@ -19,6 +19,7 @@ from diffcap.models.layers import (
     ALL_POSITIONS,
     Dropout,
     KeyValue,
+    Linear,
     Positions,
     PreNormStack,
     UnbiasedLayerNorm,
@@ -76,7 +77,7 @@ class PCLTrunk(nn.Module):
         self.hyperparameters = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
         self.width = width
         self.word_embedding = nn.Embedding(vocabulary_size, width)
-        self.image_projection = nn.Linear(feature_channels, width)
+        self.image_projection = Linear(feature_channels, width)
         self.image_activation = nn.Sigmoid() if image_activation == "sigmoid" else nn.Identity()
         self.type_embedding = nn.Embedding(7, width)
         self.embedding_norm = UnbiasedLayerNorm(width, EMBEDDING_EPS)
@@ -84,7 +85,7 @@ class PCLTrunk(nn.Module):
         self.single_encoder = PreNormStack(single_layers, width, heads, ffn, dropout)
         self.pair_encoder = PreNormStack(pair_layers, width, heads, ffn, dropout)
         self.cross_encoder = PreNormStack(cross_layers, width, heads, ffn, dropout)
-        self.output_layer = nn.Linear(width, vocabulary_size)
+        self.output_layer = Linear(width, vocabulary_size)
         nn.init.normal_(self.word_embedding.weight, std=word_std)
         nn.init.normal_(self.type_embedding.weight, std=type_std)
         if pair_init == "difference":
@@ -225,7 +226,7 @@ class PCL(Captioner):
         arguments = {key: value for key, value in locals().items() if key not in ("self", "__class__", "trunk")}
         self.trunk = PCLTrunk(vocabulary_size, feature_channels, **trunk)
         self.hyperparameters = {**arguments, **self.trunk.hyperparameters}
-        self.distractor_head = nn.Linear(2 * self.trunk.width, 2) if distractor_judging else None
+        self.distractor_head = Linear(2 * self.trunk.width, 2) if distractor_judging else None
         self.distractor_weight, self.objective, self.text_cls = distractor_weight, objective, text_cls
 
     def states(self, before: Tensor, after: Tensor, with_images: bool = True) -> States:

@@ -17,7 +17,8 @@ from diffcap.losses.gather import global_mean
 from diffcap.losses.mlm import IGNORED, masked_cross_entropy
 from diffcap.losses.mvcl import masked_visual_nce
 from diffcap.models.captioner import Batch
-from diffcap.models.layers import UnbiasedLayerNorm, true_positions
+from diffcap.models.fast import linear
+from diffcap.models.layers import Linear, UnbiasedLayerNorm, true_positions
 from diffcap.models.pcl import EMBEDDING_EPS, PCLTrunk
 
 
@@ -26,12 +27,12 @@ class RegressionHead(nn.Module):
 
     def __init__(self, width: int, feature_channels: int) -> None:
         super().__init__()
-        self.inner = nn.Sequential(nn.Linear(width, width), nn.GELU(), UnbiasedLayerNorm(width, EMBEDDING_EPS))
+        self.inner = nn.Sequential(Linear(width, width), nn.GELU(), UnbiasedLayerNorm(width, EMBEDDING_EPS))
         self.bias = nn.Parameter(torch.zeros(feature_channels))
 
     def forward(self, hidden: Tensor, projection: Tensor) -> Tensor:
         """(n, D) to (n, C); `projection` is the weight of the image projection, (D, C)."""
-        return self.inner(hidden) @ projection + self.bias
+        return linear(self.inner(hidden), projection.T, self.bias)
 
 
 class PCLPretraining(nn.Module):
@@ -80,8 +81,8 @@ class PCLPretraining(nn.Module):
         self.trunk = PCLTrunk(vocabulary_size, feature_channels, **trunk)
         width = self.trunk.width
         self.regress = RegressionHead(width, feature_channels)
-        self.classifier = nn.Linear(width, classes) if classes else None
-        self.matcher = nn.Linear(2 * width, 2) if classes else None
+        self.classifier = Linear(width, classes) if classes else None
+        self.matcher = Linear(2 * width, 2) if classes else None
         self.pad_mask, self.mvcl_negatives, self.temperature = pad_mask, mvcl_negatives, temperature
         self.single_image, self.fgvc_losses = single_image, fgvc_losses
 

@@ -15,7 +15,7 @@ from diffcap.models.batch_norm import GlobalBatchNorm2d
 from diffcap.models.captioner import Batch, Captioner
 from diffcap.models.decoder import Decoded, causal_mask, run_blocks
 from diffcap.models.initial_weights import init_attention_
-from diffcap.models.layers import Dropout, KeyValue, sinusoidal_position_embedding, tile_batch
+from diffcap.models.layers import Dropout, KeyValue, Linear, sinusoidal_position_embedding, tile_batch
 from diffcap.models.resnet import ResNetEncoder
 
 
@@ -76,7 +76,7 @@ class CausalWordDecoder(nn.Module):
         self.word_dropout, self.dropout = Dropout(word_dropout), Dropout(dropout)
         init_attention_(block)
         self.blocks = nn.ModuleList(copy.deepcopy(block) for _ in range(layers))
-        self.logit = nn.Linear(width, vocabulary_size)
+        self.logit = Linear(width, vocabulary_size)
         self.register_buffer("positions", sinusoidal_position_embedding(max_length, width), persistent=False)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)  # authors' code
         nn.init.uniform_(self.logit.weight, -0.1, 0.1)

@@ -14,7 +14,7 @@ from diffcap.models.decoder import roll_out
 from diffcap.models.dirl import DIRLBlock
 from diffcap.models.grid import GridEmbedding
 from diffcap.models.initial_weights import init_attention_, init_xavier_
-from diffcap.models.layers import Attention, Dropout, KeyValue
+from diffcap.models.layers import Attention, Dropout, KeyValue, Linear
 from diffcap.models.remote_sensing import (
     CausalWordDecoder,
     PixelOrFeatureCaptioner,
@@ -38,7 +38,7 @@ class DifferenceLayer(nn.Module):
         self.attention = Attention(width, heads, dropout)
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.ffn = nn.Sequential(
-            nn.Linear(width, FFN_RATIO * width), nn.ReLU(), Dropout(dropout), nn.Linear(FFN_RATIO * width, width)
+            Linear(width, FFN_RATIO * width), nn.ReLU(), Dropout(dropout), Linear(FFN_RATIO * width, width)
         )
         self.dropout = Dropout(dropout)
 

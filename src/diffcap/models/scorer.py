@@ -32,7 +32,7 @@ from diffcap.models.decoder import (
 )
 from diffcap.models.fast import add_repeated, backward_reasoning, linear_of_concatenation
 from diffcap.models.grid import GridEmbedding
-from diffcap.models.layers import Attention, BlockMemory, Dropout, KeyValue, Segments, tile_batch
+from diffcap.models.layers import Attention, BlockMemory, Dropout, KeyValue, Linear, Segments, tile_batch
 
 EPS = 1e-6
 Matching = Literal["collapsed", "per_head"]
@@ -83,7 +83,7 @@ class SCORERBlock(nn.Module):
         super().__init__()
         self.self_attention = Attention(width, heads, dropout, out_proj=False)
         self.cross = Attention(width, heads, dropout, out_proj=False)
-        self.inner, self.outer = nn.Linear(width, width), nn.Linear(width, width)
+        self.inner, self.outer = Linear(width, width), Linear(width, width)
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width, EPS) for _ in range(3))
         self.dropout, self.ffn_residual = Dropout(dropout), ffn_residual
 
@@ -102,11 +102,11 @@ class CBR(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.join = nn.Linear(2 * width, width)  # image channels, then the sentence's
+        self.join = Linear(2 * width, width)  # image channels, then the sentence's
         self.attention = Attention(width, heads, bias=False)
         nn.init.xavier_uniform_(self.attention.qkv.weight)  # as torch's MultiheadAttention; usually not trained
-        self.out = nn.Linear(width, width)
-        self.query, self.key = nn.Linear(width, width), nn.Linear(width, width)
+        self.out = Linear(width, width)
+        self.query, self.key = Linear(width, width), Linear(width, width)
         self.logit_scale = nn.Parameter(torch.ones(()))
 
     def forward(self, before: Tensor, sentences: Tensor) -> list[Tensor]:
@@ -191,17 +191,17 @@ class SCORER(Captioner):
             CrossView(width, heads, dropout) for _ in range(encoder_layers if difference == "reconstruction" else 0)
         )
         if difference == "reconstruction":
-            self.fusion = nn.Sequential(nn.Linear(2 * width, width), Dropout(dropout), nn.ReLU(inplace=True))
+            self.fusion = nn.Sequential(Linear(2 * width, width), Dropout(dropout), nn.ReLU(inplace=True))
         else:
             if cross_view_weight:
                 raise ValueError("difference: subtraction has no cross-view contrast; set cross_view_weight to 0")
-            self.fusion = nn.Sequential(nn.Linear(width, width), nn.ReLU())
+            self.fusion = nn.Sequential(Linear(width, width), nn.ReLU())
         self.decoder = WordDecoder(
             vocabulary_size,
             max_length,
             width,
             word_width,
-            nn.Sequential(nn.Linear(word_width, width), Dropout(dropout), nn.LayerNorm(width, EPS)),
+            nn.Sequential(Linear(word_width, width), Dropout(dropout), nn.LayerNorm(width, EPS)),
             [SCORERBlock(width, heads, dropout, decoder_ffn_residual) for _ in range(decoder_layers)],
         )
         for module in self.decoder.modules():

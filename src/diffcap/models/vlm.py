@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from diffcap.losses.gather import global_mean
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner, patch_attention
+from diffcap.models.layers import use_fast_linear_
 from diffcap.models.vlm_parts import (
     Difference,
     KeyValues,
@@ -393,6 +394,7 @@ def _load_model(folder: Any, dtype: str, four_bit: bool) -> Any:
             "again, or use another model."
         ) from None
     _check_loaded(folder, model, loaded)
+    use_fast_linear_(model)
     return model
 
 
