@@ -23,6 +23,7 @@ from diffcap.rehearsal import (
     measure,
     notes,
     read_rate,
+    recomputes,
     show,
     task_shares,
     training_row,
@@ -215,10 +216,13 @@ def _sampled_rows(
         options = [f"--trainer.max_steps={here}", f"--trainer.val_check_interval={here}", f"--data.val_limit={limit}"]
         if stage == PRETRAIN and _needs_negatives(experiment):
             options.append(f"--data.negatives={whole / 'negatives.jsonl'}")
+        more: dict[str, Any] = {"tasks": "in turn"} if task_shares(experiment, stage) else {}
+        if recomputes(experiment, stage):
+            options.append("--model.captioner.init_args.checkpointing=true")
+            more["checkpointing"] = True
         action = partial(run_in_process, stage, _words(variables, *options, _timed(times_file)))
-        in_turn = {"tasks": "in turn"} if task_shares(experiment, stage) else {}
         settings["files"] = [file_hash(file) for file in experiment.config_files(stage)]
-        record = measure(run / "measured" / f"{stage}.json", {**settings, **in_turn, "steps": here}, [out], action)
+        record = measure(run / "measured" / f"{stage}.json", {**settings, **more, "steps": here}, [out], action)
         row = training_row(experiment, stage, record, read_json(times_file), rate, tflops)
         rows.append({**row, "disk_bytes": disk_bytes([out])})
     times = read_json(times_file)

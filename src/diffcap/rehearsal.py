@@ -215,6 +215,14 @@ def least_steps(experiment: Experiment, stage: str) -> int:
     return max(1, STEPS_OF_TASK * len(task_shares(experiment, stage)))
 
 
+def recomputes(experiment: Experiment, stage: str) -> bool:
+    """Whether the rehearsal of a training stage computes activations again in the backward pass: on a CPU, if its model can."""
+    import torch
+
+    value = get_config_value(experiment.config_files(stage), "model", "captioner", "init_args", "checkpointing")
+    return value is False and not torch.cuda.is_available()
+
+
 def training_row(
     experiment: Experiment, stage: str, record: Record, times: Record, rate: float, tflops: float
 ) -> Record:
@@ -255,6 +263,7 @@ def training_row(
         "validations": validations,
         "seconds_per_validation": validation["seconds"] * validation["all_pairs"] / max(1, validation["pairs"]),
         "read_bytes_per_step": read_bytes,
+        "checkpointing": recomputes(experiment, stage),
         "hours_of_cold_reading": steps * read_bytes / rate / 3600,
         "seconds_per_step_of_task": mean_of_tasks(times["steps"]) if shares else {},
         **gpu(times, seconds, flops, tflops),
@@ -359,6 +368,11 @@ def notes(rows: Sequence[Record], experiment: Experiment, tflops: float, machine
             f"{row['read_bytes_per_step'] / 1e6:.0f} MB of features, here from memory; from this disk, with nothing in memory, the "
             f"reading alone would take {row['hours_of_cold_reading']:.2f} hours."
         )
+        if row["checkpointing"]:
+            lines.append(
+                f"{row['stage']}: with `checkpointing: true`, to need less memory. The settings of the real run are without it: fewer "
+                "operations and more memory."
+            )
         if by_task := row["seconds_per_step_of_task"]:
             each = ", ".join(f"{task} {seconds:.3g} s" for task, seconds in by_task.items())
             lines.append(

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from tests.commands import ROOT, one_sentence, run
 
 from diffcap.records import read_dataset
@@ -74,16 +75,23 @@ def test_pre_training_reads_the_negatives_of_the_whole_dataset(tmp_path: Path) -
 
 @pytest.mark.thorough
 def test_image_files_need_no_disk_space_and_are_read_at_each_step(tmp_path: Path) -> None:
-    _, table = rehearse(tmp_path, "clip4idc", "--backbone=files", "--offline=yes", "--steps=1", "--limit=2")
+    output, table = rehearse(tmp_path, "clip4idc", "--backbone=files", "--offline=yes", "--steps=1", "--limit=2")
     row = table["rows"][1]
     assert row["stage"] == "extract" and row["here"] == "45 images" and row["real"].startswith("180 image files")
     store = tmp_path / HOME / "sample/features/files"
     assert row["disk_bytes"] == 4 * sum(path.stat().st_size for path in store.iterdir()) < 50_000
-    times = json.loads((tmp_path / "runs/rehearsal-clevr_change/clip4idc/measured/finetune-times.json").read_text())
+    measured = tmp_path / "runs/rehearsal-clevr_change/clip4idc/measured"
+    times = json.loads((measured / "finetune-times.json").read_text())
     sizes = [path.stat().st_size for path in (tmp_path / HOME / "official/rendered").rglob("*.png")]
     assert min(sizes) < times["row_bytes"] < max(sizes)
     rate = json.loads((tmp_path / HOME / "sample/measured/files.json").read_text())["read_rate"]
     assert row["hours"] == pytest.approx(180 * times["row_bytes"] / rate / 3600)
+    on_cpu = not torch.cuda.is_available()  # there, the activations are computed again, and the table says so
+    for trained in table["rows"][2:4]:
+        assert trained["checkpointing"] is on_cpu
+        config = (tmp_path / f"runs/rehearsal-clevr_change/clip4idc/{trained['stage']}/config.yaml").read_text()
+        assert f"checkpointing: {str(on_cpu).lower()}" in config
+    assert "with `checkpointing: true`" in " ".join(output.split()) or not on_cpu
 
 
 @pytest.mark.parametrize(
