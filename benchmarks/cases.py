@@ -11,6 +11,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -215,7 +216,10 @@ def training(
         optimizer.step()
 
     matching = dense_matching if form == "dense" else token_matching
-    with mock.patch("diffcap.models.scorer.token_matching", matching):
+    by_mkl = mock.patch(
+        "diffcap.models.fast.linear_is_faster", lambda *_: False, create=True
+    )  # earlier checkouts: always
+    with mock.patch("diffcap.models.scorer.token_matching", matching), by_mkl if form == "MKL" else nullcontext():
         check = without_dropout(model, backward)
         seconds = timed(step)
     return {"items_per_s": batch / seconds, "check": check}

@@ -32,7 +32,7 @@ def is_float32_on_cpu(x: Tensor) -> bool:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear(x, weight, bias)`, on processors with AVX-512 by oneDNN.
 
-    For float32, torch uses MKL, which has no AVX-512 code for AMD's processors. oneDNN has it and takes half the time there.
+    For float32, torch uses MKL, which is on AMD's processors no faster with AVX-512 than with AVX2. oneDNN takes half the time there.
 
     Args:
         x: (..., D). weight: (O, D). bias: (O,).
