@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diffcap.losses.gather import gather_rows
+from diffcap.models.fast import linear
 
 
 def masked_visual_nce(predicted: Tensor, target: Tensor, negatives: Tensor, temperature: float = 1.0) -> Tensor:
@@ -37,7 +38,7 @@ def masked_visual_nce(predicted: Tensor, target: Tensor, negatives: Tensor, temp
     predicted, target, negatives = (F.normalize(rows, dim=-1) for rows in (predicted, target, negatives))
     targets, first = gather_rows(target)
     all_negatives, _ = gather_rows(negatives)
-    logits = predicted @ torch.cat([targets, all_negatives]).T / temperature  # (n, all targets + all negatives)
+    logits = linear(predicted, torch.cat([targets, all_negatives])) / temperature  # (n, all targets + all negatives)
     return F.cross_entropy(logits, torch.arange(len(predicted), device=logits.device) + first, reduction="none")
 
 

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from diffcap.models.fast import linear
+
 BLOCK = 1 << 21  # similarities in memory at once: 8 MB, for a CPU's cache
 MAX_CUDA_BLOCK = 1 << 30  # 4 GB
 
@@ -78,10 +80,12 @@ class _TokenMatching(torch.autograd.Function):
         rows = max(1, min(queries, block // (n * m * columns)))
         for left in range(0, keys, columns):
             key_part = key[left : left + columns].to(dtype)
-            key_tokens = key_part.reshape(-1, width).T  # (D, b M)
+            key_tokens = key_part.reshape(-1, width)  # (b M, D)
             for top in range(0, queries, rows):
                 query_part = query[top : top + rows].to(dtype)
-                similarity = (query_part.reshape(-1, width) @ key_tokens).view(len(query_part), n, len(key_part), m)
+                similarity = linear(query_part.reshape(-1, width), key_tokens).view(
+                    len(query_part), n, len(key_part), m
+                )
                 by_query, index = similarity.max(3)  # (a, N, b)
                 best_key[top : top + rows, :, left : left + columns] = index.to(index_type)
                 by_key, index = similarity.max(1)  # (a, b, M)

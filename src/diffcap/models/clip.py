@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from diffcap.models.layers import init_difference_attention_, tile_batch, use_fast_linear_
+from diffcap.models.fast import linear
+from diffcap.models.layers import SelfAttention, init_difference_attention_, tile_batch, use_fast_linear_
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's, of R, G and B
 Network = str | dict[str, Any]
@@ -58,6 +59,9 @@ def build_clip(network: Network, image_size: tuple[int, int] | None = None, voca
         if side % patch:
             raise ValueError(f"patches of {patch} pixels do not divide an image side of {side}; choose another size")
     use_fast_linear_(model)
+    for block in [*model.visual.transformer.resblocks, *text_tower_of(model).transformer.resblocks]:
+        if type(block.attn) is nn.MultiheadAttention and block.attn.batch_first:
+            block.attn.__class__ = SelfAttention
     return model
 
 
@@ -203,7 +207,7 @@ class PairTower(nn.Module):
 
     def project(self, x: Tensor) -> Tensor:
         """The last block's tokens (..., W) to CLIP's common space, (..., E); CLIP itself projects the class token only."""
-        return self.visual.ln_post(x) @ self.visual.proj
+        return linear(self.visual.ln_post(x), self.visual.proj.T)
 
     def forward(self, before: Tensor, after: Tensor) -> Tensor:
         """Normalised images (b, 3, height, width) and (B, ...), B a multiple of b, to tokens (B, 2 + 2 N, E)."""
@@ -268,4 +272,8 @@ class TextTower(TokenEmbedding):
         x = self.transformer(super().forward(tokens, first), attn_mask=self.attn_mask[:length, :length])
         ends = tokens.clamp(max=self.token_embedding.num_embeddings - 1).argmax(1)  # first END
         x = self.ln_final(x)[torch.arange(len(x), device=x.device), ends]
-        return self.text_projection(x) if isinstance(self.text_projection, nn.Module) else x @ self.text_projection
+        return (
+            self.text_projection(x)
+            if isinstance(self.text_projection, nn.Module)
+            else linear(x, self.text_projection.T)
+        )
