@@ -370,8 +370,8 @@ def notes(rows: Sequence[Record], experiment: Experiment, tflops: float, machine
         )
         if row["checkpointing"]:
             lines.append(
-                f"{row['stage']}: with `checkpointing: true`, to need less memory. The settings of the real run are without it: fewer "
-                "operations and more memory."
+                f"{row['stage']}: measured with `checkpointing: true`, which computes activations a second time. Without it, as in the "
+                "settings of the real run, `hours` and `GPU hours` are lower and `memory` is higher."
             )
         if by_task := row["seconds_per_step_of_task"]:
             each = ", ".join(f"{task} {seconds:.3g} s" for task, seconds in by_task.items())

@@ -91,7 +91,7 @@ def test_image_files_need_no_disk_space_and_are_read_at_each_step(tmp_path: Path
         assert trained["checkpointing"] is on_cpu
         config = (tmp_path / f"runs/rehearsal-clevr_change/clip4idc/{trained['stage']}/config.yaml").read_text()
         assert f"checkpointing: {str(on_cpu).lower()}" in config
-    assert "with `checkpointing: true`" in " ".join(output.split()) or not on_cpu
+    assert "measured with `checkpointing: true`" in " ".join(output.split()) or not on_cpu
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ class CLIP4IDCAdaptation(nn.Module):
     Args:
         network: open_clip's name of the model, or its configuration. image_size: height and width in pixels.
         intra_layers: blocks of the image tower that encode each image separately (null: three quarters, 9 of ViT-B/32's 12).
-        checkpointing: compute the image tower's blocks again in the backward pass; less memory, a third more time.
+        checkpointing: compute the image tower's blocks again in the backward pass; less memory, more time.
         freeze_embeddings: freeze all layers before the blocks: patch, class token, position and word embeddings, and the
             first norm (authors' code).
         vocabulary_size: V; null for the network's own. max_length: positions of a caption; CLIP has 77.

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from diffcap.models.layers import Linear
 from diffcap.utils.errors import DiffcapError
 
 KeyValues = tuple[Tensor, Tensor]  # of one layer, (B, heads, T, D) each
@@ -212,7 +213,7 @@ class Difference(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.mix = nn.Sequential(nn.Linear(2 * width, width), nn.GELU(), nn.Linear(width, width, bias=False))
+        self.mix = nn.Sequential(Linear(2 * width, width), nn.GELU(), Linear(width, width, bias=False))
         nn.init.zeros_(self.mix[2].weight)  # type: ignore[arg-type]
         self.pairs = 0  # of the current batch
 
