@@ -217,7 +217,7 @@ def training(
 
     matching = dense_matching if form == "dense" else token_matching
     # `create`: earlier checkouts have no such constant and always use MKL.
-    by_mkl = mock.patch("diffcap.models.fast.USE_ONEDNN", False, create=True)
+    by_mkl = mock.patch("diffcap.utils.linear.USE_ONEDNN", False, create=True)
     with mock.patch("diffcap.models.scorer.token_matching", matching), by_mkl if form == "MKL" else nullcontext():
         check = without_dropout(model, backward)
         seconds = timed(step)

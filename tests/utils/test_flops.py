@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from diffcap.models import fast
 from diffcap.models.layers import Linear
 from diffcap.utils.flops import flop_counter
 
@@ -13,8 +12,8 @@ from diffcap.utils.flops import flop_counter
 def test_a_multiplication_with_its_addition_is_two_operations(
     monkeypatch: pytest.MonkeyPatch, layer: type[nn.Linear]
 ) -> None:
-    monkeypatch.setattr(fast, "MIN_PRODUCTS", 0)
-    monkeypatch.setattr(fast, "USE_ONEDNN", hasattr(torch.ops.mkldnn, "_linear_pointwise"))
+    monkeypatch.setattr("diffcap.utils.linear.MIN_PRODUCTS", 0)
+    monkeypatch.setattr("diffcap.utils.linear.USE_ONEDNN", hasattr(torch.ops.mkldnn, "_linear_pointwise"))
     x = torch.randn(2, 5, 16, requires_grad=True)
     with flop_counter() as counter:
         layer(16, 24)(x).sum().backward()

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diffcap.losses.gather import gather_rows
-from diffcap.models.fast import linear
+from diffcap.utils.linear import linear
 
 
 def masked_visual_nce(predicted: Tensor, target: Tensor, negatives: Tensor, temperature: float = 1.0) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diffcap.models.fast import linear
+from diffcap.utils.linear import linear
 
 BLOCK = 1 << 21  # similarities in memory at once: 8 MB, for a CPU's cache
 MAX_CUDA_BLOCK = 1 << 30  # 4 GB

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from diffcap.models.fast import linear
 from diffcap.models.layers import SelfAttention, init_difference_attention_, tile_batch, use_fast_linear_
+from diffcap.utils.linear import linear
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's, of R, G and B
 Network = str | dict[str, Any]

@@ -26,8 +26,8 @@ from diffcap.models.clip import (
     text_tower_of,
 )
 from diffcap.models.decoder import BlockOutput, Decoded, causal_mask, pair_groups, run_blocks
-from diffcap.models.fast import linear
 from diffcap.models.layers import Attention, Dropout, KeyValue, Linear, Segments
+from diffcap.utils.linear import linear
 
 EPS = 1e-12  # of the captioner's layer norms (BERT)
 Padding = Literal["own", "released"]

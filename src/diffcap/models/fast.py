@@ -15,74 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from diffcap.utils.linear import is_float32_on_cpu, linear
+
 if TYPE_CHECKING:
     from diffcap.models.layers import Attention
 
 RANDOM_LEVELS = 1 << 16  # dropout compares 16-bit random integers: two bytes for each probability
 MIN_DROPOUT = 1 << 16  # elements below which torch's own dropout is as fast
 MIN_PROBABILITIES = 1 << 14  # H x T x S below which the loop over pairs costs more time than it saves
-MIN_PRODUCTS = 1 << 22  # multiplications of a linear layer below which the calls cost more time than they save
-# Whether oneDNN may compute float32 linear layers: torch has its operation, and the processor has AVX-512.
-USE_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.cpu.get_cpu_capability() == "AVX512"
-
-
-def is_float32_on_cpu(x: Tensor) -> bool:
-    """Whether the functions for float32 on the CPU may be used with `x`; autocast asks for another type."""
-    return x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear(x, weight, bias)`, on processors with AVX-512 by oneDNN.
-
-    For float32, torch uses MKL, which on AMD's processors is no faster with AVX-512 than with AVX2. oneDNN takes half the time there.
-    Its gradient has no gradient.
-
-    Args:
-        x: (..., D). weight: (O, D). bias: (O,).
-
-    Returns:
-        (..., O).
-    """
-    if not linear_is_faster(x, weight):
-        return F.linear(x, weight, bias)
-    # Not in `_Linear`: its result must not be a view, or it could not be changed in place.
-    rows = x.reshape(-1, x.shape[-1])
-    out = _Linear.apply(rows, weight, bias) if torch.is_grad_enabled() else _onednn_linear(rows, weight, bias)
-    return out.view(*x.shape[:-1], len(weight))
-
-
-def linear_is_faster(x: Tensor, weight: Tensor) -> bool:
-    """Whether `linear` supports this input and this weight, and oneDNN is faster than MKL."""
-    if not USE_ONEDNN or not is_float32_on_cpu(x) or weight.dtype != torch.float32:
-        return False
-    return (
-        x.shape[-1] == weight.shape[1] and x.numel() * len(weight) >= MIN_PRODUCTS
-    )  # wrong shapes: torch's error is clearer
-
-
-def _onednn_linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear` of a matrix (n, D)."""
-    return torch.ops.mkldnn._linear_pointwise(_dense(rows), _dense(weight), bias, "none", [], "")
-
-
-def _dense(matrix: Tensor) -> Tensor:
-    """The matrix without gaps between its rows or columns; with gaps, oneDNN is a thousand times slower."""
-    return matrix if matrix.is_contiguous() or matrix.T.is_contiguous() else matrix.contiguous()
-
-
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return _onednn_linear(x, weight, bias)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        (x, weight), grad = ctx.saved_tensors, _dense(grad)
-        grad_x = _onednn_linear(grad, weight.T) if ctx.needs_input_grad[0] else None
-        grad_weight = _onednn_linear(grad.T, x.T) if ctx.needs_input_grad[1] else None
-        return grad_x, grad_weight, grad.sum(0) if ctx.needs_input_grad[2] else None
 
 
 def add_repeated(x: Tensor, y: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ from diffcap.models.fast import (
     attention_with_dropout,
     attention_with_dropout_is_faster,
     dropout,
-    linear,
 )
+from diffcap.utils.linear import linear
 
 KeyValue = tuple[Tensor, Tensor]  # keys and values, (B, H, positions, D / H) each
 BlockMemory = KeyValue | Tensor  # of a cross-attention; a tensor: the tokens (B, S, D) before their projection
@@ -40,7 +40,7 @@ class Dropout(nn.Dropout):
 
 
 class Linear(nn.Linear):
-    """`nn.Linear`, faster on some CPUs, see `fast.linear`."""
+    """`nn.Linear`, faster on some CPUs, see `utils.linear`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in_features) to (..., out_features)."""
@@ -48,7 +48,7 @@ class Linear(nn.Linear):
 
 
 class SelfAttention(nn.MultiheadAttention):
-    """`nn.MultiheadAttention` as open_clip's blocks call it, with `fast.linear`: for self-attention, without dropout."""
+    """`nn.MultiheadAttention` as open_clip's blocks call it, with `utils.linear`: for self-attention, without dropout."""
 
     def forward(  # type: ignore[override]
         self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = False, attn_mask: Tensor | None = None

@@ -17,9 +17,9 @@ from diffcap.losses.gather import global_mean
 from diffcap.losses.mlm import IGNORED, masked_cross_entropy
 from diffcap.losses.mvcl import masked_visual_nce
 from diffcap.models.captioner import Batch
-from diffcap.models.fast import linear
 from diffcap.models.layers import Linear, UnbiasedLayerNorm, true_positions
 from diffcap.models.pcl import EMBEDDING_EPS, PCLTrunk
+from diffcap.utils.linear import linear
 
 
 class RegressionHead(nn.Module):

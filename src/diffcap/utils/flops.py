@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 def flop_counter() -> FlopCounterMode:
-    """torch's counter of floating-point operations, two for each multiplication, that also counts `models.fast.linear`."""
+    """torch's counter of floating-point operations, two for each multiplication, that also counts `utils.linear`."""
     known = hasattr(torch.ops.mkldnn, "_linear_pointwise")
     return FlopCounterMode(
         display=False, custom_mapping={torch.ops.mkldnn._linear_pointwise: _linear_flops} if known else {}

@@ -1,0 +1,101 @@
+"""Linear layers by oneDNN against torch's."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.models.test_fast import same_values_and_gradients
+from torch import nn
+
+from diffcap.models import layers
+from diffcap.utils.linear import linear, linear_is_faster
+
+MATRICES = {
+    "rows": lambda rows, columns: torch.randn(rows, columns),
+    "columns": lambda rows, columns: torch.randn(columns, rows).T,
+    "gaps": lambda rows, columns: torch.randn(rows, columns + 3)[:, 1 : columns + 1],
+}
+
+
+needs_onednn = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="torch without oneDNN")
+
+
+@pytest.fixture
+def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linear layers of any size by oneDNN, also on processors where it is not the default."""
+    monkeypatch.setattr("diffcap.utils.linear.USE_ONEDNN", True)
+    monkeypatch.setattr("diffcap.utils.linear.MIN_PRODUCTS", 0)
+
+
+@needs_onednn
+@pytest.mark.usefixtures("onednn")
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("weights", MATRICES)
+@pytest.mark.parametrize("inputs", MATRICES)
+def test_a_linear_layer_has_the_values_and_gradients_of_torchs(inputs: str, weights: str, bias: bool) -> None:
+    torch.manual_seed(0)
+    x, weight = MATRICES[inputs](6, 40), MATRICES[weights](24, 40)
+    parts = [part.requires_grad_() for part in (x, weight, *([torch.randn(24)] if bias else []))]
+    assert linear_is_faster(x, weight)
+    same_values_and_gradients(linear(*parts), F.linear(*parts), parts)
+    for shape in ((2, 3, 40), (1, 2, 3, 40)):
+        images = x.reshape(shape)
+        changed = F.relu(linear(images, *parts[1:]), inplace=True)
+        same_values_and_gradients(changed, F.linear(images, *parts[1:]).relu(), parts)
+        with torch.no_grad():
+            torch.testing.assert_close(linear(images, *parts[1:]), F.linear(images, *parts[1:]), atol=1e-5, rtol=1e-5)
+    wide = torch.randn(6, 48)[:, 8:32]  # a gradient with gaps
+    ours, theirs = (torch.autograd.grad(layer(*parts), parts, wide) for layer in (linear, F.linear))
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    frozen = linear(x.detach(), weight, None)
+    torch.testing.assert_close(torch.autograd.grad(frozen.sum(), weight)[0], x.detach().sum(0).expand(24, -1))
+
+
+@needs_onednn
+def test_which_linear_layers_are_computed_by_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diffcap.utils.linear.USE_ONEDNN", True)
+    x, weight = torch.randn(64, 64), torch.randn(1 << 10, 64)
+    assert linear_is_faster(x, weight)
+    assert not linear_is_faster(x[:-1], weight)  # too few multiplications
+    assert not linear_is_faster(x.double(), weight.double())
+    assert not linear_is_faster(x, torch.randn(1 << 10, 65))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        linear(x, torch.randn(1 << 10, 65))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not linear_is_faster(x, weight)
+    monkeypatch.setattr("diffcap.utils.linear.USE_ONEDNN", False)
+    assert not linear_is_faster(x, weight)
+
+
+def test_linear_layers_of_other_packages_become_fast_ones_with_the_same_weights() -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 2, bias=False)), nn.MultiheadAttention(4, 2))
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    layers.use_fast_linear_(module)
+    assert type(module[0]) is type(module[1][0]) is layers.Linear
+    assert type(module[2].out_proj) is not layers.Linear  # torch's attention reads its weight
+    torch.testing.assert_close(module.state_dict(), before, atol=0, rtol=0)
+
+
+@needs_onednn
+@pytest.mark.usefixtures("onednn")
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_attention_of_clips_blocks_is_torchs(masked: bool) -> None:
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(8, 2, batch_first=True)
+    nn.init.normal_(theirs.in_proj_bias)
+    ours = layers.SelfAttention(8, 2, batch_first=True)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(3, 5, 8, requires_grad=True)
+    mask = torch.full((5, 5), float("-inf")).triu(1) if masked else None
+    expected = theirs(x, x, x, need_weights=False, attn_mask=mask)[0]
+    found, weights = ours(x, x, x, need_weights=False, attn_mask=mask)
+    assert weights is None
+    same_values_and_gradients(found, expected, [x])
+    for name, parameter in ours.named_parameters():  # the second backward pass needs new graphs
+        output = ours(x, x, x, attn_mask=mask)[0], theirs(x, x, x, need_weights=False, attn_mask=mask)[0]
+        grads = [
+            torch.autograd.grad(out.square().sum(), weight)[0]
+            for out, weight in zip(output, (parameter, theirs.get_parameter(name)))
+        ]
+        torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match="must be the same tensor"):
+        ours(x, x, x.clone())
