@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.gradients import same_values_and_gradients
 from torch import Tensor, nn
 
 from diffcap.models import fast, layers
@@ -166,15 +167,6 @@ def test_a_rank_without_pairs_passes_through() -> None:
     layer = Attention(64, 4, dropout=0.5).train()
     mixed, (key, value) = layer(torch.zeros(0, 70, 64))
     assert mixed.shape == (0, 70, 64) and key.shape == value.shape == (0, 4, 70, 16)
-
-
-def same_values_and_gradients(found: Tensor, expected: Tensor, inputs: list[Tensor]) -> None:
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-    upstream = torch.randn(found.shape)
-    for ours, theirs in zip(
-        torch.autograd.grad(found, inputs, upstream), torch.autograd.grad(expected, inputs, upstream), strict=True
-    ):
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("copies", [1, 3])

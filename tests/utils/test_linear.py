@@ -3,20 +3,19 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.models.test_fast import same_values_and_gradients
+from tests.gradients import same_values_and_gradients
 from torch import nn
 
 from diffcap.models import layers
-from diffcap.utils.linear import linear, linear_is_faster
+from diffcap.models.clip import BlockAttention
+from diffcap.utils.linear import HAS_ONEDNN, linear, linear_is_faster
 
 MATRICES = {
     "rows": lambda rows, columns: torch.randn(rows, columns),
     "columns": lambda rows, columns: torch.randn(columns, rows).T,
     "gaps": lambda rows, columns: torch.randn(rows, columns + 3)[:, 1 : columns + 1],
 }
-
-
-needs_onednn = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="torch without oneDNN")
+needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason="torch without oneDNN")
 
 
 @pytest.fixture
@@ -82,7 +81,7 @@ def test_the_attention_of_clips_blocks_is_torchs(masked: bool) -> None:
     torch.manual_seed(0)
     theirs = nn.MultiheadAttention(8, 2, batch_first=True)
     nn.init.normal_(theirs.in_proj_bias)
-    ours = layers.SelfAttention(8, 2, batch_first=True)
+    ours = BlockAttention(8, 2, batch_first=True)
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(3, 5, 8, requires_grad=True)
     mask = torch.full((5, 5), float("-inf")).triu(1) if masked else None

@@ -83,9 +83,8 @@ class _TokenMatching(torch.autograd.Function):
             key_tokens = key_part.reshape(-1, width)  # (b M, D)
             for top in range(0, queries, rows):
                 query_part = query[top : top + rows].to(dtype)
-                similarity = linear(query_part.reshape(-1, width), key_tokens).view(
-                    len(query_part), n, len(key_part), m
-                )
+                similarity = linear(query_part.reshape(-1, width), key_tokens)
+                similarity = similarity.view(len(query_part), n, len(key_part), m)
                 by_query, index = similarity.max(3)  # (a, N, b)
                 best_key[top : top + rows, :, left : left + columns] = index.to(index_type)
                 by_key, index = similarity.max(1)  # (a, b, M)

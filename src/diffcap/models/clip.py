@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from diffcap.models.layers import SelfAttention, init_difference_attention_, tile_batch, use_fast_linear_
+from diffcap.models.layers import init_difference_attention_, tile_batch, use_fast_linear_
 from diffcap.utils.linear import linear
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's, of R, G and B
@@ -61,7 +62,7 @@ def build_clip(network: Network, image_size: tuple[int, int] | None = None, voca
     use_fast_linear_(model)
     for block in [*model.visual.transformer.resblocks, *text_tower_of(model).transformer.resblocks]:
         if type(block.attn) is nn.MultiheadAttention and block.attn.batch_first:
-            block.attn.__class__ = SelfAttention
+            block.attn.__class__ = BlockAttention
     return model
 
 
@@ -98,6 +99,21 @@ def clamp_logit_scale_(logit_scale: Tensor) -> None:
 def text_tower_of(clip: Clip) -> Any:
     """The module with the text tower: the attribute `text` of some open_clip models, the model itself otherwise."""
     return getattr(clip, "text", clip)
+
+
+class BlockAttention(nn.MultiheadAttention):
+    """`nn.MultiheadAttention` as open_clip's blocks call it, with `utils.linear`: for self-attention, without dropout."""
+
+    def forward(  # type: ignore[override]
+        self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = False, attn_mask: Tensor | None = None
+    ) -> tuple[Tensor, None]:
+        """(B, T, D) three times to (B, T, D) and None; `attn_mask` (T, T) is added to the logits, or False where it is boolean."""
+        if query is not key or key is not value or need_weights:
+            raise ValueError("query, key and value must be the same tensor, and the attention weights are not returned")
+        projected = linear(query, self.in_proj_weight, self.in_proj_bias)
+        heads = projected.unflatten(2, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)  # (3, B, H, T, D / H)
+        attended = F.scaled_dot_product_attention(heads[0], heads[1], heads[2], attn_mask=attn_mask)
+        return linear(attended.transpose(1, 2).flatten(2), self.out_proj.weight, self.out_proj.bias), None
 
 
 class PairTower(nn.Module):
@@ -272,8 +288,5 @@ class TextTower(TokenEmbedding):
         x = self.transformer(super().forward(tokens, first), attn_mask=self.attn_mask[:length, :length])
         ends = tokens.clamp(max=self.token_embedding.num_embeddings - 1).argmax(1)  # first END
         x = self.ln_final(x)[torch.arange(len(x), device=x.device), ends]
-        return (
-            self.text_projection(x)
-            if isinstance(self.text_projection, nn.Module)
-            else linear(x, self.text_projection.T)
-        )
+        projection = self.text_projection
+        return projection(x) if isinstance(projection, nn.Module) else linear(x, projection.T)

@@ -47,21 +47,6 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
-class SelfAttention(nn.MultiheadAttention):
-    """`nn.MultiheadAttention` as open_clip's blocks call it, with `utils.linear`: for self-attention, without dropout."""
-
-    def forward(  # type: ignore[override]
-        self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = False, attn_mask: Tensor | None = None
-    ) -> tuple[Tensor, None]:
-        """(B, T, D) three times to (B, T, D) and None; `attn_mask` (T, T) is added to the logits, or False where it is boolean."""
-        if query is not key or key is not value or need_weights:
-            raise ValueError("query, key and value must be the same tensor, and the attention weights are not returned")
-        projected = linear(query, self.in_proj_weight, self.in_proj_bias)
-        heads = projected.unflatten(2, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)  # (3, B, H, T, D / H)
-        attended = F.scaled_dot_product_attention(heads[0], heads[1], heads[2], attn_mask=attn_mask)
-        return linear(attended.transpose(1, 2).flatten(2), self.out_proj.weight, self.out_proj.bias), None
-
-
 def use_fast_linear_(module: nn.Module) -> None:
     """Make every `nn.Linear` in a module of another package a `Linear`; the parameters and their names stay."""
     for part in module.modules():

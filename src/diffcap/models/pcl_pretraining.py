@@ -32,7 +32,7 @@ class RegressionHead(nn.Module):
 
     def forward(self, hidden: Tensor, projection: Tensor) -> Tensor:
         """(n, D) to (n, C); `projection` is the weight of the image projection, (D, C)."""
-        return linear(self.inner(hidden), projection.T, self.bias)
+        return linear(self.inner(hidden), projection.T) + self.bias
 
 
 class PCLPretraining(nn.Module):

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 MIN_PRODUCTS = 1 << 22  # multiplications of a linear layer below which the calls cost more time than they save
-# Whether oneDNN may compute float32 linear layers: torch has its operation, and the processor has AVX-512.
-USE_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.cpu.get_cpu_capability() == "AVX512"
+HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")  # not where torch was built without it
+USE_ONEDNN = HAS_ONEDNN and torch.backends.cpu.get_cpu_capability() == "AVX512"  # for float32 linear layers
 
 
 def is_float32_on_cpu(x: Tensor) -> bool:
