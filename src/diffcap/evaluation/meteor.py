@@ -12,7 +12,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from diffcap.evaluation.java import jar, java_command, java_failure
+from diffcap.evaluation.java import jar, java_call, java_failure
 from diffcap.utils.errors import DiffcapError
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -111,11 +111,11 @@ def running_meteor() -> Iterator[MeteorProcess]:
     Raises:
         DiffcapError: Java or METEOR is not installed.
     """
-    arguments = ["-Xmx2G", "-jar", str(jar("meteor/meteor-1.5.jar")), "-", "-", "-stdio", "-l", "en", "-norm"]
+    program, paraphrases = jar("meteor/meteor-1.5.jar"), jar("meteor/data/paraphrase-en.gz")
+    # With `-a`: where its path has a blank or an umlaut, the program does not find its own table of paraphrases.
+    call = java_call("-Xmx2G", "-jar", program, "-", "-", "-stdio", "-l", "en", "-norm", "-a", paraphrases)
     with tempfile.TemporaryDirectory(prefix="diffcap-java-") as folder, tempfile.TemporaryFile() as stderr:
-        process = subprocess.Popen(
-            java_command(*arguments), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, cwd=folder
-        )
+        process = subprocess.Popen(**call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, cwd=folder)
         assert process.stdin is not None and process.stdout is not None
         try:
             yield MeteorProcess(process, stderr, {})
