@@ -166,6 +166,22 @@ def test_beams_are_ranked_and_the_first_is_no_worse_than_greedy(captioner: PairC
             captioner(noise(5), noise(6), beams=beams)
 
 
+def test_the_greedy_caption_that_beam_search_misses_is_offered() -> None:
+    x, y = np.meshgrid(np.linspace(0, 200, 640), np.linspace(60, 180, 480))
+    before = np.stack([x, y, x], 2) + np.random.default_rng(0).normal(0, 4, (480, 640, 1))
+    after = before.copy()
+    after[160:240, 213:320] = (220, 30, 30)
+    pair = [image.clip(0, 255).astype(np.uint8) for image in (before, after)]
+    captioner = load_captioner(device="cpu")
+    greedy = captioner(*pair)
+    for beams, penalty in ((3, 0.0), (3, -1.0), (5, 0.0)):
+        found = captioner(*pair, beams, penalty)
+        hypotheses = [(one.log_probability, one.text) for one in (found, *found.alternatives)]
+        assert (pytest.approx(greedy.log_probability, abs=1e-4), greedy.text) in hypotheses
+        scores = [score / (1 + len(text.split())) ** penalty for score, text in hypotheses]
+        assert scores == sorted(scores, reverse=True)
+
+
 def test_every_word_has_a_look(captioner: PairCaptioner) -> None:
     caption = captioner(noise(1), noise(2))
     attention_map = captioner.attention(noise(1), noise(2), caption)

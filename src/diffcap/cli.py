@@ -143,7 +143,7 @@ def caption(
             Face Hub; also a vision-language model, such as HuggingFaceTB/SmolVLM-500M-Instruct, or its folder. By default the
             small captioner of rendered blocks scenes that ships with diffcap. If it is given several times, the captioners are
             an ensemble and need the same vocabulary.
-        beam: Beam size, 1 to 100; 1 is greedy decoding. With more, the other hypotheses are listed.
+        beam: Beam size, 1 to 100; 1 is greedy decoding. With more, the other hypotheses and the greedy caption are listed.
         length_penalty: Exponent of the caption's length by which the log-probability of a hypothesis is divided.
         heatmap: PNG file to write with both images and the attention of each word; a folder for many pairs.
         json: Print JSON; for many pairs one line per pair.

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.utils._pytree import tree_map
 
 from diffcap.checkpoints.base_models import origin
@@ -21,7 +22,7 @@ from diffcap.checkpoints.combining import as_ensemble, load_members
 from diffcap.checkpoints.loading import Checkpoint
 from diffcap.checkpoints.reading import weights_hash
 from diffcap.checkpoints.zero_shot import STAGE as ZERO_SHOT
-from diffcap.models.generation import beam_hypotheses, check_search, greedy_from
+from diffcap.models.generation import beam_hypotheses, check_search, greedy_from, ranking
 from diffcap.models.scoring import token_log_probabilities
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.image_io import Source, read_image
@@ -48,7 +49,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another hypothesis of a beam search."""
+    """Another hypothesis of a beam search, or the greedy caption."""
 
     text: str
     log_probability: float
@@ -64,7 +65,7 @@ class Caption:
             maximum length.
         words: the words with their log-probabilities.
         nothing_changed: probability that nothing changed except the viewpoint; None if the method does not predict it.
-        alternatives: the other hypotheses of a beam search, best first.
+        alternatives: the other hypotheses of a beam search and the greedy caption, best first.
         notes: a sentence for each unexpected conversion of an image.
         tokens: token ids, from the start token to the end token.
         scored: natural logarithms of the probabilities of given sentences, see `PairCaptioner.batch`; -inf for a sentence with a word
@@ -150,7 +151,8 @@ class PairCaptioner:
         """Caption one pair.
 
         Args:
-            beams: beam size; 1 is greedy decoding. length_penalty: see `beam_search`.
+            beams: beam size; 1 is greedy decoding. With more, the greedy caption is a candidate too, since beam search can miss
+                it. length_penalty: see `beam_search`.
 
         Raises:
             DiffcapError: an image cannot be read, or the decoding arguments are out of range, see `check_search`.
@@ -247,21 +249,25 @@ class PairCaptioner:
         before, after = self._features(inputs)
         memory = self._captioner.encode(before, after)
         scored = [self._score(sentence, memory, len(inputs)) for sentence in sentences]
-        if beams == 1:
-            hypotheses = greedy_from(self._captioner, memory, self.max_length)[:, None]
-        else:
-            hypotheses = beam_hypotheses(
-                self._captioner, before, after, self.max_length, beams, length_penalty
-            )  # (B, beams, T)
+        hypotheses = greedy_from(self._captioner, memory, self.max_length)[:, None]
+        if beams > 1:  # beam search can miss the greedy caption although it has a higher score
+            found = beam_hypotheses(self._captioner, before, after, self.max_length, beams, length_penalty)
+            length, eos = max(found.shape[2], hypotheses.shape[2]), self._captioner.eos_id
+            hypotheses = torch.cat(
+                [pad(rows, (0, length - rows.shape[2]), value=eos) for rows in (found, hypotheses)], 1
+            )  # (B, beams + 1, T)
         memory = tree_map(lambda leaf: leaf.repeat_interleave(hypotheses.shape[1], 0).contiguous(), memory)
         tokens = hypotheses.flatten(0, 1)
-        scores = token_log_probabilities(self._captioner, memory, tokens).unflatten(0, hypotheses.shape[:2]).cpu()
+        scores = token_log_probabilities(self._captioner, memory, tokens).unflatten(0, hypotheses.shape[:2])
         if scores.isnan().any():
             raise DiffcapError(
                 "the captioner's probabilities are NaN: its weights diverged in training or are damaged; use another checkpoint."
             )
         unchanged = self._captioner.nothing_changed(before, after)
-        ends = (1 + self._captioner.caption_mask(tokens).sum(1)).view(hypotheses.shape[:2]).tolist()
+        words = self._captioner.caption_mask(tokens).sum(1).view(hypotheses.shape[:2])
+        order = ranking(scores.sum(2), words, length_penalty)[..., None]
+        hypotheses, scores = hypotheses.take_along_dim(order, 1), scores.take_along_dim(order, 1).cpu()
+        ends = (1 + words.take_along_dim(order[..., 0], 1)).tolist()
         captions = []
         for number, model_input in enumerate(inputs):
             rows = [row[:end] for row, end in zip(hypotheses[number].tolist(), ends[number])]

@@ -134,5 +134,11 @@ def beam_hypotheses(
         ended = ended.gather(1, origin) | captioner.is_eos(word)
         if ended.all():
             break
-    ranked = (scores / words.clamp(min=1) ** length_penalty).argsort(dim=1, descending=True, stable=True)
+    ranked = ranking(scores, words, length_penalty)
     return tokens.view(pairs, beams, -1)[torch.arange(pairs, device=device)[:, None], ranked]
+
+
+def ranking(log_probabilities: Tensor, words: Tensor, length_penalty: float) -> Tensor:
+    """Order of the hypotheses of each pair, best first, see `beam_search`: (B, N) log-probabilities and words to (B, N) indices."""
+    scores = log_probabilities / words.clamp(min=1) ** length_penalty
+    return scores.argsort(dim=1, descending=True, stable=True)
