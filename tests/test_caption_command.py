@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from tests.commands import environment
+from tests.hub_server import Hub
 from tests.odd_images import write_all
 from tests.test_pair_captioner import make, make_coarse, noise, reweighted
 
@@ -125,6 +126,23 @@ def test_a_table_of_pairs(here: Path, checkpoint: str, capsys: pytest.CaptureFix
     assert caption("pairs.csv", "--checkpoint", checkpoint) is None
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("\t")[0] for line in lines] == ["x", "y"] and all(line.split("\t")[1] for line in lines)
+
+
+def test_missing_images_are_found_before_the_hub_is_asked(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = Hub()
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+    (here / "pairs.csv").write_text("before,after\nbefore/8.png,after/1.png\nbefore/9.png,after/2.png\n")
+    for words, missing in ((("before/1.png", "after/8.png"), "after/8.png"), (("pairs.csv",), "before/8.png")):
+        message = str(caption(*words, "--checkpoint", "user/name"))
+        assert message == f"error: {missing}: file not found; give the path of an image file." and not hub.asked
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
+    message = str(caption("before/1.png", "after/1.png", "--checkpoint", "user/name"))
+    assert message.startswith(
+        "error: user/name: 127.0.0.1 cannot be reached (Connection refused), and the model is not"
+    )
+    assert "\n" not in message and message.endswith(
+        "or `tiles`, which ship with diffcap and know rendered images only."
+    )
 
 
 def test_a_name_that_no_disk_takes_is_the_fault_of_its_pair_alone(

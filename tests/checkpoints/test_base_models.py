@@ -14,6 +14,7 @@ from tests.hub_server import TOKEN, Hub
 
 from diffcap.checkpoints.base_models import SUPPORTED, base_kind, base_licence, base_sha256, find_base, is_base_model
 from diffcap.checkpoints.hub import pull
+from diffcap.checkpoints.hub_access import check_connection
 from diffcap.checkpoints.zero_shot import names_base_model
 from diffcap.utils.errors import DiffcapError
 from diffcap.web.captioners import find_choices
@@ -153,8 +154,22 @@ def test_incomplete_cache_without_network(hub: Hub, monkeypatch: pytest.MonkeyPa
     hub.commit(NAME, files())
     base_kind(NAME)  # which fetches config.json
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(DiffcapError, match=r"^user/vlm: the request to the Hub failed \(.*\); check the network"):
+    with pytest.raises(
+        DiffcapError, match=r"^user/vlm: HF_HUB_OFFLINE is set, and the model is not in the cache of this"
+    ):
         find_base(NAME)
+    check_connection([NAME, None])  # looks for config.json only
+    with pytest.raises(DiffcapError, match=r"^user/other: .*, or `blocks` or `tiles`, which ship with diffcap and"):
+        check_connection([NAME, "user/other@main"], shipped=True)
+
+
+@pytest.mark.slow
+def test_a_slow_hub_is_waited_for(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diffcap.checkpoints.hub_access.CONNECT_SECONDS", 0.3)
+    commit = hub.commit(NAME, files())
+    hub.delay = 0.6  # of each answer
+    check_connection([NAME])
+    assert find_base(NAME).revision == commit
 
 
 @pytest.mark.slow  # the client waits a second before it resumes

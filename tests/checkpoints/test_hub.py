@@ -1,8 +1,12 @@
 """Push and pull with the real commands against a mock of the Hub, and the model card."""
 
 import os
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ from tests.toy_checkpoints import write_checkpoint
 
 from diffcap.checkpoints.exporting import Scores, export, find_scores
 from diffcap.checkpoints.hub import model_card, pull, push
+from diffcap.checkpoints.hub_access import offline_reason
 from diffcap.checkpoints.loading import load
 from diffcap.checkpoints.reading import checkpoint_record, read_checkpoint
 from diffcap.pair_captioner import SHIPPED
@@ -146,16 +151,60 @@ def test_refused_requests_give_one_sentence(
         pull("user/nobody", tmp_path / "there")
 
 
-def test_unreachable_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
-
+def test_a_failed_request_is_one_whole_sentence(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise OSError("Name or service not known\nand more")
+        raise OSError(f"the connection broke {40 * 'again and '}\nand more")
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    with pytest.raises(DiffcapError, match=r"user/name: the request to the Hub failed \(Name or service") as error:
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(
+        DiffcapError, match=r"user/name: the request to the Hub failed \(the .* (again|and) \.\.\.\); ch"
+    ) as error:
         pull("user/name", tmp_path / "x")
     assert "\n" not in str(error.value)
+
+
+@pytest.fixture
+def hole() -> Iterator[tuple[str, int]]:
+    """The address of a server that answers no attempt to connect, as behind a firewall."""
+    with socket.socket() as server, ExitStack() as stack:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        for _ in range(4):  # fill its queue
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(server.getsockname())
+        yield server.getsockname()
+
+
+@pytest.mark.parametrize("how", ["refused", "silent server", "silent resolver", "no name", "refused by the proxy"])
+def test_an_unreachable_hub_is_found_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hole: tuple[str, int], how: str
+) -> None:
+    urls = {"refused": "http://127.0.0.1:2", "silent server": f"http://127.0.0.1:{hole[1]}", "no name": "https://a..b"}
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", urls.get(how, f"https://hub-{hole[1]}.invalid"))
+    monkeypatch.setattr("diffcap.checkpoints.hub_access.CONNECT_SECONDS", 0.5)
+    if how == "silent resolver":
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_: time.sleep(20))
+    if how == "refused by the proxy":
+        monkeypatch.setenv("HTTPS_PROXY", "127.0.0.1:3")
+    start = time.monotonic()
+    with pytest.raises(
+        DiffcapError, match=r"cannot be reached \(.+\), and the model .*; without a network, give the folder"
+    ) as error:
+        pull("user/name", tmp_path / "x")
+    assert time.monotonic() - start < 3 and ("HF_HUB_ETAG_TIMEOUT=30" in str(error.value)) == ("silent" in how)
+
+
+def test_one_address_that_answers_is_enough(hub: Hub, monkeypatch: pytest.MonkeyPatch, hole: tuple[str, int]) -> None:
+    """IPv6 may be broken where IPv4 works."""
+    resolve, port = socket.getaddrinfo, hub.server_address[1]
+    info = resolve("127.0.0.1", port, type=socket.SOCK_STREAM)[0]
+    both = [(*info[:4], hole), info]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest: both if host == "hub" else resolve(host, *rest))
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://hub:{port}")
+    monkeypatch.setattr("diffcap.checkpoints.hub_access.CONNECT_SECONDS", 2)
+    start = time.monotonic()
+    assert offline_reason() is None and time.monotonic() - start < 1
 
 
 @pytest.mark.parametrize("name", ["alone", "a/b/c", "../x", "user/", "user/na me", "https://huggingface.co/a/b"])

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from diffcap.checkpoints.hub_access import check_connection
 from diffcap.commands.pairs import ImagePair, find_pairs
 from diffcap.utils.console import echo, print_json
 from diffcap.utils.errors import DiffcapError
@@ -39,6 +40,8 @@ def run(
         echo(f"note: {note}", err=True)
     single_pair = after is not None and not Path(before).is_dir()
     heatmap_path = _validate_heatmap_path(heatmap, single_pair)
+    _check_images(pairs)
+    check_connection([*(checkpoint or []), base], shipped=True)
     # By default a thread that waits for the next operation spins, which uses more CPU time than the operations of a small
     # captioner. OpenMP reads the setting when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -85,6 +88,20 @@ def _validate_heatmap_path(heatmap: str | None, single_pair: bool) -> Path | Non
             f"--heatmap {heatmap}: is a file; for many pairs give a folder, which gets a PNG file per pair."
         )
     return path
+
+
+def _check_images(pairs: Sequence[ImagePair]) -> None:
+    """Find missing images before a model is loaded, which may take a download.
+
+    Raises:
+        DiffcapError: there is no pair of which both images exist.
+    """
+    from diffcap.utils.image_io import read_image
+
+    if any(os.path.isfile(pair.before) and os.path.isfile(pair.after) for pair in pairs):  # noqa: PTH113 - takes any name
+        return
+    for path in pairs[0][1:]:
+        read_image(path)  # its error says what is wrong
 
 
 def _pair_paths(pair: ImagePair) -> dict[str, str]:

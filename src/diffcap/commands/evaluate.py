@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from diffcap.checkpoints.hub_access import check_connection
 from diffcap.utils.console import run
 from diffcap.utils.errors import DiffcapError
 
@@ -74,6 +75,8 @@ def evaluate(
     for name, number in {"batch_size": batch_size, "devices": devices, "limit": limit}.items():
         if number is not None and number < 1:
             raise DiffcapError(f"--{name} is {number}; it must be at least 1.")
+    sources = [checkpoint, *(ensemble.split(",") if ensemble else [])]
+    check_connection([*sources, base])
     if task == "retrieval":
         captioning = {
             "--tokenizer": tokenizer,
@@ -127,7 +130,6 @@ def evaluate(
         raise DiffcapError(
             f"--metrics: {next(iter(unavailable.values()), 'the list is empty; omit the option for all metrics.')}"
         )
-    sources = [checkpoint, *(ensemble.split(",") if ensemble else [])]
     members = [source if names_base_model(source) else downloaded(source) for source in sources]
     check_finished(members)
     answer = {"sentences": sentences, **({"max_length": max_length} if max_length else {})}

@@ -2,15 +2,14 @@
 
 import hashlib
 import logging
-import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from diffcap.checkpoints.hub_access import offline_reason, without_requests
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.unpickling import error_reason
 
@@ -96,34 +95,6 @@ def state_hash(network: nn.Module) -> str:
     return digest.hexdigest()
 
 
-@contextmanager
-def _fail_fast_when_offline() -> Iterator[None]:
-    """Switch the Hugging Face client to offline mode if there is no network; otherwise it retries for minutes."""
-    import huggingface_hub.constants as hub
-
-    was_offline = hub.HF_HUB_OFFLINE
-    try:
-        if not was_offline and not _resolves("huggingface.co"):
-            hub.HF_HUB_OFFLINE = True
-            logging.disable(logging.ERROR)  # open_clip would log the failure as well
-        yield
-    finally:
-        logging.disable(logging.NOTSET)
-        hub.HF_HUB_OFFLINE = was_offline
-
-
-def _resolves(host: str) -> bool:
-    import urllib.request
-
-    if urllib.request.getproxies():  # the proxy resolves names
-        return True
-    try:
-        socket.getaddrinfo(host, 443)
-    except OSError:
-        return False
-    return True
-
-
 def pretrained_clip(network: str) -> Any:
     """Return an open_clip model with the weights of the tag "openai", or of its first tag if there is no such tag.
 
@@ -157,7 +128,9 @@ def download(network: str, url: str, fetch: Callable[[], T]) -> T:
         DiffcapError: the download failed.
     """
     try:
-        with _fail_fast_when_offline():
+        with without_requests(reason := offline_reason()):
+            if reason:
+                logging.disable(logging.ERROR)  # open_clip would log the failure as well
             return fetch()
     except Exception as error:  # the libraries raise errors of many types
         reason = " ".join(str(error).split("\n")[0].split())[:200] or type(error).__name__
@@ -165,3 +138,5 @@ def download(network: str, url: str, fetch: Callable[[], T]) -> T:
             f"the default weights of {network} are not cached and cannot be downloaded ({reason}); fetch {url} "
             f"elsewhere and give it as {WEIGHTS}=PATH{OFFLINE_HINT}."
         ) from None
+    finally:
+        logging.disable(logging.NOTSET)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from diffcap.checkpoints.hub_access import check_connection
 from diffcap.utils.errors import DiffcapError
 
 MAX_UPLOAD_BYTES = 2 * 2**30  # total of the uploaded files of all visitors
@@ -31,6 +32,7 @@ def serve(
     """
     if importlib.util.find_spec("gradio") is None:
         raise DiffcapError("the page needs gradio, which is not installed; run: pip install 'diffcap[web]'")
+    check_connection([*checkpoints, base], shipped=True)
     with listen(host, port) as listener, tempfile.TemporaryDirectory(prefix="diffcap-web-") as folder:
         import uvicorn
 
