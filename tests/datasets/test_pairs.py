@@ -2,10 +2,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.datasets.layouts import write_lines
+from tests.datasets.layouts import write_json, write_lines
 
+from diffcap.commands.data import prepare
 from diffcap.commands.pairs import find_pairs
-from diffcap.datasets import read_pairs
+from diffcap.datasets import describe, read_pairs
 from diffcap.records import ChangePair
 from diffcap.utils.errors import DiffcapError
 
@@ -102,6 +103,130 @@ def test_three_pairs_are_enough_and_two_are_not(tmp_path: Path) -> None:
     assert sorted(pair.split for pair in read_pairs("desk", tmp_path)) == ["test", "train", "val"]
     write_lines(tmp_path / "pairs.jsonl", [row(1), row(1), row(2)])
     assert "form only 2 groups without common images" in refusal(tmp_path)
+
+
+def test_drawn_splits_have_each_change_type(tmp_path: Path) -> None:
+    kinds = [("move", False)] * 60 + [("drop", False)] * 30 + [(None, True)] * 10
+    rows = [row(n, change_type=kind, is_distractor=still) for n, (kind, still) in enumerate(kinds)]
+    write_lines(tmp_path / "pairs.jsonl", rows)
+    pairs = read_pairs("desk", tmp_path)
+    for split, counts in {"train": (48, 24, 8), "val": (6, 3, 1), "test": (6, 3, 1)}.items():
+        found = Counter(pair.change_type for pair in pairs if pair.split == split)
+        assert (found["move"], found["drop"], found[None]) == counts
+    assert [row["captions"] for row in rows] == [pair.captions for pair in pairs]  # the order of the lines
+
+
+def test_change_types_do_not_part_pairs_that_share_an_image(tmp_path: Path) -> None:
+    scenes = [
+        row(n, after=f"{kind}/{n}.jpg", change_type=f"type{n % 3}" if kind == "b" else None, is_distractor=kind == "c")
+        for n in range(60)
+        for kind in "bc"
+    ]
+    write_lines(tmp_path / "pairs.jsonl", scenes)
+    pairs = read_pairs("desk", tmp_path)
+    assert [pair.split for pair in pairs[::2]] == [pair.split for pair in pairs[1::2]]
+    for split in ("val", "test"):
+        assert Counter(pair.change_type for pair in pairs if pair.split == split) == {
+            "type0": 2, "type1": 2, "type2": 2, None: 6,
+        }  # fmt: skip
+
+
+def test_without_change_types_the_drawn_splits_stay_those_of_earlier_versions(tmp_path: Path) -> None:
+    write_lines(tmp_path / "pairs.jsonl", [row(n, is_distractor=n % 2 == 0) for n in range(30)])
+    held_out = {pair.id: pair.split for pair in read_pairs("desk", tmp_path) if pair.split != "train"}
+    assert held_out == {"11": "val", "18": "val", "25": "val", "0": "test", "13": "test", "24": "test"}
+
+
+def notes_on(folder: Path) -> str:
+    return "\n".join(describe("desk", read_pairs("desk", folder), folder)["notes"])
+
+
+@pytest.mark.parametrize(
+    ("key", "near"), [("distractor", "is_distractor"), ("masks", "mask"), ("type", "change_type"), ("Split", "split")]
+)
+def test_a_misspelt_key_is_named_with_the_known_one(tmp_path: Path, key: str, near: str) -> None:
+    write_lines(tmp_path / "pairs.jsonl", [row(n, room=n, **({key: "x"} if n < 12 else {})) for n in range(100)])
+    assert notes_on(tmp_path).count("warning") == 1
+    assert f'"{key}" (12 pairs; did you mean "{near}"?)' in notes_on(tmp_path) and '"room" (100 pairs)' in notes_on(
+        tmp_path
+    )
+
+
+def test_known_keys_give_no_warning(tmp_path: Path) -> None:
+    whole = {"change_type": "drop", "is_distractor": False, "viewpoint_iou": 0.5, "boxes": None}
+    write_lines(tmp_path / "pairs.jsonl", [row(n, id=n, **whole) for n in range(100)])
+    assert notes_on(tmp_path) == ""
+
+
+@pytest.mark.parametrize(
+    ("counts", "warning"),
+    [
+        ((30, 10, 10), ""),
+        ((30, 9, 12), "only 9 val pairs"),
+        ((30, 3, 9), "only 3 val and 9 test pairs"),
+        ((30, 10, 0), "no test pairs, so eval and report have nothing to score"),
+        ((0, 0, 10), "no train pairs, so the dataset serves for evaluation only"),
+    ],
+)
+def test_small_and_missing_splits_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], counts: tuple[int, int, int], warning: str
+) -> None:
+    splits = [split for split, count in zip(("train", "val", "test"), counts) for _ in range(count)]
+    write_lines(tmp_path / "pairs.jsonl", [row(n, split=split) for n, split in enumerate(splits)])
+    prepare("desk", str(tmp_path), str(tmp_path / "out"), captions_only=True)
+    output = capsys.readouterr().out
+    assert output.count("warning") == bool(warning) and warning in output
+
+
+def test_captions_without_blanks_between_words_are_named(tmp_path: Path) -> None:
+    chinese, thai = ["绿色的方块被移走了", "没有变化", "桌上多了一本书"], ["กล่องสีแดงหายไปจากโต๊ะ"]
+    for captions, count in ((chinese, 60), (thai, 60), (["杯子 不见 了"], 0), (["the café is gone"], 0)):
+        write_lines(tmp_path / "pairs.jsonl", [row(n, captions=[captions[n % len(captions)]]) for n in range(60)])
+        found = notes_on(tmp_path)
+        assert (f"{count} captions are in a script without blanks" in found) if count else found == ""
+
+
+@pytest.mark.parametrize("form", ["pairs.jsonl", "captions.json"])
+def test_training_pairs_without_val_pairs_are_refused_before_the_extraction(tmp_path: Path, form: str) -> None:
+    if form == "pairs.jsonl":
+        rows = [row(1, split="train"), row(2, split="val", captions=[]), row(3, split="test")]
+        write_lines(tmp_path / form, rows)
+    else:
+        entries = [{"filename": f"{n}.png", "split": "train", "sentences": [{"raw": "a cup is gone"}]} for n in "12"]
+        write_json(tmp_path / form, {"images": entries})
+        rows = [{"before": f"images/train/A/{n}.png", "after": f"images/train/B/{n}.png"} for n in "12"]
+    for image in (path for each in rows for path in (each["before"], each["after"])):
+        (tmp_path / str(image)).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / str(image)).touch()
+    with pytest.raises(DiffcapError, match=r'has train pairs and no val pairs with captions.*"val"'):
+        prepare("desk", str(tmp_path), str(tmp_path / "out"), check="exists")
+    assert not (tmp_path / "out/manifest.jsonl").exists()
+    prepare("desk", str(tmp_path), str(tmp_path / "out"), captions_only=True)  # for the negatives
+
+
+def test_the_csv_table_of_the_command_caption_is_read(tmp_path: Path) -> None:
+    (tmp_path / "pairs.csv").write_text(
+        "id,Before,after,caption,split,is_distractor,viewpoint_iou,boxes,room\n"
+        'one,a/1.jpg,b/1.jpg,"the cup, it is gone",train,,0.5,"{""before"": [0, 1, 2, 3]}",hall\n'
+        "two,a/2.jpg,b/2.jpg,nothing has changed,val,True,,,\n"
+        "three,a/3.jpg,b/3.jpg,,test,0,,,\n",
+    )
+    extra = {"viewpoint_iou": 0.5, "boxes": {"before": [0, 1, 2, 3]}, "room": "hall"}
+    assert read_pairs("desk", tmp_path) == [
+        ChangePair("one", "a/1.jpg", "b/1.jpg", ["the cup, it is gone"], "train", None, False, extra),
+        ChangePair("two", "a/2.jpg", "b/2.jpg", ["nothing has changed"], "val", None, True),
+        ChangePair("three", "a/3.jpg", "b/3.jpg", [], "test"),
+    ]
+    assert [pair.id for pair in find_pairs(str(tmp_path))[0]] == ["one", "two", "three"]
+    (tmp_path / "pairs.csv").write_text("before,after,is_distractor\na.jpg,b.jpg,maybe\n")
+    assert 'line 2: "change_type" must be a string and "is_distractor" true or false' in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("content", [[row(1)], [{"messages": [], "images": ["a.png", "b.png"]}]])
+def test_a_json_list_gets_the_right_form_named(tmp_path: Path, content: list[object]) -> None:
+    write_json(tmp_path / "pairs.json", content)
+    assert "pairs.json: a JSON list" in refusal(tmp_path)
+    assert 'write pairs.jsonl, one JSON object per line: {"before": ' in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from diffcap.datasets.registry import datasets, get_dataset
+from diffcap.datasets.registry import OWN_READER, datasets, get_dataset
 from diffcap.fetching.settings import FetchSettings
 from diffcap.methods import import_object
 from diffcap.records import SPLITS, ChangePair, Dataset
@@ -15,6 +15,7 @@ from diffcap.utils.settings import CONFIGS
 
 SOURCES = CONFIGS / "sources"
 FETCH = FetchSettings()
+FEW = 10  # pairs of one's own val or test split; the scores of fewer are not reliable
 
 
 def prepare(
@@ -88,6 +89,12 @@ def prepare(
         (folder / "problems.txt").unlink(missing_ok=True)
     else:
         records, skipped = _check(records, root, folder, missing, check, gone, rendered)
+        captioned = {pair.split for pair in records if pair.captions}
+        if get_dataset(dataset).pairs and "train" in captioned and "val" not in captioned:
+            raise DiffcapError(
+                f"{root}: has train pairs and no val pairs with captions, by which training selects a checkpoint; give some pairs "
+                'the split "val".'
+            )
     settings = {"missing": missing, "check": check, **({"augmented": True} if augmented else {}), **render}
     notes = {
         "captions_only": captions_only,
@@ -239,7 +246,20 @@ def _remarks(info: dict[str, Any]) -> list[str]:
     for key in ("image_pairs_in_two_splits", "repeated_captions", "blank_captions"):
         if repetitions[key]:
             lines.append(f"{key.replace('_', ' ')}: {repetitions[key]:,}")
-    return lines + info["notes"]
+    return lines + info["notes"] + (_small_splits(info) if get_dataset(info["name"]).reader == OWN_READER else [])
+
+
+def _small_splits(info: dict[str, Any]) -> list[str]:
+    counts = {split: info["splits"][split]["pairs"] for split in SPLITS}
+    uses = {"train": "the dataset serves for evaluation only", "test": "eval and report have nothing to score"}
+    lines = [f"warning: no {split} pairs, so {use}" for split, use in uses.items() if not counts[split]]
+    few = " and ".join(f"{counts[split]} {split}" for split in SPLITS[1:] if 0 < counts[split] < FEW)
+    if few:
+        lines.append(
+            f"warning: only {few} pairs; scores of fewer than {FEW} depend on the choice of the pairs: add pairs, or write "
+            '"split" on every line yourself'
+        )
+    return lines
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -1,14 +1,12 @@
 """Find the image pairs that a command line names: two images, two folders, a folder of pairs, or a table of pairs."""
 
-import csv
-import io
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diffcap.datasets.pairs import default_ids
-from diffcap.records import is_blank, read_json_lines
+from diffcap.datasets.pairs import default_ids, read_rows
+from diffcap.records import is_blank
 from diffcap.utils.errors import DiffcapError
 
 _TABLES = (".csv", ".tsv", ".jsonl")
@@ -136,10 +134,8 @@ def _pairs_in_folder(folder: Path) -> tuple[list[ImagePair], list[str]]:
 
 
 def _pairs_in_table(path: Path) -> list[ImagePair]:
-    rows: Iterable[tuple[str, dict[str, Any]]]
-    rows = read_json_lines(path, "table of pairs") if path.suffix.lower() == ".jsonl" else _csv_rows(path)
     checked: list[tuple[str, dict[str, Any]]] = []
-    for where, row in rows:
+    for where, row in read_rows(path):
         for key in ("before", "after"):
             if not isinstance(row.get(key), str) or is_blank(row[key]):
                 raise DiffcapError(f'{where}: "{key}" is missing; every pair needs "before" and "after".')
@@ -158,45 +154,3 @@ def _pairs_in_table(path: Path) -> list[ImagePair]:
     if not pairs:
         raise DiffcapError(f"{path}: it contains no pair; write one line per pair, with the columns before and after.")
     return list(pairs.values())
-
-
-def _csv_rows(path: Path) -> Iterable[tuple[str, dict[str, str]]]:
-    if not path.is_file():
-        raise DiffcapError(f"{path}: file not found; check the path.")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        if "\0" in text:
-            raise ValueError("it contains a NUL character")
-    except (ValueError, OSError) as error:
-        raise DiffcapError(
-            f"{path}: not a table of UTF-8 text ({' '.join(str(error).split())[:80]}); save it as UTF-8."
-        ) from None
-    try:
-        if path.suffix.lower() == ".tsv":
-            dialect: type[csv.Dialect] | csv.Dialect = csv.excel_tab
-        else:
-            dialect = csv.excel if "," in text.partition("\n")[0] else csv.Sniffer().sniff(text[:4096], ",;\t")
-        reader = csv.reader(io.StringIO(text), dialect, strict=True)
-        lines = [(reader.line_num, cells) for cells in reader]
-    except csv.Error as error:
-        raise DiffcapError(f"{path}: not a CSV table ({error}); separate columns with commas.") from None
-    first = [cell.strip() for cell in lines[0][1]] if lines else []
-    head = [name.lower() for name in first]
-    if "before" in head and "after" in head:
-        del lines[0]
-    elif len(first) == 2 and all(re.search(r"\.\w+$", cell) for cell in first):
-        head = ["before", "after"]  # two columns of image paths, without a header
-    else:
-        raise DiffcapError(f'{path}: its first line must name the columns, among them "before" and "after".')
-    duplicate = next((name for name in ("before", "after", "id") if head.count(name) > 1), None)
-    if duplicate:
-        raise DiffcapError(
-            f'{path}, line 1: {head.count(duplicate)} columns are named "{duplicate}"; keep one of them.'
-        )
-    for number, cells in lines:
-        if any(cell.strip() for cell in cells[len(head) :]):
-            raise DiffcapError(
-                f"{path}, line {number}: {len(cells)} cells for {len(head)} columns; put quotes around a path with a comma."
-            )
-        if any(cell.strip() for cell in cells):
-            yield f"{path}, line {number}", dict(zip(head, cells))

@@ -1,6 +1,6 @@
 """Score a file of captions against a file of references, or against a split of a dataset."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ def _score_files(predictions: Path, references: Path, tokenizer: Tokenizer) -> d
 
     captions, truth = read_predictions(predictions), read_references(references)
     check_ids(captions, truth, prefix=f"{predictions} against {references}: ")
+    _warn_of_missing_blanks(captions, truth.values())
     scores = score_captions(captions, truth, tokenizer)
     missing = unavailable_metrics(ALL_METRICS)
     return {
@@ -96,6 +97,7 @@ def _score_split(
         [pair.id for pair in of_split],
         f"the {split} split of {dataset.name}",
     )
+    _warn_of_missing_blanks(captions, (pair.captions for pair in scored))
     described: Mapping[str, Any] = {
         "dataset": dataset.name,
         "split": split,
@@ -107,6 +109,13 @@ def _score_split(
     if spec:
         levir = LevirScoring(spec.no_change) if protocol == "text" else levir_scoring(spec, dataset.pairs)
     return evaluate(captions, scored, tokenizer, protocol=described, provenance=notes, levir=levir)
+
+
+def _warn_of_missing_blanks(captions: Mapping[str, str], references: Iterable[Sequence[str]]) -> None:
+    from diffcap.text.vocabulary import missing_blanks
+
+    if warning := missing_blanks([*captions.values(), *(text for texts in references for text in texts)]):
+        echo(f"{warning}.", err=True)
 
 
 def _provenance(**files: Path) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from typing import Any
 
 from diffcap.datasets.checks import check_inside
 from diffcap.datasets.official import compare, repetitions
-from diffcap.datasets.registry import datasets, get_dataset
+from diffcap.datasets.registry import get_dataset
 from diffcap.records import ChangePair, is_blank
+from diffcap.text.vocabulary import missing_blanks
 from diffcap.utils.errors import DiffcapError
 
 
@@ -34,11 +35,6 @@ def read_pairs(dataset: str, folder: str | Path, augmented: bool = False) -> lis
     folder = Path(folder)
     if not folder.is_dir():
         raise DiffcapError(f"{folder}: no such folder; give the one that holds the files of {dataset}.")
-    if dataset not in datasets() and not any((*folder.glob("pairs.jsonl"), *folder.glob("*.json"))):
-        raise DiffcapError(
-            f"{folder}: no pairs.jsonl there, which one's own dataset needs, and no JSON file of images; write one, or choose a "
-            f"dataset that has a reader ({', '.join(sorted(datasets()))})."
-        )
     reader = import_module(get_dataset(dataset).reader)
     if augmented and not getattr(reader, "AUGMENTED", False):
         raise DiffcapError(f"--augmented is for second_cc, and {dataset} has no augmented views; omit the option.")
@@ -58,10 +54,11 @@ def describe(dataset: str, pairs: list[ChangePair], folder: str | Path, left_out
         DiffcapError: the sizes cannot be the official ones, nor those of a part.
     """
     reader = import_module(get_dataset(dataset).reader)
+    blanks = missing_blanks(caption for pair in pairs for caption in pair.captions)
     return {
         "official": compare(dataset, pairs, Path(folder), left_out),
         "repetitions": repetitions(pairs),
-        "notes": reader.notes(pairs) if hasattr(reader, "notes") else [],
+        "notes": [*(reader.notes(pairs) if hasattr(reader, "notes") else []), *([blanks] if blanks else [])],
         **getattr(reader, "NOTES", {}),
     }
 

@@ -13,18 +13,26 @@ Optional keys:
   reports;
 * `mask`: path of an image of the changed pixels, 0 where nothing changed: used by `diffcap audit` and in reports.
 
-Other keys are copied to the manifest. Only two are refused: `changed`, which describes an object of `blocks`, and `changeflag`, for
-which there is `is_distractor`.
+Other keys are copied to the manifest, and the data stage names them. Only two are refused: `changed`, which describes an object of
+`blocks`, and `changeflag`, for which there is `is_distractor`.
 
 Without `split`, every line needs a caption. About 80 % of the pairs become "train", 10 % "val" and 10 % "test" (at least one
-each), drawn with a fixed seed. Lines that share an image, directly or through other lines, get the same split, so that no test
-image is seen in training.
+each), drawn with a fixed seed, and of each `change_type` about the same parts. Lines that share an image, directly or through other
+lines, get the same split, so that no test image is seen in training.
+
+Instead of `pairs.jsonl`, there may be a `pairs.csv` or `pairs.tsv` whose first line names the keys; "caption" is one sentence.
 """
 
+import csv
+import difflib
+import io
+import json
 import math
 import random
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -33,22 +41,25 @@ from diffcap.datasets.checks import check_inside, note_once, sentences
 from diffcap.records import RESERVED_CHANGE_TYPES, SPLITS, ChangePair, is_blank, read_json_lines
 from diffcap.utils.errors import DiffcapError
 
+FILES = ("pairs.jsonl", "pairs.csv", "pairs.tsv")
 SPLIT_SEED = 0
 HELD_OUT = 0.1  # fraction of the pairs for val, and the same for test
+KEYS = ("before", "after", "captions", "id", "split", "change_type", "is_distractor", "viewpoint_iou", "boxes", "mask")
 
 
-def read(folder: Path) -> list[ChangePair]:
-    """Read the pairs of `pairs.jsonl`, in the order of its lines.
+def read(path: Path) -> list[ChangePair]:
+    """Read the pairs of a file of `FILES`, in the order of its lines.
 
     Raises:
         DiffcapError: the file is missing, a line is malformed, only some lines have a split, or there are fewer than
             three groups to split.
     """
-    path = folder / "pairs.jsonl"
     pairs: list[ChangePair] = []
     seen: dict[str, str] = {}
     without_split = ""  # file and number of the first line without a split
-    lines = list(read_json_lines(path))
+    lines = list(read_rows(path))
+    if path.suffix != ".jsonl":
+        lines = [(where, _from_cells(row)) for where, row in lines]
     images = [[_image(row.get(key), key, where) for key in ("before", "after")] for where, row in lines]
     for (where, row), (before, after), default_id in zip(lines, images, default_ids(images)):
         pair = _pair(row, where, before, after, default_id)
@@ -68,6 +79,32 @@ def read(folder: Path) -> list[ChangePair]:
             'give every line a "split", and this one "test".'
         )
     return draw_splits(pairs, path)
+
+
+def _from_cells(row: dict[str, str]) -> dict[str, Any]:
+    """A row of a CSV table with the values that a line of `pairs.jsonl` has. An empty cell is left out."""
+    values: dict[str, Any] = {key: text.strip() for key, text in row.items() if not is_blank(text)}
+    for key in {"is_distractor", "viewpoint_iou", "boxes"} & values.keys():
+        with suppress(ValueError):  # such a cell is refused with the other values
+            values[key] = json.loads(values[key].lower())
+    if values.get("is_distractor") in (0, 1):
+        values["is_distractor"] = bool(values["is_distractor"])
+    caption = values.pop("caption", None) or values.get("captions")
+    return {**values, "captions": [caption] if caption else []}
+
+
+def notes(pairs: Sequence[ChangePair]) -> list[str]:
+    """Return a warning of unknown keys, which the data stage prints and stores."""
+    known = {*KEYS, "changeflag", "changeflag_derived"}  # the last two: of Karpathy's form
+    unknown = Counter(key for pair in pairs for key in pair.extra if key not in known)
+    keys = ", ".join(f'"{key}" ({count:,} pairs{_similar(key)})' for key, count in unknown.items())
+    return [f"warning: unknown keys, which are only copied to the manifest: {keys}"] if keys else []
+
+
+def _similar(key: str) -> str:
+    name = key.lower()
+    near = difflib.get_close_matches(name, KEYS, 1, 0.7) or [known for known in KEYS if name in known.split("_")]
+    return f'; did you mean "{near[0]}"?' if near else ""
 
 
 def default_ids(images: Sequence[Sequence[str]]) -> list[str]:
@@ -102,8 +139,9 @@ def default_ids(images: Sequence[Sequence[str]]) -> list[str]:
 def draw_splits(pairs: list[ChangePair], path: Path) -> list[ChangePair]:
     """Give every pair a split, about 80 : 10 : 10; pairs that share an image get the same split.
 
-    The groups of such pairs are shuffled with a fixed seed. "val", and then "test", takes the groups that fit into its tenth,
-    or the smallest group if none fits.
+    The groups of such pairs are shuffled with a fixed seed; if there are change types, groups of each kind (the change types and
+    `is_distractor` of its pairs) are then spread evenly over the order. "val", and then "test", takes the first groups that fit
+    into its tenth, or the smallest group if none fits.
 
     Args:
         pairs: all pairs. path: of their file, for the message.
@@ -119,6 +157,8 @@ def draw_splits(pairs: list[ChangePair], path: Path) -> list[ChangePair]:
             'add pairs or write "split" yourself.'
         )
     random.Random(SPLIT_SEED).shuffle(keys)
+    if any(pair.change_type for pair in pairs):
+        keys = _spread(keys, [(group[pair.before], f"{pair.change_type} {pair.is_distractor}") for pair in pairs])
     size, split = Counter(group[pair.before] for pair in pairs), dict.fromkeys(keys, "train")
     held = max(1, round(HELD_OUT * len(pairs)))
     for name, reserved in (("val", 2), ("test", 1)):  # one group is reserved for each of the other splits
@@ -130,6 +170,22 @@ def draw_splits(pairs: list[ChangePair], path: Path) -> list[ChangePair]:
                 chosen, room = [*chosen, key], room - size[key]
         split |= dict.fromkeys(chosen or [min(free, key=lambda key: size[key])], name)
     return [replace(pair, split=split[group[pair.before]]) for pair in pairs]
+
+
+def _spread(keys: list[str], kinds: Iterable[tuple[str, str]]) -> list[str]:
+    """Reorder groups so that every part of the order has about the same fraction of each kind; equal kinds keep their order.
+
+    Args:
+        keys: the groups. kinds: the group and the kind of each pair; a group's kind is the set of its pairs' kinds.
+    """
+    kinds_of: dict[str, set[str]] = {key: set() for key in keys}
+    for key, kind in kinds:
+        kinds_of[key].add(kind)
+    members: dict[frozenset[str], list[str]] = {}
+    for key in keys:
+        members.setdefault(frozenset(kinds_of[key]), []).append(key)
+    place = {key: (rank + 0.5) / len(same) for same in members.values() for rank, key in enumerate(same)}
+    return sorted(keys, key=place.__getitem__)
 
 
 def _groups(pairs: list[ChangePair]) -> dict[str, str]:
@@ -204,3 +260,54 @@ def _image(path: object, key: str, where: str) -> str:
         raise DiffcapError(f'{where}: "{key}" must be the path of an image, found {path!r:.60}; fix that line.')
     check_inside(path, where)
     return str(PurePosixPath(path))  # "./a.png" becomes "a.png", so that each image has one name
+
+
+def read_rows(path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
+    """Yield `(where, row)` for each line of a table of pairs: .jsonl, .csv or .tsv. The cells of a CSV table are strings.
+
+    Raises:
+        DiffcapError: the file is missing or malformed.
+    """
+    return read_json_lines(path, "table of pairs") if path.suffix.lower() == ".jsonl" else _csv_rows(path)
+
+
+def _csv_rows(path: Path) -> Iterable[tuple[str, dict[str, str]]]:
+    if not path.is_file():
+        raise DiffcapError(f"{path}: file not found; check the path.")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        if "\0" in text:
+            raise ValueError("it contains a NUL character")
+    except (ValueError, OSError) as error:
+        raise DiffcapError(
+            f"{path}: not a table of UTF-8 text ({' '.join(str(error).split())[:80]}); save it as UTF-8."
+        ) from None
+    try:
+        if path.suffix.lower() == ".tsv":
+            dialect: type[csv.Dialect] | csv.Dialect = csv.excel_tab
+        else:
+            dialect = csv.excel if "," in text.partition("\n")[0] else csv.Sniffer().sniff(text[:4096], ",;\t")
+        reader = csv.reader(io.StringIO(text), dialect, strict=True)
+        lines = [(reader.line_num, cells) for cells in reader]
+    except csv.Error as error:
+        raise DiffcapError(f"{path}: not a CSV table ({error}); separate columns with commas.") from None
+    first = [cell.strip() for cell in lines[0][1]] if lines else []
+    head = [name.lower() for name in first]
+    if "before" in head and "after" in head:
+        del lines[0]
+    elif len(first) == 2 and all(re.search(r"\.\w+$", cell) for cell in first):
+        head = ["before", "after"]  # two columns of image paths, without a header
+    else:
+        raise DiffcapError(f'{path}: its first line must name the columns, among them "before" and "after".')
+    duplicate = next((name for name in ("before", "after", "id", "caption") if head.count(name) > 1), None)
+    if duplicate:
+        raise DiffcapError(
+            f'{path}, line 1: {head.count(duplicate)} columns are named "{duplicate}"; keep one of them.'
+        )
+    for number, cells in lines:
+        if any(cell.strip() for cell in cells[len(head) :]):
+            raise DiffcapError(
+                f"{path}, line {number}: {len(cells)} cells for {len(head)} columns; put quotes around a path with a comma."
+            )
+        if any(cell.strip() for cell in cells):
+            yield f"{path}, line {number}", dict(zip(head, cells))

@@ -17,6 +17,9 @@ LayoutName = Literal["pcl", "rcc", "rcc_tokens", "rsicc", "chg2cap"]
 
 _TOKEN = re.compile(r"``|[^\W_]+|[^\w\s]|_")
 _ANIMAL = re.compile(r"\banimal\s+([12])\b")  # "Animal 1" of the Birds-to-Words annotators
+# Scripts without blanks between words: Chinese and Japanese; Thai, Lao, Tibetan, Burmese and Khmer. Words of these are shorter.
+_EAST, _SOUTH = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff", "\u0e00-\u109f\u1780-\u17ff"
+_WITHOUT_BLANKS, _SENTENCE = re.compile(f"[{_EAST}{_SOUTH}]"), re.compile(f"[{_EAST}]{{4,}}|[{_SOUTH}]{{16,}}")
 
 
 def tokenize(text: str) -> list[str]:
@@ -25,6 +28,18 @@ def tokenize(text: str) -> list[str]:
     `tokenize(" ".join(tokens)) == tokens` for its own tokens.
     """
     return _TOKEN.findall(_ANIMAL.sub(r"animal\1", " ".join(_TOKEN.findall(text.lower()))))
+
+
+def missing_blanks(captions: Iterable[str]) -> str:
+    """A warning if captions are in a script without blanks between words and most are not divided into words; else ""."""
+    found = [caption for caption in captions if _WITHOUT_BLANKS.search(caption)]
+    whole = sum(_SENTENCE.search(caption) is not None for caption in found)
+    if 2 * whole <= len(found):
+        return ""
+    return (
+        f"warning: {whole:,} captions are in a script without blanks between words, such as Chinese, so that the metrics and most "
+        "vocabularies take a whole sentence as one word; put blanks between the words"
+    )
 
 
 def tokenize_rcc(text: str) -> list[str]:
