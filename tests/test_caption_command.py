@@ -1,12 +1,18 @@
 """`diffcap caption` as a user runs it: one pair, folders, tables, odd files; sentences, JSON and pictures."""
 
+import csv
 import io
+import itertools
 import json
 import math
 import os
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +24,8 @@ from tests.test_pair_captioner import make, make_coarse, noise, reweighted
 
 from diffcap.cli import main
 from diffcap.commands.pairs import ImagePair, find_pairs
-from diffcap.pair_captioner import SHIPPED
+from diffcap.evaluation.coco import read_predictions
+from diffcap.pair_captioner import SHIPPED, PairCaptioner
 from diffcap.report.heatmap import percent
 from diffcap.utils.errors import DiffcapError
 
@@ -253,6 +260,151 @@ def test_the_real_command_leaves_no_traceback(here: Path, checkpoint: str) -> No
         [*command, "--checkpoint", checkpoint], capture_output=True, text=True, env=environment(), cwd=here, check=False
     )
     assert done.returncode == 0 and done.stdout and done.stderr == ""
+
+
+# --------------------------------------------------------------------------------------------------- --out for many pairs
+
+
+@pytest.fixture
+def table(here: Path) -> Path:
+    """A table of five pairs in the current folder."""
+    lines = [f"é {number},before/{1 + number % 2}.png,after/{1 + number // 2 % 2}.png" for number in range(5)]
+    (here / "pairs.csv").write_text("\n".join(["id,before,after", *lines]))
+    return here
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    text = path.read_text("utf-8")
+    return (
+        [json.loads(line) for line in text.splitlines()]
+        if path.suffix == ".jsonl"
+        else [*csv.DictReader(text.splitlines())]
+    )
+
+
+def test_out_has_the_rows_of_json(table: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = "--checkpoint", checkpoint, "--beam", "2"
+    assert caption("pairs.csv", *options, "--json") is None
+    expected = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    for name in ("out/captions.jsonl", "captions.csv"):
+        assert caption("pairs.csv", *options, "--out", name) is None
+        assert capsys.readouterr().out == f"5 of 5 pairs are captioned; written to {name}\n"
+    assert rows_of(table / "out/captions.jsonl") == [{**row, "caption": row["text"]} for row in expected]
+    assert [row["id"] for row in expected] == [*read_predictions(table / "out/captions.jsonl")]
+    for row, values in zip(rows_of(table / "captions.csv"), expected, strict=True):
+        assert (row["id"], row["after"], row["caption"]) == (values["id"], values["after"], values["text"])
+        assert float(row["log_probability"]) == values["log_probability"] and not row["notes"] and not row["error"]
+
+
+@pytest.mark.parametrize("name", ["captions.jsonl", "captions.csv"])
+def test_an_interrupted_file_is_completed(
+    table: Path, checkpoint: str, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (table / "after/2.png").write_text("not a picture")  # of the third and fourth pair
+    words = "pairs.csv", "--checkpoint", checkpoint, "--batch_size", "2", "--out", name
+    failure = "error: 2 of 5 pairs could not be captioned, see above; the others are done."
+    assert caption(*words) == failure
+    whole = (table / name).read_bytes()
+    assert [bool(row.get("error")) for row in rows_of(table / name)] == [False, False, True, True, False]
+    ends = [number for number, byte in enumerate(whole, 1) if byte == 10]
+    for cut in (0, 3, ends[-5] - 1, ends[-5], ends[-4] + 7, ends[-2], len(whole) - 1):
+        (table / name).write_bytes(whole[:cut])
+        capsys.readouterr()
+        assert caption(*words) == failure and (table / name).read_bytes() == whole, cut
+        earlier = ", 2 of them earlier" if cut >= ends[-4] else ""
+        assert f"3 of 5 pairs are captioned{earlier}; written to" in capsys.readouterr().out
+    noise(12).save(table / "after/2.png")
+    assert caption(*words) is None and ", 3 of them earlier" in capsys.readouterr().out
+    assert [row["id"] for row in rows_of(table / name) if row["caption"]] == [f"é {number}" for number in range(5)]
+    complete = (table / name).read_bytes()
+    assert caption(*words) is None and "5 of 5 pairs are captioned, 5 of them earlier" in capsys.readouterr().out
+    assert (table / name).read_bytes() == complete
+
+
+def test_a_file_of_other_settings_is_left_alone(table: Path, checkpoint: str, tmp_path: Path) -> None:
+    def outcome(*options: str, source: str = "pairs.csv", name: str = "a.csv") -> str:
+        words = ("--checkpoint", checkpoint, "--out", name)
+        return str(caption(source, *(words if "--checkpoint" not in options else words[2:]), *options))
+
+    assert outcome() == "None"
+    content = (table / "a.csv").read_bytes()
+    other = str(reweighted(Path(checkpoint), table / "other.ckpt"))
+    (table / "less.csv").write_text("id,before,after\né 0,before/1.png,after/1.png\n")
+    for options, names in (
+        (("--beam=3", "--length_penalty=1"), "--beam, --length_penalty"),
+        (("--checkpoint", other), "--checkpoint"),
+    ):
+        assert outcome(*options) == (
+            f"error: --out a.csv: its captions were made with another {names}; give another name, or delete the file to start again."
+        )
+    assert "were made with another list of pairs; give" in outcome(source="less.csv")
+    assert "exists, and pairs.csv.settings.json does not, so it is not a file of this command" in outcome(
+        name="pairs.csv"
+    )
+    assert (table / "pairs.csv").read_text().startswith("id,before") and (table / "a.csv").read_bytes() == content
+    (table / "a.csv").write_bytes(content.replace(b"before/1", b'"', 1))
+    assert "a.csv, line 2: not a row of this command; delete that line, or the file to start again." in outcome()
+    (table / "a.csv").unlink()
+    assert outcome("--beam=3") == "None"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["pairs.csv", "--out", "changes.geojson"], "changes.geojson: for many pairs give one file that ends in .jsonl or .csv; "),
+        (["before", "after", "--out", "a.csv", "--out", "b.csv"], "for many pairs give one file"),
+        (["pairs.csv", "--out", "a.csv", "--json"], "--json has no effect with --out a.csv; remove it"),
+        (["before/1.png", "after/1.png", "--out", "a.jsonl"], "give a name that ends in .geojson, .csv or .html (.jsonl is for a f"),
+        (["pairs.csv", "--threshold", "0.3"], "--threshold is for a whole scene, two rasters; remove it for the pairs of pairs.csv."),
+        ([".", "--tile=64", "--out", "a.csv"], "--tile is for a whole scene, two rasters; remove it for the pairs of ."),
+    ],
+)  # fmt: skip
+def test_files_of_pairs_and_of_scenes_are_told_apart(table: Path, words: list[str], sentence: str) -> None:
+    assert sentence in str(caption(*words))
+
+
+def test_ctrl_c_says_what_is_kept(table: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = PairCaptioner.batch
+
+    def stop(*args: Any, **options: Any) -> Iterator[Any]:
+        yield from itertools.islice(batch(*args, **options), 2)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PairCaptioner, "batch", stop)
+    words = "pairs.csv", "--checkpoint", checkpoint
+    assert caption(*words) == (
+        "error: interrupted; the captions are not saved; --out captions.jsonl saves them, and the same command then goes on."
+    )
+    assert caption(*words, "--out", "a.jsonl") == (
+        "error: interrupted; what is done is in a.jsonl, and the same command goes on there."
+    )
+    assert len(rows_of(table / "a.jsonl")) == 2
+
+
+@pytest.mark.slow
+def test_a_full_disk_names_the_file(table: Path, checkpoint: str) -> None:
+    def run(limit: int | None) -> subprocess.CompletedProcess[str]:
+        size = None if limit is None else partial(resource.setrlimit, resource.RLIMIT_FSIZE, (limit, limit))
+        command = [
+            sys.executable,
+            "-m",
+            "diffcap",
+            "caption",
+            "pairs.csv",
+            "--checkpoint",
+            checkpoint,
+            "--out",
+            "a.jsonl",
+        ]
+        return subprocess.run(
+            command, capture_output=True, text=True, env=environment(), cwd=table, preexec_fn=size, check=False
+        )
+
+    full = run(2000)
+    assert full.stderr.startswith("error: a.jsonl: File too large; ") and full.returncode == 1
+    assert not (table / "a.jsonl").read_bytes().endswith(b"\n")  # a part of a row
+    done = run(None)
+    assert done.returncode == 0 and len(rows_of(table / "a.jsonl")) == 5 and "earlier" not in done.stdout
 
 
 def test_pairs_of_folders(tmp_path: Path) -> None:

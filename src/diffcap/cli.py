@@ -131,7 +131,7 @@ def caption(
 ) -> None:
     """Describe the change between two images (diffcap caption BEFORE AFTER), of many pairs, or in a whole scene (--out).
 
-    Many pairs are a folder or a table of pairs. A whole scene is two rasters, such as GeoTIFF files; it needs diffcap[geo].
+    Many pairs are a folder, two folders or a table of pairs. A whole scene is two rasters, such as GeoTIFF files; it needs diffcap[geo].
 
     Args:
         before: The image before the change, in any format that Pillow reads; or a folder with pairs.csv, with the folders
@@ -152,8 +152,9 @@ def caption(
         backbone_weights: File of the backbone's weights, if they cannot be downloaded.
         base: Folder of the base model of a checkpoint of METHOD=vlm, if it is not where the checkpoint says.
         prompt: Question to a vision-language model that was not fine-tuned.
-        out: For a whole scene, a file for the changes: .geojson, .csv or .html (a map); may be given several times. The rasters
-            are read and captioned in tiles. An interrupted command continues where it stopped.
+        out: For many pairs, a .jsonl or .csv file that gets a row for each pair. For a whole scene (two rasters), a file for the
+            changes: .geojson, .csv or .html (a map); may be given several times; the rasters are read and captioned in tiles. The
+            same command continues an interrupted one where it stopped.
         tile: Whole scenes: side of a tile in pixels; 256 by default.
         overlap: Whole scenes: pixels that neighbouring tiles have in common; 64 by default, at most a quarter of a tile.
         bands: Whole scenes: the bands for red, green and blue, such as 4,3,2, or one band; 1,2,3 by default.
@@ -163,11 +164,15 @@ def caption(
         align: Whole scenes: warp the second raster to the grid of the first one while it is read.
     """
     from diffcap.commands.caption import run as run_caption
+    from diffcap.commands.pairs import names_many
     from diffcap.commands.scene import SceneOptions
     from diffcap.commands.scene import run as run_scene
 
     scene = SceneOptions(out, tile, overlap, bands, stretch, threshold, align)
-    if scene.given:
+    if names_many(before, after):
+        if unused := [name for name in scene.given if name != "--out"]:
+            raise DiffcapError(f"{unused[0]} is for a whole scene, two rasters; remove it for the pairs of {before}.")
+    elif scene.given:
         unused = [name for name, value in (("--heatmap", heatmap), ("--json", json)) if value]
         if unused:
             raise DiffcapError(f"{unused[0]} is for pairs of images; remove it for a whole scene ({scene.given[0]}).")
@@ -189,6 +194,7 @@ def caption(
         backbone_weights,
         base,
         prompt,
+        out,
     )
 
 

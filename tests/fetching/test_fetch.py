@@ -316,7 +316,7 @@ def test_ctrl_c_ends_it_at_once_even_where_a_server_says_nothing(clevr: Folder) 
     process.send_signal(signal.SIGINT)
     _, output = process.communicate()
     assert process.returncode == 1 and time.monotonic() - asked < 100  # of 300
-    assert output == "error: interrupted; run the same command again, what is done already is kept.\n"
+    assert output == "error: interrupted; run the same command again, what it has written to files is kept.\n"
 
 
 def test_without_sources_the_folder_is_asked_for(folder: Folder) -> None:

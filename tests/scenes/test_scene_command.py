@@ -175,7 +175,7 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         context.setattr("diffcap.scenes.writing.write_csv", stop)
         assert (
             run(before, after, "--out", out)
-            == "error: interrupted; run the same command again, what is done already is kept."
+            == "error: interrupted; run the same command again, what it has written to files is kept."
         )
     assert "partial.jsonl: belongs to an unfinished run with another value of overlap" in str(
         run(before, after, "--out", out, "--overlap", "3")

@@ -2,11 +2,13 @@
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from diffcap.checkpoints.hub_access import check_connection
+from diffcap.commands.caption_file import SUFFIXES, CaptionFile
 from diffcap.commands.pairs import ImagePair, find_pairs
 from diffcap.utils.console import echo, print_json
 from diffcap.utils.errors import DiffcapError
@@ -27,8 +29,9 @@ def run(
     backbone_weights: str | None,
     base: str | None = None,
     prompt: str | None = None,
+    out: Sequence[str] | None = None,
 ) -> None:
-    """Caption, print and draw; see `cli.caption` for the arguments.
+    """Caption, print or write to a file, and draw; see `cli.caption` for the arguments.
 
     Raises:
         DiffcapError: nothing could be captioned, or some of many pairs could not be captioned or drawn, which stderr names.
@@ -40,6 +43,7 @@ def run(
         echo(f"note: {note}", err=True)
     single_pair = after is not None and not Path(before).is_dir()
     heatmap_path = _validate_heatmap_path(heatmap, single_pair)
+    out_path = _validate_out(out, as_json)
     _check_images(pairs)
     check_connection([*(checkpoint or []), base], shipped=True)
     # By default a thread that waits for the next operation spins, which uses more CPU time than the operations of a small
@@ -47,6 +51,7 @@ def run(
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from diffcap.models.generation import check_search
     from diffcap.pair_captioner import load_captioner
+    from diffcap.utils.progress import progress_bar
 
     check_search(beam, length_penalty, "--beam")
     captioner = load_captioner(checkpoint, device, backbone_weights, base, prompt)
@@ -54,22 +59,47 @@ def run(
         echo("note: no --checkpoint: the captioner `blocks`, which ships with diffcap, is used.", err=True)
     if captioner.domain_note is not None:
         echo(f"note: {captioner.domain_note}", err=True)
-    captions = captioner.batch(
-        ((pair.before, pair.after) for pair in pairs),
-        beam,
-        length_penalty,
-        batch_size,
-        "raise" if single_pair else "return",
-    )
     failed, undrawn, file_names = 0, 0, _file_names([pair.id for pair in pairs])
-    for pair, caption in zip(pairs, _with_progress(captions, len(pairs))):
-        _print_result(pair, caption, as_json, single_pair)
-        if isinstance(caption, DiffcapError):
-            failed += 1
-        elif heatmap_path is not None and single_pair:
-            _draw(captioner, pair, caption, heatmap_path)
-        elif heatmap_path is not None:
-            undrawn += not _try_draw(captioner, pair, caption, heatmap_path / file_names[pair.id])
+    with ExitStack() as stack:
+        file, pending = None, pairs
+        if out_path:
+            weights = captioner.weights_sha256()
+            settings = {"checkpoint": weights, "beam": beam, "length_penalty": length_penalty, "prompt": prompt}
+            file = stack.enter_context(CaptionFile(out_path, pairs, settings, batch_size))
+            pending = file.pending
+        captions = captioner.batch(
+            ((pair.before, pair.after) for pair in pending),
+            beam,
+            length_penalty,
+            batch_size,
+            "raise" if single_pair else "return",
+        )
+        advance = stack.enter_context(
+            progress_bar("captioning", len(pairs), len(pairs) - len(pending), hidden=len(pairs) == 1)
+        )
+        try:
+            for pair, caption in zip(pending, captions):
+                _print_result(pair, caption, as_json, single_pair, file)
+                if isinstance(caption, DiffcapError):
+                    failed += 1
+                elif heatmap_path is not None and single_pair:
+                    _draw(captioner, pair, caption, heatmap_path)
+                elif heatmap_path is not None:
+                    undrawn += not _try_draw(captioner, pair, caption, heatmap_path / file_names[pair.id])
+                advance(1)
+        except KeyboardInterrupt:
+            if single_pair:
+                raise
+            kept = "the captions are not saved; --out captions.jsonl saves them, and the same command then goes on"
+            if file:
+                kept = f"what is done is in {file.path}, and the same command goes on there"
+            raise DiffcapError(f"interrupted; {kept}.") from None
+    if file:
+        earlier = len(pairs) - len(pending)
+        echo(
+            f"{len(pairs) - failed:,} of {len(pairs):,} pairs are captioned{f', {earlier:,} of them earlier' if earlier else ''}; "
+            f"written to {file.path}"
+        )
     if failed or undrawn:
         counts = {"captioned": failed, "drawn": undrawn}
         failures = [f"{count} of {len(pairs)} pairs could not be {what}" for what, count in counts.items() if count]
@@ -87,6 +117,20 @@ def _validate_heatmap_path(heatmap: str | None, single_pair: bool) -> Path | Non
         raise DiffcapError(
             f"--heatmap {heatmap}: is a file; for many pairs give a folder, which gets a PNG file per pair."
         )
+    return path
+
+
+def _validate_out(out: Sequence[str] | None, as_json: bool) -> Path | None:
+    if not out:
+        return None
+    path = Path(out[0])
+    if len(out) > 1 or path.suffix.lower() not in SUFFIXES:
+        raise DiffcapError(
+            f"--out {' --out '.join(out)}: for many pairs give one file that ends in {' or '.join(SUFFIXES)}; the other formats are for a "
+            "whole scene, two rasters."
+        )
+    if as_json:
+        raise DiffcapError(f"--json has no effect with --out {path}; remove it. A .jsonl file has the same lines.")
     return path
 
 
@@ -122,16 +166,20 @@ def _file_names(ids: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def _print_result(pair: ImagePair, caption: Any, as_json: bool, single_pair: bool) -> None:
-    """Print the caption of a pair, or the error in its place."""
-    if isinstance(caption, DiffcapError):
+def _print_result(pair: ImagePair, caption: Any, as_json: bool, single_pair: bool, file: CaptionFile | None) -> None:
+    """Print the caption of a pair, or the error in its place, or write it to the file."""
+    failed = isinstance(caption, DiffcapError)
+    if failed:
         echo(f"error: {pair.id}: {caption}", err=True)
-        if as_json:
-            print_json({**_pair_paths(pair), "error": str(caption)}, None)
-        return
-    for note in caption.notes:
+    for note in () if failed else caption.notes:
         echo(f"note: {note}.", err=True)
-    if as_json and single_pair:
+    if file is not None:
+        file.append(pair, {"error": str(caption)} if failed else caption.as_dict())
+    elif failed and as_json:
+        print_json({**_pair_paths(pair), "error": str(caption)}, None)
+    elif failed:
+        return
+    elif as_json and single_pair:
         print_json(caption.as_dict(), 2)
     elif as_json:
         print_json({**_pair_paths(pair), **caption.as_dict()}, None)
@@ -168,13 +216,3 @@ def _try_draw(captioner: Any, pair: ImagePair, caption: Any, path: Path) -> bool
         echo(f"note: {pair.id}: not drawn: {error}", err=True)
         return False
     return True
-
-
-def _with_progress(captions: Iterator[Any], count: int) -> Iterator[Any]:
-    """Yield the captions; on a terminal, show a progress bar for more than one."""
-    from diffcap.utils.progress import progress_bar
-
-    with progress_bar("captioning", count, hidden=count == 1) as advance:
-        for caption in captions:
-            yield caption
-            advance(1)

@@ -29,6 +29,11 @@ class ImagePair(NamedTuple):
     after: Path
 
 
+def names_many(before: str, after: str | None) -> bool:
+    """Whether the arguments are a folder, two folders or a table of pairs, as opposed to two images."""
+    return Path(before).is_dir() or (after is None and Path(before).suffix.lower() in _TABLES)
+
+
 def find_pairs(before: str, after: str | None = None) -> tuple[list[ImagePair], list[str]]:
     """Find the image pairs that one or two arguments name.
 

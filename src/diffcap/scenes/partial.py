@@ -1,13 +1,12 @@
 """The results of an unfinished run, a JSON Lines file beside the output: a header, then a line for each batch of tiles."""
 
-import errno
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from diffcap.utils.errors import DiffcapError
+from diffcap.utils.files import add_filename
 
 SUFFIX = ".partial.jsonl"
 
@@ -30,7 +29,7 @@ class PartialResults:
         """
         self.path, self.batches = path, list[Any]()
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _named(path):
+        with add_filename(path):
             self._file = path.open("a+b")
             try:
                 self._resume(dict(header))
@@ -67,7 +66,7 @@ class PartialResults:
         self.batches.append(batch)
 
     def _write(self, line: Any) -> None:
-        with _named(self.path):
+        with add_filename(self.path):
             self._file.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
             self._file.flush()
 
@@ -75,16 +74,5 @@ class PartialResults:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with _named(self.path):
+        with add_filename(self.path):
             self._file.close()
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Add the path to errors of the file, for the message about a full disk."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            error.filename = str(path)
-        raise

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TextIO
 
 _BROKEN_PIPE = 128 + 13  # the status that shells give a command ended by SIGPIPE
-_INTERRUPTED = "error: interrupted; run the same command again, what is done already is kept."
+_INTERRUPTED = "error: interrupted; run the same command again, what it has written to files is kept."
 # Characters that a terminal interprets: control characters except the tab, and those that change the text's direction.
 CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 

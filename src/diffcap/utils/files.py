@@ -37,3 +37,14 @@ def atomic_write(path: str | Path, per_process: bool = True) -> Iterator[Path]:
         if isinstance(error, OSError) and error.filename in (None, str(temporary), temporary):
             error.filename = str(path)
         raise
+
+
+@contextmanager
+def add_filename(path: Path) -> Iterator[None]:
+    """Add the path to errors of an open file, for the message about a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            error.filename = str(path)
+        raise
