@@ -19,8 +19,6 @@ from tests.datasets.layouts import (
 
 from diffcap.commands.data import prepare
 from diffcap.datasets import describe, read_pairs
-from diffcap.datasets.blocks.captions import NO_CHANGE
-from diffcap.datasets.no_change import is_no_change
 from diffcap.evaluation.protocols import groups_of
 from diffcap.features.images import unique_images
 from diffcap.records import ChangePair, read_dataset
@@ -278,33 +276,3 @@ def test_a_malformed_file(tmp_path: Path, dataset: str) -> None:
     path.unlink()
     output = refusal(dataset, tmp_path)
     assert f"{path}: no captions there" in output or "no pairs.jsonl there" in output
-
-
-@pytest.mark.parametrize("caption", [*NO_CHANGE_FIVE, *NO_CHANGE])
-def test_sentences_of_no_change(caption: str) -> None:
-    assert is_no_change(caption)
-
-
-@pytest.mark.parametrize(
-    "caption",
-    # SECOND-CC, Dubai-CC, CLEVR-Change
-    """no change is occurred; almost nothing is changed; Nothing has changed; Nothing has changed in this area.; There is no difference
-    All remained the same; Everything remains the same; Nothing changed in this area; No change; No changes in this area; No change was made
-    No change occurred in this area; No changes to mention; There is no change to mention; No difference in this area
-    The area appears the same; nothing was modified; there is no change; the scene remains the same; no change was made""".replace(
-        "\n", ";"
-    ).split(";"),
-)  # fmt: skip
-def test_other_sentences_of_no_change(caption: str) -> None:
-    assert is_no_change(caption)
-
-
-@pytest.mark.parametrize(
-    "caption",
-    [
-        "no changes in the houses but a road is built", "the road is no longer there", "nothing has changed except for a road",
-        "the two scenes seem identical but for the lake", "a house appears in the same place", "the scene has changed", "",
-    ],
-)  # fmt: skip
-def test_a_change_is_not_taken_for_no_change(caption: str) -> None:
-    assert not is_no_change(caption)

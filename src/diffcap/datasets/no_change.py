@@ -2,17 +2,54 @@
 
 import re
 
-_THERE = r"(?:there (?:is|are|was|were) )?"
-_PLACE = r"(?: in (?:this|the) (?:area|scene|image))?"
-_SENTENCES = (
-    rf"{_THERE}no (?:changes?|differences?)(?: was made| were made| (?:has |have |is )?occurred| to mention| can be seen)?{_PLACE}",
-    rf"(?:almost )?nothing (?:has |was |is )?(?:changed|modified|different){_PLACE}",
-    r"(?:all|everything|the (?:scene|area)) (?:is|was|remains|remained|stays|stayed|appears|looks|seems) (?:the same|unchanged)"
-    r"(?: as before)?",
-    r"the two (?:scenes|images|pictures) (?:seem|look|are|appear) (?:identical|the same)",
-    r"no object is different|everything is still in its place",
+
+def _words_of(words: str) -> str:
+    return rf"(?:(?:{'|'.join(words.split())})\b ?)+"
+
+
+# Parts of the statements: what is compared, and how; any number of these words in any order. ("Disappears to be the same" is a hard
+# negative of "appears to be the same".)
+_THINGS = r"\b" + _words_of(
+    "after all and animals? animal[12] [12] area before birds? both everything exposed images? individuals it of parts photo(?:graph)?s?"
+    " pictures? re s scenes? shots the these they this two visible"
 )
-_PATTERN = re.compile("|".join(_SENTENCES))
+_ARE = _words_of(
+    "about almost (?:dis)?appears? are be both clearly could essentially exactly from has have is largely like look(?:s|ed)? may members"
+    " might mostly much nearly of possibly practically pretty probably re remain(?:s|ed)? s seems? stay(?:s|ed)? still to very virtually"
+    " visually was well were"
+)
+# "the same animal", "identical photos", "the same"; not "the same color", which says nothing about the rest.
+_SAME = (
+    r"(?:(?:the )?(?:exact )?same(?: exact| identical)?|alike|identical|indistinguishable|unchanged)"
+    r"(?: (?:animals?|birds?|images?|one|photo(?:graph)?s?|pictures?|species)\b"
+    r"| (?:kind|type)\b(?= of (?:an? )?(?:animal|bird)| ?(?:[^\w ]|$))"
+    r"|(?= ?(?:[^\w ]|$)"
+    r"| (?:and|as|aside|but|except|from|given|however|in(?! (?:colou?r|shape|size))|just|other|so|taken|though|to|with)\b))"
+)
+_CHANGE = r"(?:(?:apparent|discern[ai]ble|major|notable|noticeable|obvious|real|significant|visible|visual) )?(?:changes?|differences?)\b"
+_VERBS = r"(?:added|altered|changed|different|modified|moved|removed|replaced)\b"
+_CHANGED = rf"(?:(?:has|have|is|are|was|were) )?(?:been )?{_VERBS}(?: ?,?(?: (?:and|nor|or))? {_VERBS})*"
+_FOUND = (
+    r"(?: (?:(?:are|can|has|have|is|was|were) (?:be(?:en)? )?)?(?:exists?|found|made|noted|noticed|observed|occurr?ed|seen|spotted|visible)"
+    r"| to (?:describe|mention|note|report|see|spot)| (?:that )?i can see| at all)?\b"
+)
+_WHERE = rf"(?: here| (?:between|in|of) {_THINGS})?"
+
+# The statements that nothing has changed: one list for both functions below.
+_STATEMENT = "|".join(
+    (
+        rf"(?:(?:there |{_THINGS})?{_ARE}(?:absolutely )?|i (?:can )?see )?\bno {_CHANGE}{_FOUND}{_WHERE}",
+        rf"(?:i |there |{_THINGS})?\b(?:can ?(?:no)?t|(?:(?:are|could|did|do(?:es)?|is)(?:n ?t| not)|not))"
+        r"(?: (?:an?|any|appear|be|find|have|notice|observe|really|see|seem|spot|tell|the|to))+"
+        rf" (?:{_CHANGE}|anything different){_WHERE}",
+        rf"(?:almost |there is )?\bnothing {_CHANGED}{_WHERE}",
+        rf"\bno (?:object|thing)s? {_CHANGED}{_WHERE}",
+        rf"(?:i (?:believe|think) )?{_THINGS}{_ARE}{_SAME}(?: as before| to me)?",
+        r"\beverything is still in its place",
+        rf"\bwithout (?:any )?{_CHANGE}",
+    )
+)
+_KEYWORDS = r"no|n ?t\b|same|alike|identical|indistinguishable|unchanged|still|without"  # each statement has one: a faster first search
 
 # All sentences of the pairs without change, in the order of the files. SECOND-CC and Dubai-CC: the lists of the authors' code.
 LEVIR_CC = (
@@ -63,10 +100,10 @@ def plain(caption: str) -> str:
 
 
 def is_no_change(caption: str) -> bool:
-    """Whether a caption is one of the sentences with which the known datasets say that nothing has changed.
+    """Whether a caption says that nothing has changed, and nothing else.
 
-    These are the five sentences of LEVIR-CC and WHU-CDC, the variants of SECOND-CC and Dubai-CC, and those of CLEVR-Change and
-    `blocks`. The whole caption must be such a sentence. Letter case, repeated blanks and final full stops do not count.
+    The whole caption must consist of such statements: those of LEVIR-CC, WHU-CDC, SECOND-CC, Dubai-CC, CLEVR-Change and `blocks`, and
+    common ones of other people. Letter case, repeated blanks and final full stops do not count.
 
     Example:
         >>> is_no_change("Nothing has changed in this area.")
@@ -74,4 +111,26 @@ def is_no_change(caption: str) -> bool:
         >>> is_no_change("nothing has changed except for a new road")
         False
     """
-    return _PATTERN.fullmatch(plain(caption)) is not None
+    return (
+        re.fullmatch(rf"(?:{_STATEMENT})(?:(?:[ .,;:]|\band\b|\bso\b)+(?:{_STATEMENT}))*", _words(caption)) is not None
+    )
+
+
+def describes_similarity(caption: str) -> bool:
+    """Whether a caption has a statement that nothing has changed or that both images show the same, whatever else it says.
+
+    A statement about a part or a property, such as "the same color", does not count.
+
+    Example:
+        >>> describes_similarity("they look the same, but animal2 is darker")
+        True
+        >>> describes_similarity("the same size but a longer beak")
+        False
+    """
+    words = _words(caption)
+    return re.search(_KEYWORDS, words) is not None and re.search(_STATEMENT, words) is not None
+
+
+def _words(caption: str) -> str:
+    """A caption for the patterns: "don't", "don ' t" and "don t" become equal."""
+    return " ".join(re.sub("['\u2019]", " ", plain(caption)).split())

@@ -3,9 +3,10 @@
 As in the paper and the authors' released files, all captions of a pair share six negatives, and a replacement word is any other
 word of the same part of speech. `Recipe` has alternatives to both.
 
-After tokenisation, a negative never equals a reference of its pair or another negative of its caption, and a distractor pair
-never gets a caption which states that nothing changed. Captions of other pairs whose content words all occur in the references
-are skipped, because they could be true. If a strategy gives too few negatives, these fallbacks are used:
+After tokenisation, a negative never equals a reference of its pair or another negative of its caption. A distractor pair, and a pair
+with a reference which states that both images look alike, never get a caption with such a statement. Captions of other pairs whose
+content words all occur in the references are skipped, because they could be true. If a strategy gives too few negatives, these
+fallbacks are used:
 
 * retrieve: a random caption of another change pair. For a distractor pair, random ones of the most similar change captions are
   drawn, because no change caption is really similar to its own.
@@ -24,15 +25,9 @@ from itertools import chain
 from random import Random
 from typing import Any
 
+from diffcap.datasets.no_change import describes_similarity
 from diffcap.negatives.confuse import confuse
-from diffcap.negatives.corpus import (
-    Sentence,
-    WordPool,
-    describes_similarity,
-    inverse_document_frequencies,
-    read_sentence,
-    tokenised,
-)
+from diffcap.negatives.corpus import Sentence, WordPool, inverse_document_frequencies, read_sentence, tokenised
 from diffcap.negatives.file import KINDS, CaptionNegatives, Negative
 from diffcap.negatives.replace import replace_matched, replace_uniform
 from diffcap.negatives.retrieve import most_similar, tfidf
@@ -165,7 +160,7 @@ class Builder:
             sentences,
             frozenset(sentence.text for sentence in sentences),
             frozenset(term for sentence in sentences for term in sentence.content),
-            any(map(describes_similarity, sentences)),
+            pair.is_distractor or any(describes_similarity(sentence.text) for sentence in sentences),
         )
         if self.recipe.scope == "pair":
             shared = self._of_caption(context, *self._draw_caption(pair))
@@ -188,7 +183,11 @@ class Builder:
             for strategy, text in chain(
                 builders[kind](context, sentence, rng), self._last_resort(context, sentence, rng)
             ):
-                if text in taken or (context.pair.is_distractor and text in self._no_change_set):
+                if (
+                    text in taken
+                    or (context.pair.is_distractor and text in self._no_change_set)
+                    or (context.describes_similarity and describes_similarity(text))
+                ):
                     continue
                 taken.add(text)
                 negatives.append(Negative(kind, text))
@@ -219,7 +218,7 @@ class Builder:
     def _replace(self, context: "_PairContext", sentence: Sentence, rng: Random) -> Iterator[tuple[str, str]]:
         if context.pair.is_distractor:
             return  # "no change was made" stays true, or loses its meaning, whichever word is replaced
-        sources = [each for each in context.sentences if not describes_similarity(each)]
+        sources = [each for each in context.sentences if not describes_similarity(each.text)]
         for strategy, source in (
             ("words replaced", [each for each in sources if each is sentence]),
             ("of another caption", sources),
@@ -244,6 +243,8 @@ class Builder:
         yield from ((strategy, text) for strategy, text in found if strategy not in _FALLBACKS)
         if self._no_change_captions and self.recipe.replacement == "matched":
             yield "no change", rng.choice(self._no_change_captions)
+        if describes_similarity(sentence.text):  # with two words exchanged, it would say the same in worse grammar
+            found = [each for each in found if each[0] != "exchange_words"]
         yield from ((strategy, text) for strategy, text in found if strategy in _FALLBACKS)
         yield from ((f"{strategy} instead", text) for strategy, text in self._replace(context, sentence, rng))
 
@@ -264,7 +265,7 @@ class _PairContext:
     Attributes:
         pair: the pair. sentences: its captions, tokenised and tagged. references: their texts.
         reference_content: meanings of the content words of all references.
-        describes_similarity: whether a reference states that the two images look alike.
+        describes_similarity: whether it is a distractor pair, or a reference states that the two images look alike.
     """
 
     pair: ChangePair
@@ -278,6 +279,6 @@ class _PairContext:
 
         If a reference states that the images look alike, other statements of similarity could be true as well.
         """
-        if self.describes_similarity and describes_similarity(other):
+        if self.describes_similarity and describes_similarity(other.text):
             return False
         return not frozenset(other.content) <= self.reference_content

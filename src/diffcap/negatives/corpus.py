@@ -63,12 +63,6 @@ def inverse_document_frequencies(sentences: Iterable[Sentence]) -> dict[str, flo
     return {term: math.log((1 + count) / (1 + df)) + 1 for term, df in sorted(frequencies.items())}
 
 
-# Content words of captions that compare without naming a difference.
-_APPEARANCE_WORDS = frozenset(
-    ("look", "looks", "appear", "appears", "seem", "seems", "species", "different", "visible", "noticeable")
-)
-
-
 class WordPool:
     """Draws replacement words from the captions; only words that are replaceable (see `is_replaceable`).
 
@@ -115,15 +109,6 @@ class WordPool:
         allowed = [index for index, other in enumerate(words) if meaning(other) not in avoid]
         weights = [cumulative[index] - (cumulative[index - 1] if index else 0) for index in allowed]
         return words[rng.choices(allowed, weights)[0]] if allowed else None
-
-
-def describes_similarity(sentence: Sentence) -> bool:
-    """Whether a caption states that two things look alike, and names at most two other content words."""
-    words = set(sentence.words)
-    no_difference = words & {"no", "not", "t"} and any(word.startswith("differen") for word in words)
-    if not no_difference and not words & {"same", "identical", "unchanged", "alike"}:
-        return False
-    return sum(not is_animal(term) and kind_of(term) is None for term in set(sentence.content) - _APPEARANCE_WORDS) <= 2
 
 
 def is_replaceable(word: str, tag: str) -> bool:

@@ -1,0 +1,68 @@
+"""Sentences that say that nothing has changed."""
+
+import pytest
+from tests.datasets.layouts import NO_CHANGE_FIVE
+
+from diffcap.datasets.blocks.captions import NO_CHANGE
+from diffcap.datasets.no_change import describes_similarity, is_no_change
+
+
+@pytest.mark.parametrize("caption", [*NO_CHANGE_FIVE, *NO_CHANGE])
+def test_sentences_of_no_change(caption: str) -> None:
+    assert is_no_change(caption)
+
+
+@pytest.mark.parametrize(
+    "caption",
+    # SECOND-CC, Dubai-CC, CLEVR-Change
+    """no change is occurred; almost nothing is changed; Nothing has changed; Nothing has changed in this area.; There is no difference
+    All remained the same; Everything remains the same; Nothing changed in this area; No change; No changes in this area; No change was made
+    No change occurred in this area; No changes to mention; There is no change to mention; No difference in this area
+    The area appears the same; nothing was modified; there is no change; the scene remains the same; no change was made""".replace(
+        "\n", ";"
+    ).split(";"),
+)  # fmt: skip
+def test_other_sentences_of_no_change(caption: str) -> None:
+    assert is_no_change(caption)
+
+
+@pytest.mark.parametrize(
+    "caption",
+    [
+        "Nothing was added or removed.", "No objects were added, moved or removed.", "nothing different", "no visible changes were found",
+        "There are no differences between animals 1 and 2.", "animal1 and animal2 have no visible differences .",
+        "I don't see any differences between the two photos.", "there aren't any changes here", "i cannot spot a difference",
+        "i can ' t find any differences", "Both images are identical", "the birds look exactly the same .", "they are the exact same photo",
+        "I think they're the same. There are no obvious differences.", "these are the same animal , without visible differences .",
+        "the scene is unchanged and nothing has moved",
+    ],
+)  # fmt: skip
+def test_other_words_for_no_change(caption: str) -> None:
+    assert is_no_change(caption) and describes_similarity(caption)
+
+
+@pytest.mark.parametrize(
+    "caption",
+    [
+        "no changes in the houses but a road is built", "nothing has changed except for a road", "no changes to the houses",
+        "the two scenes seem identical but for the lake", "the animals look the same , but animal2 has a longer tail .",
+        "animal1 is darker . other than that , they are nearly identical .", "they are of the same species , animal2 is larger",
+        "two shots of the same bird from different angles", "it is the same kind of bird with a red head",
+    ],
+)  # fmt: skip
+def test_a_statement_of_similarity_beside_others(caption: str) -> None:
+    assert describes_similarity(caption) and not is_no_change(caption)
+
+
+@pytest.mark.parametrize(
+    "caption",
+    [
+        "the road is no longer there", "a house appears in the same place", "the scene has changed", "", "a change of the light",
+        "the same size but a longer beak", "both animals are about the same size , animal2 is brown", "they have the same colors",
+        "the birds are identical in shape , animal2 is darker", "the heads are the same type of yellow", "no other differences",
+        "animal1 and animal2 are not the same", "the pictures are not identical", "there are apparent differences", "nothing else changed",
+        "it is not different from a raven", "no head is visible", "there are a few visual differences", "nothing is on the table now",
+    ],
+)  # fmt: skip
+def test_other_captions_state_no_similarity(caption: str) -> None:
+    assert not describes_similarity(caption) and not is_no_change(caption)
