@@ -347,6 +347,25 @@ def test_the_rate_of_a_base_model_stays_with_a_short_training(size: str) -> None
     assert kept == 1e-4  # of the ablation
 
 
+def test_a_long_section_of_a_config_is_not_taken_for_a_path(tmp_path: Path) -> None:
+    arguments = {
+        name: 0.5
+        for name in ("width", "heads", "word_width", "dropout", "decoder_std", "position_std", "encoder_layers")
+    }
+    section = {
+        "model": {"lr": 1e-3, "captioner": {"init_args": arguments}},
+        "data": {"max_length": 26, "batch_size": 32},
+    }
+    run = {"method": "scorer", "run": str(tmp_path / "run"), "finetune": {**section, "trainer": {"max_steps": 1000}}}
+    (tmp_path / "run.yaml").write_text(yaml.dump(run))
+    (call,) = stage_calls(Experiment(config=str(tmp_path / "run.yaml")), "finetune")
+    assert max(map(len, call.arguments)) > 255  # more than the name of a file may have
+    call.product.parent.mkdir(parents=True)
+    call.product.write_text("done")
+    call.note_done()
+    assert call.is_done
+
+
 @pytest.mark.parametrize("stage", ["finetune", "zeroshot", "eval"])
 def test_a_changed_base_model_in_a_folder_makes_a_stage_old(stage: str, tmp_path: Path) -> None:
     base = tmp_path / "tiny"

@@ -66,7 +66,8 @@ class StageCall:
     def _state(self) -> dict[str, Any]:
         """Arguments, hashes of the settings files, and size and time of every other file that is read or written."""
         given = [value for word in self.arguments for value in (word, word.partition("=")[2]) if value]
-        files = [Path(value) for value in given if len(value) < 1000 and Path(value).is_file()]
+        # os.path: a section of CONFIG, in JSON, may be too long for Path.is_file
+        files = [Path(value) for value in given if os.path.isfile(value)]  # noqa: PTH113
         settings = [path for path in files if path.suffix == ".yaml"]
         stamps = {}
         for path in [*files, *self.inputs, *self.read, self.product, *self.results]:

@@ -1,6 +1,7 @@
 """The training stages: pre-training, fine-tuning, self-critical training. Each resumes an interrupted run."""
 
 import itertools
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,7 +40,8 @@ def _method(arguments: Sequence[str]) -> Method:
     from diffcap.pipeline import own_configs
 
     known = [method for method in methods().values() if method.pretraining]
-    files = [Path(path) for path in own_configs(arguments) if len(path) < 1000 and Path(path).is_file()]
+    # os.path: a section of CONFIG, in JSON, may be too long for Path.is_file
+    files = [Path(path) for path in own_configs(arguments) if os.path.isfile(path)]  # noqa: PTH113
     named = next((value for word, value in itertools.pairwise(arguments) if word == "--run.method"), None)
     named = named or get_config_value(files, "run", "method")
     model = get_config_value(files, "model", "captioner", "class_path")
