@@ -4,6 +4,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 VENV := .venv/bin
+INSTALL := $(VENV)/python -m pip install --quiet --disable-pip-version-check
 STAGES := data extract negatives pretrain finetune reinforce zeroshot eval report
 
 # Variables of an experiment: each one that is set becomes an option of the stages (DATASET=cub: --dataset cub). The stages
@@ -30,17 +31,24 @@ KNOWN := $(VARIABLES) PYTHON ARGS MINUTES SEEDS WORLD CHROMIUM STEPS SCENES $(ST
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 $(foreach name,$(filter-out $(KNOWN),$(GIVEN)),$(error $(name)= is not a variable of this Makefile; known are $(sort $(KNOWN))))
 
-.PHONY: help setup $(STAGES) extra ablation accuracy rehearsal serve demo test test-all docs test-web lint backbone tiles-backbone clip tiles-clip captioner tagger
+.PHONY: help setup lock $(STAGES) extra ablation accuracy rehearsal serve demo test test-all docs test-web lint backbone tiles-backbone clip tiles-clip captioner tagger
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
+# pip checks the hash of every file that it installs. It and setuptools come first, because one package is built from its source.
 setup: .venv/ready  ## a virtual environment in .venv with the tested versions; every other target calls it
-.venv/ready: pyproject.toml constraints.txt
+.venv/ready: pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: diffcap needs Python 3.11 or newer; make PYTHON=/path/to/python3.11 ...")'
 	$(PYTHON) -m venv .venv
-	$(VENV)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	sed -nE '/^(pip|setuptools)==/,/[^\\]$$/p' requirements.lock | $(INSTALL) -r /dev/stdin
+	$(INSTALL) --no-build-isolation -r requirements.lock
+	$(INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@
+
+lock: setup  ## write requirements.lock for pyproject.toml; ARGS=--upgrade or ARGS="--upgrade-package timm" takes newer versions
+	$(VENV)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes --group setup --extra dev \
+		--extra docs --extra browser --extra tiff --custom-compile-command 'make lock' --output-file requirements.lock $(ARGS)
 
 # The pipeline. A stage among the goals runs when its settings or its files have changed; one that another stage needs runs
 # when its result is missing or older than its inputs. A stage that the method does not need does nothing.
@@ -85,11 +93,9 @@ test-all: setup  ## the tests that `make test` leaves out for their length, too
 	$(VENV)/pytest -q -n 2 $(ARGS)
 
 docs: setup  ## the documentation as a site in site/
-	$(VENV)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	$(VENV)/mkdocs build --strict
 
 test-web: setup  ## the page and the report in a real browser: Debian's chromium and chromium-driver, or CHROMIUM=/usr/bin/chromium
-	$(VENV)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
 	$(VENV)/pytest -q -n 0 tests/web/test_browser.py tests/report/test_browser.py --chromium $(or $(CHROMIUM),chromium) $(ARGS)
 
 lint: setup  ## ruff and mypy

@@ -47,7 +47,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, site: Path) -> Path:
         caption = f"the {('red', 'blue')[number % 2]} cube moved to place {number % 5}"
         lines.append(f"{split}\tbefore/{number}.png\tafter/{number}.png\t{caption}\n")
     (folder / "files/captions.tsv").write_text("".join(lines))
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+    for name in ("Makefile", "pyproject.toml", "requirements.lock"):
         shutil.copy(ROOT / name, folder)
     (folder / ".venv").mkdir()
     (folder / ".venv/bin").symlink_to(Path(sys.executable).parent)

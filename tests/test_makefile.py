@@ -11,11 +11,15 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.markers import Marker, default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from diffcap.cli import main
 from diffcap.experiment import Experiment
@@ -80,7 +84,7 @@ cli.main()
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A folder with the Makefile, the settings and a virtual environment that only plays."""
-    for name in ("configs", "stages", "pyproject.toml", "constraints.txt"):
+    for name in ("configs", "stages", "pyproject.toml", "requirements.lock"):
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
@@ -159,9 +163,33 @@ def test_dry_run_says_the_same(project: Path) -> None:
 def test_without_an_environment_it_is_made_first(project: Path) -> None:
     (project / ".venv" / "ready").unlink()
     lines = make(project, "-n", "data").stdout
-    assert (
-        lines.index("-m venv .venv") < lines.index("-c constraints.txt -e '.[dev]'") < lines.index("bin/diffcap data")
-    )
+    assert lines.index("-m venv .venv") < lines.index("-r requirements.lock") < lines.index("bin/diffcap data")
+
+
+@pytest.mark.parametrize("python", ["3.11.0", "3.12.0", "3.13.0"])
+def test_the_lock_file_pins_what_the_package_and_its_extras_need(python: str) -> None:
+    """A change of pyproject.toml without `make lock` fails here."""
+    pins: dict[str, list[str]] = {}
+    here = {**default_environment(), "python_version": python[:4], "python_full_version": python}
+    lock = (ROOT / "requirements.lock").read_text()
+    for name, version, marker in re.findall(
+        r"^([\w.-]+)==(\S+)(?: ; (.*?))? \\\n    --hash=sha256:", lock, re.MULTILINE
+    ):
+        if not marker or Marker(marker).evaluate(here):
+            pins.setdefault(name, []).append(version)
+    assert len(pins) > 150 and all(len(versions) == 1 for versions in pins.values())
+    assert len(re.findall(r"^\w", lock, re.MULTILINE)) == len(
+        re.findall(r"==.* \\\n    --hash", lock)
+    )  # each has hashes
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = [*project["project"]["dependencies"], *project["dependency-groups"]["setup"]]
+    for extra in ("web", "vlm", "geo", "dev", "docs", "browser", "tiff"):
+        wanted += project["project"]["optional-dependencies"][extra]
+    for requirement in map(Requirement, wanted):
+        if requirement.name != "diffcap":
+            (version,) = pins[canonicalize_name(requirement.name)]
+            assert requirement.specifier.contains(version, prereleases=True), requirement
+    assert "://" not in lock and not re.search(r" /\w", lock)  # no index and no path of one machine
 
 
 def test_what_is_missing_runs_again_and_what_comes_after_it(project: Path) -> None:

@@ -23,7 +23,7 @@ SCORED = """if stage == "eval":
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A folder with the Makefile, a toy dataset, a virtual environment that only plays, and evaluations for it to hand out."""
-    for name in ("configs", "stages", "pyproject.toml", "constraints.txt", "Makefile"):
+    for name in ("configs", "stages", "pyproject.toml", "requirements.lock", "Makefile"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / ".venv/bin").mkdir(parents=True)
     play(tmp_path, SCORED)
