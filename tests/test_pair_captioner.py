@@ -155,6 +155,16 @@ def test_batches_say_what_pairs_alone_say(captioner: PairCaptioner) -> None:
     assert len({caption.text for caption in together if isinstance(caption, Caption)}) > 1
 
 
+@pytest.mark.parametrize("errors", ["raise", "return"])
+@pytest.mark.parametrize(
+    "wrong", ["ab", ("a.png",), ("a.png", "b.png", "c.png"), {"before": "a.png", "after": "b.png"}, None]
+)
+def test_an_element_that_is_no_pair_is_named(captioner: PairCaptioner, wrong: Any, errors: Any) -> None:
+    image = Image.new("RGB", (8, 8))
+    with pytest.raises(ValueError, match=r"^pairs\[1\] must be a pair \(before, after\) of images, found "):
+        list(captioner.batch([(image, image), wrong], errors=errors))
+
+
 def test_beams_are_ranked_and_the_first_is_no_worse_than_greedy(captioner: PairCaptioner) -> None:
     wide, narrow = captioner(noise(5), noise(6), beams=4), captioner(noise(5), noise(6))
     scores = [wide.log_probability, *(other.log_probability for other in wide.alternatives)]

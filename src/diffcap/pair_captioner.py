@@ -7,7 +7,7 @@ print(caption.text, caption.log_probability)
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -178,6 +178,7 @@ class PairCaptioner:
 
         Raises:
             DiffcapError: an image cannot be read and `errors` is "raise", or the decoding arguments are out of range.
+            ValueError: an element of `pairs` is not a pair.
         """
         check_search(beams, length_penalty)
         for chunk in _chunks(pairs, max(1, batch_size)):
@@ -382,7 +383,9 @@ def _device(name: str) -> torch.device:
 
 def _chunks(pairs: Iterable[tuple[Source, Source]], size: int) -> Iterator[list[tuple[Source, Source]]]:
     chunk: list[tuple[Source, Source]] = []
-    for pair in pairs:
+    for number, pair in enumerate(pairs):
+        if isinstance(pair, str | bytes | Mapping | Set) or not hasattr(pair, "__len__") or len(pair) != 2:
+            raise ValueError(f"pairs[{number}] must be a pair (before, after) of images, found {pair!r:.80}")
         chunk.append(pair)
         if len(chunk) == size:
             yield chunk

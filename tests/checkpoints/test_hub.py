@@ -294,5 +294,26 @@ def test_scores_are_those_of_the_same_weights(run: Path, tmp_path: Path) -> None
     )
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"provenance": ["x"]},
+        {"provenance": {"checkpoints": "best.ckpt"}},
+        {"provenance": {"checkpoints": ["best.ckpt"]}},
+        {"provenance": {"checkpoints": {"file": "best.ckpt"}}},
+        {"protocol": ["test"]},
+        {"groups": "total"},
+    ],
+    ids=str,
+)
+def test_odd_scores_beside_a_checkpoint_are_no_scores(run: Path, tmp_path: Path, odd: dict[str, Any]) -> None:
+    checkpoint, path = run / "finetune/best.ckpt", run / "eval/metrics.json"
+    write_json(path, {**read_json(path), **odd})
+    missing = export(checkpoint, tmp_path / "out")
+    assert missing.metrics is None and missing.missing_reason == "eval/metrics.json is not a metrics.json of diffcap"
+    with pytest.raises(DiffcapError, match=r"eval/metrics\.json: not a metrics\.json of diffcap, .* `make eval`\.$"):
+        find_scores(checkpoint, read_checkpoint(checkpoint), path)
+
+
 def test_the_scores_of_the_captioner_that_ships_are_of_its_weights() -> None:
     assert find_scores(SHIPPED, read_checkpoint(SHIPPED)).file == SHIPPED / "metrics.json"

@@ -1,5 +1,6 @@
 """IDC-PCL: the cache, the one-pass objective, padding, and the options."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +10,10 @@ from torch import Tensor, nn
 
 from diffcap.losses.mlm import IGNORED
 from diffcap.losses.mvcl import masked_visual_nce
+from diffcap.models.clip4idc import CLIP4IDC
+from diffcap.models.dirl import DIRL
 from diffcap.models.pcl import BOS, MASK, PAD, PCL, TEXT_CLS
+from diffcap.models.scorer import SCORER
 
 CLOSE: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
 VARIANTS: list[dict[str, Any]] = [
@@ -334,6 +338,27 @@ def test_maps_of_any_shape(height: int, width: int) -> None:
 def test_too_many_positions_say_which_option_to_raise() -> None:
     with pytest.raises(ValueError, match="raise `positions`"):
         captioner().encode(*maps(1, 7, 6))
+    batch = {**dict(zip(("before", "after"), maps(1))), "tokens": captions([7], 9), "is_change": torch.ones(1)}
+    with pytest.raises(ValueError, match="9 positions are needed, the table has 8: raise `positions`"):
+        captioner(objective="all_positions", positions=8).loss(batch)
+    assert captioner(objective="all_positions", positions=9).loss(batch)["loss"].isfinite()
+
+
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [
+        (captioner, "objective"),
+        (captioner, "image_activation"),
+        (pretraining, "pair_init"),
+        (pretraining, "single_image"),
+        (lambda **options: SCORER(23, 5, grid=(2, 3), **options), "difference"),
+        (lambda **options: DIRL(23, 5, grid=(2, 3), **options), "ccr_form"),
+        (lambda **options: CLIP4IDC(23, **options), "decoder"),
+    ],
+)
+def test_a_misspelt_choice_is_refused_with_the_choices(build: Callable[..., Any], name: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{name} is 'maskd'; it must be one of '\w+', '\w+'$"):
+        build(**{name: "maskd"})
 
 
 def test_hyperparameters_build_the_same_model() -> None:

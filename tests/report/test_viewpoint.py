@@ -65,6 +65,14 @@ def test_equal_viewpoints_stay_together() -> None:
     assert quantile_bins(pairs_of([1.0] * 8), 5) == [] == quantile_bins(pairs_of([None] * 4), 5)
 
 
+@pytest.mark.parametrize("pairs", range(2, 8))
+@pytest.mark.parametrize("count", [1, 3, 5, 10])
+def test_fewer_pairs_than_bins_give_fewer_bins(pairs: int, count: int) -> None:
+    parts = quantile_bins(pairs_of([0.1 * number for number in range(pairs)]), count)
+    assert len(parts) == min(pairs, count) and all(part.pairs for part in parts)
+    assert [pair.id for part in parts for pair in part.pairs] == [str(number) for number in range(pairs)]
+
+
 def test_each_bin_scores_as_a_split_of_its_own() -> None:
     pairs = pairs_of(np.random.default_rng(1).uniform(size=40).tolist())
     predictions = captions_for(pairs)

@@ -150,6 +150,20 @@ def test_blocks_are_rendered_and_read_as_clevr_change(tmp_path: Path) -> None:
     assert f"delete {Path('data/blocks/official')}, and run the same command again" in output
 
 
+@pytest.mark.slow
+def test_two_commands_on_one_folder_run_one_after_the_other(tmp_path: Path) -> None:
+    command = [sys.executable, str(STAGE), "--dataset", "blocks", "--pairs", "30", "--out", "out"]
+    both = [
+        subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    notes = sorted(run.communicate(timeout=300)[1] for run in both)
+    assert [run.returncode for run in both] == [0, 0], notes
+    assert notes == ["", "out: another process prepares this folder; waiting until it ends\n"]
+    assert len(read_dataset(tmp_path / "out").pairs) == 30
+    assert "is unknown" in refused(data("--dataset", "desc", cwd=tmp_path)) and not (tmp_path / "data/desc").exists()
+
+
 def test_ones_own_dataset(tmp_path: Path) -> None:
     """The README's example: a folder with images and a line a pair."""
     source = tmp_path / "desk"

@@ -40,7 +40,8 @@ def find_scores(checkpoint: Path, state: dict[str, Any], metrics_file: str | Pat
         try:
             metrics = _read_metrics(path)
         except DiffcapError:
-            continue  # written by another program
+            faults.append(f"{path.parent.name}/{path.name} is not a metrics.json of diffcap")
+            continue
         fault = _mismatch(metrics, digest)
         if not fault:
             return Scores(metrics, path)
@@ -52,6 +53,16 @@ def _read_metrics(path: Path) -> dict[str, Any]:
     metrics = read_json(path, "metrics", "write it with `make eval`")
     if not isinstance(metrics, dict) or not isinstance(metrics.get("groups"), dict):
         raise DiffcapError(f'{path}: not a metrics.json of diffcap, "groups" is missing; write it with `make eval`.')
+    protocol, provenance = (metrics.get(key) or {} for key in ("protocol", "provenance"))
+    evaluated = (provenance.get("checkpoints") or []) if isinstance(provenance, dict) else None
+    if (
+        not isinstance(protocol, dict)
+        or not isinstance(evaluated, list)
+        or not all(isinstance(e, dict) for e in evaluated)
+    ):
+        raise DiffcapError(
+            f'{path}: not a metrics.json of diffcap, its "protocol" or "provenance" has another form; write it with `make eval`.'
+        )
     return metrics
 
 

@@ -1,7 +1,10 @@
 """The data stage: read the official files of a dataset, check its images, write `manifest.jsonl` and `dataset.json`."""
 
 import difflib
-from collections.abc import Sequence
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,56 +65,77 @@ def prepare(
     from diffcap.text.vocabulary import build_vocabulary, write_vocabulary
 
     folder = Path(out or f"data/{dataset}")
-    wanted = {"pairs": pairs, "images": images, "seed": seed, "jitter": jitter}
-    render = {key: value for key, value in wanted.items() if value is not None}
-    gone: frozenset[str] = frozenset()
-    rendered = get_dataset(dataset).rendered
-    if rendered:
-        root, render = _render(dataset, folder, source, render)
-    elif render:
-        raise DiffcapError(
-            f"--{next(iter(render))} is for rendered datasets, and {dataset} is not rendered; omit the option."
-        )
-    elif source is None:
-        root, gone = _fetch(dataset, folder, fetch, captions_only, missing)
-    else:
-        root = Path(source)
-    try:
-        records = read_pairs(dataset, root, augmented)
-        describe(dataset, records, root)  # refuses wrong files before the images are checked
-    except DiffcapError as error:
-        if not rendered:
-            raise
-        fault = str(error).partition(";")[0]
-        raise DiffcapError(f"{fault}; delete {root}, and run the same command again to render it again.") from None
-    skipped = {"pairs": 0, "images": 0}
-    if captions_only:
-        (folder / "problems.txt").unlink(missing_ok=True)
-    else:
-        records, skipped = _check(records, root, folder, missing, check, gone, rendered)
-        captioned = {pair.split for pair in records if pair.captions}
-        if get_dataset(dataset).pairs and "train" in captioned and "val" not in captioned:
+    with _one_at_a_time(folder):
+        wanted = {"pairs": pairs, "images": images, "seed": seed, "jitter": jitter}
+        render = {key: value for key, value in wanted.items() if value is not None}
+        gone: frozenset[str] = frozenset()
+        rendered = get_dataset(dataset).rendered
+        if rendered:
+            root, render = _render(dataset, folder, source, render)
+        elif render:
             raise DiffcapError(
-                f"{root}: has train pairs and no val pairs with captions, by which training selects a checkpoint; give some pairs "
-                'the split "val".'
+                f"--{next(iter(render))} is for rendered datasets, and {dataset} is not rendered; omit the option."
             )
-    settings = {"missing": missing, "check": check, **({"augmented": True} if augmented else {}), **render}
-    notes = {
-        "captions_only": captions_only,
-        "skipped": skipped,
-        "settings": settings,
-        **describe(dataset, records, root, left_out=bool(skipped["pairs"])),
-    }
-    # The vocabulary is written before the manifest, which Make takes as the mark of a complete stage.
-    vocabulary = build_vocabulary(caption for pair in records if pair.split == "train" for caption in pair.captions)
-    words = folder / "vocabulary.json"
-    if not vocabulary.words:  # a dataset with classes instead of captions
-        words.unlink(missing_ok=True)
-    else:
-        write_vocabulary(words, vocabulary)
-    _show(write_dataset(folder, dataset, root, records, notes), folder)
-    if vocabulary.words:
-        print(f"{len(vocabulary.words):,} words in the training captions, {words}")
+        elif source is None:
+            root, gone = _fetch(dataset, folder, fetch, captions_only, missing)
+        else:
+            root = Path(source)
+        try:
+            records = read_pairs(dataset, root, augmented)
+            describe(dataset, records, root)  # refuses wrong files before the images are checked
+        except DiffcapError as error:
+            if not rendered:
+                raise
+            fault = str(error).partition(";")[0]
+            raise DiffcapError(f"{fault}; delete {root}, and run the same command again to render it again.") from None
+        skipped = {"pairs": 0, "images": 0}
+        if captions_only:
+            (folder / "problems.txt").unlink(missing_ok=True)
+        else:
+            records, skipped = _check(records, root, folder, missing, check, gone, rendered)
+            captioned = {pair.split for pair in records if pair.captions}
+            if get_dataset(dataset).pairs and "train" in captioned and "val" not in captioned:
+                raise DiffcapError(
+                    f"{root}: has train pairs and no val pairs with captions, by which training selects a checkpoint; give some pairs "
+                    'the split "val".'
+                )
+        settings = {"missing": missing, "check": check, **({"augmented": True} if augmented else {}), **render}
+        notes = {
+            "captions_only": captions_only,
+            "skipped": skipped,
+            "settings": settings,
+            **describe(dataset, records, root, left_out=bool(skipped["pairs"])),
+        }
+        # The vocabulary is written before the manifest, which Make takes as the mark of a complete stage.
+        vocabulary = build_vocabulary(caption for pair in records if pair.split == "train" for caption in pair.captions)
+        words = folder / "vocabulary.json"
+        if not vocabulary.words:  # a dataset with classes instead of captions
+            words.unlink(missing_ok=True)
+        else:
+            write_vocabulary(words, vocabulary)
+        _show(write_dataset(folder, dataset, root, records, notes), folder)
+        if vocabulary.words:
+            print(f"{len(vocabulary.words):,} words in the training captions, {words}")
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Wait until no other process prepares this folder; the system releases the lock when a process ends."""
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems lock no folders
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                echo(f"{folder}: another process prepares this folder; waiting until it ends", err=True)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+        if is_new and not any(folder.iterdir()):  # the command was refused
+            folder.rmdir()
 
 
 def _render(dataset: str, folder: Path, source: str | None, settings: dict[str, Any]) -> tuple[Path, dict[str, Any]]:

@@ -1,7 +1,7 @@
 """The interface of every captioner."""
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from torch import Tensor, nn
 
@@ -38,6 +38,22 @@ def patch_attention(before: Tensor, after: Tensor, grid: tuple[int, int]) -> Att
     """
     mean = (before.sum(2) + after.sum(2))[..., None, None] / 2
     return AttentionMaps(before.unflatten(2, grid) / mean, after.unflatten(2, grid) / mean, None)
+
+
+def constructor_arguments(variables: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a class's constructor.
+
+    Args:
+        variables: `locals()` at the beginning of a constructor that calls `super()`.
+
+    Raises:
+        ValueError: an argument is none of the choices that its type (Literal) names.
+    """
+    arguments = {name: value for name, value in variables.items() if name not in ("self", "__class__")}
+    for name, kind in get_type_hints(variables["__class__"].__init__).items():
+        if get_origin(kind) is Literal and arguments[name] not in get_args(kind):
+            raise ValueError(f"{name} is {arguments[name]!r}; it must be one of {', '.join(map(repr, get_args(kind)))}")
+    return arguments
 
 
 class Captioner(nn.Module, ABC):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffcap.models.captioner import AttentionMaps
+from diffcap.models.captioner import AttentionMaps, constructor_arguments
 from diffcap.models.decoder import END, NULL, START, BlockOutput
 from diffcap.models.dirl import DIRLBlock
 from diffcap.models.initial_weights import init_xavier_
@@ -155,7 +155,7 @@ class Chg2Cap(PixelOrFeatureCaptioner):
         resize: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
-        self.hyperparameters = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
+        self.hyperparameters = constructor_arguments(locals())
         for name in ("grid", "table", "trained_layers", "resize"):
             value = self.hyperparameters[name]
             self.hyperparameters[name] = None if value is None else list(value)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from diffcap.losses.gather import global_mean
 from diffcap.losses.pair_text import pair_text_contrastive_loss
-from diffcap.models.captioner import AttentionMaps, Batch, Captioner, patch_attention
+from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments, patch_attention
 from diffcap.models.clip import (
     Network,
     PairInit,
@@ -72,7 +72,7 @@ class CLIP4IDCAdaptation(nn.Module):
         pair_init: PairInit = "clip",
     ) -> None:
         super().__init__()
-        self.hyperparameters = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
+        self.hyperparameters = constructor_arguments(locals())
         self.hyperparameters["image_size"] = list(image_size) if image_size is not None else None
         clip = build_clip(network, image_size, vocabulary_size)
         self.images = PairTower(clip, intra_layers, pair_init=pair_init, checkpointing=checkpointing)
@@ -230,7 +230,7 @@ class CLIP4IDC(Captioner):
         init_std: float = 0.02,
     ) -> None:
         super().__init__()
-        self.hyperparameters = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
+        self.hyperparameters = constructor_arguments(locals())
         self.hyperparameters["image_size"] = list(image_size) if image_size is not None else None
         clip = build_clip(network, image_size, vocabulary_size)
         self.images = PairTower(clip, intra_layers, images == "together", pair_init, checkpointing=checkpointing)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from diffcap.losses.ccr import cross_modal_contrastive_loss
 from diffcap.losses.decorrelation import cross_correlation, decorrelation_terms
 from diffcap.losses.gather import global_mean
-from diffcap.models.captioner import AttentionMaps, Batch, Captioner
+from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments
 from diffcap.models.decoder import (
     END,
     NULL,
@@ -132,7 +132,7 @@ class DIRL(Captioner):
         ccr_mask_padding: bool = False,
     ) -> None:
         super().__init__()
-        self.hyperparameters = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
+        self.hyperparameters = constructor_arguments(locals())
         self.hyperparameters["grid"] = list(grid)
         self.embedding = GridEmbedding(feature_channels, (grid[0], grid[1]), width, coordinates)
         self.projector = (

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from diffcap.losses.gather import global_mean, global_sum
 from diffcap.losses.mlm import IGNORED, masked_cross_entropy
-from diffcap.models.captioner import AttentionMaps, Batch, Captioner, patch_attention
+from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments, patch_attention
 from diffcap.models.layers import (
     ALL_POSITIONS,
     Dropout,
@@ -74,7 +74,7 @@ class PCLTrunk(nn.Module):
         pair_init: Literal["random", "difference"] = "random",
     ) -> None:
         super().__init__()
-        self.hyperparameters = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
+        self.hyperparameters = constructor_arguments(locals())
         self.width = width
         self.word_embedding = nn.Embedding(vocabulary_size, width)
         self.image_projection = Linear(feature_channels, width)
@@ -111,11 +111,13 @@ class PCLTrunk(nn.Module):
         embedding = self._position_embedding(first, tokens.shape[1]) if positions is None else self.positions[positions]
         return self._add_type(self.word_embedding(tokens) * self.width**0.5 + embedding, TEXT)
 
+    def check_positions(self, needed: int) -> None:
+        """Raise a ValueError if the position table is shorter."""
+        if needed > len(self.positions):
+            raise ValueError(f"{needed} positions are needed, the table has {len(self.positions)}: raise `positions`")
+
     def _position_embedding(self, first: int, length: int) -> Tensor:
-        if first + length > len(self.positions):
-            raise ValueError(
-                f"{first + length} positions are needed, the table has {len(self.positions)}: raise `positions`"
-            )
+        self.check_positions(first + length)
         return self.positions[first : first + length]
 
     def _singles(self, images: list[Tensor]) -> tuple[Tensor, ...]:
@@ -223,7 +225,8 @@ class PCL(Captioner):
         **trunk: Any,
     ) -> None:
         super().__init__()
-        arguments = {key: value for key, value in locals().items() if key not in ("self", "__class__", "trunk")}
+        arguments = constructor_arguments(locals())
+        del arguments["trunk"]
         self.trunk = PCLTrunk(vocabulary_size, feature_channels, **trunk)
         self.hyperparameters = {**arguments, **self.trunk.hyperparameters}
         self.distractor_head = Linear(2 * self.trunk.width, 2) if distractor_judging else None
@@ -295,6 +298,7 @@ class PCL(Captioner):
         words, device = tokens.shape[1], tokens.device
         position = torch.arange(words, device=device)
         masks = torch.full_like(tokens, MASK)
+        self.trunk.check_positions(words + 1)
         x = self.trunk.text(torch.cat([tokens, masks], 1), positions=torch.cat([position, position + 1]))
         causal = (
             position[:, None] >= position

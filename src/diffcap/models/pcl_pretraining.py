@@ -16,7 +16,7 @@ from diffcap.losses.fine_grained import class_contrastive_loss, classification_l
 from diffcap.losses.gather import global_mean
 from diffcap.losses.mlm import IGNORED, masked_cross_entropy
 from diffcap.losses.mvcl import masked_visual_nce
-from diffcap.models.captioner import Batch
+from diffcap.models.captioner import Batch, constructor_arguments
 from diffcap.models.layers import Linear, UnbiasedLayerNorm, true_positions
 from diffcap.models.pcl import EMBEDDING_EPS, PCLTrunk
 from diffcap.utils.linear import linear
@@ -78,6 +78,7 @@ class PCLPretraining(nn.Module):
         **trunk: Any,
     ) -> None:
         super().__init__()
+        constructor_arguments(locals())  # checks them
         self.trunk = PCLTrunk(vocabulary_size, feature_channels, **trunk)
         width = self.trunk.width
         self.regress = RegressionHead(width, feature_channels)

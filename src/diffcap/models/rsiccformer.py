@@ -9,7 +9,7 @@ Letters: B pairs, N positions of the grid, T text positions, d width of the enco
 import torch
 from torch import Tensor, nn
 
-from diffcap.models.captioner import AttentionMaps
+from diffcap.models.captioner import AttentionMaps, constructor_arguments
 from diffcap.models.decoder import roll_out
 from diffcap.models.dirl import DIRLBlock
 from diffcap.models.grid import GridEmbedding
@@ -115,7 +115,7 @@ class RSICCformer(PixelOrFeatureCaptioner):
         pool: tuple[int, int] = (14, 14),
     ) -> None:
         super().__init__()
-        self.hyperparameters = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
+        self.hyperparameters = constructor_arguments(locals())
         for name in ("grid", "trained_layers", "pool"):
             self.hyperparameters[name] = list(self.hyperparameters[name])
         if vocabulary_size < SPECIALS_AT_END + 2:

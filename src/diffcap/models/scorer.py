@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from diffcap.losses.cross_view import cross_view_nce
 from diffcap.losses.gather import gather_rows, global_mean, world_size
 from diffcap.losses.token_matching import token_matching
-from diffcap.models.captioner import AttentionMaps, Batch, Captioner
+from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments
 from diffcap.models.decoder import (
     END,
     NULL,
@@ -182,7 +182,7 @@ class SCORER(Captioner):
         position_std: float = 1.0,
     ) -> None:
         super().__init__()
-        self.hyperparameters = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
+        self.hyperparameters = constructor_arguments(locals())
         self.hyperparameters["grid"] = list(grid)
         self.embedding = GridEmbedding(feature_channels, (grid[0], grid[1]), width, coordinates)
         for positions in (self.embedding.columns, self.embedding.rows):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diffcap.losses.gather import global_mean
-from diffcap.models.captioner import AttentionMaps, Batch, Captioner, patch_attention
+from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments, patch_attention
 from diffcap.models.layers import use_fast_linear_
 from diffcap.models.vlm_parts import (
     Difference,
@@ -100,7 +100,7 @@ class VLM(Captioner):
         base_sha256: str | None = None,
     ) -> None:
         super().__init__()
-        self.hyperparameters = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
+        self.hyperparameters = constructor_arguments(locals())
         from diffcap.checkpoints.base_models import base_sha256 as sha256_of
         from diffcap.checkpoints.base_models import find_base
 

@@ -59,6 +59,7 @@ def quantile_bins(pairs: Sequence[ChangePair], count: int) -> list[Bin]:
     values = np.array([pair.extra[KEY] for pair in known], dtype=float)
     if len(np.unique(values)) < 2:
         return []
+    count = min(count, len(known))
     wanted = [round(len(known) * number / count) for number in range(1, count)]
     # A cut between equal values moves to the nearer end of these values.
     ends = [(np.searchsorted(values, values[cut]), np.searchsorted(values, values[cut], "right")) for cut in wanted]
