@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tests.commands import ROOT, run
 
 with pytest.MonkeyPatch.context() as patch:
@@ -58,6 +59,18 @@ def test_another_checkout_is_compared_by_its_results_too(
     assert ratio["forms"] == "now / before" and ratio["results"]["equal"] is (factor == 1.0)
     assert ratio["results"]["tolerance"] == 1e-3
     assert f"| IDC-PCL, MLM, batch 16 | {verdict} |" in out.with_suffix(".md").read_text()
+
+
+def test_the_durations_of_short_trainings_follow_from_the_benchmark() -> None:
+    cases = (line.split(" | ") for line in (ROOT / "benchmarks/results.md").read_text().splitlines())
+    rates = {case[0].removeprefix("| "): float(case[1]) for case in cases if len(case) == 6 and case[1][0].isdigit()}
+    settings = yaml.safe_load((ROOT / "configs/trainer/short.yaml").read_text())
+    pairs = settings["trainer"]["max_steps"] * settings["data"]["batch_size"]
+    section = (ROOT / "docs/train.md").read_text().partition("## How long a training takes")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.endswith(" |") and "---" not in line]
+    assert len(rows) == 9 and f"{pairs:,} pairs" in section
+    for _, case, rate, hours in rows[1:]:
+        assert float(rate) == rates[case] and hours == f"{pairs / rates[case] / 3600:.1f}", case
 
 
 @pytest.mark.thorough

@@ -15,6 +15,7 @@ from diffcap.checkpoints.loading import Checkpoint
 from diffcap.data.pair_table import PairDataset, PairTable, identity_collate, maps_as_float
 from diffcap.data.workers import explain_lost_workers, worker_options
 from diffcap.features.store import FeatureStore
+from diffcap.lit.progress import LogProgress
 from diffcap.lit.stage_cli import wrap_invalid_settings
 from diffcap.losses.gather import world_size
 from diffcap.models.generation import beam_search, greedy
@@ -99,7 +100,7 @@ class Decoding(pl.LightningModule):
 
 
 def evaluation_trainer(devices: int, accelerator: str) -> pl.Trainer:
-    """A trainer that writes no logs and no checkpoints, with a progress bar if stderr is a terminal.
+    """A trainer that writes no logs and no checkpoints, with a progress bar if stderr is a terminal, else a line a minute.
 
     Raises:
         DiffcapError: there is no such accelerator, or it has fewer devices.
@@ -108,7 +109,7 @@ def evaluation_trainer(devices: int, accelerator: str) -> pl.Trainer:
         return pl.Trainer(
             devices=devices, accelerator=accelerator, strategy="ddp" if devices > 1 else "auto", logger=False,
             enable_checkpointing=False, enable_progress_bar=sys.stderr.isatty(), enable_model_summary=False,
-            callbacks=[RichProgressBar(console_kwargs={"stderr": True})] if sys.stderr.isatty() else [],
+            callbacks=[RichProgressBar(console_kwargs={"stderr": True}) if sys.stderr.isatty() else LogProgress("decoding")],
         )  # fmt: skip
 
 

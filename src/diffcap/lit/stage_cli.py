@@ -14,6 +14,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.progress import BarColumn
 
+from diffcap.lit.progress import LogProgress
 from diffcap.utils.console import OneLineErrorMixin
 from diffcap.utils.errors import DiffcapError
 
@@ -129,7 +130,8 @@ class StageCLI(LightningCLI):
             super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Build the trainer, with a `StageProgressBar` if stderr is a terminal and the config does not disable or replace it.
+        """Build the trainer with `LogProgress`, and with a `StageProgressBar` if stderr is a terminal and the config does not disable or
+        replace it.
 
         Raises:
             DiffcapError: the trainer refuses its arguments.
@@ -142,6 +144,7 @@ class StageCLI(LightningCLI):
                 kwargs["enable_progress_bar"] = False
             elif config.get("enable_progress_bar") is not False:
                 callbacks.append(StageProgressBar(console_kwargs={"stderr": True}))
+        callbacks.append(LogProgress())
         with wrap_invalid_settings(TypeError):  # devices that are not a number
             return super().instantiate_trainer(callbacks=callbacks, **kwargs)
 

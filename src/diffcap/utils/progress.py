@@ -1,17 +1,56 @@
-"""Progress bars on stderr if it is a terminal. The functions that the context managers give may be called from any thread.
+"""Progress on stderr: bars on a terminal, else a line a minute. The functions that the context managers give may be called from any thread.
 
 Import this module inside functions: `--help` does not need it.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from diffcap.utils.console import echo
 from diffcap.utils.errors import printable
 
 Update = Callable[[int, int | None], None]  # gets the amount so far, and the total if it is known
+LOG_SECONDS = 60.0  # between two lines
+
+
+class ProgressLog:
+    """Prints "captioning: 120 of 5,000, about 40 min left" every minute.
+
+    Args:
+        what: is done. done: what was done before.
+    """
+
+    def __init__(self, what: str, done: int = 0) -> None:
+        self.what, self.first = what, done
+        self.start = self.latest = time.monotonic()
+
+    def update(self, done: int, total: int | None) -> None:
+        """Print a line, if the latest one is a minute old."""
+        now = time.monotonic()
+        if now - self.latest < LOG_SECONDS:
+            return
+        self.latest = now
+        left = ""
+        if total is not None and done > self.first:
+            left = f", about {duration((now - self.start) / (done - self.first) * (total - done))} left"
+        echo(f"{self.what}: {done:,}{'' if total is None else f' of {total:,}'}{left}", err=True)
+
+
+def duration(seconds: float) -> str:
+    """A duration with two digits or more.
+
+    Example:
+        >>> duration(58.4), duration(1234), duration(45_000)
+        ('58 s', '21 min', '12 h 30 min')
+    """
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
 @contextmanager
@@ -20,6 +59,8 @@ def progress_bars(of_bytes: bool = False) -> Iterator[Callable[[str], Update]]:
     with _progress(DownloadColumn() if of_bytes else MofNCompleteColumn()) as progress:
 
         def bar(name: str) -> Update:
+            if progress.disable:
+                return ProgressLog(f"{name}, bytes" if of_bytes else name).update
             task = progress.add_task(printable(name), total=None)
             return lambda there, total: progress.update(task, completed=there, total=total)
 
@@ -30,8 +71,14 @@ def progress_bars(of_bytes: bool = False) -> Iterator[Callable[[str], Update]]:
 def progress_bar(what: str, total: int, done: int = 0, hidden: bool = False) -> Iterator[Callable[[int], None]]:
     """Show one bar; gives a function that adds to the count, which starts at `done` and ends at `total`."""
     with _progress(MofNCompleteColumn(), hidden) as progress:
-        task = progress.add_task(printable(what), total=total, completed=done)
-        yield lambda more: progress.advance(task, more)
+        task, log = progress.add_task(printable(what), total=total, completed=done), ProgressLog(what, done)
+
+        def advance(more: int) -> None:
+            progress.advance(task, more)
+            if progress.disable and not hidden:
+                log.update(int(progress.tasks[task].completed), total)
+
+        yield advance
 
 
 def _progress(last: DownloadColumn | MofNCompleteColumn, hidden: bool = False) -> Progress:

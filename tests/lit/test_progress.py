@@ -1,0 +1,103 @@
+"""Estimates in the log of a training, and a line a minute, with a clock that the steps move."""
+
+import sys
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from diffcap.lit.decoding import evaluation_trainer
+from diffcap.lit.progress import LogProgress
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in ("diffcap.lit.progress", "diffcap.utils.progress"):
+        monkeypatch.setattr(f"{module}.time", clock)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
+    return clock
+
+
+class Slow(pl.LightningModule):
+    """The first step takes 100 seconds and each other one 2; a batch of another loop takes 25."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock, self.layer = clock, torch.nn.Linear(1, 1)
+
+    def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+        self.clock.now += 2 if self.clock.now else 100
+        return self.layer(batch).sum()
+
+    def predict_step(self, batch: torch.Tensor) -> None:
+        self.clock.now += 25
+
+    validation_step = predict_step
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def loader(size: int) -> DataLoader:
+    return DataLoader(torch.zeros(size, 1))  # type: ignore[arg-type]
+
+
+def trained(clock: Clock, **options: Any) -> None:
+    settings = {"max_steps": 100, "val_check_interval": 30, "check_val_every_n_epoch": None, **options}
+    trainer = pl.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        num_sanity_val_steps=0, callbacks=[LogProgress()], **settings,
+    )  # fmt: skip
+    trainer.fit(Slow(clock), loader(1000), loader(3))
+
+
+def test_estimates_of_a_training(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    trained(clock)
+    output = capsys.readouterr()
+    assert output.out.splitlines() == [
+        "step 20: 0.5 steps per second, about 3 min to step 100, and 3 validations",
+        "step 30: about 5 min to step 100, with 2 more validations of 75 s",  # 70 steps of 2 s and 150 s
+    ]
+    lines = [line for line in output.err.splitlines() if line.startswith("training")]
+    assert lines == [
+        "training, steps: 1 of 100, about 2 h 45 min left",
+        "training, steps: 31 of 100, about 9 min left",
+        "training, steps: 61 of 100, about 4 min left",
+        "training, steps: 91 of 100, about 50 s left",
+    ]
+    assert output.err.count("validation, batches: 3 of 3") == 3
+
+
+def test_estimates_know_early_validations_and_accumulated_batches(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(clock, val_check_interval=24, accumulate_grad_batches=2)  # batches: a validation after each 12 steps of 4 s
+    expected = ["step 20: 0.25 steps per second, about 14 min to step 100, with 7 more validations of 75 s"]
+    assert capsys.readouterr().out.splitlines() == expected
+    trained(clock, max_steps=20)
+    assert capsys.readouterr().out == ""
+    trained(clock, max_steps=-1, max_epochs=1, limit_train_batches=25)
+    assert capsys.readouterr().out.splitlines() == ["step 20: 0.5 steps per second, no last step"]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_line_a_minute_where_stderr_is_no_terminal(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    evaluation_trainer(1, "cpu").predict(Slow(clock), loader(7), return_predictions=False)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("decoding")]
+    expected = ["decoding, batches: 3 of 7, about 2 min left", "decoding, batches: 6 of 7, about 25 s left"]
+    assert lines == ([] if terminal else expected)
