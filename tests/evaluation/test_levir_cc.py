@@ -26,6 +26,8 @@ from diffcap.evaluation.protocols import evaluate, evaluate_systems
 from diffcap.features.store import StoreWriter
 from diffcap.records import ChangePair, read_dataset
 from diffcap.report.baselines import MOST_COMMON
+from diffcap.report.rows import score_row
+from diffcap.report.table import system_lines
 from diffcap.text.vocabulary import Vocabulary, build_vocabulary
 
 METRICS = (*FAST_METRICS[:4], "METEOR", *FAST_METRICS[4:])
@@ -199,6 +201,29 @@ def test_the_mean_of_four_metrics_by_group_and_protocol(monkeypatch: pytest.Monk
     assert "accuracy" not in evaluate(CAPTIONS, PAIRS, "raw", FAST_METRICS)["groups"]["total"]
 
 
+def test_own_pairs_with_is_distractor_have_accuracies_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diffcap.evaluation.captions.meteor", lambda *texts: dict.fromkeys(texts[2], 0.5))
+    pairs = [replace(one, extra={}) for one in PAIRS]
+    spec = protocol_of("desk", pairs)
+    assert spec is not None and protocol_of("clevr_change", pairs) is None
+    result = evaluate(CAPTIONS, pairs, "raw", METRICS, levir=levir_scoring(spec, pairs, VOCABULARY))
+    assert {group: row["accuracy"] for group, row in result["groups"].items()} == {
+        "total": 3 / 5, "semantic": 2 / 3, "distractor": 1 / 2
+    }  # fmt: skip
+    assert "id_tokens" not in result and not any("S*m" in row for row in result["groups"].values())
+    rows = system_lines({"ours": score_row(result, CAPTIONS, pairs)})
+    assert dict(zip(*rows))["semantic accuracy"] == "66.67" and dict(zip(*rows))["distractor accuracy"] == "50.00"
+
+
+@pytest.mark.parametrize(("ids", "every"), [("123", "every"), ("45", "no")])
+def test_without_both_kinds_of_pairs_there_is_no_accuracy(ids: str, every: str) -> None:
+    pairs = [one for one in PAIRS if one.id in ids]
+    nonsense = {one.id: f"{one.id} xyz" for one in pairs}
+    result = evaluate(nonsense, pairs, "raw", FAST_METRICS, levir=LevirScoring(NO_CHANGE_FIVE, VOCABULARY))
+    assert "accuracy" not in result["groups"]["total"] | result["id_tokens"]["groups"]["total"]
+    assert result["notes"] == [f"The accuracy is left out: {every} pair has a change."]
+
+
 NUMBERS = {"train": [2, 5, 8, 11, 14], "val": [4, 1], "test": [6, 7, 10, 13]}
 
 
@@ -320,10 +345,12 @@ def test_what_score_refuses(levir: Path, tmp_path: Path) -> None:
     assert "1 of 1 ids are not in the test split of levir_cc" in refusal(f"--folder={levir}")
     (tmp_path / "own").mkdir()
     row = {"before": "a.png", "after": "b.png", "captions": ["a road"]}
-    lines = [json.dumps({**row, "id": split, "split": split}) for split in ("train", "test")]
-    (tmp_path / "own/pairs.jsonl").write_text("\n".join(lines))
-    prepare("desk", str(tmp_path / "own"), str(tmp_path / "data"), captions_only=True)
-    assert "desk has no protocol levir_cc" in refusal(f"--folder={tmp_path / 'data'}", "--protocol=levir_cc")
+    for more in ({}, {"is_distractor": True}):
+        lines = [json.dumps({**row, **more, "id": split, "split": split}) for split in ("train", "test")]
+        (tmp_path / "own/pairs.jsonl").write_text("\n".join(lines))
+        prepare("desk", str(tmp_path / "own"), str(tmp_path / f"data{len(more)}"), captions_only=True)
+        folder = f"--folder={tmp_path / f'data{len(more)}'}"
+        assert "desk has no protocol levir_cc" in refusal(folder, "--protocol=levir_cc")
 
 
 def test_a_dataset_of_ones_own_in_the_same_form_has_the_protocol(
@@ -335,7 +362,7 @@ def test_a_dataset_of_ones_own_in_the_same_form_has_the_protocol(
     edited = [replace(one, captions=["All as before ."]) if one.is_distractor else one for one in pairs]
     spec = protocol_of("desk", edited)
     assert spec is not None and spec.no_change == ("all as before",)
-    assert protocol_of("desk", [replace(one, extra={}) for one in pairs]) is None
+    assert protocol_of("desk", [replace(one, extra={}, is_distractor=False) for one in pairs]) is None
     file = tmp_path / "captions.json"
     file.write_text(json.dumps({one.id: one.captions[0] for one in pairs if one.split == "test"}))
     results = []

@@ -3,7 +3,14 @@
 import pytest
 
 from diffcap.evaluation.captions import score_captions
-from diffcap.evaluation.tables import is_weightless, markdown_table, metrics_table, print_table, score_notes
+from diffcap.evaluation.tables import (
+    caption_notes,
+    is_weightless,
+    markdown_table,
+    metrics_table,
+    print_table,
+    score_notes,
+)
 
 ROWS = {"total": {"BLEU-4": 0.51237, "CIDEr-D": 1.2894}, "semantic": {"BLEU-4": 0.5}}
 
@@ -38,9 +45,41 @@ def test_a_group_whose_perfect_captions_get_no_cider_has_a_footnote(capsys: pyte
     two = score_captions({"a": "it moved", "b": "it grew"}, {"a": ["it moved"], "b": ["it grew"]}, "raw", metrics)
     wrong = score_captions({"a": "x", "b": "y"}, {"a": ["it moved"], "b": ["it grew"]}, "raw", metrics)
     assert one["CIDEr-D"] == 0 and one["ROUGE-L"] == 1
-    common = {"BLEU-4": 1e-6, "ROUGE-L": 0.3, "CIDEr-D": 0.0}  # wrong captions that share "the" with all references
-    assert [is_weightless(scores) for scores in (one, two, wrong, common, {})] == [True, *[False] * 4]
+    bad = score_captions({"a": "a ball"}, {"a": ["the cube moved"]}, "raw", metrics)
+    equal = score_captions({"a": "x", "b": "y"}, {"a": ["it moved"], "b": ["it moved"]}, "raw", metrics)
+    # The note is also true of captions that are wrong in a group where others get more.
+    assert [is_weightless(row) for row in (one, bad, equal, wrong, two, {})] == [True] * 4 + [False] * 2
     print_table(metrics_table({"one": one, "two": two}, pairs={"one": 1, "two": 30}))
     printed = " ".join(capsys.readouterr().out.split())
     assert "0.00 †" in printed and printed.count("†") == 2 and "fewer than 30 pairs (one 1)" in printed
     assert "0.00 † |" in markdown_table({"one": one}) and score_notes([two], {"two": 30}) == []
+
+
+CHANGES = [f"the car {number} left" for number in range(6)]
+HALF = [*CHANGES[:5], *["there is no change"] * 5]  # references of ten pairs
+STILL = ["there is no change"] * 10
+
+
+@pytest.mark.parametrize(
+    ("captions", "references", "notes"),
+    [
+        (CHANGES, CHANGES, []),
+        (["It moved ."] * 4 + CHANGES[4:], CHANGES, ['4 of 6 captions are "it moved"; the references of 0 of these']),
+        (["it moved"] * 3 + CHANGES[3:], CHANGES, []),  # not more than half
+        (["it moved"] * 2, CHANGES[:2], []),  # two can be chance
+        (["nothing has changed"] * 10, HALF, ['10 of 10 captions are "nothing has changed"; the references of 5 of']),
+        ([*CHANGES[:3], *["nothing has changed"] * 7], HALF, []),  # right about those without change, and wrong twice
+        (["nothing has changed"] * 10, STILL, []),
+        (
+            ["nothing has changed"] * 10,
+            [*STILL[:7], *CHANGES[:3]],
+            ["the references of 7 of these pairs say the same."],
+        ),
+        (["", " .", *CHANGES[2:]], CHANGES, ["2 of 6 captions are empty."]),
+        ([""] * 6, CHANGES, ["6 of 6 captions are empty."]),
+    ],
+)
+def test_equal_and_empty_captions_have_a_note(captions: list[str], references: list[str], notes: list[str]) -> None:
+    ids = [str(number) for number in range(len(captions))]
+    found = caption_notes(dict(zip(ids, captions)), {id: [text, text] for id, text in zip(ids, references)})
+    assert len(found) == len(notes) and all(words in note for words, note in zip(notes, found)), found

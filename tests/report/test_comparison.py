@@ -94,6 +94,23 @@ def test_a_difference_that_is_printed_as_zero_is_not_significant(
     row = next(line for line in out.read_text().splitlines() if line.startswith("| total | BLEU-1"))
     bleu = next(line for line in out.read_text().splitlines() if line.startswith("|  | BLEU-4"))
     assert "*" not in row + bleu and "| 0.00 |" in bleu and "-0.00" not in bleu
+    assert bleu.endswith("| [0.00, 0.00] | - |") and found["b_better"] == 0.5  # none is ahead
+
+
+def test_settings_that_differ_are_named(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert json.loads(printed(capsys, *runs, "--samples=2", "--json"))["settings"] == {}
+    assert "Settings that differ" not in printed(capsys, *runs, "--samples=2")
+    for run, beams, seed in zip(runs, (1, 5), (1, 2)):
+        metrics = json.loads((run / "eval/metrics.json").read_text())
+        metrics["protocol"] |= {"beams": beams, "length_penalty": 0.0}
+        metrics["provenance"] |= {"seed": seed, "method": "pcl", **({"step": 9} if seed == 2 else {})}
+        write_json(run / "eval/metrics.json", metrics)
+    found = json.loads(printed(capsys, *runs, "--samples=2", "--json"))
+    assert found["settings"] == {"beams": [1, 5], "seed": [1, 2], "step": [None, 9]}
+    shown = " ".join(printed(capsys, *runs, "--samples=2").split())
+    assert "Settings that differ, A / B: beams 1 / 5, seed 1 / 2, step None / 9." in shown
+    captions = runs[1] / "eval/predictions.json"  # of a file, nothing is known
+    assert json.loads(printed(capsys, runs[0], captions, "--samples=2", "--json"))["settings"] == {}
 
 
 def test_few_pairs_and_cider_without_weights_have_footnotes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

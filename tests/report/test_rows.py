@@ -2,6 +2,7 @@
 
 import shutil
 import statistics
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,25 @@ def test_what_cannot_be_compared_is_refused(dataset: Dataset, tmp_path: Path) ->
         common_protocol([good], dataset, "val")
     with pytest.raises(DiffcapError, match="make eval"):
         read_run(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "fault"),
+    [
+        ({"beams": 5}, {"beams": 5, "length_penalty": 0.7}, r"b/eval/metrics.json: its length_penalty is 0.7, that of .*a is 0.0"),
+        ({"beams": 5}, {"beams": 5, "length_penalty": 0.0}, None),
+        ({"beams": 1}, {"beams": 1, "length_penalty": 0.7}, None),  # greedy decoding has no length penalty
+        ({"beams": 1}, {"beams": 5}, "its beams is 5, that of .*a is 1"),
+    ],
+)  # fmt: skip
+def test_runs_with_other_decoding_are_refused(
+    dataset: Dataset, tmp_path: Path, first: dict[str, float], second: dict[str, float], fault: str | None
+) -> None:
+    runs = [read_run(make_run(tmp_path / name, dataset, captions_of(dataset), {"finetune": 1})) for name in "ab"]
+    for run, settings in zip(runs, (first, second)):
+        run.metrics["protocol"] |= settings
+    with pytest.raises(DiffcapError, match=fault) if fault else nullcontext():
+        common_protocol(runs, dataset, "test")
 
 
 def test_any_evaluation_of_a_run_is_a_row(dataset: Dataset, tmp_path: Path) -> None:

@@ -1,5 +1,10 @@
 """The results table as text."""
 
+import re
+from html import escape as html_escape
+
+from markdown_it import MarkdownIt
+
 from diffcap.report.table import (
     caption_of,
     group_lines,
@@ -13,8 +18,10 @@ from diffcap.report.table import (
     rich_table,
     system_lines,
     type_lines,
+    zero_shot_text,
 )
 
+ID_TOKENS = {"name": "levir_cc", "vocabulary": "the captioner's own", "vocabulary_size": 468}
 SCORES = {"BLEU-4": 0.5, "CIDEr-D": 1.25}
 PROTOCOL = {"dataset": "toy", "split": "test", "tokenizer": "ptb", "beams": 1, "pairs": {"total": 1234}}
 ROWS = {
@@ -81,7 +88,7 @@ def test_the_protocol_levir_cc_has_a_table_of_word_ids() -> None:
         ["no_change", "ours", "100.00", "-", "87.50"],
     ]
     assert type_lines(rows)[0] == ["", "", "built", "no_change"]  # the ids are no change type
-    ours = {"name": "levir_cc", "vocabulary": "the captioner's own", "vocabulary_size": 468}
+    ours = ID_TOKENS
     protocol = {**PROTOCOL, "id_tokens": {"ours": ours}}
     note = "Protocol levir_cc: scores of word ids. Vocabulary: 468 ids, the captioner's own. METEOR depends on the vocabulary."
     assert id_note(protocol["id_tokens"]) == note
@@ -124,6 +131,38 @@ def test_markdown_and_caption() -> None:
     text = report_text(PROTOCOL, ROWS, ["ours"])
     assert text.count("\n\n") == 3 and "| base | 50.00 |" in text and "|  | type right |" in text
     assert report_text(PROTOCOL, {"base": ROWS["base"]}, ["base"]).count("\n\n") == 1
+
+
+def test_the_caption_tells_how_the_captions_were_decoded() -> None:
+    beams = {**PROTOCOL, "beams": 5, "length_penalty": 0.7}
+    assert "beam search of 5, length penalty 0.7; scores" in caption_of(beams, {})
+    assert "beam search of 5; scores" in caption_of({**beams, "length_penalty": 0.0}, {})
+    assert "greedy decoding, both: ensemble of 2; scores" in caption_of(
+        {**PROTOCOL, "length_penalty": 0.7, "ensembles": {"both": 2}}, {}
+    )
+    short = {"base": "org/vlm", "prompt": "What changed?", "sentences": 2, "max_length": 96}
+    assert zero_shot_text(short) == 'org/vlm, prompt "What changed?", sentences 2, max_length 96'
+
+
+def test_a_name_and_a_remark_are_shown_in_markdown_as_they_are() -> None:
+    odd = "<b>a</b> | `b` *c* __init__ [d](http://e) &amp; \\\nno_change"
+    row = {"total": SCORES, odd: SCORES, "S*m": SCORES}
+    untrained = {"zero_shot": {odd: {"base": odd, "prompt": odd}}, "notes": {odd: [odd]}, "id_tokens": {odd: ID_TOKENS}}
+    protocol = {**PROTOCOL, "dataset": odd, "remark": odd, **untrained}
+    rows = {odd: {**row, "id_tokens": {"total": SCORES}}, "b": {**row, "change": SCORES}}
+    text = report_text(protocol, rows, list(rows))
+    html = MarkdownIt("commonmark").enable("table").render(text)
+    cells = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", html)
+    shown = html_escape(" ".join(odd.split()), quote=False)
+    assert cells.count(shown) == 6 and "S*m" in cells  # of five rows and of a change type
+    paragraphs = re.findall(r"<p>(.*?)</p>", html)
+    assert sum(text.count(shown.replace('"', "&quot;")) for text in paragraphs) == 7
+    assert set(re.findall(r"<(\w+)", html)) == {"table", "thead", "tbody", "tr", "th", "td", "p"}
+
+
+def test_notes_on_captions_name_their_system() -> None:
+    protocol = {**PROTOCOL, "notes": {"ours": ["2 of 4 captions are empty."]}}
+    assert "ours: 2 of 4 captions are empty." in notes_of(protocol, ROWS)
 
 
 def test_the_printed_table_fits_a_terminal() -> None:

@@ -65,6 +65,7 @@ def run(
     }
     found = {
         "runs": {"a": a.title, "b": b.title},
+        "settings": report.different_settings(a, b),
         "protocol": protocol,
         "groups": result["groups"],
         "wins": result["wins"],

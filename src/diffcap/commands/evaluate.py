@@ -162,7 +162,7 @@ def evaluate(
         seed=trained.metadata["seed"],
         step=trained.metadata["step"],
         features=features or trained.features["name"],
-        **({"prompt": trained.metadata["prompt"]} if "prompt" in trained.metadata else {}),
+        **({"prompt": trained.metadata["prompt"], **answer} if "prompt" in trained.metadata else {}),
         manifest_sha256=dataset.info.get("manifest_sha256"),
         checkpoints=[
             base_record(member) if member.metadata["stage"] == ZERO_SHOT else checkpoint_record(path, target)
@@ -220,6 +220,8 @@ def evaluate(
         print_scores(result, f"{trained.metadata['method']} on {dataset.name} {split}, {scored_as}")
         if kind != first:
             write_json(target / metrics_filename(kind), result)
+    for note in results[first].get("notes", []):
+        print(f"note: {note}")
     if "slots" in results[first]:
         shown = [name for name in ("type", "object", "to", *ATTRIBUTES) if name in results[first]["slots"]]
         slots = {name: results[first]["slots"][name] for name in shown}

@@ -62,7 +62,7 @@ def report(
     """
     from diffcap.evaluation.levir_cc import levir_scoring, protocol_of
     from diffcap.evaluation.protocols import evaluate_systems
-    from diffcap.evaluation.tables import print_table
+    from diffcap.evaluation.tables import caption_notes, print_table
     from diffcap.features.store import FeatureStore
     from diffcap.records import read_dataset, take_changes, write_json, write_text
     from diffcap.report.baselines import baseline_captions
@@ -114,6 +114,9 @@ def report(
     dataset = read_dataset(folder)
     evaluations = [run for group in read.values() for run in group]
     protocol = common_protocol(evaluations, dataset, split) if read else default_protocol(dataset, split)
+    protocol.pop("ensemble", None)
+    ensembles = {name: n for name, group in read.items() if (n := group[0].metrics["protocol"].get("ensemble"))}
+    protocol |= {"ensembles": ensembles} if ensembles else {}
     protocol |= {"files": list(files)} if files else {}
     protocol |= {"remark": remark} if remark else {}
     test = [pair for pair in dataset.pairs if pair.split == split][: protocol.get("limit")]
@@ -147,6 +150,12 @@ def report(
     }
     vocabularies = {name: one["id_tokens"]["protocol"] for name, one in vocabularies.items() if "id_tokens" in one}
     protocol |= {"id_tokens": vocabularies} if vocabularies else {}
+    references = {pair.id: pair.captions for pair in test}
+    of_captions = {
+        name: list(dict.fromkeys(note for run in group for note in caption_notes(run.predictions, references)))
+        for name, group in read.items()
+    }
+    protocol |= {"notes": found} if (found := {name: texts for name, texts in of_captions.items() if texts}) else {}
     untrained = {name: one for name, group in read.items() if (one := zero_shot_origin(group[0]))}
     protocol |= {"zero_shot": untrained} if untrained else {}
     masks = Masks(dataset.root)

@@ -45,6 +45,8 @@ def run(
     from diffcap.evaluation.tables import print_scores
 
     print_scores(result, title)
+    for note in result.get("notes", []):
+        echo(f"note: {note}")
     for name, remedy in result["provenance"].get("unavailable", {}).items():
         echo(f"{name} is unavailable: {remedy}.")
 
@@ -52,11 +54,12 @@ def run(
 def _score_files(predictions: Path, references: Path, tokenizer: Tokenizer) -> dict[str, Any]:
     from diffcap.evaluation.captions import ALL_METRICS, check_ids, score_captions, unavailable_metrics
     from diffcap.evaluation.coco import read_predictions, read_references
+    from diffcap.evaluation.tables import caption_notes
 
     captions, truth = read_predictions(predictions), read_references(references)
     check_ids(captions, truth, prefix=f"{predictions} against {references}: ")
     _warn_of_missing_blanks(captions, truth.values())
-    scores = score_captions(captions, truth, tokenizer)
+    scores, notes = score_captions(captions, truth, tokenizer), caption_notes(captions, truth)
     missing = unavailable_metrics(ALL_METRICS)
     return {
         "protocol": {"tokenizer": tokenizer, "metrics": list(scores), "pairs": {"total": len(truth)}},
@@ -65,6 +68,7 @@ def _score_files(predictions: Path, references: Path, tokenizer: Tokenizer) -> d
             **_provenance(predictions=predictions, references=references),
             **({"unavailable": missing} if missing else {}),
         },
+        **({"notes": notes} if notes else {}),
     }
 
 
@@ -81,7 +85,7 @@ def _score_split(
     if name is not None and dataset.name != name:
         raise DiffcapError(f"{folder}: holds {dataset.name}, not {name}; give its own --dataset or --folder.")
     spec = protocol_of(dataset.name, dataset.pairs)
-    if protocol != "text" and spec is None:
+    if protocol != "text" and (spec is None or spec.accuracy_only):
         having = ", ".join(one.name for one in datasets().values() if one.protocol)
         raise DiffcapError(
             f"{dataset.name} has no protocol {protocol}, only {having} and your own datasets in Karpathy's form have; remove --protocol."
@@ -107,7 +111,8 @@ def _score_split(
     notes = {**_provenance(predictions=predictions), "manifest_sha256": dataset.info["manifest_sha256"]}
     levir = None
     if spec:
-        levir = LevirScoring(spec.no_change) if protocol == "text" else levir_scoring(spec, dataset.pairs)
+        in_words = LevirScoring(spec.no_change, accuracy_only=spec.accuracy_only)
+        levir = in_words if protocol == "text" else levir_scoring(spec, dataset.pairs)
     return evaluate(captions, scored, tokenizer, protocol=described, provenance=notes, levir=levir)
 
 

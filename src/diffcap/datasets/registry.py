@@ -23,11 +23,13 @@ class LevirProtocol:
         no_change: the sentences with which its captions say that nothing has changed; see `no_change.plain` for their form.
         min_count: how often a word must occur in all splits to have an id of its own.
         layout: of the vocabulary. It decides the numbers of the words, on which METEOR depends.
+        accuracy_only: whether the dataset has only the accuracy, and no scores of ids and no S*m.
     """
 
     no_change: tuple[str, ...] = no_change.LEVIR_CC
     min_count: int = 6  # authors' code: RSICCformer, SEN, Change-Agent, RSCaMa; more than 5
     layout: Literal["rsicc", "chg2cap"] = "rsicc"
+    accuracy_only: bool = False
 
 
 @dataclass(frozen=True)

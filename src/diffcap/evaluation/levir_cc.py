@@ -30,6 +30,7 @@ class LevirScoring:
         no_change: the dataset's sentences that say that nothing has changed.
         vocabulary: of the ids; None leaves the metrics of ids out.
         rule: how the vocabulary was made, for `metrics.json`.
+        accuracy_only: leave out S*m, too.
 
     Example:
         >>> LevirScoring((), Vocabulary(["a", "road"], "chg2cap"), "the captioner's own").described()["vocabulary_size"]
@@ -39,6 +40,7 @@ class LevirScoring:
     no_change: tuple[str, ...]
     vocabulary: Vocabulary | None = None
     rule: str = ""
+    accuracy_only: bool = False
 
     def described(self) -> dict[str, Any]:
         """The entries of the protocol in `metrics.json`; the size counts the special tokens."""
@@ -49,16 +51,18 @@ class LevirScoring:
 def protocol_of(dataset: str, pairs: Sequence[ChangePair]) -> LevirProtocol | None:
     """Return what the protocol needs to know of a dataset, or None if the dataset is not scored with it.
 
-    Datasets of one's own in Karpathy's form are scored with it. The captions of their pairs without change are the no-change sentences.
+    Datasets of one's own in Karpathy's form are scored with it. Those in diffcap's own form get the accuracy only, if they have pairs
+    without change. The captions of these pairs are the no-change sentences.
 
     Args:
         dataset: its name. pairs: all its pairs.
     """
     spec = get_dataset(dataset)
-    if spec.protocol or spec.reader != OWN_READER or not any("changeflag" in pair.extra for pair in pairs):
+    has_flag = any("changeflag" in pair.extra for pair in pairs)
+    if spec.protocol or spec.reader != OWN_READER or not (has_flag or any(pair.is_distractor for pair in pairs)):
         return spec.protocol
     unchanged = (plain(caption) for pair in pairs if pair.is_distractor for caption in pair.captions)
-    return LevirProtocol(tuple(dict.fromkeys(unchanged)) or LevirProtocol.no_change)
+    return LevirProtocol(tuple(dict.fromkeys(unchanged)) or LevirProtocol.no_change, accuracy_only=not has_flag)
 
 
 def levir_scoring(spec: LevirProtocol, pairs: Iterable[ChangePair], own: object = None) -> LevirScoring:
@@ -75,6 +79,8 @@ def levir_scoring(spec: LevirProtocol, pairs: Iterable[ChangePair], own: object 
         >>> scoring.vocabulary.words, scoring.rule
         (['a', 'road'], 'words that occur at least 4 times in the captions of all splits, layout rsicc')
     """
+    if spec.accuracy_only:
+        return LevirScoring(spec.no_change, accuracy_only=True)
     if isinstance(own, Vocabulary) and own.layout in OWN_LAYOUTS:
         return LevirScoring(spec.no_change, own, "the captioner's own")
     captions = (tokenize_chg2cap(caption) for pair in pairs for caption in pair.captions)
@@ -132,8 +138,8 @@ def accuracies(
     return {name: sum(right[id] for id in ids) / len(ids) for name, ids in groups.items() if ids}
 
 
-def with_levir_columns(scores: Scores, accuracy: Mapping[str, float]) -> Scores:
-    """Add "S*m" (if its four metrics are there) and "accuracy" to the scores of each group.
+def with_levir_columns(scores: Scores, accuracy: Mapping[str, float], accuracy_only: bool = False) -> Scores:
+    """Add "S*m" (if its four metrics are there) and "accuracy" (if there is one) to the scores of each group.
 
     S*m is the mean of BLEU-4, METEOR, ROUGE-L and CIDEr-D.
 
@@ -144,7 +150,7 @@ def with_levir_columns(scores: Scores, accuracy: Mapping[str, float]) -> Scores:
     """
     rows = {}
     for group, row in scores.items():
-        averaged = [row[name] for name in AVERAGED if name in row]
+        averaged = [row[name] for name in AVERAGED if name in row and not accuracy_only]
         mean = {"S*m": sum(averaged) / len(AVERAGED)} if len(averaged) == len(AVERAGED) else {}
-        rows[group] = {**row, **mean, "accuracy": accuracy[group]}
+        rows[group] = {**row, **mean, **({"accuracy": accuracy[group]} if accuracy else {})}
     return rows

@@ -9,6 +9,7 @@ from typing import Any
 from diffcap.evaluation.captions import ALL_METRICS, score_together, tokenize_systems, unavailable_metrics
 from diffcap.evaluation.levir_cc import LevirScoring, accuracies, id_texts, with_levir_columns
 from diffcap.evaluation.slots import slot_accuracy
+from diffcap.evaluation.tables import caption_notes
 from diffcap.evaluation.tokenize import Tokenizer
 from diffcap.records import RESERVED_CHANGE_TYPES, ChangePair
 from diffcap.utils.errors import DiffcapError
@@ -102,14 +103,14 @@ def evaluate(
         protocol: further entries of "protocol" ({"dataset": ..., "split": ...}).
         provenance: origin of the captions (checkpoint, seed, versions, hash of the manifest), for "provenance".
         levir: for datasets with the protocol `levir_cc`. The scores then have "S*m" and "accuracy" too, see
-            `levir_cc.with_levir_columns`.
+            `levir_cc.with_levir_columns`; no accuracy if all pairs have a change, or none.
 
     Returns:
         The content of `metrics.json`: {"protocol": {..., "tokenizer", "metrics", "pairs": group -> number}, "groups": group ->
         metric -> score as a fraction, "provenance": {...}}. "unavailable" in "provenance" lists metrics that could not be
         computed, and how to install them. If the pairs have annotations of the changed object (dataset `blocks`), "slots" has
         the result of `slots.slot_accuracy`. With a vocabulary in `levir`, "id_tokens" has "protocol" and "groups" of the metrics
-        of word ids.
+        of word ids. "notes" has what a reader must know of the captions, see `tables.caption_notes`.
 
     Raises:
         DiffcapError: ids are missing or unknown, a pair has no reference, a change type has a reserved name, or Java is not
@@ -159,9 +160,13 @@ def evaluate_systems(
                 scores[key] = {group: {**scores[key][group], **row} for group, row in rows.items()}
     else:
         scores = score_together(texts, groups, metrics)
+    left_out = []
     if levir:
         accuracy = {name: accuracies(captions, pairs, groups, levir.no_change) for name, captions in systems.items()}
-        scores = {key: with_levir_columns(rows, accuracy[key[0]]) for key, rows in scores.items()}
+        if len({pair.is_distractor for pair in pairs}) < 2:  # a caption of nonsense would be right about all of them
+            accuracy = {name: {} for name in systems}
+            left_out = [f"The accuracy is left out: {'no' if pairs[0].is_distractor else 'every'} pair has a change."]
+        scores = {key: with_levir_columns(rows, accuracy[key[0]], levir.accuracy_only) for key, rows in scores.items()}
     unavailable = unavailable_metrics(metrics)
     computed = [metric for metric in ALL_METRICS if metric in metrics and metric not in unavailable]
     has_object_labels = any("changed" in pair.extra for pair in pairs)
@@ -189,6 +194,7 @@ def evaluate_systems(
             ),
             "provenance": {**(provenance or {}), **({"unavailable": unavailable} if unavailable else {})},
             **({"slots": slot_accuracy(predictions, pairs)} if has_object_labels else {}),
+            **({"notes": notes} if (notes := left_out + caption_notes(predictions, references)) else {}),
         }
         for name, predictions in systems.items()
     }

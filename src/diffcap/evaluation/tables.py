@@ -2,9 +2,11 @@
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from diffcap.datasets.no_change import is_no_change, plain
 from diffcap.utils.errors import printable
 
 if TYPE_CHECKING:
@@ -15,15 +17,13 @@ Rows = Mapping[str, Mapping[str, float]]
 SMALL_GROUP = 30  # pairs; below, an interval of a score is about as wide as the differences between methods
 MARK = " †"
 WEIGHTLESS_NOTE = (
-    "† CIDEr-D gives no weight to phrases that occur in the references of all pairs of a group. All that captions and references "
-    "share here are such phrases, as in a group of one pair or of pairs with equal references, where even perfect captions get "
-    "0.00. Compare another metric."
+    "† CIDEr-D gives no weight to phrases that occur in the references of all pairs of a group, and captions and references share no "
+    "others here. In a group of one pair, or of pairs with equal references, even perfect captions get 0.00. Compare another metric."
 )
-_OVERLAP = {"BLEU-4": 0.01, "ROUGE-L": 0.9}  # from these scores on, captions share long phrases with their references
 
 
 def is_weightless(scores: Mapping[str, float]) -> bool:
-    """Whether CIDEr-D is 0 although captions share long phrases with their references.
+    """Whether CIDEr-D is 0: captions and references share no n-gram that has a weight.
 
     The weight of an n-gram is the logarithm of pairs over pairs whose references have it. It is 0 if all pairs have it, as in a
     group of one pair or of pairs with equal references; there even perfect captions get 0.
@@ -32,8 +32,7 @@ def is_weightless(scores: Mapping[str, float]) -> bool:
         scores: metric -> fraction, of one group.
     """
     cider = scores.get("CIDEr-D")
-    is_zero = cider is not None and abs(cider) < 1e-9
-    return is_zero and any(scores.get(name, 0.0) >= least for name, least in _OVERLAP.items())
+    return cider is not None and abs(cider) < 1e-9
 
 
 def score_notes(groups: Iterable[Mapping[str, float]], pairs: Mapping[str, int]) -> list[str]:
@@ -51,6 +50,40 @@ def score_notes(groups: Iterable[Mapping[str, float]], pairs: Mapping[str, int])
             f"Groups of fewer than {SMALL_GROUP} pairs ({', '.join(small)}): their scores depend strongly on the choice of the "
             "pairs."
         )
+    return notes
+
+
+def caption_notes(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> list[str]:
+    """Whether captions are empty, or one caption is that of more than half of the pairs although most references say something else.
+
+    A captioner that is right about the many pairs without change gets no note: its caption must also be that of more than half of the
+    pairs whose references do not say the same.
+
+    Args:
+        captions: id -> caption, for each id of `references`. references: id -> captions.
+
+    Example:
+        >>> references = {"1": ["a car left"], "2": ["a tree grew"], "3": ["no change"], "4": ["a road was built"]}
+        >>> caption_notes(dict.fromkeys(references, "No change."), references)
+        ['4 of 4 captions are "no change"; the references of 1 of these pairs say the same.']
+    """
+    said = {id: plain(captions[id]) for id in references}
+    counts = Counter(said.values())
+    empty = counts.pop("", 0)
+    notes = [f"{empty:,} of {len(said):,} captions are empty."] if empty else []
+    common, count = counts.most_common(1)[0] if counts else ("", 0)
+    if count > len(said) / 2:
+        unchanged = is_no_change(common)
+        others = [
+            said[id]
+            for id, texts in references.items()
+            if not any(plain(text) == common or (unchanged and is_no_change(text)) for text in texts)
+        ]
+        wrong = others.count(common)
+        if wrong > max(2, len(others) / 2):  # two equal captions can be chance
+            notes.append(
+                f'{count:,} of {len(said):,} captions are "{common}"; the references of {count - wrong:,} of these pairs say the same.'
+            )
     return notes
 
 
@@ -132,6 +165,20 @@ def print_scores(result: Mapping[str, Any], title: str) -> None:
         print_table(metrics_table(ids["groups"], f"{title}{described}", pairs=pairs))
 
 
+# Characters that Markdown reads as markup; `*` and `_` between letters, as in no_change, are text.
+_MARKUP = re.compile(r"[\\`<>\[\]|~]|&(?=#?\w+;)|(?<![^\W_])[*_]|[*_](?![^\W_])")
+
+
+def escape_markdown(text: str) -> str:
+    r"""Return text of a user (names, remarks, captions) so that Markdown shows it as it is, in one line.
+
+    Example:
+        >>> print(escape_markdown("<b>no_change</b> | *x*"))
+        \<b\>no_change\</b\> \| \*x\*
+    """
+    return _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
+
+
 def markdown_table(rows: Rows, corner: str = "", digits: int = 2) -> str:
     """Return the table as Markdown, without a final line break.
 
@@ -146,5 +193,7 @@ def markdown_table(rows: Rows, corner: str = "", digits: int = 2) -> str:
     """
     columns = _columns(rows)
     lines = [[corner, *columns], ["---", *["---:"] * len(columns)]]
-    lines += [[name, *(_cell(scores, column, digits) for column in columns)] for name, scores in rows.items()]
+    lines += [
+        [escape_markdown(name), *(_cell(scores, column, digits) for column in columns)] for name, scores in rows.items()
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

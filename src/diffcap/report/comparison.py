@@ -7,14 +7,16 @@ from typing import Any
 
 from diffcap.evaluation.coco import PREDICTION_SUFFIXES, read_other_predictions, read_predictions, read_references
 from diffcap.evaluation.protocols import groups_of, remarks
-from diffcap.evaluation.tables import MARK, is_weightless, score_notes
+from diffcap.evaluation.tables import MARK, escape_markdown, is_weightless, score_notes
 from diffcap.records import ChangePair, file_hash, read_dataset, read_json, take_changes
 from diffcap.report.rows import default_protocol, read_metrics
 from diffcap.report.table import Lines, markdown
 from diffcap.run_folder import GROUPS, PREDICTIONS, REFERENCES, UNSCORED, find_evaluation
-from diffcap.utils.errors import DiffcapError, wrap_errors
+from diffcap.utils.errors import DiffcapError, printable, wrap_errors
 
 _HEADINGS = ("", "", "A", "B", "B-A", "interval", "B ahead")
+_RESULTS = ("tokenizer", "metrics", "pairs")  # entries of a protocol that are no settings of the evaluation
+_ORIGINS = ("method", "seed", "step", "features", "prompt", "sentences", "max_length")  # entries of "provenance"
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,21 @@ def check_same_pairs(a: EvaluationResult, b: EvaluationResult) -> None:
         )
 
 
+def different_settings(a: EvaluationResult, b: EvaluationResult) -> dict[str, list[Any]]:
+    """The settings that differ between two evaluations, of those in their metrics.json: name -> [of a, of b]; None is not recorded.
+
+    Nothing is known of the captions in a file of another system.
+    """
+    if any("file" in run.metrics["provenance"] for run in (a, b)):
+        return {}
+    one, other = (
+        {key: value for key, value in run.metrics["protocol"].items() if key not in _RESULTS}
+        | {key: run.metrics["provenance"].get(key) for key in _ORIGINS}
+        for run in (a, b)
+    )
+    return {key: [one.get(key), other.get(key)] for key in {**one, **other} if one.get(key) != other.get(key)}
+
+
 def groups_for(a: EvaluationResult, b: EvaluationResult, folder: str | Path | None) -> dict[str, list[str]]:
     """The groups that pairs are scored in: those of a dataset's folder if it is given, else those of groups.json of a run.
 
@@ -212,7 +229,7 @@ def metric_lines(result: Mapping[str, Any]) -> Lines:
                     *(_score_cell(row, key, marks.get(key, "")) for key in "ab"),
                     signed_percent(row["difference"]) + (" *" if is_significant(row) else ""),
                     f"[{signed_percent(low)}, {signed_percent(high)}]",
-                    f"{100 * row['b_better']:.1f} %",
+                    "-" if signed_percent(low) == signed_percent(high) == "0.00" else f"{100 * row['b_better']:.1f} %",
                 ]
             )
     return lines
@@ -250,8 +267,9 @@ def win_lines(result: Mapping[str, Any]) -> Lines:
 
 
 def methodology_note(result: Mapping[str, Any]) -> str:
-    """How the numbers were computed, in a few sentences."""
+    """How the numbers were computed, and which settings differ, in a few sentences."""
     protocol = result["protocol"]
+    different = ", ".join(f"{name} {a} / {b}" for name, (a, b) in result["settings"].items())
     scores = [
         {metric: row[key] for metric, row in metrics.items()} for metrics in result["groups"].values() for key in "ab"
     ]
@@ -261,6 +279,7 @@ def methodology_note(result: Mapping[str, Any]) -> str:
         f"(seed {protocol['seed']}); * if that of the difference excludes 0. CIDEr-D keeps the document frequencies "
         "of the whole group in every draw. Wins are by each pair's CIDEr-D with the document frequencies of all pairs."
         + "".join(f" {note}" for note in score_notes(scores, protocol["pairs"]))
+        + (f" Settings that differ, A / B: {different}." if different else "")
     )
 
 
@@ -276,12 +295,12 @@ def pair_lines(row: Mapping[str, Any]) -> list[str]:
 def comparison_text(result: Mapping[str, Any]) -> str:
     """The comparison as Markdown."""
     parts = [
-        f"A is `{result['runs']['a']}`, B is `{result['runs']['b']}`.",
+        escape_markdown(f"A is {result['runs']['a']}, B is {result['runs']['b']}."),
         markdown(metric_lines(result), words=2),
-        methodology_note(result),
+        escape_markdown(methodology_note(result)),
         markdown(win_lines(result)),
         *(["The pairs where they differ most:"] if result["largest"] else []),
-        *("\n".join(["```", *pair_lines(row), "```"]) for row in result["largest"]),
+        *("\n".join(["```", *map(printable, pair_lines(row)), "```"]) for row in result["largest"]),
     ]
     return "\n\n".join(parts) + "\n"
 

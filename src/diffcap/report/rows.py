@@ -26,7 +26,7 @@ from diffcap.utils.errors import DiffcapError, wrap_errors
 Row = dict[str, Any]
 ZERO_SHOT = "zero-shot"  # stage of a vision-language model without training in metrics.json
 _SLOTS = ("type", "object", "to")
-_SAME = ("dataset", "split", "limit", "beams", "tokenizer", "changes", "metrics")
+_SAME = ("dataset", "split", "limit", "beams", "length_penalty", "tokenizer", "changes", "metrics")
 
 
 @dataclass(frozen=True)
@@ -108,11 +108,13 @@ def file_run(path: str, captions: Mapping[str, str], result: Mapping[str, Any], 
 
 
 def zero_shot_origin(run: Run) -> dict[str, Any] | None:
-    """ "base", "revision" (None: a local folder) and "prompt" of a vision-language model without training; None for another system."""
+    """ "base", "revision" (None: a local folder) and "prompt" of a vision-language model without training, "sentences" and "max_length"
+    of its answer if they are not the default; None for another system."""
     notes = run.metrics["provenance"]
     for entry in notes.get("checkpoints") or []:
         if entry.get("stage") == ZERO_SHOT:
-            return {"base": entry.get("base"), "revision": entry.get("revision"), "prompt": notes.get("prompt")}
+            answer = {name: notes[name] for name in ("sentences", "max_length") if notes.get(name, 1) != 1}
+            return {**{name: entry.get(name) for name in ("base", "revision")}, "prompt": notes.get("prompt"), **answer}
     return None
 
 
@@ -187,11 +189,12 @@ def common_protocol(runs: Sequence[Run], dataset: Dataset, split: str) -> dict[s
                 f"evaluate with --split {split}, or report with --split {protocol['split']}."
             )
         for key in _SAME:
-            ours = first.metrics["protocol"].get(key)
-            if protocol.get(key) != ours:
+            value, ours = (one.get(key) for one in (protocol, first.metrics["protocol"]))
+            if key == "length_penalty":  # greedy decoding has none, as files of before
+                value, ours = (one if one and protocol["beams"] > 1 else 0.0 for one in (value, ours))
+            if value != ours:
                 raise DiffcapError(
-                    f"{where}: its {key} is {protocol.get(key)!r}, that of {first.folder} is {ours!r}; "
-                    "evaluate both in the same way."
+                    f"{where}: its {key} is {value!r}, that of {first.folder} is {ours!r}; evaluate both in the same way."
                 )
     return {**first.metrics["protocol"], **dataset_protocol(dataset.info)}  # runs of before have no such keys
 

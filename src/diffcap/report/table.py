@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from diffcap.evaluation.protocols import TYPE_ORDER, remarks
-from diffcap.evaluation.tables import MARK, WEIGHTLESS_NOTE, is_weightless, score_notes
+from diffcap.evaluation.tables import MARK, WEIGHTLESS_NOTE, escape_markdown, is_weightless, score_notes
 from diffcap.records import NO_CHANGE_GROUPS
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ COLUMNS = {
     "S*m": ("total", "S*m"),
     "change accuracy": ("change", "accuracy"),
     "no-change accuracy": ("no_change", "accuracy"),
+    "semantic accuracy": ("semantic", "accuracy"),
+    "distractor accuracy": ("distractor", "accuracy"),
     "type right": ("slots", "type"),
     "object right": ("slots", "object"),
     "training seconds": ("seconds",),
@@ -188,9 +190,10 @@ def rich_table(lines: Lines, title: str, words: int = 1) -> "Table":
 
 
 def markdown(lines: Lines, words: int = 1) -> str:
-    """Lines as a Markdown table, without a final line break."""
+    """Lines as a Markdown table, without a final line break. Names, which users choose, are escaped."""
     rule = [*["---"] * words, *["---:"] * (len(lines[0]) - words)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in [lines[0], rule, *lines[1:]])
+    body = [[*map(escape_markdown, line[:words]), *line[words:]] for line in lines[1:]]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [list(map(escape_markdown, lines[0])), rule, *body])
 
 
 def caption_of(protocol: Mapping[str, Any], rows: Rows) -> str:
@@ -212,17 +215,22 @@ def scoring_of(protocol: Mapping[str, Any], rows: Rows) -> str:
 
 
 def decoding_of(protocol: Mapping[str, Any]) -> str:
-    """How the captions were decoded, and the systems that this is not known of (`protocol["files"]`, read from a file)."""
-    beams, files = protocol.get("beams"), protocol.get("files")
+    """How the captions were decoded, which systems are ensembles (`protocol["ensembles"]`, system -> members), and which captions
+    were read from a file (`protocol["files"]`)."""
+    beams, files, penalty = (protocol.get(name) for name in ("beams", "files", "length_penalty"))
     known = [] if beams is None else ["greedy decoding" if beams == 1 else f"beam search of {beams}"]
+    known += [f"length penalty {penalty:g}"] if beams != 1 and penalty else []
+    known += [f"{name}: ensemble of {count}" for name, count in protocol.get("ensembles", {}).items()]
     known += [f"captions read from a file: {' / '.join(files)}"] if files else []
     return ", ".join(known) or "unknown decoding"
 
 
 def notes_of(protocol: Mapping[str, Any], rows: Rows) -> list[str]:
-    """Footnotes of the table, see `score_notes` and `zero_shot_notes`."""
+    """Footnotes of the table, see `score_notes`, `caption_notes` and `zero_shot_notes`."""
     groups = [row[name] for row in rows.values() for name in row if name in protocol["pairs"]]
-    return [*score_notes(groups, protocol["pairs"]), *zero_shot_notes(protocol.get("zero_shot") or {})]
+    of_captions = [f"{name}: {note}" for name, notes in protocol.get("notes", {}).items() for note in notes]
+    untrained = zero_shot_notes(protocol.get("zero_shot") or {})
+    return [*score_notes(groups, protocol["pairs"]), *of_captions, *untrained]
 
 
 def zero_shot_notes(systems: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -241,7 +249,8 @@ def zero_shot_text(origin: Mapping[str, Any]) -> str:
     """Base model, commit and prompt of a model without training, for a sentence."""
     commit = f" at commit {origin['revision']}" if origin.get("revision") else ""
     prompt = f', prompt "{origin["prompt"]}"' if origin.get("prompt") else ""
-    return f"{origin['base']}{commit}{prompt}"
+    answer = "".join(f", {name} {origin[name]}" for name in ("sentences", "max_length") if name in origin)
+    return f"{origin['base']}{commit}{prompt}{answer}"
 
 
 def report_text(
@@ -256,13 +265,14 @@ def report_text(
     Args:
         localisation, masks: see `localisation_lines` and `localisation_note`.
     """
-    parts = [markdown(system_lines(rows)), caption_of(protocol, rows), *notes_of(protocol, rows)]
+    texts = [caption_of(protocol, rows), *notes_of(protocol, rows)]
+    parts = [markdown(system_lines(rows)), *map(escape_markdown, texts)]
     by_group = group_lines(rows)
     if by_group:
         parts.append(markdown(by_group, words=2))
     by_ids = id_rows(rows)
     if by_ids:
-        parts += [id_note(protocol["id_tokens"]), markdown(group_lines(by_ids, least=1), words=2)]
+        parts += [escape_markdown(id_note(protocol["id_tokens"])), markdown(group_lines(by_ids, least=1), words=2)]
     by_type = type_lines({name: rows[name] for name in runs})
     if by_type:
         parts.append(markdown(by_type, words=2))

@@ -169,8 +169,8 @@ def _alternatives(caption: Caption) -> str:
             f'<td class="dc-bar"><i style="width: {width:.1f}%"></i></td><td>{hypothesis.log_probability:.2f}</td></tr>'
         )
     return (
-        '<table class="dc-beams"><caption>Sentences found by beam search and greedy decoding</caption><thead><tr><th scope="col">sentence</th>'
-        '<td class="dc-bar"></td><th scope="col">log-probability</th></tr></thead>'
+        '<table class="dc-beams"><caption>Sentences found by beam search and greedy decoding</caption>'
+        '<thead><tr><th scope="col">sentence</th><td class="dc-bar"></td><th scope="col">log-probability</th></tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table>"
     )
 
