@@ -354,7 +354,7 @@ def test_a_file_of_other_settings_is_left_alone(table: Path, checkpoint: str, tm
         (["pairs.csv", "--out", "changes.geojson"], "changes.geojson: for many pairs give one file that ends in .jsonl or .csv; "),
         (["before", "after", "--out", "a.csv", "--out", "b.csv"], "for many pairs give one file"),
         (["pairs.csv", "--out", "a.csv", "--json"], "--json has no effect with --out a.csv; remove it"),
-        (["before/1.png", "after/1.png", "--out", "a.jsonl"], "give a name that ends in .geojson, .csv or .html (.jsonl is for a f"),
+        (["before/1.png", "after/1.png", "--out", "a.jsonl"], "give a name that ends in .geojson, .csv or .html; .jsonl is for a f"),
         (["pairs.csv", "--threshold", "0.3"], "--threshold is for a whole scene, two rasters; remove it for the pairs of pairs.csv."),
         ([".", "--tile=64", "--out", "a.csv"], "--tile is for a whole scene, two rasters; remove it for the pairs of ."),
     ],

@@ -190,10 +190,10 @@ def _outputs(names: Sequence[str] | None) -> list[Path]:
     if not names:
         raise DiffcapError("the options for whole scenes need an output file; add, for example, --out changes.geojson.")
     for name in names:
-        if Path(name).suffix.lower() not in SUFFIXES:
+        if (suffix := Path(name).suffix.lower()) not in SUFFIXES:
+            pairs = "; .jsonl is for a folder or a table of pairs" if suffix == ".jsonl" else ""
             raise DiffcapError(
-                f"--out {name}: give a name that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} "
-                "(.jsonl is for a folder or a table of pairs)."
+                f"--out {name}: give a name that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}{pairs}."
             )
         if Path(name).is_dir():
             raise DiffcapError(f"--out {name}: this is a folder; give the name of a file.")
