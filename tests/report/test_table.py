@@ -140,8 +140,8 @@ def test_the_caption_tells_how_the_captions_were_decoded() -> None:
     assert "greedy decoding, both: ensemble of 2; scores" in caption_of(
         {**PROTOCOL, "length_penalty": 0.7, "ensembles": {"both": 2}}, {}
     )
-    short = {"base": "org/vlm", "prompt": "What changed?", "sentences": 2, "max_length": 96}
-    assert zero_shot_text(short) == 'org/vlm, prompt "What changed?", sentences 2, max_length 96'
+    answer = {"base": "org/vlm", "prompt": "What changed?", "sentences": 2}
+    assert zero_shot_text(answer) == 'org/vlm, prompt "What changed?", 2 sentences of the answer'
 
 
 def test_a_name_and_a_remark_are_shown_in_markdown_as_they_are() -> None:

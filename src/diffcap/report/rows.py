@@ -108,12 +108,12 @@ def file_run(path: str, captions: Mapping[str, str], result: Mapping[str, Any], 
 
 
 def zero_shot_origin(run: Run) -> dict[str, Any] | None:
-    """ "base", "revision" (None: a local folder) and "prompt" of a vision-language model without training, "sentences" and "max_length"
-    of its answer if they are not the default; None for another system."""
+    """ "base", "revision" (None: a local folder) and "prompt" of a vision-language model without training, and "sentences" of its
+    answer if it is not 1; None for another system."""
     notes = run.metrics["provenance"]
     for entry in notes.get("checkpoints") or []:
         if entry.get("stage") == ZERO_SHOT:
-            answer = {name: notes[name] for name in ("sentences", "max_length") if notes.get(name, 1) != 1}
+            answer = {"sentences": notes["sentences"]} if notes.get("sentences", 1) != 1 else {}
             return {**{name: entry.get(name) for name in ("base", "revision")}, "prompt": notes.get("prompt"), **answer}
     return None
 

@@ -249,8 +249,8 @@ def zero_shot_text(origin: Mapping[str, Any]) -> str:
     """Base model, commit and prompt of a model without training, for a sentence."""
     commit = f" at commit {origin['revision']}" if origin.get("revision") else ""
     prompt = f', prompt "{origin["prompt"]}"' if origin.get("prompt") else ""
-    answer = "".join(f", {name} {origin[name]}" for name in ("sentences", "max_length") if name in origin)
-    return f"{origin['base']}{commit}{prompt}{answer}"
+    sentences = f", {origin['sentences']} sentences of the answer" if origin.get("sentences") else ""
+    return f"{origin['base']}{commit}{prompt}{sentences}"
 
 
 def report_text(
