@@ -109,6 +109,12 @@ def test_settings_that_differ_are_named(runs: tuple[Path, Path], capsys: pytest.
     assert found["settings"] == {"beams": [1, 5], "seed": [1, 2], "step": [None, 9]}
     shown = " ".join(printed(capsys, *runs, "--samples=2").split())
     assert "Settings that differ, A / B: beams 1 / 5, seed 1 / 2, step None / 9." in shown
+    for run, rate in zip(runs, (0.001, 0.002)):
+        (run / "finetune").mkdir()
+        settings = f"model: {{captioner: {{init_args: {{width: 8}}}}, lr: {rate}}}\nrun: {{out: {run}}}\n"
+        (run / "finetune/config.yaml").write_text(settings)
+    found = json.loads(printed(capsys, *runs, "--samples=2", "--json"))
+    assert {name: values for name, values in found["settings"].items() if "." in name} == {"model.lr": [0.001, 0.002]}
     captions = runs[1] / "eval/predictions.json"  # of a file, nothing is known
     assert json.loads(printed(capsys, runs[0], captions, "--samples=2", "--json"))["settings"] == {}
 

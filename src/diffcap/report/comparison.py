@@ -11,8 +11,9 @@ from diffcap.evaluation.tables import MARK, escape_markdown, is_weightless, scor
 from diffcap.records import ChangePair, file_hash, read_dataset, read_json, take_changes
 from diffcap.report.rows import default_protocol, read_metrics
 from diffcap.report.table import Lines, markdown
-from diffcap.run_folder import GROUPS, PREDICTIONS, REFERENCES, UNSCORED, find_evaluation
+from diffcap.run_folder import GROUPS, PREDICTIONS, REFERENCES, UNSCORED, evaluated_checkpoints, find_evaluation
 from diffcap.utils.errors import DiffcapError, printable, wrap_errors
+from diffcap.utils.settings import read_settings
 
 _HEADINGS = ("", "", "A", "B", "B-A", "interval", "B ahead")
 _RESULTS = ("tokenizer", "metrics", "pairs")  # entries of a protocol that are no settings of the evaluation
@@ -134,9 +135,10 @@ def check_same_pairs(a: EvaluationResult, b: EvaluationResult) -> None:
 
 
 def different_settings(a: EvaluationResult, b: EvaluationResult) -> dict[str, list[Any]]:
-    """The settings that differ between two evaluations, of those in their metrics.json: name -> [of a, of b]; None is not recorded.
+    """The settings that differ between two evaluations: name -> [of a, of b]; None is not recorded.
 
-    Nothing is known of the captions in a file of another system.
+    These are the settings in their metrics.json and, for one method, those of the trainings in config.yaml ("model.lr"). Nothing is known
+    of the captions in a file of another system.
     """
     if any("file" in run.metrics["provenance"] for run in (a, b)):
         return {}
@@ -145,7 +147,23 @@ def different_settings(a: EvaluationResult, b: EvaluationResult) -> dict[str, li
         | {key: run.metrics["provenance"].get(key) for key in _ORIGINS}
         for run in (a, b)
     )
+    trained = [_training_settings(run) for run in (a, b)]
+    if one["method"] == other["method"] and all(trained):
+        one, other = one | trained[0], other | trained[1]
     return {key: [one.get(key), other.get(key)] for key in {**one, **other} if one.get(key) != other.get(key)}
+
+
+def _training_settings(run: EvaluationResult) -> dict[str, Any]:
+    """Settings of the training of the (first) evaluated checkpoint, as {"model.lr": 0.001}; {} if its config.yaml is not there."""
+    configs = [path.parent / "config.yaml" for path in evaluated_checkpoints(run.folder, run.metrics)[:1]]
+    content = read_settings(configs[0]) or {} if configs and configs[0].is_file() else {}
+
+    def flat(prefix: str, value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            return {prefix: value}
+        return {name: leaf for key, part in value.items() for name, leaf in flat(f"{prefix}.{key}", part).items()}
+
+    return {name: leaf for part in ("trainer", "model", "data") for name, leaf in flat(part, content.get(part)).items()}
 
 
 def groups_for(a: EvaluationResult, b: EvaluationResult, folder: str | Path | None) -> dict[str, list[str]]:
