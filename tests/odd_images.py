@@ -106,7 +106,9 @@ def write_all(folder: Path) -> tuple[list[Path], list[Path], list[Path]]:
         put(f"moving.{kind.lower()}", encoded(frames[0], kind, **moving), good)
     gray = np.asarray(scene("L"))
     for kind in ("uint8", "uint16", "int16", "uint32", "int32", "float32", "float64"):
-        put(f"microscope_{kind}.tif", tiff((gray * 16.0).astype(kind)), bad if kind == "float64" else good)
+        put(
+            f"microscope_{kind}.tif", tiff((gray * 16.0).astype(kind)), either if kind == "float64" else good
+        )  # rasterio reads float64
     put("satellite.tif", tiff((gray - 20.0).astype(np.float32), ">"), good)
     put("holes.tif", tiff(np.where(gray > 99, np.nan, gray / 255).astype(np.float32)), good)
     put("nothing.tif", tiff(np.full((8, 8), np.nan, np.float32)), bad)

@@ -9,11 +9,13 @@ import os
 import resource
 import subprocess
 import sys
+import unicodedata
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -225,6 +227,19 @@ def test_two_hundred_odd_files_through_the_command(
     [
         (["before/1.png"], "the image after the change is missing"),
         (["nowhere"], "file not found"),
+        (
+            ["http://example.org/a.png"],
+            "error: http://example.org/a.png: a URL; download the images, then: diffcap caption",
+        ),
+        (
+            ["http://example.org/a.png", "after/1.png"],
+            "error: http://example.org/a.png: a URL, not a file; download the image",
+        ),
+        (
+            ["pairs.json"],
+            "pairs.json: a table of pairs is a .csv, .tsv or .jsonl file, the last with one JSON object per line.",
+        ),
+        (["pairs.zip"], "pairs.zip: an archive; extract it, and give its folder of pairs"),
         (["before/1.png", "after/none.png"], "file not found"),
         (["before/1.png", "after"], "one is a folder and one is not"),
         (["before/1.png", "after/1.png", "--heatmap", "x.jpg"], "ends in .png"),
@@ -248,6 +263,8 @@ def test_what_cannot_be_is_one_sentence(here: Path, checkpoint: str, words: list
     (here / "empty.csv").write_text("before,after\n")
     (here / "odd.csv").write_text("a,b\n1,2\n")
     (here / "half.csv").write_text("before,after\na.png,\n")
+    for name in ("pairs.json", "pairs.zip"):
+        (here / name).write_bytes(b"")
     options = [] if "--checkpoint" in words else ["--checkpoint", checkpoint]
     output = str(caption(*words, *options))
     assert output.startswith("error: ") and reason in output and "\n" not in output
@@ -430,6 +447,42 @@ def test_pairs_of_folders(tmp_path: Path) -> None:
     (tmp_path / "latin.csv").write_bytes("before,after\né,b\n".encode("latin1"))
     with pytest.raises(DiffcapError, match="not a table of UTF-8 text"):
         find_pairs(str(tmp_path / "latin.csv"))
+
+
+@pytest.mark.parametrize("sides", [("A", "B"), ("before", "after"), ("images", "sc_images")])
+def test_a_folder_of_two_folders(tmp_path: Path, sides: tuple[str, str]) -> None:
+    for side in sides:
+        (tmp_path / side).mkdir()
+        (tmp_path / side / "1.png").write_bytes(b"")
+    assert find_pairs(str(tmp_path)) == ([ImagePair("1", *(tmp_path / side / "1.png" for side in sides))], [])
+
+
+def test_names_in_another_unicode_normal_form_match(tmp_path: Path) -> None:
+    composed = "Stra\u00dfe M\u00fcnchen"
+    decomposed = unicodedata.normalize("NFD", composed)
+    files = [tmp_path / "before" / f"{composed}.png", tmp_path / "after" / f"{decomposed}.png"]
+    for file in files:
+        file.parent.mkdir()
+        noise(1).save(file)
+    expected = [ImagePair(composed, *files)]
+    assert find_pairs(str(tmp_path)) == find_pairs(*(str(file.parent) for file in files)) == (expected, [])
+    (tmp_path / "pairs.csv").write_text(f"before,after\nbefore/{decomposed}.png,after/{composed}.png\n", "utf-8")
+    ((pair,), _) = find_pairs(str(tmp_path))
+    assert [pair.before, pair.after] == files
+
+
+def test_notes_on_a_pair_are_printed_and_in_the_json(
+    here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pixels = np.linspace(0, 200, 48 * 64).reshape(48, 64).astype(np.float32)
+    for side in ("before", "after"):
+        Image.fromarray(pixels + 3000 * (side == "after") * (pixels > 199)).save(here / side / "1.tif")
+        (here / side / "1.png").unlink()
+    assert caption("before", "after", "--json", "--checkpoint", checkpoint) is None
+    note = "before/1.tif and after/1.tif: their values, from 0 to 3,200, were stretched from black to white"
+    output = capsys.readouterr()
+    assert [json.loads(line)["notes"] for line in output.out.splitlines()] == [[note], []]
+    assert output.err == f"note: {note}.\n"
 
 
 @pytest.mark.parametrize("ids", [("0", "1"), ("0", "0.0", "false"), ("null", "2", '""')])

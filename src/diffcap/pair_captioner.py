@@ -25,7 +25,7 @@ from diffcap.checkpoints.zero_shot import STAGE as ZERO_SHOT
 from diffcap.models.generation import beam_hypotheses, check_search, greedy_from, ranking
 from diffcap.models.scoring import token_log_probabilities
 from diffcap.utils.errors import DiffcapError
-from diffcap.utils.image_io import Source, read_image
+from diffcap.utils.image_io import Source, read_pair
 from diffcap.word_attention import AttentionMaps, attention_of, word_spans
 
 # The captioners that ship with the package, by the embedded dataset that they were trained on.
@@ -66,7 +66,7 @@ class Caption:
         words: the words with their log-probabilities.
         nothing_changed: probability that nothing changed except the viewpoint; None if the method does not predict it.
         alternatives: the other hypotheses of a beam search and the greedy caption, best first.
-        notes: a sentence for each unexpected conversion of an image.
+        notes: a sentence for each unexpected conversion of an image, and for images that differ in size, color or type.
         tokens: token ids, from the start token to the end token.
         scored: natural logarithms of the probabilities of given sentences, see `PairCaptioner.batch`; -inf for a sentence with a word
             that is not in the vocabulary.
@@ -98,7 +98,7 @@ class _ModelInput(NamedTuple):
 class PairCaptioner:
     """Captions the change between two images.
 
-    Images are paths, the bytes of a file, PIL images or arrays, see `image_io.read_image`.
+    Images are paths, the bytes of a file, PIL images or arrays, see `image_io.read_pair`.
 
     Args:
         checkpoint: the trained captioner; several with the same vocabulary are an ensemble, see `combining.load_members`.
@@ -208,10 +208,9 @@ class PairCaptioner:
 
     def _preprocess(self, before: Source, after: Source) -> _ModelInput:
         images: list[list[Tensor]] = []
-        notes: list[str] = []
         size: tuple[int, int] | None = None
-        for source, side in ((before, "before"), (after, "after")):
-            loaded = read_image(source, None if isinstance(source, str | Path) else f"the image {side}")
+        pair = read_pair(before, after)
+        for loaded in (pair.before, pair.after):
             image = loaded.image
             if not self._has_fixed_sizes and max(image.size) > MAX_ASPECT * min(image.size):
                 raise DiffcapError(
@@ -222,8 +221,7 @@ class PairCaptioner:
                 image = image.resize(size)
             size = image.size
             images.append([backbone.preprocess(image) for backbone in self._backbones])
-            notes += [f"{loaded.name}: {note}" for note in loaded.notes]
-        return _ModelInput([torch.stack(sides) for sides in zip(*images)], tuple(notes))
+        return _ModelInput([torch.stack(sides) for sides in zip(*images)], pair.notes)
 
     def _features(self, inputs: list[_ModelInput]) -> tuple[Any, Any]:
         """Features of the before and after images, (B, C, h, w) each; for an ensemble a list with those of each member."""

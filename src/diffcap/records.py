@@ -18,6 +18,7 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
 
 SPLITS = ("train", "val", "test")
+RANGES = "pixel_ranges"  # key of `ChangePair.extra`
 NO_CHANGE_GROUPS = ("distractor", "no_change")  # values of `ChangePair.group` for pairs without change
 _FIELDS: dict[str, Any] = {"id": str, "before": str, "after": str | None, "captions": list, "split": str}
 Changes = Literal["single", "multi"]
@@ -76,6 +77,11 @@ class ChangePair:
     def images(self) -> tuple[str, ...]:
         """The paths of both images, or of the single one."""
         return (self.before,) if self.after is None else (self.before, self.after)
+
+    @property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """Path -> range of values by which an image is scaled, of images with more than 8 bits; the data stage writes it."""
+        return self.extra.get(RANGES, {})
 
     @property
     def group(self) -> str:

@@ -19,6 +19,12 @@ def refusal(dataset: str, folder: Path) -> str:
     return str(caught.value)
 
 
+def test_a_url_is_no_path(tmp_path: Path) -> None:
+    write_lines(tmp_path / "pairs.jsonl", [{"before": "http://example.org/a.png", "after": "b.png", "captions": ["x"]}])
+    output = refusal("desk", tmp_path)
+    assert "pairs.jsonl, line 1: http://example.org/a.png is a URL; download the image" in output
+
+
 @pytest.mark.parametrize("name", ["../../etc/x", "a/../../../x", "/etc/x"])
 def test_no_path_of_spot_the_diff_leads_out(tmp_path: Path, name: str) -> None:
     folder = write_spot_the_diff(tmp_path, images=False)

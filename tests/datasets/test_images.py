@@ -3,11 +3,13 @@ import os
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from tests.datasets.layouts import write_image
 
 from diffcap.datasets import images
-from diffcap.datasets.images import Problem, check_images, image_paths
+from diffcap.datasets.images import Problem, check_images, image_paths, with_ranges
 from diffcap.records import ChangePair
 
 
@@ -82,6 +84,42 @@ def test_a_killed_check_goes_on_from_its_last_note(tmp_path: Path, monkeypatch: 
     with pytest.raises(KeyboardInterrupt):
         check_images(tmp_path, names, cache=cache)
     assert sorted(json.loads(cache.read_text())["images"]) == names[:4]
+
+
+def test_images_that_are_connected_by_pairs_have_one_range(tmp_path: Path) -> None:
+    largest = {"a": 100, "b": 3000, "c": 50_000, "d": 7, "e": 9}
+    for name, value in largest.items():
+        Image.fromarray(np.full((4, 5), value, np.uint16)).save(tmp_path / name, "PNG")
+    Image.fromarray(np.full((4, 5), 0.5, np.float32)).save(tmp_path / "f", "TIFF")
+    write_image(tmp_path / "g.png")
+    names, cache = [*"abcdef", "g.png"], tmp_path / "cache.json"
+    for _ in range(2):  # the second time from the cache
+        ranges: dict[str, tuple[float, float]] = {}
+        assert check_images(tmp_path, names, cache=cache, ranges=ranges) == []
+        assert ranges == {**{name: (value, value) for name, value in largest.items()}, "f": (0.5, 0.5)}
+        assert {type(low) for low, _ in (ranges["a"], ranges["f"])} == {int, float}
+    pairs = [
+        ChangePair(f"{one}{two}", one, two, [], "test")
+        for one, two in ("ab", "bc", "de", ("f", "d"), ("g.png", "g.png"))
+    ]
+    found = [pair.ranges for pair in with_ranges(pairs, ranges)]
+    assert found[:3] == [
+        dict.fromkeys("ab", (100, 50_000)),
+        dict.fromkeys("bc", (100, 50_000)),
+        dict.fromkeys("de", (7, 9)),
+    ]
+    assert found[3:] == [{"f": (0.5, 0.5), "d": (7, 9)}, {}]
+    assert with_ranges(pairs, {}) is pairs
+
+
+def test_the_cache_of_an_older_version_is_not_used(tmp_path: Path) -> None:
+    Image.fromarray(np.full((4, 5), 3000, np.uint16)).save(tmp_path / "a.png")
+    found = (tmp_path / "a.png").stat()
+    stamps = {"root": str(tmp_path), "images": {"a.png": [found.st_size, found.st_mtime_ns]}}
+    (tmp_path / "cache.json").write_text(json.dumps(stamps))
+    ranges: dict[str, tuple[float, float]] = {}
+    check_images(tmp_path, ["a.png"], cache=tmp_path / "cache.json", ranges=ranges)
+    assert ranges == {"a.png": (3000, 3000)}
 
 
 def _killed_after(calls: int, remember):  # type: ignore[no-untyped-def]

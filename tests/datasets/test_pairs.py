@@ -1,8 +1,9 @@
+import unicodedata
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.datasets.layouts import write_json, write_lines
+from tests.datasets.layouts import write_image, write_json, write_lines
 
 from diffcap.commands.data import prepare
 from diffcap.commands.pairs import find_pairs
@@ -43,6 +44,22 @@ def test_ids_are_names_of_files(tmp_path: Path) -> None:
     assert ids(("1/a.jpg", "1/b.jpg"), ("2/a.jpg", "2/b.jpg")) == ["1/a", "2/a"]
     assert ids(("a/1.jpg", "b/1.jpg"), ("a/1.jpg", "c/2.jpg")) == ["1-1", "1-2"]
     assert ids(("a/1.jpg", "b/1.jpg"), ("a/1.jpg", "b/1.jpg")) == ["000001", "000002"]
+
+
+@pytest.mark.parametrize("form", ["pairs.jsonl", "karpathy"])
+def test_names_in_another_unicode_normal_form_are_found(tmp_path: Path, form: str) -> None:
+    composed = "caf\u00e9.png"
+    decomposed = unicodedata.normalize("NFD", composed)
+    for side in ("A", "B", "label"):
+        write_image(tmp_path / side / decomposed)
+    if form == "karpathy":
+        entry = {"filename": composed, "split": "train", "sentences": [{"raw": "a wall"}], "changeflag": 1}
+        write_json(tmp_path / "captions.json", {"images": [entry]})
+    else:
+        paths = {"before": f"A/{composed}", "after": f"B/{composed}", "mask": f"label/{composed}"}
+        write_lines(tmp_path / "pairs.jsonl", [row(0, split="train", **paths)])
+    (pair,) = read_pairs("desk", tmp_path)
+    assert [*pair.images, pair.extra["mask"]] == [f"{side}/{decomposed}" for side in ("A", "B", "label")]
 
 
 def test_without_splits_they_are_drawn_once_for_all(tmp_path: Path) -> None:

@@ -61,11 +61,20 @@ def files_of(dataset: Dataset) -> tuple[list[str], list[Path]]:
     return paths, [dataset.root / path for path in paths]
 
 
+def ranges(home: Path) -> dict[Path, tuple[int, int]]:
+    return {home / "images" / "d.png": (0, 65_535)}
+
+
 def write_pixels(home: Path, size: tuple[int, int] = SIZE, name: str = "pixels") -> None:
     backbone = build_backbone("pixels", image_size=size)
     paths, files = files_of(read_dataset(home))
-    writer = StoreWriter(home / "features" / name, paths, backbone.shape(), backbone.describe(), image_stamps(files))
-    writer.write(writer.missing(), torch.stack([backbone.preprocess(load_image(file)) for file in files]).numpy())
+    writer = StoreWriter(
+        home / "features" / name, paths, backbone.shape(), backbone.describe(), image_stamps(files, ranges(home))
+    )
+    writer.write(
+        writer.missing(),
+        np.stack([backbone.preprocess(load_image(file, values=ranges(home).get(file))) for file in files]),
+    )
     writer.finish()
 
 
@@ -73,7 +82,7 @@ def write_files(home: Path, size: tuple[int, int] = SIZE, name: str = "files") -
     backbone = build_backbone("pixels", image_size=size)
     paths, files = files_of(read_dataset(home))
     return write_file_store(
-        home / "features" / name, paths, files, image_stamps(files), backbone.shape(), backbone.describe()
+        home / "features" / name, paths, files, image_stamps(files, ranges(home)), backbone.shape(), backbone.describe()
     )
 
 

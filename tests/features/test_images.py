@@ -42,11 +42,12 @@ def test_other_modes_become_rgb(tmp_path: Path) -> None:
     Image.fromarray(np.arange(12, dtype=np.uint8).reshape(3, 4)).save(tmp_path / "gray.png")
     assert load_image(tmp_path / "gray.png").mode == "RGB"
     deep = np.array([[0, 257, 128 * 257, 65_535]], dtype=np.uint16)
-    Image.fromarray(deep).save(tmp_path / "deep.png")
-    assert np.asarray(load_image(tmp_path / "deep.png"))[0].tolist() == [[n] * 3 for n in (0, 1, 128, 255)]
-    for kind in (np.float32, np.int32):
-        Image.fromarray(deep.astype(kind)).save(tmp_path / "long.tiff")
-        assert np.asarray(load_image(tmp_path / "long.tiff"))[0].tolist() == [[n] * 3 for n in (0, 1, 128, 255)]
+    for kind, name in ((np.uint16, "deep.png"), (np.float32, "long.tiff"), (np.int32, "long.tiff")):
+        Image.fromarray(deep.astype(kind)).save(tmp_path / name)
+        values = (kind(0).item(), kind(65_535).item())
+        assert np.asarray(load_image(tmp_path / name, values=values))[0].tolist() == [[n] * 3 for n in (0, 1, 128, 255)]
+        with pytest.raises(DiffcapError, match=rf"{name}: has more than 8 bits, and the manifest has no range"):
+            load_image(tmp_path / name)
 
 
 def test_photographs_stand_upright(tmp_path: Path) -> None:

@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.datasets.layouts import write_lines
+from tests.scenes.rasters import write
 
+from diffcap.commands.data import prepare
 from diffcap.features.backbones import build_backbone
 from diffcap.features.images import ImageData
 from diffcap.features.store import FeatureStore, StoreWriter
 from diffcap.lit.extraction import Extraction, extract
-from diffcap.records import ChangePair, write_dataset
+from diffcap.records import ChangePair, read_dataset, write_dataset
 from diffcap.utils.errors import DiffcapError
+from diffcap.utils.image_io import read_pair
 
 pytestmark = pytest.mark.slow  # Lightning runs
 
@@ -31,7 +35,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, pool: tuple[int, int] | None = None, batch_size: int = 2, **options: Any) -> Path:
-    model = Extraction("small", "torchvision", "resnet18", "layer1", "random", pool, **options)
+    network = {"name": "small", "library": "torchvision", "network": "resnet18", "stage": "layer1", "weights": "random"}
+    model = Extraction(**{**network, "pool": pool, **options})
     quiet = {"logger": False, "enable_checkpointing": False, "use_distributed_sampler": False, "accelerator": "cpu"}
     trainer = pl.Trainer(**quiet, enable_progress_bar=False, enable_model_summary=False)
     return extract(trainer, model, ImageData(str(folder), batch_size=batch_size, num_workers=0))[0]
@@ -141,3 +146,51 @@ def test_a_damaged_row_whose_image_is_gone_is_named_and_the_others_are_repaired(
     (folder / "moved.png").rename(folder / "d.png")
     run(folder)
     assert (store / "features.f16").read_bytes() == before
+
+
+def test_both_images_of_a_pair_have_one_range_of_values(tmp_path: Path) -> None:
+    """From the data stage to both stores, as `diffcap caption` reads the pair; an image of 8 bits stays as it is."""
+    source, home = tmp_path / "source", tmp_path / "data"
+    source.mkdir()
+    gray = np.linspace(0, 200, 48 * 64).reshape(48, 64)
+    bright = np.where(gray > 199, 30_000, gray)
+    colors = np.random.default_rng(0).random((3, 48, 64)) * 3000  # a GeoTIFF that Pillow does not read
+    kinds = {"0": np.uint16, "1": np.float32}
+    for id, kind in kinds.items():
+        Image.fromarray(gray.astype(kind)).save(source / f"{id}_before.tif")
+        Image.fromarray(bright.astype(kind)).save(source / f"{id}_after.tif")
+    for side, values in (("before", colors), ("after", colors[::-1] * 2)):
+        write(source / f"2_{side}.tif", values.astype(np.uint16), interleave="band")
+        Image.fromarray(bright.astype(np.uint8)).save(source / f"3_{side}.tif")
+    rows = [
+        {"before": f"{id}_before.tif", "after": f"{id}_after.tif", "captions": ["x"], "split": split}
+        for id, split in zip("0123", ("train", "val", "test", "train"))
+    ]
+    write_lines(source / "pairs.jsonl", rows)
+    prepare("desk", str(source), str(home))
+    pairs = read_dataset(home).pairs
+    assert [sorted(pair.ranges) for pair in pairs] == [
+        [*pair.images[::-1]] if pair.id[0] != "3" else [] for pair in pairs
+    ]
+    options = {"library": "pixels", "network": None, "stage": None, "weights": "default", "image_size": (48, 64)}
+    folders = [run(home, name=name, from_files=name == "files", **options) for name in ("pixels", "files")]
+    for pair in pairs:
+        shown = read_pair(*(source / path for path in pair.images))
+        expected = [np.moveaxis(np.asarray(side.image), -1, 0) for side in (shown.before, shown.after)]
+        for store in map(FeatureStore.open, folders):
+            np.testing.assert_array_equal(store.read(store.rows(pair.images)), expected)
+    Image.fromarray(np.maximum(bright, 40_000).astype(np.uint16)).save(source / "0_after.tif")
+    prepare("desk", str(source), str(home))  # another range of the pair: the features of both images are stale
+    extracted = [run(home, name=name, from_files=name == "files", **options) for name in ("pixels", "files")]
+    shown = read_pair(source / "0_before.tif", source / "0_after.tif")
+    for store in map(FeatureStore.open, extracted):
+        found = store.read(store.rows(["0_before.tif"]))[0]
+        np.testing.assert_array_equal(np.moveaxis(found, 0, -1), np.asarray(shown.before.image))
+
+
+def test_images_of_more_than_8_bits_need_a_range(folder: Path) -> None:
+    Image.fromarray(np.full((48, 64), 3000, np.uint16)).save(folder / "c.png")
+    with pytest.raises(
+        DiffcapError, match=r"c\.png: has more than 8 bits, and the manifest has no range of values for both images"
+    ):
+        run(folder)

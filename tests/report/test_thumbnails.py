@@ -4,6 +4,7 @@ import base64
 import io
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
 from diffcap.report.cells import score_grids, type_grids
@@ -24,6 +25,14 @@ def test_pictures_are_shrunk_never_enlarged_and_broken_ones_told(tmp_path: Path)
             assert image.format == "WEBP" and image.size == size
             pixel = image.convert("RGB").getpixel((10, 10))
         assert isinstance(pixel, tuple) and max(range(3), key=pixel.__getitem__) == color
+
+
+def test_images_of_more_than_8_bits_are_scaled_by_the_range_of_their_pair(tmp_path: Path) -> None:
+    Image.fromarray(np.full((30, 40), 1500, np.int32)).save(tmp_path / "deep.tif")
+    (one,) = thumbnails(tmp_path, {"deep.tif": SMALL}, {"deep.tif": (0, 60_000)}).values()
+    assert one is not None and (one.width, one.height) == (40, 30)
+    with Image.open(io.BytesIO(base64.b64decode(one.data))) as image:
+        assert image.convert("RGB").getpixel((10, 10)) == (6, 6, 6)
 
 
 ROWS = {

@@ -4,18 +4,20 @@ import io
 import resource
 import sys
 import tracemalloc
-from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageOps
 from tests.odd_images import encoded, png_header, scene, tiff, write_all
+from tests.scenes.rasters import write
 
 from diffcap.utils import image_io
 from diffcap.utils.errors import DiffcapError
-from diffcap.utils.image_io import read_image
+from diffcap.utils.image_io import read_image, read_pair
 
 
 def refused(source, **options) -> str:
@@ -49,6 +51,7 @@ def test_two_hundred_unusual_files(tmp_path: Path) -> None:
         ("figure.eps", "PostScript"),
         ("photo.heic", "HEIC"),
         ("paper.pdf", "PDF"),
+        ("archive.png", "an archive, not an image; extract it"),
         ("huge.png", "400,000,000 pixels are more than the limit of 100,000,000"),
         ("nowhere.png", "file not found"),
         ("folder.png", "a folder"),
@@ -124,8 +127,6 @@ def seen(source) -> list[int]:
 def test_pixels_of_instruments_are_scaled_by_their_range(
     kind: str, values: list, expected: list[int], note: str | None, order: str
 ) -> None:
-    if (kind, order) == ("uint32", ">"):
-        pytest.skip("Pillow cannot decode big-endian uint32; tifffile is needed")
     row = np.array([values] * 700).astype(kind)
     sources = [tiff(row, order)]
     if kind not in ("int16", "uint32"):  # PIL images of these types do not exist
@@ -144,24 +145,151 @@ BANDS, DOUBLE = np.zeros((8, 8, 5), np.float32), np.array([[10.0, 20.0, 30.0]]) 
 
 
 def test_a_tiff_that_pillow_cannot_decode_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tifffile", None)
+    monkeypatch.setitem(sys.modules, "rasterio.io", None)
     for pixels in (BANDS, DOUBLE):
-        assert "install diffcap[tiff], or save it with 8 or 16 bits per channel" in refused(tiff(pixels))
+        assert "pip install 'diffcap[tiff]', or save it as PNG or JPEG" in refused(tiff(pixels))
 
 
-def test_a_tiff_that_pillow_cannot_decode_is_read_by_tifffile(monkeypatch: pytest.MonkeyPatch) -> None:
-    def install(pixels: np.ndarray) -> None:  # a stand-in for the optional package
-        page = SimpleNamespace(shape=pixels.shape, asarray=lambda: pixels)
-        package = SimpleNamespace(TiffFile=lambda file: nullcontext(SimpleNamespace(pages=[page])))
-        monkeypatch.setitem(sys.modules, "tifffile", package)
-
-    install(DOUBLE)
+def test_a_tiff_that_pillow_cannot_decode_is_read_by_rasterio(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen(tiff(DOUBLE)) == [0, 128, 255]
     assert "from 10 to 30, were stretched" in read_image(tiff(DOUBLE)).notes[0]
-    install(BANDS)
-    assert "shape (8, 8, 5); save 1, 3 or 4 of its bands" in refused(tiff(BANDS))
+    assert "a TIFF with 5 bands; choose three with `diffcap caption BEFORE AFTER --out" in refused(tiff(BANDS))
     monkeypatch.setattr(image_io, "MAX_PIXELS", 50)
-    assert "8 x 8 x 5 pixels are more than the limit of 50" in refused(tiff(BANDS))
+    assert "8 x 8 pixels are more than the limit of 50" in refused(tiff(BANDS))
+
+
+@pytest.mark.parametrize("interleave", ["pixel", "band"])
+@pytest.mark.parametrize("bands", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("kind", "largest", "white"),
+    [("uint8", 199, 255), ("uint16", 3000, 4095), ("int16", 3000, 4095), ("float32", 1, 1)],
+)
+def test_geotiff_files_of_every_layout(
+    tmp_path: Path, kind: str, largest: int, white: int, bands: int, interleave: str
+) -> None:
+    pixels = (np.random.default_rng(0).random((bands, 20, 30)) * largest).astype(kind)
+    found = read_image(write(tmp_path / "a.tif", pixels, interleave=interleave))
+    colors = pixels[[0, 1, 2] if bands > 2 else [0, 0, 0]].astype(float) * 255 / white
+    assert np.abs(np.moveaxis(colors, 0, -1) - np.asarray(found.image)).max() < 0.51
+    assert any("last band was left out" in note for note in found.notes) == (bands in (2, 4))
+
+
+def test_near_infrared_is_not_transparency() -> None:
+    rng = np.random.default_rng(0)
+    colors = rng.integers(0, 256, (20, 30, 3), dtype=np.uint8)
+    near_infrared = rng.integers(0, 256, (20, 30, 1), dtype=np.uint8)
+    mask = np.where(near_infrared > 99, 255, near_infrared % 2).astype(np.uint8) // 255 * 255
+    for alpha, kind, is_band in ((near_infrared, "TIFF", True), (near_infrared, "PNG", False), (mask, "TIFF", False)):
+        image = Image.fromarray(np.concatenate([colors, alpha], -1))
+        found = read_image(encoded(image, kind))
+        white = Image.new("RGBA", image.size, "white")
+        expected = colors if is_band else np.asarray(Image.alpha_composite(white, image).convert("RGB"))
+        assert np.array_equal(np.asarray(found.image), expected)
+        note = (
+            "last band was left out, since its values are not those" if is_band else "transparent parts were made white"
+        )
+        assert len(found.notes) == 1 and note in found.notes[0]
+    opaque = Image.fromarray(np.concatenate([colors, np.full_like(mask, 255)], -1))
+    assert not read_image(encoded(opaque, "PNG")).notes and not read_image(encoded(opaque, "TIFF")).notes
+
+
+def shown(*sources: Any) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Pixels of both images of a pair, and the notes without the names."""
+    found = read_pair(*sources)
+    notes = [note.removeprefix("the image before and the image after: ") for note in found.notes]
+    return np.asarray(found.before.image), np.asarray(found.after.image), notes
+
+
+@pytest.mark.parametrize(
+    ("kind", "low", "high", "bright", "note"),
+    [
+        (np.uint16, 0, 3000, 60_000, None),
+        (np.uint16, 0, 200, 3000, "their values, at most 3,000, were taken for 12 bits"),
+        (np.int32, -20, 3000, 60_000, "their values, from -20 to 60,000, were stretched from black to white"),
+        (np.float32, 0, 0.5, 1, None),
+        (np.float32, -28, 100, 3000, "their values, from -28 to 3,000, were stretched from black to white"),
+    ],
+)
+def test_both_images_of_a_pair_have_one_range(
+    kind: type, low: float, high: float, bright: float, note: str | None
+) -> None:
+    one = np.linspace(low, high, 600).reshape(20, 30).astype(kind)
+    two = one.copy()
+    two[3, 4] = bright
+    for sources in (
+        [Image.fromarray(one), Image.fromarray(two)],
+        [encoded(Image.fromarray(x), "TIFF") for x in (one, two)],
+    ):
+        before, after, notes = shown(*sources)
+        assert [tuple(place) for place in np.argwhere((before != after).any(-1))] == [(3, 4)]
+        assert notes == ([] if note is None else [note])
+        swapped = shown(*sources[::-1])
+        assert np.array_equal(swapped[0], after) and np.array_equal(swapped[1], before)
+
+
+def test_pairs_of_eight_bits_are_read_as_single_images() -> None:
+    sources = [encoded(scene(mode, (40, 30), seed), "PNG") for seed, mode in enumerate(("RGB", "L", "P", "RGBA", "1"))]
+    for before, after in pairwise(sources):
+        found = read_pair(before, after)
+        for side, source in ((found.before, before), (found.after, after)):
+            assert np.array_equal(np.asarray(side.image), np.asarray(read_image(source).image))
+
+
+DEEP, FLOATS = np.full((8, 9), 999, np.uint16), np.full((8, 9), 0.5, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "note"),
+    [
+        (
+            Image.new("RGB", (80, 60)),
+            Image.new("RGB", (40, 30)),
+            "their sizes differ (80 x 60 and 40 x 30 pixels), so both are resized",
+        ),
+        (Image.new("RGB", (80, 60)), Image.new("RGB", (81, 60)), "their sizes differ (80 x 60 and 81 x 60 pixels)"),
+        (
+            Image.new("RGB", (80, 60)),
+            Image.new("RGB", (80, 66)),
+            "their aspect ratios differ (80 x 60 and 80 x 66 pixels), so both are",
+        ),
+        (scene("RGB"), scene("L"), "the first is in color and the second in gray"),
+        (scene("L").convert("RGB"), scene("RGB"), "the first is in gray and the second in color"),
+        (
+            DEEP,
+            scene("L", (9, 8)),
+            "their pixels are integers of more than 8 bits and 8-bit integers, so each is scaled by its own",
+        ),
+        (Image.fromarray(FLOATS), DEEP, "their pixels are floats and integers of more than 8 bits"),
+        (scene("L"), scene("L", seed=1), None),
+        (scene("RGB"), scene("RGB", seed=1), None),
+    ],
+)
+def test_notes_on_a_pair(before: Any, after: Any, note: str | None) -> None:
+    notes = [text for text in shown(before, after)[2] if "were taken for" not in text]
+    assert len(notes) == (note is not None) and (note is None or notes[0].startswith(note))
+
+
+def test_a_gray_image_beside_one_with_few_colors_is_not_noted() -> None:
+    page = Image.new("RGB", (200, 100), "white")
+    marked = page.copy()
+    marked.paste((220, 20, 20), (0, 0, 20, 20))  # a red button
+    assert not read_pair(page, marked).notes
+
+
+@pytest.mark.parametrize("source", [torch.zeros(4, 4, 3), io.BytesIO(b"x"), [[0, 1]], None, 1])
+def test_other_types_name_the_accepted_ones(source: Any) -> None:
+    output = refused(source, name="the image before")
+    assert (
+        f"an object of type {type(source).__name__}; give a path, the bytes of a file, a PIL image, or a numpy array"
+        in output
+    )
+    assert "(H, W, 3)" in output
+
+
+@pytest.mark.parametrize("url", ["http://example.org/a.png", "https://example.org/b/a.png?x=1", "s3://bucket/a.png"])
+def test_a_url_is_named_with_both_slashes(url: str, tmp_path: Path) -> None:
+    for source in (url, Path(url), tmp_path / url):
+        assert refused(source) == f"{url}: a URL, not a file; download the image and give its path."
 
 
 @pytest.mark.parametrize("mode", ["I;16", "I", "F", "P", "1"])

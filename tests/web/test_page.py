@@ -101,6 +101,14 @@ def test_a_look_at_an_upload_shows_what_browsers_cannot_and_names_what_was_done(
     assert "<b>" not in expected and "{x}" not in expected
 
 
+def test_notes_on_a_pair_are_in_the_answer(visitor: Visitor) -> None:
+    images = [Image.new("L", (60, 40), 99), Image.new("RGB", (60, 50), (200, 20, 20))]
+    page = visitor.caption(*(visitor.upload(f"{n}.png", encoded(image, "PNG")) for n, image in enumerate(images)))
+    names = "The picture before (0.png) and the picture after (1.png): "
+    assert f"{names}the first is in gray and the second in color, which the caption may take for a change." in page
+    assert f"{names}their aspect ratios differ (60 x 40 and 60 x 50 pixels), so both are stretched to one size" in page
+
+
 def test_no_pictures_or_one_is_a_sentence(visitor: Visitor) -> None:
     assert "Give both pictures first" in sentence(visitor.caption(None, None))
     one = visitor.upload("a.png", pair()[0])

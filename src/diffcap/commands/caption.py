@@ -202,10 +202,11 @@ def _print_details(caption: Any) -> None:
 def _draw(captioner: Any, pair: ImagePair, caption: Any, path: Path) -> None:
     from diffcap.report.drawing import write_png
     from diffcap.report.heatmap import draw_caption
-    from diffcap.utils.image_io import read_image
+    from diffcap.utils.image_io import read_pair
 
     attention = captioner.attention(pair.before, pair.after, caption)
-    write_png(path, draw_caption(read_image(pair.before).image, read_image(pair.after).image, caption, attention))
+    images = read_pair(pair.before, pair.after)
+    write_png(path, draw_caption(images.before.image, images.after.image, caption, attention))
 
 
 def _try_draw(captioner: Any, pair: ImagePair, caption: Any, path: Path) -> bool:

@@ -61,6 +61,7 @@ def prepare(
             exist on the web are always skipped and counted.
     """
     from diffcap.datasets import describe, read_pairs
+    from diffcap.datasets.images import with_ranges
     from diffcap.records import write_dataset
     from diffcap.text.vocabulary import build_vocabulary, write_vocabulary
 
@@ -88,11 +89,11 @@ def prepare(
                 raise
             fault = str(error).partition(";")[0]
             raise DiffcapError(f"{fault}; delete {root}, and run the same command again to render it again.") from None
-        skipped = {"pairs": 0, "images": 0}
+        skipped, ranges = {"pairs": 0, "images": 0}, dict[str, Any]()
         if captions_only:
             (folder / "problems.txt").unlink(missing_ok=True)
         else:
-            records, skipped = _check(records, root, folder, missing, check, gone, rendered)
+            records, skipped = _check(records, root, folder, missing, check, gone, rendered, ranges)
             captioned = {pair.split for pair in records if pair.captions}
             if get_dataset(dataset).pairs and "train" in captioned and "val" not in captioned:
                 raise DiffcapError(
@@ -113,7 +114,7 @@ def prepare(
             words.unlink(missing_ok=True)
         else:
             write_vocabulary(words, vocabulary)
-        _show(write_dataset(folder, dataset, root, records, notes), folder)
+        _show(write_dataset(folder, dataset, root, with_ranges(records, ranges), notes), folder)
         if vocabulary.words:
             print(f"{len(vocabulary.words):,} words in the training captions, {words}")
 
@@ -184,8 +185,11 @@ def _check(
     check: Literal["decode", "exists"],
     gone: frozenset[str],
     rendered: bool,
+    ranges: dict[str, Any],
 ) -> tuple[list[ChangePair], dict[str, int]]:
     """Check the images and the masks; returns the pairs whose files are all readable, and the numbers of skipped pairs and files.
+
+    `ranges` is filled, see `check_images`.
 
     Raises:
         DiffcapError: images or masks other than `gone` are missing or broken and `missing` is "refuse", or no pair is left.
@@ -195,7 +199,7 @@ def _check(
 
     masks = {pair.id: pair.extra["mask"] for pair in pairs if "mask" in pair.extra}
     paths, report = sorted({*image_paths(pairs), *masks.values()}), folder / "problems.txt"
-    problems = dict(check_images(root, paths, check, cache=folder / "checked.json"))
+    problems = dict(check_images(root, paths, check, cache=folder / "checked.json", ranges=ranges))
     if not problems:
         report.unlink(missing_ok=True)
         return pairs, {"pairs": 0, "images": 0}

@@ -1,6 +1,7 @@
 """Find the image pairs that a command line names: two images, two folders, a folder of pairs, or a table of pairs."""
 
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,9 +9,11 @@ from typing import Any, NamedTuple
 from diffcap.datasets.pairs import default_ids, read_rows
 from diffcap.records import is_blank
 from diffcap.utils.errors import DiffcapError
+from diffcap.utils.files import existing_path, url_of
 
 _TABLES = (".csv", ".tsv", ".jsonl")
-_BEFORE, _AFTER = ("before", "bef", "images"), ("after", "aft", "sc_images")
+_ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
+_BEFORE, _AFTER = ("before", "bef", "images", "A"), ("after", "aft", "sc_images", "B")
 _ENDINGS = (("_before", "_after"), ("-before", "-after"), ("_1", "_2"), ("", "_2"))  # the last: Spot-the-Diff
 _SUFFIXES = {
     f".{kind}"
@@ -41,7 +44,7 @@ def find_pairs(before: str, after: str | None = None) -> tuple[list[ImagePair], 
     |---|---|
     | two images | this pair |
     | two folders | images with the same name; the suffixes may differ |
-    | a folder | its `pairs.csv` or `pairs.jsonl`; else its folders `before` and `after`; else `X_before.*` with `X_after.*` |
+    | a folder | its `pairs.csv` or `pairs.jsonl`; else its folders `before` and `after`, or `A`, `B`; else `X_before.*` with `X_after.*` |
     | a `.csv`, `.tsv` or `.jsonl` file | the columns "before", "after" and, optionally, "id"; paths relative to the file |
 
     Returns:
@@ -64,8 +67,16 @@ def find_pairs(before: str, after: str | None = None) -> tuple[list[ImagePair], 
         return _pairs_in_folder(first)
     if first.suffix.lower() in _TABLES:
         return _pairs_in_table(first), []
+    if url := url_of(before):
+        raise DiffcapError(f"{url}: a URL; download the images, then: diffcap caption BEFORE AFTER.")
     if not first.exists():
         raise DiffcapError(f"{before}: file not found; give BEFORE and AFTER, a folder of pairs, or a table of pairs.")
+    if first.suffix.lower() == ".json":
+        raise DiffcapError(
+            f"{before}: a table of pairs is a .csv, .tsv or .jsonl file, the last with one JSON object per line."
+        )
+    if first.suffix.lower() in _ARCHIVES:
+        raise DiffcapError(f"{before}: an archive; extract it, and give its folder of pairs or its table of pairs.")
     raise DiffcapError(f"{before}: the image after the change is missing; give both: diffcap caption BEFORE AFTER.")
 
 
@@ -73,11 +84,11 @@ Images = dict[str, list[Path]]
 
 
 def _images(folder: Path) -> Images:
-    """The image files of a folder by name without suffix, in natural order."""
+    """The image files of a folder by name without suffix, in natural order. Names have their composed Unicode form."""
     found: Images = {}
     for path in sorted(folder.iterdir(), key=_natural_key):
         if path.suffix.lower() in _SUFFIXES and path.is_file():
-            found.setdefault(path.stem, []).append(path)
+            found.setdefault(unicodedata.normalize("NFC", path.stem), []).append(path)
     return found
 
 
@@ -133,8 +144,8 @@ def _pairs_in_folder(folder: Path) -> tuple[list[ImagePair], list[str]]:
         if pairs:
             return pairs, _unpaired_note((path for paths in found.values() for path in paths), pairs)
     raise DiffcapError(
-        f"{folder}: no pairs found; add pairs.csv (columns before, after), folders before and after with images of the same "
-        "names, or images named X_before and X_after."
+        f"{folder}: no pairs found; add pairs.csv (columns before, after), folders before and after (or A and B) with images of the "
+        "same names, or images named X_before and X_after."
     )
 
 
@@ -155,7 +166,7 @@ def _pairs_in_table(path: Path) -> list[ImagePair]:
         name = default_id if is_blank(name) else name
         if name in pairs:
             raise DiffcapError(f'{where}: the id "{name}" is duplicated; give each pair a unique "id".')
-        pairs[name] = ImagePair(name, path.parent / before, path.parent / after)
+        pairs[name] = ImagePair(name, existing_path(path.parent / before), existing_path(path.parent / after))
     if not pairs:
         raise DiffcapError(f"{path}: it contains no pair; write one line per pair, with the columns before and after.")
     return list(pairs.values())

@@ -8,6 +8,7 @@ its authors say its sizes. A reader may also have `notes(pairs)`, sentences that
 and `AUGMENTED = True`, where `read` has an option of this name that keeps the augmented training views.
 """
 
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from diffcap.datasets.registry import get_dataset
 from diffcap.records import ChangePair, is_blank
 from diffcap.text.vocabulary import missing_blanks
 from diffcap.utils.errors import DiffcapError
+from diffcap.utils.files import existing_path
 
 
 def read_pairs(dataset: str, folder: str | Path, augmented: bool = False) -> list[ChangePair]:
@@ -40,7 +42,17 @@ def read_pairs(dataset: str, folder: str | Path, augmented: bool = False) -> lis
         raise DiffcapError(f"--augmented is for second_cc, and {dataset} has no augmented views; omit the option.")
     pairs: list[ChangePair] = reader.read(folder, augmented=True) if augmented else reader.read(folder)
     _check(pairs, folder, getattr(reader, "BLANK_CAPTIONS", False))
-    return pairs
+    return [_with_names_on_disk(pair, folder) for pair in pairs]
+
+
+def _with_names_on_disk(pair: ChangePair, folder: Path) -> ChangePair:
+    """A pair whose files have the names of the disk, which may have another Unicode normal form than those in the file of pairs."""
+
+    def name(path: str) -> str:
+        return path if path.isascii() else existing_path(folder / path).relative_to(folder).as_posix()
+
+    extra = {**pair.extra, "mask": name(pair.extra["mask"])} if "mask" in pair.extra else pair.extra
+    return replace(pair, before=name(pair.before), after=pair.after and name(pair.after), extra=extra)
 
 
 def describe(dataset: str, pairs: list[ChangePair], folder: str | Path, left_out: bool = False) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from diffcap.utils.errors import DiffcapError
+from diffcap.utils.files import url_of
 
 
 def sentences(value: object, where: str, key: str) -> list[str]:
@@ -63,8 +64,12 @@ def check_inside(path: str, where: str) -> None:
     """Check that a relative path stays inside its folder.
 
     Raises:
-        DiffcapError: it is absolute or contains "..".
+        DiffcapError: it is absolute or contains "..", or is a URL.
     """
+    if url := url_of(path):
+        raise DiffcapError(
+            f"{where}: {url:.200} is a URL; download the image, and write its path relative to the dataset's folder."
+        )
     if path.startswith("/") or ".." in path.split("/"):
         raise DiffcapError(
             f"{where}: the path {path!r:.60} leads out of the dataset's folder; write it relative to that folder, without '..'."

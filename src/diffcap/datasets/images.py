@@ -3,12 +3,15 @@
 import io
 import json
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from diffcap.records import ChangePair, read_json, write_text
+from diffcap.datasets.pairs import connected_images
+from diffcap.records import RANGES, ChangePair, read_json, write_text
 from diffcap.utils.errors import DiffcapError
 
 MISSING = "missing"
@@ -31,11 +34,12 @@ class ImageStatus(NamedTuple):
     """The result of checking one image.
 
     Attributes:
-        stamp: [size in bytes, modification time in ns]; None if there is a problem.
+        stamp: [size in bytes, modification time in ns, range of the values if the image has more than 8 bits, else None]; None if
+            there is a problem, without the range if the image was not decoded.
         problem: see `Problem.reason`; "" if there is none.
     """
 
-    stamp: list[int] | None
+    stamp: list[Any] | None
     problem: str
 
 
@@ -49,6 +53,7 @@ def check_images(
     paths: Sequence[str],
     check: Literal["decode", "exists"] = "decode",
     cache: str | Path | None = None,
+    ranges: dict[str, tuple[float, float]] | None = None,
 ) -> list[Problem]:
     """Check images on all cores, with a progress bar on stderr.
 
@@ -59,6 +64,7 @@ def check_images(
             files exist.
         cache: JSON file with the sizes and modification times of the images that could be decoded; they are not decoded
             again if they have not changed. Created if it does not exist. None: check all images. Not used by "exists".
+        ranges: is filled with the range of values of each image with more than 8 bits, by its path; not by "exists".
 
     Returns:
         The missing and broken images, in the order of `paths`.
@@ -67,7 +73,7 @@ def check_images(
 
     root, cache = Path(root), Path(cache) if cache and check == "decode" else None
     cached = _read_stamps(cache, root) if cache else {}
-    stamps: dict[str, list[int]] = {}
+    stamps: dict[str, list[Any]] = {}
     problems = []
     # Threads are enough: decoding and reading release the interpreter lock.
     with ThreadPoolExecutor() as pool, progress_bar("checking images", len(paths)) as advance:
@@ -82,7 +88,32 @@ def check_images(
                 advance(1)
             if cache and any(cached.get(path) != stamps.get(path) for path in batch):
                 _write_stamps(cache, root, {**cached, **stamps})
+    if ranges is not None:
+        ranges.update((path, tuple(stamp[2])) for path, stamp in stamps.items() if len(stamp) > 2 and stamp[2])
     return problems
+
+
+def with_ranges(pairs: list[ChangePair], ranges: Mapping[str, tuple[float, float]]) -> list[ChangePair]:
+    """Give pairs with images of more than 8 bits the range of values by which these images are scaled, see `ChangePair.ranges`.
+
+    All images that are connected by pairs have one range, of integers and of floats; so both images of each pair do, and the features
+    of an image are the same in all its pairs.
+
+    Args:
+        ranges: own range of each image with more than 8 bits, see `check_images`.
+    """
+    if not ranges:
+        return pairs
+    group = connected_images(pairs)
+    members: dict[tuple[str, type], list[tuple[float, float]]] = {}
+    for path, values in ranges.items():
+        if path in group:  # not a mask
+            members.setdefault((group[path], type(values[0])), []).append(values)
+    common = {key: (min(low for low, _ in each), max(high for _, high in each)) for key, each in members.items()}
+    found = [
+        {path: common[group[path], type(ranges[path][0])] for path in pair.images if path in ranges} for pair in pairs
+    ]
+    return [replace(pair, extra={**pair.extra, RANGES: one}) if one else pair for pair, one in zip(pairs, found)]
 
 
 def image_problem(path: str | Path) -> str:
@@ -90,8 +121,8 @@ def image_problem(path: str | Path) -> str:
     return _check_image(Path(path), "decode", None).problem
 
 
-def _check_image(path: Path, check: str, cached: list[int] | None) -> ImageStatus:
-    from PIL import Image
+def _check_image(path: Path, check: str, cached: list[Any] | None) -> ImageStatus:
+    from PIL import Image, UnidentifiedImageError
 
     from diffcap.utils.image_io import read_image  # imports Pillow, which is too slow for --help
 
@@ -104,25 +135,27 @@ def _check_image(path: Path, check: str, cached: list[int] | None) -> ImageStatu
     if not stat.S_ISREG(status.st_mode):
         return ImageStatus(None, MISSING)
     stamp = [status.st_size, status.st_mtime_ns]
-    if check == "exists" or stamp == cached:
+    if check == "exists":
         return ImageStatus(stamp, "")
+    if cached and len(cached) == 3 and cached[:2] == stamp:  # older caches have no ranges
+        return ImageStatus(cached, "")
     try:
         data = path.read_bytes()
-        read_image(data, "image")  # the same function as in the later stages
-        with Image.open(io.BytesIO(data)) as image:
+        values = read_image(data, "image").values  # the same function as in the later stages
+        with suppress(UnidentifiedImageError), Image.open(io.BytesIO(data)) as image:  # a TIFF that only rasterio reads
             image.verify()  # decoding does not check the checksums and the end of the file
     except DiffcapError as error:
         return ImageStatus(None, f"broken: {str(error).removeprefix('image: ').rstrip('.')}")
     except Exception as error:  # a decoder may raise anything for invalid data
         return _broken(error)
-    return ImageStatus(stamp, "")
+    return ImageStatus([*stamp, values], "")
 
 
 def _broken(error: Exception) -> ImageStatus:
     return ImageStatus(None, f"broken: {' '.join(str(error).split()) or type(error).__name__}")
 
 
-def _read_stamps(cache: Path, root: Path) -> dict[str, list[int]]:
+def _read_stamps(cache: Path, root: Path) -> dict[str, list[Any]]:
     try:
         content = read_json(cache)
         return dict(content["images"]) if content["root"] == str(root.absolute()) else {}
@@ -130,5 +163,5 @@ def _read_stamps(cache: Path, root: Path) -> dict[str, list[int]]:
         return {}  # the file is missing or has other content: check all images
 
 
-def _write_stamps(cache: Path, root: Path, stamps: dict[str, list[int]]) -> None:
+def _write_stamps(cache: Path, root: Path, stamps: dict[str, list[Any]]) -> None:
     write_text(cache, json.dumps({"root": str(root.absolute()), "images": stamps}))

@@ -24,6 +24,7 @@ from diffcap.datasets.no_change import is_no_change
 from diffcap.datasets.pairs import default_ids
 from diffcap.records import SPLITS, ChangePair, is_blank, read_json
 from diffcap.utils.errors import DiffcapError
+from diffcap.utils.files import existing_path
 
 _FLAGS = {0: 0, 1: 1, "0": 0, "1": 1}
 _FORM = 'the form is {"images": [{"filename", "split", "sentences"}, ...]}'
@@ -89,7 +90,7 @@ def read_files(
     ]
     layout = layouts[0]
     if len(layouts) > 1:
-        exists = (one for one in layouts for entry in entries if (root / entry.path(one.before)).is_file())
+        exists = (one for one in layouts for entry in entries if existing_path(root / entry.path(one.before)).is_file())
         layout = next(exists, layout)
     masked = {entry.folder for entry in entries if layout.mask}
     masked = {folder for folder in masked if (root / layout.mask.format(folder=folder, name="")).is_dir()}
@@ -97,7 +98,7 @@ def read_files(
     images = [(entry.path(layout.before), entry.path(layout.after)) for entry in entries]
     for entry, (before, _) in zip(entries, images):
         note_once(seen, before, entry.where, "the image")
-        if entry.folder in masked and (all_masks or (root / entry.path(layout.mask)).is_file()):
+        if entry.folder in masked and (all_masks or existing_path(root / entry.path(layout.mask)).is_file()):
             entry.extra["mask"] = entry.path(layout.mask)
     return [
         ChangePair(

@@ -149,7 +149,7 @@ def draw_splits(pairs: list[ChangePair], path: Path) -> list[ChangePair]:
     Raises:
         DiffcapError: there are fewer than three groups.
     """
-    group = _groups(pairs)
+    group = connected_images(pairs)
     keys = sorted(set(group.values()))
     if len(keys) < 3:
         raise DiffcapError(
@@ -188,7 +188,7 @@ def _spread(keys: list[str], kinds: Iterable[tuple[str, str]]) -> list[str]:
     return sorted(keys, key=place.__getitem__)
 
 
-def _groups(pairs: list[ChangePair]) -> dict[str, str]:
+def connected_images(pairs: list[ChangePair]) -> dict[str, str]:
     """Image -> the alphabetically first image of its connected component (union-find); pairs are the edges."""
     parent: dict[str, str] = {}
 
@@ -198,8 +198,8 @@ def _groups(pairs: list[ChangePair]) -> dict[str, str]:
         return image
 
     for pair in pairs:
-        root, other = sorted(find(image) for image in pair.images)
-        parent[other] = root
+        roots = sorted(find(image) for image in pair.images)
+        parent[roots[-1]] = roots[0]
     return {image: find(image) for image in parent}
 
 

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from diffcap.features.images import load_image
 from diffcap.features.preprocessing import ResizeOnly
 from diffcap.features.store import (
     CHECKSUM_THREADS,
@@ -44,7 +45,6 @@ from diffcap.records import read_root, write_json, write_text
 from diffcap.utils.cores import available_cores
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
-from diffcap.utils.image_io import read_image
 
 _DECODING_THREADS = 4  # Pillow decodes and resizes without the interpreter's lock
 
@@ -54,13 +54,13 @@ class FileStore(FeatureStore):
 
     Args:
         folder: of the store, `data/<dataset>/features/<name>`; the images are those of the `dataset.json` there.
-        meta: content of `meta.json`. paths: those in `index.json`.
+        meta: content of `meta.json`. paths, stamps: those in `index.json`.
 
     Raises:
         DiffcapError: the store is incomplete or truncated, or there is no dataset.
     """
 
-    def __init__(self, folder: Path, meta: dict[str, Any], paths: Sequence[str]) -> None:
+    def __init__(self, folder: Path, meta: dict[str, Any], paths: Sequence[str], stamps: Sequence[str]) -> None:
         self.folder = folder
         self.meta = meta
         self._index = {path: row for row, path in enumerate(paths)}
@@ -71,6 +71,8 @@ class FileStore(FeatureStore):
             raise DiffcapError(f"{folder / SUMS}: damaged, it must have 4 bytes per image; run {command}.")
         self._sums = np.fromfile(folder / SUMS, dtype="<u4")
         self._paths = list(paths)
+        parts = enumerate(stamp.split() for stamp in stamps)
+        self._ranges = {row: (json.loads(part[2]), json.loads(part[3])) for row, part in parts if len(part) == 4}
         self._root = read_root(folder.parent.parent)
         height, width = meta["preprocessing"]["size"]
         self._preprocess = ResizeOnly((height, width))
@@ -114,7 +116,7 @@ class FileStore(FeatureStore):
                 f"{file}: the image has changed since `make extract` (its checksum is not the one in {self.folder / SUMS}); run "
                 f"{extract_command(self.folder, self.meta)}, then this command again."
             )
-        out[:] = self._preprocess.pixels(read_image(content, str(file)).image).numpy()
+        out[:] = self._preprocess.pixels(load_image(content, str(file), self._ranges.get(row))).numpy()
 
 
 def write_file_store(

@@ -1,6 +1,6 @@
 """DataModule of a dataset's distinct images, decoded and preprocessed for a backbone."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from diffcap.features.store import Rows
 from diffcap.records import ChangePair
 from diffcap.utils.cores import available_cores
 from diffcap.utils.errors import DiffcapError
-from diffcap.utils.image_io import read_image
+from diffcap.utils.image_io import Source, Values, read_image
 
 
 def unique_images(pairs: Iterable[ChangePair]) -> list[str]:
@@ -23,13 +23,19 @@ def unique_images(pairs: Iterable[ChangePair]) -> list[str]:
     return list(dict.fromkeys(path for pair in pairs for path in pair.images))
 
 
-def load_image(path: str | Path) -> Image.Image:
-    """Decode an image to RGB, see `read_image`.
+def load_image(source: Source, name: str | None = None, values: Values | None = None) -> Image.Image:
+    """Decode an image of a dataset to RGB, see `read_image`.
 
     Raises:
-        DiffcapError: the file is missing, truncated, or not a supported image.
+        DiffcapError: the file is missing, truncated, or not a supported image; or it has more than 8 bits, and there are no `values`.
     """
-    return read_image(path).image
+    loaded = read_image(source, name, values)
+    if loaded.values and not values:
+        raise DiffcapError(
+            f"{loaded.name}: has more than 8 bits, and the manifest has no range of values for both images of its pair; run `make data` "
+            "again, without --check exists, and then `make extract`."
+        )
+    return loaded.image
 
 
 @dataclass
@@ -54,12 +60,18 @@ class _Batches(Dataset[ImageBatch]):
     """
 
     def __init__(
-        self, batches: list[Rows], wanted: Rows, files: Sequence[Path], preprocess: Callable[[Image.Image], Tensor]
+        self,
+        batches: list[Rows],
+        wanted: Rows,
+        files: Sequence[Path],
+        preprocess: Callable[[Image.Image], Tensor],
+        ranges: Mapping[Path, Values],
     ) -> None:
         self.batches = batches
         self.wanted = set(wanted.tolist())
         self.files = files
         self.preprocess = preprocess
+        self.ranges = ranges
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -68,7 +80,8 @@ class _Batches(Dataset[ImageBatch]):
         rows, images, problems = [], [], []
         for row in self.batches[number].tolist():
             try:
-                images.append(self.preprocess(load_image(self.files[row])))
+                file = self.files[row]
+                images.append(self.preprocess(load_image(file, values=self.ranges.get(file))))
                 rows.append(row)
             except DiffcapError as error:
                 if row in self.wanted:
@@ -96,17 +109,26 @@ class ImageData(pl.LightningDataModule):
         self._rows: Rows = np.empty(0, dtype=np.int64)
         self._files: list[Path] = []
         self._preprocess: Callable[[Image.Image], Tensor] | None = None
+        self._ranges: Mapping[Path, Values] = {}
 
-    def assign(self, rows: Rows, files: Sequence[Path], preprocess: Callable[[Image.Image], Tensor]) -> None:
+    def assign(
+        self,
+        rows: Rows,
+        files: Sequence[Path],
+        preprocess: Callable[[Image.Image], Tensor],
+        ranges: Mapping[Path, Values] | None = None,
+    ) -> None:
         """Set the images to load.
 
         Args:
             rows: rows of the store that are wanted. files: image file of every row of the store, in order.
             preprocess: the preprocessing of the backbone.
+            ranges: range of values of each file with more than 8 bits, see `ChangePair.ranges`.
         """
         self._rows = rows
         self._files = list(files)
         self._preprocess = preprocess
+        self._ranges = ranges or {}
 
     def batches(self) -> list[Rows]:
         """Return the rows of each batch.
@@ -125,7 +147,7 @@ class ImageData(pl.LightningDataModule):
         rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         # Lightning skips the last hooks of a rank without batches, and the other ranks would wait for it there.
         mine = self.batches()[rank::world] or [np.empty(0, dtype=np.int64)]
-        data = _Batches(mine, self._rows, self._files, self._preprocess)
+        data = _Batches(mine, self._rows, self._files, self._preprocess, self._ranges)
         return DataLoader(data, batch_size=None, num_workers=self.num_workers)
 
     def transfer_batch_to_device(self, batch: ImageBatch, device: torch.device, dataloader_idx: int) -> ImageBatch:
@@ -133,11 +155,14 @@ class ImageData(pl.LightningDataModule):
         return ImageBatch(batch.rows, batch.images.to(device, non_blocking=True), batch.problems)
 
 
-def image_stamps(files: Sequence[Path]) -> list[str]:
-    """Return the size and the modification time of each file, "" if it is missing, to detect replaced images."""
+def image_stamps(files: Sequence[Path], ranges: Mapping[Path, Values] | None = None) -> list[str]:
+    """Return the size and the modification time of each file, "" if it is missing, to detect replaced images.
+
+    The two numbers of its range of values follow, if it is in `ranges`, see `ChangePair.ranges`.
+    """
 
     def stamp(file: Path) -> str:
         found = file.stat()
-        return f"{found.st_size} {found.st_mtime_ns}"
+        return " ".join(map(str, (found.st_size, found.st_mtime_ns, *(ranges or {}).get(file, ()))))
 
     return [stamp(file) if file.is_file() else "" for file in files]

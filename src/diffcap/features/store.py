@@ -205,11 +205,11 @@ class FeatureStore:
                     f"{folder}: its features have {key} {_short(meta.get(key))}, the captioner was trained on "
                     f"{_short(expected.get(key))}; extract with that backbone and its weights."
                 )
-        paths, _ = read_index(folder)
+        paths, stamps = read_index(folder)
         if meta.get(FROM_FILES):
             from diffcap.features.files import FileStore  # which imports this module
 
-            return FileStore(folder, meta, paths)
+            return FileStore(folder, meta, paths, stamps)
         done = _read_done(folder, len(paths))
         if not (folder / COMPLETE).is_file():
             raise DiffcapError(

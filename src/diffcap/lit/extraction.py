@@ -146,14 +146,15 @@ def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Pa
     meta = {**model.backbone.describe(), "precision": str(trainer.precision)}
     folder = data.folder / "features" / model.name
     shape, files = model.backbone.shape(), [root / path for path in paths]
-    stamps = image_stamps(files)
+    ranges = {root / path: values for pair in dataset.pairs for path, values in pair.ranges.items()}
+    stamps = image_stamps(files, ranges)
     if model.from_files:
         return folder, write_file_store(folder, paths, files, stamps, shape, meta)
     writer = StoreWriter(folder, paths, shape, meta, stamps)
     missing = writer.missing()
     if not len(missing) and (folder / "complete").is_file():
         return folder, 0
-    data.assign(missing, [root / path for path in writer.paths], model.backbone.preprocess)
+    data.assign(missing, [root / path for path in writer.paths], model.backbone.preprocess, ranges)
     trainer.callbacks.append(StoreFiller(writer, missing))  # type: ignore[attr-defined]
     trainer.predict(model, datamodule=data, return_predictions=False)
     return folder, len(missing)

@@ -199,7 +199,7 @@ def _draw_pair(run: str, maps: PairAttention, masks: Masks, has_object_labels: b
         draw_matches(block, matches(maps.alignment, grid), frames, grid[0])
     draw = ImageDraw.Draw(block)
     draw_lines(draw, lines, 0)
-    tiles = [picture(masks.root, getattr(pair, side), frame=TILE) for side in ("before", "after")]
+    tiles = [picture(masks.root, path, frame=TILE, values=pair.ranges.get(path)) for path in pair.images]
     draw_words(block, tiles, maps.words, maps.before, maps.after, top)
     return block
 

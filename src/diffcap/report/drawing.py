@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
-from diffcap.utils.image_io import read_image
+from diffcap.utils.image_io import Values, read_image
 
 Color = tuple[int, int, int]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
@@ -67,14 +67,20 @@ def wrap(text: str, font: Font, width: int) -> list[str]:
     return lines or ["(nothing)"]
 
 
-def picture(root: Path, path: str, box: Sequence[float] | None = None, frame: tuple[int, int] = PICTURE) -> Image.Image:
-    """An image scaled to fit a frame (width, height), with the changed object's box.
+def picture(
+    root: Path,
+    path: str,
+    box: Sequence[float] | None = None,
+    frame: tuple[int, int] = PICTURE,
+    values: Values | None = None,
+) -> Image.Image:
+    """An image scaled to fit a frame (width, height), with the changed object's box; `values` as in `read_image`.
 
     Raises:
         DiffcapError: it is missing or broken.
     """
     try:
-        image = read_image(root / path).image
+        image = read_image(root / path, values=values).image
     except DiffcapError as error:
         raise DiffcapError(f"{str(error).rstrip('.')}, or report with --pictures 0 --attention 0.") from None
     return fit(image, frame, box)

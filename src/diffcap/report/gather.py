@@ -62,7 +62,8 @@ def gather(
     inspected = [*measured, *(pair for pair in listed if pair.id in extremes - {pair.id for pair in measured})]
     frames = {path: SMALL for pair in listed for path in pair.images} if with_pictures else {}
     frames |= {path: LARGE for pair in inspected for path in pair.images}
-    pictures = thumbnails(dataset.root, frames)
+    ranges = {path: values for pair in listed for path, values in pair.ranges.items()}
+    pictures = thumbnails(dataset.root, frames, ranges)
     sizes = {path: (one.width, one.height) for path, one in pictures.items() if one}
     outlines = outline_thumbnails(masks, listed, sizes, frames)
     systems = {}

@@ -147,11 +147,14 @@ def pair_pictures(pair: ChangePair, masks: Masks) -> list[Image.Image]:
     Raises:
         DiffcapError: an image is missing or broken.
     """
-    images = [picture(masks.root, path) for path in pair.images]
+    images = [picture(masks.root, path, values=pair.ranges.get(path)) for path in pair.images]
     mask = masks.read(pair, images[0].size)
     if mask is not None:
         for image in images:
             image.paste(BOX, mask=outline(mask, image.size))
         return images
     boxes = pair.extra.get("boxes") or {}
-    return [picture(masks.root, path, boxes.get(side)) for side, path in zip(("before", "after"), pair.images)]
+    return [
+        picture(masks.root, path, boxes.get(side), values=pair.ranges.get(path))
+        for side, path in zip(("before", "after"), pair.images)
+    ]

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from diffcap.scenes.tiling import Tile
 from diffcap.utils.errors import DiffcapError, wrap_errors
+from diffcap.utils.files import url_of
 
 try:
     import rasterio
@@ -138,6 +139,8 @@ def open_scene(before: str, after: str, bands: Sequence[int] | None = None, alig
 
 
 def _open(path: str) -> Any:
+    if url := url_of(path):
+        raise DiffcapError(f"{url}: a URL, not a file; download the raster and give its path.")
     if not Path(path).is_file():
         raise DiffcapError(f"{path}: file not found; a whole scene is two raster files, BEFORE and AFTER.")
     with (

@@ -1,7 +1,10 @@
 """Files that are written completely or not at all."""
 
 import errno
+import functools
 import os
+import re
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,3 +51,30 @@ def add_filename(path: Path) -> Iterator[None]:
         if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             error.filename = str(path)
         raise
+
+
+def url_of(path: str | Path) -> str | None:
+    """The URL that was given instead of a path, also after `Path` has removed one of its slashes; None if it is a path."""
+    found = re.search(r"(?:^|/)((?:https?|ftp|s3|gs):)/+(.+)", str(path))
+    return f"{found[1]}//{found[2]}" if found else None
+
+
+def existing_path(path: Path) -> Path:
+    """A path with its names as they are on the disk, where they may have another Unicode normal form (files from macOS).
+
+    A path without such a file stays as it is.
+    """
+    if str(path).isascii() or os.path.exists(path):  # noqa: PTH110 (Path.exists raises an error for a long name)
+        return path
+    found = Path(path.anchor)
+    for name in path.relative_to(found).parts:
+        if not os.path.exists(found / name) and os.path.isdir(found):  # noqa: PTH110, PTH112
+            name = _names(found, found.stat().st_mtime_ns).get(unicodedata.normalize("NFC", name), name)
+        found /= name
+    return found
+
+
+@functools.lru_cache(maxsize=32)
+def _names(folder: Path, _changed: int) -> dict[str, str]:
+    """Names in a folder by their composed normal form."""
+    return {unicodedata.normalize("NFC", path.name): path.name for path in folder.iterdir()}

@@ -1,8 +1,10 @@
 """Read any image as RGB: the only place that opens input images, for extraction, captioning and reports."""
 
 import io
+import logging
 import re
 import warnings
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -11,17 +13,24 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from diffcap.utils.errors import DiffcapError
+from diffcap.utils.files import url_of
 
 Source = str | Path | bytes | Image.Image | np.ndarray
+Values = tuple[float, float]  # smallest and largest value of the pixels: two ints for integers, two floats for floats
 
 MAX_PIXELS = 100_000_000  # about 400 MB with an alpha channel; protects against decompression bombs
 SHRINK_ABOVE = 25_000_000  # pixels; the networks use far fewer
 _NO_VALUE = 1e30  # floats of this size mark pixels without a value in scientific rasters
 _BITS = {255: 8, 4095: 12, 65_535: 16}  # value of white -> bits of files and cameras
 _REMEDY = "save it as PNG or JPEG"
-_BITS_PER_SAMPLE, _SAMPLE_FORMAT = 258, 339  # TIFF tags
+_TYPES = "a path, the bytes of a file, a PIL image, or a numpy array of shape (H, W), (H, W, 3) or (H, W, 4)"
+_GRAY, _COLOR = 8, 16  # differences between the channels of a pixel: at most of a gray one, at least of a colored one
+_COLORED = 0.03  # share of colored pixels in an image that counts as one in color
+_BITS_PER_SAMPLE, _SAMPLES_PER_PIXEL, _PLANAR, _SAMPLE_FORMAT = 258, 277, 284, 339  # TIFF tags
 
 warnings.filterwarnings("ignore", module=r"PIL\.")  # about large images (limited here) and broken EXIF data (ignored)
+for _decoder in ("PIL", "rasterio"):
+    logging.getLogger(_decoder).setLevel(logging.CRITICAL)  # what they cannot decode is reported here
 
 
 class InputImage(NamedTuple):
@@ -31,24 +40,98 @@ class InputImage(NamedTuple):
         image: mode RGB, upright.
         name: its name in messages, the path if there is one.
         notes: what was done to it that the user may not expect, one clause each.
+        values: range of its values if it has more than 8 bits.
     """
 
     image: Image.Image
     name: str
     notes: tuple[str, ...] = ()
+    values: Values | None = None
 
 
-def read_image(source: Source, name: str | None = None) -> InputImage:
+class InputPair(NamedTuple):
+    """Both images of a pair, and notes on them, one clause each."""
+
+    before: InputImage
+    after: InputImage
+    notes: tuple[str, ...]
+
+
+def read_pair(before: Source, after: Source, names: tuple[str, str] | None = None) -> InputPair:
+    """Read both images of a pair, see `read_image`. If both have more than 8 bits, they are scaled by one range of values.
+
+    Args:
+        names: the names in messages; by default the paths.
+
+    Raises:
+        DiffcapError: see `read_image`.
+    """
+    sides = []
+    for number, (source, side) in enumerate(((before, "before"), (after, "after"))):
+        default = None if isinstance(source, str | Path) else f"the image {side}"
+        sides.append((source, names[number] if names else default))
+    first, second = (read_image(source, name) for source, name in sides)
+    notes = []
+    common = common_values([first.values, second.values])
+    if common is not None:
+        first, second = (read_image(source, name, common) for source, name in sides)
+        notes += _range_notes(common, "their")
+    elif first.values or second.values:
+        kinds = [_kind(side.values) for side in (first, second)]
+        notes.append(f"their pixels are {kinds[0]} and {kinds[1]}, so each is scaled by its own range of values")
+    (width, height), (other_width, other_height) = first.image.size, second.image.size
+    if (width, height) != (other_width, other_height):
+        sizes = f"({width:,} x {height:,} and {other_width:,} x {other_height:,} pixels)"
+        if abs(width * other_height - other_width * height) <= max(width, height, other_width, other_height):
+            notes.append(f"their sizes differ {sizes}, so both are resized to one size")
+        else:
+            notes.append(
+                f"their aspect ratios differ {sizes}, so both are stretched to one size and do not match exactly"
+            )
+    colored = [_colored(side.image) for side in (first, second)]
+    if sorted(colored) == ["color", "gray"]:
+        notes.append(
+            f"the first is in {colored[0]} and the second in {colored[1]}, which the caption may take for a change"
+        )
+    own = (f"{side.name}: {note}" for side in (first, second) for note in side.notes)
+    return InputPair(first, second, (*own, *(f"{first.name} and {second.name}: {note}" for note in notes)))
+
+
+def common_values(values: Iterable[Values | None]) -> Values | None:
+    """The range of several ranges; None if one is None (an image of 8 bits), or some are of integers and others of floats."""
+    known = list(values)
+    ranges = [each for each in known if each is not None]
+    if len(ranges) < len(known) or len({type(low) for low, _ in ranges}) > 1:
+        return None
+    return min(low for low, _ in ranges), max(high for _, high in ranges)
+
+
+def _kind(values: Values | None) -> str:
+    if values is None:
+        return "8-bit integers"
+    return "floats" if isinstance(values[0], float) else "integers of more than 8 bits"
+
+
+def _colored(image: Image.Image) -> str:
+    """ "gray", "color", or "" for an image with few colored pixels, judged by at most 128 x 128 of them."""
+    sample = image.resize((min(128, image.width), min(128, image.height)), Image.Resampling.NEAREST)
+    spread = np.ptp(np.asarray(sample), axis=-1)  # uint8
+    return "gray" if spread.max() <= _GRAY else "color" if (spread >= _COLOR).mean() > _COLORED else ""
+
+
+def read_image(source: Source, name: str | None = None, values: Values | None = None) -> InputImage:
     """Convert a path, the bytes of a file, a PIL image or an array to RGB with 8 bits per channel.
 
     The image is turned upright (EXIF), transparent parts become white, animations and multi-page files give their first frame,
-    and more than 25 million pixels are shrunk by an integer factor. In gray images with more than 8 bits, white is 1.0 or the
-    largest value of 8, 12 or 16 bits, the first that no pixel exceeds; any other range is stretched from black to white.
+    and more than 25 million pixels are shrunk by an integer factor. In images with more than 8 bits, white is 1.0 or the
+    largest value of 8, 12 or 16 bits, the first that no pixel exceeds; any other range is stretched from black to white. The
+    fourth band of a TIFF is left out if most of its values are those of no transparency, such as near infrared.
 
     Args:
         source: an array has shape (H, W), (H, W, 1), (H, W, 3) or (H, W, 4): integers from 0 to 255, uint16, bool, or floats
             from 0 to 1.
         name: the name in messages, if the source is not a path.
+        values: the range of values by which an image with more than 8 bits is scaled; None: its own.
 
     Raises:
         DiffcapError: the source is not a readable image, or has too many pixels (found before they are decoded).
@@ -58,11 +141,15 @@ def read_image(source: Source, name: str | None = None) -> InputImage:
     name = name or "the image"
     try:
         if isinstance(source, np.ndarray):
-            return _to_rgb(*_from_array(source, name), name)
+            return _to_rgb(*_from_array(source, name, values), name, values)
         if isinstance(source, Image.Image):
-            return _to_rgb(source, [], name)
+            return _to_rgb(source, [], None, name, values)
+        if not isinstance(source, Path | bytes | bytearray | memoryview):
+            raise DiffcapError(
+                f"{name}: cannot read an image from an object of type {type(source).__name__}; give {_TYPES}."
+            )
         with _open_file(source, name) if isinstance(source, Path) else io.BytesIO(source) as file:
-            return _decode(file, name)
+            return _decode(file, name, values)
     except DiffcapError:
         raise
     except Exception as error:  # decoders raise many kinds of errors on damaged files
@@ -80,6 +167,8 @@ def _too_large(name: str, size: str) -> DiffcapError:
 
 def _open_file(path: Path, name: str) -> BinaryIO:
     if not path.is_file():
+        if url := url_of(path):
+            raise DiffcapError(f"{url}: a URL, not a file; download the image and give its path.")
         fault = (
             "a folder, not an image" if path.is_dir() else "not a regular file" if path.exists() else "file not found"
         )
@@ -87,23 +176,29 @@ def _open_file(path: Path, name: str) -> BinaryIO:
     return path.open("rb")
 
 
-def _decode(file: BinaryIO, name: str) -> InputImage:
+def _decode(file: BinaryIO, name: str, values: Values | None) -> InputImage:
     Image.init()
     formats = [kind for kind in Image.ID if kind != "EPS"]  # its reader runs Ghostscript
     try:
-        return _to_rgb(Image.open(file, formats=formats), [], name)
+        image = Image.open(file, formats=formats)
+        if image.format == "TIFF" and _is_misread(image):
+            raise ValueError("Pillow would decode other pixels")
+        return _to_rgb(image, [], None, name, values)
     except Image.DecompressionBombError as error:
         size = re.search(r"\d+", str(error))
         raise _too_large(name, f"{int(size[0]):,}" if size else "its") from None
-    except UnidentifiedImageError:
+    except (UnidentifiedImageError, ValueError) as error:
         file.seek(0)
         start = file.read(2048)
         if start.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):
-            return _to_rgb(*_from_tiff(file, name), name)
+            return _to_rgb(*_from_tiff(file, name, values), name, values)
+        if isinstance(error, ValueError):
+            raise
         raise DiffcapError(f"{name}: {_describe(start)}.") from None
 
 
-def _to_rgb(image: Image.Image, notes: list[str], name: str) -> InputImage:
+def _to_rgb(image: Image.Image, notes: list[str], found: Values | None, name: str, values: Values | None) -> InputImage:
+    """An image as RGB; `found`: the range of its values if they were scaled already."""
     width, height = image.size
     if not width * height:
         raise DiffcapError(f"{name}: an image without pixels ({width} x {height}); fetch the file again.")
@@ -114,22 +209,35 @@ def _to_rgb(image: Image.Image, notes: list[str], name: str) -> InputImage:
         notes.append("has several frames, the first was used")
         image.seek(0)
     image.load()  # before EXIF, so that a truncated file is reported as such
+    is_tiff = image.format == "TIFF"
     is_uint32 = image.mode == "I" and _is_unsigned_tiff(image)
     with suppress(Exception):  # an image with broken EXIF data is not turned
         image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I") or image.mode == "F":  # convert() would clip at 255
         deep = np.asarray(image)
-        pixels, more = _to_8_bits(deep.view(np.uint32) if is_uint32 else deep, name)
+        pixels, more, found = _to_8_bits(deep.view(np.uint32) if is_uint32 else deep, name, values)
         image, notes = Image.fromarray(pixels), notes + more
     if image.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in image.info:
         image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        counts = image.getchannel("A").histogram()
+        if is_tiff and sum(counts[1:255]) > counts[255]:  # GDAL calls any fourth band of RGB transparency
+            notes.append("its last band was left out, since its values are not those of transparency")
+        elif sum(counts[:255]):
+            notes.append("its transparent parts were made white")
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     image = image if image.mode == "RGB" else image.convert("RGB")
     if width * height > SHRINK_ABOVE:
         notes.append(f"{width:,} x {height:,} pixels, shrunk before anything else")
         factor = next(factor for factor in range(2, 100) if width * height <= SHRINK_ABOVE * factor**2)
         image = image.reduce(factor)
-    return InputImage(image, name, tuple(notes))
+    return InputImage(image, name, tuple(notes), found)
+
+
+def _is_misread(image: Any) -> bool:
+    """Whether Pillow reads a TIFF wrongly: the first of several bands as a gray image, or separate bands of more than 8 bits."""
+    tags = image.tag_v2
+    is_deep = max(tags.get(_BITS_PER_SAMPLE, (1,))) > 8
+    return len(image.getbands()) == 1 < tags.get(_SAMPLES_PER_PIXEL, 1) or (tags.get(_PLANAR) == 2 and is_deep)
 
 
 def _is_unsigned_tiff(image: Image.Image) -> bool:
@@ -138,27 +246,41 @@ def _is_unsigned_tiff(image: Image.Image) -> bool:
     return tuple(tags.get(_BITS_PER_SAMPLE, ())) == (32,) and tuple(tags.get(_SAMPLE_FORMAT, (1,))) == (1,)
 
 
-def _to_8_bits(pixels: np.ndarray[Any, Any], name: str) -> tuple[np.ndarray[Any, Any], list[str]]:
-    """Scale pixels of more than 8 bits, any shape, to uint8; adds a note if their range is a guess."""
-    values = pixels.astype(np.float32)
-    values[~(np.abs(values) < _NO_VALUE)] = np.nan  # infinite ones, too
-    if np.isnan(values).all():
+def _to_8_bits(
+    pixels: np.ndarray[Any, Any], name: str, values: Values | None
+) -> tuple[np.ndarray[Any, Any], list[str], Values]:
+    """Scale pixels of more than 8 bits, any shape, to uint8; also a note if their range is a guess, and the range of their values."""
+    numbers: np.ndarray[Any, Any] = pixels.astype(np.float32)
+    numbers[~(np.abs(numbers) < _NO_VALUE)] = np.nan  # infinite ones, too
+    if np.isnan(numbers).all():
         raise DiffcapError(f"{name}: no pixel has a value; export the image again, with 8 or 16 bits per channel.")
-    low, high, notes = float(np.nanmin(values)), float(np.nanmax(values)), list[str]()
-    whites = (1,) if pixels.dtype.kind == "f" else tuple(_BITS)
-    white = next((white for white in whites if low >= 0 and high <= white), None)
+    kind = float if pixels.dtype.kind == "f" else int
+    found = kind(np.nanmin(numbers)), kind(np.nanmax(numbers))
+    low, high = values or found
+    white = _white(values or found)
+    numbers = (numbers - low) / ((high - low) or 1) if white is None else numbers / white
+    numbers = np.nan_to_num(numbers, copy=False).clip(0, 1)
+    return (numbers * 255).round().astype(np.uint8), [] if values else _range_notes(found, "its"), found
+
+
+def _white(values: Values) -> int | None:
+    """The value of white; None: the range is stretched from black to white."""
+    low, high = values
+    return next((white for white in ((1,) if isinstance(low, float) else _BITS) if low >= 0 and high <= white), None)
+
+
+def _range_notes(values: Values, whose: str) -> list[str]:
+    """A note if it is a guess which values are black and white."""
+    (low, high), white = values, _white(values)
     if white is None:
-        notes.append(f"its values, from {low:,g} to {high:,g}, were stretched from black to white")
-        values = (values - low) / ((high - low) or 1)
-    else:
-        if white in (255, 4095):
-            notes.append(f"its values, at most {high:,g}, were taken for {_BITS[white]} bits")
-        values /= white
-    return (np.nan_to_num(values, copy=False) * 255).round().astype(np.uint8), notes
+        return [f"{whose} values, from {low:,g} to {high:,g}, were stretched from black to white"]
+    return [f"{whose} values, at most {high:,g}, were taken for {_BITS[white]} bits"] if white in (255, 4095) else []
 
 
-def _from_array(array: np.ndarray[Any, Any], name: str) -> tuple[Image.Image, list[str]]:
-    """An array as an image with 8 bits per channel, and notes."""
+def _from_array(
+    array: np.ndarray[Any, Any], name: str, values: Values | None
+) -> tuple[Image.Image, list[str], Values | None]:
+    """An array as an image with 8 bits per channel, notes, and the range of its values if it has uint16."""
     shape = array.shape
     if array.ndim == 3 and shape[2] == 1:
         array = array[:, :, 0]
@@ -166,9 +288,9 @@ def _from_array(array: np.ndarray[Any, Any], name: str) -> tuple[Image.Image, li
         raise DiffcapError(f"{name}: an array of shape {shape} is not an image; give (H, W), (H, W, 3) or (H, W, 4).")
     if shape[0] * shape[1] > MAX_PIXELS:
         raise _too_large(name, f"{shape[1]:,} x {shape[0]:,}")
-    notes = list[str]()
+    notes, found = list[str](), None
     if array.dtype == np.uint16:
-        array, notes = _to_8_bits(array, name)
+        array, notes, found = _to_8_bits(array, name, values)
     elif array.dtype.kind == "f":
         if not np.isfinite(array).all() or array.min() < 0 or array.max() > 1:
             raise DiffcapError(f"{name}: floats of an image must be from 0 to 1; scale them, or give uint8.")
@@ -177,27 +299,36 @@ def _from_array(array: np.ndarray[Any, Any], name: str) -> tuple[Image.Image, li
         array = array * np.uint8(255)
     elif array.dtype.kind not in "iu" or array.min() < 0 or array.max() > 255:
         raise DiffcapError(f"{name}: an array of {array.dtype} is not from 0 to 255; give uint8, uint16 or floats.")
-    return Image.fromarray(array.astype(np.uint8)), notes
+    return Image.fromarray(array.astype(np.uint8)), notes, found
 
 
-def _from_tiff(file: BinaryIO, name: str) -> tuple[Image.Image, list[str]]:
-    """A TIFF that Pillow cannot decode (float64, more than 4 bands, rare compressions), as tifffile reads it."""
+def _from_tiff(file: BinaryIO, name: str, values: Values | None) -> tuple[Image.Image, list[str], Values | None]:
+    """A TIFF that Pillow cannot decode (most with several bands of 16 bits, float64, rare compressions), read with rasterio."""
     try:
-        import tifffile
+        from rasterio.io import MemoryFile
     except ImportError:
         raise DiffcapError(
-            f"{name}: Pillow cannot decode the pixels of this TIFF; install diffcap[tiff], or save it with 8 or 16 bits per channel."
+            f"{name}: Pillow cannot decode the pixels of this TIFF; run: pip install 'diffcap[tiff]', or save it as PNG or JPEG."
         ) from None
     file.seek(0)
-    with tifffile.TiffFile(file) as tiff:
-        page = tiff.pages[0]
-        if np.prod(page.shape) > 4 * MAX_PIXELS:
-            raise _too_large(name, " x ".join(map(str, page.shape)))
-        pixels = page.asarray()
-    if pixels.ndim == 3 and pixels.shape[2] not in (3, 4):
-        raise DiffcapError(f"{name}: a TIFF of shape {pixels.shape}; save 1, 3 or 4 of its bands.")
-    pixels, notes = (pixels, []) if pixels.dtype == np.uint8 else _to_8_bits(pixels, name)
-    return _from_array(pixels, name)[0], notes
+    with warnings.catch_warnings(), MemoryFile(file.read()) as memory:
+        warnings.simplefilter("ignore")  # about files without a georeference
+        with memory.open(driver="GTiff") as raster:
+            bands, size = raster.count, f"{raster.width:,} x {raster.height:,}"
+            if raster.width * raster.height > MAX_PIXELS:
+                raise _too_large(name, size)
+            if bands > 4:
+                raise DiffcapError(
+                    f"{name}: a TIFF with {bands} bands; choose three with `diffcap caption BEFORE AFTER --out changes.geojson --bands "
+                    "1,2,3`, or save 1 or 3 of them."
+                )
+            pixels = np.moveaxis(raster.read([1, 2, 3] if bands > 2 else [1]), 0, -1)
+    if pixels.dtype.itemsize == 1:
+        image, notes, found = _from_array(pixels, name, values)
+    else:
+        pixels, notes, found = _to_8_bits(pixels, name, values)
+        image = _from_array(pixels, name, None)[0]
+    return image, [*notes, *(["its last band was left out"] if bands in (2, 4) else [])], found
 
 
 def _describe(start: bytes) -> str:
@@ -209,6 +340,8 @@ def _describe(start: bytes) -> str:
         return f"an SVG drawing, which has no pixels; {_REMEDY}"
     if text.startswith((b"%!PS", b"\xc5\xd0\xd3\xc6", b"%PDF")):
         return f"a PostScript or PDF document, not an image; {_REMEDY}"
+    if start.startswith((b"PK\x03\x04", b"\x1f\x8b", b"7z\xbc\xaf")):
+        return "an archive, not an image; extract it"
     if start[4:8] == b"ftyp":
         return f"a video or a HEIC photo, which Pillow cannot decode; {_REMEDY}"
     with suppress(UnicodeDecodeError):

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from diffcap.pair_captioner import SHIPPED_CAPTIONERS
 from diffcap.utils.errors import DiffcapError
-from diffcap.utils.image_io import InputImage, read_image
+from diffcap.utils.image_io import read_image, read_pair
 from diffcap.web.captioners import Captioners, Choice
 from diffcap.web.examples import Example, mask_of, render_examples
 from diffcap.web.result import Answer, image_pair, message, result
@@ -183,10 +183,15 @@ def _check_upload(side: str, path: str | None) -> tuple[Any, str]:
     if path is None:
         return None, ""
     try:
-        picture, kind = _read(side, path)
+        with _decoding:
+            picture = read_image(path, _name(side, path))
+        with Image.open(path) as file:
+            kind = file.format
     except DiffcapError as error:
-        return None, message(str(error))
-    notes = "".join(message(f"{note[:1].upper()}{note[1:]}.", "note") for note in picture.notes)
+        return None, message(_capitalized(error))
+    except (Image.DecompressionBombError, UnidentifiedImageError):
+        kind = None  # hundreds of megapixels, which were shrunk, or a TIFF that Pillow cannot decode
+    notes = "".join(message(f"{_capitalized(note)}.", "note") for note in picture.notes)
     return (gr.skip() if kind in _BROWSER_FORMATS else picture.image), notes
 
 
@@ -197,11 +202,16 @@ def _answer(captioners: Captioners, before: str | None, after: str | None, choic
         lacking = "both pictures" if before is after else f"the picture {'before' if before is None else 'after'}"
         return message(f"Give {lacking} first: drop it above, or try an example.")
     try:
-        first, second = (_read(side, path)[0] for side, path in (("before", before), ("after", after)))
+        with _decoding:
+            pair = read_pair(before, after, (_name("before", before), _name("after", after)))
+    except DiffcapError as error:
+        return message(_capitalized(error))
+    first, second = pair.before, pair.after
+    try:
         number = int(choice)
         with captioners.use(number) as captioner:
             caption = captioner(first.image, second.image, int(beams))
-            notes = [f"{captioner.domain_note[:1].upper()}{captioner.domain_note[1:]}"] if captioner.domain_note else []
+            notes = [_capitalized(captioner.domain_note)] if captioner.domain_note else []
             try:
                 attention = captioner.attention(first.image, second.image, caption)
             except DiffcapError as error:  # the method has no attention maps
@@ -209,7 +219,7 @@ def _answer(captioners: Captioners, before: str | None, after: str | None, choic
                 notes.append(str(error))
     except DiffcapError as error:
         return message(str(error))
-    notes += [f"{picture.name}: {note}." for picture in (first, second) for note in picture.notes]
+    notes += [f"{_capitalized(note)}." for note in pair.notes]
     label = captioners.choices[number].label
     mask = mask_of(first.image, second.image)
     return result(Answer(first.image, second.image, caption, attention, label, tuple(notes), mask))
@@ -220,15 +230,14 @@ def _answer_if_complete(captioners: Captioners, before: str | None, after: str |
     return "" if before is None or after is None else _answer(captioners, before, after, *choices)
 
 
-def _read(side: str, path: str) -> tuple[InputImage, str | None]:
-    """An image, with the visitor's file name for messages, and the format of its file."""
-    with _decoding:
-        picture = read_image(path, f"The picture {side} ({Path(path).name})")
-        try:
-            with Image.open(path) as file:
-                return picture, file.format
-        except Image.DecompressionBombError:  # a photograph of hundreds of megapixels, which was shrunk
-            return picture, None
+def _name(side: str, path: str) -> str:
+    """An image in messages, with the visitor's file name."""
+    return f"the picture {side} ({Path(path).name})"
+
+
+def _capitalized(sentence: object) -> str:
+    text = str(sentence)
+    return text[:1].upper() + text[1:]
 
 
 def _hide_traceback(function: Callable[..., Any]) -> Callable[..., Any]:
