@@ -1,6 +1,7 @@
 """Backbones of every library: the map that the library's own layers give, and clear errors."""
 
 import json
+import re
 import urllib.error
 from pathlib import Path
 
@@ -81,6 +82,89 @@ def test_open_clip_gives_the_grid_of_tokens_without_the_class(tmp_path: Path) ->
     torch.testing.assert_close(white[:, 0, 0], (1 - torch.tensor(visual.image_mean)) / torch.tensor(visual.image_std))
 
 
+@pytest.mark.parametrize(
+    ("network", "layer"),
+    [("densenet121", "features.denseblock1"), ("googlenet", "inception3a"), ("inception_v3", "Mixed_5b")],
+)
+def test_torchvision_s_own_file_gives_the_features_of_its_own_loading(
+    network: str, layer: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    torch.manual_seed(3)
+    state = torchvision.models.get_model(network, weights=None).state_dict()
+    # The released files are older than `num_batches_tracked`, and DenseNet's have other names.
+    released = {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}
+    state = {re.sub(r"(denselayer\d+\.(?:norm|conv))([12])", r"\1.\2", name): value for name, value in released.items()}
+    torch.save(state, tmp_path / "weights.pth")
+    choice = torchvision.models.get_model_weights(network).IMAGENET1K_V1
+    monkeypatch.setattr(type(choice), "get_state_dict", lambda *_, **__: dict(state))  # instead of a download
+    own = torchvision.models.get_model(network, weights=choice).eval()
+    maps = []
+    own.get_submodule(layer).register_forward_hook(lambda module, images, result: maps.append(result))
+    pixels = np.random.default_rng(0).integers(256, size=(224, 224, 3), dtype=np.uint8)
+    transforms = choice.transforms(crop_size=224, resize_size=224)
+    with torch.no_grad():
+        own(transforms(Image.fromarray(pixels))[None])
+    backbones = [
+        build_backbone("torchvision", network, layer, each) for each in ("default", str(tmp_path / "weights.pth"))
+    ]
+    for backbone in backbones:
+        torch.testing.assert_close(
+            backbone(backbone.preprocess(Image.fromarray(pixels))[None]), maps[0], rtol=1e-3, atol=1e-3
+        )
+    assert backbones[0].describe() == backbones[1].describe()
+
+
+def test_a_classifier_without_v1_weights_names_the_file_to_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_network(*args: object, **kwargs: object) -> None:
+        raise urllib.error.URLError("Name or service not known")
+
+    monkeypatch.setattr("torch.hub.load_state_dict_from_url", no_network)
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", no_network)
+    message = r"weights of vit_h_14 .* fetch https://.*/vit_h_14_lc_swag-c1eb923e\.pth elsewhere"
+    with torch.device("meta"), pytest.raises(DiffcapError, match=message):
+        build_backbone("torchvision", "vit_h_14", "encoder")
+
+
+def test_clip_s_weights_bring_their_activation_and_a_file_of_two_kinds_needs_a_tag(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """ViT-B-32 is built with GELU by its name, but OpenAI's weights were trained with QuickGELU."""
+    torch.manual_seed(0)
+    file = str(tmp_path / "clip.pt")
+    torch.save(open_clip.create_model("ViT-B-32", pretrained=None, load_weights=False).state_dict(), file)
+    monkeypatch.setattr("open_clip.factory.download_pretrained", lambda cfg, **_: file)
+    images = torch.randn(1, 3, 224, 224)
+    quick, default, gelu = (
+        build_backbone("open_clip", name, 0, weights)
+        for name, weights in (
+            ("ViT-B-32-quickgelu", file),
+            ("ViT-B-32", "default"),
+            ("ViT-B-32:laion2b_s34b_b79k", file),
+        )
+    )
+    torch.testing.assert_close(default(images), quick(images), rtol=0, atol=0)
+    assert not torch.equal(gelu(images), quick(images))
+    with pytest.raises(DiffcapError, match=r"^ViT-B-32 has weights .*--model\.network=ViT-B-32:TAG"):
+        build_backbone("open_clip", "ViT-B-32", 0, file)
+    # A captioner gets the features that it was trained on, also those of a store without a tag.
+    meta = json.loads(json.dumps(gelu.describe()))
+    assert meta.pop("tag") == "laion2b_s34b_b79k" and "quick_gelu" not in meta and default.describe()["quick_gelu"]
+    torch.testing.assert_close(backbone_of(meta, file)(images), gelu(images), rtol=0, atol=0)
+    with pytest.raises(
+        DiffcapError, match=r"^the captioner was trained on features of ViT-B-32 with another activation"
+    ):
+        backbone_of(meta)
+
+
+def test_a_file_of_open_clip_gets_the_preprocessing_of_its_tag(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = open_clip.create_model("PE-Core-T-16-384", pretrained=None, load_weights=False)
+    torch.save({f"visual.{name}": value for name, value in model.visual.state_dict().items()}, tmp_path / "pe.pt")
+    backbone = build_backbone("open_clip", "PE-Core-T-16-384", weights=str(tmp_path / "pe.pt"))
+    white = backbone.preprocess(Image.fromarray(np.full((40, 90, 3), 255, dtype=np.uint8)))
+    torch.testing.assert_close(white, torch.ones(3, 384, 384))  # (1 - 0.5) / 0.5
+
+
 def test_the_released_std_of_scorer_is_used_described_and_kept(resnet18, tmp_path: Path) -> None:
     torch.save(resnet18.state_dict(), tmp_path / "weights.pth")
     white = Image.fromarray(np.full((40, 90, 3), 255, dtype=np.uint8))
@@ -122,6 +206,8 @@ def test_timm_stages() -> None:
     images = torch.randn(2, 3, 160, 160)
     torch.testing.assert_close(backbone(images), model.stages[1](model.stages[0](model.stem(images))))
     assert build_backbone("timm", "test_vit.r160_in1k", weights="random").shape() == (64, 10, 10)
+    with pytest.raises(DiffcapError, match=r"^timm has no weights 'of_nobody' of test_vit; choose one of r160_in1k\.$"):
+        build_backbone("timm", "test_vit.of_nobody", weights="random")
     with pytest.raises(
         DiffcapError, match=r"--model\.stage=99: feature index 99 is out of range .*; give another number"
     ):

@@ -2,21 +2,26 @@
 
 | library | `network` | layer (option `stage`) | default weights |
 |---|---|---|---|
-| `torchvision` | name of a classifier | name of a node, required: `layer3`, `features.28` | `IMAGENET1K_V1` |
-| `open_clip` | name of a model | number of a block; null: the last | the tag `openai` if there is one, else the first tag |
+| `torchvision` | name of a classifier | name of a node, required: `layer3`, `features.28` | `IMAGENET1K_V1` (two have only SWAG's) |
+| `open_clip` | `NAME` or `NAME:TAG` | number of a block; null: the last | TAG; without: `openai` if there is one, else the first tag |
 | `timm` | name of a model | number of a block; null: the last | those of the tag in the name |
 | `blocks`, `tiles` | null | null | shipped with the package |
 | `pixels` | null | null | none; the features are the image itself, resized to `image_size` and stored as uint8 |
 | `clip4idc` | null | null | none; `weights` is a checkpoint of diffcap's CLIP4IDC; the features are the tokens of one image |
 
 `resnet101` gives 1024 x 14 x 14 at `layer3` and 2048 x 7 x 7 at `layer4`.
+
+The activation, mean and standard deviation are those that the library has for the default weights, also if `weights` is a file or
+"random". The size of the images and the resizing of the whole image are diffcap's, see `ResizeNormalize`.
 """
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +30,16 @@ from torch import Tensor, nn
 
 from diffcap.checkpoints.reading import read_checkpoint, weights_of
 from diffcap.features.preprocessing import LimitSide, ResizeNormalize, ResizeOnly
-from diffcap.features.weights import download, load_weights, pretrained_clip, read_state_dict, state_hash
+from diffcap.features.weights import (
+    WEIGHTS,
+    clip_weights,
+    describe_clip,
+    download,
+    load_weights,
+    pretrained_clip,
+    read_state_dict,
+    state_hash,
+)
 from diffcap.utils.errors import DiffcapError, wrap_errors
 
 Library = Literal["torchvision", "open_clip", "timm", "blocks", "tiles", "pixels", "clip4idc"]
@@ -112,7 +126,7 @@ def build_backbone(
         image_size: height and width of `pixels` and of the images that a torchvision network gets, by default (224, 224); the
             networks of other libraries have fixed sizes.
         image_std: standard deviations of R, G, B that the input of a torchvision network is divided by, on a scale from 0 to 1;
-            by default `IMAGENET_STD`.
+            by default those of its weights.
 
     Raises:
         DiffcapError: the network, the layer or the combination of arguments is invalid, or the weights cannot be loaded.
@@ -150,24 +164,71 @@ def build_backbone(
     if image_std is not None and isinstance(preprocess, ResizeNormalize):
         preprocess = replace(preprocess, std=(image_std[0], image_std[1], image_std[2]))
     description = {"library": library, "network": network, "stage": layer}
+    if library == "open_clip":
+        description |= describe_clip(network or "")
     return Backbone(trunk, preprocess, description, (pool_size[0], pool_size[1]) if pool_size else None)
+
+
+def preprocessing_of(library: Library, network: str) -> ResizeNormalize:
+    """Return the preprocessing of a network's own weights by the library's metadata, without building the network.
+
+    Args:
+        library: torchvision, open_clip or timm. network: see `build_backbone`.
+
+    Raises:
+        DiffcapError: the library has no such network.
+    """
+    if library == "torchvision":
+        if network in _TRANSFORM_INPUT:
+            return ResizeNormalize(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+        transforms = _torchvision_weights(network).transforms()
+        return ResizeNormalize(mean=tuple(transforms.mean), std=tuple(transforms.std))
+    if library == "open_clip":
+        import open_clip
+
+        name, _, settings = clip_weights(network)
+        settings = settings or {"mean": open_clip.OPENAI_DATASET_MEAN, "std": open_clip.OPENAI_DATASET_STD}
+        size = open_clip.get_model_config(name)["vision_cfg"]["image_size"]
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+    else:
+        from timm.data import resolve_data_config
+
+        settings = resolve_data_config(pretrained_cfg=_timm_settings(network))
+        _, height, width = settings["input_size"]
+    return ResizeNormalize((height, width), tuple(settings["mean"]), tuple(settings["std"]), antialias=True)
+
+
+# With torchvision's own weights, these networks convert their input from ImageNet's mean and std to values from -1 to 1. Here the
+# preprocessing does it, so that the description of the features has it, and weights from a file get it too.
+_TRANSFORM_INPUT = ("googlenet", "inception_v3")
+
+
+def _torchvision_weights(network: str) -> Any:
+    """The weights of a classifier that are used by default; a member of one of torchvision's enumerations."""
+    from torchvision import models
+
+    if network not in models.list_models(module=models):
+        raise DiffcapError(f"torchvision has no classifier {network!r}; `torchvision.models.list_models()` lists them.")
+    # V1, because SCORER and DIRL used it; torchvision's `DEFAULT` is V2 now. vit_h_14 and regnet_y_128gf have none of it.
+    members = models.get_model_weights(network).__members__
+    return members.get("IMAGENET1K_V1") or members["IMAGENET1K_SWAG_LINEAR_V1"]
 
 
 def _torchvision(network: str, layer: str | int | None, weights: str) -> tuple[nn.Module, ResizeNormalize]:
     from torchvision import models
     from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
-    if network not in models.list_models(module=models):
-        raise DiffcapError(f"torchvision has no classifier {network!r}; `torchvision.models.list_models()` lists them.")
+    choice = _torchvision_weights(network)
     if layer is None:
         raise DiffcapError(f"--model.stage is missing: give the name of a node of {network}, for example layer4.")
-    full = models.get_model(network, weights=None).eval()
     if weights == "default":
-        # V1, because SCORER and DIRL used it; torchvision's `DEFAULT` is V2 now.
-        choice = models.get_model_weights(network)["IMAGENET1K_V1"]
-        full.load_state_dict(download(network, choice.url, lambda: choice.get_state_dict(progress=True)))
+        full = download(network, choice.url, lambda: models.get_model(network, weights=choice))
+    else:
+        full = models.get_model(network, weights=None)
+    if network in _TRANSFORM_INPUT:
+        full.transform_input = False
     try:
-        trunk = create_feature_extractor(full, {str(layer): "map"})
+        trunk = create_feature_extractor(full.eval(), {str(layer): "map"})
     except ValueError:
         nodes = get_graph_node_names(full)[1]
         examples = ", ".join(nodes[:2] + nodes[-4:-2])
@@ -175,8 +236,12 @@ def _torchvision(network: str, layer: str | int | None, weights: str) -> tuple[n
             f"{network} has no node {layer!r}; choose another --model.stage (some of its nodes: {examples})."
         ) from None
     if weights not in ("default", "random"):
-        load_weights(trunk, read_state_dict(weights), weights)
-    return _SingleOutput(trunk), ResizeNormalize()
+        state = read_state_dict(weights)
+        # torchvision renames the parameters of some of its files (densenet121, vit_b_16); other files are used as they are.
+        with suppress(Exception), patch.object(type(choice), "get_state_dict", lambda *_, **__: dict(state)):
+            state = models.get_model(network, weights=choice).state_dict()
+        load_weights(trunk, state, weights)
+    return _SingleOutput(trunk), preprocessing_of("torchvision", network)
 
 
 class _SingleOutput(nn.Module):
@@ -192,43 +257,59 @@ class _SingleOutput(nn.Module):
 
 def _open_clip(network: str, layer: str | int | None, weights: str) -> tuple[nn.Module, ResizeNormalize]:
     import open_clip
+    from open_clip.convert import convert_state_dict
 
-    if network not in open_clip.list_models():
-        raise DiffcapError(f"open_clip has no model {network!r}; `open_clip.list_models()` lists them.")
+    name, _, settings = clip_weights(network, from_file=weights not in ("default", "random"))
     if weights == "default":
         model = pretrained_clip(network)
     else:
-        model = open_clip.create_model(network, pretrained=None, load_weights=False)
+        quick = bool(settings.get("quick_gelu"))
+        model = open_clip.create_model(name, pretrained=None, load_weights=False, force_quick_gelu=quick)
     visual = model.visual
     if weights not in ("default", "random"):
-        state = read_state_dict(weights)
+        state = convert_state_dict(model, read_state_dict(weights))
         tower = {name.removeprefix("visual."): value for name, value in state.items() if name.startswith("visual.")}
         load_weights(visual, tower or state, weights)
-    size = visual.image_size if isinstance(visual.image_size, tuple) else (visual.image_size, visual.image_size)
-    preprocess = ResizeNormalize((size[0], size[1]), tuple(visual.image_mean), tuple(visual.image_std), antialias=True)
     # The tokens pass the tower's final LayerNorm, as the class token does.
-    return _Intermediate(visual, _block_number(layer, "open_clip"), normalize_intermediates=True), preprocess
+    trunk = _Intermediate(visual, _block_number(layer, "open_clip"), normalize_intermediates=True)
+    return trunk, preprocessing_of("open_clip", network)
+
+
+def _timm_settings(network: str) -> dict[str, Any]:
+    """timm's settings of the weights that a name and its tag have (mean, std, input_size, url, ...)."""
+    from timm import models
+
+    if not models.is_model(network):
+        raise DiffcapError(f"timm has no model {network!r}; `timm.list_models()` lists them.")
+    try:
+        settings = models.get_pretrained_cfg(network)
+    except RuntimeError:  # the tag
+        name, _, tag = network.partition(".")
+        known = ", ".join(each.partition(".")[2] for each in models.list_pretrained(f"{name}.*"))
+        raise DiffcapError(f"timm has no weights {tag!r} of {name}; choose one of {known or 'no tags'}.") from None
+    return settings.to_dict() if settings else {}
 
 
 def _timm(network: str, layer: str | int | None, weights: str) -> tuple[nn.Module, ResizeNormalize]:
     import timm
-    from timm.data import resolve_model_data_config
 
-    if not timm.is_model(network):
-        raise DiffcapError(f"timm has no model {network!r}; `timm.list_models()` lists them.")
+    settings = _timm_settings(network)
     if weights == "default":
-        cfg: Any = timm.create_model(network, pretrained=False).pretrained_cfg
-        repository = cfg.get("hf_hub_id")
-        url = f"https://huggingface.co/{repository}/resolve/main/model.safetensors" if repository else cfg.get("url")
-        model = download(network, str(url), lambda: timm.create_model(network, pretrained=True, num_classes=0))
+        repository, file = settings.get("hf_hub_id"), settings.get("hf_hub_filename") or "model.safetensors"
+        url = f"https://huggingface.co/{repository}/resolve/main/{file}" if repository else settings.get("url")
+        if not url:
+            raise DiffcapError(f"timm has no weights for {network}; give a file as {WEIGHTS}=PATH.")
+        model = download(network, url, lambda: timm.create_model(network, pretrained=True, num_classes=0))
     else:
         model = timm.create_model(network, pretrained=False, num_classes=0)
     if weights not in ("default", "random"):
-        load_weights(model, read_state_dict(weights), weights)
-    data = resolve_model_data_config(model)
-    _, height, width = data["input_size"]
-    preprocess = ResizeNormalize((height, width), tuple(data["mean"]), tuple(data["std"]), antialias=True)
-    return _Intermediate(model, _block_number(layer, "timm")), preprocess
+        state = read_state_dict(weights)
+        # timm renames the parameters of the authors' files; other files are used as they are.
+        with suppress(Exception):
+            overlay = {"state_dict": dict(state)}
+            state = timm.create_model(network, pretrained=True, pretrained_cfg_overlay=overlay).state_dict()
+        load_weights(model, state, weights)
+    return _Intermediate(model, _block_number(layer, "timm")), preprocessing_of("timm", network)
 
 
 class _Intermediate(nn.Module):

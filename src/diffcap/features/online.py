@@ -7,9 +7,9 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from diffcap.features.backbones import Backbone, Library, build_backbone
+from diffcap.features.backbones import Backbone, Library, build_backbone, preprocessing_of
 from diffcap.features.preprocessing import LimitSide
-from diffcap.features.weights import OFFLINE_HINT, WEIGHTS
+from diffcap.features.weights import OFFLINE_HINT, WEIGHTS, describe_clip
 from diffcap.utils.errors import DiffcapError
 
 _OPTION = "--backbone-weights"
@@ -40,7 +40,7 @@ def backbone_of(meta: Mapping[str, Any], weights: str | None = None) -> Backbone
     try:
         backbone = build_backbone(
             library,
-            meta.get("network"),
+            _clip_name(meta) if library == "open_clip" and (weights or "tag" in meta) else meta.get("network"),
             meta.get("stage"),
             weights if weights is not None and library != "pixels" else "default",
             (pool[0], pool[1]) if pool else None,
@@ -50,16 +50,29 @@ def backbone_of(meta: Mapping[str, Any], weights: str | None = None) -> Backbone
     except DiffcapError as error:  # its message has the variables of the extraction stage
         raise DiffcapError(str(error).replace(OFFLINE_HINT, "").replace(WEIGHTS, _OPTION)) from None
     described = json.loads(json.dumps(backbone.describe()))
-    for key in ("preprocessing", "pool", "weights_sha256"):
+    for key in ("preprocessing", "pool", "quick_gelu", "weights_sha256"):
         if key == "weights_sha256" and meta.get(key) is None:
             continue  # an imported captioner; the hash is unknown
-        if described[key] != meta.get(key):
-            what = "other weights" if key == "weights_sha256" else f"another {key}"
+        if described.get(key) != meta.get(key):
+            what = {"weights_sha256": "other weights", "quick_gelu": "another activation"}.get(key, f"another {key}")
             raise DiffcapError(
                 f"the captioner was trained on features of {name} with {what}; give the file of its backbone's weights as "
                 f"{_OPTION} FILE, or use the version of diffcap that trained it."
             )
     return backbone
+
+
+def _clip_name(meta: Mapping[str, Any]) -> str:
+    """The network of a store of open_clip as NAME:TAG. A store of weights from a file may have no tag: any tag with its settings."""
+    import open_clip
+
+    name = meta["network"]
+    tags = [meta["tag"]] if "tag" in meta else open_clip.list_pretrained_tags_by_model(name)
+    for each in (f"{name}:{tag}" for tag in tags):
+        preprocessing = json.loads(json.dumps(preprocessing_of("open_clip", each).describe()))
+        if (describe_clip(each).get("quick_gelu"), preprocessing) == (meta.get("quick_gelu"), meta["preprocessing"]):
+            return each
+    return name
 
 
 @torch.no_grad()

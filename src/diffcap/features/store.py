@@ -44,7 +44,17 @@ _VERIFIED = "verified.json"
 _DTYPES: dict[str, np.dtype[Any]] = {"float16": np.dtype("<f2"), "uint8": np.dtype("u1")}
 _FILES = {"float16": "features.f16", "uint8": "features.u8"}
 # Keys of `meta.json` that must be equal if a captioner reads another store than the one that it was trained with.
-_COMPATIBILITY_KEYS = ("shape", "dtype", "library", "network", "stage", "weights_sha256", "preprocessing", "pool")
+_COMPATIBILITY_KEYS = (
+    "shape",
+    "dtype",
+    "library",
+    "network",
+    "stage",
+    "weights_sha256",
+    "quick_gelu",
+    "preprocessing",
+    "pool",
+)
 _FLOAT16_MAX = float(np.finfo(np.float16).max)
 # The data are synchronised with the disk after this many bytes or seconds, and only then are the rows marked as done. With a
 # fast device, synchronising after every batch would take longer than computing the batch.
@@ -127,7 +137,8 @@ def check_kind(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]
     Raises:
         DiffcapError: they differ.
     """
-    differing = sorted(key for key in {*found, *wanted} if found.get(key) != wanted.get(key))
+    # The tag says where the weights come from; their hash says what they are.
+    differing = sorted(key for key in {*found, *wanted} - {"tag"} if found.get(key) != wanted.get(key))
     if differing:
         key = differing[0]  # the first is enough: for another network, most keys differ
         raise DiffcapError(

@@ -95,27 +95,69 @@ def state_hash(network: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def pretrained_clip(network: str) -> Any:
-    """Return an open_clip model with the weights of the tag "openai", or of its first tag if there is no such tag.
+def clip_weights(network: str, from_file: bool = False) -> tuple[str, str, dict[str, Any]]:
+    """Return the name of an open_clip model, a tag of its weights, and open_clip's settings of this tag (mean, quick_gelu, url, ...).
 
     Args:
-        network: name of the model in open_clip.
+        network: NAME or NAME:TAG, as `open_clip.list_pretrained(as_str=True)` gives them. Without TAG: the tag "openai", or the
+            first if there is no such tag; "" and no settings if there are no tags.
+        from_file: the weights are in a file, which has no tag.
+
+    Raises:
+        DiffcapError: open_clip has no such model or tag; or the weights are in a file, no tag is given, and the tags of the model
+            need different preprocessing or activations.
+    """
+    import open_clip
+    from open_clip.pretrained import get_pretrained_cfg
+
+    name, _, tag = network.partition(":")
+    if name not in open_clip.list_models():
+        raise DiffcapError(f"open_clip has no model {name!r}; `open_clip.list_models()` lists them.")
+    tags = open_clip.list_pretrained_tags_by_model(name)
+    if tag and tag not in tags:
+        raise DiffcapError(f"open_clip has no weights {tag!r} of {name}; choose one of {', '.join(tags) or 'no tags'}.")
+    all_settings = [get_pretrained_cfg(name, each) for each in tags]
+    needs = {(bool(each.get("quick_gelu")), each["mean"], each["std"]) for each in all_settings}
+    if from_file and not tag and len(needs) > 1:
+        raise DiffcapError(
+            f"{name} has weights that need different activations or preprocessing, and a file does not say which; name them as "
+            f"--model.network={name}:TAG, where TAG is one of {', '.join(tags)}."
+        )
+    tag = tag or ("openai" if "openai" in tags else next(iter(tags), ""))
+    return name, tag, get_pretrained_cfg(name, tag)
+
+
+def describe_clip(network: str) -> dict[str, Any]:
+    """Return JSON values for `meta.json`: the name, the tag if it is given, and QuickGELU where the tag has it and the name does not."""
+    import open_clip
+
+    name, tag, settings = clip_weights(network)
+    forced = settings.get("quick_gelu") and not open_clip.get_model_config(name).get("quick_gelu")
+    return {"network": name, **({"tag": tag} if ":" in network else {}), **({"quick_gelu": True} if forced else {})}
+
+
+def pretrained_clip(network: str) -> Any:
+    """Return an open_clip model with the weights of a tag, with their activation and preprocessing.
+
+    Args:
+        network: NAME or NAME:TAG, see `clip_weights`.
 
     Raises:
         DiffcapError: open_clip has no weights of this model, or they cannot be downloaded.
     """
     import open_clip
-    from open_clip import pretrained
 
-    tags = open_clip.list_pretrained_tags_by_model(network)
-    if not tags:
+    name, tag, cfg = clip_weights(network)
+    if not tag:
         raise DiffcapError(f"open_clip has no weights for {network}; give a file as {WEIGHTS}=PATH.")
-    tag = "openai" if "openai" in tags else tags[0]
-    cfg = pretrained.get_pretrained_cfg(network, tag)
     repository, _, file = cfg.get("hf_hub", "").rpartition("/")
     hub_url = f"https://huggingface.co/{repository}/resolve/main/{file or 'open_clip_model.safetensors'}"
-    url = hub_url if repository else cfg["url"]
-    return download(f"{network} ({tag})", url, lambda: open_clip.create_model(network, pretrained=tag))
+    quick = bool(cfg.get("quick_gelu"))
+    return download(
+        f"{name} ({tag})",
+        hub_url if repository else cfg["url"],
+        lambda: open_clip.create_model(name, pretrained=tag, force_quick_gelu=quick),
+    )
 
 
 def download(network: str, url: str, fetch: Callable[[], T]) -> T:
