@@ -129,11 +129,16 @@ def test_clip_s_weights_bring_their_activation_and_a_file_of_two_kinds_needs_a_t
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """ViT-B-32 is built with GELU by its name, but OpenAI's weights were trained with QuickGELU."""
+    for name in ("ViT-B-32", "ViT-B-32-quickgelu"):  # the settings of both, with small sizes
+        config = open_clip.get_model_config(name)
+        config["vision_cfg"] |= {"image_size": 64, "layers": 1, "width": 64}
+        config["text_cfg"] |= {"vocab_size": 9, "layers": 1, "width": 8, "heads": 1}
+        monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, name, config)
     torch.manual_seed(0)
     file = str(tmp_path / "clip.pt")
     torch.save(open_clip.create_model("ViT-B-32", pretrained=None, load_weights=False).state_dict(), file)
     monkeypatch.setattr("open_clip.factory.download_pretrained", lambda cfg, **_: file)
-    images = torch.randn(1, 3, 224, 224)
+    images = torch.randn(1, 3, 64, 64)
     quick, default, gelu = (
         build_backbone("open_clip", name, 0, weights)
         for name, weights in (
