@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from diffcap.datasets.registry import DatasetSpec, get_dataset
+from diffcap.datasets.registry import SHIPPED_BACKBONES, DatasetSpec, get_dataset
 from diffcap.methods import Method, get_method
 from diffcap.records import read_json
 from diffcap.run_folder import BEST, EVAL, FINETUNE, PRETRAIN, REINFORCE, STAGES, eval_dir_name, report_dir_name
@@ -119,7 +119,7 @@ class Experiment:
         self._offline_settings = False
         self._default_backbone = self.dataset_spec.backbone_for(self.method_spec, self.reads_pixels)
         if self.offline == "yes":
-            self._offline_settings = self._default_backbone not in ("blocks", "blocks_pixels", "tiles", "tiles_pixels")
+            self._offline_settings = self._default_backbone not in SHIPPED_BACKBONES
             if self._offline_settings:
                 # The method's settings for OFFLINE=yes are used from here on, and may have features in place of pixels.
                 self._default_backbone = (

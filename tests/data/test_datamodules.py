@@ -312,6 +312,45 @@ def test_the_same_seed_gives_the_same_batches_and_another_does_not(folder: Path)
     assert not np.array_equal(a.make_batch(0)["tokens"], c.make_batch(0)["tokens"])
 
 
+@pytest.mark.parametrize("layout", ["pcl", "rcc", "chg2cap", "clip", "clip_released", "clip_used"])
+def test_captions_that_are_cut_are_counted_with_the_length_that_keeps_them(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: Any
+) -> None:
+    toy = read_dataset(folder)
+    short, long = "the cup is gone !", "the red cup near the small box is gone now , and a large box is there !"
+    changed = [
+        replace(pair, captions=[short, long] if number % 2 else [short]) for number, pair in enumerate(toy.pairs)
+    ]
+    write_dataset(tmp_path, "toy", toy.root, changed, {})
+    (tmp_path / "features").symlink_to(folder / "features")
+    trained = [pair for pair in changed if pair.split == "train"]
+    longs, every = sum(len(pair.captions) - 1 for pair in trained), sum(len(pair.captions) for pair in trained)
+
+    def texts_and_warning(length: int) -> tuple[list[str], str]:
+        data = captioning(tmp_path, max_length=length, vocabulary_layout=layout)
+        return sentences(data, torch.from_numpy(data.train_table.tokens)), capsys.readouterr().out
+
+    warning = texts_and_warning(12)[1]
+    assert f"warning: {longs} of {every} training captions of toy are longer than data.max_length=12 allows" in warning
+    needed = int(warning.partition("--data.max_length=")[2].split()[0])
+    assert texts_and_warning(needed) == (texts_and_warning(60)[0], "")
+    texts, warning = texts_and_warning(needed - 1)
+    assert texts != texts_and_warning(60)[0] and f"warning: {longs} of {every} training captions" in warning
+
+
+def test_features_of_the_network_for_rendered_scenes_are_named(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, warns in (("desk", True), ("blocks", False), ("blocks_cub", False)):
+        toy = read_dataset(folder)
+        write_dataset(tmp_path / name, name, toy.root, toy.pairs, {})
+        (tmp_path / name / "features").mkdir()
+        (tmp_path / name / "features/blocks").symlink_to(folder / "features/toy")
+        CaptionData(str(tmp_path / name), "blocks", max_length=20).setup("fit")
+        text = "warning: the features of desk are of blocks, a small network that was trained on rendered scenes; they are poor"
+        assert (text in capsys.readouterr().out) == warns
+
+
 def test_pairs_come_once_an_epoch_with_one_of_their_captions(folder: Path) -> None:
     data = captioning(folder, batch_size=5, samples="pairs", vocabulary_layout="rcc")
     train = {(pair.before, pair.after): pair for pair in read_dataset(folder).pairs if pair.split == "train"}

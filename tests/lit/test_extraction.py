@@ -65,6 +65,18 @@ def test_the_images_are_divided_by_the_given_std(folder: Path) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("name", ["desk", "blocks"])
+def test_photographs_get_a_warning_of_the_network_for_rendered_scenes(
+    folder: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    write_dataset(folder, name, folder, read_dataset(folder).pairs, {})
+    quiet = {"logger": False, "enable_checkpointing": False, "use_distributed_sampler": False, "accelerator": "cpu"}
+    trainer = pl.Trainer(**quiet, enable_progress_bar=False, enable_model_summary=False)
+    extract(trainer, Extraction("small", "blocks"), ImageData(str(folder), num_workers=0))
+    warning = "warning: the features of desk are of blocks, a small network that was trained on rendered scenes; they are poor"
+    assert (warning in capsys.readouterr().out) == (name == "desk")
+
+
 def test_nothing_is_computed_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(folder)
     monkeypatch.setattr(Extraction, "predict_step", lambda *_: pytest.fail("an image was extracted again"))

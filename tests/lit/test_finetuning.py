@@ -12,7 +12,11 @@ from diffcap.data.datamodules import CaptionData
 from diffcap.lit import finetuning
 from diffcap.lit.config_hash import hash_config
 from diffcap.lit.finetuning import Captioning
+from diffcap.lit.pretraining import Pretraining
+from diffcap.lit.training import TrainingModule
 from diffcap.models.chg2cap import Chg2Cap
+from diffcap.models.pcl import PCL
+from diffcap.models.pcl_pretraining import PCLPretraining
 from diffcap.models.rsiccformer import RSICCformer
 from diffcap.models.scorer import SCORER
 from diffcap.utils.errors import DiffcapError
@@ -86,6 +90,22 @@ def test_settings_that_do_not_fit_are_one_sentence(folder: Path, monkeypatch: py
     )
     with pytest.raises(DiffcapError, match=output):
         module_of(folder, "chg2cap", monkeypatch, pretrained_lr=1e-5).setup("fit")
+
+
+@pytest.mark.parametrize(
+    "build", [lambda *sizes, **o: Captioning(PCL(*sizes, **o)), lambda *s, **o: Pretraining(PCLPretraining(*s, **o))]
+)
+def test_too_few_positions_for_the_captions_are_one_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, build: Any
+) -> None:
+    data = CaptionData(str(folder), "toy", max_length=20)
+    monkeypatch.setattr(TrainingModule, "feature_data", property(lambda self: data))
+    sizes: dict[str, Any] = {"width": 8, "heads": 2, "ffn": 8}
+    with pytest.raises(
+        DiffcapError, match=r"data\.max_length is 20, but model\..*\.positions is 19; raise the positions"
+    ):
+        build(data.vocabulary_size, SHAPE[0], positions=19, **sizes).setup("fit")
+    build(data.vocabulary_size, SHAPE[0], positions=20, **sizes).setup("fit")
 
 
 def test_runs_of_earlier_versions_lack_the_splits_of_the_vocabulary(folder: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tests.commands import one_sentence, run
+from tests.commands import in_process, one_sentence, run
 from tests.report.layouts import (
     METRICS,
     captions_of,
@@ -28,7 +28,7 @@ from diffcap.datasets.registry import LevirProtocol
 from diffcap.evaluation.coco import read_predictions
 from diffcap.evaluation.levir_cc import levir_scoring
 from diffcap.evaluation.protocols import evaluate
-from diffcap.records import file_hash, read_json, write_json
+from diffcap.records import ChangePair, file_hash, read_json, write_dataset, write_json
 from diffcap.report.drawing import BOX
 
 SCRIPT = str(Path(__file__).parents[2] / "stages" / "report.py")
@@ -250,6 +250,26 @@ def test_the_report_of_a_dataset_with_masks_and_word_ids(tmp_path: Path) -> None
 def written(path: Path, captions: dict[str, str]) -> str:
     path.write_text(json.dumps(captions))
     return path.name
+
+
+def test_two_own_pairs_with_viewpoints_and_features_of_the_network_for_rendered_scenes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        ChangePair(str(n), f"{n}a.png", f"{n}b.png", [f"cup {n} is gone"], split, extra={"viewpoint_iou": n / 10})
+        for n, split in enumerate(["train"] * 3 + ["test"] * 2)
+    ]
+    dataset = write_dataset(tmp_path / "data", "desk", tmp_path, rows, {"captions_only": True})
+    run_folder = make_run(tmp_path / "run", dataset, captions_of(dataset), {"finetune": 60.0})
+    metrics = read_json(run_folder / "eval/metrics.json")
+    metrics["provenance"]["features"] = "blocks"
+    write_json(run_folder / "eval/metrics.json", metrics)
+    monkeypatch.chdir(tmp_path)
+    assert in_process([sys.executable, SCRIPT, "--folder=data", "--out=report", '--runs={"ours": "run"}']) is None
+    bins = read_json(tmp_path / "report/viewpoint.json")["bins"]
+    assert [(part["low"], part["high"], part["pairs"]["total"]) for part in bins] == [(0.3, 0.3, 1), (0.4, 0.4, 1)]
+    note = "ours: the features of desk are of blocks, a small network that was trained on rendered scenes"
+    assert all(note in (tmp_path / "report" / name).read_text() for name in ("table.md", "report.html"))
 
 
 @pytest.mark.slow  # several commands

@@ -60,6 +60,7 @@ def report(
         DiffcapError: a run is not evaluated, two runs have different protocols, a file is missing, or the ids in a predictions file
             are not those of the split.
     """
+    from diffcap.datasets.registry import get_dataset
     from diffcap.evaluation.levir_cc import levir_scoring, protocol_of
     from diffcap.evaluation.protocols import evaluate_systems
     from diffcap.evaluation.tables import caption_notes, print_table
@@ -155,6 +156,9 @@ def report(
         name: list(dict.fromkeys(note for run in group for note in caption_notes(run.predictions, references)))
         for name, group in read.items()
     }
+    for run_name, notes_of_run in of_captions.items():
+        poor = get_dataset(dataset.name).features_note(read[run_name][0].metrics["provenance"].get("features"))
+        notes_of_run += [f"{poor}."] if poor else []
     protocol |= {"notes": found} if (found := {name: texts for name, texts in of_captions.items() if texts}) else {}
     untrained = {name: one for name, group in read.items() if (one := zero_shot_origin(group[0]))}
     protocol |= {"zero_shot": untrained} if untrained else {}

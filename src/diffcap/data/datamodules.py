@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 from diffcap.data.pair_table import PairDataset, PairTable, RetrievalDataset, identity_collate, maps_as_float
 from diffcap.data.sampler import Batch, ShuffledEpochs, StepDataset, step_generator
 from diffcap.data.workers import worker_options
+from diffcap.datasets.registry import get_dataset
 from diffcap.features.store import FeatureStore
 from diffcap.losses.mlm import mask_words
 from diffcap.records import ChangePair, Changes, read_dataset, take_changes
@@ -150,6 +151,15 @@ class FeatureData(pl.LightningDataModule):
         """Encode the captions."""
         if stage == "fit":
             self.train_table = self.table("train")
+            if note := get_dataset(self.dataset.name).features_note(self.store_name, self.store.meta.get("library")):
+                rank_zero_print(f"warning: {note}")
+            cut, needed = self.train_table.cut_captions()
+            if cut:
+                rank_zero_print(
+                    f"warning: {cut:,} of {len(self.train_table.captions):,} training captions of {self.dataset.name} are longer than "
+                    f"data.max_length={self.max_length} allows, and their ends are not learned; --data.max_length={needed} keeps "
+                    "all of them"
+                )
         if stage in ("fit", "validate"):
             self.val_table = self.table("val")
 

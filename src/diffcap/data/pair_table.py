@@ -1,5 +1,6 @@
 """The pairs of a split with their features and captions, and the datasets for decoding and retrieval."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -65,6 +66,18 @@ class PairTable:
             ids = self.vocabulary.encode(caption, self.max_length)
             tokens[row, : len(ids)] = ids
         return tokens, rows
+
+    def cut_captions(self) -> tuple[int, int]:
+        """Number of captions that `max_length` cuts, and the `max_length` that would keep all of them."""
+        is_full = (self.tokens[:, -2:] != self.vocabulary.pad).any(1)  # a layout may reserve the last position
+        cut, needed, endless = 0, self.max_length, 1_000_000
+        for caption, count in Counter(caption for caption, full in zip(self.captions, is_full) if full).items():
+            whole = self.vocabulary.encode(caption, endless)
+            if whole != self.vocabulary.encode(caption, self.max_length):
+                cut += count
+                lengths = (len(whole), len(whole) + 1)
+                needed = max(needed, next(n for n in lengths if self.vocabulary.encode(caption, n) == whole))
+        return cut, needed
 
     def _swap_images(self, pairs: Sequence[ChangePair]) -> np.ndarray:
         """Rows with the default and the nonsemantic image of each scene swapped: the augmentation of SCORER and DIRL.

@@ -14,6 +14,8 @@ from typing import Literal
 from diffcap.datasets import no_change
 from diffcap.methods import Method, load_plugins
 
+SHIPPED_BACKBONES = ("blocks", "blocks_pixels", "tiles", "tiles_pixels")
+
 
 @dataclass(frozen=True)
 class LevirProtocol:
@@ -69,6 +71,21 @@ class DatasetSpec:
     def rendered(self) -> bool:
         """Whether `make data` renders it instead of reading files."""
         return self.renderer is not None
+
+    def features_note(self, *names: str | None) -> str:
+        """A sentence if features are of a network that ships with diffcap, and the dataset is not the one it was trained for; else "".
+
+        Args:
+            names: of the features and their library.
+        """
+        own = (self.backbone, self.pixels_backbone, self.clip_backbone)
+        poor = next((name for name in names if name in SHIPPED_BACKBONES and name not in own), None)
+        if self.rendered or poor is None:
+            return ""
+        return (
+            f"the features of {self.name} are of {poor}, a small network that was trained on rendered scenes; they are poor "
+            "for photographs, and so are the captions; without OFFLINE=yes, the network of the method is used"
+        )
 
     def backbone_for(self, method: Method, reads_pixels: bool) -> str:
         """Default backbone of a method on this dataset.

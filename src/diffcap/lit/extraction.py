@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.callbacks import BasePredictionWriter
 from torch import Tensor
 
+from diffcap.datasets.registry import get_dataset
 from diffcap.features.backbones import Library, build_backbone
 from diffcap.features.files import write_file_store
 from diffcap.features.images import ImageBatch, ImageData, image_stamps, unique_images
@@ -142,6 +143,9 @@ def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Pa
         raise DiffcapError(
             f"{data.folder}: the manifest has captions only; add the images and run `make data` again without --captions_only."
         )
+    note = get_dataset(dataset.name).features_note(model.name, model.backbone.describe().get("library"))
+    if note and trainer.is_global_zero:
+        print(f"warning: {note}", flush=True)
     paths, root = unique_images(dataset.pairs), dataset.root
     meta = {**model.backbone.describe(), "precision": str(trainer.precision)}
     folder = data.folder / "features" / model.name

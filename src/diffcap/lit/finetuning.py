@@ -201,6 +201,7 @@ class Captioning(TrainingModule):
                 f"model.tokenizer is ids, which needs data.vocabulary_layout {' or '.join(OWN_LAYOUTS)}, not "
                 f"{data.vocabulary.layout}; set it to ptb or raw."
             )
+        self.check_positions()
         self._check_backbone(method)
         if self.decoder_clip_value is not None or self.decoder_plateau_factor is not None:
             self._check_decoder_options(method)

@@ -47,6 +47,7 @@ class Pretraining(TrainingModule):
     def setup(self, stage: str) -> None:
         """Load the weights of an earlier stage."""
         if stage == "fit":
+            self.check_positions()
             check_init_without(self.init_without, self.init_from)
         if stage == "fit" and self.init_from:
             words = self.feature_data.words

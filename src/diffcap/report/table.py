@@ -226,7 +226,7 @@ def decoding_of(protocol: Mapping[str, Any]) -> str:
 
 
 def notes_of(protocol: Mapping[str, Any], rows: Rows) -> list[str]:
-    """Footnotes of the table, see `score_notes`, `caption_notes` and `zero_shot_notes`."""
+    """Footnotes of the table, see `score_notes`, `caption_notes`, `features_note` and `zero_shot_notes`."""
     groups = [row[name] for row in rows.values() for name in row if name in protocol["pairs"]]
     of_captions = [f"{name}: {note}" for name, notes in protocol.get("notes", {}).items() for note in notes]
     untrained = zero_shot_notes(protocol.get("zero_shot") or {})
