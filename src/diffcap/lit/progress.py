@@ -79,7 +79,9 @@ class LogProgress(Callback):
         """Start the lines about batches."""
         self._batch_log = ProgressLog(f"{self.what}, batches")
 
-    on_test_start = on_predict_start
+    def on_test_start(self, *_: Any) -> None:
+        """Start the lines about batches."""
+        self.on_predict_start()
 
     def on_predict_batch_end(self, trainer: pl.Trainer, *arguments: Any) -> None:
         """Print a line, if it is time."""
