@@ -14,7 +14,20 @@ from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
 from torch.utils.data import DataLoader
 
 from diffcap.lit.stage_cli import StageCLI, StageProgressBar
-from diffcap.utils.console import shorten_error
+from diffcap.models.captioner import Captioner
+from diffcap.utils.console import OneLineErrorParser, shorten_error
+
+
+class Unfinished(Captioner):
+    """A captioner without two of the functions that it must have."""
+
+    def loss(self, batch: dict) -> dict[str, torch.Tensor]:
+        """None."""
+        return {}
+
+    def encode(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        """None."""
+        return before
 
 
 class Module(LightningModule):
@@ -70,6 +83,15 @@ def test_bad_options_are_one_line_and_status_2(monkeypatch, capsys, option: str,
         cli(monkeypatch, option)
     error = capsys.readouterr().err
     assert stop.value.code == 2 and sentence in error and error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_the_missing_functions_of_a_captioner_are_named(capsys) -> None:
+    parser = OneLineErrorParser()
+    parser.add_subclass_arguments(Captioner, "captioner")
+    with pytest.raises(SystemExit):
+        parser.parse_args([f"--captioner={__name__}.Unfinished"])
+    error = capsys.readouterr().err
+    assert f"{__name__}.Unfinished does not define step, teacher_forced_logits, which its base class requires" in error
 
 
 def test_an_unknown_key_in_a_file_is_named(monkeypatch, capsys, tmp_path) -> None:

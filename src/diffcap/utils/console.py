@@ -23,6 +23,10 @@ def shorten_error(message: str, known: list[str]) -> str:
     text = " ".join(message.split())
     if extra := re.search(r"[Uu]nrecognized arguments: ([^-\s]\S*)", text):
         return f"unexpected argument {extra[1]}"
+    for module, name in reversed(re.findall(r"([\w.]+)\.(\w+)", text) if " is abstract" in text else []):
+        if missing := getattr(getattr(sys.modules.get(module), name, None), "__abstractmethods__", None):
+            functions = ", ".join(sorted(missing))
+            return f"{module}.{name} does not define {functions}, which its base class requires; add that to the class"
     if nested := re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", text):
         return _unknown_option(f"{nested[1]}.{nested[2]}", known)
     unknown = re.search(
