@@ -134,6 +134,17 @@ def test_the_map_needs_no_network_and_shows_every_change(scene: Path) -> None:
     assert asked <= set(re.findall(r'id="([a-z-]+)"', page)) and "slider" in asked
 
 
+@pytest.mark.slow
+def test_every_output_has_the_note_about_the_captioner_that_ships(scene: Path) -> None:
+    note = "this captioner was trained on rendered `blocks` scenes only"
+    content = json.loads((scene / "changes.geojson").read_text(encoding="utf-8"))
+    assert content["diffcap"]["note"].startswith(note) and "photographs" in content["diffcap"]["note"]
+    assert {one["properties"]["note"] for one in content["features"]} == {content["diffcap"]["note"]}
+    with (scene / "changes.csv").open(newline="") as file:
+        assert {row["note"] for row in csv.DictReader(file)} == {content["diffcap"]["note"]}
+    assert note in html.unescape((scene / "changes.html").read_text(encoding="utf-8"))
+
+
 def colorful(name: str) -> Any:
     """25 copies of an example image with different colors, which have different captions: (3, 1280, 1280)."""
     orders = list(permutations(range(3)))

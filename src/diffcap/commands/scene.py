@@ -129,6 +129,7 @@ def run(
             "size": [scene.width, scene.height],
             "source_crs": scene.crs,
             "tiles": counts,
+            "note": captioner.domain_note,
         }
         for path in outputs:
             _write(path, changes, scene, overview, stretch, metadata)
@@ -227,6 +228,6 @@ def _write(path: Path, changes: Any, scene: Any, overview: Any, stretch: Any, me
     if suffix == ".geojson":
         write_geojson(path, changes, scene, metadata)
     elif suffix == ".csv":
-        write_csv(path, changes, scene)
+        write_csv(path, changes, scene, metadata["note"])
     else:
         write_map(path, changes, scene, overview, stretch, metadata)

@@ -68,7 +68,7 @@ def geometry(change: Change, scene: Scene) -> shapely.Polygon:
     return shapely.orient_polygons(polygon, exterior_cw=False)
 
 
-def properties(change: Change, scene: Scene) -> dict[str, Any]:
+def properties(change: Change, scene: Scene, note: str | None) -> dict[str, Any]:
     """The entries of a change besides its polygon."""
     return {
         "caption": change.caption,
@@ -77,11 +77,12 @@ def properties(change: Change, scene: Scene) -> dict[str, Any]:
         "log_probability": change.log_probability,
         "pixel_window": list(change.window),
         "source_crs": scene.crs,
+        **({} if note is None else {"note": note}),
     }
 
 
 def write_geojson(path: Path, changes: Sequence[Change], scene: Scene, metadata: Mapping[str, Any]) -> None:
-    """Write a FeatureCollection; `metadata` is its foreign member "diffcap"."""
+    """Write a FeatureCollection; `metadata` is its foreign member "diffcap", and its note a property of each feature, too."""
     digits = None if scene.crs is None else _DECIMALS
     features = []
     for number, change in enumerate(changes, 1):
@@ -94,7 +95,7 @@ def write_geojson(path: Path, changes: Sequence[Change], scene: Scene, metadata:
                     "type": "Polygon",
                     "coordinates": [[[round(x, digits), round(y, digits)] for x, y in ring] for ring in rings],
                 },
-                "properties": properties(change, scene),
+                "properties": properties(change, scene, metadata["note"]),
             }
         )
     lines = ",\n".join(json.dumps(feature, ensure_ascii=False) for feature in features)
@@ -105,17 +106,22 @@ def write_geojson(path: Path, changes: Sequence[Change], scene: Scene, metadata:
         temporary.write_text(text, encoding="utf-8")
 
 
-def write_csv(path: Path, changes: Sequence[Change], scene: Scene) -> None:
-    """Write one line per change; longitude and latitude are those of a point inside it, empty without georeference."""
+def write_csv(path: Path, changes: Sequence[Change], scene: Scene, note: str | None) -> None:
+    """Write one line per change; longitude and latitude are those of a point inside it, empty without georeference.
+
+    Args:
+        note: about the captions; it has a column if it is not None.
+    """
+    notes = [] if note is None else [note]
     lines = io.StringIO()
     table = csv.writer(lines, lineterminator="\n")
-    table.writerow(COLUMNS)
+    table.writerow([*COLUMNS, *(["note"] if notes else [])])
     for number, change in enumerate(changes, 1):
         position: list[Any] = ["", ""]
         if scene.crs is not None:
             inside = change.polygon.representative_point()
             position = [round(float(value), _DECIMALS) for value in lon_lat(scene, np.array([[inside.x, inside.y]]))[0]]
         values = change.caption, change.tiles, change.no_change, change.log_probability, *change.window, *position
-        table.writerow([number, *values, scene.crs or ""])
+        table.writerow([number, *values, scene.crs or "", *notes])
     with atomic_write(path) as temporary:
         temporary.write_text(lines.getvalue(), encoding="utf-8")
