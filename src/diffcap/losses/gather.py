@@ -4,10 +4,11 @@ On one process all functions are identities. The losses are scaled so that DDP's
 the loss over the global batch: 2 ranks x B / 2 pairs give the same gradient as 1 rank x B pairs.
 """
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.nn.functional import all_gather, all_reduce
 
 
 def world_size() -> int:
@@ -91,6 +92,18 @@ def _row_counts(rows: Tensor) -> list[int]:
     return [int(count) for count in counts]
 
 
+class _Sum(torch.autograd.Function):
+    """Sum over the ranks. Each rank's value is part of the sum on every rank, so its gradient is the sum of their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return detached_sum_over_ranks(value.contiguous())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return detached_sum_over_ranks(gradient.contiguous())
+
+
 def sum_over_ranks(value: Tensor) -> Tensor:
     """Sum of a tensor over the ranks, with gradients.
 
@@ -100,7 +113,7 @@ def sum_over_ranks(value: Tensor) -> Tensor:
         >>> sum_over_ranks(torch.tensor([1.0, 2.0]))
         tensor([1., 2.])
     """
-    return value if world_size() == 1 else all_reduce(value.contiguous().clone())
+    return value if world_size() == 1 else _Sum.apply(value)
 
 
 def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
@@ -117,8 +130,6 @@ def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
     if world_size() == 1:
         return rows, 0
     counts = _row_counts(rows)
-    padded = torch.cat(
-        [rows, rows.new_zeros(max(counts) - len(rows), *rows.shape[1:])]
-    )  # all_gather needs equal shapes
-    gathered = all_gather(padded)
-    return torch.cat([part[:count] for part, count in zip(gathered, counts)]), sum(counts[: rank()])
+    first = sum(counts[: rank()])
+    before, after = (rows.new_zeros(count, *rows.shape[1:]) for count in (first, sum(counts) - first - len(rows)))
+    return sum_over_ranks(torch.cat([before, rows, after])), first
