@@ -9,11 +9,12 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from tests.commands import command, environment, in_process, one_sentence, run, weights
+from tests.commands import command, environment, in_process, logged, one_sentence, run, weights
 from tests.stages.small_runs import (
     SETTINGS,
     SMALL,
@@ -28,6 +29,16 @@ from tests.stages.small_runs import (
 from diffcap.lit.pretraining import Pretraining
 
 
+def _same_logs(resumed: Path, undisturbed: Path) -> None:
+    """The resumed run logs the same values at the same steps.
+
+    A row of the pre-training has the latest loss of each task, but none of a task that only had batches before the interruption.
+    """
+    logs, whole = logged(resumed), logged(undisturbed)
+    assert logs.items() <= whole.items()
+    assert all(name in ("train/mlm", "train/mvcl", "train/fda") for _, name in whole.keys() - logs.keys())
+
+
 def test_killed_stages_run_again_end_as_undisturbed_ones(blocks: Path, undisturbed: Path, tmp_path: Path) -> None:
     for stage in SETTINGS:
         words = training(stage, blocks, tmp_path)
@@ -37,6 +48,7 @@ def test_killed_stages_run_again_end_as_undisturbed_ones(blocks: Path, undisturb
         assert done.returncode == 0, done.stderr
         for name in ("last.ckpt", "best.ckpt")[: 1 + (stage == "finetune")]:
             same_training(tmp_path / stage / name, undisturbed / stage / name)
+        _same_logs(tmp_path / stage, undisturbed / stage)
         assert not list((tmp_path / stage).glob(".*.tmp"))
     kill_when(evaluation(blocks, tmp_path), tmp_path, tmp_path)  # at any time of its start
     done = run(evaluation(blocks, tmp_path), tmp_path)
@@ -64,7 +76,7 @@ def _interrupt(words: list[str], last: Path, number: signal.Signals) -> str | No
         time.sleep(0.002)
     process.send_signal(number)
     error = process.communicate(timeout=60)[1].strip()
-    if process.returncode == 0 and last.with_name("finished.json").exists():
+    if process.returncode in (0, -number):  # the training was over
         return None
     assert process.returncode == 1, error  # not 0: Make would go on with half a run
     return error
@@ -79,7 +91,10 @@ def test_an_interrupted_run_says_so_and_goes_on(blocks: Path, undisturbed: Path,
                 break
             shutil.rmtree(last.parent)
         assert error is not None, f"{number.name} was ignored five times"
-        assert error.splitlines()[-1].startswith("error: interrupted at step") and "Traceback" not in error
+        step = torch.load(last, weights_only=True)["global_step"]
+        assert "interrupted: the training stops after this step and saves last.ckpt; a second" in error
+        sentence = f"error: interrupted at step {step}; run the same command again to resume at step {step}."
+        assert error.splitlines()[-1] == sentence
         assert not (tmp_path / "pretrain/finished.json").exists()
     assert in_process(words) is None
     same_training(last, undisturbed / "pretrain/last.ckpt")
@@ -100,25 +115,118 @@ def test_a_run_of_two_processes_goes_on_in_one(blocks: Path, tmp_path: Path) -> 
             )
 
 
-@pytest.mark.thorough
-def test_accumulated_gradients_go_on_at_a_whole_step(
-    blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = "--trainer.accumulate_grad_batches=3", "--trainer.max_steps=20", "--trainer.val_check_interval=30"
-    assert in_process(training("pretrain", blocks, tmp_path / "a", *options)) is None
+def _send(monkeypatch: pytest.MonkeyPatch, at: int, numbers: Sequence[signal.Signals], pause: float = 0) -> None:
+    """Send signals to this process, with a pause between them, in the training step of a batch."""
     real = Pretraining.training_step
 
-    def stumble(self: Pretraining, batch: dict, batch_idx: int) -> torch.Tensor:
-        if batch_idx == 28:  # in the middle of step 9; the last checkpoint is of step 8
-            raise RuntimeError("power cut")
+    def step(self: Pretraining, batch: dict, batch_idx: int) -> torch.Tensor:
+        for number in numbers if batch_idx == at else ():
+            os.kill(os.getpid(), number)
+            time.sleep(pause)
         return real(self, batch, batch_idx)
 
-    words = training("pretrain", blocks, tmp_path / "b", *options)
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
-        patch.setattr(Pretraining, "training_step", stumble)
-        in_process(words)
+    monkeypatch.setattr(Pretraining, "training_step", step)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+
+
+ACCUMULATED = "--trainer.accumulate_grad_batches=3", "--trainer.max_steps=20", "--trainer.val_check_interval=30"
+
+
+@pytest.mark.parametrize(
+    ("number", "batch", "step", "options"),
+    [
+        (signal.SIGTERM, 9, 10, ()),
+        (signal.SIGINT, 14, 15, ()),  # a validation follows
+        (signal.SIGINT, 28, 10, (*ACCUMULATED, "--trainer.log_every_n_steps=3")),  # the second batch of the step
+    ],
+)
+def test_a_signal_ends_a_training_after_the_whole_step(
+    blocks: Path,
+    undisturbed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    batch: int,
+    step: int,
+    options: tuple[str, ...],
+) -> None:
+    words, out = training("pretrain", blocks, tmp_path, *options), tmp_path / "pretrain"
+    with monkeypatch.context() as patch:
+        _send(patch, batch, [number, number])  # make and its process group may send it twice
+        message = f"error: interrupted at step {step}; run the same command again to resume at step {step}."
+        assert in_process(words) == message
     assert in_process(words) is None
-    same_training(tmp_path / "b/pretrain/last.ckpt", tmp_path / "a/pretrain/last.ckpt")
+    whole = undisturbed / "pretrain"
+    if options:
+        whole = tmp_path / "whole/pretrain"
+        assert in_process(training("pretrain", blocks, tmp_path / "whole", *options)) is None
+    same_training(out / "last.ckpt", whole / "last.ckpt")
+    _same_logs(out, whole)
+
+
+def test_a_second_signal_ends_a_training_at_once(blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for batch, numbers, sentence in (
+        (
+            2,
+            [signal.SIGINT, signal.SIGTERM],
+            "step 2; run the same command again to start from step 0, since there is ",
+        ),
+        (6, [signal.SIGTERM, signal.SIGTERM], "step 6; run the same command again to resume at step 4."),
+        (5, [signal.SIGINT, signal.SIGINT], "step 5; run the same command again to resume at step 4."),
+    ):
+        with monkeypatch.context() as patch:
+            _send(patch, batch, numbers, pause=1.1)
+            message = in_process(training("pretrain", blocks, tmp_path))
+        assert isinstance(message, str) and message.startswith(f"error: interrupted at {sentence}")
+
+
+def test_two_processes_are_killed_and_interrupted_and_end_as_undisturbed_ones(
+    blocks: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    def words(runs: Path) -> list[str]:
+        two = "--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.log_every_n_steps=5"
+        start = f"--model.init_from={undisturbed / 'pretrain/last.ckpt'}"
+        more = "--run.checkpoint_every=5", "--data.num_workers=1"  # Ctrl-C also goes to the workers
+        return [*training("finetune", blocks, runs, *two, start), *more]
+
+    def ended_by(send: Callable[[subprocess.Popen], None]) -> str:
+        """Errors of the processes, which get a signal as soon as they have written a new checkpoint."""
+        before = last.stat().st_mtime_ns if last.exists() else 0
+        process = subprocess.Popen(
+            words(tmp_path / "a"),
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        while not last.exists() or last.stat().st_mtime_ns == before:
+            assert process.poll() is None
+            time.sleep(0.002)
+        send(process)
+        error = process.communicate(timeout=120)[1].strip()
+        assert process.returncode in (1, -signal.SIGKILL) and "Traceback" not in error, error  # Lightning may kill it
+        return error
+
+    last = tmp_path / "a/finetune/last.ckpt"
+    killed = ended_by(lambda process: subprocess.run(["pkill", "-KILL", "-o", "-P", str(process.pid)], check=True))
+    assert killed.splitlines()[-1].startswith("error: another process of this run has ended or cannot be reached")
+    assert killed.endswith("run the same command again to resume.")
+    for send in (
+        lambda process: os.killpg(process.pid, signal.SIGINT),  # Ctrl-C
+        lambda process: process.send_signal(signal.SIGTERM),
+    ):
+        error = ended_by(send)
+        step = torch.load(last, weights_only=True)["global_step"]
+        assert "stops after the next multiple of 5 steps" in error and step % 5 == 0
+        sentence = f"error: interrupted at step {step}; run the same command again to resume at step {step}."
+        assert error.splitlines()[-1] == sentence
+    for runs in (tmp_path / "a", tmp_path / "b"):
+        done = run(words(runs), tmp_path)
+        assert done.returncode == 0, done.stderr
+    same_training(last, tmp_path / "b/finetune/last.ckpt")
+    _same_logs(tmp_path / "a/finetune", tmp_path / "b/finetune")
 
 
 def test_a_run_killed_in_its_last_moment_does_not_train_on(blocks: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Worker processes of the data loaders."""
 
 import re
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,7 +34,13 @@ def worker_options(num_workers: int | None, trainer: Any) -> dict[str, Any]:
     if num_workers:
         # "fork" also where it is not the default, because the trainer cannot be pickled.
         options |= {"multiprocessing_context": "fork", "persistent_workers": True, "prefetch_factor": 2}
+        options["worker_init_fn"] = _ignore_interrupt
     return options
+
+
+def _ignore_interrupt(worker: int) -> None:
+    """Ignore Ctrl-C, which a terminal also sends to the workers: a training needs them until it has ended its step."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def read_maps(store: FeatureStore, rows: np.ndarray) -> Tensor:

@@ -12,7 +12,10 @@ import math
 import os
 import shlex
 import shutil
+import signal
 import sys
+import threading
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,15 +23,18 @@ from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
+import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from diffcap.checkpoints.base_models import find_base
 from diffcap.checkpoints.reading import read_checkpoint
 from diffcap.data.workers import explain_lost_workers
 from diffcap.evaluation.tables import validation_line
 from diffcap.lit.config_hash import check_init_from, hash_config
+from diffcap.lit.launch import find_launch
 from diffcap.lit.precision import MatmulPrecision, note_precision, set_precision
 from diffcap.lit.schedules import in_steps
 from diffcap.lit.stage_cli import StageCLI
@@ -101,25 +107,92 @@ class RunSettings:
 
 
 class PeriodicCheckpoint(Callback):
-    """Save `last.ckpt` between two steps, after the validation of the previous step.
+    """Save `last.ckpt` between two steps, after the validation of the previous step; on SIGINT or SIGTERM save it and stop.
+
+    One process stops at the end of the step. Several agree to stop at the next multiple of `trainer.log_every_n_steps`. A
+    second signal stops the training at once. In a job of SLURM the signals have no effect here, as the job is requeued.
 
     Args:
         path: path of `last.ckpt`. every_n_steps: number of steps between two saves. keep_last_k: number of copies to keep in
-            the same folder, named by their steps (step-000200.ckpt, ...).
+            the same folder, named by their steps (step-000200.ckpt, ...). saved_step: the step of `last.ckpt`; 0 without one.
     """
 
-    def __init__(self, path: Path, every_n_steps: int, keep_last_k: int = 0) -> None:
+    def __init__(self, path: Path, every_n_steps: int, keep_last_k: int = 0, saved_step: int = 0) -> None:
         self.path, self.every_n_steps, self.keep_last_k = path, every_n_steps, keep_last_k
+        self.saved_step = saved_step
+        self._stop_note = ""
+        self._interrupted = math.inf  # when
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Compare the first step of all processes, before they wait for each other in different steps.
+
+        Raises:
+            DiffcapError: the steps differ.
+        """
+        if trainer.world_size > 1:
+            steps = [0] * trainer.world_size
+            dist.all_gather_object(steps, self.saved_step)
+            if len(set(steps)) > 1:
+                raise DiffcapError(
+                    f"{self.path.parent}: the processes would start from the steps {', '.join(map(str, steps))}, because they "
+                    "see different run folders; set RUN to a folder on a disk that all hosts share."
+                )
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Set the signal handlers, which Lightning resets after the training."""
+        stop_every = self._stop_every(trainer)
+        when = "this step" if stop_every == 1 else f"the next multiple of {stop_every} steps"
+        if trainer.is_global_zero:
+            self._stop_note = (
+                f"interrupted: the training stops after {when} and saves {LAST}; a second signal ends it at once\n"
+            )
+        if "SLURM_JOB_ID" not in os.environ and threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C
+                    signal.signal(number, self._on_signal)
+
+    def _stop_every(self, trainer: pl.Trainer) -> int:
+        every = trainer.log_every_n_steps or self.every_n_steps  # type: ignore[attr-defined]
+        return 1 if trainer.world_size == 1 else int(every)
+
+    def _on_signal(self, *_: Any) -> None:
+        if self._interrupted == math.inf:
+            self._interrupted = time.monotonic()
+            os.write(2, self._stop_note.encode())  # print() must not be called while another print() is interrupted
+        elif time.monotonic() > self._interrupted + 1:  # make and its process group get one signal twice
+            raise KeyboardInterrupt
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Save every `every_n_steps` steps, before the first batch of the gradient accumulation."""
-        first_of_step = batch_idx % trainer.accumulate_grad_batches == 0
-        if first_of_step and trainer.global_step and trainer.global_step % self.every_n_steps == 0:
-            trainer.save_checkpoint(self.path)
-            if self.keep_last_k and trainer.is_global_zero:
-                self._copy_checkpoint(trainer.global_step)
+        """Save every `every_n_steps` steps and on a signal, before the first batch of the gradient accumulation.
+
+        Raises:
+            SIGTERMException: the process, or one of several, has got a signal.
+        """
+        step = trainer.global_step
+        if batch_idx % trainer.accumulate_grad_batches:
+            return
+        stop = step % self._stop_every(trainer) == 0 and trainer.strategy.reduce_boolean_decision(
+            self._interrupted < math.inf, all=False
+        )
+        periodic = step % self.every_n_steps == 0
+        if step and (periodic or stop):
+            self._save(trainer)
+            if periodic and self.keep_last_k and trainer.is_global_zero:
+                self._copy_checkpoint(step)
+        if stop:
+            raise SIGTERMException
+
+    def _save(self, trainer: pl.Trainer) -> None:
+        loop = trainer.fit_loop.epoch_loop
+        # When Lightning loads a checkpoint whose next batch ends a step, it adds 1 to this counter, the step of the logs,
+        # because its own checkpoints are saved before the counter grows.
+        ahead = int(not loop._should_accumulate())
+        loop._batches_that_stepped -= ahead
+        trainer.save_checkpoint(self.path)
+        loop._batches_that_stepped += ahead
+        self.saved_step = trainer.global_step
 
     def _copy_checkpoint(self, step: int) -> None:
         """Add a checkpoint, keep the last k, and delete checkpoints of later steps left by a killed run."""
@@ -257,18 +330,17 @@ class TrainingCLI(StageCLI):
         self.fault = fault  # reason to move the folder to a backup; None if there is none
         last = self.out / LAST
         self.resume_from = last if not fault and last.is_file() else None
-        if self.resume_from:
-            _check_resumable(last)
+        self.resume_step = _check_resumable(last) if self.resume_from else 0
         if start := config["model"].get("init_from"):
             check_init_from(Path(start))
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Build the trainer with the run's callbacks and loggers."""
         settings = self.settings
-        callbacks: list[Callback] = [
-            PeriodicCheckpoint(self.out / LAST, settings.checkpoint_every, settings.keep_last_k),
-            PrintScores(),
-        ]
+        self.periodic = PeriodicCheckpoint(
+            self.out / LAST, settings.checkpoint_every, settings.keep_last_k, self.resume_step
+        )
+        callbacks: list[Callback] = [self.periodic, PrintScores()]
         if settings.monitor:
             callbacks.append(
                 DelayedModelCheckpoint(
@@ -334,10 +406,13 @@ class TrainingCLI(StageCLI):
                 self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=resume_from, weights_only=True)
         except SystemExit:  # Ctrl-C or SIGTERM: Lightning exits without a message and with status 0
             if self.trainer.is_global_zero:
+                step = self.periodic.saved_step
                 sys.exit(
-                    f"error: interrupted at step {self.trainer.global_step}; run the same command again to resume."
+                    f"error: interrupted at step {self.trainer.global_step}; run the same command again to "
+                    + (f"resume at step {step}." if step else "start from step 0, since there is no checkpoint yet.")
                 )
-            sys.exit(1)
+            # If a process that Lightning has started ends with another status, Lightning kills the main process.
+            sys.exit(1 if find_launch() else 0)
         except DiffcapError:
             if backup and not last.is_file():  # no step was trained: restore the earlier run
                 shutil.rmtree(self.out)
@@ -400,17 +475,18 @@ def _pin_base_model(config: Any, out: Path) -> None:
         print(f"base model {found.origin}")
 
 
-def _check_resumable(last: Path) -> None:
-    """Check that the checkpoints of an interrupted training are readable.
+def _check_resumable(last: Path) -> int:
+    """Check that the checkpoints of an interrupted training are readable; returns the step of `last.ckpt`.
 
     Raises:
         DiffcapError: `last.ckpt` is missing or damaged, or the `best.ckpt` that it refers to is.
     """
     out = last.parent
     try:
-        callbacks = read_checkpoint(last).get("callbacks", {}).values()
-        if any(state.get("best_model_score") is not None for state in callbacks):
+        checkpoint = read_checkpoint(last)
+        if any(state.get("best_model_score") is not None for state in checkpoint.get("callbacks", {}).values()):
             read_checkpoint(out / BEST)
+        return int(checkpoint["global_step"])
     except DiffcapError as error:
         reason = str(error).rpartition("; ")[0]  # without the remedy in that message
         raise DiffcapError(
