@@ -25,6 +25,7 @@ from diffcap.run_folder import (
     PRETRAIN,
     REINFORCE,
     is_finished,
+    main_process,
 )
 from diffcap.run_folder import STAGES as TRAINING
 from diffcap.stage_calls import StageCall, extra_datasets, stage_calls
@@ -163,6 +164,14 @@ def _check_download(e: Experiment) -> None:
 
 
 def _in_process(call: StageCall) -> None:
+    from diffcap.lit.launch import find_launch
+
+    if launch := find_launch():  # the new process would take itself for one of the launcher's, and wait for the others
+        command = "the same command" if call.stage in TRAINING else "`diffcap extra` with the same options"
+        raise DiffcapError(
+            f"{call.product}: the file is missing or out of date, and {launch.launcher} cannot start the stage that makes it; "
+            f"first run {command}, without {launch.launcher}."
+        )
     run_in_process(call.stage, call.arguments)
 
 
@@ -179,7 +188,8 @@ def _run_call(call: StageCall, requested: bool, run: Callable[[StageCall], None]
     if not requested and call.is_current:
         return
     if call.is_done and "WANDB_SWEEP_ID" not in os.environ and "--print_config" not in call.arguments:
-        print(f"{call.product.parent}: nothing to do, {call.stage} is complete with these settings")
+        if main_process():
+            print(f"{call.product.parent}: nothing to do, {call.stage} is complete with these settings")
         return
     if "--print_config" in call.arguments:
         files = [path for path in own_configs(call.arguments)]
@@ -189,7 +199,8 @@ def _run_call(call: StageCall, requested: bool, run: Callable[[StageCall], None]
     except SystemExit as stop:  # a finished training exits with 0
         if stop.code or "--print_config" in call.arguments:
             raise
-    call.note_done()
+    if main_process():
+        call.note_done()
 
 
 def _without_pretraining(e: Experiment, goals: Sequence[str]) -> Experiment:
@@ -280,6 +291,8 @@ def execute(stage: str, arguments: Sequence[str], prefix: Sequence[str]) -> None
     Raises:
         DiffcapError: the stage failed.
     """
+    if stage not in (*LIGHTNING, "eval", ZERO_SHOT) and not main_process():
+        return  # the other stages have one process, also where a launcher starts several
     sys.argv = [*prefix, *arguments]
     body = import_object(BODIES[stage])
     body(list(arguments))

@@ -122,7 +122,9 @@ def read_stage(out: Path) -> str:
 
 def main_process() -> bool:
     """Return whether this is the process of rank 0; works before Lightning sets up its ranks."""
-    return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "RANK", "SLURM_PROCID"))
+    # torchrun sets RANK. Under `srun torchrun`, the first task of srun may be another host than that of rank 0.
+    names = ("RANK",) if "RANK" in os.environ else ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
+    return all(os.environ.get(name, "0") == "0" for name in names)
 
 
 def find_fault(out: Path) -> str | None:

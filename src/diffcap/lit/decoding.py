@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import lightning.pytorch as pl
 import torch.distributed as dist
 from lightning.pytorch.callbacks import RichProgressBar
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from diffcap.checkpoints.combining import as_ensemble
 from diffcap.checkpoints.loading import Checkpoint
 from diffcap.data.pair_table import PairDataset, PairTable, identity_collate, maps_as_float
 from diffcap.data.workers import explain_lost_workers, worker_options
 from diffcap.features.store import FeatureStore
+from diffcap.lit.launch import launched_options
 from diffcap.lit.progress import LogProgress
 from diffcap.lit.stage_cli import wrap_invalid_settings
 from diffcap.losses.gather import world_size
@@ -103,11 +104,12 @@ def evaluation_trainer(devices: int, accelerator: str) -> pl.Trainer:
     """A trainer that writes no logs and no checkpoints, with a progress bar if stderr is a terminal, else a line a minute.
 
     Raises:
-        DiffcapError: there is no such accelerator, or it has fewer devices.
+        DiffcapError: there is no such accelerator, it has fewer devices, or a launcher started another number of processes.
     """
+    options = {"devices": devices, "strategy": "ddp" if devices > 1 else "auto", **launched_options(devices)}
     with wrap_invalid_settings(TypeError):
         return pl.Trainer(
-            devices=devices, accelerator=accelerator, strategy="ddp" if devices > 1 else "auto", logger=False,
+            **options, accelerator=accelerator, logger=False,
             enable_checkpointing=False, enable_progress_bar=sys.stderr.isatty(), enable_model_summary=False,
             callbacks=[RichProgressBar(console_kwargs={"stderr": True}) if sys.stderr.isatty() else LogProgress("decoding")],
         )  # fmt: skip
@@ -164,7 +166,9 @@ def decode(
     trainer = evaluation_trainer(devices, accelerator)
     module = Decoding(checkpoint, beams, length_penalty)
     workers = worker_options(None, trainer)
-    loader = DataLoader(batches, batch_size, collate_fn=identity_collate, **workers)
+    # Every rank needs a pair; the captions of repeated ones are equal.
+    repeated = Subset(batches, [row % len(pairs) for row in range(max(len(pairs), trainer.world_size))])
+    loader = DataLoader(repeated, batch_size, collate_fn=identity_collate, **workers)
     with explain_lost_workers():
         trainer.predict(module, loader, return_predictions=False)
     if not trainer.is_global_zero:

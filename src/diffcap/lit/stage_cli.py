@@ -14,9 +14,10 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.progress import BarColumn
 
+from diffcap.lit.launch import launched_options
 from diffcap.lit.progress import LogProgress
 from diffcap.utils.console import OneLineErrorMixin
-from diffcap.utils.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError, lost_process
 
 _WIDE_TERMINAL = 160  # columns; enough for all logged values beside the progress bar
 
@@ -145,6 +146,11 @@ class StageCLI(LightningCLI):
             elif config.get("enable_progress_bar") is not False:
                 callbacks.append(StageProgressBar(console_kwargs={"stderr": True}))
         callbacks.append(LogProgress())
+        launched = launched_options(config.get("devices", 1))
+        if plugins := launched.pop("plugins", []):
+            own = config.get("plugins") or []
+            kwargs["plugins"] = [*(own if isinstance(own, list) else [own]), *plugins]
+        kwargs |= launched
         with wrap_invalid_settings(TypeError):  # devices that are not a number
             return super().instantiate_trainer(callbacks=callbacks, **kwargs)
 
@@ -175,6 +181,7 @@ _IGNORED_WARNINGS = (
     "Couldn't infer the batch indices",  # in extraction, each batch contains the row numbers of its images
     "It is recommended to use .self.log",  # values are reduced over the ranks before they are logged
     "LightningCLI's args parameter",  # the stages pass their arguments to LightningCLI instead of using sys.argv
+    "The `srun` command is available",  # find_launch knows whether srun started this process
     "The '\\w+' does not have many workers",  # features are read from a memory map, which is slower with worker processes
 )
 
@@ -185,3 +192,12 @@ def hide_lightning_messages() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in _IGNORED_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
+    observer = logging.getLogger("lightning.fabric.strategies.launchers.subprocess_script")
+    observer.setLevel(logging.INFO)
+    observer.addFilter(_explain_lost_process)
+
+
+def _explain_lost_process(record: logging.LogRecord) -> bool:
+    """Replace the only message of Lightning's observer, which kills the main process after another one has failed."""
+    record.msg = lost_process(record.getMessage().partition(". ")[0])
+    return True

@@ -12,6 +12,8 @@ from typing import TextIO
 
 _BROKEN_PIPE = 128 + 13  # the status that shells give a command ended by SIGPIPE
 _INTERRUPTED = "error: interrupted; run the same command again, what it has written to files is kept."
+# Names of the errors of torch.distributed; those of gloo are RuntimeErrors.
+_DISTRIBUTED = ("DistBackendError", "DistNetworkError", "DistStoreError")
 # Characters that a terminal interprets: control characters except the tab, and those that change the text's direction.
 CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -23,6 +25,14 @@ class DiffcapError(Exception):
 def printable(text: object) -> str:
     """Text from a file or a name as one line for a terminal: control characters are escaped as in Python's string literals."""
     return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
+
+
+def lost_process(reason: str) -> str:
+    """The message of a process that has lost another one of a distributed run."""
+    return (
+        f"error: another process of this run has ended or cannot be reached ({printable(reason)}); correct the error that it "
+        "printed, if there is one, and run the same command again to resume."
+    )
 
 
 @contextmanager
@@ -45,7 +55,8 @@ def wrap_errors(where: object, fault: str, remedy: str) -> Iterator[None]:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Wrap a command's body: a `DiffcapError`, an inaccessible file, too little memory or Ctrl-C prints one line and exits with 1.
+    """Wrap a command's body: a `DiffcapError`, an inaccessible file, too little memory, a lost process of a distributed run, or
+    Ctrl-C prints one line and exits with 1.
 
     If the reader of the output is closed (`| head`), the command ends silently. Letters that stdout cannot encode, as in a
     file name that is not UTF-8, are escaped.
@@ -70,6 +81,9 @@ def plain_errors() -> Iterator[None]:
         sentence = str(error).rpartition(f"{DiffcapError.__name__}: ")[2].rstrip()
         sys.exit(f"error: {printable(sentence)}")
     except (MemoryError, RuntimeError) as error:  # torch's are RuntimeErrors
+        if type(error).__name__ in _DISTRIBUTED or "/gloo/" in str(error):
+            reason = re.sub(r"^\[\S+\] ", "", str(error).partition("\n")[0])  # without the line of gloo's source
+            sys.exit(lost_process(reason.partition(". ")[0][:200]))
         if not isinstance(error, MemoryError) and not re.search("out of memory|can't allocate memory", str(error)):
             raise
         reason = str(error).partition("\n")[0][:120].rstrip(". ") or "MemoryError"

@@ -1,0 +1,67 @@
+"""Processes that a launcher started (torchrun, or srun of SLURM): their number comes from its environment variables."""
+
+import os
+import re
+from typing import Any, NamedTuple
+
+from diffcap.utils.errors import DiffcapError
+
+
+class Launch(NamedTuple):
+    """The launcher's name, the number of hosts, and the number of processes on each host."""
+
+    launcher: str
+    hosts: int
+    processes: int
+
+
+def find_launch() -> Launch | None:
+    """The launcher of this process; None if it was started without one.
+
+    The batch script of a SLURM job, and a step of one task, have no launcher: diffcap starts the processes of DEVICES there.
+
+    Raises:
+        DiffcapError: the hosts have different numbers of processes, or srun has no --ntasks-per-node, which Lightning needs.
+    """
+    e = os.environ
+    if "TORCHELASTIC_RUN_ID" in e:
+        total, hosts, processes = (int(e[name]) for name in ("WORLD_SIZE", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+        if total != hosts * processes:
+            raise DiffcapError(
+                f"torchrun started {total} processes on {hosts} hosts, {processes} of them on this one; give each host the "
+                "same --nproc-per-node."
+            )
+        return Launch("torchrun", hosts, processes)
+    if "SLURM_STEP_ID" in e and e.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+        tasks = e["SLURM_STEP_TASKS_PER_NODE"]  # "4(x2)": 4 on each of two hosts; "4,3": different numbers
+        same = re.fullmatch(r"(\d+)(\(x\d+\))?", tasks)
+        if same is None or e.get("SLURM_NTASKS_PER_NODE") != same[1]:
+            raise DiffcapError(
+                f"srun started {tasks} tasks on the hosts; start the same number on each host with --ntasks-per-node."
+            )
+        return Launch("srun", int(e["SLURM_STEP_NUM_NODES"]), int(same[1]))
+    return None
+
+
+def launched_options(devices: Any) -> dict[str, Any]:
+    """Options of a Lightning trainer for the processes that were started; without a launcher there are none.
+
+    Args:
+        devices: the number of devices that the user gave; 1 if there is none.
+
+    Raises:
+        DiffcapError: it is not the number of processes on each host.
+    """
+    from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
+
+    launch = find_launch()
+    if launch is None:  # Lightning takes a batch script of SLURM for a process of srun
+        return {"plugins": [LightningEnvironment()]} if "SLURM_NTASKS" in os.environ else {}
+    if str(devices) not in ("1", "auto", str(launch.processes)):
+        raise DiffcapError(
+            f"DEVICES={devices}, but {launch.launcher} started {launch.processes} on each host; leave out DEVICES, since the "
+            "number of processes comes from the launcher."
+        )
+    # On a signal to requeue the job, Lightning would save a checkpoint in the middle of a step.
+    plugins = [SLURMEnvironment(auto_requeue=False)] if launch.launcher == "srun" else []
+    return {"devices": launch.processes, "num_nodes": launch.hosts, "strategy": "ddp", "plugins": plugins}
