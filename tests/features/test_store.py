@@ -69,6 +69,9 @@ def test_another_kind_of_store_is_refused(tmp_path: Path) -> None:
         writer(tmp_path, meta={**META, "weights_sha256": "cd"})
     with pytest.raises(DiffcapError, match="shape"):
         StoreWriter(tmp_path, PATHS, (3, 2, 5), META)
+    with pytest.raises(DiffcapError, match="quick_gelu"):
+        writer(tmp_path, meta={**META, "quick_gelu": True})
+    assert not len(writer(tmp_path, meta={**META, "tag": "openai"}).missing())  # where the same weights come from
 
 
 def test_new_images_are_added_and_the_old_ones_kept(tmp_path: Path) -> None:
@@ -102,7 +105,13 @@ def test_an_image_that_was_replaced_is_extracted_again(tmp_path: Path) -> None:
 def test_a_captioner_reads_features_of_its_own_kind_only(tmp_path: Path) -> None:
     store = fill(tmp_path)
     FeatureStore.open(tmp_path, {**store.meta, "name": "another"})
-    for key, other in {"weights_sha256": "cd", "pool": None, "network": "resnet", "shape": [3, 2, 5]}.items():
+    for key, other in {
+        "weights_sha256": "cd",
+        "pool": None,
+        "network": "resnet",
+        "shape": [3, 2, 5],
+        "quick_gelu": True,
+    }.items():
         with pytest.raises(DiffcapError, match=rf"its features have {key} .*, the captioner was trained on"):
             FeatureStore.open(tmp_path, {**store.meta, key: other})
 
