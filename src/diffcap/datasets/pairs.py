@@ -205,7 +205,11 @@ def connected_images(pairs: list[ChangePair]) -> dict[str, str]:
 
 def _pair(row: dict[str, Any], where: str, before: str, after: str, default_id: str) -> ChangePair:
     row = {key: value for key, value in row.items() if key not in ("before", "after")}
-    captions = sentences(row.pop("captions", None), where, "captions")
+    if "captions" not in row:
+        near = difflib.get_close_matches("captions", row, 1)
+        found = f', and "{near[0]}" is not a known key' if near else ""
+        raise DiffcapError(f'{where}: "captions" is missing{found}; write "captions": ["a sentence", ...].')
+    captions = sentences(row.pop("captions"), where, "captions")
     if any(map(is_blank, captions)):
         raise DiffcapError(f'{where}: "captions" has a blank sentence; fill it or delete it.')
     identity = row.pop("id", default_id)
