@@ -252,7 +252,10 @@ def test_a_json_list_gets_the_right_form_named(tmp_path: Path, content: list[obj
         (row(2, before=None), '"before" must be the path of an image, found None'),
         (row(2, after="/data/b.jpg"), "the path '/data/b.jpg' leads out of the dataset's folder; write it relative"),
         (row(2, before="../b.jpg"), "the path '../b.jpg' leads out of the dataset's folder; write it relative"),
-        ({"before": "c.jpg", "after": "d.jpg", "caption": "one"}, '"captions" is missing, and "caption" is not a known key'),
+        (
+            {"before": "c.jpg", "after": "d.jpg", "caption": "one"},
+            '"captions" is missing, and "caption" is not a known key',
+        ),
         (row(2, captions="one"), "\"captions\" must be a list of sentences, found 'one'"),
         (row(2, captions=["", "x"]), '"captions" has a blank sentence; fill it'),
         (row(2, captions=["x", "\u200b\ufeff"]), '"captions" has a blank sentence; fill it'),
