@@ -231,6 +231,7 @@ def test_two_hundred_odd_files_through_the_command(
             ["http://example.org/a.png"],
             "error: http://example.org/a.png: a URL; download the images, then: diffcap caption",
         ),
+        (["https://x.org/pairs.csv"], "error: https://x.org/pairs.csv: a URL; download the images"),
         (
             ["http://example.org/a.png", "after/1.png"],
             "error: http://example.org/a.png: a URL, not a file; download the image",
@@ -254,6 +255,10 @@ def test_two_hundred_odd_files_through_the_command(
         (["before/1.png", "after/1.png", "--device", "cuda:99"], "no such device; choose one of auto, cpu"),
         (["before/1.png", "after/1.png", "--device", "privateuseone"], "no such device; choose one of auto, cpu"),
         (["before/1.png", "after/1.png", "--checkpoint", "none.ckpt"], "no checkpoint there"),
+        (
+            ["before/1.png", "after/1.png", "--checkpoint", "https://huggingface.co/user/name"],
+            "error: https://huggingface.co/user/name: a URL, not a checkpoint; give the path of a file, or user/name",
+        ),
         (["empty.csv"], "it contains no pair"),
         (["odd.csv"], "must name the columns"),
         (["half.csv"], 'line 2: "after" is missing'),

@@ -157,11 +157,18 @@ def test_batches_say_what_pairs_alone_say(captioner: PairCaptioner) -> None:
 
 @pytest.mark.parametrize("errors", ["raise", "return"])
 @pytest.mark.parametrize(
-    "wrong", ["ab", ("a.png",), ("a.png", "b.png", "c.png"), {"before": "a.png", "after": "b.png"}, None]
+    ("wrong", "found"),
+    [
+        ("ab", "str of length 2"),
+        (("a.png",), "tuple of length 1"),
+        ((np.zeros((9, 9, 3)),) * 3, "tuple of length 3"),
+        ({"before": "a.png", "after": "b.png"}, "dict of length 2"),
+        (None, "NoneType"),
+    ],
 )
-def test_an_element_that_is_no_pair_is_named(captioner: PairCaptioner, wrong: Any, errors: Any) -> None:
+def test_an_element_that_is_no_pair_is_named(captioner: PairCaptioner, wrong: Any, found: str, errors: Any) -> None:
     image = Image.new("RGB", (8, 8))
-    with pytest.raises(ValueError, match=r"^pairs\[1\] must be a pair \(before, after\) of images, found "):
+    with pytest.raises(ValueError, match=rf"^pairs\[1\] must be a pair \(before, after\) of images, found {found}$"):
         list(captioner.batch([(image, image), wrong], errors=errors))
 
 

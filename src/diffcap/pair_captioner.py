@@ -383,7 +383,8 @@ def _chunks(pairs: Iterable[tuple[Source, Source]], size: int) -> Iterator[list[
     chunk: list[tuple[Source, Source]] = []
     for number, pair in enumerate(pairs):
         if isinstance(pair, str | bytes | Mapping | Set) or not hasattr(pair, "__len__") or len(pair) != 2:
-            raise ValueError(f"pairs[{number}] must be a pair (before, after) of images, found {pair!r:.80}")
+            found = type(pair).__name__ + (f" of length {len(pair)}" if hasattr(pair, "__len__") else "")
+            raise ValueError(f"pairs[{number}] must be a pair (before, after) of images, found {found}")
         chunk.append(pair)
         if len(chunk) == size:
             yield chunk

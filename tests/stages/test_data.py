@@ -192,6 +192,8 @@ def test_ones_own_dataset(tmp_path: Path) -> None:
         ),
         (["--dataset", "desk", "--out", "x"], "DATASET=desk is unknown; known datasets:"),
         (["--dataset", "clevr_change", "--source", "nowhere"], "nowhere: no such folder"),
+        (["--dataset", "desk", "--source", "https://x.org/d.zip"], "https://x.org/d.zip: a URL, not a file or folder"),
+        (["--dataset", "desk", "--source", "d.zip"], "d.zip: a file, not a folder; extract it if it is an archive"),
         (["--dataset", "clevr_change", "--source", "."], "change_captions.json: no captions there"),
         (["--dataset", "clevr_chnage", "--source", "."], "no pairs.jsonl there"),
         (["--dataset", "clevr_change", "--source", ".", "--pairs", "3"], "--pairs is for rendered datasets"),
@@ -200,6 +202,7 @@ def test_ones_own_dataset(tmp_path: Path) -> None:
     ],
 )
 def test_one_sentence_for_a_wrong_command(tmp_path: Path, arguments: list[str], output: str) -> None:
+    (tmp_path / "d.zip").touch()
     assert output in refused(data(*arguments, cwd=tmp_path))
 
 

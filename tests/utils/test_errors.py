@@ -4,6 +4,7 @@ import errno
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from tests.commands import environment
@@ -35,6 +36,14 @@ def bad_input() -> None:
     raise DiffcapError("pairs.jsonl, line 3: not JSON; fix that line.")
 
 
+def url() -> None:
+    raise DiffcapError(f"{Path('https://x.org/d.zip')}: no such folder; give another one.")
+
+
+def url_of_a_variable() -> None:
+    raise DiffcapError(f"CONFIG={Path('https://x.org/c.yaml')}: no such file; give another one.")
+
+
 def hostile_name() -> None:
     raise DiffcapError("a\x1b[2J\nb\x9b\u202e[red]\té.png: no image there.")
 
@@ -55,6 +64,8 @@ def too_many_beams() -> None:
         (full_disk, "error: no space left on the disk while writing runs/x/last.ckpt; free some"),
         (forbidden, "error: data/x: Permission denied; check the path"),
         (bad_input, "error: pairs.jsonl, line 3: not JSON; fix that line."),
+        (url, "error: https://x.org/d.zip: a URL, not a file or folder; download it"),
+        (url_of_a_variable, "error: https://x.org/c.yaml: a URL, not a file or folder; download it"),
         (hostile_name, "error: a\\x1b[2J\\nb\\x9b\\u202e[red]\té.png: no image there."),
         (hostile_file, "error: data/\\x1b[31m\\n: Permission denied; check the path"),
         (

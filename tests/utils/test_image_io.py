@@ -193,6 +193,29 @@ def test_near_infrared_is_not_transparency() -> None:
     assert not read_image(encoded(opaque, "PNG")).notes and not read_image(encoded(opaque, "TIFF")).notes
 
 
+@pytest.mark.parametrize("opacity", ["layer", "feathered"])
+def test_soft_transparency_of_a_tiff_hides_its_pixels(opacity: str) -> None:
+    image = Image.new("RGBA", (40, 20), (200, 0, 0, 0))
+    for x in range(24 if opacity == "layer" else 16):
+        image.paste((200, 0, 0, 128 if opacity == "layer" else 10 * x), (x, 0, x + 1, 20))
+    found = read_image(encoded(image, "TIFF"))
+    assert found.image.getpixel((30, 10)) == (255, 255, 255) and found.image.getpixel((9, 9)) != (200, 0, 0)
+    assert found.notes == ("its transparent parts were made white",)
+
+
+@pytest.mark.parametrize("bands", [1, 3])
+@pytest.mark.parametrize("kind", ["int16", "uint16", "float32"])
+def test_the_nodata_value_of_a_geotiff_does_not_count(tmp_path: Path, kind: str, bands: int) -> None:
+    nodata = 65_535 if kind == "uint16" else -9999
+    pixels = np.linspace(0, 3000, 100 * bands).reshape(bands, 10, 10).astype(kind)
+    pixels[:, :3] = nodata
+    pixels[0, 3, 3] = nodata  # in one band only
+    pixels[:, 9, 9] = 3000
+    found = read_image(write(tmp_path / "a.tif", pixels, nodata=nodata))
+    assert found.values is not None and found.values[0] >= 0 and found.values[1] == 3000
+    assert not np.asarray(found.image)[:3].any() and np.asarray(found.image)[5].all()
+
+
 def shown(*sources: Any) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Pixels of both images of a pair, and the notes without the names."""
     found = read_pair(*sources)
@@ -267,6 +290,17 @@ DEEP, FLOATS = np.full((8, 9), 999, np.uint16), np.full((8, 9), 0.5, np.float32)
 def test_notes_on_a_pair(before: Any, after: Any, note: str | None) -> None:
     notes = [text for text in shown(before, after)[2] if "were taken for" not in text]
     assert len(notes) == (note is not None) and (note is None or notes[0].startswith(note))
+
+
+def test_the_sizes_of_a_pair_are_those_before_shrinking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_io, "SHRINK_ABOVE", 2500)
+    images = [Image.new("RGB", size) for size in ((51, 50), (50, 50), (50, 51))]
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    (note,) = (note for note in shown(images[0], images[1])[2] if "sizes" in note)
+    assert note.startswith("their sizes differ (51 x 50 and 50 x 50 pixels)")
+    notes = shown(encoded(images[2], "PNG", exif=turned), images[0])[2]
+    assert len(notes) == 2 and all("shrunk" in note for note in notes)
 
 
 def test_a_gray_image_beside_one_with_few_colors_is_not_noted() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from diffcap.records import file_hash, read_json, write_json
 from diffcap.run_folder import IDENTITY, STAGES
 from diffcap.utils.errors import DiffcapError, wrap_errors
-from diffcap.utils.files import atomic_write
+from diffcap.utils.files import atomic_write, url_of
 from diffcap.utils.unpickling import error_reason
 
 CAPTIONING_STAGES = ("finetune", "reinforce")  # whose checkpoints can caption
@@ -74,6 +74,10 @@ def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
     if path.is_dir() or path.name in (CONFIG, WEIGHTS):
         return _checked(_read_folder(path if path.is_dir() else path.parent, mapped), path, mapped)
     if not path.is_file():
+        if url := url_of(path):
+            raise DiffcapError(
+                f"{url}: a URL, not a checkpoint; give the path of a file, or user/name for one on the Hugging Face Hub."
+            )
         raise DiffcapError(
             f"{path}: no checkpoint there; train one with `make pretrain finetune`, or check the path (blocks and tiles are the "
             "captioners that ship with diffcap)."

@@ -65,10 +65,10 @@ def find_pairs(before: str, after: str | None = None) -> tuple[list[ImagePair], 
         return _pairs_of_folders(first, second) if first.is_dir() else ([ImagePair(first.stem, first, second)], [])
     if first.is_dir():
         return _pairs_in_folder(first)
-    if first.suffix.lower() in _TABLES:
-        return _pairs_in_table(first), []
     if url := url_of(before):
         raise DiffcapError(f"{url}: a URL; download the images, then: diffcap caption BEFORE AFTER.")
+    if first.suffix.lower() in _TABLES:
+        return _pairs_in_table(first), []
     if not first.exists():
         raise DiffcapError(f"{before}: file not found; give BEFORE and AFTER, a folder of pairs, or a table of pairs.")
     if first.suffix.lower() == ".json":

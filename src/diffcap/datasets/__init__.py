@@ -35,6 +35,8 @@ def read_pairs(dataset: str, folder: str | Path, augmented: bool = False) -> lis
             lies outside the folder, a training pair has no caption, or the dataset has no augmented views.
     """
     folder = Path(folder)
+    if folder.is_file():
+        raise DiffcapError(f"{folder}: a file, not a folder; extract it if it is an archive, and give its folder.")
     if not folder.is_dir():
         raise DiffcapError(f"{folder}: no such folder; give the one that holds the files of {dataset}.")
     reader = import_module(get_dataset(dataset).reader)

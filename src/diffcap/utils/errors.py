@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+from diffcap.utils.files import url_of
+
 _BROKEN_PIPE = 128 + 13  # the status that shells give a command ended by SIGPIPE
 _INTERRUPTED = "error: interrupted; run the same command again, what it has written to files is kept."
 # Names of the errors of torch.distributed; those of gloo are RuntimeErrors.
@@ -79,6 +81,9 @@ def plain_errors() -> Iterator[None]:
     except DiffcapError as error:
         # torch raises an error of a data loading worker again, with the worker's traceback as its message.
         sentence = str(error).rpartition(f"{DiffcapError.__name__}: ")[2].rstrip()
+        where = sentence.partition(": ")[0]
+        if (url := url_of(where)) and url not in where:  # a URL that became a `Path`
+            sentence = f"{url}: a URL, not a file or folder; download it and give its path."
         sys.exit(f"error: {printable(sentence)}")
     except (MemoryError, RuntimeError) as error:  # torch's are RuntimeErrors
         if type(error).__name__ in _DISTRIBUTED or "/gloo/" in str(error):

@@ -55,7 +55,7 @@ def add_filename(path: Path) -> Iterator[None]:
 
 def url_of(path: str | Path) -> str | None:
     """The URL that was given instead of a path, also after `Path` has removed one of its slashes; None if it is a path."""
-    found = re.search(r"(?:^|/)((?:https?|ftp|s3|gs):)/+(.+)", str(path))
+    found = re.search(r"(?:^|[/=])((?:https?|ftp|s3|gs):)/+(.+)", str(path))
     return f"{found[1]}//{found[2]}" if found else None
 
 

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import math
 import re
 import warnings
 from collections.abc import Iterable
@@ -26,7 +27,7 @@ _REMEDY = "save it as PNG or JPEG"
 _TYPES = "a path, the bytes of a file, a PIL image, or a numpy array of shape (H, W), (H, W, 3) or (H, W, 4)"
 _GRAY, _COLOR = 8, 16  # differences between the channels of a pixel: at most of a gray one, at least of a colored one
 _COLORED = 0.03  # share of colored pixels in an image that counts as one in color
-_BITS_PER_SAMPLE, _SAMPLES_PER_PIXEL, _PLANAR, _SAMPLE_FORMAT = 258, 277, 284, 339  # TIFF tags
+_BITS_PER_SAMPLE, _SAMPLES_PER_PIXEL, _PLANAR, _SAMPLE_FORMAT, _NODATA = 258, 277, 284, 339, 42113  # TIFF tags
 
 warnings.filterwarnings("ignore", module=r"PIL\.")  # about large images (limited here) and broken EXIF data (ignored)
 for _decoder in ("PIL", "rasterio"):
@@ -41,12 +42,14 @@ class InputImage(NamedTuple):
         name: its name in messages, the path if there is one.
         notes: what was done to it that the user may not expect, one clause each.
         values: range of its values if it has more than 8 bits.
+        size: width and height before it was shrunk.
     """
 
     image: Image.Image
     name: str
     notes: tuple[str, ...] = ()
     values: Values | None = None
+    size: tuple[int, int] = (0, 0)
 
 
 class InputPair(NamedTuple):
@@ -79,7 +82,7 @@ def read_pair(before: Source, after: Source, names: tuple[str, str] | None = Non
     elif first.values or second.values:
         kinds = [_kind(side.values) for side in (first, second)]
         notes.append(f"their pixels are {kinds[0]} and {kinds[1]}, so each is scaled by its own range of values")
-    (width, height), (other_width, other_height) = first.image.size, second.image.size
+    (width, height), (other_width, other_height) = first.size, second.size
     if (width, height) != (other_width, other_height):
         sizes = f"({width:,} x {height:,} and {other_width:,} x {other_height:,} pixels)"
         if abs(width * other_height - other_width * height) <= max(width, height, other_width, other_height):
@@ -125,7 +128,8 @@ def read_image(source: Source, name: str | None = None, values: Values | None = 
     The image is turned upright (EXIF), transparent parts become white, animations and multi-page files give their first frame,
     and more than 25 million pixels are shrunk by an integer factor. In images with more than 8 bits, white is 1.0 or the
     largest value of 8, 12 or 16 bits, the first that no pixel exceeds; any other range is stretched from black to white. The
-    fourth band of a TIFF is left out if most of its values are those of no transparency, such as near infrared.
+    fourth band of a TIFF is left out if most of its values are those of no transparency, such as near infrared. The nodata
+    value of a GeoTIFF is black if it has more than 8 bits.
 
     Args:
         source: an array has shape (H, W), (H, W, 1), (H, W, 3) or (H, W, 4): integers from 0 to 255, uint16, bool, or floats
@@ -211,16 +215,19 @@ def _to_rgb(image: Image.Image, notes: list[str], found: Values | None, name: st
     image.load()  # before EXIF, so that a truncated file is reported as such
     is_tiff = image.format == "TIFF"
     is_uint32 = image.mode == "I" and _is_unsigned_tiff(image)
+    nodata = getattr(image, "tag_v2", {}).get(_NODATA, "nan")
     with suppress(Exception):  # an image with broken EXIF data is not turned
         image = ImageOps.exif_transpose(image)
+    size = image.size
     if image.mode.startswith("I") or image.mode == "F":  # convert() would clip at 255
         deep = np.asarray(image)
-        pixels, more, found = _to_8_bits(deep.view(np.uint32) if is_uint32 else deep, name, values)
+        pixels, more, found = _to_8_bits(deep.view(np.uint32) if is_uint32 else deep, name, values, float(nodata))
         image, notes = Image.fromarray(pixels), notes + more
     if image.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in image.info:
         image = image.convert("RGBA")
         counts = image.getchannel("A").histogram()
-        if is_tiff and sum(counts[1:255]) > counts[255]:  # GDAL calls any fourth band of RGB transparency
+        # GDAL calls any fourth band of RGB transparency. One frequent value is the opacity of a layer.
+        if is_tiff and sum(counts[1:255]) - max(counts[1:255]) > counts[0] + counts[255]:
             notes.append("its last band was left out, since its values are not those of transparency")
         elif sum(counts[:255]):
             notes.append("its transparent parts were made white")
@@ -230,7 +237,7 @@ def _to_rgb(image: Image.Image, notes: list[str], found: Values | None, name: st
         notes.append(f"{width:,} x {height:,} pixels, shrunk before anything else")
         factor = next(factor for factor in range(2, 100) if width * height <= SHRINK_ABOVE * factor**2)
         image = image.reduce(factor)
-    return InputImage(image, name, tuple(notes), found)
+    return InputImage(image, name, tuple(notes), found, size)
 
 
 def _is_misread(image: Any) -> bool:
@@ -247,11 +254,15 @@ def _is_unsigned_tiff(image: Image.Image) -> bool:
 
 
 def _to_8_bits(
-    pixels: np.ndarray[Any, Any], name: str, values: Values | None
+    pixels: np.ndarray[Any, Any], name: str, values: Values | None, nodata: float = math.nan
 ) -> tuple[np.ndarray[Any, Any], list[str], Values]:
-    """Scale pixels of more than 8 bits, any shape, to uint8; also a note if their range is a guess, and the range of their values."""
+    """Scale pixels of more than 8 bits to uint8; also a note if their range is a guess, and the range of their values.
+
+    Values that are `nodata` or not finite become black.
+    """
     numbers: np.ndarray[Any, Any] = pixels.astype(np.float32)
     numbers[~(np.abs(numbers) < _NO_VALUE)] = np.nan  # infinite ones, too
+    numbers[pixels == nodata] = np.nan
     if np.isnan(numbers).all():
         raise DiffcapError(f"{name}: no pixel has a value; export the image again, with 8 or 16 bits per channel.")
     kind = float if pixels.dtype.kind == "f" else int
@@ -323,10 +334,11 @@ def _from_tiff(file: BinaryIO, name: str, values: Values | None) -> tuple[Image.
                     "1,2,3`, or save 1 or 3 of them."
                 )
             pixels = np.moveaxis(raster.read([1, 2, 3] if bands > 2 else [1]), 0, -1)
+            nodata = math.nan if raster.nodata is None else raster.nodata
     if pixels.dtype.itemsize == 1:
         image, notes, found = _from_array(pixels, name, values)
     else:
-        pixels, notes, found = _to_8_bits(pixels, name, values)
+        pixels, notes, found = _to_8_bits(pixels, name, values, nodata)
         image = _from_array(pixels, name, None)[0]
     return image, [*notes, *(["its last band was left out"] if bands in (2, 4) else [])], found
 
