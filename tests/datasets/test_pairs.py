@@ -9,6 +9,7 @@ from diffcap.commands.data import prepare
 from diffcap.commands.pairs import find_pairs
 from diffcap.datasets import describe, read_pairs
 from diffcap.records import ChangePair
+from diffcap.text.vocabulary import missing_blanks
 from diffcap.utils.errors import DiffcapError
 
 
@@ -133,6 +134,31 @@ def test_drawn_splits_have_each_change_type(tmp_path: Path) -> None:
     assert [row["captions"] for row in rows] == [pair.captions for pair in pairs]  # the order of the lines
 
 
+@pytest.mark.parametrize(
+    ("counts", "held_out"),
+    [
+        ({"add": 22, "move": 4, "color": 4}, {"val": 2, "test": 2}),  # types in each split; three pairs each
+        (dict.fromkeys("abcde", 6), {"val": 3, "test": 3}),
+        ({"a": 80, "b": 10, "c": 5, "d": 5}, {"val": 4, "test": 4}),
+        ({"a": 252, "b": 30, "c": 10, "d": 5, "e": 3}, {"val": 5, "test": 5}),
+        ({"a": 180, **{f"rare{n}": 3 for n in range(40)}}, {"val": 16, "test": 16}),  # more types than room
+    ],
+)
+def test_rare_change_types_are_in_val_and_test(
+    tmp_path: Path, counts: dict[str, int], held_out: dict[str, int]
+) -> None:
+    kinds = [kind for kind, count in counts.items() for _ in range(count)]
+    write_lines(tmp_path / "pairs.jsonl", [row(n, change_type=kind) for n, kind in enumerate(kinds)])
+    pairs, found = read_pairs("desk", tmp_path), set()
+    for split, types in held_out.items():
+        of_type = Counter(pair.change_type for pair in pairs if pair.split == split)
+        assert len(of_type) == types and of_type.total() == len(pairs) // 10
+        assert of_type[max(counts, key=counts.__getitem__)] <= max(counts.values()) / 10 + 1
+        found |= of_type.keys()
+    assert found == counts.keys() or len(counts) > 5
+    assert {pair.change_type for pair in pairs if pair.split == "train"} == counts.keys()
+
+
 def test_change_types_do_not_part_pairs_that_share_an_image(tmp_path: Path) -> None:
     scenes = [
         row(n, after=f"{kind}/{n}.jpg", change_type=f"type{n % 3}" if kind == "b" else None, is_distractor=kind == "c")
@@ -152,6 +178,25 @@ def test_without_change_types_the_drawn_splits_stay_those_of_earlier_versions(tm
     write_lines(tmp_path / "pairs.jsonl", [row(n, is_distractor=n % 2 == 0) for n in range(30)])
     held_out = {pair.id: pair.split for pair in read_pairs("desk", tmp_path) if pair.split != "train"}
     assert held_out == {"11": "val", "18": "val", "25": "val", "0": "test", "13": "test", "24": "test"}
+
+
+def test_pairs_with_another_split_than_before_are_counted_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def output(split: str) -> str:
+        splits = [split, *["train"] * 9, *["val"] * 10, *["test"] * 10]
+        write_lines(tmp_path / "pairs.jsonl", [row(n, split=each) for n, each in enumerate(splits)])
+        prepare("desk", str(tmp_path), str(tmp_path / "out"), captions_only=True)
+        return capsys.readouterr().out
+
+    assert "another split" not in output("train")
+    assert "warning: 1 pair has another split than in the earlier manifest" in output("test")
+    assert "another split" not in output("test")
+
+
+def test_ranges_of_a_manifest_are_not_taken(tmp_path: Path) -> None:
+    write_lines(tmp_path / "pairs.jsonl", [row(n, pixel_ranges="x") for n in range(30)])
+    assert not any(pair.extra for pair in read_pairs("desk", tmp_path)) and notes_on(tmp_path) == ""
 
 
 def notes_on(folder: Path) -> str:
@@ -193,6 +238,20 @@ def test_small_and_missing_splits_are_named(
     prepare("desk", str(tmp_path), str(tmp_path / "out"), captions_only=True)
     output = capsys.readouterr().out
     assert output.count("warning") == bool(warning) and warning in output
+
+
+@pytest.mark.parametrize(
+    ("captions", "warning"),
+    [
+        (["the box of 红色方块公司 is gone"] + ["the cup is gone"] * 999, ""),
+        (["the box of 红色方块公司 is gone"] * 20, ""),  # most letters are Latin
+        (["绿色的方块被移走了"] + ["the cup is gone"] * 30, ""),
+        (["绿色的方块被移走了"] + ["the cup is gone"] * 10, "1 caption is in a script"),
+        (["把红色的 cup 移走了"] * 9, "9 captions are in a script"),
+    ],
+)
+def test_a_name_in_another_script_gives_no_warning(captions: list[str], warning: str) -> None:
+    assert warning in missing_blanks(captions) and bool(missing_blanks(captions)) == bool(warning)
 
 
 def test_captions_without_blanks_between_words_are_named(tmp_path: Path) -> None:

@@ -74,7 +74,8 @@ def test_photographs_get_a_warning_of_the_network_for_rendered_scenes(
     trainer = pl.Trainer(**quiet, enable_progress_bar=False, enable_model_summary=False)
     extract(trainer, Extraction("small", "blocks"), ImageData(str(folder), num_workers=0))
     warning = "warning: the features of desk are of blocks, a small network that was trained on rendered scenes; they are poor"
-    assert (warning in capsys.readouterr().out) == (name == "desk")
+    advice, output = "without OFFLINE=yes and BACKBONE, the network of the method is used", capsys.readouterr().out
+    assert (f"{warning} for other images" in output) == (advice in output) == (name == "desk")
 
 
 def test_nothing_is_computed_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from diffcap.datasets.registry import OWN_READER, datasets, get_dataset
 from diffcap.fetching.settings import FetchSettings
 from diffcap.methods import import_object
-from diffcap.records import SPLITS, ChangePair, Dataset
+from diffcap.records import SPLITS, ChangePair, Dataset, read_manifest
 from diffcap.utils.console import echo, run
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.settings import CONFIGS
@@ -114,7 +114,13 @@ def prepare(
             words.unlink(missing_ok=True)
         else:
             write_vocabulary(words, vocabulary)
+        moved = _moved(folder, records) if get_dataset(dataset).reader == OWN_READER else 0
         _show(write_dataset(folder, dataset, root, with_ranges(records, ranges), notes), folder)
+        if moved:
+            echo(
+                f"warning: {moved:,} {'pair has' if moved == 1 else 'pairs have'} another split than in the earlier manifest, so an "
+                'older checkpoint may be tested on pairs it was trained on: train again, or write the earlier "split" on every line'
+            )
         if vocabulary.words:
             print(f"{len(vocabulary.words):,} words in the training captions, {words}")
 
@@ -227,6 +233,15 @@ def _check(
         raise DiffcapError(f"{summary}. No pair is left; check the folder.")
     echo(f"skipped: {summary}.")
     return good, {"pairs": lost, "images": len(problems)}
+
+
+def _moved(folder: Path, pairs: list[ChangePair]) -> int:
+    """Number of the pairs that have another split in the folder's manifest."""
+    try:
+        earlier = {(pair.id, *pair.images): pair.split for pair in read_manifest(folder / "manifest.jsonl")}
+    except DiffcapError:  # there is none, or it is malformed
+        return 0
+    return sum(earlier.get((pair.id, *pair.images), pair.split) != pair.split for pair in pairs)
 
 
 def _show(dataset: Dataset, folder: Path) -> None:

@@ -14,11 +14,11 @@ Optional keys:
 * `mask`: path of an image of the changed pixels, 0 where nothing changed: used by `diffcap audit` and in reports.
 
 Other keys are copied to the manifest, and the data stage names them. Only two are refused: `changed`, which describes an object of
-`blocks`, and `changeflag`, for which there is `is_distractor`.
+`blocks`, and `changeflag`, for which there is `is_distractor`; `pixel_ranges` is ignored, since the data stage writes it.
 
 Without `split`, every line needs a caption. About 80 % of the pairs become "train", 10 % "val" and 10 % "test" (at least one
-each), drawn with a fixed seed, and of each `change_type` about the same parts. Lines that share an image, directly or through other
-lines, get the same split, so that no test image is seen in training.
+each), drawn with a fixed seed, and of each `change_type` about the same parts (`draw_splits`). Lines that share an image, directly or
+through other lines, get the same split, so that no test image is seen in training.
 
 Instead of `pairs.jsonl`, there may be a `pairs.csv` or `pairs.tsv` whose first line names the keys; "caption" is one sentence.
 """
@@ -31,14 +31,14 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from diffcap.datasets.checks import check_inside, note_once, sentences
-from diffcap.records import RESERVED_CHANGE_TYPES, SPLITS, ChangePair, is_blank, read_json_lines
+from diffcap.records import RANGES, RESERVED_CHANGE_TYPES, SPLITS, ChangePair, is_blank, read_json_lines
 from diffcap.utils.errors import DiffcapError
 
 FILES = ("pairs.jsonl", "pairs.csv", "pairs.tsv")
@@ -139,9 +139,8 @@ def default_ids(images: Sequence[Sequence[str]]) -> list[str]:
 def draw_splits(pairs: list[ChangePair], path: Path) -> list[ChangePair]:
     """Give every pair a split, about 80 : 10 : 10; pairs that share an image get the same split.
 
-    The groups of such pairs are shuffled with a fixed seed; if there are change types, groups of each kind (the change types and
-    `is_distractor` of its pairs) are then spread evenly over the order. "val", and then "test", takes the first groups that fit
-    into its tenth, or the smallest group if none fits.
+    The groups of such pairs are shuffled with a fixed seed; if there are change types, the kinds of groups are then spread over the
+    order, see `_spread`. "val", and then "test", takes the first groups that fit into its tenth, or the smallest group if none fits.
 
     Args:
         pairs: all pairs. path: of their file, for the message.
@@ -157,12 +156,17 @@ def draw_splits(pairs: list[ChangePair], path: Path) -> list[ChangePair]:
             'add pairs or write "split" yourself.'
         )
     random.Random(SPLIT_SEED).shuffle(keys)
+    kinds: dict[str, set[str]] = {key: set() for key in keys}
     if any(pair.change_type for pair in pairs):
-        keys = _spread(keys, [(group[pair.before], f"{pair.change_type} {pair.is_distractor}") for pair in pairs])
+        for pair in pairs:
+            kinds[group[pair.before]].add(f"{pair.change_type} {pair.is_distractor}")
+    kind = {key: frozenset(found) for key, found in kinds.items()}
+    groups = Counter(kind.values())
+    kind = {key: found if groups[found] > 2 else frozenset() for key, found in kind.items()}
     size, split = Counter(group[pair.before] for pair in pairs), dict.fromkeys(keys, "train")
     held = max(1, round(HELD_OUT * len(pairs)))
     for name, reserved in (("val", 2), ("test", 1)):  # one group is reserved for each of the other splits
-        free = [key for key in keys if split[key] == "train"]
+        free = _spread([key for key in keys if split[key] == "train"], kind)
         chosen: list[str] = []
         room = held
         for key in free:
@@ -172,19 +176,18 @@ def draw_splits(pairs: list[ChangePair], path: Path) -> list[ChangePair]:
     return [replace(pair, split=split[group[pair.before]]) for pair in pairs]
 
 
-def _spread(keys: list[str], kinds: Iterable[tuple[str, str]]) -> list[str]:
-    """Reorder groups so that every part of the order has about the same fraction of each kind; equal kinds keep their order.
+def _spread(keys: list[str], kind: Mapping[str, frozenset[str]]) -> list[str]:
+    """Reorder groups so that the first tenth has about a tenth of each kind, and one of a kind with three groups or more.
 
     Args:
-        keys: the groups. kinds: the group and the kind of each pair; a group's kind is the set of its pairs' kinds.
+        keys: the groups that are left; those of one kind keep their order. kind: of every group: the change types and
+            `is_distractor` of its pairs; kinds with fewer than three groups are one kind together.
     """
-    kinds_of: dict[str, set[str]] = {key: set() for key in keys}
-    for key, kind in kinds:
-        kinds_of[key].add(kind)
-    members: dict[frozenset[str], list[str]] = {}
-    for key in keys:
-        members.setdefault(frozenset(kinds_of[key]), []).append(key)
-    place = {key: (rank + 0.5) / len(same) for same in members.values() for rank, key in enumerate(same)}
+    groups, left, rank = Counter(kind.values()), Counter(kind[key] for key in keys), Counter[frozenset[str]]()
+    place: dict[str, tuple[float, int]] = {}
+    for key in keys:  # 0.25 of 3 is below 0.1; of equal places, kinds of which no group was taken are first
+        place[key] = ((rank[kind[key]] + 0.25) / groups[kind[key]], -left[kind[key]])
+        rank[kind[key]] += 1
     return sorted(keys, key=place.__getitem__)
 
 
@@ -204,7 +207,7 @@ def connected_images(pairs: list[ChangePair]) -> dict[str, str]:
 
 
 def _pair(row: dict[str, Any], where: str, before: str, after: str, default_id: str) -> ChangePair:
-    row = {key: value for key, value in row.items() if key not in ("before", "after")}
+    row = {key: value for key, value in row.items() if key not in ("before", "after", RANGES)}
     if "captions" not in row:
         near = difflib.get_close_matches("captions", row, 1)
         found = f', and "{near[0]}" is not a known key' if near else ""

@@ -84,7 +84,7 @@ class DatasetSpec:
             return ""
         return (
             f"the features of {self.name} are of {poor}, a small network that was trained on rendered scenes; they are poor "
-            "for photographs, and so are the captions; without OFFLINE=yes, the network of the method is used"
+            "for other images, and so are the captions; without OFFLINE=yes and BACKBONE, the network of the method is used"
         )
 
     def backbone_for(self, method: Method, reads_pixels: bool) -> str:

@@ -31,14 +31,19 @@ def tokenize(text: str) -> list[str]:
 
 
 def missing_blanks(captions: Iterable[str]) -> str:
-    """A warning if captions are in a script without blanks between words and most are not divided into words; else ""."""
-    found = [caption for caption in captions if _WITHOUT_BLANKS.search(caption)]
-    whole = sum(_SENTENCE.search(caption) is not None for caption in found)
-    if 2 * whole <= len(found):
+    """A warning if over 5 % of the captions are in a script without blanks and most of these are not divided into words; else ""."""
+    texts = list(captions)
+    found = [  # most of their letters are of such a script
+        text
+        for text in texts
+        if not text.isascii() and 2 * len(_WITHOUT_BLANKS.findall(text)) > sum(map(str.isalpha, text))
+    ]
+    whole = sum(_SENTENCE.search(text) is not None for text in found)
+    if 2 * whole <= len(found) or 20 * len(found) <= len(texts):
         return ""
     return (
-        f"warning: {whole:,} captions are in a script without blanks between words, such as Chinese, so that the metrics and most "
-        "vocabularies take a whole sentence as one word; put blanks between the words"
+        f"warning: {whole:,} {'caption is' if whole == 1 else 'captions are'} in a script without blanks between words, such as "
+        "Chinese, so that the metrics and most vocabularies take a whole sentence as one word; put blanks between the words"
     )
 
 
