@@ -221,6 +221,8 @@ def test_no_negative_says_the_same_where_a_reference_does(settings: dict[str, st
         "there are no differences between animals 1 and 2 .", "there are no visible differences and these look alike .",
         "animal1 and animal2 are the same .", "no visible differences were seen .", "i don ' t see any differences in the birds .",
         "there are no visible differences between the two pictures and they appear to be the same animal .",
+        "animal1 and animal2 look the same the light is warmer", "the same animal is shown in two photos",
+        "animals a and b are the same bird",
         "these appear to be the same species but animal2 is darker .", "the birds are identical , animal2 has a longer beak .",
     )  # fmt: skip
     differences = [

@@ -10,41 +10,51 @@ def _words_of(words: str) -> str:
 # Parts of the statements: what is compared, and how; any number of these words in any order. ("Disappears to be the same" is a hard
 # negative of "appears to be the same".)
 _THINGS = r"\b" + _words_of(
-    "after all and animals? animal[12] [12] area before birds? both everything exposed images? individuals it of parts photo(?:graph)?s?"
-    " pictures? re s scenes? shots the these they this two visible"
+    "[12ab] above after all and animals?[12]? area before birds? both either everything exposed given images? individuals it of parts re"
+    r" photo(?:graph)?s? pictures? s scenes? shots? the these they this two visible (?:left|right|second)(?=\s(?:and|image|p|scene|shot))"
+)
+# As a subject. "The picnic area", "the cars in both images" and "the cars all" are parts.
+_SUBJECT = (
+    r"(?:(?<!\w )|(?<!\bin )(?<!\bof )(?<!\bon )(?<!\bthe )"
+    rf"(?=(?:animals?[12]?|both|everything|it|the|these|they|this|two)\b)){_THINGS}"
 )
 _ARE = _words_of(
-    "about almost (?:dis)?appears? are be both clearly could essentially exactly from has have is largely like look(?:s|ed)? may members"
-    " might mostly much nearly of possibly practically pretty probably re remain(?:s|ed)? s seems? stay(?:s|ed)? still to very virtually"
-    " visually was well were"
+    "about almost (?:dis)?appears? are be been both clearly completely could essentially exactly from has have"
+    " in\\s(?:essence|fact|variants) is just largely like look(?:s|ed)? may members might mostly much nearly of possibly practically pretty"
+    " probably re remain(?:s|ed)? s seems? shows? stay(?:s|ed)? still to very virtually visually was well were"
 )
 # "the same animal", "identical photos", "the same"; not "the same color", which says nothing about the rest.
 _SAME = (
-    r"(?:(?:the )?(?:exact )?same(?: exact| identical)?|alike|identical|indistinguishable|unchanged)"
-    r"(?: (?:animals?|birds?|images?|one|photo(?:graph)?s?|pictures?|species)\b"
+    r"(?:(?:the )*(?:exact )?same(?: exact| identical)?|alike|identical|indistinguishable|unchanged)"
+    r"(?: (?:animals?|birds?|images?|one|photo(?:graph)?s?|pictures?|scenes?|species)\b"
     r"| (?:kind|type)\b(?= of (?:an? )?(?:animal|bird)| ?(?:[^\w ]|$))"
     r"|(?= ?(?:[^\w ]|$)"
-    r"| (?:and|as|aside|but|except|from|given|however|in(?! (?:colou?r|shape|size))|just|other|so|taken|though|to|with)\b))"
+    r"| (?:and|as|aside|but|exc?ept|from|given|however|in(?! (?:colou?r|shape|size))|just?|no"
+    r"|other|outside|so|taken|the|they|though|to|with)\b))"
 )
-_CHANGE = r"(?:(?:apparent|discern[ai]ble|major|notable|noticeable|obvious|real|significant|visible|visual) )?(?:changes?|differences?)\b"
+_CHANGE = r"(?:(?:apparent|discern[ai]ble|major|notable|noticea?ble|obvious|real|significant|visible|visual) )*(?:changes?|differe?nces?)\b"
 _VERBS = r"(?:added|altered|changed|different|modified|moved|removed|replaced)\b"
 _CHANGED = rf"(?:(?:has|have|is|are|was|were) )?(?:been )?{_VERBS}(?: ?,?(?: (?:and|nor|or))? {_VERBS})*"
 _FOUND = (
-    r"(?: (?:(?:are|can|has|have|is|was|were) (?:be(?:en)? )?)?(?:exists?|found|made|noted|noticed|observed|occurr?ed|seen|spotted|visible)"
+    r"(?: (?:(?:are|can|has|have|is|was|were) (?:be(?:en)? )?)?"
+    r"(?:detected|exists?|found|made|noted|noticed|observed|occurr?ed|seen|spott?ed|visible)"
     r"| to (?:describe|mention|note|report|see|spot)| (?:that )?i can see| at all)?\b"
 )
-_WHERE = rf"(?: here| (?:between|in|of) {_THINGS})?"
+_WHERE = rf"(?: here| (?:about|between|from|in|of|to|within) {_THINGS}| from the (?:left|right)\b){{0,2}}"
 
 # The statements that nothing has changed: one list for both functions below.
 _STATEMENT = "|".join(
     (
-        rf"(?:(?:there |{_THINGS})?{_ARE}(?:absolutely )?|i (?:can )?see )?\bno {_CHANGE}{_FOUND}{_WHERE}",
-        rf"(?:i |there |{_THINGS})?\b(?:can ?(?:no)?t|(?:(?:are|could|did|do(?:es)?|is)(?:n ?t| not)|not))"
-        r"(?: (?:an?|any|appear|be|find|have|notice|observe|really|see|seem|spot|tell|the|to))+"
-        rf" (?:{_CHANGE}|anything different){_WHERE}",
-        rf"(?:almost |there is )?\bnothing {_CHANGED}{_WHERE}",
+        rf"(?:(?:there |{_THINGS})?{_ARE}(?:absolutely )?|i (?:can )?see )?\bno (?:{_CHANGE}|differents?\b){_FOUND}{_WHERE}",
+        rf"(?:i (?:honestly )?|there |{_THINGS})?\b(?:can ?(?:no)?t|(?:(?:are|could|did|do(?:es)?|is)(?:n ?t| not)|not))"
+        r"(?: (?:an?|any|appear|be|find|have|locate|notice|observe|really|recognize|see|seem|spot|tell|the|to|visible))+"
+        rf" (?:{_CHANGE}|anything different){_FOUND}{_WHERE}",
+        rf"(?:almost |there is )?\bnothing (?:in {_THINGS})?(?:(?:appears|seems) to )?{_CHANGED}{_WHERE}",
         rf"\bno (?:object|thing)s? {_CHANGED}{_WHERE}",
-        rf"(?:i (?:believe|think) )?{_THINGS}{_ARE}{_SAME}(?: as before| to me)?",
+        rf"(?:i (?:believe|think) )?(?:{_SUBJECT}(?:in {_THINGS}|, (?:based|going|judging) [^,.]+, )?{_ARE}"
+        rf"|(?<!\w )(?:images|photos|pictures) ){_SAME}(?: as before| to me)?",
+        rf"\b(?:and {_ARE}|(?<!not )of )the (?:exact )?same (?:animal|bird|scene|species|(?:kind|type) of (?:an? )?(?:animal|bird))\b",
+        r"\bthe same (?:animal|bird|scene) (?:is |was )?(?:photographed|pictured|shown)\b",
         r"\beverything is still in its place",
         rf"\bwithout (?:any )?{_CHANGE}",
     )
