@@ -219,6 +219,24 @@ def test_timm_stages() -> None:
         build_backbone("timm", "test_convnext.r160_in1k", layer=99, weights="random").shape()
 
 
+def test_a_timm_file_of_another_image_size_is_refused(tmp_path: Path) -> None:
+    images, file = torch.randn(2, 3, 160, 160), str(tmp_path / "vit.pt")
+    for size in (160, 224):
+        torch.manual_seed(1)
+        model = timm.create_model("test_vit.r160_in1k", pretrained=False, img_size=size).eval()
+        state = model.state_dict()
+        if size == 160:  # the oldest files have a linear layer for the patches
+            state["patch_embed.proj.weight"] = state["patch_embed.proj.weight"].flatten(1)
+            own = model.forward_intermediates(images, indices=1, intermediates_only=True)[0]
+            torch.save(state, file)
+            assert torch.equal(build_backbone("timm", "test_vit.r160_in1k", weights=file)(images), own)
+    torch.save(state, file)
+    with pytest.raises(
+        DiffcapError, match=r"pos_embed has shape \(1, 197, 64\), this network needs \(1, 101, 64\); give"
+    ):
+        build_backbone("timm", "test_vit.r160_in1k", weights=file)
+
+
 def test_wrong_files_and_names_are_one_sentence(resnet18, tmp_path: Path) -> None:
     state = resnet18.state_dict()
     del state["layer1.0.conv1.weight"], state["bn1.bias"]

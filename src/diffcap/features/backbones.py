@@ -307,7 +307,12 @@ def _timm(network: str, layer: str | int | None, weights: str) -> tuple[nn.Modul
         # timm renames the parameters of the authors' files; other files are used as they are.
         with suppress(Exception):
             overlay = {"state_dict": dict(state)}
-            state = timm.create_model(network, pretrained=True, pretrained_cfg_overlay=overlay).state_dict()
+            converted = timm.create_model(network, pretrained=True, pretrained_cfg_overlay=overlay).state_dict()
+            # timm also resamples a `pos_embed` of another size. A file with this network's names stays, and is refused below. (With
+            # other names, a size may differ: DINOv2's `pos_embed` has the class token, which timm adds to `cls_token`.)
+            wanted = model.state_dict()
+            if wanted.keys() - state.keys() or all(state[name].numel() == wanted[name].numel() for name in wanted):
+                state = converted
         load_weights(model, state, weights)
     return _Intermediate(model, _block_number(layer, "timm")), preprocessing_of("timm", network)
 
