@@ -1,6 +1,7 @@
 """`diffcap caption` as a user runs it: one pair, folders, tables, odd files; sentences, JSON and pictures."""
 
 import csv
+import errno
 import io
 import itertools
 import json
@@ -25,6 +26,7 @@ from tests.odd_images import write_all
 from tests.test_pair_captioner import make, make_coarse, noise, reweighted
 
 from diffcap.cli import main
+from diffcap.commands.caption_file import exclusive_lock
 from diffcap.commands.pairs import ImagePair, find_pairs
 from diffcap.evaluation.coco import read_predictions
 from diffcap.pair_captioner import SHIPPED, PairCaptioner
@@ -360,8 +362,8 @@ def test_a_file_of_other_settings_is_left_alone(table: Path, checkpoint: str, tm
             f"error: --out a.csv: its captions were made with another {names}; give another name, or delete the file to start again."
         )
     assert "were made with another list of pairs; give" in outcome(source="less.csv")
-    assert "exists, and pairs.csv.settings.json does not, so it is not a file of this command" in outcome(
-        name="pairs.csv"
+    assert "exists, and less.csv.settings.json does not, so it is not a file of this command" in outcome(
+        name="less.csv"
     )
     assert (table / "pairs.csv").read_text().startswith("id,before") and (table / "a.csv").read_bytes() == content
     (table / "a.csv").write_bytes(content.replace(b"before/1", b'"', 1))
@@ -378,11 +380,75 @@ def test_a_file_of_other_settings_is_left_alone(table: Path, checkpoint: str, tm
         (["pairs.csv", "--out", "a.csv", "--json"], "--json has no effect with --out a.csv; remove it"),
         (["before/1.png", "after/1.png", "--out", "a.jsonl"], "give a name that ends in .geojson, .csv or .html; .jsonl is for a f"),
         (["pairs.csv", "--threshold", "0.3"], "--threshold is for a whole scene, two rasters; remove it for the pairs of pairs.csv."),
+        (["pairs.csv", "--out", "../{here}/pairs.csv"], "pairs.csv: the pairs of pairs.csv are read from this file; give another"),
+        ([".", "--out", "pairs.jsonl"], "--out pairs.jsonl: the pairs of . are read from this file; give another name."),
         ([".", "--tile=64", "--out", "a.csv"], "--tile is for a whole scene, two rasters; remove it for the pairs of ."),
     ],
 )  # fmt: skip
 def test_files_of_pairs_and_of_scenes_are_told_apart(table: Path, words: list[str], sentence: str) -> None:
-    assert sentence in str(caption(*words))
+    assert sentence in str(caption(*(word.format(here=table.name) for word in words)))
+
+
+def test_one_command_at_a_time_writes_a_file(
+    table: Path, checkpoint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "pairs.csv", "--checkpoint", checkpoint, "--out", "out/a.csv"
+    with exclusive_lock(table / "out/a.csv"):
+        assert caption(*words) == (
+            "error: --out out/a.csv: another command is writing this file; wait until it ends, or give another name."
+        )
+    assert not (table / "out/a.csv").exists()
+
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    (table / "loop.png").symlink_to("loop.png")
+    with (table / "pairs.csv").open("a") as file:
+        file.write("\nloop,loop.png,loop.png\n")
+    failure = "error: 1 of 6 pairs could not be captioned, see above; the others are done."
+    assert caption(*words) == failure and len(rows_of(table / "out/a.csv")) == 6
+    monkeypatch.chdir(table / "before")  # the same pairs
+    assert caption("../pairs.csv", *words[1:3], "--out", "../out/a.csv") == failure
+    assert "5 of them earlier" in capsys.readouterr().out
+
+
+def test_missing_maps_of_captioned_pairs_are_drawn(
+    table: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "pairs.csv", "--checkpoint", checkpoint, "--out", "a.csv"
+    assert caption(*words) is None
+    rows = (table / "a.csv").read_bytes()
+    drawn: list[Path] = []
+    monkeypatch.setattr("diffcap.report.drawing.write_png", lambda path, sheet: (drawn.append(path), path.touch()))
+    (table / "maps").mkdir()
+    (table / "maps/é_1.png").touch()
+    for expected in (["0", "2", "3", "4"], []):
+        drawn.clear()
+        assert caption(*words, "--heatmap", "maps") is None
+        assert drawn == [Path("maps", f"é_{number}.png") for number in expected]
+        assert (table / "a.csv").read_bytes() == rows
+
+    def stop(path: Path, sheet: Image.Image) -> None:
+        assert not rows_of(table / "b.csv")  # a pair whose map is missing is not done
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("diffcap.report.drawing.write_png", stop)
+    assert "interrupted" in str(caption(*words[:-1], "b.csv", "--heatmap", "other"))
+    assert rows_of(table / "b.csv") == []
+
+
+def test_rows_of_an_incomplete_batch_are_kept(table: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "pairs.csv", "--checkpoint", checkpoint, "--batch_size", "4", "--out", "a.jsonl"
+    assert caption(*words) is None
+    whole = (table / "a.jsonl").read_bytes()
+    begun = b"".join(whole.splitlines(keepends=True)[:3])
+    (table / "a.jsonl").write_bytes(begun)
+    with monkeypatch.context() as patch:
+        patch.setattr(PairCaptioner, "batch", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert "interrupted" in str(caption(*words))
+    assert (table / "a.jsonl").read_bytes() == begun
+    assert caption(*words) is None and (table / "a.jsonl").read_bytes() == whole
 
 
 def test_ctrl_c_says_what_is_kept(table: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:

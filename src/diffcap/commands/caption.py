@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from diffcap.checkpoints.hub_access import check_connection
-from diffcap.commands.caption_file import SUFFIXES, CaptionFile
-from diffcap.commands.pairs import ImagePair, find_pairs
+from diffcap.commands.caption_file import SUFFIXES, CaptionFile, exclusive_lock
+from diffcap.commands.pairs import ImagePair, find_pairs, table_paths
 from diffcap.utils.console import echo, print_json
 from diffcap.utils.errors import DiffcapError
 
@@ -44,6 +44,8 @@ def run(
     single_pair = after is not None and not Path(before).is_dir()
     heatmap_path = _validate_heatmap_path(heatmap, single_pair)
     out_path = _validate_out(out, as_json)
+    if out_path and after is None and os.path.realpath(out_path) in map(os.path.realpath, table_paths(Path(before))):
+        raise DiffcapError(f"--out {out_path}: the pairs of {before} are read from this file; give another name.")
     _check_images(pairs)
     check_connection([*(checkpoint or []), base], shipped=True)
     # By default a thread that waits for the next operation spins, which uses more CPU time than the operations of a small
@@ -65,7 +67,11 @@ def run(
         if out_path:
             weights = captioner.weights_sha256()
             settings = {"checkpoint": weights, "beam": beam, "length_penalty": length_penalty, "prompt": prompt}
-            file = stack.enter_context(CaptionFile(out_path, pairs, settings, batch_size))
+            stack.enter_context(exclusive_lock(out_path))
+            without_map = {
+                id for id, name in file_names.items() if heatmap_path and not (heatmap_path / name).is_file()
+            }
+            file = stack.enter_context(CaptionFile(out_path, pairs, settings, batch_size, without_map))
             pending = file.pending
         captions = captioner.batch(
             ((pair.before, pair.after) for pair in pending),
@@ -79,13 +85,15 @@ def run(
         )
         try:
             for pair, caption in zip(pending, captions):
-                _print_result(pair, caption, as_json, single_pair, file)
-                if isinstance(caption, DiffcapError):
-                    failed += 1
-                elif heatmap_path is not None and single_pair:
-                    _draw(captioner, pair, caption, heatmap_path)
-                elif heatmap_path is not None:
+                is_error = isinstance(caption, DiffcapError)
+                failed += is_error
+                if (
+                    heatmap_path and not single_pair and not is_error
+                ):  # before the row, which says that the pair is done
                     undrawn += not _try_draw(captioner, pair, caption, heatmap_path / file_names[pair.id])
+                _print_result(pair, caption, as_json, single_pair, file)
+                if heatmap_path and single_pair:
+                    _draw(captioner, pair, caption, heatmap_path)
                 advance(1)
         except KeyboardInterrupt:
             if single_pair:

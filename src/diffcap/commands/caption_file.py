@@ -1,10 +1,13 @@
 """The file of `diffcap caption PAIRS --out captions.jsonl` or `.csv`, which grows row by row; an interrupted command goes on."""
 
 import csv
+import fcntl
 import hashlib
 import io
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -24,6 +27,26 @@ class _Row(NamedTuple):
     failed: bool
 
 
+@contextmanager
+def exclusive_lock(path: Path) -> Iterator[None]:
+    """Allow one command at a time to write a file. The lock file stays; the file itself is replaced, so it cannot be the lock.
+
+    Raises:
+        DiffcapError: another command writes the file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f".{path.name}.lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DiffcapError(
+                f"--out {path}: another command is writing this file; wait until it ends, or give another name."
+            ) from None
+        except OSError:  # the file system has no locks
+            pass
+        yield
+
+
 class CaptionFile:
     """A row for each pair, in their order. Each is in the file when `append` returns.
 
@@ -31,29 +54,41 @@ class CaptionFile:
 
     Attributes:
         path: of the file.
-        pending: the pairs without a row, then those whose row has an error. At the end of an unfinished file, rows of an incomplete
-            batch are repeated, so that a batch has the same pairs, and its numbers the same digits, as without an interruption.
+        pending: the pairs without a row, then those whose row has an error or that are in `repeated`. At the end of an unfinished
+            file, pairs of an incomplete batch are repeated, so that a batch has the same pairs, and its numbers the same digits, as
+            without an interruption.
     """
 
-    def __init__(self, path: Path, pairs: Sequence[ImagePair], settings: Mapping[str, Any], batch_size: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        pairs: Sequence[ImagePair],
+        settings: Mapping[str, Any],
+        batch_size: int,
+        repeated: Collection[str] = (),
+    ) -> None:
         """Start the file, or open one that the same command has begun.
 
         Args:
             settings: what the captions depend on besides the pairs, by option (JSON values).
+            repeated: ids of pairs that are pending although they have a row.
 
         Raises:
             DiffcapError: the file belongs to other pairs or settings, or is damaged.
         """
         self.path, self._is_csv = path, path.suffix.lower() == ".csv"
         self._numbers = {_key(pair.id): number for number, pair in enumerate(pairs)}
-        listed = json.dumps([[pair.id, str(pair.before), str(pair.after)] for pair in pairs])
+        listed = json.dumps([[pair.id, *map(os.path.realpath, pair[1:])] for pair in pairs])
         self._check_settings({"pairs": hashlib.sha256(listed.encode()).hexdigest(), **settings})
         rows = self._read()
         end = next((number for key, number in self._numbers.items() if key not in rows), len(pairs))
         start = end - end % batch_size if end < len(pairs) else end
-        kept = (key for key, row in rows.items() if not row.failed and not start <= self._numbers[key] < end)
-        self._rows = {key: rows[key] for key in kept}
-        pending = [number for key, number in self._numbers.items() if key not in self._rows]
+        self._rows = {key: row for key, row in rows.items() if not row.failed}
+        pending = [
+            number
+            for key, number in self._numbers.items()
+            if key not in self._rows or start <= number < end or pairs[number].id in repeated
+        ]
         self.pending = [pairs[number] for number in sorted(pending, key=lambda number: number < start)]
         self._write_all()
         with add_filename(path):
@@ -104,7 +139,7 @@ class CaptionFile:
             temporary.write_bytes(b"".join(line + b"\n" for line in [*header, *rows]))
 
     def append(self, pair: ImagePair, values: Mapping[str, Any]) -> None:
-        """Add the row of a pair.
+        """Add the row of a pair, unless it has one without an error.
 
         Args:
             values: by key; "text" is the caption, or there is an "error".
@@ -112,6 +147,8 @@ class CaptionFile:
         Raises:
             OSError: the file cannot be written; the error names it.
         """
+        if _key(pair.id) in self._rows:
+            return
         row = {"id": pair.id, "before": str(pair.before), "after": str(pair.after), **values}
         row |= {"caption": row["text"]} if "text" in row else {}
         if self._is_csv:

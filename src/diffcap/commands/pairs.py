@@ -37,6 +37,11 @@ def names_many(before: str, after: str | None) -> bool:
     return Path(before).is_dir() or (after is None and Path(before).suffix.lower() in _TABLES)
 
 
+def table_paths(path: Path) -> list[Path]:
+    """Where `find_pairs` looks for a table of pairs: in a folder, or the file itself."""
+    return [path / f"pairs{ending}" for ending in _TABLES] if path.is_dir() else [path]
+
+
 def find_pairs(before: str, after: str | None = None) -> tuple[list[ImagePair], list[str]]:
     """Find the image pairs that one or two arguments name.
 
@@ -128,9 +133,9 @@ def _pairs_of_folders(before: Path, after: Path) -> tuple[list[ImagePair], list[
 
 
 def _pairs_in_folder(folder: Path) -> tuple[list[ImagePair], list[str]]:
-    for ending in _TABLES:
-        if (folder / f"pairs{ending}").is_file():
-            return _pairs_in_table(folder / f"pairs{ending}"), []
+    for table in table_paths(folder):
+        if table.is_file():
+            return _pairs_in_table(table), []
     for before, after in zip(_BEFORE, _AFTER):
         if (folder / before).is_dir() and (folder / after).is_dir():
             return _pairs_of_folders(folder / before, folder / after)
