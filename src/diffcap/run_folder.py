@@ -122,8 +122,13 @@ def read_stage(out: Path) -> str:
 
 def main_process() -> bool:
     """Return whether this is the process of rank 0; works before Lightning sets up its ranks."""
-    # torchrun sets RANK. Under `srun torchrun`, the first task of srun may be another host than that of rank 0.
-    names = ("RANK",) if "RANK" in os.environ else ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
+    names = ["LOCAL_RANK", "RANK", "SLURM_PROCID"]
+    if (
+        "TORCHELASTIC_RUN_ID" in os.environ
+    ):  # under `srun torchrun`, rank 0 may be on another host than the first task of srun
+        names = ["RANK"]
+    elif "MASTER_ADDR" in os.environ:  # several hosts, without a launcher
+        names.append("NODE_RANK")
     return all(os.environ.get(name, "0") == "0" for name in names)
 
 

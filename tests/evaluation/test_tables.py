@@ -71,6 +71,11 @@ STILL = ["there is no change"] * 10
         ([*CHANGES[:3], *["nothing has changed"] * 7], HALF, []),  # right about those without change, and wrong twice
         (["nothing has changed"] * 10, STILL, []),
         (
+            [*["nothing has changed"] * 15, *CHANGES[:5]],
+            [*STILL, *CHANGES[:5], *CHANGES[:5]],
+            ['15 of 20 captions are "nothing has changed"; the references of 10 of'],
+        ),
+        (
             ["nothing has changed"] * 10,
             [*STILL[:7], *CHANGES[:3]],
             ["the references of 7 of these pairs say the same."],

@@ -61,6 +61,8 @@ def set_all(variables: pytest.MonkeyPatch, values: dict[str, str]) -> None:
         ({**JOB, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1"}, None, True),
         (CHILD, None, False),  # a process that Lightning has started
         ({**CHILD, "LOCAL_RANK": "0", "NODE_RANK": "1"}, None, False),
+        ({**CHILD, "RANK": "0"}, None, False),  # started by a process in whose environment RANK is set
+        ({"NODE_RANK": "1"}, None, True),  # one process
     ],
 )
 def test_the_launcher_is_known_by_its_variables(

@@ -186,7 +186,7 @@ def test_two_processes_are_killed_and_interrupted_and_end_as_undisturbed_ones(
     def words(runs: Path) -> list[str]:
         two = "--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.log_every_n_steps=5"
         start = f"--model.init_from={undisturbed / 'pretrain/last.ckpt'}"
-        more = "--run.checkpoint_every=5", "--data.num_workers=1"  # Ctrl-C also goes to the workers
+        more = "--run.checkpoint_every=5", "--data.num_workers=1"  # the signals also go to the workers
         return [*training("finetune", blocks, runs, *two, start), *more]
 
     def ended_by(send: Callable[[subprocess.Popen], None]) -> str:
@@ -215,7 +215,7 @@ def test_two_processes_are_killed_and_interrupted_and_end_as_undisturbed_ones(
     assert killed.endswith("run the same command again to resume.")
     for send in (
         lambda process: os.killpg(process.pid, signal.SIGINT),  # Ctrl-C
-        lambda process: process.send_signal(signal.SIGTERM),
+        lambda process: os.killpg(process.pid, signal.SIGTERM),  # `timeout`
     ):
         error = ended_by(send)
         step = torch.load(last, weights_only=True)["global_step"]
@@ -227,6 +227,28 @@ def test_two_processes_are_killed_and_interrupted_and_end_as_undisturbed_ones(
         assert done.returncode == 0, done.stderr
     same_training(last, tmp_path / "b/finetune/last.ckpt")
     _same_logs(tmp_path / "a/finetune", tmp_path / "b/finetune")
+
+
+def test_ctrl_c_during_a_validation_saves_a_checkpoint_after_it(blocks: Path, tmp_path: Path) -> None:
+    """A terminal sends it to Java, too, which computes the scores."""
+    words = training("finetune", blocks, tmp_path, "--run.checkpoint_every=1000")
+    process = subprocess.Popen(
+        words,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    while subprocess.run(["pgrep", "-P", str(process.pid), "java"], capture_output=True).returncode:
+        assert process.poll() is None
+        time.sleep(0.002)
+    os.killpg(process.pid, signal.SIGINT)
+    error = process.communicate(timeout=60)[1].strip()
+    step = torch.load(tmp_path / "finetune/last.ckpt", weights_only=True)["global_step"]
+    sentence = f"error: interrupted at step {step}; run the same command again to resume at step {step}."
+    assert error.splitlines()[-1] == sentence
 
 
 def test_a_run_killed_in_its_last_moment_does_not_train_on(blocks: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Worker processes of the data loaders."""
 
+import os
 import re
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -34,13 +34,13 @@ def worker_options(num_workers: int | None, trainer: Any) -> dict[str, Any]:
     if num_workers:
         # "fork" also where it is not the default, because the trainer cannot be pickled.
         options |= {"multiprocessing_context": "fork", "persistent_workers": True, "prefetch_factor": 2}
-        options["worker_init_fn"] = _ignore_interrupt
+        options["worker_init_fn"] = _leave_process_group
     return options
 
 
-def _ignore_interrupt(worker: int) -> None:
-    """Ignore Ctrl-C, which a terminal also sends to the workers: a training needs them until it has ended its step."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _leave_process_group(worker: int) -> None:
+    """Leave the process group, to which terminals and `timeout` send signals: a training needs its workers until its step has ended."""
+    os.setpgid(0, 0)
 
 
 def read_maps(store: FeatureStore, rows: np.ndarray) -> Tensor:

@@ -61,8 +61,12 @@ def jar(name: str) -> Path:
 
 
 def java_call(*arguments: str | Path) -> dict[str, Any]:
-    """Return the arguments of `subprocess` that run Java with UTF-8, also in file names, and the English number format."""
-    return {"args": [find_java(), *_OPTIONS, *map(str, arguments)], "env": {**os.environ, "LC_ALL": "C.UTF-8"}}
+    """Return the arguments of `subprocess` that run Java with UTF-8, also in file names, and the English number format.
+
+    Java has its own session: a training that gets Ctrl-C or SIGTERM, which also go to the processes of its group, ends its validation.
+    """
+    command = [find_java(), *_OPTIONS, *map(str, arguments)]
+    return {"args": command, "env": {**os.environ, "LC_ALL": "C.UTF-8"}, "start_new_session": True}
 
 
 def run_java(what: str, *arguments: str | Path, text: str = "") -> str:

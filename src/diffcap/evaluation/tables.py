@@ -54,10 +54,10 @@ def score_notes(groups: Iterable[Mapping[str, float]], pairs: Mapping[str, int])
 
 
 def caption_notes(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> list[str]:
-    """Whether captions are empty, or one caption is that of more than half of the pairs although most references say something else.
+    """Whether captions are empty, or one caption is that of more than half of the pairs although other references say something else.
 
-    A captioner that is right about the many pairs without change gets no note: its caption must also be that of more than half of the
-    pairs whose references do not say the same.
+    A captioner that is right about the many pairs without change gets no note: at least three captions, and more than a tenth of all,
+    must be those of pairs whose references do not say the same.
 
     Args:
         captions: id -> caption, for each id of `references`. references: id -> captions.
@@ -74,13 +74,12 @@ def caption_notes(captions: Mapping[str, str], references: Mapping[str, Sequence
     common, count = counts.most_common(1)[0] if counts else ("", 0)
     if count > len(said) / 2:
         unchanged = is_no_change(common)
-        others = [
-            said[id]
+        wrong = sum(
+            said[id] == common
+            and not any(plain(text) == common or (unchanged and is_no_change(text)) for text in texts)
             for id, texts in references.items()
-            if not any(plain(text) == common or (unchanged and is_no_change(text)) for text in texts)
-        ]
-        wrong = others.count(common)
-        if wrong > max(2, len(others) / 2):  # two equal captions can be chance
+        )
+        if wrong > max(2, len(said) / 10):  # two equal captions can be chance
             notes.append(
                 f'{count:,} of {len(said):,} captions are "{common}"; the references of {count - wrong:,} of these pairs say the same.'
             )

@@ -150,6 +150,8 @@ class StageCLI(LightningCLI):
         if plugins := launched.pop("plugins", []):
             own = config.get("plugins") or []
             kwargs["plugins"] = [*(own if isinstance(own, list) else [own]), *plugins]
+        if config.get("strategy", "auto") != "auto":
+            launched.pop("strategy", None)
         kwargs |= launched
         with wrap_invalid_settings(TypeError):  # devices that are not a number
             return super().instantiate_trainer(callbacks=callbacks, **kwargs)

@@ -87,6 +87,10 @@ def plain_errors() -> Iterator[None]:
         sys.exit(f"error: {printable(sentence)}")
     except (MemoryError, RuntimeError) as error:  # torch's are RuntimeErrors
         if type(error).__name__ in _DISTRIBUTED or "/gloo/" in str(error):
+            if port := re.search(r"failed to listen.*?port: (\d+)", str(error), re.DOTALL):
+                sys.exit(
+                    f"error: port {port[1]} of this machine is in use; set MASTER_PORT to another port, or end the process that uses it."
+                )
             reason = re.sub(r"^\[\S+\] ", "", str(error).partition("\n")[0])  # without the line of gloo's source
             sys.exit(lost_process(reason.partition(". ")[0][:200]))
         if not isinstance(error, MemoryError) and not re.search("out of memory|can't allocate memory", str(error)):
