@@ -47,8 +47,8 @@ class Pretraining(TrainingModule):
     def setup(self, stage: str) -> None:
         """Load the weights of an earlier stage."""
         if stage == "fit":
-            self.check_positions()
             check_init_without(self.init_without, self.init_from)
+            self.check_positions()
         if stage == "fit" and self.init_from:
             words = self.feature_data.words
             init_from(self.captioner, self.init_from, words, FGVC_HEADS, FGVC_HEADS, self.init_without)
