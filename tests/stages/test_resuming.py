@@ -229,9 +229,12 @@ def test_two_processes_are_killed_and_interrupted_and_end_as_undisturbed_ones(
     _same_logs(tmp_path / "a/finetune", tmp_path / "b/finetune")
 
 
-def test_ctrl_c_during_a_validation_saves_a_checkpoint_after_it(blocks: Path, tmp_path: Path) -> None:
+def test_ctrl_c_during_a_validation_saves_a_checkpoint_after_it(
+    blocks: Path, undisturbed: Path, tmp_path: Path
+) -> None:
     """A terminal sends it to Java, too, which computes the scores."""
-    words = training("finetune", blocks, tmp_path, "--run.checkpoint_every=1000")
+    start = f"--model.init_from={undisturbed / 'pretrain/last.ckpt'}"
+    words = training("finetune", blocks, tmp_path, start, "--run.checkpoint_every=1000", "--model.tokenizer=ptb")
     process = subprocess.Popen(
         words,
         env=environment(),
