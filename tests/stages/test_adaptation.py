@@ -151,7 +151,11 @@ def test_the_baselines_train_without_an_adaptation(ablation: str, pixels: Path, 
 
 
 def test_mixed_precision_and_recomputed_blocks_train(pixels: Path, tmp_path: Path) -> None:
-    options = "--trainer.precision=bf16-mixed", "--model.captioner.init_args.checkpointing=true"
+    options = (
+        "--trainer.precision=bf16-mixed",
+        "--run.force_bf16=true",
+        "--model.captioner.init_args.checkpointing=true",
+    )
     short = "--trainer.max_steps=4", "--trainer.val_check_interval=4", "--trainer.limit_val_batches=1"
     assert in_process(words("adapt", pixels, tmp_path / "a", *options, *short)) is None
     losses = curve(tmp_path / "a")

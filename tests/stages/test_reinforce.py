@@ -243,7 +243,7 @@ def test_what_it_starts_from_is_part_of_the_run(
 @pytest.mark.parametrize("method", ["pcl", "dirl"])
 def test_other_methods_train_on_by_it(method: str, undisturbed: Path, tmp_path: Path) -> None:
     assert in_process(finetuning(undisturbed / "data", tmp_path, method)) is None
-    half = "--trainer.precision=bf16-mixed", "--trainer.max_steps=2"
+    half = "--trainer.precision=bf16-mixed", "--run.force_bf16=true", "--trainer.max_steps=2"
     assert in_process(reinforcing(undisturbed / "data", tmp_path, method, *half)) is None
     assert load(tmp_path / "reinforce/best.ckpt").metadata["method"] == method
 

@@ -180,6 +180,19 @@ def test_a_second_signal_ends_a_training_at_once(blocks: Path, tmp_path: Path, m
         assert isinstance(message, str) and message.startswith(f"error: interrupted at {sentence}")
 
 
+def _started(words: list[str]) -> subprocess.Popen:
+    """A training that runs in a process group of its own, as in a terminal, and gives only its errors."""
+    return subprocess.Popen(
+        words,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+
+
 def test_two_processes_are_killed_and_interrupted_and_end_as_undisturbed_ones(
     blocks: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -192,15 +205,7 @@ def test_two_processes_are_killed_and_interrupted_and_end_as_undisturbed_ones(
     def ended_by(send: Callable[[subprocess.Popen], None]) -> str:
         """Errors of the processes, which get a signal as soon as they have written a new checkpoint."""
         before = last.stat().st_mtime_ns if last.exists() else 0
-        process = subprocess.Popen(
-            words(tmp_path / "a"),
-            env=environment(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
+        process = _started(words(tmp_path / "a"))
         while not last.exists() or last.stat().st_mtime_ns == before:
             assert process.poll() is None
             time.sleep(0.002)
@@ -235,15 +240,7 @@ def test_ctrl_c_during_a_validation_saves_a_checkpoint_after_it(
     """A terminal sends it to Java, too, which computes the scores."""
     start = f"--model.init_from={undisturbed / 'pretrain/last.ckpt'}"
     words = training("finetune", blocks, tmp_path, start, "--run.checkpoint_every=1000", "--model.tokenizer=ptb")
-    process = subprocess.Popen(
-        words,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
+    process = _started(words)
     while subprocess.run(["pgrep", "-P", str(process.pid), "java"], capture_output=True).returncode:
         assert process.poll() is None
         time.sleep(0.002)
