@@ -29,9 +29,9 @@ def tiles(out: str = "benchmarks/tiles.json", pairs: int = 4_000, workers: int =
         pairs: number of pairs.
         workers: number of processes, see `write_tiles`.
     """
-    from diffcap.datasets.tiles.write import write_tiles
     from diffcap.records import write_json, write_text
     from diffcap.utils.provenance import provenance
+    from diffcap.worlds.tiles.write import write_tiles
 
     info = {**machine(), "load_before": load()}
     with tempfile.TemporaryDirectory(prefix="diffcap-tiles-") as folder:

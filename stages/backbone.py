@@ -5,9 +5,9 @@ from diffcap.utils.errors import plain_errors
 
 def main() -> None:
     """Parse the command line, train or resume, evaluate, write the weights."""
-    from diffcap.embedded_training.blocks_backbone import BackboneTraining, RenderedObjects, finish
-    from diffcap.embedded_training.shipped import train_and_ship
     from diffcap.features.blocks_backbone import SHIPPED
+    from diffcap.worlds.training.blocks_backbone import BackboneTraining, RenderedObjects, finish
+    from diffcap.worlds.training.shipped import train_and_ship
 
     train_and_ship("backbone", BackboneTraining, RenderedObjects, SHIPPED, finish)
 

@@ -5,9 +5,9 @@ from diffcap.utils.errors import plain_errors
 
 def main() -> None:
     """Parse the command line, train or resume, evaluate, write the weights."""
-    from diffcap.embedded_training.blocks_clip import SHIPPED, BlocksClipTraining, DescribedScenes
-    from diffcap.embedded_training.clip import finish
-    from diffcap.embedded_training.shipped import train_and_ship
+    from diffcap.worlds.training.blocks_clip import SHIPPED, BlocksClipTraining, DescribedScenes
+    from diffcap.worlds.training.clip import finish
+    from diffcap.worlds.training.shipped import train_and_ship
 
     train_and_ship("clip", BlocksClipTraining, DescribedScenes, SHIPPED, finish)
 

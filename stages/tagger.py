@@ -44,8 +44,8 @@ def make_tagger(
     Raises:
         DiffcapError: a file is missing or malformed, or the training fails.
     """
-    from diffcap.embedded_training.tagger import split_held_out, train_tagger
     from diffcap.text.conllu import read_conllu
+    from diffcap.worlds.training.tagger import split_held_out, train_tagger
 
     if not 0 < share < 1:
         raise DiffcapError(f"--share is {share}; give a fraction between 0 and 1 of the sentences to hold out.")
@@ -73,17 +73,17 @@ def make_tagger(
 
 
 def _captions_of_blocks(scenes: int, seed: int) -> list[list[tuple[str, str]]]:
-    from diffcap.datasets.blocks.captions import tag, write_captions
-    from diffcap.datasets.blocks.scenes import sample_triples
+    from diffcap.worlds.blocks.captions import tag, write_captions
+    from diffcap.worlds.blocks.scenes import sample_triples
 
     groups = write_captions(sample_triples(range(scenes), seed), seed)
     return [tag(caption) for group in groups for captions in group for caption in captions]
 
 
 def _captions_of_tiles(pairs: int, seed: int) -> list[list[tuple[str, str]]]:
-    from diffcap.datasets.tiles.captions import write_captions
-    from diffcap.datasets.tiles.changes import sample_pair
-    from diffcap.datasets.tiles.tags import tag
+    from diffcap.worlds.tiles.captions import write_captions
+    from diffcap.worlds.tiles.changes import sample_pair
+    from diffcap.worlds.tiles.tags import tag
 
     changes = [sample_pair(number, seed).change for number in range(pairs)]
     groups = [write_captions(random.Random(f"{seed} {number}"), change) for number, change in enumerate(changes)]

@@ -5,9 +5,9 @@ from diffcap.utils.errors import plain_errors
 
 def main() -> None:
     """Parse the command line, train or resume, evaluate, write the weights."""
-    from diffcap.embedded_training.shipped import train_and_ship
-    from diffcap.embedded_training.tiles_backbone import RenderedTiles, TilesTraining, finish
     from diffcap.features.tiles_backbone import SHIPPED
+    from diffcap.worlds.training.shipped import train_and_ship
+    from diffcap.worlds.training.tiles_backbone import RenderedTiles, TilesTraining, finish
 
     train_and_ship("tiles_backbone", TilesTraining, RenderedTiles, SHIPPED, finish)
 

@@ -5,9 +5,9 @@ from diffcap.utils.errors import plain_errors
 
 def main() -> None:
     """Parse the command line, train or resume, evaluate, write the weights."""
-    from diffcap.embedded_training.clip import finish
-    from diffcap.embedded_training.shipped import train_and_ship
-    from diffcap.embedded_training.tiles_clip import SHIPPED, DescribedTiles, TilesClipTraining
+    from diffcap.worlds.training.clip import finish
+    from diffcap.worlds.training.shipped import train_and_ship
+    from diffcap.worlds.training.tiles_clip import SHIPPED, DescribedTiles, TilesClipTraining
 
     train_and_ship("tiles_clip", TilesClipTraining, DescribedTiles, SHIPPED, finish)
 

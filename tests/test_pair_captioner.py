@@ -279,7 +279,7 @@ def test_what_is_no_captioner_is_one_sentence(tmp_path: Path) -> None:
 
 def test_the_shipped_captioner_tells_rendered_changes(tmp_path: Path) -> None:
     """Scenes that it was not trained on: the colour of what changed, or that nothing did."""
-    from diffcap.datasets.blocks.write import write_blocks
+    from diffcap.worlds.blocks.write import write_blocks
 
     write_blocks(tmp_path, pairs=40, seed=77, workers=1)
     captioner = load_captioner()

@@ -24,7 +24,7 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.utils.settings import get_config_value
 
 # Dataset -> import path of a module with `write(folder, scenes, rendered)` and `rendered_image(path, rendered)`.
-SOURCES = {"clevr_change": "diffcap.datasets.blocks.official_size"}
+SOURCES = {"clevr_change": "diffcap.worlds.blocks.official_size"}
 WARM_UP = 2  # training steps that do not count, beside the first step of each task
 STEPS_OF_TASK = 3  # least number of training steps of each task
 FREE_GB = 8  # disk space at the official size: checkpoints of two stages 4 GB, manifests, negatives, sampled features

@@ -3,8 +3,8 @@
 import pytest
 from tests.datasets.layouts import NO_CHANGE_FIVE
 
-from diffcap.datasets.blocks.captions import NO_CHANGE
 from diffcap.datasets.no_change import describes_similarity, is_no_change
+from diffcap.worlds.blocks.captions import NO_CHANGE
 
 
 @pytest.mark.parametrize("caption", [*NO_CHANGE_FIVE, *NO_CHANGE])

@@ -2,13 +2,13 @@
 
 import pytest
 
-from diffcap.datasets.blocks.captions import write_captions
-from diffcap.datasets.blocks.geometry import COLORS, MATERIALS, SHAPES, SIZES
-from diffcap.datasets.blocks.scenes import CHANGES, sample_triples
 from diffcap.evaluation.slots import ATTRIBUTES, Slots, parse_caption, slot_accuracy, word_kinds
 from diffcap.models.vlm import PROMPT
 from diffcap.records import ChangePair
 from diffcap.utils.errors import DiffcapError
+from diffcap.worlds.blocks.captions import write_captions
+from diffcap.worlds.blocks.geometry import COLORS, MATERIALS, SHAPES, SIZES
+from diffcap.worlds.blocks.scenes import CHANGES, sample_triples
 
 
 @pytest.mark.parametrize(

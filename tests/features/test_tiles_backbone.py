@@ -8,11 +8,11 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
-from diffcap.datasets.tiles.write import render_pair
-from diffcap.embedded_training.tiles_backbone import tile_batch
 from diffcap.features.backbones import build_backbone
 from diffcap.features.convolutions import fuse_batch_norms
 from diffcap.features.tiles_backbone import CHANNELS, CLASSES, COVERS, SHIPPED, TilesNetwork
+from diffcap.worlds.tiles.write import render_pair
+from diffcap.worlds.training.tiles_backbone import tile_batch
 
 
 def test_folding_batch_norm_changes_nothing() -> None:

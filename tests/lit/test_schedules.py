@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from diffcap.embedded_training.shipped import warmed_cosine
 from diffcap.lit.schedules import in_steps, make_lr_lambda
 from diffcap.utils.errors import DiffcapError
+from diffcap.worlds.training.shipped import warmed_cosine
 
 
 def test_noam_rises_and_falls_with_the_root() -> None:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from diffcap.datasets.blocks.captions import NO_CHANGE, tag
 from diffcap.negatives import Builder, CaptionNegatives, Recipe, write_negatives
 from diffcap.negatives.corpus import sentence_texts, tokenised
 from diffcap.negatives.words import kind_of, meaning
 from diffcap.records import ChangePair, read_manifest
 from diffcap.utils.errors import DiffcapError
+from diffcap.worlds.blocks.captions import NO_CHANGE, tag
 
 FIXTURES = Path(__file__).with_name("fixtures")
 ENDS = (

@@ -2,11 +2,11 @@ import random
 
 import pytest
 
-from diffcap.datasets.blocks.captions import NO_CHANGE, tag
 from diffcap.negatives import confuse as strategies
 from diffcap.negatives.confuse import confuse
 from diffcap.negatives.corpus import Sentence, read_sentence
 from diffcap.text.tagging import split_sentences
+from diffcap.worlds.blocks.captions import NO_CHANGE, tag
 
 _BIRDS = {
     "has": "VERB", "is": "AUX", "look": "VERB", "a": "DET", "an": "DET", "the": "DET", "than": "ADP", "and": "CCONJ",

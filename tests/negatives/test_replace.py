@@ -1,10 +1,10 @@
 import random
 from collections import Counter
 
-from diffcap.datasets.blocks.captions import tag
 from diffcap.negatives.corpus import Sentence, WordPool, inverse_document_frequencies, is_replaceable, read_sentence
 from diffcap.negatives.replace import most_informative_words, replace_matched, replace_uniform
 from diffcap.negatives.words import kind_of, meaning
+from diffcap.worlds.blocks.captions import tag
 
 
 def scene(text: str) -> Sentence:

@@ -8,8 +8,6 @@ import torch
 
 from diffcap.checkpoints.reading import FORMAT
 from diffcap.datasets import read_pairs
-from diffcap.datasets.blocks.write import write_blocks
-from diffcap.datasets.tiles.write import write_tiles
 from diffcap.evaluation.coco import write_predictions
 from diffcap.evaluation.levir_cc import LevirScoring
 from diffcap.evaluation.protocols import evaluate
@@ -17,6 +15,8 @@ from diffcap.features.store import StoreWriter
 from diffcap.models.captioner import Captioner
 from diffcap.models.scorer import SCORER
 from diffcap.records import ChangePair, Dataset, write_dataset, write_json
+from diffcap.worlds.blocks.write import write_blocks
+from diffcap.worlds.tiles.write import write_tiles
 
 METRICS = ("BLEU-4", "ROUGE-L", "CIDEr-D")
 

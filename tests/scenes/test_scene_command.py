@@ -23,7 +23,7 @@ from tests.commands import environment
 from tests.scenes.rasters import UTM33, example, write, write_scene
 
 from diffcap.cli import main
-from diffcap.datasets.tiles.write import render_pair
+from diffcap.worlds.tiles.write import render_pair
 
 SIZE = 600  # of the scene: 9 tiles
 HEAD = [sys.executable, "-m", "diffcap", "caption"]

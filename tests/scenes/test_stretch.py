@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from diffcap.datasets.tiles.write import render_pair
 from diffcap.scenes.raster import Sample
 from diffcap.scenes.stretch import PERCENTILES, TILES, fit_stretch, to_rgb
 from diffcap.utils.errors import DiffcapError
+from diffcap.worlds.tiles.write import render_pair
 
 RANDOM = np.random.default_rng(0)
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from diffcap.datasets.blocks.captions import write_captions
-from diffcap.datasets.blocks.scenes import CHANGES, sample_triples
 from diffcap.negatives import read_negatives
 from diffcap.records import ChangePair, manifest_text, write_text
 from diffcap.text.stanza_tagger import SHIPPED
 from diffcap.utils.errors import DiffcapError
+from diffcap.worlds.blocks.captions import write_captions
+from diffcap.worlds.blocks.scenes import CHANGES, sample_triples
 
 STAGE = Path(__file__).parents[2] / "stages" / "negatives.py"
 FILES = ("negatives.jsonl", "negatives.md", "negatives.json", "tags.jsonl")

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from diffcap.datasets.blocks.captions import LEXICON, tag
 from diffcap.text import stanza_tagger, tagging
 from diffcap.text.stanza_tagger import SHIPPED, find_tagger
 from diffcap.text.tagging import split_sentences, tag_sentences
 from diffcap.utils.cores import available_cores
 from diffcap.utils.errors import DiffcapError
+from diffcap.worlds.blocks.captions import LEXICON, tag
 
 COLORS = ("red", "blue", "green", "cyan", "gray", "brown", "purple", "yellow")
 CAPTIONS = [

@@ -223,7 +223,7 @@ def _check(
         f"{root}: of {len(paths)} {files} {counts}, so {lost} of {len(pairs)} pairs are unusable; {report} lists them"
     )
     if missing == "refuse" and rendered:
-        from diffcap.datasets.rendering import reopen
+        from diffcap.worlds.rendering import reopen
 
         reopen(root, problems)
         raise DiffcapError(f"{summary}. Run the same command again; it renders those images again.")

@@ -1,4 +1,4 @@
-"""CLEVR-Change (Park et al., ICCV 2019), and datasets in its layout, as `diffcap.datasets.blocks` writes it.
+"""CLEVR-Change (Park et al., ICCV 2019), and datasets in its layout, as `diffcap.worlds.blocks` writes it.
 
     images/CLEVR_default_000123.png       before
     sc_images/CLEVR_semantic_000123.png   after a change
@@ -6,7 +6,7 @@
     change_captions.json, no_change_captions.json   "CLEVR_default_000123.png" -> list of sentences
     splits.json                           {"train": [123, ...], "val": [...], "test": [...]}
     type_mapping.json                     {"color": ["000123.png", ...], ...}, optional
-    scenes.json                           optional, see `diffcap.datasets.blocks.write`
+    scenes.json                           optional, see `diffcap.worlds.blocks.write`
 
 Files are matched by their number, not by their position in a listing: the released dataset has 39,803 of 40,000 numbers.
 """
@@ -100,7 +100,7 @@ def _extras(path: Path) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     """Return `ChangePair.extra` of the change pair and of the distractor pair of each image; empty if `path` does not exist.
 
     `scenes.json` maps "000123.png" to {"boxes", "viewpoint_iou", "viewpoint_iou_distractor", "changed"}, all optional; their
-    meaning is described in `diffcap.datasets.blocks.write`, which writes the file.
+    meaning is described in `diffcap.worlds.blocks.write`, which writes the file.
     """
     extras = {}
     for file, scene in (_read_object(path, "scenes") if path.is_file() else {}).items():

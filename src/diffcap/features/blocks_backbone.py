@@ -28,7 +28,7 @@ WIDTH, HEIGHT = 128, 96
 ROWS, COLUMNS, CELL = 4, 6, 24
 MARGIN = (COLUMNS * CELL - WIDTH) // 2  # pixels by which the grid extends beyond the image on the left and on the right
 
-# Number of values of each attribute, in the order of `datasets.blocks`.
+# Number of values of each attribute, in the order of `worlds.blocks`.
 COLORS, SHAPES, MATERIALS, SIZES = 8, 3, 2, 2
 # Predicted probabilities -> number of values. "solid": shape, material and size together. "ninth": which of the 3 x 3 parts of
 # the cell holds the object's centre (an auxiliary target). "share": fraction of the cell's pixels with each color.

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from PIL import Image
 
-from diffcap.datasets.blocks.captions import NO_CHANGE as BLOCKS
 from diffcap.datasets.no_change import CLEVR_CHANGE, DUBAI_CC, LEVIR_CC, SECOND_CC, is_no_change
 from diffcap.pair_captioner import Caption, PairCaptioner
 from diffcap.scenes.partial import PartialResults
 from diffcap.scenes.raster import Scene
 from diffcap.scenes.stretch import Stretch, to_rgb
 from diffcap.scenes.tiling import Tile, Tiling
+from diffcap.worlds.blocks.captions import NO_CHANGE as BLOCKS
 
 NO_CHANGE = tuple(dict.fromkeys((*LEVIR_CC, *SECOND_CC, *DUBAI_CC, *CLEVR_CHANGE, *BLOCKS)))
 SAVED = 256  # results after which a batch ends, so that an interruption does not lose more of them where few tiles are captioned

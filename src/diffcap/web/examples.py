@@ -6,10 +6,10 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from diffcap.datasets.blocks.render import render
-from diffcap.datasets.blocks.scenes import CHANGES, sample_triples
-from diffcap.datasets.tiles.write import render_pair
 from diffcap.evaluation.localisation import Mask
+from diffcap.worlds.blocks.render import render
+from diffcap.worlds.blocks.scenes import CHANGES, sample_triples
+from diffcap.worlds.tiles.write import render_pair
 
 _SEED, _FIRST = 2026, 5  # in earlier scenes the changed object is partly hidden
 _SIZE = (256, 192)  # twice the size of the dataset's images

@@ -1,0 +1,188 @@
+"""Write the dataset `blocks` in CLEVR-Change's official layout (see `diffcap.datasets.clevr_change`); resumable.
+
+There are two more files: `blocks.json` has the settings of the folder, and `scenes.json` has under "000123.png":
+
+    boxes                     {"before": [x0, y0, x1, y1] or null, "after": ...}: box of the visible pixels of the changed
+                              object, x1 and y1 exclusive; null if the object is not in the image
+    viewpoint_iou             of the change pair, 1 for the same camera (`Triples.viewpoint_iou`)
+    viewpoint_iou_distractor  of the distractor pair
+    changed                   {"size", "color", "material", "shape", "to"}: the changed object before the change; "to" is the
+                              new color or material, null for other changes
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffcap.records import write_json, write_text
+from diffcap.utils.errors import DiffcapError
+from diffcap.worlds.blocks.captions import write_captions
+from diffcap.worlds.blocks.geometry import COLORS, MATERIALS, SHAPES, SIZES
+from diffcap.worlds.blocks.render import render
+from diffcap.worlds.blocks.scenes import CHANGES, COLOR, MATERIAL, Triples, sample_triples
+from diffcap.worlds.rendering import (
+    CHUNK,
+    claim,
+    clear_parts,
+    encode_png,
+    read_parts,
+    render_all,
+    write_image,
+    write_part,
+)
+
+VIEWS = (("images", "default"), ("sc_images", "semantic"), ("nsc_images", "nonsemantic"))
+RENDERER_VERSION = 3  # version of the images and captions: increase it if a code change alters them for the same seed
+_OFFICIAL = ("change_captions.json", "no_change_captions.json", "type_mapping.json", "scenes.json", "splits.json")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings that determine the content of all files; stored in `blocks.json`."""
+
+    pairs: int
+    seed: int
+    size: tuple[int, int]
+    jitter: float
+    look: int = RENDERER_VERSION  # "look" is the key in the settings file of a dataset
+
+    @property
+    def triples(self) -> int:
+        """Number of triples, each with a change pair and a distractor pair."""
+        return self.pairs // 2
+
+
+def write_blocks(
+    folder: str | Path,
+    pairs: int = 6000,
+    seed: int = 0,
+    size: tuple[int, int] = (128, 96),
+    jitter: float = 1.0,
+    workers: int | None = None,
+) -> None:
+    """Render a dataset, or the missing part of one that was interrupted.
+
+    The same settings give the same bytes, for any number of workers and after interruptions. Triple k of a seed does not depend
+    on the size of the dataset. The splits (85, 5 and 10 %) are random; each has equally many pairs of every change type.
+
+    Args:
+        folder: it is created; an existing one must be empty or have the same settings.
+        pairs: number of change and distractor pairs together, half of each; even, at least 30 (one change of each type per split).
+        seed: of scenes, captions and splits.
+        size: width and height of the images in pixels, at least 64 x 48.
+        jitter: strength of the variation of camera and light within a triple; 0: none, 1: about that of CLEVR-Change.
+        workers: processes; None: one per core, fewer for a small dataset.
+
+    Raises:
+        DiffcapError: a setting is invalid, or the folder has other content.
+    """
+    settings = _check(pairs, seed, size, jitter)
+    folder = Path(folder)
+    if claim(folder, settings, _OFFICIAL):
+        return
+    for name, _ in VIEWS:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    _finish(folder, settings, render_all(_write_chunk, folder, settings, settings.triples, workers, "triples"))
+
+
+def _check(pairs: int, seed: int, size: tuple[int, int], jitter: float) -> Settings:
+    if pairs < 30 or pairs % 2:
+        raise DiffcapError(f"blocks: pairs must be an even number, 30 or more, not {pairs}; fix it.")
+    check_render_settings(size, jitter)
+    return Settings(pairs, seed, (size[0], size[1]), float(jitter))
+
+
+def check_render_settings(size: tuple[int, int], jitter: float) -> None:
+    """Check the size of the images and the jitter.
+
+    Raises:
+        DiffcapError: the images are too small to see the objects, or the jitter is too strong.
+    """
+    if size[0] < 64 or size[1] < 48:
+        raise DiffcapError(
+            f"blocks: size must be 64 x 48 or larger, not {size[0]} x {size[1]}: smaller objects cannot be seen."
+        )
+    if not 0 <= jitter <= 3:
+        raise DiffcapError(f"blocks: jitter must lie in 0 to 3, not {jitter:g}; fix it.")
+
+
+def _write_chunk(folder: Path, settings: Settings, start: int) -> None:
+    """Write the images of one chunk, then its metadata."""
+    triples = sample_triples(range(start, start + CHUNK), settings.seed, settings.jitter)  # the last chunk is cut below
+    images, index = render(triples.scenes(), settings.size)
+    count = min(CHUNK, settings.triples - start)
+    data = encode_png(images.permute(0, 2, 3, 1).cpu().numpy())
+    for view, (where, name) in enumerate(VIEWS):
+        for row in range(count):
+            write_image(folder, folder / where / f"CLEVR_{name}_{start + row:06d}.png", data[view * CHUNK + row])
+    write_part(folder, start, _describe(triples, index, settings.seed)[:count])
+
+
+def _describe(triples: Triples, index: Tensor, seed: int) -> list[dict[str, Any]]:
+    """Return the metadata of each triple: change type, captions of both pairs, and the entry of `scenes.json`."""
+    change_captions, no_change_captions = write_captions(triples, seed)
+    mask = index.view(3, len(triples), *index.shape[1:])[:2] == triples.changed[:, None, None]
+    across, down = mask.any(2).int(), mask.any(3).int()  # (2, T, W), (2, T, H)
+    first = [axis.argmax(-1) for axis in (across, down)]
+    past_last = [axis.shape[-1] - axis.flip(-1).argmax(-1) for axis in (across, down)]
+    boxes, is_visible = torch.stack(first + past_last, -1).tolist(), mask.flatten(2).any(2).tolist()
+    change_iou, distractor_iou = (iou.tolist() for iou in triples.viewpoint_iou())
+    described = []
+    for row, change in enumerate(triples.change.tolist()):
+        scenes = triples.after if CHANGES[change] == "add" else triples.before
+        slot = row, int(triples.changed[row])
+        to = {COLOR: COLORS, MATERIAL: MATERIALS}.get(change)
+        scene = {
+            "boxes": {
+                name: boxes[k][row] if is_visible[k][row] else None for k, name in enumerate(("before", "after"))
+            },
+            "viewpoint_iou": round(change_iou[row], 4),
+            "viewpoint_iou_distractor": round(distractor_iou[row], 4),
+            "changed": {
+                "size": SIZES[scenes.size[slot]],
+                "color": COLORS[scenes.color[slot]],
+                "material": MATERIALS[scenes.material[slot]],
+                "shape": SHAPES[scenes.shape[slot]],
+                "to": to[int(triples.new_value[row])] if to else None,
+            },
+        }
+        described.append(
+            {
+                "change": CHANGES[change],
+                "captions": change_captions[row],
+                "no_change": no_change_captions[row],
+                "scene": scene,
+            }
+        )
+    return described
+
+
+def _finish(folder: Path, settings: Settings, chunks: range) -> None:
+    rows = read_parts(folder, chunks)
+    keys = [f"{number:06d}.png" for number in range(len(rows))]
+    of_type = {kind: [number for number, row in enumerate(rows) if row["change"] == kind] for kind in CHANGES}
+    for name, field in (("change_captions.json", "captions"), ("no_change_captions.json", "no_change")):
+        write_json(folder / name, {f"CLEVR_default_{key}": row[field] for key, row in zip(keys, rows)})
+    write_json(folder / "type_mapping.json", {kind: [keys[number] for number in of_type[kind]] for kind in CHANGES})
+    lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(row['scene'])}" for key, row in zip(keys, rows))
+    write_text(folder / "scenes.json", f"{{\n{lines}\n}}\n")
+    write_json(folder / "splits.json", _split(of_type, settings.seed))
+    clear_parts(folder)
+
+
+def _split(of_type: dict[str, list[int]], seed: int) -> dict[str, list[int]]:
+    splits: dict[str, list[int]] = {"train": [], "val": [], "test": []}
+    for kind, numbers in of_type.items():
+        shuffled = random.Random(f"blocks splits {seed} {kind}").sample(numbers, len(numbers))
+        test, val = (max(1, round(share * len(numbers))) for share in (0.10, 0.05))
+        splits["test"] += shuffled[:test]
+        splits["val"] += shuffled[test : test + val]
+        splits["train"] += shuffled[test + val :]
+    return {split: sorted(numbers) for split, numbers in splits.items()}

@@ -1,0 +1,273 @@
+"""The captions of `tiles`: sentences of a small grammar that state true facts of a change, in the style of LEVIR-CC.
+
+A caption has a subject (what has changed, sometimes with its number or color), a verb phrase, and none to two phrases of place:
+relations to things that have not changed, and the position in the image. Captions are lower-case and have no punctuation.
+"""
+
+from __future__ import annotations
+
+import random
+
+from diffcap.datasets.no_change import LEVIR_CC
+from diffcap.worlds.tiles.changes import Change, location_of
+from diffcap.worlds.tiles.geometry import bounds
+from diffcap.worlds.tiles.scenes import ROOFS, SIZE, House, Layer
+
+CAPTIONS = 5  # of each pair
+# The sentences of every pair without change, in the order of LEVIR-CC's file.
+NO_CHANGE = LEVIR_CC
+NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_SEEN = 24  # pixels of the shorter side of an area that a description names
+_MANY = 6  # houses from which on they are "many"
+
+# A subject begins with its number, "s" for singular and "p" for plural.
+_TREES = ("p:some trees", "p:several trees", "s:a group of trees", "p:some trees")
+_PATCH = ("s:a small forest", "s:a patch of forest", "p:many trees", "s:a group of trees", "s:a piece of woodland")
+_VERBS: dict[str, tuple[str, ...]] = {
+    "houses_built": (
+        "{has} been built", "{has} been built", "{is} built", "{was} built", "{has} appeared", "{appear}", "{has} been constructed",
+        "{is} constructed",
+    ),
+    "houses_removed": (
+        "{has} been demolished", "{has} been removed", "{was} demolished", "{is} removed", "{has} disappeared", "{disappear}",
+        "{has} been torn down", "{is} gone",
+    ),
+    "road_built": (
+        "{has} been built", "{has} been built", "{is} built", "{was} built", "{has} appeared", "{appear}", "{has} been constructed",
+    ),
+    "trees_cleared": (
+        "{has} been cleared", "{has} been cut down", "{has} been removed", "{is} removed", "{was} cut down", "{is} gone",
+        "{has} disappeared",
+    ),
+    "trees_grown": ("{has} grown", "{has} been planted", "{is} planted", "{has} appeared", "{appear}", "{was} planted"),
+    "water_appeared": ("{has} appeared", "{appear}", "{has} formed", "{has} been created", "{has} been added", "{is} formed"),
+    "water_gone": ("{has} disappeared", "{is} gone", "{has} vanished", "{disappear}", "{is} no longer there"),
+    "ground_bared": ("{has} appeared", "{appear}", "{has} been exposed"),
+}  # fmt: skip
+_DRIED = ("{has} dried up", "{has} dried out", "{is} dry now")
+_VEGETATION_VERBS = (
+    "{has} been removed",
+    "{is} removed",
+    "{has} been cleared",
+    "{has} been replaced by bare ground",
+    "{has} turned into bare land",
+)
+
+_FORMS = {
+    "has": ("has", "have"),
+    "is": ("is", "are"),
+    "was": ("was", "were"),
+    "appear": ("appears", "appear"),
+    "disappear": ("disappears", "disappear"),
+}
+
+_RELATIONS: dict[str, tuple[str, ...]] = {
+    "road": ("next to the road", "beside the road", "near the road", "by the road"),
+    "river": ("near the river", "close to the river", "by the river"),
+    "pond": ("near the pond", "close to the water", "next to the pond"),
+    "forest": ("next to the forest", "near the forest", "at the edge of the forest", "near the trees"),
+    "houses": ("near the houses", "close to the houses", "next to the houses"),
+    "fields": ("in the fields", "on the farmland", "on the cultivated land"),
+    "grass": ("on the grass", "on the grassland"),
+    "forest inside": ("in the forest", "in the woods"),
+}
+_ROW_RELATION = ("along the road", "along the road", "on one side of the road", "next to the road")
+_ROAD_RELATIONS: dict[str, tuple[str, ...]] = {
+    "fields": ("through the fields", "across the farmland", "through the farmland"),
+    "forest inside": ("through the forest", "through the woods"),
+    "houses": ("near the houses", "close to the houses"),
+    "joins": ("that joins the old road", "that meets the existing road"),
+    "horizontal": ("from the left to the right", "from left to right"),
+    "vertical": ("from the top to the bottom", "from top to bottom"),
+}
+_SCENES = ("of the scene", "of the image", "of the area")
+
+
+def write_captions(rng: random.Random, change: Change | None) -> list[str]:
+    """Draw five captions of a pair.
+
+    Args:
+        rng: source of the captions. change: None for a pair without change, which always has the five sentences of `NO_CHANGE`.
+
+    Returns:
+        Five sentences; two of them are rarely equal.
+    """
+    if change is None:
+        return list(NO_CHANGE)
+    captions: list[str] = []
+    for _ in range(CAPTIONS):
+        for _ in range(3):  # draws until the sentence is a new one
+            sentence = _sentence(rng, change)
+            if sentence not in captions:
+                break
+        captions.append(sentence)
+    return captions
+
+
+def describe(scene: Layer, number: int, seed: int = 0, most: int = 3) -> str:
+    """Describe one image by a sentence that names some of its things in random order.
+
+    Houses are counted by `changes.location_of`. A phrase can leave "corner" out, so a number can be smaller than that of all houses in
+    the named part.
+
+    Args:
+        scene: the image. number: of the image; the sentence depends on it and on `seed`. most: maximum number of things.
+    """
+    rng = random.Random(f"tiles description {seed} {number}")
+    houses: dict[str, list[House]] = {}
+    for house in scene.houses:
+        if all(0 <= value < SIZE for value in house.center):
+            houses.setdefault(location_of(bounds([house.footprint])), []).append(house)
+    phrases = [_described_houses(rng, group, place) for place, group in houses.items()]
+    areas = [("a pond", pond) for pond in scene.ponds]
+    names = {"forest": "a forest", "bare": "an area of bare ground"}
+    areas += [(names[zone.surface], zone.polygon) for zone in scene.zones if zone.surface in names]
+    for name, polygon in areas:
+        x0, y0, x1, y1 = bounds([polygon])
+        box = max(x0, 0), max(y0, 0), min(x1, SIZE), min(y1, SIZE)
+        if min(box[2] - box[0], box[3] - box[1]) >= _SEEN:
+            phrases.append(_placed(rng, name, location_of(box)))
+    phrases += ["a river"] * bool(scene.rivers)
+    phrases += sorted({"a paved road" if road.paved else "a dirt road" for road in scene.roads})
+    phrases += ["fields"] * any(zone.surface == "field" for zone in scene.zones)
+    return " and ".join(rng.sample(phrases, min(most, len(phrases)))) or "grassland"
+
+
+def _described_houses(rng: random.Random, houses: list[House], place: str) -> str:
+    """The houses at a place: their number, or the color of a single one's roof."""
+    if len(houses) == 1:
+        phrase = f"a house with a {ROOFS[houses[0].roof]} roof"
+    else:
+        phrase = f"{NUMBERS[len(houses)] if len(houses) < len(NUMBERS) else 'many'} houses"
+    return _placed(rng, phrase, place)
+
+
+def _placed(rng: random.Random, thing: str, place: str) -> str:
+    """A thing with its place, without "of the scene" and the like; the thing alone if `place` is ""."""
+    return f"{thing} {_position(rng, place).partition(' of the ')[0]}" if place else thing
+
+
+def _sentence(rng: random.Random, change: Change) -> str:
+    subject, verbs = _subject(rng, change)
+    is_plural, subject = subject.startswith("p:"), subject[2:]
+    places = _places(rng, change)
+    clause = next((place for place in places if place.startswith("that ")), None)
+    if clause:
+        places.remove(clause)
+        subject = f"{subject} {clause}"
+    style = rng.random()
+    is_new = change.kind in ("houses_built", "road_built", "trees_grown", "water_appeared") and not subject.startswith(
+        "the "
+    )
+    if style < 0.12 and is_new:
+        return " ".join([f"there {_FORMS['is'][is_plural]} now {subject}", *places])
+    verb = rng.choice(verbs).format(**{name: forms[is_plural] for name, forms in _FORMS.items()})
+    if style < 0.24 and places and not places[0].startswith(("from", "through", "across")):
+        return " ".join([places[0], subject, verb, *places[1:]])
+    return " ".join([subject, verb, *places])
+
+
+def _subject(rng: random.Random, change: Change) -> tuple[str, tuple[str, ...]]:
+    """A subject, which begins with "s:" or "p:", and the verb phrases that it may have."""
+    verbs = _VERBS[change.kind]
+    if change.noun in ("house", "building"):
+        return _house_subject(rng, change), verbs
+    if change.noun == "road":
+        kind = {"paved": "paved road", "dirt": "dirt road"}[change.details[0]]
+        return rng.choice(("s:a road", "s:a road", "s:a new road", f"s:a {kind}", f"s:a new {kind}")), verbs
+    if change.noun == "trees":
+        number = NUMBERS[change.count] if change.count < len(NUMBERS) and rng.random() < 0.15 else ""
+        return (f"p:{number} trees" if number else rng.choice(_TREES)), verbs
+    if change.noun == "forest":
+        return rng.choice(_PATCH), verbs
+    if change.noun == "clearing":
+        return rng.choice(
+            ("s:a part of the forest", "p:some trees of the forest", "s:a piece of the forest", "p:many trees")
+        ), verbs
+    if change.noun in ("pond", "lake"):
+        return _water_subject(rng, change)
+    if "grass" in change.relations and rng.random() < 0.35:
+        return rng.choice(("s:the vegetation", "s:the grass")), _VEGETATION_VERBS
+    return rng.choice(
+        ("s:a bare area", "s:an area of bare ground", "s:bare land", "s:bare ground", "s:a patch of bare soil")
+    ), verbs
+
+
+def _house_subject(rng: random.Random, change: Change) -> str:
+    count, is_new = change.count, change.kind == "houses_built"
+    new = "new " if is_new and rng.random() < 0.2 else ""
+    if change.arrangement == "single":
+        color = change.details[0]
+        noun = (
+            rng.choice(("house", "house", "building"))
+            if change.noun == "house"
+            else rng.choice(("large building", "big building"))
+        )
+        article = "the" if not is_new and rng.random() < 0.2 else "a"
+        roof = f" with a {color} roof" if rng.random() < 0.2 else ""
+        return f"s:{article} {new}{noun}{roof}"
+    noun = rng.choice(("houses", "houses", "houses", "buildings"))
+    words = [NUMBERS[count], NUMBERS[count]]
+    words += ["some"] if count < _MANY else ["many"]
+    words += ["several"] if count > 2 else []
+    if change.arrangement == "row" and rng.random() < 0.6:
+        return rng.choice(
+            (
+                f"s:a row of {new}{noun}",
+                f"s:a row of {NUMBERS[count]} {noun}",
+                f"p:{NUMBERS[count]} {new}{noun} in a row",
+            )
+        )
+    if change.arrangement == "block" and rng.random() < 0.5:
+        return rng.choice((f"s:a block of {new}{noun}", f"s:a group of {new}{noun}", f"p:rows of {new}{noun}"))
+    return f"p:{rng.choice(words)} {new}{noun}"
+
+
+def _water_subject(rng: random.Random, change: Change) -> tuple[str, tuple[str, ...]]:
+    nouns = ("lake", "large pond") if change.noun == "lake" else ("pond", "pond", "small lake")
+    article = rng.choice(("the", "the", "a")) if "only" in change.details and change.in_before else "a"
+    verbs = _VERBS[change.kind] + (_DRIED * 2 if "mud" in change.details else ())
+    new = "new " if change.kind == "water_appeared" and rng.random() < 0.2 else ""
+    return f"s:{article} {new}{rng.choice(nouns)}", verbs
+
+
+def _places(rng: random.Random, change: Change) -> list[str]:
+    """None to two phrases of place, the relation first."""
+    table = _ROAD_RELATIONS if change.noun == "road" else _RELATIONS
+    relations = [name for name in (*change.relations, *change.details) if name in table]
+    relations = [name for name in relations if not (change.noun == "clearing" and name == "forest inside")]
+    places = []
+    if relations and rng.random() < 0.6:
+        name = rng.choice(relations)
+        places.append(rng.choice(_ROW_RELATION if change.arrangement == "row" and name == "road" else table[name]))
+    if change.location and rng.random() < (0.4 if places else 0.75):
+        places.append(_position(rng, change.location))
+    return places
+
+
+def _position(rng: random.Random, location: str) -> str:
+    """A phrase for a location, see `changes.location_of`."""
+    place = location.removesuffix(" corner")
+    scene = rng.choice(_SCENES)
+    if place == "middle":
+        return rng.choice(("in the middle", f"in the middle {scene}", f"in the center {scene}"))
+    if place in ("left", "right"):
+        return rng.choice(
+            (f"on the {place}", f"on the {place} side", f"on the {place} {scene}", f"on the {place} side {scene}")
+        )
+    if place in ("top", "bottom"):
+        return rng.choice((f"at the {place}", f"at the {place} {scene}", f"in the {_ROWS[place]} part {scene}"))
+    vertical, horizontal = place.split()
+    vertical = rng.choice((vertical, _ROWS[vertical]))
+    if location.endswith(" corner") and rng.random() < 0.6:
+        return rng.choice((f"in the {vertical} {horizontal} corner", f"in the {vertical} {horizontal} corner {scene}"))
+    return rng.choice(
+        (
+            f"in the {vertical} {horizontal}",
+            f"in the {vertical} {horizontal} part",
+            f"in the {vertical} {horizontal} part {scene}",
+        )
+    )
+
+
+_ROWS = {"top": "upper", "bottom": "lower"}

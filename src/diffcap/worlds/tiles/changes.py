@@ -1,0 +1,490 @@
+"""The pairs of `tiles`: a scene before and after one change, and the facts of the change that captions may state.
+
+Pair k has the change `CHANGES[k // 2 % 8]` if k is even, and none if k is odd. A pair without change is drawn in the same way, and
+then has the same state of the scene in both images, so that a single image does not show whether the pair has a change.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from diffcap.utils.errors import DiffcapError
+from diffcap.worlds.tiles.geometry import (
+    Polygon,
+    along,
+    blob,
+    bounds,
+    curve,
+    distance_between,
+    distance_to_line,
+    offset,
+    outline,
+    rectangle,
+)
+from diffcap.worlds.tiles.scenes import (
+    FIELD,
+    FOREST,
+    GRASS,
+    RESERVED,
+    ROAD,
+    ROOFS,
+    SIZE,
+    THEMES,
+    TREE_TONES,
+    House,
+    Layer,
+    Plan,
+    Road,
+    Surface,
+    Tree,
+    Zone,
+    crossing,
+    furnish,
+    grown,
+    landscape,
+    lots,
+    random_house,
+)
+
+CHANGES = (
+    "houses_built",
+    "houses_removed",
+    "road_built",
+    "trees_cleared",
+    "trees_grown",
+    "water_appeared",
+    "water_gone",
+    "ground_bared",
+)
+INNER = 12  # a changed object, except a road, keeps this distance from the image's edges in pixels
+NEAR = {"road": 16, "river": 25, "pond": 25, "forest": 20, "houses": 18}  # largest distances of "near" in pixels
+_REMOVED = ("houses_removed", "trees_cleared", "water_gone")  # their objects are in the before image
+_ATTEMPTS = 200
+_OPEN = frozenset({GRASS, FIELD})
+Points = npt.NDArray[np.float64]  # (n, 2)
+
+
+@dataclass
+class Change:
+    """What differs between the states with and without the changed objects.
+
+    Attributes:
+        kind: of `CHANGES`.
+        noun: "house", "building" (a large one), "road", "trees", "forest", "clearing", "pond", "lake" or "ground".
+        count: number of houses; 1 for other objects, except that it is the number of single trees.
+        arrangement: of houses, "single", "group", "row" or "block"; "" for other objects.
+        present, absent: things that are only in the image with the objects, and only in the one without.
+        covers: what is below the objects, see `scenes.Plan`.
+        details: further words that captions may use: "paved" or "dirt" and "joins" (a road that meets another one), "horizontal" or
+            "vertical" (one that crosses the image); "mud" (a pond that leaves mud), "only" (no other pond); the color of a single house's
+            roof.
+        location: see `location_of`; "" if the change has none.
+        relations: keys of `NEAR`, and "fields", "grass", "forest inside", that are true of all changed objects.
+    """
+
+    kind: str
+    noun: str
+    count: int
+    arrangement: str
+    present: Layer
+    absent: Layer
+    covers: set[int]
+    details: list[str] = field(default_factory=list)
+    location: str = ""
+    relations: list[str] = field(default_factory=list)
+
+    @property
+    def in_before(self) -> bool:
+        """Whether the objects are in the before image, and not in the after image."""
+        return self.kind in _REMOVED
+
+    def polygons(self) -> list[Polygon]:
+        """Footprints of the changed objects, without roads."""
+        areas = [zone.polygon for zone in (self.absent if self.noun == "clearing" else self.present).zones]
+        trees = [blob_of(tree) for tree in self.present.trees]
+        return [*areas, *self.present.ponds, *(house.footprint for house in self.present.houses), *trees]
+
+    def facts(self) -> dict[str, Any]:
+        """The facts as JSON values, for the manifest."""
+        return {
+            "noun": self.noun,
+            "count": self.count,
+            "arrangement": self.arrangement,
+            "details": self.details,
+            "location": self.location,
+            "relations": self.relations,
+        }
+
+
+@dataclass
+class Pair:
+    """A pair of scenes: `change` is None if nothing has changed."""
+
+    before: Layer
+    after: Layer
+    change: Change | None
+
+
+def blob_of(tree: Tree) -> Polygon:
+    """The outline of a crown."""
+    return tuple(offset(tree.center, k * math.pi / 6, tree.radius) for k in range(12))
+
+
+def kind_of(number: int) -> tuple[str, bool]:
+    """The change that pair 0, 1, ... is drawn for, and whether the pair has it."""
+    return CHANGES[number // 2 % len(CHANGES)], number % 2 == 0
+
+
+def sample_pair(number: int, seed: int = 0) -> Pair:
+    """Draw a pair by its number, which determines it together with the seed.
+
+    Raises:
+        DiffcapError: no scene with room for the change was found.
+    """
+    kind, changed = kind_of(number)
+    variant = random.Random(f"tiles variant {seed} {number}").random()
+    for attempt in range(_ATTEMPTS):
+        rng = random.Random(f"tiles {seed} {number} {attempt}")
+        found = _attempt(rng, kind, variant)
+        if found is None:
+            continue
+        plan, change = found
+        states = plan.scene.with_change(change.absent), plan.scene.with_change(change.present)
+        before, after = states[::-1] if change.in_before else states
+        if not changed:
+            before = after = rng.choice(states)
+        return Pair(before, after, change if changed else None)
+    raise DiffcapError(f"tiles: no scene has room for the change of pair {number} with seed {seed}; take another seed.")
+
+
+def _attempt(rng: random.Random, kind: str, variant: float) -> tuple[Plan, Change] | None:
+    """Draw a scene with a change, or None if the scene has no room for it.
+
+    `variant`, 0 to 1, chooses between the forms of a change. It is the same in all attempts, so that forms that need much room are not
+    rarer than intended.
+    """
+    theme = rng.choice(THEMES)
+    clears = kind == "trees_cleared" and variant < 0.4
+    plan = landscape(rng, theme, road=kind.startswith("houses"), forest=clears)
+    change = _clearing(rng, plan) if clears else _MAKERS[kind](rng, plan, variant)
+    if change is None:
+        return None
+    change.kind = kind
+    polygons = change.polygons()
+    if polygons:
+        x0, y0, x1, y1 = bounds(polygons)
+        if min(x0, y0) < INNER or max(x1, y1) > SIZE - INNER:
+            return None
+        change.location = location_of((x0, y0, x1, y1))
+    for polygon in polygons:
+        plan.mark(grown(polygon, 3), RESERVED)
+    furnish(rng, plan, theme)
+    change.relations = _relations(change, plan.scene)
+    return plan, change
+
+
+def _houses(rng: random.Random, plan: Plan, variant: float) -> Change | None:
+    bounds_of = (("building", 0.1), ("single", 0.3), ("group", 0.57), ("row", 0.84), ("block", 1.0))
+    form = next(name for name, bound in bounds_of if variant <= bound)
+    for _ in range(12):
+        houses = _FORMS[form](rng, plan)
+        found = [plan.covers(house.center, house.angle, house.length + 6, house.width + 6) for house in houses]
+        x0, y0, x1, y1 = bounds([house.footprint for house in houses]) if houses else (0, 0, SIZE, SIZE)
+        if min(x0, y0) > INNER and max(x1, y1) < SIZE - INNER and all(covers <= _OPEN for covers in found):
+            break
+    else:
+        return None
+    arrangement = "single" if form == "building" else form
+    details = [ROOFS[houses[0].roof]] if arrangement == "single" else []
+    noun = "building" if form == "building" else "house"
+    return Change("", noun, len(houses), arrangement, Layer(houses=houses), Layer(), set().union(*found), details)
+
+
+def _place(rng: random.Random) -> tuple[float, float]:
+    return rng.uniform(30, SIZE - 30), rng.uniform(30, SIZE - 30)
+
+
+def _building(rng: random.Random, plan: Plan) -> list[House]:
+    return [random_house(rng, _place(rng), rng.uniform(0, math.pi), large=True)]
+
+
+def _single(rng: random.Random, plan: Plan) -> list[House]:
+    if rng.random() < 0.6:
+        row = rng.choice(lots(rng, plan, 28))
+        return [rng.choice(row)] if row else []
+    return [random_house(rng, _place(rng), rng.uniform(0, math.pi))]
+
+
+def _group(rng: random.Random, plan: Plan) -> list[House]:
+    center, angle = _place(rng), rng.uniform(0, math.pi)
+    houses: list[House] = []
+    for _ in range(40):
+        spot = center[0] + rng.uniform(-42, 42), center[1] + rng.uniform(-42, 42)
+        house = random_house(rng, spot, angle + rng.choice((0, math.pi / 2)) + rng.uniform(-0.1, 0.1))
+        clear = all(math.dist(spot, other.center) > 30 for other in houses)
+        if clear and plan.free(spot, house.angle, house.length + 6, house.width + 6):
+            houses.append(house)
+        if len(houses) == 5:
+            break
+    return houses[: rng.randint(2, 5)] if len(houses) > 1 else []
+
+
+def _row(rng: random.Random, plan: Plan) -> list[House]:
+    for row in rng.sample(rows := lots(rng, plan, rng.uniform(23, 28), rng.uniform(5, 9)), len(rows)):
+        count = rng.randint(3, 6)
+        good = [
+            plan.free(house.center, house.angle, house.length + 6, house.width + 6)
+            and all(INNER + 8 < value < SIZE - INNER - 8 for value in house.center)
+            for house in row
+        ]
+        starts = [k for k in range(len(row) - count + 1) if all(good[k : k + count])]
+        if starts:
+            first = rng.choice(starts)
+            return row[first : first + count]
+    return []
+
+
+def _block(rng: random.Random, plan: Plan) -> list[House]:
+    center, angle = _place(rng), rng.uniform(0, math.pi)
+    if rng.random() < 0.5 and plan.scene.roads:
+        point, angle = rng.choice(along(rng.choice(plan.scene.roads).line, 10))
+        center = offset(point, angle + rng.choice((-1, 1)) * math.pi / 2, rng.uniform(48, 58))
+    columns, rows = rng.randint(3, 4), rng.randint(2, 3)
+    houses = []
+    for i in range(columns):
+        for j in range(rows):
+            spot = offset(
+                offset(center, angle, (i - (columns - 1) / 2) * 25), angle + math.pi / 2, (j - (rows - 1) / 2) * 26
+            )
+            house = random_house(rng, spot, angle)
+            houses.append(House(spot, angle, min(house.length, 18), house.width, house.height, house.roof, house.gable))
+    return houses
+
+
+_FORMS: dict[str, Callable[[random.Random, Plan], list[House]]] = {
+    "building": _building,
+    "single": _single,
+    "group": _group,
+    "row": _row,
+    "block": _block,
+}
+
+
+def _road(rng: random.Random, plan: Plan, variant: float) -> Change | None:
+    roads = plan.scene.roads
+    paved = variant < 0.65
+    spots = [spot for road in roads for spot in along(road.line, 6) if all(40 < value < SIZE - 40 for value in spot[0])]
+    branches = bool(spots) and rng.random() < 0.5
+    details = ["paved" if paved else "dirt"]
+    if branches:
+        start, direction = rng.choice(spots)
+        angle = direction + rng.choice((-1, 1)) * (math.pi / 2 + rng.uniform(-0.3, 0.3))
+        control = offset(offset(start, angle, 100), angle + math.pi / 2, rng.uniform(-40, 40))
+        line = curve(start, control, offset(start, angle, 330))
+    else:
+        sides = rng.choice(((0, 2), (1, 3), (0, 1), (1, 2), (2, 3), (3, 0)))
+        line = crossing(rng, sides)
+        details += {(0, 2): ["horizontal"], (1, 3): ["vertical"]}.get(sides, [])
+    width = rng.uniform(9, 12) if paved else rng.uniform(7, 9)
+    visible = [(point, turn) for point, turn in along(line, 3) if all(0 <= value <= SIZE for value in point)]
+    found = [plan.covers(point, turn, 3, width + 2) for point, turn in visible]
+    met = [index for index, covers in enumerate(found) if ROAD in covers]
+    gaps = sum(later - earlier > 8 for earlier, later in itertools.pairwise(met))
+    if any(not covers <= {GRASS, FIELD, FOREST, ROAD} for covers in found):
+        return None
+    if len(visible) * 3 < 100 or len(met) > 14 or gaps:  # too short, or beside another road
+        return None
+    if met:
+        details.append("joins")
+    free = [covers for covers in found if ROAD not in covers]
+    share = {cover: sum(cover in covers for covers in free) / len(free) for cover in (FIELD, FOREST)}
+    covers = {cover for cover in share if share[cover] > (0.6 if cover == FIELD else 0.35)}
+    plan.mark_line(line, width + 5, RESERVED)
+    return Change("", "road", 1, "", Layer(roads=[Road(line, width, paved)]), Layer(), covers, details)
+
+
+def _open_blob(
+    rng: random.Random, plan: Plan, least: float, most: float, gap: float
+) -> tuple[Polygon, set[int]] | None:
+    """A blob where nothing is, and what is below it."""
+    for _ in range(6):
+        polygon = blob(rng, _place(rng), rng.uniform(least, most), rng.uniform(0.55, 1))
+        covers = plan.covers_of(grown(polygon, gap))
+        if covers <= _OPEN:
+            return polygon, covers
+    return None
+
+
+def _trees(rng: random.Random, plan: Plan, variant: float) -> Change | None:
+    if variant < 0.7:
+        found = _open_blob(rng, plan, 20, 42, 12)
+        if found is None:
+            return None
+        polygon, covers = found
+        edge = []
+        for point, _ in along((*polygon, polygon[0]), rng.uniform(6, 8)):
+            spot = point[0] + rng.uniform(-2, 2), point[1] + rng.uniform(-2, 2)
+            edge.append(Tree(spot, rng.uniform(3, 5.5), rng.randrange(TREE_TONES)))
+        return Change("", "forest", 1, "", Layer(zones=[Zone(polygon, "forest")], trees=edge), Layer(), covers)
+    center, spread = _place(rng), rng.uniform(26, 44)
+    trees: list[Tree] = []
+    covers = set()
+    for _ in range(60):
+        spot = offset(center, rng.uniform(0, 2 * math.pi), spread * rng.random() ** 0.5)
+        radius = rng.uniform(4, 6.5)
+        below = plan.covers(spot, 0, 2 * radius + 2, 2 * radius + 2)
+        if below <= _OPEN and all(math.dist(spot, tree.center) > radius + tree.radius for tree in trees):
+            trees.append(Tree(spot, radius, rng.randrange(TREE_TONES)))
+            covers |= below
+        if len(trees) == 14:
+            break
+    if len(trees) < 6:
+        return None
+    return Change("", "trees", len(trees), "", Layer(trees=trees), Layer(), covers)
+
+
+def _clearing(rng: random.Random, plan: Plan) -> Change | None:
+    forests = [zone for zone in plan.scene.zones if zone.surface == "forest"]
+    if not forests:
+        return None
+    for _ in range(10):
+        x0, y0, x1, y1 = bounds([rng.choice(forests).polygon])
+        polygon = blob(rng, (rng.uniform(x0, x1), rng.uniform(y0, y1)), rng.uniform(18, 36), rng.uniform(0.6, 1))
+        if plan.covers_of(grown(polygon, 9)) == {FOREST}:
+            surface: Surface = rng.choice(("bare", "grass"))
+            return Change("", "clearing", 1, "", Layer(), Layer(zones=[Zone(polygon, surface)]), {FOREST})
+    return None
+
+
+def _water(rng: random.Random, plan: Plan, variant: float) -> Change | None:
+    radius = (16.0, 22.0, 34.0)[int(3 * variant)]
+    found = _open_blob(rng, plan, radius, radius + 6, 7)
+    if found is None:
+        return None
+    polygon, covers = found
+    noun = "lake" if radius > 30 else "pond"
+    details = [] if plan.scene.ponds else ["only"]
+    return Change("", noun, 1, "", Layer(ponds=[polygon]), Layer(), covers, details)
+
+
+def _dried(rng: random.Random, plan: Plan, variant: float) -> Change | None:
+    change = _water(rng, plan, variant)
+    if change is not None and rng.random() < 0.6:
+        change.absent = Layer(zones=[Zone(change.present.ponds[0], "mud")])
+        change.details.append("mud")
+    return change
+
+
+def _bare(rng: random.Random, plan: Plan, variant: float) -> Change | None:
+    if variant < 0.5:
+        found = _open_blob(rng, plan, 22, 48, 4)
+        if found is None:
+            return None
+        polygon, covers = found
+    else:
+        center, angle, length, width = _place(rng), rng.uniform(0, math.pi), rng.uniform(40, 85), rng.uniform(30, 60)
+        covers = plan.covers(center, angle, length + 8, width + 8)
+        polygon = rectangle(center, angle, length, width)
+        if not covers <= _OPEN:
+            return None
+    return Change("", "ground", 1, "", Layer(zones=[Zone(polygon, "bare")]), Layer(), covers)
+
+
+_MAKERS: dict[str, Callable[[random.Random, Plan, float], Change | None]] = {
+    "houses_built": _houses,
+    "houses_removed": _houses,
+    "road_built": _road,
+    "trees_cleared": _trees,
+    "trees_grown": _trees,
+    "water_appeared": _water,
+    "water_gone": _dried,
+    "ground_bared": _bare,
+}
+
+
+def location_of(box: tuple[float, float, float, float]) -> str:
+    """Where a box (x0, y0, x1, y1) in pixels is in the image.
+
+    Returns:
+        "left", "right", "top", "bottom", "middle", "top left" and so on, with " corner" if the middle of the box is in the outer
+        27 % of both axes; "" if the box is too large or lies between these places.
+
+    Example:
+        >>> location_of((20, 30, 60, 70)), location_of((100, 110, 150, 160)), location_of((20, 20, 230, 120))
+        ('top left corner', 'middle', 'top')
+    """
+    places, centers = [], []
+    for low, high, names in ((box[1], box[3], ("top", "bottom")), (box[0], box[2], ("left", "right"))):
+        low, high = low / SIZE, high / SIZE
+        center = (low + high) / 2
+        centers.append(min(center, 1 - center))
+        if center < 0.36 and high < 0.58:
+            places.append(names[0])
+        elif center > 0.64 and low > 0.42:
+            places.append(names[1])
+        elif 0.4 < center < 0.6 and low > 0.2 and high < 0.8:
+            places.append("middle")
+        else:
+            places.append("")
+    vertical, horizontal = places
+    if vertical == horizontal == "middle":
+        return "middle"
+    named = [place for place in places if place not in ("", "middle")]
+    if "" in places and "middle" in places:
+        return ""
+    corner = " corner" if len(named) == 2 and max(centers) < 0.27 else ""
+    return " ".join(named) + corner
+
+
+def _relations(change: Change, scene: Layer) -> list[str]:
+    """The relations to unchanged things that hold for all changed objects."""
+    found = {frozenset({FIELD}): ["fields"], frozenset({GRASS}): ["grass"], frozenset({FOREST}): ["forest inside"]}.get(
+        frozenset(change.covers), []
+    )
+    houses = [outline(house.footprint, 3) for house in scene.houses if _visible(house.center)]
+    if change.noun == "road":
+        line = change.present.roads[0]
+        near = sum(
+            float(distance_to_line(points, line.line).min()) - line.width / 2 < NEAR["houses"] for points in houses
+        )
+        covered = [{FIELD: "fields", FOREST: "forest inside"}[cover] for cover in sorted(change.covers)]
+        return [*covered, *(["houses"] if near > 2 else [])]
+    objects = [outline(polygon, 3) for polygon in change.polygons()]
+    for name, lines in (("road", scene.roads), ("river", scene.rivers)):
+        if lines and all(
+            min(float(distance_to_line(points, line.line).min()) - line.width / 2 for line in lines) < NEAR[name]
+            for points in objects
+        ):
+            found.append(name)
+    forests = [zone.polygon for zone in scene.zones if zone.surface == "forest"]
+    for name, areas in (
+        ("pond", [outline(pond) for pond in scene.ponds]),
+        ("forest", [outline(polygon) for polygon in forests]),
+        ("houses", houses),
+    ):
+        areas = [points[_inside(points)] for points in areas if _inside(points).any()]
+        if change.noun != "clearing" and areas and _all_near(objects, areas, NEAR[name]):
+            found.append(name)
+    if "houses" in found and sum(_all_near(objects, [house], 45) for house in houses) < 2:
+        found.remove("houses")
+    return found
+
+
+def _visible(point: tuple[float, float]) -> bool:
+    return all(4 < value < SIZE - 4 for value in point)
+
+
+def _inside(points: Points) -> npt.NDArray[np.bool_]:
+    return np.all((points > 4) & (points < SIZE - 4), axis=1)
+
+
+def _all_near(objects: list[Points], areas: list[Points], limit: float) -> bool:
+    return all(min(distance_between(points, area) for area in areas) < limit for points in objects)

@@ -1,0 +1,204 @@
+"""Write the dataset `tiles` in LEVIR-CC's official layout (see `diffcap.datasets.levir_cc`); resumable.
+
+    LevirCCcaptions.json              all pairs: train, val, test
+    images/train/A/train_000001.png   before; B: after
+    images/train/label/...            mask in the grid of the before image, one channel; 255: changed, 0: not
+    facts.json                        "train_000001" -> the entry described below
+    tiles.json                        the settings of the folder
+
+An entry of `facts.json` has:
+
+    change_type   one of `changes.CHANGES`; null for a pair without change
+    boxes         {"before": [x0, y0, x1, y1] or null, "after": ...}: box around the changed objects in the grid of that image, x1 and
+                  y1 exclusive; null if the objects are not in the image
+    facts         what captions may state, see `changes.Change`; absent for a pair without change
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from diffcap.records import SPLITS, write_text
+from diffcap.utils.errors import DiffcapError
+from diffcap.worlds.rendering import (
+    CHUNK,
+    claim,
+    clear_parts,
+    encode_png,
+    read_parts,
+    render_all,
+    write_image,
+    write_part,
+)
+from diffcap.worlds.tiles.captions import write_captions
+from diffcap.worlds.tiles.changes import CHANGES, Pair, sample_pair
+from diffcap.worlds.tiles.render import TEXTURES, Date, change_mask, draw_ground, render, sample_dates, to_image
+from diffcap.worlds.tiles.scenes import SIZE
+
+RENDERER_VERSION = 1  # version of the images and captions: increase it if a code change alters them for the same seed
+KINDS = 2 * len(CHANGES)  # of pairs: each change, and no change in a scene that is drawn for it
+_FILES = ("facts.json", "LevirCCcaptions.json")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings that determine the content of all files; stored in `tiles.json`."""
+
+    pairs: int
+    seed: int
+    jitter: float
+    form: str = "tiles"
+    look: int = RENDERER_VERSION
+
+
+def write_tiles(
+    folder: str | Path, pairs: int = 6000, seed: int = 0, jitter: float = 1.0, workers: int | None = None
+) -> None:
+    """Render a dataset, or the missing part of one that was interrupted.
+
+    The same settings give the same bytes, for any number of workers and after interruptions. The scenes, images and captions of
+    pair k of a seed do not depend on the size of the dataset. The splits (85, 5 and 10 %) are random; each has equally many pairs of
+    every change type, and as many without change.
+
+    Args:
+        folder: it is created; an existing one must be empty or have the same settings.
+        pairs: number of pairs, half of them without change; even, at least 48 (one of each type per split).
+        seed: of scenes, captions and splits.
+        jitter: strength of what differs between the two dates without being a change (season, light, haze, registration, noise),
+            0 to 1; 0: nothing else differs.
+        workers: processes; None: one per core, fewer for a small dataset.
+
+    Raises:
+        DiffcapError: a setting is invalid, or the folder has other content.
+    """
+    if pairs < 3 * KINDS or pairs % 2:
+        raise DiffcapError(f"tiles: pairs must be an even number, {3 * KINDS} or more, not {pairs}; fix it.")
+    if not 0 <= jitter <= 1:
+        raise DiffcapError(f"tiles: jitter must lie in 0 to 1, not {jitter:g}; fix it.")
+    folder, settings = Path(folder), Settings(pairs, seed, float(jitter))
+    if claim(folder, settings, _FILES, "tiles"):
+        return
+    for split in SPLITS:
+        for kind in ("A", "B", "label"):
+            (folder / "images" / split / kind).mkdir(parents=True, exist_ok=True)
+    _finish(folder, settings, render_all(_write_chunk, folder, settings, pairs, workers, "pairs"))
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A pair with its images.
+
+    Attributes:
+        pair: the scenes. images: before and after, (SIZE, SIZE, 3) uint8. mask: (SIZE, SIZE) uint8, see `render.change_mask`.
+        boxes: see the module's docstring. captions: five.
+    """
+
+    pair: Pair
+    images: tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]
+    mask: npt.NDArray[np.uint8]
+    boxes: dict[str, list[int] | None]
+    captions: list[str]
+
+
+def appearance(number: int, seed: int, jitter: float) -> tuple[tuple[Date, Date], tuple[int, int]]:
+    """The dates of pair 0, 1, ... of a seed, and the start of its textures; see `render.render`."""
+    rng = random.Random(f"tiles dates {seed} {number}")
+    dates = sample_dates(rng, jitter)
+    return dates, (rng.randrange(TEXTURES), rng.randrange(TEXTURES))
+
+
+def render_pair(number: int, seed: int = 0, jitter: float = 1.0) -> Rendered:
+    """Draw pair 0, 1, ... of a seed, with its images and captions; see `write_tiles`."""
+    pair = sample_pair(number, seed)
+    dates, texture = appearance(number, seed, jitter)
+    ground = draw_ground(pair.before)
+    before = render(pair.before, dates[0], texture, ground)
+    after = render(pair.after, dates[1], texture, ground if pair.change is None else None)
+    mask = change_mask(pair.change, pair.after)
+    shown = None if pair.change is None else 0 if pair.change.in_before else 1
+    boxes = {name: _box(mask, dates[k]) if k == shown else None for k, name in enumerate(("before", "after"))}
+    captions = write_captions(random.Random(f"tiles captions {seed} {number}"), pair.change)
+    return Rendered(pair, (before, after), mask, boxes, captions)
+
+
+def _box(mask: npt.NDArray[np.uint8], date: Date) -> list[int]:
+    """The box of a mask's pixels in the image of a date."""
+    y, x = np.nonzero(mask)
+    x0, y0, x1, y1 = x.min(), y.min(), x.max() + 1, y.max() + 1
+    corners = [to_image((float(a), float(b)), date) for a in (x0, x1) for b in (y0, y1)]
+    low, high = np.floor(np.min(corners, 0) + 1e-6), np.ceil(np.max(corners, 0) - 1e-6)
+    return [int(min(SIZE, max(0, value))) for value in (*low, *high)]
+
+
+def _write_chunk(folder: Path, settings: Settings, start: int) -> None:
+    """Write the images of one chunk, then its metadata."""
+    names, rows = _names(settings.pairs, settings.seed), []
+    for number in range(start, min(start + CHUNK, settings.pairs)):
+        found = render_pair(number, settings.seed, settings.jitter)
+        files = *encode_png(np.stack(found.images), noisy=True), *encode_png(found.mask[None, ..., None])
+        name = names[number]
+        split = folder / "images" / name.partition("_")[0]
+        for kind, data in zip(("A", "B", "label"), files):
+            write_image(folder, split / kind / f"{name}.png", data)
+        change = found.pair.change
+        entry: dict[str, Any] = {"change_type": None if change is None else change.kind, "boxes": found.boxes}
+        if change is not None:
+            entry["facts"] = change.facts()
+        rows.append({"captions": found.captions, "entry": entry})
+    write_part(folder, start, rows)
+
+
+@cache
+def _names(pairs: int, seed: int) -> list[str]:
+    """The name of each pair, "train_000001"; every split is numbered from 1 on."""
+    split_of: dict[int, str] = {}
+    for kind in range(KINDS):
+        numbers = [number for number in range(pairs) if number % KINDS == kind]
+        shuffled = random.Random(f"tiles splits {seed} {kind}").sample(numbers, len(numbers))
+        test, val = (max(1, math.floor(share * len(numbers) + 0.5)) for share in (0.10, 0.05))
+        for place, number in enumerate(shuffled):
+            split_of[number] = "test" if place < test else "val" if place < test + val else "train"
+    counts = dict.fromkeys(SPLITS, 0)
+    names = []
+    for number in range(pairs):
+        split = split_of[number]
+        counts[split] += 1
+        names.append(f"{split}_{counts[split]:06d}")
+    return names
+
+
+def _finish(folder: Path, settings: Settings, chunks: range) -> None:
+    rows = dict(zip(_names(settings.pairs, settings.seed), read_parts(folder, chunks)))
+    names = sorted(rows, key=lambda name: (SPLITS.index(name.partition("_")[0]), name))
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(rows[name]['entry'])}" for name in names)
+    write_text(folder / "facts.json", f"{{\n{lines}\n}}\n")
+    images = [_official(index, name, rows[name]) for index, name in enumerate(names)]
+    write_text(folder / "LevirCCcaptions.json", json.dumps({"images": images}) + "\n")
+    clear_parts(folder)
+
+
+def _official(index: int, name: str, row: dict[str, Any]) -> dict[str, Any]:
+    """An entry of `LevirCCcaptions.json`, with the keys of the released file in their order."""
+    split, captions = name.partition("_")[0], row["captions"]
+    ids = list(range(index * len(captions), (index + 1) * len(captions)))
+    return {
+        "filepath": split,
+        "filename": f"{name}.png",
+        "imgid": index,
+        "sentences": [
+            {"tokens": caption.split(), "raw": f" {caption} .", "imgid": index, "sentid": id}
+            for caption, id in zip(captions, ids)
+        ],
+        "split": split,
+        "changeflag": int(row["entry"]["change_type"] is not None),
+        "sentids": ids,
+    }

@@ -1,0 +1,121 @@
+"""Training of the small CLIPs that the package ships for `blocks` and `tiles`, on rendered images and sentences about them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+
+from diffcap.evaluation.retrieval import PairRetrieval
+from diffcap.losses.pair_text import pair_text_contrastive_loss
+from diffcap.models.clip import PairTower, TextTower, build_clip, clamp_logit_scale_
+from diffcap.text.bpe import build_clip_vocabulary
+from diffcap.worlds.training.shipped import HELD_OUT, RenderedScenes, warmed_cosine
+
+Batch = tuple[Tensor, list[str], Any]  # images (B, 3, h, w) uint8, a sentence for each, targets of the dense task
+
+
+class ClipTraining(pl.LightningModule, ABC):
+    """CLIP's contrastive loss of images and sentences, with a dense auxiliary task for the patches.
+
+    The contrastive loss alone would need far more images to learn object positions; CLIP was trained on 400 million images.
+
+    Args:
+        network: name of the open_clip configuration. words: those of the captions.
+        dense_classes: C, logits of the dense task at each place. dense_places: places along each side of a patch.
+        lr: AdamW's highest learning rate, reached after a tenth of the steps.
+        steps: number of training steps, for the schedule.
+        dense_weight: weight of the dense task.
+    """
+
+    def __init__(
+        self,
+        network: str,
+        words: Iterable[str],
+        dense_classes: int,
+        dense_places: int,
+        lr: float,
+        steps: int,
+        dense_weight: float,
+    ) -> None:
+        super().__init__()
+        self.lr, self.steps, self.dense_weight = lr, steps, dense_weight
+        self.vocabulary = build_clip_vocabulary([" ".join(words)], "clip_used")
+        self.clip = build_clip(network, vocabulary_size=len(self.vocabulary))
+        self.images, self.words = PairTower(self.clip, joint=False), TextTower(self.clip)  # the same modules
+        self.dense_head = nn.Linear(self.clip.visual.proj.shape[1], dense_classes * dense_places**2)
+        self.unfold = nn.PixelShuffle(dense_places)
+
+    @abstractmethod
+    def dense_loss(self, logits: Tensor, targets: Any) -> Tensor:
+        """Loss of the dense task, logits (B, C, rows, columns)."""
+
+    @abstractmethod
+    def dense_counts(self, logits: Tensor, targets: Any) -> tuple[int, int]:
+        """How many predictions of the dense task are right, and how many are counted."""
+
+    def tokens(self, images: Tensor) -> Tensor:
+        """Images (B, 3, h, w) uint8 to tokens (B, 1 + N, E)."""
+        return self.images.project(self.images.encode_single(self.images.normalize(images)))
+
+    def text(self, sentences: list[str]) -> Tensor:
+        """B sentences to (B, E)."""
+        length = len(self.words.positional_embedding)
+        rows = [torch.tensor(self.vocabulary.encode(sentence, length)) for sentence in sentences]
+        return self.words(nn.utils.rnn.pad_sequence(rows, True, self.vocabulary.pad).to(self.device))
+
+    def dense(self, tokens: Tensor) -> Tensor:
+        """Tokens (B, 1 + N, E) to logits of the dense task, (B, C, rows, columns)."""
+        patches = self.dense_head(tokens[:, 1:]).transpose(1, 2)
+        return self.unfold(patches.unflatten(2, self.images.grid))
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """The sum of the contrastive loss and the weighted loss of the dense task."""
+        images, sentences, targets = batch
+        tokens = self.tokens(images)
+        contrast = pair_text_contrastive_loss(self.text(sentences), tokens[:, 0], self.clip.logit_scale.exp()).mean()
+        dense = self.dense_loss(self.dense(tokens), targets)
+        loss = contrast + self.dense_weight * dense
+        self.log_dict({"loss": loss, "contrast": contrast, "dense": dense}, prog_bar=True)
+        return loss
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Limit the scale of the cosines to 100."""
+        clamp_logit_scale_(self.clip.logit_scale)
+
+    def configure_optimizers(self) -> Any:
+        """AdamW with warm-up and cosine schedule."""
+        return warmed_cosine(self.parameters(), self.lr, self.steps)
+
+
+@torch.no_grad()
+def measure(training: ClipTraining, scenes: RenderedScenes, images: int) -> dict[str, float]:
+    """R@1 between sentences and images of held-out scenes, and the accuracy of the dense task.
+
+    Args:
+        training: the model. scenes: renders the held-out images, with its seed and jitter. images: number of held-out images.
+    """
+    metric, right, total = PairRetrieval(), 0, 0
+    for start in range(0, images, 100):
+        count = min(100, images - start)
+        batch, sentences, targets = scenes.make(HELD_OUT + start, count, scenes.seed, scenes.jitter)
+        tokens, numbers = training.tokens(batch), torch.arange(start, start + count)
+        metric.update(tokens[:, 0], numbers, training.text(sentences), numbers, numbers)
+        part = training.dense_counts(training.dense(tokens), targets)
+        right, total = right + part[0], total + part[1]
+    scores = {name: float(value) for name, value in metric.compute().items() if name.endswith("R@1")}
+    return {name: round(value, 4) for name, value in {**scores, "dense": right / max(1, total)}.items()}
+
+
+def finish(
+    training: ClipTraining, scenes: RenderedScenes, probe_images: int
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """See `shipped.train_and_ship`: weights in float16 under open_clip's names, and the token ids of the word vectors."""
+    state = {name: value.half() for name, value in training.clip.state_dict().items()}
+    training.clip.load_state_dict(
+        {name: value.float() for name, value in state.items()}
+    )  # evaluate the rounded weights
+    state["token_ids"] = torch.tensor(training.vocabulary.clip_ids)
+    return state, measure(training, scenes, probe_images)

@@ -1,0 +1,215 @@
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from diffcap.datasets import read_pairs
+from diffcap.utils.errors import DiffcapError
+from diffcap.worlds.blocks.render import render
+from diffcap.worlds.blocks.scenes import CHANGES, sample_triples
+from diffcap.worlds.blocks.write import encode_png, write_blocks
+
+OFFICIAL = {"change_captions.json", "no_change_captions.json", "splits.json", "type_mapping.json"}
+FOLDERS = {"images": "default", "sc_images": "semantic", "nsc_images": "nonsemantic"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("blocks") / "official"
+    write_blocks(path, pairs=80, seed=5, workers=1)
+    return path
+
+
+def test_layout_is_the_official_one(folder):
+    assert {path.name for path in folder.iterdir()} == OFFICIAL | {"scenes.json", "blocks.json"} | set(FOLDERS)
+    for where, name in FOLDERS.items():
+        assert sorted(path.name for path in (folder / where).iterdir()) == [
+            f"CLEVR_{name}_{k:06d}.png" for k in range(40)
+        ]
+    for name in ("change_captions.json", "no_change_captions.json"):
+        captions = _json(folder / name)
+        assert list(captions) == [f"CLEVR_default_{k:06d}.png" for k in range(40)]
+        assert all(5 <= len(sentences) <= 7 for sentences in captions.values())
+    kinds = _json(folder / "type_mapping.json")
+    assert list(kinds) == ["color", "material", "add", "drop", "move"]
+    assert sorted(file for files in kinds.values() for file in files) == [f"{k:06d}.png" for k in range(40)]
+
+
+@pytest.mark.slow
+def test_every_split_has_every_change_equally_often(tmp_path, monkeypatch):
+    from diffcap.worlds.blocks import write
+
+    monkeypatch.setattr(write, "render", lambda scenes, size: _blank(len(scenes)))  # the pictures do not matter here
+    write_blocks(tmp_path / "b", pairs=1000, seed=1, workers=1)
+    splits, kinds = _json(tmp_path / "b/splits.json"), _json(tmp_path / "b/type_mapping.json")
+    assert sorted(number for numbers in splits.values() for number in numbers) == list(range(500))
+    kind_of = {int(file[:6]): kind for kind, files in kinds.items() for file in files}
+    for split, share in (("train", 85), ("val", 5), ("test", 10)):
+        assert Counter(kind_of[number] for number in splits[split]) == dict.fromkeys(CHANGES, share)
+    write_blocks(tmp_path / "c", pairs=1000, seed=2, workers=1)
+    assert _json(tmp_path / "c/splits.json") != splits
+
+
+def test_the_reader_of_clevr_change_reads_it(folder):
+    pairs = read_pairs("blocks", folder)
+    assert len(pairs) == 80
+    assert Counter(pair.is_distractor for pair in pairs) == {True: 40, False: 40}
+    for pair in pairs:
+        assert (folder / pair.before).is_file() and (folder / pair.after).is_file()
+        assert 0 < pair.extra["viewpoint_iou"] <= 1
+        assert ("boxes" in pair.extra) != pair.is_distractor
+    assert Counter(pair.change_type for pair in pairs if not pair.is_distractor) == dict.fromkeys(CHANGES, 8)
+
+
+def test_images_are_the_rendered_ones(folder):
+    triples = sample_triples(range(40), seed=5)
+    images, _ = render(triples.scenes())
+    for view, (where, name) in enumerate(FOLDERS.items()):
+        for row in range(40):
+            with Image.open(folder / where / f"CLEVR_{name}_{row:06d}.png") as image:
+                image.load()
+                assert image.mode == "RGB" and image.size == (128, 96)
+                assert np.array_equal(np.asarray(image), images[view * 40 + row].permute(1, 2, 0).numpy())
+
+
+def test_boxes_hold_the_pixels_of_the_changed_object_and_scenes_say_what_it_was(folder):
+    triples = sample_triples(range(40), seed=5)
+    scenes = _json(folder / "scenes.json")
+    assert list(scenes) == [f"{k:06d}.png" for k in range(40)]
+    absent = {"before": "add", "after": "drop"}
+    for when in ("before", "after"):
+        _, index = render(getattr(triples, when))
+        for row in range(40):
+            slot, box = int(triples.changed[row]), scenes[f"{row:06d}.png"]["boxes"][when]
+            assert (box is None) == (CHANGES[triples.change[row]] == absent[when])
+            if box is not None:
+                y, x = np.nonzero(index[row].numpy() == slot)
+                assert box == [x.min(), y.min(), x.max() + 1, y.max() + 1]
+    for row in range(40):
+        entry, kind = scenes[f"{row:06d}.png"]["changed"], CHANGES[triples.change[row]]
+        slot = int(triples.changed[row])
+        assert entry["shape"] == ("cube", "sphere", "cylinder")[triples.before.shape[row, slot]]
+        if kind == "material":
+            assert entry["to"] == ("rubber", "metal")[triples.after.material[row, slot]] != entry["material"]
+        elif kind != "color":
+            assert entry["to"] is None
+    change, distractor = triples.viewpoint_iou()
+    for name, values in (("viewpoint_iou", change), ("viewpoint_iou_distractor", distractor)):
+        assert [scene[name] for scene in scenes.values()] == pytest.approx(values.tolist(), abs=6e-5)
+
+
+@pytest.mark.slow
+def test_same_bytes_by_several_workers_and_a_triple_is_the_same_in_a_larger_dataset(folder, tmp_path):
+    write_blocks(tmp_path / "two", pairs=80, seed=5, workers=2)
+    assert _hashes(tmp_path / "two") == _hashes(folder)
+    write_blocks(tmp_path / "more", pairs=110, seed=5, workers=1)
+    more = _hashes(tmp_path / "more")
+    images = {name: value for name, value in _hashes(folder).items() if name.endswith(".png")}
+    assert len(images) == 120 and images.items() <= more.items()
+    captions = _json(folder / "change_captions.json")
+    assert captions.items() <= _json(tmp_path / "more/change_captions.json").items()
+
+
+def test_another_seed_size_and_jitter_are_heeded(folder, tmp_path):
+    write_blocks(tmp_path / "other", pairs=30, seed=6, size=(96, 64), jitter=0.0, workers=1)
+    with Image.open(tmp_path / "other/images/CLEVR_default_000000.png") as image:
+        assert image.size == (96, 64)
+    assert all(scene["viewpoint_iou"] == 1 for scene in _json(tmp_path / "other/scenes.json").values())
+    assert _json(tmp_path / "other/change_captions.json") != _json(folder / "change_captions.json")
+
+
+@pytest.mark.thorough
+def test_a_killed_run_goes_on_where_it_stopped_and_ends_with_the_same_bytes(tmp_path):
+    code = "from diffcap.worlds.blocks.write import write_blocks; write_blocks({!r}, pairs=640, seed=9, workers=1)"
+    broken, whole = tmp_path / "broken", tmp_path / "whole"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, "-c", code.format(str(broken))], env=environment)
+    while len(list(broken.glob("nsc_images/*.png"))) < 50:
+        assert process.poll() is None
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not any((broken / name).exists() for name in OFFICIAL)
+    kept = {path: path.stat().st_mtime_ns for path in broken.glob("*/*.png")}
+    assert 150 < len(kept) < 960
+    write_blocks(broken, pairs=640, seed=9, workers=1)
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    write_blocks(whole, pairs=640, seed=9, workers=1)
+    assert _hashes(broken) == _hashes(whole)
+
+
+def test_a_finished_folder_is_left_alone(folder):
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    write_blocks(folder, pairs=80, seed=5)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    "other, output", [({"seed": 6}, "seed"), ({"pairs": 90}, "pairs"), ({"jitter": 0.5}, "jitter")]
+)
+def test_a_folder_of_other_settings_is_refused(folder, other, output):
+    before = _hashes(folder)
+    with pytest.raises(DiffcapError, match=rf"holds blocks with other settings \({output}\); choose another folder"):
+        write_blocks(folder, **{"pairs": 80, "seed": 5, **other})
+    assert _hashes(folder) == before
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    (tmp_path / "letter.txt").write_text("dear reader")
+    with pytest.raises(DiffcapError, match="holds files that are not of blocks"):
+        write_blocks(tmp_path, pairs=30)
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+
+
+@pytest.mark.parametrize(
+    "settings, output",
+    [
+        ({"pairs": 31}, "even number"),
+        ({"pairs": 8}, "30 or more"),
+        ({"size": (32, 24)}, "64 x 48"),
+        ({"jitter": -1}, "0 to 3"),
+    ],
+)
+def test_a_senseless_setting_is_one_sentence(tmp_path, settings, output):
+    with pytest.raises(DiffcapError, match=output):
+        write_blocks(tmp_path / "b", **settings)
+    assert not (tmp_path / "b").exists()
+
+
+def test_png_of_any_image(tmp_path):
+    random = np.random.default_rng(0)
+    images = [*random.integers(0, 256, (3, 7, 5, 3), np.uint8), *random.integers(0, 256, (2, 7, 5, 1), np.uint8)]
+    files = [
+        *encode_png(np.stack(images[:2])),
+        *encode_png(images[2][None], noisy=True),
+        *encode_png(np.stack(images[3:])),
+    ]
+    for image, data in zip(images, files, strict=True):
+        (tmp_path / "image.png").write_bytes(data)
+        with Image.open(tmp_path / "image.png") as read:
+            read.verify()
+        with Image.open(tmp_path / "image.png") as read:
+            assert np.array_equal(np.asarray(read).reshape(image.shape), image)
+
+
+def _blank(count):
+    return torch.zeros(count, 3, 48, 64, dtype=torch.uint8), torch.full((count, 48, 64), -1)
+
+
+def _json(path: Path):
+    return json.loads(path.read_text())
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

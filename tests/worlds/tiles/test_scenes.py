@@ -1,0 +1,142 @@
+"""Scenes and changes of `tiles`, checked on rasters that the tests draw themselves."""
+
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+
+from diffcap.worlds.tiles.changes import CHANGES, INNER, kind_of, location_of, sample_pair
+from diffcap.worlds.tiles.geometry import distance_to_line, outline
+from diffcap.worlds.tiles.render import change_mask
+
+CHANGED = range(0, 96, 2)
+
+
+@cache
+def pair_of(number):
+    return sample_pair(number, seed=3)
+
+
+def raster(*, polygons=(), lines=()):
+    """Pixels of polygons and of (line, width); an outer margin of 40 pixels is cut off."""
+    image = Image.new("L", (336, 336))
+    draw = ImageDraw.Draw(image)
+    for polygon in polygons:
+        draw.polygon([(x + 40, y + 40) for x, y in polygon], fill=1)
+    for line, width in lines:
+        draw.line([(x + 40, y + 40) for x, y in line], fill=1, width=round(width), joint="curve")
+    return np.array(image)[40:296, 40:296].astype(bool)
+
+
+@pytest.mark.parametrize("state", ["before", "after"])
+def test_houses_overlap_nothing(state):
+    total = 0
+    for number in CHANGED:
+        scene = getattr(pair_of(number), state)
+        houses = [raster(polygons=[house.footprint]) for house in scene.houses]
+        others = raster(
+            polygons=scene.ponds, lines=[(road.line, road.width) for road in (*scene.roads, *scene.rivers)]
+        ) | raster(polygons=[zone.polygon for zone in scene.zones if zone.surface in ("parking", "forest")])
+        crowns = [tree for tree in scene.trees if min(tree.center) > 0]
+        total += len(houses)
+        count = sum(house.astype(int) for house in houses) if houses else np.zeros((256, 256))
+        assert count.max() <= 1, number
+        assert not (others & (count > 0)).any(), number
+        for tree in crowns:
+            x, y = (min(255, int(value)) for value in tree.center)
+            assert not count[y, x], (number, "a tree on a house")
+    assert total > 200
+
+
+def test_changed_objects_are_visible_inside_and_uncovered():
+    for number in CHANGED:
+        pair = pair_of(number)
+        change, mask = pair.change, change_mask(pair.change, pair.after)
+        assert (mask > 0).sum() > 100
+        if change.noun != "road":
+            y, x = np.nonzero(mask)
+            assert min(x.min(), y.min()) >= INNER - 1 and max(x.max(), y.max()) <= 256 - INNER + 1
+        unchanged = pair.before if not change.in_before else pair.after
+        covering = (
+            [*(house.footprint for house in unchanged.houses), *unchanged.ponds] if not change.absent.zones else []
+        )
+        covered = raster(polygons=[polygon for polygon in covering if polygon not in change.present.ponds])
+        assert not (covered & (mask > 0)).any(), number
+
+
+def test_only_the_change_differs():
+    for number in CHANGED:
+        pair = pair_of(number)
+        change = pair.change
+        for name in vars(pair.before):
+            before, after = getattr(pair.before, name), getattr(pair.after, name)
+            gone = [thing for thing in before if thing not in after]
+            new = [thing for thing in after if thing not in before]
+            with_objects, without = (gone, new) if change.in_before else (new, gone)
+            assert with_objects == getattr(change.present, name) and without == getattr(change.absent, name)
+    for number in range(1, 32, 2):
+        pair = pair_of(number)
+        assert pair.change is None and pair.before == pair.after
+
+
+def test_types_alternate():
+    assert [kind_of(number) for number in range(16)] == [(kind, flag) for kind in CHANGES for flag in (True, False)]
+    for number in CHANGED:
+        assert pair_of(number).change.kind == CHANGES[number // 2 % 8]
+
+
+def test_rows_follow_a_road():
+    rows = [pair_of(n) for n in range(0, 640, 16) if pair_of(n).change.arrangement == "row"]
+    assert len(rows) > 4
+    for pair in rows:
+        houses, roads = pair.change.present.houses, pair.before.roads
+        centers = np.array([house.center for house in houses])
+        road = min(roads, key=lambda road: distance_to_line(centers, road.line).max())
+        assert distance_to_line(centers, road.line).max() < road.width / 2 + 20
+        step = np.diff(np.array(road.line), axis=0)
+        for house in houses:
+            nearest = np.argmin(np.hypot(*(np.array(road.line)[:-1] + step / 2 - house.center).T))
+            turn = math.atan2(step[nearest][1], step[nearest][0]) - house.angle
+            assert abs(math.sin(turn)) < 0.2
+        gaps = np.hypot(*np.diff(centers, axis=0).T)
+        assert gaps.max() < 40
+
+
+def test_a_new_road_crosses_no_water_and_no_house():
+    for number in range(4, 400, 16):
+        pair = pair_of(number)
+        (road,) = pair.change.present.roads
+        mask = raster(lines=[(road.line, road.width)])
+        water = raster(polygons=pair.before.ponds, lines=[(river.line, river.width) for river in pair.before.rivers])
+        houses = raster(polygons=[house.footprint for house in pair.before.houses])
+        assert not (mask & (water | houses)).any()
+        assert (change_mask(pair.change, pair.after) > 0).sum() > 300
+
+
+def test_a_pair_depends_on_its_number_and_seed():
+    assert sample_pair(6, seed=3) == pair_of(6)
+    assert sample_pair(6, seed=4) != pair_of(6)
+
+
+@pytest.mark.parametrize(
+    "box, place",
+    [
+        ((10, 10, 40, 40), "top left corner"),
+        ((60, 60, 100, 100), "top left"),
+        ((216, 200, 250, 250), "bottom right corner"),
+        ((10, 100, 60, 150), "left"),
+        ((100, 200, 150, 240), "bottom"),
+        ((110, 110, 150, 150), "middle"),
+        ((10, 10, 250, 250), ""),
+    ],
+)
+def test_location(box, place):
+    assert location_of(box) == place
+
+
+def test_outline_is_on_the_edges():
+    points = outline(((0, 0), (10, 0), (10, 6), (0, 6)), step=2)
+    distances = np.abs(np.stack([points[:, 0], points[:, 0] - 10, points[:, 1], points[:, 1] - 6]))
+    assert distances.min(0).max() < 1e-9 and len(points) == 16

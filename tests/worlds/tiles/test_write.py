@@ -1,0 +1,162 @@
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from diffcap.commands.data import prepare
+from diffcap.datasets import describe, read_pairs
+from diffcap.datasets.registry import get_dataset
+from diffcap.evaluation.protocols import evaluate
+from diffcap.utils.errors import DiffcapError
+from diffcap.worlds.tiles.captions import NO_CHANGE
+from diffcap.worlds.tiles.changes import CHANGES
+from diffcap.worlds.tiles.write import render_pair, write_tiles
+
+KEYS = ["filepath", "filename", "imgid", "sentences", "split", "changeflag", "sentids"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tiles") / "official"
+    write_tiles(path, pairs=64, seed=5, workers=1)
+    return path
+
+
+def test_layout_is_the_official_one(folder):
+    images = json.loads((folder / "LevirCCcaptions.json").read_text())["images"]
+    assert [list(entry) for entry in images] == [KEYS] * 64
+    assert [entry["imgid"] for entry in images] == list(range(64))
+    assert [id for entry in images for id in entry["sentids"]] == list(range(320))
+    order = ["train", "val", "test"]
+    assert [entry["split"] for entry in images] == sorted((entry["split"] for entry in images), key=order.index)
+    number = Counter()
+    for entry in images:
+        number[entry["split"]] += 1
+        assert entry["filepath"] == entry["split"]
+        assert entry["filename"] == f"{entry['split']}_{number[entry['split']]:06d}.png"
+        for id, sentence in zip(entry["sentids"], entry["sentences"], strict=True):
+            assert list(sentence) == ["tokens", "raw", "imgid", "sentid"]
+            assert sentence["raw"] == f" {' '.join(sentence['tokens'])} ."
+            assert (sentence["imgid"], sentence["sentid"]) == (entry["imgid"], id)
+        if not entry["changeflag"]:
+            assert tuple(" ".join(sentence["tokens"]) for sentence in entry["sentences"]) == NO_CHANGE
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert files == {"LevirCCcaptions.json", "facts.json", "tiles.json"} | {
+        f"images/{entry['split']}/{kind}/{entry['filename']}" for entry in images for kind in ("A", "B", "label")
+    }
+
+
+def test_the_splits_have_all_changes_equally_often(folder):
+    facts = json.loads((folder / "facts.json").read_text())
+    for split, share in (("train", 2), ("val", 1), ("test", 1)):
+        kinds = Counter(entry["change_type"] for name, entry in facts.items() if name.startswith(split))
+        assert kinds == {**dict.fromkeys(CHANGES, share), None: 8 * share}
+
+
+def test_it_is_read_with_change_types_boxes_and_masks(folder):
+    pairs = read_pairs("tiles", folder)
+    assert get_dataset("tiles").rendered and len(pairs) == 64
+    assert describe("tiles", pairs, folder)["official"] is None
+    for pair in pairs:
+        assert pair.is_distractor == (pair.change_type is None) == (pair.extra["changeflag"] == 0)
+        assert pair.group == ("no_change" if pair.is_distractor else "change")
+        mask = np.array(Image.open(folder / pair.extra["mask"]))
+        assert mask.shape == (256, 256) and set(np.unique(mask)) <= {0, 255}
+        assert mask.any() != pair.is_distractor
+        boxes = pair.extra["boxes"]
+        assert sum(box is not None for box in boxes.values()) == (not pair.is_distractor)
+        for box in filter(None, boxes.values()):
+            assert 0 <= box[0] < box[2] <= 256 and 0 <= box[1] < box[3] <= 256
+
+
+def test_scores_by_change_type_need_no_object_attributes(folder):
+    pairs = read_pairs("tiles", folder)
+    result = evaluate({pair.id: pair.captions[0] for pair in pairs}, pairs, "raw", ["BLEU-4", "ROUGE-L"])
+    assert {"total", "change", "no_change", *CHANGES} == set(result["groups"])
+    assert "slots" not in result and result["groups"]["total"]["ROUGE-L"] == 1
+
+
+def test_a_missing_pair_in_the_facts_is_one_sentence(folder, tmp_path):
+    (tmp_path / "LevirCCcaptions.json").write_bytes((folder / "LevirCCcaptions.json").read_bytes())
+    (tmp_path / "facts.json").write_text("{}")
+    with pytest.raises(DiffcapError, match="has no object for the pair 'train_000001'; render the folder again"):
+        read_pairs("tiles", tmp_path)
+
+
+def test_images_are_the_rendered_ones(folder):
+    images = json.loads((folder / "LevirCCcaptions.json").read_text())["images"]
+    found = {tuple(" ".join(s["tokens"]) for s in entry["sentences"]): entry for entry in images}
+    for number in (0, 6, 10):
+        wanted = render_pair(number, seed=5)
+        entry = found[tuple(wanted.captions)]
+        for kind, pixels in zip(("A", "B", "label"), (*wanted.images, wanted.mask)):
+            path = folder / "images" / entry["split"] / kind / entry["filename"]
+            assert np.array_equal(np.array(Image.open(path)), pixels)
+
+
+@pytest.mark.slow
+def test_same_bytes_with_several_workers(folder, tmp_path):
+    write_tiles(tmp_path / "two", pairs=64, seed=5, workers=2)
+    assert hashes(tmp_path / "two") == hashes(folder)
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_where_it_stopped_and_ends_with_the_same_bytes(folder, tmp_path):
+    code = f"from diffcap.worlds.tiles.write import write_tiles; write_tiles({str(tmp_path / 'b')!r}, 64, 5, workers=1)"
+    process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    while len(list((tmp_path / "b").glob("images/*/label/*.png"))) < 20:
+        assert process.poll() is None
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "b/LevirCCcaptions.json").exists()
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "b").rglob("*.png")}
+    write_tiles(tmp_path / "b", pairs=64, seed=5, workers=1)
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert hashes(tmp_path / "b") == hashes(folder)
+
+
+def test_a_finished_folder_is_left_alone_and_one_of_other_settings_refused(folder):
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    write_tiles(folder, pairs=64, seed=5)
+    for other, output in (({"seed": 6}, "seed"), ({"pairs": 80}, "pairs"), ({"jitter": 0.5}, "jitter")):
+        with pytest.raises(DiffcapError, match=rf"other settings \({output}\); choose another folder"):
+            write_tiles(folder, **{"pairs": 64, "seed": 5, **other})
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    "settings, output",
+    [({"pairs": 46}, "48 or more, not 46"), ({"pairs": 49}, "even"), ({"jitter": 1.5}, "0 to 1, not 1.5")],
+)
+def test_a_senseless_setting_is_one_sentence(tmp_path, settings, output):
+    with pytest.raises(DiffcapError, match=output):
+        write_tiles(tmp_path / "t", **settings)
+    assert not (tmp_path / "t").exists()
+
+
+def hashes(folder):
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.mark.slow
+def test_the_data_stage_renders_a_lost_mask_again(tmp_path):
+    prepare("tiles", out=str(tmp_path), pairs=48)
+    lost = tmp_path / "official/images/test/label/test_000001.png"
+    content = lost.read_bytes()
+    lost.unlink()
+    with pytest.raises(
+        DiffcapError, match=r"1 missing \(first images/test/label/test_000001.png\).* renders those images again"
+    ):
+        prepare("tiles", out=str(tmp_path), pairs=48)
+    prepare("tiles", out=str(tmp_path), pairs=48)
+    assert lost.read_bytes() == content

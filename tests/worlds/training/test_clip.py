@@ -1,0 +1,215 @@
+"""The small CLIPs that ship: what their training sees, their stages by their real commands, and what the shipped files know."""
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors import safe_open
+from tests.commands import ROOT
+
+from diffcap.lit.clip_weights import load_clip
+from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation
+from diffcap.text.bpe import ClipVocabulary, build_clip_vocabulary
+from diffcap.worlds.blocks.captions import LEXICON, describe
+from diffcap.worlds.blocks.scenes import sample_triples
+from diffcap.worlds.tiles.captions import NUMBERS, write_captions
+from diffcap.worlds.tiles.captions import describe as describe_tile
+from diffcap.worlds.tiles.changes import sample_pair
+from diffcap.worlds.tiles.scenes import ROOFS, House, Layer, Road, Zone
+from diffcap.worlds.tiles.tags import LEXICON as TILES_LEXICON
+from diffcap.worlds.training import blocks_clip, tiles_clip
+from diffcap.worlds.training.blocks_backbone import DENSE
+from diffcap.worlds.training.blocks_clip import NETWORK, BlocksClipTraining, described_batch
+from diffcap.worlds.training.clip import ClipTraining, measure
+from diffcap.worlds.training.shipped import RenderedScenes
+from diffcap.worlds.training.tiles_backbone import Targets
+from diffcap.worlds.training.tiles_clip import TilesClipTraining
+
+SENTENCES = ["the small red cube moved", "a big ball vanished"]
+
+
+def test_sentences_name_what_is_seen_and_nothing_else() -> None:
+    scenes = sample_triples(range(40), seed=3, jitter=1.0).before
+    seen = scenes.valid.clone()
+    seen[:, 0] &= torch.arange(40) % 2 == 0
+    printed = describe(scenes, seen, range(40), seed=3)
+    assert printed == describe(scenes, seen, range(40), seed=3) != describe(scenes, seen, range(40), seed=4)
+    kinds = {"cube": ("cube", "block"), "sphere": ("sphere", "ball"), "cylinder": ("cylinder",)}
+    for row, sentence in enumerate(printed):
+        phrases = sentence.split(" and ")
+        assert len(phrases) == min(4, int(seen[row].sum())) and len(set(phrases)) == len(phrases)
+        there = [
+            {name: int(getattr(scenes, name)[row, slot]) for name in ("size", "color", "shape")}
+            for slot in seen[row].nonzero().flatten().tolist()
+        ]
+        for phrase in phrases:
+            article, size, color, _, shape = phrase.split()
+            assert article == "a" and set(phrase.split()) <= LEXICON.keys()
+            number = next(index for index, words in enumerate(kinds.values()) if shape in words)
+            colors = ["gray", "red", "blue", "green", "brown", "purple", "cyan", "yellow"]
+            wanted = {"size": int(size in ("large", "big")), "color": colors.index(color), "shape": number}
+            assert wanted in there, (sentence, there)
+
+
+def test_every_patch_answers_for_its_own_pixels() -> None:
+    training = BlocksClipTraining()
+    images, sentences, classes = described_batch(0, 3, seed=5, jitter=1.0)
+    assert images.dtype == torch.uint8 and images.shape == (3, 3, 96, 128) and len(sentences) == 3
+    assert classes.shape == (3, 4, 12, 16)
+    tokens = torch.zeros(1, 49, 128)
+    patch = 2 * 8 + 5  # row 2, column 5: blocks of rows 4 and 5, columns 10 and 11
+    tokens[0, 1 + patch] = 1
+    changed = (training.dense(tokens) - training.dense(torch.zeros_like(tokens))).abs().sum(1)[0]
+    assert training.dense(tokens).shape == (1, sum(DENSE), 12, 16)
+    assert changed.nonzero().tolist() == [[4, 10], [4, 11], [5, 10], [5, 11]]
+
+
+def test_sentences_of_tiles_name_what_is_there() -> None:
+    nouns = {"house", "houses", "pond", "forest", "river", "road", "fields", "grassland", "ground"}
+    used = set()
+    for number in range(150):
+        pair = sample_pair(number, 3)
+        sentence = describe_tile(pair.after, number, 3)
+        assert sentence == describe_tile(pair.after, number, 3)
+        for phrase in sentence.split(" and "):
+            words = phrase.split()
+            (noun,) = nouns & set(words)
+            used.add(noun)
+            layer = pair.after
+            surfaces = {zone.surface for zone in layer.zones}
+            assert {
+                "house": any(f"a {ROOFS[house.roof]} roof" in phrase for house in layer.houses),
+                "houses": words[0] in ("many", *NUMBERS[2 : len(layer.houses) + 1]),
+                "pond": bool(layer.ponds),
+                "forest": "forest" in surfaces,
+                "river": bool(layer.rivers),
+                "road": any(road.paved == ("paved" in words) for road in layer.roads),
+                "fields": "field" in surfaces,
+                "grassland": not layer.houses,
+                "ground": "bare" in surfaces,
+            }[noun]
+    assert used == nouns - {"grassland"}
+
+
+def test_sentences_of_tiles_name_places_and_numbers() -> None:
+    top_left, bottom_right = ((20, 20), (50, 30)), ((230, 230),)
+    houses = [House(center, 0.0, 18, 12, 6, ROOFS.index("red"), True) for center in (*top_left, *bottom_right)]
+    small = ((100, 100), (110, 100), (110, 110), (100, 110))  # too small to be named
+    wood = Zone(((180, 0), (250, 0), (250, 70), (180, 70)), "forest")
+    scene = Layer(
+        zones=[wood, Zone(small, "bare")],
+        ponds=[small],
+        roads=[Road(((0, 128), (256, 128)), 9, paved=False)],
+        houses=houses,
+    )
+
+    def at(thing: str, vertical: tuple[str, str], horizontal: str) -> set[str]:
+        return {f"{thing} in the {row} {horizontal}{end}" for row in vertical for end in ("", " corner", " part")}
+
+    expected = {
+        *at("two houses", ("top", "upper"), "left"),
+        *at("a house with a red roof", ("bottom", "lower"), "right"),
+        *at("a forest", ("top", "upper"), "right"),
+        "a dirt road",
+    }
+    named = [describe_tile(scene, number, most=4).split(" and ") for number in range(200)]
+    assert all(len(phrases) == 4 for phrases in named)
+    assert {phrase for phrases in named for phrase in phrases} == expected
+    assert describe_tile(Layer(), 0) == "grassland"
+
+
+def test_the_settings_of_tiles_fit_the_shipped_clip() -> None:
+    files = (f"configs/method/clip4idc/{stage}.tiles.yaml" for stage in ("pretrain", "finetune"))
+    networks = {
+        yaml.safe_load((ROOT / file).read_text())["model"]["captioner"]["init_args"]["network"] for file in files
+    }
+    assert networks == {tiles_clip.NETWORK}
+    size = yaml.safe_load((ROOT / "configs/backbone/tiles_pixels.yaml").read_text())["model"]["image_size"]
+    captions = [
+        caption
+        for number in range(400)
+        for caption in write_captions(random.Random(number), sample_pair(number, 3).change)
+    ]
+    vocabulary = build_clip_vocabulary(captions, "clip_used")
+    model = CLIP4IDCAdaptation(tiles_clip.NETWORK, vocabulary_size=len(vocabulary))
+    assert list(model.images.visual.image_size) == size
+    drawn = model.words.token_embedding.weight.clone()
+    load_clip(model, "default", vocabulary)
+    words = [row for row, word in enumerate(vocabulary.words) if word.removesuffix("</w>") in TILES_LEXICON]
+    assert len(words) > 100 and (model.words.token_embedding.weight != drawn).any(1)[words].all()
+
+
+def test_every_patch_of_tiles_answers_for_its_own_pixels() -> None:
+    training = TilesClipTraining()
+    images, sentences, targets = tiles_clip.described_batch(0, 2, seed=5, jitter=1.0)
+    assert images.dtype == torch.uint8 and images.shape == (2, 3, 128, 128) and len(sentences) == 2
+    assert isinstance(targets, Targets) and targets.covers.shape == (2, 17, 32, 32)
+    tokens = torch.zeros(1, 65, 128)
+    tokens[0, 1 + 3 * 8 + 5] = 1  # row 3, column 5: places of rows 12 to 15, columns 20 to 23
+    changed = (training.dense(tokens) - training.dense(torch.zeros_like(tokens))).abs().sum(1)[0].nonzero()
+    assert changed.tolist() == [[row, column] for row in range(12, 16) for column in range(20, 24)]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("stage", "network"), [("clip", "ViT-blocks-16"), ("tiles_clip", "ViT-tiles-16")])
+def test_the_stage_trains_and_writes_weights_that_load(stage: str, network: str, tmp_path: Path) -> None:
+    target = tmp_path / "clip.safetensors"
+    options = ["--model.steps=2", "--data.batches=2", "--data.batch_size=4", "--data.num_workers=0"]
+    options += [f"--output={target}", "--probe_images=8", f"--trainer.default_root_dir={tmp_path / 'run'}"]
+    command = [sys.executable, str(ROOT / "stages" / f"{stage}.py"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    with safe_open(target, "pt") as file:
+        notes, state = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    assert notes["steps"] == "2 of 4 images" and "--model.dense_weight=1.0" in notes["command"]
+    vocabulary = build_clip_vocabulary(SENTENCES, "clip_used")
+    model = CLIP4IDCAdaptation(network, vocabulary_size=len(vocabulary))
+    load_clip(model, str(target), vocabulary)
+    row = state["token_ids"].tolist().index(vocabulary.clip_ids[vocabulary.encode("red", 5)[1]])
+    ours = model.words.token_embedding.weight[vocabulary.encode("red", 5)[1]]
+    torch.testing.assert_close(ours, state["token_embedding.weight"][row].float(), atol=0, rtol=0)
+
+
+def test_words_that_the_file_lacks_stay_as_drawn() -> None:
+    vocabulary = build_clip_vocabulary([*SENTENCES, "zebras"], "clip_used")
+    model = CLIP4IDC(len(vocabulary), NETWORK, width=128, heads=4)
+    drawn = model.words.token_embedding.weight.clone()
+    load_clip(model, "default", vocabulary)
+    known = [row for row, word in enumerate(vocabulary.words) if word.removesuffix("</w>") in LEXICON]
+    changed = (model.words.token_embedding.weight != drawn).any(1)
+    assert changed[known].all() and changed[-2:].all() and int(changed.sum()) == len(known) + 2 < len(drawn)
+
+
+def test_a_whole_table_takes_what_the_file_has() -> None:
+    model = CLIP4IDCAdaptation(NETWORK)
+    drawn = model.words.token_embedding.weight.clone()
+    load_clip(model, "default", ClipVocabulary())
+    assert 50 < int((model.words.token_embedding.weight != drawn).any(1).sum()) < 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("training", "scenes", "shipped", "recall"),
+    [
+        (BlocksClipTraining, blocks_clip.DescribedScenes, blocks_clip.SHIPPED, 0.8),
+        # A sentence about a tile names three of many things, so it fits many images; chance is 0.005.
+        (TilesClipTraining, tiles_clip.DescribedTiles, tiles_clip.SHIPPED, 0.08),
+    ],
+)
+def test_the_shipped_weights_know_the_scenes(
+    training: type[ClipTraining], scenes: type[RenderedScenes], shipped: Path, recall: float
+) -> None:
+    model = training().eval()
+    with safe_open(shipped, "pt") as file:
+        state = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
+        notes = file.metadata()
+    assert {"command", "seed", "steps", "date", "held_out"} <= set(notes) and "._" not in notes["command"]
+    tokens = state.pop("token_ids").long().tolist()
+    assert tokens == model.vocabulary.clip_ids
+    model.clip.load_state_dict(state)
+    scores = measure(model, scenes(seed=77), 200)
+    assert scores["t2p_R@1"] > recall and scores["p2t_R@1"] > recall
