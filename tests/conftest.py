@@ -20,7 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--oracle-dir", default=None, help="folder of published predictions, references and expected scores to score"
     )
     parser.addoption(
-        "--write-golden", action="store_true", help="write tests/golden/golden.json again from today's numbers"
+        "--write-golden", action="store_true", help="write the files of tests/golden again from what is found now"
     )
     parser.addoption(
         "--chromium", default=None, help="a Chromium to look at the page with, whose chromedriver is beside it"
