@@ -326,17 +326,12 @@ def markdown(rows: Sequence[Record], remarks: Sequence[str]) -> str:
 
 def show(rows: Sequence[Record], remarks: Sequence[str], title: str) -> None:
     """Print the table and the remarks."""
-    from rich.table import Table
-
     from diffcap.evaluation.tables import print_table
+    from diffcap.utils.table import Cell, Table
 
     header, *body = table(rows)
-    shown = Table(title=title, title_justify="left")
-    for name in header:
-        shown.add_column(name, justify="left" if name in ("stage", "run here", "real run") else "right")
-    for cells in body:
-        shown.add_row(*cells)
-    print_table(shown)
+    lines = [([row[0], row[1], row[3]], [Cell(number) for number in (row[2], *row[4:])]) for row in body]
+    print_table(Table([header[2], *header[4:]], lines, [header[0], header[1], header[3]], title))
     print("\n".join(remarks))
 
 

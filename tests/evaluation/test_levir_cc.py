@@ -27,7 +27,7 @@ from diffcap.features.store import StoreWriter
 from diffcap.records import ChangePair, read_dataset
 from diffcap.report.baselines import MOST_COMMON
 from diffcap.report.rows import score_row
-from diffcap.report.table import system_lines
+from diffcap.report.table import system_table
 from diffcap.text.vocabulary import Vocabulary, build_vocabulary
 
 METRICS = (*FAST_METRICS[:4], "METEOR", *FAST_METRICS[4:])
@@ -211,7 +211,7 @@ def test_own_pairs_with_is_distractor_have_accuracies_alone(monkeypatch: pytest.
         "total": 3 / 5, "semantic": 2 / 3, "distractor": 1 / 2
     }  # fmt: skip
     assert "id_tokens" not in result and not any("S*m" in row for row in result["groups"].values())
-    rows = system_lines({"ours": score_row(result, CAPTIONS, pairs)})
+    rows = system_table({"ours": score_row(result, CAPTIONS, pairs)}).lines()
     assert dict(zip(*rows))["semantic accuracy"] == "66.67" and dict(zip(*rows))["distractor accuracy"] == "50.00"
 
 

@@ -6,7 +6,6 @@ from diffcap.evaluation.captions import score_captions
 from diffcap.evaluation.tables import (
     caption_notes,
     is_weightless,
-    markdown_table,
     metrics_table,
     print_table,
     score_notes,
@@ -16,11 +15,11 @@ ROWS = {"total": {"BLEU-4": 0.51237, "CIDEr-D": 1.2894}, "semantic": {"BLEU-4": 
 
 
 def test_markdown_has_a_row_a_group_and_a_dash_for_what_is_not_there() -> None:
-    assert markdown_table(ROWS, "group", digits=1).splitlines() == [
+    assert metrics_table(ROWS, corner="group").markdown().splitlines() == [
         "| group | BLEU-4 | CIDEr-D |",
         "| --- | ---: | ---: |",
-        "| total | 51.2 | 128.9 |",
-        "| semantic | 50.0 | - |",
+        "| total | 51.24 | 128.94 |",
+        "| semantic | 50.00 | - |",
     ]
 
 
@@ -52,7 +51,7 @@ def test_a_group_whose_perfect_captions_get_no_cider_has_a_footnote(capsys: pyte
     print_table(metrics_table({"one": one, "two": two}, pairs={"one": 1, "two": 30}))
     printed = " ".join(capsys.readouterr().out.split())
     assert "0.00 †" in printed and printed.count("†") == 2 and "fewer than 30 pairs (one 1)" in printed
-    assert "0.00 † |" in markdown_table({"one": one}) and score_notes([two], {"two": 30}) == []
+    assert "0.00 † |" in metrics_table({"one": one}).markdown() and score_notes([two], {"two": 30}) == []
 
 
 CHANGES = [f"the car {number} left" for number in range(6)]

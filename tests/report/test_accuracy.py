@@ -10,7 +10,7 @@ from tests.toy import captions, write_toy
 
 from diffcap.evaluation.captions import score_captions
 from diffcap.records import write_json
-from diffcap.report.accuracy import accuracy_table, gain_lines, gains_over_first
+from diffcap.report.accuracy import accuracy_table, gain_table, gains_over_first
 from diffcap.utils.errors import DiffcapError
 
 
@@ -70,7 +70,7 @@ def test_the_table_holds_every_row_with_its_gain(tmp_path: Path, capsys: pytest.
 
 def test_one_seed_has_a_gain_without_a_spread() -> None:
     rows = {"greedy": [{"total": {"CIDEr-D": 1.0}}], "more": [{"total": {"CIDEr-D": 1.25}}]}
-    assert gain_lines({"more": {"CIDEr-D": {"mean": -1e-9, "std": None}}})[1] == ["more", "+0.00"]
+    assert gain_table({"more": {"CIDEr-D": {"mean": -1e-9, "std": None}}}).lines()[1] == ["more", "+0.00"]
     assert gains_over_first(rows) == {"more": {"CIDEr-D": {"mean": 0.25, "std": None, "of": [0.25]}}}
 
 

@@ -1,25 +1,28 @@
 """The results table as text."""
 
 import re
+from collections.abc import Sequence
 from html import escape as html_escape
 
 from markdown_it import MarkdownIt
+from rich.console import Console
 
 from diffcap.report.table import (
     caption_of,
-    group_lines,
+    group_table,
     id_note,
     id_rows,
-    localisation_lines,
     localisation_note,
-    markdown,
+    localisation_table,
     notes_of,
     report_text,
-    rich_table,
-    system_lines,
-    type_lines,
+    score_tabs,
+    system_table,
+    type_table,
+    type_tabs,
     zero_shot_text,
 )
+from diffcap.utils.table import Cell, Table
 
 ID_TOKENS = {"name": "levir_cc", "vocabulary": "the captioner's own", "vocabulary_size": 468}
 SCORES = {"BLEU-4": 0.5, "CIDEr-D": 1.25}
@@ -40,8 +43,13 @@ ROWS = {
 }
 
 
+def lines(table: Table | None) -> list[list[str]]:
+    assert table is not None
+    return table.lines()
+
+
 def test_systems_by_scores() -> None:
-    assert system_lines(ROWS) == [
+    assert system_table(ROWS).lines() == [
         ["", "BLEU-4", "CIDEr-D", "CIDEr-D distractor", "training seconds"],
         ["base", "50.00", "125.00", "-", "-"],
         ["ours", "50.00 ± 1.00", "125.00", "10.00", "1,234 ± 6"],
@@ -49,29 +57,29 @@ def test_systems_by_scores() -> None:
 
 
 def test_change_types_in_the_papers_order() -> None:
-    assert type_lines({"ours": ROWS["ours"]}) == [
+    assert lines(type_table({"ours": ROWS["ours"]})) == [
         ["", "", "color", "move", "zoom", "distractor"],
         ["ours", "CIDEr-D", "50.00", "75.00", "25.00", "10.00"],
         ["", "type right", "100.00", "50.00", "0.00", "75.00"],
     ]
-    assert type_lines({"base": ROWS["base"]}) == []
+    assert type_table({"base": ROWS["base"]}) is None
 
 
 def test_all_metrics_by_group_as_in_the_papers() -> None:
-    assert group_lines(ROWS) == [
+    assert lines(group_table(ROWS)) == [
         ["", "", "BLEU-4", "CIDEr-D"],
         ["total", "base", "50.00", "125.00"],
         ["", "ours", "50.00 ± 1.00", "125.00"],
         ["distractor", "base", "-", "-"],
         ["", "ours", "-", "10.00"],
     ]
-    assert group_lines({"base": ROWS["base"]}) == []
+    assert group_table({"base": ROWS["base"]}) is None
     spice = {"a": {"total": {**SCORES, "SPICE": 0.3}, "semantic": {"SPICE": 0.2}}}
-    assert [line[-1] for line in group_lines(spice)] == ["SPICE", "30.00", "20.00"]
-    assert system_lines(spice)[0][-1] == "SPICE"
+    assert [line[-1] for line in lines(group_table(spice))] == ["SPICE", "30.00", "20.00"]
+    assert system_table(spice).columns[-1] == "SPICE"
     flags = {"a": {"total": SCORES, "change": SCORES, "no_change": {"CIDEr-D": 0.1}}}
-    assert [line[0] for line in group_lines(flags)] == ["", "total", "change", "no_change"]
-    assert system_lines(flags)[0][-2:] == ["CIDEr-D change", "CIDEr-D no change"] and type_lines(flags) == []
+    assert [line[0] for line in lines(group_table(flags))] == ["", "total", "change", "no_change"]
+    assert system_table(flags).columns[-2:] == ["CIDEr-D change", "CIDEr-D no change"] and type_table(flags) is None
 
 
 def test_the_protocol_levir_cc_has_a_table_of_word_ids() -> None:
@@ -82,12 +90,12 @@ def test_the_protocol_levir_cc_has_a_table_of_word_ids() -> None:
         "ours": {**text, "id_tokens": by_ids, "std": {"id_tokens": {"total": {"BLEU-4": 0.01}}}},
     }
     assert list(id_rows(rows)) == ["ours"] and id_rows(ROWS) == {}
-    assert group_lines(id_rows(rows)) == [
+    assert lines(group_table(id_rows(rows))) == [
         ["", "", "BLEU-4", "S*m", "accuracy"],
         ["total", "ours", "25.00 ± 1.00", "50.00", "75.00"],
         ["no_change", "ours", "100.00", "-", "87.50"],
     ]
-    assert type_lines(rows)[0] == ["", "", "built", "no_change"]  # the ids are no change type
+    assert lines(type_table(rows))[0] == ["", "", "built", "no_change"]  # the ids are no change type
     ours = ID_TOKENS
     protocol = {**PROTOCOL, "id_tokens": {"ours": ours}}
     note = "Protocol levir_cc: scores of word ids. Vocabulary: 468 ids, the captioner's own. METEOR depends on the vocabulary."
@@ -101,9 +109,9 @@ def test_localisation_is_a_table_with_its_chance() -> None:
     row = {"count": 1200, "pointing": 0.5, "pointing_chance": 0.25, "mass": 0.125, "mass_chance": 0.03}
     tables = {"kinds": {"all words": row, "color": row}, "words": {}}
     found = {"a": {"region": "mask", **tables, "boxes": tables}, "b": {"region": "box", **tables}}
-    lines = localisation_lines(found)
-    assert lines[1] == ["a", "mask", "1,200", "50.0", "25.0", "12.5", "3.0"]
-    assert [line[:2] for line in lines[1:]] == [["a", "mask"], ["a", "box"], ["b", "box"]]
+    _, *rows = localisation_table(found).lines()
+    assert rows[0] == ["a", "mask", "1,200", "50.0", "25.0", "12.5", "3.0"]
+    assert [line[:2] for line in rows] == [["a", "mask"], ["a", "box"], ["b", "box"]]
     assert localisation_note({"pairs": 3, "empty": 0, "unreadable": 0, "share": 0.5}).endswith(
         " Masks of 3 pairs; they cover 50.0 % of the image on average."
     )
@@ -115,8 +123,7 @@ def test_localisation_is_a_table_with_its_chance() -> None:
     assert text.startswith(report_text(PROTOCOL, ROWS, ["ours"]).rstrip()) and "| a | mask | 1,200 |" in text
 
 
-def test_markdown_and_caption() -> None:
-    assert markdown([["", "a"], ["x", "1"]]) == "|  | a |\n| --- | ---: |\n| x | 1 |"
+def test_the_caption_says_what_was_scored() -> None:
     assert caption_of(PROTOCOL, ROWS) == (
         "toy, test split, 1,234 pairs, ptb tokens, greedy decoding; scores x 100; mean ± standard deviation over 3 runs."
     )
@@ -166,8 +173,6 @@ def test_notes_on_captions_name_their_system() -> None:
 
 
 def test_the_printed_table_fits_a_terminal() -> None:
-    from rich.console import Console
-
     groups = {name: {"CIDEr-D": 1.23456} for name in ("semantic", "distractor")}
     total = dict.fromkeys(("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D"), 1.23456)
     row = {"total": total, **groups, "slots": {"type": 1.0, "object": 1.0}, "seconds": 12345.6}
@@ -178,7 +183,7 @@ def test_the_printed_table_fits_a_terminal() -> None:
         "seconds": 12.0,
     }
     console = Console(width=200, record=True)
-    console.print(rich_table(system_lines({"most common training caption": row}, "\n± "), "title"))
+    console.print(system_table({"most common training caption": row}, "title").rich())
     lines = console.export_text().splitlines()
     assert max(len(line.rstrip()) for line in lines) <= 120
     assert sum("± 5.23" in line for line in lines) == 1
@@ -187,12 +192,104 @@ def test_the_printed_table_fits_a_terminal() -> None:
 def test_footnotes_of_small_groups() -> None:
     row = {"total": {"ROUGE-L": 0.5, "CIDEr-D": 0.75}, "distractor": {"ROUGE-L": 1.0, "CIDEr-D": 0.0}}
     rows = {"ours": {**row, "move": {"ROUGE-L": 0.2, "CIDEr-D": 0.1}}}
-    assert type_lines(rows)[1] == ["ours", "CIDEr-D", "10.00", "0.00 †"]
-    assert system_lines(rows)[1][-2:] == ["75.00", "0.00 †"]
+    assert lines(type_table(rows))[1] == ["ours", "CIDEr-D", "10.00", "0.00 †"]
+    assert system_table(rows).lines()[1][-2:] == ["75.00", "0.00 †"]
     protocol = {**PROTOCOL, "pairs": {"total": 40, "distractor": 5}}
     weightless, small = notes_of(protocol, rows)
     assert weightless.startswith("† CIDEr-D gives no weight") and "fewer than 30 pairs (distractor 5)" in small
     text = report_text(protocol, rows, ["ours"])
     assert weightless in text and small in text and "0.00 †" in text
-    assert rich_table(type_lines(rows), "", words=2).caption == weightless
-    assert rich_table([["", "x"], ["a", "1.00"]], "").caption is None and "†" not in caption_of(protocol, rows)
+    by_type = type_table(rows)
+    assert by_type is not None and by_type.note == weightless and "†" not in caption_of(protocol, rows)
+    assert system_table(ROWS).note == ""
+
+
+TABLE = Table(
+    ["BLEU-4", "50 %_x"],
+    [
+        (["a & <b>"], [Cell("25.00", best=True), Cell("50.00 †", "1.23", 1.0, best=True)]),
+        (["base"], [Cell(""), Cell("25.00", "", 0.5)]),
+    ],
+    title="<t>",
+)
+
+
+def test_one_table_in_four_forms() -> None:
+    assert TABLE.markdown().splitlines() == [
+        "|  | BLEU-4 | 50 %\\_x |",
+        "| --- | ---: | ---: |",
+        "| a & \\<b\\> | 25.00 | 50.00 † ± 1.23 |",
+        "| base | - | 25.00 |",
+    ]
+    assert TABLE.latex().splitlines() == [
+        "\\begin{tabular}{lrr}",
+        "\\toprule",
+        " & BLEU-4 & 50 \\%\\_x \\\\",
+        "\\midrule",
+        "a \\& \\textless{}b\\textgreater{} & \\textbf{25.00} & \\textbf{50.00 $\\dagger$ $\\pm$ 1.23} \\\\",
+        "base & - & 25.00 \\\\",
+        "\\bottomrule",
+        "\\end{tabular}",
+    ]
+    html = TABLE.html("bars", {"a & <b>": "red", "base": "gray"}, ["base"])
+    assert 'aria-label="&lt;t&gt;"' in html and "</i>a &amp; &lt;b&gt;</th>" in html
+    assert "<b>50.00 †</b><small> ± 1.23</small>" in html and '<td style="--v:0.5;--c:gray">25.00</td>' in html
+    assert "<td>\u2013</td>" in html and html.count('<tr class="baseline">') == 1
+    console = Console(width=80, record=True)
+    console.print(TABLE.rich())
+    assert [line.split() for line in console.export_text().splitlines()[-4:-1]] == [
+        ["a", "&", "<b>", "25.00", "50.00", "†"],
+        ["±", "1.23"],
+        ["base", "-", "25.00"],
+    ]
+
+
+SCORED = {
+    "base": {"total": {"CIDEr-D": 0.5}, "color": {"CIDEr-D": 0.0}, "distractor": {"CIDEr-D": 1.0}, "seconds": None},
+    "ours": {
+        "total": {"CIDEr-D": 1.0, "BLEU-4": 0.5},
+        "color": {"CIDEr-D": 0.5},
+        "distractor": {"CIDEr-D": 0.25},
+        "seconds": 1234.0,
+        "std": {"total": {"CIDEr-D": 0.0123}, "seconds": 10.0},
+    },
+}
+
+
+def cells_of(table: Table) -> dict[str, Sequence[Cell]]:
+    return {name: cells for (name,), cells in table.rows}
+
+
+def test_cells_hold_text_bar_and_who_is_best() -> None:
+    overview = score_tabs(SCORED)[0]
+    assert overview.columns == ["BLEU-4", "CIDEr-D", "CIDEr-D distractor", "training seconds"]
+    ours = dict(zip(overview.columns, cells_of(overview)["ours"]))
+    base = dict(zip(overview.columns, cells_of(overview)["base"]))
+    assert (ours["CIDEr-D"].text, ours["CIDEr-D"].std, ours["CIDEr-D"].fraction, ours["CIDEr-D"].best) == (
+        "100.00",
+        "1.23",
+        1,
+        True,
+    )
+    assert (base["CIDEr-D"].text, base["CIDEr-D"].fraction, base["CIDEr-D"].best) == ("50.00", 0.5, False)
+    assert base["BLEU-4"].text == "" and base["CIDEr-D distractor"].best and ours["CIDEr-D distractor"].fraction == 0.25
+    assert (ours["training seconds"].text, ours["training seconds"].best, ours["training seconds"].fraction) == (
+        "1,234",
+        False,
+        0,
+    )
+
+
+def test_the_fraction_distinguishes_scores_that_differ_in_the_last_digit() -> None:
+    rows = {name: {"total": {"CIDEr-D": score}} for name, score in (("one", 1.50004), ("two", 1.50011))}
+    one, two = (cells_of(score_tabs(rows)[0])[name][0] for name in rows)
+    assert (one.text, two.text) == ("150.00", "150.01") and one.fraction < two.fraction and two.best
+
+
+def test_shades_are_per_column() -> None:
+    (table,) = type_tabs(SCORED)
+    assert table.title == "CIDEr-D" and table.columns == ["color", "distractor"]
+    assert [cell.fraction for cell in cells_of(table)["base"]] == [0, 1]
+    assert [cell.fraction for cell in cells_of(table)["ours"]] == [1, 0]
+    assert [cell.best for cell in cells_of(table)["ours"]] == [True, False]
+    assert type_tabs({"ours": {"total": {"CIDEr-D": 1.0}}}) == []

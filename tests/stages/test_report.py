@@ -120,6 +120,7 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
     assert [run["seed"] for run in notes["runs"]["PCL"]] == [1, 2]
     text = (tmp_path / "report/table.md").read_text()
     assert f"| {100 * rows['PCL']['total']['CIDEr-D']:.2f} ± " in text
+    assert f"{100 * rows['PCL']['total']['CIDEr-D']:.2f} $\\pm$ " in (tmp_path / "report/table.tex").read_text()
     with Image.open(tmp_path / "report/pairs.png") as sheet:
         assert sheet.width == 900 and sheet.height > 6 * 192
     assert (
@@ -145,6 +146,7 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
         "report.html",
         "table.json",
         "table.md",
+        "table.tex",
     ]
     names += ["viewpoint.json", "viewpoint.png"]
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == names
@@ -186,7 +188,7 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
     options = ("--pictures=0", "--attention=0", "--bins=0", "--page=0", "--curves=false", "--out=bare")
     none = report(tmp_path, '{"PCL": "runs/pcl1"}', *options)
     assert none.returncode == 0, none.stderr
-    assert sorted(path.name for path in (tmp_path / "bare").iterdir()) == ["table.json", "table.md"]
+    assert sorted(path.name for path in (tmp_path / "bare").iterdir()) == ["table.json", "table.md", "table.tex"]
 
     below = report(tmp_path, '{"PCL": "runs/pcl1"}', "--localisation_pairs=-1")
     assert below.returncode == 1 and below.stderr == "error: --localisation_pairs is -1; it must be at least 0.\n"

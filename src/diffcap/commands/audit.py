@@ -160,16 +160,12 @@ def _are_equal(pair: ChangePair, root: Path) -> bool | None:
 
 
 def _print_counts(findings: Sequence[Finding], reasons: Sequence[str], name: str) -> None:
-    from rich.table import Table
-
     from diffcap.evaluation.tables import print_table
+    from diffcap.utils.table import Cell, Table
 
     counts = Counter((finding.pair.split, reason) for finding in findings for reason in finding.reasons)
-    table = Table(title=f"{name}: contradictions, in pairs", title_justify="left")
-    table.add_column("reason")
-    for column in (*SPLITS, "total"):
-        table.add_column(column, justify="right")
+    lines = []
     for reason in reasons:
         row = [counts[split, reason] for split in SPLITS]
-        table.add_row(reason, *(f"{count:,}" for count in (*row, sum(row))))
-    print_table(table)
+        lines.append(([reason], [Cell(f"{count:,}") for count in (*row, sum(row))]))
+    print_table(Table([*SPLITS, "total"], lines, ["reason"], f"{name}: contradictions, in pairs"))

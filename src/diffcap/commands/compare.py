@@ -35,7 +35,6 @@ def run(
     from diffcap.evaluation.tables import print_table
     from diffcap.records import write_json, write_text
     from diffcap.report import comparison as report
-    from diffcap.report.table import rich_table
     from diffcap.utils.provenance import provenance
 
     a, b = report.read_both(run_a, run_b, folder)
@@ -79,8 +78,8 @@ def run(
     if json:
         print_json(found)
         return
-    print_table(rich_table(report.metric_lines(found), f"A: {a.title}\nB: {b.title}", words=2))
+    print_table(report.metric_table(found))
     echo(*wrap(report.methodology_note(found), 100), "")
-    print_table(rich_table(report.win_lines(found), "pairs on which B's caption scores higher, equal, lower"))
+    print_table(report.win_table(found))
     for row in found["largest"]:
         echo(*report.pair_lines(row), "")

@@ -245,23 +245,22 @@ def _moved(folder: Path, pairs: list[ChangePair]) -> int:
 
 
 def _show(dataset: Dataset, folder: Path) -> None:
-    from rich.table import Table
-
     from diffcap.evaluation.tables import print_table
+    from diffcap.utils.table import Cell, Table
 
-    table = Table(title=f"{dataset.name}: {folder / 'manifest.jsonl'}", title_justify="left")
     single = all(pair.after is None for pair in dataset.pairs)
     records, record = ("images", "image") if single else ("pairs", "pair")
     unchanged = "no change" if any(pair.group == "no_change" for pair in dataset.pairs) else "distractors"
-    for column in ("split", records, unchanged, "captions", "change types"):
-        table.add_column(column, justify="left" if column in ("split", "change types") else "right")
+    lines = []
     for split in SPLITS:
         row = dataset.info["splits"][split]
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in row["change_types"].items()) or "-"
-        table.add_row(split, *(f"{row[key]:,}" for key in ("pairs", "distractors", "captions")), kinds)
+        cells = [Cell(f"{row[key]:,}") for key in ("pairs", "distractors", "captions")]
+        lines.append(([split, kinds], cells))
     info = dataset.info
     images = "images not checked" if info["captions_only"] else f"{info['images']:,} images, all present"
-    print_table(table)
+    title = f"{dataset.name}: {folder / 'manifest.jsonl'}"
+    print_table(Table([records, unchanged, "captions"], lines, ["split", "change types"], title))
     echo(
         f"{info['pairs']:,} {records}, {info['captions_per_pair']} captions per {record}, {images}, "
         f"{info['skipped']['pairs']:,} {records} skipped",

@@ -35,8 +35,8 @@ def report(
 
     Args:
         folder: data/<dataset>, with its manifest and its features.
-        out: Folder for report.html, table.json, table.md, pairs.png, attention.png, viewpoint.json, viewpoint.png, and curves.json
-            and curves.png with the validation scores during the training.
+        out: Folder for report.html, table.json, table.md, table.tex, pairs.png, attention.png, viewpoint.json, viewpoint.png, and
+            curves.json and curves.png with the validation scores during the training.
         runs: Name of each row and its run's folder, or the folders of several seeds, which give a mean and a standard deviation:
             '{"IDC-PCL": "runs/blocks/pcl"}', '{"IDC-PCL": ["runs/a", "runs/b"]}'. The eval folder of a run is used; give the
             folder of another evaluation as in '{"reinforced": "runs/blocks/pcl/reinforce-eval"}'.
@@ -82,16 +82,15 @@ def report(
     )
     from diffcap.report.table import (
         caption_of,
-        group_lines,
+        group_table,
         id_note,
         id_rows,
-        localisation_lines,
         localisation_note,
+        localisation_table,
         notes_of,
         report_text,
-        rich_table,
-        system_lines,
-        type_lines,
+        system_table,
+        type_table,
     )
     from diffcap.utils.provenance import provenance
 
@@ -170,7 +169,8 @@ def report(
     runs_of = {name: [{**_label(run), **row} for run, row in zip(read[name], group)] for name, group in each.items()}
     write_json(target / "table.json", {"protocol": protocol, "rows": rows, "runs": runs_of, "provenance": notes})
     write_text(target / "table.md", report_text(protocol, rows, list(read)))
-    written = ["table.json", "table.md"]
+    write_text(target / "table.tex", system_table(rows).latex() + "\n")
+    written = ["table.json", "table.md", "table.tex"]
     if pictures and not dataset.info.get("captions_only"):
         from diffcap.report.drawing import write_png
         from diffcap.report.pictures import choose_pairs, draw_pairs
@@ -197,25 +197,24 @@ def report(
             written.append("attention.png")
     by_viewpoint = None
     if bins:
-        from diffcap.report.drawing import write_png
-        from diffcap.report.viewpoint import draw_viewpoint, quantile_bins, viewpoint_scores
+        from diffcap.report.charts import write_viewpoint
+        from diffcap.report.viewpoint import quantile_bins, viewpoint_scores
 
         parts = quantile_bins(test, bins)
         if parts:
             by_viewpoint = viewpoint_scores(systems, parts, protocol["tokenizer"])
             scored_by = {**protocol, "metrics": ["CIDEr-D"]}
             write_json(target / "viewpoint.json", {"protocol": scored_by, **by_viewpoint, "provenance": notes})
-            write_png(target / "viewpoint.png", draw_viewpoint(by_viewpoint, baselines))
+            write_viewpoint(target / "viewpoint.png", by_viewpoint, baselines)
             written += ["viewpoint.json", "viewpoint.png"]
         else:
             print("viewpoint.png is not written: the pairs have no viewpoint IoU, or all have the same")
     logged = {name: [curve for run in group for curve in run_curves(run.lineages)] for name, group in read.items()}
     if curves and any(logged.values()):
-        from diffcap.report.curve_picture import draw_curves
-        from diffcap.report.drawing import write_png
+        from diffcap.report.charts import write_curves
 
         write_json(target / "curves.json", {"value": MONITORED, "systems": logged, "provenance": notes})
-        write_png(target / "curves.png", draw_curves(logged, "validation CIDEr-D x 100, by training step"))
+        write_curves(target / "curves.png", logged)
         written += ["curves.json", "curves.png"]
     measured, mask_counts = {}, None
     if page:
@@ -250,17 +249,18 @@ def report(
     if masks.problems:
         count, sentence = len(masks.problems), next(iter(masks.problems.values()))
         echo(f"{count:,} {'masks are' if count > 1 else 'mask is'} left out; the first: {sentence}")
-    print_table(rich_table(system_lines(rows, spread="\n± "), f"{dataset.name} {split}"))
-    if vocabularies:
-        print_table(rich_table(group_lines(id_rows(rows), "\n± ", 1), "word ids", words=2))
-    by_type = type_lines({name: rows[name] for name in read}, spread="\n± ")
-    if by_type:
-        print_table(rich_table(by_type, "by change type", words=2))
+    tables = [
+        system_table(rows, f"{dataset.name} {split}"),
+        group_table(id_rows(rows), "word ids", min_groups=1),
+        type_table({name: rows[name] for name in read}, "by change type"),
+    ]
     remarks = [caption_of(protocol, rows), *notes_of(protocol, rows)]
     remarks += [id_note(vocabularies)] if vocabularies else []
     if measured:
-        print_table(rich_table(localisation_lines(measured), "localisation", words=2))
+        tables.append(localisation_table(measured))
         remarks.append(localisation_note(mask_counts))
+    for table in filter(None, tables):
+        print_table(table)
     echo(*(line for text in remarks for line in wrap(text, 100)))
     echo(*wrap(f"{target}: {', '.join(written)}", 100))
 

@@ -4,13 +4,11 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from diffcap.datasets.no_change import is_no_change, plain
 from diffcap.utils.errors import printable
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from diffcap.utils.table import Cell, Table
 
 Rows = Mapping[str, Mapping[str, float]]
 
@@ -86,37 +84,30 @@ def caption_notes(captions: Mapping[str, str], references: Mapping[str, Sequence
     return notes
 
 
-def _columns(rows: Rows) -> list[str]:
-    return list(dict.fromkeys(name for scores in rows.values() for name in scores))
-
-
-def _cell(scores: Mapping[str, float], name: str, digits: int) -> str:
+def _cell(scores: Mapping[str, float], name: str) -> Cell:
     value = scores.get(name)
     mark = MARK if name == "CIDEr-D" and is_weightless(scores) else ""
-    return "-" if value is None else f"{100 * value:.{digits}f}{mark}"
+    return Cell("" if value is None else f"{100 * value:.2f}{mark}")
 
 
-def metrics_table(rows: Rows, title: str = "", digits: int = 2, pairs: Mapping[str, int] | None = None) -> "Table":
-    """Return a rich table with one row per group (or method) and one column per metric; footnotes see `score_notes`.
+def metrics_table(rows: Rows, title: str = "", pairs: Mapping[str, int] | None = None, corner: str = "") -> Table:
+    """A table with one row per group (or method) and one column per metric; footnotes see `score_notes`.
 
     Args:
         rows: row name -> metric -> score, for example "groups" of `metrics.json`.
-        title: of the table.
-        digits: decimal places of the scores times 100.
         pairs: group -> number of pairs, for example "pairs" of the protocol in `metrics.json`.
-    """
-    from rich import box
-    from rich.table import Table
+        corner: heading of the first column.
 
-    caption = "\n".join(["fractions x 100", *score_notes(rows.values(), pairs or {})])
-    table = Table(title=title or None, box=box.SIMPLE_HEAD, pad_edge=False, caption=caption, caption_justify="left")
-    columns = _columns(rows)
-    table.add_column("", no_wrap=True)
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    for name, scores in rows.items():
-        table.add_row(name, *(_cell(scores, column, digits) for column in columns))
-    return table
+    Example:
+        >>> print(metrics_table({"total": {"BLEU-4": 0.5, "CIDEr-D": 1.25}}, corner="group").markdown())
+        | group | BLEU-4 | CIDEr-D |
+        | --- | ---: | ---: |
+        | total | 50.00 | 125.00 |
+    """
+    columns = list(dict.fromkeys(name for scores in rows.values() for name in scores))
+    lines = [([name], [_cell(scores, column) for column in columns]) for name, scores in rows.items()]
+    note = "\n".join(["fractions x 100", *score_notes(rows.values(), pairs or {})])
+    return Table(columns, lines, [corner], title, note)
 
 
 def validation_line(values: Mapping[str, float]) -> str:
@@ -135,7 +126,7 @@ def validation_line(values: Mapping[str, float]) -> str:
     return "  ".join([*parts, *([f"scores x 100: {shown[0]}", *shown[1:]] if shown else [])])
 
 
-def print_table(table: "Table") -> None:
+def print_table(table: Table) -> None:
     """Print a table; if the output is not a terminal, it is 160 characters wide.
 
     Names are printed unchanged: rich's markup is disabled, and control characters are escaped.
@@ -145,7 +136,8 @@ def print_table(table: "Table") -> None:
 
     console = Console(width=None if sys.stdout.isatty() else 160, markup=False, emoji=False)
     segments = [
-        Segment("\n".join(map(printable, segment.text.split("\n"))), segment.style) for segment in console.render(table)
+        Segment("\n".join(map(printable, segment.text.split("\n"))), segment.style)
+        for segment in console.render(table.rich())
     ]
     console.print(Segments(segments), end="")
 
@@ -162,37 +154,3 @@ def print_scores(result: Mapping[str, Any], title: str) -> None:
         ids = result["id_tokens"]
         described = f"protocol {ids['protocol']['name']}, {ids['protocol']['vocabulary_size']} ids"
         print_table(metrics_table(ids["groups"], f"{title}{described}", pairs=pairs))
-
-
-# Characters that Markdown reads as markup; `*` and `_` between letters, as in no_change, are text.
-_MARKUP = re.compile(r"[\\`<>\[\]|~]|&(?=#?\w+;)|(?<![^\W_])[*_]|[*_](?![^\W_])")
-
-
-def escape_markdown(text: str) -> str:
-    r"""Return text of a user (names, remarks, captions) so that Markdown shows it as it is, in one line.
-
-    Example:
-        >>> print(escape_markdown("<b>no_change</b> | *x*"))
-        \<b\>no_change\</b\> \| \*x\*
-    """
-    return _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
-
-
-def markdown_table(rows: Rows, corner: str = "", digits: int = 2) -> str:
-    """Return the table as Markdown, without a final line break.
-
-    Args:
-        rows, digits: see `metrics_table`. corner: heading of the first column.
-
-    Example:
-        >>> print(markdown_table({"total": {"BLEU-4": 0.5, "CIDEr-D": 1.25}}, "group"))
-        | group | BLEU-4 | CIDEr-D |
-        | --- | ---: | ---: |
-        | total | 50.00 | 125.00 |
-    """
-    columns = _columns(rows)
-    lines = [[corner, *columns], ["---", *["---:"] * len(columns)]]
-    lines += [
-        [escape_markdown(name), *(_cell(scores, column, digits) for column in columns)] for name, scores in rows.items()
-    ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -8,10 +8,11 @@ from typing import Any
 from diffcap.records import write_json, write_text
 from diffcap.report.comparison import check_same_pairs, pairs_of, read_evaluation
 from diffcap.report.rows import mean_row, score_row, training
-from diffcap.report.table import Lines, markdown, rich_table, system_lines, type_lines
+from diffcap.report.table import system_table, type_table
 from diffcap.run_folder import evaluated_checkpoints, training_lineage
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.provenance import provenance
+from diffcap.utils.table import Cell, Table
 
 _DECODING = ("beams", "length_penalty", "ensemble")
 
@@ -56,14 +57,14 @@ def accuracy_table(folder: str | Path, rows: Mapping[str, Sequence[Path]], out: 
     notes = provenance(runs={name: [one.metrics["provenance"] for one in group] for name, group in read.items()})
     target = Path(out)
     write_json(target / "table.json", {"protocol": protocol, "rows": merged, "gains": gains, "provenance": notes})
-    lines = [markdown(system_lines(merged)), caption(protocol), markdown(gain_lines(gains))]
-    if types := type_lines(merged):
-        lines.append(markdown(types, words=2))
-    write_text(target / "table.md", "\n\n".join(lines) + "\n")
+    parts = [system_table(merged).markdown(), caption(protocol), gain_table(gains).markdown()]
+    if types := type_table(merged):
+        parts.append(types.markdown())
+    write_text(target / "table.md", "\n\n".join(parts) + "\n")
     from diffcap.evaluation.tables import print_table
 
-    print_table(rich_table(system_lines(merged, spread="\n± "), f"{protocol['dataset']} {protocol['split']}"))
-    print_table(rich_table(gain_lines(gains, spread="\n± "), "gained over the first row"))
+    print_table(system_table(merged, f"{protocol['dataset']} {protocol['split']}"))
+    print_table(gain_table(gains))
     print(caption(protocol))
     print(f"{target / 'table.json'}, table.md")
 
@@ -88,18 +89,16 @@ def gains_over_first(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[st
     return found
 
 
-def gain_lines(gains: Mapping[str, Mapping[str, Any]], spread: str = " ± ") -> Lines:
-    """Table of the gains, in the order of the metrics."""
+def gain_table(gains: Mapping[str, Mapping[str, Any]]) -> Table:
+    """The gains, in the order of the metrics."""
     metrics = list(next(iter(gains.values())))
-    shown = {
-        name: [
-            f"{round(100 * row[metric]['mean'], 2) + 0.0:+.2f}"  # no -0.00
-            + ("" if row[metric]["std"] is None else f"{spread}{100 * row[metric]['std']:.2f}")
-            for metric in metrics
-        ]
-        for name, row in gains.items()
-    }
-    return [["gained over greedy", *metrics], *([name, *cells] for name, cells in shown.items())]
+
+    def cell(gain: Mapping[str, Any]) -> Cell:
+        std = "" if gain["std"] is None else f"{100 * gain['std']:.2f}"
+        return Cell(f"{round(100 * gain['mean'], 2) + 0.0:+.2f}", std)  # + 0.0: no -0.00
+
+    lines = [([name], [cell(row[metric]) for metric in metrics]) for name, row in gains.items()]
+    return Table(metrics, lines, ["gained over greedy"], "gained over the first row")
 
 
 def caption(protocol: Mapping[str, Any]) -> str:

@@ -1,115 +1,70 @@
-"""Line charts of the page: coordinates, paths and ticks, which the template writes as SVG."""
+"""The charts of a report, drawn with matplotlib: as SVG in the page, as PNG beside it.
 
-import math
-from collections.abc import Mapping, Sequence
+matplotlib is imported only where a chart is drawn, because it takes 0.5 s and 74 MB.
+"""
+
+import io
+import json
+import re
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
-from diffcap.report.curves import Curve, thinned
-from diffcap.report.drawing import axis_step
+from markupsafe import Markup
 
-WIDTH, HEIGHT = 420, 236
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 12, 44
-_MAX_DOTS = 24  # a curve of more points is drawn without dots
+from diffcap.report.curves import MONITORED, Curve, thinned
+from diffcap.utils.files import atomic_write
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-@dataclass(frozen=True)
-class Dot:
-    """A point of a line with its tooltip; `spread` is half the height of its error bar, 0 for none."""
-
-    x: float
-    y: float
-    text: str
-    spread: float = 0.0
-
-
-@dataclass(frozen=True)
-class Line:
-    """One system's line: the system's number, the path in SVG syntax, and its points if they are few."""
-
-    name: str
-    system: int
-    path: str
-    dots: list[Dot]
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A chart of `WIDTH` by `HEIGHT`; ticks are (position, label)."""
-
-    title: str
-    axis: str
-    summary: str
-    x_ticks: list[tuple[float, str]]
-    y_ticks: list[tuple[float, str]]
-    lines: list[Line]
-    x_sublabels: list[tuple[float, str]]
-    width: int = WIDTH
-    height: int = HEIGHT
-    left: int = _LEFT
-    right: int = WIDTH - _RIGHT
-    bottom: int = HEIGHT - _BOTTOM
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    step = axis_step(high - low)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [number * step for number in range(first, last + 1)]
-
-
-def _x_of(value: float, low: float, high: float) -> float:
-    return round(_LEFT + (value - low) / (high - low) * (WIDTH - _LEFT - _RIGHT), 1)
-
-
-def _y_of(value: float, low: float, high: float) -> float:
-    return round(HEIGHT - _BOTTOM - (value - low) / (high - low) * (HEIGHT - _BOTTOM - _TOP), 1)
-
-
-def _path(points: Sequence[tuple[float, float]]) -> str:
-    return "M" + "L".join(f"{x:g} {y:g}" for x, y in points)
-
-
-def curve_chart(title: str, curves: Sequence[tuple[str, int, Curve]]) -> Chart:
-    """A value against the optimiser's steps.
-
-    Args:
-        title: name of the logged value; scores are fractions and are shown x 100.
-        curves: (name, system's number, points), one per seed of a system; not empty.
-    """
-    factor = 100.0 if is_score(title) else 1.0
-    thin = [(name, system, [(x, factor * y) for x, y in thinned(curve)]) for name, system, curve in curves]
-    every = [y for _, _, curve in thin for _, y in curve]
-    low, high = min(every), max(every)
-    if low > 0 and (is_score(title) or low < 0.5 * high):
-        low = 0.0
-    y_ticks = _ticks(low, high if high > low else low + (abs(low) or 1.0))
-    steps = max(x for _, _, curve in thin for x, _ in curve) or 1.0
-    x_ticks = [step for step in _ticks(0, steps) if step <= steps * 1.0001]
-    lines = []
-    for name, system, curve in thin:
-        points = [(_x_of(x, 0, steps), _y_of(y, y_ticks[0], y_ticks[-1])) for x, y in curve]
-        dots = [
-            Dot(*place, f"{name}, step {x:,.0f}: {y:.4g}")
-            for place, (x, y) in zip(points if len(points) <= _MAX_DOTS else [], curve)
-        ]
-        lines.append(Line(name, system, _path(points), dots))
-    last = "; ".join(f"{name} ends at {curve[-1][1]:.4g}" for name, _, curve in thin)
-    return Chart(
-        title + (" x 100" if factor > 1 else ""),
-        "optimiser steps",
-        f"{title} by step: {last}",
-        [(_x_of(step, 0, steps), f"{step:,.0f}") for step in x_ticks],
-        [(_y_of(value, y_ticks[0], y_ticks[-1]), f"{value:,.6g}") for value in y_ticks],
-        lines,
-        [],
-    )
-
-
-def is_score(title: str) -> bool:
-    """Whether a logged value is a caption score, a fraction that is shown x 100."""
-    return title.rsplit("/", 1)[-1].split("-")[0] in ("BLEU", "METEOR", "ROUGE", "CIDEr", "SPICE")
-
-
+# Of systems: Okabe and Ito's colours, which colour-blind readers can distinguish; the baselines are gray.
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#111111", "#f0e442")
+GRAYS = ("#969696", "#5a5a5a")
+_TEXT, _RULE, _EDGE = "#777777", "#e1e1e1", "#ffffff"
+_STYLE: dict[str, Any] = {
+    "font.size": 8,
+    "font.sans-serif": ["DejaVu Sans"],
+    "text.color": _TEXT,
+    "text.parse_math": False,  # names may have dollar signs
+    "axes.titlecolor": "#1e1e1e",
+    "axes.titlelocation": "left",
+    "axes.titlesize": "medium",
+    "axes.labelcolor": _TEXT,
+    "xtick.color": _TEXT,
+    "ytick.color": _TEXT,
+    "axes.edgecolor": _RULE,
+    "grid.color": _RULE,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.autolimit_mode": "round_numbers",  # the axes end at a tick
+    "axes.xmargin": 0,
+    "axes.ymargin": 0,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "lines.markersize": 5,
+    "lines.markeredgecolor": _EDGE,
+    "figure.constrained_layout.h_pad": 0.12,
+    "figure.constrained_layout.w_pad": 0.12,
+    "figure.subplot.left": 0.11,
+    "figure.subplot.right": 0.97,
+    "figure.subplot.top": 0.95,
+    "figure.subplot.bottom": 0.2,
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "diffcap",  # the same chart is the same file
+}
+_PAGE_SIZE, _SHEET_WIDTH = (4.2, 2.36), 9.0  # inches
+_MAX_MARKERS = 24  # a curve of more points is drawn without markers
+_SVG = "{http://www.w3.org/2000/svg}"
 # Charts of viewpoint.json: title -> (key, group)
 _PANELS = {
     "CIDEr-D x 100, all pairs": ("CIDEr-D", "total"),
@@ -119,47 +74,204 @@ _PANELS = {
 }
 
 
-def viewpoint_charts(scores: Mapping[str, Any], numbers: Mapping[str, int]) -> list[Chart]:
-    """The charts of the result of `viewpoint.viewpoint_scores`, without those that a bin has no number for.
+@dataclass(frozen=True)
+class Chart:
+    """A chart of the page."""
+
+    title: str
+    svg: Markup
+
+
+def system_colors(names: Sequence[str], baselines: Collection[str] = ()) -> dict[str, str]:
+    """A colour for each system; colours repeat if there are more systems than colours."""
+    grays, bright = cycle(GRAYS), cycle(COLORS)
+    return {name: next(grays if name in baselines else bright) for name in names}
+
+
+def is_score(title: str) -> bool:
+    """Whether a logged value is a caption score, a fraction that is shown x 100."""
+    return title.rsplit("/", 1)[-1].split("-")[0] in ("BLEU", "METEOR", "ROUGE", "CIDEr", "SPICE")
+
+
+def curve_chart(title: str, curves: Sequence[tuple[str, str, Curve]]) -> Chart:
+    """A value against the optimiser's steps.
 
     Args:
-        scores: that result. numbers: each system's number, which decides its colour.
+        title: name of the logged value. curves: (system, its colour, points), one per seed of a system; not empty.
     """
-    return [
-        _by_viewpoint(title, key, group, scores, numbers)
-        for title, (key, group) in _PANELS.items()
-        if all(group in row.get(key, {}) for rows in scores["systems"].values() for row in rows)
-    ]
+    with _figure(*_PAGE_SIZE) as (figure, (axes,)):
+        last = _draw_curves(axes, title, curves)
+        ends = "; ".join(f"{name} ends at {value:.4g}" for name, value in last)
+        return Chart(title + (" x 100" if is_score(title) else ""), _svg(figure, f"{title} by step: {ends}"))
 
 
-def _by_viewpoint(title: str, key: str, group: str, scores: Mapping[str, Any], numbers: Mapping[str, int]) -> Chart:
-    bins = scores["bins"]
-    means = {name: [100 * row[key][group] for row in rows] for name, rows in scores["systems"].items()}
-    stds = {
-        name: [100 * row["std"][key][group] if "std" in row else 0.0 for row in rows]
-        for name, rows in scores["systems"].items()
-    }
-    highest = max(mean + std for name in means for mean, std in zip(means[name], stds[name]))
-    y_ticks = _ticks(0.0, max(highest, 1.0))
-    lines = []
-    for name, values in means.items():
-        places = [
-            (_x_of(number + 0.5, 0, len(bins)), _y_of(value, 0.0, y_ticks[-1])) for number, value in enumerate(values)
-        ]
-        dots = []
-        for part, place, value, std in zip(bins, places, values, stds[name]):
-            spread = f" ± {std:.1f}" if std else ""
-            text = f"{name}, IoU {part['low']:.2f} to {part['high']:.2f}: {value:.1f}{spread}"
-            dots.append(Dot(*place, text, round(std / y_ticks[-1] * (HEIGHT - _BOTTOM - _TOP), 1)))
-        lines.append(Line(name, numbers[name], _path(places), dots))
-    ends = "; ".join(f"{name} from {values[0]:.1f} to {values[-1]:.1f}" for name, values in means.items())
-    centers = [_x_of(number + 0.5, 0, len(bins)) for number in range(len(bins))]
-    return Chart(
-        title,
-        "viewpoint IoU, pairs",
-        f"{title}, from different to similar viewpoints: {ends}",
-        [(x, f"{part['low']:.2f} to {part['high']:.2f}") for x, part in zip(centers, bins)],
-        [(_y_of(value, 0.0, y_ticks[-1]), f"{value:g}") for value in y_ticks],
-        lines,
-        [(x, f"{part['pairs'].get(group, 0):,}") for x, part in zip(centers, bins)],
+def write_curves(path: Path, systems: Mapping[str, Sequence[Curve]]) -> None:
+    """Write `curves.png`: the validation CIDEr-D by training step. The runs of a system (its seeds) have one colour."""
+    colors = system_colors([name for name, curves in systems.items() if curves])
+    with _figure(_SHEET_WIDTH, 3.2 + 0.2 * len(colors), layout="constrained") as (figure, (axes,)):
+        _draw_curves(axes, MONITORED, [(name, colors[name], curve) for name in colors for curve in systems[name]])
+        axes.set_title("validation CIDEr-D x 100, by training step")
+        lines = {str(line.get_label()): line for line in axes.lines}
+        runs = {name: f" ({len(systems[name])} runs)" if len(systems[name]) > 1 else "" for name in lines}
+        labels = [f"{name}{runs[name]}" for name in lines]
+        figure.legend(list(lines.values()), labels, loc="outside lower left", frameon=False, labelcolor="linecolor")
+        _write_png(figure, path)
+
+
+def _draw_curves(axes: "Axes", title: str, curves: Sequence[tuple[str, str, Curve]]) -> list[tuple[str, float]]:
+    """Draw lines; see `curve_chart`. Return the system and the last value of each."""
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+    factor = 100.0 if is_score(title) else 1.0
+    shown = [(name, color, [(step, factor * value) for step, value in thinned(curve)]) for name, color, curve in curves]
+    for name, color, curve in shown:
+        texts = [f"{name}, step {step:,.0f}: {value:.4g}" for step, value in curve]
+        _add_line(axes, name, color, curve, texts if len(curve) <= _MAX_MARKERS else [])
+    values = [value for _, _, curve in shown for _, value in curve]
+    low, high = min(values), max(values)
+    if is_score(title):
+        low, high = 0.0, max(1.0, high)
+    elif 0 < low < 0.5 * high:
+        low = 0.0
+    axes.set_ylim(axes.yaxis.get_major_locator().view_limits(low, high))
+    axes.set_xlim(0, max(step for _, _, curve in shown for step, _ in curve) or 1)
+    axes.set_xlabel("optimiser steps", loc="right")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    return [(name, curve[-1][1]) for name, _, curve in shown]
+
+
+def viewpoint_charts(scores: Mapping[str, Any], colors: Mapping[str, str]) -> list[Chart]:
+    """The page's charts of the result of `viewpoint.viewpoint_scores`, without those that a bin has no number for."""
+    charts = []
+    for title, (key, group) in _panels(scores).items():
+        with _figure(*_PAGE_SIZE) as (figure, (axes,)):
+            means = _draw_viewpoint(axes, scores, key, group, colors)
+            ends = "; ".join(f"{name} from {values[0]:.1f} to {values[-1]:.1f}" for name, values in means.items())
+            charts.append(Chart(title, _svg(figure, f"{title}, from different to similar viewpoints: {ends}")))
+    return charts
+
+
+def write_viewpoint(path: Path, scores: Mapping[str, Any], baselines: Collection[str] = ()) -> None:
+    """Write `viewpoint.png`: the charts for all pairs, each with its values below; the baselines are gray."""
+    colors = system_colors(list(scores["systems"]), baselines)
+    panels = {title: place for title, place in _panels(scores).items() if place[1] == "total"}
+    height = len(panels) * (3.2 + 0.2 * len(colors))
+    with _figure(_SHEET_WIDTH, height, len(panels), layout="constrained") as (figure, all_axes):
+        for axes, (title, (key, group)) in zip(all_axes, panels.items()):
+            _draw_viewpoint(axes, scores, key, group, colors)
+            axes.set(title=title, xlabel="")
+            _add_text(axes, "viewpoint IoU\npairs", -0.5, -4, _TEXT)
+            for number, (name, rows) in enumerate(scores["systems"].items()):
+                below = -28 - 12 * number
+                _add_text(axes, name if len(name) < 40 else f"{name[:36]}...", -0.5, below, colors[name])
+                for column, row in enumerate(rows):
+                    _add_text(axes, _mean_and_std(row, key, group)[2], column, below, colors[name], "center")
+        text = "by the viewpoint IoU of the pairs, from different to similar; each bin is scored as a corpus of its own"
+        figure.supxlabel(text, fontsize="medium")
+        _write_png(figure, path)
+
+
+def _add_text(axes: "Axes", text: str, x: float, below: float, color: str, align: str = "right") -> None:
+    """Write below the axes, at a coordinate of them and a number of points down."""
+    axes.annotate(
+        text,
+        (x, 0),
+        (0, below),
+        xycoords=("data", "axes fraction"),
+        textcoords="offset points",
+        color=color,
+        horizontalalignment=align,
+        verticalalignment="top",
     )
+
+
+def _panels(scores: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    rows = [row for rows in scores["systems"].values() for row in rows]
+    return {
+        title: (key, group) for title, (key, group) in _PANELS.items() if all(group in row.get(key, {}) for row in rows)
+    }
+
+
+def _mean_and_std(row: Mapping[str, Any], key: str, group: str) -> tuple[float, float, str]:
+    """A score x 100, its standard deviation (0 for one run), and both as text."""
+    mean, std = (100 * one[key][group] if one else 0.0 for one in (row, row.get("std")))
+    return mean, std, f"{mean:.1f}" + (f" ± {std:.1f}" if "std" in row else "")
+
+
+def _draw_viewpoint(
+    axes: "Axes", scores: Mapping[str, Any], key: str, group: str, colors: Mapping[str, str]
+) -> dict[str, list[float]]:
+    """Draw a line with error bars over the bins for each system. Return the means x 100."""
+    means = {}
+    bins = [f"{part['low']:.2f} to {part['high']:.2f}" for part in scores["bins"]]
+    for place, (name, rows) in enumerate(scores["systems"].items()):
+        means[name], stds, texts = map(list, zip(*(_mean_and_std(row, key, group) for row in rows)))
+        aside = 0.03 * (place - (len(colors) - 1) / 2)  # points of equal height do not overlap
+        places = [number + aside for number in range(len(bins))]
+        tooltips = [f"{name}, IoU {limits}: {text}" for limits, text in zip(bins, texts)]
+        _add_line(axes, name, colors[name], list(zip(places, means[name])), tooltips)
+        if any(stds):
+            axes.errorbar(places, means[name], stds, fmt="none", ecolor=colors[name], capsize=3)
+    axes.set_ylim(axes.yaxis.get_major_locator().view_limits(0, max(1.0, axes.dataLim.y1)))
+    axes.set_xlim(-0.5, len(bins) - 0.5)
+    counts = [part["pairs"].get(group, 0) for part in scores["bins"]]
+    axes.set_xticks(range(len(bins)), [f"{limits}\n{count:,}" for limits, count in zip(bins, counts)])
+    axes.set_xlabel("viewpoint IoU, pairs", loc="right")
+    return means
+
+
+@contextmanager
+def _figure(width: float, height: float, panels: int = 1, **options: Any) -> Iterator[tuple["Figure", list["Axes"]]]:
+    """A figure in inches, with panels below each other, to be saved before the context ends; the user's style does not count."""
+    from matplotlib import style
+    from matplotlib.figure import Figure
+
+    with style.context(["default", _STYLE]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # of a name in another script
+        figure = Figure((width, height), **options)
+        yield figure, figure.subplots(panels, squeeze=False)[:, 0].tolist()
+
+
+def _add_line(
+    axes: "Axes", name: str, color: str, points: Sequence[tuple[float, float]], tooltips: Sequence[str]
+) -> None:
+    """Add a line. Its points have markers if they have tooltips, which `_svg` reads from the line's id."""
+    marker = "o" if tooltips else ""
+    axes.plot(*zip(*points), color=color, marker=marker, label=name, gid=json.dumps(tooltips), clip_on=False)
+
+
+def _write_png(figure: "Figure", path: Path) -> None:
+    with atomic_write(path, per_process=False) as temporary:
+        figure.savefig(temporary, format="png", dpi=100)
+
+
+def _svg(figure: "Figure", summary: str) -> Markup:
+    """A figure as an SVG element of the page: with the colours of the page's theme, and tooltips on the points.
+
+    Args:
+        summary: for readers who cannot see it.
+    """
+    file = io.BytesIO()
+    figure.savefig(file, format="svg", transparent=True)
+    root = ElementTree.fromstring(file.getvalue())
+    for parent in (root, *root.findall(f"{_SVG}defs")):
+        for child in [*parent.findall(f"{_SVG}metadata"), *parent.findall(f"{_SVG}style")]:
+            parent.remove(child)  # the CSS would apply to the whole page
+    for group in root.iter(f"{_SVG}g"):
+        id = group.attrib.pop("id", "")
+        for tooltip, marker in zip(json.loads(id) if id.startswith("[") else (), group.iter(f"{_SVG}use")):
+            ElementTree.SubElement(marker, f"{_SVG}title").text = tooltip
+    for element in root.iter():
+        for attribute in [name for name in element.attrib if name.endswith("}href")]:
+            element.set("href", element.attrib.pop(attribute))
+        if "style" in element.attrib:
+            element.set("style", re.sub(r"#[0-9a-f]{6}", _theme_color, element.attrib["style"]))
+    root.attrib |= {"role": "img", "aria-label": summary}
+    ElementTree.register_namespace("", _SVG.strip("{}"))
+    return Markup(ElementTree.tostring(root, encoding="unicode"))
+
+
+def _theme_color(found: re.Match[str]) -> str:
+    known = {_TEXT: "var(--muted)", _RULE: "var(--line)", _EDGE: "var(--card)"}
+    return known.get(found[0], f"color-mix(in srgb, {found[0]} var(--color-share), white)")

@@ -7,15 +7,14 @@ from typing import Any
 
 from diffcap.evaluation.coco import PREDICTION_SUFFIXES, read_other_predictions, read_predictions, read_references
 from diffcap.evaluation.protocols import groups_of, remarks
-from diffcap.evaluation.tables import MARK, escape_markdown, is_weightless, score_notes
+from diffcap.evaluation.tables import MARK, WEIGHTLESS_NOTE, is_weightless, score_notes
 from diffcap.records import ChangePair, file_hash, read_dataset, read_json, take_changes
 from diffcap.report.rows import default_protocol, read_metrics
-from diffcap.report.table import Lines, markdown
 from diffcap.run_folder import GROUPS, PREDICTIONS, REFERENCES, UNSCORED, evaluated_checkpoints, find_evaluation
 from diffcap.utils.errors import DiffcapError, printable, wrap_errors
 from diffcap.utils.settings import read_settings
+from diffcap.utils.table import Cell, Table, escape_markdown
 
-_HEADINGS = ("", "", "A", "B", "B-A", "interval", "B ahead")
 _RESULTS = ("tokenizer", "metrics", "pairs")  # entries of a protocol that are no settings of the evaluation
 _ORIGINS = ("method", "seed", "step", "features", "prompt", "sentences", "max_length")  # entries of "provenance"
 
@@ -229,31 +228,32 @@ def largest_differences(
     ]
 
 
-def metric_lines(result: Mapping[str, Any]) -> Lines:
-    """Table of every metric of every group: scores of A and B, their difference, its interval, and P(B better)."""
-    lines = [list(_HEADINGS)]
+def metric_table(result: Mapping[str, Any]) -> Table:
+    """Every metric of every group: scores of A and B, their difference, its interval, and P(B better)."""
+    lines = []
+    has_mark = False
     for group, metrics in result["groups"].items():
         for number, (metric, row) in enumerate(metrics.items()):
-            low, high = row["interval"]
+            low, high = map(signed_percent, row["interval"])
             marks = {
                 key: MARK
                 for key in "ab"
                 if metric == "CIDEr-D" and is_weightless({name: scores[key] for name, scores in metrics.items()})
             }
-            lines.append(
-                [
-                    "" if number else group,
-                    metric,
-                    *(_score_cell(row, key, marks.get(key, "")) for key in "ab"),
-                    signed_percent(row["difference"]) + (" *" if is_significant(row) else ""),
-                    f"[{signed_percent(low)}, {signed_percent(high)}]",
-                    "-" if signed_percent(low) == signed_percent(high) == "0.00" else f"{100 * row['b_better']:.1f} %",
-                ]
-            )
-    return lines
+            has_mark |= bool(marks)
+            numbers = [
+                *(_score(row, key, marks.get(key, "")) for key in "ab"),
+                signed_percent(row["difference"]) + (" *" if is_significant(row) else ""),
+                f"[{low}, {high}]",
+                "-" if low == high == "0.00" else f"{100 * row['b_better']:.1f} %",
+            ]
+            lines.append((["" if number else group, metric], [Cell(text) for text in numbers]))
+    title = f"A: {result['runs']['a']}\nB: {result['runs']['b']}"
+    headings = ["A", "B", "B-A", "interval", "B ahead"]
+    return Table(headings, lines, ["", ""], title, WEIGHTLESS_NOTE if has_mark else "")
 
 
-def _score_cell(row: Mapping[str, Any], key: str, mark: str) -> str:
+def _score(row: Mapping[str, Any], key: str, mark: str) -> str:
     low, high = row[f"{key}_interval"]
     return f"{format_percent(row[key])}{mark} [{format_percent(low)}, {format_percent(high)}]"
 
@@ -273,15 +273,14 @@ def is_significant(row: Mapping[str, Any]) -> bool:
     return signed_percent(row["difference"]) != "0.00" and not low <= 0 <= high
 
 
-def win_lines(result: Mapping[str, Any]) -> Lines:
-    """Table of the numbers of pairs of each group on which B's caption scores higher than, equal to and lower than A's."""
-    return [
-        ["", "pairs", "B wins", "ties", "B loses"],
-        *(
-            [name, f"{sum(row.values()):,}", f"{row['b']:,}", f"{row['tie']:,}", f"{row['a']:,}"]
-            for name, row in result["wins"].items()
-        ),
-    ]
+def win_table(result: Mapping[str, Any]) -> Table:
+    """The numbers of pairs of each group on which B's caption scores higher than, equal to and lower than A's."""
+    lines = []
+    for name, row in result["wins"].items():
+        counts = (sum(row.values()), row["b"], row["tie"], row["a"])
+        lines.append(([name], [Cell(f"{count:,}") for count in counts]))
+    title = "pairs on which B's caption scores higher, equal, lower"
+    return Table(["pairs", "B wins", "ties", "B loses"], lines, title=title)
 
 
 def methodology_note(result: Mapping[str, Any]) -> str:
@@ -314,9 +313,9 @@ def comparison_text(result: Mapping[str, Any]) -> str:
     """The comparison as Markdown."""
     parts = [
         escape_markdown(f"A is {result['runs']['a']}, B is {result['runs']['b']}."),
-        markdown(metric_lines(result), words=2),
+        metric_table(result).markdown(),
         escape_markdown(methodology_note(result)),
-        markdown(win_lines(result)),
+        win_table(result).markdown(),
         *(["The pairs where they differ most:"] if result["largest"] else []),
         *("\n".join(["```", *map(printable, pair_lines(row)), "```"]) for row in result["largest"]),
     ]

@@ -1,8 +1,6 @@
 """Sizes, colours, fonts and image loading shared by the report's PNG files."""
 
-import math
-from collections.abc import Collection, Sequence
-from itertools import cycle
+from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
@@ -19,24 +17,6 @@ SUPERSAMPLING = 4  # lines are drawn this many times larger and then shrunk, for
 PICTURE = (256, 192)  # twice the size of the embedded dataset's images
 INK, GRAY, LINE = (30, 30, 30), (120, 120, 120), (225, 225, 225)
 RIGHT, WRONG, BOX = (20, 125, 55), (190, 40, 40), (255, 0, 200)
-# Of systems: Okabe and Ito's colours, which colour-blind readers can distinguish; the baselines are gray.
-COLORS: tuple[Color, ...] = (
-    (0, 114, 178),
-    (213, 94, 0),
-    (0, 158, 115),
-    (204, 121, 167),
-    (230, 159, 0),
-    (86, 180, 233),
-    (0, 0, 0),
-    (240, 228, 66),
-)
-GRAYS: tuple[Color, ...] = ((150, 150, 150), (90, 90, 90))
-
-
-def system_colors(names: Sequence[str], baselines: Collection[str] = ()) -> dict[str, Color]:
-    """A colour for each system; colours repeat if there are more systems than colours."""
-    grays, bright = cycle(GRAYS), cycle(COLORS)
-    return {name: next(grays if name in baselines else bright) for name in names}
 
 
 def fonts() -> tuple[Font, Font]:
@@ -47,12 +27,6 @@ def fonts() -> tuple[Font, Font]:
 def line_height(font: Font) -> int:
     """Distance between two lines of text in pixels."""
     return round(1.3 * getattr(font, "size", 11))
-
-
-def axis_step(highest: float) -> float:
-    """Distance between the ticks of an axis from 0 to `highest` > 0: 1, 2 or 5 times a power of ten, for three to eight."""
-    power = 10.0 ** math.floor(math.log10(highest / 3))
-    return max(factor * power for factor in (1, 2, 5) if factor * power <= highest / 3 * (1 + 1e-9))
 
 
 def wrap(text: str, font: Font, width: int) -> list[str]:

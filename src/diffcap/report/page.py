@@ -18,13 +18,22 @@ from markupsafe import Markup
 from diffcap.evaluation.protocols import TYPE_ORDER
 from diffcap.records import NO_CHANGE_GROUPS, ChangePair
 from diffcap.report.attention_data import Localisation
-from diffcap.report.cells import id_grids, score_grids, total_grid, type_grids
-from diffcap.report.charts import Chart, curve_chart, viewpoint_charts
+from diffcap.report.charts import Chart, curve_chart, system_colors, viewpoint_charts
 from diffcap.report.curves import Curve
-from diffcap.report.drawing import system_colors
 from diffcap.report.overlay import COLORMAP, color_table
 from diffcap.report.pictures import is_correct
-from diffcap.report.table import Rows, id_note, localisation_note, notes_of, scoring_of
+from diffcap.report.table import (
+    Rows,
+    id_note,
+    id_tabs,
+    localisation_note,
+    metric_table,
+    notes_of,
+    score_tabs,
+    scoring_of,
+    system_table,
+    type_tabs,
+)
 from diffcap.report.thumbnails import Thumbnail
 
 _SCRIPTS = ("shared.js", "attention.js", "card.js", "page.js")
@@ -85,6 +94,8 @@ def render(page: Page) -> str:
     script = "\n".join(resource(name) for name in _SCRIPTS)
     index, blocks = page_data(page)
     attention = [maps for system in page.systems.values() for maps in system.attention.values()]
+    colors = _colors(page)
+    second = [metric_table(rows, "total", heading) for heading, rows in page.second.items()]
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -96,12 +107,11 @@ def render(page: Page) -> str:
             *([id_note(page.protocol["id_tokens"])] if "id_tokens" in page.protocol else []),
         ],
         tiles=_tiles(page),
-        colors=_colors(page),
-        numbers=_numbers(page),
-        grids=score_grids(page.rows),
-        second=[*(total_grid(name, rows) for name, rows in page.second.items()), *id_grids(page.rows)],
-        by_type=type_grids(page.rows),
-        viewpoint=viewpoint_charts(page.viewpoint, _numbers(page)) if page.viewpoint else [],
+        colors=colors,
+        baselines=_baselines(page),
+        scores=[*score_tabs(page.rows), *second, *id_tabs(page.rows)],
+        by_type=type_tabs(page.rows),
+        viewpoint=viewpoint_charts(page.viewpoint, colors) if page.viewpoint else [],
         curves=curve_charts(page),
         localisation={name: system.localisation for name, system in page.systems.items() if system.localisation},
         localisation_note=localisation_note(page.masks),
@@ -141,42 +151,37 @@ def as_json(value: Any) -> Markup:
     return Markup(text)
 
 
-def _numbers(page: Page) -> dict[str, int]:
-    return {name: number for number, name in enumerate(page.rows)}
+def _baselines(page: Page) -> list[str]:
+    return [name for name in page.rows if name not in page.systems]
 
 
-def _colors(page: Page) -> list[str]:
-    """CSS colours by the system's number."""
-    baselines = set(page.rows) - set(page.systems)
-    return ["#{:02x}{:02x}{:02x}".format(*color) for color in system_colors(list(page.rows), baselines).values()]
+def _colors(page: Page) -> dict[str, str]:
+    """CSS colours of the systems, in the order of their numbers in the index."""
+    return system_colors(list(page.rows), _baselines(page))
 
 
 def _tiles(page: Page) -> list[dict[str, str]]:
     """The best run and its score for each of the main metrics."""
     tiles = []
-    runs = {name: page.rows[name] for name in page.systems}
-    for grid in score_grids(runs)[:1]:
-        for heading in ("CIDEr-D", "BLEU-4", "METEOR", "S*m", "type right", "object right"):
-            if heading in grid.columns:
-                place = grid.columns.index(heading)
-                best = max(
-                    (name for name in runs if grid.rows[name][place].text),
-                    key=lambda name: grid.rows[name][place].fraction,
-                )
-                cell = grid.rows[best][place]
-                tiles.append({"heading": heading, "text": cell.text, "std": cell.std, "system": best})
+    overview = system_table({name: page.rows[name] for name in page.systems})
+    for heading in ("CIDEr-D", "BLEU-4", "METEOR", "S*m", "type right", "object right"):
+        if heading in overview.columns:
+            place = overview.columns.index(heading)
+            known = [(cells[place], name) for (name,), cells in overview.rows if cells[place].text]
+            best, name = max(known, key=lambda entry: entry[0].fraction)
+            tiles.append({"heading": heading, "text": best.text, "std": best.std, "system": name})
     return tiles[:4]
 
 
 def curve_charts(page: Page) -> list[tuple[str, list[Chart], list[Chart]]]:
     """For each stage its name, the main charts, and the charts of the other logged values."""
-    numbers = _numbers(page)
-    stages: dict[str, dict[str, list[tuple[str, int, Curve]]]] = {}
+    colors = _colors(page)
+    stages: dict[str, dict[str, list[tuple[str, str, Curve]]]] = {}
     for name, system in page.systems.items():
         for seed in system.curves:
             for stage, curves in seed.items():
                 for title, curve in curves.items():
-                    stages.setdefault(stage, {}).setdefault(title, []).append((name, numbers[name], curve))
+                    stages.setdefault(stage, {}).setdefault(title, []).append((name, colors[name], curve))
     charts = []
     for stage, titles in stages.items():
         first = [title for title in _FIRST_CURVES if title in titles][:3] or sorted(titles)[:3]
@@ -239,9 +244,8 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
         f"attention-{start // _ATTENTION}": attention[start : start + _ATTENTION]
         for start in range(0, len(attention), _ATTENTION)
     }
-    numbers = _numbers(page)
     index = {
-        "systems": [{"name": name, "number": numbers[name]} for name in page.systems],
+        "systems": [{"name": name, "number": list(page.rows).index(name)} for name in page.systems],
         "judged": judged,
         "colors": base64.b64encode(color_table().tobytes()).decode(),
         "types": types,

@@ -1,17 +1,16 @@
-"""The results table of `table.json` for the terminal and as Markdown. Files hold fractions; tables show them x 100."""
+"""The tables of a report, from the rows of `table.json`, and the notes to them. Files hold fractions; tables show them x 100."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from diffcap.evaluation.protocols import TYPE_ORDER, remarks
-from diffcap.evaluation.tables import MARK, WEIGHTLESS_NOTE, escape_markdown, is_weightless, score_notes
+from diffcap.evaluation.tables import MARK, WEIGHTLESS_NOTE, is_weightless, score_notes
 from diffcap.records import NO_CHANGE_GROUPS
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from diffcap.utils.table import Cell, Table, escape_markdown
 
 Rows = Mapping[str, Mapping[str, Any]]
-Lines = list[list[str]]
+Paths = Mapping[str, tuple[str, ...]]
 
 # heading -> path of the number in a row
 COLUMNS = {
@@ -51,28 +50,90 @@ def number_at(row: Mapping[str, Any], path: Sequence[str]) -> float | None:
     return value
 
 
-def _cell(row: Mapping[str, Any], path: Sequence[str], spread: str) -> str:
+def _cell(row: Mapping[str, Any], path: Sequence[str], highest: float = 0.0) -> Cell:
+    """A score x 100, or seconds.
+
+    Args:
+        highest: score of its column; it decides the length of the bar and which score is the best. 0: neither.
+    """
+
+    def text(number: float) -> str:
+        return f"{number:,.0f}" if path == ("seconds",) else f"{100 * number:.2f}"
+
     value, std = number_at(row, path), number_at(row.get("std", {}), path)
     if value is None:
-        return "-"
-    shown: Callable[[float], str] = (lambda x: f"{x:,.0f}") if path == ("seconds",) else (lambda x: f"{100 * x:.2f}")
-    return shown(value) + mark_at(row, path) + (f"{spread}{shown(std)}" if std is not None else "")
+        return Cell("")
+    mark = MARK if path[-1] == "CIDEr-D" and is_weightless(row[path[0]]) else ""
+    fraction = max(0.0, value / highest) if highest > 0 else 0.0
+    best = highest > 0 and text(value) == text(highest)
+    return Cell(text(value) + mark, "" if std is None else text(std), fraction, best)
 
 
-def mark_at(row: Mapping[str, Any], path: Sequence[str]) -> str:
-    """The footnote mark of the number at a path of a row, see `is_weightless`; "" for most."""
-    return MARK if path[-1] == "CIDEr-D" and is_weightless(row[path[0]]) else ""
+def _with_note(table: Table) -> Table:
+    """The table with the footnote to its marks, if it has any."""
+    has_mark = any(MARK in cell.text for _, cells in table.rows for cell in cells)
+    return replace(table, note=WEIGHTLESS_NOTE if has_mark else "")
 
 
-def system_lines(rows: Rows, spread: str = " ± ") -> Lines:
-    """Table of the main scores: headings, then a line per system. Columns without any number are left out."""
-    columns = {
-        name: path for name, path in COLUMNS.items() if any(number_at(row, path) is not None for row in rows.values())
-    }
-    return [
-        ["", *columns],
-        *([name, *(_cell(row, path, spread) for path in columns.values())] for name, row in rows.items()),
+def score_table(rows: Rows, paths: Paths, title: str) -> Table:
+    """A line for each system with the numbers at `paths` (heading -> path in a row). Columns without any number are left out."""
+    highest: dict[str, float] = {}
+    for heading, path in paths.items():
+        values = [value for row in rows.values() if (value := number_at(row, path)) is not None]
+        if values:
+            highest[heading] = max(values) if path != ("seconds",) else 0.0
+    lines = []
+    for system, row in rows.items():
+        cells = [_cell(row, paths[heading], number) for heading, number in highest.items()]
+        if len(rows) == 1:  # nothing to be better than
+            cells = [replace(cell, best=False) for cell in cells]
+        lines.append(([system], cells))
+    return _with_note(Table(list(highest), lines, title=title))
+
+
+def system_table(rows: Rows, title: str = "overview") -> Table:
+    """The main scores."""
+    return score_table(rows, COLUMNS, title)
+
+
+def metric_table(rows: Rows, group: str, title: str) -> Table:
+    """All metrics of one group."""
+    return score_table(rows, {metric: (group, metric) for metric in METRICS}, title)
+
+
+def score_tabs(rows: Rows) -> list[Table]:
+    """The tabs of the page: the main scores, then all metrics of each of `GROUPS`."""
+    tables = [system_table(rows), *(metric_table(rows, group, group) for group in _groups(rows))]
+    if len(tables) == 2 and len(tables[1].columns) < 2:  # one metric of one group, which the first table already has
+        return tables[:1]
+    return tables
+
+
+def id_tabs(rows: Rows) -> list[Table]:
+    """The metrics of word ids, a tab for each of `GROUPS`; empty for datasets without the protocol levir_cc."""
+    by_ids = id_rows(rows)
+    return [metric_table(by_ids, group, f"{group.replace('_', ' ')}, word ids") for group in _groups(by_ids)]
+
+
+def _groups(rows: Rows) -> list[str]:
+    return [group for group in GROUPS if any(group in row for row in rows.values())]
+
+
+def group_table(rows: Rows, title: str = "", min_groups: int = 2) -> Table | None:
+    """The metrics on all pairs, on changes and on pairs without change, as in the papers; None if there are fewer groups."""
+    groups = _groups(rows)
+    if len(groups) < min_groups:
+        return None
+    paths = [("total", metric) for metric in METRICS]
+    metrics = [
+        metric for _, metric in paths if any(number_at(row, ("total", metric)) is not None for row in rows.values())
     ]
+    lines = []
+    for group in groups:
+        for number, (system, row) in enumerate(rows.items()):
+            cells = [_cell(row, (group, metric)) for metric in metrics]
+            lines.append((["" if number else group, system], cells))
+    return _with_note(Table(metrics, lines, ["", ""], title))
 
 
 def type_groups(rows: Rows) -> list[str]:
@@ -85,36 +146,40 @@ def type_groups(rows: Rows) -> list[str]:
     return [*(name for name in TYPE_ORDER if name in names), *sorted(names - set(TYPE_ORDER)), *unchanged]
 
 
-def type_lines(rows: Rows, spread: str = " ± ") -> Lines:
-    """Table of CIDEr-D and the accuracy of the change type, by change type; empty if the dataset has no types."""
+def type_table(rows: Rows, title: str = "") -> Table | None:
+    """CIDEr-D and the accuracy of the change type, by change type; None if the dataset has no types."""
     order = type_groups(rows)
     if not order:
-        return []
-    lines = [["", "", *order]]
-    for name, row in rows.items():
-        lines.append([name, "CIDEr-D", *(_cell(row, (group, "CIDEr-D"), spread) for group in order)])
+        return None
+    lines = []
+    for system, row in rows.items():
+        lines.append(([system, "CIDEr-D"], [_cell(row, (group, "CIDEr-D")) for group in order]))
         if "type_accuracy" in row:
-            lines.append(["", "type right", *(_cell(row, ("type_accuracy", group), spread) for group in order)])
-    return lines
+            lines.append((["", "type right"], [_cell(row, ("type_accuracy", group)) for group in order]))
+    return _with_note(Table(order, lines, ["", ""], title))
 
 
-def group_lines(rows: Rows, spread: str = " ± ", least: int = 2) -> Lines:
-    """Table of the metrics on all pairs, on changes and on pairs without change, as in the papers.
+def type_tabs(rows: Rows) -> list[Table]:
+    """The tabs of the page by change type, one for each metric; empty if the dataset has no types.
 
-    The result is [] if the dataset has fewer groups than `least`. A metric that no run has is left out.
+    The shade of a cell is the place of its number between the lowest (0) and the highest (1) of its column.
     """
-    groups = [group for group in GROUPS if any(group in row for row in rows.values())]
-    if len(groups) < least:
-        return []
-    metrics = [name for name in METRICS if any(number_at(row, ("total", name)) is not None for row in rows.values())]
-    return [
-        ["", "", *metrics],
-        *(
-            [group if first == 0 else "", name, *(_cell(row, (group, metric), spread) for metric in metrics)]
-            for group in groups
-            for first, (name, row) in enumerate(rows.items())
-        ),
-    ]
+    order = type_groups(rows)
+    paths = {"CIDEr-D": {group: (group, "CIDEr-D") for group in order}}
+    paths["type right"] = {group: ("type_accuracy", group) for group in order}
+    paths |= {metric: {group: (group, metric) for group in order} for metric in METRICS if metric != "CIDEr-D"}
+    tables = [score_table(rows, paths_of_metric, metric) for metric, paths_of_metric in paths.items()]
+    return [_shaded(table) for table in tables if table.columns]
+
+
+def _shaded(table: Table) -> Table:
+    columns = []
+    for column in zip(*(cells for _, cells in table.rows)):
+        known = [cell.fraction for cell in column if cell.text]
+        low, span = min(known), max(known) - min(known)
+        shades = [(cell.fraction - low) / span if cell.text and span else 0.0 for cell in column]
+        columns.append([replace(cell, fraction=shade) for cell, shade in zip(column, shades)])
+    return replace(table, rows=[(texts, cells) for (texts, _), cells in zip(table.rows, zip(*columns))])
 
 
 def id_rows(rows: Rows) -> Rows:
@@ -139,20 +204,22 @@ def id_note(vocabularies: Mapping[str, Mapping[str, Any]]) -> str:
     return f"Protocol levir_cc: scores of word ids. Vocabulary: {rules}. METEOR depends on the vocabulary."
 
 
-def localisation_lines(localisation: Mapping[str, Mapping[str, Any]]) -> Lines:
-    """Table of the pointing game and the attention inside the masks or boxes, for all words; see `evaluation.localisation`.
+def localisation_table(localisation: Mapping[str, Mapping[str, Any]]) -> Table:
+    """The pointing game and the attention inside the masks or boxes, for all words; see `evaluation.localisation`.
 
     Args:
         localisation: system -> result of `attention_data.collect_attention`.
     """
-    lines = [["", "inside the", "maps", "pointing, %", "uniform", "mass, %", "uniform"]]
+    lines = []
     for name, one in localisation.items():
         for region, tables in ((one["region"], one), ("box", one.get("boxes"))):
             if tables:
                 row = tables["kinds"][ALL_WORDS]
                 scores = (row[key] for key in ("pointing", "pointing_chance", "mass", "mass_chance"))
-                lines.append([name, region, f"{row['count']:,}", *(f"{100 * score:.1f}" for score in scores)])
-    return lines
+                cells = [Cell(f"{row['count']:,}"), *(Cell(f"{100 * score:.1f}") for score in scores)]
+                lines.append(([name, region], cells))
+    columns = ["maps", "pointing, %", "uniform", "mass, %", "uniform"]
+    return Table(columns, lines, ["", "inside the"], "localisation")
 
 
 def localisation_note(masks: Mapping[str, Any] | None) -> str:
@@ -171,29 +238,6 @@ def localisation_note(masks: Mapping[str, Any] | None) -> str:
     covered = f"; they cover {100 * masks['share']:.1f} % of the image on average" if "share" in masks else ""
     text += f" Masks of {masks['pairs']:,} pairs{covered}."
     return f"{text} Left out: {' and '.join(left_out)} masks." if left_out else text
-
-
-def rich_table(lines: Lines, title: str, words: int = 1) -> "Table":
-    """Lines as a rich table with its footnote; `words` is the number of leading text columns. Headings break at spaces."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    if any(MARK in cell for line in lines[1:] for cell in line[words:]):
-        table.caption, table.caption_justify = WEIGHTLESS_NOTE, "left"
-    for number, heading in enumerate(lines[0]):
-        text = heading.replace(" ", "\n") if number >= words else heading
-        table.add_column(text, justify="left" if number < words else "right", no_wrap=number >= words)
-    for line in lines[1:]:
-        table.add_row(*line)
-    return table
-
-
-def markdown(lines: Lines, words: int = 1) -> str:
-    """Lines as a Markdown table, without a final line break. Names, which users choose, are escaped."""
-    rule = [*["---"] * words, *["---:"] * (len(lines[0]) - words)]
-    body = [[*map(escape_markdown, line[:words]), *line[words:]] for line in lines[1:]]
-    return "\n".join(f"| {' | '.join(line)} |" for line in [list(map(escape_markdown, lines[0])), rule, *body])
 
 
 def caption_of(protocol: Mapping[str, Any], rows: Rows) -> str:
@@ -263,19 +307,16 @@ def report_text(
     """The content of `table.md`: the main scores, all metrics by group and of word ids, the runs by change type, and localisation.
 
     Args:
-        localisation, masks: see `localisation_lines` and `localisation_note`.
+        localisation, masks: see `localisation_table` and `localisation_note`.
     """
     texts = [caption_of(protocol, rows), *notes_of(protocol, rows)]
-    parts = [markdown(system_lines(rows)), *map(escape_markdown, texts)]
-    by_group = group_lines(rows)
-    if by_group:
-        parts.append(markdown(by_group, words=2))
-    by_ids = id_rows(rows)
-    if by_ids:
-        parts += [escape_markdown(id_note(protocol["id_tokens"])), markdown(group_lines(by_ids, least=1), words=2)]
-    by_type = type_lines({name: rows[name] for name in runs})
-    if by_type:
-        parts.append(markdown(by_type, words=2))
+    parts = [system_table(rows).markdown(), *map(escape_markdown, texts)]
+    if by_group := group_table(rows):
+        parts.append(by_group.markdown())
+    if by_ids := group_table(id_rows(rows), min_groups=1):
+        parts += [escape_markdown(id_note(protocol["id_tokens"])), by_ids.markdown()]
+    if by_type := type_table({name: rows[name] for name in runs}):
+        parts.append(by_type.markdown())
     if localisation:
-        parts += [markdown(localisation_lines(localisation), words=2), localisation_note(masks)]
+        parts += [localisation_table(localisation).markdown(), localisation_note(masks)]
     return "\n\n".join(parts) + "\n"

@@ -1,0 +1,136 @@
+"""One table for the terminal, Markdown, HTML and LaTeX."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+
+if TYPE_CHECKING:
+    import rich.table
+
+# Characters that Markdown reads as markup; `*` and `_` between letters, as in no_change, are text.
+_MARKUP = re.compile(r"[\\`<>\[\]|~]|&(?=#?\w+;)|(?<![^\W_])[*_]|[*_](?![^\W_])")
+_LATEX = str.maketrans(
+    {
+        **{character: f"\\{character}" for character in "&%$#_{}"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "±": r"$\pm$",
+        "†": r"$\dagger$",
+    }
+)
+
+
+def escape_markdown(text: str) -> str:
+    r"""Return text of a user (names, remarks, captions) so that Markdown shows it as it is, in one line.
+
+    Example:
+        >>> print(escape_markdown("<b>no_change</b> | *x*"))
+        \<b\>no_change\</b\> \| \*x\*
+    """
+    return _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number as text."""
+
+    text: str  # empty: there is no number
+    std: str = ""  # standard deviation over runs, in the same unit
+    fraction: float = 0.0  # length of its bar, or its shade, in HTML, from 0 to 1
+    best: bool = False  # of its column
+
+    def with_std(self, spread: str) -> str:
+        """The number and its standard deviation after `spread`; "-" if there is no number."""
+        return (self.text or "-") + (f"{spread}{self.std}" if self.std else "")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose lines begin with texts and go on with numbers."""
+
+    columns: Sequence[str]  # headings of the numbers
+    rows: Sequence[tuple[Sequence[str], Sequence[Cell]]]  # texts and numbers of each line
+    corner: Sequence[str] = ("",)  # headings of the texts
+    title: str = ""
+    note: str = ""  # below the table in the terminal
+
+    def lines(self, spread: str = " ± ") -> list[list[str]]:
+        """The headings, then the lines, as text."""
+        body = [[*texts, *(cell.with_std(spread) for cell in cells)] for texts, cells in self.rows]
+        return [[*self.corner, *self.columns], *body]
+
+    def rich(self) -> "rich.table.Table":
+        """For the terminal: headings break at spaces, and a standard deviation is below its number."""
+        from rich import box
+        from rich.table import Table as RichTable
+
+        table = RichTable(
+            title=self.title or None,
+            title_justify="left",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+            collapse_padding=True,
+            caption=self.note or None,
+            caption_justify="left",
+        )
+        for heading in self.corner:
+            table.add_column(heading)
+        for heading in self.columns:
+            table.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True)
+        for line in self.lines("\n± ")[1:]:
+            table.add_row(*line)
+        return table
+
+    def markdown(self) -> str:
+        """Markdown without a final line break. Texts, which users choose, are escaped."""
+        rule = ["---"] * len(self.corner) + ["---:"] * len(self.columns)
+        header, *body = self.lines()
+        texts = len(self.corner)
+        shown = [list(map(escape_markdown, header)), rule]
+        shown += [[*map(escape_markdown, line[:texts]), *line[texts:]] for line in body]
+        return "\n".join(f"| {' | '.join(line)} |" for line in shown)
+
+    def latex(self) -> str:
+        """A tabular environment with the rules of booktabs; the best numbers are bold. Without a final line break."""
+
+        def number(cell: Cell) -> str:
+            text = cell.with_std(" ± ").translate(_LATEX)
+            return rf"\textbf{{{text}}}" if cell.best else text
+
+        headings = [text.translate(_LATEX) for text in (*self.corner, *self.columns)]
+        body = [[*(text.translate(_LATEX) for text in texts), *map(number, cells)] for texts, cells in self.rows]
+        header, *lines = [rf"{' & '.join(line)} \\" for line in (headings, *body)]
+        columns = "l" * len(self.corner) + "r" * len(self.columns)
+        begin, end = rf"\begin{{tabular}}{{{columns}}}", r"\end{tabular}"
+        return "\n".join([begin, r"\toprule", header, r"\midrule", *lines, r"\bottomrule", end])
+
+    def html(self, kind: str, colors: Mapping[str, str], baselines: Sequence[str]) -> Markup:
+        """An HTML table with a line for each system, in a frame that scrolls.
+
+        Args:
+            kind: CSS class, "bars" or "heat". colors: system -> CSS colour of its bars. baselines: systems with gray numbers.
+        """
+        headings = Markup().join(Markup('<th scope="col">{}</th>').format(column) for column in self.columns)
+        lines = []
+        for (system,), cells in self.rows:
+            shown = Markup("\n").join(_html_cell(cell, colors[system]) for cell in cells)
+            line = Markup('<tr{}><th scope="row"><i class="dot" style="--c:{}"></i>{}</th>\n{}\n</tr>')
+            muted = Markup(' class="baseline"') if system in baselines else ""
+            lines.append(line.format(muted, colors[system], system, shown))
+        return Markup(
+            '<div class="scroll" tabindex="0" role="region" aria-label="{}">\n<table class="{}">\n<thead><tr>'
+            '<th scope="col"><span class="visually-hidden">system</span></th>{}</tr></thead>\n<tbody>\n{}\n</tbody></table></div>'
+        ).format(self.title, kind, headings, Markup("\n").join(lines))
+
+
+def _html_cell(cell: Cell, color: str) -> Markup:
+    style = Markup(' style="--v:{};--c:{}"').format(round(cell.fraction, 4), color) if cell.text else ""
+    text = Markup("<b>{}</b>").format(cell.text) if cell.best else cell.text or "\u2013"
+    std = Markup("<small> ± {}</small>").format(cell.std) if cell.std else ""
+    return Markup("<td{}>{}{}</td>").format(style, text, std)

@@ -1,0 +1,145 @@
+"""Charts: tooltips and colours in the page, PNG files beside it."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from diffcap.report.charts import (
+    COLORS,
+    GRAYS,
+    Chart,
+    curve_chart,
+    is_score,
+    system_colors,
+    viewpoint_charts,
+    write_curves,
+    write_viewpoint,
+)
+
+STRAIGHT = [(0.0, 0.0), (500.0, 0.5), (1000.0, 1.0)]
+ODD = "_<one> $x$ $\\frac{ \u65e5"
+
+
+def tooltips(chart: Chart) -> dict[str, tuple[float, float]]:
+    """Text of each tooltip -> coordinates of its point."""
+    found = re.findall(r'<use x="([\d.]+)" y="([\d.]+)"[^>]*><title>([^<]*)</title>', chart.svg)
+    return {unescape(text): (float(x), float(y)) for x, y, text in found}
+
+
+def height_of(chart: Chart, label: str) -> float:
+    """y of the gridline with a label."""
+    return float(
+        re.findall(r'<path d="M [\d.]+ ([\d.]+) (?:(?!<path).)*>' + label + "</text>", chart.svg, re.DOTALL)[0]
+    )
+
+
+def bins(*counts: Mapping[str, int]) -> list[dict[str, Any]]:
+    return [{"low": 0.1 * n, "high": 0.1 * n + 0.1, "pairs": count} for n, count in enumerate(counts)]
+
+
+def viewpoint(*values: float, std: float = 0.0) -> list[dict[str, Any]]:
+    spread = {"std": {"CIDEr-D": {"total": std}}} if std else {}
+    return [{"CIDEr-D": {"total": value}, **spread} for value in values]
+
+
+def near(path: Path, color: str) -> np.ndarray:
+    rgb = [int(color[place : place + 2], 16) for place in (1, 3, 5)]
+    return np.abs(np.asarray(Image.open(path).convert("RGB")).astype(int) - rgb).sum(-1) < 60
+
+
+def test_the_points_of_a_curve_have_their_values_as_tooltips() -> None:
+    chart = curve_chart("val/CIDEr-D", [(ODD, COLORS[2], STRAIGHT), ("two", COLORS[0], [(1000.0, 0.25)])])
+    found = tooltips(chart)
+    expected = {f"{ODD}, step {step:,}: {value}" for step, value in ((0, 0), (500, 50), (1000, 100))}
+    assert set(found) == {*expected, "two, step 1,000: 25"}
+    low, middle, high = (found[f"{ODD}, step {step:,}: {value}"] for step, value in ((0, 0), (500, 50), (1000, 100)))
+    assert (low[1], high[1]) == (height_of(chart, "0"), height_of(chart, "100"))
+    assert middle == pytest.approx(np.mean([low, high], 0), abs=0.01)
+    assert chart.title == "val/CIDEr-D x 100" and is_score("val/BLEU-4") and not is_score("val/caption_loss")
+    label = re.findall(r'aria-label="([^"]*)"', chart.svg)
+    assert unescape(label[0]) == f"val/CIDEr-D by step: {ODD} ends at 100; two ends at 25"
+    many = curve_chart("train/loss", [("one", COLORS[0], [(float(n), 1.0) for n in range(100)])])
+    assert not tooltips(many)
+
+
+def test_an_svg_asks_for_nothing_and_has_the_colours_of_the_page() -> None:
+    svg = curve_chart("train/loss", [("one", COLORS[1], [(1.0, 3.0), (2.0, 5.0)])]).svg
+    assert set(re.findall(r"https?://[^\"' ]+", svg)) == {"http://www.w3.org/2000/svg"}
+    assert "<style" not in svg and "<metadata" not in svg and "optimiser steps</text>" in svg
+    colors = set(re.findall(r"(?:fill|stroke): ([^;\"]+)", svg))
+    mixed = f"color-mix(in srgb, {COLORS[1]} var(--color-share), white)"
+    assert colors == {"none", mixed, "var(--muted)", "var(--line)", "var(--card)"}
+
+
+def test_an_axis_begins_at_zero_where_the_values_are_far_from_constant() -> None:
+    def labels(*values: float, title: str = "train/loss") -> list[str]:
+        chart = curve_chart(title, [("one", COLORS[0], list(enumerate(values)))])
+        return re.findall(r"text-anchor: end[^>]*>([^<]*)</text>", chart.svg)[1:]  # without the axis' name
+
+    assert float(labels(3.0, 5.0)[0]) == 3
+    assert labels(1.0, 5.0)[0] == "0" and labels(0.9, 1.0, title="val/CIDEr-D")[0] == "0"
+    assert labels(0.0, 0.0, title="val/CIDEr-D")[-1] == "1.0" and len(labels(0.001, 0.001)) > 1
+
+
+def test_charts_by_viewpoint_leave_out_what_a_bin_lacks() -> None:
+    rows = viewpoint(0.5, 1.0, std=0.1)
+    rows[0]["CIDEr-D"]["semantic"] = rows[0]["std"]["CIDEr-D"]["semantic"] = 0.5
+    del rows[1]["std"]
+    scores = {"bins": bins({"total": 7, "semantic": 7}, {"total": 8}), "systems": {ODD: rows}}
+    (chart,) = viewpoint_charts(scores, {ODD: COLORS[0]})
+    assert chart.title == "CIDEr-D x 100, all pairs"
+    heights = {text: y for text, (_, y) in tooltips(chart).items()}
+    low, high = f"{ODD}, IoU 0.00 to 0.10: 50.0 ± 10.0", f"{ODD}, IoU 0.10 to 0.20: 100.0"
+    assert heights == {low: pytest.approx((heights[high] + height_of(chart, "0")) / 2), high: height_of(chart, "100")}
+    assert all(f">{count}</text>" in chart.svg for count in (7, 8)) and "from 50.0 to 100.0" in chart.svg
+
+
+def test_the_sheet_by_viewpoint_has_lines_and_whiskers(tmp_path: Path) -> None:
+    def draw(name: str, systems: Mapping[str, Sequence[Any]]) -> Path:
+        write_viewpoint(tmp_path / name, {"bins": bins(*[{"total": 7}] * 3), "systems": systems}, ["base"])
+        return tmp_path / name
+
+    base = viewpoint(0.1, 0.2, 0.3)
+    still = draw("still.png", {"base": base, ODD: viewpoint(0.0, 0.5, 1.0)})
+    chart = draw("chart.png", {"base": base, ODD: viewpoint(0.0, 0.5, 1.0, std=0.2)})
+    assert Image.open(chart).width == 900 and near(chart, GRAYS[0]).sum() > 500
+    assert near(chart, COLORS[0]).sum() > near(still, COLORS[0]).sum() + 100 > 500
+    both = [{**row, "type_accuracy": {"total": 0.5}} for row in base]
+    assert (
+        Image.open(draw("both.png", {"base": both})).height > 1.8 * Image.open(draw("one.png", {"base": base})).height
+    )
+
+
+def test_the_sheet_of_curves_has_each_system_where_its_scores_are(tmp_path: Path) -> None:
+    """Of two constant curves, the higher one is above the lower one, at the heights of its tick."""
+    curves = {"high": [[(0, 2.0), (100, 2.0)]] * 2, "none": [], ODD: [[(0, 1.0), (100, 1.0)]]}
+    write_curves(tmp_path / "curves.png", curves)
+    high, low = (np.flatnonzero(near(tmp_path / "curves.png", color)[:300, 500]).mean() for color in COLORS[:2])
+    axis = np.flatnonzero(near(tmp_path / "curves.png", "#e1e1e1")[:, 500]).max()
+    assert high < low < axis and (axis - high) / (axis - low) == pytest.approx(2, abs=0.05)
+
+
+def test_colours_repeat_and_baselines_are_gray() -> None:
+    names = [str(number) for number in range(12)]
+    colors = system_colors(names, ["0", "1", "2"])
+    assert [colors[name] for name in "0123"] == [GRAYS[0], GRAYS[1], GRAYS[0], COLORS[0]] and colors["11"] == COLORS[0]
+
+
+def test_the_style_of_the_user_does_not_count_and_matplotlib_is_imported_for_a_chart_only(tmp_path: Path) -> None:
+    (tmp_path / "matplotlibrc").write_text("font.size: 40\nlines.linewidth: 9\ntext.usetex: True\n")
+    curves = [["one", COLORS[0], STRAIGHT]]
+    program = (
+        "import sys; from diffcap.report.charts import curve_chart; "
+        f"assert 'matplotlib' not in sys.modules; print(curve_chart('train/loss', {json.dumps(curves)}).svg)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == curve_chart("train/loss", [("one", COLORS[0], STRAIGHT)]).svg.strip()
