@@ -21,8 +21,8 @@ import torch
 from forms import EveryLayerSCORER, TokensCLIP4IDC, dense_matching, uncached
 from torch import Tensor
 
-from diffcap.losses.mlm import IGNORED
-from diffcap.losses.token_matching import token_matching
+from diffcap.losses.pcl import IGNORED
+from diffcap.losses.scorer import token_matching
 from diffcap.methods import get_method, import_object
 from diffcap.models import pcl
 from diffcap.models.captioner import Batch, Captioner

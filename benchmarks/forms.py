@@ -22,7 +22,7 @@ def dense_matching(query: Tensor, key: Tensor, block: int = 0) -> Tensor:
     """Token-wise matching (SCORER, eq. 2 and 3) as the equations read, differentiated by autograd.
 
     Args:
-        query: (A, N, D). key: (B, M, D). block: without effect; `diffcap.losses.token_matching` has it.
+        query: (A, N, D). key: (B, M, D). block: without effect; `diffcap.losses.scorer` has it.
 
     Returns:
         (A, B) scores.

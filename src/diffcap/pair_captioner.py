@@ -22,8 +22,7 @@ from diffcap.checkpoints.combining import as_ensemble, load_members
 from diffcap.checkpoints.loading import Checkpoint
 from diffcap.checkpoints.reading import weights_hash
 from diffcap.checkpoints.zero_shot import STAGE as ZERO_SHOT
-from diffcap.models.generation import beam_hypotheses, check_search, greedy_from, ranking
-from diffcap.models.scoring import token_log_probabilities
+from diffcap.models.generation import beam_hypotheses, check_search, greedy_from, ranking, token_log_probabilities
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.image_io import Source, read_pair
 from diffcap.word_attention import AttentionMaps, attention_of, word_spans

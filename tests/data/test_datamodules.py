@@ -17,7 +17,7 @@ from diffcap.data.pretraining import PretrainData
 from diffcap.datasets.registry import LevirProtocol
 from diffcap.evaluation.levir_cc import levir_scoring
 from diffcap.features.store import FeatureStore
-from diffcap.losses.mlm import IGNORED
+from diffcap.losses.pcl import IGNORED
 from diffcap.negatives import read_negatives
 from diffcap.records import read_dataset, write_dataset
 from diffcap.text.vocabulary import LayoutName

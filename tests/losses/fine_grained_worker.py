@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from tests.losses.gather_worker import gradients
 
-from diffcap.losses.fine_grained import class_contrastive_loss
 from diffcap.losses.gather import global_mean
+from diffcap.losses.pcl import class_contrastive_loss
 
 
 def contrast(model: torch.nn.Module, rows: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:

@@ -6,8 +6,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from diffcap.losses.gather import gather_rows, global_mean, global_sum, rank, world_size
-from diffcap.losses.mvcl import masked_visual_nce
+from diffcap.losses.gather import ddp_scaled_sum, gather_rows, global_mean, rank, world_size
+from diffcap.losses.pcl import masked_visual_nce
 
 
 def losses(model: torch.nn.Module, rows: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -16,7 +16,7 @@ def losses(model: torch.nn.Module, rows: torch.Tensor, target: torch.Tensor) -> 
     each = out.square().sum(1)
     return {
         "mean": global_mean(each),
-        "sum": global_sum(each),
+        "sum": ddp_scaled_sum(each),
         "nce": global_mean(masked_visual_nce(out, target, out[: len(out) // 2])),
     }
 

@@ -1,6 +1,5 @@
 """Fine-grained losses against naive loops, and the contrast over two ranks."""
 
-import math
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from tests.losses.fine_grained_worker import contrast, gradients
 from tests.losses.ranks import on_two_ranks
 
-from diffcap.losses.fine_grained import class_contrastive_loss, classification_loss, same_class_loss
+from diffcap.losses.pcl import class_contrastive_loss
 
 
 @pytest.mark.parametrize("margin", [0.4, 0.1])
@@ -35,18 +34,6 @@ def test_images_alike_by_class_and_opposite_otherwise_cost_nothing() -> None:
     torch.testing.assert_close(class_contrastive_loss(images, torch.tensor([3, 3, 5])), torch.zeros(3))
     wrong = class_contrastive_loss(images, torch.tensor([3, 5, 3]))
     torch.testing.assert_close(wrong, torch.tensor([0.6 + 2, 0.6, 2.0]) / 3)
-
-
-def test_classes_and_matches() -> None:
-    torch.manual_seed(0)
-    logits, classes = torch.randn(5, 4), torch.tensor([3, 0, 1, 1, 2])
-    for row, loss in enumerate(classification_loss(logits, classes).tolist()):
-        shares = [math.exp(value) for value in logits[row].tolist()]
-        assert loss == pytest.approx(-math.log(shares[classes[row]] / sum(shares)), rel=1e-5)
-    scores, same = torch.randn(3, 2), torch.tensor([True, False, True])
-    for row, loss in enumerate(same_class_loss(scores, same).tolist()):
-        different, alike = (math.exp(value) for value in scores[row].tolist())
-        assert loss == pytest.approx(-math.log((alike if same[row] else different) / (alike + different)), rel=1e-5)
 
 
 def test_images_and_classes_must_be_as_many() -> None:

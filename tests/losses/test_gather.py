@@ -7,7 +7,7 @@ import torch
 from tests.losses.gather_worker import gradients, losses
 from tests.losses.ranks import on_two_ranks
 
-from diffcap.losses.gather import detached_sum_over_ranks, gather_rows, global_mean, global_sum, rank, world_size
+from diffcap.losses.gather import ddp_scaled_sum, detached_sum_over_ranks, gather_rows, global_mean, rank, world_size
 
 pytestmark = pytest.mark.slow  # two processes
 
@@ -31,7 +31,7 @@ def test_one_process_is_the_identity() -> None:
     values = torch.tensor([1.0, 2.0, 6.0])
     rows = torch.randn(3, 2)
     assert (world_size(), rank()) == (1, 0)
-    assert global_mean(values) == 3 and global_sum(values) == 9 and detached_sum_over_ranks(values.sum()) == 9
+    assert global_mean(values) == 3 and ddp_scaled_sum(values) == 9 and detached_sum_over_ranks(values.sum()) == 9
     assert global_mean(values[:0]) == 0
     gathered, first = gather_rows(rows)
     assert gathered is rows and first == 0

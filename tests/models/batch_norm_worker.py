@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from diffcap.models.batch_norm import GlobalBatchNorm2d
+from diffcap.models.resnet import GlobalBatchNorm2d
 
 
 def main(number: int, meeting: str, data: str, out: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from diffcap.models import fast
-from diffcap.models.grid import GridEmbedding
+from diffcap.models.layers import GridEmbedding
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 GRIDS = [(3, 4), (4, 2), (1, 5)]

@@ -8,8 +8,7 @@ import torch
 from tests.models.tiny import SIZES, WORDS, captioner, captions, maps, pretraining
 from torch import Tensor, nn
 
-from diffcap.losses.mlm import IGNORED
-from diffcap.losses.mvcl import masked_visual_nce
+from diffcap.losses.pcl import IGNORED, masked_visual_nce
 from diffcap.models.clip4idc import CLIP4IDC
 from diffcap.models.dirl import DIRL
 from diffcap.models.pcl import BOS, MASK, PAD, PCL, TEXT_CLS
@@ -212,7 +211,7 @@ def visual_mask() -> Tensor:
 def test_the_loss_is_sums_of_words_and_of_judgements() -> None:
     batch = masked_batch(8)
     model = captioner(distractor_weight=3.0)
-    seen, images = model.states(batch["before"], batch["after"])
+    seen, images = model.encode_pair(batch["before"], batch["after"])
     words, labels = model.masked_logits(seen, batch), batch["mlm_labels"]
     expected, judged = 0.0, 0.0
     for row, label in zip(words.log_softmax(-1), labels[labels != IGNORED]):
@@ -237,7 +236,7 @@ def test_the_judge_reads_the_two_cls_of_the_images() -> None:
             visual = torch.cat([visual, model.trunk.cls(2, TEXT_CLS)], 1)
         final = model.trunk.cross_encoder(visual)[0]
         both = torch.cat([final[:, 0], final[:, 1 + 6]], 1)  # [CLS] and 6 patches of the first come before
-        images = model.states(before, after).images
+        images = model.encode_pair(before, after).image_cls
         torch.testing.assert_close(model.distractor_logits(images), model.distractor_head(both))
 
 
@@ -324,11 +323,11 @@ def test_maps_of_any_shape(height: int, width: int) -> None:
     patches = height * width
     final = model.trunk.cross_encoder(model.trunk.visual(before, after))[0]
     assert final.shape == (2, 2 + 2 * patches, SIZES["width"])
-    images = model.states(before, after).images
+    images = model.encode_pair(before, after).image_cls
     torch.testing.assert_close(images, final[:, [0, 1 + patches]], **CLOSE)
     # Patches go row by row: the same pictures as one long row give the same states.
     rows = [image.reshape(2, 5, 1, patches) for image in (before, after)]
-    torch.testing.assert_close(model.states(*rows).images, images)
+    torch.testing.assert_close(model.encode_pair(*rows).image_cls, images)
     tokens = torch.full((2, 1), BOS)
     torch.testing.assert_close(
         model.step(tokens[:, 0], memory, None)[0], without_cache(model, before, after, tokens), **CLOSE
@@ -366,7 +365,7 @@ def test_hyperparameters_build_the_same_model() -> None:
     twin = PCL(**model.hyperparameters)
     twin.load_state_dict(model.state_dict())
     with torch.no_grad():
-        a, b = (each.eval().states(*maps(2)).images for each in (model, twin))
+        a, b = (each.eval().encode_pair(*maps(2)).image_cls for each in (model, twin))
     assert torch.equal(a, b) and model.hyperparameters.keys() >= {
         "objective",
         "text_cls",

@@ -7,7 +7,7 @@ import torch
 from tests.models.tiny import WORDS, captions, maps, pretraining
 from torch import Tensor
 
-from diffcap.losses.mlm import IGNORED
+from diffcap.losses.pcl import IGNORED
 from diffcap.models.pcl import CLS, FIRST_CLS, FIRST_IMAGE, MASK, SECOND_CLS, SECOND_IMAGE, TEXT_CLS
 from diffcap.models.pcl_pretraining import PCLPretraining
 

@@ -13,8 +13,7 @@ from torch.utils._pytree import tree_map
 
 from diffcap.losses.self_critical import self_critical_loss
 from diffcap.models.captioner import Captioner
-from diffcap.models.generation import beam_hypotheses, beam_search, greedy, sample_from
-from diffcap.models.scoring import token_log_probabilities
+from diffcap.models.generation import beam_hypotheses, beam_search, greedy, sample_from, token_log_probabilities
 from diffcap.text.bpe import ClipVocabulary
 from diffcap.text.vocabularies import vocabulary_of
 

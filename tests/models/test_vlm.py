@@ -20,8 +20,7 @@ from safetensors.torch import load_file, save_file
 from tests.tiny_vlms import FAMILIES, build
 
 from diffcap.models.captioner import Captioner
-from diffcap.models.generation import beam_hypotheses, greedy, sample_from
-from diffcap.models.scoring import token_log_probabilities
+from diffcap.models.generation import beam_hypotheses, greedy, sample_from, token_log_probabilities
 from diffcap.models.vlm import KEPT_IN_DTYPE, VLM, _check_loaded
 from diffcap.text.hub import HubVocabulary, clean_answer, import_transformers
 from diffcap.utils.errors import DiffcapError

@@ -8,7 +8,7 @@ from tests.parity.loading import Fixture, load, view_sizes
 from tests.parity.test_scorer import words
 
 from diffcap.interop.dirl import from_official
-from diffcap.losses.ccr import cross_modal_contrastive_loss
+from diffcap.losses.dirl import cross_modal_contrastive_loss
 from diffcap.models.decoder import next_word_losses
 from diffcap.models.dirl import DIRL
 from diffcap.models.generation import beam_search, greedy

@@ -19,7 +19,7 @@ from diffcap.checkpoints.loading import load
 from diffcap.evaluation.metric import CaptionMetric
 from diffcap.lit.reinforcement import Reinforcement
 from diffcap.losses.self_critical import self_critical_loss
-from diffcap.models.scoring import token_log_probabilities
+from diffcap.models.generation import token_log_probabilities
 
 BASE = ROOT / "configs/reinforce/base.yaml"
 FILES = [ROOT / "configs/trainer/smoke.yaml"]

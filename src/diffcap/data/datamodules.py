@@ -20,7 +20,7 @@ from diffcap.data.sampler import Batch, ShuffledEpochs, StepDataset, step_genera
 from diffcap.data.workers import worker_options
 from diffcap.datasets.registry import get_dataset
 from diffcap.features.store import FeatureStore
-from diffcap.losses.mlm import mask_words
+from diffcap.losses.pcl import mask_words
 from diffcap.records import ChangePair, Changes, read_dataset, take_changes
 from diffcap.text.vocabularies import AnyLayout, vocabulary_for
 from diffcap.utils.errors import DiffcapError

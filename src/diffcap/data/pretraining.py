@@ -14,7 +14,7 @@ from diffcap.data.pair_table import PairTable
 from diffcap.data.sampler import Batch, ShuffledEpochs, TaskSchedule, TasksInTurn, step_generator
 from diffcap.data.workers import read_maps
 from diffcap.features.store import FeatureStore
-from diffcap.losses.mvcl import mask_patches
+from diffcap.losses.pcl import mask_patches
 from diffcap.negatives import iter_negatives
 from diffcap.records import ChangePair, read_dataset
 from diffcap.utils.errors import DiffcapError

@@ -58,9 +58,6 @@ def from_official(state: Mapping[str, Tensor], stage: str) -> dict[str, Tensor]:
 
     Returns:
         A float32 state dict for `load_state_dict` with strict=True.
-
-    Raises:
-        DiffcapError: a parameter is unknown.
     """
     rules = (*_VISUAL, *_TEXT) if stage == "pretrain" else (*_VISUAL, *_NO_TEXT, *_CAPTIONER)
     return {name: value.float() for name, value in rename(state, rules, "CLIP4IDC").items()}

@@ -35,9 +35,6 @@ def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Returns:
         A state dict for `load_state_dict` with strict=True; the model needs `decorrelation_weight=0` if the file has no
         projector (`mlp`).
-
-    Raises:
-        DiffcapError: a parameter is unknown.
     """
     return rename(state, _RULES, "DIRL")
 

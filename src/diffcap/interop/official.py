@@ -63,11 +63,7 @@ class ImportOptions:
 
 
 def get_importer(method: str) -> Importer:
-    """The importer of a method's official checkpoints.
-
-    Raises:
-        DiffcapError: the method is unknown, or has no importer.
-    """
+    """The importer of a method's official checkpoints."""
     path = get_method(method, "method").importer
     if path is None:
         known = ", ".join(name for name, other in methods().items() if other.importer)
@@ -77,12 +73,7 @@ def get_importer(method: str) -> Importer:
 
 
 def read_official(path: str | Path, method: str) -> dict[str, Tensor]:
-    """Read the parameters of an official file, in float32, by name, with their group (`Importer.groups`) as prefix.
-
-    Raises:
-        DiffcapError: the file is damaged, holds no weights of the method, or holds objects other than tensors, plain
-            containers and the configuration.
-    """
+    """Read the parameters of an official file, in float32, by name, with their group (`Importer.groups`) as prefix."""
     path, importer = Path(path), get_importer(method)
     if path.suffix == ".safetensors":
         from diffcap.features.weights import read_state_dict
@@ -132,9 +123,6 @@ def read_word_ids(path: str | Path, layout: LayoutName) -> tuple[list[str], list
 
     Returns:
         The words without special tokens, and the file's id of each token of the layout's vocabulary, in this one's order.
-
-    Raises:
-        DiffcapError: the file is not a vocabulary, a special token or an id is missing, or an id is duplicated.
     """
     ids = read_json(path, "vocabulary", "give the authors' file that maps words to ids")
     if isinstance(ids, dict) and isinstance(ids.get("word_to_idx"), dict):
@@ -164,10 +152,6 @@ def import_official(
     Returns:
         A checkpoint, see `reading.read_checkpoint`. Its stage is "finetune", or "pretrain" for IDC-PCL's pre-training and
         CLIP4IDC's adaptation.
-
-    Raises:
-        DiffcapError: the file is unsafe or damaged, an option is out of range, or the file or the vocabulary does not fit
-            the method.
     """
     options = options or ImportOptions()
     _check_options(options)

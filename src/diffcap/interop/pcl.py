@@ -98,9 +98,6 @@ def from_official(state: dict[str, Tensor], stage: str, fine_grained: bool = Fal
 
     Returns:
         A state dict for `load_state_dict` with strict=True.
-
-    Raises:
-        DiffcapError: a parameter is unknown or missing.
     """
     dropped = (*_DROPPED_PREFIXES[stage], *(() if fine_grained or stage == "finetune" else _FINE_GRAINED))
     kept = [official for official in state if not official.startswith(dropped)]

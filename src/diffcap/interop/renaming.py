@@ -32,9 +32,6 @@ def rename(state: Mapping[str, Tensor], rules: Sequence[Rule], system: str) -> d
         rules: pairs of a pattern of the name without ".weight" or ".bias", or of the full name, and the new name. None drops
             the parameter. The parameters of `name:query`, `name:key` and `name:value` are concatenated in this order.
         system: name of the method, for messages.
-
-    Raises:
-        DiffcapError: no rule matches a parameter, or a query, key or value is missing.
     """
     ours: dict[str, Tensor] = {}
     joined: dict[str, dict[int, Tensor]] = {}

@@ -38,9 +38,6 @@ def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     Returns:
         A state dict for `load_state_dict` with strict=True, without the parameters that the authors' program does not use.
-
-    Raises:
-        DiffcapError: a parameter is unknown.
     """
     return complete(rename(state, _RULES, "RSICCformer"))
 

@@ -40,9 +40,6 @@ def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     Returns:
         A state dict for `load_state_dict` with strict=True; the model needs `cbr_weight=0` if the file has no CBR.
-
-    Raises:
-        DiffcapError: a parameter is unknown, or a query, key or value is missing.
     """
     start, end = "change_detector_state.scorer.", ".attention.logit_scale"
     scales = sorted(

@@ -31,11 +31,7 @@ class Sizes(NamedTuple):
 
 
 def _count(state: State, pattern: str) -> int:
-    """Count the layers whose number the first group of the pattern matches.
-
-    Raises:
-        ValueError: the numbers are not 0, 1, 2, ...
-    """
+    """Count the layers whose number the first group of the pattern matches."""
     found = {int(match[1]) for name in state if (match := re.match(pattern, name))}
     if found and max(found) >= len(found):
         raise ValueError(f"there are {len(found)} layers, but one has the number {max(found)}")
@@ -282,11 +278,7 @@ _RESNETS: dict[tuple[tuple[int, ...], bool], str] = {
 
 
 def _resnet_name(state: State, prefix: str) -> str | None:
-    """torchvision's name of the ResNet with numbered layers; None if there is no such network.
-
-    Raises:
-        ValueError: the network is another one.
-    """
+    """torchvision's name of the ResNet with numbered layers; None if there is no such network."""
     if not any(re.match(prefix, name) for name in state):
         return None
     blocks = tuple(_count(state, rf"{prefix}\.{number}\.(\d+)\.") for number in (4, 5, 6))

@@ -44,9 +44,6 @@ def load_clip(module: CLIP4IDC | CLIP4IDCAdaptation, weights: str, vocabulary: A
         weights: "default" (the package's own for its networks, open_clip's download for others), "random" (the initial values
             are kept), or a file of an open_clip state dict.
         vocabulary: of the captions.
-
-    Raises:
-        DiffcapError: the weights cannot be read or downloaded, or do not fit; the message has the first names.
     """
     if weights == "random":
         return

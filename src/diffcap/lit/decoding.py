@@ -101,11 +101,7 @@ class Decoding(pl.LightningModule):
 
 
 def evaluation_trainer(devices: int, accelerator: str) -> pl.Trainer:
-    """A trainer that writes no logs and no checkpoints, with a progress bar if stderr is a terminal, else a line a minute.
-
-    Raises:
-        DiffcapError: there is no such accelerator, it has fewer devices, or a launcher started another number of processes.
-    """
+    """A trainer that writes no logs and no checkpoints, with a progress bar if stderr is a terminal, else a line a minute."""
     options = {"devices": devices, "strategy": "ddp" if devices > 1 else "auto", **launched_options(devices)}
     with wrap_invalid_settings(TypeError):
         return pl.Trainer(
@@ -116,11 +112,7 @@ def evaluation_trainer(devices: int, accelerator: str) -> pl.Trainer:
 
 
 def _open(folder: Path, member: Checkpoint) -> FeatureStore:
-    """The store of a member's features; a vision-language model without training reads any pixels.
-
-    Raises:
-        DiffcapError: the store is missing or does not fit.
-    """
+    """The store of a member's features; a vision-language model without training reads any pixels."""
     store = FeatureStore.open(folder, member.features if member.features["shape"] else None)
     if store.meta.get("dtype") != member.features["dtype"]:
         raise DiffcapError(
@@ -152,9 +144,6 @@ def decode(
 
     Returns:
         The captions in the order of `pairs`; None on every rank but the first.
-
-    Raises:
-        DiffcapError: a store is missing, or its shape or backbone is not that of the captioner's training.
     """
     members = [(checkpoint, store), *others]
     tables = [

@@ -35,9 +35,6 @@ class Extraction(pl.LightningModule):
         image_size: height and width that images are resized to, for pixels and torchvision; null for 224 x 224.
         image_std: standard deviations of R, G, B for a torchvision network; null for ImageNet's.
         from_files: do not store pixels, but decode and resize the image files each time they are read; only for pixels.
-
-    Raises:
-        DiffcapError: the options do not fit together, or the weights cannot be loaded.
     """
 
     def __init__(
@@ -99,12 +96,7 @@ class StoreFiller(BasePredictionWriter):
             self.problems.append(str(error))
 
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Wait for all ranks, then mark the store as complete.
-
-        Raises:
-            DiffcapError: on the first rank, if any rank could not extract an image.
-            SystemExit: on the other ranks in this case, so that the message is printed once.
-        """
+        """Wait for all ranks, then mark the store as complete."""
         self.writer.flush()
         problems = _gather_problems(self.problems)  # also waits for all ranks
         if problems and trainer.global_rank:
@@ -132,10 +124,6 @@ def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Pa
 
     Returns:
         The folder of the complete store, and the number of images that were extracted now (`from_files`: of files that were read).
-
-    Raises:
-        DiffcapError: the trainer's precision is too slow here, the folder has no dataset, the store has features of another
-            backbone, or an image cannot be read.
     """
     refuse_slow_bf16(trainer)
     dataset = read_dataset(data.folder)

@@ -142,11 +142,7 @@ class Captioning(TrainingModule):
         return {"pretrained": pretrained, "captioner": others} if pretrained else {}
 
     def setup(self, stage: str) -> None:
-        """Load the weights of pre-training or of CLIP; prepare the metric's references.
-
-        Raises:
-            DiffcapError: the data does not suit the method, or the weights do not fit.
-        """
+        """Load the weights of pre-training or of CLIP; prepare the metric's references."""
         if stage != "fit":
             return
         self._check_data()

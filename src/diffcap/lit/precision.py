@@ -24,9 +24,6 @@ def set_precision(trainer: pl.Trainer, matmul_precision: MatmulPrecision | None,
         matmul_precision: see `torch.set_float32_matmul_precision`; None: high (TF32) on CUDA, highest elsewhere. The papers'
             released code trained with float32 products.
         force_bf16: allow bfloat16 on a CPU without instructions for it.
-
-    Raises:
-        DiffcapError: the precision is bfloat16 on such a CPU.
     """
     if not force_bf16:
         refuse_slow_bf16(trainer, "remove the option, or add --run.force_bf16=true")
@@ -35,11 +32,7 @@ def set_precision(trainer: pl.Trainer, matmul_precision: MatmulPrecision | None,
 
 
 def refuse_slow_bf16(trainer: pl.Trainer, remedy: str = "remove the option") -> None:
-    """Check the trainer's precision.
-
-    Raises:
-        DiffcapError: it is bfloat16 on a CPU without instructions for it. The message ends with the remedy.
-    """
+    """Check the trainer's precision."""
     is_bf16_on_cpu = "bf16" in str(trainer.precision) and isinstance(trainer.accelerator, CPUAccelerator)
     if is_bf16_on_cpu and not cpu_has_bfloat16():
         raise DiffcapError(

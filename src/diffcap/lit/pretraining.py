@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from diffcap.lit.schedules import Schedule
 from diffcap.lit.training import TrainingModule, check_init_without, init_from
-from diffcap.losses.mlm import IGNORED, masked_cross_entropy
+from diffcap.losses.pcl import IGNORED
 from diffcap.models.pcl_pretraining import PCLPretraining
 
 FGVC_HEADS = ("classifier", "matcher")  # exist only in stages with NABirds; both kinds of stage may follow each other
@@ -65,12 +66,14 @@ class Pretraining(TrainingModule):
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         """Loss and accuracy of the masked words of the validation pairs."""
-        self.add_validation_losses(batch, self._mlm_losses)
 
-    def _mlm_losses(self, batch: dict[str, Any]) -> dict[str, Tensor]:
-        logits = self.captioner.mlm_logits(batch)
-        labels = batch["mlm_labels"][batch["mlm_labels"] != IGNORED]
-        return {"mlm": masked_cross_entropy(logits, labels), "mlm_accuracy": (logits.argmax(-1) == labels).float()}
+        def mlm_losses(batch: dict[str, Any]) -> dict[str, Tensor]:
+            logits = self.captioner.mlm_logits(batch)
+            labels = batch["mlm_labels"][batch["mlm_labels"] != IGNORED]
+            losses = F.cross_entropy(logits, labels, reduction="none")
+            return {"mlm": losses, "mlm_accuracy": (logits.argmax(-1) == labels).float()}
+
+        self.add_validation_losses(batch, mlm_losses)
 
     def on_validation_epoch_end(self) -> None:
         """Log `val/mlm` and `val/mlm_accuracy`."""

@@ -41,11 +41,7 @@ class Reinforcement(Captioning):
         self.baseline, self.end_counts = baseline, end_counts
 
     def setup(self, stage: str) -> None:
-        """Load the fine-tuned weights; count the n-grams of the training references.
-
-        Raises:
-            DiffcapError: `init_from` is not set or does not fit, or the baseline "mean" has only one sample per pair.
-        """
+        """Load the fine-tuned weights; count the n-grams of the training references."""
         if stage != "fit":
             return
         if not self.init_from:

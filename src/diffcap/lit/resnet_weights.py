@@ -11,9 +11,6 @@ def load_resnet(images: ResNetEncoder, weights: str) -> None:
         images: changed in place.
         weights: "default" (torchvision's IMAGENET1K_V1, which both systems start from; it is downloaded), "random" (the initial
             values are kept), or a file of a state dict with torchvision's names.
-
-    Raises:
-        DiffcapError: the weights cannot be read or downloaded, or do not fit; the message has the first names.
     """
     if weights == "random":
         return

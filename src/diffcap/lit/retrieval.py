@@ -57,9 +57,6 @@ def retrieve(
 
     Returns:
         The scores of `PairRetrieval`; None on every rank but the first.
-
-    Raises:
-        DiffcapError: the store is missing, or its shape or backbone is not that of the training.
     """
     features = FeatureStore.open(store, retriever.features)
     table = PairTable(pairs, features, retriever.vocabulary, retriever.max_length)

@@ -22,9 +22,6 @@ def in_steps(length: float | str, steps_per_epoch: Callable[[], float], option: 
         steps_per_epoch: the number of steps of an epoch; called if the length has the unit.
         option: name of the option, for the message.
 
-    Raises:
-        DiffcapError: the length is neither.
-
     Example:
         >>> in_steps("15ep", lambda: 265, "model.milestones")  # SCORER on CLEVR-Change
         3975.0
@@ -57,9 +54,6 @@ def make_lr_lambda(
         warmup: length of the warm-up in steps; below 1, a fraction of `total`.
         milestones: in steps; each one below 1 is a fraction of `total`.
         total: number of steps of the training; 0 or less if it is not known.
-
-    Raises:
-        DiffcapError: the schedule or a fraction needs `total`, and it is not known.
     """
     if total <= 0:
         if kind in ("piecewise", "step") and any(milestone < 1 for milestone in milestones):

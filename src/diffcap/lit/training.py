@@ -63,16 +63,12 @@ class TrainingModule(pl.LightningModule):
         return data
 
     def check_positions(self) -> None:
-        """Check that IDC-PCL's position table is as long as the captions.
-
-        Raises:
-            DiffcapError: it is shorter.
-        """
+        """Check that IDC-PCL's position table is as long as the captions."""
         length, trunk = self.feature_data.max_length, getattr(self.captioner, "trunk", None)
-        if isinstance(trunk, PCLTrunk) and length > len(trunk.positions):
+        if isinstance(trunk, PCLTrunk) and length > (positions := len(trunk.position_table)):
             raise DiffcapError(
-                f"data.max_length is {length}, but model.captioner.init_args.positions is {len(trunk.positions)}; raise the positions, "
-                "too, or lower max_length."
+                f"data.max_length is {length}, but model.captioner.init_args.positions is {positions}; raise the positions, too, or "
+                "lower max_length."
             )
 
     def optimizer(self) -> torch.optim.Optimizer:
@@ -219,9 +215,6 @@ def check_init_without(parts: Sequence[str], start: str | None) -> None:
 
     Args:
         parts: value of the option. start: value of `model.init_from`.
-
-    Raises:
-        DiffcapError: there are parts, but no checkpoint.
     """
     if parts and not start:
         raise DiffcapError(
@@ -247,10 +240,6 @@ def init_from(
         allowed_missing: prefixes of parameter names that the checkpoint may lack.
         allowed_unexpected: prefixes of parameter names that only the checkpoint has, which are ignored.
         without: parts of the module ("trunk.pair_encoder") that keep their initial weights.
-
-    Raises:
-        DiffcapError: the vocabularies or the hyperparameters of `_MUST_AGREE` differ, names or shapes do not fit, or the module
-            has no part of a name in `without`.
     """
     state = read_checkpoint(path)
     _check_hyperparameters(state["diffcap"].get("hyperparameters"), getattr(module, "hyperparameters", {}), path)

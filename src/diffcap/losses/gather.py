@@ -52,9 +52,6 @@ def global_mean(values: Tensor) -> Tensor:
     Args:
         values: (n,); n may differ between ranks, or be 0.
 
-    Returns:
-        Scalar.
-
     Example:
         >>> global_mean(torch.tensor([1.0, 2.0, 6.0]))
         tensor(3.)
@@ -63,11 +60,11 @@ def global_mean(values: Tensor) -> Tensor:
     return values.sum() * world_size() / count.clamp(min=1)
 
 
-def global_sum(values: Tensor) -> Tensor:
+def ddp_scaled_sum(values: Tensor) -> Tensor:
     """This rank's share of the sum over the values of all ranks, scaled as in `global_mean`.
 
     Example:
-        >>> global_sum(torch.tensor([1.0, 2.0, 6.0]))
+        >>> ddp_scaled_sum(torch.tensor([1.0, 2.0, 6.0]))
         tensor(9.)
     """
     return values.sum() * world_size()

@@ -11,17 +11,15 @@ Batch = dict[str, Any]
 class AttentionMaps(NamedTuple):
     """Attention of each generated word to both images.
 
-    Attributes:
-        before, after: (B, T, h, w); entry t is the attention when the word after token t is predicted. If the method attends
-            to each image separately, each map sums to 1 over its positions. If it has one distribution over both images, the
-            sums of the two maps of a word add up to 2.
-        alignment: (B, h * w, h * w); row i is the attention of position i of the before image to the positions of the after
-            image. None if the method does not align the images.
+    If the method attends to each image separately, each map sums to 1 over its positions. If it has one distribution over both
+    images, the sums of the two maps of a word add up to 2.
     """
 
-    before: Tensor
-    after: Tensor
-    alignment: Tensor | None
+    before: Tensor  # (B, T, h, w); entry t is the attention when the word after token t is predicted
+    after: Tensor  # as `before`
+    alignment: (
+        Tensor | None
+    )  # (B, h w, h w); row i: attention of position i of the before image to the after image; or None
 
 
 def patch_attention(before: Tensor, after: Tensor, grid: tuple[int, int]) -> AttentionMaps:
@@ -41,14 +39,7 @@ def patch_attention(before: Tensor, after: Tensor, grid: tuple[int, int]) -> Att
 
 
 def constructor_arguments(variables: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a class's constructor.
-
-    Args:
-        variables: `locals()` at the beginning of a constructor that calls `super()`.
-
-    Raises:
-        ValueError: an argument is none of the choices that its type (Literal) names.
-    """
+    """The arguments of a constructor that calls `super()`, from its `locals()`; checks those whose type is a Literal."""
     arguments = {name: value for name, value in variables.items() if name not in ("self", "__class__")}
     for name, kind in get_type_hints(variables["__class__"].__init__).items():
         if get_origin(kind) is Literal and arguments[name] not in get_args(kind):
@@ -57,38 +48,25 @@ def constructor_arguments(variables: dict[str, Any]) -> dict[str, Any]:
 
 
 class Captioner(nn.Module, ABC):
-    """A model that turns two feature maps into a sentence; the same LightningModule and decoding functions serve all of them.
+    """A model that turns two feature maps into a sentence; the same LightningModule and decoding functions serve all of them."""
 
-    Attributes:
-        hyperparameters: the constructor's arguments (JSON values), from which the same model can be built again.
-        bos_id, eos_id: ids of the tokens at the beginning and the end of a caption.
-        vocabulary_layout: the family of vocabularies (`Vocabulary.family`) whose special tokens have these ids: "pcl", "rcc", ...
-        extra_eos_id: a second id that ends a generated caption (padding, in some of the authors' code), or None.
-        allowed_missing: prefixes of parameter names that a pre-training checkpoint of the method does not have.
-        allowed_unexpected: prefixes of parameter names that only the pre-training checkpoint has.
-        on_base_model: whether the state dict has only what was trained on top of a base model, which has its own files; such a
-            captioner has the arguments `base` and `base_sha256`, and the attribute `vocabulary`.
-    """
-
+    # Prefixes of parameter names that a pre-training checkpoint of the method does not have, and that only it has.
     allowed_missing: ClassVar[tuple[str, ...]] = ()
     allowed_unexpected: ClassVar[tuple[str, ...]] = ()
+    # Whether the state dict has only what was trained on top of a base model, which has its own files; such a captioner has the
+    # arguments `base` and `base_sha256`, and the attribute `vocabulary`.
     on_base_model: ClassVar[bool] = False
-    hyperparameters: dict[str, Any]
-    bos_id: int
-    eos_id: int
-    vocabulary_layout: str
-    extra_eos_id: int | None = None
+    hyperparameters: dict[
+        str, Any
+    ]  # the constructor's arguments (JSON values), from which the same model can be built again
+    bos_id: int  # of the token at the beginning of a caption
+    eos_id: int  # of the token at its end
+    vocabulary_layout: str  # `Vocabulary.family` whose special tokens have these ids: "pcl", "rcc", ...
+    extra_eos_id: int | None = None  # a second id that ends a generated caption (padding, in some of the authors' code)
 
     @classmethod
     def check_state(cls, arguments: dict[str, Any], weights: dict[str, Tensor]) -> None:
-        """Check the content of a checkpoint before the captioner is built, for captioners with `on_base_model`.
-
-        Args:
-            arguments: of the constructor. weights: the state dict.
-
-        Raises:
-            ValueError: they do not fit together.
-        """
+        """Raise a ValueError if the arguments and the state dict of a checkpoint do not fit together (`on_base_model` only)."""
 
     def is_eos(self, tokens: Tensor) -> Tensor:
         """Which ids end a caption: boolean, of the shape of `tokens`."""
@@ -96,14 +74,7 @@ class Captioner(nn.Module, ABC):
         return is_eos if self.extra_eos_id is None else is_eos | (tokens == self.extra_eos_id)
 
     def caption_mask(self, tokens: Tensor) -> Tensor:
-        """Which ids after BOS belong to the caption: all up to and including the first one for which `is_eos` is true.
-
-        Args:
-            tokens: (B, T), beginning with BOS.
-
-        Returns:
-            (B, T - 1) boolean.
-        """
+        """Which ids after BOS belong to the caption (B, T): all up to and including the first `is_eos`; boolean (B, T - 1)."""
         is_eos = self.is_eos(tokens[:, 1:]).long()
         return is_eos.cumsum(1) == is_eos
 
@@ -173,20 +144,9 @@ class Captioner(nn.Module, ABC):
         """
 
     def nothing_changed(self, before: Tensor, after: Tensor) -> Tensor | None:
-        """Probability that nothing changed but the viewpoint, (B,); None if the method does not estimate it.
-
-        Args:
-            before, after: (B, C, h, w).
-        """
+        """Probability that nothing changed but the viewpoint, (B,), of maps (B, C, h, w); None if the method has no estimate."""
         return None
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
-        """Attention maps of given captions, for figures.
-
-        Args:
-            before, after: (B, C, h, w). tokens: (B, T), beginning with BOS.
-
-        Raises:
-            NotImplementedError: the method has no such maps.
-        """
+        """Attention maps of captions (B, T), beginning with BOS, for figures; NotImplementedError if the method has none."""
         raise NotImplementedError(f"{type(self).__name__} has no attention maps")

@@ -14,14 +14,8 @@ from torch import Tensor, nn
 from diffcap.models.captioner import AttentionMaps, constructor_arguments
 from diffcap.models.decoder import END, NULL, START, BlockOutput
 from diffcap.models.dirl import DIRLBlock
-from diffcap.models.initial_weights import init_xavier_
-from diffcap.models.layers import BlockMemory, Dropout, KeyValue, Linear, Segments
-from diffcap.models.remote_sensing import (
-    CausalWordDecoder,
-    PixelOrFeatureCaptioner,
-    ResidualBlock,
-    feature_maps,
-)
+from diffcap.models.layers import BlockMemory, Dropout, KeyValue, Linear, Segments, init_xavier_
+from diffcap.models.remote_sensing import CausalWordDecoder, PixelOrFeatureCaptioner, ResidualBlock, feature_maps
 from diffcap.models.resnet import BatchNormMode, Normalization, ResNetEncoder
 
 Memory = list[KeyValue]
@@ -30,11 +24,7 @@ FFN_RATIO = 4  # inner width of the decoder's FFN, relative to its input (author
 
 
 class KeyAttention(nn.Module):
-    """Self-attention whose values are its keys: one projection for both (authors' code, which stores an unused third one).
-
-    Args:
-        channels: C of the input and the output. width: A. heads: divide A. dropout: of the attention weights.
-    """
+    """Self-attention whose values are its keys: one projection for both (authors' code, which stores an unused third one)."""
 
     def __init__(self, channels: int, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -114,9 +104,6 @@ class Chg2Cap(PixelOrFeatureCaptioner):
         batch_norm: of the backbone's frozen layers, see `ResNetEncoder`. "eval" is ours; the authors' code has "train".
         normalization: of the pixels: "levir_cc" or "dubai_cc" (authors' code), or "imagenet".
         resize: height and width to which normalised images are resized, for the backbone (256 x 256 on Dubai-CC); None: not.
-
-    Raises:
-        ValueError: as `ResNetEncoder`; `heads` does not divide a width; the width is odd; or `table` is smaller than the grid.
 
     Example:
         >>> _ = torch.manual_seed(0)

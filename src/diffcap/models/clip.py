@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from diffcap.models.layers import init_difference_attention_, tile_batch, use_fast_linear_
+from diffcap.models.layers import init_difference_attention_, repeat_batch, use_fast_linear_
 from diffcap.utils.linear import linear
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's, of R, G and B
@@ -35,9 +35,6 @@ def build_clip(network: Network, image_size: tuple[int, int] | None = None, voca
         network: a name of `open_clip.list_models()` or of a file in `networks/`, or such a model's configuration.
         image_size: height and width in pixels, None for the network's own; the patch must divide both.
         vocabulary_size: words, None for the network's own number.
-
-    Raises:
-        ValueError: the name is unknown, the network is not a ViT with a class token, or the patch does not divide the image.
     """
     import open_clip  # brings timm and torchvision: not for a stage's --help
 
@@ -177,11 +174,7 @@ class PairTower(nn.Module):
         return height, width
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Pixels 0 ... 255 (B, 3, height, width) to zero mean and unit variance.
-
-        Raises:
-            ValueError: the images have another size.
-        """
+        """Pixels 0 ... 255 (B, 3, height, width) to zero mean and unit variance."""
         if tuple(images.shape[1:]) != (3, *self.image_size):
             raise ValueError(f"images are {tuple(images.shape[1:])}, the model was built for {(3, *self.image_size)}")
         return (images.to(self.mean.dtype) / 255 - self.mean) / self.std
@@ -199,18 +192,14 @@ class PairTower(nn.Module):
 
     def encode_pair(self, before: Tensor, after: Tensor) -> Tensor:
         """Tokens of both images, (b, 1 + N, W) and (B, 1 + N, W), B a multiple of b, to the pair's (B, 2 + 2 N, E)."""
-        before = tile_batch(before, len(after))
+        before = repeat_batch(before, len(after))
         if not self.joint:
             return torch.cat([self.project(before) + self.before_mark, self.project(after) + self.after_mark], 1)
         x = torch.cat([before + self.before_mark, after + self.after_mark], 1) + self.joint_positions
         return self.project(self._run(self.ln_mid(x), self.visual.transformer.resblocks[self.intra_layers :]))
 
     def keeps_initial_value(self, name: str) -> bool:
-        """Whether CLIP's weights must not replace a parameter, because `pair_init` has initialised it.
-
-        Args:
-            name: of the parameter in the captioner.
-        """
+        """Whether CLIP's weights must not replace the captioner's parameter `name`, because `pair_init` has initialised it."""
         block = f"images.visual.transformer.resblocks.{self.intra_layers}.attn."
         return self.joint and self.pair_init == "difference" and name.startswith(block)
 
@@ -235,11 +224,7 @@ class PairTower(nn.Module):
 
 
 class TokenEmbedding(nn.Module):
-    """CLIP's token and position embeddings. An id beyond the vocabulary (padding) gets the vector of END, the last one.
-
-    Args:
-        clip: the open_clip model whose embeddings are used.
-    """
+    """CLIP's token and position embeddings. An id beyond the vocabulary (padding) gets the vector of END, the last one."""
 
     def __init__(self, clip: Clip) -> None:
         super().__init__()
@@ -253,11 +238,7 @@ class TokenEmbedding(nn.Module):
         self.positional_embedding.requires_grad_(False)
 
     def forward(self, tokens: Tensor, first: int = 0) -> Tensor:
-        """Ids (B, T) at positions `first`, ... to (B, T, W).
-
-        Raises:
-            ValueError: there are fewer positions.
-        """
+        """Ids (B, T) at positions `first`, ... to (B, T, W)."""
         end = first + tokens.shape[1]
         if end > len(self.positional_embedding):
             raise ValueError(
@@ -268,11 +249,7 @@ class TokenEmbedding(nn.Module):
 
 
 class TextTower(TokenEmbedding):
-    """CLIP's text tower: a caption to one vector, the output at END.
-
-    Args:
-        clip: the open_clip model whose text tower is used.
-    """
+    """CLIP's text tower: a caption to one vector, the output at END."""
 
     attn_mask: Tensor
 

@@ -273,7 +273,10 @@ class CLIP4IDC(Captioner):
         self.word_bias = nn.Parameter(torch.zeros(vocabulary_size))
         for module in (self.visual_in, self.words_in, self.encoder, self.decoder, self.head):
             for part in module.modules():
-                _init_bert(part, init_std)
+                if isinstance(part, nn.Linear):  # as BERT (authors' code)
+                    nn.init.normal_(part.weight, std=init_std)
+                    if part.bias is not None:
+                        nn.init.zeros_(part.bias)
         if decoder == "clip_text":
             for block in self.decoder:
                 nn.init.zeros_(block.cross.out.weight)  # type: ignore[union-attr, arg-type]
@@ -372,11 +375,3 @@ class CLIP4IDC(Captioner):
         if text_blocks:
             pretrained += self.head_norm.parameters()
         return pretrained
-
-
-def _init_bert(module: nn.Module, std: float) -> None:
-    """BERT's initial weights: N(0, std), biases 0 (authors' code)."""
-    if isinstance(module, nn.Linear):
-        nn.init.normal_(module.weight, std=std)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)

@@ -20,18 +20,12 @@ NULL, UNK, START, END = range(4)
 
 
 class BlockOutput(NamedTuple):
-    """Hidden states of a decoder block, (B, T, D) each.
+    """Hidden states of a decoder block, (B, T, D) each."""
 
-    Attributes:
-        after_self_attention, after_cross_attention: after the residual connection and the norm of that layer.
-        hidden: the block's output.
-        new_key_values: of its self-attention, for the positions of this call only.
-    """
-
-    after_self_attention: Tensor
-    after_cross_attention: Tensor
-    hidden: Tensor
-    new_key_values: KeyValue
+    after_self_attention: Tensor  # after the residual connection and the norm of that layer
+    after_cross_attention: Tensor  # the same
+    hidden: Tensor  # the block's output
+    new_key_values: KeyValue  # of its self-attention, for the positions of this call only
 
 
 class Decoded(NamedTuple):
@@ -87,9 +81,6 @@ class WordDecoder(nn.Module):
         Args:
             tokens: (B, T). memory: see `memory`, or the visual tokens (B, N, D) themselves, for a training step.
             past_key_values: of each block, for the earlier positions. Without them, padding is masked.
-
-        Raises:
-            ValueError: there are fewer positions than words.
         """
         first = past_key_values[0][0].shape[2] if past_key_values else 0
         end = first + tokens.shape[1]
@@ -135,12 +126,7 @@ def run_blocks(
     mask: Tensor | None,
     past_key_values: Sequence[KeyValue] | None,
 ) -> Decoded:
-    """Run x (B, T, D) through decoder blocks.
-
-    Args:
-        x: (B, T, D). memory: of each block's cross-attention. mask: as `Attention`.
-        past_key_values: of each block's self-attention at the earlier positions.
-    """
+    """Run x (B, T, D) through decoder blocks; `memory` and `past_key_values` (of earlier positions) have an entry per block."""
     cache = []
     for index, block in enumerate(blocks):
         output = block(x, memory[index], mask, past_key_values[index : index + 1] if past_key_values else ())
@@ -163,14 +149,7 @@ def next_word_losses(logits: Tensor, tokens: Tensor) -> Tensor:
 def pair_groups(before: Tensor, after: Tensor) -> list[slice]:
     """The groups of pairs in a batch: all pairs; or, with twice as many after images, change pairs and distractor pairs.
 
-    Args:
-        before: (b, ...). after: (B, ...), B a multiple of b.
-
-    Returns:
-        B / b slices of b rows each.
-
-    Raises:
-        ValueError: `before` is empty, or B is not a multiple of b.
+    From `before` (b, ...) and `after` (B, ...), B / b slices of b rows each.
     """
     size = len(before)
     if not size:

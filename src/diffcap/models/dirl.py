@@ -11,8 +11,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from diffcap.losses.ccr import cross_modal_contrastive_loss
-from diffcap.losses.decorrelation import cross_correlation, decorrelation_terms
+from diffcap.losses.dirl import cross_correlation, cross_modal_contrastive_loss, decorrelation_terms
 from diffcap.losses.gather import global_mean
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments
 from diffcap.models.decoder import (
@@ -27,9 +26,17 @@ from diffcap.models.decoder import (
     roll_out,
 )
 from diffcap.models.fast import add_repeated, linear_of_concatenation
-from diffcap.models.grid import GridEmbedding
-from diffcap.models.initial_weights import init_attention_, init_xavier_
-from diffcap.models.layers import Attention, BlockMemory, Dropout, KeyValue, Linear, Segments
+from diffcap.models.layers import (
+    Attention,
+    BlockMemory,
+    Dropout,
+    GridEmbedding,
+    KeyValue,
+    Linear,
+    Segments,
+    init_attention_,
+    init_xavier_,
+)
 
 
 class CrossImageLayer(nn.Module):

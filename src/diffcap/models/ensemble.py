@@ -38,11 +38,7 @@ class Ensemble(Captioner):
         self.vocabulary_layout = first.vocabulary_layout
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """Not supported.
-
-        Raises:
-            NotImplementedError: always.
-        """
+        """Not supported: the members are trained one by one."""
         raise NotImplementedError("an ensemble cannot be trained; train its members one by one")
 
     def encode(self, before: Any, after: Any) -> list[Any]:
@@ -74,11 +70,7 @@ class Ensemble(Captioner):
         return torch.stack(available).mean(0) if available else None
 
     def attention(self, before: Any, after: Any, tokens: Tensor) -> AttentionMaps:
-        """The mean of the members' maps.
-
-        Raises:
-            NotImplementedError: a member has no maps, or the members' maps have different sizes.
-        """
+        """The mean of the members' maps."""
         maps_of_members = [member.attention(*maps, tokens) for member, *maps in zip(self.members, before, after)]  # type: ignore[operator]
         if len({maps.before.shape for maps in maps_of_members}) > 1:
             raise NotImplementedError("the attention maps of the members have different sizes")

@@ -81,10 +81,7 @@ def dropout(x: Tensor, probability: float) -> Tensor:
     """`F.dropout(x, probability)`, on the CPU with 16-bit random integers.
 
     There torch draws one number after the other, in one thread, and keeps a factor of x's type for every element. Here one draw
-    gives four numbers, and one byte is kept.
-
-    Args:
-        x: of any shape. probability: in [0, 1]; on the CPU rounded to a multiple of 1 / 65536 if x is large.
+    gives four numbers, and one byte is kept. `probability` is rounded to a multiple of 1 / 65536 if x is large.
     """
     if x.device.type != "cpu" or not 0 < probability < 1 or x.numel() < MIN_DROPOUT:
         return F.dropout(x, probability)
@@ -146,9 +143,6 @@ def attention_with_dropout(query: Tensor, key: Tensor, value: Tensor, dropout: f
 
     Returns:
         (B, H, T, E), a view of a contiguous (B, T, H, E).
-
-    Raises:
-        ValueError: `dropout` is not in [0, 1), or neither batch is a multiple of the other.
     """
     threshold = round(dropout * RANDOM_LEVELS)
     if not 0 <= threshold < RANDOM_LEVELS:
@@ -188,7 +182,10 @@ class _AttentionWithDropout(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         query, key, value, keep = ctx.saved_tensors
-        grad_query, grad_key, grad_value = (_empty_like_heads(part) for part in (query, key, value))
+        # (B, H, T, E) as views of contiguous (B, T, H, E), so that merging the heads copies nothing
+        grad_query, grad_key, grad_value = (
+            part.new_empty(part.transpose(1, 2).shape).transpose(1, 2) for part in (query, key, value)
+        )
         for row in range(len(grad_out)):
             q, k = row % len(query), row % len(key)
             probabilities, grad = _probabilities(query[q], key[k]), grad_out[row] * ctx.scale
@@ -251,11 +248,6 @@ def _keep_mask(x: Tensor, threshold: int) -> Tensor:
     numbers = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
     keep = numbers.view(torch.int16)[:count] >= threshold - RANDOM_LEVELS // 2
     return keep.view(torch.uint8).view(x.shape)  # torch multiplies by integers several times faster than by booleans
-
-
-def _empty_like_heads(heads: Tensor) -> Tensor:
-    """An uninitialised (B, H, T, E) that is a view of a contiguous (B, T, H, E), so that merging the heads copies nothing."""
-    return heads.new_empty(heads.transpose(1, 2).shape).transpose(1, 2)
 
 
 def _accumulate(gradient: Tensor, index: int, row: int, part: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Greedy, sampled and beam decoding, one function each, over any captioner's `step`."""
+"""Greedy, sampled and beam decoding over any captioner's `step`, and the probabilities of given captions."""
 
 import math
 from collections.abc import Callable
@@ -142,3 +142,19 @@ def ranking(log_probabilities: Tensor, words: Tensor, length_penalty: float) -> 
     """Order of the hypotheses of each pair, best first, see `beam_search`: (B, N) log-probabilities and words to (B, N) indices."""
     scores = log_probabilities / words.clamp(min=1) ** length_penalty
     return scores.argsort(dim=1, descending=True, stable=True)
+
+
+@torch.no_grad()
+def token_log_probabilities(captioner: Captioner, memory: Any, tokens: Tensor) -> Tensor:
+    """Natural logarithm of the probability of each token of given captions, from one teacher-forced pass.
+
+    Args:
+        memory: from `captioner.encode`, B rows. tokens: (B, T), beginning with BOS.
+
+    Returns:
+        (B, T - 1), of the tokens 1 ... T - 1; 0 after the end of the caption, see `Captioner.caption_mask`.
+    """
+    log_probabilities = (
+        captioner.teacher_forced_logits(tokens, memory).float().log_softmax(-1).gather(2, tokens[:, 1:, None])
+    )
+    return torch.where(captioner.caption_mask(tokens), log_probabilities[..., 0], 0.0)

@@ -1,7 +1,7 @@
 """Layers that several methods share.
 
 Letters: B pairs, T positions of the input, S positions of the keys, P cached positions, Q positions that are computed, D width,
-H heads.
+H heads; of feature maps, C channels, N positions.
 """
 
 import math
@@ -19,6 +19,7 @@ from diffcap.models.fast import (
     attention_with_dropout,
     attention_with_dropout_is_faster,
     dropout,
+    maps_to_tokens,
 )
 from diffcap.utils.linear import linear
 
@@ -55,16 +56,12 @@ def use_fast_linear_(module: nn.Module) -> None:
 
 
 class UnbiasedLayerNorm(nn.Module):
-    """Layer normalisation of "The Annotated Transformer" (Rush, 2018): `a (x - mean) / (std + eps) + b`.
-
-    IDC-PCL (Yao et al., AAAI 2022) uses it.
+    """Layer normalisation of "The Annotated Transformer" (Rush, 2018), for IDC-PCL: `a (x - mean) / (std + eps) + b`.
 
     The standard deviation is the unbiased one, with D - 1 in the denominator. It is computed by the fused kernel with
     `eps ** 2` added to the variance, which agrees with the formula up to a relative error of `eps / std`.
 
-    Args:
-        width: D, the last dimension.
-        eps: added to the standard deviation, not to the variance (authors' code).
+    `eps` is added to the standard deviation, not to the variance (authors' code).
     """
 
     def __init__(self, width: int, eps: float = 1e-6) -> None:
@@ -86,14 +83,7 @@ class Attention(nn.Module):
     cross-attention.
 
     Args:
-        width: D.
-        heads: H.
-        dropout: probability that an attention weight is set to 0 in training.
-        out_proj: whether to apply a linear layer to the merged heads.
-        bias: whether the linear layers have a bias.
-
-    Raises:
-        ValueError: D is not a multiple of H.
+        dropout: of the attention weights. out_proj: whether to apply a linear layer to the merged heads.
     """
 
     def __init__(self, width: int, heads: int, dropout: float = 0.0, out_proj: bool = True, bias: bool = True) -> None:
@@ -138,7 +128,7 @@ class Attention(nn.Module):
         """`out(softmax(query key^T / sqrt(D / H)) value)`, with dropout of the probabilities in training.
 
         The batch of `query` may be a multiple of the batch of `key_value`, or the other way round. The smaller batch is repeated
-        as a whole, see `tile_batch`.
+        as a whole, see `repeat_batch`.
 
         Args:
             query: (B, H, T, D / H).
@@ -159,18 +149,14 @@ class Attention(nn.Module):
             attended = attention_with_dropout(query, key, value, dropout)
         else:
             batch = max(len(query), len(key))
-            query, key, value = (tile_batch(part, batch) for part in (query, key, value))
+            query, key, value = (repeat_batch(part, batch) for part in (query, key, value))
             attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
         return self.out(self.merge_heads(attended))
 
     def attend_memory(self, x: Tensor, memory: BlockMemory) -> Tensor:
         """Cross-attention of x (B, T, D) to the memory: `attend(project_query(x), project_key_value(tokens))`.
 
-        Args:
-            x: (B, T, D). memory: keys and values, (B, H, S, D / H) each, or the tokens (B, S, D) that they are computed from.
-
-        Returns:
-            (B, T, D).
+        `memory`: keys and values, (B, H, S, D / H) each, or the tokens (B, S, D) that they are computed from.
         """
         query = self.project_query(x)
         if not isinstance(memory, Tensor):
@@ -180,16 +166,7 @@ class Attention(nn.Module):
         return self.attend(query, self.project_key_value(memory))
 
     def mean_weights(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attention weights, averaged over the heads, without dropout.
-
-        Args:
-            query: (B, H, T, D / H).
-            key: (B, H, S, D / H), with the same B.
-            mask: as in `attend`.
-
-        Returns:
-            (B, T, S); every row sums to 1.
-        """
+        """Attention weights (B, T, S), averaged over the heads, without dropout; every row sums to 1. Arguments as `attend`."""
         scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
         return (scores if mask is None else scores.masked_fill(~mask, float("-inf"))).softmax(-1).mean(1)
 
@@ -203,7 +180,6 @@ class Attention(nn.Module):
         """Self-attention of x (B, T, D) over the earlier positions and x.
 
         Args:
-            x: (B, T, D).
             mask: boolean, True where a query may attend to a key; broadcast to (B, H, Q, P + T). None: everywhere.
             past_segments: cached keys and values of P earlier positions. The last segment is concatenated with those of x; the
                 other segments are not copied (`attention_over_segments`). Several segments are for decoding: no dropout.
@@ -229,11 +205,7 @@ class Attention(nn.Module):
 class PreNormBlock(nn.Module):
     """One transformer block of IDC-PCL: `x += Attention(LN x)`, then `x += FFN(LN x)` with ReLU and `UnbiasedLayerNorm`.
 
-    Args:
-        width: D.
-        heads: H.
-        ffn_width: hidden width of the feed-forward network.
-        dropout: probability, for the attention weights, inside the feed-forward network and before both additions.
+    Dropout is applied to the attention weights, inside the feed-forward network and before both additions.
     """
 
     def __init__(self, width: int, heads: int, ffn_width: int, dropout: float) -> None:
@@ -258,13 +230,7 @@ class PreNormBlock(nn.Module):
     def forward_repeated(self, shared: Tensor, own: Tensor, mask: Tensor | None) -> Tensor:
         """`forward` of `torch.cat([shared.repeat_interleave(R, 0), own], 1)`.
 
-        Normalisation and projections of `shared` are computed once. Its attention output depends on `own`.
-
-        Args:
-            shared: (b, M, D). own: (b R, T, D). mask: as in `forward`.
-
-        Returns:
-            (b R, M + T, D).
+        Normalisation and projections of `shared` (b, M, D) are computed once; its attention output depends on `own` (b R, T, D).
         """
         repeats = len(own) // len(shared)
         projections = [self.attention.project_qkv(self.attention_norm(part)) for part in (shared, own)]
@@ -283,12 +249,7 @@ class PreNormBlock(nn.Module):
 class PreNormStack(nn.Module):
     """Blocks with one extra normalisation of the input and no normalisation of the output (IDC-PCL authors' code).
 
-    Args:
-        num_layers: number of blocks; 0 gives the identity.
-        width: D.
-        heads: H.
-        ffn_width: see `PreNormBlock`.
-        dropout: see `PreNormBlock`.
+    Without a block it is the identity.
     """
 
     def __init__(self, num_layers: int, width: int, heads: int, ffn_width: int, dropout: float) -> None:
@@ -303,10 +264,9 @@ class PreNormStack(nn.Module):
         past_key_values: Sequence[Segments] | None = None,
         query_positions: Positions = ALL_POSITIONS,
     ) -> tuple[Tensor, list[KeyValue]]:
-        """Run the blocks.
+        """Run the blocks on x (B, T, D).
 
         Args:
-            x: (B, T, D).
             mask: boolean, (..., T, P + T) or (..., 1, P + T), with a row for every position of x or one for all; the last
                 block uses the rows of `query_positions`.
             past_key_values: the cached segments of each block, see `Attention.forward`.
@@ -327,14 +287,7 @@ class PreNormStack(nn.Module):
     def forward_repeated(
         self, shared: Tensor, own: Tensor, mask: Tensor | None, query_positions: Positions = ALL_POSITIONS
     ) -> Tensor:
-        """`forward` of `torch.cat([shared.repeat_interleave(R, 0), own], 1)`, see `PreNormBlock.forward_repeated`.
-
-        Args:
-            shared: (b, M, D). own: (b R, T, D). mask, query_positions: as in `forward`, of the M + T positions.
-
-        Returns:
-            (b R, Q, D).
-        """
+        """See `PreNormBlock.forward_repeated`; the result is (b R, Q, D), at the `query_positions` of all M + T."""
         repeats = len(own) // max(1, len(shared))  # a rank may have an empty batch
         if repeats <= 1 or len(self.layers) < 2:
             return self(torch.cat([shared.repeat_interleave(repeats, 0), own], 1), mask, None, query_positions)[0]
@@ -361,14 +314,14 @@ def take_positions(x: Tensor, positions: Positions) -> Tensor:
 
 
 def take_mask_rows(mask: Tensor, positions: Positions) -> Tensor:
-    """Rows of an attention mask (..., T, S), or (..., 1, S) for all queries, for these queries."""
+    """Rows of an attention mask (..., T, S), or (..., 1, S) for all queries, at these positions."""
     if is_all(positions) or mask.shape[-2] == 1:
         return mask
     rows = mask[..., positions, :]  # with indices (B, Q): (B, Q, S) of a mask (T, S)
     return rows[:, None] if isinstance(positions, Tensor) and positions.ndim == 2 else rows
 
 
-def true_positions(selected: Tensor) -> tuple[Tensor, Tensor]:
+def padded_nonzero(selected: Tensor) -> tuple[Tensor, Tensor]:
     """Where a boolean (B, T) is true: indices (B, Q), Q the most in a row, and which of them are true, boolean (B, Q).
 
     For `take_positions`: `take_positions(x, indices)[true]` is `x[selected]`.
@@ -425,6 +378,58 @@ def sinusoidal_position_embedding(length: int, width: int) -> Tensor:
     return torch.where(torch.arange(width) % 2 == 0, angle.sin(), angle.cos()).float()
 
 
-def tile_batch(x: Tensor, batch: int) -> Tensor:
+def repeat_batch(x: Tensor, batch: int) -> Tensor:
     """Repeat a batch (b, ...) as a whole until it has `batch` rows, a multiple of b: row i is row i modulo b of x."""
     return x if len(x) == batch else torch.cat([x] * (batch // len(x)))
+
+
+def init_xavier_(module: nn.Module) -> None:
+    """Xavier-uniform for every parameter with two or more dimensions, embeddings and convolutions included (authors' code)."""
+    for parameter in module.parameters():
+        if parameter.ndim >= 2:
+            nn.init.xavier_uniform_(parameter)
+
+
+def init_attention_(module: nn.Module) -> None:
+    """The initial weights of torch's MultiheadAttention in every `Attention`: Xavier for the packed input matrix, biases 0."""
+    for part in module.modules():
+        if isinstance(part, Attention):
+            nn.init.xavier_uniform_(part.qkv.weight)
+            nn.init.zeros_(part.qkv.bias)
+            nn.init.zeros_(part.out.bias)  # type: ignore[arg-type]
+
+
+class GridEmbedding(nn.Module):
+    """A linear layer at every position, plus a learned position embedding: half of it for the column, half for the row.
+
+    Args:
+        channels: C. grid: rows and columns. width: D.
+        coordinates: append two channels to the features, x `2 j / columns - 1` and y `2 i / rows - 1` (methods of the
+            RobustChangeCaptioning code base).
+    """
+
+    coordinate_channels: Tensor
+
+    def __init__(self, channels: int, grid: tuple[int, int], width: int, coordinates: bool) -> None:
+        super().__init__()
+        rows, columns = grid
+        self.grid, self.channels = (rows, columns), channels
+        self.projection = nn.Linear(channels + 2 * coordinates, width)
+        self.columns, self.rows = nn.Embedding(columns, width // 2), nn.Embedding(rows, width // 2)
+        y, x = torch.meshgrid(2 * torch.arange(rows) / rows - 1, 2 * torch.arange(columns) / columns - 1, indexing="ij")
+        self.register_buffer("coordinate_channels", torch.stack([x, y], -1).view(-1, 2), persistent=False)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """(B, C, rows, columns) to (B, rows * columns, D), row by row."""
+        if tuple(maps.shape[1:]) != (self.channels, *self.grid):
+            raise ValueError(
+                f"features are {tuple(maps.shape[1:])}, the model was built for {(self.channels, *self.grid)}"
+            )
+        rows, columns = self.grid
+        position = torch.cat(
+            [self.columns.weight.expand(rows, -1, -1), self.rows.weight[:, None].expand(-1, columns, -1)], -1
+        ).flatten(0, 1)  # (N, D)
+        weight = self.projection.weight
+        if weight.shape[1] > self.channels:  # coordinates are the same in every image: projected once, not appended
+            position = position + F.linear(self.coordinate_channels, weight[:, self.channels :])
+        return maps_to_tokens(maps, weight[:, : self.channels], position + self.projection.bias)

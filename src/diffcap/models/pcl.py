@@ -10,10 +10,11 @@ Letters: B pairs, N patches of an image, T text positions, D width, C feature ch
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffcap.losses.gather import global_mean, global_sum
-from diffcap.losses.mlm import IGNORED, masked_cross_entropy
+from diffcap.losses.gather import ddp_scaled_sum, global_mean
+from diffcap.losses.pcl import IGNORED
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments, patch_attention
 from diffcap.models.layers import (
     ALL_POSITIONS,
@@ -24,9 +25,9 @@ from diffcap.models.layers import (
     PreNormStack,
     UnbiasedLayerNorm,
     init_difference_attention_,
+    padded_nonzero,
     pcl_position_embedding,
-    tile_batch,
-    true_positions,
+    repeat_batch,
 )
 
 PAD, BOS, EOS, UNK, CLS, MASK = range(6)  # BOS and MASK are fixed in the authors' decoder; the others are ours
@@ -54,7 +55,7 @@ class PCLTrunk(nn.Module):
             `layers.init_difference_attention_` (ours).
     """
 
-    positions: Tensor
+    position_table: Tensor
 
     def __init__(
         self,
@@ -91,34 +92,40 @@ class PCLTrunk(nn.Module):
         if pair_init == "difference":
             for layer in self.pair_encoder.layers:
                 init_difference_attention_(layer.attention.qkv.weight, layer.attention.out.weight)  # type: ignore[union-attr, arg-type]
-        self.register_buffer("positions", pcl_position_embedding(positions, width), persistent=False)
+        self.register_buffer("position_table", pcl_position_embedding(positions, width), persistent=False)
 
-    def _add_type(self, embedding: Tensor, type_id: int) -> Tensor:
+    def _finish_embedding(self, embedding: Tensor, type_id: int) -> Tensor:
+        """Add the type, normalise, and drop out in training."""
         return self.dropout(self.embedding_norm(embedding + self.type_embedding.weight[type_id]))
 
     def cls(self, batch: int, type_id: int) -> Tensor:
         """The [CLS] token of one type, (B, 1, D); all types share one word vector and have no position."""
-        return self._add_type(self.word_embedding.weight[CLS].expand(batch, 1, -1), type_id)
+        return self._finish_embedding(self.word_embedding.weight[CLS].expand(batch, 1, -1), type_id)
 
     def patches(self, features: Tensor, type_id: int) -> Tensor:
         """Feature maps (B, C, h, w) to embedded patches (B, h w, D), row by row."""
         flat = features.flatten(2).transpose(1, 2)  # (B, N, C)
         projected = self.image_activation(self.image_projection(flat))
-        return self._add_type(projected + self._position_embedding(0, flat.shape[1]), type_id)
+        return self._finish_embedding(projected + self._position_embedding(0, flat.shape[1]), type_id)
 
-    def text(self, tokens: Tensor, first: int = 0, positions: Tensor | None = None) -> Tensor:
-        """Ids (B, T) at positions `first`, `first + 1`, ... (or at `positions`, (T,)) to (B, T, D)."""
-        embedding = self._position_embedding(first, tokens.shape[1]) if positions is None else self.positions[positions]
-        return self._add_type(self.word_embedding(tokens) * self.width**0.5 + embedding, TEXT)
+    def text(self, tokens: Tensor, first: int = 0, position_ids: Tensor | None = None) -> Tensor:
+        """Ids (B, T) at positions `first`, `first + 1`, ... (or at `position_ids`, (T,)) to (B, T, D)."""
+        if position_ids is None:
+            embedding = self._position_embedding(first, tokens.shape[1])
+        else:
+            embedding = self.position_table[position_ids]
+        return self._finish_embedding(self.word_embedding(tokens) * self.width**0.5 + embedding, TEXT)
 
     def check_positions(self, needed: int) -> None:
         """Raise a ValueError if the position table is shorter."""
-        if needed > len(self.positions):
-            raise ValueError(f"{needed} positions are needed, the table has {len(self.positions)}: raise `positions`")
+        if needed > len(self.position_table):
+            raise ValueError(
+                f"{needed} positions are needed, the table has {len(self.position_table)}: raise `positions`"
+            )
 
     def _position_embedding(self, first: int, length: int) -> Tensor:
         self.check_positions(first + length)
-        return self.positions[first : first + length]
+        return self.position_table[first : first + length]
 
     def _singles(self, images: list[Tensor]) -> tuple[Tensor, ...]:
         """Feature maps, (B, C, h, w) each, through the single-image encoder in one pass: (B, 1 + N, D) each."""
@@ -134,9 +141,9 @@ class PCLTrunk(nn.Module):
 
         Order: [CLS] of the first image, its patches, [CLS] of the second, its patches.
         """
-        return self.pair(before, after)[1]
+        return self.encode_images(before, after)[1]
 
-    def pair(self, before: Tensor, after: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+    def encode_images(self, before: Tensor, after: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
         """Output of the single-image encoder for each image, (B, 1 + N, D), and of the pair encoder, see `visual`."""
         singles = self._singles([before, after])
         return singles, self.pair_encoder(torch.cat(singles, 1))[0]
@@ -144,10 +151,8 @@ class PCLTrunk(nn.Module):
     def visual_of_one(self, image: Tensor, encode_cls: bool = False) -> Tensor:
         """Encode a single image (B, C, h, w), without a second one: (B, 2 + N, D), the second image's [CLS] last.
 
-        Args:
-            image: (B, C, h, w).
-            encode_cls: whether the second [CLS] passes through the single-image encoder, too, as that of a padded image would;
-                otherwise it is appended before the pair encoder (authors' code).
+        With `encode_cls`, the second [CLS] passes through the single-image encoder, as if image 2 were padding. Otherwise it is
+        appended before the pair encoder (authors' code).
         """
         (first,) = self._singles([image])
         second = self.cls(len(image), SECOND_CLS)
@@ -156,7 +161,7 @@ class PCLTrunk(nn.Module):
         return self.pair_encoder(torch.cat([first, second], 1))[0]
 
     def joint(
-        self, visual: Tensor, tokens: Tensor, pad_mask: bool = False, positions: Positions = ALL_POSITIONS
+        self, visual: Tensor, tokens: Tensor, pad_mask: bool = False, query_positions: Positions = ALL_POSITIONS
     ) -> Tensor:
         """The cross-modal encoder over visual tokens and text, without a causal mask (pre-training).
 
@@ -164,10 +169,10 @@ class PCLTrunk(nn.Module):
             visual: (B, M, D), or (b, M, D), each for B / b consecutive texts.
             tokens: (B, T).
             pad_mask: mask padding; the released code does not.
-            positions: the Q positions of the result that are computed.
+            query_positions: the Q positions of the result that are computed.
 
         Returns:
-            (B, M + 1 + T, D): visual tokens, the text's [CLS], the text; of these, (B, Q, D) at `positions`.
+            (B, M + 1 + T, D): visual tokens, the text's [CLS], the text; of these, (B, Q, D) at `query_positions`.
         """
         text = torch.cat([self.cls(len(tokens), TEXT_CLS), self.text(tokens)], 1)
         mask = None
@@ -175,14 +180,14 @@ class PCLTrunk(nn.Module):
             visible = tokens.new_ones(len(tokens), visual.shape[1] + text.shape[1], dtype=torch.bool)
             visible[:, -tokens.shape[1] :] = tokens != PAD
             mask = visible[:, None, None]
-        return self.cross_encoder.forward_repeated(visual, text, mask, positions)
+        return self.cross_encoder.forward_repeated(visual, text, mask, query_positions)
 
 
-class States(NamedTuple):
-    """A pair after encoding: the visual tokens' keys and values in each cross-modal layer, and the images' vectors."""
+class EncodedPair(NamedTuple):
+    """A pair after all encoders."""
 
-    key_values: list[KeyValue]
-    images: Tensor  # (B, 2, D), final states of both images' [CLS]; or (B, 0, D)
+    key_values: list[KeyValue]  # of the visual tokens, in each cross-modal layer
+    image_cls: Tensor  # (B, 2, D), final states of both images' [CLS]; or (B, 0, D)
 
 
 class PCL(Captioner):
@@ -232,22 +237,21 @@ class PCL(Captioner):
         self.distractor_head = Linear(2 * self.trunk.width, 2) if distractor_judging else None
         self.distractor_weight, self.objective, self.text_cls = distractor_weight, objective, text_cls
 
-    def states(self, before: Tensor, after: Tensor, with_images: bool = True) -> States:
+    def encode_pair(self, before: Tensor, after: Tensor, with_cls: bool = True) -> EncodedPair:
         """Two feature maps (B, C, h, w) through all encoders; through the cross-modal one without text.
 
-        Args:
-            before, after: (B, C, h, w). with_images: whether the final states of both images' [CLS] are needed.
+        `with_cls`: whether the final states of both images' [CLS] are needed.
         """
         visual = self.trunk.visual(before, after)
-        positions = slice(0, visual.shape[1], visual.shape[1] // 2) if with_images else slice(0)
+        cls_positions = slice(0, visual.shape[1], visual.shape[1] // 2) if with_cls else slice(0)
         if self.text_cls:
             visual = torch.cat([visual, self.trunk.cls(len(visual), TEXT_CLS)], 1)
-        images, key_values = self.trunk.cross_encoder(visual, query_positions=positions)
-        return States(key_values, images)
+        image_cls, key_values = self.trunk.cross_encoder(visual, query_positions=cls_positions)
+        return EncodedPair(key_values, image_cls)
 
     def encode(self, before: Tensor, after: Tensor) -> list[KeyValue]:
         """Two feature maps (B, C, h, w) to the visual tokens' keys and values in each cross-modal layer."""
-        return self.states(tile_batch(before, len(after)), after, with_images=False).key_values
+        return self.encode_pair(repeat_batch(before, len(after)), after, with_cls=False).key_values
 
     def step(
         self, tokens: Tensor, memory: list[KeyValue], cache: list[KeyValue] | None
@@ -259,8 +263,10 @@ class PCL(Captioner):
             past_key_values = [[visual, words] for visual, words in zip(memory, cache)]
         word_and_mask = torch.stack([tokens, torch.full_like(tokens, MASK)], 1)  # (B, 2)
         x = self.trunk.text(word_and_mask, first=position)
-        mask = _causal_mask(2, memory[0][0].shape[2] + position, tokens.device)
-        hidden, new_key_values = self.trunk.cross_encoder(x, mask, past_key_values, query_positions=slice(1, 2))
+        attention_mask = _causal_mask(2, memory[0][0].shape[2] + position, tokens.device)
+        hidden, new_key_values = self.trunk.cross_encoder(
+            x, attention_mask, past_key_values, query_positions=slice(1, 2)
+        )
         new_cache = [(key[:, :, :1], value[:, :, :1]) for key, value in new_key_values]
         if cache is not None:
             new_cache = [
@@ -272,10 +278,10 @@ class PCL(Captioner):
     def masked_logits(self, memory: list[KeyValue], batch: Batch) -> Tensor:
         """Logits at the masked positions of `mlm_tokens` (B, T), each from the words before it: (n, V)."""
         tokens = batch["mlm_tokens"]
-        mask = _causal_mask(tokens.shape[1], memory[0][0].shape[2], tokens.device)
-        positions, is_masked = true_positions(batch["mlm_labels"] != IGNORED)
+        attention_mask = _causal_mask(tokens.shape[1], memory[0][0].shape[2], tokens.device)
+        query_positions, is_masked = padded_nonzero(batch["mlm_labels"] != IGNORED)
         past = [(visual,) for visual in memory]
-        hidden, _ = self.trunk.cross_encoder(self.trunk.text(tokens), mask, past, positions)
+        hidden, _ = self.trunk.cross_encoder(self.trunk.text(tokens), attention_mask, past, query_positions)
         return self.trunk.output_layer(hidden[is_masked])
 
     def teacher_forced_logits(self, tokens: Tensor, memory: list[KeyValue]) -> Tensor:
@@ -284,41 +290,38 @@ class PCL(Captioner):
         The text is encoded twice: the words at positions 0 ... T - 2, and one [MASK] for each of the positions 1 ... T - 1. The
         [MASK] at position t attends to the visual tokens, the words before t, and itself.
         """
-        x, mask = self._append_masks(tokens[:, :-1], memory[0][0].shape[2])
-        masks = slice(tokens.shape[1] - 1, None)
-        return self.trunk.output_layer(
-            self.trunk.cross_encoder(x, mask, [(visual,) for visual in memory], query_positions=masks)[0]
-        )
+        x, attention_mask = self._append_mask_tokens(tokens[:, :-1], memory[0][0].shape[2])
+        past, mask_positions = [(visual,) for visual in memory], slice(tokens.shape[1] - 1, None)
+        hidden, _ = self.trunk.cross_encoder(x, attention_mask, past, query_positions=mask_positions)
+        return self.trunk.output_layer(hidden)
 
-    def _append_masks(self, tokens: Tensor, visual_tokens: int) -> tuple[Tensor, Tensor]:
+    def _append_mask_tokens(self, tokens: Tensor, visual_tokens: int) -> tuple[Tensor, Tensor]:
         """Append to words (B, T) a [MASK] for the position after each: embeddings (B, 2 T, D) and their attention mask.
 
-        The attention mask is boolean, (2 T, visual_tokens + 2 T).
+        The attention mask is boolean, (2 T, visual_tokens + 2 T). Word i sees words 0 ... i; so does the [MASK] at position
+        i + 1, which also sees itself.
         """
         words, device = tokens.shape[1], tokens.device
-        position = torch.arange(words, device=device)
-        masks = torch.full_like(tokens, MASK)
         self.trunk.check_positions(words + 1)
-        x = self.trunk.text(torch.cat([tokens, masks], 1), positions=torch.cat([position, position + 1]))
-        causal = (
-            position[:, None] >= position
-        )  # (T, T): word i sees words 0 ... i; so does the [MASK] at position i + 1
-        itself = torch.eye(words, dtype=torch.bool, device=device)
-        word_rows = torch.cat([causal, torch.zeros_like(causal)], 1)
-        mask_rows = torch.cat([causal, itself], 1)
-        visual = torch.ones(2 * words, visual_tokens, dtype=torch.bool, device=device)
-        return x, torch.cat([visual, torch.cat([word_rows, mask_rows])], 1)
+        position = torch.arange(words, device=device)
+        ids = torch.cat([tokens, torch.full_like(tokens, MASK)], 1)
+        x = self.trunk.text(ids, position_ids=torch.cat([position, position + 1]))
+        attention_mask = torch.zeros(2 * words, visual_tokens + 2 * words, dtype=torch.bool, device=device)
+        attention_mask[:, :visual_tokens] = True
+        attention_mask[:, visual_tokens : visual_tokens + words] = (position[:, None] >= position).repeat(2, 1)
+        attention_mask[words:, visual_tokens + words :].fill_diagonal_(True)
+        return x, attention_mask
 
-    def distractor_logits(self, images: Tensor) -> Tensor:
-        """Logits of "nothing changed" and "something changed", (B, 2), from `States.images`."""
+    def distractor_logits(self, image_cls: Tensor) -> Tensor:
+        """Logits of "nothing changed" and "something changed", (B, 2), from `EncodedPair.image_cls`."""
         assert self.distractor_head is not None
-        return self.distractor_head(images.flatten(1))
+        return self.distractor_head(image_cls.flatten(1))
 
     def nothing_changed(self, before: Tensor, after: Tensor) -> Tensor | None:
         """See `Captioner.nothing_changed`: the output of distractor judging."""
         if self.distractor_head is None:
             return None
-        return self.distractor_logits(self.states(before, after).images).softmax(-1)[:, 0]
+        return self.distractor_logits(self.encode_pair(before, after).image_cls).softmax(-1)[:, 0]
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
         """See `Captioner.attention`: attention of each word's [MASK] to the patches in the last cross-modal layer.
@@ -326,14 +329,14 @@ class PCL(Captioner):
         Mean over the heads, normalised over the patches of both images. The method does not align the images.
         """
         memory, count = self.encode(before, after), tokens.shape[1]
-        x, mask = self._append_masks(tokens, memory[0][0].shape[2])
+        x, attention_mask = self._append_mask_tokens(tokens, memory[0][0].shape[2])
         x = self.trunk.cross_encoder.norm(x)
         *layers, last = self.trunk.cross_encoder.layers
         for layer, visual in zip(layers, memory):
-            x, _ = layer(x, mask, (visual,))
+            x, _ = layer(x, attention_mask, (visual,))
         query, key, _ = last.attention.project_qkv(last.attention_norm(x))  # type: ignore[union-attr, operator]
         key = torch.cat([memory[-1][0], key], 2)
-        attention = last.attention.mean_weights(query[:, :, count:], key, mask[count:])  # type: ignore[union-attr, operator]
+        attention = last.attention.mean_weights(query[:, :, count:], key, attention_mask[count:])  # type: ignore[union-attr, operator]
         grid = (before.shape[2], before.shape[3])
         patches = grid[0] * grid[1]
         return patch_attention(attention[..., 1 : 1 + patches], attention[..., 2 + patches : 2 + 2 * patches], grid)
@@ -341,14 +344,14 @@ class PCL(Captioner):
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """The sum of all losses over the global batch, without averaging (authors' code).
 
-        Needs `before`, `after` (B, C, h, w), or half as many `before`, each for both pairs of its scene; `tokens` (B, T), or
+        Needs `before`, `after` (B, C, h, w); `before` may have B / 2 rows: row i serves pairs i and i + B / 2. `tokens` (B, T), or
         `mlm_tokens` and `mlm_labels` for the objective "masked"; with distractor judging `is_change` (B,), 1 where something
         changed. The other entries that it returns are means per word and per pair.
         """
         losses = self._losses(batch)
         weights = {"word_loss": 1.0, "distractor_loss": self.distractor_weight}
         return {
-            "loss": torch.stack([weights[name] * global_sum(values) for name, values in losses.items()]).sum(),
+            "loss": torch.stack([weights[name] * ddp_scaled_sum(values) for name, values in losses.items()]).sum(),
             **{name: global_mean(values.detach()) for name, values in losses.items()},
         }
 
@@ -358,18 +361,18 @@ class PCL(Captioner):
 
     def _losses(self, batch: Batch) -> dict[str, Tensor]:
         before, after = batch["before"], batch["after"]
-        memory, images = self.states(tile_batch(before, len(after)), after, self.distractor_head is not None)
+        memory, image_cls = self.encode_pair(repeat_batch(before, len(after)), after, self.distractor_head is not None)
         if self.objective == "masked":
             labels = batch["mlm_labels"]
-            word_losses = masked_cross_entropy(self.masked_logits(memory, batch), labels[labels != IGNORED])
+            logits, labels = self.masked_logits(memory, batch), labels[labels != IGNORED]
         else:
             target = batch["tokens"][:, 1:]
             is_word = target != PAD
-            logits = self.teacher_forced_logits(batch["tokens"], memory)
-            word_losses = masked_cross_entropy(logits[is_word], target[is_word])
-        losses = {"word_loss": word_losses}
+            logits, labels = self.teacher_forced_logits(batch["tokens"], memory)[is_word], target[is_word]
+        losses = {"word_loss": F.cross_entropy(logits, labels, reduction="none")}
         if self.distractor_head is not None:
-            losses["distractor_loss"] = masked_cross_entropy(self.distractor_logits(images), batch["is_change"].long())
+            is_change, logits = batch["is_change"].long(), self.distractor_logits(image_cls)
+            losses["distractor_loss"] = F.cross_entropy(logits, is_change, reduction="none")
         return losses
 
 

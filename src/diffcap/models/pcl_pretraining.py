@@ -1,23 +1,19 @@
 """IDC-PCL's pre-training: three self-supervised tasks on pairs or single images with captions, and the fine-grained
 visual classification (FGVC) of pairs of single images with class labels (Yao, Wang and Jin, AAAI 2022).
 
-Order of the file: the regression head of MVCL, then `PCLPretraining`, whose trunk is `pcl.PCLTrunk`.
-
 Letters: B pairs, N patches of an image, T text positions, D width, C feature channels, V vocabulary.
 """
 
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffcap.losses.fda import difference_aligning_loss
-from diffcap.losses.fine_grained import class_contrastive_loss, classification_loss, same_class_loss
 from diffcap.losses.gather import global_mean
-from diffcap.losses.mlm import IGNORED, masked_cross_entropy
-from diffcap.losses.mvcl import masked_visual_nce
+from diffcap.losses.pcl import IGNORED, class_contrastive_loss, difference_aligning_loss, masked_visual_nce
 from diffcap.models.captioner import Batch, constructor_arguments
-from diffcap.models.layers import Linear, UnbiasedLayerNorm, true_positions
+from diffcap.models.layers import Linear, UnbiasedLayerNorm, padded_nonzero
 from diffcap.models.pcl import EMBEDDING_EPS, PCLTrunk
 from diffcap.utils.linear import linear
 
@@ -107,14 +103,14 @@ class PCLPretraining(nn.Module):
     def mlm_logits(self, batch: Batch) -> Tensor:
         """Word logits at the masked positions, row by row: (n, V)."""
         visual = self._visual(_maps(batch))
-        positions, is_masked = true_positions(batch["mlm_labels"] != IGNORED)
+        positions, is_masked = padded_nonzero(batch["mlm_labels"] != IGNORED)
         text = visual.shape[1] + 1 + positions
         return self.trunk.output_layer(self.trunk.joint(visual, batch["mlm_tokens"], self.pad_mask, text)[is_masked])
 
     def mlm(self, batch: Batch) -> Tensor:
         """Masked language modelling: (n,) losses, one per masked word. Needs `mlm_tokens` and `mlm_labels`, (B, T)."""
         labels = batch["mlm_labels"]
-        return masked_cross_entropy(self.mlm_logits(batch), labels[labels != IGNORED])
+        return F.cross_entropy(self.mlm_logits(batch), labels[labels != IGNORED], reduction="none")
 
     def mvcl(self, batch: Batch) -> Tensor:
         """Masked visual contrastive learning: (n,) losses, one per masked patch.
@@ -163,13 +159,14 @@ class PCLPretraining(nn.Module):
             per pair, "matching" (B,), from both [CLS] of the pair encoder.
         """
         assert self.classifier is not None and self.matcher is not None
-        singles, visual = self.trunk.pair(batch["before"], batch["after"])
+        singles, visual = self.trunk.encode_images(batch["before"], batch["after"])
         images = torch.cat([single[:, 0] for single in singles])  # (2 B, D)
         labels = torch.cat([batch["class_before"], batch["class_after"]])
         pairs = torch.cat([visual[:, 0], visual[:, visual.shape[1] // 2]], -1)  # (B, 2 D)
+        is_same = (batch["class_before"] == batch["class_after"]).long()
         return {
-            "classification": classification_loss(self.classifier(images), labels),
-            "matching": same_class_loss(self.matcher(pairs), batch["class_before"] == batch["class_after"]),
+            "classification": F.cross_entropy(self.classifier(images), labels, reduction="none"),
+            "matching": F.cross_entropy(self.matcher(pairs), is_same, reduction="none"),
             "contrast": class_contrastive_loss(images, labels),
         }
 

@@ -11,20 +11,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diffcap.losses.gather import global_mean
-from diffcap.models.batch_norm import GlobalBatchNorm2d
 from diffcap.models.captioner import Batch, Captioner
 from diffcap.models.decoder import Decoded, causal_mask, run_blocks
-from diffcap.models.initial_weights import init_attention_
-from diffcap.models.layers import Dropout, KeyValue, Linear, sinusoidal_position_embedding, tile_batch
-from diffcap.models.resnet import ResNetEncoder
+from diffcap.models.layers import (
+    Dropout,
+    KeyValue,
+    Linear,
+    init_attention_,
+    repeat_batch,
+    sinusoidal_position_embedding,
+)
+from diffcap.models.resnet import GlobalBatchNorm2d, ResNetEncoder
 
 
 class ResidualBlock(nn.Module):
-    """`relu(x + branch(x))`; the branch has convolutions of 1 x 1, 3 x 3 and 1 x 1, each with batch norm (authors' code).
-
-    Args:
-        channels: D of the input and the output. inner: channels between the convolutions.
-    """
+    """`relu(x + branch(x))`; the branch has convolutions of 1 x 1, 3 x 3 and 1 x 1, each with batch norm (authors' code)."""
 
     def __init__(self, channels: int, inner: int) -> None:
         super().__init__()
@@ -93,14 +94,9 @@ class CausalWordDecoder(nn.Module):
         past_key_values: list[KeyValue] | None = None,
         is_key: Tensor | None = None,
     ) -> Decoded:
-        """Run ids (B, T) through the blocks, at the positions after `past_key_values`; with those, T is 1.
+        """Run ids (B, T) through the blocks, at the positions after the P ones of `past_key_values`; with those, T is 1.
 
-        Args:
-            tokens: (B, T). memory: see `memory`. past_key_values: of each block, for P earlier positions.
-            is_key: boolean (B, P + T), False where no position may attend to a word; None: all words may be attended to.
-
-        Raises:
-            ValueError: there are fewer positions than words.
+        `is_key`, boolean (B, P + T): False where no position may attend to a word; None: all words may be attended to.
         """
         first = past_key_values[0][0].shape[2] if past_key_values else 0
         end = first + tokens.shape[1]
@@ -127,28 +123,18 @@ class CausalWordDecoder(nn.Module):
 def feature_maps(images: ResNetEncoder | None, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
     """Feature maps of both images, which are `before` and `after` themselves without a ResNet.
 
-    The images pass the ResNet one after the other, so batch norm in training mode has separate statistics for each (authors'
-    code).
-
-    Args:
-        images: None if the captioner reads feature maps. before: (b, ...). after: (B, ...), B a multiple of b.
-
-    Returns:
-        (B, C, h, w) each; `before` is repeated as a whole.
+    `before` (b, ...) and `after` (B, ...), B a multiple of b, to (B, C, h, w) each; `before` is repeated as a whole. The images
+    pass the ResNet one after the other, so batch norm in training mode has separate statistics for each (authors' code).
     """
     if images is not None:
         before, after = images(before), images(after)
-    return tile_batch(before, len(after)), after
+    return repeat_batch(before, len(after)), after
 
 
 class PixelOrFeatureCaptioner(Captioner):
-    """A captioner on feature maps, or on pixels with a ResNet of its own, whose loss is the mean over words (authors' code).
+    """A captioner on feature maps, or on pixels with a ResNet of its own, whose loss is the mean over words (authors' code)."""
 
-    Attributes:
-        images: the ResNet; None if the captioner reads feature maps. decoder: of the words.
-    """
-
-    images: ResNetEncoder | None
+    images: ResNetEncoder | None  # None if the captioner reads feature maps
     decoder: CausalWordDecoder
 
     @abstractmethod

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffcap.models.batch_norm import GlobalBatchNorm2d
+from diffcap.losses.gather import sum_over_ranks, world_size
 
 LAYERS = ("layer1", "layer2", "layer3", "layer4")
 Layer = Literal["layer1", "layer2", "layer3", "layer4"]
@@ -24,6 +24,40 @@ _NORMALIZATIONS: dict[Normalization, tuple[tuple[float, ...], tuple[float, ...]]
     "levir_cc": ((100.6790, 99.5023, 84.9932), (50.9820, 48.4838, 44.7057)),
     "dubai_cc": ((156.0681, 115.0891, 92.0745), (76.5139, 52.0616, 44.4209)),
 }
+
+
+class GlobalBatchNorm2d(nn.BatchNorm2d):
+    """`nn.BatchNorm2d`, in training with the statistics of the images of all ranks together.
+
+    The result of a training then does not depend on the number of processes. torch's SyncBatchNorm does the same, but only on
+    accelerators.
+
+    Example:
+        >>> GlobalBatchNorm2d(3)(torch.randn(2, 3, 4, 4)).mean((0, 2, 3)).abs().max() < 1e-6
+        tensor(True)
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, h, w) to (B, C, h, w); B may differ between ranks."""
+        if not self.training or world_size() == 1:
+            return super().forward(x)
+        assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
+        # Without the running mean, which all ranks have, the squares lose few digits where the mean is large.
+        shift = self.running_mean.clone()
+        centred = x.float() - shift[:, None, None]
+        count = centred.new_tensor([centred.numel() / centred.shape[1]])
+        sums = sum_over_ranks(torch.cat([centred.sum((0, 2, 3)), centred.square().sum((0, 2, 3)), count]))
+        total = sums[-1].detach()
+        first, second = (sums[:-1] / total).chunk(2)
+        variance = second - first.square()
+        with torch.no_grad():
+            self.num_batches_tracked += 1
+            assert self.momentum is not None
+            self.running_mean.lerp_(first + shift, self.momentum)
+            self.running_var.lerp_(variance * total / (total - 1), self.momentum)
+        scale = self.weight * (variance + self.eps).rsqrt()
+        y = (centred - first[:, None, None]) * scale[:, None, None] + self.bias[:, None, None]
+        return y.to(x.dtype)
 
 
 class ResNetEncoder(nn.Module):
@@ -41,12 +75,6 @@ class ResNetEncoder(nn.Module):
         pool: rows and columns of an adaptive average pooling of the map; None: no pooling.
         resize: height and width to which normalised images are resized, bilinear with aligned corners (Chg2Cap's code enlarges
             Dubai-CC's 50 x 50 pixels to 256 x 256); None: no resizing.
-
-    Attributes:
-        channels: C. grid: rows and columns of the result. image_size: as given. name: torchvision's name of the network.
-
-    Raises:
-        ValueError: torchvision has no such ResNet, or `trained_layers` has a name that is not a layer up to `layer`.
 
     Example:
         >>> encoder = ResNetEncoder("resnet18", "layer3", (64, 64), pool=(3, 3)).eval()
@@ -90,7 +118,10 @@ class ResNetEncoder(nn.Module):
         self.image_size = (image_size[0], image_size[1])
         height, width = resize or image_size
         stride = 2 ** (len(used) + 1)
-        self.grid: tuple[int, int] = pool or (-(-height // stride), -(-width // stride))
+        self.grid: tuple[int, int] = pool or (
+            -(-height // stride),
+            -(-width // stride),
+        )  # rows and columns of the result
         for name, values in zip(("mean", "std"), _NORMALIZATIONS[normalization]):
             self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
         self.train()  # Lightning keeps each module's mode as it is at the beginning
@@ -104,11 +135,7 @@ class ResNetEncoder(nn.Module):
         return self
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Pixels 0 ... 255 (B, 3, height, width), of any type, to a feature map (B, C, h, w).
-
-        Raises:
-            ValueError: the images have another size.
-        """
+        """Pixels 0 ... 255 (B, 3, height, width), of any type, to a feature map (B, C, h, w)."""
         if tuple(pixels.shape[1:]) != (3, *self.image_size):
             raise ValueError(f"images are {tuple(pixels.shape[1:])}, the model was built for {(3, *self.image_size)}")
         x = (pixels.to(self.mean.dtype) - self.mean) / self.std

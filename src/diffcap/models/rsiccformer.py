@@ -12,15 +12,8 @@ from torch import Tensor, nn
 from diffcap.models.captioner import AttentionMaps, constructor_arguments
 from diffcap.models.decoder import roll_out
 from diffcap.models.dirl import DIRLBlock
-from diffcap.models.grid import GridEmbedding
-from diffcap.models.initial_weights import init_attention_, init_xavier_
-from diffcap.models.layers import Attention, Dropout, KeyValue, Linear
-from diffcap.models.remote_sensing import (
-    CausalWordDecoder,
-    PixelOrFeatureCaptioner,
-    ResidualBlock,
-    feature_maps,
-)
+from diffcap.models.layers import Attention, Dropout, GridEmbedding, KeyValue, Linear, init_attention_, init_xavier_
+from diffcap.models.remote_sensing import CausalWordDecoder, PixelOrFeatureCaptioner, ResidualBlock, feature_maps
 from diffcap.models.resnet import BatchNormMode, ResNetEncoder
 
 FFN_RATIO = 4  # inner width of every FFN, relative to its input (authors' code)
@@ -80,9 +73,6 @@ class RSICCformer(PixelOrFeatureCaptioner):
         batch_norm: of the backbone's frozen layers, see `ResNetEncoder`. "eval" is ours; the authors' code has "train", and its
             checkpoints hold the running statistics that this gives.
         pool: rows and columns of the backbone's pooled map (14, 14).
-
-    Raises:
-        ValueError: as `ResNetEncoder`; `heads` does not divide the width; the width is odd; or there is no room for a word.
 
     Example:
         >>> _ = torch.manual_seed(0)

@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from diffcap.losses.cross_view import cross_view_nce
 from diffcap.losses.gather import gather_rows, global_mean, world_size
-from diffcap.losses.token_matching import token_matching
+from diffcap.losses.scorer import cross_view_nce, token_matching
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments
 from diffcap.models.decoder import (
     END,
@@ -31,24 +30,27 @@ from diffcap.models.decoder import (
     roll_out,
 )
 from diffcap.models.fast import add_repeated, backward_reasoning, linear_of_concatenation
-from diffcap.models.grid import GridEmbedding
-from diffcap.models.layers import Attention, BlockMemory, Dropout, KeyValue, Linear, Segments, tile_batch
+from diffcap.models.layers import (
+    Attention,
+    BlockMemory,
+    Dropout,
+    GridEmbedding,
+    KeyValue,
+    Linear,
+    Segments,
+    repeat_batch,
+)
 
 EPS = 1e-6
 Matching = Literal["collapsed", "per_head"]
 
 
 class Views(NamedTuple):
-    """Output of an encoder layer, (B, N, D) each tensor.
+    """Output of an encoder layer, (B, N, D) each tensor."""
 
-    Attributes:
-        before, after: each image reconstructed from the other.
-        before_query_key, after_query_key: queries and keys of the layer's input, heads merged.
-    """
-
-    before: Tensor
+    before: Tensor  # each image reconstructed from the other
     after: Tensor
-    before_query_key: tuple[Tensor, Tensor]
+    before_query_key: tuple[Tensor, Tensor]  # queries and keys of the layer's input, heads merged
     after_query_key: tuple[Tensor, Tensor]
 
 
@@ -66,7 +68,7 @@ class CrossView(nn.Module):
         (query1, key1, value1), (query2, key2, value2) = attention.project_qkv(before), attention.project_qkv(after)
         reconstructed_before = self.norm(add_repeated(attention.attend(query1, (key2, value2)), before))
         reconstructed_after = self.norm(after + attention.attend(query2, (key1, value1)))
-        query1, key1 = (tile_batch(attention.merge_heads(part), len(after)) for part in (query1, key1))
+        query1, key1 = (repeat_batch(attention.merge_heads(part), len(after)) for part in (query1, key1))
         query2, key2 = attention.merge_heads(query2), attention.merge_heads(key2)
         return Views(reconstructed_before, reconstructed_after, (query1, key1), (query2, key2))
 
@@ -112,11 +114,8 @@ class CBR(nn.Module):
     def forward(self, before: Tensor, sentences: Tensor) -> list[Tensor]:
         """Predict after images: `query(out(Attention(join([before; sentence]))))`, computed by `backward_reasoning`.
 
-        Args:
-            before: (b, N, D). sentences: (B, D), B a multiple of b.
-
-        Returns:
-            B / b tensors (b, N, D), which are matched with `key` of the real after images.
+        `before` (b, N, D) and `sentences` (B, D), B a multiple of b, give B / b tensors (b, N, D), which are matched with `key` of
+        the real after images.
         """
         return backward_reasoning(self.join, self.attention, self.out, self.query, before, sentences)
 
@@ -284,9 +283,7 @@ class SCORER(Captioner):
     ) -> list[tuple[Tensor, Tensor]]:
         """The after images that CBR predicts, and the real ones: (b, N, D) each, for each group of pairs.
 
-        Args:
-            before: (b, N, D), output of the embedding. after: (B, N, D). hidden: (B, T, D) of the last decoder block.
-            tokens: (B, T).
+        From embedded images (b, N, D) and (B, N, D), and the last decoder block's `hidden` (B, T, D) of `tokens` (B, T).
         """
         assert self.cbr is not None
         is_word = (tokens != NULL).to(hidden.dtype)[..., None]
@@ -323,7 +320,11 @@ class SCORER(Captioner):
             if self.training:
                 with torch.no_grad():
                     self.logit_scale.clamp_(max=math.log(100))
-            losses = [cross_view_loss(self.similarities(group)) for group in _split_views(views, len(before))]
+            # With `split`, because the gradient of slices is a sum of zero-padded tensors.
+            leaves, structure = tree_flatten(views)
+            pieces = zip(*(leaf.split(len(before)) for leaf in leaves))
+            per_group: list[Views] = [tree_unflatten(list(piece), structure) for piece in pieces]
+            losses = [cross_view_loss(self.similarities(group)) for group in per_group]
             parts["cross_view_loss"] = mean(losses)
             loss = loss + self.cross_view_weight * parts["cross_view_loss"]
         if self.cbr is not None:
@@ -332,12 +333,6 @@ class SCORER(Captioner):
             parts["cbr_loss"] = mean(losses)
             loss = loss + self.cbr_weight * parts["cbr_loss"]
         return {"loss": loss, **{name: value.detach() for name, value in parts.items()}}
-
-
-def _split_views(views: Views, size: int) -> list[Views]:
-    """The views of every `size` pairs. With `split`, because the gradient of slices is a sum of zero-padded tensors."""
-    leaves, shape = tree_flatten(views)
-    return [tree_unflatten(list(parts), shape) for parts in zip(*(leaf.split(size) for leaf in leaves))]
 
 
 def cross_view_loss(similarities: tuple[Tensor, Tensor]) -> Tensor:

@@ -64,12 +64,6 @@ class VLM(Captioner):
         sentences: number of sentences of an answer that are the caption, if nothing is trained.
         base_sha256: hash of the base model, see `base_models.base_sha256`; another base is refused. None: any.
 
-    Attributes:
-        vocabulary: the base model's tokens.
-
-    Raises:
-        DiffcapError: the base model cannot be used, or arguments do not fit together.
-
     Example:
         >>> vlm = VLM("HuggingFaceTB/SmolVLM-256M-Instruct", train="nothing").eval()  # doctest: +SKIP
         >>> before, after = torch.randint(0, 256, (2, 3, 3, 64, 96), dtype=torch.uint8)
@@ -79,7 +73,7 @@ class VLM(Captioner):
     """
 
     on_base_model = True
-    vocabulary: HubVocabulary
+    vocabulary: HubVocabulary  # the base model's tokens
 
     def __init__(
         self,
@@ -125,7 +119,12 @@ class VLM(Captioner):
         known = type(images).valid_kwargs.__annotations__
         check_image_kwargs(image_kwargs or {}, known, counts_pixels=hasattr(images, "merge_size"))
         self.net: Any = _load_model(found.folder, dtype, four_bit)
-        self._check_layers(found.name)
+        kinds = set(getattr(self.net.config.get_text_config(), "layer_types", None) or [])
+        if other := sorted(kinds - {"full_attention", "sliding_attention"}):
+            raise DiffcapError(
+                f"{found.name}: its language model has {other[0]} layers, which have no keys and values; use a model with "
+                "attention only."
+            )
         self.image_kwargs = {name: False for name in TILINGS if name in known} | (image_kwargs or {})
         if difference and any(self.image_kwargs.get(name) for name in TILINGS):
             raise DiffcapError(
@@ -133,7 +132,10 @@ class VLM(Captioner):
             )
         self.template = read_chat_template(self.processor, prompt)
         self.bos_id, self.eos_id = self.template.bos_id, self.template.eos_id
-        self._more_eos_ids = self._other_eos_ids()
+        # Ids of the generation settings that also end an answer (Qwen: <|endoftext|>; Gemma: <eos>).
+        ids = self.net.generation_config.eos_token_id
+        ids = ids if isinstance(ids, list) else [ids]
+        self._more_eos_ids = [number for number in ids if number not in (None, self.eos_id)]
         self.extra_eos_id = next(iter(self._more_eos_ids), None)
         self.vocabulary = HubVocabulary(
             self.processor.tokenizer, self.template, sentences if train == "nothing" else None
@@ -154,7 +156,14 @@ class VLM(Captioner):
         self._frozen = frozen_names(self.net, "net.")
         self.register_state_dict_post_hook(_remove_base)
         self.register_load_state_dict_post_hook(_expect_no_base)
-        self._check_image_kwargs()
+        images = torch.zeros(1, 3, 64, 64, dtype=torch.uint8)
+        try:  # the processor's options, on a pair of small images
+            self.inputs(images, images)
+        except Exception as error:  # of many types, by the processor
+            raise DiffcapError(
+                f"model.captioner.init_args.image_kwargs {self.image_kwargs} is not valid for this model "
+                f"({' '.join(str(error).split())[:200].rstrip('. ')}); correct it."
+            ) from None
         self.train()  # transformers loads models in evaluation mode, in which layers are not checkpointed
 
     @classmethod
@@ -179,36 +188,9 @@ class VLM(Captioner):
         """The model of transformers, without PEFT's wrapper."""
         return self.net.get_base_model() if hasattr(self.net, "get_base_model") else self.net
 
-    def _check_layers(self, name: str) -> None:
-        kinds = set(getattr(self.net.config.get_text_config(), "layer_types", None) or [])
-        if other := sorted(kinds - {"full_attention", "sliding_attention"}):
-            raise DiffcapError(
-                f"{name}: its language model has {other[0]} layers, which have no keys and values; use a model with attention only."
-            )
-
-    def _other_eos_ids(self) -> list[int]:
-        """Ids of the generation settings that also end an answer (Qwen: <|endoftext|>; Gemma: <eos>)."""
-        ids = self.net.generation_config.eos_token_id
-        return [number for number in (ids if isinstance(ids, list) else [ids]) if number not in (None, self.eos_id)]
-
     def is_eos(self, tokens: Tensor) -> Tensor:
         """See `Captioner.is_eos`."""
         return torch.isin(tokens, torch.tensor([self.eos_id, *self._more_eos_ids], device=tokens.device))
-
-    def _check_image_kwargs(self) -> None:
-        """Process a pair of small images.
-
-        Raises:
-            DiffcapError: the image processor does not accept the options.
-        """
-        images = torch.zeros(1, 3, 64, 64, dtype=torch.uint8)
-        try:
-            self.inputs(images, images)
-        except Exception as error:  # of many types, by the processor
-            raise DiffcapError(
-                f"model.captioner.init_args.image_kwargs {self.image_kwargs} is not valid for this model "
-                f"({' '.join(str(error).split())[:200].rstrip('. ')}); correct it."
-            ) from None
 
     def inputs(self, before: Any, after: Any) -> dict[str, Tensor]:
         """The prompt of every pair with its pixels; shorter prompts of smaller images are padded on the left."""
@@ -324,11 +306,7 @@ class VLM(Captioner):
 
     @torch.no_grad()
     def attention(self, before: Any, after: Any, tokens: Tensor) -> AttentionMaps:
-        """See `Captioner.attention`: mean over the heads of the middle half of the layers, over the tokens of both images.
-
-        Raises:
-            NotImplementedError: images are cut into tiles, which have no common grid.
-        """
+        """See `Captioner.attention`: mean over the heads of the middle half of the layers, over the tokens of both images."""
         if tiled := [name for name in TILINGS if self.image_kwargs.get(name)]:
             raise NotImplementedError(f"{tiled[0]} cuts images into tiles, which have no common grid")
         memory, core = self.encode(before, after), self.core
@@ -399,14 +377,7 @@ def _load_model(folder: Any, dtype: str, four_bit: bool) -> Any:
 
 
 def _check_loaded(folder: Any, model: nn.Module, loaded: dict[str, Any]) -> None:
-    """Check that every weight of a model has its values from the files; transformers gives the others random values.
-
-    Args:
-        loaded: the loading info of `from_pretrained`.
-
-    Raises:
-        DiffcapError: a weight is not in the files, or has another shape there.
-    """
+    """Check, by `from_pretrained`'s loading info, that every weight is from the files; transformers gives others random values."""
     missing, named = set(loaded["missing_keys"]), dict(model.named_parameters(remove_duplicate=False))
     present = {id(value) for name, value in named.items() if name not in missing}
     # The second name of a tied weight need not be in the files.
@@ -421,23 +392,18 @@ def _check_loaded(folder: Any, model: nn.Module, loaded: dict[str, Any]) -> None
 
 
 def _remove_base(module: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """Leave the base model's weights out of the state dict."""
+    """Leave the base model's weights out of the state dict, and what is below one, such as the scales of a weight in 4 bits."""
     for name in list(state):
-        if _starts_with_any(name.removeprefix(prefix), module._frozen):
+        parts = name.removeprefix(prefix).split(".")
+        if any(".".join(parts[:end]) in module._frozen for end in range(1, len(parts) + 1)):
             del state[name]
 
 
 def _expect_no_base(module: Any, keys: Any) -> None:
     """Do not miss the base model's weights in a state dict; its names may have a prefix."""
-    keys.missing_keys[:] = [name for name in keys.missing_keys if not _ends_with_any(name, module._frozen)]
 
+    def is_frozen(name: str) -> bool:
+        parts = name.split(".")
+        return any(".".join(parts[start:]) in module._frozen for start in range(len(parts)))
 
-def _starts_with_any(name: str, starts: set[str]) -> bool:
-    """Whether a name is in `starts`, or below one of them, as the scales of a weight in 4 bits are."""
-    parts = name.split(".")
-    return any(".".join(parts[:end]) in starts for end in range(1, len(parts) + 1))
-
-
-def _ends_with_any(name: str, ends: set[str]) -> bool:
-    parts = name.split(".")
-    return any(".".join(parts[start:]) in ends for start in range(len(parts)))
+    keys.missing_keys[:] = [name for name in keys.missing_keys if not is_frozen(name)]

@@ -73,14 +73,7 @@ def without_checkpointing(model: nn.Module) -> Iterator[None]:
 
 
 def choose_trained(model: Any, trained: Trained, rank: int, alpha: int, dropout: float, targets: LoraTargets) -> Any:
-    """Freeze what is not trained, and add LoRA's matrices.
-
-    Args:
-        model: of transformers. trained: see `VLM`. rank, alpha, dropout: of LoRA. targets: see `VLM`.
-
-    Returns:
-        The model; with LoRA, PEFT's model around it.
-    """
+    """Freeze what is not trained (see `VLM`) in a model of transformers; with LoRA, the result is PEFT's model around it."""
     if trained == "all":
         return model
     model.requires_grad_(False)
@@ -106,15 +99,7 @@ def choose_trained(model: Any, trained: Trained, rank: int, alpha: int, dropout:
 def check_trained(
     trained: Trained, rank: int, alpha: int, dropout: float, difference: bool, weights: dict[str, Tensor]
 ) -> None:
-    """Check the weights of a checkpoint before its base model is read.
-
-    Args:
-        trained, rank, alpha, dropout, difference: see `VLM`. weights: its state dict.
-
-    Raises:
-        ValueError: LoRA's matrices have another rank, its scale or dropout is out of range, or there are weights of frozen parts of
-            the base model.
-    """
+    """Check the state dict of a checkpoint, and the arguments of its `VLM`, before its base model is read."""
     if trained == "all":
         return
     adapters = {name: value for name, value in weights.items() if "lora_" in name and trained == "lora"}
@@ -137,12 +122,7 @@ def check_trained(
 def check_image_kwargs(options: dict[str, Any], known: Iterable[str], counts_pixels: bool) -> None:
     """Check the options of an image processor before an image is processed, because large ones need any amount of memory.
 
-    Args:
-        options: by name. known: names of all options. counts_pixels: whether "shortest_edge" and "longest_edge" are numbers of pixels
-            (Qwen), as opposed to lengths.
-
-    Raises:
-        DiffcapError: an option is unknown, or a number is out of range.
+    `counts_pixels`: whether "shortest_edge" and "longest_edge" are numbers of pixels (Qwen), as opposed to lengths.
     """
     for name, value in options.items():
         if name not in known:
@@ -202,20 +182,14 @@ class Difference(nn.Module):
         after' = after + W2 GELU(W1 [after; after - before]),  W2 = 0 at first
 
     so that training begins at the base model's own function, as with LoRA. One scale; ours, after CCExpert (arXiv 2411.11360) and M3Diff
-    (arXiv 2503.11093), which it does not reproduce.
-
-    Args:
-        width: of the tokens behind the projector.
-
-    Attributes:
-        pairs: number of pairs in the current batch, which `VLM.inputs` sets.
+    (arXiv 2503.11093), which it does not reproduce. `width` is that of the tokens behind the projector.
     """
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.mix = nn.Sequential(Linear(2 * width, width), nn.GELU(), Linear(width, width, bias=False))
         nn.init.zeros_(self.mix[2].weight)  # type: ignore[arg-type]
-        self.pairs = 0  # of the current batch
+        self.pairs = 0  # of the current batch; `VLM.inputs` sets it
 
     def forward(self, before: Tensor, after: Tensor) -> Tensor:
         """Tokens (N, D) of both images to those of the after image."""

@@ -1,4 +1,6 @@
-"""Token-wise matching of two sets of images (SCORER, section 3.2), computed in blocks."""
+"""Losses of SCORER (Tu et al., ICCV 2023, section 3.2): token-wise matching of two sets of images, computed in blocks, and the
+contrast of each pair's views.
+"""
 
 from typing import Any
 
@@ -6,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from diffcap.losses.gather import first_row
 from diffcap.utils.linear import linear
 
 BLOCK = 1 << 21  # similarities in memory at once: 8 MB, for a CPU's cache
@@ -39,8 +42,7 @@ def token_matching(query: Tensor, key: Tensor, block: int | None = None) -> Tens
     maxima are taken; the means are float32, and the gradient uses the unrounded tokens.
 
     Args:
-        query: (A, N, D). key: (B, M, D).
-        block: number of dot products in memory at once; None: see `block_size`.
+        query: (A, N, D). key: (B, M, D). block: number of dot products in memory at once; None: see `block_size`.
 
     Returns:
         (A, B) float32.
@@ -133,3 +135,28 @@ def _weighted_scatter(chosen: Tensor, weights: Tensor, rows: Tensor, count: int)
     offsets = torch.searchsorted(targets, torch.arange(count, device=chosen.device))
     sources = order // chosen.shape[1]
     return F.embedding_bag(sources, rows, offsets, per_sample_weights=weights.flatten()[order], mode="sum")
+
+
+def cross_view_nce(similarity: Tensor) -> Tensor:
+    """Contrast the similarity of each pair's two images with that of images of different pairs (SCORER, eq. 4, one direction).
+
+    Args:
+        similarity: (B, all B) scaled similarities of this rank's images (rows) with every rank's (columns, in rank order). The
+            true pairs are on the diagonal that begins at this rank's first column.
+
+    Returns:
+        (B,) losses in nats: -log softmax over the row at the true pair. 0 where there is only one column.
+
+    Raises:
+        ValueError: there are fewer columns than rows.
+
+    Example:
+        >>> similarity = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
+        >>> cross_view_nce(similarity)
+        tensor([0.1269, 0.3133])
+    """
+    rows, columns = similarity.shape
+    if columns < rows:
+        raise ValueError(f"similarity must have at least as many columns as rows, got {tuple(similarity.shape)}")
+    target = torch.arange(rows, device=similarity.device) + first_row(similarity)
+    return F.cross_entropy(similarity.float(), target, reduction="none")

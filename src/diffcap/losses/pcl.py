@@ -1,0 +1,177 @@
+"""Losses of IDC-PCL's pre-training (Yao, Wang and Jin, AAAI 2022), in the order of section 3.3 and 3.4: masked language modelling
+(MLM), masked visual contrastive learning (MVCL), fine-grained difference aligning (FDA), and the contrast of image classes.
+
+Letters: B pairs, n masked words, masked patches or images of this process, N patches of an image, T text positions, K negatives, M
+images of all processes, C feature channels, D width, V vocabulary.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from diffcap.losses.gather import gather_rows
+from diffcap.utils.linear import linear
+
+IGNORED = -1  # label of a position that is not masked (authors' code)
+MARGIN = 0.4  # TransFG, and the authors' code of IDC-PCL
+
+
+def mask_words(
+    tokens: Tensor,
+    *,
+    eos_id: int,
+    mask_id: int,
+    vocabulary_size: int,
+    ratio: float = 0.15,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Mask words as IDC-PCL does (authors' code).
+
+    Each word is selected with probability `ratio`: 80 % of the selected words become [MASK], 10 % a random id of the whole
+    vocabulary (special tokens included), 10 % are not changed. If no word of a caption is selected, its first word becomes
+    [MASK]. EOS becomes [MASK] with probability `ratio`, and always in a caption without words. BOS and padding are never
+    selected.
+
+    Args:
+        tokens: (B, T), [BOS] words [EOS] padding.
+        eos_id, mask_id: ids of EOS and [MASK].
+        vocabulary_size: V. ratio: probability (paper: 0.15). generator: of the random numbers.
+
+    Returns:
+        The masked text, (B, T), and the labels, (B, T): the original id at the selected positions, -1 elsewhere.
+
+    Example:
+        >>> tokens = torch.tensor([[1, 7, 8, 9, 2, 0]])  # BOS 1, EOS 2
+        >>> masked, labels = mask_words(tokens, eos_id=2, mask_id=5, vocabulary_size=10, ratio=0.0)
+        >>> masked.tolist(), labels.tolist()  # no word was selected, so the first is masked
+        ([[1, 5, 8, 9, 2, 0]], [[-1, 7, -1, -1, -1, -1]])
+    """
+    is_eos = tokens == eos_id
+    is_word = is_eos.cumsum(1) == 0  # everything between BOS and EOS, unknown words included
+    is_word[:, 0] = False
+    selection = torch.rand(tokens.shape, generator=generator)
+    replacement = torch.rand(tokens.shape, generator=generator)
+    random_ids = torch.randint(vocabulary_size, tokens.shape, generator=generator)
+    selected = (is_word | is_eos) & (selection < ratio)
+    first = torch.where(is_word.any(1), is_word.int().argmax(1), is_eos.int().argmax(1))
+    has_selected_word = (selected & (is_word | ~is_word.any(1, keepdim=True))).any(1, keepdim=True)
+    forced = torch.zeros_like(selected).scatter_(1, first[:, None], True) & ~has_selected_word
+    masked = torch.where(replacement < 0.8, mask_id, torch.where(replacement < 0.9, random_ids, tokens))
+    masked = torch.where(is_eos | forced, mask_id, masked)  # EOS and the forced word always become [MASK]
+    selected = selected | forced
+    return torch.where(selected, masked, tokens), torch.where(selected, tokens, IGNORED)
+
+
+def masked_visual_nce(predicted: Tensor, target: Tensor, negatives: Tensor, temperature: float = 1.0) -> Tensor:
+    """Contrast the prediction of each masked feature with its original feature against all others (IDC-PCL, eq. 3).
+
+    All vectors are L2-normalised. A prediction is compared with the original features at all masked positions of the global
+    batch (the one at its own position is correct) and with the negatives of all ranks.
+
+    Args:
+        predicted: (n, C) predicted features at this rank's masked positions.
+        target: (n, C) original features there.
+        negatives: (m, C) features at unmasked positions: predicted (authors' code) or original (paper).
+        temperature: tau_1 (paper and authors' code: 1).
+
+    Returns:
+        (n,) losses in nats, one per masked feature.
+
+    Raises:
+        ValueError: `predicted` and `target` have different shapes.
+
+    Example:
+        >>> predicted = target = torch.eye(2)
+        >>> masked_visual_nce(predicted, target, negatives=torch.tensor([[1.0, 1.0]]))
+        tensor([0.7486, 0.7486])
+    """
+    if predicted.shape != target.shape:
+        raise ValueError(
+            f"predicted and target must have the same shape, got {tuple(predicted.shape)} and {tuple(target.shape)}"
+        )
+    predicted, target, negatives = (F.normalize(rows, dim=-1) for rows in (predicted, target, negatives))
+    targets, first = gather_rows(target)
+    all_negatives, _ = gather_rows(negatives)
+    logits = linear(predicted, torch.cat([targets, all_negatives])) / temperature  # (n, all targets + all negatives)
+    return F.cross_entropy(logits, torch.arange(len(predicted), device=logits.device) + first, reduction="none")
+
+
+def mask_patches(
+    pairs: int, patches: int, ratio: float = 0.15, generator: torch.Generator | None = None, images: int = 2
+) -> Tensor:
+    """Choose the patches that MVCL masks: in one image of each pair, which is random, each with probability `ratio`.
+
+    At least one patch per pair is masked (authors' code).
+
+    Args:
+        pairs: B. patches: N, of one image. ratio: probability (paper: 0.15). generator: of the random numbers.
+        images: 2, or 1 for single images.
+
+    Returns:
+        Boolean (B, images * N): the first image's patches, then the second's.
+
+    Example:
+        >>> masked = mask_patches(pairs=4, patches=9, ratio=0.0)
+        >>> masked.shape, masked.sum(1).tolist()
+        (torch.Size([4, 18]), [1, 1, 1, 1])
+    """
+    masked = torch.rand(pairs, patches, generator=generator) < ratio
+    fallback = torch.randint(patches, (pairs, 1), generator=generator)
+    masked |= torch.zeros_like(masked).scatter_(1, fallback, True) & ~masked.any(1, keepdim=True)
+    if images == 1:
+        return masked
+    in_second = torch.rand(pairs, 1, generator=generator) < 0.5
+    return torch.cat([masked & ~in_second, masked & in_second], 1)
+
+
+def difference_aligning_loss(similarity: Tensor, temperature: float = 1.0) -> Tensor:
+    """Contrast a pair's caption with hard negatives (IDC-PCL, eq. 4).
+
+    Args:
+        similarity: (B, 1 + K) cosines of the pair with its caption (column 0) and with K negatives.
+        temperature: tau_2 (paper and authors' code: 1).
+
+    Returns:
+        (B,) losses in nats.
+
+    Raises:
+        ValueError: `similarity` has fewer than two columns.
+
+    Example:
+        >>> difference_aligning_loss(torch.tensor([[1.0, 0.0, 0.0]]))
+        tensor([0.5514])
+    """
+    if similarity.ndim != 2 or similarity.shape[1] < 2:
+        raise ValueError(f"similarity must be (pairs, 1 + negatives), got {tuple(similarity.shape)}")
+    target = torch.zeros(len(similarity), dtype=torch.long, device=similarity.device)
+    return F.cross_entropy(similarity / temperature, target, reduction="none")
+
+
+def class_contrastive_loss(features: Tensor, classes: Tensor, margin: float = MARGIN) -> Tensor:
+    """Contrastive loss between images of the same class and of different classes (TransFG, eq. 9).
+
+    Each image is compared with all M images of the global batch, itself included. The loss of a comparison is
+    1 - cosine similarity where the classes are equal, and max(cosine similarity - margin, 0) where they differ.
+
+    Args:
+        features: (n, D) feature vectors of this process's images. classes: (n,) their classes.
+        margin: cosine similarity above which two images of different classes have a loss.
+
+    Returns:
+        (n,) losses: for each image the mean over its M comparisons.
+
+    Raises:
+        ValueError: there are not as many classes as feature vectors.
+
+    Example:
+        >>> features = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.8, 0.6]])
+        >>> class_contrastive_loss(features, torch.tensor([0, 0, 1]))
+        tensor([0.1333, 0.1333, 0.2667])
+    """
+    if len(features) != len(classes):
+        raise ValueError(f"got {len(features)} feature vectors and {len(classes)} classes; give one class per image")
+    features = F.normalize(features, dim=-1)
+    all_features, _ = gather_rows(features)  # with gradients to all processes; their n may differ
+    all_classes, _ = gather_rows(classes)
+    cosine = features @ all_features.T  # (n, M)
+    return torch.where(classes[:, None] == all_classes, 1 - cosine, (cosine - margin).clamp(min=0)).mean(1)
