@@ -4,9 +4,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from diffcap.interop.importer import Importer
+from diffcap.interop.importer import Importer, Rule, rename
 from diffcap.interop.remote_sensing import backbone_rules, complete, decoder_rules, residual_rules
-from diffcap.interop.renaming import Rule, rename
 from diffcap.interop.sizes import chg2cap_sizes
 
 
@@ -37,12 +36,8 @@ _RULES: tuple[Rule, ...] = (
 def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename an official state dict to that of `Chg2Cap`.
 
-    Args:
-        state: official parameters and statistics of batch norm by name, with the name of their group as prefix:
-            `encoder_trans_dict.`, `decoder_dict.` and, for a model with `backbone`, `encoder_dict.`.
-
-    Returns:
-        A state dict for `load_state_dict` with strict=True, without the parameters that the authors' program does not use.
+    The names have the prefix of their group: `encoder_trans_dict.`, `decoder_dict.` and, for a model with `backbone`, `encoder_dict.`. The
+    result lacks the parameters that the authors' program does not use.
     """
     return complete(rename(state, _RULES, "Chg2Cap"))
 
@@ -50,7 +45,7 @@ def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 IMPORTER = Importer(
     chg2cap_sizes,
     lambda state, stage: from_official(state),
-    layout="chg2cap",
-    vocabulary="vocab.json",
+    vocabulary_layout="chg2cap",
+    vocabulary_file="vocab.json",
     groups=("encoder_dict", "encoder_trans_dict", "decoder_dict"),
 )

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from diffcap.interop.importer import Importer
-from diffcap.interop.renaming import Rule, rename
+from diffcap.interop.importer import Importer, Rule, rename
 from diffcap.interop.sizes import clip4idc_sizes
 
 _VISUAL: tuple[Rule, ...] = (
@@ -50,15 +49,7 @@ _CAPTIONER: tuple[Rule, ...] = (
 
 
 def from_official(state: Mapping[str, Tensor], stage: str) -> dict[str, Tensor]:
-    """Rename an official state dict to that of `CLIP4IDCAdaptation` ("pretrain") or `CLIP4IDC` ("finetune").
-
-    Args:
-        state: official parameters by name, of any floating-point type.
-        stage: "pretrain" or "finetune".
-
-    Returns:
-        A float32 state dict for `load_state_dict` with strict=True.
-    """
+    """Rename an official state dict of any type to that of `CLIP4IDCAdaptation` ("pretrain") or `CLIP4IDC`, in float32."""
     rules = (*_VISUAL, *_TEXT) if stage == "pretrain" else (*_VISUAL, *_NO_TEXT, *_CAPTIONER)
     return {name: value.float() for name, value in rename(state, rules, "CLIP4IDC").items()}
 
@@ -66,7 +57,7 @@ def from_official(state: Mapping[str, Tensor], stage: str) -> dict[str, Tensor]:
 IMPORTER = Importer(
     clip4idc_sizes,
     from_official,
-    layout="clip_released",
-    vocabulary=None,
+    vocabulary_layout="clip_released",
+    vocabulary_file=None,
     is_pretraining=lambda state: not any(name.startswith("decoder.") for name in state),
 )

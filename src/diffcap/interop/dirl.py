@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from diffcap.interop.importer import Importer
-from diffcap.interop.renaming import GROUPS, SHARED, Rule, rename
+from diffcap.interop.importer import GROUPS, SHARED, Importer, Rule, rename
 from diffcap.interop.sizes import dirl_sizes
 
 _LAYER = r"speaker_state\.core\.layer\.(\d+)\."
@@ -29,12 +28,7 @@ _RULES: tuple[Rule, ...] = (
 def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename an official state dict to that of `DIRL`.
 
-    Args:
-        state: official parameters by name, with the name of their group as prefix.
-
-    Returns:
-        A state dict for `load_state_dict` with strict=True; the model needs `decorrelation_weight=0` if the file has no
-        projector (`mlp`).
+    The model needs `decorrelation_weight=0` if the file has no projector (`mlp`).
     """
     return rename(state, _RULES, "DIRL")
 
@@ -42,8 +36,8 @@ def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 IMPORTER = Importer(
     dirl_sizes,
     lambda state, stage: from_official(state),
-    layout="rcc",
-    vocabulary="vocab.json",
+    vocabulary_layout="rcc",
+    vocabulary_file="vocab.json",
     groups=GROUPS,
     pickled_classes=("AttrDict",),
 )

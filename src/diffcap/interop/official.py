@@ -141,17 +141,12 @@ def read_word_ids(path: str | Path, layout: LayoutName) -> tuple[list[str], list
 def import_official(
     path: str | Path, method: str, vocabulary: str | Path | None = None, options: ImportOptions | None = None
 ) -> dict[str, Any]:
-    """Convert an official checkpoint to one of diffcap.
+    """Convert an official checkpoint to one of diffcap, see `reading.read_checkpoint`.
+
+    Its stage is "finetune", or "pretrain" for IDC-PCL's pre-training and CLIP4IDC's adaptation.
 
     Args:
-        path: the official file.
-        method: name of the method.
         vocabulary: JSON file from word to id; None for CLIP4IDC.
-        options: hyperparameters that do not follow from the weights.
-
-    Returns:
-        A checkpoint, see `reading.read_checkpoint`. Its stage is "finetune", or "pretrain" for IDC-PCL's pre-training and
-        CLIP4IDC's adaptation.
     """
     options = options or ImportOptions()
     _check_options(options)
@@ -223,15 +218,15 @@ def _vocabulary(
     path: str | Path, method: str, vocabulary: str | Path | None
 ) -> tuple[list[str], str, list[int] | None]:
     importer = get_importer(method)
-    if importer.vocabulary is None:
+    if importer.vocabulary_file is None:
         if vocabulary is not None:
             raise DiffcapError(f"--vocabulary: {get_method(method).title} uses CLIP's tokens; omit the option.")
-        return [], importer.layout, None
+        return [], importer.vocabulary_layout, None
     if vocabulary is None:
         raise DiffcapError(
-            f"{path}: a checkpoint of {method} contains no words; give its {importer.vocabulary} as --vocabulary FILE."
+            f"{path}: a checkpoint of {method} contains no words; give its {importer.vocabulary_file} as --vocabulary FILE."
         )
-    layout: Any = importer.layout
+    layout: Any = importer.vocabulary_layout
     words, order = read_word_ids(vocabulary, layout)
     return words, layout, order
 

@@ -71,38 +71,24 @@ def _diffcap_name(official: str, stage: str) -> str | None:
     )
 
 
-def _required_names(state: dict[str, Tensor], stage: str) -> list[str]:
-    """Official names that a complete checkpoint with the layers of `state` has.
-
-    The distractor head is not among them, because only the model of CLEVR-Change has it.
-    """
-    names = [*_TRUNK, *(_REGRESSION if stage == "pretrain" else ())]
-    for stack in _STACKS:
-        names += [f"{stack}.norm.{suffix}" for suffix in ("a_2", "b_2")]
-        numbers = {name.split(".")[2] for name in state if name.startswith(f"{stack}.layers.")} or {"0"}
-        for number in sorted(numbers):
-            for module in (*_BLOCK, *_PROJECTIONS):
-                suffixes = ("a_2", "b_2") if module.endswith("norm") else ("weight", "bias")
-                names += [f"{stack}.layers.{number}.{module}.{suffix}" for suffix in suffixes]
-    return names
-
-
 def from_official(state: dict[str, Tensor], stage: str, fine_grained: bool = False) -> dict[str, Tensor]:
     """Convert an official state dict to one of `PCLPretraining` (stage "pretrain") or `PCL` (stage "finetune").
 
-    Args:
-        state: official parameters by name.
-        stage: "pretrain" or "finetune".
-        fine_grained: for stage "pretrain": include the two heads of the fine-grained tasks on NABirds (classification and
-            image matching), for a `PCLPretraining` with `classes` > 0.
-
-    Returns:
-        A state dict for `load_state_dict` with strict=True.
+    `fine_grained`: include the two heads of the tasks on NABirds, for a `PCLPretraining` with `classes` > 0.
     """
     dropped = (*_DROPPED_PREFIXES[stage], *(() if fine_grained or stage == "finetune" else _FINE_GRAINED))
     kept = [official for official in state if not official.startswith(dropped)]
     names = {official: _diffcap_name(official, stage) for official in kept}
-    required = [*_required_names(state, stage), *(_FINE_GRAINED if fine_grained else ())]
+    # All names of a complete checkpoint, but for the distractor head, which only the model of CLEVR-Change has.
+    required = [*_TRUNK, *(_REGRESSION if stage == "pretrain" else ())]
+    for stack in _STACKS:
+        required += [f"{stack}.norm.{suffix}" for suffix in ("a_2", "b_2")]
+        numbers = {name.split(".")[2] for name in state if name.startswith(f"{stack}.layers.")} or {"0"}
+        for number in sorted(numbers):
+            for module in (*_BLOCK, *_PROJECTIONS):
+                suffixes = ("a_2", "b_2") if module.endswith("norm") else ("weight", "bias")
+                required += [f"{stack}.layers.{number}.{module}.{suffix}" for suffix in suffixes]
+    required += _FINE_GRAINED if fine_grained else ()
     missing = [official for official in required if official not in state]
     if missing:
         raise DiffcapError(
@@ -122,7 +108,7 @@ def from_official(state: dict[str, Tensor], stage: str, fine_grained: bool = Fal
 IMPORTER = Importer(
     pcl_sizes,
     from_official,
-    layout="pcl",
-    vocabulary="dict.json",
+    vocabulary_layout="pcl",
+    vocabulary_file="dict.json",
     is_pretraining=lambda state: any(name.startswith("feat_regress.") for name in state),
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from diffcap.interop.renaming import Rule
+from diffcap.interop.importer import Rule
 
 _STATISTICS = r"(running_mean|running_var|num_batches_tracked)"
 # Modules of the word decoder that the authors' programs store and do not use.
@@ -14,11 +14,7 @@ _UNUSED = (r"transformer\.layers\.\d+\.fc_alpha[123]", r"position_encoding\.(?:e
 
 
 def decoder_rules(group: str, cross_attention: str) -> tuple[Rule, ...]:
-    """Rules for the word decoder.
-
-    Args:
-        group: prefix of its parameters in the official file. cross_attention: name of the attention that is used.
-    """
+    """Rules for the word decoder: the prefix of its official parameters, and the name of the attention that is used."""
     layer = rf"{group}\.transformer\.layers\.(\d+)\."
     return (
         (rf"{group}\.vocab_embedding", "decoder.embedding"),
@@ -59,15 +55,11 @@ def complete(renamed: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     `num_batches_tracked` of batch norm is used neither in training nor in inference; imported files are read without it.
     """
-    state = {
-        name: value[..., None, None] if value.ndim == 2 and _is_convolution(name) else value
-        for name, value in renamed.items()
-    }
-    for name in renamed:
+    state = dict(renamed)
+    for name, value in renamed.items():
+        is_convolution = name.startswith("images.network.") or ".branch." in name
+        if value.ndim == 2 and is_convolution:
+            state[name] = value[..., None, None]
         if name.endswith("running_mean"):
             state.setdefault(name.replace("running_mean", "num_batches_tracked"), torch.zeros((), dtype=torch.long))
     return state
-
-
-def _is_convolution(name: str) -> bool:
-    return name.startswith("images.network.") or ".branch." in name

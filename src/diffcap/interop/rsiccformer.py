@@ -4,9 +4,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from diffcap.interop.importer import Importer
+from diffcap.interop.importer import Importer, Rule, rename
 from diffcap.interop.remote_sensing import backbone_rules, complete, decoder_rules, residual_rules
-from diffcap.interop.renaming import Rule, rename
 from diffcap.interop.sizes import rsiccformer_sizes
 
 _LAYER = r"encoder_feat\.transformer\.(\d+)\."
@@ -32,12 +31,8 @@ _RULES: tuple[Rule, ...] = (
 def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename an official state dict to that of `RSICCformer`.
 
-    Args:
-        state: official parameters and statistics of batch norm by name, with the name of their group as prefix:
-            `encoder_feat.`, `decoder.` and, for a model with `backbone`, `encoder_image.`.
-
-    Returns:
-        A state dict for `load_state_dict` with strict=True, without the parameters that the authors' program does not use.
+    The names have the prefix of their group: `encoder_feat.`, `decoder.` and, for a model with `backbone`, `encoder_image.`. The
+    result lacks the parameters that the authors' program does not use.
     """
     return complete(rename(state, _RULES, "RSICCformer"))
 
@@ -54,8 +49,8 @@ _CLASSES = (
 IMPORTER = Importer(
     rsiccformer_sizes,
     lambda state, stage: from_official(state),
-    layout="rsicc",
-    vocabulary="WORDMAP_*.json",
+    vocabulary_layout="rsicc",
+    vocabulary_file="WORDMAP_*.json",
     groups=("encoder_image", "encoder_feat", "decoder"),
     pickled_classes=_CLASSES,
 )

@@ -1,15 +1,14 @@
 """Rename the parameters of official SCORER checkpoints.
 
-The official file holds the groups `change_detector_state` and `speaker_state`. No file holds CBR; its group is named `cbr` here.
-Only the logit scale of the last encoder layer is used, so the others are dropped.
+The official file holds the groups `change_detector_state` and `speaker_state`. Released files lack CBR; we expect the prefix
+`cbr.`. Only the logit scale of the last encoder layer is used, so the others are dropped.
 """
 
 from collections.abc import Mapping
 
 from torch import Tensor
 
-from diffcap.interop.importer import Importer
-from diffcap.interop.renaming import GROUPS, SHARED, Rule, rename
+from diffcap.interop.importer import GROUPS, SHARED, Importer, Rule, rename
 from diffcap.interop.sizes import scorer_sizes
 
 _LAYER = r"speaker_state\.core\.layer\.(\d+)\."
@@ -35,11 +34,7 @@ _RULES: tuple[Rule, ...] = (
 def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename an official state dict to that of `SCORER`.
 
-    Args:
-        state: official parameters by name, with the name of their group as prefix.
-
-    Returns:
-        A state dict for `load_state_dict` with strict=True; the model needs `cbr_weight=0` if the file has no CBR.
+    The model needs `cbr_weight=0` if the file has no CBR.
     """
     start, end = "change_detector_state.scorer.", ".attention.logit_scale"
     scales = sorted(
@@ -54,8 +49,8 @@ def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 IMPORTER = Importer(
     scorer_sizes,
     lambda state, stage: from_official(state),
-    layout="rcc",
-    vocabulary="vocab.json",
+    vocabulary_layout="rcc",
+    vocabulary_file="vocab.json",
     groups=GROUPS,
     pickled_classes=("AttrDict",),
 )

@@ -15,19 +15,12 @@ State = Mapping[str, Tensor]
 
 
 class Sizes(NamedTuple):
-    """What the weights determine.
+    """What the weights determine."""
 
-    Attributes:
-        model: constructor arguments of diffcap's model.
-        max_length: maximal number of tokens of a caption.
-        features: metadata of the feature store.
-        finetune_only: arguments that the pre-training model does not have.
-    """
-
-    model: dict[str, Any]
-    max_length: int
-    features: dict[str, Any]
-    finetune_only: tuple[str, ...] = ()
+    model: dict[str, Any]  # constructor arguments of diffcap's model
+    max_length: int  # maximal number of tokens of a caption
+    features: dict[str, Any]  # metadata of the feature store
+    finetune_only: tuple[str, ...] = ()  # arguments that the pre-training model does not have
 
 
 def _count(state: State, pattern: str) -> int:

@@ -40,10 +40,8 @@ def load_clip(module: CLIP4IDC | CLIP4IDCAdaptation, weights: str, vocabulary: A
     the vocabulary's tokens are used; a file may have only some of CLIP's tokens and lists them in `token_ids`.
 
     Args:
-        module: changed in place.
         weights: "default" (the package's own for its networks, open_clip's download for others), "random" (the initial values
             are kept), or a file of an open_clip state dict.
-        vocabulary: of the captions.
     """
     if weights == "random":
         return
@@ -93,12 +91,9 @@ def load_clip(module: CLIP4IDC | CLIP4IDCAdaptation, weights: str, vocabulary: A
 
 
 def _interpolate_positions(positions: Tensor, grid: tuple[int, int], target: tuple[int, int], weights: str) -> Tensor:
-    """Interpolate a position embedding to another grid (bicubic).
+    """Interpolate a position embedding (1 + patches, W), the class token first, from the network's grid to another (bicubic).
 
-    Args:
-        positions: (1 + patches, W), the class token first. grid: rows and columns of the pretrained network; a square grid is
-            used if the number of patches differs from it. target: rows and columns of the result.
-        weights: file name for the message.
+    A square grid is used if the number of patches differs from the network's `grid`. `weights` is the file name for the message.
     """
     count = len(positions) - 1
     if count != grid[0] * grid[1]:

@@ -25,22 +25,14 @@ from diffcap.utils.errors import DiffcapError
 
 
 class DecodedSplit(NamedTuple):
-    """The result of `decode`.
+    """The result of `decode`."""
 
-    Attributes:
-        captions: caption by id. unfinished: ids of the captions that were cut at the largest length, before an end token.
-    """
-
-    captions: dict[str, str]
-    unfinished: set[str]
+    captions: dict[str, str]  # by id
+    unfinished: set[str]  # ids of the captions that were cut at the largest length, before an end token
 
 
 class EnsembleDataset(Dataset):
-    """The same pairs with the features of each member of an ensemble: "before" and "after" are lists of feature maps.
-
-    Args:
-        tables: of each member, with the same pairs.
-    """
+    """The same pairs with the features of each member of an ensemble: "before" and "after" are lists of feature maps."""
 
     def __init__(self, tables: Sequence[PairTable]) -> None:
         self.datasets = [PairDataset(table) for table in tables]
@@ -61,13 +53,7 @@ class EnsembleDataset(Dataset):
 
 
 class Decoding(pl.LightningModule):
-    """`trainer.predict` over pairs; afterwards `captions` holds every pair's caption, on every rank, and `unfinished` the ids of those
-    without an end token.
-
-    Args:
-        checkpoint: the captioner with its vocabulary.
-        beams: 1 for greedy decoding, as in all the papers. length_penalty: see `beam_search`.
-    """
+    """`trainer.predict` over pairs; afterwards `captions` and `unfinished` hold the results of all ranks, see `DecodedSplit`."""
 
     def __init__(self, checkpoint: Checkpoint, beams: int = 1, length_penalty: float = 0.0) -> None:
         super().__init__()
@@ -135,10 +121,7 @@ def decode(
     """Caption pairs whose features are in a store.
 
     Args:
-        checkpoint: the captioner with its vocabulary. pairs: to caption. store: folder of their features.
-        batch_size: pairs per rank that are captioned at once.
-        beams, length_penalty: see `beam_search`; 1 beam for greedy decoding.
-        devices, accelerator: of the Lightning trainer.
+        store: folder of the pairs' features. batch_size: pairs per rank. beams, length_penalty: see `beam_search`; 1: greedy decoding.
         others: further members of an ensemble with the same vocabulary, each with the folder of its features. The smallest
             `max_length` of all members limits the captions.
 

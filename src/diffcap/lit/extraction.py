@@ -64,8 +64,7 @@ class Extraction(pl.LightningModule):
 class StoreFiller(BasePredictionWriter):
     """Writes the features of all ranks into one store; the first rank marks it as complete after all have finished.
 
-    Args:
-        writer: this process's writer of the store. missing: the rows to write; other rows of a batch are already there.
+    Only the rows `missing` are written; other rows of a batch are already there.
     """
 
     def __init__(self, writer: StoreWriter, missing: Rows) -> None:
@@ -98,7 +97,11 @@ class StoreFiller(BasePredictionWriter):
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Wait for all ranks, then mark the store as complete."""
         self.writer.flush()
-        problems = _gather_problems(self.problems)  # also waits for all ranks
+        problems = self.problems
+        if world_size() > 1:
+            of_ranks: list[list[str]] = [[] for _ in range(world_size())]
+            torch.distributed.all_gather_object(of_ranks, problems)  # also waits for all ranks
+            problems = [problem for of_rank in of_ranks for problem in of_rank]
         if problems and trainer.global_rank:
             raise SystemExit(1)
         if problems:
@@ -111,19 +114,10 @@ class StoreFiller(BasePredictionWriter):
             self.writer.finish()
 
 
-def _gather_problems(problems: list[str]) -> list[str]:
-    if world_size() == 1:
-        return problems
-    gathered: list[list[str]] = [[] for _ in range(world_size())]
-    torch.distributed.all_gather_object(gathered, problems)
-    return [problem for of_rank in gathered for problem in of_rank]
-
-
 def extract(trainer: pl.Trainer, model: Extraction, data: ImageData) -> tuple[Path, int]:
     """Extract the features that are missing or damaged in the store of a dataset.
 
-    Returns:
-        The folder of the complete store, and the number of images that were extracted now (`from_files`: of files that were read).
+    Returns the folder of the complete store, and the number of images that were extracted now (`from_files`: of files that were read).
     """
     refuse_slow_bf16(trainer)
     dataset = read_dataset(data.folder)

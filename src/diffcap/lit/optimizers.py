@@ -24,15 +24,8 @@ def adamw(
     gradient to a norm of 1, changes nothing after the clipping of the whole gradient to 1.
 
     Args:
-        module: whose parameters are optimised, except frozen ones.
-        pretrained: the parameters with the learning rate `pretrained_lr`.
-        lr: learning rate of the other parameters.
-        pretrained_lr: learning rate of `pretrained`.
+        module: whose parameters are optimised, except frozen ones. pretrained: those with the learning rate `pretrained_lr`.
         weight_decay: applied to parameters with two or more dimensions.
-        betas: AdamW's betas; eps is 1e-6 (authors' code).
-
-    Returns:
-        The optimizer, with one parameter group for each learning rate and weight decay.
     """
     pretrained_ids = {id(parameter) for parameter in pretrained}
     trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]

@@ -10,9 +10,6 @@ class DecoderPlateau(pl.Callback):
 
     After every third validation in a row without a new best score, the rate is multiplied by a factor, from the next step on.
     The score is the one that selects the best checkpoint; it must exceed 0 to be the first best one.
-
-    Args:
-        factor: of the learning rate. validations: number of validations without a new best score (3, authors' code).
     """
 
     def __init__(self, factor: float, validations: int = 3) -> None:

@@ -20,7 +20,6 @@ def set_precision(trainer: pl.Trainer, matmul_precision: MatmulPrecision | None,
     """Set the precision of float32 matrix products, and check the trainer's precision.
 
     Args:
-        trainer: with its accelerator and precision.
         matmul_precision: see `torch.set_float32_matmul_precision`; None: high (TF32) on CUDA, highest elsewhere. The papers'
             released code trained with float32 products.
         force_bf16: allow bfloat16 on a CPU without instructions for it.
@@ -32,7 +31,7 @@ def set_precision(trainer: pl.Trainer, matmul_precision: MatmulPrecision | None,
 
 
 def refuse_slow_bf16(trainer: pl.Trainer, remedy: str = "remove the option") -> None:
-    """Check the trainer's precision."""
+    """Refuse bfloat16 on a CPU without instructions for it; `remedy` ends the message."""
     is_bf16_on_cpu = "bf16" in str(trainer.precision) and isinstance(trainer.accelerator, CPUAccelerator)
     if is_bf16_on_cpu and not cpu_has_bfloat16():
         raise DiffcapError(
@@ -45,9 +44,6 @@ def note_precision(configuration: Path) -> None:
     """Add the precision in effect as a comment to a config.yaml that does not set `run.matmul_precision`.
 
     It is not written as a value, because a training from that file, on any device, is the same training with the same hash.
-
-    Args:
-        configuration: the file.
     """
     text = configuration.read_text(encoding="utf-8")
     if not re.search(r"^  matmul_precision: \w", text, re.MULTILINE):

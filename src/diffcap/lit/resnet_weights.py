@@ -8,7 +8,6 @@ def load_resnet(images: ResNetEncoder, weights: str) -> None:
     """Load weights into a ResNet; those of its classifier and of layers that it does not have are ignored.
 
     Args:
-        images: changed in place.
         weights: "default" (torchvision's IMAGENET1K_V1, which both systems start from; it is downloaded), "random" (the initial
             values are kept), or a file of a state dict with torchvision's names.
     """

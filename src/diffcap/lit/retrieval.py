@@ -18,11 +18,7 @@ from diffcap.records import ChangePair
 
 
 class Retrieval(pl.LightningModule):
-    """`trainer.test` over pairs with all their captions; afterwards `scores` holds the recalls and mean ranks.
-
-    Args:
-        model: the image and text towers. pair_to_text: see `PairRetrieval`.
-    """
+    """`trainer.test` over pairs with all their captions; afterwards `scores` holds the recalls and mean ranks."""
 
     def __init__(self, model: CLIP4IDCAdaptation, pair_to_text: PairToText) -> None:
         super().__init__()
@@ -48,15 +44,9 @@ def retrieve(
     accelerator: str,
     pair_to_text: PairToText,
 ) -> dict[str, float] | None:
-    """Retrieve between pairs and their captions.
+    """Retrieve between change pairs and their captions; `store` is the folder of their pixels, `batch_size` counts pairs per rank.
 
-    Args:
-        retriever: the adapted CLIP. pairs: change pairs with captions. store: folder of their pixels.
-        batch_size: pairs per rank that are encoded at once. devices, accelerator: of the Lightning trainer.
-        pair_to_text: see `PairRetrieval`.
-
-    Returns:
-        The scores of `PairRetrieval`; None on every rank but the first.
+    Returns the scores of `PairRetrieval`; None on every rank but the first.
     """
     features = FeatureStore.open(store, retriever.features)
     table = PairTable(pairs, features, retriever.vocabulary, retriever.max_length)

@@ -127,12 +127,8 @@ class TrainingModule(pl.LightningModule):
         """Log training losses as `train/name`: the mean over the ranks, computed only at the steps that the logger stores.
 
         A loss that the batch of such a step does not have is logged with its value of an earlier step. All ranks have the same
-        losses in a step, since they train the same task.
-
-        Args:
-            losses: scalars, this rank's share of each loss (`losses.gather.global_mean`): their mean over the ranks is the loss of
-                the global batch.
-            batch_size: number of pairs of this rank.
+        losses in a step, since they train the same task. Each is a scalar, this rank's share (`losses.gather.global_mean`), so that
+        the mean over the ranks is the loss of the global batch. `batch_size` is the number of pairs of this rank.
         """
         self._unlogged |= {f"train/{name}": value.detach() for name, value in losses.items()}
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
@@ -201,21 +197,8 @@ class TrainingModule(pl.LightningModule):
 _MUST_AGREE = ("network", "intra_layers", "image_size")
 
 
-def _check_hyperparameters(checkpoint: dict[str, Any] | None, module: dict[str, Any], path: str) -> None:
-    for key in _MUST_AGREE:
-        if checkpoint is not None and key in checkpoint and key in module and checkpoint[key] != module[key]:
-            raise DiffcapError(
-                f"{path}: the checkpoint has {key} {checkpoint[key]}, this stage has {module[key]}; give both the same "
-                f"model.captioner.init_args.{key}."
-            )
-
-
 def check_init_without(parts: Sequence[str], start: str | None) -> None:
-    """Refuse `model.init_without` where no weights are loaded, because it would have no effect.
-
-    Args:
-        parts: value of the option. start: value of `model.init_from`.
-    """
+    """Refuse `model.init_without` without `model.init_from` (`start`), because it would have no effect."""
     if parts and not start:
         raise DiffcapError(
             f"model.init_without is {list(parts)}, but model.init_from is not set, so no weights are loaded; remove "
@@ -234,15 +217,18 @@ def init_from(
     """Load the weights of another stage's checkpoint by name.
 
     Args:
-        module: the captioner.
-        path: the other stage's checkpoint.
         words: this stage's vocabulary, in the order of the ids.
-        allowed_missing: prefixes of parameter names that the checkpoint may lack.
-        allowed_unexpected: prefixes of parameter names that only the checkpoint has, which are ignored.
+        allowed_missing, allowed_unexpected: prefixes of parameter names that the checkpoint may lack, and that only it has.
         without: parts of the module ("trunk.pair_encoder") that keep their initial weights.
     """
     state = read_checkpoint(path)
-    _check_hyperparameters(state["diffcap"].get("hyperparameters"), getattr(module, "hyperparameters", {}), path)
+    theirs, ours = state["diffcap"].get("hyperparameters") or {}, getattr(module, "hyperparameters", {})
+    for key in _MUST_AGREE:
+        if key in theirs and key in ours and theirs[key] != ours[key]:
+            raise DiffcapError(
+                f"{path}: the checkpoint has {key} {theirs[key]}, this stage has {ours[key]}; give both the same "
+                f"model.captioner.init_args.{key}."
+            )
     checkpoint_words = state["diffcap"]["words"]
     if checkpoint_words != words:
         different = ", ".join(sorted(set(checkpoint_words) ^ set(words))[:3]) or "none, their order differs"
