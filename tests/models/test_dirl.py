@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from diffcap.models.decoder import NULL
 from diffcap.models.dirl import DIRL, DIRLBlock
 from diffcap.models.layers import Attention
+from diffcap.models.scorer import SCORER
 
 WEIGHTS = {"decorrelation_weight": 0.03, "ccr_weight": 0.2}
 
@@ -279,25 +280,6 @@ def test_two_streams_are_the_mean_of_two_losses(options: dict[str, Any]) -> None
     streams_are_averaged(dirl(**WEIGHTS, **options))
 
 
-@pytest.mark.parametrize("options", [{"coordinates": False}, {"width": 24, "heads": 3}, {"grid": (4, 1)}], ids=str)
-def test_other_sizes_learn_and_speak(options: dict[str, Any]) -> None:
-    model, batch = dirl(**options), batch_of([3, 8, 5])
-    if "grid" in options:
-        batch |= dict(zip(("before", "after"), maps(3, options["grid"])))
-    found = gradients(model, model.loss(batch)["loss"])
-    assert found.keys() == dict(model.named_parameters()).keys()
-    assert all(part.abs().max() > 0 for part in found.values())
-    logits, _ = model.step(torch.tensor([2, 2, 2]), model.encode(batch["before"], batch["after"]), None)
-    assert logits.shape == (3, 17)
-
-
-def test_maps_of_another_shape_are_refused() -> None:
-    model = dirl()
-    for shape in ((3, 2), (2, 4)):
-        with pytest.raises(ValueError, match=r"the model was built for \(5, 2, 3\)"):
-            model.loss({**batch_of([3, 4]), "after": maps(2, shape)[1]})
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("encoder_layers", [1, 2])
 def test_maps_of_the_words(encoder_layers: int) -> None:
@@ -323,30 +305,11 @@ def test_maps_of_the_words(encoder_layers: int) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("moved", [[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 0], [2, 0, 1, 4, 5, 3]], ids=str)
-def test_the_alignment_follows_a_thing_that_moves(moved: list[int]) -> None:
-    model = dirl(feature_channels=6, encoder_layers=1)
+@pytest.mark.parametrize("kind", [SCORER, DIRL])
+def test_the_alignment_follows_a_thing_that_moves(kind: Any, moved: list[int]) -> None:
+    model = build(kind, feature_channels=6, encoder_layers=1)
     only_appearance(model)
     after = [moved.index(place) for place in range(6)]  # the thing of place p stands at moved[p]
     found = model.attention(things(list(range(6))), things(after), captions([3]))
     assert found.alignment is not None
     assert found.alignment[0].argmax(1).tolist() == moved and found.alignment.amax(2).min() > 0.9
-
-
-def test_dropout_is_of_training_alone() -> None:
-    model, batch = dirl(dropout=0.4), batch_of([3, 8, 5])
-    with torch.no_grad():
-        assert torch.equal(model.loss(batch)["loss"], model.loss(batch)["loss"])
-        model.train()
-        assert not torch.equal(model.loss(batch)["loss"], model.loss(batch)["loss"])
-
-
-def test_hyperparameters_build_the_same_model() -> None:
-    options: dict[str, Any] = {"decoder_variant": "ln_xavier", "ccr_form": "two_way", "ccr_mask_padding": True}
-    model = dirl(**options, diagonal_weight=0.4, off_diagonal_weight=0.2, ccr_temperature=0.8)
-    twin = DIRL(**model.hyperparameters)
-    twin.load_state_dict(model.state_dict())
-    batch = batch_of([3, 8, 5])
-    for name, value in twin.eval().loss(batch).items():
-        assert torch.equal(value, model.loss(batch)[name])
-    assert model.hyperparameters.items() >= options.items() and model.hyperparameters["grid"] == [2, 3]
-    assert all(isinstance(value, int | float | str | bool | list) for value in model.hyperparameters.values())

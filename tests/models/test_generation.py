@@ -2,16 +2,15 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
-from tests.models.tiny import captioner, captions, maps, teach
+from tests.models.tiny import captioner, maps
 from torch import Tensor
 
 from diffcap.models.captioner import Captioner
 from diffcap.models.generation import beam_search, greedy
-from diffcap.models.pcl import BOS, EOS, PAD, PCL
+from diffcap.models.pcl import EOS
 
 
 class Table(Captioner):
@@ -95,50 +94,6 @@ def test_a_wider_beam_never_finds_a_less_likely_sentence_here() -> None:
 
     one, all_of_them = likelihoods(1), likelihoods(200)
     assert all(a <= b + 1e-6 for a, b in zip(one, all_of_them)) and sum(all_of_them) > sum(one) + 0.1
-
-
-@pytest.mark.parametrize("options", [{}, {"text_cls": True}, {"pair_layers": 0}], ids=str)
-def test_words_do_not_depend_on_the_batch(options: dict) -> None:
-    model = taught(**options)
-    before, after = maps(7)
-    whole = greedy(model, before, after, 12)
-    ends = [len(cut(row, EOS)) for row in whole]
-    assert len(set(ends)) > 2  # captions of several lengths, or the test is idle
-    assert whole.shape[1] == 1 + max(ends) and (whole[:, 0] == BOS).all()
-    for row, words in zip(whole, ends):
-        assert (row[1 + words :] == EOS).all()
-    for size in (1, 3):
-        parts = [
-            greedy(model, before[first : first + size], after[first : first + size], 12) for first in range(0, 7, size)
-        ]
-        assert [cut(row, EOS) for part in parts for row in part] == [cut(row, EOS) for row in whole]
-    # As a sampler pads: pairs of the batch again, and others beside them.
-    again = torch.tensor([6, 0, 0, 3, 6])
-    assert [cut(row, EOS) for row in greedy(model, before[again], after[again], 12)] == [
-        cut(whole[pair], EOS) for pair in again
-    ]
-    beams = beam_search(model, before, after, 12, beams=3)
-    alone = [beam_search(model, before[n : n + 1], after[n : n + 1], 12, beams=3)[0] for n in range(7)]
-    assert [cut(row, EOS) for row in beams] == [cut(row, EOS) for row in alone]
-
-
-@torch.no_grad()
-def taught(**options: Any) -> PCL:
-    """A captioner that has memorised seven captions of different lengths; captions of random weights would not end."""
-    model = captioner(0, width=64, dropout=0.0, **options)  # more channels than there are words to teach
-    tokens, inputs = captions([2, 7, 4, 9, 3, 5, 8], 12), []
-    handle = model.trunk.output_layer.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
-    model.teacher_forced_logits(tokens, model.encode(*maps(7)))
-    handle.remove()
-    following = tokens[:, 1:]
-    teach(model.trunk.output_layer, inputs[0][following != PAD], following[following != PAD])
-    return model
-
-
-def test_one_beam_is_greedy() -> None:
-    model = taught()
-    before, after = maps(7)
-    assert torch.equal(beam_search(model, before, after, 12, beams=1), greedy(model, before, after, 12))
 
 
 def test_length_is_bounded_and_every_word_is_the_most_likely() -> None:

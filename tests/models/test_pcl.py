@@ -227,20 +227,6 @@ def test_the_loss_is_sums_of_words_and_of_judgements() -> None:
 
 
 @torch.no_grad()
-def test_the_judge_reads_the_two_cls_of_the_images() -> None:
-    for options in ({}, {"text_cls": True}):
-        model = captioner(**options)
-        before, after = maps(2)
-        visual = model.trunk.visual(before, after)
-        if model.text_cls:
-            visual = torch.cat([visual, model.trunk.cls(2, TEXT_CLS)], 1)
-        final = model.trunk.cross_encoder(visual)[0]
-        both = torch.cat([final[:, 0], final[:, 1 + 6]], 1)  # [CLS] and 6 patches of the first come before
-        images = model.encode_pair(before, after).image_cls
-        torch.testing.assert_close(model.distractor_logits(images), model.distractor_head(both))
-
-
-@torch.no_grad()
 def test_hidden_patches_are_zeros_before_the_projection() -> None:
     model, batch = pretraining(), {**masked_batch(8), "visual_mask": visual_mask()}
     losses = model.mvcl(batch)
@@ -358,34 +344,6 @@ def test_too_many_positions_say_which_option_to_raise() -> None:
 def test_a_misspelt_choice_is_refused_with_the_choices(build: Callable[..., Any], name: str) -> None:
     with pytest.raises(ValueError, match=rf"^{name} is 'maskd'; it must be one of '\w+', '\w+'$"):
         build(**{name: "maskd"})
-
-
-def test_hyperparameters_build_the_same_model() -> None:
-    model = captioner(text_cls=True, distractor_weight=2.0)
-    twin = PCL(**model.hyperparameters)
-    twin.load_state_dict(model.state_dict())
-    with torch.no_grad():
-        a, b = (each.eval().encode_pair(*maps(2)).image_cls for each in (model, twin))
-    assert torch.equal(a, b) and model.hyperparameters.keys() >= {
-        "objective",
-        "text_cls",
-        "distractor_weight",
-        "positions",
-    }
-    assert all(isinstance(value, int | float | str | bool) for value in model.hyperparameters.values())
-
-
-def test_padding_is_not_a_target_of_all_positions() -> None:
-    model, batch = captioner(objective="all_positions", distractor_judging=False), masked_batch(8)
-    with torch.no_grad():
-        logits = model.teacher_forced_logits(batch["tokens"], model.encode(batch["before"], batch["after"]))
-        expected = 0.0
-        for row in range(3):
-            for place in range(1, 8):
-                word = batch["tokens"][row, place]
-                if word != PAD:
-                    expected -= logits[row, place - 1].log_softmax(-1)[word].item()
-        assert model.loss(batch)["loss"].item() == pytest.approx(expected, rel=1e-5)
 
 
 @torch.no_grad()

@@ -1,7 +1,5 @@
 """RSICCformer, Chg2Cap and their ResNet: the beginning, the losses, the cache, the maps, and which layers learn."""
 
-import inspect
-import json
 import math
 from typing import Any
 
@@ -11,11 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision import models
 
-from diffcap.checkpoints.loading import build_on_meta
 from diffcap.lit.resnet_weights import load_resnet
 from diffcap.models.captioner import Captioner
 from diffcap.models.chg2cap import Chg2Cap, KeyAttention
-from diffcap.models.generation import beam_search, greedy
 from diffcap.models.layers import Attention
 from diffcap.models.remote_sensing import ResidualBlock
 from diffcap.models.resnet import ResNetEncoder
@@ -128,24 +124,6 @@ def test_the_defaults_are_the_released_sizes(name: str) -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) == used
 
 
-@BOTH
-@pytest.mark.parametrize("options", [{}, {"backbone": "resnet18", "feature_channels": 3, "grid": (64, 32)}])
-def test_the_hyperparameters_build_the_same_model_again(name: str, options: dict[str, Any]) -> None:
-    if options and name == "rsiccformer":
-        options = {**options, "pool": (2, 1), "trained_layers": ("layer3",)}
-    model = build(name, **options)
-    hyperparameters = json.loads(json.dumps(model.hyperparameters))
-    assert set(hyperparameters) == set(inspect.signature(type(model)).parameters)
-    again = type(model)(**hyperparameters)
-    again.load_state_dict(model.state_dict())
-    draws = torch.Generator().manual_seed(0)
-    images = torch.randint(256, (2, 2, 3, 64, 32), dtype=torch.uint8, generator=draws) if options else maps(2)
-    for one, other in zip(model.encode(*images), again.eval().encode(*images)):
-        torch.testing.assert_close(one, other)
-    weights = {key: value.detach() for key, value in model.state_dict().items()}
-    build_on_meta(type(model), hyperparameters, weights)  # how a checkpoint is checked before its weights are read
-
-
 # Layers against naive forms
 
 
@@ -240,40 +218,7 @@ def test_the_loss_is_the_mean_over_all_words_and_ends(name: str) -> None:
     torch.testing.assert_close(model.loss(changed)["loss"], parts["loss"])
 
 
-@BOTH
-def test_two_groups_of_after_images_share_the_before_images(name: str) -> None:
-    model = build(name)
-    one, two = batch_of(model, [2, 8, 5]), batch_of(model, [3, 1, 7])
-    both = {"before": one["before"]} | {key: torch.cat([one[key], two[key]]) for key in ("after", "tokens")}
-    apart = {**both, "before": torch.cat([one["before"]] * 2)}
-    torch.testing.assert_close(model.loss(both)["loss"], model.loss(apart)["loss"])
-
-
-@BOTH
-def test_every_parameter_learns_but_unused_rows(name: str) -> None:
-    model = build(name).train()
-    model.loss(batch_of(model, [2, 8, 5]))["loss"].backward()
-    for parameter_name, parameter in model.named_parameters():
-        assert parameter.grad is not None and parameter.grad.abs().max() > 0, parameter_name
-    if name == "chg2cap":
-        assert (model.rows.weight.grad[GRID[0] :] == 0).all() and (model.columns.weight.grad[GRID[1] :] == 0).all()
-
-
 # Words
-
-
-@torch.no_grad()
-@BOTH
-@pytest.mark.parametrize("layers", [1, 2])
-def test_the_cache_changes_no_logit(name: str, layers: int) -> None:
-    model = build(name, decoder_layers=layers)
-    tokens, memory, cache = captions(model, [8, 3, 6]), model.encode(*maps(3)), None
-    together = model.teacher_forced_logits(tokens, memory)
-    assert together.std() > 0.3 and together[:, 0].diff(dim=0).abs().max() > 0.05
-    for place in range(LENGTH - 1):
-        scores, cache = model.step(tokens[:, place], memory, cache)
-        within = model.caption_mask(tokens)[:, place]
-        torch.testing.assert_close(scores[within], together[within, place], **CLOSE)
 
 
 @torch.no_grad()
@@ -294,24 +239,6 @@ def test_no_word_attends_to_padding_that_chg2cap_has_generated() -> None:
             model.decoder.embedding.weight[0] = row
         assert torch.equal(logits[7, 1], logits[7, 3])
         assert torch.allclose(logits[0, 1], logits[0, 3], atol=1e-5) == hides
-
-
-@torch.no_grad()
-@BOTH
-def test_greedy_is_a_loop_over_whole_prefixes(name: str) -> None:
-    model, (before, after), ended = build(name), maps(4), set()
-    for _ in range(3):
-        tokens = greedy(model, before, after, LENGTH)
-        for row in range(4):
-            ids = [model.bos_id]
-            while len(ids) < LENGTH and ids[-1] != model.eos_id:
-                memory = model.encode(before[row : row + 1], after[row : row + 1])
-                ids.append(int(model.teacher_forced_logits(torch.tensor([[*ids, 5]]), memory)[0, -1].argmax()))
-            ended.add(ids[-1] == model.eos_id)
-            assert tokens[row, : len(ids)].tolist() == ids
-        assert torch.equal(beam_search(model, before, after, LENGTH, beams=1), tokens)
-        model.decoder.logit.bias[model.eos_id] += 12  # more captions end
-    assert ended == {True, False}
 
 
 @BOTH
@@ -344,12 +271,6 @@ def test_attention_maps_are_the_last_cross_attention_in_the_images_frame(name: s
     others[:, :, place[0], place[1]] = others[:, :, 0, 0]
     torch.testing.assert_close(others, spot[:, :, :1, :1].expand_as(spot))  # all others have the same weight
     assert (spot[:, :, place[0], place[1]] - spot[:, :, 0, 0]).abs().max() > 0.05
-
-
-@BOTH
-def test_maps_of_another_shape_are_one_sentence(name: str) -> None:
-    with pytest.raises(ValueError, match=r"features are \(6, 3, 2\), the model was built for \(6, 2, 3\)"):
-        build(name).encode(*maps(2, (3, 2)))
 
 
 @pytest.mark.parametrize(

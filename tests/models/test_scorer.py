@@ -98,26 +98,6 @@ def test_the_paddings_word_vector_is_seen_by_none_and_never_trained() -> None:
     assert (row[NULL] == 0).all() and row[1:].abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("options", [{"coordinates": False}, {"width": 24, "heads": 3}, {"grid": (4, 1)}], ids=str)
-def test_other_sizes_learn_and_speak(options: dict[str, Any]) -> None:
-    model, batch = scorer(**options), batch_of([3, 8, 5])
-    if "grid" in options:
-        batch |= dict(zip(("before", "after"), maps(3, options["grid"])))
-    assert all(part.abs().max() > 0 for part in gradients(model, model.loss(batch)["loss"]).values())
-    logits, _ = model.step(torch.tensor([2, 2, 2]), model.encode(batch["before"], batch["after"]), None)
-    assert logits.shape == (3, 17)
-
-
-def test_maps_of_another_shape_are_refused() -> None:
-    model = scorer()
-    for shape in ((3, 2), (2, 4), (2, 2)):
-        with pytest.raises(ValueError, match=r"the model was built for \(5, 2, 3\)") as error:
-            model.encode(*maps(2, shape))
-        assert f"features are {(5, *shape)}" in str(error.value)
-    with pytest.raises(ValueError, match=r"features are \(6, 2, 3\)"):
-        model.encode(*maps(2, channels=6))
-
-
 @torch.no_grad()
 def test_each_image_is_rebuilt_from_the_other() -> None:
     model, (before, after) = scorer(), maps(3)
@@ -390,29 +370,6 @@ def only_appearance(model: Any) -> None:
 def things(order: list[int]) -> Tensor:
     """One image whose place p shows thing `order[p]`."""
     return 6 * torch.eye(6)[:, order].view(1, 6, 2, 3)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("moved", [[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 0], [2, 0, 1, 4, 5, 3]], ids=str)
-def test_the_alignment_follows_a_thing_that_moves(moved: list[int]) -> None:
-    model = scorer(feature_channels=6, encoder_layers=1)
-    only_appearance(model)
-    after = [moved.index(place) for place in range(6)]  # the thing of place p stands at moved[p]
-    found = model.attention(things(list(range(6))), things(after), captions([3]))
-    assert found.alignment is not None
-    assert found.alignment[0].argmax(1).tolist() == moved and found.alignment.amax(2).min() > 0.9
-
-
-def test_hyperparameters_build_the_same_model() -> None:
-    options: dict[str, Any] = {"mtm": "per_head", "cbr_trainable": True, "decoder_ffn_residual": "input", "heads": 4}
-    model = scorer(**options)
-    twin = SCORER(**model.hyperparameters)
-    twin.load_state_dict(model.state_dict())
-    batch = batch_of([3, 8, 5])
-    for name, value in twin.eval().loss(batch).items():
-        assert torch.equal(value, model.loss(batch)[name])
-    assert model.hyperparameters.items() >= options.items() and model.hyperparameters["grid"] == [2, 3]
-    assert all(isinstance(value, int | float | str | bool | list) for value in model.hyperparameters.values())
 
 
 @torch.no_grad()

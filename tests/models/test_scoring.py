@@ -4,11 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.test_clip4idc import build as build_clip4idc
-from tests.models.test_clip4idc import pixels
-from tests.models.test_drawing import case
+from tests.models.test_contract import LENGTH, PAIRS, case, closing
 from tests.models.test_generation import Table, cut, numbers
-from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from diffcap.losses.self_critical import self_critical_loss
@@ -47,27 +44,7 @@ def test_what_closes_a_caption_belongs_to_it_and_nothing_behind_it() -> None:
     assert model.caption_mask(tokens).long().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]]
 
 
-PAIRS, LENGTH = 5, 9
-NAMES = ["pcl", "scorer", "dirl", "clip4idc", "clip4idc released"]
-
-
-def closing(name: str) -> tuple[Captioner, tuple[Tensor, Tensor]]:
-    """A small captioner whose captions are closed at several places: by END, and by padding where that closes one."""
-    if name == "clip4idc released":
-        model: Any = build_clip4idc(padding="released")
-        pair = pixels(PAIRS), pixels(PAIRS, seed=1)
-    else:
-        model, pair, _ = case(name)
-    bias = {"pcl": "trunk.output_layer.bias", "scorer": "decoder.logit.bias", "dirl": "decoder.logit.bias"}
-    scores = model.get_parameter(bias.get(name, "word_bias"))
-    with torch.no_grad():
-        memory = model.encode(*pair)
-        logits = model.step(torch.full((PAIRS,), model.bos_id), memory, None)[0]
-        closers = [model.eos_id] if model.extra_eos_id is None else [model.eos_id, model.extra_eos_id]
-        for token in closers:  # as likely as one of three words
-            rest = logits[:, [number for number in range(logits.shape[1]) if number not in closers]].logsumexp(1)
-            scores[token] += (rest - logits[:, token]).mean() - 1.0
-    return model, pair
+NAMES = ["pcl", "scorer", "dirl", "clip4idc, released", "clip4idc, padding"]
 
 
 def one_by_one(model: Captioner, memory: Any, row: int, words: list[int]) -> float:
@@ -83,7 +60,8 @@ def one_by_one(model: Captioner, memory: Any, row: int, words: list[int]) -> flo
 @pytest.mark.parametrize("name", NAMES)
 def test_captions_of_every_method_are_as_likely_as_their_steps(name: str) -> None:
     """Drawn, greedy and all of a beam, in a batch."""
-    model, pair = closing(name)
+    model, pair, _ = case(name)
+    closing(model, pair, name.partition(",")[0])
     memory, end, pad = model.encode(*pair), model.eos_id, model.extra_eos_id
     each = 40
     many = tree_map(lambda leaf: leaf.repeat_interleave(each, 0), memory)
@@ -122,9 +100,9 @@ def test_captions_of_every_method_are_as_likely_as_their_steps(name: str) -> Non
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_caption_ends_for_the_search_where_it_ends_for_the_vocabulary(name: str) -> None:
-    model, _ = closing(name)
+    model = case(name).model
     if name.startswith("clip4idc"):
-        vocabulary: Any = ClipVocabulary((), "clip_released" if "released" in name else "clip")
+        vocabulary: Any = ClipVocabulary((), "clip_released" if "padding" in name else "clip")
         model.bos_id, model.eos_id = vocabulary.bos, vocabulary.eos  # of CLIP's own size
         word = 320
     else:
