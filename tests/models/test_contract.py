@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from diffcap.losses.mlm import IGNORED
 from tests.losses.ranks import on_two_ranks
 from tests.models import test_clip4idc as clip
 from tests.models import test_decoder as grid
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from diffcap.checkpoints.loading import build_on_meta
+from diffcap.losses.pcl import IGNORED
 from diffcap.models.captioner import Batch, Captioner
 from diffcap.models.dirl import DIRL
 from diffcap.models.generation import beam_search, greedy, sample_from
