@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.commands import ROOT, in_process, logged, one_sentence, run, same_logs, weights
+from tests.commands import ROOT, in_process, logged, one_sentence, run, weights
 from tests.evaluation.test_retrieval import naive_among_pairs
 from tests.stages.small_runs import evaluation, kill_when, same_training
 
@@ -66,18 +66,6 @@ def test_two_processes_repeat_the_loss_curve_of_one(pixels: Path, tmp_path: Path
     assert max(abs(a - b) for a, b in zip(one, two)) < 1e-5
     scores = [json.loads((tmp_path / out / "finished.json").read_text())["best"] for out in ("one", "two")]
     assert scores[0] == pytest.approx(scores[1])
-
-
-@pytest.mark.thorough
-def test_two_processes_log_the_captioning_losses_of_one(pixels: Path, tmp_path: Path) -> None:
-    """One validation pair: the second rank has none of its own."""
-    short = "--trainer.max_steps=4", "--trainer.val_check_interval=2", "--data.val_limit=1", "--data.batch_size=3"
-    short += "--model.captioner.init_args.dropout=0", "--model.clip_weights=random"
-    assert in_process(words("finetune", pixels, tmp_path / "one", *short)) is None
-    ddp = "--trainer.devices=2", "--trainer.strategy=ddp"
-    done = run(words("finetune", pixels, tmp_path / "two", *short, *ddp), tmp_path, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert {"train/loss", "train/caption_loss", "val/caption_loss"} <= same_logs(tmp_path / "one", tmp_path / "two")
 
 
 @pytest.mark.thorough

@@ -143,14 +143,6 @@ def test_captions_of_images_are_those_of_the_evaluation(levir: Commands) -> None
             assert captioner(before, after).text == expected[f"test_{n:06d}"]
 
 
-def test_a_killed_run_ends_as_an_undisturbed_one(levir: Commands) -> None:
-    """With the decoder's rate of the plateaus, which the scores, all 0, make fall."""
-    once, again = levir.folder / "rsiccformer/finetune", levir.folder / "again/finetune"
-    kill_when(levir.words("finetune", "rsiccformer", "--run", str(again.parent)), again / "last.ckpt", levir.folder)
-    levir("finetune", "rsiccformer", "--run", str(again.parent))
-    same_training(once / "last.ckpt", again / "last.ckpt")
-
-
 def test_the_decoders_rate_falls_on_plateaus_and_the_encoders_does_not(levir: Commands) -> None:
     out = levir.folder / "rsiccformer/finetune"
     rates, others, scores = (column(out, name) for name in (LR, "lr-Adam/captioner", "val/BLEU-4"))
@@ -286,9 +278,3 @@ def test_a_runs_config_says_it_too(levir: Commands) -> None:
     for form, (_, _, pixels) in FORMS.items():
         experiment = Experiment(config=str(levir.folder / form / "finetune/config.yaml"))
         assert experiment.reads_pixels == pixels and experiment.method == FORMS[form][0]
-
-
-def test_every_dataset_of_the_field_has_settings_of_every_method() -> None:
-    for dataset in ("levir_cc", "levir_mci", "whu_cdc", "second_cc", "dubai_cc", "tiles"):
-        for method in ("pcl", "scorer", "dirl", "clip4idc", "rsiccformer", "chg2cap", "vlm"):
-            assert (ROOT / f"configs/method/{method}/finetune.{dataset}.yaml").is_file()
