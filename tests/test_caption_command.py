@@ -30,7 +30,7 @@ from diffcap.commands.caption_file import exclusive_lock
 from diffcap.commands.pairs import ImagePair, find_pairs
 from diffcap.evaluation.coco import read_predictions
 from diffcap.pair_captioner import SHIPPED, PairCaptioner
-from diffcap.report.heatmap import percent
+from diffcap.report.heatmaps import percent
 from diffcap.utils.errors import DiffcapError
 
 

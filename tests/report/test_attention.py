@@ -1,132 +1,105 @@
-"""Drawings of the attention maps of each word."""
+"""Attention maps of runs: whose maps they are, their encoding, and whether the words found the changed object."""
 
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.report.layouts import make_scorer, write_checkpoint
+from tests.report.layouts import captions_of, make_dataset, make_scorer, make_store, write_checkpoint
 from tests.test_pair_captioner import make
 
 from diffcap.checkpoints.loading import load
+from diffcap.evaluation.localisation import box_coverage, mask_coverage, mass_inside, pointing_score, relative_box
 from diffcap.features.store import StoreWriter
 from diffcap.models.captioner import Captioner
 from diffcap.models.pcl import PCL
-from diffcap.records import ChangePair
+from diffcap.records import ChangePair, Dataset
 from diffcap.report.attention import (
-    COLUMNS,
-    TILE,
-    PairAttention,
-    draw_attention,
-    list_attention,
-    matches,
+    box_regions,
+    collect_attention,
+    encode_attention,
+    extreme_pairs,
+    iter_attention,
+    iter_word_attention,
+    mask_regions,
 )
-from diffcap.report.attention_data import box_regions, iter_word_attention
-from diffcap.report.drawing import GAP, MARGIN, PICTURE, WIDTH
-from diffcap.report.overlay import blend, color_table, colormap, overlay, scale_attention
+from diffcap.report.heatmaps import PairAttention, matches, scale_attention
+from diffcap.report.masks import Masks
 from diffcap.utils.errors import DiffcapError
+from diffcap.word_attention import AttentionMaps
 
-BLUE, ORANGE = (0, 160, 230), (240, 120, 0)
-GRAY = (128, 128, 128)
-
-
-def one_hot(shape: tuple[int, int], row: int, column: int) -> np.ndarray:
-    cells = np.zeros(shape)
-    cells[row, column] = 1
-    return cells
+BOXES = {"before": [0, 0, 20, 40], "after": [20, 20, 40, 40]}
+PAIR = ChangePair("1", "b", "a", ["the red cube moved"], "test", "move", False, {"boxes": BOXES})
 
 
-def test_the_place_of_the_mass_takes_the_colour() -> None:
-    image = Image.new("RGB", (120, 80), GRAY)
-    painted = np.asarray(blend(image, one_hot((4, 6), 1, 4))).astype(int)
-    change = np.abs(painted - 128).sum(-1)
-    row, column = np.unravel_index(change.argmax(), change.shape)
-    assert 20 <= row < 40 and 80 <= column < 100  # cell (1, 4) of 20 x 20 pixels
-    middle = painted[30, 90]
-    assert middle[0] > 200 and middle[2] < 150  # the hot end of the scale
-    far = np.ones_like(change, dtype=bool)
-    far[:70, 50:] = False
-    assert not change[far].any()
-    assert np.asarray(blend(image, np.zeros((4, 6)))).reshape(-1, 3).tolist() == [list(GRAY)] * 9600
+def some_maps() -> PairAttention:
+    random = np.random.default_rng(0)
+    before, after = (random.dirichlet(np.ones(6), 4).reshape(4, 2, 3) for _ in range(2))
+    words = ["the", "red", "cube", "moved"]
+    return PairAttention(words, before, after, np.roll(np.eye(6), 1, axis=1), PAIR, " ".join(words))
 
 
-def test_an_image_keeps_its_colours_where_attention_is_low() -> None:
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (80, 120, 3), dtype=np.uint8))
-    colors = overlay(image.size, one_hot((4, 6), 1, 4))
-    blended, transparent = np.asarray(blend(image, one_hot((4, 6), 1, 4))), colors[..., 3] == 0
-    assert transparent.mean() > 0.7 and colors[30, 90, 3] > 200
-    assert (blended[transparent] == np.asarray(image)[transparent]).all()
-    assert (blended[30, 90] != np.asarray(image)[30, 90]).any()
+def test_a_packed_look_is_the_strengths_and_the_matches_again() -> None:
+    one = some_maps()
+    packed = encode_attention(one)
+    assert packed["w"] == one.words and packed["g"] == [2, 3]
+    maps = [np.frombuffer(base64.b64decode(packed[side]), np.uint8).reshape(4, 2, 3) for side in "ba"]
+    for word in range(4):
+        expected = scale_attention(one.before[word], one.after[word])
+        for side in (0, 1):
+            assert maps[side][word] / 255 == pytest.approx(expected[side], abs=0.002)
+    assert one.alignment is not None
+    found = matches(one.alignment, (2, 3))
+    assert len(packed["m"]) == len(found) == 6
+    for numbers, match in zip(packed["m"], found):
+        assert numbers == [*(round(1000 * x) for x in (*match.start, *match.end, match.weight)), int(match.is_common)]
+    empty = encode_attention(AttentionMaps([], one.before[:0], one.after[:0], None))
+    assert empty == {"w": [], "g": [2, 3], "b": "", "a": "", "m": None}
 
 
-def test_colours_grow_lighter_with_the_strength() -> None:
-    light = colormap(np.linspace(0, 1, 50)) @ [0.299, 0.587, 0.114]
-    assert (np.diff(light) > 0).all()
+def test_some_maps_counts_in_every_image_that_has_the_object() -> None:
+    sizes = {"b": (40, 40), "a": (40, 40)}
+    expectation = list(iter_word_attention(some_maps(), box_regions(PAIR, (2, 3), sizes)))
+    kinds = [("other", "the"), ("color", "red"), ("shape", "cube"), ("change", "moved")]
+    assert [(kind, one.name) for kind, one in expectation] == 2 * kinds
+    assert expectation[0][1].coverage == pytest.approx(np.array([[1, 0.5, 0], [1, 0.5, 0]]))
+    assert expectation[4][1].coverage == pytest.approx(np.array([[0, 0, 0], [0, 0.5, 1]]))
+    assert (expectation[5][1].map == some_maps().after[1]).all()
+    assert list(box_regions(PAIR, (2, 3), {"a": (40, 40)})) == ["after"]  # the size of the first is not known
 
 
-def test_the_table_of_the_report_has_the_colours_of_the_renderer() -> None:
-    table = color_table()
-    for strength in (0, 1, 100, 200, 255):
-        assert (overlay((2, 2), np.full((2, 2), strength / 255)).round() == table[strength]).all()
-    assert table[0, 3] == 0 and table[255].tolist() == [255, 235, 90, 217]
+def test_a_mask_is_the_region_of_both_images(tmp_path: Path) -> None:
+    masked = replace(PAIR, extra={"mask": "mask.png"})
+    Image.fromarray(np.uint8([[255, 0, 0, 0], [0, 0, 0, 0]])).save(tmp_path / "mask.png")
+    masks, sizes = Masks(tmp_path), {"a": (80, 40)}
+    found = list(iter_word_attention(some_maps(), mask_regions(masked, (2, 3), sizes, masks)))
+    assert [one.name for _, one in found] == 2 * ["the", "red", "cube", "moved"]
+    assert all(one.coverage == pytest.approx(np.array([[0.75, 0, 0], [0, 0, 0]])) for _, one in found)
+    assert (found[5][1].map == some_maps().after[1]).all()
+    Image.new("L", (4, 2)).save(tmp_path / "mask.png")
+    assert mask_regions(masked, (2, 3), sizes, masks) == {} and not masks.problems
+    assert mask_regions(masked, (2, 3), {}, masks) == {}  # no image can be read
 
 
-def test_strengths_are_of_both_images_and_an_even_look_has_none() -> None:
-    even = np.full((4, 6), 1 / 24)
-    first, second = scale_attention(even, even)
-    assert not first.any() and not second.any()
-    half = (one_hot((4, 6), 0, 0) + one_hot((4, 6), 3, 5)) / 2
-    first, second = scale_attention(half, one_hot((4, 6), 2, 2))
-    assert second[2, 2] == 1 and first[0, 0] == pytest.approx((1 / 2 - 1 / 24) / (1 - 1 / 24)) and first[1, 1] == 0
-    mild = even + (one_hot((4, 6), 0, 0) - one_hot((4, 6), 1, 0)) / 24  # twice the uniform weight: pale
-    assert scale_attention(mild, even)[0].max() == pytest.approx(1 / 3)
+def test_the_ends_are_the_first_of_every_order() -> None:
+    one = {str(number): float(number) for number in range(10)}
+    two = {str(number): 5.0 for number in range(9)} | {"9": 20.0}
+    assert set(extreme_pairs({"one": one}, 2)) == {"0", "1", "8", "9"}
+    assert {"0", "9", "8"} <= set(extreme_pairs({"one": one, "two": two}, 2))
+    disputed = {"a": 0.0, "b": 3.0, "c": 1.0}, {"a": 0.1, "b": 0.0, "c": 1.0}
+    assert "b" in extreme_pairs(dict(zip("xy", disputed)), 1)
 
 
-def test_matches_are_the_sure_places_and_strays_are_told() -> None:
-    height, width = 3, 4
-    alignment = np.full((12, 12), 1 / 12)
-    for start, end, weight in ((0, 1, 1.0), (4, 5, 0.9), (5, 6, 0.8), (6, 8, 0.7), (9, 10, 0.4)):
-        alignment[start] = (1 - weight) / 11
-        alignment[start, end] = weight
-    found = matches(alignment, (height, width))
-    assert [match.weight for match in found] == [1.0, 0.9, 0.8, 0.7]  # 0.4 is less than half the highest
-    assert [match.is_common for match in found] == [True, True, True, False]  # the last goes to the next row's begin
-    assert found[0].start == (0.125, pytest.approx(1 / 6)) and found[0].end == (0.375, pytest.approx(1 / 6))
-    assert found[3].start == (0.625, 0.5) and found[3].end == (0.125, pytest.approx(5 / 6))
-    assert len(matches(alignment, (height, width), count=2)) == 2
-    assert matches(np.full((12, 12), 1 / 12), (height, width)) == []
-
-
-def count(sheet: Image.Image, color: tuple[int, int, int]) -> int:
-    return int((np.abs(np.asarray(sheet).astype(int) - color).sum(-1) < 12).sum())
-
-
-def test_a_sheet_has_a_tile_for_each_word_and_lines_where_there_is_an_alignment(tmp_path: Path) -> None:
-    Image.new("RGB", (128, 96), GRAY).save(tmp_path / "1.png")
-    pair = ChangePair("1", "1.png", "1.png", ["a reference"], "test")
-    words = [f"w{number}" for number in range(COLUMNS + 1)]
-    before = np.stack([one_hot((4, 6), 0, 0)] * len(words))
-    after = np.stack([one_hot((4, 6), 3, 5)] * len(words))
-    alignment = np.eye(24)
-    alignment[9] = np.eye(24)[18]
-    sheet = draw_attention({"a": [PairAttention(words, before, after, alignment, pair, "w0 w1")]}, tmp_path)
-    assert sheet.width == WIDTH and count(sheet, BLUE) > 22 * 20 and count(sheet, ORANGE) > 20
-    pixels = np.asarray(sheet).astype(int)
-    top = int(np.argwhere((pixels == GRAY).all(-1))[0][0]) + PICTURE[1] + 2 * GAP
-    for number in (0, COLUMNS - 1):
-        left = MARGIN + number * (TILE[0] + GAP)
-        tile = pixels[top : top + 2 * TILE[1] + 2, left : left + TILE[0]]
-        hot = tile[..., 0] - tile[..., 2] > 90
-        rows, columns = np.nonzero(hot)
-        above = rows < TILE[1]
-        assert above.any() and rows[above].max() < 44 and columns[above].max() < 40  # before: its first corner
-        assert rows[~above].min() > TILE[1] + 44 and columns[~above].min() > 78  # after: its last corner
-    plain = draw_attention({"a": [PairAttention(words[:1], before[:1], after[:1], None, pair, "w0")]}, tmp_path)
-    assert not count(plain, BLUE) and plain.height < sheet.height - 200
-    with pytest.raises(DiffcapError, match=r"2\.png: file not found.*--attention 0"):
-        other = ChangePair("2", "2.png", "2.png", [], "test")
-        draw_attention({"a": [PairAttention([], before, after, None, other, "")]}, tmp_path)
+def maps_of(
+    paths: Sequence[Path], folder: Path, pairs: Sequence[ChangePair], captions: Mapping[str, str]
+) -> list[PairAttention]:
+    found = iter_attention(paths, folder, pairs, captions)
+    assert not isinstance(found, str)
+    return list(found)
 
 
 def test_a_checkpoint_is_asked_for_the_words_of_its_own_caption(tmp_path: Path) -> None:
@@ -137,8 +110,8 @@ def test_a_checkpoint_is_asked_for_the_words_of_its_own_caption(tmp_path: Path) 
     words = [",", "a", "cube", "red", "vanished"]
     path = make_scorer(tmp_path / "best.ckpt", words, (5, 2, 3))
     pair = ChangePair("1", "a.png", "b.png", ["red , cube vanished"], "test")
-    (found,) = list_attention([path], tmp_path, [pair], {"1": "red , cube vanished"})
-    assert isinstance(found, PairAttention) and found.words == ["red", ",", "cube", "vanished"]
+    (found,) = maps_of([path], tmp_path, [pair], {"1": "red , cube vanished"})
+    assert found.words == ["red", ",", "cube", "vanished"]
     captioner = load(path).captioner
     features = torch.from_numpy(maps).float()
     tokens = torch.tensor([[2, 7, 4, 6, 8]])  # START, then the words in the order of the vocabulary after four specials
@@ -148,12 +121,12 @@ def test_a_checkpoint_is_asked_for_the_words_of_its_own_caption(tmp_path: Path) 
     np.testing.assert_allclose(found.before[1], expected.before[0, 1], atol=1e-6)
     np.testing.assert_allclose(found.after, expected.after[0, :4], atol=1e-6)
     assert found.before.shape == (4, 2, 3) and found.alignment is not None and found.alignment.shape == (6, 6)
-    (twice,) = list_attention([path, path], tmp_path, [pair], {"1": "red , cube vanished"})
+    (twice,) = maps_of([path, path], tmp_path, [pair], {"1": "red , cube vanished"})
     np.testing.assert_allclose(twice.before, found.before, atol=1e-6)
     assert twice.words == found.words and twice.alignment is not None
     other = make_scorer(tmp_path / "other.ckpt", words, (6, 2, 3))
     with pytest.raises(DiffcapError, match=r"shape \[5, 2, 3\], the captioner was trained on \[6, 2, 3\]"):
-        list_attention([other], tmp_path, [pair], {"1": "red"})
+        maps_of([other], tmp_path, [pair], {"1": "red"})
 
 
 def test_a_word_of_several_tokens_is_one_word(tmp_path: Path) -> None:
@@ -166,8 +139,8 @@ def test_a_word_of_several_tokens_is_one_word(tmp_path: Path) -> None:
     writer.write(np.arange(2), pixels)
     writer.finish()
     pair = ChangePair("1", "a.png", "b.png", [caption], "test", extra={"boxes": {"before": [0, 0, 9, 9]}})
-    (found,) = list_attention([path], tmp_path, [pair], {"1": caption})
-    assert isinstance(found, PairAttention) and found.words == caption.split(" ")
+    (found,) = maps_of([path], tmp_path, [pair], {"1": caption})
+    assert found.words == caption.split(" ")
     tokens = torch.tensor([checkpoint.vocabulary.encode(caption, 12)[:-1]])
     assert tokens.shape[1] - 1 == 5  # "cy" and "an" are two
     features = torch.from_numpy(pixels).float()
@@ -182,10 +155,82 @@ def test_a_word_of_several_tokens_is_one_word(tmp_path: Path) -> None:
 
 
 def test_runs_with_nothing_to_see_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "best.ckpt is not there" in str(list_attention([tmp_path / "best.ckpt"], tmp_path, [], {}))
+    assert "best.ckpt is not there" in str(iter_attention([tmp_path / "best.ckpt"], tmp_path, [], {}))
     pcl = PCL(vocabulary_size=8, feature_channels=5, width=16, heads=2, ffn=16)
     write_checkpoint(tmp_path / "pcl.ckpt", "pcl", pcl, ["a", "b"], (5, 2, 3))
     monkeypatch.setattr(PCL, "attention", Captioner.attention)  # as of a method without maps
-    assert list_attention([tmp_path / "pcl.ckpt"], tmp_path, [], {}) == "pcl has no attention maps."
+    assert iter_attention([tmp_path / "pcl.ckpt"], tmp_path, [], {}) == "pcl has no attention maps."
     members = [make_scorer(tmp_path / f"{width}.ckpt", ["a", "b"], (5, 2, width)) for width in (3, 4)]
-    assert "attention maps of different sizes" in str(list_attention(members, tmp_path, [], {}))
+    assert "attention maps of different sizes" in str(iter_attention(members, tmp_path, [], {}))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Path]:
+    """A dataset with features, and a checkpoint in its folder."""
+    folder = tmp_path_factory.mktemp("data")
+    dataset = make_dataset(folder)
+    make_store(folder, dataset.pairs)
+    words = sorted({word for pair in dataset.pairs for caption in pair.captions for word in caption.split()})
+    return dataset, make_scorer(folder / "best.ckpt", words, scale=4)
+
+
+def test_localisation_is_measured_on_the_drawn_pairs_alone(trained: tuple[Dataset, Path]) -> None:
+    dataset, checkpoint = trained
+    predictions = captions_of(dataset)
+    test = [pair for pair in dataset.pairs if pair.split == "test"]
+    measured = [pair.id for pair in test if not pair.is_distractor][:1]
+    sizes = {path: (64, 48) for pair in test for path in (pair.before, pair.after)}
+    masks = Masks(dataset.root)
+    found = collect_attention([checkpoint], checkpoint.parent, test, predictions, measured, sizes, masks)
+    assert not isinstance(found, str)
+    packed, scores = found
+    assert list(packed) == [pair.id for pair in test]
+    attentions = maps_of([checkpoint], checkpoint.parent, test, predictions)
+    one = next(one for one in attentions if one.pair.id == measured[0])
+    assert packed[one.pair.id] == encode_attention(one)
+    expected: dict[str, list[tuple[float, float]]] = {}
+    for side, maps in (("before", one.before), ("after", one.after)):
+        box = one.pair.extra["boxes"].get(side)
+        for word, attended in zip(one.words, maps if box else []):
+            place = box_coverage((2, 3), relative_box(box, (64, 48)))
+            expected.setdefault(word, []).append((pointing_score(attended, place), mass_inside(attended, place)))
+    assert scores["words"].keys() == expected.keys()
+    for word, pairs in expected.items():
+        row = scores["words"][word]
+        assert row["count"] == len(pairs)
+        assert (row["pointing"], row["mass"]) == pytest.approx(tuple(np.mean(pairs, axis=0)))
+    every = scores["kinds"].pop("all words")
+    assert sum(row["count"] for row in scores["kinds"].values()) == sum(map(len, expected.values())) == every["count"]
+    means = np.mean([pair for pairs in expected.values() for pair in pairs], axis=0)
+    assert (every["pointing"], every["mass"]) == pytest.approx(tuple(means))
+    assert scores["region"] == "box" and "boxes" not in scores
+    assert "not there" in str(
+        collect_attention(
+            [checkpoint.parent / "none.ckpt"], checkpoint.parent, test, predictions, measured, sizes, masks
+        )
+    )
+
+
+def test_masks_are_measured_before_boxes(trained: tuple[Dataset, Path]) -> None:
+    dataset, checkpoint = trained
+    test = [pair for pair in dataset.pairs if pair.split == "test"]
+    mask = np.random.default_rng(0).random((48, 64)) < 0.2
+    Image.fromarray(mask).save(dataset.root / "mask.png")
+    Image.new("1", (64, 48)).save(dataset.root / "empty.png")
+    test = [
+        replace(pair, extra={**pair.extra, "mask": "empty.png" if pair.is_distractor else "mask.png"}) for pair in test
+    ]
+    sizes = {path: (64, 48) for pair in test for path in pair.images}
+    captions = captions_of(dataset)
+    ids = [pair.id for pair in test]
+    found = collect_attention([checkpoint], checkpoint.parent, test, captions, ids, sizes, Masks(dataset.root))
+    attentions = maps_of([checkpoint], checkpoint.parent, test, captions)
+    assert not isinstance(found, str)
+    scores = found[1]
+    coverage = mask_coverage((2, 3), mask)
+    maps = [map for one in attentions if not one.pair.is_distractor for side in (one.before, one.after) for map in side]
+    row = scores["kinds"]["all words"]
+    assert scores["region"] == "mask" and row["count"] == len(maps)
+    assert row["mass"] == pytest.approx(np.mean([mass_inside(map, coverage) for map in maps]))
+    assert row["mass_chance"] == pytest.approx(mask.mean())
+    assert 0 < scores["boxes"]["kinds"]["all words"]["count"] < row["count"]  # an added object is in one image

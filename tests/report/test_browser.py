@@ -17,9 +17,9 @@ from tests.report.test_page import a_page, blocks_of
 from tests.stages.test_report import report
 
 from diffcap.records import ChangePair
+from diffcap.report.drawing import Thumbnail
 from diffcap.report.page import Page, System, render
 from diffcap.report.pictures import is_correct
-from diffcap.report.thumbnails import Thumbnail
 
 MANY = 8_000
 TYPES = ("add", "drop", "move", "color", "texture")

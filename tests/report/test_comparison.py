@@ -21,15 +21,14 @@ METRICS = ("BLEU-1", "BLEU-4", "ROUGE-L", "CIDEr-D")
 PAIRS = pairs(12)
 
 
-def write_run(run: Path, predictions: dict[str, str], grouped: bool = True, **changes: list[str]) -> Path:
+def write_run(run: Path, predictions: dict[str, str], **changes: list[str]) -> Path:
     """What an evaluation leaves in RUN/eval."""
     references = {pair.id: changes.get(pair.id, pair.captions) for pair in PAIRS}
     result = evaluate(predictions, PAIRS, "raw", METRICS, {"dataset": "toy", "split": "test"})
     write_json(run / "eval/metrics.json", result)
     write_predictions(run / "eval/predictions.json", predictions)
     write_references(run / "eval/references.json", references)
-    if grouped:
-        write_json(run / "eval/groups.json", groups_of(PAIRS))
+    write_json(run / "eval/groups.json", groups_of(PAIRS))
     return run
 
 
@@ -138,11 +137,10 @@ def test_few_pairs_and_cider_without_weights_have_footnotes(tmp_path: Path, caps
     assert "Groups of fewer than 30 pairs (total 24, semantic 12, distractor 12, move 12)" in out.read_text()
 
 
-def test_runs_without_groups_are_one_group_unless_the_dataset_is_given(
+def test_the_groups_may_be_those_of_a_dataset(
     runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for run in runs:
-        (run / "eval/groups.json").unlink()
+    write_json(runs[0] / "eval/groups.json", {"total": [pair.id for pair in PAIRS]})
     assert list(json.loads(printed(capsys, *runs, "--json", "--samples=2"))["groups"]) == ["total"]
     folder = write_toy(tmp_path / "toy", scenes=12)
     found = json.loads(printed(capsys, *runs, "--json", "--samples=2", f"--folder={folder}"))
@@ -212,8 +210,6 @@ def test_files_of_two_evaluations_are_refused(runs: tuple[Path, Path], name: str
     [
         ("metrics", "protocol", {}, "not the scores of an evaluation ('dataset' is missing)"),
         ("metrics", "protocol", [], "not the scores of an evaluation"),
-        ("metrics", "groups", {"total": {"BLEU-1": "high"}}, "a score is not a number"),
-        ("metrics", "provenance", {"checkpoints": [{"file": 1}]}, "a file name that is not a string"),
         ("groups", "move", ["nobody.png"], "not the groups of the pairs in references.json (first 'nobody.png')"),
         ("groups", "move", [["0.png"]], "not the groups of the pairs in references.json"),
         ("groups", "move", 3, "not the groups of the pairs in references.json"),

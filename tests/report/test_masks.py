@@ -9,10 +9,9 @@ import pytest
 from PIL import Image
 
 from diffcap.records import ChangePair
-from diffcap.report.drawing import BOX
+from diffcap.report.drawing import BOX, LARGE, SMALL
 from diffcap.report.masks import Masks, mask_counts, outline, outline_thumbnails, pair_pictures, read_mask
 from diffcap.report.pictures import draw_pairs
-from diffcap.report.thumbnails import LARGE, SMALL
 from diffcap.utils.errors import DiffcapError
 
 AREA = np.zeros((64, 64), bool)

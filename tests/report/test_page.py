@@ -1,11 +1,9 @@
 """The page: nothing on it comes from elsewhere, nothing of the data is taken for markup, and its data say what was measured."""
 
 import base64
-import fnmatch
 import hashlib
 import json
 import re
-import tomllib
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,8 +11,8 @@ from typing import Any
 
 import diffcap.report
 from diffcap.records import ChangePair
+from diffcap.report.drawing import Thumbnail
 from diffcap.report.page import Page, System, as_json, page_data, render
-from diffcap.report.thumbnails import Thumbnail
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> & \u2028 \"'<!--"
 ROOM = Path(diffcap.report.__file__).parent
@@ -256,12 +254,3 @@ def test_the_script_finds_the_elements_that_it_asks_for() -> None:
     classes = set(re.findall(r'class: "([a-z]+)"', script)) - {"iou", "id"}
     style = (ROOM / "page.css").read_text(encoding="utf-8")
     assert classes and all(f".{name}" in style for name in classes)
-
-
-def test_the_package_holds_what_the_page_is_made_of() -> None:
-    settings = tomllib.loads((ROOM.parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
-    patterns = settings["tool"]["setuptools"]["package-data"]["diffcap"]
-    parts = [path.name for path in ROOM.iterdir() if path.is_file() and path.suffix not in (".py", ".pyc")]
-    assert {"page.html.j2", "page.css", "page.js", "card.js", "attention.js", "shared.js"} == set(parts)
-    assert all(any(fnmatch.fnmatch(f"x/{name}", pattern) for pattern in patterns) for name in parts)
-    assert any(line.startswith("jinja2") for line in settings["project"]["dependencies"])

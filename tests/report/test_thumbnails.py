@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from diffcap.report.thumbnails import LARGE, SMALL, thumbnails
+from diffcap.report.drawing import LARGE, SMALL, thumbnails
 
 
 def test_pictures_are_shrunk_never_enlarged_and_broken_ones_told(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from diffcap.checkpoints.loading import load
 from diffcap.checkpoints.reading import read_checkpoint, write_folder
 from diffcap.models.vlm import PROMPT, VLM
 from diffcap.records import read_dataset
-from diffcap.report.attention import list_attention
+from diffcap.report.attention import iter_attention
 from diffcap.report.table import ZERO_SHOT_NOTE, notes_of
 from diffcap.utils.errors import DiffcapError
 from diffcap.web.captioners import Captioners, find_choices
@@ -145,7 +145,7 @@ def test_a_base_model_in_another_place_is_given_and_checked(
         load_captioner(tmp_path / "exported", "cpu", base=other)
     with pytest.raises(DiffcapError, match="is a base model itself; remove --base"):
         load_captioner(str(other), "cpu", base=moved)
-    maps = list_attention([tmp_path / "exported"], pixels, read_dataset(pixels).pairs[:1], {})
+    maps = iter_attention([tmp_path / "exported"], pixels, read_dataset(pixels).pairs[:1], {})
     assert "is not on this machine" in str(maps)
 
 

@@ -21,7 +21,7 @@ from tests.test_pair_captioner import make, noise
 from tests.web.site import SHIPPED, Visitor, pair, served
 
 from diffcap.pair_captioner import load_captioner
-from diffcap.report.heatmap import percent
+from diffcap.report.heatmaps import percent
 from diffcap.utils.errors import DiffcapError
 from diffcap.web.captioners import Captioners, Choice
 from diffcap.web.examples import render_examples

@@ -198,7 +198,7 @@ def _print_result(pair: ImagePair, caption: Any, as_json: bool, single_pair: boo
 
 
 def _print_details(caption: Any) -> None:
-    from diffcap.report.heatmap import confidence_lines
+    from diffcap.report.heatmaps import confidence_lines
 
     echo(caption.text)
     for line in confidence_lines(caption):
@@ -209,7 +209,7 @@ def _print_details(caption: Any) -> None:
 
 def _draw(captioner: Any, pair: ImagePair, caption: Any, path: Path) -> None:
     from diffcap.report.drawing import write_png
-    from diffcap.report.heatmap import draw_caption
+    from diffcap.report.heatmaps import draw_caption
     from diffcap.utils.image_io import read_pair
 
     attention = captioner.attention(pair.before, pair.after, caption)

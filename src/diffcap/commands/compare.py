@@ -44,7 +44,7 @@ def run(
         raise DiffcapError(
             f"{run_a} was scored with the tokenizer {scored_by[0]}, {run_b} with {scored_by[1]}; give --tokenizer."
         )
-    groups = report.groups_for(a, b, folder)
+    groups = report.groups_for(a, folder)
     metrics = [name for name in a.metrics["protocol"]["metrics"] if name in b.metrics["protocol"]["metrics"]]
     if not metrics:
         raise DiffcapError(f"{run_a} and {run_b} have no metric in common; evaluate both with the same --metrics.")

@@ -181,17 +181,18 @@ def report(
         )
         written.append("pairs.png")
     if attention and not dataset.info.get("captions_only"):
-        from diffcap.report.attention import draw_attention, list_attention
+        from diffcap.report.attention import iter_attention
         from diffcap.report.drawing import write_png
+        from diffcap.report.heatmaps import draw_attention
         from diffcap.report.pictures import choose_pairs
 
         chosen, maps_by_run = choose_pairs(test, attention, seed), {}
         for name, group in read.items():
-            maps = list_attention(group[0].checkpoints, Path(folder), chosen, group[0].predictions)
+            maps = iter_attention(group[0].checkpoints, Path(folder), chosen, group[0].predictions)
             if isinstance(maps, str):
                 echo(f"attention.png does not show {name}: {maps}")
             else:
-                maps_by_run[name] = maps
+                maps_by_run[name] = list(maps)
         if maps_by_run:
             write_png(target / "attention.png", draw_attention(maps_by_run, dataset.root, masks))
             written.append("attention.png")

@@ -23,9 +23,6 @@ def accuracy_table(folder: str | Path, rows: Mapping[str, Sequence[Path]], out: 
     Args:
         folder: data/<dataset>. rows: name -> folders of its evaluations, one per seed; the others are compared with the first row.
         out: folder of the table.
-
-    Raises:
-        DiffcapError: an evaluation is missing, or two have different pairs or tokenizers.
     """
     read = {name: [read_evaluation(path) for path in paths] for name, paths in rows.items()}
     first = next(iter(read.values()))[0]

@@ -32,15 +32,10 @@ def describe_pairs(store: FeatureStore, pairs: Sequence[ChangePair], chunk: int 
     """One vector per pair, see `pair_vectors`, of maps pooled to a coarse grid.
 
     Args:
-        store: features of every image of `pairs`.
-        pairs: N pairs.
-        chunk: number of pairs to read at once.
+        store: features of every image of the N pairs. chunk: number of pairs to read at once.
 
     Returns:
         (N, 2D) float16: 230 MB for 20,000 pairs of the embedded dataset.
-
-    Raises:
-        DiffcapError: an image is not in the store.
     """
     before, after = (store.rows([getattr(pair, side) for pair in pairs]) for side in ("before", "after"))
     grid = coarse_grid(store.shape)
@@ -62,9 +57,6 @@ def baseline_captions(
 
     Returns:
         {`MOST_COMMON`: id -> caption, `NEAREST`: id -> caption}; the second only with features.
-
-    Raises:
-        DiffcapError: the training split has no captions, or an image is not in the store.
     """
     captioned = [pair for pair in train if pair.captions]
     common = most_common_captions(captioned, test)

@@ -21,21 +21,14 @@ _ORIGINS = ("method", "seed", "step", "features", "prompt", "sentences", "max_le
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """Files of an evaluation, or the captions of another system beside the references of one.
+    """Files of an evaluation, or the captions of another system beside the references of one."""
 
-    Attributes:
-        folder: holds metrics.json, predictions.json and references.json; of another system, the file with its captions.
-        metrics: content of metrics.json.
-        predictions: id -> caption. references: id -> captions. groups: name -> ids; None for runs of earlier versions.
-        name: of another system.
-    """
-
-    folder: Path
-    metrics: dict[str, Any]
-    predictions: dict[str, str]
-    references: dict[str, list[str]]
-    groups: dict[str, list[str]] | None
-    name: str = ""
+    folder: Path  # of another system, the file with its captions
+    metrics: dict[str, Any]  # content of metrics.json
+    predictions: dict[str, str]  # id -> caption
+    references: dict[str, list[str]]  # id -> captions
+    groups: dict[str, list[str]]  # name -> ids
+    name: str = ""  # of another system
 
     @property
     def title(self) -> str:
@@ -48,10 +41,6 @@ def read_both(run_a: str, run_b: str, folder: str | Path | None) -> tuple[Evalua
 
     Args:
         folder: of the dataset. Two files are compared on its test split, with PTB tokens.
-
-    Raises:
-        DiffcapError: an evaluation or a file cannot be read, the ids of a file are not those of the pairs, or two files are given
-            without a folder.
     """
     files = {text: file for text in (run_a, run_b) if (file := _named_file(text))}
     runs = {text: read_evaluation(text) for text in (run_a, run_b) if text not in files}
@@ -95,29 +84,16 @@ def _test_split(folder: str | Path) -> tuple[EvaluationResult, list[str], str]:
 
 
 def read_evaluation(run: str | Path) -> EvaluationResult:
-    """Read a run's folder, or the folder of one of its evaluations.
-
-    Raises:
-        DiffcapError: the folder holds no evaluation, or its files are of different evaluations.
-    """
+    """Read a run's folder, or the folder of one of its evaluations."""
     folder = find_evaluation(run)
     metrics = read_metrics(folder)
-    groups = folder / GROUPS
-    return EvaluationResult(
-        folder,
-        metrics,
-        read_predictions(folder / PREDICTIONS),
-        read_references(folder / REFERENCES),
-        read_json(groups, "groups", "run `make eval` again") if groups.is_file() else None,
-    )
+    predictions, references = read_predictions(folder / PREDICTIONS), read_references(folder / REFERENCES)
+    groups = read_json(folder / GROUPS, "groups", "run `make eval` again")
+    return EvaluationResult(folder, metrics, predictions, references, groups)
 
 
 def check_same_pairs(a: EvaluationResult, b: EvaluationResult) -> None:
-    """Check that two runs were scored on the same pairs with the same references.
-
-    Raises:
-        DiffcapError: they were not; the message names the first difference.
-    """
+    """Check that two runs were scored on the same pairs with the same references."""
     for run, other in ((a, b), (b, a)):
         missing_ids = [id for id in run.references if id not in other.references]
         if missing_ids:
@@ -165,34 +141,22 @@ def _training_settings(run: EvaluationResult) -> dict[str, Any]:
     return {name: leaf for part in ("trainer", "model", "data") for name, leaf in flat(part, content.get(part)).items()}
 
 
-def groups_for(a: EvaluationResult, b: EvaluationResult, folder: str | Path | None) -> dict[str, list[str]]:
-    """The groups that pairs are scored in: those of a dataset's folder if it is given, else those of groups.json of a run.
-
-    Without both (runs of an earlier version), all pairs are one group.
-
-    Raises:
-        DiffcapError: the folder's manifest lacks a pair, or groups.json has other pairs than the runs.
-    """
-    if folder is None:
-        run = next((run for run in (a, b) if run.groups), None)
-        if run is None or run.groups is None:
-            return {"total": list(a.references)}
-        with wrap_errors(run.folder / GROUPS, f"not the groups of the pairs in {REFERENCES}", "run `make eval` again"):
-            unknown_ids = {id for ids in run.groups.values() for id in ids} ^ set(a.references)
-            if unknown_ids or set(run.groups["total"]) != set(a.references) or not all(run.groups.values()):
-                raise ValueError(
-                    f"first {min(unknown_ids)!r}" if unknown_ids else "a group is empty, or total is not all pairs"
-                )
-        return run.groups
-    return groups_of(pairs_of(a, folder))
+def groups_for(evaluated: EvaluationResult, folder: str | Path | None) -> dict[str, list[str]]:
+    """The groups that pairs are scored in: those of a dataset's folder if it is given, else those of groups.json."""
+    if folder is not None:
+        return groups_of(pairs_of(evaluated, folder))
+    groups, path = evaluated.groups, evaluated.folder / GROUPS
+    with wrap_errors(path, f"not the groups of the pairs in {REFERENCES}", "run `make eval` again"):
+        unknown_ids = {id for ids in groups.values() for id in ids} ^ set(evaluated.references)
+        if unknown_ids or set(groups["total"]) != set(evaluated.references) or not all(groups.values()):
+            raise ValueError(
+                f"first {min(unknown_ids)!r}" if unknown_ids else "a group is empty, or total is not all pairs"
+            )
+    return groups
 
 
 def pairs_of(evaluated: EvaluationResult, folder: str | Path) -> list[ChangePair]:
-    """The scored pairs, from the manifest of their dataset.
-
-    Raises:
-        DiffcapError: the manifest lacks a pair.
-    """
+    """The scored pairs, from the manifest of their dataset."""
     pairs = {pair.id: pair for pair in read_dataset(folder).pairs}
     missing = [id for id in evaluated.references if id not in pairs]
     if missing:
@@ -235,14 +199,13 @@ def metric_table(result: Mapping[str, Any]) -> Table:
     for group, metrics in result["groups"].items():
         for number, (metric, row) in enumerate(metrics.items()):
             low, high = map(signed_percent, row["interval"])
-            marks = {
-                key: MARK
-                for key in "ab"
-                if metric == "CIDEr-D" and is_weightless({name: scores[key] for name, scores in metrics.items()})
-            }
-            has_mark |= bool(marks)
-            numbers = [
-                *(_score(row, key, marks.get(key, "")) for key in "ab"),
+            numbers = []
+            for key in "ab":
+                score, first, last = (f"{100 * value:.2f}" for value in (row[key], *row[f"{key}_interval"]))
+                has_weight = metric != "CIDEr-D" or not is_weightless({name: of[key] for name, of in metrics.items()})
+                has_mark |= not has_weight
+                numbers.append(f"{score}{'' if has_weight else MARK} [{first}, {last}]")
+            numbers += [
                 signed_percent(row["difference"]) + (" *" if is_significant(row) else ""),
                 f"[{low}, {high}]",
                 "-" if low == high == "0.00" else f"{100 * row['b_better']:.1f} %",
@@ -251,11 +214,6 @@ def metric_table(result: Mapping[str, Any]) -> Table:
     title = f"A: {result['runs']['a']}\nB: {result['runs']['b']}"
     headings = ["A", "B", "B-A", "interval", "B ahead"]
     return Table(headings, lines, ["", ""], title, WEIGHTLESS_NOTE if has_mark else "")
-
-
-def _score(row: Mapping[str, Any], key: str, mark: str) -> str:
-    low, high = row[f"{key}_interval"]
-    return f"{format_percent(row[key])}{mark} [{format_percent(low)}, {format_percent(high)}]"
 
 
 def signed_percent(value: float) -> str:
@@ -320,8 +278,3 @@ def comparison_text(result: Mapping[str, Any]) -> str:
         *("\n".join(["```", *map(printable, pair_lines(row)), "```"]) for row in result["largest"]),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def format_percent(score: float) -> str:
-    """A score x 100 with two decimals."""
-    return f"{100 * score:.2f}"

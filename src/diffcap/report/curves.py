@@ -25,11 +25,15 @@ def read_curves(folder: str | Path, stages: Sequence[str] = STAGES) -> dict[str,
     Returns:
         stage -> name ("val/CIDEr-D") -> (optimiser step, value) by step; only stages and names with a number.
     """
+
+    def session(path: Path) -> tuple[int, str]:
+        number = path.parent.name.removeprefix("version_")
+        return int(number) if number.isdecimal() else -1, path.parent.name
+
     found = {}
     for stage in stages:
-        sessions = sorted(Path(folder).glob(f"{stage}/{LOGS}/version_*/metrics.csv"), key=_session)
         values: dict[str, dict[float, float]] = {}
-        for path in sessions:
+        for path in sorted(Path(folder).glob(f"{stage}/{LOGS}/version_*/metrics.csv"), key=session):
             for step, name, value in _rows(path):
                 values.setdefault(name, {})[step] = value
         if values:
@@ -50,11 +54,6 @@ def run_curves(lineages: Iterable[tuple[str | Path, Sequence[str]]]) -> list[Cur
         if len(curve) > 1:
             curves.append(curve)
     return curves
-
-
-def _session(path: Path) -> tuple[int, str]:
-    number = path.parent.name.removeprefix("version_")
-    return int(number) if number.isdecimal() else -1, path.parent.name
 
 
 def _rows(path: Path) -> Iterable[tuple[float, str, float]]:

@@ -1,7 +1,12 @@
-"""Sizes, colours, fonts and image loading shared by the report's PNG files."""
+"""What the pictures of a report share: sizes, colours, fonts, images in frames, and thumbnails for the page."""
 
-from collections.abc import Sequence
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -13,10 +18,12 @@ Color = tuple[int, int, int]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 WIDTH, MARGIN, GAP = 900, 16, 8  # as wide as a README is shown
-SUPERSAMPLING = 4  # lines are drawn this many times larger and then shrunk, for smooth edges
 PICTURE = (256, 192)  # twice the size of the embedded dataset's images
-INK, GRAY, LINE = (30, 30, 30), (120, 120, 120), (225, 225, 225)
+INK, GRAY, RULE = (30, 30, 30), (120, 120, 120), (225, 225, 225)
 RIGHT, WRONG, BOX = (20, 125, 55), (190, 40, 40), (255, 0, 200)
+# Frames (width, height) of pairs without and with attention maps. Images are never enlarged.
+SMALL, LARGE = (144, 108), (320, 240)
+_QUALITY = {SMALL: 55, LARGE: 80}
 
 
 def fonts() -> tuple[Font, Font]:
@@ -48,11 +55,7 @@ def picture(
     frame: tuple[int, int] = PICTURE,
     values: Values | None = None,
 ) -> Image.Image:
-    """An image scaled to fit a frame (width, height), with the changed object's box; `values` as in `read_image`.
-
-    Raises:
-        DiffcapError: it is missing or broken.
-    """
+    """An image scaled to fit a frame (width, height), with the changed object's box; `values` as in `read_image`."""
     try:
         image = read_image(root / path, values=values).image
     except DiffcapError as error:
@@ -66,16 +69,9 @@ def fit(image: Image.Image, frame: tuple[int, int] = PICTURE, box: Sequence[floa
     size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
     image = image.resize(size, Image.Resampling.BICUBIC)
     if box:
-        corners = [round(value * scale) for value in box]
-        ImageDraw.Draw(image).rectangle(
-            [
-                max(0, corners[0] - 2),
-                max(0, corners[1] - 2),
-                min(size[0] - 1, corners[2] + 1),
-                min(size[1] - 1, corners[3] + 1),
-            ],
-            outline=BOX,
-        )
+        left, top, right, bottom = (round(value * scale) for value in box)
+        corners = [max(0, left - 2), max(0, top - 2), min(size[0] - 1, right + 1), min(size[1] - 1, bottom + 1)]
+        ImageDraw.Draw(image).rectangle(corners, outline=BOX)
     return image
 
 
@@ -83,3 +79,56 @@ def write_png(path: str | Path, sheet: Image.Image) -> None:
     """Write an image as PNG, atomically."""
     with atomic_write(path, per_process=False) as temporary:
         sheet.save(temporary, format="PNG")  # optimize=True takes six times as long for files 4 % smaller
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """An image reduced to a frame, as WebP in base64, and the size of the original image."""
+
+    width: int
+    height: int
+    data: str
+
+
+def thumbnail(path: Path, frame: tuple[int, int], values: Values | None = None) -> Thumbnail | None:
+    """Reduce an image to a frame, `SMALL` or `LARGE`; None if it is missing or broken. `values` as in `read_image`."""
+    try:
+        if values:
+            image = read_image(path, values=values).image
+            size = image.size
+        else:
+            with Image.open(path) as file:
+                size = file.size
+                file.draft("RGB", frame)  # a large JPEG is decoded small
+                image = file.convert("RGB")
+    except (
+        DiffcapError,
+        OSError,
+        ValueError,
+        SyntaxError,
+        Image.DecompressionBombError,
+    ):  # Pillow's, for damaged files
+        return None
+    image.thumbnail(frame, Image.Resampling.LANCZOS)
+    return Thumbnail(*size, webp(image, quality=_QUALITY[frame], method=4))
+
+
+def webp(image: Image.Image, **settings: Any) -> str:
+    """An image as WebP in base64, with Pillow's settings of that format."""
+    content = io.BytesIO()
+    image.save(content, "WEBP", **settings)
+    return base64.b64encode(content.getvalue()).decode()
+
+
+def thumbnails(
+    root: Path, frames: Mapping[str, tuple[int, int]], ranges: Mapping[str, Values] | None = None
+) -> dict[str, Thumbnail | None]:
+    """Thumbnails of images, by path relative to `root`, in the order of `frames` (path -> frame); computed on all cores.
+
+    Args:
+        ranges: range of values of images with more than 8 bits, by path, see `ChangePair.ranges`.
+    """
+    values = [(ranges or {}).get(path) for path in frames]
+    with ThreadPoolExecutor() as pool:
+        made = pool.map(thumbnail, [root / path for path in frames], frames.values(), values)
+        return dict(zip(frames, made))

@@ -8,14 +8,14 @@ from typing import Any
 from diffcap.evaluation.captions import cider_per_pair
 from diffcap.evaluation.protocols import remarks
 from diffcap.records import ChangePair, Dataset
-from diffcap.report.attention_data import collect_attention, extreme_pairs
+from diffcap.report.attention import collect_attention, extreme_pairs
 from diffcap.report.curves import read_curves
+from diffcap.report.drawing import LARGE, SMALL, thumbnails
 from diffcap.report.masks import Masks, mask_counts, outline_thumbnails
 from diffcap.report.page import Page, System
 from diffcap.report.pictures import choose_pairs
 from diffcap.report.rows import Row, Run, mean_row, zero_shot_origin
 from diffcap.report.table import Rows, decoding_of, zero_shot_text
-from diffcap.report.thumbnails import LARGE, SMALL, thumbnails
 
 _RUN_NOTES = ("method", "seed", "step", "commit", "sha256")  # the last: of the file of another system
 
@@ -43,9 +43,6 @@ def gather(
         max_pairs: pairs to list; of more pairs, a random sample. attention_pairs: number of these with attention maps, which
             localisation is measured on; the pairs at the extremes of each order are added. seed: of both samples.
         masks: of the dataset; collects what is wrong with them.
-
-    Raises:
-        DiffcapError: a checkpoint or the features are damaged.
     """
     listed = list(test)
     if len(test) > max_pairs:

@@ -9,8 +9,7 @@ from PIL import Image, ImageFilter
 
 from diffcap.evaluation.localisation import Mask
 from diffcap.records import ChangePair
-from diffcap.report.drawing import BOX, picture
-from diffcap.report.thumbnails import LARGE, Thumbnail, webp
+from diffcap.report.drawing import BOX, LARGE, Thumbnail, picture, webp
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.image_io import read_image
 
@@ -22,9 +21,6 @@ def read_mask(path: Path, size: Size) -> Mask:
 
     Args:
         size: (width, height) of the pair's images, or of reduced ones.
-
-    Raises:
-        DiffcapError: it is missing or broken, or the ratio of its sides is not the images', beyond rounding to a pixel.
     """
     image = read_image(path).image
     if abs(image.width * size[1] - image.height * size[0]) > max(*image.size, *size):
@@ -36,18 +32,11 @@ def read_mask(path: Path, size: Size) -> Mask:
 
 
 class Masks:
-    """The masks of a dataset. One that cannot be read is left out.
-
-    Args:
-        root: folder that the paths of the masks are relative to.
-
-    Attributes:
-        problems: path -> a sentence why the mask cannot be used, of the masks that were asked for.
-    """
+    """The masks of a dataset. One that cannot be read is left out."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        self.problems: dict[str, str] = {}
+        self.root = root  # the paths of the masks are relative to it
+        self.problems: dict[str, str] = {}  # path -> why the mask cannot be used, of the masks that were asked for
 
     def read(self, pair: ChangePair, size: Size) -> Mask | None:
         """The mask of a pair, see `read_mask`; None if it has none, or none that can be used."""
@@ -81,13 +70,6 @@ def colored_outline(mask: Mask, size: Size, width: int = 1) -> Image.Image:
     return colored
 
 
-def outline_thumbnail(mask: Mask, size: Size, frame: Size) -> Thumbnail:
-    """The outline over an image of `size` that is reduced to a frame, `SMALL` or `LARGE`."""
-    scale = min(1.0, frame[0] / size[0], frame[1] / size[1])
-    reduced = max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
-    return Thumbnail(*size, webp(colored_outline(mask, reduced, 2 if frame == LARGE else 1), lossless=True))
-
-
 def outline_thumbnails(
     masks: Masks, pairs: Sequence[ChangePair], sizes: Mapping[str, Size], frames: Mapping[str, Size]
 ) -> dict[str, Thumbnail]:
@@ -95,20 +77,20 @@ def outline_thumbnails(
 
     Args:
         sizes: path of an image -> its (width, height); pairs without one are left out. frames: path of an image -> frame of its
-            thumbnail.
+            thumbnail, `SMALL` or `LARGE`.
     """
 
-    def made(pair: ChangePair) -> Thumbnail | None:
-        size = size_of(pair, sizes)
+    def outline_of(pair: ChangePair) -> Thumbnail | None:
+        size, frame = size_of(pair, sizes), frames[pair.before]
         mask = masks.read(pair, size) if size else None
-        return (
-            None
-            if size is None or mask is None or not mask.any()
-            else outline_thumbnail(mask, size, frames[pair.before])
-        )
+        if size is None or mask is None or not mask.any():
+            return None
+        scale = min(1.0, frame[0] / size[0], frame[1] / size[1])
+        reduced = max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+        return Thumbnail(*size, webp(colored_outline(mask, reduced, 2 if frame == LARGE else 1), lossless=True))
 
     with ThreadPoolExecutor() as pool:
-        return {pair.extra["mask"]: one for pair, one in zip(pairs, pool.map(made, pairs)) if one}
+        return {pair.extra["mask"]: one for pair, one in zip(pairs, pool.map(outline_of, pairs)) if one}
 
 
 def size_of(pair: ChangePair, sizes: Mapping[str, Size]) -> Size | None:
@@ -142,11 +124,7 @@ def mask_counts(masks: Masks, pairs: Sequence[ChangePair], sizes: Mapping[str, S
 
 
 def pair_pictures(pair: ChangePair, masks: Masks) -> list[Image.Image]:
-    """Both images of a pair, fitted into `PICTURE`, with the outline of its mask; without a mask with its boxes.
-
-    Raises:
-        DiffcapError: an image is missing or broken.
-    """
+    """Both images of a pair, fitted into `PICTURE`, with the outline of its mask; without a mask with its boxes."""
     images = [picture(masks.root, path, values=pair.ranges.get(path)) for path in pair.images]
     mask = masks.read(pair, images[0].size)
     if mask is not None:

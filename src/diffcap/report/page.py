@@ -17,10 +17,11 @@ from markupsafe import Markup
 
 from diffcap.evaluation.protocols import TYPE_ORDER
 from diffcap.records import NO_CHANGE_GROUPS, ChangePair
-from diffcap.report.attention_data import Localisation
+from diffcap.report.attention import Localisation
 from diffcap.report.charts import Chart, curve_chart, system_colors, viewpoint_charts
 from diffcap.report.curves import Curve
-from diffcap.report.overlay import COLORMAP, color_table
+from diffcap.report.drawing import Thumbnail
+from diffcap.report.heatmaps import COLORMAP, color_table
 from diffcap.report.pictures import is_correct
 from diffcap.report.table import (
     Rows,
@@ -34,7 +35,6 @@ from diffcap.report.table import (
     system_table,
     type_tabs,
 )
-from diffcap.report.thumbnails import Thumbnail
 
 _SCRIPTS = ("shared.js", "attention.js", "card.js", "page.js")
 _PICTURES, _ATTENTION = 16, 8  # entries of a block
@@ -43,47 +43,35 @@ _FIRST_CURVES = ("val/CIDEr-D", "val/BLEU-4", "val/caption_loss", "val/mlm", "tr
 
 @dataclass(frozen=True)
 class System:
-    """Content of the page about one run, or about several seeds.
+    """Content of the page about one run, or about several seeds."""
 
-    Attributes:
-        captions, scores: id -> caption, CIDEr-D of that pair; of the first seed.
-        attention: id -> encoded attention maps. no_attention: a sentence why there are none.
-        localisation: see `attention_data.collect_attention`. curves: for every seed, stage -> name -> curve.
-        metadata: (heading, text) for the section "Provenance".
-    """
-
-    captions: Mapping[str, str]
-    scores: Mapping[str, float]
-    attention: Mapping[str, dict[str, Any]] = field(default_factory=dict)
-    no_attention: str | None = None
-    localisation: Localisation | None = None
-    curves: Sequence[Mapping[str, Mapping[str, Curve]]] = ()
-    metadata: Sequence[tuple[str, str]] = ()
+    captions: Mapping[str, str]  # id -> caption of the first seed
+    scores: Mapping[str, float]  # id -> CIDEr-D of this caption
+    attention: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # id -> encoded attention maps
+    no_attention: str | None = None  # why there are none
+    localisation: Localisation | None = None  # see `attention.collect_attention`
+    curves: Sequence[Mapping[str, Mapping[str, Curve]]] = ()  # for every seed: stage -> name -> curve
+    metadata: Sequence[tuple[str, str]] = ()  # (heading, text) for the section "Provenance"
 
 
 @dataclass(frozen=True)
 class Page:
-    """Content of the page.
-
-    Attributes:
-        pairs: the listed pairs. pictures: path -> thumbnail, None for an image that cannot be read; empty for no images.
-        outlines: path of a mask -> its outline. masks: result of `masks.mask_counts` for the pairs that localisation is measured on.
-        rows: the results table, including baselines. second: tables by a second protocol, heading -> rows.
-        viewpoint: result of `viewpoint_scores`, or None.
-    """
+    """Content of the page."""
 
     dataset: str
     split: str
     protocol: Mapping[str, Any]
-    rows: Rows
+    rows: Rows  # the results table, including baselines
     systems: Mapping[str, System]
-    pairs: Sequence[ChangePair]
-    pictures: Mapping[str, Thumbnail | None]
-    outlines: Mapping[str, Thumbnail] = field(default_factory=dict)
-    masks: Mapping[str, float] | None = None
-    viewpoint: Mapping[str, Any] | None = None
-    second: Mapping[str, Rows] = field(default_factory=dict)
-    metadata: Sequence[tuple[str, str]] = ()
+    pairs: Sequence[ChangePair]  # the listed ones
+    pictures: Mapping[
+        str, Thumbnail | None
+    ]  # path -> thumbnail, None for an image that cannot be read; empty for no images
+    outlines: Mapping[str, Thumbnail] = field(default_factory=dict)  # path of a mask -> its outline
+    masks: Mapping[str, float] | None = None  # `masks.mask_counts` of the pairs that localisation is measured on
+    viewpoint: Mapping[str, Any] | None = None  # result of `viewpoint_scores`
+    second: Mapping[str, Rows] = field(default_factory=dict)  # tables by a second protocol: heading -> rows
+    metadata: Sequence[tuple[str, str]] = ()  # see `System`
 
 
 def render(page: Page) -> str:

@@ -14,10 +14,10 @@ from diffcap.report.drawing import (
     GAP,
     GRAY,
     INK,
-    LINE,
     MARGIN,
     PICTURE,
     RIGHT,
+    RULE,
     WIDTH,
     WRONG,
     Color,
@@ -33,7 +33,7 @@ Captions = Mapping[str, Mapping[str, str]]
 _RIGHT_NOTE = "right: the type of change and the words for the changed object (in the box); its position is not checked"
 _MASK_NOTE = "outline: the mask of the change"
 
-TEXT = MARGIN + 2 * PICTURE[0] + GAP + 2 * GAP  # x coordinate of the text beside a pair
+TEXT_X = MARGIN + 2 * PICTURE[0] + GAP + 2 * GAP  # x coordinate of the text beside a pair
 
 
 def choose_pairs(pairs: Sequence[ChangePair], count: int, seed: int = 0) -> list[ChangePair]:
@@ -82,7 +82,7 @@ def is_correct(caption: str, pair: ChangePair) -> bool | None:
 
 
 @dataclass(frozen=True)
-class Line:
+class TextLine:
     """A line of the text beside a pair."""
 
     text: str
@@ -91,73 +91,87 @@ class Line:
     space: int = 0  # pixels above it
 
 
-def caption_lines(pair: ChangePair, captions: Captions, has_object_labels: bool) -> list[Line]:
+def caption_lines(pair: ChangePair, captions: Captions, has_object_labels: bool) -> list[TextLine]:
     """The text beside a pair: change type, reference, and the caption of each system."""
     font, small = fonts()
-    width = WIDTH - MARGIN - TEXT
     kind = f"{pair.group.replace('_', ' ')}: nothing changed" if pair.is_distractor else pair.change_type
-    lines = [Line(kind, GRAY, small)] if kind else []
+    lines = [TextLine(kind, GRAY, small)] if kind else []
     rows = [("reference", pair.captions[0], None)] if pair.captions else []
-    predictions = {name: of[pair.id] for name, of in captions.items()}
-    for name, text, right in [
-        *rows,
-        *((name, text, is_correct(text, pair) if has_object_labels else None) for name, text in predictions.items()),
-    ]:
+    for name, of_system in captions.items():
+        text = of_system[pair.id]
+        rows.append((name, text, is_correct(text, pair) if has_object_labels else None))
+    for name, text, right in rows:
         color = INK if right is None else RIGHT if right else WRONG
         mark = "" if right is None else ": right" if right else ": wrong"
-        lines.append(Line(f"{name}{mark}", GRAY if right is None else color, small, space=7))
-        lines += [Line(part, color, font) for part in wrap(text, font, width)]
+        lines.append(TextLine(f"{name}{mark}", GRAY if right is None else color, small, space=7))
+        lines += [TextLine(part, color, font) for part in wrap(text, font, WIDTH - MARGIN - TEXT_X)]
     return lines
 
 
-def lines_height(lines: Sequence[Line]) -> int:
-    """Height of lines in pixels."""
-    return sum(line.space + line_height(line.font) for line in lines)
+def draw_block(
+    images: Sequence[Image.Image], texts: Sequence[TextLine], below: int = 0
+) -> tuple[Image.Image, list[tuple[tuple[int, int], tuple[int, int]]]]:
+    """Draw a pair and its text side by side.
 
+    Args:
+        images: before and after, fitted into `PICTURE`. below: height of the room below them.
 
-def draw_lines(draw: ImageDraw.ImageDraw, lines: Sequence[Line], y: int) -> None:
-    """Draw the text beside a pair from `y` on."""
-    for line in lines:
+    Returns:
+        The drawing, and the corner and the size of both images on it.
+    """
+    height = max(PICTURE[1], sum(line.space + line_height(line.font) for line in texts))
+    block = Image.new("RGB", (WIDTH, height + below), "white")
+    frames = []
+    for number, image in enumerate(images):
+        corner = MARGIN + number * (PICTURE[0] + GAP) + (PICTURE[0] - image.width) // 2, 0
+        block.paste(image, corner)
+        frames.append((corner, image.size))
+    draw, y = ImageDraw.Draw(block), 0
+    for line in texts:
         y += line.space
-        draw.text((TEXT, y), line.text, line.color, line.font)
+        draw.text((TEXT_X, y), line.text, line.color, line.font)
         y += line_height(line.font)
+    return block, frames
+
+
+def draw_sheet(blocks: Sequence[Image.Image], footer: Image.Image | None = None) -> Image.Image:
+    """Put the blocks of pairs below each other, with headings above the images."""
+    _, small = fonts()
+    top = y = MARGIN + line_height(small) + GAP
+    height = top + sum(block.height + 2 * GAP for block in blocks)
+    sheet = Image.new("RGB", (WIDTH, height + (footer.height if footer else 0)), "white")
+    draw = ImageDraw.Draw(sheet)
+    for x, title in ((MARGIN, "before"), (MARGIN + PICTURE[0] + GAP, "after")):
+        draw.text((x, MARGIN), title, GRAY, small)
+    for block in blocks:
+        if y > top:
+            draw.line([(MARGIN, y - GAP), (WIDTH - MARGIN, y - GAP)], RULE)
+        sheet.paste(block, (0, y))
+        y += block.height + 2 * GAP
+    if footer:
+        sheet.paste(footer, (0, y))
+    return sheet
 
 
 def draw_pairs(pairs: Sequence[ChangePair], root: Path, captions: Captions, masks: Masks | None = None) -> Image.Image:
     """Draw the sheet.
 
     Args:
-        pairs: a row each.
-        root: folder that their image paths are relative to.
+        pairs: a block each. root: folder that their image paths are relative to.
         captions: system -> id -> caption; green if correct, red if wrong, black if unknown.
         masks: of the dataset in `root`; collects what is wrong with them.
-
-    Raises:
-        DiffcapError: an image is missing or broken.
     """
     has_object_labels = any("changed" in pair.extra for pair in pairs)
     masks = masks or Masks(root)
-    _, small = fonts()
-    words = [caption_lines(pair, captions, has_object_labels) for pair in pairs]
-    heights = [max(PICTURE[1], lines_height(lines)) for lines in words]
-    top = MARGIN + line_height(small) + GAP
-    row_gap = 2 * GAP
+    blocks = [
+        draw_block(pair_pictures(pair, masks), caption_lines(pair, captions, has_object_labels))[0] for pair in pairs
+    ]
     notes = [_RIGHT_NOTE] if has_object_labels else []
     notes += [_MASK_NOTE] if any("mask" in pair.extra for pair in pairs) else []
-    foot = len(notes) * line_height(small) + GAP if notes else 0
-    sheet = Image.new("RGB", (WIDTH, top + sum(heights) + row_gap * len(pairs) + foot), "white")
-    draw = ImageDraw.Draw(sheet)
-    for x, title in ((MARGIN, "before"), (MARGIN + PICTURE[0] + GAP, "after")):
-        draw.text((x, MARGIN), title, GRAY, small)
-    y = top
-    for pair, lines, height in zip(pairs, words, heights):
-        for number, image in enumerate(pair_pictures(pair, masks)):
-            x = MARGIN + number * (PICTURE[0] + GAP)
-            sheet.paste(image, (x + (PICTURE[0] - image.width) // 2, y))
-        draw_lines(draw, lines, y)
-        y += height + row_gap
-        if pair is not pairs[-1]:
-            draw.line([(MARGIN, y - row_gap // 2), (WIDTH - MARGIN, y - row_gap // 2)], LINE)
+    if not notes:
+        return draw_sheet(blocks)
+    _, small = fonts()
+    footer = Image.new("RGB", (WIDTH, len(notes) * line_height(small) + GAP), "white")
     for number, note in enumerate(notes):
-        draw.text((MARGIN, y + number * line_height(small)), note, GRAY, small)
-    return sheet
+        ImageDraw.Draw(footer).text((MARGIN, number * line_height(small)), note, GRAY, small)
+    return draw_sheet(blocks, footer)

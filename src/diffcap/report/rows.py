@@ -1,9 +1,10 @@
 """Rows of the results table: scores of each run and each baseline, means over several seeds."""
 
-import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -31,35 +32,21 @@ _SAME = ("dataset", "split", "limit", "beams", "length_penalty", "tokenizer", "c
 
 @dataclass(frozen=True)
 class Run:
-    """An evaluation of a run, or the captions that another system wrote into a file.
+    """An evaluation of a run, or the captions that another system wrote into a file."""
 
-    Attributes:
-        folder: as it was named, the run's or the evaluation's. evaluation: folder with metrics.json. Both are the file of another
-            system.
-        metrics: metrics.json as it stands.
-        predictions: id -> caption, out of predictions.json.
-        checkpoints: whose captions they are, several of an ensemble. lineages: the trainings behind each. None of another system.
-        ptb_groups: scores by group with PTB tokens, if the protocol's tokens are raw and these scores are known.
-    """
-
-    folder: Path
-    evaluation: Path
-    metrics: dict[str, Any]
-    predictions: dict[str, str]
-    checkpoints: list[Path]
-    lineages: list[TrainingLineage]
-    ptb_groups: dict[str, Any] | None = None
+    folder: Path  # as the user named it: the run's or the evaluation's; the file of another system
+    evaluation: Path  # folder with metrics.json; the file of another system
+    metrics: dict[str, Any]  # content of metrics.json
+    predictions: dict[str, str]  # id -> caption
+    checkpoints: list[Path]  # several of an ensemble; none of another system
+    lineages: list[TrainingLineage]  # the trainings behind each checkpoint
+    ptb_groups: dict[str, Any] | None = (
+        None  # scores by group with PTB tokens, if they are known and the protocol has others
+    )
 
 
 def read_run(folder: str | Path) -> Run:
-    """Read an evaluation.
-
-    Args:
-        folder: of a run, whose `eval` is read, or of an evaluation.
-
-    Raises:
-        DiffcapError: it was not evaluated yet.
-    """
+    """Read an evaluation from the folder of a run, whose `eval` is read, or from its own."""
     evaluation = find_evaluation(folder)
     metrics = read_metrics(evaluation)
     checkpoints = evaluated_checkpoints(evaluation, metrics)
@@ -87,9 +74,6 @@ def read_files(
 
     Returns:
         file -> id -> caption.
-
-    Raises:
-        DiffcapError: a file is malformed, or its ids are not those of the pairs.
     """
     scored, known = [pair.id for pair in pairs], [pair.id for pair in dataset.pairs if pair.split == split]
     name = f"the {split} split of {dataset.name}"
@@ -100,8 +84,7 @@ def file_run(path: str, captions: Mapping[str, str], result: Mapping[str, Any], 
     """The captions of another system as a run.
 
     Args:
-        path: of the file. captions: its content. result, ptb: of `protocols.evaluate`, by the protocol and, if this has raw tokens,
-            with PTB tokens.
+        result, ptb: of `protocols.evaluate`, by the protocol and, if this has raw tokens, with PTB tokens.
     """
     metrics = {**result, "provenance": {"file": path, "sha256": file_hash(path)}}
     return Run(Path(path), Path(path), metrics, dict(captions), [], [], ptb["groups"] if ptb else None)
@@ -119,16 +102,12 @@ def zero_shot_origin(run: Run) -> dict[str, Any] | None:
 
 
 def read_metrics(evaluation: Path, name: str = METRICS) -> dict[str, Any]:
-    """Read an evaluation's metrics.json, or its scores by another tokenizer.
-
-    Raises:
-        DiffcapError: the file is missing or not what an evaluation writes, or the predictions, references or groups beside
-            it have another SHA-256 than those that were scored (scores of earlier versions do not record it).
-    """
+    """Read an evaluation's metrics.json, or its scores by another tokenizer."""
     path = evaluation / name
     metrics = read_json(path, "scores", "give the folder of an evaluated run, or run `make eval`")
     with wrap_errors(path, "not the scores of an evaluation", "run `make eval` again"):
-        _check_form(metrics)
+        itemgetter("dataset", "split", "tokenizer", "metrics", "pairs")(metrics["protocol"])
+        itemgetter("groups", "provenance")(metrics)
     for scored, recorded in metrics["provenance"].get("files", {}).items():
         file = evaluation / scored
         if not file.is_file() or file_hash(file) != recorded:
@@ -136,45 +115,19 @@ def read_metrics(evaluation: Path, name: str = METRICS) -> dict[str, Any]:
     return metrics
 
 
-def _check_form(metrics: Any) -> None:
-    """Raise any error where the scores do not have what reports and comparisons read."""
-    kinds = {"dataset": str, "split": str, "tokenizer": str, "metrics": list, "pairs": dict}
-    wrong = [key for key, kind in kinds.items() if not isinstance(metrics["protocol"][key], kind)]
-    if wrong:
-        raise ValueError(f"protocol.{wrong[0]} is {metrics['protocol'][wrong[0]]!r:.60}")
-    limit, notes = metrics["protocol"].get("limit"), metrics["provenance"]
-    if not isinstance(limit, int | None) or not isinstance(metrics["protocol"]["pairs"]["total"], int):
-        raise ValueError("protocol.limit and protocol.pairs.total must be numbers")
-    for place in (*metrics["groups"].values(), metrics.get("slots", {})):
-        if not all(isinstance(score, int | float) and math.isfinite(score) for score in place.values()):
-            raise ValueError("a score is not a number")
-    paths = [one.get("file", "") for one in notes.get("checkpoints") or []] + (notes.get("ensemble") or [])
-    if not isinstance(notes.get("files", {}), dict):
-        raise ValueError("provenance.files is not an object")
-    if not all(isinstance(path, str) for path in (*paths, *notes.get("files", {}))):
-        raise ValueError("provenance holds a file name that is not a string")
-
-
 def training(lineages: Sequence[TrainingLineage]) -> Row:
     """What went into a row: {"seconds": of all trainings, "steps": stage -> number}; nothing where no training is known."""
     files = dict.fromkeys(path for lineage in lineages for path in lineage.finished_markers())  # members may share one
-    seconds: list[float] = []
-    steps: dict[str, int] = {}
+    seconds, steps = 0.0, Counter[str]()
     for path in files:
-        remedy = "run that training stage again with the same command"
-        one = read_json(path, "record of a finished training", remedy)
-        with wrap_errors(path, "not the record of a finished training", remedy):
-            steps[one["stage"]] = steps.get(one["stage"], 0) + int(one["steps"])
-            seconds.append(float(one["train_seconds"]))
-    return {"seconds": sum(seconds), "steps": steps} if files else {}
+        one = read_json(path, "record of a finished training", "run that training stage again with the same command")
+        steps[one["stage"]] += one["steps"]
+        seconds += one["train_seconds"]
+    return {"seconds": seconds, "steps": dict(steps)} if files else {}
 
 
 def common_protocol(runs: Sequence[Run], dataset: Dataset, split: str) -> dict[str, Any]:
-    """The protocol that all runs were scored by, which is then the baselines' too, with how the dataset stands to the official one.
-
-    Raises:
-        DiffcapError: two runs differ in it, or a run belongs to another split or manifest.
-    """
+    """The protocol that all runs were scored by, which is then the baselines' too, with how the dataset stands to the official one."""
     first = runs[0]
     for run in runs:
         protocol, theirs = run.metrics["protocol"], run.metrics["provenance"].get("manifest_sha256")
@@ -200,11 +153,7 @@ def common_protocol(runs: Sequence[Run], dataset: Dataset, split: str) -> dict[s
 
 
 def default_protocol(dataset: Dataset, split: str) -> dict[str, Any]:
-    """A protocol where there is no run: all pairs of the split, PTB tokens, all metrics that this machine can compute.
-
-    Raises:
-        DiffcapError: no pair of the split has a reference caption.
-    """
+    """A protocol where there is no run: all pairs of the split, PTB tokens, all metrics that this machine can compute."""
     groups = groups_of([pair for pair in dataset.pairs if pair.split == split and pair.captions])
     if not groups["total"]:
         raise DiffcapError(f"{dataset.name} has no {split} pair with a reference caption; choose another --split.")

@@ -208,7 +208,7 @@ def localisation_table(localisation: Mapping[str, Mapping[str, Any]]) -> Table:
     """The pointing game and the attention inside the masks or boxes, for all words; see `evaluation.localisation`.
 
     Args:
-        localisation: system -> result of `attention_data.collect_attention`.
+        localisation: system -> result of `attention.collect_attention`.
     """
     lines = []
     for name, one in localisation.items():

@@ -16,9 +16,8 @@ from PIL import Image
 from diffcap.evaluation.localisation import Mask
 from diffcap.pair_captioner import Alternative, Caption
 from diffcap.report.drawing import BOX
-from diffcap.report.heatmap import log_of, percent
+from diffcap.report.heatmaps import Array, colormap, log_of, overlay, percent, scale_attention
 from diffcap.report.masks import colored_outline
-from diffcap.report.overlay import Array, colormap, overlay, scale_attention
 from diffcap.word_attention import AttentionMaps
 
 MAX_IMAGE_SIDE = 720  # pixels

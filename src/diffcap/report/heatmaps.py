@@ -1,0 +1,305 @@
+"""Attention maps as colours over images: `attention.png` of a report, and `--heatmap` of `diffcap caption`.
+
+report.html enlarges its maps in the browser (attention.js) and reads their colours from `color_table`: 64 pairs of ten words take
+0.3 MB in it, and as images of this renderer 2.7 MB or more.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw
+
+from diffcap.pair_captioner import Caption
+from diffcap.records import ChangePair
+from diffcap.report.drawing import (
+    GAP,
+    GRAY,
+    INK,
+    MARGIN,
+    PICTURE,
+    WIDTH,
+    Color,
+    fit,
+    fonts,
+    line_height,
+    picture,
+    wrap,
+)
+from diffcap.report.masks import Masks, pair_pictures
+from diffcap.report.pictures import TEXT_X, TextLine, caption_lines, draw_block, draw_sheet
+from diffcap.word_attention import AttentionMaps
+
+Array = npt.NDArray[np.floating[Any]]
+
+# RGB at equal distances from strength 0 to 1; each colour is lighter than the one before, so that the order survives in gray.
+COLORMAP = np.array([(60, 0, 90), (150, 20, 110), (225, 60, 60), (250, 140, 20), (255, 235, 90)], dtype=float)
+MAX_OPACITY = 0.85
+OPACITY_GAIN = 1.5  # opacity grows by this factor times the strength, up to `MAX_OPACITY`
+_MIN_PEAK = 4  # a peak below this many times uniform attention is drawn as weak
+
+COLUMNS = 7  # words in a row
+TILE = ((WIDTH - 2 * MARGIN - (COLUMNS - 1) * GAP) // COLUMNS, 88)
+_TILE_GAP = 2  # pixels between the two images of a word
+_COMMON_SHIFT, _OTHER_SHIFT = (0, 160, 230), (240, 120, 0)
+_MAX_MATCHES = 24
+_SUPERSAMPLING = 4  # lines are drawn this many times larger and then shrunk, for smooth edges
+
+
+@dataclass(frozen=True)
+class PairAttention(AttentionMaps):
+    """Attention maps for the caption that a run wrote for a pair."""
+
+    pair: ChangePair
+    caption: str
+
+
+class Match(NamedTuple):
+    """A position in the before image and the position in the after image that it is aligned with."""
+
+    start: tuple[float, float]  # (x, y) as fractions of the image's size
+    end: tuple[float, float]
+    weight: float  # of the alignment
+    is_common: bool  # whether its shift equals the median shift of the pair's matches, up to one cell
+
+
+def scale_attention(before: Array, after: Array) -> tuple[Array, Array]:
+    """Scale a word's attention weights, (h, w) each, to strengths from 0 to 1, with one scale for both images.
+
+    A strength is 0 up to uniform attention and 1 at the highest weight of both maps. A map without a clear peak stays below 1.
+    """
+    uniform = 1 / before.size
+    highest = max(before.max(), after.max(), _MIN_PEAK * uniform)
+    first, second = (np.clip((weights - uniform) / (highest - uniform), 0, 1) for weights in (before, after))
+    return first, second
+
+
+def colormap(strengths: Array) -> Array:
+    """RGB colours, 0 to 255, of strengths from 0 to 1: (...) to (..., 3)."""
+    position = np.linspace(0, 1, len(COLORMAP))
+    return np.stack([np.interp(strengths, position, COLORMAP[:, channel]) for channel in range(3)], axis=-1)
+
+
+def overlay(size: tuple[int, int], strengths: Array) -> Array:
+    """RGBA values (H, W, 4), 0 to 255, of a map; transparent where its strength is 0.
+
+    Args:
+        size: (W, H) in pixels. strengths: (h, w) from 0 to 1; enlarged by bicubic interpolation.
+    """
+    enlarged = Image.fromarray(strengths.astype(np.float32)).resize(size, Image.Resampling.BICUBIC)
+    return _rgba(np.clip(np.asarray(enlarged), 0, 1))
+
+
+def color_table() -> npt.NDArray[np.uint8]:
+    """RGBA values (256, 4) of the strengths 0, 1/255, ..., 1."""
+    return _rgba(np.linspace(0, 1, 256)).round().astype(np.uint8)
+
+
+def _rgba(strengths: Array) -> Array:
+    """Strengths from 0 to 1 as RGBA values, 0 to 255: (...) to (..., 4)."""
+    opacity = MAX_OPACITY * np.minimum(1, OPACITY_GAIN * strengths)
+    return np.concatenate([colormap(strengths), 255 * opacity[..., None]], -1)
+
+
+def blend(image: Image.Image, strengths: Array) -> Image.Image:
+    """Draw the overlay of a map (h, w) of strengths from 0 to 1 on an RGB image."""
+    colors = overlay(image.size, strengths)
+    alpha = colors[..., 3:] / 255
+    pixels = (1 - alpha) * np.asarray(image, dtype=float) + alpha * colors[..., :3]
+    return Image.fromarray(pixels.round().astype(np.uint8))
+
+
+def matches(alignment: Array, grid: tuple[int, int], count: int = _MAX_MATCHES) -> list[Match]:
+    """The strongest correspondences of an alignment.
+
+    Args:
+        alignment: (h w, h w), rows are positions of the before image. grid: (h, w). count: most matches to return.
+
+    Returns:
+        A match for each position whose highest weight is at least half the highest of the pair and twice a uniform weight,
+        strongest first; empty for a uniform alignment.
+    """
+    weights, ends = alignment.max(1), alignment.argmax(1)
+    threshold = max(weights.max() / 2, 2 / len(weights))
+    strongest = [int(start) for start in np.argsort(-weights, kind="stable")[:count]]
+    strongest = [start for start in strongest if weights[start] >= threshold]
+    if not strongest:
+        return []
+    cells = np.stack([np.arange(len(weights)) % grid[1], np.arange(len(weights)) // grid[1]], 1)  # (N, 2), x and y
+    shifts = cells[ends[strongest]] - cells[strongest]
+    is_common = (np.abs(shifts - np.median(shifts, axis=0)) <= 1).all(1)
+
+    def center(cell: int) -> tuple[float, float]:
+        x, y = cells[cell]
+        return float((x + 0.5) / grid[1]), float((y + 0.5) / grid[0])
+
+    return [
+        Match(center(start), center(int(ends[start])), float(weights[start]), bool(common))
+        for start, common in zip(strongest, is_common)
+    ]
+
+
+def draw_attention(maps: Mapping[str, Sequence[PairAttention]], root: Path, masks: Masks | None = None) -> Image.Image:
+    """Draw `attention.png`: the maps (of each run and pair) as in `draw_caption`.
+
+    Args:
+        root: folder that the image paths are relative to. masks: of that dataset, see `draw_pairs`.
+    """
+    masks = masks or Masks(root)
+    every = [(name, one) for name, of_run in maps.items() for one in of_run]
+    has_object_labels = any("changed" in one.pair.extra for _, one in every)
+    blocks = []
+    for name, one in every:
+        pair = one.pair
+        texts = caption_lines(pair, {name: {pair.id: one.caption}}, has_object_labels)
+        tiles = [picture(masks.root, path, frame=TILE, values=pair.ranges.get(path)) for path in pair.images]
+        blocks.append(_draw_maps(pair_pictures(pair, masks), texts, one, tiles))
+    return draw_sheet(blocks, _draw_legend(any(one.alignment is not None for _, one in every)))
+
+
+def draw_caption(
+    before: Image.Image, after: Image.Image, caption: Caption, attention: AttentionMaps | None
+) -> Image.Image:
+    """Draw the sheet of a pair: both images with lines between matched positions, the caption, and a tile for each word.
+
+    Args:
+        before, after: RGB, of any size. attention: None for a method without attention maps: the drawing has no maps.
+    """
+    font, small = fonts()
+    texts = [TextLine(line, INK, font) for line in wrap(caption.text, font, WIDTH - TEXT_X - MARGIN)]
+    notes = confidence_lines(caption)
+    if caption.alternatives:
+        notes += ["", "or (log-probability):"]
+        notes += [f"{one.log_probability:.3f}  {one.text}" for one in caption.alternatives]
+    for note in notes:
+        texts += [
+            TextLine(line, GRAY, small) for line in (wrap(note, small, WIDTH - TEXT_X - MARGIN) if note else [""])
+        ]
+    images = [fit(image) for image in (before, after)]
+    if attention is None:
+        return draw_sheet([draw_block(images, texts)[0]])
+    probabilities = [percent(word.log_probability) for word in caption.words]
+    tiles = [fit(image, TILE) for image in (before, after)]
+    return draw_sheet(
+        [_draw_maps(images, texts, attention, tiles, probabilities)], _draw_legend(attention.alignment is not None)
+    )
+
+
+def _draw_maps(
+    images: Sequence[Image.Image],
+    texts: Sequence[TextLine],
+    maps: AttentionMaps,
+    tiles: Sequence[Image.Image],
+    notes: Sequence[str] = (),
+) -> Image.Image:
+    """Draw the two images of a pair with its matches and its text, and below them the images with the map of each word.
+
+    Args:
+        images: before and after, fitted into `PICTURE`. tiles: the same, fitted into `TILE`. notes: a few characters below each
+            word.
+    """
+    font, small = fonts()
+    row_height = 2 * TILE[1] + _TILE_GAP + line_height(font) + bool(notes) * line_height(small) + GAP
+    tiles_height = -(-len(maps.words) // COLUMNS) * row_height
+    block, frames = draw_block(images, texts, 2 * GAP + tiles_height)
+    if maps.alignment is not None:
+        grid = maps.before.shape[1], maps.before.shape[2]
+        _draw_matches(block, matches(maps.alignment, grid), frames, grid[0])
+    draw = ImageDraw.Draw(block)
+    for number, word in enumerate(maps.words):
+        x = MARGIN + number % COLUMNS * (TILE[0] + GAP)
+        y = block.height - tiles_height + number // COLUMNS * row_height
+        strengths = scale_attention(maps.before[number], maps.after[number])
+        for side, (image, of_image) in enumerate(zip(tiles, strengths)):
+            left = x + (TILE[0] - image.width) // 2
+            block.paste(blend(image, of_image), (left, y + side * (TILE[1] + _TILE_GAP)))
+        below = y + 2 * TILE[1] + _TILE_GAP + 2
+        draw.text((x + TILE[0] // 2, below), word, INK, font, anchor="ma")
+        if notes:
+            draw.text((x + TILE[0] // 2, below + line_height(font)), notes[number], GRAY, small, anchor="ma")
+    return block
+
+
+def _draw_matches(
+    block: Image.Image,
+    found: Sequence[Match],
+    frames: Sequence[tuple[tuple[int, int], tuple[int, int]]],
+    rows: int,
+) -> None:
+    """Draw lines from the before image to the after image.
+
+    Lines that start in one row of the map would cover each other, so they are bent, by less than a row.
+
+    Args:
+        frames: corner and size of both images on the block. rows: of the map.
+    """
+    width = max(corner[0] + size[0] for corner, size in frames) + GAP  # the rest of the block has no lines
+    lines = Image.new("RGBA", (width * _SUPERSAMPLING, PICTURE[1] * _SUPERSAMPLING))
+    draw = ImageDraw.Draw(lines)
+    progress = np.linspace(0, 1, 33)[:, None]
+    for match in sorted(found, key=lambda match: match.weight):
+        start, end = (
+            np.array([corner[0] + position[0] * size[0], corner[1] + position[1] * size[1]])
+            for position, (corner, size) in zip((match.start, match.end), frames)
+        )
+        bend = (match.start[0] - 0.5) * frames[0][1][1] / rows
+        path = (start + progress * (end - start) + np.sin(np.pi * progress) * (0, bend)) * _SUPERSAMPLING
+        color: Color = _COMMON_SHIFT if match.is_common else _OTHER_SHIFT
+        draw.line([(x, y) for x, y in path.tolist()], (*color, round(255 * match.weight / found[0].weight)), 6)
+        for x, y in (path[0], path[-1]):
+            size = 3.5 * _SUPERSAMPLING
+            draw.ellipse([x - size, y - size, x + size, y + size], color, "white", _SUPERSAMPLING // 2)
+    lines = lines.resize((width, PICTURE[1]), Image.Resampling.LANCZOS)
+    block.paste(lines, (0, 0), lines)
+
+
+def _draw_legend(has_alignment: bool) -> Image.Image:
+    _, small = fonts()
+    height = line_height(small)
+    legend = Image.new("RGB", (WIDTH, 3 * height + MARGIN), "white")
+    draw = ImageDraw.Draw(legend)
+    bar = Image.fromarray(colormap(np.tile(np.linspace(0, 1, 120), (10, 1))).astype(np.uint8))
+    legend.paste(bar, (MARGIN, 3))
+    text = (
+        "attention of each word to the images before (above) and after (below), low to high; no colour: at most uniform"
+    )
+    draw.text((MARGIN + 128, 0), text, GRAY, small)
+    if has_alignment:
+        x = MARGIN
+        for color, meaning in (
+            (_COMMON_SHIFT, "matched position after the change, shifted like most"),
+            (_OTHER_SHIFT, "shifted differently"),
+        ):
+            draw.line([(x, height + height // 2), (x + 24, height + height // 2)], color, 2)
+            draw.text((x + 32, height), meaning, GRAY, small)
+            x += 32 + round(small.getlength(meaning)) + 3 * GAP
+    return legend
+
+
+def confidence_lines(caption: Caption) -> list[str]:
+    """How sure the captioner is: the probability of a change if the method predicts one, then the sentence's log-probability.
+
+    The log-probability is no confidence: a correct caption of many words, or one that has synonyms, has a low one.
+    """
+    lines = []
+    if caption.nothing_changed is not None:
+        lines.append(f"probability that something changed: {percent(log_of(1 - caption.nothing_changed))}")
+    return [
+        *lines,
+        f"log-probability of the sentence: {caption.log_probability:.3f} (sum over its words; not a confidence)",
+    ]
+
+
+def log_of(probability: float) -> float:
+    """Natural logarithm of a probability, finite for 0."""
+    return math.log(max(probability, 1e-30))
+
+
+def percent(log_probability: float) -> str:
+    """Format a probability, given as its logarithm: "97 %", "0.3 %"."""
+    value = 100 * math.exp(min(0.0, log_probability))
+    return f"{value:.0f} %" if value >= 10 else f"{value:.1f} %" if value >= 0.1 else "< 0.1 %"
