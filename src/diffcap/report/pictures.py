@@ -96,7 +96,9 @@ def caption_lines(pair: ChangePair, captions: Captions, has_object_labels: bool)
     font, small = fonts()
     kind = f"{pair.group.replace('_', ' ')}: nothing changed" if pair.is_distractor else pair.change_type
     lines = [TextLine(kind, GRAY, small)] if kind else []
-    rows = [("reference", pair.captions[0], None)] if pair.captions else []
+    rows: list[tuple[str, str, bool | None]] = []
+    if pair.captions:
+        rows.append(("reference", pair.captions[0], None))
     for name, of_system in captions.items():
         text = of_system[pair.id]
         rows.append((name, text, is_correct(text, pair) if has_object_labels else None))
