@@ -1,0 +1,123 @@
+"""Names of parameters in official files; tests/parity shows that whole files load strictly and compute the authors' numbers."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from tests.parity.loading import FIXTURES, load
+from tests.parity.remote_sensing import weights
+from torch import Tensor
+
+from diffcap.interop import chg2cap, clip4idc, dirl, pcl, rsiccformer, scorer
+from diffcap.models.pcl import PCL
+from diffcap.utils.errors import DiffcapError
+
+
+class System(NamedTuple):
+    """A fixture with the names of an official file, and the function that renames them."""
+
+    fixture: str
+    group: str | None
+    rename: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+
+
+SYSTEMS = {
+    "pcl, pretrain": System("pcl", "pretrain", lambda state: pcl.from_official(state, "pretrain")),
+    "pcl, finetune": System("pcl", "finetune", lambda state: pcl.from_official(state, "finetune")),
+    "scorer": System("scorer", None, scorer.from_official),
+    "dirl": System("dirl_clevr_change", None, dirl.from_official),
+    "dirl, ln_xavier": System("dirl_clevr_dc", None, dirl.from_official),
+    "clip4idc": System("clip4idc", "caption", lambda state: clip4idc.from_official(state, "finetune")),
+    "rsiccformer": System("rsiccformer", None, rsiccformer.from_official),
+    "chg2cap": System("chg2cap", None, chg2cap.from_official),
+}
+ODD_NAMES = [
+    *("", "visual.proj.extra", "module.word_embedding.weight", "backbone.conv1.weight", "img.0.weight"),
+    *("encoder.norm.gamma", "encoder.layers", "encoder.layers.0.attn.out.scale", "encoder.layers.0.attn.rotary.weight"),
+    *(
+        "speaker_state.logit.scale",
+        "speaker_state.core.layer.x.norm1.weight",
+        "speaker_state.core.layer.0.linear3.weight",
+    ),
+    *("change_detector_state.scorer.0.attention.key.gain", "change_detector_state.transformer.0.norm2.weight"),
+    *("cbr.mh_att.in_proj_bias", "decoder.extra.weight", "encoder_feat.transformer.0.norm3.weight"),
+]
+
+
+@cache
+def state_of(name: str) -> dict[str, Tensor]:
+    fixture = load(FIXTURES / f"{SYSTEMS[name].fixture}.json")
+    return fixture.weights(SYSTEMS[name].group) if SYSTEMS[name].group else weights(fixture)
+
+
+@pytest.mark.parametrize("odd", ODD_NAMES)
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_an_unknown_parameter_is_one_sentence(name: str, odd: str) -> None:
+    with pytest.raises(DiffcapError, match="is unknown; check that the checkpoint belongs to this method") as error:
+        SYSTEMS[name].rename({**state_of(name), odd: torch.zeros(1)})
+    assert repr(odd) in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_the_file_of_another_system_is_refused(name: str) -> None:
+    for other in SYSTEMS:
+        if other.partition(",")[0] != name.partition(",")[0]:
+            with pytest.raises(DiffcapError, match=r"is (unknown|missing)"):
+                SYSTEMS[name].rename(state_of(other))
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_the_order_of_a_file_changes_nothing(name: str) -> None:
+    ours = SYSTEMS[name].rename(state_of(name))
+    again = SYSTEMS[name].rename(dict(reversed(state_of(name).items())))
+    assert ours.keys() == again.keys() and all(torch.equal(value, again[key]) for key, value in ours.items())
+    assert len({value.data_ptr() for value in ours.values()}) == len(ours)  # no value serves two parameters
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
+def test_every_missing_parameter_of_idc_pcl_is_named(stage: str) -> None:
+    state = state_of(f"pcl, {stage}")
+    optional = ("pooler", "feat_regress.weight", "classifier", "aligner")
+    for name in [name for name in state if not name.startswith(optional)]:
+        rest = {key: value for key, value in state.items() if key != name}
+        with pytest.raises(DiffcapError, match=f"'{name}' is missing \\(1 missing"):
+            pcl.from_official(rest, stage)
+    other = state_of(f"pcl, {'finetune' if stage == 'pretrain' else 'pretrain'}")
+    with pytest.raises(DiffcapError, match="feat_regress"):
+        pcl.from_official(other, stage)
+
+
+def test_a_captioner_of_birds_has_no_distractor_head() -> None:
+    fixture = load(FIXTURES / "pcl.json")
+    sizes: dict[str, Any] = {key: fixture.hyperparameters[key] for key in ("width", "heads", "ffn", "cross_layers")}
+    state = {name: value for name, value in state_of("pcl, finetune").items() if not name.startswith("pooler")}
+    model = PCL(20, fixture.hyperparameters["feature_width"], **sizes, distractor_judging=False)
+    model.load_state_dict(pcl.from_official(state, "finetune"), strict=True)
+
+
+def test_the_heads_of_nabirds_are_both_there_or_missing() -> None:
+    state = load(FIXTURES / "pcl.json").weights("pretrain_fgvc")
+    del state["aligner.0.bias"]
+    with pytest.raises(DiffcapError, match=r"'aligner\.0\.bias' is missing \(1 missing"):
+        pcl.from_official(state, "pretrain", fine_grained=True)
+
+
+@pytest.mark.parametrize("part", ["query.weight", "key.bias", "value.weight"])
+def test_a_missing_part_of_scorers_attention_is_named(part: str) -> None:
+    state = state_of("scorer")
+    for base, name in {
+        "change_detector_state.scorer.0.attention": "encoder.0.attention",
+        "speaker_state.core.layer.1.self_attention": "decoder.blocks.1.self_attention",
+        "speaker_state.core.layer.0.dec_enc_attention": "decoder.blocks.0.cross",
+    }.items():
+        rest = {key: value for key, value in state.items() if key != f"{base}.{part}"}
+        with pytest.raises(DiffcapError, match="is missing; download the file again") as error:
+            scorer.from_official(rest)
+        assert repr(f"{name}.qkv.{part.partition('.')[2]}") in str(error.value)
+
+
+def test_the_scale_of_scorers_last_encoder_layer_is_the_one() -> None:
+    scales = {f"change_detector_state.scorer.{n}.attention.logit_scale": torch.tensor(float(n)) for n in range(11)}
+    assert scorer.from_official(scales) == {"logit_scale": torch.tensor(10.0)}
