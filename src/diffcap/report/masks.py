@@ -81,10 +81,11 @@ def outline_thumbnails(
     """
 
     def outline_of(pair: ChangePair) -> Thumbnail | None:
-        size, frame = size_of(pair, sizes), frames[pair.before]
+        size = size_of(pair, sizes)
         mask = masks.read(pair, size) if size else None
         if size is None or mask is None or not mask.any():
             return None
+        frame = frames[pair.before]
         scale = min(1.0, frame[0] / size[0], frame[1] / size[1])
         reduced = max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
         return Thumbnail(*size, webp(colored_outline(mask, reduced, 2 if frame == LARGE else 1), lossless=True))
