@@ -81,17 +81,6 @@ def test_intra_layers_see_one_image_and_inter_layers_both() -> None:
 
 
 @torch.no_grad()
-def test_the_pair_is_marks_positions_norm_and_the_last_blocks() -> None:
-    tower = PairTower(build_clip(NETWORK), intra_layers=1).eval()
-    first, second = (tower.encode_single(tower.normalize(pixels(2, (16, 16), seed))) for seed in (0, 1))
-    x = torch.cat([first + tower.before_mark, second + tower.after_mark], 1) + tower.joint_positions
-    x = tower.ln_mid(x)
-    for block in list(tower.visual.transformer.resblocks)[1:]:
-        x = block(x)
-    torch.testing.assert_close(tower.encode_pair(first, second), tower.visual.ln_post(x) @ tower.visual.proj)
-
-
-@torch.no_grad()
 def test_apart_the_images_do_not_meet() -> None:
     tower = PairTower(build_clip(NETWORK, (8, 12)), joint=False).eval()
     before, after, other = (tower.normalize(pixels(2, seed=seed)) for seed in (0, 1, 2))

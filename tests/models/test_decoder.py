@@ -123,35 +123,6 @@ def taught(name: str) -> tuple[Captioner, Tensor, Tensor]:
 
 
 @torch.no_grad()
-def whole_buffer(model: Any, before: Tensor, after: Tensor, length: int) -> list[list[int]]:
-    """The authors' loop: the whole decoder over the whole buffer for every word, without a cache."""
-    memory = model.encode(before, after)
-    buffer = torch.zeros(len(before), length, dtype=torch.long)
-    symbol, unfinished = torch.full((len(before),), START), torch.ones(len(before), dtype=torch.long)
-    for place in range(length):
-        buffer[:, place] = symbol
-        scores = model.decoder.logit(model.decoder(buffer, memory).last.hidden)[:, place]
-        scores[:, UNK] = float("-inf")
-        symbol = scores.argmax(-1)
-        unfinished = unfinished * (symbol != END)
-        symbol = symbol * unfinished
-    return [[word for word in row if word] for row in buffer[:, 1:].tolist()]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", KINDS)
-def test_greedy_words_are_those_of_the_whole_buffer(name: str) -> None:
-    model, before, after = taught(name)
-    expected = whole_buffer(model, before, after, LENGTH)
-    assert len({len(words) for words in expected}) > 2, expected  # of several lengths, or the test is idle
-    for size in (1, 2, 6):
-        parts = [greedy(model, before[n : n + size], after[n : n + size], LENGTH) for n in range(0, 6, size)]
-        assert [cut(row) for part in parts for row in part] == expected
-    shorter = whole_buffer(model, before, after, 5)
-    assert [cut(row) for row in greedy(model, before, after, 5)] == shorter != expected
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("name", ["scorer", "dirl"])
 def test_an_unknown_word_is_never_said(name: str) -> None:
     model, before, after = taught(name)

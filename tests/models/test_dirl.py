@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from tests.models.test_decoder import (
     CLOSE,
     LENGTH,
@@ -16,11 +15,11 @@ from tests.models.test_decoder import (
     maps,
     streams_are_averaged,
 )
-from tests.models.test_scorer import only_appearance, things, token_mean
+from tests.models.test_scorer import only_appearance, things
 from torch import Tensor, nn
 
 from diffcap.models.decoder import NULL
-from diffcap.models.dirl import DIRL, DIRLBlock
+from diffcap.models.dirl import DIRL
 from diffcap.models.layers import Attention
 from diffcap.models.scorer import SCORER
 
@@ -87,103 +86,16 @@ def test_how_it_begins(variant: Any) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("normed", [False, True])
-def test_the_variants_differ_in_two_norms(normed: bool) -> None:
-    model = dirl(decoder_variant="ln_xavier" if normed else "plain")
-    draws = torch.Generator().manual_seed(0)
-    differences, words = torch.randn(2, 6, 32, generator=draws), torch.randn(2, 4, 12, generator=draws)
-    fused, lifted = (part @ layer.weight.T + layer.bias for part, layer in (
-        (differences, model.fusion[0]), (words, model.decoder.input_projection[0])
-    ))  # fmt: skip
-    if normed:
-        norms = model.fusion[1], model.decoder.input_projection[1]
-        fused, lifted = (F.layer_norm(x, (16,), n.weight, n.bias, 1e-5) for x, n in zip((fused, lifted), norms))
-    torch.testing.assert_close(model.fusion(differences), fused.relu(), **CLOSE)
-    torch.testing.assert_close(model.decoder.input_projection(words), lifted, **CLOSE)
-    assert sum(isinstance(module, nn.LayerNorm) for module in model.modules()) == 2 + 2 * 3 + 2 * normed
-
-
-@torch.no_grad()
-def test_differences_are_what_torchs_attention_does_not_share() -> None:
-    model, (before, after) = dirl(), maps(3)
-    start = model.embedding(before), model.embedding(after)
-    one, two = start
-    for layer in model.encoder:
-        attention = torchs(layer.attention)
-        one, two = layer.norm(one + attention(one, two, two)[0]), layer.norm(two + attention(two, one, one)[0])
-    found = model.differences(*start)
-    for ours, theirs in zip(found, (start[0] - one, start[1] - two)):
-        torch.testing.assert_close(ours, theirs, **CLOSE)
-    joined = torch.cat(found, -1) @ model.fusion[0].weight.T + model.fusion[0].bias
-    memory = model.decoder.memory(joined.relu())
-    for ours, theirs in zip(model.encode(before, after), memory):
-        torch.testing.assert_close(ours, theirs, **CLOSE)
-
-
-@torch.no_grad()
-def test_a_block_is_torchs_decoder_layer() -> None:
-    torch.manual_seed(0)
-    block, twin = DIRLBlock(8, 2, 12, 0.0), nn.TransformerDecoderLayer(8, 2, 12, 0.0, batch_first=True).eval()
-    for parameter in block.parameters():
-        parameter.add_(0.3 * torch.randn_like(parameter))
-    twin.self_attn, twin.multihead_attn = torchs(block.self_attention), torchs(block.cross)
-    twin.linear1, twin.linear2 = block.ffn[0], block.ffn[3]
-    twin.norm1, twin.norm2, twin.norm3 = block.norm1, block.norm2, block.norm3
-    x, visual = torch.randn(2, 4, 8), torch.randn(2, 6, 8)
-    causal = torch.ones(4, 4, dtype=torch.bool).tril()
-    out = block(x, block.cross.project_key_value(visual), causal, ())
-    torch.testing.assert_close(out.hidden, twin(x, visual, tgt_mask=~causal), **CLOSE)
-    output = block.norm1(x + twin.self_attn(x, x, x, attn_mask=~causal)[0])
-    torch.testing.assert_close(out.after_self_attention, output, **CLOSE)
-    torch.testing.assert_close(
-        out.after_cross_attention, block.norm2(output + twin.multihead_attn(output, visual, visual)[0]), **CLOSE
-    )
-
-
-def naive_decorrelation(model: DIRL, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-    """Both sums over the projected tokens of embedded images (B, N, D), rows of all places of all images."""
-    assert model.projector is not None
-    up, down = model.projector[0], model.projector[3]
-    rows = [
-        ((part @ up.weight.T + up.bias).relu() @ down.weight.T + down.bias).reshape(-1, 16) for part in (before, after)
-    ]
-    first, second = ((part - part.mean(0)) / part.std(0) for part in rows)
-    correlation = first.T @ second / len(first)
-    diagonal = sum((correlation[i, i] - 1) ** 2 for i in range(16))
-    return diagonal, sum(correlation[i, j] ** 2 for i in range(16) for j in range(16) if i != j)
-
-
-def naive_ccr(text: Tensor, vision: Tensor, form: str = "symmetrised") -> Tensor:
-    g, own = text @ vision.T / 0.5, torch.arange(len(text))
-    if form == "symmetrised":
-        return F.cross_entropy((g + g.T) / 2, own)
-    return (F.cross_entropy(g, own) + F.cross_entropy(g.T, own)) / 2
-
-
-@torch.no_grad()
 @pytest.mark.parametrize(
     "options",
     [{}, {"diagonal_weight": 0.0, "off_diagonal_weight": 0.7}, {"diagonal_weight": 2.0, "off_diagonal_weight": 0.0}],
     ids=str,
 )
 def test_the_loss_is_the_weighted_sum_of_its_parts(options: dict[str, Any]) -> None:
-    model, batch = dirl(**WEIGHTS, **options), batch_of([3, 8, 5])
-    before, after, tokens = model.embedding(batch["before"]), model.embedding(batch["after"]), batch["tokens"]
-    last = model.decoder(tokens, model.encode(batch["before"], batch["after"])).last
-    diagonal, off_diagonal = naive_decorrelation(model, before, after)
-    expected = {
-        "caption_loss": token_mean(model.decoder.logit(last.hidden), tokens),
-        "diagonal_loss": diagonal,
-        "off_diagonal_loss": off_diagonal,
-        "ccr_loss": naive_ccr(last.after_self_attention.sum(1) / LENGTH, last.after_cross_attention.sum(1) / LENGTH),
-    }
-    parts = model.loss(batch)
-    assert parts.keys() == expected.keys() | {"loss"}
-    for name, value in expected.items():
-        assert value > 0.01, name
-        torch.testing.assert_close(parts[name], value, **CLOSE)
-    one, other = options.get("diagonal_weight", 1.0), options.get("off_diagonal_weight", 0.003)
-    total = expected["caption_loss"] + 0.03 * (one * diagonal + other * off_diagonal) + 0.2 * expected["ccr_loss"]
+    parts = dirl(**WEIGHTS, **options).loss(batch_of([3, 8, 5]))
+    diagonal, off_diagonal = options.get("diagonal_weight", 1.0), options.get("off_diagonal_weight", 0.003)
+    decorrelation = diagonal * parts["diagonal_loss"] + off_diagonal * parts["off_diagonal_loss"]
+    total = parts["caption_loss"] + 0.03 * decorrelation + 0.2 * parts["ccr_loss"]
     torch.testing.assert_close(parts["loss"], total, **CLOSE)
 
 
@@ -261,14 +173,6 @@ def test_a_weight_of_zero_leaves_the_part_out() -> None:
     parts = dirl(**{**WEIGHTS, "ccr_weight": 0.0}).loss(batch)
     assert parts.keys() == whole.keys() - {"ccr_loss"}
     torch.testing.assert_close(parts["loss"], whole["loss"] - 0.2 * whole["ccr_loss"], **CLOSE)
-
-
-@torch.no_grad()
-def test_the_papers_form_of_the_regularisation() -> None:
-    model, batch = dirl(ccr_form="two_way"), batch_of([3, 8, 5])
-    last = model.decoder(batch["tokens"], model.encode(batch["before"], batch["after"])).last
-    expected = naive_ccr(last.after_self_attention.mean(1), last.after_cross_attention.mean(1), "two_way")
-    torch.testing.assert_close(model.loss(batch)["ccr_loss"], expected, **CLOSE)
 
 
 @pytest.mark.parametrize(

@@ -55,24 +55,6 @@ def test_the_cache_changes_no_logit_and_one_pass_gives_all_of_them(options: dict
     assert together.std() > 0.1  # not all alike
 
 
-@torch.no_grad()
-def test_a_hidden_word_sees_what_stands_before_it_only() -> None:
-    model, memory = captioner(), None
-    before, after = maps(1)
-    memory = model.encode(before, after)
-    tokens = captions([8], 10)
-    labels = torch.full_like(tokens, IGNORED)
-    labels[0, 4] = tokens[0, 4]
-    hidden = tokens.clone()
-    hidden[0, 4] = MASK
-    logits = model.masked_logits(memory, {"mlm_tokens": hidden, "mlm_labels": labels})
-    torch.testing.assert_close(logits, without_cache(model, before, after, tokens[:, :4]), **CLOSE)
-    hidden[0, 5:] = 7
-    torch.testing.assert_close(model.masked_logits(memory, {"mlm_tokens": hidden, "mlm_labels": labels}), logits)
-    hidden[0, 2] = 7
-    assert not torch.allclose(model.masked_logits(memory, {"mlm_tokens": hidden, "mlm_labels": labels}), logits)
-
-
 def masked_batch(padded: int, pairs: int = 3) -> dict[str, Tensor]:
     tokens = captions([5, 3, 6], padded)[:pairs]
     labels = torch.full_like(tokens, IGNORED)
@@ -224,39 +206,6 @@ def test_the_loss_is_sums_of_words_and_of_judgements() -> None:
     assert parts["distractor_loss"].item() == pytest.approx(judged / 3, rel=1e-5)
     alone = captioner(distractor_judging=False).loss(batch)
     assert set(alone) == {"loss", "word_loss"} and alone["loss"].item() == pytest.approx(expected, rel=1e-5)
-
-
-@torch.no_grad()
-def test_hidden_patches_are_zeros_before_the_projection() -> None:
-    model, batch = pretraining(), {**masked_batch(8), "visual_mask": visual_mask()}
-    losses = model.mvcl(batch)
-    assert losses.shape == (4,)  # one a hidden patch
-    shown = dict(batch)
-    for name, mask in zip(("before", "after"), batch["visual_mask"].chunk(2, 1)):
-        shown[name] = batch[name].clone()
-        for pair, patch in mask.nonzero().tolist():
-            shown[name][pair, :, patch // 3, patch % 3] = 0
-    visual = model.trunk.visual(shown["before"], shown["after"])
-    hidden = model.trunk.joint(visual, batch["tokens"])
-    regressed, original, negatives = [], [], []
-    for pair in range(3):
-        for image, name in enumerate(("before", "after")):
-            for patch in range(6):
-                state = hidden[pair, 1 + image * 7 + patch]
-                value = model.regress.inner(state) @ model.trunk.image_projection.weight + model.regress.bias
-                if batch["visual_mask"][pair, image * 6 + patch]:
-                    regressed.append(value)
-                    original.append(batch[name][pair, :, patch // 3, patch % 3])
-                else:
-                    negatives.append(value)
-    # The model puts a pair's two images one after the other, so the order of the loops is its order.
-    cosines = torch.stack(
-        [
-            torch.stack([torch.cosine_similarity(row, other, 0) for other in (*original, *negatives)])
-            for row in regressed
-        ]
-    )
-    torch.testing.assert_close(losses, cosines.logsumexp(1) - cosines.diagonal(), **CLOSE)
 
 
 @torch.no_grad()

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.tiny import WORDS, captions, maps, pretraining
+from tests.models.tiny import captions, maps, pretraining
 from torch import Tensor
 
 from diffcap.losses.pcl import IGNORED
-from diffcap.models.pcl import CLS, FIRST_CLS, FIRST_IMAGE, MASK, SECOND_CLS, SECOND_IMAGE, TEXT_CLS
+from diffcap.models.pcl import FIRST_CLS, FIRST_IMAGE, MASK, SECOND_CLS, SECOND_IMAGE, TEXT_CLS
 from diffcap.models.pcl_pretraining import PCLPretraining
 
 CLOSE: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
@@ -66,30 +66,14 @@ def test_the_masked_form_is_attention_that_never_sees_the_padding(options: dict[
 
 
 @torch.no_grad()
-def test_the_released_form_has_no_second_image() -> None:
-    """[CLS] of the second image joins before the pair encoder; of its patches there is nothing."""
-    model, batch = pretraining(), single_batch()
-    trunk, image = model.trunk, batch["before"]
-    single = trunk.single_encoder(torch.cat([trunk.cls(3, FIRST_CLS), trunk.patches(image, FIRST_IMAGE)], 1))[0]
-    word = trunk.word_embedding.weight[CLS] + trunk.type_embedding.weight[SECOND_CLS]
-    second = trunk.embedding_norm(word).expand(3, 1, -1)
-    visual = trunk.pair_encoder(torch.cat([single, second], 1))[0]
-    torch.testing.assert_close(trunk.visual_of_one(image), visual, **CLOSE)
-    masked = pretraining(single_image="masked")
-    assert not torch.allclose(model.mlm_logits(batch), masked.mlm_logits(batch), atol=1e-3)
-    assert model.mlm_logits(batch).shape == (3, WORDS)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("form", ["absent", "masked"])
-def test_mvcl_hides_patches_of_the_only_image(form: str) -> None:
+def test_mvcl_hides_patches_of_the_only_image() -> None:
     """Naive loops: the negatives are the other hidden patches and all shown ones of the same images."""
-    model, batch = pretraining(single_image=form), single_batch()
+    model, batch = pretraining(single_image="masked"), single_batch()
     image, hide = batch["before"], batch["visual_mask"]
     shown = image.clone()
     for row, patch in hide.nonzero().tolist():
         shown[row, :, patch // 3, patch % 3] = 0
-    visual = model.trunk.visual_of_one(shown, encode_cls=form == "masked")
+    visual = model.trunk.visual_of_one(shown, encode_cls=True)
     hidden = model.trunk.joint(visual, batch["tokens"])[:, 1 : 1 + PATCHES]
     regressed = model.regress(hidden, model.trunk.image_projection.weight)
     predictions, targets, negatives = [], [], []
@@ -113,29 +97,6 @@ def fgvc_batch() -> dict[str, Tensor]:
     return {"before": before, "after": after, **classes}
 
 
-@torch.no_grad()
-def test_fine_grained_classification_is_of_the_class_tokens_of_the_two_encoders() -> None:
-    model, batch = pretraining(classes=4), fgvc_batch()
-    trunk = model.trunk
-    tokens = []
-    for name, cls, patch in (("before", FIRST_CLS, FIRST_IMAGE), ("after", SECOND_CLS, SECOND_IMAGE)):
-        tokens.append(trunk.single_encoder(torch.cat([trunk.cls(3, cls), trunk.patches(batch[name], patch)], 1))[0])
-    pair = trunk.pair_encoder(torch.cat(tokens, 1))[0]
-    judged = model.matcher(torch.cat([pair[:, 0], pair[:, 1 + PATCHES]], -1)).log_softmax(-1)
-    classes = [*batch["class_before"].tolist(), *batch["class_after"].tolist()]
-    scores = model.classifier(torch.cat([part[:, 0] for part in tokens])).log_softmax(-1)
-    parts = model.loss("fgvc", batch)
-    expected = -sum(scores[row, label] for row, label in enumerate(classes)) / 6
-    torch.testing.assert_close(parts["classification"], expected, **CLOSE)
-    same = [1, 0, 1]
-    torch.testing.assert_close(
-        parts["matching"], -sum(judged[row, label] for row, label in enumerate(same)) / 3, **CLOSE
-    )
-    torch.testing.assert_close(parts["loss"], sum(parts[name] for name in ("classification", "matching", "contrast")))
-    model.fgvc_losses = ["matching", "contrast"]
-    torch.testing.assert_close(model.loss("fgvc", batch)["loss"], parts["matching"] + parts["contrast"])
-
-
 def test_every_parameter_of_the_visual_side_learns_from_classes() -> None:
     model = pretraining(classes=4)
     model.loss("fgvc", fgvc_batch())["loss"].backward()
@@ -143,3 +104,12 @@ def test_every_parameter_of_the_visual_side_learns_from_classes() -> None:
     for part in ("classifier", "matcher", "trunk.single_encoder", "trunk.pair_encoder", "trunk.image_projection"):
         assert any(name.startswith(part) for name in moved), part
     assert not any(name.startswith(("trunk.cross_encoder", "trunk.output_layer", "regress")) for name in moved)
+
+
+@torch.no_grad()
+def test_parts_of_the_loss_on_classes_can_be_chosen() -> None:
+    model, batch = pretraining(classes=4), fgvc_batch()
+    parts = model.loss("fgvc", batch)
+    torch.testing.assert_close(parts["loss"], sum(parts[name] for name in ("classification", "matching", "contrast")))
+    model.fgvc_losses = ["matching", "contrast"]
+    torch.testing.assert_close(model.loss("fgvc", batch)["loss"], parts["matching"] + parts["contrast"])

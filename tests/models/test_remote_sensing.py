@@ -5,17 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision import models
 
 from diffcap.lit.resnet_weights import load_resnet
 from diffcap.models.captioner import Captioner
-from diffcap.models.chg2cap import Chg2Cap, KeyAttention
+from diffcap.models.chg2cap import Chg2Cap
 from diffcap.models.layers import Attention
-from diffcap.models.remote_sensing import ResidualBlock
 from diffcap.models.resnet import ResNetEncoder
-from diffcap.models.rsiccformer import DifferenceLayer, RSICCformer
+from diffcap.models.rsiccformer import RSICCformer
 from diffcap.utils.errors import DiffcapError
 
 WORDS, LENGTH, CHANNELS, GRID = 17, 10, 6, (2, 3)
@@ -122,74 +120,6 @@ def test_the_defaults_are_the_released_sizes(name: str) -> None:
     with torch.device("meta"):
         model = RSICCformer(468) if name == "rsiccformer" else Chg2Cap(501)
     assert sum(parameter.numel() for parameter in model.parameters()) == used
-
-
-# Layers against naive forms
-
-
-@torch.no_grad()
-def test_a_residual_block_is_three_convolutions() -> None:
-    torch.manual_seed(0)
-    block = ResidualBlock(6, 4).eval()
-    for part in block.branch:
-        if isinstance(part, nn.BatchNorm2d):
-            part.running_mean.normal_(), part.running_var.uniform_(0.5, 2), part.weight.normal_(), part.bias.normal_()
-    tokens = torch.randn(2, 6, 6)
-    x = tokens.view(2, 2, 3, 6).permute(0, 3, 1, 2)
-
-    def norm(y: Tensor, index: int) -> Tensor:
-        part: Any = block.branch[index]
-        mean, var, weight, bias = (
-            v.view(-1, 1, 1) for v in (part.running_mean, part.running_var, part.weight, part.bias)
-        )
-        return (y - mean) / (var + 1e-5).sqrt() * weight + bias
-
-    one, two, three = (block.branch[index] for index in (0, 3, 6))
-    y = norm(torch.einsum("oc,bchw->bohw", one.weight[..., 0, 0], x) + one.bias.view(-1, 1, 1), 1).relu()
-    padded, summed = F.pad(y, (1, 1, 1, 1)), torch.zeros(2, 4, 2, 3)
-    for i in range(3):
-        for j in range(3):
-            summed += torch.einsum("oc,bchw->bohw", two.weight[..., i, j], padded[..., i : i + 2, j : j + 3])
-    y = norm(summed + two.bias.view(-1, 1, 1), 4).relu()
-    y = norm(torch.einsum("oc,bchw->bohw", three.weight[..., 0, 0], y) + three.bias.view(-1, 1, 1), 7)
-    expected = (x + y).relu().permute(0, 2, 3, 1).flatten(1, 2)
-    torch.testing.assert_close(block(tokens, (2, 3)), expected, **CLOSE)
-
-
-@torch.no_grad()
-def test_a_difference_layer_is_torchs_attention_to_after_minus_before() -> None:
-    torch.manual_seed(0)
-    layer = DifferenceLayer(8, 2, 0.3).eval()
-    before, after = torch.randn(2, 2, 5, 8)
-    theirs = nn.MultiheadAttention(8, 2, batch_first=True)
-    own = layer.attention
-    theirs.load_state_dict(
-        {
-            "in_proj_weight": own.qkv.weight,
-            "in_proj_bias": own.qkv.bias,
-            "out_proj.weight": own.out.weight,
-            "out_proj.bias": own.out.bias,
-        }
-    )
-    difference = after - before
-    for x, found in zip((before, after), layer(torch.cat([before, after], 1)).chunk(2, 1)):
-        y = layer.norm1(x + theirs(x, difference, difference)[0])
-        inner = (y @ layer.ffn[0].weight.T + layer.ffn[0].bias).relu()
-        expected = layer.norm2(y + inner @ layer.ffn[3].weight.T + layer.ffn[3].bias)
-        torch.testing.assert_close(found, expected, **CLOSE)
-
-
-@torch.no_grad()
-def test_the_keys_are_the_values() -> None:
-    torch.manual_seed(0)
-    layer = KeyAttention(6, 8, 2, 0.0)
-    x = torch.randn(2, 5, 6)
-    query, key = x @ layer.query.weight.T, x @ layer.key.weight.T
-    heads = []
-    for head in (slice(0, 4), slice(4, 8)):
-        weights = (query[..., head] @ key[..., head].transpose(1, 2) / 2).softmax(-1)
-        heads.append(weights @ key[..., head])
-    torch.testing.assert_close(layer(x), torch.cat(heads, -1) @ layer.out.weight.T + layer.out.bias, **CLOSE)
 
 
 # Losses
