@@ -1,29 +1,47 @@
-"""Two gloo processes beside the test's own."""
+"""A function on two gloo processes beside the test's own."""
 
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 
-def on_two_ranks(worker: Path, data: dict[str, Any], folder: Path) -> list[Any]:
-    """Run `worker RANK MEETING-FILE DATA OUT` twice at the same time; what each rank saved."""
+def on_two_ranks(work: Callable[[Any], Any], data: Any, folder: Path) -> list[Any]:
+    """What a function of a module gives for `data` on each of two ranks."""
     torch.save(data, folder / "data.pt")
     paths = f"{Path(__file__).parents[2]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     ranks = [
         subprocess.Popen(
-            [sys.executable, worker, str(n), folder / "meet", folder / "data.pt", folder / f"{n}.pt"],
+            [sys.executable, __file__, work.__module__, work.__name__, str(rank), folder],
             stderr=subprocess.PIPE,
             text=True,
             env=environment,
         )
-        for n in range(2)
+        for rank in range(2)
     ]
     for process in ranks:
         output = process.communicate(timeout=120)[1]
         assert process.returncode == 0, output
-    return [torch.load(folder / f"{n}.pt") for n in range(2)]
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+
+
+def main(module: str, name: str, rank: str, folder: str) -> None:
+    """One of the two processes."""
+    work = getattr(import_module(module), name)
+    meeting, timeout = f"file://{folder}/meet", timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=meeting, rank=int(rank), world_size=2, timeout=timeout)
+    torch.save(work(torch.load(f"{folder}/data.pt")), f"{folder}/{rank}.pt")
+    dist.barrier()  # a rank that leaves while the other is still talking makes gloo abort
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

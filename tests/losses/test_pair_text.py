@@ -1,11 +1,9 @@
-"""The contrast of pairs and sentences against a naive loop; two processes against one."""
+"""The contrast of pairs and sentences against a naive loop; test_gather.py has two ranks."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
-from tests.losses.ranks import on_two_ranks
 from torch import Tensor
 
 from diffcap.losses.pair_text import pair_text_contrastive_loss, pair_text_similarity
@@ -51,20 +49,3 @@ def test_mixed_precision_does_not_round_the_cosines() -> None:
     expected = pair_text_contrastive_loss(text, pair, torch.tensor(100.0))
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(pair_text_contrastive_loss(text, pair, torch.tensor(100.0)), expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cut", [3, 2])
-def test_two_ranks_give_the_loss_and_the_gradients_of_one(tmp_path: Path, cut: int) -> None:
-    text, pair, scale = *draw(6, 4), torch.tensor(1.2)
-    leaves = [part.clone().requires_grad_() for part in (text, pair, scale)]
-    whole = pair_text_contrastive_loss(leaves[0], leaves[1], leaves[2].exp()).mean()
-    wanted = torch.autograd.grad(whole, leaves)
-    data = {"text": text, "pair": pair, "scale": scale, "cut": cut}
-    shares = on_two_ranks(Path(__file__).with_name("pair_text_worker.py"), data, tmp_path)
-    torch.testing.assert_close((shares[0]["loss"] + shares[1]["loss"]) / 2, whole.detach())
-    for part, (rows, expected) in enumerate(zip(("text", "pair"), wanted)):
-        found = torch.cat([share["gradients"][part] for share in shares]) / 2  # DDP's average
-        torch.testing.assert_close(found, expected, msg=rows)
-    found = (shares[0]["gradients"][2] + shares[1]["gradients"][2]) / 2
-    torch.testing.assert_close(found, wanted[2])

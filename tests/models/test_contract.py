@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from diffcap.checkpoints.loading import build_on_meta
+from diffcap.losses.gather import rank
 from diffcap.losses.pcl import IGNORED
 from diffcap.models.captioner import Batch, Captioner
 from diffcap.models.dirl import DIRL
@@ -250,20 +251,25 @@ def learn(name: str, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]
     return {key: value.detach() for key, value in parts.items()}, gradients
 
 
-def share(batch: Batch, pairs: slice) -> Batch:
-    """The rows of some pairs, of every stream."""
-    return {key: torch.cat([part[pairs] for part in rows.split(PAIRS)]) for key, rows in batch.items()}
+def learn_share(batches: dict[tuple[str, int], Batch]) -> dict[tuple[str, int], Any]:
+    """What a rank learns from its pairs, of every stream: the first rank has four, the second two."""
+    pairs = slice(0, 4) if rank() == 0 else slice(4, None)
+
+    def share(batch: Batch) -> Batch:
+        return {key: torch.cat([part[pairs] for part in rows.split(PAIRS)]) for key, rows in batch.items()}
+
+    return {(name, streams): learn(name, share(batch)) for (name, streams), batch in batches.items()}
 
 
 @pytest.mark.slow
 def test_two_processes_give_the_loss_and_the_gradients_of_one(tmp_path: Path) -> None:
-    """With 4 and 2 pairs: the mean over the ranks, which DDP takes, is that of the whole batch."""
+    """The mean over the ranks, which DDP takes, is that of the whole batch."""
     batches = {(name, streams): batch_of(name, streams) for name in RANKS for streams in (1, 2)}
-    ranks = on_two_ranks(Path(__file__).with_name("contract_worker.py"), {"batches": batches, "cut": 4}, tmp_path)
+    ranks = on_two_ranks(learn_share, batches, tmp_path)
     for (name, streams), batch in batches.items():
         losses, gradients = learn(name, batch)
         where = f"{name}, {streams} streams: "
-        (one, one_gradients), (other, other_gradients) = (rank[name, streams] for rank in ranks)
+        (one, one_gradients), (other, other_gradients) = (part[name, streams] for part in ranks)
         for part, value in losses.items():
             torch.testing.assert_close((one[part] + other[part]) / 2, value, **CLOSE, msg=where + part)
         assert gradients.keys() == one_gradients.keys() == other_gradients.keys()
