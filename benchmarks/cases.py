@@ -21,24 +21,15 @@ import torch
 from forms import EveryLayerSCORER, TokensCLIP4IDC, dense_matching, uncached
 from torch import Tensor
 
-from diffcap.losses.pcl import IGNORED
-from diffcap.losses.scorer import token_matching
 from diffcap.methods import get_method, import_object
 from diffcap.models import pcl
 from diffcap.models.captioner import Batch, Captioner
 from diffcap.models.clip4idc import CLIP4IDCAdaptation
 from diffcap.models.generation import greedy
-from diffcap.models.pcl import PCL
+from diffcap.models.pcl import IGNORED, PCL
 from diffcap.models.pcl_pretraining import PCLPretraining
-
-try:
-    from diffcap.utils.flops import flop_counter
-except ModuleNotFoundError:  # an earlier checkout, see `methods --against`
-    from functools import partial
-
-    from torch.utils.flop_counter import FlopCounterMode
-
-    flop_counter = partial(FlopCounterMode, display=False)
+from diffcap.models.scorer import token_matching
+from diffcap.utils.flops import flop_counter
 
 SEED = 0
 WORD_MASKING = 0.15  # IDC-PCL, paper
@@ -47,19 +38,14 @@ CANDIDATES = 7  # IDC-PCL, paper: a caption and six negatives
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a method's data and model.
+    """The sizes of a method's data and model."""
 
-    Attributes:
-        channels, grid: C, and rows and columns of a feature map, or of the pixels that CLIP4IDC reads. width: D. length: L.
-        vocabulary: V. network: CLIP4IDC's.
-    """
-
-    channels: int
-    grid: int
-    width: int
-    length: int
-    vocabulary: int = 76
-    network: str | dict[str, Any] = ""
+    channels: int  # C
+    grid: int  # rows and columns of a feature map, or of the pixels that CLIP4IDC reads
+    width: int  # D
+    length: int  # L
+    vocabulary: int = 76  # V
+    network: str | dict[str, Any] = ""  # CLIP4IDC's
 
 
 PAPER = {
@@ -134,33 +120,25 @@ def training_batch(model: Captioner, method: str, batch: int, streams: int, size
         first, beyond = (1, min(bos_id, eos_id)) if eos_id == beyond - 1 else (max(bos_id, eos_id) + 1, beyond)
         return {**data, "tokens": captions(batch * streams, sizes, bos_id, eos_id, first, beyond)}
     tokens = captions(batch, sizes, pcl.BOS, pcl.EOS, pcl.MASK + 1, beyond)
+    return {**data, **masked(tokens), "is_change": torch.arange(batch) % 2}
+
+
+def masked(tokens: Tensor) -> Batch:
+    """IDC-PCL's entries for captions with masked words, at least one in each."""
     hide = (tokens > pcl.MASK) & (torch.rand(tokens.shape) < WORD_MASKING)
-    hide[:, 1] = True  # no batch without a hidden word
-    labels = tokens.masked_fill(~hide, IGNORED)
-    is_change = torch.arange(batch) % 2
-    return {**data, "mlm_tokens": tokens.masked_fill(hide, pcl.MASK), "mlm_labels": labels, "is_change": is_change}
+    hide[:, 1] = True
+    return {"mlm_tokens": tokens.masked_fill(hide, pcl.MASK), "mlm_labels": tokens.masked_fill(~hide, IGNORED)}
 
 
 def pretraining_batch(batch: int, sizes: Sizes) -> Batch:
     """What IDC-PCL's MLM and FDA read: maps, captions with masked words, and each pair's caption with six negatives."""
     tokens = captions(batch * CANDIDATES, sizes, pcl.BOS, pcl.EOS, pcl.MASK + 1, sizes.vocabulary)
-    shown = tokens[:batch]
-    hide = (shown > pcl.MASK) & (torch.rand(shown.shape) < WORD_MASKING)
-    hide[:, 1] = True
-    return {
-        "before": maps(batch, sizes),
-        "after": maps(batch, sizes),
-        "mlm_tokens": shown.masked_fill(hide, pcl.MASK),
-        "mlm_labels": shown.masked_fill(~hide, IGNORED),
-        "fda_captions": tokens.unflatten(0, (batch, CANDIDATES)),
-    }
+    negatives = {"fda_captions": tokens.unflatten(0, (batch, CANDIDATES))}
+    return {**masked(tokens[:batch]), "before": maps(batch, sizes), "after": maps(batch, sizes), **negatives}
 
 
 def first_stage(kind: str, batch: int, sizes: Sizes, timed: "Timer") -> dict[str, Any]:
-    """Loss, backward and Adam of a task of IDC-PCL's pre-training, "MLM" or "FDA", or of CLIP4IDC's adaptation, "retrieval".
-
-    `check` has the loss and the norm of the gradient without dropout, at the initial weights.
-    """
+    """`timed_steps` of a task of IDC-PCL's pre-training, "MLM" or "FDA", or of CLIP4IDC's adaptation, "retrieval"."""
     model: Any
     if kind == "retrieval":
         model, beyond = CLIP4IDCAdaptation(sizes.network, max_length=min(32, sizes.length)).train(), sizes.vocabulary
@@ -169,11 +147,21 @@ def first_stage(kind: str, batch: int, sizes: Sizes, timed: "Timer") -> dict[str
     else:
         model = PCLPretraining(sizes.vocabulary, sizes.channels, width=sizes.width).train()
         data = pretraining_batch(batch, sizes)
+
+    def loss() -> Tensor:
+        return model.loss(data) if kind == "retrieval" else model.loss(kind.lower(), data)["loss"]
+
+    check, seconds = timed_steps(model, loss, timed)
+    return {"items_per_s": batch / seconds, "check": check}
+
+
+def timed_steps(model: torch.nn.Module, loss_of: Callable[[], Tensor], timed: "Timer") -> tuple[list[float], float]:
+    """Loss and gradient norm without dropout at the initial weights, and the seconds of a step: loss, backward and Adam."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.Adam(weights, lr=2e-4, fused=True)
 
     def backward() -> float:
-        loss = model.loss(data) if kind == "retrieval" else model.loss(kind.lower(), data)["loss"]
+        loss = loss_of()
         optimizer.zero_grad()
         loss.backward()
         return loss.item()
@@ -182,45 +170,28 @@ def first_stage(kind: str, batch: int, sizes: Sizes, timed: "Timer") -> dict[str
         backward()
         optimizer.step()
 
-    check = without_dropout(model, backward)
-    return {"items_per_s": batch / timed(step), "check": check}
-
-
-def without_dropout(model: torch.nn.Module, backward: Callable[[], float]) -> list[float]:
-    """Loss and norm of the gradient of a call that returns the loss; the model is in training mode afterwards."""
     model.eval()
     loss = backward()
     norms = [weight.grad.norm() for weight in model.parameters() if weight.grad is not None]
     model.train()
-    return [loss, torch.linalg.vector_norm(torch.stack(norms)).item()]
+    return [loss, torch.linalg.vector_norm(torch.stack(norms)).item()], timed(step)
 
 
 def training(
     method: str, form: str, batch: int, streams: int, precision: str, sizes: Sizes, timed: "Timer"
 ) -> dict[str, Any]:
-    """Loss, backward and Adam; one item is one before map, with both its streams where there are two. `check`: see `first_stage`."""
+    """`timed_steps` of fine-tuning; one item is one before map, with both its streams where there are two."""
     model = build(method, sizes, form)
     data = training_batch(model, method, batch, streams, sizes)
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.Adam(weights, lr=2e-4, fused=True)
 
-    def backward() -> float:
+    def loss() -> Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            loss = model.loss(data)["loss"]
-        optimizer.zero_grad()
-        loss.backward()
-        return loss.item()
-
-    def step() -> None:
-        backward()
-        optimizer.step()
+            return model.loss(data)["loss"]
 
     matching = dense_matching if form == "dense" else token_matching
-    # `create`: earlier checkouts have no such constant and always use MKL.
-    by_mkl = mock.patch("diffcap.utils.linear.USE_ONEDNN", False, create=True)
+    by_mkl = mock.patch("diffcap.utils.linear.USE_ONEDNN", False)
     with mock.patch("diffcap.models.scorer.token_matching", matching), by_mkl if form == "MKL" else nullcontext():
-        check = without_dropout(model, backward)
-        seconds = timed(step)
+        check, seconds = timed_steps(model, loss, timed)
     return {"items_per_s": batch / seconds, "check": check}
 
 
@@ -255,30 +226,23 @@ def decoding(
             model.word_bias[model.eos_id] = float("-inf")
             if not from_pixels:
                 before = after = model.views(before, after)
-        elif classifier := _classifier(model):
-            classifier.bias[[0, model.eos_id]] = float("-inf")
+        else:  # a captioner of another package may have no such layer; then its captions may end early
+            decoder = model.trunk if isinstance(model, PCL) else getattr(model, "decoder", None)
+            classifier: Any = getattr(decoder, "output_layer", None) or getattr(decoder, "logit", None)
+            if classifier is not None:
+                classifier.bias[[0, model.eos_id]] = float("-inf")
     decode = greedy if form == "cached" else uncached
     token_ids: list[Tensor] = []
     seconds = timed(lambda: token_ids.append(decode(model, before, after, sizes.length)))
     return {"items_per_s": batch / seconds, "words": token_ids[0].tolist()}
 
 
-def _classifier(model: Any) -> Any:
-    """The layer that gives the logits; None for a captioner of another package, whose captions may end early."""
-    return (
-        model.trunk.output_layer if isinstance(model, PCL) else getattr(getattr(model, "decoder", None), "logit", None)
-    )
-
-
 class Timer:
-    """Seconds of a call: the median of `repeats`, after one whose matrix products are counted.
-
-    Attributes:
-        seconds: of every timed call. gflop: of a call's matrix products and convolutions, a multiplication and an addition each.
-    """
+    """Seconds of a call: the median of `repeats`, after one whose matrix products are counted."""
 
     def __init__(self, repeats: int) -> None:
-        self.repeats, self.seconds, self.gflop = repeats, [0.0], 0.0
+        self.repeats, self.seconds = repeats, [0.0]  # of every timed call
+        self.gflop = 0.0  # of a call's matrix products and convolutions, a multiplication and an addition each
 
     def __call__(self, call: Callable[[], Any]) -> float:
         """Run and time it."""
@@ -293,24 +257,6 @@ class Timer:
         return median(self.seconds)
 
 
-def product_gflops(precision: str) -> dict[str, float]:
-    """GFLOP/s of a large matrix product on this machine, the best of five: torch's own choice ("torch"), and by oneDNN if it is there."""
-    size = 2048
-    left, right = (torch.randn(size, size, dtype=torch.bfloat16 if precision == "bf16" else None) for _ in range(2))
-    products: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"torch": torch.matmul}
-    if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        products["oneDNN"] = lambda x, y: torch.ops.mkldnn._linear_pointwise(x, y, None, "none", [], "")
-    rates = {}
-    for name, product in products.items():
-        seconds = []
-        for _ in range(6):
-            start = time.perf_counter()
-            product(left, right)
-            seconds.append(time.perf_counter() - start)
-        rates[name] = 2 * size**3 / 1e9 / min(seconds[1:])
-    return rates
-
-
 def peak_mb() -> float:
     """The most memory that this process has held so far, in MB (1e6 bytes)."""
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -318,15 +264,10 @@ def peak_mb() -> float:
 
 
 def measure(case: dict[str, Any]) -> dict[str, Any]:
-    """Run one case.
+    """Run a case of `methods.cases`.
 
-    Args:
-        case: `kind` "training", "matching", "decoding", "captioning" (from pixels), "MLM", "FDA" or "retrieval";
-            `method`, `form`, `batch`, `streams`, `precision`; `repeats`, `threads` (None: torch's choice) and `small`.
-
-    Returns:
-        items_per_s, seconds (of every repeat), peak_mb, libraries_mb (the peak before anything was made), threads,
-        sizes, gflop and product_gflops (see `Timer` and `product_gflops`), and `check` or `words`, which do not depend on the form.
+    Returns items_per_s, seconds (of every repeat), peak_mb, libraries_mb (the peak before anything was made), gflop (see `Timer`),
+    threads, sizes, and `check` or `words`, which do not depend on the form.
     """
     libraries = peak_mb()
     if case["threads"]:
@@ -342,13 +283,12 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         result = matching(form, batch, sizes, timed)
     else:
         result = decoding(method, form, batch, sizes, timed, case["kind"] == "captioning")
-    memory = {"peak_mb": peak_mb(), "libraries_mb": libraries}
-    products = {"gflop": timed.gflop, "product_gflops": product_gflops(case["precision"])}
     return {
         **result,
         "seconds": timed.seconds,
-        **memory,
-        **products,
+        "peak_mb": peak_mb(),
+        "libraries_mb": libraries,
+        "gflop": timed.gflop,
         "threads": torch.get_num_threads(),
         "sizes": asdict(sizes),
     }

@@ -1,4 +1,4 @@
-"""What several benchmarks use: the machine that they ran on, what else it was doing, and when two results are equal."""
+"""What several benchmarks use: the machine that they ran on, when two results are equal, and the two files with the results."""
 
 import os
 import platform
@@ -10,20 +10,35 @@ TOLERANCE, BF16_TOLERANCE = 1e-3, 2e-2  # largest relative difference of equal r
 
 
 def machine() -> dict[str, Any]:
-    """The processor, its cores for this process, the system and the date (UTC)."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    date = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"cpu": processor(), "cores": cores, "system": platform.platform(), "date": date}
-
-
-def processor() -> str:
-    """The processor's name, from Linux's own list where there is one."""
+    """The processor, its cores for this process, the system, the date (UTC) and the load."""
     listed = Path("/proc/cpuinfo")
     lines = listed.read_text().splitlines() if listed.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    return {
+        "cpu": names[0] if names else platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "system": platform.platform(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "load_before": load(),
+    }
 
 
 def load() -> float:
     """Processes that wanted a core in the last minute: what else the machine was doing."""
     return round(os.getloadavg()[0], 2)
+
+
+def write_results(out: str, info: dict[str, Any], lines: list[str], settings: dict[str, Any], **results: Any) -> None:
+    """Write the JSON file, and beside it the same as Markdown: `lines`, then the machine."""
+    from diffcap.records import write_json, write_text
+    from diffcap.utils.provenance import provenance
+
+    info, notes, text = {**info, "load_after": load()}, provenance(settings=settings), Path(out).with_suffix(".md")
+    write_json(Path(out), {"machine": info, **results, "provenance": notes})
+    threads = f"{info['threads']} threads, " if "threads" in info else ""
+    end = (
+        f"{info['cpu']}, {info['cores']} cores, {threads}torch {notes['versions']['torch']}, load {info['load_before']} before and"
+        f" {info['load_after']} after, {info['date']}, commit {notes['commit']}."
+    )
+    write_text(text, "\n".join([*lines, "", end]) + "\n")
+    print(f"{out}, {text.name}")

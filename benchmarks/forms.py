@@ -3,8 +3,6 @@
 Letters: B pairs, T text positions, L positions of a caption, N visual tokens of one image, D width.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
@@ -19,14 +17,7 @@ from diffcap.models.scorer import SCORER, Views
 
 
 def dense_matching(query: Tensor, key: Tensor, block: int = 0) -> Tensor:
-    """Token-wise matching (SCORER, eq. 2 and 3) as the equations read, differentiated by autograd.
-
-    Args:
-        query: (A, N, D). key: (B, M, D). block: without effect; `diffcap.losses.scorer` has it.
-
-    Returns:
-        (A, B) scores.
-    """
+    """Token-wise matching (SCORER, eq. 2 and 3) as the equations read: (A, N, D) and (B, M, D) to (A, B); `block` has no effect."""
     similarity = torch.einsum("and,bmd->abnm", query, key)
     return (similarity.max(3).values.mean(2) + similarity.max(2).values.mean(2)) / 2
 
@@ -55,18 +46,20 @@ class TokensCLIP4IDC(CLIP4IDC):
 
 @torch.no_grad()
 def uncached(captioner: Captioner, before: Tensor, after: Tensor, length: int) -> Tensor:
-    """Greedy words (B, L) without anything remembered from one position to the next.
+    """Greedy words (B, L) without anything remembered from one position to the next, but for the images' features.
 
-    SCORER and DIRL run the decoder over the whole padded buffer at every position, and project the visual tokens for
-    its cross-attention again; IDC-PCL runs its cross-modal encoder over the visual tokens, the words so far and [MASK];
-    CLIP4IDC the captioner's encoder over the pair's tokens and its decoder over the words so far. The images are encoded once.
+    SCORER and DIRL run the decoder over the whole padded buffer at every position, the others over the words so far.
     """
     if isinstance(captioner, CLIP4IDC):
         return _clip4idc_words(captioner, before, after, length)
     if isinstance(captioner, PCL):
         return _pcl_words(captioner, before, after, length)
     assert isinstance(captioner, SCORER | DIRL)
-    visual = _fused(captioner, before, after)
+    before, after = captioner.embedding(before), captioner.embedding(after)
+    if isinstance(captioner, SCORER):
+        visual = captioner.fuse(before, after, captioner.compare(before, after))  # (B, N, D)
+    else:
+        visual = captioner.fusion(torch.cat(captioner.differences(before, after), -1))
     tokens = torch.full((len(after), length), NULL)
     tokens[:, 0] = captioner.bos_id
     for position in range(length - 1):
@@ -75,14 +68,6 @@ def uncached(captioner: Captioner, before: Tensor, after: Tensor, length: int) -
         logits[:, UNK] = float("-inf")
         tokens[:, position + 1] = logits.argmax(1)
     return tokens
-
-
-def _fused(captioner: Any, before: Tensor, after: Tensor) -> Tensor:
-    """The difference representation of two feature maps, (B, N, D)."""
-    before, after = captioner.embedding(before), captioner.embedding(after)
-    if isinstance(captioner, SCORER):
-        return captioner.fuse(before, after, captioner.compare(before, after))
-    return captioner.fusion(torch.cat(captioner.differences(before, after), -1))
 
 
 def _clip4idc_words(captioner: CLIP4IDC, before: Tensor, after: Tensor, length: int) -> Tensor:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from common import load, machine
+from common import machine, write_results
 
 from diffcap.utils.console import run
 
@@ -23,16 +23,13 @@ GPU_STEP_SECONDS = {"pcl": 0.05, "scorer": 0.15, "dirl": 0.15}
 FEATURES = {"pcl": (2048, 7, 7), "scorer": (1024, 14, 14), "dirl": (1024, 14, 14)}  # of the papers, float16
 SMALL = (8, 2, 2)
 CAPTION = "the small brown metal cube that is behind the big cylinder has changed its location"
-RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)  # a read that fails where the page is not in memory; Linux only
 
 
 def loading(
     out: str,
     methods: list[str] | None = None,
     workers: list[int] | None = None,
-    one_core: list[int] | None = None,
     batches: int = 8,
-    folder: str | None = None,
     small: bool = False,
 ) -> None:
     """Time the batches of the fine-tuning on CLEVR-Change, without a training, and write the numbers and a table.
@@ -45,37 +42,25 @@ def loading(
         out: the JSON file. The table has the same name with the suffix .md.
         methods: which; by default pcl and scorer, whose loader dirl has, too.
         workers: numbers of worker processes; by default 0, 1, 2 and 4.
-        one_core: those of them that are measured with one CPU core for all processes; by default none.
-        batches: of an epoch, which is also the size of the store: 154 MB each for SCORER and DIRL.
-        folder: where the temporary store is written, which needs `batches` times 154 MB; by default the system's.
+        batches: of an epoch, which is also the size of the temporary store: 154 MB each for SCORER and DIRL.
         small: tiny features, to see that everything runs.
     """
-    from diffcap.records import write_json, write_text
-    from diffcap.utils.provenance import provenance
-
-    started, machine_info = time.perf_counter(), {**machine(), "load_before": load()}
-    available = sorted(os.sched_getaffinity(0))
+    info = machine()
     chosen, rows = methods or ["pcl", "scorer"], []
     for method in chosen:
-        with TemporaryDirectory(prefix="diffcap-loading-", dir=folder) as store:
+        with TemporaryDirectory(prefix="diffcap-loading-") as store:
             batch_size = write_store(method, Path(store), batches, small)
             for number in workers or [0, 1, 2, 4]:
-                cores = available[:1] if number in (one_core or []) else available
-                os.sched_setaffinity(0, cores)
                 for measured in epochs(method, Path(store), number, batches):
-                    row = {"method": method, "batch_size": batch_size, "workers": number, "cores": len(cores)}
+                    row = {"method": method, "batch_size": batch_size, "workers": number, "cores": info["cores"]}
                     rows.append({**row, **measured, "assumed_gpu_step_seconds": GPU_STEP_SECONDS[method]})
                     print(line(rows[-1]), flush=True)
-                os.sched_setaffinity(0, available)
-    machine_info |= {"load_after": load(), "minutes": round((time.perf_counter() - started) / 60, 1)}
-    notes = provenance(settings={"methods": chosen, "batches": batches, "one_core": one_core, "small": small})
-    write_json(Path(out), {"machine": machine_info, "cases": rows, "provenance": notes})
-    write_text(Path(out).with_suffix(".md"), table(machine_info, rows, notes))
-    print(f"{out}, {Path(out).with_suffix('.md').name}")
+    settings = {"methods": chosen, "batches": batches, "small": small}
+    write_results(out, info, table(rows, small), settings, cases=rows)
 
 
 def settings_of(method: str) -> dict[str, Any]:
-    """The settings `data` of a method's fine-tuning on CLEVR-Change that its loader depends on."""
+    """The settings `data` of a method's fine-tuning on CLEVR-Change on which its loader depends."""
     from diffcap.experiment import Experiment
     from diffcap.utils.settings import get_config_value
 
@@ -92,9 +77,7 @@ def write_store(method: str, folder: Path, batches: int, small: bool) -> int:
 
     settings = settings_of(method)
     size, by_scene = settings["batch_size"], settings.get("samples") == "scenes"
-    scenes = (
-        size * batches if by_scene else size * batches // 2
-    )  # IDC-PCL: a sample is a caption of one of the two pairs
+    scenes = size * batches if by_scene else size * batches // 2  # IDC-PCL: a sample is a caption of one of two pairs
     pairs = [
         ChangePair(f"{n}{end}", f"{n}.png", f"{n}{end}.png", [CAPTION], split, is_distractor=end == "n")
         for split, numbers in (("train", range(scenes)), ("val", range(scenes, scenes + 1)))
@@ -114,13 +97,10 @@ def write_store(method: str, folder: Path, batches: int, small: bool) -> int:
 
 
 def epochs(method: str, folder: Path, workers: int, batches: int) -> Iterator[dict[str, Any]]:
-    """Time a cold and a warm epoch of a training's loader.
+    """Time a cold and a warm epoch of a training's loader. The cold one includes the start of the workers.
 
-    Yields:
-        "store" cold or warm, "pages_in_memory" before it (share, null where it cannot be found out), "batches_per_s", "gb_per_s",
-        "core_s_per_batch" (processor time of all processes, which depends little on what else the machine does), and "bytes" of the
-        feature maps of a batch; of the warm epoch "wait_s", the mean time that a training waits for a batch beside assumed GPU steps.
-        The cold epoch includes the start of the workers.
+    Yields "core_s_per_batch", the processor time of all processes, which depends little on what else the machine does, and of the warm
+    epoch "wait_s", the mean time that a training waits for a batch beside assumed GPU steps.
     """
     from diffcap.data.datamodules import CaptionData
 
@@ -128,7 +108,9 @@ def epochs(method: str, folder: Path, workers: int, batches: int) -> Iterator[di
     data.trainer = SimpleNamespace(world_size=1, global_rank=0, global_step=0, accumulate_grad_batches=1)  # type: ignore[assignment]
     data.setup("fit")
     (file,) = data.store.data_files
-    in_memory = drop_pages(file)
+    with file.open("rb") as opened:  # remove it from the page cache
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     loader = iter(data.train_dataloader())
     for store in ("cold", "warm"):
         start, start_cores = time.perf_counter(), processor_seconds()
@@ -140,10 +122,9 @@ def epochs(method: str, folder: Path, workers: int, batches: int) -> Iterator[di
         speed["core_s_per_batch"] = used / batches
         if store == "warm":
             speed["wait_s"] = waiting(loader, batches, GPU_STEP_SECONDS[method])
-        yield {"store": store, "pages_in_memory": in_memory, **speed}
+        yield {"store": store, **speed}
         for _ in range(3 * workers):  # begun while the store was being read from the disk
             next(loader)
-        in_memory = pages_in_memory(file)
     del loader, data, batch  # ends the workers and removes the mapping, without which pages cannot be dropped
     gc.collect()
 
@@ -169,30 +150,6 @@ def processor_seconds() -> float:
     return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
 
-def drop_pages(file: Path) -> float | None:
-    """Remove a file from the page cache; returns the share of its pages that is left, see `pages_in_memory`."""
-    with file.open("rb") as opened:
-        os.fsync(opened.fileno())
-        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return pages_in_memory(file)
-
-
-def pages_in_memory(file: Path, samples: int = 200) -> float | None:
-    """The share of some evenly spaced bytes of a file that can be read without the disk; None where this cannot be found out."""
-    if not RWF_NOWAIT:
-        return None
-    found = 0
-    with file.open("rb", buffering=0) as opened:
-        for offset in np.linspace(0, file.stat().st_size - 1, samples, dtype=int).tolist():
-            try:
-                found += os.preadv(opened.fileno(), [bytearray(1)], offset, RWF_NOWAIT) == 1
-            except BlockingIOError:
-                continue
-            except OSError:  # a file system without this flag
-                return None
-    return found / samples
-
-
 def line(row: dict[str, Any]) -> str:
     """A row of the table, as Markdown."""
     from diffcap.methods import get_method
@@ -206,29 +163,23 @@ def line(row: dict[str, Any]) -> str:
     )
 
 
-def table(machine_info: dict[str, Any], rows: list[dict[str, Any]], notes: dict[str, Any]) -> str:
-    """loading.md: the rates, then the machine."""
-    small = ", **tiny features: the numbers mean nothing**" if notes["settings"]["small"] else ""
-    shares = [row["pages_in_memory"] for row in rows if row["store"] == "cold" and row["pages_in_memory"] is not None]
-    cold = f" At most {100 * max(shares):.0f} % of a cold store was in memory." if shares else ""
-    lines = [
+def table(rows: list[dict[str, Any]], small: bool) -> list[str]:
+    """The rates in Markdown."""
+    note = ", **tiny features: the numbers mean nothing**" if small else ""
+    return [
         "# Speed of the loader",
         "",
-        f"`python benchmarks/loading.py`: training batches of the fine-tuning on CLEVR-Change, without a training{small}. Measured:"
+        f"`python benchmarks/loading.py`: training batches of the fine-tuning on CLEVR-Change, without a training{note}. Measured:"
         " batches and bytes of float16 feature maps per second, and the processor time of all processes per batch. Assumed: the GPU's"
         " steps per second (0.05 s each for IDC-PCL, 0.15 s for SCORER and DIRL). Calculated from these: the two columns after them; cores"
         " for 3 x are those that load three times as fast as the GPU steps. Measured: how long a training waits for each batch beside"
-        f" steps of that time, which use no processor (*wait*).{cold}",
+        " steps of that time, which use no processor (*wait*).",
         "",
         "| case | store | workers | cores | batches/s | GB/s | core s/batch | GPU steps/s, assumed | loader / GPU | cores for 3 x |"
         " wait, s |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
         *(line(row) for row in rows),
-        "",
-        f"{machine_info['cpu']}, {machine_info['cores']} cores, torch {notes['versions']['torch']}, load {machine_info['load_before']}"
-        f" before and {machine_info['load_after']} after, {machine_info['date']}, commit {notes['commit']}.",
     ]
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from common import BF16_TOLERANCE, TOLERANCE, load, machine
+from common import BF16_TOLERANCE, TOLERANCE, machine, write_results
 
 from diffcap.methods import get_method
 from diffcap.methods import methods as registered
-from diffcap.utils.console import (
-    run,  # brings no torch: a child's peak memory begins with that of the process that starts it
-)
+from diffcap.utils.console import run
+
+# No torch here: a child's peak memory begins with that of the process that starts it.
 
 
 def methods(
@@ -27,7 +27,6 @@ def methods(
     small: bool = False,
     against: str | None = None,
     kinds: list[str] | None = None,
-    compile: bool = False,
 ) -> None:
     """Measure every case in a process of its own, write the numbers and a table.
 
@@ -42,19 +41,9 @@ def methods(
         against: folder of another checkout, for example of an earlier commit: its `src` is measured as well, in turn with this
             one, and the table has the ratios and says whether the results are equal, see `comparison`.
         kinds: of the cases, such as training and decoding; by default all.
-        compile: instead of these cases, training steps with and without torch.compile, of pcl, scorer and dirl by default.
-
-    Raises:
-        DiffcapError: a method is unknown, two forms of the same computation disagree, or a case failed.
     """
-    from diffcap.records import write_json, write_text
     from diffcap.utils.errors import DiffcapError
-    from diffcap.utils.provenance import provenance
 
-    if compile:
-        from compiling import compiling
-
-        return compiling(out, methods, batch, repeats, threads, small)
     trained_from_scratch = [name for name, method in registered().items() if not method.base_model]
     chosen = [get_method(name).name for name in methods or trained_from_scratch]
     if small:
@@ -63,8 +52,7 @@ def methods(
     if against and not (Path(against) / "src/diffcap").is_dir():
         raise DiffcapError(f"--against {against}: there is no src/diffcap; give the folder of a checkout.")
     earlier: list[dict[str, Any]] = []
-    machine_info = {**machine(), "load_before": load()}
-    rows = []
+    info, rows = machine(), []
     wanted = [case for case in cases(chosen, batch, large_batch, small) if kinds is None or case["kind"] in kinds]
     if not wanted:
         raise DiffcapError(f"--kinds {kinds}: {', '.join(chosen)} have no such case; omit the option for all.")
@@ -78,31 +66,21 @@ def methods(
             last = [measurements.pop() for _ in range(rounds)]
             measurements.append(min(last, key=lambda row: min(row["seconds"])))
             name = "" if measurements is rows else f", {against}"
-            print(
-                f"{label(case)}{name}: {measurements[-1]['items_per_s']:.2f} items/s, {measurements[-1]['peak_mb']:.0f} MB"
-            )
-    agree(rows)
-    machine_info.update(threads=rows[0]["threads"], load_after=load())
+            found = measurements[-1]
+            print(f"{label(case)}{name}: {found['items_per_s']:.2f} items/s, {found['peak_mb']:.0f} MB")
+    for plain, ours in pairs_of_forms(rows):
+        if not comparison(ours, plain)["equal"]:
+            raise DiffcapError(f"{label(ours)} and {plain['form']} disagree; find out why before you use the times.")
+    info["threads"] = rows[0]["threads"]
     compared = ratios(rows)
     for now, before in zip(rows, earlier):
         forms = f"now / {Path(against or '').name}"
         compared.append({"case": label(now), "forms": forms, **ratio(now, before), "results": comparison(now, before)})
     for row in rows:
         row.pop("words", None)
-    batches = {"batch": batch, "large_batch": large_batch}
-    notes = provenance(
-        settings={
-            **settings,
-            "methods": chosen,
-            **batches,
-            "against": Path(against).name if against else None,
-            "kinds": kinds,
-        }
-    )
-    target = Path(out)
-    write_json(target, {"machine": machine_info, "ratios": compared, "cases": rows, "provenance": notes})
-    write_text(target.with_suffix(".md"), table(machine_info, compared, rows, notes))
-    print(f"{target}, {target.with_suffix('.md').name}")
+    settings |= {"methods": chosen, "batch": batch, "large_batch": large_batch, "kinds": kinds}
+    settings["against"] = Path(against).name if against else None
+    write_results(out, info, table(compared, rows, small), settings, ratios=compared, cases=rows)
 
 
 def cases(methods: list[str], batch: int, large_batch: int, small: bool) -> list[dict[str, Any]]:
@@ -185,12 +163,8 @@ def pairs_of_forms(rows: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dic
 def comparison(ours: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Compare the results of two measurements of the same case.
 
-    The numbers are the losses before and after the first step of a training, or scores and gradient norms of a
-    matching; the words are those of all captions. Two checkouts that draw random numbers in another order differ.
-
-    Returns:
-        "equal"; "of", what was compared: "words" or "numbers"; "tolerance", relative, 0 for words; and "difference", the largest
-        relative difference of a number, or the share of the captions that are not the same.
+    The numbers are loss and gradient norm of a training, or scores and gradient norms of a matching; the words are those of all
+    captions. "difference" is the largest relative difference of a number, or the share of the captions that are not the same.
     """
     if "words" in ours or "words" in other:
         captions, others = ours.get("words", []), other.get("words", [])
@@ -204,95 +178,59 @@ def comparison(ours: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return {"equal": difference <= tolerance, "of": "numbers", "tolerance": tolerance, "difference": difference}
 
 
-def agree(rows: list[dict[str, Any]]) -> None:
-    """See that both forms of a computation gave the same, see `comparison`.
-
-    Raises:
-        DiffcapError: they did not.
-    """
-    from diffcap.utils.errors import DiffcapError
-
-    for plain, ours in pairs_of_forms(rows):
-        if not comparison(ours, plain)["equal"]:
-            raise DiffcapError(
-                f"{label(ours)} and {plain['form']} disagree; the times mean nothing until this is fixed."
-            )
-
-
 def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Ours over the straightforward form, and bf16 over float32: `speed` of the rates, `memory` of the peaks."""
     compared = [
         (label({**ours, "form": ""}), f"{ours['form']} / {plain['form']}", ours, plain)
         for plain, ours in pairs_of_forms(rows)
     ]
-    for ours in rows:
-        exact = [row for row in rows if ours["precision"] == "bf16" and _is_exact(row, ours)]
-        compared += [(label({**plain, "form": ""}), "bf16 / float32", ours, plain) for plain in exact]
+    keys = ("kind", "method", "form", "batch", "streams")
+    for ours in [row for row in rows if row["precision"] == "bf16"]:
+        for plain in rows:
+            if plain["precision"] == "float32" and all(plain[key] == ours[key] for key in keys):
+                compared.append((label({**plain, "form": ""}), "bf16 / float32", ours, plain))
     return [{"case": case, "forms": forms, **ratio(ours, plain)} for case, forms, ours, plain in compared]
 
 
 def ratio(ours: dict[str, Any], plain: dict[str, Any]) -> dict[str, float]:
     """Rate and memory of one measurement over those of another."""
+    # 1 MB: what a tiny case needs may lie within the libraries'.
+    own = [max(1.0, row["peak_mb"] - row["libraries_mb"]) for row in (ours, plain)]
     return {
         "speed": ours["items_per_s"] / plain["items_per_s"],
         "memory": ours["peak_mb"] / plain["peak_mb"],
-        "memory_without_libraries": _own(ours) / _own(plain),
+        "memory_without_libraries": own[0] / own[1],
     }
 
 
-def _is_exact(row: dict[str, Any], ours: dict[str, Any]) -> bool:
-    """Whether a row is the same case in float32."""
-    keys = ("kind", "method", "form", "batch", "streams")
-    return row["precision"] == "float32" and all(row[key] == ours[key] for key in keys)
-
-
-def _own(row: dict[str, Any]) -> float:
-    return max(1.0, row["peak_mb"] - row["libraries_mb"])  # 1 MB: what a tiny case needs may lie within the libraries'
-
-
-def table(
-    machine_info: dict[str, Any], compared: list[dict[str, Any]], rows: list[dict[str, Any]], notes: dict[str, Any]
-) -> str:
-    """results.md: ratios, then every case, then the machine."""
-    small = ", **tiny sizes: the numbers mean nothing**" if notes["settings"]["small"] else ""
+def table(compared: list[dict[str, Any]], rows: list[dict[str, Any]], small: bool) -> list[str]:
+    """The lines of results.md: ratios, then every case."""
+    note = ", **tiny sizes: the numbers mean nothing**" if small else ""
     lines = [
         "# Speed and memory",
         "",
-        f"`python benchmarks/methods.py`: synthetic data at the papers' sizes{small}, one process a case;"
+        f"`python benchmarks/methods.py`: synthetic data at the papers' sizes{note}, one process a case;"
         " float32, or where it says bf16 mixed precision (`--trainer.precision=bf16-mixed`). Decoding is from features to words, of"
         " CLIP4IDC from its image tower's tokens to words; captioning is from pixels.",
         "",
         "| ratio | | speed | peak memory | without libraries |",
         "|---|---|---|---|---|",
-        *(
-            f"| {row['case']} | {row['forms']} | {row['speed']:.2f} x | {row['memory']:.2f} x |"
-            f" {row['memory_without_libraries']:.2f} x |"
-            for row in compared
-        ),
+    ]
+    for row in compared:
+        times = " | ".join(f"{row[name]:.2f} x" for name in ("speed", "memory", "memory_without_libraries"))
+        lines.append(f"| {row['case']} | {row['forms']} | {times} |")
+    lines += [
         "",
         *results_of_checkouts(compared),
-        "Share of products: the least share of the time that matrix products can take, if all ran at the rate of a product of"
-        " two 2048 x 2048 matrices in the same process, by torch's own choice (MKL in float32) or by oneDNN, whichever is faster.",
-        "",
-        "| case | items/s | peak, MB | libraries, MB | GFLOP of products per item | share of products |",
-        "|---|---|---|---|---|---|",
-        *(
-            f"| {label(row)} | {row['items_per_s']:.2f} | {row['peak_mb']:.0f} | {row['libraries_mb']:.0f} |"
-            f" {row['gflop'] / row['batch']:.2f} | {100 * share_of_products(row):.0f} % |"
-            for row in rows
-        ),
-        "",
-        "GFLOP/s of that product: "
-        + "; ".join(
-            f"{precision}: " + ", ".join(f"{name} {rate:.0f}" for name, rate in row["product_gflops"].items())
-            for precision, row in {row["precision"]: row for row in rows}.items()
-        )
-        + ".",
-        "",
-        f"{machine_info['cpu']}, {machine_info['cores']} cores, {machine_info['threads']} threads, torch {notes['versions']['torch']}, load"
-        f" {machine_info['load_before']} before and {machine_info['load_after']} after, {machine_info['date']}, commit {notes['commit']}.",
+        "| case | items/s | peak, MB | libraries, MB | GFLOP of products per item |",
+        "|---|---|---|---|---|",
     ]
-    return "\n".join(lines) + "\n"
+    for row in rows:
+        lines.append(
+            f"| {label(row)} | {row['items_per_s']:.2f} | {row['peak_mb']:.0f} | {row['libraries_mb']:.0f} |"
+            f" {row['gflop'] / row['batch']:.2f} |"
+        )
+    return lines
 
 
 def results_of_checkouts(compared: list[dict[str, Any]]) -> list[str]:
@@ -306,11 +244,6 @@ def results_of_checkouts(compared: list[dict[str, Any]]) -> list[str]:
         verdict = f"{'equal' if found['equal'] else '**not equal**'} {found['of']}"
         lines.append(f"| {row['case']} | {verdict} | {found['difference']:.1g} | {found['tolerance']:g} |")
     return [*lines, ""]
-
-
-def share_of_products(row: dict[str, Any]) -> float:
-    """Time of a case's matrix products at the rate of a large product, over its time."""
-    return row["gflop"] / max(row["product_gflops"].values()) / (row["batch"] / row["items_per_s"])
 
 
 if __name__ == "__main__":

@@ -8,12 +8,11 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from common import load, machine
+from common import machine, write_results
 
 from diffcap.utils.console import run
 
@@ -34,11 +33,7 @@ print(json.dumps({"seconds": time.perf_counter() - begin, "processor_seconds": u
 
 
 def scenes(
-    out: str,
-    sizes: list[int] | None = None,
-    every: list[int] | None = None,
-    checkpoint: str = "blocks",
-    folder: str | None = None,
+    out: str, sizes: list[int] | None = None, every: list[int] | None = None, checkpoint: str = "blocks"
 ) -> None:
     """Write pairs of scenes, caption them, and write the numbers and a table.
 
@@ -51,30 +46,21 @@ def scenes(
             place in x and y. By default a scene of one tile, one of 20,000 pixels with an image at every tenth place, and one of 20,000
             pixels that consists of images.
         checkpoint: the captioner; by default `blocks`, whose images the scenes are made of.
-        folder: where the temporary scenes are written; by default the system's.
     """
-    from diffcap.records import write_json, write_text
-    from diffcap.utils.provenance import provenance
-
-    info, rows = {**machine(), "load_before": load()}, []
+    info, rows = machine(), []
     for size, step in zip(sizes or [256, 20_000, 20_000], every or [1, 10, 1]):
-        with tempfile.TemporaryDirectory(dir=folder) as name:
+        with tempfile.TemporaryDirectory() as name:
             rows.append(measure(Path(name), size, step, checkpoint))
             print(rows[-1], flush=True)
-    info.update(threads=rows[0]["threads"], load_after=load())
-    notes = provenance()
-    write_json(out, {"machine": info, "scenes": rows, **notes})
-    write_text(Path(out).with_suffix(".md"), table(rows, info, notes))
+    info["threads"] = rows[0]["threads"]
+    write_results(out, info, table(rows), {"sizes": sizes, "every": every, "checkpoint": checkpoint}, scenes=rows)
 
 
-def measure(folder: Path, size: int, step: int, checkpoint: str | None) -> dict[str, Any]:
+def measure(folder: Path, size: int, step: int, checkpoint: str) -> dict[str, Any]:
     """Write one pair and caption it."""
-    begin = time.perf_counter()
     paths = [write_scene(folder / f"{name}.tif", name, size, step) for name in ("before", "after")]
-    writing = time.perf_counter() - begin
-    words = ["caption", *map(str, paths), "--stretch", "0,100", "--device", "cpu"]
+    words = ["caption", *map(str, paths), "--stretch", "0,100", "--device", "cpu", "--checkpoint", checkpoint]
     words += [word for suffix in ("geojson", "csv", "html") for word in ("--out", str(folder / f"changes.{suffix}"))]
-    words += ["--checkpoint", checkpoint] if checkpoint else []
     child = subprocess.run([sys.executable, "-c", CHILD, *words], capture_output=True, text=True, check=False)
     if child.returncode:
         raise SystemExit(child.stderr)
@@ -90,7 +76,6 @@ def measure(folder: Path, size: int, step: int, checkpoint: str | None) -> dict[
         "pixels_mb": 2 * 3 * 2 * size**2 / 1e6,
         "files_mb": sum(path.stat().st_size for path in paths) / 1e6,
         "html_mb": (folder / "changes.html").stat().st_size / 1e6,
-        "writing_seconds": writing,
     }
 
 
@@ -122,7 +107,7 @@ def write_scene(path: Path, name: str, size: int, step: int) -> Path:
     return path
 
 
-def table(rows: list[dict[str, Any]], info: dict[str, Any], notes: dict[str, Any]) -> str:
+def table(rows: list[dict[str, Any]]) -> list[str]:
     """The numbers in Markdown."""
     lines = [
         "# Whole scenes",
@@ -138,12 +123,7 @@ def table(rows: list[dict[str, Any]], info: dict[str, Any], notes: dict[str, Any
             f"| {row['size']:,} x {row['size']:,} | {row['pixels_mb'] / 1000:.2f} | {row['tiles']['all']:,} | {row['captioned']:,} | "
             f"{row['seconds'] / 60:.1f} | {row['processor_seconds'] / 60:.1f} | {row['peak_mb']:,.0f} | {row['html_mb']:.1f} |"
         )
-    lines += [
-        "",
-        f"{info['cpu']}, {info['cores']} cores, {info['threads']} threads, torch {notes['versions']['torch']}, load "
-        f"{info['load_before']} before and {info['load_after']} after, {info['date']}, commit {notes['commit']}.",
-    ]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 if __name__ == "__main__":

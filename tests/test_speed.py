@@ -48,7 +48,6 @@ def test_another_checkout_is_compared_by_its_results_too(
         return {
             **numbers,
             "gflop": 1.0,
-            "product_gflops": {"torch": 1.0},
             "check": [7.0, 5.0 * (factor if checkout else 1.0)],
         }
 
@@ -63,7 +62,7 @@ def test_another_checkout_is_compared_by_its_results_too(
 
 def test_the_durations_of_short_trainings_follow_from_the_benchmark() -> None:
     cases = (line.split(" | ") for line in (ROOT / "benchmarks/results.md").read_text().splitlines())
-    rates = {case[0].removeprefix("| "): float(case[1]) for case in cases if len(case) == 6 and case[1][0].isdigit()}
+    rates = {case[0].removeprefix("| "): float(case[1]) for case in cases if len(case) >= 5 and case[1][0].isdigit()}
     settings = yaml.safe_load((ROOT / "configs/trainer/short.yaml").read_text())
     pairs = settings["trainer"]["max_steps"] * settings["data"]["batch_size"]
     section = (ROOT / "docs/train.md").read_text().partition("## How long a training takes")[2].partition("\n## ")[0]
