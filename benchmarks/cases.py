@@ -1,6 +1,4 @@
-"""One measurement, alone in its process: reads a case as JSON, prints what it took as JSON. Started by methods.py.
-
-The peak is the process's own (`ru_maxrss`), libraries included; that is why every case has a process to itself.
+"""One measurement of methods.py, alone in its process, whose peak memory is measured: a case as JSON to its times as JSON.
 
 Letters: B pairs, T text positions, L positions of a caption, N visual tokens of one image, D width, V vocabulary.
 """
