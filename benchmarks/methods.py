@@ -48,7 +48,7 @@ def methods(
     chosen = [get_method(name).name for name in methods or trained_from_scratch]
     if small:
         batch, large_batch, repeats = 2, 2, 1
-    settings = {"repeats": repeats, "threads": threads, "small": small}
+    settings: dict[str, Any] = {"repeats": repeats, "threads": threads, "small": small}
     if against and not (Path(against) / "src/diffcap").is_dir():
         raise DiffcapError(f"--against {against}: there is no src/diffcap; give the folder of a checkout.")
     earlier: list[dict[str, Any]] = []
