@@ -50,7 +50,8 @@ CASES: dict[str, dict[str, Any]] = {
     "chg2cap, two blocks": {"decoder_layers": 2},
     "chg2cap, resnet": RESNET,
 }
-EVERY = pytest.mark.parametrize("name", CASES)
+MARKS = {name: [pytest.mark.slow] if "resnet" in name else [] for name in CASES}
+EVERY = pytest.mark.parametrize("name", [pytest.param(name, marks=marks) for name, marks in MARKS.items()])
 OUTPUT_BIAS = {"pcl": "trunk.output_layer.bias", "clip4idc": "word_bias"}
 RANKS = [name for name in CASES if "resnet" not in name]
 
