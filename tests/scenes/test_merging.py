@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from rasterio.features import rasterize
 
-from diffcap.scenes.captioning import TileCaption
-from diffcap.scenes.merging import merge
-from diffcap.scenes.tiling import Tiling
+from diffcap.scenes.tiling import TileCaption, Tiling
+from diffcap.scenes.writing import merge
 
 
 def flood(mask: np.ndarray) -> list[frozenset[tuple[int, int]]]:

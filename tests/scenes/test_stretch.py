@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from diffcap.scenes.raster import Sample
-from diffcap.scenes.stretch import PERCENTILES, TILES, fit_stretch, to_rgb
+from diffcap.scenes.raster import PERCENTILES, TILES, Sample, fit_stretch, to_rgb
 from diffcap.utils.errors import DiffcapError
 from diffcap.worlds.tiles.write import render_pair
 

@@ -70,10 +70,9 @@ def run(
         )
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # see `commands.caption.run`
     from diffcap.models.generation import check_search
-    from diffcap.scenes.raster import open_scene
-    from diffcap.scenes.stretch import FULL, TILES, fit_stretch
+    from diffcap.scenes.raster import FULL, TILES, fit_stretch, open_scene
     from diffcap.scenes.tiling import Tiling
-    from diffcap.scenes.writing import check_position
+    from diffcap.scenes.writing import check_position, merge
 
     check_search(beam, length_penalty, "--beam")
     with ExitStack() as stack:
@@ -94,7 +93,6 @@ def run(
         # torch is imported after all options have been checked.
         from diffcap.pair_captioner import load_captioner
         from diffcap.scenes.captioning import caption_tiles
-        from diffcap.scenes.merging import merge
         from diffcap.scenes.partial import SUFFIX, PartialResults
         from diffcap.utils.progress import progress_bar
 

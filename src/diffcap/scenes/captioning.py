@@ -2,8 +2,9 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -12,29 +13,14 @@ from PIL import Image
 from diffcap.datasets.no_change import CLEVR_CHANGE, DUBAI_CC, LEVIR_CC, SECOND_CC, is_no_change
 from diffcap.pair_captioner import Caption, PairCaptioner
 from diffcap.scenes.partial import PartialResults
-from diffcap.scenes.raster import Scene
-from diffcap.scenes.stretch import Stretch, to_rgb
-from diffcap.scenes.tiling import Tile, Tiling
+from diffcap.scenes.raster import Scene, Stretch, to_rgb
+from diffcap.scenes.tiling import Tile, TileCaption, Tiling
 from diffcap.worlds.blocks.captions import NO_CHANGE as BLOCKS
 
 NO_CHANGE = tuple(dict.fromkeys((*LEVIR_CC, *SECOND_CC, *DUBAI_CC, *CLEVR_CHANGE, *BLOCKS)))
 SAVED = 256  # results after which a batch ends, so that an interruption does not lose more of them where few tiles are captioned
 NO_DATA, IDENTICAL = "no data", "identical"  # reasons why a tile is not captioned
 T = TypeVar("T")
-
-
-class TileCaption(NamedTuple):
-    """The caption of a tile.
-
-    Attributes:
-        caption: the sentence. log_probability: its natural logarithm, see `Caption`.
-        no_change: probability that nothing has changed, see `no_change_probability`.
-    """
-
-    tile: Tile
-    caption: str
-    log_probability: float
-    no_change: float
 
 
 class Captions(NamedTuple):
@@ -56,9 +42,6 @@ def no_change_probability(caption: Caption) -> float:
 
     Args:
         caption: with `scored` of the sentences.
-
-    Returns:
-        0 to 1.
     """
     if is_no_change(caption.text):
         return 1.0
@@ -137,12 +120,8 @@ def caption_tiles(
             finish_batch()
     if results:
         finish_batch()
-    return _collect(tiling, (entry for batch in partial.batches for entry in batch))
-
-
-def _collect(tiling: Tiling, entries: Iterable[dict[str, Any]]) -> Captions:
     found = Captions([], {NO_DATA: 0, IDENTICAL: 0})
-    for entry in entries:
+    for entry in chain.from_iterable(partial.batches):
         if "not_captioned" in entry:
             found.not_captioned[entry["not_captioned"]] += 1
         else:

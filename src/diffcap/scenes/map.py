@@ -14,11 +14,9 @@ from markupsafe import Markup
 from PIL import Image
 
 from diffcap.report.page import as_json, resource, security_policy
-from diffcap.scenes.merging import Change
-from diffcap.scenes.raster import MAX_WINDOW, Sample, Scene
-from diffcap.scenes.stretch import Stretch, to_rgb
+from diffcap.scenes.raster import MAX_WINDOW, Sample, Scene, Stretch, to_rgb
 from diffcap.scenes.tiling import Tile
-from diffcap.scenes.writing import lon_lat
+from diffcap.scenes.writing import Change, lon_lat, position
 from diffcap.utils.files import atomic_write
 
 OVERVIEW_BYTES = 700_000  # of each overview picture; two of them in base64 have 1.9 MB
@@ -43,9 +41,6 @@ def write_map(
 
     Args:
         overview: of the scene, see `Scene.overview`. metadata: as in `write_geojson`.
-
-    Raises:
-        DiffcapError: the pixels of a change cannot be read.
     """
     before, after = _pictures(overview, stretch, _OVERVIEW_SIDE)
     certain = sorted(range(len(changes)), key=lambda number: changes[number].no_change)[:DETAILS]
@@ -110,9 +105,8 @@ def _entry(change: Change, scene: Scene) -> dict[str, Any]:
         "tiles": change.tiles,
         "changed": round(1 - change.no_change, 4),
     }
-    if scene.crs is not None:
-        inside = change.polygon.representative_point()
-        entry["position"] = [round(float(value), 6) for value in lon_lat(scene, np.array([[inside.x, inside.y]]))[0]]
+    if place := position(change, scene, 6):
+        entry["position"] = place
     return entry
 
 

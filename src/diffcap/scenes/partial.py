@@ -12,22 +12,12 @@ SUFFIX = ".partial.jsonl"
 
 
 class PartialResults:
-    """The batches that are done, and a file to which further ones are appended. Each `append` reaches the file before it returns.
-
-    Attributes:
-        path: of the file. batches: the content of the lines after the header.
-    """
+    """The batches that are done, and a file to which further ones are appended. Each `append` reaches the file before it returns."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
-        """Read the file, or start it.
-
-        Args:
-            header: what the results depend on (JSON values).
-
-        Raises:
-            DiffcapError: the file belongs to a run with another header, or is damaged.
-        """
-        self.path, self.batches = path, list[Any]()
+        """Read the file, or start it; `header` is what the results depend on (JSON values)."""
+        self.path = path
+        self.batches: list[Any] = []  # the content of the lines after the header
         path.parent.mkdir(parents=True, exist_ok=True)
         with add_filename(path):
             self._file = path.open("a+b")
@@ -57,11 +47,7 @@ class PartialResults:
             )
 
     def append(self, batch: Any) -> None:
-        """Add a batch.
-
-        Raises:
-            OSError: the file cannot be written; the error names it.
-        """
+        """Add a batch."""
         self._write(batch)
         self.batches.append(batch)
 

@@ -1,4 +1,4 @@
-"""Two rasters on one grid, read window by window with rasterio."""
+"""Two rasters on one grid, read window by window with rasterio, and their pixels as RGB images."""
 
 import math
 import warnings
@@ -29,7 +29,12 @@ CACHE_MB = 256  # of GDAL's decoded blocks, for both rasters
 MAX_WINDOW = 2048  # pixels per side
 WGS84 = "EPSG:4326"
 _SAME_POSITION = 0.01  # pixels by which the corners of equal grids may differ
+PERCENTILES = (2.0, 98.0)  # default for pixels that do not have 8 bits
 Pixels = npt.NDArray[Any]
+Levels = tuple[tuple[float, float, float], tuple[float, float, float]]
+FULL: Levels = ((0, 0, 0), (255, 255, 255))
+# The 2nd and 98th percentiles of red, green and blue in images of `tiles`.
+TILES: Levels = ((61, 75, 53), (197, 191, 149))
 
 
 class Sample(NamedTuple):
@@ -42,26 +47,18 @@ class Sample(NamedTuple):
 
 
 class Scene:
-    """Two open rasters on one grid. All methods must be called from one thread at a time.
-
-    Attributes:
-        width, height: in pixels. bands: 1 or 3 band numbers, from 1.
-        crs: the coordinate reference system, for example "EPSG:32633"; None without georeference.
-        transform: from (column, row) to coordinates of the CRS.
-    """
+    """Two open rasters on one grid. All methods must be called from one thread at a time."""
 
     def __init__(self, before: Any, after: Any, names: tuple[str, str], bands: list[int]) -> None:
-        self.width, self.height, self.bands = before.width, before.height, bands
-        self.transform = before.transform
-        self.crs = before.crs.to_string() if before.crs is not None and not before.transform.is_identity else None
+        self.width, self.height = before.width, before.height  # in pixels
+        self.bands = bands  # 1 or 3 numbers, from 1
+        self.transform = before.transform  # from (column, row) to coordinates of the CRS
+        is_located = before.crs is not None and not before.transform.is_identity
+        self.crs = before.crs.to_string() if is_located else None  # such as "EPSG:32633"; None: no georeference
         self._datasets, self._names = (before, after), names
 
     def read(self, tile: Tile) -> Sample:
-        """Read a window of both rasters.
-
-        Raises:
-            DiffcapError: the pixels cannot be decoded.
-        """
+        """Read a window of both rasters."""
         window = Window(tile.x, tile.y, tile.width, tile.height)
         sides: list[tuple[Pixels, Pixels]] = []
         for dataset, name in zip(self._datasets, self._names):
@@ -76,9 +73,6 @@ class Scene:
         """Read every n-th pixel of every n-th row, with the smallest n that gives at most `longest_side` pixels per side.
 
         All blocks are decoded once, in windows of `MAX_WINDOW` pixels: GDAL's own decimated read decodes a block for each row.
-
-        Raises:
-            DiffcapError: the pixels cannot be decoded.
         """
         step = math.ceil(max(self.width, self.height) / longest_side)
         side = max(1, MAX_WINDOW // step) * step
@@ -106,9 +100,6 @@ def open_scene(before: str, after: str, bands: Sequence[int] | None = None, alig
     Args:
         bands: numbers of one band (gray) or three (red, green, blue), from 1; None: 1, 2, 3, or 1 if there are fewer than three.
         align: warp the second raster to the first one's grid while it is read (bilinear).
-
-    Raises:
-        DiffcapError: a file is not a raster, a band is missing, or the grids differ and `align` is false.
     """
     with ExitStack() as stack:
         stack.enter_context(rasterio.Env(GDAL_CACHEMAX=CACHE_MB))
@@ -197,3 +188,51 @@ def _aligned(first: Any, second: Any) -> WarpedVRT:
         resampling=Resampling.bilinear,
         add_alpha=not has_mask,
     )
+
+
+class Stretch(NamedTuple):
+    """The values of each band, (bands,), that become 0 and 255; values between them are scaled linearly, others are clipped."""
+
+    low: npt.NDArray[np.float64]
+    high: npt.NDArray[np.float64]
+
+
+def fit_stretch(sample: Sample, percentiles: tuple[float, float] | None, levels: Levels = FULL) -> Stretch | None:
+    """The percentiles of each band over the pixels with data of both dates together.
+
+    Args:
+        percentiles: low and high one, 0 to 100; None: 2 and 98, or no stretch for pixels of 8 bits.
+        levels: what the low and the high percentile become, for red, green and blue; a single band takes their means.
+
+    Returns:
+        None if the pixels are used as they are.
+    """
+    values = np.concatenate(
+        [sample.before[:, sample.before_valid], sample.after[:, sample.after_valid]], 1
+    )  # (bands, N)
+    if not values.shape[1]:
+        raise DiffcapError("no pixel of the two rasters has data; check their nodata values.")
+    if percentiles is None and values.dtype == np.uint8:
+        return None
+    low, high = np.percentile(values, percentiles or PERCENTILES, axis=1)
+    high = np.where(high > low, high, low + 1)
+    dark, bright = (level if len(values) == 3 else np.mean(level, keepdims=True) for level in map(np.array, levels))
+    step = (high - low) / (bright - dark)
+    return Stretch(low - dark * step, high + (255 - bright) * step)
+
+
+def to_rgb(pixels: Pixels, shown: npt.NDArray[np.bool_], stretch: Stretch | None) -> npt.NDArray[np.uint8]:
+    """Turn pixels into an RGB image.
+
+    Args:
+        pixels: (1 or 3, h, w); one band becomes gray. shown: (h, w), the others become black. stretch: None for 8-bit pixels.
+
+    Returns:
+        (h, w, 3).
+    """
+    if stretch is not None:
+        low, high = (value.astype(np.float32)[:, None, None] for value in stretch)
+        scaled = (np.where(shown, pixels, 0).astype(np.float32) - low) * (255 / (high - low))
+        pixels = scaled.round().clip(0, 255).astype(np.uint8)
+    image = np.where(shown, pixels, 0).transpose(1, 2, 0)
+    return np.ascontiguousarray(np.broadcast_to(image, (*image.shape[:2], 3)).astype(np.uint8))

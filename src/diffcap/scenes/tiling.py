@@ -1,4 +1,4 @@
-"""Tiles of equal size that cover a raster."""
+"""Tiles of equal size that cover a raster, and their captions."""
 
 from typing import NamedTuple
 
@@ -17,6 +17,15 @@ class Tile(NamedTuple):
     height: int
 
 
+class TileCaption(NamedTuple):
+    """The caption of a tile."""
+
+    tile: Tile
+    caption: str
+    log_probability: float  # of the sentence, see `Caption`
+    no_change: float  # probability that nothing has changed, see `captioning.no_change_probability`
+
+
 class Tiling:
     """The tiles of a raster, numbered row by row.
 
@@ -25,9 +34,6 @@ class Tiling:
 
     Args:
         width, height: of the raster. size: side of a tile. overlap: of neighbouring tiles. All in pixels.
-
-    Raises:
-        DiffcapError: the size or the overlap is out of range.
 
     Example:
         >>> tiling = Tiling(600, 200, size=256, overlap=64)

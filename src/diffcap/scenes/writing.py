@@ -1,9 +1,10 @@
-"""Changes of a scene as GeoJSON (RFC 7946) and CSV."""
+"""Changes of a scene: neighbouring tiles with the same sentence as one polygon, and GeoJSON (RFC 7946) and CSV of them."""
 
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import numpy.typing as npt
 import rasterio.warp
 import shapely
 
-from diffcap.scenes.merging import Change
 from diffcap.scenes.raster import WGS84, Scene
+from diffcap.scenes.tiling import TileCaption
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
 
@@ -27,12 +28,59 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def lon_lat(scene: Scene, points: Points) -> Points:
-    """Convert points (N, 2) from pixels (column, row) to longitude and latitude.
+@dataclass(frozen=True)
+class Change:
+    """A change in a scene."""
 
-    Raises:
-        DiffcapError: the CRS cannot be converted to WGS84.
+    caption: str
+    polygon: shapely.Polygon  # union of its tiles, in pixels (x to the right, y down)
+    tiles: int  # their number
+    no_change: float  # the lowest probability of no change of a tile
+    log_probability: float  # natural logarithm of the caption's probability, the highest of a tile
+
+    @property
+    def window(self) -> tuple[int, int, int, int]:
+        """The bounding box in pixels: left column, upper row, width, height."""
+        left, top, right, bottom = map(round, self.polygon.bounds)
+        return left, top, right - left, bottom - top
+
+
+def merge(captions: Iterable[TileCaption]) -> list[Change]:
+    """Unite tiles with the same sentence that overlap or share an edge; sorted from the top to the bottom, then left to right.
+
+    Example:
+        >>> from diffcap.scenes.tiling import Tile
+        >>> captions = [TileCaption(Tile(x, 0, 8, 8), "a road is built", -1.0, 0.1) for x in (0, 8, 24)]
+        >>> [(change.window, change.tiles) for change in merge(captions)]
+        [((0, 0, 16, 8), 2), ((24, 0, 8, 8), 1)]
     """
+    by_sentence: dict[str, list[TileCaption]] = {}
+    for each in captions:
+        by_sentence.setdefault(each.caption, []).append(each)
+    changes: list[Change] = []
+    for caption, group in by_sentence.items():
+        tiles = [each.tile for each in group]
+        union = shapely.union_all([shapely.box(x, y, x + width, y + height) for x, y, width, height in tiles])
+        parts = shapely.get_parts(union)
+        centers = [shapely.Point(x + width / 2, y + height / 2) for x, y, width, height in tiles]
+        members: list[list[TileCaption]] = [[] for _ in parts]
+        for number, part in shapely.STRtree(parts).query(centers, predicate="within").T:
+            members[part].append(group[number])
+        changes += [
+            Change(
+                caption,
+                shapely.simplify(part, 0),
+                len(own),
+                min(each.no_change for each in own),
+                max(each.log_probability for each in own),
+            )
+            for part, own in zip(parts, members)
+        ]
+    return sorted(changes, key=lambda change: (change.window[1], change.window[0], change.caption))
+
+
+def lon_lat(scene: Scene, points: Points) -> Points:
+    """Convert points (N, 2) from pixels (column, row) to longitude and latitude."""
     grid = np.reshape(scene.transform, (3, 3))
     x, y = (grid @ np.column_stack([points, np.ones(len(points))]).T)[:2]
     try:
@@ -51,56 +99,47 @@ def lon_lat(scene: Scene, points: Points) -> Points:
 
 
 def check_position(scene: Scene) -> None:
-    """Convert the corners of the raster.
-
-    Raises:
-        DiffcapError: they have no longitude and latitude.
-    """
+    """Convert the corners of the raster."""
     if scene.crs is not None:
         lon_lat(scene, np.array([(x, y) for x in (0, scene.width) for y in (0, scene.height)], float))
 
 
-def geometry(change: Change, scene: Scene) -> shapely.Polygon:
-    """The polygon in longitude and latitude, with the outer ring counterclockwise; in pixels without georeference."""
+def position(change: Change, scene: Scene, digits: int) -> list[float] | None:
+    """Longitude and latitude of a point inside a change; None without georeference."""
     if scene.crs is None:
-        return change.polygon
-    polygon = shapely.transform(shapely.segmentize(change.polygon, _STEP), lambda points: lon_lat(scene, points))
-    return shapely.orient_polygons(polygon, exterior_cw=False)
-
-
-def properties(change: Change, scene: Scene, note: str | None) -> dict[str, Any]:
-    """The entries of a change besides its polygon."""
-    return {
-        "caption": change.caption,
-        "tiles": change.tiles,
-        "no_change": change.no_change,
-        "log_probability": change.log_probability,
-        "pixel_window": list(change.window),
-        "source_crs": scene.crs,
-        **({} if note is None else {"note": note}),
-    }
+        return None
+    inside = change.polygon.representative_point()
+    return [round(float(value), digits) for value in lon_lat(scene, np.array([[inside.x, inside.y]]))[0]]
 
 
 def write_geojson(path: Path, changes: Sequence[Change], scene: Scene, metadata: Mapping[str, Any]) -> None:
-    """Write a FeatureCollection; `metadata` is its foreign member "diffcap", and its note a property of each feature, too."""
+    """Write a FeatureCollection; `metadata` is its foreign member "diffcap", and its note a property of each feature, too.
+
+    Polygons are in longitude and latitude, with the outer ring counterclockwise, or in pixels without georeference.
+    """
     digits = None if scene.crs is None else _DECIMALS
     features = []
     for number, change in enumerate(changes, 1):
-        rings = shapely.geometry.mapping(geometry(change, scene))["coordinates"]
-        features.append(
-            {
-                "type": "Feature",
-                "id": number,
-                "geometry": {
-                    "type": "Polygon",
-                    "coordinates": [[[round(x, digits), round(y, digits)] for x, y in ring] for ring in rings],
-                },
-                "properties": properties(change, scene, metadata["note"]),
-            }
-        )
+        polygon = change.polygon
+        if scene.crs is not None:
+            polygon = shapely.transform(shapely.segmentize(polygon, _STEP), lambda points: lon_lat(scene, points))
+            polygon = shapely.orient_polygons(polygon, exterior_cw=False)
+        rings = shapely.geometry.mapping(polygon)["coordinates"]
+        coordinates = [[[round(x, digits), round(y, digits)] for x, y in ring] for ring in rings]
+        properties = {
+            "caption": change.caption,
+            "tiles": change.tiles,
+            "no_change": change.no_change,
+            "log_probability": change.log_probability,
+            "pixel_window": list(change.window),
+            "source_crs": scene.crs,
+            **({} if metadata["note"] is None else {"note": metadata["note"]}),
+        }
+        geometry = {"type": "Polygon", "coordinates": coordinates}
+        features.append({"type": "Feature", "id": number, "geometry": geometry, "properties": properties})
     lines = ",\n".join(json.dumps(feature, ensure_ascii=False) for feature in features)
-    coordinates = IN_PIXELS if scene.crs is None else IN_DEGREES
-    head = json.dumps({"coordinates": coordinates, **metadata}, ensure_ascii=False)
+    unit = IN_PIXELS if scene.crs is None else IN_DEGREES
+    head = json.dumps({"coordinates": unit, **metadata}, ensure_ascii=False)
     text = f'{{"type": "FeatureCollection",\n"diffcap": {head},\n"features": [\n{lines}\n]}}\n'
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
@@ -117,11 +156,8 @@ def write_csv(path: Path, changes: Sequence[Change], scene: Scene, note: str | N
     table = csv.writer(lines, lineterminator="\n")
     table.writerow([*COLUMNS, *(["note"] if notes else [])])
     for number, change in enumerate(changes, 1):
-        position: list[Any] = ["", ""]
-        if scene.crs is not None:
-            inside = change.polygon.representative_point()
-            position = [round(float(value), _DECIMALS) for value in lon_lat(scene, np.array([[inside.x, inside.y]]))[0]]
-        values = change.caption, change.tiles, change.no_change, change.log_probability, *change.window, *position
+        place: list[Any] = position(change, scene, _DECIMALS) or ["", ""]
+        values = change.caption, change.tiles, change.no_change, change.log_probability, *change.window, *place
         table.writerow([number, *values, scene.crs or "", *notes])
     with atomic_write(path) as temporary:
         temporary.write_text(lines.getvalue(), encoding="utf-8")

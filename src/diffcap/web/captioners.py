@@ -20,15 +20,10 @@ KEPT = 3  # captioners in memory at once
 
 
 class Choice(NamedTuple):
-    """A captioner that visitors may choose.
+    """A captioner that visitors may choose."""
 
-    Attributes:
-        label: method, dataset and where it comes from.
-        source, weights, base: for `load_captioner`; a vision-language model of the Hub with its commit.
-    """
-
-    label: str
-    source: str | Path | None
+    label: str  # method, dataset and where it comes from
+    source: str | Path | None  # for `load_captioner`, as the others; a vision-language model of the Hub with its commit
     weights: str | None = None
     base: str | None = None
 
@@ -43,9 +38,6 @@ def find_choices(
 
     Args:
         checkpoints: as `load_captioner` takes them. backbone_weights, base: for these alone, see `load_captioner`.
-
-    Raises:
-        DiffcapError: a checkpoint that was named cannot caption.
     """
     found: list[tuple[Path, Choice]] = []
     for name in checkpoints:
@@ -70,32 +62,26 @@ def find_choices(
         if path.resolve() in named:
             continue
         try:
-            metadata = (
-                read_json(path / CONFIG, "configuration")
-                if path.is_dir()
-                else read_checkpoint(path, mapped=True)["diffcap"]
-            )
-            if (
-                isinstance(metadata, dict)
-                and metadata.get("stage") in CAPTIONING_STAGES
-                and metadata.get("method") in list(methods())
-            ):
+            if path.is_dir():
+                metadata = read_json(path / CONFIG, "configuration")
+            else:
+                metadata = read_checkpoint(path, mapped=True)["diffcap"]
+            is_captioner = isinstance(metadata, dict) and metadata.get("stage") in CAPTIONING_STAGES
+            if is_captioner and metadata.get("method") in list(methods()):
                 found.append((path.resolve(), Choice(_label(metadata), path)))
         except DiffcapError as error:
             echo(f"note: left out: {error}", err=True)
-    labels = _distinct([(choice.label, _run_folder(path)) for path, choice in found])
+    named_by = []  # the folder that a run's checkpoint is known by; any other checkpoint is known by its own name
+    for path, choice in found:
+        stage = path.parent if path.name == "best.ckpt" else path
+        named_by.append((choice.label, stage.parent if stage.name == "finetune" else stage))
+    labels = _distinct(named_by)
     choices = [choice._replace(label=label) for (_, choice), label in zip(found, labels, strict=True)]
     return [*choices[: len(checkpoints)], *shipped, *choices[len(checkpoints) :]]
 
 
 def _label(metadata: dict[str, object]) -> str:
     return f"{methods()[str(metadata['method'])].title} · {metadata.get('dataset', 'unknown dataset')}"
-
-
-def _run_folder(path: Path) -> Path:
-    """The folder that a run's checkpoint is known by; any other checkpoint is known by its own name."""
-    stage = path.parent if path.name == "best.ckpt" else path
-    return stage.parent if stage.name == "finetune" else stage
 
 
 def _distinct(labels: Sequence[tuple[str, Path]]) -> list[str]:
@@ -110,11 +96,7 @@ def _distinct(labels: Sequence[tuple[str, Path]]) -> list[str]:
 
 
 class Captioners:
-    """Loads captioners when somebody asks for them, keeps the last few, and lets one caller at a time use each.
-
-    Args:
-        choices: what may be asked for, by its place. device: see `PairCaptioner`. kept: how many stay in memory.
-    """
+    """Loads captioners when somebody asks for them, keeps the last `kept` of them, and lets one caller at a time use each."""
 
     def __init__(self, choices: Sequence[Choice], device: str = "auto", kept: int = KEPT) -> None:
         self.choices = list(choices)
@@ -125,11 +107,7 @@ class Captioners:
 
     @contextmanager
     def use(self, number: int) -> Iterator[PairCaptioner]:
-        """Have a captioner to oneself.
-
-        Raises:
-            DiffcapError: it cannot be loaded (any more).
-        """
+        """Have a captioner, by its place in `choices`, to oneself."""
         with self._locks[number]:
             with self._keeping:
                 captioner = self._kept.get(number)

@@ -65,11 +65,7 @@ EXCEPTION_HANDLERS = dict.fromkeys(
 
 
 class FileQuota:
-    """Limits the total size of the files in a folder; the oldest files are removed first.
-
-    Args:
-        folder: of the uploaded files. limit: bytes of all files.
-    """
+    """Limits the total size of the files in a folder, in bytes; the oldest files are removed first."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         self._folder, self._limit = folder, limit

@@ -31,11 +31,7 @@ _decoding = threading.Lock()
 
 
 def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
-    """Build the page.
-
-    Args:
-        captioners: offered to visitors. folder: for uploaded files only.
-    """
+    """Build the page; `folder` is for uploaded files only."""
     os.environ.update(GRADIO_TEMP_DIR=str(folder), GRADIO_ANALYTICS_ENABLED="False", HF_HUB_DISABLE_TELEMETRY="1")
     examples = render_examples()
 
@@ -57,8 +53,13 @@ def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
         with gr.Row(equal_height=False, elem_classes="dc-zones"):
             zones = [_upload_zone(side) for side in ("before", "after")]
         (before, message_before), (after, message_after) = zones
+        cards = "".join(
+            f'<button type="button" class="dc-example" data-index="{number}">{image_pair(example.before, example.after)}'
+            f"<span>{example.title}</span></button>"
+            for number, example in enumerate(examples)
+        )
         example_buttons = gr.HTML(
-            _example_buttons(examples),
+            f'<div class="dc-examples" role="group" aria-label="Examples"><b>Or try one of these</b><div>{cards}</div></div>',
             js_on_load=_read_file("examples.js"),
             apply_default_css=False,
             elem_id="examples",
@@ -152,15 +153,6 @@ def _upload_zone(side: str) -> tuple[gr.Image, gr.HTML]:
         # into this folder.
         zone.preprocess = lambda payload: None if payload is None else payload.path  # type: ignore[method-assign]
         return zone, gr.HTML("", js_on_load=None, apply_default_css=False, padding=False, elem_id=f"message-{side}")
-
-
-def _example_buttons(examples: list[Example]) -> str:
-    cards = "".join(
-        f'<button type="button" class="dc-example" data-index="{number}">{image_pair(example.before, example.after)}'
-        f"<span>{example.title}</span></button>"
-        for number, example in enumerate(examples)
-    )
-    return f'<div class="dc-examples" role="group" aria-label="Examples"><b>Or try one of these</b><div>{cards}</div></div>'
 
 
 def _load_example(

@@ -23,25 +23,20 @@ from diffcap.word_attention import AttentionMaps
 MAX_IMAGE_SIDE = 720  # pixels
 MAX_OVERLAY_SIDE = 96  # pixels; overlays are smooth, so the browser can enlarge them
 
-# Words of any sentence. The page first shows the attention of another word.
+# Words of any sentence.
 _STOPWORDS = re.compile("an?|the|is|are|was|were|be|been|has|have|had|there|its?|that|this|to|of|in|on|at|and|now|not?")
 
 
 class Answer(NamedTuple):
-    """What the page shows for a pair.
-
-    Attributes:
-        before, after: RGB. attention: None if the method has no attention maps. captioner: its label. notes: sentences.
-        mask: (H, W), of the change in an example; its outline is drawn over both images.
-    """
+    """What the page shows for a pair of RGB images."""
 
     before: Image.Image
     after: Image.Image
     caption: Caption
-    attention: AttentionMaps | None
-    captioner: str
-    notes: tuple[str, ...] = ()
-    mask: Mask | None = None
+    attention: AttentionMaps | None  # None if the method has no attention maps
+    captioner: str  # its label
+    notes: tuple[str, ...] = ()  # sentences
+    mask: Mask | None = None  # (H, W), of the change in an example; its outline is drawn over both images
 
 
 def safe(text: str) -> str:
@@ -53,11 +48,7 @@ def safe(text: str) -> str:
 
 
 def message(text: str, kind: str = "error") -> str:
-    """A message box with one sentence.
-
-    Args:
-        kind: "error" or "note".
-    """
+    """A message box with one sentence; its kind is "error" or "note"."""
     return f'<div class="dc-message dc-{kind}" role="{"alert" if kind == "error" else "status"}">{safe(text)}</div>'
 
 
@@ -71,10 +62,22 @@ def result(answer: Answer) -> str:
         _figure(image, side, [maps[number] for maps in strengths], answer.mask)
         for number, (side, image) in enumerate((("before", answer.before), ("after", answer.after)))
     ]
+    # The page first shows the map of the content word (of any word if there is none) with the highest attention.
+    peaks = [max(float(before.max()), float(after.max())) for before, after in strengths]
+    content = [number for number, word in enumerate(caption.words[: len(peaks)]) if not _STOPWORDS.fullmatch(word.text)]
+    first_word = max(content or range(len(peaks)), key=peaks.__getitem__, default=-1)
+    entries = [
+        ("log-probability of the sentence", f"{caption.log_probability:.2f} (not a confidence)"),
+        ("captioner", answer.captioner),
+    ]
+    if caption.nothing_changed is not None:
+        entries.insert(0, ("probability that something changed", percent(log_of(1 - caption.nothing_changed))))
+    listed = "".join(f"<div><dt>{name}</dt><dd>{safe(value)}</dd></div>" for name, value in entries)
+    notes = "".join(message(note, "note") for note in answer.notes)
     return (
-        f'<section class="dc-result" data-best="{_first_word(caption, strengths)}" aria-label="What changed">'
+        f'<section class="dc-result" data-best="{first_word}" aria-label="What changed">'
         f"{_sentence(caption)}"
-        f"{_metadata(answer)}"
+        f'<dl class="dc-metadata">{listed}</dl>{notes}'
         f'<div class="dc-pictures">{"".join(figures)}</div>'
         f"{_legend(attention is not None, answer.mask is not None)}"
         f"{_alternatives(caption)}"
@@ -85,14 +88,6 @@ def result(answer: Answer) -> str:
 def image_pair(before: Image.Image, after: Image.Image) -> str:
     """Two small images side by side, for the button of an example."""
     return "".join(f'<img alt="" src="{_data_uri(image, "JPEG")}">' for image in (before, after))
-
-
-def _first_word(caption: Caption, strengths: list[tuple[Array, Array]]) -> int:
-    """Number of the content word (of any word if there is none) with the highest attention; -1 without attention maps."""
-    peaks = [max(float(before.max()), float(after.max())) for before, after in strengths]
-    content = [number for number, word in enumerate(caption.words[: len(peaks)]) if not _STOPWORDS.fullmatch(word.text)]
-    candidates = content or list(range(len(peaks)))
-    return max(candidates, key=peaks.__getitem__) if candidates else -1
 
 
 def _sentence(caption: Caption) -> str:
@@ -172,15 +167,3 @@ def _alternatives(caption: Caption) -> str:
         '<thead><tr><th scope="col">sentence</th><td class="dc-bar"></td><th scope="col">log-probability</th></tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table>"
     )
-
-
-def _metadata(answer: Answer) -> str:
-    caption = answer.caption
-    entries = []
-    if caption.nothing_changed is not None:
-        entries.append(("probability that something changed", percent(log_of(1 - caption.nothing_changed))))
-    entries.append(("log-probability of the sentence", f"{caption.log_probability:.2f} (not a confidence)"))
-    entries.append(("captioner", answer.captioner))
-    listed = "".join(f"<div><dt>{name}</dt><dd>{safe(value)}</dd></div>" for name, value in entries)
-    notes = "".join(message(note, "note") for note in answer.notes)
-    return f'<dl class="dc-metadata">{listed}</dl>{notes}'

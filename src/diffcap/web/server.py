@@ -25,11 +25,7 @@ def serve(
     backbone_weights: str | None,
     base: str | None = None,
 ) -> None:
-    """Serve the page until it is interrupted; see `cli.serve` for the arguments.
-
-    Raises:
-        DiffcapError: gradio is not installed, a checkpoint cannot caption, or the address is not available.
-    """
+    """Serve the page until it is interrupted; see `cli.serve` for the arguments."""
     if importlib.util.find_spec("gradio") is None:
         raise DiffcapError("the page needs gradio, which is not installed; run: pip install 'diffcap[web]'")
     check_connection([*checkpoints, base], shipped=True)
@@ -43,7 +39,16 @@ def serve(
             loopback = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
             app = build_app(captioners, Path(folder), (host,) if loopback else None)
         settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3)
-        print(_welcome(listener, host, len(captioners.choices)), flush=True)
+        address, port = listener.getsockname()[:2]
+        shown, count = f"[{address}]" if ":" in address else address, len(captioners.choices)
+        print(
+            f"diffcap is at http://{shown}:{port} with {count} captioner{'s' * (count > 1)}; Ctrl-C ends it.",
+            flush=True,
+        )
+        if not loopback:
+            print(
+                f"note: --host {host} lets everybody who reaches this machine use it, without a password.", flush=True
+            )
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(settings).run(sockets=[listener])
 
@@ -98,11 +103,7 @@ def build_app(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens on an address.
-
-    Raises:
-        DiffcapError: this machine does not have the address, or the port is taken or not allowed.
-    """
+    """A socket that listens on an address."""
     if not 0 <= port <= 65_535:
         raise DiffcapError(f"--port {port}: give a port from 1 to 65535, or 0 for any free port.")
     listener = None
@@ -122,14 +123,3 @@ def listen(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}, port {port} ({reason}); choose another --port, 0 for any that is free, or --host."
         ) from None
     return listener
-
-
-def _welcome(listener: socket.socket, host: str, count: int) -> str:
-    address, port = listener.getsockname()[:2]
-    shown = f"[{address}]" if ":" in address else address
-    lines = [
-        f"diffcap is at http://{shown}:{port} with {count} captioner{'s' * (count > 1)}; Ctrl-C ends it.",
-    ]
-    if not ipaddress.ip_address(address).is_loopback:
-        lines.append(f"note: --host {host} lets everybody who reaches this machine use it, without a password.")
-    return "\n".join(lines)
