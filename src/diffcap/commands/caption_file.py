@@ -29,11 +29,7 @@ class _Row(NamedTuple):
 
 @contextmanager
 def exclusive_lock(path: Path) -> Iterator[None]:
-    """Allow one command at a time to write a file. The lock file stays; the file itself is replaced, so it cannot be the lock.
-
-    Raises:
-        DiffcapError: another command writes the file.
-    """
+    """Allow one command at a time to write a file. The lock file stays; the file itself is replaced, so it cannot be the lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f".{path.name}.lock").open("a") as lock:
         try:
@@ -50,13 +46,9 @@ def exclusive_lock(path: Path) -> Iterator[None]:
 class CaptionFile:
     """A row for each pair, in their order. Each is in the file when `append` returns.
 
-    FILE.settings.json holds what the rows depend on.
-
-    Attributes:
-        path: of the file.
-        pending: the pairs without a row, then those whose row has an error or that are in `repeated`. At the end of an unfinished
-            file, pairs of an incomplete batch are repeated, so that a batch has the same pairs, and its numbers the same digits, as
-            without an interruption.
+    FILE.settings.json holds what the rows depend on. `pending` lists the pairs without a row, then those whose row has an error or
+    that are in `repeated`. At the end of an unfinished file, pairs of an incomplete batch are repeated, so that a batch has the same
+    pairs, and its numbers the same digits, as without an interruption.
     """
 
     def __init__(
@@ -72,9 +64,6 @@ class CaptionFile:
         Args:
             settings: what the captions depend on besides the pairs, by option (JSON values).
             repeated: ids of pairs that are pending although they have a row.
-
-        Raises:
-            DiffcapError: the file belongs to other pairs or settings, or is damaged.
         """
         self.path, self._is_csv = path, path.suffix.lower() == ".csv"
         self._numbers = {_key(pair.id): number for number, pair in enumerate(pairs)}
@@ -143,9 +132,6 @@ class CaptionFile:
 
         Args:
             values: by key; "text" is the caption, or there is an "error".
-
-        Raises:
-            OSError: the file cannot be written; the error names it.
         """
         if _key(pair.id) in self._rows:
             return

@@ -68,9 +68,6 @@ def evaluate(
         prompt: Question to a vision-language model without training.
         sentences: Number of sentences of its answer that are the caption.
         max_length: Maximal number of tokens of its answer; 64 by default.
-
-    Raises:
-        DiffcapError: a file is missing or does not fit, a number is out of range, or no pair has a reference.
     """
     for name, number in {"batch_size": batch_size, "devices": devices, "limit": limit}.items():
         if number is not None and number < 1:

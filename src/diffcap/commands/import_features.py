@@ -13,9 +13,6 @@ def import_features(folder: str, source: str, name: str = "authors") -> None:
         folder: Folder of the dataset, with its manifest.
         source: Folder of the authors' features (features/, sc_features/, nsc_features/ of SCORER and DIRL, full/ of IDC-PCL).
         name: Name of the feature store.
-
-    Raises:
-        DiffcapError: a file is missing, or contains anything but arrays.
     """
     from diffcap.features.authors import fill_store
     from diffcap.records import read_dataset

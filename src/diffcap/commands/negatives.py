@@ -50,9 +50,6 @@ def make_negatives(
         workers: Number of processes that tag; 0 for one per core.
         force: Make the negatives again even if they exist with the same settings.
         authors: Import IDC-PCL's negatives from this file, <split>_neg_tfidf6.json, instead.
-
-    Raises:
-        DiffcapError: the manifest is missing or has no captions in the split, or the tagger cannot be loaded.
     """
     from diffcap.negatives.build import Builder, Recipe
     from diffcap.negatives.corpus import sentence_texts, tokenised

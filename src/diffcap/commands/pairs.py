@@ -54,11 +54,8 @@ def find_pairs(before: str, after: str | None = None) -> tuple[list[ImagePair], 
 
     Returns:
         The pairs, with unique ids, and a list with a note if images are not paired. Images of a folder are sorted by the numbers
-        in their names (2 before 10); a table keeps its order. The default id is made from the file names, see `default_ids`.
-
-    Raises:
-        DiffcapError: no pair is found, a pairing is ambiguous, or a table is malformed. The existence of the images in a table
-            is not checked.
+        in their names (2 before 10); a table keeps its order, and its images are not looked up. The default id is made from the
+        file names, see `default_ids`.
     """
     first = Path(before)
     if after is not None:

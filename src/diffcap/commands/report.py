@@ -55,10 +55,6 @@ def report(
             worst pairs are added. It is also measured whether the attention is on the changed object. 0 for none.
         seed: Seed of the choice of pairs.
         remark: Sentence to add below the table.
-
-    Raises:
-        DiffcapError: a run is not evaluated, two runs have different protocols, a file is missing, or the ids in a predictions file
-            are not those of the split.
     """
     from diffcap.datasets.registry import get_dataset
     from diffcap.evaluation.levir_cc import levir_scoring, protocol_of
@@ -271,7 +267,7 @@ def _as_lists(places: dict[str, str | list[str]] | None) -> dict[str, list[str]]
 
 
 def _label(run: "Run") -> dict[str, object]:
-    """The folder or the file of a run in table.json, its seed where it is known, and the model and prompt of one without training."""
+    """The folder or the file of a run in table.json, its seed where it is known, and its model and prompt without training."""
     from diffcap.report.rows import zero_shot_origin
 
     seed = run.metrics["provenance"].get("seed")

@@ -23,12 +23,7 @@ def evaluate_retrieval(
 ) -> None:
     """Compute recall and mean rank in both directions, print them, and write them to metrics.json.
 
-    Args:
-        checkpoint: best.ckpt of the pre-training. limit: only the first change pairs of the split. pair_to_text: see
-            `PairRetrieval`. The others: see `evaluate`.
-
-    Raises:
-        DiffcapError: the checkpoint is of another stage, or the split has no change pair with a caption.
+    `checkpoint` is best.ckpt of the pre-training; `limit` counts change pairs. The other arguments are those of `evaluate`.
     """
     from diffcap.checkpoints.loading import load_retriever
     from diffcap.checkpoints.reading import checkpoint_record
