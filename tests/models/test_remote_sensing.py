@@ -122,32 +122,6 @@ def test_the_defaults_are_the_released_sizes(name: str) -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) == used
 
 
-# Losses
-
-
-@BOTH
-def test_the_loss_is_the_mean_over_all_words_and_ends(name: str) -> None:
-    """Also of unknown words; ids after the end change nothing."""
-    model = build(name)
-    batch = batch_of(model, [2, 8, 5])
-    unknown = WORDS - 3 if name == "rsiccformer" else 1
-    batch["tokens"][0, 1] = unknown
-    logits = model.teacher_forced_logits(batch["tokens"], model.encode(batch["before"], batch["after"]))
-    nats = []
-    for row, scores in zip(batch["tokens"].tolist(), logits.tolist()):
-        for place in range(row.index(model.eos_id)):
-            nats.append(math.log(sum(map(math.exp, scores[place]))) - scores[place][row[place + 1]])
-    assert len(nats) == 3 + 9 + 6
-    parts = model.loss(batch)
-    for value in parts.values():
-        assert value.item() == pytest.approx(sum(nats) / len(nats), rel=1e-5)
-    found = model.validation_losses(batch)["caption_loss"]
-    torch.testing.assert_close(found, torch.tensor(nats), atol=1e-4, rtol=1e-4)
-    changed = {**batch, "tokens": batch["tokens"].clone()}
-    changed["tokens"][0, 4:] = 5
-    torch.testing.assert_close(model.loss(changed)["loss"], parts["loss"])
-
-
 # Words
 
 
@@ -169,13 +143,6 @@ def test_no_word_attends_to_padding_that_chg2cap_has_generated() -> None:
             model.decoder.embedding.weight[0] = row
         assert torch.equal(logits[7, 1], logits[7, 3])
         assert torch.allclose(logits[0, 1], logits[0, 3], atol=1e-5) == hides
-
-
-@BOTH
-def test_too_many_words_are_one_sentence(name: str) -> None:
-    model = build(name, max_length=3)
-    with pytest.raises(ValueError, match="4 text positions, the decoder has 3: raise max_length"):
-        model.teacher_forced_logits(torch.full((1, 5), 5), model.encode(*maps(1)))
 
 
 # Attention maps
