@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.models import tiny
 from torch import Tensor
 
 from diffcap.models.clip import PairTower, TextTower, build_clip
@@ -55,13 +56,7 @@ def pixels(pairs: int, size: tuple[int, int] = (8, 12), seed: int = 0) -> Tensor
 
 
 def captions(lengths: list[int], padded: int, pad: int = WORDS, seed: int = 2) -> Tensor:
-    """(B, padded): START, words, END, padding."""
-    draws = torch.Generator().manual_seed(seed)
-    text = torch.full((len(lengths), padded), pad)
-    for row, words in zip(text, lengths):
-        row[0], row[words + 1] = WORDS - 2, WORDS - 1
-        row[1 : words + 1] = torch.randint(1, WORDS - 2, (words,), generator=draws)
-    return text
+    return tiny.captions(lengths, padded, seed, (WORDS - 2, WORDS - 1, pad), range(1, WORDS - 2))
 
 
 @torch.no_grad()

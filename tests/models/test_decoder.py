@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.models import tiny
 from tests.models.tiny import teach
 from torch import Tensor, nn
 
@@ -62,13 +63,7 @@ def maps(pairs: int, grid: tuple[int, int] = (2, 3), channels: int = 5, seed: in
 
 
 def captions(lengths: list[int], padded: int = LENGTH, seed: int = 2) -> Tensor:
-    """(B, padded): START, `lengths` words, END, padding."""
-    draws = torch.Generator().manual_seed(seed)
-    text = torch.full((len(lengths), padded), NULL)
-    for row, words in zip(text, lengths):
-        row[0], row[words + 1] = START, END
-        row[1 : words + 1] = torch.randint(4, WORDS, (words,), generator=draws)
-    return text
+    return tiny.captions(lengths, padded, seed, (START, END, NULL), range(4, WORDS))
 
 
 def batch_of(lengths: list[int], padded: int = LENGTH, streams: int = 1) -> dict[str, Tensor]:

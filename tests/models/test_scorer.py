@@ -253,24 +253,6 @@ def test_two_streams_are_the_mean_of_two_losses(options: dict[str, Any]) -> None
     streams_are_averaged(scorer(**{**WEIGHTS, **options}))
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("encoder_layers", [1, 2])
-def test_maps_of_the_words(encoder_layers: int) -> None:
-    model, tokens = scorer(encoder_layers=encoder_layers), captions([3, 8])
-    before, after = maps(2)
-    found = model.attention(before, after, tokens)
-    assert found.before.shape == found.after.shape == (2, LENGTH, 2, 3)
-    assert found.alignment is not None and found.alignment.shape == (2, 6, 6)
-    for part in (found.before.flatten(2), found.after.flatten(2), found.alignment):
-        assert part.std() > 0.01 and (part >= 0).all()
-        torch.testing.assert_close(part.sum(-1), torch.ones(part.shape[:-1]))
-    swapped = model.attention(after, before, tokens)  # the alignment of the swapped pair is the other direction's
-    attended = model.decoder.attention(tokens, model.encode(before, after))
-    assert swapped.alignment is not None
-    for map_of, moved in ((found.before, swapped.alignment), (found.after, found.alignment)):
-        torch.testing.assert_close(map_of.flatten(2), (attended + attended @ moved) / 2, **CLOSE)
-
-
 def only_appearance(model: Any) -> None:
     """Six channels in, six orthogonal tokens out without place; the last encoder layer seeks what is like itself."""
     with torch.no_grad():

@@ -38,13 +38,19 @@ def maps(pairs: int, height: int = 2, width: int = 3, seed: int = 1) -> tuple[Te
     return before, after
 
 
-def captions(lengths: list[int], padded: int, seed: int = 2) -> Tensor:
-    """(B, padded): BOS, `lengths` words, EOS, padding."""
-    draws = torch.Generator().manual_seed(seed)
-    text = torch.full((len(lengths), padded), PAD)
-    for row, words in zip(text, lengths):
-        row[0], row[words + 1] = BOS, EOS
-        row[1 : words + 1] = torch.randint(6, WORDS, (words,), generator=draws)
+def captions(
+    lengths: list[int],
+    padded: int,
+    seed: int = 2,
+    ids: tuple[int, int, int] = (BOS, EOS, PAD),
+    words: range = range(6, WORDS),
+) -> Tensor:
+    """(B, padded): beginning, as many words as `lengths` say, end, padding; `ids` are those of these three."""
+    draws, (begin, end, pad) = torch.Generator().manual_seed(seed), ids
+    text = torch.full((len(lengths), padded), pad)
+    for row, count in zip(text, lengths):
+        row[0], row[count + 1] = begin, end
+        row[1 : count + 1] = torch.randint(words.start, words.stop, (count,), generator=draws)
     return text
 
 

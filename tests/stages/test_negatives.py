@@ -96,20 +96,6 @@ def test_the_defaults_are_the_papers_and_every_process_writes_the_same(tmp_path:
     assert "All captions of a pair share" in (folder / "negatives.md").read_text()
 
 
-def test_negatives_of_an_earlier_version_are_built_again(tmp_path: Path) -> None:
-    """Earlier versions knew no `replacement`: their words were always matched."""
-    folder = write_scenes(tmp_path, 10)
-    assert run(folder, "--scope=caption", "--replacement=matched").returncode == 0
-    earlier = (folder / "negatives.jsonl").read_bytes()
-    notes = json.loads((folder / "negatives.json").read_text())
-    del notes["settings"]["replacement"]
-    (folder / "negatives.json").write_text(json.dumps(notes))
-    done = run(folder, "--scope=caption")
-    assert done.returncode == 0 and "exists already" not in done.stdout, done.stderr
-    assert (folder / "negatives.jsonl").read_bytes() != earlier
-    assert len({tuple(row.negatives) for row in read_negatives(folder / "negatives.jsonl") if row.id == "0.png"}) > 1
-
-
 @pytest.mark.thorough
 def test_a_killed_run_is_finished_by_the_next(tmp_path: Path) -> None:
     whole, killed = write_scenes(tmp_path / "whole", 420), write_scenes(tmp_path / "killed", 420)
