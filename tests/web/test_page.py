@@ -192,30 +192,6 @@ def test_all_odd_pictures_are_a_caption_or_a_sentence(tmp_path: Path, capfd: pyt
     assert "Traceback" not in capfd.readouterr().err
 
 
-@pytest.mark.slow
-def test_odd_pictures_over_http(visitor: Visitor, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    write_all(tmp_path)
-    fine = visitor.upload("fine.png", pair()[0])
-    for name, reason in {
-        "empty.png": "empty file",
-        "drawing.svg": "SVG",
-        "notes.jpg": "text file",
-        "huge.png": "400,000,000 pixels are more than",
-        "bomb.tif": "400,000,000 pixels",
-        "cut0.5.jpg": "truncated",
-        "noise.png": "not an image",
-    }.items():
-        odd = visitor.upload(name, (tmp_path / name).read_bytes())
-        assert reason in sentence(visitor.caption(odd, fine)), name
-    for name in ("CMYK.jpg", "1x1.png", "moving.gif", "I16.tif", "ünï côde 画像.png", "P.bmp"):
-        odd = visitor.upload(name, (tmp_path / name).read_bytes())
-        page = visitor.caption(fine, odd)
-        assert 'class="dc-word"' in page, name
-        if name == "moving.gif":
-            assert "has several frames, the first was used" in page
-    assert "Traceback" not in capfd.readouterr().err
-
-
 def test_only_uploaded_files_can_be_named(visitor: Visitor, tmp_path: Path) -> None:
     secret = tmp_path / "secret.png"
     secret.write_bytes(pair()[0])
