@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from safetensors import safe_open
@@ -10,19 +11,23 @@ from safetensors import safe_open
 from diffcap.features.backbones import build_backbone
 from diffcap.features.blocks_backbone import CELL, CHANNELS, MARGIN, SHIPPED, BlocksNetwork, cell_centers
 from diffcap.features.convolutions import fuse_batch_norms
+from diffcap.features.tiles_backbone import TilesNetwork
 
 
-def test_folding_batch_norm_changes_nothing() -> None:
+@pytest.mark.parametrize(("build", "size"), [(BlocksNetwork, (96, 128)), (TilesNetwork, (256, 256))])
+def test_folding_batch_norm_changes_nothing(build: type, size: tuple[int, int]) -> None:
     torch.manual_seed(0)
-    network = BlocksNetwork(norm=True).eval()
+    network = build(norm=True).eval()
     for module in network.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             torch.nn.init.normal_(module.running_mean)
             torch.nn.init.uniform_(module.running_var, 0.5, 2)
             torch.nn.init.normal_(module.weight)
     network.mean.normal_()
-    images = torch.randn(2, 3, 96, 128)
-    torch.testing.assert_close(fuse_batch_norms(network)(images), network(images), rtol=1e-4, atol=1e-4)
+    images = torch.randn(2, 3, *size)
+    fused = fuse_batch_norms(network)
+    torch.testing.assert_close(fused(images), network(images), rtol=1e-4, atol=1e-4)
+    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in fused.modules())
 
 
 def test_each_cell_looks_round_its_own_middle() -> None:

@@ -9,23 +9,9 @@ from PIL import Image
 from safetensors import safe_open
 
 from diffcap.features.backbones import build_backbone
-from diffcap.features.convolutions import fuse_batch_norms
 from diffcap.features.tiles_backbone import CHANNELS, CLASSES, COVERS, SHIPPED, TilesNetwork
 from diffcap.worlds.tiles.write import render_pair
 from diffcap.worlds.training.tiles_backbone import tile_batch
-
-
-def test_folding_batch_norm_changes_nothing() -> None:
-    torch.manual_seed(0)
-    network = TilesNetwork(norm=True).eval()
-    for module in network.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            torch.nn.init.normal_(module.running_mean)
-            torch.nn.init.uniform_(module.running_var, 0.5, 2)
-    images = torch.randn(2, 3, 256, 256)
-    fused = fuse_batch_norms(network)
-    torch.testing.assert_close(fused(images), network(images), rtol=1e-4, atol=1e-4)
-    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in fused.modules())
 
 
 def test_the_channels_are_fractions_and_counts_of_each_quarter_of_a_cell() -> None:

@@ -12,7 +12,6 @@ from tests.datasets.layouts import write_lines
 from tests.scenes.rasters import write
 
 from diffcap.commands.data import prepare
-from diffcap.features.backbones import build_backbone
 from diffcap.features.images import ImageData
 from diffcap.features.store import FeatureStore, StoreWriter
 from diffcap.lit.extraction import Extraction, extract
@@ -52,17 +51,6 @@ def test_the_store_holds_what_the_backbone_gives(folder: Path) -> None:
     got = torch.from_numpy(store.read(store.rows(["c.png", "a.png"]))).float()
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
     assert store.meta["network"] == "resnet18" and store.meta["precision"] == "32-true"
-
-
-def test_the_images_are_divided_by_the_given_std(folder: Path) -> None:
-    std = (0.229, 0.224, 0.224)
-    store = FeatureStore.open(run(folder, image_std=std))
-    assert store.meta["preprocessing"]["std"] == list(std)
-    backbone = build_backbone("torchvision", "resnet18", "layer1", "random", image_std=std)
-    with torch.no_grad():
-        expected = backbone(backbone.preprocess(Image.open(folder / "a.png"))[None])
-    got = torch.from_numpy(store.read(store.rows(["a.png"]))).float()
-    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["desk", "blocks"])
