@@ -22,7 +22,6 @@ import torch
 from PIL import Image
 from tests.commands import environment
 from tests.hub_server import Hub
-from tests.odd_images import write_all
 from tests.test_pair_captioner import make, make_coarse, noise, reweighted
 
 from diffcap.cli import main
@@ -203,25 +202,6 @@ def test_letters_that_the_output_does_not_have_are_escaped(
 
     assert output().startswith(f"{plain}\t")
     assert json.loads(output("--json"))["id"] == "é\udcff"
-
-
-@pytest.mark.slow
-def test_two_hundred_odd_files_through_the_command(
-    tmp_path: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    good, bad, either = write_all(tmp_path)
-    rows = [{"before": str(path), "after": str(good[0]), "id": path.name} for path in (*good, *bad, *either)]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert "pairs could not be captioned" in str(
-        caption(str(tmp_path / "pairs.jsonl"), "--checkpoint", checkpoint, "--json")
-    )
-    expectation = capsys.readouterr()
-    found = {row["id"]: row for row in map(json.loads, expectation.out.splitlines())}
-    assert len(found) == len(rows) >= 200
-    assert all("text" in found[path.name] for path in good) and all("error" in found[path.name] for path in bad)
-    assert "Traceback" not in expectation.err and all(
-        line.startswith(("error: ", "note: ")) for line in expectation.err.splitlines()
-    )
 
 
 @pytest.mark.parametrize(
