@@ -38,19 +38,18 @@ def methods(
         repeats: timed runs of each case; the median counts, after one run that does not.
         threads: of torch. None: its own choice.
         small: tiny sizes, one repeat and small batches, to see that everything runs.
-        against: folder of another checkout, for example of an earlier commit: its `src` is measured as well, in turn with this
-            one, and the table has the ratios and says whether the results are equal, see `comparison`.
+        against: folder of another checkout, for example of an earlier commit: it is measured as well, in turn with this one, and
+            the table has the ratios and says whether the results are equal, see `comparison`.
         kinds: of the cases, such as training and decoding; by default all.
     """
     from diffcap.utils.errors import DiffcapError
 
     trained_from_scratch = [name for name, method in registered().items() if not method.base_model]
     chosen = [get_method(name).name for name in methods or trained_from_scratch]
-    if small:
-        batch, large_batch, repeats = 2, 2, 1
+    batch, large_batch, repeats = (2, 2, 1) if small else (batch, large_batch, repeats)
     settings: dict[str, Any] = {"repeats": repeats, "threads": threads, "small": small}
-    if against and not (Path(against) / "src/diffcap").is_dir():
-        raise DiffcapError(f"--against {against}: there is no src/diffcap; give the folder of a checkout.")
+    if against and not (Path(against) / "benchmarks/cases.py").is_file():
+        raise DiffcapError(f"--against {against}: there is no benchmarks/cases.py; give the folder of a checkout.")
     earlier: list[dict[str, Any]] = []
     info, rows = machine(), []
     wanted = [case for case in cases(chosen, batch, large_batch, small) if kinds is None or case["kind"] in kinds]
@@ -133,12 +132,13 @@ def _case(
 
 
 def measured(case: dict[str, Any], checkout: Path | None = None) -> dict[str, Any]:
-    """Run one case in a new process, with this diffcap or that of another checkout, see `cases.measure`."""
+    """Run one case in a new process, with this diffcap or with cases.py and the package of another checkout."""
     from diffcap.utils.errors import DiffcapError
 
-    command = [sys.executable, str(Path(__file__).with_name("cases.py")), json.dumps(case)]
-    other = {"PYTHONPATH": str((checkout / "src").resolve())} if checkout else {}
-    child = subprocess.run(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **other})
+    folder = checkout.resolve() if checkout else Path(__file__).parents[1]
+    command = [sys.executable, str(folder / "benchmarks/cases.py"), json.dumps(case)]
+    environment = {**os.environ, "PYTHONPATH": str(folder / "src")}
+    child = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
     if child.returncode:
         raise DiffcapError(f"{label(case)}: the process ended with status {child.returncode}; its error is above.")
     return json.loads(child.stdout.splitlines()[-1])

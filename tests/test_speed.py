@@ -41,7 +41,8 @@ def test_results_are_equal_within_the_tolerance_of_their_precision(
 def test_another_checkout_is_compared_by_its_results_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float, verdict: str
 ) -> None:
-    (tmp_path / "before/src/diffcap").mkdir(parents=True)
+    (tmp_path / "before/benchmarks").mkdir(parents=True)
+    (tmp_path / "before/benchmarks/cases.py").touch()
 
     def measured(case: dict[str, Any], checkout: Path | None = None) -> dict[str, Any]:
         numbers = {"items_per_s": 2.0, "seconds": [1.0], "peak_mb": 9.0, "libraries_mb": 3.0, "threads": 1}
