@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from tests.parity.loading import FIXTURES, load
-from tests.parity.remote_sensing import weights
+from tests.parity.loading import FIXTURES, load, with_statistics
 from torch import Tensor
 
 from diffcap.interop import chg2cap, clip4idc, dirl, pcl, rsiccformer, scorer
@@ -49,7 +48,7 @@ ODD_NAMES = [
 @cache
 def state_of(name: str) -> dict[str, Tensor]:
     fixture = load(FIXTURES / f"{SYSTEMS[name].fixture}.json")
-    return fixture.weights(SYSTEMS[name].group) if SYSTEMS[name].group else weights(fixture)
+    return fixture.weights(SYSTEMS[name].group) if SYSTEMS[name].group else with_statistics(fixture)
 
 
 @pytest.mark.parametrize("odd", ODD_NAMES)

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.parity.loading import FIXTURES, Fixture, fill, load
-from tests.parity.remote_sensing import weights
+from tests.parity.loading import FIXTURES, Fixture, fill, load, with_statistics
 from torch import Tensor, nn
 from torchvision import models
 from torchvision.models.feature_extraction import create_feature_extractor
@@ -54,7 +53,7 @@ def resnet(seed: int = 0) -> models.ResNet:
 def official_state(method: str) -> dict[str, Tensor]:
     """The parameters of the fixture, with wider first layers that take ResNet-18's channels, and the backbone's."""
     fixture, channels = fixture_of(method), {"rsiccformer": 256, "chg2cap": 512}[method]
-    old, state = fixture.hyperparameters["feature_channels"], weights(fixture)
+    old, state = fixture.hyperparameters["feature_channels"], with_statistics(fixture)
     if method == "rsiccformer":
         name = "encoder_feat.projection.weight"
         state[name] = fill(name, [len(state[name]), channels, 1, 1])

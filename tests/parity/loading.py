@@ -14,6 +14,7 @@ FIXTURES = Path(__file__).parent / "fixtures"
 
 class Fixture(NamedTuple):
     path: Path
+    method: str
     hyperparameters: dict[str, Any]
     shapes: dict[str, Any]
     arrays: dict[str, Tensor]
@@ -22,6 +23,16 @@ class Fixture(NamedTuple):
         """Of one of several models, or of the one that the fixture is of."""
         shapes = self.shapes if group is None else self.shapes[group]
         return {name: fill(name, shape) for name, shape in shapes.items()}
+
+
+def with_statistics(official: Fixture) -> dict[str, Tensor]:
+    """The parameters of RSICCformer or Chg2Cap, with batch norm's statistics at their initial values."""
+    state = official.weights()
+    for name, value in official.weights().items():
+        layer, _, last = name.rpartition(".")
+        if last == "weight" and layer.rpartition(".")[0].endswith(".left") and value.ndim == 1:
+            state |= {f"{layer}.running_mean": torch.zeros_like(value), f"{layer}.running_var": torch.ones_like(value)}
+    return state
 
 
 def fill(name: str, shape: list[int]) -> Tensor:
@@ -38,32 +49,15 @@ def fill(name: str, shape: list[int]) -> Tensor:
 def load(path: Path) -> Fixture:
     metadata = json.loads(path.read_text())
     arrays = {name: torch.from_numpy(array) for name, array in np.load(path.with_suffix(".npz")).items()}
-    return Fixture(path, metadata["hyperparameters"], metadata["parameters"], arrays)
+    return Fixture(path, metadata["method"], metadata["hyperparameters"], metadata["parameters"], arrays)
 
 
-def find(folder: Path, method: str, **conditions: Any) -> list[Path]:
-    """Every fixture of a method in a folder, whatever its name, whose hyperparameters meet the conditions."""
+def find(folder: Path, *methods: str, **conditions: Any) -> list[Path]:
+    """Every fixture of some methods in a folder, whatever its name, whose hyperparameters meet the conditions."""
     found = []
     for path in sorted(folder.glob("*.json")):
         metadata = json.loads(path.read_text())
         matches = all(metadata["hyperparameters"].get(key) == value for key, value in conditions.items())
-        if metadata.get("method") == method and matches:
+        if metadata.get("method") in methods and matches:
             found.append(path)
     return found
-
-
-def view_sizes(official: Fixture) -> dict[str, Any]:
-    """The arguments of SCORER and DIRL that a fixture of either names."""
-    names = [
-        "feature_channels",
-        "grid",
-        "max_length",
-        "width",
-        "heads",
-        "encoder_layers",
-        "decoder_layers",
-        "word_width",
-        "coordinates",
-    ]
-    metadata = official.hyperparameters
-    return {"vocabulary_size": metadata["vocabulary"], **{name: metadata[name] for name in names}}

@@ -1,0 +1,131 @@
+"""SCORER with CBR and DIRL with CCR against the authors' implementations: every array of the fixtures."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.parity.loading import Fixture, load
+from torch import Tensor
+
+from diffcap.interop import dirl, scorer
+from diffcap.losses.dirl import cross_modal_contrastive_loss
+from diffcap.models.decoder import END, next_word_losses
+from diffcap.models.dirl import DIRL
+from diffcap.models.generation import beam_search, greedy
+from diffcap.models.scorer import SCORER, Views, cross_view_loss
+
+TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
+DECODERS = {"clevr_dc": "ln_xavier", "clevr_change": "plain"}
+WEIGHTS = {
+    "scorer": {"cross_view_weight": 0.3, "cbr_weight": 0.07},
+    "dirl": {"decorrelation_weight": 0.03, "ccr_weight": 0.05},
+}
+LOSSES = {"scorer": ("cross_view_loss", "cbr_loss"), "dirl": ("dirl_loss", "ccr_loss")}  # in the order of the weights
+
+
+def captioner(official: Fixture, **options: Any) -> Any:
+    names = ("feature_channels", "grid", "max_length", "width", "heads", "encoder_layers", "decoder_layers")
+    sizes = {name: official.hyperparameters[name] for name in (*names, "word_width", "coordinates")}
+    shapes, words = official.shapes, official.hyperparameters["vocabulary"]
+    if official.method == "scorer":
+        model: Any = SCORER(words, **sizes, **options)
+        model.load_state_dict(scorer.from_official(official.weights()))
+        return model.eval()
+    model = DIRL(
+        words,
+        **sizes,
+        ffn=shapes["speaker_state.core.layer.0.linear1.weight"][0],
+        projector_width=shapes["change_detector_state.mlp.0.weight"][0],
+        decoder_variant=DECODERS[official.hyperparameters["variant"]],
+        **options,
+    )
+    model.load_state_dict(dirl.from_official(official.weights()))
+    return model.eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("times", [1, 2])
+def test_loss(views_fixture: Path, times: int) -> None:
+    """The weighted sum; the same pairs as both streams change nothing."""
+    official = load(views_fixture)
+    arrays, weights = official.arrays, WEIGHTS[official.method]
+    batch = {"before": arrays["before"]} | {name: torch.cat([arrays[name]] * times) for name in ("after", "tokens")}
+    parts = [weight * arrays[name] for weight, name in zip(weights.values(), LOSSES[official.method])]
+    loss = captioner(official, **weights).loss(batch)["loss"]
+    torch.testing.assert_close(loss, arrays["caption_loss"] + sum(parts), **TOLERANCE)
+
+
+def words(row: Tensor) -> list[int]:
+    """The authors write a zero for END and after it."""
+    ids = row.tolist()
+    return ids[: ids.index(END)] if END in ids else [number for number in ids if number]
+
+
+@torch.no_grad()
+def test_greedy_words(views_fixture: Path) -> None:
+    official = load(views_fixture)
+    model, expected = captioner(official), official.arrays["greedy_tokens"]
+    maps, length = (official.arrays["before"], official.arrays["after"]), official.hyperparameters["max_length"]
+    tokens = greedy(model, *maps, length)
+    assert [words(row) for row in tokens] == [words(row) for row in expected]
+    assert torch.equal(beam_search(model, *maps, length, beams=1), tokens)
+
+
+def compare(model: SCORER, official: Fixture) -> tuple[Tensor, Tensor, Views]:
+    before, after = model.embedding(official.arrays["before"]), model.embedding(official.arrays["after"])
+    views = model.compare(before, after)
+    assert views is not None
+    return before, after, views
+
+
+@torch.no_grad()
+def test_difference_and_cross_view_contrast_of_scorer(scorer_fixture: Path) -> None:
+    official = load(scorer_fixture)
+    model = captioner(official)
+    before, after, views = compare(model, official)
+    fused = model.fuse(before, after, views)
+    torch.testing.assert_close(fused[:, ::7, ::8], official.arrays["difference"], **TOLERANCE)
+    similarities = model.similarities(views)
+    for number, similarity in enumerate(similarities, start=1):
+        torch.testing.assert_close(similarity, official.arrays[f"similarity_{number}"], **TOLERANCE)
+    torch.testing.assert_close(cross_view_loss(similarities), official.arrays["cross_view_loss"], **TOLERANCE)
+
+
+@torch.no_grad()
+def test_words_and_backward_reasoning_of_scorer(scorer_fixture: Path) -> None:
+    official = load(scorer_fixture)
+    model, tokens = captioner(official), official.arrays["tokens"]
+    before, after, views = compare(model, official)
+    hidden = model.decoder(tokens, model.decoder.memory(model.fuse(before, after, views))).last.hidden
+    logits = model.decoder.logit(hidden)
+    torch.testing.assert_close(logits, official.arrays["logits"], **TOLERANCE)
+    torch.testing.assert_close(next_word_losses(logits, tokens).mean(), official.arrays["caption_loss"], **TOLERANCE)
+    cbr = cross_view_loss(model.cbr_similarities(*model.predicted_and_real(before, after, hidden, tokens)[0]))
+    torch.testing.assert_close(cbr, official.arrays["cbr_loss"], **TOLERANCE)
+
+
+@torch.no_grad()
+def test_differences_and_decorrelation_of_dirl(dirl_fixture: Path) -> None:
+    official = load(dirl_fixture)
+    model = captioner(official)
+    maps = [model.embedding(official.arrays[name]) for name in ("before", "after")]
+    for name, difference in zip(("before", "after"), model.differences(*maps)):
+        torch.testing.assert_close(difference[:, ::7, ::8], official.arrays[f"difference_{name}"], **TOLERANCE)
+    diagonal, off_diagonal = model.decorrelation_terms(*(model.projector(tokens) for tokens in maps))
+    torch.testing.assert_close(diagonal + 0.003 * off_diagonal, official.arrays["dirl_loss"], **TOLERANCE)
+
+
+@torch.no_grad()
+def test_words_regularisation_and_attention_of_dirl(dirl_fixture: Path) -> None:
+    official = load(dirl_fixture)
+    model, arrays = captioner(official), official.arrays
+    memory = model.encode(arrays["before"], arrays["after"])
+    output = model.decoder(arrays["tokens"], memory).last
+    logits = model.decoder.logit(output.hidden)
+    torch.testing.assert_close(logits, arrays["logits"], **TOLERANCE)
+    torch.testing.assert_close(next_word_losses(logits, arrays["tokens"]).mean(), arrays["caption_loss"], **TOLERANCE)
+    printed, seen = model.text_and_vision(output, arrays["tokens"])
+    torch.testing.assert_close(cross_modal_contrastive_loss(printed, seen).mean(), arrays["ccr_loss"], **TOLERANCE)
+    attended = model.decoder.attention(arrays["tokens"], memory)
+    torch.testing.assert_close(attended, arrays["attention"], **TOLERANCE)
