@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from diffcap.evaluation.captions import FAST_METRICS, cider_per_pair, score_captions, score_groups, unavailable_metrics
+from diffcap.evaluation.captions import FAST_METRICS, cider_per_pair, score, score_captions, unavailable_metrics
 from diffcap.evaluation.java import find_java, jar
 from diffcap.utils.errors import DiffcapError
 
@@ -126,7 +126,7 @@ def test_cider_penalty_counts_bigrams() -> None:
 
 def test_every_group_is_a_corpus_of_its_own() -> None:
     groups = {"total": list("abcde"), "some": list("ad"), "rest": list("bce"), "none": []}
-    scores = score_groups({"": PREDICTIONS}, REFERENCES, groups, "raw", FAST_METRICS)[""]
+    scores = score({"": PREDICTIONS}, REFERENCES, groups, "raw", FAST_METRICS)[""]
     assert list(scores) == ["total", "some", "rest"]
     for name, ids in (("some", "ad"), ("rest", "bce")):
         assert scores[name] == pytest.approx(naive(*part(ids)), abs=1e-7)
@@ -140,7 +140,7 @@ def test_meteor_of_every_group_equals_the_jars_own_wrapper(monkeypatch: pytest.M
     from pycocoevalcap.meteor.meteor import Meteor
 
     groups = {"total": list("abcde"), "some": list("ad")}
-    ours = score_groups({"": PREDICTIONS}, REFERENCES, groups, "raw", ["METEOR"])[""]
+    ours = score({"": PREDICTIONS}, REFERENCES, groups, "raw", ["METEOR"])[""]
     stock = Meteor()
     for name, ids in groups.items():
         expected, items = stock.compute_score({i: REFERENCES[i] for i in ids}, {i: [PREDICTIONS[i]] for i in ids})
@@ -225,7 +225,7 @@ def test_spice_with_its_jars_is_the_mean_over_pairs(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("DIFFCAP_CORENLP", str(tmp_path))
     monkeypatch.setattr("diffcap.evaluation.java.find_java", lambda: str(fake))
     groups = {"total": ["a", "b"], "one": ["b"]}
-    scores = score_groups({"": {"a": "x", "b": "x y z"}}, {"a": ["x"], "b": ["y"]}, groups, "raw", ["SPICE"])[""]
+    scores = score({"": {"a": "x", "b": "x y z"}}, {"a": ["x"], "b": ["y"]}, groups, "raw", ["SPICE"])[""]
     assert scores == {"total": {"SPICE": pytest.approx(0.2)}, "one": {"SPICE": pytest.approx(0.3)}}
 
 

@@ -87,7 +87,8 @@ def test_systems_scored_together_have_the_scores_of_each_alone() -> None:
     }
     found = evaluate_systems(systems, CLEVR, "raw", QUICK, protocol={"split": "test"})
     assert found == {
-        name: evaluate(captioned, CLEVR, "raw", QUICK, {"split": "test"}) for name, captioned in systems.items()
+        name: evaluate(captioned, CLEVR, "raw", QUICK, protocol={"split": "test"})
+        for name, captioned in systems.items()
     }
     assert found["right"]["groups"] != found["wrong"]["groups"]
     missing = {"right": systems["right"], "wrong": {"1.png": "x"}}

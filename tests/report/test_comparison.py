@@ -24,7 +24,7 @@ PAIRS = pairs(12)
 def write_run(run: Path, predictions: dict[str, str], **changes: list[str]) -> Path:
     """What an evaluation leaves in RUN/eval."""
     references = {pair.id: changes.get(pair.id, pair.captions) for pair in PAIRS}
-    result = evaluate(predictions, PAIRS, "raw", METRICS, {"dataset": "toy", "split": "test"})
+    result = evaluate(predictions, PAIRS, "raw", METRICS, protocol={"dataset": "toy", "split": "test"})
     write_json(run / "eval/metrics.json", result)
     write_predictions(run / "eval/predictions.json", predictions)
     write_references(run / "eval/references.json", references)

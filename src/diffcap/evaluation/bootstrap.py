@@ -19,47 +19,41 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from diffcap.evaluation.bleu import BLEU, bleu_counts, bleu_of_sums
-from diffcap.evaluation.captions import ALL_METRICS, check_ids, tokenize_together, unavailable_metrics
+from diffcap.evaluation.captions import (
+    ALL_METRICS,
+    Groups,
+    Hypotheses,
+    References,
+    tokenize_together,
+    unavailable_metrics,
+)
 from diffcap.evaluation.cider import CiderD
 from diffcap.evaluation.meteor import MeteorProcess, meteor_counts, meteor_of_sums, running_meteor
-from diffcap.evaluation.rouge import rouge_l
+from diffcap.evaluation.ngrams import BLEU, bleu_counts, bleu_of_sums, rouge_l
 from diffcap.evaluation.spice import spice
 from diffcap.evaluation.tokenize import Tokenizer
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Tokens = Mapping[str, str]
-References = Mapping[str, list[str]]
-Groups = Mapping[str, Sequence[str]]
 
 CHUNK = 64  # samples that are drawn at once; for each of them, the number of draws of every pair is in memory
 BLOCK = 64 * CHUNK  # samples whose sums are in memory at once
 
 
 class AdditiveMetric(NamedTuple):
-    """One or several metrics whose corpus score is a function of a sum over the pairs.
+    """One or several metrics whose corpus score is a function of a sum over the pairs."""
 
-    Attributes:
-        names: of K metrics. rows: group -> (n, D), the summands of its n pairs. score: function from sums (S, D) to scores (S, K).
-    """
-
-    names: tuple[str, ...]
-    rows: dict[str, Array]
-    score: Callable[[Array], Array]
+    names: tuple[str, ...]  # of K metrics
+    rows: dict[str, Array]  # group -> (n, D), the summands of its n pairs
+    score: Callable[[Array], Array]  # from sums (S, D) to scores (S, K)
 
 
 def mean_of_sums(sums: Array) -> Array:
-    """Compute means (S, 1) from sums of (value, 1), (S, 2); NaN values are rows (0, 0).
-
-    Example:
-        >>> mean_of_sums(np.array([[3.0, 4.0]]))
-        array([[0.75]])
-    """
+    """Compute means (S, 1) from sums of (value, 1), (S, 2); NaN values are rows (0, 0)."""
     return sums[:, :1] / np.maximum(1, sums[:, 1:])
 
 
 def additive_metrics(
-    hypotheses: Tokens,
+    hypotheses: Hypotheses,
     references: References,
     groups: Groups,
     metrics: Sequence[str],
@@ -68,8 +62,6 @@ def additive_metrics(
     """Compute the summands of all metrics for one system's captions.
 
     Args:
-        hypotheses: id -> tokens joined by spaces. references: id -> such strings.
-        groups: name -> ids. metrics: names from `ALL_METRICS`.
         meteor_process: from `running_meteor`; needed if METEOR is one of `metrics`.
 
     Example:
@@ -108,10 +100,7 @@ def additive_metrics(
 
 
 def bootstrap_sums(rows: Array, samples: int, generator: np.random.Generator) -> Array:
-    """Add up all rows, and the rows of each bootstrap sample.
-
-    Args:
-        rows: (n, D). samples: number of samples; each has n rows, drawn with replacement. generator: of the draws.
+    """Add up all rows (n, D), and the n rows of each bootstrap sample, drawn with replacement.
 
     Returns:
         (1 + samples, D); the first sum is of all rows.
@@ -135,17 +124,10 @@ def bootstrap_scores(
     """Score systems on all pairs and on bootstrap samples, which are the same for all systems.
 
     Args:
-        systems: the metrics of each system, see `additive_metrics`. groups: name -> ids. samples: number of samples.
-        seed: of the draws.
+        systems: the metrics of each system, see `additive_metrics`.
 
     Returns:
         For each system: group -> metric -> (1 + samples,); the first score is that of all pairs.
-
-    Example:
-        >>> rows = {"total": np.array([[0.2, 1.0], [0.6, 1.0]])}
-        >>> system = [AdditiveMetric(("accuracy",), rows, mean_of_sums)]
-        >>> bootstrap_scores([system], {"total": ["1", "2"]}, samples=3, seed=0)[0]["total"]["accuracy"].round(3)
-        array([0.4, 0.6, 0.4, 0.2])
     """
     widths = [metric.rows[next(iter(groups))].shape[1] for system in systems for metric in system]
     edges = np.cumsum(widths)[:-1]
@@ -178,16 +160,11 @@ def compare_scores(a: Array, b: Array, level: float) -> dict[str, Any]:
     """Compare the scores of two systems.
 
     Args:
-        a, b: (1 + samples,) scores of one metric, see `bootstrap_scores`. level: of the confidence intervals, a fraction.
+        a, b: (1 + samples,) scores of one metric, see `bootstrap_scores`.
 
     Returns:
         "a", "b": scores of all pairs. "difference": b - a. "a_interval", "b_interval", "interval" (of the difference):
         percentile intervals [low, high]. "b_better": fraction of the samples in which b scores higher; ties count half.
-
-    Example:
-        >>> row = compare_scores(np.array([0.4, 0.3, 0.5]), np.array([0.5, 0.5, 0.5]), level=0.95)
-        >>> row["difference"], row["b_better"]
-        (0.1, 0.75)
     """
     outside = (1 - level) / 2
 
@@ -222,10 +199,10 @@ def compare(
     """Compare two systems' captions of the same pairs with the paired bootstrap.
 
     Args:
-        a, b: id -> caption, exactly the ids of `references`. references: id -> captions.
-        groups: name -> ids, not empty; each is scored as a separate corpus.
-        tokenizer, metrics: see `captions.score_captions`.
-        samples: number of bootstrap samples. seed: of the draws. level: of the confidence intervals, a fraction.
+        a, b: id -> caption, exactly the ids of `references`.
+        groups: name -> ids, not empty.
+        references, tokenizer, metrics: as in `captions.score`.
+        level: of the confidence intervals, a fraction.
 
     Returns:
         "groups": group -> metric -> see `compare_scores`. "wins": group -> {"b", "a", "tie"}: number of pairs for which b, a or
@@ -245,11 +222,10 @@ def compare(
         >>> round(row["a"], 3), round(row["b"], 3), row["b_better"]
         (0.333, 0.889, 0.975)
     """
-    check_ids(a, references, prefix="the first run: ")
-    check_ids(b, references, prefix="the second run: ")
     ids, missing = list(references), unavailable_metrics(metrics)
     wanted = [name for name in metrics if name not in missing]
-    hypotheses, reference_tokens = tokenize_together({"a": a, "b": b}, references, tokenizer)
+    runs = {"the first run": a, "the second run": b}
+    hypotheses, reference_tokens = tokenize_together(runs, references, tokenizer)
     systems = list(hypotheses.values())
     with running_meteor() if "METEOR" in wanted else nullcontext() as meteor_process:
         summands = [additive_metrics(texts, reference_tokens, groups, wanted, meteor_process) for texts in systems]

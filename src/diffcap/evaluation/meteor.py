@@ -7,7 +7,7 @@ import contextlib
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -33,11 +33,6 @@ def _send(stream: IO[bytes], lines: Iterable[str]) -> None:
 class MeteorProcess(NamedTuple):
     """A running METEOR program, which reads requests and writes answers, one per line.
 
-    Attributes:
-        process: the Java process; its stdin and stdout are pipes.
-        stderr: file with the program's error messages.
-        cache: request -> counts, for all pairs computed so far.
-
     Example:
         >>> with running_meteor() as process:  # needs Java # doctest: +SKIP
         ...     counts = process.counts({"1": "the cube moved"}, {"1": ["the red cube moved"]})
@@ -45,16 +40,12 @@ class MeteorProcess(NamedTuple):
         ([0.3274499237462559], 0.3274499237462559)
     """
 
-    process: "subprocess.Popen[bytes]"
+    process: "subprocess.Popen[bytes]"  # its stdin and stdout are pipes
     stderr: IO[bytes]
-    cache: dict[str, str]
+    cache: dict[str, str]  # request -> counts, for all pairs computed so far
 
     def read(self) -> str:
-        """Return the next line that the program writes.
-
-        Raises:
-            DiffcapError: the program has ended.
-        """
+        """Return the next line that the program writes."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline().decode().strip()
         if not line:
@@ -64,11 +55,7 @@ class MeteorProcess(NamedTuple):
         return line
 
     def counts(self, hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) -> dict[str, str]:
-        """Return each pair's counts, 23 numbers separated by spaces, by id. Pairs with the same texts are computed once.
-
-        Raises:
-            DiffcapError: the program has ended, or a caption and its reference are too long, see `MAX_WORD_PAIRS`.
-        """
+        """Return each pair's counts, 23 numbers separated by spaces, by id. Pairs with the same texts are computed once."""
         for id, hypothesis in hypotheses.items():
             words, longest = len(hypothesis.split()), max(len(text.split()) for text in references[id])
             if words * longest > MAX_WORD_PAIRS:
@@ -94,11 +81,7 @@ class MeteorProcess(NamedTuple):
         return {id: self.cache[request] for id, request in requests.items()}
 
     def scores(self, counts: list[str]) -> tuple[list[float], float]:
-        """Return the score of each item of `counts`, and the corpus score, which is that of their sum; fractions.
-
-        Raises:
-            DiffcapError: the program has ended.
-        """
+        """Return the score of each item of `counts`, and the corpus score, which is that of their sum; fractions."""
         assert self.process.stdin is not None
         _send(self.process.stdin, [" ||| ".join(["EVAL", *counts])])
         return [float(self.read()) for _ in counts], float(self.read())
@@ -106,11 +89,7 @@ class MeteorProcess(NamedTuple):
 
 @contextlib.contextmanager
 def running_meteor() -> Iterator[MeteorProcess]:
-    """Start METEOR for the block of a `with` statement, and stop it at the end.
-
-    Raises:
-        DiffcapError: Java or METEOR is not installed.
-    """
+    """Start METEOR for the block of a `with` statement, and stop it at the end."""
     program, paraphrases = jar("meteor/meteor-1.5.jar"), jar("meteor/data/paraphrase-en.gz")
     # With `-a`: where its path has a blank or an umlaut, the program does not find its own table of paraphrases.
     call = java_call("-Xmx2G", "-jar", program, "-", "-", "-stdio", "-l", "en", "-norm", "-a", paraphrases)
@@ -128,24 +107,15 @@ def running_meteor() -> Iterator[MeteorProcess]:
 
 
 def meteor(
-    hypotheses: Mapping[str, str], references: Mapping[str, list[str]], groups: Mapping[str, list[str]]
+    hypotheses: Mapping[str, str], references: Mapping[str, list[str]], groups: Mapping[str, Sequence[str]]
 ) -> dict[str, float]:
     """Compute the corpus score of each group of pairs.
 
     METEOR's corpus score is not a mean over pairs; it is computed from the sums of counts of matches. The counts of each pair are
     computed once for all groups.
 
-    Args:
-        hypotheses: id -> tokens joined by spaces.
-        references: id -> at least one such string.
-        groups: name -> ids of the group's pairs, at least one.
-
     Returns:
-        Group's name -> corpus score, a fraction.
-
-    Raises:
-        DiffcapError: Java or METEOR is not installed, the program failed, or a caption and its reference are too long, see
-            `MAX_WORD_PAIRS`.
+        group -> corpus score, a fraction.
 
     Example:
         >>> hypotheses = {"1": "the cube moved", "2": "nothing changed"}
@@ -161,8 +131,8 @@ def meteor(
 def meteor_counts(hypotheses: Mapping[str, str], references: Mapping[str, list[str]], process: MeteorProcess) -> Array:
     """Return each pair's counts, (N, 23) in the order of `hypotheses`; `meteor_of_sums` of their sum is the corpus score.
 
-    The arguments and errors are those of `meteor`. If a hypothesis matches its reference completely in one chunk, METEOR does not
-    add this chunk to the sum of a corpus; the number of chunks of such a pair is therefore 0 here.
+    If a hypothesis matches its reference completely in one chunk, METEOR does not add this chunk to the sum of a corpus; the number
+    of chunks of such a pair is therefore 0 here.
 
     Example:
         >>> with running_meteor() as process:  # needs Java # doctest: +SKIP
@@ -178,16 +148,5 @@ def meteor_counts(hypotheses: Mapping[str, str], references: Mapping[str, list[s
 
 
 def meteor_of_sums(sums: Array, process: MeteorProcess) -> Array:
-    """Compute the corpus score from sums of counts.
-
-    Args:
-        sums: (S, 23), each row the sum of rows of `meteor_counts`.
-        process: from `running_meteor`.
-
-    Returns:
-        (S,) fractions.
-
-    Raises:
-        DiffcapError: the program has ended.
-    """
+    """Compute corpus scores (S,), fractions, from sums (S, 23) of rows of `meteor_counts`."""
     return np.array(process.scores([" ".join(map(repr, row)) for row in sums.tolist()])[0])

@@ -1,14 +1,18 @@
-"""`CaptionMetric`: caption metrics as a torchmetrics metric, for validation during training."""
+"""Caption metrics during training: `CaptionMetric` for validation, `CaptionReward` (CIDEr-D) for self-critical training."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch.distributed as dist
 from torchmetrics import Metric
 
 from diffcap.evaluation.captions import FAST_METRICS, score_tokens, tokenize_references
+from diffcap.evaluation.cider import CiderD
 from diffcap.evaluation.tokenize import Tokenizer, tokenize
 from diffcap.utils.errors import DiffcapError
+
+END = "<end>"  # never the output of a tokeniser
 
 
 class CaptionMetric(Metric):
@@ -21,8 +25,7 @@ class CaptionMetric(Metric):
     Args:
         references: id -> one or more reference captions. Only the ids of `update` since the last `reset` are scored, and
             CIDEr-D's document frequencies are those of their references.
-        tokenizer: "ptb" (needs Java) or "raw". The references are tokenised once, in the first `compute`.
-        metrics: names from `captions.ALL_METRICS`.
+        tokenizer: see `tokenize`. The references are tokenised once, in the first `compute`.
 
     Example:
         >>> metric = CaptionMetric({"1": ["the cube moved"], "2": ["no change"]}, "raw", ["BLEU-1", "ROUGE-L"])
@@ -48,16 +51,7 @@ class CaptionMetric(Metric):
         self._tokens: dict[str, list[str]] | None = None
 
     def update(self, ids: Sequence[str], captions: Sequence[str]) -> None:
-        """Add the captions of a batch.
-
-        Args:
-            ids: B pair ids, each with a reference.
-            captions: B captions in the same order; the caption of an id that was added before is replaced.
-
-        Raises:
-            ValueError: the numbers of ids and captions differ.
-            DiffcapError: an id has no reference.
-        """
+        """Add the captions of a batch; the caption of an id that was added before is replaced."""
         if len(ids) != len(captions):
             raise ValueError(f"got {len(ids)} ids and {len(captions)} captions")
         unknown = [id for id in ids if not self.references.get(id)]
@@ -95,3 +89,50 @@ class CaptionMetric(Metric):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Not supported, because the corpus score of a single batch is not meaningful."""
         raise NotImplementedError("call update() for each batch and compute() at the end of the epoch")
+
+
+class CaptionReward:
+    """CIDEr-D of sampled captions against training references, with the document frequencies of all references.
+
+    The references are tokenised as for the metric. Sampled captions are tokenised with a table: each word of the vocabulary is
+    tokenised once, separately.
+
+    Args:
+        words: the words of the vocabulary; other words in captions are not changed.
+        end_counts: append an end token to captions and references (as in the code that most self-critical training is based
+            on). Without it, models learn to stop before a word that could be wrong.
+
+    Example:
+        >>> references = {"1": ["the cube moved"], "2": ["nothing changed"]}
+        >>> reward = CaptionReward(references, ["the", "cube", "moved", "nothing", "changed"], "raw")
+        >>> reward(["1", "1"], ["the cube moved", "the cube"], ended=[True, False]).round(3)
+        array([10.   ,  3.296])
+    """
+
+    def __init__(
+        self,
+        references: Mapping[str, Sequence[str]],
+        words: Iterable[str],
+        tokenizer: Tokenizer = "ptb",
+        end_counts: bool = True,
+    ) -> None:
+        tokens = tokenize_references(references, tokenizer)
+        self.end = f" {END}" if end_counts else ""
+        self._cider = CiderD({id: [text + self.end for text in texts] for id, texts in tokens.items()})
+        distinct = list(dict.fromkeys(words))
+        self._tokens = dict(zip(distinct, tokenize(distinct, tokenizer)))
+
+    def __call__(
+        self, ids: Sequence[str], captions: Sequence[str], ended: Sequence[bool]
+    ) -> "np.ndarray[Any, np.dtype[Any]]":
+        """Compute the rewards of B sampled captions.
+
+        Args:
+            ids: (B,) of references; may have duplicates. captions: (B,) words joined with spaces.
+            ended: (B,) whether the caption has an end token, in contrast to one that was cut at the maximum length.
+
+        Returns:
+            (B,) float64, from 0 to 10.
+        """
+        tokens = (" ".join(self._tokens.get(word, word) for word in caption.split(" ")) for caption in captions)
+        return self._cider(ids, [text + (self.end if has_end else "") for text, has_end in zip(tokens, ended)])

@@ -6,7 +6,7 @@ The protocol of a score is a dict that says how it was computed: dataset, split,
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from diffcap.evaluation.captions import ALL_METRICS, score_together, tokenize_systems, unavailable_metrics
+from diffcap.evaluation.captions import ALL_METRICS, score_together, tokenize_together, unavailable_metrics
 from diffcap.evaluation.levir_cc import LevirScoring, accuracies, id_texts, with_levir_columns
 from diffcap.evaluation.slots import slot_accuracy
 from diffcap.evaluation.tables import caption_notes
@@ -26,9 +26,6 @@ def groups_of(pairs: Sequence[ChangePair]) -> dict[str, list[str]]:
 
     Returns:
         name -> ids in the order of `pairs`. Only "total" can be empty.
-
-    Raises:
-        DiffcapError: a change type has the name of another group, see `RESERVED_CHANGE_TYPES`.
 
     Example:
         >>> pairs = [
@@ -54,28 +51,19 @@ def groups_of(pairs: Sequence[ChangePair]) -> dict[str, list[str]]:
 
 
 def dataset_protocol(info: Mapping[str, Any]) -> dict[str, str]:
-    """Return the entries of a protocol that depend on the dataset; entries that do not apply are left out.
-
-    Args:
-        info: content of the dataset's `dataset.json`.
+    """Return the entries of a protocol that the content of a `dataset.json` gives; those that do not apply are left out.
 
     Returns:
         "official": "whole" or "part": how much of the released dataset there is, if its official size is known.
         "change_types": how change types and distractors were found if the dataset's files do not have them ("derived from the
         captions").
     """
-    official = (info.get("official") or {}).get("state")
-    derived = info.get("change_types")
-    return {**({"official": official} if official else {}), **({"change_types": derived} if derived else {})}
+    entries = {"official": (info.get("official") or {}).get("state"), "change_types": info.get("change_types")}
+    return {key: value for key, value in entries.items() if value}
 
 
 def remarks(protocol: Mapping[str, Any]) -> str:
-    """Return the entries of `dataset_protocol` as text for titles, followed by ", "; "" if there are none.
-
-    Example:
-        >>> remarks({"official": "part"})
-        'a part of the official dataset, '
-    """
+    """Return the entries of `dataset_protocol` as text for titles, followed by ", ": "a part of the official dataset, "."""
     parts = []
     if protocol.get("official") == "part":
         parts.append("a part of the official dataset, ")
@@ -89,42 +77,19 @@ def evaluate(
     pairs: Sequence[ChangePair],
     tokenizer: Tokenizer = "ptb",
     metrics: Sequence[str] = ALL_METRICS,
-    protocol: Mapping[str, Any] | None = None,
-    provenance: Mapping[str, Any] | None = None,
-    levir: LevirScoring | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
-    """Score the captions of a split, in all groups.
-
-    Args:
-        predictions: id -> caption, exactly the ids of `pairs`.
-        pairs: the pairs of the split, each with its reference captions.
-        tokenizer: "ptb" (needs Java) or "raw".
-        metrics: names from `captions.ALL_METRICS`.
-        protocol: further entries of "protocol" ({"dataset": ..., "split": ...}).
-        provenance: origin of the captions (checkpoint, seed, versions, hash of the manifest), for "provenance".
-        levir: for datasets with the protocol `levir_cc`. The scores then have "S*m" and "accuracy" too, see
-            `levir_cc.with_levir_columns`; no accuracy if all pairs have a change, or none.
-
-    Returns:
-        The content of `metrics.json`: {"protocol": {..., "tokenizer", "metrics", "pairs": group -> number}, "groups": group ->
-        metric -> score as a fraction, "provenance": {...}}. "unavailable" in "provenance" lists metrics that could not be
-        computed, and how to install them. If the pairs have annotations of the changed object (dataset `blocks`), "slots" has
-        the result of `slots.slot_accuracy`. With a vocabulary in `levir`, "id_tokens" has "protocol" and "groups" of the metrics
-        of word ids. "notes" has what a reader must know of the captions, see `tables.caption_notes`.
-
-    Raises:
-        DiffcapError: ids are missing or unknown, a pair has no reference, a change type has a reserved name, or Java is not
-            installed.
+    """Score one system's captions of a split; arguments and result as in `evaluate_systems`.
 
     Example:
         >>> pairs = [ChangePair("1", "a.png", "b.png", ["the cube moved"], "test", "move")]
-        >>> result = evaluate({"1": "the cube moved"}, pairs, "raw", ["ROUGE-L"], {"dataset": "toy"})
+        >>> result = evaluate({"1": "the cube moved"}, pairs, "raw", ["ROUGE-L"], protocol={"dataset": "toy"})
         >>> result["groups"]
         {'total': {'ROUGE-L': 1.0}, 'move': {'ROUGE-L': 1.0}}
         >>> result["protocol"]
         {'dataset': 'toy', 'tokenizer': 'raw', 'metrics': ['ROUGE-L'], 'pairs': {'total': 1, 'move': 1}}
     """
-    return evaluate_systems({"": predictions}, pairs, tokenizer, metrics, protocol, provenance, levir)[""]
+    return evaluate_systems({"": predictions}, pairs, tokenizer, metrics, **options)[""]
 
 
 def evaluate_systems(
@@ -136,25 +101,38 @@ def evaluate_systems(
     provenance: Mapping[str, Any] | None = None,
     levir: LevirScoring | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Run `evaluate` for several systems at once, which takes much less time than one call for each.
+    """Score the captions of a split in all groups, for several systems at once: much faster than one call for each.
 
     Args:
-        systems: name -> id -> caption.
-        pairs, tokenizer, metrics, protocol, provenance, levir: as in `evaluate`, the same for all systems.
+        systems: name -> id -> caption, exactly the ids of `pairs`.
+        pairs: the pairs of the split, each with its reference captions.
+        tokenizer, metrics: as in `captions.score`.
+        protocol: further entries of "protocol" ({"dataset": ..., "split": ...}).
+        provenance: origin of the captions (checkpoint, seed, versions, hash of the manifest), for "provenance".
+        levir: for datasets with the protocol `levir_cc`. The scores then have "S*m" and "accuracy" too, see
+            `levir_cc.with_levir_columns`; no accuracy if all pairs have a change, or none.
 
     Returns:
-        name -> result of `evaluate`.
+        For each system, the content of `metrics.json`: {"protocol": {..., "tokenizer", "metrics", "pairs": group -> number},
+        "groups": group -> metric -> score as a fraction, "provenance": {...}}. "unavailable" in "provenance" lists metrics that
+        could not be computed, and how to install them. If the pairs have annotations of the changed object (dataset `blocks`),
+        "slots" has the result of `slots.slot_accuracy`. With a vocabulary in `levir`, "id_tokens" has "protocol" and "groups" of
+        the metrics of word ids. "notes" has what a reader must know of the captions, see `tables.caption_notes`.
 
     Raises:
-        DiffcapError: as in `evaluate`.
+        DiffcapError: ids are missing or unknown, a pair has no reference, a change type has a reserved name, or Java is not
+            installed.
     """
     groups = groups_of(pairs)
     references = {pair.id: pair.captions for pair in pairs}
-    texts = {(name, "text"): text for name, text in tokenize_systems(systems, references, tokenizer).items()}
+    hypotheses, tokens = tokenize_together(systems, references, tokenizer)
+    texts = {(name, "text"): (of_system, tokens) for name, of_system in hypotheses.items()}
+    without_spice = [
+        metric for metric in metrics if metric != "SPICE"
+    ]  # SPICE parses sentences: it scores the text only
     if levir and levir.vocabulary:
         ids = {(name, "ids"): id_texts(captions, references, levir.vocabulary) for name, captions in systems.items()}
-        # SPICE parses sentences: it scores the text only.
-        scores = score_together({**texts, **ids}, groups, [metric for metric in metrics if metric != "SPICE"])
+        scores = score_together({**texts, **ids}, groups, without_spice)
         if "SPICE" in metrics:
             for key, rows in score_together(texts, groups, ["SPICE"]).items():
                 scores[key] = {group: {**scores[key][group], **row} for group, row in rows.items()}
@@ -169,32 +147,21 @@ def evaluate_systems(
         scores = {key: with_levir_columns(rows, accuracy[key[0]], levir.accuracy_only) for key, rows in scores.items()}
     unavailable = unavailable_metrics(metrics)
     computed = [metric for metric in ALL_METRICS if metric in metrics and metric not in unavailable]
+    counts = {group: len(ids) for group, ids in groups.items()}
     has_object_labels = any("changed" in pair.extra for pair in pairs)
-    return {
-        name: {
-            "protocol": {
-                **(protocol or {}),
-                "tokenizer": tokenizer,
-                "metrics": computed,
-                "pairs": {group: len(ids) for group, ids in groups.items()},
-            },
+    results: dict[str, dict[str, Any]] = {}
+    for name, captions in systems.items():
+        result: dict[str, Any] = {
+            "protocol": {**(protocol or {}), "tokenizer": tokenizer, "metrics": computed, "pairs": counts},
             "groups": scores[name, "text"],
-            **(
-                {
-                    "id_tokens": {
-                        "protocol": {
-                            **levir.described(),
-                            "metrics": [metric for metric in computed if metric != "SPICE"],
-                        },
-                        "groups": scores[name, "ids"],
-                    }
-                }
-                if levir and levir.vocabulary
-                else {}
-            ),
-            "provenance": {**(provenance or {}), **({"unavailable": unavailable} if unavailable else {})},
-            **({"slots": slot_accuracy(predictions, pairs)} if has_object_labels else {}),
-            **({"notes": notes} if (notes := left_out + caption_notes(predictions, references)) else {}),
         }
-        for name, predictions in systems.items()
-    }
+        if levir and levir.vocabulary:
+            of_ids = {**levir.described(), "metrics": [metric for metric in computed if metric != "SPICE"]}
+            result["id_tokens"] = {"protocol": of_ids, "groups": scores[name, "ids"]}
+        result["provenance"] = {**(provenance or {}), **({"unavailable": unavailable} if unavailable else {})}
+        if has_object_labels:
+            result["slots"] = slot_accuracy(captions, pairs)
+        if notes := left_out + caption_notes(captions, references):
+            result["notes"] = notes
+        results[name] = result
+    return results

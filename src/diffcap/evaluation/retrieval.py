@@ -26,7 +26,6 @@ class PairRetrieval(Metric):
             similarities, the worst rank counts. "pairs": the pair itself among all pairs, by the greatest similarity of any of
             their captions; of equal similarities, the best rank counts, as for captions that several pairs share (CLIP4IDC,
             authors' code).
-        options: of torchmetrics' Metric.
 
     Example:
         >>> metric = PairRetrieval()
@@ -52,11 +51,10 @@ class PairRetrieval(Metric):
             self.add_state(name, [], dist_reduce_fx="cat")
 
     def update(self, pairs: Tensor, numbers: Tensor, texts: Tensor, text_numbers: Tensor, owners: Tensor) -> None:
-        """Add embeddings of pairs and captions.
+        """Add embeddings of pairs (P, E) and captions (C, E).
 
         Args:
-            pairs: (P, E) embeddings. numbers: (P,) number of each pair in the dataset.
-            texts: (C, E) embeddings of captions. text_numbers: (C,) number of each caption in the dataset.
+            numbers, text_numbers: (P,), (C,) number of each pair and caption in the dataset.
             owners: (C,) number of each caption's pair.
         """
         self.pairs.append(F.normalize(pairs.float(), dim=-1))

@@ -38,15 +38,8 @@ def spice_install_hint() -> str | None:
 def spice(hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) -> dict[str, float]:
     """Compute SPICE of each pair; the score of a group is the mean of its pairs.
 
-    Args:
-        hypotheses: id -> tokens joined by spaces.
-        references: id -> at least one such string.
-
     Returns:
         id -> F score, a fraction; NaN if caption and references contain no tuple.
-
-    Raises:
-        DiffcapError: the files are not installed, or the Java program failed.
 
     Example:
         >>> scores = spice({"1": "the red cube moved"}, {"1": ["the red cube moved"]})  # doctest: +SKIP

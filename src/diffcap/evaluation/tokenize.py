@@ -39,16 +39,12 @@ def tokenize(captions: Sequence[str], tokenizer: Tokenizer = "ptb") -> list[str]
     """Tokenise captions.
 
     Args:
-        captions: sentences.
         tokenizer: "ptb": lower case, Penn Treebank tokens, without punctuation (Stanford's tokeniser, as in the COCO caption
             evaluation; SCORER, DIRL, CLIP4IDC); needs Java. "raw": split at white space (IDC-PCL), so a punctuation mark
             between spaces is a token.
 
     Returns:
         Tokens joined with single spaces, one string per caption.
-
-    Raises:
-        DiffcapError: the tokeniser is unknown, or there is no Java for "ptb".
 
     Example:
         >>> tokenize(["The  cube moved ."], "raw")

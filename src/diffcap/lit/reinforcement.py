@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from diffcap.data.pair_table import maps_as_float
-from diffcap.evaluation.reward import CaptionReward
+from diffcap.evaluation.metric import CaptionReward
 from diffcap.lit.finetuning import Captioning
 from diffcap.lit.training import init_from
 from diffcap.losses.gather import global_mean

@@ -92,7 +92,8 @@ def viewpoint_scores(
     """
     references = {pair.id: pair.captions for part in bins for pair in part.pairs}
     seeds = {f"{number} {name}": run for name, runs in systems.items() for number, run in enumerate(runs)}
-    hypotheses, tokens = tokenize_together(seeds, references, tokenizer)
+    captions = {key: {id: run[id] for id in references} for key, run in seeds.items()}
+    hypotheses, tokens = tokenize_together(captions, references, tokenizer)
     scored = {key: score_bins(run, bins, hypotheses[key], tokens) for key, run in seeds.items()}
     rows = {name: [scored[f"{number} {name}"] for number in range(len(runs))] for name, runs in systems.items()}
     return {
