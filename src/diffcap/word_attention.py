@@ -9,7 +9,6 @@ import numpy.typing as npt
 import torch
 
 from diffcap.models.captioner import Captioner
-from diffcap.text.hub import HubVocabulary
 from diffcap.text.vocabularies import AnyVocabulary
 
 Maps = npt.NDArray[np.floating[Any]]
@@ -58,10 +57,9 @@ def attention_of(
 def word_spans(vocabulary: AnyVocabulary, tokens: Iterable[int]) -> list[tuple[str, list[int]]]:
     """The words of a caption, each with the indices of its tokens, counted from the token after the start token."""
     ids = list(tokens)
-    decode = vocabulary.decode_plain if isinstance(vocabulary, HubVocabulary) else vocabulary.decode
     spans: list[tuple[str, list[int]]] = []
     for index in range(len(ids) - 1):
-        text = decode(ids[: index + 2])
+        text = vocabulary.decode_plain(ids[: index + 2])
         words = text.split(" ") if text else []
         if len(words) > len(spans):
             spans.append((words[-1], [index]))

@@ -2,9 +2,17 @@ import json
 
 import pytest
 
-from diffcap.text import SPECIALS, Vocabulary, build_vocabulary, read_vocabulary, tokenize, write_vocabulary
 from diffcap.text.vocabularies import AnyLayout, vocabulary_for, vocabulary_of
-from diffcap.text.vocabulary import LayoutName, tokenize_rcc
+from diffcap.text.vocabulary import (
+    SPECIALS,
+    LayoutName,
+    Vocabulary,
+    build_vocabulary,
+    read_vocabulary,
+    tokenize,
+    tokenize_rcc,
+    write_vocabulary,
+)
 from diffcap.utils.errors import DiffcapError
 
 VOCABULARY = Vocabulary(["a", "ball", "red", "the"])

@@ -31,13 +31,9 @@ class ClipVocabulary:
             "clip_used": only the tokens `words`, for models with a small embedding; other tokens are dropped from captions.
 
     Attributes:
-        words, layout: as given.
         family: "clip" or "clip_released"; models check it, see `vocabulary.Layout`.
-        bos, eos: ids of CLIP's start and end tokens, the last two ids. pad: padding id, see `layout`.
+        bos, eos: ids of CLIP's start and end tokens, the last two ids.
         unk, mask: None, because CLIP can encode every text and has no mask token.
-
-    Raises:
-        ValueError: a word is duplicated or is not a token of CLIP, or the layout takes no `words`.
     """
 
     def __init__(self, words: Sequence[str] = (), layout: ClipLayout = "clip") -> None:
@@ -73,15 +69,7 @@ class ClipVocabulary:
         return tokenizer().vocab_size
 
     def encode(self, caption: str | Sequence[str], max_length: int) -> list[int]:
-        """Turn a caption into ids, without padding: bos, tokens, eos.
-
-        Args:
-            caption: a sentence, or words that are joined with spaces.
-            max_length: maximum number of ids, with bos and eos; further tokens are cut off.
-
-        Raises:
-            ValueError: `max_length` leaves no room for a token.
-        """
+        """Turn a caption into ids, without padding: bos, tokens, eos; at most `max_length` ids, further tokens are cut off."""
         if max_length < 3:
             raise ValueError(f"max_length must be at least 3 (bos, a token, eos), got {max_length}")
         clip_ids = tokenizer().encode(caption if isinstance(caption, str) else " ".join(caption))
@@ -89,11 +77,7 @@ class ClipVocabulary:
         return [self.bos, *ids[: max_length - 2], self.eos]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Turn ids into a sentence; it ends before the first eos or padding.
-
-        Raises:
-            ValueError: an id is outside the vocabulary.
-        """
+        """Turn ids into a sentence; it ends before the first eos or padding."""
         kept = []
         for number in map(int, ids):
             if number in (self.eos, self.pad):
@@ -103,6 +87,8 @@ class ClipVocabulary:
             if number != self.bos:
                 kept.append(number if self._ids is None else self._clip_ids[number])
         return " ".join(tokenizer().decode(kept).split())
+
+    decode_plain = decode  # see `HubVocabulary`
 
 
 def build_clip_vocabulary(captions: Iterable[str], layout: ClipLayout) -> ClipVocabulary:

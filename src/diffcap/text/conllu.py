@@ -14,17 +14,12 @@ _UPOS = frozenset((
 
 
 def read_conllu(path: str | Path) -> list[TaggedSentence]:
-    """Read the words and UPOS tags of a CoNLL-U file; multi-word tokens and empty nodes are skipped.
-
-    Raises:
-        DiffcapError: the file is missing or has no word, or a line has not 10 columns, no word or no UPOS tag.
-    """
-    path = Path(path)
-    if not path.is_file():
+    """Read the words and UPOS tags of a CoNLL-U file; multi-word tokens and empty nodes are skipped."""
+    if not Path(path).is_file():
         raise DiffcapError(f"{path}: no CoNLL-U file there; check the path.")
     sentences: list[TaggedSentence] = [[]]
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise DiffcapError(f"{path}: not UTF-8 text (byte {error.start}); give a CoNLL-U file.") from None
     for number, line in enumerate(lines, 1):

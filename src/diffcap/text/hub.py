@@ -22,31 +22,16 @@ _QUOTES = "\"'\u201c\u201d\u2018\u2019"
 
 
 class ChatTemplate(NamedTuple):
-    """What a model's chat template writes around the answer to a question about two images.
+    """What a model's chat template writes around the answer to a question about two images."""
 
-    Attributes:
-        prompt: the text up to the answer, with the placeholders of both images.
-        bos_id: last id of the prompt, after which the answer's first token is predicted.
-        eos_id: first id after the answer.
-        lead: text between the prompt and the answer, which the model predicts too (SmolVLM: a space).
-    """
-
-    prompt: str
-    bos_id: int
-    eos_id: int
-    lead: str
+    prompt: str  # the text up to the answer, with the placeholders of both images
+    bos_id: int  # last id of the prompt, after which the answer's first token is predicted
+    eos_id: int  # first id after the answer
+    lead: str  # text between the prompt and the answer, which the model predicts too (SmolVLM: a space)
 
 
 def read_chat_template(processor: Any, question: str) -> ChatTemplate:
-    """Find the ids around an answer by rendering the chat template with one.
-
-    Args:
-        processor: of transformers. question: text after the two images.
-
-    Raises:
-        DiffcapError: the question has a special token, such as the placeholder of an image; the processor has no template, or it
-            writes something else in place of an answer, such as a thinking block.
-    """
+    """Find the ids around an answer by rendering the chat template of a processor with a question about two images."""
     special = [str(token) for token in processor.tokenizer.added_tokens_decoder.values() if token.special]
     if found := [token for token in special if token in question]:
         raise DiffcapError(
@@ -76,14 +61,13 @@ class HubVocabulary:
     """The tokens of a vision-language model as ids, with the interface of `Vocabulary`.
 
     Args:
-        tokenizer: of transformers. template: see `read_chat_template`.
         sentences: `decode` reduces free text to this number of sentences, see `clean_answer`, for models that were not
             fine-tuned; None: it does not.
 
     Attributes:
         words: empty, because the tokens come with the base model.
-        layout: "hub". family: "hub-" and a hash of the tokens: two models with the same family have the same ids.
-        bos, eos: ids before and after a caption. pad: a padding id other than `eos`.
+        family: "hub-" and a hash of the tokens: two models with the same family have the same ids.
+        pad: a padding id other than `eos`.
         unk, mask: None; the tokenizer encodes every text.
     """
 
@@ -108,11 +92,7 @@ class HubVocabulary:
         return [self.bos, *ids[: max_length - 2], self.eos]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Turn ids into text up to the first eos after bos, with single spaces.
-
-        Args:
-            ids: one sequence beginning with bos (integers or a 1-D tensor).
-        """
+        """Turn ids that begin with bos into text up to the first eos after bos, with single spaces."""
         text = self._text(ids)
         return clean_answer(text, self.sentences) if self.sentences else " ".join(text.split())
 
@@ -155,11 +135,7 @@ def clean_answer(text: str, sentences: int = 1) -> str:
 
 
 def import_transformers() -> Any:
-    """The package transformers, which is optional.
-
-    Raises:
-        DiffcapError: it is not installed.
-    """
+    """The package transformers, which is optional."""
     missing = [name for name in ("transformers", "peft", "accelerate", "num2words") if find_spec(name) is None]
     if missing:
         raise DiffcapError(
@@ -175,11 +151,7 @@ def import_transformers() -> Any:
 
 
 def load_processor(folder: Path) -> Any:
-    """The processor of a base model's folder; no code of the folder is run.
-
-    Raises:
-        DiffcapError: it cannot be loaded.
-    """
+    """The processor of a base model's folder; no code of the folder is run."""
     transformers = import_transformers()
     try:
         processor = transformers.AutoProcessor.from_pretrained(folder, trust_remote_code=False)

@@ -3,8 +3,8 @@
 import errno
 import gc
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -19,17 +19,11 @@ _FOLDER_FORMAT = "a tagger's folder holds resources.json and one .pt file, as `m
 
 @dataclass(frozen=True)
 class TaggerModel:
-    """A tagger whose files are on this machine.
+    """A tagger whose files are on this machine."""
 
-    Attributes:
-        name: as the user gave it: "english", "blocks" or a folder.
-        identity: hash of the weights; cached tags with another identity are of another tagger.
-        options: arguments of `stanza.Pipeline` that load it without network access.
-    """
-
-    name: str
-    identity: str
-    options: dict[str, Any] = field(default_factory=dict)
+    name: str  # as the user gave it: "english", "blocks" or a folder
+    identity: str  # hash of the weights; cached tags with another identity are of another tagger
+    options: dict[str, Any] = field(default_factory=dict)  # of `stanza.Pipeline`, to load it without network access
 
 
 def find_tagger(tagger: str) -> TaggerModel:
@@ -37,11 +31,7 @@ def find_tagger(tagger: str) -> TaggerModel:
 
     Args:
         tagger: "english" (Stanza's English model), "blocks" or "tiles" (the small taggers in this package, for captions of
-            these datasets), or
-            a folder with `resources.json` and one `.pt` file.
-
-    Raises:
-        DiffcapError: the folder has other contents, or the English model is missing and cannot be downloaded.
+            these datasets), or a folder with `resources.json` and one `.pt` file.
     """
     if tagger == "english":
         return _english()
@@ -68,48 +58,34 @@ def find_tagger(tagger: str) -> TaggerModel:
 
 
 def load_pipeline(model: TaggerModel) -> Any:
-    """Load the `stanza.Pipeline` of a tagger, on a GPU where there is one.
-
-    Raises:
-        DiffcapError: Stanza cannot load the model file.
-    """
+    """Load the `stanza.Pipeline` of a tagger, on a GPU where there is one."""
     import stanza
 
     try:
         return stanza.Pipeline(**_COMMON, **model.options, download_method=None)
     except Exception as error:  # a truncated or foreign file fails in many ways inside torch and Stanza
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise DiffcapError(
-            f"{model.options.get('pos_model_path', model.name)}: Stanza cannot load this tagger "
-            f"({_first_line(error)}); download it again, or train one with `make tagger`."
+            f"{model.options.get('pos_model_path', model.name)}: Stanza cannot load this tagger ({reason}); download it again, "
+            "or train one with `make tagger`."
         ) from None
 
 
 def tag_batch(pipeline: Any, sentences: Sequence[str]) -> list[list[str]]:
     """Return the UPOS tags of sentences whose words are joined with single spaces: one list per sentence, one tag per word."""
     words = [sentence.split(" ") for sentence in sentences]
-    with _garbage_collection_at_end():
-        tags = [[word.upos or "X" for word in sentence.words] for sentence in pipeline(words).sentences]
-    if list(map(len, tags)) != list(map(len, words)):
-        raise RuntimeError("Stanza returned another number of words than it was given")
-    return tags
-
-
-@contextmanager
-def _garbage_collection_at_end() -> Iterator[None]:
-    """Collect garbage only once, at the end.
-
-    Stanza creates dozens of objects per word. Repeated garbage collection takes half of the time otherwise.
-    """
-    was_enabled = gc.isenabled()
+    # Stanza creates dozens of objects per word: collecting garbage before the end would take half of the time.
     gc.disable()
     gc.freeze()
     try:
-        yield
+        tags = [[word.upos or "X" for word in sentence.words] for sentence in pipeline(words).sentences]
     finally:
         gc.collect()  # the words and sentences of Stanza's document refer to each other
         gc.unfreeze()
-        if was_enabled:
-            gc.enable()
+        gc.enable()
+    if list(map(len, tags)) != list(map(len, words)):
+        raise RuntimeError("Stanza returned another number of words than it was given")
+    return tags
 
 
 # Stanza sorts the sentences of a call by length, so large batches have little padding.
@@ -130,7 +106,8 @@ def _english() -> TaggerModel:
     options = {"lang": "en"}
     try:
         pipeline = stanza.Pipeline(**_COMMON, **options, download_method=stanza.DownloadMethod.REUSE_RESOURCES)
-        weights = [Path(value) for key, value in sorted(pipeline.config.items()) if _is_weights(key, value)]
+        paths = [value for key, value in sorted(pipeline.config.items()) if re.fullmatch("pos_.*_path", key) and value]
+        weights = [Path(path) for path in paths if Path(path).is_file()]
     except Exception as error:  # requests, httpx, huggingface_hub and Stanza raise different types
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -141,11 +118,3 @@ def _english() -> TaggerModel:
         ) from None
     identity = hashlib.sha256("".join(file_hash(path) for path in weights).encode()).hexdigest()
     return TaggerModel("english", identity, options)
-
-
-def _is_weights(key: str, value: object) -> bool:
-    return key.startswith("pos_") and key.endswith("_path") and isinstance(value, str) and Path(value).is_file()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

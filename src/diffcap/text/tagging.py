@@ -1,5 +1,6 @@
 """Tag many sentences in batches, on several processes, with a cache file."""
 
+import json
 import multiprocessing
 import os
 import threading
@@ -8,8 +9,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from diffcap.records import write_text
 from diffcap.text.stanza_tagger import TaggerModel, find_tagger, load_pipeline, tag_batch
-from diffcap.text.tag_cache import TagCache
 from diffcap.utils.cores import available_cores
 
 CHUNK = 1000  # sentences that are tagged and written together; a chunk takes less than a second
@@ -27,6 +28,52 @@ def split_sentences(tokens: Sequence[str]) -> list[list[str]]:
     return sentences
 
 
+class TagCache:
+    """UPOS tags of sentences, in memory (`tags`) and in an append-only file, `tags.jsonl`, of one process at a time.
+
+    The first line of the file identifies the tagger (`{"tagger", "identity"}`). Every other line is `{"sentence", "tags"}`: the
+    words joined with spaces, and one tag per word, joined with spaces. If another tagger wrote the file, it is emptied on
+    opening. Malformed lines are ignored, and an incomplete last line, left by a killed process, is removed.
+    """
+
+    def __init__(self, path: Path | None, model: TaggerModel) -> None:
+        self.path = path
+        self.tags: dict[str, list[str]] = {}
+        if path is None:
+            return
+        content = path.read_bytes() if path.is_file() else b""
+        complete, newline, _ = content.rpartition(b"\n")
+        rows = [row for line in complete.split(b"\n") if isinstance(row := _json(line), dict)]
+        if not rows or rows[0].get("identity") != model.identity:
+            write_text(path, json.dumps({"tagger": model.name, "identity": model.identity}) + "\n")
+            return
+        for row in rows[1:]:
+            sentence, tags = row.get("sentence"), row.get("tags")
+            if isinstance(sentence, str) and isinstance(tags, str) and sentence.count(" ") == tags.count(" "):
+                self.tags[sentence] = tags.split(" ")
+        if len(complete + newline) < len(content):
+            os.truncate(path, len(complete + newline))
+
+    def add(self, tagged: Iterable[tuple[str, list[str]]]) -> None:
+        """Store tagged sentences; one write appends all of them to the file and flushes them to disk (fsync)."""
+        lines = []
+        for sentence, tags in tagged:
+            self.tags[sentence] = tags
+            lines.append(json.dumps({"sentence": sentence, "tags": " ".join(tags)}, ensure_ascii=False) + "\n")
+        if self.path is not None:
+            with self.path.open("ab") as file:
+                file.write("".join(lines).encode())
+                file.flush()
+                os.fsync(file.fileno())
+
+
+def _json(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:  # damaged, or not UTF-8
+        return None
+
+
 def tag_sentences(
     sentences: Iterable[str],
     tagger: str = "english",
@@ -40,16 +87,12 @@ def tag_sentences(
 
     Args:
         sentences: words joined with single spaces; duplicates are tagged once, empty sentences are skipped.
-        tagger: see `find_tagger`.
-        cache: a `tags.jsonl` to read and extend; None: no cache.
+        tagger: see `find_tagger`. cache: a `tags.jsonl` to read and extend.
         workers: processes; 0: one per core.
         progress: called with (tagged sentences, all sentences) after each chunk.
 
     Returns:
-        Sentence -> UPOS tags, one per word.
-
-    Raises:
-        DiffcapError: the tagger is missing or damaged.
+        sentence -> UPOS tags, one per word.
     """
     # A tag can depend on the other sentences of its batch (padding, rounding). So the chunks are formed from all sentences,
     # also from those in the cache: a resumed run tags the same batches.
@@ -77,24 +120,17 @@ def _workers() -> int:
 
 
 def _tag_chunks(model: TaggerModel, chunks: list[list[str]], workers: int) -> Iterator[list[list[str]]]:
-    if (
-        min(workers, len(chunks)) <= 1 or len(chunks) <= 3
-    ):  # starting processes takes as long as tagging thousands of sentences
-        if chunks:
-            yield from _tag_here(model, chunks)
-        return
-    context = multiprocessing.get_context("spawn")  # torch cannot be used after a fork of a process with threads
-    with ProcessPoolExecutor(min(workers, len(chunks)), context, _start_worker) as pool:
-        yield from pool.map(_tag_in_worker, [model] * len(chunks), chunks)
-
-
-def _tag_here(model: TaggerModel, chunks: list[list[str]]) -> Iterator[list[list[str]]]:
     import torch
 
+    if workers > 1 and len(chunks) > 3:  # starting processes takes as long as tagging thousands of sentences
+        context = multiprocessing.get_context("spawn")  # torch cannot be used after a fork of a process with threads
+        with ProcessPoolExecutor(min(workers, len(chunks)), context, _start_worker) as pool:
+            yield from pool.map(_tag_in_worker, [model] * len(chunks), chunks)
+        return
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the workers, so that the tags are equal
     try:
-        pipeline = load_pipeline(model)
+        pipeline = load_pipeline(model) if chunks else None
         for chunk in chunks:
             yield tag_batch(pipeline, chunk)
     finally:
@@ -102,17 +138,17 @@ def _tag_here(model: TaggerModel, chunks: list[list[str]]) -> Iterator[list[list
 
 
 def _start_worker() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:  # if the parent is killed, the worker would wait for ever
-        threading.Thread(target=_exit_after, args=(parent,), daemon=True).start()
     import torch
 
     torch.set_num_threads(1)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
 
+    def exit_after_parent() -> None:  # if the parent is killed, the worker would wait for ever
+        parent.join()
+        os._exit(1)
 
-def _exit_after(parent: Any) -> None:
-    parent.join()
-    os._exit(1)
+    threading.Thread(target=exit_after_parent, daemon=True).start()
 
 
 # The pipelines of this worker. They are loaded with the first chunk: an error in `_start_worker` would not reach the parent.

@@ -13,11 +13,7 @@ AnyVocabulary = Vocabulary | ClipVocabulary | HubVocabulary
 
 
 def vocabulary_of(words: Sequence[str], layout: AnyLayout) -> AnyVocabulary:
-    """A vocabulary from what a checkpoint holds of it.
-
-    Raises:
-        ValueError: the words are none of such a layout's, or the layout is "hub", whose tokens come with a base model.
-    """
+    """A vocabulary from what a checkpoint holds of it."""
     if layout == "hub":
         raise ValueError("its tokens come with a base model")
     if layout in get_args(ClipLayout):
@@ -37,9 +33,6 @@ def vocabulary_for(
     Args:
         min_count: how often a word must occur; the tokens of CLIP and of vision-language models need not.
         base, base_revision: the base model whose tokens the layout "hub" has, see `base_models.find_base`.
-
-    Raises:
-        DiffcapError: the layout is "hub" and there is no base model.
     """
     if layout == "hub":
         if base is None:

@@ -66,44 +66,25 @@ def tokenize_chg2cap(text: str) -> list[str]:
 
 
 class Layout(NamedTuple):
-    """The vocabulary of a code base.
+    """The vocabulary of a code base."""
 
-    Attributes:
-        family: layouts of one family have the same special tokens, so a model can be trained with each of them.
-        specials: the special tokens with the ids 0, 1, ...; the first one is padding.
-        bos, eos, unk: the special tokens for the start and the end of a caption and for unknown words.
-        tokenize: sentence to words.
-        reserved: positions at the end of the sequence that a caption never uses.
-        padding_is_eos: whether padding ends a caption, as eos does, when ids are decoded (authors' code of "rcc").
-        last_specials: the special tokens with the ids after the words.
-        sorts_words: whether a vocabulary that is built has its words in sorted order, or in order of their first appearance.
-    """
-
-    family: str
-    specials: tuple[str, ...]
+    family: str  # layouts of one family have the same special tokens, so a model can be trained with each of them
+    specials: tuple[str, ...]  # the special tokens with the ids 0, 1, ...; the first one is padding
     bos: str
     eos: str
     unk: str
     tokenize: Callable[[str], list[str]]
-    reserved: int
-    padding_is_eos: bool
-    last_specials: tuple[str, ...] = ()
-    sorts_words: bool = True
+    reserved: int = 0  # positions at the end of the sequence that a caption never uses
+    padding_is_eos: bool = False  # whether padding ends a caption when ids are decoded (authors' code of "rcc")
+    last_specials: tuple[str, ...] = ()  # the special tokens with the ids after the words
+    sorts_words: bool = True  # in a vocabulary that is built; otherwise they are in order of their first appearance
 
 
-_RCC = Layout(
-    "rcc",
-    ("<NULL>", "<UNK>", "<START>", "<END>"),
-    "<START>",
-    "<END>",
-    "<UNK>",
-    tokenize_rcc,
-    reserved=0,
-    padding_is_eos=True,
-)
+_RCC_SPECIALS, _RSICC_SPECIALS = ("<NULL>", "<UNK>", "<START>", "<END>"), ("<unk>", "<start>", "<end>")
+_RCC = Layout("rcc", _RCC_SPECIALS, "<START>", "<END>", "<UNK>", tokenize_rcc, padding_is_eos=True)
 LAYOUTS: dict[LayoutName, Layout] = {
     # authors' code: the last position stays empty
-    "pcl": Layout("pcl", SPECIALS, "<BOS>", "<EOS>", "<UNK>", tokenize, reserved=1, padding_is_eos=False),
+    "pcl": Layout("pcl", SPECIALS, "<BOS>", "<EOS>", "<UNK>", tokenize, reserved=1),
     "rcc": _RCC,
     "rcc_tokens": _RCC._replace(tokenize=str.split),  # for captions that are already tokenised, joined with spaces
     # The RSICCformer code counts the tokens that its dataset's file has; they are joined with spaces here.
@@ -114,9 +95,7 @@ LAYOUTS: dict[LayoutName, Layout] = {
         "<end>",
         "<unk>",
         str.split,
-        reserved=0,
-        padding_is_eos=False,
-        last_specials=("<unk>", "<start>", "<end>"),
+        last_specials=_RSICC_SPECIALS,
         sorts_words=False,
     ),
     "chg2cap": _RCC._replace(family="chg2cap", tokenize=tokenize_chg2cap, padding_is_eos=False),
@@ -131,11 +110,7 @@ class Vocabulary:
         tokens: all tokens in the order of their ids.
         layout: "pcl" (IDC-PCL), "rcc" or "rcc_tokens" (SCORER and DIRL), "rsicc" (RSICCformer) or "chg2cap", see `LAYOUTS`.
         family: see `Layout`; models check it.
-        pad, bos, eos, unk: ids of special tokens.
         mask: id of the mask token; None if the layout has none.
-
-    Raises:
-        ValueError: a word is duplicated or is a special token.
     """
 
     def __init__(self, words: list[str], layout: LayoutName = "pcl") -> None:
@@ -156,17 +131,11 @@ class Vocabulary:
         return len(self.tokens)
 
     def encode(self, caption: str | Sequence[str], max_length: int) -> list[int]:
-        """Turn a caption into ids, without padding.
+        """Turn a caption into ids, without padding: bos, the words, eos; words that do not fit are cut off.
 
         Args:
             caption: a sentence, which the layout tokenises, or a list of tokens.
-            max_length: length of the padded sequence for the ids; words that do not fit are cut off.
-
-        Returns:
-            bos, the words, eos: at most `max_length - reserved` ids; unknown words have the id `unk`.
-
-        Raises:
-            ValueError: `max_length` leaves no room for a word.
+            max_length: length of the padded sequence for the ids.
         """
         max_words = max_length - 2 - self._layout.reserved
         if max_words < 1:
@@ -176,14 +145,7 @@ class Vocabulary:
         return [self.bos, *(self._ids.get(token, self.unk) for token in tokens[:max_words]), self.eos]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Turn ids into words joined with spaces, up to the first eos; special tokens other than `unk` are left out.
-
-        Args:
-            ids: one sequence (integers or a 1-D tensor), with or without bos and padding.
-
-        Raises:
-            ValueError: an id is outside the vocabulary.
-        """
+        """Turn ids into words joined with spaces, up to the first eos; special tokens other than `unk` are left out."""
         words, first = [], len(self._layout.specials)
         for number in map(int, ids):
             if number == self.eos or (number == self.pad and self._layout.padding_is_eos):
@@ -194,6 +156,8 @@ class Vocabulary:
                 words.append(self.tokens[number])
         return " ".join(words)
 
+    decode_plain = decode  # see `HubVocabulary`
+
 
 def build_vocabulary(
     captions: Iterable[str | Sequence[str]], min_count: int = 1, layout: LayoutName = "pcl"
@@ -201,10 +165,9 @@ def build_vocabulary(
     """Collect the words that occur at least `min_count` times, in the order of the layout.
 
     Args:
-        captions: the training captions: sentences, which the layout tokenises, or lists of tokens.
+        captions: sentences, which the layout tokenises, or lists of tokens.
         min_count: the papers use 1 for CLEVR-Change and 2 for Birds-to-Words; on LEVIR-CC, RSICCformer's code has 6 (more than
             5) and Chg2Cap's 5.
-        layout: see `LAYOUTS`.
     """
     rules = LAYOUTS[layout]
     counts: Counter[str] = Counter()
@@ -221,11 +184,7 @@ def write_vocabulary(path: str | Path, vocabulary: Vocabulary) -> None:
 
 
 def read_vocabulary(path: str | Path) -> Vocabulary:
-    """Read the file that `write_vocabulary` writes; the layout is "pcl".
-
-    Raises:
-        DiffcapError: the file is missing, not JSON, or not a vocabulary.
-    """
+    """Read the file that `write_vocabulary` writes; the layout is "pcl"."""
     value = read_json(path, "vocabulary", "write it with `make data DATASET=<name>`")
     words = value.get("words") if isinstance(value, dict) else None
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
