@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from diffcap.data.labelled_pairs import LabelledPairs
+from diffcap.data.pretraining import LabelledPairs
 
 CLASSES = np.array([2, 0, 1, 0, 2, 2, 0, 1, 2])  # sizes 3, 2, 4
 

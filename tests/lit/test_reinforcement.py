@@ -9,7 +9,7 @@ from pycocoevalcap.cider.cider_scorer import CiderScorer
 from tests.toy import SHAPE, write_toy
 from tests.toy_checkpoints import write_checkpoint
 
-from diffcap.data.reinforcement import ReinforceData
+from diffcap.data.datamodules import ReinforceData
 from diffcap.lit.reinforcement import Reinforcement
 from diffcap.models.decoder import END, NULL, START
 from diffcap.models.scorer import SCORER

@@ -24,7 +24,7 @@ def finetune(arguments: Sequence[str]) -> None:
 
 def reinforce(arguments: Sequence[str]) -> None:
     """Train a fine-tuned captioner further, with the CIDEr-D of its captions as reward; the result is <run>/reinforce/best.ckpt."""
-    _train(REINFORCE, "diffcap.lit.reinforcement:Reinforcement", "diffcap.data.reinforcement:ReinforceData", arguments)
+    _train(REINFORCE, "diffcap.lit.reinforcement:Reinforcement", "diffcap.data.datamodules:ReinforceData", arguments)
 
 
 def _train(stage: str, module: str, data: str, arguments: Sequence[str]) -> None:

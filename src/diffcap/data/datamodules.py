@@ -57,9 +57,6 @@ class FeatureData(pl.LightningDataModule):
             authors' code). All stages of a model need the same.
         base: the base model of METHOD=vlm; the training stage sets it to the captioner's.
         base_revision: its commit, also set by the training stage.
-
-    Raises:
-        DiffcapError: a value is out of range, or the dataset does not suit the stage.
     """
 
     takes_single_images: ClassVar[bool] = False
@@ -190,24 +187,17 @@ class FeatureData(pl.LightningDataModule):
         """This rank's part of a global batch, with the feature maps of its pairs.
 
         Args:
-            batch: entries of the global batch. pairs: (B,) or (b, 2) indices of its pairs. generator: of the swaps.
-            table: of the pairs; None for the training table.
+            pairs: (B,) or (b, 2) indices in `table`, or in the training table.
         """
-        swap = (
-            torch.rand(len(pairs), generator=generator) < 0.5
-            if self.swap
-            else torch.zeros(len(pairs), dtype=torch.bool)
-        )
+        swap = torch.zeros(len(pairs), dtype=torch.bool)
+        if self.swap:
+            swap = torch.rand(len(pairs), generator=generator) < 0.5
         part = self._rank_part({**batch, "pairs": pairs, "swap": swap.numpy()})
         images = (table or self.train_table).images(part.pop("pairs"), part.pop("swap"))
         return {**part, **images}
 
     def _pairs_of_samples(self, samples: Samples) -> np.ndarray:
-        """The pair of each training sample, (n,), or the two pairs of each scene, (n, 2).
-
-        Raises:
-            DiffcapError: no scene has a change pair and a distractor pair.
-        """
+        """The pair of each training sample, (n,), or the two pairs of each scene, (n, 2)."""
         table = self.train_table
         if samples == "captions":
             return table.caption_pair
@@ -238,21 +228,13 @@ class FeatureData(pl.LightningDataModule):
 
     @property
     def batches_per_epoch(self) -> int:
-        """Number of training batches of an epoch; known before `setup`.
-
-        Raises:
-            DiffcapError: the stage has no epochs, because it trains several tasks.
-        """
+        """Number of training batches of an epoch; known before `setup`."""
         raise DiffcapError(
             "the stage has no epochs, since each of its tasks has its own samples; give its lengths in steps (5000, not 5ep)."
         )
 
     def train_dataloader(self) -> DataLoader:
-        """The training batches, from the trainer's current step on.
-
-        Raises:
-            DiffcapError: there are fewer samples in a step than ranks.
-        """
+        """The training batches, from the trainer's current step on."""
         assert self.trainer is not None
         samples, ranks = self.samples_per_step, self.trainer.world_size
         if samples < ranks:
@@ -280,21 +262,13 @@ class CaptionData(FeatureData):
     """The data of fine-tuning: pairs and captions.
 
     Args:
-        folder: the dataset's folder, with `manifest.jsonl`.
-        features: name of the feature store in its `features/`.
         samples: "captions": each caption of each training pair is a sample (IDC-PCL). "pairs": each pair is a sample, with a
             random one of its captions (SCORER, DIRL). "scenes": each scene is a sample, with its change pair and its
             distractor pair (SCORER and DIRL on CLEVR-Change); then `batch_size` is a number of scenes.
         settings: see `FeatureData`.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        features: str,
-        samples: Samples = "captions",
-        **settings: Any,
-    ) -> None:
+    def __init__(self, folder: str, features: str, samples: Samples = "captions", **settings: Any) -> None:
         super().__init__(folder, features, **settings)
         self.samples = samples
 
@@ -314,10 +288,9 @@ class CaptionData(FeatureData):
     def setup(self, stage: str) -> None:
         """Encode the captions and list the training samples."""
         super().setup(stage)
-        if stage != "fit":
-            return
-        self.sample_pairs = self._pairs_of_samples(self.samples)
-        self.epochs = ShuffledEpochs(len(self.sample_pairs), self.seed)
+        if stage == "fit":
+            self.sample_pairs = self._pairs_of_samples(self.samples)
+            self.epochs = ShuffledEpochs(len(self.sample_pairs), self.seed)
 
     def make_batch(self, step: int) -> Batch:
         """See `FeatureData`: `before`, `after`, the text entries and `is_change`; scenes are ordered as in `PairTable.images`."""
@@ -374,3 +347,31 @@ class AdaptData(FeatureData):
         """The change pairs of the validation split in order, each with all its captions."""
         pairs = RetrievalDataset(self.val_table, self.val_limit)
         return DataLoader(pairs, self.eval_batch_size, collate_fn=identity_collate, **self._workers())
+
+
+class ReinforceData(CaptionData):
+    """Pairs, and random numbers for sampling their captions.
+
+    Args:
+        draws: captions sampled for each pair (Luo: 5).
+        settings: see `CaptionData`; with samples "scenes" `batch_size` is a number of scenes with two pairs each.
+    """
+
+    def __init__(self, folder: str, features: str, draws: int = 5, **settings: Any) -> None:
+        super().__init__(folder, features, **settings)
+        if draws < 1:
+            raise DiffcapError(f"data.draws is {draws}; it must be at least 1.")
+        self.draws = draws
+
+    def make_batch(self, step: int) -> Batch:
+        """See `FeatureData`: `before`, `after`, `pair` (B,), and `draws` (B, K, T - 1), uniform in [0, 1).
+
+        The numbers are drawn for the global batch, so that a pair's captions do not depend on the number of ranks.
+        """
+        generator = step_generator(self.seed, step)
+        pairs = self.sample_pairs[self.epochs.take(step * self.batch_size, self.batch_size)]  # (b,) or (b, 2)
+        draws = torch.rand(*pairs.shape, self.draws, self.max_length - 1, generator=generator)
+        batch = self._add_images({"pair": torch.from_numpy(pairs), "draws": draws}, pairs, generator)
+        if pairs.ndim == 2:  # in the order of the images: all change pairs, then all distractor pairs
+            batch |= {key: batch[key].transpose(0, 1).flatten(0, 1) for key in ("pair", "draws")}
+        return batch

@@ -19,18 +19,12 @@ from diffcap.utils.errors import DiffcapError
 class PairTable:
     """The pairs of one split with their rows in the feature store and their captions as ids.
 
-    Args:
-        pairs: the split's pairs. store: of their features. vocabulary, max_length: of the captions.
-
     Attributes:
-        ids, is_change: of each pair. images_per_pair: 2, or 1 for single images, which have no "after".
+        images_per_pair: 2, or 1 for single images, which have no "after".
         tokens: (captions, T) padded ids. caption_pair: (captions,) index of the pair of each caption.
         caption_counts, first_caption: (pairs,) number of captions of each pair, and index of its first caption.
         rows: (pairs, images_per_pair) row of each image in the store. swapped_rows: the same with swapped images, see
             `_swap_images`.
-
-    Raises:
-        DiffcapError: some pairs have two images and others one.
     """
 
     def __init__(
@@ -127,15 +121,12 @@ class PairTable:
 
 
 class PairDataset(Dataset):
-    """The pairs of a split in order, for decoding; with `text_entries` also their first captions, for validation.
+    """The first `limit` pairs of a split in order, for decoding; with `text_entries` also their first captions, for validation.
 
     Indexing with a list gives a batch, so use `identity_collate`.
 
     Args:
-        table: the pairs. text_entries: from padded ids and a generator to the batch's text entries. limit: only the first pairs.
-
-    Raises:
-        DiffcapError: the table has single images, and no text is asked for.
+        text_entries: from padded ids and a generator to the batch's text entries.
     """
 
     def __init__(
@@ -148,8 +139,8 @@ class PairDataset(Dataset):
             raise DiffcapError("the dataset has single images, which cannot be captioned; give a dataset of pairs.")
         self.table = table
         self.count = min(limit or len(table.ids), len(table.ids))
-        # For all pairs at once, so that the masked words depend neither on the batch size nor on the number of ranks.
         self.text = {}
+        # For all pairs at once, so that the masked words depend neither on the batch size nor on the number of ranks.
         if text_entries is not None:  # otherwise there may be no caption at all
             self.text = text_entries(table.tokens[table.first_caption[: self.count]], step_generator(0, 0))
 
@@ -171,13 +162,7 @@ class PairDataset(Dataset):
 
 
 class RetrievalDataset(Dataset):
-    """The change pairs of a split in order, each with all its captions.
-
-    Indexing with a list gives a batch, so use `identity_collate`.
-
-    Args:
-        table: the pairs. limit: only the first change pairs.
-    """
+    """The first `limit` change pairs of a split in order, each with all its captions; batches as those of `PairDataset`."""
 
     def __init__(self, table: PairTable, limit: int | None = None) -> None:
         self.table = table
@@ -205,8 +190,7 @@ class RetrievalDataset(Dataset):
 def maps_as_float(batch: Batch) -> Batch:
     """The batch with feature maps in float32; called on the device, so that only half the bytes are copied to it.
 
-    Args:
-        batch: "before" and "after" are tensors, or lists of tensors (`EnsembleDataset`). Pixels, uint8, are not converted.
+    "before" and "after" are tensors, or lists of tensors (`EnsembleDataset`). Pixels, uint8, are not converted.
     """
 
     def converted(maps: Any) -> Any:

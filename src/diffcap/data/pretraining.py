@@ -3,15 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
 from diffcap.data.datamodules import FeatureData, Samples
-from diffcap.data.labelled_pairs import LabelledPairs
 from diffcap.data.pair_table import PairTable
-from diffcap.data.sampler import Batch, ShuffledEpochs, TaskSchedule, TasksInTurn, step_generator
+from diffcap.data.sampler import Batch, ShuffledEpochs, TaskSchedule, TasksInTurn, cached_epoch, step_generator
 from diffcap.data.workers import read_maps
 from diffcap.features.store import FeatureStore
 from diffcap.losses.pcl import mask_patches
@@ -22,37 +21,83 @@ from diffcap.utils.errors import DiffcapError
 CAPTIONED = ("mlm", "mvcl", "fda")
 SINGLE = "single_"  # prefix of the tasks on the dataset `singles`
 FGVC = "fgvc"
+PAIRS_PER_IMAGE = 4  # per epoch; ours, IDC-PCL only says "half and half by random sampling"
+
+
+class PairIndices(NamedTuple):
+    """Indices of the first and the second image of each pair, (n,) each."""
+
+    first: np.ndarray
+    second: np.ndarray
+
+
+class LabelledPairs:
+    """An infinite sequence of pairs of images with class labels for fine-grained classification, with random access.
+
+    In each epoch every image is the first image of four pairs: two with an image of the same class, and two with an image of
+    another class. Partners and order are drawn anew in each epoch. An image whose class has no other image gets partners of
+    other classes only.
+
+    Args:
+        labels: (images,) integers, with at least two different values.
+    """
+
+    def __init__(self, labels: np.ndarray, seed: int) -> None:
+        self.labels, self.seed = labels, seed
+        self.order = ShuffledEpochs(PAIRS_PER_IMAGE * len(labels), seed)
+        self._by_class = np.argsort(labels, kind="stable")  # image indices, those of one class next to each other
+        _, class_index, class_sizes = np.unique(labels, return_inverse=True, return_counts=True)
+        class_starts = np.cumsum(class_sizes) - class_sizes
+        self._class_start, self._class_size = class_starts[class_index], class_sizes[class_index]  # (images,) each
+        position = np.empty_like(self._by_class)  # of each image in `_by_class`
+        position[self._by_class] = np.arange(len(labels))
+        self._rank_in_class = position - self._class_start
+        self._partners: dict[int, np.ndarray] = {}
+
+    def take(self, start: int, count: int) -> PairIndices:
+        """Pairs `start` ... `start + count - 1` of the sequence."""
+        numbers = self.order.take(start, count)
+        first, slot = numbers // PAIRS_PER_IMAGE, numbers % PAIRS_PER_IMAGE
+        epochs = (start + np.arange(count)) // self.order.size
+        second = np.empty_like(first)
+        for epoch in np.unique(epochs):
+            rows = epochs == epoch
+            partners = cached_epoch(self._partners, int(epoch), self._draw_partners)
+            second[rows] = partners[first[rows], slot[rows]]
+        return PairIndices(first, second)
+
+    def _draw_partners(self, epoch: int) -> np.ndarray:
+        """(images, PAIRS_PER_IMAGE) second image of each pair in an epoch."""
+        rng = np.random.default_rng([self.seed, 11, epoch])
+        start, size = self._class_start[:, None], self._class_size[:, None]
+        draw = rng.random((len(self.labels), PAIRS_PER_IMAGE))
+        # Positions in `_by_class`. Same class: any but the image itself. Another class: skip the block of its own class.
+        offset = 1 + (draw * (size - 1)).astype(np.int64)
+        same = start + (self._rank_in_class[:, None] + offset) % size
+        other = (draw * (len(self.labels) - size)).astype(np.int64)
+        other += np.where(other >= start, size, 0)
+        wants_same = (np.arange(PAIRS_PER_IMAGE) < PAIRS_PER_IMAGE // 2) & (size > 1)
+        return self._by_class[np.where(wants_same, same, other)]
 
 
 @dataclass
 class Candidates:
-    """The captions with negatives, from which fda takes its samples.
+    """The captions with negatives, from which fda takes its samples."""
 
-    Attributes:
-        pairs: (n,) index of each caption's pair. texts: (n, 1 + K) rows in `tokens` of the caption and of its negatives.
-        tokens: (d, T) padded ids of the distinct texts.
-    """
-
-    pairs: np.ndarray
-    texts: np.ndarray
-    tokens: np.ndarray
+    pairs: np.ndarray  # (n,) index of each caption's pair
+    texts: np.ndarray  # (n, 1 + K) rows in `tokens` of the caption and of its negatives
+    tokens: np.ndarray  # (d, T) padded ids of the distinct texts
 
 
 @dataclass
 class CaptionedSource:
-    """A captioned dataset from which the tasks take samples.
+    """A captioned dataset from which the tasks take samples."""
 
-    Attributes:
-        table: its training pairs, or single images. samples: kind of the samples of mlm and mvcl.
-        sample_pairs: see `FeatureData._pairs_of_samples`. samples_per_step: number of samples in a batch.
-        fda: see `Candidates`; None where fda has no share.
-    """
-
-    table: PairTable
-    sample_pairs: np.ndarray
-    samples: Samples
+    table: PairTable  # its training pairs, or single images
+    sample_pairs: np.ndarray  # see `FeatureData._pairs_of_samples`
+    samples: Samples  # of mlm and mvcl
     samples_per_step: int
-    fda: Candidates | None
+    fda: Candidates | None  # None where fda has no share
 
 
 class PretrainData(FeatureData):
@@ -72,9 +117,6 @@ class PretrainData(FeatureData):
         labelled: folder of a dataset of single images with classes (NABirds), for the task "fgvc".
         settings: see `FeatureData`. A batch of fda has `batch_size // (1 + negatives)` pairs (authors' code). `trim` changes the
             results unless the model has `pad_mask`.
-
-    Raises:
-        DiffcapError: unknown tasks, or a dataset that a task needs is missing or does not suit it.
     """
 
     takes_single_images: ClassVar[bool] = True
@@ -96,8 +138,7 @@ class PretrainData(FeatureData):
         shares = {"mlm": 8, "mvcl": 1, "fda": 2} if tasks is None else tasks
         known = (*CAPTIONED, *(SINGLE + task for task in CAPTIONED), FGVC)
         for key, names in (("tasks", shares), ("without", without or [])):
-            unknown = sorted(set(names) - set(known))
-            if unknown:
+            if unknown := sorted(set(names) - set(known)):
                 raise DiffcapError(
                     f"data.{key} has the unknown task {unknown[0]!r}; the tasks are {', '.join(known[:-1])} and {FGVC}."
                 )
@@ -111,9 +152,8 @@ class PretrainData(FeatureData):
                 raise DiffcapError(
                     f"data.tasks has {tasks_of_source[0]!r}, but data.{source} is not set; give its folder."
                 )
-        if singles and Path(singles).resolve() not in [
-            Path(p).resolve() for p in settings.get("vocabulary_with") or []
-        ]:
+        counted = [Path(other).resolve() for other in settings.get("vocabulary_with") or []]
+        if singles and Path(singles).resolve() not in counted:
             raise DiffcapError(
                 f"data.singles is {singles}, but data.vocabulary_with does not have this folder; add it, here and in fine-tuning."
             )
@@ -135,45 +175,34 @@ class PretrainData(FeatureData):
         self.sources: dict[str, CaptionedSource] = {}
         if "folder" in sources:
             candidates = self._fda_candidates("fda", self.train_table, self.negatives_path)
-            sample_pairs = self._pairs_of_samples(self.samples)
-            self.sources["folder"] = CaptionedSource(
-                self.train_table, sample_pairs, self.samples, self.samples_per_step, candidates
-            )
+            pairs = self._pairs_of_samples(self.samples)
+            size = self.samples_per_step
+            self.sources["folder"] = CaptionedSource(self.train_table, pairs, self.samples, size, candidates)
         if "singles" in sources:
             assert self.singles is not None
-            table = PairTable(
-                _captioned_images(self.singles), self._open_store(self.singles), self.vocabulary, self.max_length
-            )
+            images, store = _captioned_images(self.singles), self._open_store(self.singles)
+            table = PairTable(images, store, self.vocabulary, self.max_length)
             candidates = self._fda_candidates(SINGLE + "fda", table, Path(self.singles) / "negatives.jsonl")
-            self.sources["singles"] = CaptionedSource(
-                table, table.caption_pair, "captions", self.batch_size, candidates
-            )
+            pairs = table.caption_pair
+            self.sources["singles"] = CaptionedSource(table, pairs, "captions", self.batch_size, candidates)
         if "labelled" in sources:
             assert self.labelled is not None
             self.labelled_store = self._open_store(self.labelled)
             self.labelled_rows = self.labelled_store.rows([image.before for image in self.labelled_images])
             labels = np.array([image.extra["class"] for image in self.labelled_images])
             self.labelled_pairs = LabelledPairs(labels, self.seed + 1)
-        self.epochs_of_task = {
-            task: ShuffledEpochs(self._sample_count(task), self.seed + 1 + index)
-            for index, task in enumerate(self.schedule.tasks)
-            if task != FGVC
-        }
-
-    def _sample_count(self, task: str) -> int:
-        source = self.sources[self._source_of(task)]
-        if task.endswith("fda"):
-            assert source.fda is not None
-            return len(source.fda.pairs)
-        return len(source.sample_pairs)
+        self.epochs_of_task = {}
+        for index, task in enumerate(self.schedule.tasks):
+            if task != FGVC:
+                source = self.sources[self._source_of(task)]
+                samples = source.fda.pairs if source.fda and task.endswith("fda") else source.sample_pairs
+                self.epochs_of_task[task] = ShuffledEpochs(len(samples), self.seed + 1 + index)
 
     def _open_store(self, folder: str) -> FeatureStore:
         """The features of another dataset, which must come from the same backbone."""
         store = FeatureStore.open(Path(folder) / "features" / self.store_name)
-        different = [
-            key for key in {**store.meta, **self.store.meta} if store.meta.get(key) != self.store.meta.get(key)
-        ]
-        if different:
+        ours = self.store.meta
+        if different := [key for key in {**store.meta, **ours} if store.meta.get(key) != ours.get(key)]:
             raise DiffcapError(
                 f"{store.folder}: its features and those of {self.dataset.name} have different values of {different[0]}; extract "
                 "both with the same BACKBONE and WEIGHTS."

@@ -19,36 +19,40 @@ def step_generator(seed: int, step: int, purpose: int = 0) -> torch.Generator:
     """The random generator of one training step, the same on every rank and in every worker process.
 
     Args:
-        seed: of the run. step: of training. purpose: any integer; steps with another purpose get independent generators.
+        purpose: any integer; steps with another purpose get independent generators.
     """
     state = np.random.SeedSequence([seed, step, purpose]).generate_state(2, np.uint32)
     return torch.Generator().manual_seed(int(state[0]) << 31 | int(state[1]) >> 1)
 
 
-class ShuffledEpochs:
-    """An infinite sequence of sample indices with random access: one permutation of 0 ... size - 1 per epoch.
+def cached_epoch(cache: dict[int, np.ndarray], epoch: int, draw: Callable[[int], np.ndarray]) -> np.ndarray:
+    """What `draw` gives for an epoch; `cache` keeps two, since a batch may need the end of one epoch and the beginning of the next."""
+    if epoch not in cache:
+        for other in list(cache):
+            if other != epoch - 1:
+                del cache[other]
+        cache[epoch] = draw(epoch)
+    return cache[epoch]
 
-    Args:
-        size: number of samples in an epoch. seed: of the permutations.
-    """
+
+class ShuffledEpochs:
+    """An infinite sequence of sample indices with random access: one permutation of 0 ... size - 1 per epoch."""
 
     def __init__(self, size: int, seed: int) -> None:
         self.size, self.seed = size, seed
         self._permutations: dict[int, np.ndarray] = {}
 
-    def _permutation(self, epoch: int) -> np.ndarray:
-        if epoch not in self._permutations:
-            for cached in list(self._permutations):
-                if cached != epoch - 1:  # a batch may need the end of one epoch and the beginning of the next
-                    del self._permutations[cached]
-            self._permutations[epoch] = np.random.default_rng([self.seed, epoch]).permutation(self.size)
-        return self._permutations[epoch]
+    def _draw_permutation(self, epoch: int) -> np.ndarray:
+        return np.random.default_rng([self.seed, epoch]).permutation(self.size)
 
     def take(self, start: int, count: int) -> np.ndarray:
         """Elements `start` ... `start + count - 1` of the sequence, (count,)."""
         positions = np.arange(start, start + count)
         epochs = positions // self.size
-        parts = [self._permutation(int(epoch))[positions[epochs == epoch] % self.size] for epoch in np.unique(epochs)]
+        parts = []
+        for epoch in np.unique(epochs):
+            permutation = cached_epoch(self._permutations, int(epoch), self._draw_permutation)
+            parts.append(permutation[positions[epochs == epoch] % self.size])
         return np.concatenate(parts)
 
 
@@ -56,10 +60,7 @@ class TaskSchedule:
     """One random task per training step, the same on every rank.
 
     Args:
-        shares: relative frequency of each task, e.g. `{"mlm": 8, "mvcl": 1, "fda": 2}`. seed: of the random choice.
-
-    Raises:
-        DiffcapError: no task has a share above 0.
+        shares: relative frequency of each task, e.g. `{"mlm": 8, "mvcl": 1, "fda": 2}`.
     """
 
     def __init__(self, shares: Mapping[str, int], seed: int) -> None:
@@ -84,11 +85,7 @@ class TaskSchedule:
 
 
 class TasksInTurn:
-    """One task after the other, in place of a `TaskSchedule`, to measure each in few steps.
-
-    Args:
-        tasks: their names.
-    """
+    """One task after the other, in place of a `TaskSchedule`, to measure each in few steps."""
 
     def __init__(self, tasks: Sequence[str]) -> None:
         self.tasks = list(tasks)
@@ -99,11 +96,7 @@ class TasksInTurn:
 
 
 class StepDataset(IterableDataset):
-    """The batches of the training steps `first`, `first + 1`, ..., without end.
-
-    Args:
-        make_batch: from a step to its batch. first: the first step.
-    """
+    """The batches of the training steps `first`, `first + 1`, ..., without end."""
 
     def __init__(self, make_batch: Callable[[int], Batch], first: int) -> None:
         self.make_batch, self.first = make_batch, first

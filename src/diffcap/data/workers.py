@@ -23,8 +23,7 @@ def worker_options(num_workers: int | None, trainer: Any) -> dict[str, Any]:
     """Arguments of a `DataLoader`: worker processes, and pinned memory beside a GPU.
 
     Args:
-        num_workers: worker processes per rank; None: 6 beside a GPU, at most its share of the CPU cores, otherwise 0.
-        trainer: Lightning's trainer, or None.
+        num_workers: per rank; None: 6 beside a GPU, at most its share of the CPU cores, otherwise 0.
     """
     on_cuda = isinstance(getattr(trainer, "accelerator", None), CUDAAccelerator)
     if num_workers is None:
@@ -61,11 +60,7 @@ def read_maps(store: FeatureStore, rows: np.ndarray) -> Tensor:
 
 @contextmanager
 def explain_lost_workers() -> Iterator[None]:
-    """Turn the error that torch raises when a worker process was killed, or had no memory, into a `DiffcapError`.
-
-    Raises:
-        DiffcapError: the block raised such an error, or a worker process raised a `DiffcapError`.
-    """
+    """Turn the error that torch raises when a worker process was killed, or had no memory, into a `DiffcapError`."""
     try:
         yield
     except DiffcapError as error:
