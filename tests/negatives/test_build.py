@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from diffcap.negatives import Builder, CaptionNegatives, Recipe, write_negatives
-from diffcap.negatives.corpus import sentence_texts, tokenised
-from diffcap.negatives.words import kind_of, meaning
+from diffcap.negatives.words import attribute_of, normalize_caption, sentence_texts, synonym_key
 from diffcap.records import ChangePair, read_manifest
 from diffcap.utils.errors import DiffcapError
 from diffcap.worlds.blocks.captions import NO_CHANGE, tag
@@ -44,7 +43,7 @@ def scenes(count: int, seed: int = 0) -> list[ChangePair]:
 
 
 def gold_tags(pairs: list[ChangePair]) -> dict[str, list[str]]:
-    texts = sentence_texts({tokenised(caption) for pair in pairs for caption in pair.captions})
+    texts = sentence_texts({normalize_caption(caption) for pair in pairs for caption in pair.captions})
     return {
         text: [upos for word in text.split() for _, upos in ([(word, "PUNCT")] if word == "." else tag(word))]
         for text in texts
@@ -94,7 +93,7 @@ def test_uniform_words_keep_the_part_of_speech_and_nothing_else() -> None:
     """A replaced caption is one of the pair's own with other adjectives and nouns, also of another kind or with a true meaning."""
     mixed = synonyms = 0
     for row in SHARED_ROWS:
-        own = [tokenised(caption).removesuffix(" .") for caption in BY_ID[row.id].captions]
+        own = [normalize_caption(caption).removesuffix(" .") for caption in BY_ID[row.id].captions]
         for negative in row.negatives[2:4] if not BY_ID[row.id].is_distractor else ():
             new = tag(negative.text.removesuffix(" ."))
             sources = [tag(text) for text in own if [tags for _, tags in tag(text)] == [tags for _, tags in new]]
@@ -102,8 +101,8 @@ def test_uniform_words_keep_the_part_of_speech_and_nothing_else() -> None:
             changes = [[(one, two) for one, two in zip(source, new) if one != two] for source in sources]
             changed = min(changes, key=len)
             assert changed and {tags for pair in changed for _, tags in pair} <= {"ADJ", "NOUN"}
-            mixed += any(kind_of(one) != kind_of(two) for (one, _), (two, _) in changed)
-            synonyms += any(meaning(one) == meaning(two) for (one, _), (two, _) in changed)
+            mixed += any(attribute_of(one) != attribute_of(two) for (one, _), (two, _) in changed)
+            synonyms += any(synonym_key(one) == synonym_key(two) for (one, _), (two, _) in changed)
     assert mixed > 0 and synonyms > 0
 
 
@@ -112,8 +111,8 @@ def test_no_negative_is_a_reference_or_stands_twice(rows: list[CaptionNegatives]
     for row in rows:
         texts = [negative.text for negative in row.negatives]
         assert len(set(texts)) == 6
-        assert all(text == tokenised(text) for text in texts)
-        assert not set(texts) & {tokenised(caption) for caption in BY_ID[row.id].captions}
+        assert all(text == normalize_caption(text) for text in texts)
+        assert not set(texts) & {normalize_caption(caption) for caption in BY_ID[row.id].captions}
 
 
 def test_uniform_words_never_rebuild_a_reference() -> None:
@@ -137,22 +136,24 @@ def test_distractors_get_no_sentence_of_no_change(rows: list[CaptionNegatives]) 
 
 @both
 def test_retrieved_captions_are_of_other_change_pairs_and_say_something_else(rows: list[CaptionNegatives]) -> None:
-    changes = {tokenised(caption) for pair in PAIRS if not pair.is_distractor for caption in pair.captions}
+    changes = {normalize_caption(caption) for pair in PAIRS if not pair.is_distractor for caption in pair.captions}
     for row in rows:
-        output = {meaning(word) for caption in BY_ID[row.id].captions for word in tokenised(caption).split()}
+        output = {
+            synonym_key(word) for caption in BY_ID[row.id].captions for word in normalize_caption(caption).split()
+        }
         for negative in row.negatives[:2]:
             assert negative.text in changes
-            assert not set(map(meaning, negative.text.split())) <= output
+            assert not set(map(synonym_key, negative.text.split())) <= output
 
 
 def test_retrieved_captions_are_more_alike_than_others() -> None:
     def shared(row: CaptionNegatives, text: str) -> int:
-        return len(set(map(meaning, tokenised(row.caption).split())) & set(map(meaning, text.split())))
+        return len(set(map(synonym_key, normalize_caption(row.caption).split())) & set(map(synonym_key, text.split())))
 
     rng = random.Random(0)
     rows = [row for row in ROWS if not BY_ID[row.id].is_distractor]
     alike = sum(shared(row, negative.text) for row in rows for negative in row.negatives[:2])
-    other = sum(shared(row, tokenised(rng.choice(rows).caption)) for row in rows for _ in range(2))
+    other = sum(shared(row, normalize_caption(rng.choice(rows).caption)) for row in rows for _ in range(2))
     assert alike > 1.3 * other
 
 
@@ -243,7 +244,7 @@ def test_no_negative_says_the_same_where_a_reference_does(settings: dict[str, st
     }
     tagged = {
         text: [tags.get(word, "NOUN") for word in text.split()]
-        for text in sentence_texts({tokenised(caption) for pair in pairs for caption in pair.captions})
+        for text in sentence_texts({normalize_caption(caption) for pair in pairs for caption in pair.captions})
     }
     builder = Builder(pairs, tagged, Recipe(**settings))  # type: ignore[arg-type]
     for pair in pairs[: 2 * len(same)]:

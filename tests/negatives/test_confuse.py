@@ -4,7 +4,7 @@ import pytest
 
 from diffcap.negatives import confuse as strategies
 from diffcap.negatives.confuse import confuse
-from diffcap.negatives.corpus import Sentence, read_sentence
+from diffcap.negatives.words import TaggedCaption, make_tagged_caption
 from diffcap.text.tagging import split_sentences
 from diffcap.worlds.blocks.captions import NO_CHANGE, tag
 
@@ -14,16 +14,16 @@ _BIRDS = {
 }  # fmt: skip
 
 
-def scene(text: str) -> Sentence:
-    return read_sentence(text, {text: [upos for _, upos in tag(text)]})
+def scene(text: str) -> TaggedCaption:
+    return make_tagged_caption(text, {text: [upos for _, upos in tag(text)]})
 
 
-def bird(text: str) -> Sentence:
+def bird(text: str) -> TaggedCaption:
     parts = split_sentences(text.split())
-    return read_sentence(text, {" ".join(part): [_BIRDS.get(word, "ADJ") for word in part] for part in parts})
+    return make_tagged_caption(text, {" ".join(part): [_BIRDS.get(word, "ADJ") for word in part] for part in parts})
 
 
-def only(strategy: str, sentence: Sentence, seed: int = 0) -> str | None:
+def only(strategy: str, sentence: TaggedCaption, seed: int = 0) -> str | None:
     result: str | None = getattr(strategies, strategy)(sentence, random.Random(seed))
     return result
 
@@ -142,7 +142,7 @@ def test_the_change_is_said_the_other_way_round(text: str, reversed_text: str | 
     ],
 )
 def test_sentences_of_other_datasets_are_reversed(text: str, reversed_text: str) -> None:
-    sentence = read_sentence(text, {text: ["NOUN"] * len(text.split())})
+    sentence = make_tagged_caption(text, {text: ["NOUN"] * len(text.split())})
     assert only("invert_change", sentence) == reversed_text
 
 
@@ -155,7 +155,7 @@ def test_sentences_of_other_datasets_are_reversed(text: str, reversed_text: str)
     ],
 )
 def test_a_first_word_is_not_preceded_by_the_last_one(text: str, reversed_text: str) -> None:
-    sentence = read_sentence(text, {text: ["NOUN"] * len(text.split())})
+    sentence = make_tagged_caption(text, {text: ["NOUN"] * len(text.split())})
     assert only("invert_change", sentence) == reversed_text
 
 

@@ -1,19 +1,19 @@
 import random
 from collections import Counter
 
-from diffcap.negatives.corpus import Sentence, WordPool, inverse_document_frequencies, is_replaceable, read_sentence
-from diffcap.negatives.replace import most_informative_words, replace_matched, replace_uniform
-from diffcap.negatives.words import kind_of, meaning
+from diffcap.negatives.replace import WordPool, most_informative_words, replace_matched, replace_uniform
+from diffcap.negatives.retrieve import inverse_document_frequencies
+from diffcap.negatives.words import TaggedCaption, attribute_of, is_replaceable, make_tagged_caption, synonym_key
 from diffcap.worlds.blocks.captions import tag
 
 
-def scene(text: str) -> Sentence:
-    return read_sentence(text, {text: [upos for _, upos in tag(text)]})
+def scene(text: str) -> TaggedCaption:
+    return make_tagged_caption(text, {text: [upos for _, upos in tag(text)]})
 
 
-def tagged(*pairs: str) -> Sentence:
+def tagged(*pairs: str) -> TaggedCaption:
     words, tags = zip(*(pair.split("/") for pair in pairs))
-    return read_sentence(" ".join(words), {" ".join(words): list(tags)})
+    return make_tagged_caption(" ".join(words), {" ".join(words): list(tags)})
 
 
 SCENES = [
@@ -50,8 +50,8 @@ def test_replaced_words_keep_their_tag_and_say_something_new() -> None:
         for old, new in changed:
             assert old in most_informative_words(source, IDF)
             assert dict(tag(text))[new] == dict(tag(source.text))[old]
-            assert kind_of(new) == kind_of(old) and meaning(new) != meaning(old)
-        assert not set(map(meaning, words)) <= output | {"the", "was"}
+            assert attribute_of(new) == attribute_of(old) and synonym_key(new) != synonym_key(old)
+        assert not set(map(synonym_key, words)) <= output | {"the", "was"}
 
 
 def test_a_word_is_replaced_by_the_same_one_wherever_it_stands() -> None:
@@ -75,7 +75,7 @@ def test_synonyms_are_never_drawn() -> None:
 
 def test_what_the_references_say_is_avoided() -> None:
     source = scene("the red ball was added")
-    output = frozenset(map(meaning, ("red", "blue", "green", "cyan", "cube", "ball", "added")))
+    output = frozenset(map(synonym_key, ("red", "blue", "green", "cyan", "cube", "ball", "added")))
     for seed in range(20):
         text = replace_matched(source, IDF, POOL, output, random.Random(seed))
         assert text is not None and {"gray", "cylinder"} & set(text.split())

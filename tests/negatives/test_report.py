@@ -2,7 +2,7 @@ from collections import Counter
 from pathlib import Path
 
 from diffcap.negatives import CaptionNegatives, Negative
-from diffcap.negatives.report import Report
+from diffcap.negatives.file import Report
 
 
 def row(number: int) -> CaptionNegatives:

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from diffcap.negatives import retrieve
-from diffcap.negatives.corpus import Sentence, inverse_document_frequencies
-from diffcap.negatives.retrieve import most_similar, tfidf
+from diffcap.negatives.retrieve import inverse_document_frequencies, most_similar, tfidf
+from diffcap.negatives.words import TaggedCaption
 
 
-def corpus(count: int, words: int, seed: int) -> list[Sentence]:
+def corpus(count: int, words: int, seed: int) -> list[TaggedCaption]:
     rng = random.Random(seed)
     contents = [tuple(f"w{int(rng.random() ** 2 * words)}" for _ in range(rng.randint(1, 9))) for _ in range(count)]
-    return [Sentence(" ".join(content), content, ("NOUN",) * len(content), content) for content in contents]
+    return [TaggedCaption(" ".join(content), content, ("NOUN",) * len(content), content) for content in contents]
 
 
-def naive_vector(content: tuple[str, ...], sentences: list[Sentence]) -> dict[str, float]:
+def naive_vector(content: tuple[str, ...], sentences: list[TaggedCaption]) -> dict[str, float]:
     vector = {}
     for term in set(content):
         containing = sum(term in sentence.content for sentence in sentences)

@@ -10,7 +10,7 @@ from diffcap.utils.settings import CONFIGS, get_config_value
 
 if TYPE_CHECKING:
     from diffcap.negatives import Builder, CaptionNegatives
-    from diffcap.negatives.report import Report
+    from diffcap.negatives.file import Report
     from diffcap.records import ChangePair, Changes
 
 SETTINGS = CONFIGS / "dataset"
@@ -52,9 +52,8 @@ def make_negatives(
         authors: Import IDC-PCL's negatives from this file, <split>_neg_tfidf6.json, instead.
     """
     from diffcap.negatives.build import Builder, Recipe
-    from diffcap.negatives.corpus import sentence_texts, tokenised
-    from diffcap.negatives.file import write_negatives
-    from diffcap.negatives.report import Report
+    from diffcap.negatives.file import Report, write_negatives
+    from diffcap.negatives.words import normalize_caption, sentence_texts
     from diffcap.records import file_hash, read_manifest, take_changes, with_words, write_json
     from diffcap.text.stanza_tagger import find_tagger
     from diffcap.text.tagging import tag_sentences
@@ -84,7 +83,7 @@ def make_negatives(
     if not force and target.is_file() and _is_done(notes, target, settings):
         print(f"{target}: exists already with these settings")
         return
-    texts = {tokenised(caption) for pair in pairs for caption in pair.captions}
+    texts = {normalize_caption(caption) for pair in pairs for caption in pair.captions}
     with progress_bars() as bar:
         tags = tag_sentences(sentence_texts(texts), tagger, home / "tags.jsonl", workers, bar("tagging sentences"))
         builder = Builder(pairs, tags, recipe, bar("searching similar captions"))

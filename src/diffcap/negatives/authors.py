@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from diffcap.datasets.checks import sentences
-from diffcap.negatives.corpus import tokenised
 from diffcap.negatives.file import CaptionNegatives, Negative
+from diffcap.negatives.words import normalize_caption
 from diffcap.records import ChangePair, read_json_lines
 from diffcap.utils.errors import DiffcapError
 
@@ -21,11 +21,7 @@ _EXTENSIONS = (".png", ".jpg", ".jpeg")
 
 
 def authors_negatives(path: Path, pairs: Sequence[ChangePair]) -> Iterator[CaptionNegatives]:
-    """Yield the negatives of every caption of `pairs` that occurs in the file.
-
-    Raises:
-        DiffcapError: a line is malformed or has another number of negatives than the first; or no caption of `pairs` occurs.
-    """
+    """Yield the negatives of every caption of `pairs` that occurs in the file."""
     known = {tuple(_stem(image) for image in pair.images): pair for pair in pairs}
     count, found = 0, 0
     for where, row in read_json_lines(path, "hard negatives"):
@@ -35,13 +31,13 @@ def authors_negatives(path: Path, pairs: Sequence[ChangePair]) -> Iterator[Capti
             raise DiffcapError(
                 f"{where}: {len(negatives)} negatives, but the first line has {count}; download the file again."
             )
-        captions = {tokenised(sentence) for sentence in sentences(row.get("sentences"), where, "sentences")}
+        captions = {normalize_caption(sentence) for sentence in sentences(row.get("sentences"), where, "sentences")}
         pair = known.get(_images(row, where))
         if pair is None:
             continue  # the dataset can be incomplete, for example if a photo is no longer online
-        shared = [Negative("retrieve", tokenised(text)) for text in negatives]
+        shared = [Negative("retrieve", normalize_caption(text)) for text in negatives]
         for caption in pair.captions:
-            if tokenised(caption) in captions:
+            if normalize_caption(caption) in captions:
                 found += 1
                 yield CaptionNegatives(pair.id, caption, shared)
     if not found:

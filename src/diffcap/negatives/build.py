@@ -27,18 +27,16 @@ from typing import Any
 
 from diffcap.datasets.no_change import describes_similarity
 from diffcap.negatives.confuse import confuse
-from diffcap.negatives.corpus import Sentence, WordPool, inverse_document_frequencies, read_sentence, tokenised
 from diffcap.negatives.file import KINDS, CaptionNegatives, Negative
-from diffcap.negatives.replace import replace_matched, replace_uniform
-from diffcap.negatives.retrieve import most_similar, tfidf
+from diffcap.negatives.replace import WordPool, replace_matched, replace_uniform
+from diffcap.negatives.retrieve import inverse_document_frequencies, most_similar, tfidf
+from diffcap.negatives.words import TaggedCaption, make_tagged_caption, normalize_caption
 from diffcap.records import ChangePair
 from diffcap.utils.errors import DiffcapError
 
 CANDIDATES = 64  # similar captions to choose from; those whose content words all occur in the references are skipped
-_FALLBACKS = (
-    "turn_comparison",
-    "exchange_words",
-)  # strategies of `confuse` that are used after the caption of no change
+# Strategies of `confuse` that are used after the caption of no change.
+_FALLBACKS = ("turn_comparison", "exchange_words")
 Progress = Callable[[int, int], None]
 
 
@@ -54,9 +52,6 @@ class Recipe:
         replacement: how replacement words are drawn. "uniform": any other word of the same part of speech, each with the same
             probability (paper). "matched": words of the same inflection, by frequency, without the meanings of the references;
             `confuse` then also uses captions which state that nothing changed (ours).
-
-    Raises:
-        DiffcapError: a number is negative, all are 0, or the scope or the replacement is unknown.
     """
 
     retrieve: int = 2
@@ -81,17 +76,33 @@ class Recipe:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class _PairContext:
+    """A pair and what its references say."""
+
+    pair: ChangePair
+    captions: list[TaggedCaption]
+    references: frozenset[str]  # their texts
+    reference_content: frozenset[str]  # their `content`
+    describes_similarity: bool  # whether it is a distractor pair, or a reference states that the two images look alike
+
+    def contradicts(self, other: TaggedCaption) -> bool:
+        """Whether a caption of another pair says something that no reference says.
+
+        If a reference states that the images look alike, other statements of similarity could be true as well.
+        """
+        if self.describes_similarity and describes_similarity(other.text):
+            return False
+        return not frozenset(other.content) <= self.reference_content
+
+
 class Builder:
     """Builds the negatives of one pair at a time, from the captions of all pairs.
 
     Args:
         pairs: the pairs of one split, each with at least one caption.
         tags: sentence -> UPOS tags, for every sentence of the tokenised captions.
-        recipe: how many negatives of each kind.
         progress: called with (done, total) during the search for similar captions.
-
-    Attributes:
-        used: (kind, strategy) -> number of negatives built so far; for example the key ("confuse", "swap_animals").
     """
 
     def __init__(
@@ -102,23 +113,22 @@ class Builder:
         progress: Progress | None = None,
     ) -> None:
         self.pairs, self.recipe = pairs, recipe
+        # (kind, strategy) -> number of negatives built so far; for example the key ("confuse", "swap_animals")
         self.used: Counter[tuple[str, str]] = Counter()
-        self._texts = {caption: tokenised(caption) for pair in pairs for caption in pair.captions}
-        self._sentences = {text: read_sentence(text, tags) for text in sorted(set(self._texts.values()))}
-        self._idf = inverse_document_frequencies(self._sentences.values())
-        self._pool = WordPool(self._sentences.values())
-        self._no_change_captions = sorted(
-            {self._texts[c] for pair in pairs if pair.is_distractor for c in pair.captions}
-        )
-        self._no_change_set = frozenset(self._no_change_captions)
-        changed = {
-            self._texts[c] for pair in pairs if not pair.is_distractor for c in pair.captions
-        } - self._no_change_set
-        self._change_captions = sorted(changed)
+        self._texts = {caption: normalize_caption(caption) for pair in pairs for caption in pair.captions}
+        self._tagged = {text: make_tagged_caption(text, tags) for text in sorted(set(self._texts.values()))}
+        self._idf = inverse_document_frequencies(self._tagged.values())
+        self._pool = WordPool(self._tagged.values())
+        self._no_change_set: set[str] = set()
         self._captions_by_before: dict[str, list[str]] = {}
         for pair in pairs:
-            if not pair.is_distractor:
-                self._captions_by_before.setdefault(pair.before, []).extend(self._texts[c] for c in pair.captions)
+            texts = [self._texts[caption] for caption in pair.captions]
+            if pair.is_distractor:
+                self._no_change_set.update(texts)
+            else:
+                self._captions_by_before.setdefault(pair.before, []).extend(texts)
+        self._no_change_captions = sorted(self._no_change_set)
+        self._change_captions = sorted(set(chain(*self._captions_by_before.values())) - self._no_change_set)
         self._find_similar(progress)
 
     def _find_similar(self, progress: Progress | None) -> None:
@@ -126,53 +136,48 @@ class Builder:
 
         Captions with equal content words are one group: they are equally similar.
         """
-        groups: dict[tuple[str, ...], list[Sentence]] = {}
+        groups: dict[tuple[str, ...], list[TaggedCaption]] = {}
         for text in self._change_captions:
-            groups.setdefault(self._sentences[text].content, []).append(self._sentences[text])
+            groups.setdefault(self._tagged[text].content, []).append(self._tagged[text])
         self._groups = list(groups.values())
         if self.recipe.retrieve and self._groups:
             drawn = (
                 (self._draw_caption(pair)[0] for pair in self.pairs)
                 if self.recipe.scope == "pair"
-                else self._sentences.values()
+                else self._tagged.values()
             )
-            queries = list({sentence.content: None for sentence in drawn})
+            queries = list({caption.content: None for caption in drawn})
             self._row_of_content = {content: row for row, content in enumerate(queries)}
             documents = tfidf(list(groups), self._idf)
             self._similar_groups, self._similar_scores = most_similar(
                 tfidf(queries, self._idf), documents, CANDIDATES, progress
             )
 
-    def _draw_caption(self, pair: ChangePair) -> tuple[Sentence, Random]:
+    def _draw_caption(self, pair: ChangePair) -> tuple[TaggedCaption, Random]:
         """Draw the caption whose negatives all captions of a pair share; also return the generator for further draws."""
         rng = Random(f"{self.recipe.seed} {pair.id}")
-        return self._sentences[self._texts[rng.choice(pair.captions)]], rng
+        return self._tagged[self._texts[rng.choice(pair.captions)]], rng
 
     def of_pair(self, pair: ChangePair) -> list[CaptionNegatives]:
-        """Return the negatives of every caption of a pair, in the order of its captions.
-
-        Raises:
-            DiffcapError: the split has too few other captions.
-        """
-        sentences = [self._sentences[self._texts[caption]] for caption in pair.captions]
+        """Return the negatives of every caption of a pair, in the order of its captions."""
+        captions = [self._tagged[self._texts[text]] for text in pair.captions]
         context = _PairContext(
             pair,
-            sentences,
-            frozenset(sentence.text for sentence in sentences),
-            frozenset(term for sentence in sentences for term in sentence.content),
-            pair.is_distractor or any(describes_similarity(sentence.text) for sentence in sentences),
+            captions,
+            frozenset(caption.text for caption in captions),
+            frozenset(term for caption in captions for term in caption.content),
+            pair.is_distractor or any(describes_similarity(caption.text) for caption in captions),
         )
         if self.recipe.scope == "pair":
             shared = self._of_caption(context, *self._draw_caption(pair))
-            return [CaptionNegatives(pair.id, caption, shared) for caption in pair.captions]
-        return [
-            CaptionNegatives(
-                pair.id, caption, self._of_caption(context, sentence, Random(f"{self.recipe.seed} {pair.id} {index}"))
-            )
-            for index, (caption, sentence) in enumerate(zip(pair.captions, sentences))
-        ]
+            return [CaptionNegatives(pair.id, text, shared) for text in pair.captions]
+        rows = []
+        for index, (text, caption) in enumerate(zip(pair.captions, captions)):
+            rng = Random(f"{self.recipe.seed} {pair.id} {index}")
+            rows.append(CaptionNegatives(pair.id, text, self._of_caption(context, caption, rng)))
+        return rows
 
-    def _of_caption(self, context: "_PairContext", sentence: Sentence, rng: Random) -> list[Negative]:
+    def _of_caption(self, context: _PairContext, caption: TaggedCaption, rng: Random) -> list[Negative]:
         builders = {"retrieve": self._retrieve, "replace": self._replace, "confuse": self._confuse}
         negatives: list[Negative] = []
         taken = set(context.references)
@@ -181,7 +186,7 @@ class Builder:
             if not wanted:
                 continue
             for strategy, text in chain(
-                builders[kind](context, sentence, rng), self._last_resort(context, sentence, rng)
+                builders[kind](context, caption, rng), self._last_resort(context, caption, rng)
             ):
                 if (
                     text in taken
@@ -197,15 +202,15 @@ class Builder:
                     break
             if wanted:
                 raise DiffcapError(
-                    f"pair {context.pair.id!r}: there are too few other captions to make negatives for {sentence.text!r}; "
+                    f"pair {context.pair.id!r}: there are too few other captions to make negatives for {caption.text!r}; "
                     "use a dataset with more pairs, or fewer negatives per caption."
                 )
         return negatives
 
-    def _retrieve(self, context: "_PairContext", sentence: Sentence, rng: Random) -> Iterator[tuple[str, str]]:
+    def _retrieve(self, context: _PairContext, caption: TaggedCaption, rng: Random) -> Iterator[tuple[str, str]]:
         if not self._groups:
             return
-        row = self._row_of_content[sentence.content]
+        row = self._row_of_content[caption.content]
         similar = [
             int(group) for group, score in zip(self._similar_groups[row], self._similar_scores[row]) if score > 0
         ]
@@ -215,12 +220,12 @@ class Builder:
             if context.contradicts(self._groups[group][0]):
                 yield "alike", rng.choice(self._groups[group]).text
 
-    def _replace(self, context: "_PairContext", sentence: Sentence, rng: Random) -> Iterator[tuple[str, str]]:
+    def _replace(self, context: _PairContext, caption: TaggedCaption, rng: Random) -> Iterator[tuple[str, str]]:
         if context.pair.is_distractor:
             return  # "no change was made" stays true, or loses its meaning, whichever word is replaced
-        sources = [each for each in context.sentences if not describes_similarity(each.text)]
+        sources = [each for each in context.captions if not describes_similarity(each.text)]
         for strategy, source in (
-            ("words replaced", [each for each in sources if each is sentence]),
+            ("words replaced", [each for each in sources if each is caption]),
             ("of another caption", sources),
         ):
             for _ in range(8 if source else 0):
@@ -228,13 +233,13 @@ class Builder:
                 if text is not None:
                     yield strategy, text
 
-    def _replace_words(self, context: "_PairContext", sentence: Sentence, rng: Random) -> str | None:
+    def _replace_words(self, context: _PairContext, caption: TaggedCaption, rng: Random) -> str | None:
         if self.recipe.replacement == "uniform":
-            return replace_uniform(sentence, self._idf, self._pool, rng)
-        return replace_matched(sentence, self._idf, self._pool, context.reference_content, rng)
+            return replace_uniform(caption, self._idf, self._pool, rng)
+        return replace_matched(caption, self._idf, self._pool, context.reference_content, rng)
 
-    def _confuse(self, context: "_PairContext", sentence: Sentence, rng: Random) -> Iterator[tuple[str, str]]:
-        found = list(confuse(sentence, rng))
+    def _confuse(self, context: _PairContext, caption: TaggedCaption, rng: Random) -> Iterator[tuple[str, str]]:
+        found = list(confuse(caption, rng))
         if context.pair.is_distractor:  # after the other strategies the caption would still say that nothing changed
             yield from ((strategy, text) for strategy, text in found if strategy == "reverse_change")
             change = self._captions_by_before.get(context.pair.before, [])
@@ -243,42 +248,15 @@ class Builder:
         yield from ((strategy, text) for strategy, text in found if strategy not in _FALLBACKS)
         if self._no_change_captions and self.recipe.replacement == "matched":
             yield "no change", rng.choice(self._no_change_captions)
-        if describes_similarity(sentence.text):  # with two words exchanged, it would say the same in worse grammar
+        if describes_similarity(caption.text):  # with two words exchanged, it would say the same in worse grammar
             found = [each for each in found if each[0] != "exchange_words"]
         yield from ((strategy, text) for strategy, text in found if strategy in _FALLBACKS)
-        yield from ((f"{strategy} instead", text) for strategy, text in self._replace(context, sentence, rng))
+        yield from ((f"{strategy} instead", text) for strategy, text in self._replace(context, caption, rng))
 
-    def _last_resort(self, context: "_PairContext", sentence: Sentence, rng: Random) -> Iterator[tuple[str, str]]:
+    def _last_resort(self, context: _PairContext, caption: TaggedCaption, rng: Random) -> Iterator[tuple[str, str]]:
         for _ in range(50 if self._change_captions else 0):
             text = rng.choice(self._change_captions)
-            other = self._sentences[text]
-            if context.contradicts(other):
+            if context.contradicts(self._tagged[text]):
                 yield "any other change caption", text
         for _ in range(20):
-            yield "words shuffled", " ".join(rng.sample(sentence.words, len(sentence.words)))
-
-
-@dataclass(frozen=True)
-class _PairContext:
-    """A pair and what its references say.
-
-    Attributes:
-        pair: the pair. sentences: its captions, tokenised and tagged. references: their texts.
-        reference_content: meanings of the content words of all references.
-        describes_similarity: whether it is a distractor pair, or a reference states that the two images look alike.
-    """
-
-    pair: ChangePair
-    sentences: list[Sentence]
-    references: frozenset[str]
-    reference_content: frozenset[str]
-    describes_similarity: bool
-
-    def contradicts(self, other: Sentence) -> bool:
-        """Whether a caption of another pair says something that no reference says.
-
-        If a reference states that the images look alike, other statements of similarity could be true as well.
-        """
-        if self.describes_similarity and describes_similarity(other.text):
-            return False
-        return not frozenset(other.content) <= self.reference_content
+            yield "words shuffled", " ".join(rng.sample(caption.words, len(caption.words)))

@@ -12,16 +12,17 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from random import Random
 
-from diffcap.negatives.corpus import Sentence, is_replaceable
 from diffcap.negatives.words import (
     CHANGE_ANTONYMS,
     COMPARISON_ANTONYMS,
     FUNCTION_WORDS,
+    TaggedCaption,
+    attribute_of,
     fix_articles,
     inflection,
     is_animal,
-    kind_of,
-    meaning,
+    is_replaceable,
+    synonym_key,
 )
 from diffcap.text.tagging import split_sentences
 
@@ -33,25 +34,25 @@ _BE_FORMS = frozenset(("is", "was", "are", "were", "been", "being", "be"))
 _STATE_WORDS = frozenset(("gone", "missing", "new", "nothing", "same", "identical", "unchanged", "no"))
 
 
-def confuse(sentence: Sentence, rng: Random) -> Iterator[tuple[str, str]]:
+def confuse(caption: TaggedCaption, rng: Random) -> Iterator[tuple[str, str]]:
     """Yield (name of the strategy, text) of every strategy that applies, best first; a text may occur twice."""
-    strategies = _ANIMAL_STRATEGIES if any(word in _ANIMAL_SWAP for word in sentence.words) else _SCENE_STRATEGIES
+    strategies = _ANIMAL_STRATEGIES if any(word in _ANIMAL_SWAP for word in caption.words) else _SCENE_STRATEGIES
     for name, strategy in strategies.items():
-        text = strategy(sentence, rng)
-        if text is not None and text != sentence.text:
+        text = strategy(caption, rng)
+        if text is not None and text != caption.text:
             yield name, text
 
 
-def swap_animals(sentence: Sentence, rng: Random) -> str | None:
+def swap_animals(caption: TaggedCaption, rng: Random) -> str | None:
     """Swap "animal1" and "animal2" in every sentence where that changes the meaning."""
-    parts = split_sentences(sentence.words)
+    parts = split_sentences(caption.words)
     swapped = [_swap_animals_in(part) if _swap_changes_meaning(part) else part for part in parts]
     return _join_sentences(swapped) if swapped != parts else None
 
 
-def swap_animals_once(sentence: Sentence, rng: Random) -> str | None:
+def swap_animals_once(caption: TaggedCaption, rng: Random) -> str | None:
     """Swap the animals in one sentence that names both, if another sentence of the caption could be swapped too."""
-    parts = split_sentences(sentence.words)
+    parts = split_sentences(caption.words)
     swappable = [index for index, part in enumerate(parts) if _swap_changes_meaning(part)]
     with_both = [index for index in swappable if {"animal1", "animal2"} <= set(parts[index])]
     if len(swappable) < 2 or not with_both:
@@ -60,16 +61,16 @@ def swap_animals_once(sentence: Sentence, rng: Random) -> str | None:
     return _join_sentences([_swap_animals_in(part) if index == chosen else part for index, part in enumerate(parts)])
 
 
-def invert_comparison(sentence: Sentence, rng: Random) -> str | None:
+def invert_comparison(caption: TaggedCaption, rng: Random) -> str | None:
     """Replace every word of comparison by its antonym, except nouns ("light")."""
     inverted: list[str] = []
     changed = set()  # indices in `inverted`, which can be shorter or longer than the sentence
-    for index, (word, tag) in enumerate(zip(sentence.words, sentence.tags)):
+    for index, (word, tag) in enumerate(zip(caption.words, caption.tags)):
         if word not in COMPARISON_ANTONYMS or tag == "NOUN":
             inverted.append(word)
             continue
         if word == "same" and inverted[-1:] == ["the"]:
-            inverted[-1:] = _different_before(sentence.words[index + 1 :])
+            inverted[-1:] = _different_before(caption.words[index + 1 :])
         elif word == "different" and inverted[-1:] == ["a"]:
             inverted[-1:] = ["the", "same"]
         else:
@@ -78,37 +79,37 @@ def invert_comparison(sentence: Sentence, rng: Random) -> str | None:
     return " ".join(fix_articles(inverted, changed)) if changed else None
 
 
-def swap_noun_phrases(sentence: Sentence, rng: Random) -> str | None:
+def swap_noun_phrases(caption: TaggedCaption, rng: Random) -> str | None:
     """Swap the first two neighbouring noun phrases (with their articles) that mean different things."""
-    words = sentence.words
-    for (start, end), (next_start, next_end) in pairwise(_noun_phrases(sentence)):
+    words = caption.words
+    for (start, end), (next_start, next_end) in pairwise(_noun_phrases(caption)):
         first, between, second = words[start:end], words[end:next_start], words[next_start:next_end]
-        if _meanings(first) != _meanings(second) and not _is_coordination(between):
+        if _synonym_keys(first) != _synonym_keys(second) and not _is_coordination(between):
             return " ".join((*words[:start], *second, *between, *first, *words[next_end:]))
     return None
 
 
-def invert_change(sentence: Sentence, rng: Random) -> str | None:
+def invert_change(caption: TaggedCaption, rng: Random) -> str | None:
     """Describe the opposite change, or a change where the caption says that there is none, and the other way round."""
-    words = list(sentence.words)
+    words = list(caption.words)
     return _swap_from_to(words) or _swap_old_and_new(words) or _invert_first_word(words)
 
 
-def swap_words(sentence: Sentence, rng: Random) -> str | None:
+def swap_words(caption: TaggedCaption, rng: Random) -> str | None:
     """Swap two adjectives, or two nouns, that mean different things and are not in one enumeration."""
-    words = list(sentence.words)
+    words = list(caption.words)
     for wanted in ("ADJ", "NOUN"):
         candidates = [
             index
-            for index, (word, tag) in enumerate(zip(words, sentence.tags))
+            for index, (word, tag) in enumerate(zip(words, caption.tags))
             if tag == wanted and is_replaceable(word, tag)
         ]
         pairs = [
             (first, second)
             for first, second in pairwise(candidates)
             if second > first + 1
-            and meaning(words[first]) != meaning(words[second])
-            and kind_of(words[first]) == kind_of(words[second])
+            and synonym_key(words[first]) != synonym_key(words[second])
+            and attribute_of(words[first]) == attribute_of(words[second])
             and inflection(words[first], wanted) == inflection(words[second], wanted)
             and not _is_coordination(words[first + 1 : second])
         ]
@@ -119,7 +120,7 @@ def swap_words(sentence: Sentence, rng: Random) -> str | None:
     return None
 
 
-_Strategy = Callable[[Sentence, Random], str | None]
+_Strategy = Callable[[TaggedCaption, Random], str | None]
 # The names are keys in `negatives.json`: they stay when a function is renamed.
 _ANY_CAPTION: dict[str, _Strategy] = {"turn_comparison": invert_comparison, "exchange_words": swap_words}
 _ANIMAL_STRATEGIES: dict[str, _Strategy] = {
@@ -152,9 +153,9 @@ def _join_sentences(parts: list[list[str]]) -> str:
     return " ".join(word for part in parts for word in part)
 
 
-def _noun_phrases(sentence: Sentence) -> list[tuple[int, int]]:
+def _noun_phrases(caption: TaggedCaption) -> list[tuple[int, int]]:
     """(start, end) of each noun phrase that names an object: articles, then adjectives and nouns, the last one a noun."""
-    phrases, index, tags = [], 0, sentence.tags
+    phrases, index, tags = [], 0, caption.tags
     while index < len(tags):
         start = index
         while index < len(tags) and tags[index] == "DET":
@@ -165,7 +166,7 @@ def _noun_phrases(sentence: Sentence) -> list[tuple[int, int]]:
         end = index
         while end > body and tags[end - 1] not in ("NOUN", "PROPN"):
             end -= 1
-        if end > body and _names_an_object(sentence.words[start:end]):
+        if end > body and _names_an_object(caption.words[start:end]):
             phrases.append((start, end))
         index = max(index, start + 1)
     return phrases
@@ -173,13 +174,13 @@ def _noun_phrases(sentence: Sentence) -> list[tuple[int, int]]:
 
 def _names_an_object(phrase: tuple[str, ...]) -> bool:
     head = phrase[-1]
-    if head in FUNCTION_WORDS or is_animal(head) or kind_of(head) in ("side", "color", "material"):
+    if head in FUNCTION_WORDS or is_animal(head) or attribute_of(head) in ("side", "color", "material"):
         return False
-    return not any(kind_of(word) == "change" for word in phrase)
+    return not any(attribute_of(word) == "change" for word in phrase)
 
 
-def _meanings(phrase: tuple[str, ...]) -> list[str]:
-    return [meaning(word) for word in phrase if word not in ("the", "a", "an")]
+def _synonym_keys(phrase: tuple[str, ...]) -> list[str]:
+    return [synonym_key(word) for word in phrase if word not in ("the", "a", "an")]
 
 
 def _is_coordination(between: tuple[str, ...] | list[str]) -> bool:
@@ -200,13 +201,13 @@ def _swap_from_to(words: list[str]) -> str | None:
 def _swap_old_and_new(words: list[str]) -> str | None:
     """Turn "the red cube became blue" into "the blue cube became red".
 
-    The last word is the new value; the first word of the same kind is the old one.
+    The last word is the new value; the first word of the same attribute is the old one.
     """
-    kind = kind_of(words[-1]) if words else None
-    if kind not in ("color", "material"):
+    attribute = attribute_of(words[-1]) if words else None
+    if attribute not in ("color", "material"):
         return None
-    old = next((index for index, word in enumerate(words[:-1]) if kind_of(word) == kind), None)
-    if old is None or meaning(words[old]) == meaning(words[-1]):
+    old = next((index for index, word in enumerate(words[:-1]) if attribute_of(word) == attribute), None)
+    if old is None or synonym_key(words[old]) == synonym_key(words[-1]):
         return None
     words = list(words)
     words[old], words[-1] = words[-1], words[old]

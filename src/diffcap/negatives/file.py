@@ -1,11 +1,13 @@
-"""`negatives.jsonl`: the hard negative captions of every training caption."""
+"""`negatives.jsonl`, the hard negatives of every training caption, and `negatives.md`, a report to read before training on them."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
+from typing import Any
 
-from diffcap.records import file_hash, read_json, read_json_lines
+from diffcap.records import file_hash, read_json, read_json_lines, write_text
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
 
@@ -16,35 +18,30 @@ KINDS = (
     "replace",  # some words of the caption replaced by others of the same part of speech
     "confuse",  # the same words in another order: words of the same part of speech change places
 )
+# The strategies that the paper describes; the others are fallbacks. The names are those of `Builder.used`.
+_PAPER_STRATEGIES = {
+    "retrieve": ("alike",),
+    "replace": ("words replaced",),
+    "confuse": ("swap_animals", "swap_animals_once", "swap_noun_phrases", "reverse_change"),
+}
 _HOW_TO_BUILD = "build it with `make negatives DATASET=<name>`"
 
 
 @dataclass(frozen=True)
 class Negative:
-    """A caption that is wrong for its pair.
+    """A caption that is wrong for its pair."""
 
-    Attributes:
-        kind: how it was requested, one of `KINDS`. If that way gave no caption, another way built the text.
-        text: tokens of `text.tokens`, joined with spaces.
-    """
-
-    kind: str
-    text: str
+    kind: str  # how it was requested, one of `KINDS`. If that way gave no caption, another way built the text.
+    text: str  # tokens of `text.tokens`, joined with spaces
 
 
 @dataclass(frozen=True)
 class CaptionNegatives:
-    """A training caption and its negatives.
+    """A training caption and its negatives."""
 
-    Attributes:
-        id: the pair's id in manifest.jsonl. A pair with several captions has several entries.
-        caption: the caption as written in manifest.jsonl, not tokenised.
-        negatives: in the order of `KINDS`. All captions of a file have the same number of negatives.
-    """
-
-    id: str
-    caption: str
-    negatives: list[Negative]
+    id: str  # the pair's id in manifest.jsonl; a pair with several captions has several entries
+    caption: str  # as written in manifest.jsonl, not tokenised
+    negatives: list[Negative]  # in the order of `KINDS`; all captions of a file have the same number
 
 
 def write_negatives(
@@ -56,9 +53,7 @@ def write_negatives(
     `negatives.json` that describes another file. The caller writes the new one.
 
     Args:
-        path: the file to write.
-        rows: the captions; read one at a time.
-        before_rename: called after the last row. If it raises an error, the earlier file stays as it was.
+        rows: read one at a time. before_rename: if it raises an error, the earlier file stays as it was.
     """
     with atomic_write(path) as temporary:
         with temporary.open("w", encoding="utf-8") as file:
@@ -77,15 +72,7 @@ def read_negatives(path: str | Path) -> list[CaptionNegatives]:
 
 
 def iter_negatives(path: str | Path) -> Iterator[CaptionNegatives]:
-    """Read a `negatives.jsonl`, or a file of the same form that the user wrote, which has no `negatives.json`.
-
-    Yields:
-        The captions in the order of the lines, at least one.
-
-    Raises:
-        DiffcapError: the file is missing, its SHA-256 differs from the one in `negatives.json`, a line is malformed,
-            or the captions have different numbers of negatives.
-    """
+    """Read a `negatives.jsonl`, or a file of the same form that the user wrote, which has no `negatives.json`."""
     path = Path(path)
     has_metadata = path.name == NEGATIVES_FILE and path.is_file() and path.with_name(METADATA_FILE).is_file()
     if has_metadata:
@@ -121,3 +108,61 @@ def _check_hash(path: Path) -> None:
 
 def _is_negative(value: object) -> bool:
     return isinstance(value, dict) and value.get("kind") in KINDS and isinstance(value.get("text"), str)
+
+
+class Report:
+    """Draws examples of each kind from a stream of rows (reservoir sampling), every row with the same probability.
+
+    Args:
+        examples: number of examples of each kind.
+        seed: of the draws.
+
+    Attributes:
+        captions: number of rows added so far.
+    """
+
+    def __init__(self, examples: int = 20, seed: int = 0) -> None:
+        self._examples, self._rng = examples, Random(seed)
+        self._kept: dict[str, list[tuple[int, CaptionNegatives]]] = {kind: [] for kind in KINDS}
+        self._seen = dict.fromkeys(KINDS, 0)
+        self.captions = 0
+
+    def add(self, row: CaptionNegatives) -> None:
+        """Add the negatives of one caption."""
+        for kind, kept in self._kept.items():
+            if not any(negative.kind == kind for negative in row.negatives):
+                continue
+            index = len(kept) if len(kept) < self._examples else self._rng.randrange(self._seen[kind] + 1)
+            self._seen[kind] += 1
+            if index < self._examples:
+                kept[index : index + 1] = [(self.captions, row)]
+        self.captions += 1
+
+    def write(self, path: str | Path, settings: Mapping[str, Any], used: Mapping[tuple[str, str], int]) -> None:
+        """Write the settings, how often each strategy was used ((kind, strategy) -> number), and the examples as Markdown."""
+        lines = ["# Negatives", "", f"{self.captions:,} captions.", "", "| setting | value |", "|---|---|"]
+        lines += [f"| {key} | {value} |" for key, value in settings.items()]
+        if settings.get("scope") == "pair":
+            lines += ["", "All captions of a pair share the negatives of one of them, drawn at random."]
+        lines += [
+            "",
+            "## Strategies",
+            "",
+            "| kind | strategy | negatives | share of the kind | |",
+            "|---|---|--:|--:|---|",
+        ]
+        for kind in KINDS:
+            strategies = sorted(
+                ((count, strategy) for (of, strategy), count in used.items() if of == kind), reverse=True
+            )
+            total = sum(count for count, _ in strategies)
+            for count, strategy in strategies:
+                note = "" if strategy in _PAPER_STRATEGIES[kind] else "fallback"
+                lines.append(f"| {kind} | {strategy.replace('_', ' ')} | {count:,} | {count / total:.1%} | {note} |")
+        for kind, kept in self._kept.items():
+            if kept:
+                lines += ["", f"## {kind}: {len(kept)} examples", ""]
+            for _, row in sorted(kept, key=lambda pair: pair[0]):
+                lines.append(f"* {row.id}: {row.caption}")
+                lines += [f"  * {negative.text}" for negative in row.negatives if negative.kind == kind]
+        write_text(path, "\n".join(lines) + "\n")

@@ -1,9 +1,13 @@
 """Retrieved negatives: the captions of other pairs with the most similar TF-IDF vectors (IDC-PCL, section 3.2)."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import scipy.sparse as sp
+
+from diffcap.negatives.words import TaggedCaption
 
 # The scores of one chunk fit into the processor's cache, which is twice as fast as bigger chunks: 420,000 distinct captions
 # of 76 words take about ten minutes on one core (measured).
@@ -13,16 +17,18 @@ _MAX_BLOCK_VALUES = 1 << 26  # in a dense block of documents: 256 MB
 _GROUP_SIZE = 32  # documents whose maximum is computed first
 
 
+def inverse_document_frequencies(captions: Iterable[TaggedCaption]) -> dict[str, float]:
+    """Return the smoothed inverse document frequency of every term: ln((1 + n) / (1 + df)) + 1 for n captions."""
+    frequencies: Counter[str] = Counter()
+    count = 0
+    for caption in captions:
+        frequencies.update(set(caption.content))
+        count += 1
+    return {term: math.log((1 + count) / (1 + df)) + 1 for term, df in sorted(frequencies.items())}
+
+
 def tfidf(documents: Sequence[Sequence[str]], idf: Mapping[str, float]) -> sp.csr_matrix:
-    """Return the L2-normalised TF-IDF vectors of documents.
-
-    Args:
-        documents: N lists of terms.
-        idf: weight of each of the V terms, in the order of the columns.
-
-    Returns:
-        (N, V) float32; a row without a known term is 0.
-    """
+    """Return the L2-normalised TF-IDF vectors of N documents: (N, V) float32; a row without any of the V terms of `idf` is 0."""
     columns = {term: column for column, term in enumerate(idf)}
     weights = np.array(list(idf.values()), dtype=np.float64)
     indices = [columns[term] for document in documents for term in document if term in columns]
@@ -48,9 +54,7 @@ def most_similar(
     dense block of documents.
 
     Args:
-        queries: (Q, V).
-        documents: (N, V).
-        count: K; at most N are returned.
+        queries: (Q, V). documents: (N, V). count: K; at most N are returned.
         progress: called with (scores computed, Q x N).
 
     Returns:

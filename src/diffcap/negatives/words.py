@@ -1,12 +1,17 @@
-"""Word lists for hard negatives: synonyms, antonyms, and words without content.
+"""Tagged captions, and word lists for hard negatives: synonyms, antonyms, and words without content.
 
 The synonyms are those of CLEVR's vocabulary (CLEVR-Change, CLEVR-DC, blocks). Without them, "the big ball was added" could
 become a negative of "the large sphere was added". The same lists are used for all datasets.
 """
 
 import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-# kind -> groups of synonyms; a word that is in no group has a meaning of its own
+from diffcap.text.tagging import split_sentences
+from diffcap.text.vocabulary import tokenize
+
+# attribute -> groups of synonyms; a word that is in no group has a meaning of its own
 _GROUPS: dict[str, tuple[str, ...]] = {
     "size": ("large big", "small tiny little"),
     "color": (
@@ -25,9 +30,9 @@ _GROUPS: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
-_KIND_AND_MEANING = {
-    word: (kind, f"{kind}:{words.split()[0]}")
-    for kind, groups in _GROUPS.items()
+_ATTRIBUTE_AND_KEY = {
+    word: (attribute, f"{attribute}:{words.split()[0]}")
+    for attribute, groups in _GROUPS.items()
     for words in groups
     for word in words.split()
 }
@@ -48,14 +53,14 @@ _CONTENT_TAGS = frozenset(("NOUN", "PROPN", "ADJ", "NUM", "VERB"))
 _ANIMAL = re.compile(r"\d?animals?\d.*")
 
 
-def kind_of(word: str) -> str | None:
+def attribute_of(word: str) -> str | None:
     """Return "size", "color", "material", "shape", "side" or "change" for a word of the table above, else None."""
-    return _KIND_AND_MEANING[word][0] if word in _KIND_AND_MEANING else None
+    return _ATTRIBUTE_AND_KEY[word][0] if word in _ATTRIBUTE_AND_KEY else None
 
 
-def meaning(word: str) -> str:
+def synonym_key(word: str) -> str:
     """Return one name for all synonyms ("size:large" for "large" and "big"); the word itself if it has none."""
-    return _KIND_AND_MEANING[word][1] if word in _KIND_AND_MEANING else word
+    return _ATTRIBUTE_AND_KEY[word][1] if word in _ATTRIBUTE_AND_KEY else word
 
 
 def is_animal(word: str) -> bool:
@@ -65,10 +70,22 @@ def is_animal(word: str) -> bool:
 
 def is_content(word: str, tag: str) -> bool:
     """Whether a word with this UPOS tag describes the images, so that another word could be wrong."""
-    kind = kind_of(word)
-    if kind is not None:
-        return kind != "side"  # several directions can be true at once
+    attribute = attribute_of(word)
+    if attribute is not None:
+        return attribute != "side"  # several directions can be true at once
     return tag in _CONTENT_TAGS and word not in FUNCTION_WORDS and word not in _FUNCTION_VERBS
+
+
+def is_replaceable(word: str, tag: str) -> bool:
+    """Whether a word is a noun or an adjective that describes an object: no function word, no animal, no word of change."""
+    return (
+        tag in ("NOUN", "ADJ")
+        and word.isalpha()
+        and len(word) > 2
+        and word not in FUNCTION_WORDS
+        and attribute_of(word) != "change"
+        and not is_animal(word)
+    )
 
 
 def inflection(word: str, tag: str) -> str:
@@ -118,3 +135,33 @@ COMPARISON_ANTONYMS = {
     **{"bigger": "smaller", "taller": "shorter", "big": "small", "slightly": "much", "similar": "different"},
     **{"identical": "different", "without": "with", "fewer": "more", "tiny": "large"},
 }
+
+
+@dataclass(frozen=True)
+class TaggedCaption:
+    """A tokenised caption (of one or more sentences)."""
+
+    text: str  # the words joined with blanks
+    words: tuple[str, ...]
+    tags: tuple[str, ...]  # UPOS
+    content: tuple[str, ...]  # `synonym_key` of each content word; the terms of TF-IDF
+
+
+def normalize_caption(caption: str) -> str:
+    """Return a caption's tokens joined with spaces; captions and negatives are compared in this form."""
+    return " ".join(tokenize(caption))
+
+
+def sentence_texts(texts: Iterable[str]) -> Iterable[str]:
+    """Yield every sentence of tokenised captions; a tagger gets sentences, not captions."""
+    for text in texts:
+        for words in split_sentences(text.split()):
+            yield " ".join(words)
+
+
+def make_tagged_caption(text: str, tags: Mapping[str, list[str]]) -> TaggedCaption:
+    """Make the `TaggedCaption` of a tokenised caption from `tags`, the UPOS tags of each of its sentences."""
+    words = tuple(text.split())
+    found = tuple(tag for part in split_sentences(words) for tag in tags[" ".join(part)])
+    content = tuple(synonym_key(word) for word, tag in zip(words, found) if is_content(word, tag))
+    return TaggedCaption(text, words, found, content)
