@@ -26,22 +26,9 @@ MULTI_WORDS = 60  # CARD's released captions are cut after 60 words
 _REMEDY = "write it with `make data DATASET=<name> DATA=<folder>`"
 
 # Names that `groups_of` and the rows of the results table use for something else than a change type.
-RESERVED_CHANGE_TYPES = frozenset(
-    {
-        "total",
-        "semantic",
-        "distractor",
-        "change",
-        "no_change",
-        "slots",
-        "type_accuracy",
-        "id_tokens",
-        "seconds",
-        "steps",
-        "std",
-        "runs",
-    }
-)
+_GROUPS = ("total", "semantic", "distractor", "change", "no_change")
+_ROW_KEYS = ("slots", "type_accuracy", "id_tokens", "seconds", "steps", "std", "runs")
+RESERVED_CHANGE_TYPES = frozenset((*_GROUPS, *_ROW_KEYS))
 
 
 @dataclass(frozen=True)
@@ -92,19 +79,13 @@ class ChangePair:
 
 @dataclass(frozen=True)
 class Dataset:
-    """The content of `data/<dataset>/`, which the data stage writes.
-
-    Attributes:
-        name: of the dataset ("clevr_change").
-        root: folder of the images; `before` and `after` of every pair are relative to it.
-        pairs: all pairs, in the order of the manifest.
-        info: the content of `dataset.json`: counts by split, skipped pairs, the reader's settings, "manifest_sha256".
-            `info["captions_only"]` is True if the data stage did not check that the images exist.
-    """
+    """The content of `data/<dataset>/`, which the data stage writes."""
 
     name: str
-    root: Path
-    pairs: list[ChangePair]
+    root: Path  # folder of the images; `before` and `after` of every pair are relative to it
+    pairs: list[ChangePair]  # in the order of the manifest
+    # The content of `dataset.json`: counts by split, skipped pairs, the reader's settings, "manifest_sha256". "captions_only" is True
+    # if the data stage did not check that the images exist.
     info: dict[str, Any]
 
 
@@ -130,11 +111,7 @@ def _pair(row: dict[str, Any], where: str) -> ChangePair:
 
 
 def read_manifest(path: str | Path) -> list[ChangePair]:
-    """Read every pair of a `manifest.jsonl`.
-
-    Raises:
-        DiffcapError: the file is missing, a line is malformed, or an id is duplicated.
-    """
+    """Read every pair of a `manifest.jsonl`."""
     pairs: list[ChangePair] = []
     seen: dict[str, str] = {}
     for where, row in read_json_lines(path, "manifest", _REMEDY):
@@ -185,11 +162,7 @@ def manifest_text(pairs: Iterable[ChangePair]) -> str:
 
 
 def read_dataset(folder: str | Path) -> Dataset:
-    """Read the `dataset.json` and the `manifest.jsonl` of a folder that the data stage wrote.
-
-    Raises:
-        DiffcapError: one of the two is missing or malformed, or the manifest does not have the SHA-256 in `dataset.json`.
-    """
+    """Read the `dataset.json` and the `manifest.jsonl` of a folder that the data stage wrote."""
     folder = Path(folder)
     info = _read_info(folder)
     pairs = read_manifest(folder / "manifest.jsonl")
@@ -199,11 +172,7 @@ def read_dataset(folder: str | Path) -> Dataset:
 
 
 def read_root(folder: str | Path) -> Path:
-    """Return the folder of a dataset's images, see `Dataset.root`, without reading the manifest.
-
-    Raises:
-        DiffcapError: `dataset.json` is missing or malformed.
-    """
+    """Return the folder of a dataset's images, see `Dataset.root`, without reading the manifest."""
     folder = Path(folder)
     return folder / _read_info(folder)["root"]
 
@@ -221,10 +190,8 @@ def write_dataset(folder: str | Path, name: str, root: str | Path, pairs: list[C
 
     Args:
         folder: `data/<dataset>`.
-        name: of the dataset.
         root: folder of the images. A folder inside `folder` is stored as a relative path, so that `folder` can be moved;
             others are stored as absolute paths.
-        pairs: in the order of the manifest.
         notes: a dict of further entries of `dataset.json` (skipped pairs, the reader's settings).
     """
     # abspath, not resolve: ".." must be removed before the paths are compared, but symbolic links must stay
@@ -299,9 +266,6 @@ def read_json(
     Args:
         what: kind of file, for the message. remedy: what the user can do if it is missing or damaged, for the message.
         object_type: what a JSON object becomes, given its (key, value) pairs; tuple keeps keys that occur twice. By default dict.
-
-    Raises:
-        DiffcapError: the file is missing or malformed.
     """
     path = Path(path)
     if not path.is_file():
@@ -326,11 +290,7 @@ _DECODER = _decoder()
 
 
 def _loads(text: str, decoder: json.JSONDecoder = _DECODER) -> Any:
-    """Parse JSON that other programs can read as well.
-
-    Raises:
-        ValueError: it is not JSON, or contains a lone surrogate, a NUL character, NaN or an infinite number.
-    """
+    """Parse JSON that other programs can read as well."""
     value = decoder.decode(text)
     if "\\u" in text:  # only an escape sequence can produce such a character
         plain = json.dumps(value, ensure_ascii=False)
@@ -354,9 +314,6 @@ def read_json_lines(
 
     Yields:
         "<path>, line <number>", for the caller's error messages, and the JSON object.
-
-    Raises:
-        DiffcapError: the file is missing, or a line is not a JSON object.
     """
     path = Path(path)
     if not path.is_file():
