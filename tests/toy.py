@@ -1,6 +1,8 @@
 """A dataset folder as the stages leave it, made in milliseconds: CLEVR-like scenes, features that name their image."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -87,3 +89,20 @@ def _write_negatives(folder: Path, rows: list[ChangePair]) -> None:
                 found = [Negative(kind, f"{text} {COLORS[number]}") for kind, text in zip(kinds, wrong)]
                 lines.append(CaptionNegatives(pair.id, caption, found))
     write_negatives(folder / "negatives.jsonl", lines)
+
+
+def toy_trainer(step: int = 0, rank: int = 0, ranks: int = 1, accumulate: int = 1) -> Any:
+    """What a data module reads of Lightning's trainer."""
+    return SimpleNamespace(
+        global_step=step, global_rank=rank, world_size=ranks, accumulate_grad_batches=accumulate, max_steps=100
+    )
+
+
+def batches_of_ranks(data: Any, step: int, ranks: int = 3) -> list[dict[str, Any]]:
+    """The parts of one training batch of a data module that the ranks of a run get."""
+    parts = []
+    for rank in range(ranks):
+        data.trainer = toy_trainer(rank=rank, ranks=ranks)
+        parts.append(data.make_batch(step))
+    data.trainer = None
+    return parts

@@ -3,13 +3,12 @@
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.toy import NEGATIVES, SHAPE, pairs, write_toy
+from tests.toy import NEGATIVES, SHAPE, batches_of_ranks, pairs, toy_trainer, write_toy
 
 from diffcap.data.datamodules import AdaptData, CaptionData, FeatureData
 from diffcap.data.pair_table import PairDataset
@@ -27,12 +26,6 @@ from diffcap.utils.errors import DiffcapError
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_toy(tmp_path_factory.mktemp("toy"))
-
-
-def trainer(step: int = 0, rank: int = 0, ranks: int = 1, accumulate: int = 1) -> Any:
-    return SimpleNamespace(
-        global_step=step, global_rank=rank, world_size=ranks, accumulate_grad_batches=accumulate, max_steps=100
-    )
 
 
 def captioning(folder: Path, **options: Any) -> CaptionData:
@@ -87,23 +80,14 @@ def test_shares_of_the_ranks_make_the_batch_of_one(folder: Path, swap: bool) -> 
         data = make(folder, swap=swap, trim=True)
         for step in range(12):
             whole = data.make_batch(step)
-            shares = []
-            for rank in range(3):
-                data.trainer = trainer(rank=rank, ranks=3)
-                shares.append(data.make_batch(step))
-            data.trainer = None
-            assert all(share.keys() == whole.keys() for share in shares)
-            for key, value in whole.items():
-                if key == "task":
-                    assert all(share["task"] == value for share in shares)
-                    continue
-                for rank, share in enumerate(shares):
-                    assert torch.equal(share[key], value[rank::3]), (step, key, rank)
+            for rank, share in enumerate(batches_of_ranks(data, step)):
+                expected = {key: value if key == "task" else value[rank::3] for key, value in whole.items()}
+                assert equal(share, expected), (step, rank)
 
 
 def test_tasks_are_the_same_on_all_ranks_and_in_every_process(folder: Path) -> None:
     data, other = pretraining(folder), pretraining(folder)
-    other.trainer = trainer(rank=1, ranks=2)
+    other.trainer = toy_trainer(rank=1, ranks=2)
     drawn = [data.make_batch(step)["task"] for step in range(30)]
     assert drawn == [other.make_batch(step)["task"] for step in range(30)] and set(drawn) == {"mlm", "mvcl", "fda"}
     assert drawn != [pretraining(folder, seed=1).make_batch(step)["task"] for step in range(30)]
@@ -179,7 +163,7 @@ def test_a_resumed_run_goes_on_with_the_batch_of_its_step(
     for make in (captioning, pretraining):
         data = make(folder, swap=True, num_workers=workers)
         undisturbed = [data.make_batch(number) for number in range(step * accumulate, step * accumulate + 5)]
-        data.trainer = trainer(step, accumulate=accumulate)
+        data.trainer = toy_trainer(step, accumulate=accumulate)
         again = list(islice(data.train_dataloader(), 5))
         assert all(equal(a, b) for a, b in zip(undisturbed, again))
 
@@ -187,15 +171,15 @@ def test_a_resumed_run_goes_on_with_the_batch_of_its_step(
 def test_fewer_samples_than_processes_are_refused(folder: Path) -> None:
     for make in (captioning, pretraining):
         data = make(folder, batch_size=2)
-        data.trainer = trainer(ranks=2)
+        data.trainer = toy_trainer(ranks=2)
         data.train_dataloader()
-        data.trainer = trainer(ranks=3)
+        data.trainer = toy_trainer(ranks=3)
         with pytest.raises(
             DiffcapError, match=r"batch_size is 2, which gives 2 samples per step for 3 processes; raise"
         ):
             data.train_dataloader()
     data = pretraining(folder, batch_size=5, samples="scenes")
-    data.trainer = trainer(ranks=3)
+    data.trainer = toy_trainer(ranks=3)
     with pytest.raises(DiffcapError, match=r"batch_size is 5, which gives 2 samples per step for 3 processes"):
         data.train_dataloader()
 
@@ -410,10 +394,7 @@ def test_ranks_share_scenes_out_whole(folder: Path) -> None:
     data = captioning(folder, batch_size=7, samples="scenes", swap=True, trim=True)
     for step in range(4):
         whole = data.make_batch(step)
-        for rank in range(3):
-            data.trainer = trainer(rank=rank, ranks=3)
-            share = data.make_batch(step)
-            data.trainer = None
+        for rank, share in enumerate(batches_of_ranks(data, step)):
             assert torch.equal(share["before"], whole["before"][rank::3])
             for key in whole.keys() - {"before"}:
                 halves = [half[rank::3] for half in whole[key].chunk(2)]

@@ -2,12 +2,11 @@
 
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from tests.toy import NEGATIVES, SHAPE, write_toy, write_toy_labelled, write_toy_singles
+from tests.toy import NEGATIVES, SHAPE, batches_of_ranks, write_toy, write_toy_labelled, write_toy_singles
 
 from diffcap.data.datamodules import AdaptData, CaptionData
 from diffcap.data.pair_table import PairDataset
@@ -90,13 +89,9 @@ def test_shares_of_the_ranks_make_the_batch_of_one(folders: dict[str, Path]) -> 
     data = mixed(folders)
     seen = set()
     for step in range(40):
-        whole, shares = data.make_batch(step), []
-        for rank in range(3):
-            data.trainer = SimpleNamespace(global_step=0, global_rank=rank, world_size=3, accumulate_grad_batches=1)
-            shares.append(data.make_batch(step))
-        data.trainer = None
+        whole = data.make_batch(step)
         seen.add(whole["task"])
-        for rank, share in enumerate(shares):
+        for rank, share in enumerate(batches_of_ranks(data, step)):
             assert share.keys() == whole.keys() and share["task"] == whole["task"]
             assert all(torch.equal(share[key], value[rank::3]) for key, value in whole.items() if key != "task")
     assert seen == TASKS.keys()

@@ -114,42 +114,21 @@ def test_every_caption_of_the_blocks_grammar_is_read_right() -> None:
         names = {"size": SIZES, "color": COLORS, "material": MATERIALS, "shape": SHAPES}
         truth = {name: values[getattr(scenes, name)[slot]] for name, values in names.items()}
         for caption in captions:
-            predictions = parse_caption(caption)
-            read.append(predictions)
-            assert predictions.change_type == kind, caption
-            assert {predictions.size, predictions.material} <= {None, truth["size"], truth["material"]}, caption
-            assert (predictions.color, predictions.shape) == (truth["color"], truth["shape"]), caption
-            if kind in ("color", "material"):
-                assert predictions.to == {"color": COLORS, "material": MATERIALS}[kind][int(triples.new_value[row])], (
-                    caption
-                )
-            else:
-                assert predictions.to is None
+            slots = parse_caption(caption)
+            read.append(slots)
+            assert slots.change_type == kind, caption
+            assert {slots.size, slots.material} <= {None, truth["size"], truth["material"]}, caption
+            assert (slots.color, slots.shape) == (truth["color"], truth["shape"]), caption
+            new_values = {"color": COLORS, "material": MATERIALS}.get(kind)
+            assert slots.to == (new_values and new_values[int(triples.new_value[row])]), caption
     assert {parse_caption(caption) for captions in unchanged for caption in captions} == {Slots("none")}
-    assert sum(predictions.size is not None and predictions.material is not None for predictions in read) > 0.75 * len(
-        read
-    )
+    with_both = [slots for slots in read if slots.size is not None and slots.material is not None]
+    assert len(with_both) > 0.75 * len(read)
 
 
 def test_every_word_has_a_kind_and_the_kinds_say_what_the_slots_say() -> None:
-    words = [
-        "the",
-        "big",
-        "cyan",
-        "shiny",
-        "block",
-        "that",
-        "is",
-        "behind",
-        "the",
-        "small",
-        "red",
-        "ball",
-        "turned",
-        "matte",
-        ".",
-    ]
-    assert word_kinds(words) == [
+    caption = "the big cyan shiny block that is behind the small red ball turned matte ."
+    assert word_kinds(caption.split()) == [
         *("other", "size", "color", "material", "shape", "other", "other", "other", "other"),
         *("other object", "other object", "other object", "change", "new value", "other"),
     ]

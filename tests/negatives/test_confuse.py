@@ -1,4 +1,5 @@
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -23,14 +24,18 @@ def bird(text: str) -> TaggedCaption:
     return make_tagged_caption(text, {" ".join(part): [_BIRDS.get(word, "ADJ") for word in part] for part in parts})
 
 
-def only(strategy: str, sentence: TaggedCaption, seed: int = 0) -> str | None:
-    result: str | None = getattr(strategies, strategy)(sentence, random.Random(seed))
+def nouns(text: str) -> TaggedCaption:
+    """A caption of another dataset; the strategies for changes do not read the tags."""
+    return make_tagged_caption(text, {text: ["NOUN"] * len(text.split())})
+
+
+def only(strategy: str, caption: TaggedCaption, seed: int = 0) -> str | None:
+    result: str | None = getattr(strategies, strategy)(caption, random.Random(seed))
     return result
 
 
-@pytest.mark.parametrize(
-    ("text", "swapped"),
-    [
+BIRDS = {
+    "swap_animals": [
         ("animal1 has a black head . animal2 is larger .", "animal2 has a black head . animal1 is larger ."),
         ("animal1 and animal2 look the same .", None),
         (
@@ -40,24 +45,8 @@ def only(strategy: str, sentence: TaggedCaption, seed: int = 0) -> str | None:
         ("both animal1 has animal2 .", None),
         ("the head is black .", None),
     ],
-)
-def test_animals_are_exchanged_where_it_matters(text: str, swapped: str | None) -> None:
-    assert only("swap_animals", bird(text)) == swapped
-
-
-def test_one_sentence_alone_is_exchanged() -> None:
-    text = "animal1 is larger than animal2 . animal1 is darker than animal2 . the beak is black ."
-    found = {only("swap_animals_once", bird(text), seed) for seed in range(20)}
-    assert found == {
-        "animal2 is larger than animal1 . animal1 is darker than animal2 . the beak is black .",
-        "animal1 is larger than animal2 . animal2 is darker than animal1 . the beak is black .",
-    }
-    assert only("swap_animals_once", bird("animal1 is larger than animal2 .")) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "inverted"),
-    [
+    "swap_animals_once": [("animal1 is larger than animal2 .", None)],
+    "invert_comparison": [
         ("animal1 is larger than animal2", "animal1 is smaller than animal2"),
         ("animal1 has a different beak", "animal1 has the same beak"),
         ("animal1 and animal2 look the same", "animal1 and animal2 look different"),
@@ -65,23 +54,15 @@ def test_one_sentence_alone_is_exchanged() -> None:
         ("animal1 has the same wings", "animal1 has different wings"),
         ("animal1 is black", None),
     ],
-)
-def test_comparisons_are_inverted(text: str, inverted: str | None) -> None:
-    assert only("invert_comparison", bird(text)) == inverted
-
-
-def test_words_change_places_but_not_within_a_list() -> None:
-    assert only("swap_words", bird("animal1 has a black head and an orange beak")) == (
-        "animal1 has an orange head and a black beak"
-    )
-    assert only("swap_words", bird("animal1 is black and white")) is None
-    assert only("swap_words", bird("animal1 is black , animal2 is black")) is None
-    assert only("swap_words", bird("animal1 is black than speckled")) is None  # a colour and something else
-
-
-@pytest.mark.parametrize(
-    ("text", "swapped"),
-    [
+    "swap_words": [
+        ("animal1 has a black head and an orange beak", "animal1 has an orange head and a black beak"),
+        ("animal1 is black and white", None),
+        ("animal1 is black , animal2 is black", None),
+        ("animal1 is black than speckled", None),  # a colour and something else
+    ],
+}
+SCENES = {
+    "swap_noun_phrases": [
         (
             "the red cube that is to the left of the tiny blue shiny ball was added",
             "the tiny blue shiny ball that is to the left of the red cube was added",
@@ -95,14 +76,7 @@ def test_words_change_places_but_not_within_a_list() -> None:
         ("the red cube became rubber", None),
         ("the two pictures are identical", None),
     ],
-)
-def test_noun_phrases_change_places(text: str, swapped: str | None) -> None:
-    assert only("swap_noun_phrases", scene(text)) == swapped
-
-
-@pytest.mark.parametrize(
-    ("text", "reversed_text"),
-    [
+    "invert_change": [
         ("the red cube was added", "the red cube was removed"),
         ("the red cube disappeared", "the red cube appeared"),
         ("the red cube is gone", "the red cube is new"),
@@ -123,14 +97,9 @@ def test_noun_phrases_change_places(text: str, swapped: str | None) -> None:
         ("the scene stays the same", "the scene stays different"),
         ("everything is still in its place", "everything is no longer in its place"),
     ],
-)
-def test_the_change_is_said_the_other_way_round(text: str, reversed_text: str | None) -> None:
-    assert only("invert_change", scene(text)) == reversed_text
-
-
-@pytest.mark.parametrize(
-    ("text", "reversed_text"),
-    [
+}
+OTHERS = {
+    "invert_change": [
         ("change it from red to blue", "change it from blue to red"),
         ("the car is no longer there", "the car is now there"),
         ("there are no visible differences", "there are some visible differences"),
@@ -139,24 +108,36 @@ def test_the_change_is_said_the_other_way_round(text: str, reversed_text: str | 
         ("nothing has moved", "something has moved"),
         ("both pictures show the same objects", "both pictures show different objects"),
         ("both pictures show the same scene", "both pictures show a different scene"),
-    ],
-)
-def test_sentences_of_other_datasets_are_reversed(text: str, reversed_text: str) -> None:
-    sentence = make_tagged_caption(text, {text: ["NOUN"] * len(text.split())})
-    assert only("invert_change", sentence) == reversed_text
-
-
-@pytest.mark.parametrize(
-    ("text", "reversed_text"),
-    [
+        # The last word does not precede the first one.
         ("moved the red cube is", "disappeared the red cube is"),
         ("different places are there a", "the same places are there a"),
         ("same color as the", "different color as the"),
     ],
+}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "make", "text", "changed"),
+    [
+        (strategy, make, text, changed)
+        for make, table in ((bird, BIRDS), (scene, SCENES), (nouns, OTHERS))
+        for strategy, rows in table.items()
+        for text, changed in rows
+    ],
 )
-def test_a_first_word_is_not_preceded_by_the_last_one(text: str, reversed_text: str) -> None:
-    sentence = make_tagged_caption(text, {text: ["NOUN"] * len(text.split())})
-    assert only("invert_change", sentence) == reversed_text
+def test_a_strategy_changes_the_meaning_or_gives_nothing(
+    strategy: str, make: Callable[[str], TaggedCaption], text: str, changed: str | None
+) -> None:
+    assert only(strategy, make(text)) == changed
+
+
+def test_one_sentence_alone_is_exchanged() -> None:
+    text = "animal1 is larger than animal2 . animal1 is darker than animal2 . the beak is black ."
+    found = {only("swap_animals_once", bird(text), seed) for seed in range(20)}
+    assert found == {
+        "animal2 is larger than animal1 . animal1 is darker than animal2 . the beak is black .",
+        "animal1 is larger than animal2 . animal2 is darker than animal1 . the beak is black .",
+    }
 
 
 @pytest.mark.parametrize("text", NO_CHANGE)
