@@ -1,7 +1,6 @@
 """The protocol levir_cc: ids worked out by hand, groups, accuracies, S*m, and the commands eval and score."""
 
 import json
-import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.datasets.layouts import NO_CHANGE_FIVE, write_levir
+from tests.evaluation.stock import stock_scores
 from tests.report.layouts import make_scorer
 
 from diffcap.cli import main
@@ -20,7 +20,6 @@ from diffcap.datasets.no_change import is_no_change
 from diffcap.datasets.registry import LevirProtocol, datasets
 from diffcap.evaluation.captions import FAST_METRICS
 from diffcap.evaluation.coco import read_predictions
-from diffcap.evaluation.java import find_java
 from diffcap.evaluation.levir_cc import LevirScoring, accuracies, id_text, levir_scoring, protocol_of
 from diffcap.evaluation.protocols import evaluate, evaluate_systems
 from diffcap.features.store import StoreWriter
@@ -56,30 +55,6 @@ CAPTIONS = {
 
 def naive_ids(captions: list[str], numbers: dict[str, int], unknown: int) -> list[str]:
     return [" ".join(str(numbers.get(word, unknown)) for word in caption.split()) for caption in captions]
-
-
-def stock_scores(
-    captions: dict[str, str], references: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
-) -> dict[str, float]:
-    """Scores of pycocoevalcap's own classes, as the released evaluators call them."""
-    from pycocoevalcap.bleu.bleu import Bleu
-    from pycocoevalcap.cider.cider import Cider
-    from pycocoevalcap.meteor.meteor import Meteor
-    from pycocoevalcap.rouge.rouge import Rouge
-
-    monkeypatch.setenv("PATH", f"{Path(find_java()).parent}{os.pathsep}{os.environ['PATH']}")
-    arguments = references, {id: [caption] for id, caption in captions.items()}
-    bleu = Bleu(4).compute_score(*arguments, verbose=0)[0]
-    meteor = Meteor()
-    scores = {
-        **{f"BLEU-{n}": value for n, value in enumerate(bleu, 1)},
-        "METEOR": meteor.compute_score(*arguments)[0],
-        "ROUGE-L": float(Rouge().compute_score(*arguments)[0]),
-        "CIDEr-D": float(Cider().compute_score(*arguments)[0]),
-    }
-    for stream in (meteor.meteor_p.stdout, meteor.meteor_p.stderr):
-        stream.close()
-    return scores
 
 
 def test_ids_of_a_caption() -> None:
@@ -136,7 +111,7 @@ def test_a_captioner_of_the_released_evaluators_keeps_its_own_vocabulary() -> No
 
 
 @pytest.mark.slow
-def test_every_group_has_the_scores_that_pycocoevalcap_computes_of_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_group_has_the_scores_that_pycocoevalcap_computes_of_ids() -> None:
     result = evaluate(CAPTIONS, PAIRS, "raw", METRICS, levir=LevirScoring(NO_CHANGE_FIVE, VOCABULARY, "by hand"))
     found = result["id_tokens"]["groups"]
     assert list(found) == ["total", "change", "no_change"]
@@ -146,7 +121,6 @@ def test_every_group_has_the_scores_that_pycocoevalcap_computes_of_ids(monkeypat
         expected = stock_scores(
             {one.id: naive_ids([CAPTIONS[one.id]], numbers, 1)[0] for one in chosen},
             {one.id: naive_ids(one.captions, numbers, 1) for one in chosen},
-            monkeypatch,
         )
         assert {name: found[group][name] for name in METRICS} == pytest.approx(expected, abs=1e-9)
     assert found["total"]["CIDEr-D"] != pytest.approx(result["groups"]["total"]["CIDEr-D"], abs=1e-3)
@@ -252,7 +226,7 @@ def expected_ids(folder: Path, captions: dict[str, str]) -> tuple[dict[str, str]
     return hypotheses, {one.id: naive_ids(one.captions, numbers, unknown) for one in test}, len(known)
 
 
-def check(result: dict[str, Any], folder: Path, captions: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def check(result: dict[str, Any], folder: Path, captions: dict[str, str]) -> None:
     hypotheses, references, words = expected_ids(folder, captions)
     entry = result["id_tokens"]
     assert entry["protocol"]["vocabulary_size"] == words + 4
@@ -261,7 +235,7 @@ def check(result: dict[str, Any], folder: Path, captions: dict[str, str], monkey
         == "words that occur at least 6 times in the captions of all splits, layout rsicc"
     )
     assert list(entry["groups"]) == list(result["groups"]) == ["total", "change", "no_change"]
-    expected = stock_scores(hypotheses, references, monkeypatch)
+    expected = stock_scores(hypotheses, references)
     assert {name: entry["groups"]["total"][name] for name in expected} == pytest.approx(expected, abs=1e-9)
     even = [id for id in hypotheses if int(id[-6:]) % 2 == 0]
     rate = sum(captions[id] not in NO_CHANGE_FIVE for id in even) / len(even)
@@ -269,14 +243,12 @@ def check(result: dict[str, Any], folder: Path, captions: dict[str, str], monkey
 
 
 @pytest.mark.slow
-def test_eval_writes_and_prints_both_protocols(
-    levir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_eval_writes_and_prints_both_protocols(levir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["a", "has", "houses", "is", "no", "pergola", "road", "the"]
     checkpoint = make_scorer(tmp_path / "best.ckpt", words)
     evaluate_checkpoint(str(checkpoint), str(tmp_path / "eval"), str(levir), accelerator="cpu")
     result = json.loads((tmp_path / "eval/metrics.json").read_text())
-    check(result, levir, read_predictions(tmp_path / "eval/predictions.json"), monkeypatch)
+    check(result, levir, read_predictions(tmp_path / "eval/predictions.json"))
     assert result["protocol"]["tokenizer"] == "ptb" and result["protocol"]["pairs"]["no_change"] == 2
     printed = capsys.readouterr().out
     assert printed.count("S*m") == printed.count("accuracy") == 2
@@ -285,9 +257,7 @@ def test_eval_writes_and_prints_both_protocols(
 
 
 @pytest.mark.slow
-def test_score_against_a_dataset(
-    levir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_score_against_a_dataset(levir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     captions = {
         one.id: "a villa is built" if one.id.endswith("6") else "there is no difference"
         for one in read_dataset(levir).pairs
@@ -297,7 +267,7 @@ def test_score_against_a_dataset(
     file.write_text(json.dumps(captions))
     main(["score", str(file), "--protocol", "levir_cc", "--folder", str(levir), "--json"])
     result = json.loads(capsys.readouterr().out)
-    check(result, levir, captions, monkeypatch)
+    check(result, levir, captions)
     main(["score", str(file), "--dataset", "levir_cc", "--folder", str(levir), "--json"])
     text = json.loads(capsys.readouterr().out)
     assert text["groups"] == result["groups"] and "id_tokens" not in text
@@ -309,16 +279,8 @@ def test_the_report_shows_the_accuracies(levir: Path, tmp_path: Path) -> None:
     test = [one for one in read_dataset(levir).pairs if one.split == "test"]
     file = tmp_path / "predictions.json"
     file.write_text(json.dumps({one.id: one.captions[0] for one in test}))
-    report(
-        str(levir),
-        str(tmp_path / "report"),
-        predictions={"humans": str(file)},
-        pictures=0,
-        attention=0,
-        bins=0,
-        curves=False,
-        page=0,
-    )
+    nothing_else: dict[str, Any] = {"pictures": 0, "attention": 0, "bins": 0, "curves": False, "page": 0}
+    report(str(levir), str(tmp_path / "report"), predictions={"humans": str(file)}, **nothing_else)
     rows = json.loads((tmp_path / "report/table.json").read_text())["rows"]
     assert rows["humans"]["change"]["accuracy"] == rows["humans"]["no_change"]["accuracy"] == 1
     constant = rows[MOST_COMMON]

@@ -2,6 +2,7 @@ import json
 import random
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,7 +79,7 @@ def test_by_default_the_captions_of_a_pair_share_six() -> None:
 
 
 @pytest.mark.parametrize("scope", ["caption", "pair"])
-def test_matched_words_give_the_files_of_earlier_versions(scope: str, tmp_path: Path) -> None:
+def test_matched_words_give_the_files_of_earlier_versions(scope: Any, tmp_path: Path) -> None:
     """The files were written by the version before `replacement`, where matched words were the only way, with seed 3.
 
     Since then, "bird2", with the reference "The two animals look the same.", gets no caption which says that.
@@ -208,10 +209,6 @@ def test_wrong_recipes_are_refused() -> None:
         Recipe(0, 0, 0)
     with pytest.raises(DiffcapError, match="0 or more"):
         Recipe(retrieve=-1)
-    with pytest.raises(DiffcapError, match="scope"):
-        Recipe(scope="image")
-    with pytest.raises(DiffcapError, match="replacement must be uniform or matched, found 'any'"):
-        Recipe(replacement="any")
 
 
 @pytest.mark.parametrize("settings", [{}, OURS], ids=["default", "caption_matched"])

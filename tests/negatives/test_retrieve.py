@@ -66,13 +66,6 @@ def test_chunks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch, querie
     assert seen == sorted(seen) and seen[-1] == (70000, 70000)
 
 
-def test_stripes_find_the_largest() -> None:
-    scores = np.random.default_rng(0).permuted(np.tile(np.arange(1003.0, dtype=np.float32), (5, 1)), axis=1)
-    found = np.take_along_axis(scores, retrieve._largest(scores, 7), 1)
-    assert np.sort(found, axis=1).tolist() == [list(range(996, 1003))] * 5
-    assert 1003 // retrieve._GROUP_SIZE > 14  # so that groups were used
-
-
 def test_frequent_terms_weigh_less() -> None:
     sentences = corpus(200, 30, seed=3)
     idf = inverse_document_frequencies(sentences)

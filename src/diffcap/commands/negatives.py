@@ -1,6 +1,7 @@
 """The negatives stage: hard negative captions for every training caption, and a report with examples."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -73,7 +74,7 @@ def make_negatives(
         _import_negatives(Path(authors), pairs, home, force)
         return
     settings = {
-        **recipe.settings(),
+        **asdict(recipe),
         "split": split,
         **({"changes": changes} if changes else {}),
         "tagger": tagger,

@@ -35,21 +35,16 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class Slots:
-    """The information in a caption; None if the caption does not have it.
+    """The information in a caption; None if the caption does not have it."""
 
-    Attributes:
-        change_type: "color", "material", "add", "drop", "move", or "none" for no change; None if the caption has key words of
-            no type or of two types. "Nothing has changed" is no change.
-        size, color, material, shape: of the first object, in the words of the manifest ("metal" for "shiny").
-        to: the new color or material.
-    """
-
+    # "color", "material", "add", "drop", "move", or "none" for no change; None if the caption has key words of no type or of two
+    # types. "Nothing has changed" is no change.
     change_type: str | None = None
-    size: str | None = None
+    size: str | None = None  # of the first object, in the words of the manifest ("metal" for "shiny")
     color: str | None = None
     material: str | None = None
     shape: str | None = None
-    to: str | None = None
+    to: str | None = None  # the new color or material
 
 
 def parse_caption(caption: str) -> Slots:

@@ -20,10 +20,10 @@ fallbacks are used:
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
 from random import Random
-from typing import Any
+from typing import Literal
 
 from diffcap.datasets.no_change import describes_similarity
 from diffcap.negatives.confuse import confuse
@@ -57,23 +57,13 @@ class Recipe:
     retrieve: int = 2
     replace: int = 2
     confuse: int = 2
-    scope: str = "pair"
+    scope: Literal["pair", "caption"] = "pair"
     seed: int = 0
-    replacement: str = "uniform"
+    replacement: Literal["uniform", "matched"] = "uniform"
 
     def __post_init__(self) -> None:
         if min(self.retrieve, self.replace, self.confuse) < 0 or self.retrieve + self.replace + self.confuse < 1:
             raise DiffcapError("retrieve, replace and confuse must be 0 or more, and not all 0; change the recipe.")
-        if self.scope not in ("caption", "pair"):
-            raise DiffcapError(f"scope must be caption or pair, found {self.scope!r}; change the recipe.")
-        if self.replacement not in ("uniform", "matched"):
-            raise DiffcapError(
-                f"replacement must be uniform or matched, found {self.replacement!r}; change the recipe."
-            )
-
-    def settings(self) -> dict[str, Any]:
-        """Return the values as a JSON object."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 from diffcap.records import file_hash, read_json
 from diffcap.utils.errors import DiffcapError
 
-SHIPPED = {name: Path(__file__).parent / f"{name}_tagger" for name in ("blocks", "tiles")}
+SHIPPED = {path.name.removesuffix("_tagger"): path for path in sorted(Path(__file__).parent.glob("*_tagger"))}
 _FOLDER_FORMAT = "a tagger's folder holds resources.json and one .pt file, as `make tagger` writes it"
 
 
@@ -38,7 +38,7 @@ def find_tagger(tagger: str) -> TaggerModel:
     folder = SHIPPED.get(tagger) or Path(tagger)
     if not folder.is_dir():
         raise DiffcapError(
-            f"{folder}: no such tagger; give english, blocks, tiles, or a folder with resources.json and one .pt file."
+            f"{folder}: no such tagger; give english, {', '.join(SHIPPED)}, or a folder with resources.json and one .pt file."
         )
     models = sorted(folder.glob("*.pt"))
     if len(models) != 1:
