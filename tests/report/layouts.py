@@ -87,7 +87,7 @@ def make_run(
     test = [pair for pair in dataset.pairs if pair.split == "test"]
     protocol = {"dataset": dataset.name, "split": "test", "beams": 1, "limit": None}
     notes = {"seed": seed, "method": "pcl", "manifest_sha256": manifest or dataset.info["manifest_sha256"]}
-    result = evaluate(predictions, test, "raw", METRICS, protocol, notes, levir)
+    result = evaluate(predictions, test, "raw", METRICS, protocol=protocol, provenance=notes, levir=levir)
     result["protocol"]["tokenizer"] = tokenizer
     write_predictions(folder / "eval" / "predictions.json", predictions)
     write_json(folder / "eval" / "metrics.json", result)
