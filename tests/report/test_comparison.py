@@ -1,8 +1,6 @@
 """`diffcap compare` on two evaluated runs: the scores that they were given, wins by change type, the pairs; bad input."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -120,14 +118,8 @@ def test_settings_that_differ_are_named(runs: tuple[Path, Path], capsys: pytest.
 
 def test_few_pairs_and_cider_without_weights_have_footnotes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     same = {pair.id: ["nothing has changed"] for pair in PAIRS if pair.is_distractor}
-    runs = [
-        write_run(
-            tmp_path / name,
-            {pair.id: pair.captions[0] for pair in PAIRS} | {id: captions[0] for id, captions in same.items()},
-            **same,
-        )
-        for name in "ab"
-    ]
+    predictions = {pair.id: same.get(pair.id, pair.captions)[0] for pair in PAIRS}
+    runs = [write_run(tmp_path / name, predictions, **same) for name in "ab"]
     out = tmp_path / "c.md"
     printed(capsys, *runs, "--samples=2", f"--out={out}")
     lines = out.read_text().splitlines()
@@ -229,14 +221,6 @@ def test_odd_files_of_an_evaluation_are_one_sentence(
     assert f"{path}: " in sentence and captioned in sentence
 
 
-def test_runs_without_a_common_metric_are_one_sentence(runs: tuple[Path, Path]) -> None:
-    path = runs[0] / "eval/metrics.json"
-    metrics = json.loads(path.read_text())
-    metrics["protocol"]["metrics"] = ["METEOR"]
-    write_json(path, metrics)
-    assert "have no metric in common; evaluate both with the same --metrics" in refused(*runs)
-
-
 def test_captions_of_another_system_are_compared(
     runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -248,9 +232,7 @@ def test_captions_of_another_system_are_compared(
     for b, name in ((f"an API, zero-shot={file}", "an API, zero-shot"), (str(file), str(file))):
         found = json.loads(printed(capsys, runs[0], b, *options))
         assert found["runs"] == {"a": str(runs[0] / "eval"), "b": name}
-        assert {key: found[key] for key in ("protocol", "groups", "wins", "largest")} == {
-            key: expected[key] for key in ("protocol", "groups", "wins", "largest")
-        }
+        assert all(found[key] == expected[key] for key in ("protocol", "groups", "wins", "largest"))
     assert found["provenance"]["runs"][1] == {"file": str(file), "sha256": file_hash(file)}
     shown = printed(capsys, f"X={file}", runs[0], "--samples=2")
     assert "A: X " in shown and f"B: {runs[0]}" in shown
@@ -285,9 +267,3 @@ def test_captions_of_other_pairs_are_one_sentence(runs: tuple[Path, Path], tmp_p
     write_json(runs[0] / "eval/predictions-unscored.json", unscored)
     file.write_text(json.dumps({**captions, "99.png": "x"}))
     main(["compare", str(runs[0]), str(file), "--samples=2"])
-
-
-def test_the_command_itself(runs: tuple[Path, Path]) -> None:
-    command = [str(Path(sys.executable).with_name("diffcap")), "compare", *map(str, runs), "--samples", "2", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and json.loads(done.stdout)["wins"]["total"]["b"] == 12, done.stderr

@@ -51,10 +51,8 @@ def test_identical_tiles_and_tiles_without_data_are_not_captioned(tmp_path: Path
     before[:, :10, 40:], after[:, 10:, 40:] = 90, 0  # tile 2: below, only the first date has data
     found, captioner = captions(tmp_path, before, after, 20, nodata=0)
     assert found.not_captioned == {IDENTICAL: 0, NO_DATA: 1}
-    assert [(each.tile.x, each.caption, each.no_change) for each in found.captions] == [
-        (0, "50 to 50", 0.25),
-        (40, "45 to 25", 0.25),
-    ]
+    said = [(each.tile.x, each.caption, each.no_change) for each in found.captions]
+    assert said == [(0, "50 to 50", 0.25), (40, "45 to 25", 0.25)]
     assert captioner.batches == [2]
     (tmp_path / "same").mkdir()
     assert captions(tmp_path / "same", after, after, 20)[0].not_captioned == {IDENTICAL: 3, NO_DATA: 0}
@@ -112,16 +110,20 @@ def test_an_interruption_among_identical_tiles_keeps_the_earlier_ones(tmp_path: 
         assert sum(map(len, partial.batches)) == 512
 
 
-def test_the_probability_of_no_change() -> None:
-    scored = tuple(map(math.log, (0.2, 0.25)))
-    assert no_change_probability(Caption("a road is built", -1.0, (), scored=(*scored, -math.inf))) == pytest.approx(
-        0.45
-    )
-    assert (
-        no_change_probability(Caption("a road is built", -1.0, (), 0.7, scored=scored)) == 0.7
-    )  # IDC-PCL's own estimate
-    assert no_change_probability(Caption("There is no difference.", -1.0, (), 0.1, scored=scored)) == 1
-    assert no_change_probability(Caption("a road is built", -1.0, ())) == 0  # a vision-language model without training
+@pytest.mark.parametrize(
+    ("text", "own", "scored", "probability"),
+    [
+        ("a road is built", None, (0.2, 0.25, 0.0), 0.45),
+        ("a road is built", 0.7, (0.2, 0.25), 0.7),  # IDC-PCL's own estimate
+        ("There is no difference.", 0.1, (0.2, 0.25), 1),
+        ("a road is built", None, (), 0),  # a vision-language model without training
+    ],
+)
+def test_the_probability_of_no_change(
+    text: str, own: float | None, scored: tuple[float, ...], probability: float
+) -> None:
+    logarithms = tuple(math.log(value) if value else -math.inf for value in scored)
+    assert no_change_probability(Caption(text, -1.0, (), own, scored=logarithms)) == pytest.approx(probability)
 
 
 @pytest.mark.slow

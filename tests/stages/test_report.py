@@ -35,19 +35,8 @@ SCRIPT = str(Path(__file__).parents[2] / "stages" / "report.py")
 
 
 def report(folder: Path, runs: str, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        SCRIPT,
-        "--folder",
-        "data",
-        "--features",
-        "toy",
-        "--runs",
-        runs,
-        "--out",
-        "report",
-        *options,
-    ]
+    words = ["--folder", "data", "--features", "toy", "--runs", runs, "--out", "report"]
+    command = [sys.executable, SCRIPT, *words, *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
 
@@ -137,19 +126,9 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
         alone = evaluate({pair.id: common[pair.id] for pair in inside}, inside, "raw", ["CIDEr-D"])
         assert row["CIDEr-D"]["total"] == pytest.approx(alone["groups"]["total"]["CIDEr-D"])
     assert all("std" in row for row in by_viewpoint["systems"]["PCL"])
-    names = [
-        "attention.png",
-        "curves.json",
-        "curves.png",
-        "localisation.json",
-        "pairs.png",
-        "report.html",
-        "table.json",
-        "table.md",
-        "table.tex",
-    ]
-    names += ["viewpoint.json", "viewpoint.png"]
-    assert sorted(path.name for path in (tmp_path / "report").iterdir()) == names
+    names = "attention.png curves.json curves.png localisation.json pairs.png report.html table.json table.md table.tex"
+    names += " viewpoint.json viewpoint.png"
+    assert sorted(path.name for path in (tmp_path / "report").iterdir()) == names.split()
 
     html = (tmp_path / "report/report.html").read_text()
     index = blocks_of(html)["index"]
@@ -168,25 +147,16 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
 
     for pair in test:
         (dataset.root / pair.before).unlink(missing_ok=True)
-    few = report(
-        tmp_path,
-        '{"PCL": "runs/pcl1"}',
-        "--pictures=0",
-        "--attention=0",
-        "--bins=0",
-        "--curves=false",
-        "--page=2",
-        "--localisation_pairs=0",
-        "--out=few",
-    )
+    options = "--pictures=0 --attention=0 --bins=0 --curves=false --page=2 --localisation_pairs=0 --out=few"
+    few = report(tmp_path, '{"PCL": "runs/pcl1"}', *options.split())
     assert few.returncode == 0, few.stderr
     index = blocks_of((tmp_path / "few/report.html").read_text())["index"]
     assert "images, which cannot be read" in few.stdout
     assert len(index["pairs"]) == 2 and not any("l" in pair for pair in index["pairs"])
     assert not (tmp_path / "few/localisation.json").exists()
 
-    options = ("--pictures=0", "--attention=0", "--bins=0", "--page=0", "--curves=false", "--out=bare")
-    none = report(tmp_path, '{"PCL": "runs/pcl1"}', *options)
+    options = "--pictures=0 --attention=0 --bins=0 --page=0 --curves=false --out=bare"
+    none = report(tmp_path, '{"PCL": "runs/pcl1"}', *options.split())
     assert none.returncode == 0, none.stderr
     assert sorted(path.name for path in (tmp_path / "bare").iterdir()) == ["table.json", "table.md", "table.tex"]
 

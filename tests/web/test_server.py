@@ -105,14 +105,10 @@ def test_several_checkpoints(monkeypatch: pytest.MonkeyPatch, words: list[str], 
 def test_what_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     runs = Path("runs")
-    old = write_checkpoint(
-        folder(runs / "desk/pcl/finetune") / "best.ckpt", captioner(vocabulary_size=10, text_cls=True), "finetune"
-    )
-    new = write_checkpoint(
-        folder(runs / "toys/pcl/finetune") / "best.ckpt", captioner(vocabulary_size=10, text_cls=True), "finetune"
-    )
-    os.utime(old, (1, 1))
-    os.utime(new, (2, 2))
+    for number, name in enumerate(("desk", "toys")):
+        trained = captioner(vocabulary_size=10, text_cls=True)
+        new = write_checkpoint(folder(runs / name / "pcl/finetune") / "best.ckpt", trained, "finetune")
+        os.utime(new, (number, number))
     write_checkpoint(folder(runs / "desk/pcl/pretrain") / "best.ckpt", pretraining(), "pretrain")
     write_checkpoint(folder(runs / "odd/finetune") / "best.ckpt", captioner(), "finetune", method="duda")
     (folder(runs / "cut/pcl/finetune") / "best.ckpt").write_bytes(new.read_bytes()[:500])

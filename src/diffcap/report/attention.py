@@ -88,12 +88,10 @@ def _iter_maps(
 
 
 def extreme_pairs(scores: Mapping[str, Mapping[str, float]], count: int = _PAIRS_PER_END) -> list[str]:
-    """The ids of the pairs with the lowest and highest scores of each system, and of those that the systems disagree on most.
+    """The ids of the pairs with the lowest and highest scores of each system, and with the largest max - min over the systems.
 
     Args:
-        scores: system -> id -> score; all systems have the same ids.
-        count: number of pairs from each end of each system's ranking, and with the largest max - min over the systems; at
-            least 1.
+        scores: system -> id -> score; all systems have the same ids. count: of each kind; at least 1.
     """
     selected: list[str] = []
     for by_id in scores.values():

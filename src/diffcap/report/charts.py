@@ -94,11 +94,7 @@ def is_score(title: str) -> bool:
 
 
 def curve_chart(title: str, curves: Sequence[tuple[str, str, Curve]]) -> Chart:
-    """A value against the optimiser's steps.
-
-    Args:
-        title: name of the logged value. curves: (system, its colour, points), one per seed of a system; not empty.
-    """
+    """A logged value against the optimiser's steps; `curves` are (system, its colour, points) of each seed, and not empty."""
     with _figure(*_PAGE_SIZE) as (figure, (axes,)):
         last = _draw_curves(axes, title, curves)
         ends = "; ".join(f"{name} ends at {value:.4g}" for name, value in last)
@@ -247,11 +243,7 @@ def _write_png(figure: "Figure", path: Path) -> None:
 
 
 def _svg(figure: "Figure", summary: str) -> Markup:
-    """A figure as an SVG element of the page: with the colours of the page's theme, and tooltips on the points.
-
-    Args:
-        summary: for readers who cannot see it.
-    """
+    """A figure as an SVG element with the page's colours and tooltips; `summary` is for readers who cannot see it."""
     file = io.BytesIO()
     figure.savefig(file, format="svg", transparent=True)
     root = ElementTree.fromstring(file.getvalue())

@@ -42,11 +42,7 @@ def read_curves(folder: str | Path, stages: Sequence[str] = STAGES) -> dict[str,
 
 
 def run_curves(lineages: Iterable[tuple[str | Path, Sequence[str]]]) -> list[Curve]:
-    """The validation CIDEr-D of the captioner's last training stage, a curve for each lineage that logged at least two values.
-
-    Args:
-        lineages: folder of a run, and its stages in the order of the training.
-    """
+    """The validation CIDEr-D of the last stage of each lineage (folder, stages in order) that logged at least two values."""
     curves = []
     for folder, stages in lineages:
         by_stage = read_curves(folder, stages[-1:])

@@ -123,11 +123,7 @@ def webp(image: Image.Image, **settings: Any) -> str:
 def thumbnails(
     root: Path, frames: Mapping[str, tuple[int, int]], ranges: Mapping[str, Values] | None = None
 ) -> dict[str, Thumbnail | None]:
-    """Thumbnails of images, by path relative to `root`, in the order of `frames` (path -> frame); computed on all cores.
-
-    Args:
-        ranges: range of values of images with more than 8 bits, by path, see `ChangePair.ranges`.
-    """
+    """Thumbnails of `frames` (path relative to `root` -> frame), computed on all cores; `ranges` as in `ChangePair`, by path."""
     values = [(ranges or {}).get(path) for path in frames]
     with ThreadPoolExecutor() as pool:
         made = pool.map(thumbnail, [root / path for path in frames], frames.values(), values)

@@ -14,7 +14,7 @@ from diffcap.report.drawing import LARGE, SMALL, thumbnails
 from diffcap.report.masks import Masks, mask_counts, outline_thumbnails
 from diffcap.report.page import Page, System
 from diffcap.report.pictures import choose_pairs
-from diffcap.report.rows import Row, Run, mean_row, zero_shot_origin
+from diffcap.report.rows import Run, mean_row, zero_shot_origin
 from diffcap.report.table import Rows, decoding_of, zero_shot_text
 
 _RUN_NOTES = ("method", "seed", "step", "commit", "sha256")  # the last: of the file of another system
@@ -79,6 +79,10 @@ def gather(
             curves=[read_curves(*lineage) for run in group for lineage in run.lineages],
             metadata=_run_metadata(name, group),
         )
+    with_ptb = {name: [run.ptb_groups for run in group if run.ptb_groups] for name, group in runs.items()}
+    second = {}
+    if protocol["tokenizer"] != "ptb" and all(len(with_ptb[name]) == len(group) for name, group in runs.items()):
+        second["total, PTB tokens"] = {name: mean_row(groups) for name, groups in with_ptb.items()}
     return Page(
         dataset=dataset.name,
         split=protocol["split"],
@@ -90,19 +94,11 @@ def gather(
         outlines=outlines,
         masks=mask_counts(masks, measured, sizes),
         viewpoint=viewpoint,
-        second=_second(runs, protocol["tokenizer"]),
+        second=second,
         metadata=_metadata(
             dataset, test, listed, inspected if any(one.attention for one in systems.values()) else [], protocol, notes
         ),
     )
-
-
-def _second(runs: Mapping[str, Sequence[Run]], tokenizer: str) -> dict[str, dict[str, Row]]:
-    """The scores with PTB tokens, if the protocol has others and every run has them."""
-    groups = {name: [run.ptb_groups for run in group if run.ptb_groups] for name, group in runs.items()}
-    if tokenizer == "ptb" or any(len(groups[name]) < len(group) for name, group in runs.items()):
-        return {}
-    return {"total, PTB tokens": {name: mean_row(found) for name, found in groups.items()}}
 
 
 def _run_metadata(name: str, group: Sequence[Run]) -> list[tuple[str, str]]:

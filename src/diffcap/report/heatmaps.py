@@ -144,11 +144,7 @@ def matches(alignment: Array, grid: tuple[int, int], count: int = _MAX_MATCHES) 
 
 
 def draw_attention(maps: Mapping[str, Sequence[PairAttention]], root: Path, masks: Masks | None = None) -> Image.Image:
-    """Draw `attention.png`: the maps (of each run and pair) as in `draw_caption`.
-
-    Args:
-        root: folder that the image paths are relative to. masks: of that dataset, see `draw_pairs`.
-    """
+    """Draw `attention.png`: the maps of each run and pair as in `draw_caption`; image paths are relative to `root`."""
     masks = masks or Masks(root)
     every = [(name, one) for name, of_run in maps.items() for one in of_run]
     has_object_labels = any("changed" in one.pair.extra for _, one in every)
@@ -199,8 +195,7 @@ def _draw_maps(
     """Draw the two images of a pair with its matches and its text, and below them the images with the map of each word.
 
     Args:
-        images: before and after, fitted into `PICTURE`. tiles: the same, fitted into `TILE`. notes: a few characters below each
-            word.
+        images, tiles: before and after, fitted into `PICTURE` and into `TILE`. notes: a few characters below each word.
     """
     font, small = fonts()
     row_height = 2 * TILE[1] + _TILE_GAP + line_height(font) + bool(notes) * line_height(small) + GAP

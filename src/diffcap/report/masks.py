@@ -17,11 +17,7 @@ Size = tuple[int, int]
 
 
 def read_mask(path: Path, size: Size) -> Mask:
-    """Read a mask: (H, W), True where any channel is not 0. It may have another size than the image, but not another shape.
-
-    Args:
-        size: (width, height) of the pair's images, or of reduced ones.
-    """
+    """Read a mask: (H, W), True where any channel is not 0. Its aspect ratio must be that of the images' size (width, height)."""
     image = read_image(path).image
     if abs(image.width * size[1] - image.height * size[0]) > max(*image.size, *size):
         raise DiffcapError(

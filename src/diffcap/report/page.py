@@ -7,7 +7,7 @@ in blocks that the script parses when a pair is shown.
 import base64
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
@@ -199,7 +199,9 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
     outlines = {path: len(pictures) + number for number, path in enumerate(page.outlines)}
     systems = list(page.systems.values())
     verdicts, judged = _verdicts(page)
-    types = _types(page.pairs)
+    names = {name for pair in page.pairs if (name := _type(pair)) is not None}
+    others = sorted(names - {*TYPE_ORDER, *NO_CHANGE_GROUPS})
+    types = [name for name in (*TYPE_ORDER, *others, *NO_CHANGE_GROUPS) if name in names]
     entries: list[dict[str, Any]] = []
     attention: list[list[dict[str, Any] | None]] = []
     for pair in page.pairs:
@@ -248,12 +250,6 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _type(pair: ChangePair) -> str | None:
     return pair.group if pair.is_distractor else pair.change_type
-
-
-def _types(pairs: Sequence[ChangePair]) -> list[str]:
-    names: Collection[str] = {name for pair in pairs if (name := _type(pair)) is not None}
-    others = sorted(set(names) - {*TYPE_ORDER, *NO_CHANGE_GROUPS})
-    return [name for name in (*TYPE_ORDER, *others, *NO_CHANGE_GROUPS) if name in names]
 
 
 def _verdicts(page: Page) -> tuple[list[dict[str, int | None]], dict[str, Any]]:

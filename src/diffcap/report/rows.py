@@ -66,33 +66,21 @@ def read_run(folder: str | Path) -> Run:
 def read_files(
     files: Mapping[str, Sequence[str]], pairs: Sequence[ChangePair], dataset: Dataset, split: str
 ) -> dict[str, dict[str, str]]:
-    """Read the captions of other systems.
-
-    Args:
-        files: name of each system -> its predictions files, one per seed, see `evaluation.coco.read_predictions`.
-        pairs: the scored pairs of the split.
-
-    Returns:
-        file -> id -> caption.
-    """
+    """Read the captions of other systems (name -> files, one per seed) for the scored pairs of a split: file -> id -> caption."""
     scored, known = [pair.id for pair in pairs], [pair.id for pair in dataset.pairs if pair.split == split]
     name = f"the {split} split of {dataset.name}"
     return {path: read_other_predictions(path, scored, known, name) for paths in files.values() for path in paths}
 
 
 def file_run(path: str, captions: Mapping[str, str], result: Mapping[str, Any], ptb: Mapping[str, Any] | None) -> Run:
-    """The captions of another system as a run.
-
-    Args:
-        result, ptb: of `protocols.evaluate`, by the protocol and, if this has raw tokens, with PTB tokens.
-    """
+    """The captions of another system as a run; `ptb` are its scores with PTB tokens if the protocol has raw ones."""
     metrics = {**result, "provenance": {"file": path, "sha256": file_hash(path)}}
     return Run(Path(path), Path(path), metrics, dict(captions), [], [], ptb["groups"] if ptb else None)
 
 
 def zero_shot_origin(run: Run) -> dict[str, Any] | None:
-    """ "base", "revision" (None: a local folder) and "prompt" of a vision-language model without training, and "sentences" of its
-    answer if it is not 1; None for another system."""
+    """Base model, revision (None: a local folder) and prompt of a model without training, and the sentences of its answer if
+    they are not 1; None for another system."""
     notes = run.metrics["provenance"]
     for entry in notes.get("checkpoints") or []:
         if entry.get("stage") == ZERO_SHOT:

@@ -192,11 +192,7 @@ def id_rows(rows: Rows) -> Rows:
 
 
 def id_note(vocabularies: Mapping[str, Mapping[str, Any]]) -> str:
-    """What the scores of word ids were computed with.
-
-    Args:
-        vocabularies: system -> "id_tokens"."protocol" of its `metrics.json`.
-    """
+    """What the scores of word ids were computed with: system -> "id_tokens"."protocol" of its `metrics.json`."""
     systems: dict[str, list[str]] = {}
     for name, one in vocabularies.items():
         systems.setdefault(f"{one['vocabulary_size']} ids, {one['vocabulary']}", []).append(name)
@@ -205,11 +201,7 @@ def id_note(vocabularies: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def localisation_table(localisation: Mapping[str, Mapping[str, Any]]) -> Table:
-    """The pointing game and the attention inside the masks or boxes, for all words; see `evaluation.localisation`.
-
-    Args:
-        localisation: system -> result of `attention.collect_attention`.
-    """
+    """The pointing game and the attention inside the regions, for all words: system -> `attention.collect_attention`."""
     lines = []
     for name, one in localisation.items():
         for region, tables in ((one["region"], one), ("box", one.get("boxes"))):
@@ -223,11 +215,7 @@ def localisation_table(localisation: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def localisation_note(masks: Mapping[str, Any] | None) -> str:
-    """What was measured, in a few sentences.
-
-    Args:
-        masks: see `masks.mask_counts`; None for a dataset without masks.
-    """
+    """What was measured; `masks` see `masks.mask_counts`, None for a dataset without masks."""
     text = (
         "Pointing: share of the words' attention maps whose highest cell overlaps the region. Mass: share of the attention inside "
         "the region. Uniform: the value of uniform attention; for the mass it is the share of the image that the region covers."
@@ -259,8 +247,7 @@ def scoring_of(protocol: Mapping[str, Any], rows: Rows) -> str:
 
 
 def decoding_of(protocol: Mapping[str, Any]) -> str:
-    """How the captions were decoded, which systems are ensembles (`protocol["ensembles"]`, system -> members), and which captions
-    were read from a file (`protocol["files"]`)."""
+    """How the captions were decoded, which systems are ensembles, and which captions were read from a file."""
     beams, files, penalty = (protocol.get(name) for name in ("beams", "files", "length_penalty"))
     known = [] if beams is None else ["greedy decoding" if beams == 1 else f"beam search of {beams}"]
     known += [f"length penalty {penalty:g}"] if beams != 1 and penalty else []
@@ -278,11 +265,7 @@ def notes_of(protocol: Mapping[str, Any], rows: Rows) -> list[str]:
 
 
 def zero_shot_notes(systems: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The model and the prompt of each row without training, and how to read their scores; nothing if there is no such row.
-
-    Args:
-        systems: row -> see `rows.zero_shot_origin`.
-    """
+    """The model and the prompt of each row without training (see `rows.zero_shot_origin`), and how to read their scores."""
     if not systems:
         return []
     notes = [f"{name}, without training: {zero_shot_text(one)}." for name, one in systems.items()]
@@ -304,11 +287,7 @@ def report_text(
     localisation: Mapping[str, Mapping[str, Any]] | None = None,
     masks: Mapping[str, Any] | None = None,
 ) -> str:
-    """The content of `table.md`: the main scores, all metrics by group and of word ids, the runs by change type, and localisation.
-
-    Args:
-        localisation, masks: see `localisation_table` and `localisation_note`.
-    """
+    """The content of `table.md`: the main scores, all metrics by group and of word ids, the runs by change type, and localisation."""
     texts = [caption_of(protocol, rows), *notes_of(protocol, rows)]
     parts = [system_table(rows).markdown(), *map(escape_markdown, texts)]
     if by_group := group_table(rows):

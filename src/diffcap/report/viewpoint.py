@@ -85,10 +85,10 @@ def score_bins(
 def viewpoint_scores(
     systems: Mapping[str, Sequence[Mapping[str, str]]], bins: Sequence[Bin], tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """The content of `viewpoint.json`: the bins with their numbers of pairs, and each system's rows.
+    """The content of `viewpoint.json`: the bins with their numbers of pairs, and each system's rows, see `mean_row`.
 
     Args:
-        systems: name -> captions by id, one mapping for each seed; several give mean and "std", as `mean_row` has it.
+        systems: name -> captions by id, one mapping for each seed.
     """
     references = {pair.id: pair.captions for part in bins for pair in part.pairs}
     seeds = {f"{number} {name}": run for name, runs in systems.items() for number, run in enumerate(runs)}

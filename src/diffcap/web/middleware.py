@@ -74,9 +74,14 @@ class FileQuota:
     def make_room(self, size: int) -> None:
         """Remove the oldest files until `size` more bytes fit."""
         with self._lock:
-            files = self._files()
+            files = []  # modification time, counted bytes, path
+            for folder, _, names in os.walk(self._folder):
+                for path in (Path(folder, name) for name in names):
+                    with contextlib.suppress(OSError):  # removed in the meantime
+                        status = path.stat()
+                        files.append((status.st_mtime, max(status.st_size, _MIN_COUNTED_BYTES), path))
             excess = sum(counted for _, counted, _ in files) + size - self._limit
-            for _, counted, path in files:
+            for _, counted, path in sorted(files):
                 if excess <= 0:
                     break
                 with contextlib.suppress(OSError):
@@ -84,16 +89,6 @@ class FileQuota:
                     excess -= counted
                     if path.parent != self._folder:
                         path.parent.rmdir()  # gradio creates a folder per file
-
-    def _files(self) -> list[tuple[float, int, Path]]:
-        """Modification time, counted bytes and path of each file, oldest first."""
-        found = []
-        for folder, _, names in os.walk(self._folder):
-            for path in (Path(folder, name) for name in names):
-                with contextlib.suppress(OSError):  # removed in the meantime
-                    status = path.stat()
-                    found.append((status.st_mtime, max(status.st_size, _MIN_COUNTED_BYTES), path))
-        return sorted(found)
 
 
 class RequestFilter:
