@@ -204,11 +204,8 @@ def test_localisation_is_measured_on_the_drawn_pairs_alone(trained: tuple[Datase
     means = np.mean([pair for pairs in expected.values() for pair in pairs], axis=0)
     assert (every["pointing"], every["mass"]) == pytest.approx(tuple(means))
     assert scores["region"] == "box" and "boxes" not in scores
-    assert "not there" in str(
-        collect_attention(
-            [checkpoint.parent / "none.ckpt"], checkpoint.parent, test, predictions, measured, sizes, masks
-        )
-    )
+    gone = [checkpoint.parent / "none.ckpt"]
+    assert "not there" in str(collect_attention(gone, checkpoint.parent, test, predictions, measured, sizes, masks))
 
 
 def test_masks_are_measured_before_boxes(trained: tuple[Dataset, Path]) -> None:

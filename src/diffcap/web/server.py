@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import ipaddress
 import socket
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,14 +42,10 @@ def serve(
         settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3)
         address, port = listener.getsockname()[:2]
         shown, count = f"[{address}]" if ":" in address else address, len(captioners.choices)
-        print(
-            f"diffcap is at http://{shown}:{port} with {count} captioner{'s' * (count > 1)}; Ctrl-C ends it.",
-            flush=True,
-        )
+        print(f"diffcap is at http://{shown}:{port} with {count} captioner{'s' * (count > 1)}; Ctrl-C ends it.")
         if not loopback:
-            print(
-                f"note: --host {host} lets everybody who reaches this machine use it, without a password.", flush=True
-            )
+            print(f"note: --host {host} lets everybody who reaches this machine use it, without a password.")
+        sys.stdout.flush()
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(settings).run(sockets=[listener])
 
