@@ -1,15 +1,15 @@
 """`CaptionMetric` on one rank and on two."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.losses.ranks import on_two_ranks
 
 from diffcap.evaluation import metric as module
 from diffcap.evaluation.captions import FAST_METRICS, score_captions
 from diffcap.evaluation.metric import CaptionMetric
+from diffcap.losses.gather import rank
 from diffcap.utils.errors import DiffcapError
 
 REFERENCES = {str(n): [f"the cube number {n} has moved", f"cube {n} is elsewhere now"] for n in range(7)}
@@ -61,25 +61,19 @@ def test_unknown_ids_and_unequal_lengths_are_refused() -> None:
         metric(["1"], ["x"])
 
 
+def share(predictions: dict[str, str]) -> dict[str, Any]:
+    """What a rank has, with the pairs shared out as a distributed sampler does, which repeats the first ones."""
+    ids = list(predictions)
+    mine = [*ids, *ids[: -len(ids) % 2]][rank() :: 2]
+    metric = CaptionMetric(REFERENCES, tokenizer="raw")
+    for start in range(0, len(mine), 3):
+        batch = mine[start : start + 3]
+        metric.update(batch, [predictions[id] for id in batch])
+    return {"seen": len(mine), "gathered": len(metric.gather_captions()), "scores": metric.compute()}
+
+
 @pytest.mark.slow
 def test_two_ranks_with_padding_give_the_value_of_one(tmp_path: Path) -> None:
-    data = tmp_path / "data.json"
-    data.write_text(json.dumps({"references": REFERENCES, "predictions": PREDICTIONS}))
-    worker = Path(__file__).with_name("metric_worker.py")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(worker), str(rank), str(tmp_path / "meet"), str(data), str(tmp_path / f"{rank}.json")],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for process in ranks:
-        captioned = process.communicate(timeout=90)[1]
-        assert process.returncode == 0, captioned
     expected = score_captions(PREDICTIONS, REFERENCES, "raw", FAST_METRICS)
-    for rank in range(2):
-        result = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert result["seen"] == 4  # 8 in all, one of them twice
-        assert result["gathered"] == 7
-        assert result["scores"] == expected
+    for result in on_two_ranks(share, PREDICTIONS, tmp_path):
+        assert result == {"seen": 4, "gathered": 7, "scores": expected}  # 8 in all, one of them twice
