@@ -81,24 +81,6 @@ def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     return {name: part.grad.clone() for name, part in model.named_parameters() if part.grad is not None}
 
 
-def streams_are_averaged(model: Captioner) -> None:
-    """Losses and gradients of two streams are the means of those of each."""
-    both = batch_of([3, 8, 5], streams=2)
-    streams = [
-        {"before": both["before"], **{name: both[name][rows] for name in ("after", "tokens")}}
-        for rows in (slice(0, 3), slice(3, 6))
-    ]
-    parts, apart = model.loss(both), [model.loss(stream) for stream in streams]
-    for name, value in parts.items():
-        assert abs(apart[0][name] - apart[1][name]) > 1e-3, name
-        torch.testing.assert_close(value, (apart[0][name] + apart[1][name]) / 2, **CLOSE)
-    together = gradients(model, parts["loss"])
-    separate = gradients(model, (apart[0]["loss"] + apart[1]["loss"]) / 2)
-    assert together.keys() == separate.keys()
-    for name, value in together.items():
-        torch.testing.assert_close(value, separate[name], atol=1e-5, rtol=1e-4, msg=name)
-
-
 def cut(row: Tensor) -> list[int]:
     words = row.tolist()[1:]
     return words[: words.index(END)] if END in words else words

@@ -1,4 +1,4 @@
-"""DIRL with CCR: how it begins, what each loss compares, and what every option changes."""
+"""DIRL with CCR: how it begins, and what each loss compares."""
 
 from typing import Any
 
@@ -13,15 +13,12 @@ from tests.models.test_decoder import (
     captions,
     gradients,
     maps,
-    streams_are_averaged,
 )
-from tests.models.test_scorer import only_appearance, things
 from torch import Tensor, nn
 
 from diffcap.models.decoder import NULL
 from diffcap.models.dirl import DIRL
 from diffcap.models.layers import Attention
-from diffcap.models.scorer import SCORER
 
 WEIGHTS = {"decorrelation_weight": 0.03, "ccr_weight": 0.2}
 
@@ -141,50 +138,6 @@ def test_trimming_changes_the_regularisation_over_padding_alone() -> None:
 
 
 @torch.no_grad()
-def test_every_option_changes_its_own_part() -> None:
-    released = dirl(**WEIGHTS).loss(batch_of([3, 8, 5]))
-    words = {"caption_loss", "ccr_loss"}
-    variants: dict[str, tuple[dict[str, Any], set[str]]] = {
-        "ccr_form": ({"ccr_form": "two_way"}, {"ccr_loss"}),
-        "ccr_mask_padding": ({"ccr_mask_padding": True}, {"ccr_loss"}),
-        "ccr_temperature": ({"ccr_temperature": 2.0}, {"ccr_loss"}),
-        "decoder_variant": ({"decoder_variant": "ln_xavier"}, words),
-        "diagonal": ({"diagonal_weight": 0.1}, set()),
-        "off_diagonal": ({"off_diagonal_weight": 0.1}, set()),
-        "coordinates": ({"coordinates": False}, {*words, "diagonal_loss", "off_diagonal_loss"}),
-        "projector": ({"projector_width": 30}, {"diagonal_loss", "off_diagonal_loss"}),
-        "heads": ({"heads": 4}, words),
-    }
-    for name, (options, changed) in variants.items():
-        parts = dirl(**{**WEIGHTS, **options}).loss(batch_of([3, 8, 5]))
-        differ = {key for key in released if parts[key].item() != pytest.approx(released[key].item(), abs=1e-5)}
-        assert differ == {*changed, "loss"}, name
-
-
-@torch.no_grad()
-def test_a_weight_of_zero_leaves_the_part_out() -> None:
-    batch = batch_of([3, 8, 5])
-    whole = dirl(**WEIGHTS).loss(batch)
-    plain = dirl(**{**WEIGHTS, "decorrelation_weight": 0.0})
-    assert plain.projector is None
-    parts = plain.loss(batch)
-    assert parts.keys() == whole.keys() - {"diagonal_loss", "off_diagonal_loss"}
-    torch.testing.assert_close(parts["loss"], whole["caption_loss"] + 0.2 * whole["ccr_loss"], **CLOSE)
-    parts = dirl(**{**WEIGHTS, "ccr_weight": 0.0}).loss(batch)
-    assert parts.keys() == whole.keys() - {"ccr_loss"}
-    torch.testing.assert_close(parts["loss"], whole["loss"] - 0.2 * whole["ccr_loss"], **CLOSE)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"decoder_variant": "ln_xavier", "ccr_form": "two_way", "ccr_mask_padding": True}, {"encoder_layers": 1}],
-    ids=str,
-)
-def test_two_streams_are_the_mean_of_two_losses(options: dict[str, Any]) -> None:
-    streams_are_averaged(dirl(**WEIGHTS, **options))
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("encoder_layers", [1, 2])
 def test_maps_of_the_words(encoder_layers: int) -> None:
     model, tokens = dirl(encoder_layers=encoder_layers), captions([3, 8])
@@ -205,15 +158,3 @@ def test_maps_of_the_words(encoder_layers: int) -> None:
     attended = model.decoder.attention(tokens, model.encode(before, after))
     for map_of, moved in ((found.before, to_before), (found.after, to_after)):
         torch.testing.assert_close(map_of.flatten(2), (attended + attended @ moved) / 2, **CLOSE)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("moved", [[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 0], [2, 0, 1, 4, 5, 3]], ids=str)
-@pytest.mark.parametrize("kind", [SCORER, DIRL])
-def test_the_alignment_follows_a_thing_that_moves(kind: Any, moved: list[int]) -> None:
-    model = build(kind, feature_channels=6, encoder_layers=1)
-    only_appearance(model)
-    after = [moved.index(place) for place in range(6)]  # the thing of place p stands at moved[p]
-    found = model.attention(things(list(range(6))), things(after), captions([3]))
-    assert found.alignment is not None
-    assert found.alignment[0].argmax(1).tolist() == moved and found.alignment.amax(2).min() > 0.9
