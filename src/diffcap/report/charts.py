@@ -116,8 +116,6 @@ def write_curves(path: Path, systems: Mapping[str, Sequence[Curve]]) -> None:
 
 def _draw_curves(axes: "Axes", title: str, curves: Sequence[tuple[str, str, Curve]]) -> list[tuple[str, float]]:
     """Draw lines; see `curve_chart`. Return the system and the last value of each."""
-    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
-
     factor = 100.0 if is_score(title) else 1.0
     shown = [(name, color, [(step, factor * value) for step, value in thinned(curve)]) for name, color, curve in curves]
     for name, color, curve in shown:
@@ -132,8 +130,8 @@ def _draw_curves(axes: "Axes", title: str, curves: Sequence[tuple[str, str, Curv
     axes.set_ylim(axes.yaxis.get_major_locator().view_limits(low, high))
     axes.set_xlim(0, max(step for _, _, curve in shown for step, _ in curve) or 1)
     axes.set_xlabel("optimiser steps", loc="right")
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.locator_params(axis="x", integer=True)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     return [(name, curve[-1][1]) for name, _, curve in shown]
 
 
@@ -226,7 +224,10 @@ def _figure(width: float, height: float, panels: int = 1, **options: Any) -> Ite
     with style.context(["default", _STYLE]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # of a name in another script
         figure = Figure((width, height), **options)
-        yield figure, figure.subplots(panels, squeeze=False)[:, 0].tolist()
+        panel_axes = figure.subplots(panels, squeeze=False)[:, 0].tolist()
+        for axes in panel_axes:
+            axes.locator_params(nbins=8, steps=[1, 2, 5, 10])
+        yield figure, panel_axes
 
 
 def _add_line(
