@@ -10,7 +10,7 @@ STAGES := data extract negatives pretrain finetune reinforce zeroshot eval repor
 # Variables of an experiment: each one that is set becomes an option of the stages (DATASET=cub: --dataset cub). The stages
 # know the defaults, the settings files and the paths of the checkpoints that they pass on: `.venv/bin/diffcap finetune --help`.
 VARIABLES := DATASET METHOD VLM ABLATION DATA DEVICES SEED LOGGER TRAINER BACKBONE FEATURES FEATURES_FROM WEIGHTS OFFLINE TAGGER FOLDER \
-	RUN PRETRAIN PRETRAINING CAPTIONER EVAL CONFIG PAIRS IMAGES EXTRA CUB_DATA NABIRDS_DATA CUB_FEATURES_FROM \
+	RUN PRETRAIN PRETRAINING CAPTIONER EVAL CONFIG PAIRS EXTRA CUB_DATA NABIRDS_DATA CUB_FEATURES_FROM \
 	NABIRDS_FEATURES_FROM CUB_FOLDER NABIRDS_FOLDER CUB_RUN extract_ARGS cub_ARGS
 SET := $(strip $(foreach name,$(VARIABLES),$(if $($(name)),$(name))))
 OPTIONS = $(foreach name,$(SET),--$(name) '$(subst ','\'',$($(name)))')
@@ -27,11 +27,11 @@ NO_ARGS := $(if $(MANY),$(filter-out extract $(if $(filter ablation accuracy,$(M
 $(foreach stage,$(NO_ARGS),$(if $($(stage)_ARGS),$(error make $(MANY) has no $(stage)_ARGS; its own options are ARGS, see docs/train.md)))
 
 # A misspelt variable on the command line stops make.
-KNOWN := $(VARIABLES) PYTHON ARGS MINUTES SEEDS WORLD CHROMIUM STEPS SCENES $(STAGES:%=%_ARGS)
+KNOWN := $(VARIABLES) PYTHON ARGS MINUTES SEEDS WORLD NAME CHROMIUM STEPS SCENES $(STAGES:%=%_ARGS)
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 $(foreach name,$(filter-out $(KNOWN),$(GIVEN)),$(error $(name)= is not a variable of this Makefile; known are $(sort $(KNOWN))))
 
-.PHONY: help setup lock $(STAGES) extra ablation accuracy rehearsal serve demo test test-all docs test-web lint backbone tiles-backbone clip tiles-clip captioner tagger
+.PHONY: help setup lock $(STAGES) extra ablation accuracy rehearsal serve demo test test-all docs test-web lint shipped
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -101,21 +101,6 @@ test-web: setup  ## the page and the report in a real browser: Debian's chromium
 lint: setup  ## ruff and mypy
 	$(VENV)/ruff check . && $(VENV)/ruff format --check . && $(VENV)/mypy
 
-# What ships with the package for blocks and tiles.
-backbone: setup  ## train the small backbone that ships for blocks
-	$(VENV)/python stages/backbone.py $(ARGS)
-
-tiles-backbone: setup  ## train the small backbone that ships for tiles
-	$(VENV)/python stages/tiles_backbone.py $(ARGS)
-
-clip: setup  ## train the small CLIP that ships for blocks
-	$(VENV)/python stages/clip.py $(ARGS)
-
-tiles-clip: setup  ## train the small CLIP that ships for tiles
-	$(VENV)/python stages/tiles_clip.py $(ARGS)
-
-captioner: setup  ## train the captioner that ships for blocks, or for WORLD=tiles
-	$(VENV)/python stages/captioner.py $(WORLD:%=--world %) $(ARGS)
-
-tagger: setup  ## train a part-of-speech tagger: from the grammar of blocks, ARGS="--dataset=tiles", or ARGS="--conllu=FILE"
-	$(VENV)/python stages/tagger.py $(ARGS)
+# NAME: blocks_backbone, blocks_clip, tiles_backbone, tiles_clip, captioner (ARGS="--world=tiles") or tagger (ARGS="--conllu=FILE").
+shipped: setup  ## train a part that ships for blocks and tiles: NAME=blocks_backbone
+	$(VENV)/python stages/shipped.py $(NAME) $(ARGS)

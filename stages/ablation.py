@@ -24,7 +24,8 @@ def ablation(
 ) -> None:
     """Train and score every row with the same number of steps, and write the table: BLEU-4, METEOR, ROUGE-L, CIDEr-D, by change type.
 
-    A row without a component that the method does not have on this dataset is skipped, with a remark below the table.
+    A row without a component that the method does not have on this dataset is skipped, with a remark below the table; so is a row
+    with photos of birds on a rendered dataset.
 
     Args:
         variables: Variables of the experiments, in JSON; each is also an option: --method scorer --dataset blocks.
@@ -47,11 +48,14 @@ def ablation(
         raise DiffcapError(f"METHOD={method} has no ablations; choose another method.")
     chosen = _rows(rows, list(table), method)
     repeated_rows = _rows(repeated, chosen, method)
-    skipped = [row for row in chosen if table[row].removes and not _has(base, str(table[row].removes))]
+    skipped: dict[str, str] = {}
+    for row in chosen:
+        if table[row].removes and not _has(base, str(table[row].removes)):
+            skipped[row] = f"Skipped: {table[row].title}, because the method has no such component on {dataset}."
+        if table[row].extra and base.dataset_spec.rendered:
+            skipped[row] = f"Skipped: {table[row].title}, because {dataset} has no photos of birds."
     chosen, repeated_rows = ([row for row in some if row not in skipped] for some in (chosen, repeated_rows))
-    remark = "".join(
-        f"Skipped: {table[row].title}, because the method has no such component on {dataset}." for row in skipped
-    )
+    remark = " ".join(skipped.values())
     if not chosen:
         raise DiffcapError(f"--rows {rows}: no row is left. {remark}")
     place = Path(out or f"runs/{dataset}/{method}-ablation")

@@ -2,13 +2,12 @@
 
 # ruff: noqa: F811  the fixture of the tests of Make itself
 
-import json
 import re
 import shlex
 from pathlib import Path
 
 import pytest
-from tests.test_makefile import logged, make, played, project  # noqa: F401
+from tests.test_makefile import logged, make, project  # noqa: F401
 
 pytestmark = pytest.mark.slow  # make
 
@@ -53,21 +52,17 @@ def test_extra_datasets_are_made_and_trained_on_in_two_stages(project: Path) -> 
 
 
 @pytest.mark.parametrize("extra", ["cub", "nabirds"])
-def test_either_extra_dataset_alone_and_stand_ins_for_blocks(project: Path, extra: str) -> None:
-    runs = logged(project, "pretrain", f"EXTRA={extra}", "IMAGES=400", "PAIRS=60", "SEED=3")
-    assert runs["data"] == [
-        "--dataset blocks --out data/blocks --seed 3 --pairs 60",
-        f"--dataset blocks_{extra} --out data/blocks_{extra} --seed 3 --images 400",
+def test_either_extra_dataset_alone(project: Path, extra: str) -> None:
+    runs = logged(project, "pretrain", "DATASET=birds2words", f"EXTRA={extra}", "DATA=/b", "SEED=3")
+    assert [shlex.split(options)[1:4:2] for options in runs["data"]] == [
+        ["birds2words", "data/birds2words"],
+        [extra, f"data/{extra}"],
     ]
     assert len(runs["negatives"]) == 1 + (extra == "cub") and len(runs["pretrain"]) == 1 + (extra == "cub")
-    assert all("configs/backbone/blocks.yaml" in options for options in runs["extract"]) and len(runs["extract"]) == 2
-    (last,) = [
-        options for options in runs["pretrain"] if f"--run.out runs/blocks/pcl-{extra}-seed3/pretrain " in options
-    ]
-    assert ("--data.labelled data/blocks_nabirds" in last) == (extra == "nabirds")
+    (last,) = [o for o in runs["pretrain"] if f"--run.out runs/birds2words/pcl-{extra}-seed3/pretrain " in o]
+    assert ("--data.labelled data/nabirds" in last) == (extra == "nabirds")
     assert ("init_from" in last) == (extra == "cub")
-    assert ("method/pcl/pretrain.blocks_nabirds.yaml" in last) == (extra == "nabirds")
-    assert "nothing to do" in make(project, "pretrain", f"EXTRA={extra}", "SEED=3").stdout
+    assert ("method/pcl/pretrain.nabirds.yaml" in last) == (extra == "nabirds")
 
 
 def test_both_extra_datasets_beside_the_first_one_in_one_stage(project: Path) -> None:
@@ -82,17 +77,6 @@ def test_both_extra_datasets_beside_the_first_one_in_one_stage(project: Path) ->
         "data/birds2words",
         "data/cub",
     ]
-    (embedded,) = logged(project, "pretrain", "EXTRA=mixed")["pretrain"]
-    assert "configs/method/pcl/pretrain.blocks_mixed.yaml" in embedded and "singles data/blocks_cub " in embedded
-
-
-def test_rendered_replacements_have_the_jitter_of_the_pairs(project: Path) -> None:
-    played(project, "data", "extract")
-    (project / "data/blocks/dataset.json").write_text(json.dumps({"name": "blocks", "settings": {"jitter": 0.3}}))
-    runs = logged(project, "pretrain", "EXTRA=cub,nabirds")
-    for name in ("blocks_cub", "blocks_nabirds"):
-        (options,) = [options for options in runs["data"] if f"--out data/{name}" in options]
-        assert "--jitter=0.3" in options
 
 
 def test_each_dataset_has_options_and_features_of_its_own(project: Path) -> None:
@@ -119,13 +103,15 @@ def test_each_dataset_has_options_and_features_of_its_own(project: Path) -> None
     assert "extract" not in runs
     assert make(project, "-n", "pretrain", *words[:4]).returncode == 0  # the features are there now
 
-    runs = logged(project, "pretrain", "EXTRA=cub", "extract_ARGS=--data.batch_size=8")
+    words = "DATASET=birds2words", "EXTRA=cub", "extract_ARGS=--data.batch_size=8"
+    runs = logged(project, "pretrain", *words)
     assert len(runs["extract"]) == 2 and all("--data.batch_size=8" in options for options in runs["extract"])
 
 
 def test_an_unknown_extra_dataset_stops_before_anything_runs(project: Path) -> None:
     for words, output in (
         ("EXTRA=cup", "EXTRA=cup is unknown; give cub"),
+        ("EXTRA=cub", "EXTRA=cub adds photos of birds; use DATASET=birds2words"),
         ("EXTRA=cub METHOD=dirl", "use METHOD=pcl"),
         ("EXTRA=mixed,cub", "mixed trains on CUB, NABirds and the dataset in one stage"),
     ):
@@ -134,20 +120,32 @@ def test_an_unknown_extra_dataset_stops_before_anything_runs(project: Path) -> N
 
 
 @pytest.mark.thorough
-def test_the_ablations_of_pcl_share_what_is_the_same(project: Path) -> None:
-    runs = logged(
-        project, "ablation", "SEEDS=1,2", "ARGS=--steps=8 --pretrain_steps=4 --validations=2", "PAIRS=60", "IMAGES=400"
-    )
-    rows = ["no_pretraining", "mlm", "mlm_mvcl", "pcl", "no_difference_encoder", "no_distractor_judging"]
-    rows += ["random_pair_init", "cub", "nabirds", "cub_nabirds"]
-    place = "runs/blocks/pcl-ablation"
-    counts = {
+def test_the_rows_with_cub_share_its_stage(project: Path) -> None:
+    words = "DATASET=birds2words", "DATA=/b", "ARGS=--rows=cub,nabirds,cub_nabirds --pretrain_steps=4"
+    runs = logged(project, "ablation", *words)
+    assert {stage: len(runs[stage]) for stage in ("data", "extract", "negatives", "pretrain")} == {
         "data": 3,
         "extract": 3,
         "negatives": 2,
-        "pretrain": 2 * (8 + 1),  # two rows share the stage on CUB
-        "finetune": 20,
-        "eval": 20,
+        "pretrain": 3 + 1,
+    }
+    start = "init_from runs/birds2words/pcl-ablation/pretrain-cub-1234/last.ckpt"
+    assert sum(start in found for found in runs["pretrain"]) == 2
+
+
+@pytest.mark.thorough
+def test_the_ablations_of_pcl_share_what_is_the_same(project: Path) -> None:
+    runs = logged(project, "ablation", "SEEDS=1,2", "ARGS=--steps=8 --pretrain_steps=4 --validations=2", "PAIRS=60")
+    rows = ["no_pretraining", "mlm", "mlm_mvcl", "pcl", "no_difference_encoder", "no_distractor_judging"]
+    rows += ["random_pair_init"]
+    place = "runs/blocks/pcl-ablation"
+    counts = {
+        "data": 1,
+        "extract": 1,
+        "negatives": 1,
+        "pretrain": 2 * 5,
+        "finetune": 14,
+        "eval": 14,
         "report": 1,
     }
     assert {stage: len(found) for stage, found in runs.items()} == counts
@@ -161,14 +159,16 @@ def test_the_ablations_of_pcl_share_what_is_the_same(project: Path) -> None:
         assert begun == {**own, "no_pretraining": [], "no_distractor_judging": own["pcl"]}
         assert "ablation/no_distractor_judging.finetune.yaml" in tuned["no_distractor_judging"]
         trained = {re.search(r"--run.out (\S+)", found)[1]: found for found in runs["pretrain"]}
-        for row in ("cub", "cub_nabirds"):
-            assert f"init_from {place}/pretrain-cub-{seed}/last.ckpt" in trained[f"{place}/{row}-{seed}/pretrain"]
         for row, file in (("mlm", "mlm.pretrain"), ("no_difference_encoder", "no_difference_encoder"), ("pcl", "pcl")):
             assert f"ablation/{file}.yaml" in trained[f"{place}/{row}-{seed}/pretrain"]
         assert "ablation/no_difference_encoder.yaml" in tuned["no_difference_encoder"]
     assert all("--trainer.max_steps=4 --trainer.val_check_interval=2" in found for found in runs["pretrain"])
     assert all("--trainer.max_steps=8 --trainer.val_check_interval=4" in found for found in runs["finetune"])
-    assert "--remark" not in runs["report"][0]
+    remarks = [
+        f"Skipped: all, +{birds}, because blocks has no photos of birds."
+        for birds in ("CUB", "NABirds", "CUB +NABirds")
+    ]
+    assert shlex.split(runs["report"][0])[-2:] == ["--remark", " ".join(remarks)]
     alone = logged(project, "ablation", "ARGS=--rows=no_distractor_judging", "FOLDER=data/other")
     assert "no_distractor_judging-1234/pretrain/last.ckpt" in alone["finetune"][0] and len(alone["pretrain"]) == 1
 

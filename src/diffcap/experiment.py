@@ -92,7 +92,6 @@ class Experiment:
     nabirds_folder: str = _option("as folder, for NABirds")
     cub_run: str = _option("folder of the pre-training on CUB (default: <run>/pretrain-cub)")
     pairs: str = _option("number of pairs to render (blocks)")
-    images: str = _option("number of images to render (the rendered replacements of CUB and NABirds)")
     config: str = _option("YAML file with these variables and a section of options per stage, or a run's config.yaml")
     extract_args: str = _option("more options of every extraction of features")
     cub_args: str = _option("more options of the pre-training on CUB")
@@ -135,8 +134,8 @@ class Experiment:
         needs_tagger = self.offline == "yes" and self.dataset_spec.tagger == "english"
         self.tagger = self.tagger or ("blocks" if needs_tagger else self.dataset_spec.tagger)
         self.folder = self.folder or f"data/{self.dataset}"
-        self.cub_folder = self.cub_folder or f"data/{self.dataset_spec.cub}"
-        self.nabirds_folder = self.nabirds_folder or f"data/{self.dataset_spec.nabirds}"
+        self.cub_folder = self.cub_folder or "data/cub"
+        self.nabirds_folder = self.nabirds_folder or "data/nabirds"
         self._check()
         is_run_config = any("run" in section for section in self.sections.values())
         is_known = self.features_from or "backbone" in {**values, **self.explicit_values}
@@ -193,6 +192,10 @@ class Experiment:
             raise DiffcapError(f"VLM={self.vlm} is for METHOD=vlm; give that method, or leave out VLM.")
         if self.extras and not (self.method_spec.pretraining and self.method_spec.pretraining.extra):
             raise DiffcapError(f"EXTRA={self.extra} is for methods whose pre-training takes it; use METHOD=pcl.")
+        if self.extras and self.dataset_spec.rendered:
+            raise DiffcapError(
+                f"EXTRA={self.extra} adds photos of birds; use DATASET=birds2words or a dataset of your own."
+            )
 
     def _check_choice(self, name: str, known: Sequence[str]) -> None:
         value = getattr(self, name)

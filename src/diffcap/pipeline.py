@@ -18,7 +18,6 @@ from pathlib import Path
 
 from diffcap.experiment import NAMES, RETRIEVAL, Experiment, options_help, parse
 from diffcap.methods import import_object
-from diffcap.records import read_json
 from diffcap.run_folder import (
     FINETUNE,
     FINISHED,
@@ -222,18 +221,10 @@ def _make_extra(e: Experiment) -> None:
         if other is None:
             continue
         for stage in ("data", "extract", "negatives") if number == 0 else ("data", "extract"):
-            own = _jitter_of(e) if stage == "data" and other.dataset_spec.rendered else ()
-            (call,) = stage_calls(other, stage, own)
+            (call,) = stage_calls(other, stage)
             if stage == "data" and not call.is_current:
                 _check_download(other)
             _run_call(call, stage == "data" and bool(other.data), _in_process)
-
-
-def _jitter_of(e: Experiment) -> tuple[str, ...]:
-    """The option that renders a replacement of CUB or NABirds with the movement of camera and light of the pairs."""
-    info = Path(e.folder) / "dataset.json"
-    jitter = (read_json(info).get("settings") or {}).get("jitter") if info.is_file() else None
-    return () if jitter is None else (f"--jitter={jitter}",)
 
 
 def _nothing_to_pretrain(e: Experiment) -> str:

@@ -116,7 +116,6 @@ def _data(e: Experiment, own: list[str]) -> StageCall:
     words += ["--source", _expanded(e.data)] if e.data else []
     words += ["--seed", e.seed] if e.dataset_spec.rendered else []
     words += ["--pairs", e.pairs] if e.pairs and e.dataset_spec.pairs else []
-    words += ["--images", e.images] if e.images and e.dataset_spec.rendered and not e.dataset_spec.pairs else []
     words += _options(e, "data")
     return StageCall("data", [*words, *own], Path(e.folder) / "manifest.jsonl", always=True)
 
@@ -264,7 +263,7 @@ def _pretraining(e: Experiment, own: list[str]) -> Iterator[StageCall]:
         inputs.append(nabirds.features_folder / "complete")
     if "mixed" in e.extras:
         assert cub is not None
-        names = [f"{e.dataset_spec.cub.removesuffix('cub')}mixed"]
+        names = ["mixed"]
         inputs += [cub.features_folder / "complete", Path(cub.folder) / "negatives.jsonl"]
         options += ["--data.singles", cub.folder]
     if nabirds:
@@ -334,7 +333,7 @@ def extra_datasets(e: Experiment) -> tuple[Experiment | None, Experiment | None]
             continue
         folder, source = getattr(e, f"{name}_folder"), getattr(e, f"{name}_features_from")
         other = Experiment(
-            dataset=getattr(e.dataset_spec, name),
+            dataset=name,
             method=e.method,
             folder=folder,
             data=getattr(e, f"{name}_data"),
@@ -345,7 +344,6 @@ def extra_datasets(e: Experiment) -> tuple[Experiment | None, Experiment | None]
             weights=e.weights,
             devices=e.devices,
             seed=e.seed,
-            images=e.images,
             extract_args="" if e.features_from or source else e.extract_args,
         )
         if e.features_from and not source and not (other.features_folder / "complete").exists():

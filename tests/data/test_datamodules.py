@@ -325,7 +325,7 @@ def test_captions_that_are_cut_are_counted_with_the_length_that_keeps_them(
 def test_features_of_the_network_for_rendered_scenes_are_named(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, warns in (("desk", True), ("blocks", False), ("blocks_cub", False)):
+    for name, warns in (("desk", True), ("blocks", False)):
         toy = read_dataset(folder)
         write_dataset(tmp_path / name, name, toy.root, toy.pairs, {})
         (tmp_path / name / "features").mkdir()

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from diffcap.features.backbones import build_backbone
 from diffcap.features.tiles_backbone import CHANNELS, CLASSES, COVERS, SHIPPED, TilesNetwork
 from diffcap.worlds.tiles.write import render_pair
-from diffcap.worlds.training.tiles_backbone import tile_batch
+from diffcap.worlds.training.tiles import TilesBackbone
 
 
 def test_the_channels_are_fractions_and_counts_of_each_quarter_of_a_cell() -> None:
@@ -41,7 +41,7 @@ def test_the_shipped_weights_are_small_and_say_what_they_know() -> None:
 @pytest.mark.slow
 def test_the_shipped_weights_recognise_the_land_cover_of_unseen_images() -> None:
     network = build_backbone("tiles").trunk
-    images, targets = tile_batch(2**41, 12, seed=3, jitter=1.0)
+    images, targets = TilesBackbone.make(2**41, 12, seed=3, jitter=1.0)
     with torch.no_grad():
         covers, houses = network.raw(images)
     right = covers.argmax(1) == targets.covers.argmax(1)

@@ -129,9 +129,9 @@ def test_a_stage_of_one_process_runs_on_the_first_host_alone(
         assert in_process([sys.executable, "-m", "diffcap", *words]) is None
     assert not list(tmp_path.iterdir()) and capsys.readouterr().out == ""
     variables.setenv("RANK", "0")
-    message = in_process([sys.executable, "-m", "diffcap", "extra", "--dataset", "blocks", "--extra", "cub"])
+    message = in_process([sys.executable, "-m", "diffcap", "extra", "--dataset", "birds2words", "--extra", "cub"])
     assert message == (
-        "error: data/blocks_cub/manifest.jsonl: the file is missing or out of date, and torchrun cannot start the stage that "
+        "error: data/cub/manifest.jsonl: the file is missing or out of date, and torchrun cannot start the stage that "
         "makes it; first run `diffcap extra` with the same options, without torchrun."
     )
 

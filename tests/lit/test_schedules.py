@@ -4,11 +4,10 @@ import math
 from itertools import pairwise
 
 import pytest
-import torch
 
 from diffcap.lit.schedules import in_steps, make_lr_lambda
 from diffcap.utils.errors import DiffcapError
-from diffcap.worlds.training.shipped import warmed_cosine
+from diffcap.worlds.training.tiles import TilesBackbone
 
 
 def test_noam_rises_and_falls_with_the_root() -> None:
@@ -74,8 +73,8 @@ def test_a_schedule_that_ends_with_the_training_needs_its_length(kind, total) ->
 
 @pytest.mark.parametrize("steps", [1, 2, 9, 100])
 def test_the_schedule_of_shipped_weights_reaches_zero(steps) -> None:
-    lambdas = warmed_cosine([torch.nn.Parameter(torch.zeros(1))], 1.0, steps)["lr_scheduler"]["scheduler"].lr_lambdas
-    assert lambdas[0](0) == pytest.approx(1 / max(1, steps // 10)) and lambdas[0](2 * steps) == pytest.approx(0)
+    (function,) = TilesBackbone(steps=steps).configure_optimizers()["lr_scheduler"]["scheduler"].lr_lambdas
+    assert function(0) == pytest.approx(1 / max(1, steps // 10)) and function(2 * steps) == pytest.approx(0)
 
 
 def test_lengths_in_epochs_follow_the_size_of_the_data() -> None:

@@ -29,7 +29,6 @@ def prepare(
     check: Literal["decode", "exists"] = "decode",
     captions_only: bool = False,
     pairs: int | None = None,
-    images: int | None = None,
     seed: int | None = None,
     jitter: float | None = None,
     augmented: bool = False,
@@ -39,8 +38,8 @@ def prepare(
 
     Args:
         dataset: clevr_change, clevr_dc, spot_the_diff, image_editing_request, birds2words, levir_cc, levir_mci, whu_cdc,
-            second_cc, dubai_cc, blocks and tiles (rendered here); for pre-training cub, nabirds, or their rendered substitutes blocks_cub
-            and blocks_nabirds; or any other name for your own pairs.jsonl or JSON file.
+            second_cc, dubai_cc, blocks and tiles (rendered here); for pre-training cub and nabirds; or any other name for your own
+            pairs.jsonl or JSON file.
         source: Folder with the dataset's files; by default they are downloaded if their licence allows it. Not for rendered
             datasets.
         out: Output folder; data/<dataset> by default.
@@ -50,7 +49,6 @@ def prepare(
         captions_only: Check no image. The manifest then serves the stages that read captions only (negatives, vocabulary), and
             dataset.json records it.
         pairs: blocks and tiles only: number of pairs to render, half of them without a change; 6000 by default.
-        images: blocks_cub and blocks_nabirds only: number of images to render; 4000 and 3840 by default.
         seed: Rendered datasets only: seed of scenes, captions and splits; 0 by default.
         jitter: Rendered datasets only: variation of camera and light; 0 is none, 1 (default) is about that of CLEVR-Change.
         augmented: second_cc only: keep the augmented views of the training pairs, to train as its authors do.
@@ -67,7 +65,7 @@ def prepare(
 
     folder = Path(out or f"data/{dataset}")
     with _one_at_a_time(folder):
-        wanted = {"pairs": pairs, "images": images, "seed": seed, "jitter": jitter}
+        wanted = {"pairs": pairs, "seed": seed, "jitter": jitter}
         render = {key: value for key, value in wanted.items() if value is not None}
         gone: frozenset[str] = frozenset()
         rendered = get_dataset(dataset).rendered
@@ -149,16 +147,12 @@ def _render(dataset: str, folder: Path, source: str | None, settings: dict[str, 
     """Render the dataset; returns the folder of the files, and all settings of the rendering."""
     if source is not None:
         raise DiffcapError(f"{dataset} is rendered and has no source files; omit --source (DATA=).")
-    spec = get_dataset(dataset)
-    other = "images" if spec.pairs else "pairs"
-    if other in settings:
-        raise DiffcapError(f"--{other} does not apply to {dataset}; omit the option.")
     from diffcap.records import read_json
 
-    official = folder / "official"
-    assert spec.renderer is not None
-    import_object(spec.renderer)(official, **settings)
-    return official, read_json(official / f"{dataset.partition('_')[0]}.json")  # blocks_cub: blocks.json
+    official, renderer = folder / "official", get_dataset(dataset).renderer
+    assert renderer is not None
+    import_object(renderer)(official, **settings)
+    return official, read_json(official / f"{dataset}.json")
 
 
 def _fetch(

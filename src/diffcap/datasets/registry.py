@@ -47,7 +47,6 @@ class DatasetSpec:
         pixels_backbone: the same for methods that read pixels.
         clip_backbone: replaces the backbone `pixels` (224 x 224, for CLIP), for a dataset with a small CLIP of its own.
         tagger: part-of-speech tagger of the hard negatives.
-        cub, nabirds: names of the datasets that EXTRA=cub and EXTRA=nabirds add.
         configs: folder with <name>.yaml, settings that all training stages take on, as "package:folder"; by default dataset
             in diffcap's own.
         protocol: for the datasets that are also scored with the protocol `levir_cc`.
@@ -62,8 +61,6 @@ class DatasetSpec:
     pixels_backbone: str | None = None
     clip_backbone: str | None = None
     tagger: str = "english"
-    cub: str = "cub"
-    nabirds: str = "nabirds"
     configs: str | None = None
     protocol: LevirProtocol | None = None
 
@@ -99,28 +96,17 @@ class DatasetSpec:
         return self.backbone or method.backbone
 
 
-def _blocks(name: str, title: str, reader: str, renderer: str, pairs: bool) -> DatasetSpec:
-    return DatasetSpec(
-        name,
-        title,
-        f"diffcap.datasets.{reader}",
-        renderer=f"diffcap.worlds.blocks.{renderer}",
-        pairs=pairs,
+BUILT_IN = (
+    DatasetSpec("birds2words", "Birds-to-Words", "diffcap.datasets.birds2words"),
+    DatasetSpec(
+        "blocks",
+        "blocks",
+        "diffcap.datasets.clevr_change",
+        renderer="diffcap.worlds.blocks.write:write_blocks",
         backbone="blocks",
         pixels_backbone="blocks_pixels",
         tagger="blocks",
-        cub="blocks_cub",
-        nabirds="blocks_nabirds",
-    )
-
-
-BUILT_IN = (
-    DatasetSpec("birds2words", "Birds-to-Words", "diffcap.datasets.birds2words"),
-    _blocks(
-        "blocks", "blocks", "clevr_change", "write:write_blocks", pairs=True
     ),  # rendered in CLEVR-Change's official layout
-    _blocks("blocks_cub", "blocks, stand-in for CUB", "cub", "singles:write_cub", pairs=False),
-    _blocks("blocks_nabirds", "blocks, stand-in for NABirds", "nabirds", "singles:write_nabirds", pairs=False),
     DatasetSpec("clevr_change", "CLEVR-Change", "diffcap.datasets.clevr_change"),
     DatasetSpec("clevr_dc", "CLEVR-DC", "diffcap.datasets.clevr_dc"),
     DatasetSpec("cub", "CUB captions", "diffcap.datasets.cub", pairs=False),

@@ -12,11 +12,7 @@ __all__ = ["notes", "read"]
 
 
 def read(folder: Path) -> list[ChangePair]:
-    """Read the pairs in the order of LevirCCcaptions.json, with change type, boxes, mask and facts.
-
-    Raises:
-        DiffcapError: a file is missing or malformed, or `facts.json` lacks a pair.
-    """
+    """Read the pairs in the order of LevirCCcaptions.json, with change type, boxes, mask and facts."""
     path = folder / "facts.json"
     facts = read_json(path, "facts")
     pairs = []

@@ -12,7 +12,7 @@ pixels. Then the object is distributed over the neighbouring cells by bilinear w
 | 7 + 12 | probability of each shape, material and size; of each combination of the three |
 | 8 | for each color: fraction of the cell's pixels that show an object of this color |
 
-Every channel is scaled to zero mean and unit variance over scenes and cells. `stages/backbone.py` trains the network.
+Every channel is scaled to zero mean and unit variance over scenes and cells. `worlds/training/blocks.py` trains the network.
 """
 
 from pathlib import Path
@@ -95,12 +95,7 @@ class BlocksNetwork(nn.Module):
         return inner + self.body(inner)
 
     def raw(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Predict what is in each cell.
-
-        Returns:
-            Logits of `GROUPS` (B, 100, 4, 6), and positions (B, 16, 4, 6): x, then y, of each color's object. The image
-            extends from -1 to 1.
-        """
+        """Logits of `GROUPS` (B, 100, 4, 6), and positions (B, 16, 4, 6) in -1 ... 1: x, then y, of each color's object."""
         out = self.head(self.cells(blocks))
         logits, offsets = out.split([PROBABILITIES, 2 * COLORS], dim=1)
         return logits, self.centers + offsets * 0.25  # a cell is 0.375 wide and 0.5 high
@@ -137,11 +132,7 @@ class BlocksNetwork(nn.Module):
         return values.unflatten(2, (ROWS, COLUMNS))
 
     def _bilinear_weights(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Weights of all cells for objects at (x, y), (B, n, 4, 6).
-
-        Returns:
-            The weights, and the horizontal and vertical distance from each cell's centre in cells, (B, n, 24, 24) each.
-        """
+        """Weights of all cells for objects at (x, y), (B, n, 4, 6), and their distances in cells, (B, n, 24, 24) each."""
         center_x, center_y = (self.centers[index].flatten() for index in (0, COLORS))  # (24,) each
         dx = (x.flatten(2)[..., None] - center_x) / (2 * CELL / WIDTH)
         dy = (y.flatten(2)[..., None] - center_y) / (2 * CELL / HEIGHT)

@@ -3,7 +3,7 @@
 The features of a 256 x 256 image are 72 channels on a grid of 8 x 8 cells of 32 x 32 pixels. The channels are 18 values of each quarter
 of a cell (16 x 16 pixels, upper left, upper right, lower left, lower right): the fractions of the 17 classes of land cover, and
 the number of houses whose centre lies in it. So they hardly depend on season, light and haze. Every channel is scaled to zero mean
-and unit variance over images and cells. `stages/tiles_backbone.py` trains the network.
+and unit variance over images and cells. `worlds/training/tiles.py` trains the network.
 """
 
 from pathlib import Path
@@ -70,12 +70,7 @@ class TilesNetwork(nn.Module):
         self.register_buffer("scale", torch.ones(CHANNELS))
 
     def raw(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Predict the land cover and the houses.
-
-        Returns:
-            Logits of the 17 classes for each 4 x 4 pixels (B, 17, 64, 64), and logits of a house's centre in each 8 x 8 pixels
-            (B, 32, 32).
-        """
+        """Logits of the land cover of each 4 x 4 pixels (B, 17, 64, 64), and of a house's centre in each 8 x 8 (B, 32, 32)."""
         fine = self.stem(images.contiguous(memory_format=torch.channels_last))
         coarse = self.down(fine)
         out = self.head(coarse + self.body(coarse))

@@ -14,7 +14,7 @@ from diffcap.records import file_hash, read_json
 from diffcap.utils.errors import DiffcapError
 
 SHIPPED = {path.name.removesuffix("_tagger"): path for path in sorted(Path(__file__).parent.glob("*_tagger"))}
-_FOLDER_FORMAT = "a tagger's folder holds resources.json and one .pt file, as `make tagger` writes it"
+_FOLDER_FORMAT = "a tagger's folder holds resources.json and one .pt file, as `make shipped NAME=tagger` writes it"
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def load_pipeline(model: TaggerModel) -> Any:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise DiffcapError(
             f"{model.options.get('pos_model_path', model.name)}: Stanza cannot load this tagger ({reason}); download it again, "
-            "or train one with `make tagger`."
+            "or train one with `make shipped NAME=tagger`."
         ) from None
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import struct
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -21,29 +22,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diffcap.records import read_json, write_json, write_text
+from diffcap.records import SPLITS, read_json, write_json, write_text
 from diffcap.utils.cores import available_cores
 from diffcap.utils.errors import DiffcapError
 
 CHUNK = 16  # scenes that are rendered together; after a kill, each worker repeats at most one chunk
-PARTS = ".parts"
+PARTS = ".parts"  # folder of the chunks' metadata while a dataset is incomplete
 _PER_WORKER = 160  # scenes for which the start of another process is worth its time
 
-WriteChunk = Callable[[Path, Any, int], None]  # folder, settings, first scene
+# From the folder, the settings and the number of the chunk's first scene: writes the images, returns the metadata of each scene.
+WriteChunk = Callable[[Path, Any, int], list[dict[str, Any]]]
 
 
 def claim(folder: Path, settings: Any, official: tuple[str, ...], name: str = "blocks") -> bool:
     """Check that a folder can be used, and write the settings into a new one.
 
     Args:
-        folder: of the dataset. settings: a dataclass with everything that determines the files' content.
-        official: the files that are written last. name: of the dataset; `<name>.json` has the settings.
+        settings: a dataclass with everything that determines the files' content; `<name>.json` has them.
+        official: the files that are written last.
 
     Returns:
         Whether the folder is finished.
-
-    Raises:
-        DiffcapError: the folder was written with other settings, or has other content.
     """
     wanted = json.loads(json.dumps(asdict(settings)))
     stamp = folder / f"{name}.json"
@@ -61,63 +60,60 @@ def claim(folder: Path, settings: Any, official: tuple[str, ...], name: str = "b
     return False
 
 
-def render_all(
+@contextmanager
+def render_chunks(
     write_chunk: WriteChunk, folder: Path, settings: Any, scenes: int, workers: int | None, what: str
-) -> range:
-    """Write all missing chunks with `workers` processes (None: one per core, fewer for a small dataset).
+) -> Iterator[list[Any]]:
+    """Write all missing chunks, and yield the metadata of all scenes; after the block, the folder is finished.
 
     Args:
-        write_chunk: function that writes the images of one chunk, then its `part`.
-        folder, settings: passed to `write_chunk`. scenes: number of all scenes. what: their name in the progress bar.
-
-    Returns:
-        The first scene of every chunk.
+        settings: passed to `write_chunk`.
+        workers: processes; None: one per core, fewer for a small dataset.
+        what: name of the scenes in the progress bar.
     """
     from diffcap.utils.progress import progress_bar
 
-    (folder / PARTS).mkdir(parents=True, exist_ok=True)
-    for temporary in (folder / PARTS).glob("*.tmp"):
+    parts = folder / PARTS
+    parts.mkdir(exist_ok=True)
+    for temporary in parts.glob("*.tmp"):
         temporary.unlink(missing_ok=True)
-    chunks = range(0, scenes, CHUNK)
-    pending = [start for start in chunks if not part(folder, start).is_file()]
+    chunks = {start: parts / f"{start:06d}.json" for start in range(0, scenes, CHUNK)}
+    pending = [(write_chunk, folder, settings, start, part) for start, part in chunks.items() if not part.is_file()]
     if workers is None:
         workers = min(available_cores(), 1 + len(pending) * CHUNK // _PER_WORKER)
     with progress_bar(f"rendering {what}", scenes, (len(chunks) - len(pending)) * CHUNK) as advance:
-        for _ in _write_pending(write_chunk, folder, settings, pending, workers):
+        for _ in _run(pending, workers):
             advance(CHUNK)
-    return chunks
+    yield [row for part in chunks.values() for row in read_json(part)]
+    shutil.rmtree(parts, ignore_errors=True)
 
 
-def _write_pending(
-    write_chunk: WriteChunk, folder: Path, settings: Any, pending: list[int], workers: int
-) -> Iterator[None]:
+def _run(pending: list[tuple[WriteChunk, Path, Any, int, Path]], workers: int) -> Iterator[None]:
     if workers <= 1 or len(pending) <= 1:
-        with _one_thread():
-            for start in pending:
-                write_chunk(folder, settings, start)
+        _keep_freed_memory()
+        torch = sys.modules.get("torch")
+        threads = torch.get_num_threads() if torch else 1
+        try:
+            if torch:
+                torch.set_num_threads(1)
+            for arguments in pending:
+                _write(*arguments)
                 yield
+        finally:
+            if torch:
+                torch.set_num_threads(threads)
         return
     # Spawned, not forked: torch may have started threads already, and they do not exist in a forked process.
     pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker)
     try:
-        for future in as_completed([pool.submit(write_chunk, folder, settings, start) for start in pending]):
+        for future in as_completed([pool.submit(_write, *arguments) for arguments in pending]):
             yield future.result()
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    _keep_freed_memory()
-    torch = sys.modules.get("torch")
-    threads = torch.get_num_threads() if torch else 1
-    if torch:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        if torch:
-            torch.set_num_threads(threads)
+def _write(write_chunk: WriteChunk, folder: Path, settings: Any, start: int, part: Path) -> None:
+    write_text(part, json.dumps(write_chunk(folder, settings, start)))
 
 
 def _start_worker() -> None:
@@ -146,56 +142,55 @@ def reopen(folder: Path, images: Iterable[str]) -> None:
         (folder / path).unlink(missing_ok=True)
 
 
-def part(folder: Path, start: int) -> Path:
-    """Return the path of the metadata of the chunk that begins with a scene; the file exists if the chunk is finished."""
-    return folder / PARTS / f"{start:06d}.json"
+def write_image(folder: Path, path: str, image: npt.NDArray[np.uint8], noisy: bool = False) -> None:
+    """Write an (H, W, 3) or (H, W) image of a chunk as PNG, atomically; `path` is relative to the dataset's folder."""
+    target = folder / path
+    if not target.exists():
+        temporary = folder / PARTS / f"{target.name}.{os.getpid()}.tmp"
+        temporary.write_bytes(encode_png(image, noisy))
+        temporary.replace(target)
 
 
-def write_image(folder: Path, path: Path, data: bytes) -> None:
-    """Write an image file of a chunk atomically."""
-    if not path.exists():
-        temporary = folder / PARTS / f"{path.name}.{os.getpid()}.tmp"
-        temporary.write_bytes(data)
-        temporary.replace(path)
-
-
-def read_parts(folder: Path, chunks: range) -> list[Any]:
-    """Return the metadata of all chunks, one entry per scene."""
-    return [row for start in chunks for row in read_json(part(folder, start))]
-
-
-def write_part(folder: Path, start: int, rows: list[Any]) -> None:
-    """Write the metadata of a chunk, after its images."""
-    write_text(part(folder, start), json.dumps(rows))
-
-
-def clear_parts(folder: Path) -> None:
-    """Mark the folder as finished."""
-    shutil.rmtree(folder / PARTS, ignore_errors=True)
-
-
-def encode_png(images: npt.NDArray[np.uint8], noisy: bool = False) -> list[bytes]:
-    """Encode (B, H, W, C) images, C = 3 (RGB) or 1 (gray), as PNG files with the filter "Sub" and fast compression.
-
-    This is twice as fast as Pillow, which tries five filters for each row, and the files are not larger.
+def encode_png(image: npt.NDArray[np.uint8], noisy: bool) -> bytes:
+    """Encode an (H, W, 3) or (H, W) image as PNG with the filter "Sub", twice as fast as Pillow, which tries five filters.
 
     Args:
         noisy: for images whose neighbouring pixels all differ: no search for repetitions, which takes most of the time and finds none.
     """
-    count, height, width, channels = images.shape
-    rows = images.reshape(count, height, -1)  # (B, H, W C)
-    filtered = np.ones((count, height, 1 + width * channels), np.uint8)
-    filtered[..., 1 : 1 + channels] = rows[..., :channels]
-    np.subtract(rows[..., channels:], rows[..., :-channels], out=filtered[..., 1 + channels :])
-    header = struct.pack(">IIBBBBB", width, height, 8, {1: 0, 3: 2}[channels], 0, 0, 0)
-    files = []
-    for picture in filtered:
-        compressor = zlib.compressobj(1, strategy=zlib.Z_HUFFMAN_ONLY if noisy else zlib.Z_DEFAULT_STRATEGY)
-        data = compressor.compress(picture) + compressor.flush()
-        chunks = ((b"IHDR", header), (b"IDAT", data), (b"IEND", b""))
-        files.append(b"\x89PNG\r\n\x1a\n" + b"".join(_png_chunk(kind, data) for kind, data in chunks))
-    return files
+    height, width, *channels = image.shape
+    rows = image.reshape(height, -1)
+    step = channels[0] if channels else 1
+    filtered = np.ones((height, 1 + rows.shape[1]), np.uint8)
+    filtered[:, 1 : 1 + step] = rows[:, :step]
+    np.subtract(rows[:, step:], rows[:, :-step], out=filtered[:, 1 + step :])
+    compressor = zlib.compressobj(1, strategy=zlib.Z_HUFFMAN_ONLY if noisy else zlib.Z_DEFAULT_STRATEGY)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2 if channels else 0, 0, 0, 0)
+    data = compressor.compress(filtered.data) + compressor.flush()
+    file = b"\x89PNG\r\n\x1a\n"
+    for kind, content in ((b"IHDR", header), (b"IDAT", data), (b"IEND", b"")):
+        file += struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+    return file
 
 
-def _png_chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+def draw_splits(kinds: Mapping[Any, list[int]], key: str, nearest: Callable[[float], int]) -> dict[str, list[int]]:
+    """Draw test (10 %), val (5 %) and train at random, with equally many scenes of each kind.
+
+    Args:
+        kinds: the numbers of the scenes by kind.
+        key: seed; the kind is added to it.
+        nearest: rounds a number of scenes.
+    """
+    splits: dict[str, list[int]] = {name: [] for name in SPLITS}
+    for kind, numbers in kinds.items():
+        shuffled = random.Random(f"{key} {kind}").sample(numbers, len(numbers))
+        test, val = (max(1, nearest(share * len(numbers))) for share in (0.10, 0.05))
+        splits["test"] += shuffled[:test]
+        splits["val"] += shuffled[test : test + val]
+        splits["train"] += shuffled[test + val :]
+    return {name: sorted(numbers) for name, numbers in splits.items()}
+
+
+def write_lines(path: Path, entries: Mapping[str, Any]) -> None:
+    """Write a JSON object with one entry per line."""
+    lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in entries.items())
+    write_text(path, f"{{\n{lines}\n}}\n")

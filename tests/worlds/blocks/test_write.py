@@ -1,10 +1,5 @@
 import hashlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -14,10 +9,9 @@ import torch
 from PIL import Image
 
 from diffcap.datasets import read_pairs
-from diffcap.utils.errors import DiffcapError
 from diffcap.worlds.blocks.render import render
 from diffcap.worlds.blocks.scenes import CHANGES, sample_triples
-from diffcap.worlds.blocks.write import encode_png, write_blocks
+from diffcap.worlds.blocks.write import write_blocks
 
 OFFICIAL = {"change_captions.json", "no_change_captions.json", "splits.json", "type_mapping.json"}
 FOLDERS = {"images": "default", "sc_images": "semantic", "nsc_images": "nonsemantic"}
@@ -126,80 +120,6 @@ def test_another_seed_size_and_jitter_are_heeded(folder, tmp_path):
         assert image.size == (96, 64)
     assert all(scene["viewpoint_iou"] == 1 for scene in _json(tmp_path / "other/scenes.json").values())
     assert _json(tmp_path / "other/change_captions.json") != _json(folder / "change_captions.json")
-
-
-@pytest.mark.thorough
-def test_a_killed_run_goes_on_where_it_stopped_and_ends_with_the_same_bytes(tmp_path):
-    code = "from diffcap.worlds.blocks.write import write_blocks; write_blocks({!r}, pairs=640, seed=9, workers=1)"
-    broken, whole = tmp_path / "broken", tmp_path / "whole"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, "-c", code.format(str(broken))], env=environment)
-    while len(list(broken.glob("nsc_images/*.png"))) < 50:
-        assert process.poll() is None
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not any((broken / name).exists() for name in OFFICIAL)
-    kept = {path: path.stat().st_mtime_ns for path in broken.glob("*/*.png")}
-    assert 150 < len(kept) < 960
-    write_blocks(broken, pairs=640, seed=9, workers=1)
-    assert {path: path.stat().st_mtime_ns for path in kept} == kept
-    write_blocks(whole, pairs=640, seed=9, workers=1)
-    assert _hashes(broken) == _hashes(whole)
-
-
-def test_a_finished_folder_is_left_alone(folder):
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    write_blocks(folder, pairs=80, seed=5)
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
-
-
-@pytest.mark.parametrize(
-    "other, output", [({"seed": 6}, "seed"), ({"pairs": 90}, "pairs"), ({"jitter": 0.5}, "jitter")]
-)
-def test_a_folder_of_other_settings_is_refused(folder, other, output):
-    before = _hashes(folder)
-    with pytest.raises(DiffcapError, match=rf"holds blocks with other settings \({output}\); choose another folder"):
-        write_blocks(folder, **{"pairs": 80, "seed": 5, **other})
-    assert _hashes(folder) == before
-
-
-def test_a_folder_of_something_else_is_refused(tmp_path):
-    (tmp_path / "letter.txt").write_text("dear reader")
-    with pytest.raises(DiffcapError, match="holds files that are not of blocks"):
-        write_blocks(tmp_path, pairs=30)
-    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
-
-
-@pytest.mark.parametrize(
-    "settings, output",
-    [
-        ({"pairs": 31}, "even number"),
-        ({"pairs": 8}, "30 or more"),
-        ({"size": (32, 24)}, "64 x 48"),
-        ({"jitter": -1}, "0 to 3"),
-    ],
-)
-def test_a_senseless_setting_is_one_sentence(tmp_path, settings, output):
-    with pytest.raises(DiffcapError, match=output):
-        write_blocks(tmp_path / "b", **settings)
-    assert not (tmp_path / "b").exists()
-
-
-def test_png_of_any_image(tmp_path):
-    random = np.random.default_rng(0)
-    images = [*random.integers(0, 256, (3, 7, 5, 3), np.uint8), *random.integers(0, 256, (2, 7, 5, 1), np.uint8)]
-    files = [
-        *encode_png(np.stack(images[:2])),
-        *encode_png(images[2][None], noisy=True),
-        *encode_png(np.stack(images[3:])),
-    ]
-    for image, data in zip(images, files, strict=True):
-        (tmp_path / "image.png").write_bytes(data)
-        with Image.open(tmp_path / "image.png") as read:
-            read.verify()
-        with Image.open(tmp_path / "image.png") as read:
-            assert np.array_equal(np.asarray(read).reshape(image.shape), image)
 
 
 def _blank(count):

@@ -5,8 +5,10 @@ import re
 from functools import cache
 
 import numpy as np
+import pytest
 
-from diffcap.worlds.tiles.captions import NO_CHANGE, NUMBERS, write_captions
+from diffcap.text.tagging import tag_sentences
+from diffcap.worlds.tiles.captions import LEXICON, NO_CHANGE, NUMBERS, tag, write_captions
 from diffcap.worlds.tiles.changes import sample_pair
 from diffcap.worlds.tiles.geometry import distance_to_line, outline
 from diffcap.worlds.tiles.render import change_mask
@@ -177,3 +179,22 @@ def _contains(zone, point):
 def test_captions_of_a_pair_are_rarely_equal():
     repeated = [len(set(write_captions(random.Random(n), sample_pair(n, 2).change))) < 5 for n in range(0, 160, 2)]
     assert sum(repeated) <= 4
+
+
+def captions(numbers: range) -> list[str]:
+    changes = [sample_pair(number, seed=77).change for number in numbers]
+    return [text for number, change in zip(numbers, changes) for text in write_captions(random.Random(number), change)]
+
+
+def test_every_word_of_the_grammar_has_one_tag() -> None:
+    for caption in [*captions(range(0, 128, 2)), *NO_CHANGE]:
+        assert [word for word, _ in tag(caption)] == caption.split()
+    assert LEXICON["houses"] == "NOUN" and LEXICON["bare"] == "ADJ" and LEXICON["built"] == "VERB"
+
+
+@pytest.mark.slow
+def test_the_tagger_that_ships_knows_them() -> None:
+    sentences = sorted(set(captions(range(200, 232, 2))))
+    tags = tag_sentences(sentences, "tiles", workers=1)
+    right = [found == known for text in sentences for found, (_, known) in zip(tags[text], tag(text), strict=True)]
+    assert len(right) > 300 and sum(right) / len(right) > 0.98

@@ -1,10 +1,4 @@
-import hashlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 
 import numpy as np
@@ -100,52 +94,6 @@ def test_images_are_the_rendered_ones(folder):
         for kind, pixels in zip(("A", "B", "label"), (*wanted.images, wanted.mask)):
             path = folder / "images" / entry["split"] / kind / entry["filename"]
             assert np.array_equal(np.array(Image.open(path)), pixels)
-
-
-@pytest.mark.slow
-def test_same_bytes_with_several_workers(folder, tmp_path):
-    write_tiles(tmp_path / "two", pairs=64, seed=5, workers=2)
-    assert hashes(tmp_path / "two") == hashes(folder)
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on_where_it_stopped_and_ends_with_the_same_bytes(folder, tmp_path):
-    code = f"from diffcap.worlds.tiles.write import write_tiles; write_tiles({str(tmp_path / 'b')!r}, 64, 5, workers=1)"
-    process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "1"})
-    while len(list((tmp_path / "b").glob("images/*/label/*.png"))) < 20:
-        assert process.poll() is None
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (tmp_path / "b/LevirCCcaptions.json").exists()
-    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "b").rglob("*.png")}
-    write_tiles(tmp_path / "b", pairs=64, seed=5, workers=1)
-    assert {path: path.stat().st_mtime_ns for path in kept} == kept
-    assert hashes(tmp_path / "b") == hashes(folder)
-
-
-def test_a_finished_folder_is_left_alone_and_one_of_other_settings_refused(folder):
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    write_tiles(folder, pairs=64, seed=5)
-    for other, output in (({"seed": 6}, "seed"), ({"pairs": 80}, "pairs"), ({"jitter": 0.5}, "jitter")):
-        with pytest.raises(DiffcapError, match=rf"other settings \({output}\); choose another folder"):
-            write_tiles(folder, **{"pairs": 64, "seed": 5, **other})
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
-
-
-@pytest.mark.parametrize(
-    "settings, output",
-    [({"pairs": 46}, "48 or more, not 46"), ({"pairs": 49}, "even"), ({"jitter": 1.5}, "0 to 1, not 1.5")],
-)
-def test_a_senseless_setting_is_one_sentence(tmp_path, settings, output):
-    with pytest.raises(DiffcapError, match=output):
-        write_tiles(tmp_path / "t", **settings)
-    assert not (tmp_path / "t").exists()
-
-
-def hashes(folder):
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 @pytest.mark.slow

@@ -1,9 +1,6 @@
 """The small CLIPs that ship: what their training sees, their stages by their real commands, and what the shipped files know."""
 
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,18 +13,14 @@ from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation
 from diffcap.text.bpe import ClipVocabulary, build_clip_vocabulary
 from diffcap.worlds.blocks.captions import LEXICON, describe
 from diffcap.worlds.blocks.scenes import sample_triples
+from diffcap.worlds.tiles.captions import LEXICON as TILES_LEXICON
 from diffcap.worlds.tiles.captions import NUMBERS, write_captions
 from diffcap.worlds.tiles.captions import describe as describe_tile
 from diffcap.worlds.tiles.changes import sample_pair
 from diffcap.worlds.tiles.scenes import ROOFS, House, Layer, Road, Zone
-from diffcap.worlds.tiles.tags import LEXICON as TILES_LEXICON
-from diffcap.worlds.training import blocks_clip, tiles_clip
-from diffcap.worlds.training.blocks_backbone import DENSE
-from diffcap.worlds.training.blocks_clip import NETWORK, BlocksClipTraining, described_batch
-from diffcap.worlds.training.clip import ClipTraining, measure
-from diffcap.worlds.training.shipped import RenderedScenes
-from diffcap.worlds.training.tiles_backbone import Targets
-from diffcap.worlds.training.tiles_clip import TilesClipTraining
+from diffcap.worlds.training.blocks import DENSE, BlocksClip
+from diffcap.worlds.training.clip import ClipTraining
+from diffcap.worlds.training.tiles import Targets, TilesClip
 
 SENTENCES = ["the small red cube moved", "a big ball vanished"]
 
@@ -56,8 +49,8 @@ def test_sentences_name_what_is_seen_and_nothing_else() -> None:
 
 
 def test_every_patch_answers_for_its_own_pixels() -> None:
-    training = BlocksClipTraining()
-    images, sentences, classes = described_batch(0, 3, seed=5, jitter=1.0)
+    training = BlocksClip()
+    images, sentences, classes = BlocksClip.make(0, 3, seed=5, jitter=1.0)
     assert images.dtype == torch.uint8 and images.shape == (3, 3, 96, 128) and len(sentences) == 3
     assert classes.shape == (3, 4, 12, 16)
     tokens = torch.zeros(1, 49, 128)
@@ -127,7 +120,7 @@ def test_the_settings_of_tiles_fit_the_shipped_clip() -> None:
     networks = {
         yaml.safe_load((ROOT / file).read_text())["model"]["captioner"]["init_args"]["network"] for file in files
     }
-    assert networks == {tiles_clip.NETWORK}
+    assert networks == {TilesClip.network}
     size = yaml.safe_load((ROOT / "configs/backbone/tiles_pixels.yaml").read_text())["model"]["image_size"]
     captions = [
         caption
@@ -135,7 +128,7 @@ def test_the_settings_of_tiles_fit_the_shipped_clip() -> None:
         for caption in write_captions(random.Random(number), sample_pair(number, 3).change)
     ]
     vocabulary = build_clip_vocabulary(captions, "clip_used")
-    model = CLIP4IDCAdaptation(tiles_clip.NETWORK, vocabulary_size=len(vocabulary))
+    model = CLIP4IDCAdaptation(TilesClip.network, vocabulary_size=len(vocabulary))
     assert list(model.images.visual.image_size) == size
     drawn = model.words.token_embedding.weight.clone()
     load_clip(model, "default", vocabulary)
@@ -144,8 +137,8 @@ def test_the_settings_of_tiles_fit_the_shipped_clip() -> None:
 
 
 def test_every_patch_of_tiles_answers_for_its_own_pixels() -> None:
-    training = TilesClipTraining()
-    images, sentences, targets = tiles_clip.described_batch(0, 2, seed=5, jitter=1.0)
+    training = TilesClip()
+    images, sentences, targets = TilesClip.make(0, 2, seed=5, jitter=1.0)
     assert images.dtype == torch.uint8 and images.shape == (2, 3, 128, 128) and len(sentences) == 2
     assert isinstance(targets, Targets) and targets.covers.shape == (2, 17, 32, 32)
     tokens = torch.zeros(1, 65, 128)
@@ -154,29 +147,9 @@ def test_every_patch_of_tiles_answers_for_its_own_pixels() -> None:
     assert changed.tolist() == [[row, column] for row in range(12, 16) for column in range(20, 24)]
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(("stage", "network"), [("clip", "ViT-blocks-16"), ("tiles_clip", "ViT-tiles-16")])
-def test_the_stage_trains_and_writes_weights_that_load(stage: str, network: str, tmp_path: Path) -> None:
-    target = tmp_path / "clip.safetensors"
-    options = ["--model.steps=2", "--data.batches=2", "--data.batch_size=4", "--data.num_workers=0"]
-    options += [f"--output={target}", "--probe_images=8", f"--trainer.default_root_dir={tmp_path / 'run'}"]
-    command = [sys.executable, str(ROOT / "stages" / f"{stage}.py"), *options]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    with safe_open(target, "pt") as file:
-        notes, state = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    assert notes["steps"] == "2 of 4 images" and "--model.dense_weight=1.0" in notes["command"]
-    vocabulary = build_clip_vocabulary(SENTENCES, "clip_used")
-    model = CLIP4IDCAdaptation(network, vocabulary_size=len(vocabulary))
-    load_clip(model, str(target), vocabulary)
-    row = state["token_ids"].tolist().index(vocabulary.clip_ids[vocabulary.encode("red", 5)[1]])
-    ours = model.words.token_embedding.weight[vocabulary.encode("red", 5)[1]]
-    torch.testing.assert_close(ours, state["token_embedding.weight"][row].float(), atol=0, rtol=0)
-
-
 def test_words_that_the_file_lacks_stay_as_drawn() -> None:
     vocabulary = build_clip_vocabulary([*SENTENCES, "zebras"], "clip_used")
-    model = CLIP4IDC(len(vocabulary), NETWORK, width=128, heads=4)
+    model = CLIP4IDC(len(vocabulary), BlocksClip.network, width=128, heads=4)
     drawn = model.words.token_embedding.weight.clone()
     load_clip(model, "default", vocabulary)
     known = [row for row, word in enumerate(vocabulary.words) if word.removesuffix("</w>") in LEXICON]
@@ -185,7 +158,7 @@ def test_words_that_the_file_lacks_stay_as_drawn() -> None:
 
 
 def test_a_whole_table_takes_what_the_file_has() -> None:
-    model = CLIP4IDCAdaptation(NETWORK)
+    model = CLIP4IDCAdaptation(BlocksClip.network)
     drawn = model.words.token_embedding.weight.clone()
     load_clip(model, "default", ClipVocabulary())
     assert 50 < int((model.words.token_embedding.weight != drawn).any(1).sum()) < 200
@@ -193,23 +166,22 @@ def test_a_whole_table_takes_what_the_file_has() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("training", "scenes", "shipped", "recall"),
+    ("training", "recall"),
     [
-        (BlocksClipTraining, blocks_clip.DescribedScenes, blocks_clip.SHIPPED, 0.8),
+        (BlocksClip, 0.8),
         # A sentence about a tile names three of many things, so it fits many images; chance is 0.005.
-        (TilesClipTraining, tiles_clip.DescribedTiles, tiles_clip.SHIPPED, 0.08),
+        (TilesClip, 0.08),
     ],
 )
-def test_the_shipped_weights_know_the_scenes(
-    training: type[ClipTraining], scenes: type[RenderedScenes], shipped: Path, recall: float
-) -> None:
+def test_the_shipped_weights_know_the_scenes(training: type[ClipTraining], recall: float) -> None:
     model = training().eval()
-    with safe_open(shipped, "pt") as file:
+    with safe_open(training.path, "pt") as file:
         state = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
         notes = file.metadata()
     assert {"command", "seed", "steps", "date", "held_out"} <= set(notes) and "._" not in notes["command"]
     tokens = state.pop("token_ids").long().tolist()
     assert tokens == model.vocabulary.clip_ids
     model.clip.load_state_dict(state)
-    scores = measure(model, scenes(seed=77), 200)
+    with torch.no_grad():
+        scores = model.measure(200, seed=77, jitter=1.0)
     assert scores["t2p_R@1"] > recall and scores["p2t_R@1"] > recall

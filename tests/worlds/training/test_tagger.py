@@ -1,9 +1,23 @@
+"""The training of a tagger by its real command, for a few steps."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
+from tests.commands import ROOT
 
-from diffcap.utils.errors import DiffcapError
-from diffcap.worlds.training.tagger import split_held_out, train_tagger
+from diffcap.text.conllu import write_conllu
+from diffcap.text.tagging import tag_sentences
+from diffcap.worlds.training.tagger import split_held_out
 
+STAGE = ROOT / "stages" / "shipped.py"
 SENTENCES = [[("the", "DET"), (f"word{number % 20}", "NOUN")] for number in range(60)]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, STAGE, "tagger", *arguments], capture_output=True, text=True, check=False)
 
 
 def test_held_out_sentences_are_never_trained_on() -> None:
@@ -13,7 +27,48 @@ def test_held_out_sentences_are_never_trained_on() -> None:
     assert split_held_out(SENTENCES, 0.25, seed=3)[1] == held_out != split_held_out(SENTENCES, 0.25, seed=4)[1]
 
 
-def test_nothing_to_train_on_is_refused(tmp_path) -> None:
-    with pytest.raises(DiffcapError, match="0 training sentences"):
-        train_tagger(tmp_path, [], SENTENCES)
-    assert list(tmp_path.iterdir()) == []
+def test_blocks_captions_make_a_tagger(tmp_path: Path) -> None:
+    done = run("--out", str(tmp_path / "t"), "--scenes=20", "--steps=3", "--width=8")
+    assert done.returncode == 0, done.stderr
+    assert "UPOS" in done.stdout
+    assert sorted(path.name for path in (tmp_path / "t").iterdir()) == ["metrics.json", "resources.json", "tagger.pt"]
+    metrics = json.loads((tmp_path / "t" / "metrics.json").read_text())
+    assert metrics["steps"] == 3 and metrics["trained_on_sentences"] > metrics["held_out_sentences"] > 0
+    assert len(tag_sentences(["the red cube was added"], str(tmp_path / "t"))["the red cube was added"]) == 5
+
+
+@pytest.mark.thorough
+def test_any_conllu_file_makes_a_tagger(tmp_path: Path) -> None:
+    """It memorises the only sentence of the file; the scores count the right tags of the held-out sentences."""
+    learnt = [("hier", "ADV"), ("steht", "VERB"), ("ein", "DET"), ("Haus", "NOUN")]
+    held_out = [learnt, [("dort", "ADV"), ("liegt", "VERB"), ("Holz", "NOUN")]]
+    write_conllu(tmp_path / "train.conllu", [learnt] * 30)
+    write_conllu(tmp_path / "test.conllu", held_out)
+    files = "--conllu", str(tmp_path / "train.conllu"), "--held_out", str(tmp_path / "test.conllu")
+    done = run("--out", str(tmp_path / "t"), *files, "--steps=60", "--width=8", "--learning_rate=0.03")
+    assert done.returncode == 0, done.stderr
+    texts = [" ".join(word for word, _ in sentence) for sentence in held_out]
+    tags = tag_sentences(texts, str(tmp_path / "t"))
+    assert tags[texts[0]] == [tag for _, tag in learnt]
+    pairs = [(tag, found) for sentence, text in zip(held_out, texts) for (_, tag), found in zip(sentence, tags[text])]
+    metrics = json.loads((tmp_path / "t" / "metrics.json").read_text())
+    assert metrics["upos_accuracy"] == sum(tag == found for tag, found in pairs) / 7
+    described = sum((tag in ("NOUN", "ADJ")) == (found in ("NOUN", "ADJ")) for tag, found in pairs)
+    assert metrics["noun_or_adjective_accuracy"] == described / 7
+    assert metrics["held_out_words"] == 7 and metrics["trained_on_sentences"] == 30
+
+
+def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "bad.conllu").write_text("1\tword\n")
+    write_conllu(tmp_path / "one.conllu", SENTENCES[:1])
+    for arguments, complaint in (
+        (["--conllu", str(tmp_path / "bad.conllu")], "line 1: 2 columns"),
+        (["--conllu", str(tmp_path / "none.conllu")], "no CoNLL-U file there"),
+        (["--conllu", str(tmp_path / "one.conllu")], "0 training sentences and 1 held-out ones"),
+        (["--share=2"], "--share is 2"),
+        (["--stepz=3"], "stepz"),
+    ):
+        done = run("--out", str(tmp_path / "t"), *arguments)
+        assert done.returncode != 0
+        assert complaint in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "t").exists()

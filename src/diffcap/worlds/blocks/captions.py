@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from diffcap.utils.errors import DiffcapError
 from diffcap.worlds.blocks.geometry import COLORS, MATERIALS, SHAPES, SIZES, Scenes, camera_axes, to_camera
 from diffcap.worlds.blocks.scenes import ADD, CHANGES, COLOR, DROP, MATERIAL, Triples
 
@@ -115,26 +114,12 @@ LEXICON: dict[str, str] = {word: tag for tag, words in _TAGS.items() for word in
 
 
 def tag(caption: str) -> list[tuple[str, str]]:
-    """Return (word, UPOS tag) of each word; a word has the same tag in all captions of `blocks`.
-
-    Raises:
-        DiffcapError: a word does not occur in captions of `blocks`.
-    """
-    words = caption.split()
-    for word in words:
-        if word not in LEXICON:
-            raise DiffcapError(
-                f"{word!r} in {caption!r} is not a word of blocks captions; give captions of blocks only."
-            )
-    return [(word, LEXICON[word]) for word in words]
+    """Return (word, UPOS tag) of each word; a word has the same tag in all captions of `blocks`."""
+    return [(word, LEXICON[word]) for word in caption.split()]
 
 
 def write_captions(triples: Triples, seed: int = 0) -> tuple[list[list[str]], list[list[str]]]:
-    """Draw 5 to 7 different sentences for each pair of each triple; they depend on the seed and the triple's index only.
-
-    Returns:
-        The captions of the T change pairs, and those of the T distractor pairs.
-    """
+    """Draw 5 to 7 different sentences for each of the T change pairs and T distractor pairs, by seed and index of the triple."""
     relations = true_relations(triples)
     scenes = [(triples.after if change == ADD else triples.before) for change in triples.change.tolist()]
     change_captions, no_change_captions = [], []
@@ -153,10 +138,10 @@ def write_captions(triples: Triples, seed: int = 0) -> tuple[list[list[str]], li
 
 
 def describe(scenes: Scenes, seen: Tensor, indices: Sequence[int], seed: int = 0, most: int = 4) -> list[str]:
-    """Describe each image by one sentence that names some of its objects in random order.
+    """Describe each of B images by one sentence that names some of its objects in random order.
 
     Args:
-        scenes: B images. seen: (B, N) bool, the objects that may be named; at least one per image.
+        seen: (B, N) bool, the objects that may be named; at least one per image.
         indices: numbers of the images; the sentences depend on them and on `seed` only.
         most: maximum number of objects in a sentence.
     """

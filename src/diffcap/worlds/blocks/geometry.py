@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,46 +20,31 @@ PICTURE = (128, 96)  # image size in which visibility is measured
 
 @dataclass
 class Scenes:
-    """B scenes, each with up to N solids on the ground z = 0, a camera and light.
+    """B scenes, each with up to N solids on the ground z = 0, a camera and light; all numbers are float32."""
 
-    Attributes:
-        size, color, material, shape: (B, N) int64 indices into `SIZES`, `COLORS`, `MATERIALS`, `SHAPES`.
-        valid: (B, N) bool, False for an empty slot (its other values have no meaning).
-        position: (B, N, 2) float32, centre of the footprint; x to the right, y away from the default camera.
-        yaw: (B, N) float32, rotation of cubes in radians.
-        eye, target: (B, 3) float32, position of the camera and the point at which it is directed.
-        light: (B, 3) float32, unit vector to the key light.
-        light_centers: (B, 2, 2) float32, centres of the warm and the cool light on the ground.
-        intensity: (B, 2) float32, intensity of the warm and the cool light, about 1.
-    """
-
-    size: Tensor
-    color: Tensor
-    material: Tensor
-    shape: Tensor
-    valid: Tensor
-    position: Tensor
-    yaw: Tensor
-    eye: Tensor
-    target: Tensor
-    light: Tensor
-    light_centers: Tensor
-    intensity: Tensor
+    size: Tensor  # (B, N) int64, index into `SIZES`
+    color: Tensor  # (B, N) int64, index into `COLORS`
+    material: Tensor  # (B, N) int64, index into `MATERIALS`
+    shape: Tensor  # (B, N) int64, index into `SHAPES`
+    valid: Tensor  # (B, N) bool, False for an empty slot (its other values have no meaning)
+    position: Tensor  # (B, N, 2) centre of the footprint; x to the right, y away from the default camera
+    yaw: Tensor  # (B, N) rotation of cubes in radians
+    eye: Tensor  # (B, 3) position of the camera
+    target: Tensor  # (B, 3) point at which the camera is directed
+    light: Tensor  # (B, 3) unit vector to the key light
+    light_centers: Tensor  # (B, 2, 2) centres of the warm and the cool light on the ground
+    intensity: Tensor  # (B, 2) of the warm and the cool light, about 1
 
     def __len__(self) -> int:
         return len(self.valid)
 
     def __getitem__(self, rows: Tensor | slice | list[int]) -> Scenes:
-        return Scenes(*(getattr(self, name)[rows] for name in _names()))
-
-    def to(self, device: torch.device | str) -> Scenes:
-        """The same scenes on another device."""
-        return Scenes(*(getattr(self, name).to(device) for name in _names()))
+        return Scenes(*(column[rows] for column in vars(self).values()))
 
     @staticmethod
     def cat(parts: list[Scenes]) -> Scenes:
         """Join batches along B."""
-        return Scenes(*(torch.cat([getattr(part, name) for part in parts]) for name in _names()))
+        return Scenes(*(torch.cat(columns) for columns in zip(*(vars(part).values() for part in parts))))
 
     @property
     def radius(self) -> Tensor:
@@ -71,10 +55,6 @@ class Scenes:
     def half(self) -> Tensor:
         """(B, N) half the height, for a cube also half the side."""
         return torch.where(self.shape == CUBE, self.radius * 0.5**0.5, self.radius)
-
-
-def _names() -> Iterator[str]:
-    return (field.name for field in fields(Scenes))
 
 
 def camera_axes(scenes: Scenes) -> tuple[Tensor, Tensor, Tensor]:
@@ -97,17 +77,14 @@ def half_view(size: tuple[int, int]) -> tuple[float, float]:
 
 def to_camera(points: Tensor, scenes: Scenes) -> tuple[Tensor, Tensor, Tensor]:
     """Convert points (B, ..., 3) to coordinates right, up and forward of their scene's camera, (B, ...) each."""
-    x, y, z = (points - _spread(scenes.eye, points)).unbind(-1)
-    forward, right, up = (_spread(axis, points).unbind(-1) for axis in camera_axes(scenes))
+    shape = (len(points), *[1] * (points.ndim - 2), 3)
+    x, y, z = (points - scenes.eye.view(shape)).unbind(-1)
+    forward, right, up = (axis.view(shape).unbind(-1) for axis in camera_axes(scenes))
     return (
         x * right[0] + y * right[1] + z * right[2],
         x * up[0] + y * up[1] + z * up[2],
         x * forward[0] + y * forward[1] + z * forward[2],
     )
-
-
-def _spread(vectors: Tensor, points: Tensor) -> Tensor:
-    return vectors.view(len(vectors), *[1] * (points.ndim - 2), vectors.shape[-1])
 
 
 def view_boxes(scenes: Scenes) -> Tensor:

@@ -43,12 +43,8 @@ def write(folder: Path, scenes: int | None = None, rendered: int = 100) -> None:
     """Write the dataset, or the missing part of one that was interrupted.
 
     Args:
-        folder: it is created; an existing one must be empty or have the same settings.
         scenes: number of scenes, at least 15; None: the official number.
         rendered: number of rendered scenes, with three images each; a multiple of 5, at least 15.
-
-    Raises:
-        DiffcapError: a number is invalid, the folder has other content, or the file system has no links.
     """
     if rendered < 15 or rendered % 5:
         raise DiffcapError(f"--rendered is {rendered}; give a multiple of 5 from 15 on (3 scenes of each change type).")
@@ -84,9 +80,6 @@ def split_numbers(scenes: int | None = None) -> dict[str, list[int]]:
 
     Args:
         scenes: number of all scenes, at least 15; None: the official numbers of scenes, splits and change types.
-
-    Raises:
-        DiffcapError: there are too few or too many scenes.
     """
     most = sum(_OFFICIAL.splits.values())
     if scenes is not None and not 15 <= scenes <= most:
@@ -116,11 +109,7 @@ def caption_count(pair: int) -> int:
 
 
 def rendered_image(path: str, rendered: int) -> str:
-    """The rendered image that an image is a link to; it has the same change type.
-
-    Args:
-        path: "sc_images/CLEVR_semantic_000123.png", relative to the dataset's folder. rendered: number of rendered scenes.
-    """
+    """The rendered image that "sc_images/CLEVR_semantic_000123.png" is a link to; it has the same change type."""
     start, number = path[: -len("000123.png")], int(path[-len("000123.png") : -len(".png")])
     index, row = divmod(number, PER_TYPE)
     return f"rendered/{start}{row % (rendered // 5) * 5 + index:06d}.png"  # `blocks`: triple k has the change k % 5

@@ -29,15 +29,10 @@ SUBPIXELS = ((-0.125, -0.375), (0.375, -0.125), (0.125, 0.375), (-0.375, 0.125))
 
 
 def render(scenes: Scenes, size: tuple[int, int] = (128, 96)) -> tuple[Tensor, Tensor]:
-    """Render a batch of scenes, on its device.
-
-    Args:
-        scenes: B scenes.
-        size: width and height in pixels.
+    """Render B scenes at a size (width, height), on their device.
 
     Returns:
-        (B, 3, H, W) uint8 images; and (B, H, W) int64, the slot n in `scenes` of the object at the centre of each pixel, -1 for
-        the ground.
+        (B, 3, H, W) uint8 images; and (B, H, W) int64, the slot of the object at the centre of each pixel, -1 for the ground.
     """
     width, height = size
     stage = _prepare(scenes, size)
@@ -89,6 +84,12 @@ class _Stage:
         cubes, spheres, cylinders = self.shapes
         ends = (0, cubes, cubes + spheres, cubes + spheres + cylinders)
         return list(zip((CUBE, SPHERE, CYLINDER), ends, ends[1:]))
+
+    def groups_of(self, pair: Tensor) -> list[tuple[int, int, int]]:
+        """Return (shape, first ray, end) of each of the three shapes, for rays sorted by their pair (n,)."""
+        ends = torch.tensor([0, *(end for *_, end in self.groups())], device=pair.device)
+        bounds = torch.searchsorted(pair, ends).tolist()
+        return list(zip((CUBE, SPHERE, CYLINDER), bounds, bounds[1:]))
 
 
 @dataclass
@@ -169,11 +170,7 @@ def _tangents(size: tuple[int, int], column: Tensor, row: Tensor) -> tuple[Tenso
 
 
 def _fill(rectangle: tuple[Tensor, Tensor, Tensor, Tensor], size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """List all pixels of rectangles (left, top, right, bottom, in pixels).
-
-    Returns:
-        Index of the rectangle, column and row of each pixel, (n,) each.
-    """
+    """Index, column and row, (n,) each, of all pixels of rectangles (left, top, right, bottom, in pixels)."""
     left, top = (edge.floor().clamp(0, end) for edge, end in zip(rectangle[:2], size))
     right, bottom = (edge.ceil().clamp(0, end) for edge, end in zip(rectangle[2:], size))
     across, down = (right - left).clamp(min=0), (bottom - top).clamp(min=0)
@@ -207,11 +204,8 @@ def _split_pixels(stage: _Stage, rays: _Rays, edge: Tensor) -> tuple[Tensor, _Ra
 def _cast(stage: _Stage, rays: _Rays, samples: int) -> _Hits:
     """Intersect rays with their objects; returns the hits that are the nearest ones of their samples."""
     nearest = torch.full((samples,), torch.inf, device=rays.u.device)
-    bounds = torch.searchsorted(
-        rays.pair, torch.tensor([0, *(end for *_, end in stage.groups())], device=rays.u.device)
-    ).tolist()
-    ways, depths = [], []
-    for (shape, *_), start, end in zip(stage.groups(), bounds, bounds[1:]):
+    groups, ways, depths = stage.groups_of(rays.pair), [], []
+    for shape, start, end in groups:
         pair, u, v = rays.pair[start:end], rays.u[start:end], rays.v[start:end]
         numbers, local = _at(stage.numbers[2:4], pair), _at(stage.local, pair)
         ray = [local[3 + axis] + u * local[6 + axis] + v * local[9 + axis] for axis in range(3)]
@@ -220,7 +214,7 @@ def _cast(stage: _Stage, rays: _Rays, samples: int) -> _Hits:
         ways.append(ray)
         depths.append(depth)
     parts = []
-    for (shape, *_), start, end, ray, depth in zip(stage.groups(), bounds, bounds[1:], ways, depths):
+    for (shape, start, end), ray, depth in zip(groups, ways, depths):
         sample = rays.sample[start:end]
         seen = ((depth == _at(nearest, sample)) & (depth < torch.inf)).nonzero().flatten()
         pair, depth = _at(rays.pair[start:end], seen), _at(depth, seen)
@@ -260,8 +254,7 @@ def _ground(stage: _Stage) -> list[Tensor]:
     light, dark = torch.ones_like(x).flatten(), torch.zeros_like(x).flatten()
     pair, column, row = _fill(_shadow_rectangles(stage), stage.size)
     sample = (_at(stage.picture, pair) * height + row) * width + column
-    bounds = torch.searchsorted(pair, torch.tensor([0, *(end for *_, end in stage.groups())], device=device)).tolist()
-    for (shape, *_), start, end in zip(stage.groups(), bounds, bounds[1:]):
+    for shape, start, end in stage.groups_of(pair):
         one, here = pair[start:end], sample[start:end]
         numbers, lamp = _at(stage.numbers, one), _lamp(stage, one)
         px, py = _turn(_at(x.flatten(), here) - numbers[0], _at(y.flatten(), here) - numbers[1], numbers[4], numbers[5])

@@ -47,22 +47,15 @@ class Triples:
     """T triples of scenes: before, after (one change) and distractor (only camera and light differ).
 
     Slot n is the same object in all three scenes.
-
-    Attributes:
-        indices: (T,) int64, number of each triple; with the seed, it determines the triple.
-        before, after, distractor: T scenes each.
-        change: (T,) int64 index into `CHANGES`.
-        changed: (T,) int64, slot of the changed object (empty in `before` for "add", in `after` for "drop").
-        new_value: (T,) int64, index of the new color or material; -1 for other changes.
     """
 
-    indices: Tensor
+    indices: Tensor  # (T,) int64, number of each triple; with the seed, it determines the triple
     before: Scenes
     after: Scenes
     distractor: Scenes
-    change: Tensor
-    changed: Tensor
-    new_value: Tensor
+    change: Tensor  # (T,) int64, index into `CHANGES`
+    changed: Tensor  # (T,) int64, slot of the changed object (empty in `before` for "add", in `after` for "drop")
+    new_value: Tensor  # (T,) int64, index of the new color or material; -1 for other changes
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -72,13 +65,10 @@ class Triples:
         return Scenes.cat([self.before, self.after, self.distractor])
 
     def viewpoint_iou(self) -> tuple[Tensor, Tensor]:
-        """Measure the similarity of the viewpoints, from 0 to 1 (the same camera).
+        """Measure the similarity of the viewpoints of the change pairs (T,) and the distractor pairs (T,); 1 for the same camera.
 
         It is the mean intersection over union of the objects' bounding boxes (without occlusion) in both images, over all
         objects that exist in both and did not move.
-
-        Returns:
-            (T,) for the change pairs and (T,) for the distractor pairs.
         """
         before, after, distractor = (view_boxes(scenes) for scenes in (self.before, self.after, self.distractor))
         unmoved = self.before.valid & self.after.valid
@@ -100,14 +90,11 @@ def sample_triples(
 
     Args:
         indices: numbers of the triples, each at least 0.
-        seed: of the dataset.
         jitter: strength of the variation of camera and light within a triple; 0: none, 1: about that of CLEVR-Change.
         objects: minimum and maximum number of objects in an image, at least 2.
-
-    Raises:
-        DiffcapError: no valid scene was found, because the jitter is too strong or there are too many objects.
     """
     indices = torch.as_tensor(indices, dtype=torch.int64)
+    base = _mix(torch.tensor((seed + 2**63) % 2**64 - 2**63))  # any seed as an int64
     pending = torch.arange(len(indices))
     drawn: list[tuple[Tensor, Triples]] = []
     for round_ in range(_ROUNDS):
@@ -115,9 +102,8 @@ def sample_triples(
             break
         attempts = torch.arange(round_ * _ATTEMPTS_PER_ROUND, (round_ + 1) * _ATTEMPTS_PER_ROUND)
         rows = indices[pending].repeat_interleave(_ATTEMPTS_PER_ROUND)
-        found, good = _attempt(
-            rows, _mix(_mix(rows + _mix(_int64(seed))) + attempts.repeat(len(pending))), jitter, objects
-        )
+        keys = _mix(_mix(rows + base) + attempts.repeat(len(pending)))
+        found, good = _attempt(rows, keys, jitter, objects)
         good = good.view(-1, _ATTEMPTS_PER_ROUND)
         done = good.any(1)
         first = good.to(torch.uint8).argmax(1) + torch.arange(len(pending)) * _ATTEMPTS_PER_ROUND
@@ -129,11 +115,15 @@ def sample_triples(
             f"with jitter {jitter:g}; use a weaker jitter or fewer objects."
         )
     order = torch.cat([rows for rows, _ in drawn]).argsort() if drawn else pending
-    return _rows(_concatenate([triples for _, triples in drawn]), order)
+    columns: dict[str, Any] = {}
+    for name in vars(drawn[0][1]):
+        values = [getattr(triples, name) for _, triples in drawn]
+        columns[name] = Scenes.cat(values) if isinstance(values[0], Scenes) else torch.cat(values)
+    return _rows(Triples(**columns), order)
 
 
 def _attempt(indices: Tensor, key: Tensor, jitter: float, objects: tuple[int, int]) -> tuple[Triples, Tensor]:
-    """Draw one triple for each of A keys; returns the triples, and (A,) whether each satisfies all conditions."""
+    """Draw one triple for each of A keys; returns the triples, and (A,) whether each is valid."""
     draw = _Draw(key)
     rows, slots = torch.arange(len(key)), torch.arange(objects[1])
     change = indices % len(CHANGES)
@@ -285,18 +275,6 @@ def _mean_over(values: Tensor, mask: Tensor) -> Tensor:
 def _rows(triples: Triples, rows: Tensor) -> Triples:
     columns: dict[str, Any] = {name: value[rows] for name, value in vars(triples).items()}
     return Triples(**columns)
-
-
-def _concatenate(parts: list[Triples]) -> Triples:
-    columns: dict[str, Any] = {}
-    for name in vars(parts[0]):
-        values = [getattr(part, name) for part in parts]
-        columns[name] = Scenes.cat(values) if isinstance(values[0], Scenes) else torch.cat(values)
-    return Triples(**columns)
-
-
-def _int64(number: int) -> Tensor:
-    return torch.tensor((number + 2**63) % 2**64 - 2**63)
 
 
 def _mix(values: Tensor) -> Tensor:

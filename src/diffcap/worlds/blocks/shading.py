@@ -23,17 +23,12 @@ _GROUND = 0.60  # albedo of the ground, the same for red, green and blue
 def shade_ground(
     x: Tensor, y: Tensor, light_centers: Tensor, intensity: Tensor, key_visibility: Tensor, sky_visibility: Tensor
 ) -> list[Tensor]:
-    """Compute the colors of points on the ground. Light decreases with the distance from the center of each light.
+    """Red, green and blue, (B, ...) each, of points on the ground. Light decreases with the distance from each light's centre.
 
     Args:
         x, y: (B, ...) points on the ground.
-        light_centers: (B, 2, 2), x and y of the key and of the fill light.
-        intensity: (B, 2) of the key and the fill light, about 1.
-        key_visibility: (B, ...) fraction of the key light that objects do not block.
-        sky_visibility: (B, ...) fraction of the sky that objects do not block.
-
-    Returns:
-        Red, green and blue, (B, ...) each.
+        light_centers, intensity: see `Scenes`.
+        key_visibility, sky_visibility: (B, ...) fractions of the key light and of the sky that objects do not block.
     """
     trailing = [1] * (x.ndim - 1)
     lights = []
@@ -57,24 +52,19 @@ def shade_solids(
     key_visibility: Tensor,
     height: Tensor,
 ) -> list[Tensor]:
-    """Compute the colors of n points on solids; highlights can exceed 1.
+    """Red, green and blue, (n,) each, of points on solids; highlights can exceed 1.
 
     Rubber follows the Phong reflection model: diffuse light and a weak, wide highlight. Metal is darker, has a narrow highlight,
     and reflects an imaginary room with a grey floor, dark walls, two bright windows, two bright streaks and a bright
     strip at the horizon. Both are brighter at the rim, where the surface is seen at a small angle.
 
     Args:
-        normal: unit vector of the surface normal, (n,) for each of x, y and z.
-        view: unit vector to the camera, as `normal`.
-        light: unit vector to the key light, as `normal`.
+        normal, view, light: unit vectors: the surface's normal, to the camera, to the key light; (n,) for each of x, y and z.
         intensity: (2, n) of the key and the fill light.
         color: red, green and blue of the paint, (n,) each.
         metal: (n,) True for metal, False for rubber.
         key_visibility: (n,) fraction of the key light that other solids do not block.
-        height: (n,) height above the ground; low points receive less light from the sky.
-
-    Returns:
-        Red, green and blue, (n,) each.
+        height: (n,) above the ground; low points receive less light from the sky.
     """
     nx, ny, nz = normal
     vx, vy, vz = view

@@ -74,13 +74,7 @@ def lit(shape: int, point: Vector, light: Vector, radius: Tensor, half: Tensor) 
     """Return the fraction of the key light that a solid does not block, in [0, 1].
 
     The shadow is computed from the distance between the solid and the line from the point to the centre of the light. Its edge
-    is softer if the solid is further away, as for a large light.
-
-    Args:
-        shape: of the solid that casts the shadow.
-        point: z is the height above the ground.
-        light: unit vector to the light.
-        radius, half: of the solid.
+    is softer if the solid is further away, as for a large light. `light` is the unit vector to it; z is the height above the ground.
     """
     (x, y, z), (lx, ly, lz) = point, light
     if shape == SPHERE:

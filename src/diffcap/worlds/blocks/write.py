@@ -12,8 +12,6 @@ There are two more files: `blocks.json` has the settings of the folder, and `sce
 
 from __future__ import annotations
 
-import json
-import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,22 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffcap.records import write_json, write_text
+from diffcap.records import write_json
 from diffcap.utils.errors import DiffcapError
 from diffcap.worlds.blocks.captions import write_captions
 from diffcap.worlds.blocks.geometry import COLORS, MATERIALS, SHAPES, SIZES
 from diffcap.worlds.blocks.render import render
 from diffcap.worlds.blocks.scenes import CHANGES, COLOR, MATERIAL, Triples, sample_triples
-from diffcap.worlds.rendering import (
-    CHUNK,
-    claim,
-    clear_parts,
-    encode_png,
-    read_parts,
-    render_all,
-    write_image,
-    write_part,
-)
+from diffcap.worlds.rendering import CHUNK, claim, draw_splits, render_chunks, write_image, write_lines
 
 VIEWS = (("images", "default"), ("sc_images", "semantic"), ("nsc_images", "nonsemantic"))
 RENDERER_VERSION = 3  # version of the images and captions: increase it if a code change alters them for the same seed
@@ -52,11 +41,6 @@ class Settings:
     size: tuple[int, int]
     jitter: float
     look: int = RENDERER_VERSION  # "look" is the key in the settings file of a dataset
-
-    @property
-    def triples(self) -> int:
-        """Number of triples, each with a change pair and a distractor pair."""
-        return self.pairs // 2
 
 
 def write_blocks(
@@ -83,46 +67,39 @@ def write_blocks(
     Raises:
         DiffcapError: a setting is invalid, or the folder has other content.
     """
-    settings = _check(pairs, seed, size, jitter)
-    folder = Path(folder)
-    if claim(folder, settings, _OFFICIAL):
-        return
-    for name, _ in VIEWS:
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    _finish(folder, settings, render_all(_write_chunk, folder, settings, settings.triples, workers, "triples"))
-
-
-def _check(pairs: int, seed: int, size: tuple[int, int], jitter: float) -> Settings:
     if pairs < 30 or pairs % 2:
         raise DiffcapError(f"blocks: pairs must be an even number, 30 or more, not {pairs}; fix it.")
-    check_render_settings(size, jitter)
-    return Settings(pairs, seed, (size[0], size[1]), float(jitter))
-
-
-def check_render_settings(size: tuple[int, int], jitter: float) -> None:
-    """Check the size of the images and the jitter.
-
-    Raises:
-        DiffcapError: the images are too small to see the objects, or the jitter is too strong.
-    """
     if size[0] < 64 or size[1] < 48:
         raise DiffcapError(
             f"blocks: size must be 64 x 48 or larger, not {size[0]} x {size[1]}: smaller objects cannot be seen."
         )
     if not 0 <= jitter <= 3:
         raise DiffcapError(f"blocks: jitter must lie in 0 to 3, not {jitter:g}; fix it.")
+    settings = Settings(pairs, seed, (size[0], size[1]), float(jitter))
+    folder = Path(folder)
+    if claim(folder, settings, _OFFICIAL):
+        return
+    for where, _ in VIEWS:
+        (folder / where).mkdir(exist_ok=True)
+    with render_chunks(_write_chunk, folder, settings, pairs // 2, workers, "triples") as rows:
+        keys = [f"{number:06d}.png" for number in range(len(rows))]
+        of_type = {kind: [number for number, row in enumerate(rows) if row["change"] == kind] for kind in CHANGES}
+        for name, field in (("change_captions.json", "captions"), ("no_change_captions.json", "no_change")):
+            write_json(folder / name, {f"CLEVR_default_{key}": row[field] for key, row in zip(keys, rows)})
+        write_json(folder / "type_mapping.json", {kind: [keys[number] for number in of_type[kind]] for kind in CHANGES})
+        write_lines(folder / "scenes.json", {key: row["scene"] for key, row in zip(keys, rows)})
+        write_json(folder / "splits.json", draw_splits(of_type, f"blocks splits {seed}", round))
 
 
-def _write_chunk(folder: Path, settings: Settings, start: int) -> None:
-    """Write the images of one chunk, then its metadata."""
+def _write_chunk(folder: Path, settings: Settings, start: int) -> list[dict[str, Any]]:
     triples = sample_triples(range(start, start + CHUNK), settings.seed, settings.jitter)  # the last chunk is cut below
     images, index = render(triples.scenes(), settings.size)
-    count = min(CHUNK, settings.triples - start)
-    data = encode_png(images.permute(0, 2, 3, 1).cpu().numpy())
+    count = min(CHUNK, settings.pairs // 2 - start)
+    pixels = images.permute(0, 2, 3, 1).contiguous().cpu().numpy()
     for view, (where, name) in enumerate(VIEWS):
         for row in range(count):
-            write_image(folder, folder / where / f"CLEVR_{name}_{start + row:06d}.png", data[view * CHUNK + row])
-    write_part(folder, start, _describe(triples, index, settings.seed)[:count])
+            write_image(folder, f"{where}/CLEVR_{name}_{start + row:06d}.png", pixels[view * CHUNK + row])
+    return _describe(triples, index, settings.seed)[:count]
 
 
 def _describe(triples: Triples, index: Tensor, seed: int) -> list[dict[str, Any]]:
@@ -162,27 +139,3 @@ def _describe(triples: Triples, index: Tensor, seed: int) -> list[dict[str, Any]
             }
         )
     return described
-
-
-def _finish(folder: Path, settings: Settings, chunks: range) -> None:
-    rows = read_parts(folder, chunks)
-    keys = [f"{number:06d}.png" for number in range(len(rows))]
-    of_type = {kind: [number for number, row in enumerate(rows) if row["change"] == kind] for kind in CHANGES}
-    for name, field in (("change_captions.json", "captions"), ("no_change_captions.json", "no_change")):
-        write_json(folder / name, {f"CLEVR_default_{key}": row[field] for key, row in zip(keys, rows)})
-    write_json(folder / "type_mapping.json", {kind: [keys[number] for number in of_type[kind]] for kind in CHANGES})
-    lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(row['scene'])}" for key, row in zip(keys, rows))
-    write_text(folder / "scenes.json", f"{{\n{lines}\n}}\n")
-    write_json(folder / "splits.json", _split(of_type, settings.seed))
-    clear_parts(folder)
-
-
-def _split(of_type: dict[str, list[int]], seed: int) -> dict[str, list[int]]:
-    splits: dict[str, list[int]] = {"train": [], "val": [], "test": []}
-    for kind, numbers in of_type.items():
-        shuffled = random.Random(f"blocks splits {seed} {kind}").sample(numbers, len(numbers))
-        test, val = (max(1, round(share * len(numbers))) for share in (0.10, 0.05))
-        splits["test"] += shuffled[:test]
-        splits["val"] += shuffled[test : test + val]
-        splits["train"] += shuffled[test + val :]
-    return {split: sorted(numbers) for split, numbers in splits.items()}

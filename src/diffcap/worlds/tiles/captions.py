@@ -83,15 +83,31 @@ _ROAD_RELATIONS: dict[str, tuple[str, ...]] = {
 _SCENES = ("of the scene", "of the image", "of the area")
 
 
+_TAGS = {
+    "ADJ": "bare big blue brown cultivated dark dry existing gray identical large many new old paved red same several small white upper "
+    "lower",
+    "ADP": "across along as at before beside by from in into near of on through to with close next",
+    "ADV": "almost down longer now out there up",
+    "AUX": "are been has have is was were",
+    "DET": "a an no some that the",
+    "NOUN": "area block bottom building buildings center change corner difference dirt edge farmland fields forest grass grassland "
+    "ground group house houses image lake land left middle part patch piece pond right river road roof row rows scene scenes side soil "
+    "top trees vegetation water woodland woods",
+    "NUM": "one two three four five six seven eight nine ten eleven twelve",
+    "PRON": "nothing",
+    "VERB": "appear appeared appears built changed cleared constructed created cut added demolished disappear disappeared disappears "
+    "dried exposed formed gone grown joins meets occurred planted removed replaced seem torn turned vanished",
+}
+LEXICON: dict[str, str] = {word: tag for tag, words in _TAGS.items() for word in words.split()}
+
+
+def tag(caption: str) -> list[tuple[str, str]]:
+    """Return (word, UPOS tag) of each word; a word has the same tag in all captions of `tiles`."""
+    return [(word, LEXICON[word]) for word in caption.split()]
+
+
 def write_captions(rng: random.Random, change: Change | None) -> list[str]:
-    """Draw five captions of a pair.
-
-    Args:
-        rng: source of the captions. change: None for a pair without change, which always has the five sentences of `NO_CHANGE`.
-
-    Returns:
-        Five sentences; two of them are rarely equal.
-    """
+    """Draw five captions of a pair, which are rarely equal; a pair without change always has the sentences of `NO_CHANGE`."""
     if change is None:
         return list(NO_CHANGE)
     captions: list[str] = []
@@ -107,18 +123,21 @@ def write_captions(rng: random.Random, change: Change | None) -> list[str]:
 def describe(scene: Layer, number: int, seed: int = 0, most: int = 3) -> str:
     """Describe one image by a sentence that names some of its things in random order.
 
-    Houses are counted by `changes.location_of`. A phrase can leave "corner" out, so a number can be smaller than that of all houses in
-    the named part.
-
-    Args:
-        scene: the image. number: of the image; the sentence depends on it and on `seed`. most: maximum number of things.
+    The sentence depends on the image's number and the seed. Houses are counted by `changes.location_of`. A phrase can leave "corner"
+    out, so a number can be smaller than that of all houses in the named part.
     """
     rng = random.Random(f"tiles description {seed} {number}")
     houses: dict[str, list[House]] = {}
     for house in scene.houses:
         if all(0 <= value < SIZE for value in house.center):
             houses.setdefault(location_of(bounds([house.footprint])), []).append(house)
-    phrases = [_described_houses(rng, group, place) for place, group in houses.items()]
+    phrases = []
+    for place, group in houses.items():
+        if len(group) == 1:
+            phrases.append(_placed(rng, f"a house with a {ROOFS[group[0].roof]} roof", place))
+        else:
+            count = NUMBERS[len(group)] if len(group) < len(NUMBERS) else "many"
+            phrases.append(_placed(rng, f"{count} houses", place))
     areas = [("a pond", pond) for pond in scene.ponds]
     names = {"forest": "a forest", "bare": "an area of bare ground"}
     areas += [(names[zone.surface], zone.polygon) for zone in scene.zones if zone.surface in names]
@@ -131,15 +150,6 @@ def describe(scene: Layer, number: int, seed: int = 0, most: int = 3) -> str:
     phrases += sorted({"a paved road" if road.paved else "a dirt road" for road in scene.roads})
     phrases += ["fields"] * any(zone.surface == "field" for zone in scene.zones)
     return " and ".join(rng.sample(phrases, min(most, len(phrases)))) or "grassland"
-
-
-def _described_houses(rng: random.Random, houses: list[House], place: str) -> str:
-    """The houses at a place: their number, or the color of a single one's roof."""
-    if len(houses) == 1:
-        phrase = f"a house with a {ROOFS[houses[0].roof]} roof"
-    else:
-        phrase = f"{NUMBERS[len(houses)] if len(houses) < len(NUMBERS) else 'many'} houses"
-    return _placed(rng, phrase, place)
 
 
 def _placed(rng: random.Random, thing: str, place: str) -> str:

@@ -10,7 +10,8 @@ import itertools
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -74,31 +75,20 @@ Points = npt.NDArray[np.float64]  # (n, 2)
 
 @dataclass
 class Change:
-    """What differs between the states with and without the changed objects.
+    """What differs between the states with and without the changed objects."""
 
-    Attributes:
-        kind: of `CHANGES`.
-        noun: "house", "building" (a large one), "road", "trees", "forest", "clearing", "pond", "lake" or "ground".
-        count: number of houses; 1 for other objects, except that it is the number of single trees.
-        arrangement: of houses, "single", "group", "row" or "block"; "" for other objects.
-        present, absent: things that are only in the image with the objects, and only in the one without.
-        covers: what is below the objects, see `scenes.Plan`.
-        details: further words that captions may use: "paved" or "dirt" and "joins" (a road that meets another one), "horizontal" or
-            "vertical" (one that crosses the image); "mud" (a pond that leaves mud), "only" (no other pond); the color of a single house's
-            roof.
-        location: see `location_of`; "" if the change has none.
-        relations: keys of `NEAR`, and "fields", "grass", "forest inside", that are true of all changed objects.
-    """
-
-    kind: str
-    noun: str
-    count: int
-    arrangement: str
-    present: Layer
-    absent: Layer
-    covers: set[int]
+    kind: str  # of `CHANGES`
+    noun: str  # "house", "building" (a large one), "road", "trees", "forest", "clearing", "pond", "lake" or "ground"
+    count: int  # of houses, or of single trees; 1 for other objects
+    arrangement: str  # of houses, "single", "group", "row" or "block"; "" for other objects
+    present: Layer  # things that are only in the image with the objects
+    absent: Layer  # things that are only in the image without the objects
+    covers: set[int]  # what is below the objects, see `scenes.Plan`
+    # Further words that captions may use: "paved" or "dirt" and "joins" (a road that meets another one), "horizontal" or "vertical"
+    # (one that crosses the image); "mud" (a pond that leaves mud), "only" (no other pond); the color of a single house's roof.
     details: list[str] = field(default_factory=list)
-    location: str = ""
+    location: str = ""  # see `location_of`; "" if the change has none
+    # Keys of `NEAR`, and "fields", "grass", "forest inside", that are true of all changed objects.
     relations: list[str] = field(default_factory=list)
 
     @property
@@ -114,14 +104,8 @@ class Change:
 
     def facts(self) -> dict[str, Any]:
         """The facts as JSON values, for the manifest."""
-        return {
-            "noun": self.noun,
-            "count": self.count,
-            "arrangement": self.arrangement,
-            "details": self.details,
-            "location": self.location,
-            "relations": self.relations,
-        }
+        names = ("noun", "count", "arrangement", "details", "location", "relations")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass
@@ -144,11 +128,7 @@ def kind_of(number: int) -> tuple[str, bool]:
 
 
 def sample_pair(number: int, seed: int = 0) -> Pair:
-    """Draw a pair by its number, which determines it together with the seed.
-
-    Raises:
-        DiffcapError: no scene with room for the change was found.
-    """
+    """Draw a pair by its number, which determines it together with the seed."""
     kind, changed = kind_of(number)
     variant = random.Random(f"tiles variant {seed} {number}").random()
     for attempt in range(_ATTEMPTS):
@@ -212,15 +192,11 @@ def _place(rng: random.Random) -> tuple[float, float]:
     return rng.uniform(30, SIZE - 30), rng.uniform(30, SIZE - 30)
 
 
-def _building(rng: random.Random, plan: Plan) -> list[House]:
-    return [random_house(rng, _place(rng), rng.uniform(0, math.pi), large=True)]
-
-
-def _single(rng: random.Random, plan: Plan) -> list[House]:
-    if rng.random() < 0.6:
+def _single(rng: random.Random, plan: Plan, large: bool = False) -> list[House]:
+    if not large and rng.random() < 0.6:
         row = rng.choice(lots(rng, plan, 28))
         return [rng.choice(row)] if row else []
-    return [random_house(rng, _place(rng), rng.uniform(0, math.pi))]
+    return [random_house(rng, _place(rng), rng.uniform(0, math.pi), large)]
 
 
 def _group(rng: random.Random, plan: Plan) -> list[House]:
@@ -265,12 +241,12 @@ def _block(rng: random.Random, plan: Plan) -> list[House]:
                 offset(center, angle, (i - (columns - 1) / 2) * 25), angle + math.pi / 2, (j - (rows - 1) / 2) * 26
             )
             house = random_house(rng, spot, angle)
-            houses.append(House(spot, angle, min(house.length, 18), house.width, house.height, house.roof, house.gable))
+            houses.append(replace(house, length=min(house.length, 18)))
     return houses
 
 
 _FORMS: dict[str, Callable[[random.Random, Plan], list[House]]] = {
-    "building": _building,
+    "building": partial(_single, large=True),
     "single": _single,
     "group": _group,
     "row": _row,
@@ -411,11 +387,9 @@ _MAKERS: dict[str, Callable[[random.Random, Plan, float], Change | None]] = {
 
 
 def location_of(box: tuple[float, float, float, float]) -> str:
-    """Where a box (x0, y0, x1, y1) in pixels is in the image.
+    """Where a box (x0, y0, x1, y1) in pixels is in the image: "left", "top", "middle", "top left" and so on.
 
-    Returns:
-        "left", "right", "top", "bottom", "middle", "top left" and so on, with " corner" if the middle of the box is in the outer
-        27 % of both axes; "" if the box is too large or lies between these places.
+    With " corner" if the middle of the box is in the outer 27 % of both axes; "" if the box is too large or lies between these places.
 
     Example:
         >>> location_of((20, 30, 60, 70)), location_of((100, 110, 150, 160)), location_of((20, 20, 230, 120))
@@ -449,7 +423,7 @@ def _relations(change: Change, scene: Layer) -> list[str]:
     found = {frozenset({FIELD}): ["fields"], frozenset({GRASS}): ["grass"], frozenset({FOREST}): ["forest inside"]}.get(
         frozenset(change.covers), []
     )
-    houses = [outline(house.footprint, 3) for house in scene.houses if _visible(house.center)]
+    houses = [outline(house.footprint, 3) for house in scene.houses if all(4 < x < SIZE - 4 for x in house.center)]
     if change.noun == "road":
         line = change.present.roads[0]
         near = sum(
@@ -476,10 +450,6 @@ def _relations(change: Change, scene: Layer) -> list[str]:
     if "houses" in found and sum(_all_near(objects, [house], 45) for house in houses) < 2:
         found.remove("houses")
     return found
-
-
-def _visible(point: tuple[float, float]) -> bool:
-    return all(4 < value < SIZE - 4 for value in point)
 
 
 def _inside(points: Points) -> npt.NDArray[np.bool_]:

@@ -29,12 +29,7 @@ def offset(point: Point, angle: float, distance: float) -> Point:
 
 
 def blob(rng: random.Random, center: Point, radius: float, ratio: float = 1.0, corners: int = 36) -> Polygon:
-    """A smooth closed outline.
-
-    Args:
-        rng: source of the outline. center: of the outline. radius: mean of the longer axis. ratio: of the shorter to the longer
-            axis. corners: number of points.
-    """
+    """A smooth closed outline; `radius` is the mean of the longer axis, `ratio` that of the shorter to the longer axis."""
     turn = rng.uniform(0, math.pi)
     cosine, sine = math.cos(turn), math.sin(turn)
     (k0, s0, p0), (k1, s1, p1), (k2, s2, p2) = (

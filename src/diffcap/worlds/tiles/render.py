@@ -18,7 +18,7 @@ from PIL import Image, ImageChops, ImageDraw
 
 from diffcap.worlds.tiles.changes import Change
 from diffcap.worlds.tiles.geometry import Point, Polygon, along, hull, offset, rectangle
-from diffcap.worlds.tiles.scenes import CAR_COLORS, FIELD_TONES, MARGIN, ROOFS, SIZE, TREE_TONES, House, Layer, Road
+from diffcap.worlds.tiles.scenes import CAR_COLORS, FIELD_TONES, MARGIN, ROOFS, SIZE, TREE_TONES, House, Layer
 
 Array = npt.NDArray[np.float32]
 Color = tuple[float, float, float]
@@ -51,35 +51,24 @@ _CAR_PAINT = ((226, 226, 226), (40, 42, 48), (150, 152, 156), (168, 46, 44), (52
 
 @dataclass(frozen=True)
 class Date:
-    """Season, light, atmosphere and sensor of one image.
+    """Season, light, atmosphere and sensor of one image; angles are in radians."""
 
-    Attributes:
-        green: of the vegetation, 0 (dry) to 1. azimuth: direction of the shadows. elevation: of the sun. gain, gamma, cast:
-            brightness, contrast and color balance. haze: share of the sky's light. slope: brightness gradient across the image, x and
-            y. noise: standard deviation of the sensor's noise in gray levels. turn, shift: of the image against the before image.
-        grain: start of the noise in its bank.
-    """
-
-    green: float
-    azimuth: float
-    elevation: float
-    gain: float
-    gamma: float
-    cast: Color
-    haze: float
-    slope: Point
-    noise: float
-    turn: float
-    shift: Point
-    grain: tuple[int, int]
+    green: float  # of the vegetation, 0 (dry) to 1
+    azimuth: float  # direction of the shadows
+    elevation: float  # of the sun
+    gain: float  # brightness
+    gamma: float  # contrast
+    cast: Color  # color balance
+    haze: float  # share of the sky's light
+    slope: Point  # brightness gradient across the image
+    noise: float  # standard deviation of the sensor's noise in gray levels
+    turn: float  # of the image against the before image
+    shift: Point  # of the image against the before image, in pixels
+    grain: tuple[int, int]  # start of the noise in its bank
 
 
 def sample_dates(rng: random.Random, jitter: float) -> tuple[Date, Date]:
-    """Draw the dates of a pair.
-
-    Args:
-        rng: source of the dates. jitter: strength of their differences and of the noise, 0 (none) to 1.
-    """
+    """Draw the dates of a pair; `jitter` is the strength of their differences and of the noise, 0 (none) to 1."""
     green, azimuth, elevation = rng.uniform(0.25, 1), rng.uniform(0, 2 * math.pi), math.radians(rng.uniform(32, 58))
     gain, haze, gamma = rng.uniform(0.92, 1.08), rng.uniform(0, 0.12), rng.uniform(0.95, 1.08)
     dates = []
@@ -127,15 +116,11 @@ def _to_canvas(date: Date, scale: int) -> tuple[float, float, float, float, floa
 def render(
     scene: Layer, date: Date, texture: tuple[int, int], ground: Image.Image | None = None
 ) -> npt.NDArray[np.uint8]:
-    """Render a scene at a date.
+    """Render a scene at a date as an RGB image (SIZE, SIZE, 3).
 
     Args:
-        scene: what is where. date: how it looks.
         texture: start of the scene's textures in their banks, in 0 to `TEXTURES` - 1.
         ground: `draw_ground(scene)`, if it is known already.
-
-    Returns:
-        (SIZE, SIZE, 3) RGB image.
     """
     materials = np.asarray(_draw(scene, date, ground or draw_ground(scene)))
     packed = np.take(_palette(date), materials)
@@ -178,10 +163,7 @@ def materials(scene: Layer, date: Date) -> npt.NDArray[np.uint8]:
 def change_mask(change: Change | None, scene: Layer) -> npt.NDArray[np.uint8]:
     """The changed pixels in the before image's grid, (SIZE, SIZE); 255 where an object was added or removed, else 0.
 
-    Shadows do not count. Where a new road meets an old one, nothing has changed.
-
-    Args:
-        change: None for no change. scene: either state of the pair.
+    Shadows do not count. Where a new road meets an old one, nothing has changed. `scene` is either state of the pair.
     """
     mask = Image.new("L", (SIZE, SIZE))
     if change is not None:
@@ -237,8 +219,19 @@ def draw_ground(scene: Layer) -> Image.Image:
         if road.paved:
             ground.line(road.line, road.width + 3, VERGE)
     for road in scene.roads:
-        _draw_road(ground, road)
-    _draw_parking(ground, scene)
+        ground.line(road.line, road.width, ASPHALT if road.paved else DIRT_ROAD)
+        if road.paved and road.width > 9:
+            for point, direction in along(road.line, 9):
+                ground.line([offset(point, direction, -2), offset(point, direction, 2)], 0.7, LINE)
+    for zone in scene.zones:
+        if zone.surface == "parking":
+            (x0, y0), (x1, y1), _, (x3, y3) = zone.polygon
+            angle, length = math.atan2(y1 - y0, x1 - x0), math.hypot(x1 - x0, y1 - y0)
+            width = math.hypot(x3 - x0, y3 - y0)
+            for row in range(int(width / 14)):
+                for column in range(int(length / 6) + 1):
+                    start = offset(offset((x0, y0), angle, column * 6), angle + math.pi / 2, row * 14 + 2)
+                    ground.line([start, offset(start, angle + math.pi / 2, 9)], 0.5, LINE)
     return ground.image
 
 
@@ -269,26 +262,6 @@ def _draw(scene: Layer, date: Date, ground: Image.Image) -> Image.Image:
         above.polygon(rectangle(car.center, car.angle, 7.5, 3.6), CARS + car.color)
         above.polygon(rectangle(offset(car.center, car.angle, -0.6), car.angle, 3.2, 2.8), CHIMNEY)
     return above.image
-
-
-def _draw_road(canvas: _Canvas, road: Road) -> None:
-    canvas.line(road.line, road.width, ASPHALT if road.paved else DIRT_ROAD)
-    if road.paved and road.width > 9:
-        for point, direction in along(road.line, 9):
-            canvas.line([offset(point, direction, -2), offset(point, direction, 2)], 0.7, LINE)
-
-
-def _draw_parking(canvas: _Canvas, scene: Layer) -> None:
-    for zone in scene.zones:
-        if zone.surface != "parking":
-            continue
-        (x0, y0), (x1, y1), _, (x3, y3) = zone.polygon
-        angle, length = math.atan2(y1 - y0, x1 - x0), math.hypot(x1 - x0, y1 - y0)
-        width = math.hypot(x3 - x0, y3 - y0)
-        for row in range(int(width / 14)):
-            for column in range(int(length / 6) + 1):
-                start = offset(offset((x0, y0), angle, column * 6), angle + math.pi / 2, row * 14 + 2)
-                canvas.line([start, offset(start, angle + math.pi / 2, 9)], 0.5, LINE)
 
 
 def _draw_house(canvas: _Canvas, house: House, toward: float) -> None:

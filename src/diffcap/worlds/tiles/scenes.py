@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from PIL import Image, ImageDraw
@@ -210,18 +210,23 @@ def random_house(rng: random.Random, center: Point, angle: float, large: bool = 
 
 
 def landscape(rng: random.Random, theme: Theme, road: bool, forest: bool) -> Plan:
-    """A scene with its ground, water and roads, but without houses and single trees.
-
-    Args:
-        rng: source of the scene. theme: kind of the scene. road: whether it must have a road. forest: whether it must have a forest.
-    """
+    """A scene with its ground, water and roads, but without houses and single trees; `road`, `forest`: whether it must have one."""
     plan = Plan()
     if theme == "village" or (theme == "forest" and rng.random() < 0.4):
         _add_fields(rng, plan)
     if rng.random() < {"suburb": 0.12, "village": 0.25, "forest": 0.25}[theme]:
-        _add_river(rng, plan)
+        river = Road(crossing(rng, bend=90), rng.uniform(14, 30))
+        plan.scene.rivers.append(river)
+        plan.mark_line(river.line, river.width + 8, WATER)
     if theme == "forest" or forest or rng.random() < 0.35:
-        _add_forest(rng, plan, large=theme == "forest")
+        large = theme == "forest"
+        for _ in range(rng.choice((2, 3)) if large else 1):
+            radius = rng.uniform(65, 95) if large else rng.uniform(38, 62)
+            center = (rng.uniform(10, SIZE - 10), rng.uniform(10, SIZE - 10))
+            polygon = blob(rng, center, radius, rng.uniform(0.6, 1), corners=60)
+            if WATER not in plan.covers_of(polygon):
+                plan.scene.zones.append(Zone(polygon, "forest"))
+                plan.mark(polygon, FOREST)
     if road or theme == "suburb" or rng.random() < 0.7:
         _add_roads(
             rng,
@@ -283,23 +288,6 @@ def crossing(rng: random.Random, sides: tuple[int, int] | None = None, bend: flo
     return curve(start, middle, end)
 
 
-def _add_river(rng: random.Random, plan: Plan) -> None:
-    river = Road(crossing(rng, bend=90), rng.uniform(14, 30))
-    plan.scene.rivers.append(river)
-    plan.mark_line(river.line, river.width + 8, WATER)
-
-
-def _add_forest(rng: random.Random, plan: Plan, large: bool) -> None:
-    count = rng.choice((2, 3)) if large else 1
-    for _ in range(count):
-        radius = rng.uniform(65, 95) if large else rng.uniform(38, 62)
-        center = (rng.uniform(10, SIZE - 10), rng.uniform(10, SIZE - 10))
-        polygon = blob(rng, center, radius, rng.uniform(0.6, 1), corners=60)
-        if WATER not in plan.covers_of(polygon):
-            plan.scene.zones.append(Zone(polygon, "forest"))
-            plan.mark(polygon, FOREST)
-
-
 def _add_roads(rng: random.Random, plan: Plan, count: int, paved: bool) -> None:
     sides = rng.choice(((0, 2), (1, 3)))
     main = Road(crossing(rng, sides), rng.uniform(9, 13) if paved else rng.uniform(6, 8), paved)
@@ -319,28 +307,15 @@ def _add_roads(rng: random.Random, plan: Plan, count: int, paved: bool) -> None:
 
 
 def lots(rng: random.Random, plan: Plan, spacing: float, setback: float = 7.0) -> list[list[House]]:
-    """Places for houses along the roads: a list for each side of each road, in the order along it.
-
-    The places are not checked.
-    """
+    """Places for houses along the roads, not checked: a list for each side of each road, in the order along it."""
     rows = []
     for road in plan.scene.roads:
         for side in (-1, 1):
             row = []
             for point, direction in along(road.line, spacing, rng.uniform(0, spacing)):
                 house = random_house(rng, point, direction)
-                distance = road.width / 2 + setback + house.width / 2
-                row.append(
-                    House(
-                        offset(point, direction + side * math.pi / 2, distance),
-                        direction,
-                        min(house.length, spacing - 7),
-                        house.width,
-                        house.height,
-                        house.roof,
-                        house.gable,
-                    )
-                )
+                center = offset(point, direction + side * math.pi / 2, road.width / 2 + setback + house.width / 2)
+                row.append(replace(house, center=center, length=min(house.length, spacing - 7)))
             rows.append(row)
     return rows
 

@@ -29,16 +29,7 @@ import numpy.typing as npt
 
 from diffcap.records import SPLITS, write_text
 from diffcap.utils.errors import DiffcapError
-from diffcap.worlds.rendering import (
-    CHUNK,
-    claim,
-    clear_parts,
-    encode_png,
-    read_parts,
-    render_all,
-    write_image,
-    write_part,
-)
+from diffcap.worlds.rendering import CHUNK, claim, draw_splits, render_chunks, write_image, write_lines
 from diffcap.worlds.tiles.captions import write_captions
 from diffcap.worlds.tiles.changes import CHANGES, Pair, sample_pair
 from diffcap.worlds.tiles.render import TEXTURES, Date, change_mask, draw_ground, render, sample_dates, to_image
@@ -84,28 +75,29 @@ def write_tiles(
         raise DiffcapError(f"tiles: pairs must be an even number, {3 * KINDS} or more, not {pairs}; fix it.")
     if not 0 <= jitter <= 1:
         raise DiffcapError(f"tiles: jitter must lie in 0 to 1, not {jitter:g}; fix it.")
-    folder, settings = Path(folder), Settings(pairs, seed, float(jitter))
+    settings = Settings(pairs, seed, float(jitter))
+    folder = Path(folder)
     if claim(folder, settings, _FILES, "tiles"):
         return
-    for split in SPLITS:
+    for name in SPLITS:
         for kind in ("A", "B", "label"):
-            (folder / "images" / split / kind).mkdir(parents=True, exist_ok=True)
-    _finish(folder, settings, render_all(_write_chunk, folder, settings, pairs, workers, "pairs"))
+            (folder / "images" / name / kind).mkdir(parents=True, exist_ok=True)
+    with render_chunks(_write_chunk, folder, settings, pairs, workers, "pairs") as found:
+        rows = dict(zip(_names(pairs, seed), found))
+        names = sorted(rows, key=lambda name: (SPLITS.index(name.partition("_")[0]), name))
+        write_lines(folder / "facts.json", {name: rows[name]["entry"] for name in names})
+        images = [_official(index, name, rows[name]) for index, name in enumerate(names)]
+        write_text(folder / "LevirCCcaptions.json", json.dumps({"images": images}) + "\n")
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """A pair with its images.
-
-    Attributes:
-        pair: the scenes. images: before and after, (SIZE, SIZE, 3) uint8. mask: (SIZE, SIZE) uint8, see `render.change_mask`.
-        boxes: see the module's docstring. captions: five.
-    """
+    """A pair with its images and captions."""
 
     pair: Pair
-    images: tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]
-    mask: npt.NDArray[np.uint8]
-    boxes: dict[str, list[int] | None]
+    images: tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]  # before and after, (SIZE, SIZE, 3)
+    mask: npt.NDArray[np.uint8]  # (SIZE, SIZE), see `render.change_mask`
+    boxes: dict[str, list[int] | None]  # see the module's docstring
     captions: list[str]
 
 
@@ -139,51 +131,29 @@ def _box(mask: npt.NDArray[np.uint8], date: Date) -> list[int]:
     return [int(min(SIZE, max(0, value))) for value in (*low, *high)]
 
 
-def _write_chunk(folder: Path, settings: Settings, start: int) -> None:
-    """Write the images of one chunk, then its metadata."""
-    names, rows = _names(settings.pairs, settings.seed), []
+def _write_chunk(folder: Path, settings: Settings, start: int) -> list[dict[str, Any]]:
+    rows = []
     for number in range(start, min(start + CHUNK, settings.pairs)):
         found = render_pair(number, settings.seed, settings.jitter)
-        files = *encode_png(np.stack(found.images), noisy=True), *encode_png(found.mask[None, ..., None])
-        name = names[number]
-        split = folder / "images" / name.partition("_")[0]
-        for kind, data in zip(("A", "B", "label"), files):
-            write_image(folder, split / kind / f"{name}.png", data)
+        name = _names(settings.pairs, settings.seed)[number]
+        split_name = name.partition("_")[0]
+        for kind, image in zip(("A", "B", "label"), (*found.images, found.mask)):
+            write_image(folder, f"images/{split_name}/{kind}/{name}.png", image, noisy=kind != "label")
         change = found.pair.change
         entry: dict[str, Any] = {"change_type": None if change is None else change.kind, "boxes": found.boxes}
         if change is not None:
             entry["facts"] = change.facts()
         rows.append({"captions": found.captions, "entry": entry})
-    write_part(folder, start, rows)
+    return rows
 
 
 @cache
 def _names(pairs: int, seed: int) -> list[str]:
     """The name of each pair, "train_000001"; every split is numbered from 1 on."""
-    split_of: dict[int, str] = {}
-    for kind in range(KINDS):
-        numbers = [number for number in range(pairs) if number % KINDS == kind]
-        shuffled = random.Random(f"tiles splits {seed} {kind}").sample(numbers, len(numbers))
-        test, val = (max(1, math.floor(share * len(numbers) + 0.5)) for share in (0.10, 0.05))
-        for place, number in enumerate(shuffled):
-            split_of[number] = "test" if place < test else "val" if place < test + val else "train"
-    counts = dict.fromkeys(SPLITS, 0)
-    names = []
-    for number in range(pairs):
-        split = split_of[number]
-        counts[split] += 1
-        names.append(f"{split}_{counts[split]:06d}")
-    return names
-
-
-def _finish(folder: Path, settings: Settings, chunks: range) -> None:
-    rows = dict(zip(_names(settings.pairs, settings.seed), read_parts(folder, chunks)))
-    names = sorted(rows, key=lambda name: (SPLITS.index(name.partition("_")[0]), name))
-    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(rows[name]['entry'])}" for name in names)
-    write_text(folder / "facts.json", f"{{\n{lines}\n}}\n")
-    images = [_official(index, name, rows[name]) for index, name in enumerate(names)]
-    write_text(folder / "LevirCCcaptions.json", json.dumps({"images": images}) + "\n")
-    clear_parts(folder)
+    kinds = {kind: list(range(kind, pairs, KINDS)) for kind in range(KINDS)}
+    splits = draw_splits(kinds, f"tiles splits {seed}", lambda count: math.floor(count + 0.5))
+    names = {number: f"{name}_{place:06d}" for name in SPLITS for place, number in enumerate(splits[name], 1)}
+    return [names[number] for number in range(pairs)]
 
 
 def _official(index: int, name: str, row: dict[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,9 @@
-"""Training of the small CLIPs that the package ships for `blocks` and `tiles`, on rendered images and sentences about them."""
+"""Training of the small CLIPs that ship for `blocks` and `tiles`, on rendered images and sentences about them."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
-import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
@@ -12,41 +11,30 @@ from diffcap.evaluation.retrieval import PairRetrieval
 from diffcap.losses.pair_text import pair_text_contrastive_loss
 from diffcap.models.clip import PairTower, TextTower, build_clip, clamp_logit_scale_
 from diffcap.text.bpe import build_clip_vocabulary
-from diffcap.worlds.training.shipped import HELD_OUT, RenderedScenes, warmed_cosine
+from diffcap.worlds.training.shipped import ShippedTraining
 
 Batch = tuple[Tensor, list[str], Any]  # images (B, 3, h, w) uint8, a sentence for each, targets of the dense task
 
 
-class ClipTraining(pl.LightningModule, ABC):
+class ClipTraining(ShippedTraining):
     """CLIP's contrastive loss of images and sentences, with a dense auxiliary task for the patches.
 
     The contrastive loss alone would need far more images to learn object positions; CLIP was trained on 400 million images.
-
-    Args:
-        network: name of the open_clip configuration. words: those of the captions.
-        dense_classes: C, logits of the dense task at each place. dense_places: places along each side of a patch.
-        lr: AdamW's highest learning rate, reached after a tenth of the steps.
-        steps: number of training steps, for the schedule.
-        dense_weight: weight of the dense task.
     """
 
-    def __init__(
-        self,
-        network: str,
-        words: Iterable[str],
-        dense_classes: int,
-        dense_places: int,
-        lr: float,
-        steps: int,
-        dense_weight: float,
-    ) -> None:
-        super().__init__()
-        self.lr, self.steps, self.dense_weight = lr, steps, dense_weight
-        self.vocabulary = build_clip_vocabulary([" ".join(words)], "clip_used")
-        self.clip = build_clip(network, vocabulary_size=len(self.vocabulary))
+    network: ClassVar[str]  # name of the open_clip configuration
+    words_used: ClassVar[Iterable[str]]  # in the sentences
+    dense_classes: ClassVar[int]  # C, logits of the dense task at each place
+    dense_places: ClassVar[int]  # places along each side of a patch
+
+    def __init__(self, lr: float, steps: int, dense_weight: float) -> None:
+        super().__init__(lr, steps)
+        self.dense_weight = dense_weight
+        self.vocabulary = build_clip_vocabulary([" ".join(self.words_used)], "clip_used")
+        self.clip = build_clip(self.network, vocabulary_size=len(self.vocabulary))
         self.images, self.words = PairTower(self.clip, joint=False), TextTower(self.clip)  # the same modules
-        self.dense_head = nn.Linear(self.clip.visual.proj.shape[1], dense_classes * dense_places**2)
-        self.unfold = nn.PixelShuffle(dense_places)
+        self.dense_head = nn.Linear(self.clip.visual.proj.shape[1], self.dense_classes * self.dense_places**2)
+        self.unfold = nn.PixelShuffle(self.dense_places)
 
     @abstractmethod
     def dense_loss(self, logits: Tensor, targets: Any) -> Tensor:
@@ -85,37 +73,23 @@ class ClipTraining(pl.LightningModule, ABC):
         """Limit the scale of the cosines to 100."""
         clamp_logit_scale_(self.clip.logit_scale)
 
-    def configure_optimizers(self) -> Any:
-        """AdamW with warm-up and cosine schedule."""
-        return warmed_cosine(self.parameters(), self.lr, self.steps)
+    def measure(self, images: int, seed: int, jitter: float) -> dict[str, float]:
+        """R@1 between sentences and images of held-out scenes, and the accuracy of the dense task."""
+        metric = PairRetrieval()
+        right = total = start = 0
+        for batch, sentences, targets in self.held_out(images, seed, jitter):
+            tokens, numbers = self.tokens(batch), torch.arange(start, start + len(batch))
+            metric.update(tokens[:, 0], numbers, self.text(sentences), numbers, numbers)
+            batch_right, batch_total = self.dense_counts(self.dense(tokens), targets)
+            right += batch_right
+            total += batch_total
+            start += len(batch)
+        scores = {name: float(value) for name, value in metric.compute().items() if name.endswith("R@1")}
+        return {name: round(value, 4) for name, value in {**scores, "dense": right / max(1, total)}.items()}
 
-
-@torch.no_grad()
-def measure(training: ClipTraining, scenes: RenderedScenes, images: int) -> dict[str, float]:
-    """R@1 between sentences and images of held-out scenes, and the accuracy of the dense task.
-
-    Args:
-        training: the model. scenes: renders the held-out images, with its seed and jitter. images: number of held-out images.
-    """
-    metric, right, total = PairRetrieval(), 0, 0
-    for start in range(0, images, 100):
-        count = min(100, images - start)
-        batch, sentences, targets = scenes.make(HELD_OUT + start, count, scenes.seed, scenes.jitter)
-        tokens, numbers = training.tokens(batch), torch.arange(start, start + count)
-        metric.update(tokens[:, 0], numbers, training.text(sentences), numbers, numbers)
-        part = training.dense_counts(training.dense(tokens), targets)
-        right, total = right + part[0], total + part[1]
-    scores = {name: float(value) for name, value in metric.compute().items() if name.endswith("R@1")}
-    return {name: round(value, 4) for name, value in {**scores, "dense": right / max(1, total)}.items()}
-
-
-def finish(
-    training: ClipTraining, scenes: RenderedScenes, probe_images: int
-) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """See `shipped.train_and_ship`: weights in float16 under open_clip's names, and the token ids of the word vectors."""
-    state = {name: value.half() for name, value in training.clip.state_dict().items()}
-    training.clip.load_state_dict(
-        {name: value.float() for name, value in state.items()}
-    )  # evaluate the rounded weights
-    state["token_ids"] = torch.tensor(training.vocabulary.clip_ids)
-    return state, measure(training, scenes, probe_images)
+    def finish(self, images: int, seed: int, jitter: float) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Weights in float16 under open_clip's names, and the token ids of the word vectors; see `measure`."""
+        state = {name: value.half() for name, value in self.clip.state_dict().items()}
+        self.clip.load_state_dict({name: value.float() for name, value in state.items()})  # measure the rounded weights
+        state["token_ids"] = torch.tensor(self.vocabulary.clip_ids)
+        return state, self.measure(images, seed, jitter)

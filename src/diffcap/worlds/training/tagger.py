@@ -1,4 +1,4 @@
-"""Train a Stanza tagger from tagged sentences with Stanza's trainer, and measure its accuracy."""
+"""Training of a part-of-speech tagger with Stanza's trainer, on captions of `blocks` or `tiles`, or on a CoNLL-U file."""
 
 import os
 import random
@@ -7,71 +7,68 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from diffcap.records import write_json
-from diffcap.text.conllu import TaggedSentence, write_conllu
+from diffcap.text.conllu import TaggedSentence, read_conllu, write_conllu
 from diffcap.text.stanza_tagger import find_tagger, load_pipeline, tag_batch
 from diffcap.utils.errors import DiffcapError
+from diffcap.worlds.blocks import captions as blocks
+from diffcap.worlds.blocks.scenes import sample_triples
+from diffcap.worlds.tiles import captions as tiles
+from diffcap.worlds.tiles.changes import sample_pair
 
 _REPLACEABLE = frozenset(("NOUN", "ADJ"))  # the tags that matter to the replaced negatives
 
 
-def split_held_out(
-    sentences: Sequence[TaggedSentence], share: float, seed: int
-) -> tuple[list[TaggedSentence], list[TaggedSentence]]:
-    """Split sentences at random into a training set and a held-out set; duplicates of a sentence are in the same set.
-
-    Args:
-        share: fraction of the distinct sentences that is held out; at least one sentence is. seed: of the draw.
-
-    Returns:
-        The training sentences with duplicates, in their order, and the held-out sentences without duplicates.
-    """
-    distinct = sorted({tuple(sentence) for sentence in sentences})
-    chosen = random.Random(seed).sample(distinct, max(1, round(share * len(distinct))))
-    held_out = set(chosen)
-    return [each for each in sentences if tuple(each) not in held_out], [list(each) for each in chosen]
-
-
 def train_tagger(
-    folder: str | Path,
-    train: Sequence[TaggedSentence],
-    held_out: Sequence[TaggedSentence],
-    *,
+    out: Path = Path("runs/tagger"),
+    conllu: str | None = None,
+    held_out: str | None = None,
+    dataset: Literal["blocks", "tiles"] = "blocks",
+    scenes: int = 500,
+    share: float = 0.1,
     steps: int = 400,
     width: int = 32,
     batch_size: int = 64,
     learning_rate: float = 0.01,
     word_cutoff: int = 2,
     seed: int = 0,
-) -> dict[str, Any]:
-    """Train a tagger without pretrained word vectors and write it in the format of `find_tagger`.
+) -> None:
+    """Train a part-of-speech tagger without pretrained word vectors, and print its accuracy on held-out sentences.
+
+    The negatives stage reads the output folder (--tagger). The taggers that ship with the package were trained with the
+    defaults, and with `--dataset tiles --scenes 1500`.
 
     Args:
-        folder: receives `tagger.pt`, `resources.json` and `metrics.json`, in this order, after a successful training.
-        train: the training sentences.
-        held_out: the sentences that select the best step and measure the accuracy.
-        steps: optimiser steps.
-        width: of the word embedding and of each direction of the word LSTM; the character LSTM has half of it.
-        batch_size: Stanza's batch size.
-        learning_rate: initial learning rate of Adam.
-        word_cutoff: rarer words have no embedding; they are represented by their characters only.
-        seed: of the initial weights and the order of the sentences.
-
-    Returns:
-        The content of `metrics.json`: "upos_accuracy" and "noun_or_adjective_accuracy" (fractions), "held_out_words", ...
-
-    Raises:
-        DiffcapError: one of the two sets is empty, or Stanza's trainer fails.
+        out: Output folder for tagger.pt, resources.json and metrics.json.
+        conllu: CoNLL-U file with training sentences; by default captions of a rendered dataset, whose grammar has the tag of
+            every word.
+        held_out: CoNLL-U file with test sentences; by default a share of the sentences is held out.
+        dataset: Rendered dataset whose captions are used without a CoNLL-U file.
+        scenes: Number of its scenes; no image is rendered.
+        share: Fraction of the sentences that is held out without a held-out file.
+        steps: Optimiser steps.
+        width: Width of the word embedding and of each direction of the word LSTM; the character LSTM has half of it.
+        batch_size: Sentences per step.
+        learning_rate: Initial learning rate.
+        word_cutoff: Rarer words have no embedding; they are represented by their characters only.
+        seed: Seed of the scenes, the split and the training.
     """
-    if not train or not held_out:
-        raise DiffcapError(f"{len(train)} training sentences and {len(held_out)} held-out ones; give more sentences.")
-    folder = Path(folder)
-    work = folder / ".training"
+    if not 0 < share < 1:
+        raise DiffcapError(f"--share is {share}; give a fraction between 0 and 1 of the sentences to hold out.")
+    sentences = read_conllu(conllu) if conllu is not None else tagged_captions(dataset, scenes, seed)
+    if held_out is not None:
+        train, test = sentences, read_conllu(held_out)
+    else:
+        train, test = split_held_out(sentences, share, seed)
+    if not train or not test:
+        raise DiffcapError(f"{len(train)} training sentences and {len(test)} held-out ones; give more sentences.")
+    print(f"training on {len(train):,} sentences, measuring on {len(test):,}")
+    work = out / ".training"
     shutil.rmtree(work, ignore_errors=True)
     write_conllu(work / "train.conllu", train)
-    write_conllu(work / "held_out.conllu", held_out)
+    write_conllu(work / "held_out.conllu", test)
     settings = {
         "train_file": work / "train.conllu", "eval_file": work / "held_out.conllu", "output_file": work / "out.conllu",
         "save_dir": work, "save_name": "tagger.pt", "lang": "en", "shorthand": "en_captions", "seed": seed,
@@ -84,31 +81,54 @@ def train_tagger(
     command = [sys.executable, "-m", "stanza.models.tagger", "--mode", "train", "--no_pretrain", "--cpu"]
     command += ["--fix_eval_interval", "--augment_nopunct", "0"]
     command += [part for key, value in settings.items() for part in (f"--{key}", str(value))]
-    _run(command, work / "log.txt")
-    write_json(work / "resources.json", {"en": _RESOURCES})
-    metrics = {**measure(work, held_out), "trained_on_sentences": len(train), "steps": steps, "seed": seed}
+    log = work / "log.txt"
+    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # the layers are tiny
+    with log.open("w", encoding="utf-8") as file:
+        done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=environment, check=False)
+    if done.returncode or not (work / "tagger.pt").is_file():
+        last = (log.read_text(encoding="utf-8").strip().splitlines() or ["no output"])[-1]
+        raise DiffcapError(f"Stanza's trainer failed ({last[:200]}); read {log}, fix the cause and run it again.")
+    resources = {"lang_name": "English", "default_processors": {}, "default_dependencies": {}, "packages": {}}
+    write_json(work / "resources.json", {"en": resources})
+    metrics = {**measure(work, test), "trained_on_sentences": len(train), "steps": steps, "seed": seed}
     write_json(work / "metrics.json", metrics)
     for name in ("tagger.pt", "resources.json", "metrics.json"):
-        (work / name).replace(folder / name)
+        (work / name).replace(out / name)
     shutil.rmtree(work)
-    return metrics
+    print(
+        f"{out}: UPOS {metrics['upos_accuracy']:.2%}, noun or adjective {metrics['noun_or_adjective_accuracy']:.2%} "
+        f"of {metrics['held_out_words']:,} held-out words"
+    )
 
 
-_RESOURCES: dict[str, Any] = {
-    "lang_name": "English",
-    "default_processors": {},
-    "default_dependencies": {},
-    "packages": {},
-}
+def tagged_captions(dataset: str, scenes: int, seed: int) -> list[TaggedSentence]:
+    """Captions of a number of scenes of `blocks` or `tiles`, with the tag of each word."""
+    if dataset == "blocks":
+        groups = blocks.write_captions(sample_triples(range(scenes), seed), seed)
+        return [blocks.tag(caption) for group in groups for captions in group for caption in captions]
+    sentences: dict[str, None] = {}  # an ordered set
+    for number in range(scenes):
+        change = sample_pair(number, seed).change
+        sentences.update(dict.fromkeys(tiles.write_captions(random.Random(f"{seed} {number}"), change)))
+    return [tiles.tag(caption) for caption in sentences]
+
+
+def split_held_out(
+    sentences: Sequence[TaggedSentence], share: float, seed: int
+) -> tuple[list[TaggedSentence], list[TaggedSentence]]:
+    """Hold out a share of the distinct sentences, at least one.
+
+    Returns:
+        The training sentences with duplicates, in their order, and the held-out sentences without duplicates.
+    """
+    distinct = sorted({tuple(sentence) for sentence in sentences})
+    chosen = random.Random(seed).sample(distinct, max(1, round(share * len(distinct))))
+    held_out = set(chosen)
+    return [each for each in sentences if tuple(each) not in held_out], [list(each) for each in chosen]
 
 
 def measure(folder: str | Path, gold: Sequence[TaggedSentence]) -> dict[str, Any]:
-    """Measure a tagger on sentences with gold tags.
-
-    Returns:
-        "upos_accuracy": fraction of words with the right tag. "noun_or_adjective_accuracy": fraction of words for which the
-        decision "noun or adjective" against "other" is right. "held_out_sentences", "held_out_words": counts.
-    """
+    """Fractions of words with the right tag, and with the right decision "noun or adjective" against "other"; and counts."""
     pipeline = load_pipeline(find_tagger(str(folder)))
     found = tag_batch(pipeline, [" ".join(word for word, _ in sentence) for sentence in gold])
     pairs = [(tag, guess) for sentence, tags in zip(gold, found) for (_, tag), guess in zip(sentence, tags)]
@@ -120,12 +140,3 @@ def measure(folder: str | Path, gold: Sequence[TaggedSentence]) -> dict[str, Any
         "held_out_sentences": len(gold),
         "held_out_words": len(pairs),
     }
-
-
-def _run(command: list[str], log: Path) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # the layers are tiny
-    with log.open("w", encoding="utf-8") as file:
-        done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=environment, check=False)
-    if done.returncode or not (log.parent / "tagger.pt").is_file():
-        last = (log.read_text(encoding="utf-8").strip().splitlines() or ["no output"])[-1]
-        raise DiffcapError(f"Stanza's trainer failed ({last[:200]}); read {log}, fix the cause and run it again.")

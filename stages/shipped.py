@@ -1,12 +1,22 @@
-"""Train a captioner that ships with the package, of `blocks` or `tiles`, and export it."""
+"""Train what ships with the package for `blocks` and `tiles`: `make shipped NAME=blocks_backbone`; each name has its own options."""
 
+import sys
 from pathlib import Path
 from typing import Literal
 
+from diffcap.methods import import_object
 from diffcap.utils.console import run
+from diffcap.utils.errors import plain_errors
+
+NETWORKS = {
+    "blocks_backbone": "diffcap.worlds.training.blocks:BlocksBackbone",
+    "blocks_clip": "diffcap.worlds.training.blocks:BlocksClip",
+    "tiles_backbone": "diffcap.worlds.training.tiles:TilesBackbone",
+    "tiles_clip": "diffcap.worlds.training.tiles:TilesClip",
+}
 
 
-def train(
+def captioner(
     world: Literal["blocks", "tiles"] = "blocks",
     pairs: int | None = None,
     steps: int | None = None,
@@ -23,15 +33,15 @@ def train(
         steps: Training steps; 8,000 and 4,000 by default.
         seed: Seed of scenes and weights.
         folder: Folder of the dataset; data/<world>-captioner by default.
-        out: Folder of the run; runs/captioner or runs/captioner-tiles by default.
+        out: Folder of the run; runs/captioner-<world> by default.
         shipped: Folder of the exported captioner; in the package by default.
     """
     from diffcap.checkpoints.exporting import export
     from diffcap.run_folder import BEST, FINETUNE
     from diffcap.runner import Job, run_job
 
-    default_pairs, default_steps = {"blocks": (36_000, 8_000), "tiles": (12_000, 4_000)}[world]
-    out = out or Path("runs") / ("captioner" if world == "blocks" else f"captioner-{world}")
+    default_pairs, default_steps = (36_000, 8_000) if world == "blocks" else (12_000, 4_000)
+    out = out or Path(f"runs/captioner-{world}")
     shipped = shipped or Path("src/diffcap/models/captioners") / world
     variables = {
         "dataset": world,
@@ -47,5 +57,23 @@ def train(
     print(f"{shipped}: the captioner and its scores")
 
 
+def main(name: str = "", *words: str) -> None:
+    """Run the training of a name with its options."""
+    if name in NETWORKS:
+        from diffcap.worlds.training.shipped import train_and_ship
+
+        with plain_errors():
+            train_and_ship(name, import_object(NETWORKS[name]), list(words))
+    elif name == "captioner":
+        run(captioner, words)
+    elif name == "tagger":
+        from diffcap.worlds.training.tagger import train_tagger
+
+        run(train_tagger, words)
+    else:
+        known = ", ".join((*NETWORKS, "captioner", "tagger"))
+        sys.exit(f"error: NAME={name} is unknown; give one of {known}.")
+
+
 if __name__ == "__main__":
-    run(train)
+    main(*sys.argv[1:])
