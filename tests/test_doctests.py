@@ -31,7 +31,12 @@ MODULES = [
     "diffcap.pair_captioner",
 ]
 USER_FACING = {"PairCaptioner", "load_captioner"}
-RECORDS = {"AdditiveMetric", "Slots", "WordAttention"}  # classes of diffcap.evaluation that only hold values
+RECORDS = {
+    "AdditiveMetric",
+    "LevirScoring",
+    "Slots",
+    "WordAttention",
+}  # classes of diffcap.evaluation that only hold values
 
 
 def examples_of(name: str) -> list[doctest.DocTest]:

@@ -24,12 +24,7 @@ AVERAGED = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D")
 
 @dataclass(frozen=True)
 class LevirScoring:
-    """What pairs are scored with in addition to the text protocol.
-
-    Example:
-        >>> LevirScoring((), Vocabulary(["a", "road"], "chg2cap"), "the captioner's own").described()["vocabulary_size"]
-        6
-    """
+    """What pairs are scored with in addition to the text protocol."""
 
     no_change: tuple[str, ...]  # the dataset's sentences that say that nothing has changed
     vocabulary: Vocabulary | None = None  # of the ids; None leaves the metrics of ids out
@@ -66,12 +61,6 @@ def levir_scoring(spec: LevirProtocol, pairs: Iterable[ChangePair], own: object 
         pairs: all pairs of the dataset; the words of all splits are counted, as in the released evaluators.
         own: vocabulary of the captioner that wrote the captions. It is used if it has a layout of `OWN_LAYOUTS`. For other
             captioners and for files of captions, the words that occur `spec.min_count` times have an id.
-
-    Example:
-        >>> pairs = [ChangePair("1", "a.png", "b.png", ["a road is built", "a road"], split) for split in ("train", "test")]
-        >>> scoring = levir_scoring(LevirProtocol(min_count=4), pairs)
-        >>> scoring.vocabulary.words, scoring.rule
-        (['a', 'road'], 'words that occur at least 4 times in the captions of all splits, layout rsicc')
     """
     if spec.accuracy_only:
         return LevirScoring(spec.no_change, accuracy_only=True)
@@ -117,12 +106,6 @@ def accuracies(
     A caption says that nothing has changed if it is, word for word, one of the sentences `no_change`; letter case and final full
     stops do not count. The values of the groups "change" and "no_change" are the change accuracy and the no-change accuracy of the
     released evaluators.
-
-    Example:
-        >>> pairs = [ChangePair(id, "a.png", "b.png", [], "test", is_distractor=id == "2") for id in "12"]
-        >>> captions = {"1": "there is no difference", "2": "There is no difference."}
-        >>> accuracies(captions, pairs, {"total": ["1", "2"], "no_change": ["2"]}, ["there is no difference"])
-        {'total': 0.5, 'no_change': 1.0}
     """
     sentences = set(map(plain, no_change))
     right = {pair.id: (plain(captions[pair.id]) in sentences) == pair.is_distractor for pair in pairs}
@@ -133,11 +116,6 @@ def with_levir_columns(scores: Scores, accuracy: Mapping[str, float], accuracy_o
     """Add "S*m" (if its four metrics are there) and "accuracy" (if there is one) to the scores of each group.
 
     S*m is the mean of BLEU-4, METEOR, ROUGE-L and CIDEr-D.
-
-    Example:
-        >>> row = {"BLEU-4": 0.6277, "METEOR": 0.3961, "ROUGE-L": 0.7412, "CIDEr-D": 1.3412}
-        >>> round(with_levir_columns({"total": row}, {"total": 0.9})["total"]["S*m"], 4)
-        0.7766
     """
     rows = {}
     for group, row in scores.items():

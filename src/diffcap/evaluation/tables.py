@@ -25,9 +25,6 @@ def is_weightless(scores: Mapping[str, float]) -> bool:
 
     The weight of an n-gram is the logarithm of pairs over pairs whose references have it. It is 0 if all pairs have it, as in a
     group of one pair or of pairs with equal references; there even perfect captions get 0.
-
-    Args:
-        scores: metric -> fraction, of one group.
     """
     cider = scores.get("CIDEr-D")
     return cider is not None and abs(cider) < 1e-9
@@ -37,7 +34,7 @@ def score_notes(groups: Iterable[Mapping[str, float]], pairs: Mapping[str, int])
     """What a reader of a table must know about its groups, a sentence each.
 
     Args:
-        groups: metric -> fraction, of every group and system in the table. pairs: group -> number of pairs.
+        groups: the scores of every group and system in the table. pairs: number of pairs of each group.
     """
     notes = []
     if any(map(is_weightless, groups)):
@@ -56,9 +53,6 @@ def caption_notes(captions: Mapping[str, str], references: Mapping[str, Sequence
 
     A captioner that is right about the many pairs without change gets no note: at least three captions, and more than a tenth of all,
     must be those of pairs whose references do not say the same.
-
-    Args:
-        captions: id -> caption, for each id of `references`. references: id -> captions.
 
     Example:
         >>> references = {"1": ["a car left"], "2": ["a tree grew"], "3": ["no change"], "4": ["a road was built"]}
@@ -113,9 +107,6 @@ def metrics_table(rows: Rows, title: str = "", pairs: Mapping[str, int] | None =
 def validation_line(values: Mapping[str, float]) -> str:
     """Return losses and ranks as they are, then scores (fractions) times 100 as in the tables, with one decimal more.
 
-    Args:
-        values: what a validation logs, without "val/".
-
     Example:
         >>> validation_line({"caption_loss": 3.5, "BLEU-4": 0.5, "CIDEr-D": 1.25})
         'caption_loss 3.5000  scores x 100: BLEU-4 50.000  CIDEr-D 125.000'
@@ -143,11 +134,7 @@ def print_table(table: Table) -> None:
 
 
 def print_scores(result: Mapping[str, Any], title: str) -> None:
-    """Print the tables of the groups in the content of a `metrics.json`: of its tokens, and of word ids if there are any.
-
-    Args:
-        title: the beginning of each table's title; what the scores were computed from follows.
-    """
+    """Print the tables of the groups in the content of a `metrics.json`: of its tokens, and of word ids if there are any."""
     pairs = result["protocol"]["pairs"]
     print_table(metrics_table(result["groups"], f"{title}{result['protocol']['tokenizer']} tokens", pairs=pairs))
     if "id_tokens" in result:
