@@ -66,14 +66,13 @@ def score_bins(
         A row for each bin: {"CIDEr-D": group -> fraction}, with the groups total and, where both occur, semantic and
         distractor; and "type_accuracy" for the same groups if the dataset has the attributes of its changed objects.
     """
-    groups_by_bin = [_groups(part) for part in bins]
-    named = {f"{number} {name}": ids for number, groups in enumerate(groups_by_bin) for name, ids in groups.items()}
-    pairs = {pair.id: pair for part in bins for pair in part.pairs}
-    scores = score_tokens({id: hypotheses[id] for id in pairs}, references, named, ["CIDEr-D"])
-    has_object_labels = any("changed" in pair.extra for pair in pairs.values())
+    has_object_labels = any("changed" in pair.extra for part in bins for pair in part.pairs)
     rows: list[Row] = []
-    for number, groups in enumerate(groups_by_bin):
-        row: Row = {"CIDEr-D": {name: scores[f"{number} {name}"]["CIDEr-D"] for name in groups}}
+    for part in bins:
+        pairs = {pair.id: pair for pair in part.pairs}
+        groups = _groups(part)
+        scores = score_tokens(hypotheses, references, groups, ["CIDEr-D"])
+        row: Row = {"CIDEr-D": {name: scores[name]["CIDEr-D"] for name in groups}}
         if has_object_labels:
             row["type_accuracy"] = {
                 name: slot_accuracy(predictions, [pairs[id] for id in ids])["type"] for name, ids in groups.items()
@@ -91,17 +90,16 @@ def viewpoint_scores(
         systems: name -> captions by id, one mapping for each seed.
     """
     references = {pair.id: pair.captions for part in bins for pair in part.pairs}
-    seeds = {f"{number} {name}": run for name, runs in systems.items() for number, run in enumerate(runs)}
-    captions = {key: {id: run[id] for id in references} for key, run in seeds.items()}
-    hypotheses, tokens = tokenize_together(captions, references, tokenizer)
-    scored = {key: score_bins(run, bins, hypotheses[key], tokens) for key, run in seeds.items()}
-    rows = {name: [scored[f"{number} {name}"] for number in range(len(runs))] for name, runs in systems.items()}
+    runs = [(name, captions) for name, seeds in systems.items() for captions in seeds]
+    texts = {str(number): {id: captions[id] for id in references} for number, (_, captions) in enumerate(runs)}
+    hypotheses, tokens = tokenize_together(texts, references, tokenizer)
+    rows: dict[str, list[list[Row]]] = {}
+    for number, (name, captions) in enumerate(runs):
+        rows.setdefault(name, []).append(score_bins(captions, bins, hypotheses[str(number)], tokens))
+    counts = [{name: len(ids) for name, ids in _groups(part).items()} for part in bins]
     return {
-        "bins": [
-            {"low": part.low, "high": part.high, "pairs": {name: len(ids) for name, ids in _groups(part).items()}}
-            for part in bins
-        ],
-        "systems": {name: [mean_row(of_bin) for of_bin in zip(*runs)] for name, runs in rows.items()},
+        "bins": [{"low": part.low, "high": part.high, "pairs": pairs} for part, pairs in zip(bins, counts)],
+        "systems": {name: [mean_row(of_bin) for of_bin in zip(*seeds)] for name, seeds in rows.items()},
     }
 
 
