@@ -78,9 +78,6 @@ def base_kind(name: str, revision: str | None = None) -> Literal["base", "diffca
     Args:
         name: repository as user/name.
         revision: branch, tag or commit; None is the current commit.
-
-    Raises:
-        DiffcapError: it holds neither, its type is not in `SUPPORTED`, or the Hub refuses the request.
     """
     config = read_json(_fetch_config(name, revision), "configuration", "check the name")
     if isinstance(config, dict) and "format" in config:
@@ -101,10 +98,6 @@ def find_base(base: str, revision: str | None = None) -> BaseModel:
     Args:
         base: a local folder, which is used as it is, or a repository on the Hub as user/name or user/name@revision.
         revision: branch, tag or commit of the repository; None is the current commit. A local folder has none, and ignores it.
-
-    Raises:
-        DiffcapError: there is no such folder or repository, its type is not in `SUPPORTED`, files are missing or damaged, or
-            the Hub refuses the request (for example, until the user has accepted the licence).
     """
     folder, commit = Path(base).expanduser(), None
     if folder.is_dir():
@@ -154,9 +147,6 @@ def base_sha256(folder: Path) -> str:
     It covers config.json and, for each file of the weights in the order of their names, the name, the size, and the first and
     the last MiB. The weights have gigabytes, of which a hash would take minutes at each start; a change in the middle of
     a file therefore leaves it as it is.
-
-    Raises:
-        DiffcapError: a file is missing, or the index of the weights is damaged.
     """
     digest = hashlib.sha256()
     try:

@@ -18,11 +18,7 @@ from diffcap.utils.files import atomic_write
 
 
 def expand_folders(paths: Sequence[str | Path]) -> list[Path]:
-    """Replace each folder by its periodic checkpoints (`run.keep_last_k`) and last.ckpt; files stay.
-
-    Raises:
-        DiffcapError: a folder holds no periodic checkpoint.
-    """
+    """Replace each folder by its periodic checkpoints (`run.keep_last_k`) and last.ckpt; files stay."""
     files: list[Path] = []
     for path in map(Path, paths):
         if not path.is_dir():
@@ -49,9 +45,6 @@ def average(paths: Sequence[str | Path], out: str | Path) -> list[int]:
 
     Returns:
         The training step of each checkpoint.
-
-    Raises:
-        DiffcapError: there are fewer than two checkpoints, one cannot be read, or their models differ.
     """
     files = expand_folders(paths)
     states = [read_checkpoint(path) for path in files]
@@ -112,9 +105,6 @@ def load_members(
 
     Args:
         paths, base, prompt, zero_shot_options: see `loading.load`.
-
-    Raises:
-        DiffcapError: a checkpoint cannot be loaded, or the words or special tokens of two vocabularies differ.
     """
     members = [load(path, base, prompt, **zero_shot_options) for path in paths]
     first, names = members[0], [Path(path) for path in paths]

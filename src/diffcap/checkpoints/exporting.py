@@ -24,9 +24,6 @@ def find_scores(checkpoint: Path, state: dict[str, Any], metrics_file: str | Pat
         checkpoint: the file or the exported folder.
         state: its content, see `read_checkpoint`.
         metrics_file: metrics.json to use; None searches the evaluations of the same run, or the exported folder.
-
-    Raises:
-        DiffcapError: `metrics_file` is missing, not a metrics.json, or belongs to other weights.
     """
     digest = weights_hash(state)
     if metrics_file is not None:
@@ -81,9 +78,6 @@ def export(checkpoint: str | Path, folder: str | Path) -> Scores:
 
     Returns:
         The scores that were written, or the reason why there are none.
-
-    Raises:
-        DiffcapError: the checkpoint cannot be read, or the folder cannot be written.
     """
     checkpoint, folder = Path(checkpoint), Path(folder)
     state = read_checkpoint(checkpoint)

@@ -55,10 +55,6 @@ def push(
 
     Returns:
         URL of the repository.
-
-    Raises:
-        DiffcapError: the checkpoint, the metrics or an image cannot be read, the metrics belong to other weights, the
-            repository is public although `private` is set, or the Hub refuses the request.
     """
     check_name(name)
     checkpoint = Path(checkpoint)
@@ -114,9 +110,6 @@ def pull(name: str, folder: str | Path | None = None) -> Path:
 
     Returns:
         The folder with the files.
-
-    Raises:
-        DiffcapError: the repository does not exist or holds no captioner of diffcap, or the Hub cannot be reached.
     """
     check_name(name)
     from huggingface_hub import snapshot_download

@@ -27,11 +27,7 @@ def is_name(text: str) -> bool:
 
 
 def check_name(name: str) -> None:
-    """Check the form of a repository's name.
-
-    Raises:
-        DiffcapError: it is not user/name.
-    """
+    """Check the form of a repository's name."""
     if not is_name(name):
         raise DiffcapError(f"{name!r}: not the name of a repository on the Hub; write user/name.")
 
@@ -43,9 +39,6 @@ def check_connection(sources: Sequence[str | None], shipped: bool = False) -> No
 
     Args:
         sources: checkpoints and base models. shipped: whether the captioners that ship can be used instead, for the message.
-
-    Raises:
-        DiffcapError: the Hub cannot be reached.
     """
     for source in sources:
         name, _, revision = (source or "").partition("@")

@@ -105,11 +105,7 @@ def downloaded(source: str | Path) -> str | Path:
 
 
 def _other_base(path: str | Path, spec: "CaptionerSpec", base: str | Path | None) -> dict[str, Any]:
-    """The arguments of a captioner on a base model that `base` replaces.
-
-    Raises:
-        DiffcapError: the captioner has no base model, or its folder does not exist.
-    """
+    """The arguments of a captioner on a base model that `base` replaces."""
     if not spec.captioner_class.on_base_model:
         if base is not None:
             raise DiffcapError(f"{path}: its captioner has no base model; remove --base.")
@@ -144,11 +140,7 @@ class Retriever(NamedTuple):
 
 
 def load_retriever(path: str | Path) -> Retriever:
-    """Build the model of a pre-training that retrieves pairs by captions.
-
-    Raises:
-        DiffcapError: as `read_checkpoint`; the checkpoint is of another stage or method; or its content does not fit together.
-    """
+    """Build the model of a pre-training that retrieves pairs by captions."""
     state = read_checkpoint(path)
     metadata = dict(state["diffcap"])
     spec = methods().get(str(metadata.get("method")))
@@ -182,9 +174,6 @@ def captioner_spec(state: dict[str, Any]) -> CaptionerSpec:
 
     Args:
         state: a checkpoint of a captioning stage, see `read_checkpoint`.
-
-    Raises:
-        Exception: of any type; the hyperparameters, weights, vocabulary and features do not fit together.
     """
     metadata = state["diffcap"]
     captioner_class: type[Captioner] = import_object(methods()[metadata["method"]].captioner)
@@ -228,9 +217,6 @@ def build_on_meta(model_class: Callable[..., Module], arguments: dict[str, Any],
 
     Returns:
         The model, without values.
-
-    Raises:
-        Exception: of any type; the arguments are not valid, or the weights of the model have other names or shapes.
     """
     limit = max([MAX_SIZE, *(side for value in weights.values() for side in value.shape)])
     invalid = [value for value in tree_leaves(arguments) if isinstance(value, int) and not 0 <= value <= limit]

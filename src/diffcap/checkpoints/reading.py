@@ -94,11 +94,7 @@ def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
 
 
 def _check_archive(path: Path) -> None:
-    """Compare every entry of a zip archive with its CRC-32, which torch writes but does not check.
-
-    Raises:
-        ValueError: an entry differs. Damaged headers raise exceptions of several other types.
-    """
+    """Compare every entry of a zip archive with its CRC-32, which torch writes but does not check."""
     if not zipfile.is_zipfile(path):
         return  # torch.load refuses it, or reads torch's legacy format
     with zipfile.ZipFile(path) as archive:
@@ -149,22 +145,14 @@ def _checked(state: Any, path: Path, mapped: bool) -> dict[str, Any]:
 
 
 def _as_json(metadata: dict[Any, Any]) -> dict[str, Any]:
-    """Convert metadata as a config.json would: keys to strings, tuples to lists.
-
-    Raises:
-        ValueError, TypeError: a value cannot be written as JSON in UTF-8.
-    """
+    """Convert metadata as a config.json would: keys to strings, tuples to lists."""
     text = json.dumps(metadata, ensure_ascii=False, allow_nan=False)
     plain: dict[str, Any] = json.loads(text.encode())
     return plain
 
 
 def _check_metadata(metadata: dict[str, Any]) -> None:
-    """Check the presence and the types of the entries.
-
-    Raises:
-        ValueError: an entry is missing or has another type.
-    """
+    """Check the presence and the types of the entries."""
     _check_types(metadata, {**_REQUIRED_OF_CAPTIONERS, **_OPTIONAL}, _REQUIRED)
     if metadata["stage"] in CAPTIONING_STAGES:
         _check_types(metadata, {}, _REQUIRED_OF_CAPTIONERS)
@@ -237,9 +225,6 @@ def write_folder(folder: str | Path, state: dict[str, Any]) -> None:
 
     Args:
         folder: created if it does not exist. state: see `read_checkpoint`.
-
-    Raises:
-        DiffcapError: the weights cannot be written; an existing folder stays unchanged.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file

@@ -19,9 +19,6 @@ def export_vlm(checkpoint: str | Path, folder: Path, form: Form, base: str | Pat
         folder: to write.
         form: "peft": LoRA's matrices for `PeftModel.from_pretrained`. "merged": a base model's folder, which transformers and diffcap
             load like the original; the prompt is in README.md.
-
-    Raises:
-        DiffcapError: the checkpoint cannot be loaded, or its model does not have this form.
     """
     loaded = load(checkpoint, base)
     captioner: Any = loaded.captioner

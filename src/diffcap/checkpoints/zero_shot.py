@@ -41,9 +41,6 @@ def zero_shot(
         source: folder, or user/name or user/name@revision on the Hub.
         prompt: question about the two images; None: `vlm.PROMPT`.
         sentences: number of sentences of an answer that are the caption. max_length: tokens of an answer.
-
-    Raises:
-        DiffcapError: the model cannot be fetched or loaded, or its type is not supported.
     """
     from diffcap.checkpoints.loading import Checkpoint
     from diffcap.models.vlm import PROMPT, VLM

@@ -63,9 +63,6 @@ def describe(dataset: str, pairs: list[ChangePair], folder: str | Path, left_out
     Returns:
         "official" (see `official.compare`), "repetitions" (see `official.repetitions`), "notes", a list of sentences, and what
         the reader's `NOTES` holds.
-
-    Raises:
-        DiffcapError: the sizes cannot be the official ones, nor those of a part.
     """
     reader = import_module(get_dataset(dataset).reader)
     blanks = missing_blanks(caption for pair in pairs for caption in pair.captions)

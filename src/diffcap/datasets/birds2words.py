@@ -51,11 +51,7 @@ class Annotation(NamedTuple):
 
 
 def read(folder: Path) -> list[ChangePair]:
-    """Read the pairs of either format, sorted by split (train, val, test), then in the order of the file.
-
-    Raises:
-        DiffcapError: there is no file of either format, or there are both; a line is malformed; or a pair is in two splits.
-    """
+    """Read the pairs of either format, sorted by split (train, val, test), then in the order of the file."""
     tables = sorted(folder.glob("*.tsv"))
     lines = next(
         (folder / name for name in ("train.jsonl", "train.json") if (folder / name).is_file()), folder / "train.jsonl"
@@ -68,11 +64,7 @@ def read(folder: Path) -> list[ChangePair]:
 
 
 def photo_urls(folder: Path) -> dict[str, list[str]]:
-    """Return the URLs of the photos of the TSV: path relative to `folder` -> alternative URLs of the same photo.
-
-    Raises:
-        DiffcapError: a line of the TSV is malformed.
-    """
+    """Return the URLs of the photos of the TSV: path relative to `folder` -> alternative URLs of the same photo."""
     files, urls = _photo_files(folder / "images"), dict[str, list[str]]()
     for table in sorted(folder.glob("*.tsv")):
         for _, row in _rows(table):

@@ -12,9 +12,6 @@ def sentences(value: object, where: str, key: str) -> list[str]:
 
     Args:
         where: file, and line or entry, for the message. key: of the value, for the message.
-
-    Raises:
-        DiffcapError: it is not a list of strings.
     """
     if not isinstance(value, list) or not all(isinstance(sentence, str) for sentence in value):
         raise DiffcapError(f'{where}: "{key}" must be a list of sentences, found {value!r:.60}; fix it.')
@@ -29,9 +26,6 @@ def token_captions(value: object, where: str, key: str) -> list[str]:
 
     Returns:
         The captions, words joined with spaces.
-
-    Raises:
-        DiffcapError: the value has another type, or a caption is empty.
     """
     captions: list[Any] = value if isinstance(value, list) and value else [None]
     if isinstance(captions[0], str):
@@ -51,9 +45,6 @@ def note_once(seen: dict[str, str], name: str, where: str, what: str, remedy: st
     Args:
         seen: name -> where it was found. where: of this name. what: the kind of name ("the uid"), for the message.
         remedy: what the user can do, for the message.
-
-    Raises:
-        DiffcapError: the name is in `seen` already.
     """
     if name in seen:
         raise DiffcapError(f"{where}: {what} {name!r} is already used in {seen[name]}; {remedy}.")
@@ -61,11 +52,7 @@ def note_once(seen: dict[str, str], name: str, where: str, what: str, remedy: st
 
 
 def check_inside(path: str, where: str) -> None:
-    """Check that a relative path stays inside its folder.
-
-    Raises:
-        DiffcapError: it is absolute or contains "..", or is a URL.
-    """
+    """Check that a relative path stays inside its folder."""
     if url := url_of(path):
         raise DiffcapError(
             f"{where}: {url:.200} is a URL; download the image, and write its path relative to the dataset's folder."
@@ -77,11 +64,7 @@ def check_inside(path: str, where: str) -> None:
 
 
 def numbered_lines(path: Path, remedy: str = "fetch it again") -> list[tuple[str, str]]:
-    """Return ("<path>, line <number>", stripped text) of every line that is not blank.
-
-    Raises:
-        DiffcapError: the file is missing or is not UTF-8 text.
-    """
+    """Return ("<path>, line <number>", stripped text) of every line that is not blank."""
     if not path.is_file():
         raise DiffcapError(f"{path}: no such list; {remedy}.")
     try:

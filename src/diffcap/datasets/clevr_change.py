@@ -28,9 +28,6 @@ def read(folder: Path) -> list[ChangePair]:
 
     Each scene gives two pairs: the change "000123.png" and the distractor "000123.png_n". They are sorted by split, then by
     number.
-
-    Raises:
-        DiffcapError: a JSON file is missing or malformed, or a number in `splits.json` has no captions.
     """
     change_types = _change_types(folder / "type_mapping.json")
     if pcl_lines.has_layout(folder):
@@ -62,11 +59,7 @@ def _captions(path: Path) -> dict[str, list[str]]:
 
 
 def read_splits(path: Path) -> dict[str, list[int]]:
-    """Read the numbers of each split's images, in the file's order: {"train": [123, ...], "val": [...], "test": [...]}.
-
-    Raises:
-        DiffcapError: the file is missing or malformed, or a number is duplicated.
-    """
+    """Read the numbers of each split's images, in the file's order: {"train": [123, ...], "val": [...], "test": [...]}."""
     splits = _read_object(path, "splits")
     split_of: dict[int, str] = {}
     for split in SPLITS:

@@ -60,12 +60,7 @@ _TURN = frozenset(("turned", "became", "changed", "becomes", "turns", "now"))  #
 
 
 def read(folder: Path) -> list[ChangePair]:
-    """Read one pair per id, sorted by split, then by number.
-
-    Raises:
-        DiffcapError: a file is missing or malformed, an id is in two splits or has no captions, or two images of a folder
-            have the same number.
-    """
+    """Read one pair per id, sorted by split, then by number."""
     found = [name for name in FORMS if (folder / name).is_file()]
     if len(found) != 1:
         fault = "has both captions.json and change_captions.json" if found else "no captions.json there"

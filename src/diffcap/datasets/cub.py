@@ -29,9 +29,6 @@ def read(folder: Path) -> list[ChangePair]:
     """Read one record per image (`after` is None), sorted by split, then in the order of the list.
 
     If the folder holds IDC-PCL's JSON lines and no captions of Reed et al., the JSON lines are read (`pcl_single_images`).
-
-    Raises:
-        DiffcapError: a list is missing or malformed, or an image has no sentence.
     """
     if pcl_single_images.has_train_file(folder) and not any((folder / name).exists() for name in CAPTIONS):
         return pcl_single_images.read_cub(folder)

@@ -23,11 +23,7 @@ _SPLITS = {"Train": "train", "Validation": "val", "Test": "test"}
 
 
 def read(folder: Path) -> list[ChangePair]:
-    """Read the pairs, sorted by split, then in the order of the file.
-
-    Raises:
-        DiffcapError: a file is missing or malformed, or a tile is in two files.
-    """
+    """Read the pairs, sorted by split, then in the order of the file."""
     captions = next((folder / name for name in _CAPTIONS if (folder / name).is_dir()), folder / _CAPTIONS[0])
     files = {captions / f"{name}_Dubai_CC.json": split for name, split in _SPLITS.items()}
     return read_files(folder, files, _LAYOUT, unchanged_if=any)

@@ -19,11 +19,7 @@ FILES = {"train": ("train.json",), "val": ("valid.json", "val.json"), "test": ("
 
 
 def read(folder: Path) -> list[ChangePair]:
-    """Read one pair per `uid`, sorted by split, then in the order of the file.
-
-    Raises:
-        DiffcapError: a file is missing or malformed, or a uid is duplicated.
-    """
+    """Read one pair per `uid`, sorted by split, then in the order of the file."""
     images = "images/" if (folder / "images").is_dir() or not any(folder.glob("*.jp*g")) else ""
     pairs: list[ChangePair] = []
     seen: dict[str, str] = {}

@@ -79,9 +79,6 @@ def read_files(
         unchanged_if: `all` or `any`: which captions of a pair without `changeflag` must be no-change sentences, so that the pair
             has no change.
         all_masks: whether each pair has a mask where the folder of the masks exists. The data stage then finds missing files.
-
-    Raises:
-        DiffcapError: a file is missing or malformed, an entry lacks a key or has an unknown split, or an image is in two entries.
     """
     entries = [
         _entry(row, f"{path}, entry {number}", split, unchanged_if)

@@ -22,8 +22,5 @@ def read(folder: Path, all_masks: bool = False) -> list[ChangePair]:
 
     Args:
         folder: of the files. all_masks: see `karpathy.read_files`.
-
-    Raises:
-        DiffcapError: the file is missing or malformed.
     """
     return read_files(folder, {first_file(folder, *FILES): ""}, LEVIR, all_masks=all_masks)

@@ -17,11 +17,7 @@ __all__ = ["notes", "read"]
 
 
 def read(folder: Path) -> list[ChangePair]:
-    """Read the pairs in the order of the file; `extra["mask"]` is the path of the mask.
-
-    Raises:
-        DiffcapError: the file is missing or malformed, or a split has no folder of masks.
-    """
+    """Read the pairs in the order of the file; `extra["mask"]` is the path of the mask."""
     pairs = levir_cc.read(folder, all_masks=True)
     without = next((pair for pair in pairs if "mask" not in pair.extra), None)
     if without:

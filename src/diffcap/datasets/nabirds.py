@@ -27,9 +27,6 @@ def read(folder: Path) -> list[ChangePair]:
 
     They are sorted by split, then in the order of `images.txt`. If the folder holds IDC-PCL's JSON lines and no official
     list, the JSON lines are read (`pcl_single_images`).
-
-    Raises:
-        DiffcapError: a list is missing or malformed, or an image is missing in a list.
     """
     if (folder / "nabirds/images.txt").is_file():
         return _read(folder / "nabirds", "nabirds/images")

@@ -73,10 +73,6 @@ def compare(dataset: str, pairs: Sequence[ChangePair], folder: Path, left_out: b
     Returns:
         {"state": "whole" or "part", "unit", "splits": split -> [found, official]}, with "total": [found, official] where only the sum
         of the splits is known; None if no official size is known.
-
-    Raises:
-        DiffcapError: a split is larger than the official one, or a whole dataset lacks distractors or has another number of
-            pairs of a change type, of pairs with a change, or of classes.
     """
     sizes = OFFICIAL.get(dataset)
     if sizes is None:

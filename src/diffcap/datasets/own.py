@@ -20,11 +20,7 @@ LAYOUTS = (LEVIR, *(Layout(f"{home}A/{{name}}", f"{home}B/{{name}}", f"{home}lab
 
 
 def read(folder: Path) -> list[ChangePair]:
-    """Read the pairs in the order of the file.
-
-    Raises:
-        DiffcapError: the folder has no such file or several, or the file is malformed.
-    """
+    """Read the pairs in the order of the file."""
     files = _json_files(folder)
     names = ", ".join(path.name for path in files)
     table = next((folder / name for name in pairs.FILES if (folder / name).is_file()), None)

@@ -48,12 +48,7 @@ KEYS = ("before", "after", "captions", "id", "split", "change_type", "is_distrac
 
 
 def read(path: Path) -> list[ChangePair]:
-    """Read the pairs of a file of `FILES`, in the order of its lines.
-
-    Raises:
-        DiffcapError: the file is missing, a line is malformed, only some lines have a split, or there are fewer than
-            three groups to split.
-    """
+    """Read the pairs of a file of `FILES`, in the order of its lines."""
     pairs: list[ChangePair] = []
     seen: dict[str, str] = {}
     without_split = ""  # file and number of the first line without a split
@@ -144,9 +139,6 @@ def draw_splits(pairs: list[ChangePair], path: Path) -> list[ChangePair]:
 
     Args:
         pairs: all pairs. path: of their file, for the message.
-
-    Raises:
-        DiffcapError: there are fewer than three groups.
     """
     group = connected_images(pairs)
     keys = sorted(set(group.values()))
@@ -270,11 +262,7 @@ def _image(path: object, key: str, where: str) -> str:
 
 
 def read_rows(path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
-    """Yield `(where, row)` for each line of a table of pairs: .jsonl, .csv or .tsv. The cells of a CSV table are strings.
-
-    Raises:
-        DiffcapError: the file is missing or malformed.
-    """
+    """Yield `(where, row)` for each line of a table of pairs: .jsonl, .csv or .tsv. The cells of a CSV table are strings."""
     return read_json_lines(path, "table of pairs") if path.suffix.lower() == ".jsonl" else _csv_rows(path)
 
 

@@ -31,9 +31,6 @@ def read(folder: Path, change_types: dict[str, str]) -> list[ChangePair]:
 
     Args:
         change_types: file name ("000123.png") -> change type, from `type_mapping.json`; may be empty.
-
-    Raises:
-        DiffcapError: a file is missing, a line is malformed, or a pair is duplicated.
     """
     pairs: list[ChangePair] = []
     seen: dict[str, str] = {}

@@ -33,11 +33,7 @@ def has_train_file(folder: Path) -> bool:
 
 
 def read_cub(folder: Path) -> list[ChangePair]:
-    """Read one record per image of CUB (`after` is None), sorted by split, then in the order of the lines.
-
-    Raises:
-        DiffcapError: a line is malformed, or an image is in two splits.
-    """
+    """Read one record per image of CUB (`after` is None), sorted by split, then in the order of the lines."""
     found: dict[str, ChangePair] = {}
     for split, where, row in _rows(folder):
         name = _image_id(row.get("img"), where, "img")
@@ -53,9 +49,6 @@ def read_nabirds(folder: Path) -> list[ChangePair]:
     """Read one record per image of NABirds, with `extra["class"]` and without captions, in the order of first appearance.
 
     An image that occurs in several splits belongs to the first.
-
-    Raises:
-        DiffcapError: a line is malformed, an image has two classes, or label 1 does not have the same meaning in all lines.
     """
     found: dict[str, ChangePair] = {}
     first_meaning = ""  # what label 1 means according to the first line

@@ -24,9 +24,6 @@ def read(folder: Path, augmented: bool = False) -> list[ChangePair]:
 
     Args:
         folder: of the files. augmented: also read the augmented training views, which have `extra["augmented"]`.
-
-    Raises:
-        DiffcapError: the file is missing or malformed.
     """
     pairs = []
     for pair in read_files(folder, {folder / "SECOND-CC-AUG.json": ""}, _LAYOUT):

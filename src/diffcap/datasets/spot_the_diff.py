@@ -27,11 +27,7 @@ _IMAGES = ("resized_images", "images", "data/resized_images", "data/images")
 
 
 def read(folder: Path) -> list[ChangePair]:
-    """Read one pair per `img_id`, sorted by split, then in the order of the file.
-
-    Raises:
-        DiffcapError: an annotation file is missing or malformed, or a pair is in two splits.
-    """
+    """Read one pair per `img_id`, sorted by split, then in the order of the file."""
     annotations = next(
         (folder / name for name in _ANNOTATIONS if (folder / name / "train.json").is_file()), folder / "annotations"
     )

@@ -15,9 +15,5 @@ __all__ = ["notes", "read"]
 
 
 def read(folder: Path) -> list[ChangePair]:
-    """Read the pairs in the order of the file; `extra["mask"]` is the path of the mask, if there are masks.
-
-    Raises:
-        DiffcapError: the file is missing or malformed.
-    """
+    """Read the pairs in the order of the file; `extra["mask"]` is the path of the mask, if there are masks."""
     return read_files(folder, {folder / "whuCCcaptions.json": ""}, LEVIR)

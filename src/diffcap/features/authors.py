@@ -41,10 +41,6 @@ def fill_store(dataset: Dataset, source: str | Path, store: str | Path) -> int:
 
     Returns:
         Number of imported images; images that the store has already from the same files are not imported again.
-
-    Raises:
-        DiffcapError: the folder has neither format, a pickle holds other objects than arrays, images have no features, or an
-            array has another shape than the others or is not numeric.
     """
     source, paths = Path(source), unique_images(dataset.pairs)
     if not source.is_dir():

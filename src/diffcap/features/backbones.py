@@ -88,11 +88,7 @@ class Backbone(nn.Module):
 
     @torch.no_grad()
     def shape(self) -> tuple[int, int, int]:
-        """Return (C, h, w) of one image's features, measured with a blank image.
-
-        Raises:
-            DiffcapError: the output of the chosen layer is not a map.
-        """
+        """Return (C, h, w) of one image's features, measured with a blank image."""
         assert not isinstance(self._preprocess, LimitSide)
         height, width = self._preprocess.size
         features = self.trunk(torch.zeros(1, 3, height, width))
@@ -127,9 +123,6 @@ def build_backbone(
             networks of other libraries have fixed sizes.
         image_std: standard deviations of R, G, B that the input of a torchvision network is divided by, on a scale from 0 to 1;
             by default those of its weights.
-
-    Raises:
-        DiffcapError: the network, the layer or the combination of arguments is invalid, or the weights cannot be loaded.
     """
     if image_size is not None and library not in ("pixels", "torchvision"):
         raise DiffcapError(
@@ -174,9 +167,6 @@ def preprocessing_of(library: Library, network: str) -> ResizeNormalize:
 
     Args:
         library: torchvision, open_clip or timm. network: see `build_backbone`.
-
-    Raises:
-        DiffcapError: the library has no such network.
     """
     if library == "torchvision":
         if network in _TRANSFORM_INPUT:

@@ -55,9 +55,6 @@ class FileStore(FeatureStore):
     Args:
         folder: of the store, `data/<dataset>/features/<name>`; the images are those of the `dataset.json` there.
         meta: content of `meta.json`. paths, stamps: those in `index.json`.
-
-    Raises:
-        DiffcapError: the store is incomplete or truncated, or there is no dataset.
     """
 
     def __init__(self, folder: Path, meta: dict[str, Any], paths: Sequence[str], stamps: Sequence[str]) -> None:
@@ -95,9 +92,6 @@ class FileStore(FeatureStore):
 
         Returns:
             (n, 3, H, W) uint8, in the order of `rows`.
-
-        Raises:
-            DiffcapError: a file is missing, is not an image, or has changed since `make extract`.
         """
         if out is None:
             out = np.empty((len(rows), *self.shape), dtype=np.uint8)
@@ -138,9 +132,6 @@ def write_file_store(
 
     Returns:
         The number of files that were read.
-
-    Raises:
-        DiffcapError: the folder holds features of another kind, or a file cannot be read.
     """
     from diffcap.utils.progress import progress_bar
 

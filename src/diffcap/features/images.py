@@ -24,11 +24,7 @@ def unique_images(pairs: Iterable[ChangePair]) -> list[str]:
 
 
 def load_image(source: Source, name: str | None = None, values: Values | None = None) -> Image.Image:
-    """Decode an image of a dataset to RGB, see `read_image`.
-
-    Raises:
-        DiffcapError: the file is missing, truncated, or not a supported image; or it has more than 8 bits, and there are no `values`.
-    """
+    """Decode an image of a dataset to RGB, see `read_image`."""
     loaded = read_image(source, name, values)
     if loaded.values and not values:
         raise DiffcapError(

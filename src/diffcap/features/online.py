@@ -21,9 +21,6 @@ def backbone_of(meta: Mapping[str, Any], weights: str | None = None) -> Backbone
     Args:
         meta: `FeatureStore.meta`, which is also stored in checkpoints.
         weights: path of the backbone's weights; None: the default weights of the library.
-
-    Raises:
-        DiffcapError: the weights cannot be loaded, or differ from those that the captioner was trained with.
     """
     library: Any = meta.get("library")
     name = meta.get("network") or library
@@ -84,9 +81,6 @@ def features_of(backbone: Backbone, images: Tensor, meta: Mapping[str, Any]) -> 
 
     Returns:
         (B, C, h, w) float32, rounded to float16; uint8 for pixels.
-
-    Raises:
-        DiffcapError: the shape differs from that of the features that the captioner was trained on.
     """
     features = backbone(images)
     if list(features.shape[1:]) != list(meta["shape"]):

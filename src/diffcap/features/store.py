@@ -67,11 +67,7 @@ Rows = npt.NDArray[np.int64]
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """Return the content of `meta.json`.
-
-    Raises:
-        DiffcapError: it is missing or damaged, or the store has another version.
-    """
+    """Return the content of `meta.json`."""
     remedy = f"delete {folder} if it exists, and write it with {extract_command(folder, {})}"
     meta = read_json(folder / "meta.json", "feature store", remedy)
     version = meta.get("version") if isinstance(meta, dict) else None
@@ -84,11 +80,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 def read_index(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the image path and the stamp of each row.
-
-    Raises:
-        DiffcapError: `index.json` is missing or damaged.
-    """
+    """Return the image path and the stamp of each row."""
     index = read_json(folder / "index.json", "index of the feature store", "delete the folder and extract again")
     try:
         paths, stamps = index["paths"], index["stamps"]
@@ -132,11 +124,7 @@ def _checksums(array: npt.NDArray[Any], rows: Rows) -> npt.NDArray[np.uint32]:
 
 
 def check_kind(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Check that a store's `meta.json` is the one that is about to be written.
-
-    Raises:
-        DiffcapError: they differ.
-    """
+    """Check that a store's `meta.json` is the one that is about to be written."""
     # The tag says where the weights come from; their hash says what they are.
     differing = sorted(key for key in {*found, *wanted} - {"tag"} if found.get(key) != wanted.get(key))
     if differing:
@@ -262,11 +250,7 @@ class FeatureStore:
         return len(self._index)
 
     def rows(self, paths: Sequence[str]) -> Rows:
-        """Return the row numbers of n image paths (as in the manifest), (n,) int64.
-
-        Raises:
-            DiffcapError: an image is not in the store.
-        """
+        """Return the row numbers of n image paths (as in the manifest), (n,) int64."""
         try:
             return np.fromiter((self._index[path] for path in paths), dtype=np.int64, count=len(paths))
         except KeyError as error:
@@ -290,9 +274,6 @@ class FeatureStore:
 
         Returns:
             (n, C, H, W) float16 or uint8, in the order of `rows`.
-
-        Raises:
-            DiffcapError: a row does not match its checksum; the row is marked, so that the next extraction computes it again.
         """
         rows = np.asarray(rows, dtype=np.int64)
         if out is None:
@@ -346,9 +327,6 @@ class StoreWriter:
 
     Attributes:
         paths: image of each row, also of rows that are not wanted. folder, shape, meta: as given.
-
-    Raises:
-        DiffcapError: the folder holds features of another backbone, weights, preprocessing or shape.
     """
 
     def __init__(
@@ -465,9 +443,6 @@ class StoreWriter:
             rows: (n,) row numbers.
             features: (n, C, H, W), any float type; stored as float16. Values beyond its range are clipped, with one
                 warning (it happens for untrained networks). Pixels are whole numbers from 0 to 255.
-
-        Raises:
-            DiffcapError: a value is NaN or infinite. ValueError: `features` has another shape.
         """
         rows = np.asarray(rows, dtype=np.int64)
         if features.shape != (len(rows), *self.shape):
@@ -509,11 +484,7 @@ class StoreWriter:
         self._synced_at = time.monotonic()
 
     def finish(self) -> None:
-        """Mark the store as complete. Call it once, after all processes have flushed.
-
-        Raises:
-            DiffcapError: some rows are still missing.
-        """
+        """Mark the store as complete. Call it once, after all processes have flushed."""
         self.flush()
         missing = self.missing()
         if len(missing):

@@ -29,9 +29,6 @@ def read_state_dict(path: str | Path, option: str | None = None) -> dict[str, Te
 
     Args:
         option: of the command line that gives the path, for messages; by default that of the backbone's weights.
-
-    Raises:
-        DiffcapError: the file is missing or does not hold a state dict.
     """
     path = Path(path)
     if not path.is_file():
@@ -62,9 +59,6 @@ def load_weights(network: nn.Module, state: dict[str, Tensor], source: str) -> N
 
     Args:
         source: of the state dict, for the message.
-
-    Raises:
-        DiffcapError: names are missing, or a tensor has another shape.
     """
     wanted = network.state_dict()
     optional = "num_batches_tracked"  # missing in files from before 2018, and not used for inference
@@ -102,10 +96,6 @@ def clip_weights(network: str, from_file: bool = False) -> tuple[str, str, dict[
         network: NAME or NAME:TAG, as `open_clip.list_pretrained(as_str=True)` gives them. Without TAG: the tag "openai", or the
             first if there is no such tag; "" and no settings if there are no tags.
         from_file: the weights are in a file, which has no tag.
-
-    Raises:
-        DiffcapError: open_clip has no such model or tag; or the weights are in a file, no tag is given, and the tags of the model
-            need different preprocessing or activations.
     """
     import open_clip
     from open_clip.pretrained import get_pretrained_cfg
@@ -141,9 +131,6 @@ def pretrained_clip(network: str) -> Any:
 
     Args:
         network: NAME or NAME:TAG, see `clip_weights`.
-
-    Raises:
-        DiffcapError: open_clip has no weights of this model, or they cannot be downloaded.
     """
     import open_clip
 
@@ -165,9 +152,6 @@ def download(network: str, url: str, fetch: Callable[[], T]) -> T:
 
     Args:
         network: name of the network, for the message. url: of the file, for the message. fetch: the download function.
-
-    Raises:
-        DiffcapError: the download failed.
     """
     try:
         with without_requests(reason := offline_reason()):

@@ -65,12 +65,6 @@ def extract(archive: Path, folder: Path, strip: str = "", limit: int | None = No
 
     Returns:
         Number of extracted files.
-
-    Raises:
-        DamagedArchive: the archive is damaged.
-        DiffcapError: the file is not an archive, or an unsafe one, or a folder has the path of a file or vice versa. No file is
-            extracted in any of these cases.
-        OSError: a file cannot be written (no space, no permission).
     """
     limit = max(_MIN_LIMIT, _MAX_RATIO * archive.stat().st_size) if limit is None else limit
     folder.mkdir(parents=True, exist_ok=True)

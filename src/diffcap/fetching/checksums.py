@@ -17,11 +17,7 @@ class Checksums:
     """Checksums of the files below `folder`; several threads may record files."""
 
     def __init__(self, folder: Path):
-        """Read `checksums.json` if it exists.
-
-        Raises:
-            DiffcapError: the file is damaged.
-        """
+        """Read `checksums.json` if it exists."""
         self.folder, self.path = folder, folder / "checksums.json"
         self._rows: dict[str, Any] = {}
         if self.path.is_file():

@@ -123,12 +123,7 @@ class Client:
             self._session.mount(scheme, HTTPAdapter(pool_maxsize=settings.jobs))
 
     def get(self, url: str, headers: dict[str, str] | None = None) -> requests.Response:
-        """Request a URL once; the response has status 200, 206 or 416, and its content is not read yet.
-
-        Raises:
-            PermanentError: the URL is invalid, or the server refuses the request or sends a web page (often a login page).
-            TransientError: there was no response, or its status is a temporary error (408, 425, 429, 5xx).
-        """
+        """Request a URL once; the response has status 200, 206 or 416, and its content is not read yet."""
         try:
             response = self._session.get(url, headers=headers, stream=True, timeout=self.settings.timeout)
         except (requests.TooManyRedirects, ValueError) as error:  # invalid URLs are ValueErrors
@@ -173,12 +168,6 @@ def download(urls: tuple[str, ...], target: Target, client: Client) -> str:
 
     Returns:
         The URL that delivered it.
-
-    Raises:
-        PermanentError: the download from every URL failed permanently; the message is that of the first URL.
-        TransientError: no URL delivered the file, and at least one failed temporarily; another call may resume the download.
-        Cancelled: `client.cancelled` was set.
-        OSError: the disk is full or not writable.
     """
     target.path.parent.mkdir(parents=True, exist_ok=True)
     permanent, transient = [], []
@@ -207,11 +196,7 @@ def download(urls: tuple[str, ...], target: Target, client: Client) -> str:
 
 
 def _download_from(url: str, target: Target, client: Client) -> None:
-    """Download from one URL, with retries.
-
-    Raises:
-        PermanentError, TransientError, Cancelled, OSError: see `download`.
-    """
+    """Download from one URL, with retries."""
     settings = client.settings
     # A part of another URL is not resumed, so it does not count as progress here.
     max_size = target.part_size() if target.metadata().get("url") == url else 0

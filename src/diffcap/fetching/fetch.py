@@ -41,10 +41,6 @@ def fetch(
 
     Returns:
         The folder for the dataset's reader, and the images, relative to it, that no longer exist online.
-
-    Raises:
-        DiffcapError: a file is missing that the reader needs (the message says what to do), another process is fetching
-            into this folder, or a file is damaged.
     """
     if settings.jobs < 1 or settings.timeout <= 0 or min(settings.retries, settings.backoff, settings.patience) < 0:
         raise DiffcapError(

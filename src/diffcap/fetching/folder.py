@@ -83,11 +83,7 @@ class DatasetFolder:
 
 @contextmanager
 def exclusive_lock(folder: Path) -> Iterator[None]:
-    """Allow one process at a time to fetch into a folder; the system releases the lock when the process ends.
-
-    Raises:
-        DiffcapError: another process holds the lock.
-    """
+    """Allow one process at a time to fetch into a folder; the system releases the lock when the process ends."""
     (folder / "downloads").mkdir(parents=True, exist_ok=True)
     with (folder / "downloads" / ".lock").open("w") as lock:
         try:

@@ -69,11 +69,7 @@ class Sources:
 
 
 def read_sources(path: Path) -> Sources:
-    """Read and check a file of sources.
-
-    Raises:
-        DiffcapError: the file is missing or not YAML, a key is unknown or missing, or a path leads out of the folder.
-    """
+    """Read and check a file of sources."""
     if not path.is_file():
         raise DiffcapError(f"{path}: file not found; it must list the dataset's files.")
     top = _check(read_settings(path), _TOP, str(path), _REQUIRED)

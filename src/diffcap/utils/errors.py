@@ -39,11 +39,7 @@ def lost_process(reason: str) -> str:
 
 @contextmanager
 def wrap_errors(where: object, fault: str, remedy: str) -> Iterator[None]:
-    """Turn any error from damaged or foreign content into a `DiffcapError`: "<where>: <fault> (<reason>); <remedy>."
-
-    Raises:
-        DiffcapError: the block raised an error; a DiffcapError of the block is raised unchanged.
-    """
+    """Turn any error of damaged or foreign content into a `DiffcapError`: <where>: <fault> (<reason>); <remedy>."""
     try:
         yield
     except DiffcapError:

@@ -65,9 +65,6 @@ def read_pair(before: Source, after: Source, names: tuple[str, str] | None = Non
 
     Args:
         names: the names in messages; by default the paths.
-
-    Raises:
-        DiffcapError: see `read_image`.
     """
     sides = []
     for number, (source, side) in enumerate(((before, "before"), (after, "after"))):

@@ -14,11 +14,7 @@ if not (CONFIGS / "trainer/default.yaml").is_file():
 
 
 def read_settings(path: str | Path) -> Any:
-    """Read a YAML file.
-
-    Raises:
-        DiffcapError: the file is not YAML. FileNotFoundError: the file does not exist.
-    """
+    """Read a YAML file."""
     import yaml
 
     path = Path(path)

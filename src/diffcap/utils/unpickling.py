@@ -28,11 +28,7 @@ _TENSOR_NAMES = re.compile(r"collections\.OrderedDict|torch\._utils\._rebuild_\w
 
 
 def load_arrays(path: str | Path) -> Any:
-    """Read a pickle of plain containers, numbers, text and numpy arrays of these (Python 2's, too).
-
-    Raises:
-        DiffcapError: the file is missing or damaged, or uses any other name; none of its code was run.
-    """
+    """Read a pickle of plain containers, numbers, text and numpy arrays of these (Python 2's, too)."""
     return _load(path, lambda file: _unwrap(_ArrayUnpickler(file, encoding="latin1").load()))
 
 
@@ -60,9 +56,6 @@ def load_tensors(path: str | Path, allowed_classes: Sequence[str] = ()) -> Any:
         path: the file.
         allowed_classes: names of classes of any module, without the module's name; they are replaced by OrderedDict, whose
             instances get the attributes that the pickle sets.
-
-    Raises:
-        DiffcapError: the file is missing, damaged or compiled (TorchScript), or uses any other name; none of its code was run.
     """
     import torch
 
