@@ -72,7 +72,7 @@ def settings_of(method: str) -> dict[str, Any]:
 
 def write_store(method: str, folder: Path, batches: int, small: bool) -> int:
     """Write a dataset of CLEVR-Change's form, an epoch of `batches` batches, and its feature store; returns the batch size."""
-    from diffcap.features.store import StoreWriter
+    from diffcap.features.writer import StoreWriter
     from diffcap.records import ChangePair, write_dataset
 
     settings = settings_of(method)

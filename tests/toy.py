@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from diffcap.features.store import StoreWriter
+from diffcap.features.writer import StoreWriter
 from diffcap.negatives import CaptionNegatives, Negative, write_negatives
 from diffcap.records import ChangePair, write_dataset
 

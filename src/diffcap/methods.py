@@ -120,6 +120,7 @@ class Method:
         ablations: rows of `make ablation` by name, in the order of the paper's table.
         demo: how `make demo` trains it.
         importer: import path of the `Importer` of the authors' checkpoints.
+        network: import path of the function that builds a backbone from a checkpoint of the method.
         configs: folder of the settings (<stage>.yaml, <stage>.<dataset>.yaml, ablation/), as "package:folder"; by default
             method/<name> in diffcap's own.
     """
@@ -136,6 +137,7 @@ class Method:
     ablations: Mapping[str, Ablation] = field(default_factory=lambda: MappingProxyType({}))
     demo: Demo = Demo()
     importer: str | None = None
+    network: str | None = None
     configs: str | None = None
 
 
@@ -239,6 +241,7 @@ BUILT_IN = (
             ),
         ),
         importer="diffcap.interop.clip4idc:IMPORTER",
+        network="diffcap.features.clip4idc_backbone:build",
     ),
     Method(
         name="rsiccformer",

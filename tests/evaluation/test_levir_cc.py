@@ -22,7 +22,7 @@ from diffcap.evaluation.captions import FAST_METRICS
 from diffcap.evaluation.coco import read_predictions
 from diffcap.evaluation.levir_cc import LevirScoring, accuracies, id_text, levir_scoring, protocol_of
 from diffcap.evaluation.protocols import evaluate, evaluate_systems
-from diffcap.features.store import StoreWriter
+from diffcap.features.writer import StoreWriter
 from diffcap.records import ChangePair, read_dataset
 from diffcap.report.baselines import MOST_COMMON
 from diffcap.report.rows import score_row

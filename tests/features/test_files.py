@@ -14,9 +14,10 @@ from tests.odd_images import scene
 from diffcap.data.datamodules import CaptionData
 from diffcap.data.workers import explain_lost_workers
 from diffcap.features.backbones import build_backbone
-from diffcap.features.files import write_file_store
-from diffcap.features.images import image_stamps, load_image, unique_images
-from diffcap.features.store import SUMS, FeatureStore, StoreWriter
+from diffcap.features.images import image_stamps, unique_images
+from diffcap.features.preprocessing import load_image
+from diffcap.features.store import SUMS, FeatureStore
+from diffcap.features.writer import StoreWriter, write_file_store
 from diffcap.lit.config_hash import hash_config
 from diffcap.records import ChangePair, Dataset, read_dataset, write_dataset
 from diffcap.report.baselines import baseline_captions

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from diffcap.features.store import SUMS, FeatureStore, StoreWriter
+from diffcap.features.store import SUMS, FeatureStore
+from diffcap.features.writer import StoreWriter
 from diffcap.utils.errors import DiffcapError
 
 SHAPE = (3, 2, 4)

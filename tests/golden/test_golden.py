@@ -17,7 +17,8 @@ from tests.commands import ROOT, in_process
 from tests.toy import write_toy, write_toy_labelled, write_toy_singles
 
 from diffcap.checkpoints.loading import load
-from diffcap.features.store import FeatureStore, StoreWriter
+from diffcap.features.store import FeatureStore
+from diffcap.features.writer import StoreWriter
 from diffcap.lit.decoding import decode
 from diffcap.models.generation import greedy_from
 from diffcap.records import read_dataset

@@ -13,7 +13,8 @@ from tests.scenes.rasters import write
 
 from diffcap.commands.data import prepare
 from diffcap.features.images import ImageData
-from diffcap.features.store import FeatureStore, StoreWriter
+from diffcap.features.store import FeatureStore
+from diffcap.features.writer import StoreWriter
 from diffcap.lit.extraction import Extraction, extract
 from diffcap.records import ChangePair, read_dataset, write_dataset
 from diffcap.utils.errors import DiffcapError

@@ -11,7 +11,7 @@ from diffcap.datasets import read_pairs
 from diffcap.evaluation.coco import write_predictions
 from diffcap.evaluation.levir_cc import LevirScoring
 from diffcap.evaluation.protocols import evaluate
-from diffcap.features.store import StoreWriter
+from diffcap.features.writer import StoreWriter
 from diffcap.models.captioner import Captioner
 from diffcap.models.scorer import SCORER
 from diffcap.records import ChangePair, Dataset, write_dataset, write_json

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from diffcap.features.store import FeatureStore, StoreWriter
+from diffcap.features.store import FeatureStore
+from diffcap.features.writer import StoreWriter
 from diffcap.records import ChangePair
 from diffcap.report.baselines import MOST_COMMON, NEAREST, baseline_captions, coarse_grid, describe_pairs
 

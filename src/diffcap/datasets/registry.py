@@ -45,6 +45,7 @@ class DatasetSpec:
         pairs: whether it has pairs of images.
         backbone: features for methods that read features, if the method's default is not for this dataset.
         pixels_backbone: the same for methods that read pixels.
+        network: import path of the function that builds the backbone of this dataset, see `features.blocks_backbone.build`.
         clip_backbone: replaces the backbone `pixels` (224 x 224, for CLIP), for a dataset with a small CLIP of its own.
         tagger: part-of-speech tagger of the hard negatives.
         configs: folder with <name>.yaml, settings that all training stages take on, as "package:folder"; by default dataset
@@ -60,6 +61,7 @@ class DatasetSpec:
     backbone: str | None = None
     pixels_backbone: str | None = None
     clip_backbone: str | None = None
+    network: str | None = None
     tagger: str = "english"
     configs: str | None = None
     protocol: LevirProtocol | None = None
@@ -105,6 +107,7 @@ BUILT_IN = (
         renderer="diffcap.worlds.blocks.write:write_blocks",
         backbone="blocks",
         pixels_backbone="blocks_pixels",
+        network="diffcap.features.blocks_backbone:build",
         tagger="blocks",
     ),  # rendered in CLEVR-Change's official layout
     DatasetSpec("clevr_change", "CLEVR-Change", "diffcap.datasets.clevr_change"),
@@ -128,6 +131,7 @@ BUILT_IN = (
         renderer="diffcap.worlds.tiles.write:write_tiles",
         backbone="tiles",
         clip_backbone="tiles_pixels",
+        network="diffcap.features.tiles_backbone:build",
         tagger="tiles",
         protocol=LevirProtocol(),
     ),  # rendered in LEVIR-CC's official layout

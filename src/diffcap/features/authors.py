@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diffcap.features.images import image_stamps, unique_images
-from diffcap.features.store import StoreWriter
+from diffcap.features.writer import StoreWriter
 from diffcap.records import Dataset, file_hash, write_json
 from diffcap.utils.errors import DiffcapError, wrap_errors
 from diffcap.utils.unpickling import load_arrays

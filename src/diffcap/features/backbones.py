@@ -5,9 +5,8 @@
 | `torchvision` | name of a classifier | name of a node, required: `layer3`, `features.28` | `IMAGENET1K_V1` (two have only SWAG's) |
 | `open_clip` | `NAME` or `NAME:TAG` | number of a block; null: the last | TAG; without: `openai` if there is one, else the first tag |
 | `timm` | name of a model | number of a block; null: the last | those of the tag in the name |
-| `blocks`, `tiles` | null | null | shipped with the package |
 | `pixels` | null | null | none; the features are the image itself, resized to `image_size` and stored as uint8 |
-| `clip4idc` | null | null | none; `weights` is a checkpoint of diffcap's CLIP4IDC; the features are the tokens of one image |
+| a dataset or method with a `network` | null | null | of the dataset: shipped with the package; of the method: none |
 
 `resnet101` gives 1024 x 14 x 14 at `layer3` and 2048 x 7 x 7 at `layer4`.
 
@@ -16,11 +15,10 @@ The activation, mean and standard deviation are those that the library has for t
 """
 
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Literal
+from functools import cache
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -28,8 +26,8 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from diffcap.checkpoints.reading import read_checkpoint, weights_of
-from diffcap.features.preprocessing import LimitSide, ResizeNormalize, ResizeOnly
+from diffcap.datasets.registry import datasets
+from diffcap.features.preprocessing import ResizeNormalize, ResizeOnly, ShrinkLongestSide
 from diffcap.features.weights import (
     WEIGHTS,
     clip_weights,
@@ -40,9 +38,22 @@ from diffcap.features.weights import (
     read_state_dict,
     state_hash,
 )
-from diffcap.utils.errors import DiffcapError, wrap_errors
+from diffcap.methods import import_object, methods
+from diffcap.utils.errors import DiffcapError
 
-Library = Literal["torchvision", "open_clip", "timm", "blocks", "tiles", "pixels", "clip4idc"]
+
+@cache
+def own_networks() -> dict[str, str]:
+    """Library -> import path of the function that builds its only network: of the datasets and methods that have one."""
+    networks = {name: dataset.network for name, dataset in datasets().items()}
+    networks |= {name: method.network for name, method in methods().items()}
+    return {name: path for name, path in networks.items() if path}
+
+
+@cache
+def libraries() -> tuple[str, ...]:
+    """The names of all libraries."""
+    return ("torchvision", "open_clip", "timm", *own_networks(), "pixels")
 
 
 class Backbone(nn.Module):
@@ -58,7 +69,7 @@ class Backbone(nn.Module):
     def __init__(
         self,
         trunk: nn.Module,
-        preprocess: ResizeNormalize | ResizeOnly | LimitSide,
+        preprocess: ResizeNormalize | ResizeOnly | ShrinkLongestSide,
         description: dict[str, Any],
         pool_size: tuple[int, int] | None = None,
     ) -> None:
@@ -78,7 +89,7 @@ class Backbone(nn.Module):
         return self._preprocess(image)
 
     def describe(self) -> dict[str, Any]:
-        """Return JSON values that are equal for two backbones if, and only if, their features are equal."""
+        """JSON values that are equal for two backbones if, and only if, their features are equal."""
         return {
             **self._description,
             "weights_sha256": state_hash(self.trunk),
@@ -88,10 +99,8 @@ class Backbone(nn.Module):
 
     @torch.no_grad()
     def shape(self) -> tuple[int, int, int]:
-        """Return (C, h, w) of one image's features, measured with a blank image."""
-        assert not isinstance(self._preprocess, LimitSide)
-        height, width = self._preprocess.size
-        features = self.trunk(torch.zeros(1, 3, height, width))
+        """(C, h, w) of one image's features, measured with a blank image."""
+        features = self.trunk(self.preprocess(Image.new("RGB", (8, 8)))[None])
         if not isinstance(features, Tensor) or features.ndim != 4:
             found = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
             raise DiffcapError(
@@ -103,7 +112,7 @@ class Backbone(nn.Module):
 
 
 def build_backbone(
-    library: Library,
+    library: str,
     network: str | None = None,
     layer: str | int | None = None,
     weights: str = "default",
@@ -115,7 +124,7 @@ def build_backbone(
 
     Args:
         library: the library of the network.
-        network: name of the network in this library; None for blocks, tiles, pixels and clip4idc.
+        network: name of the network in this library; None for pixels, and for the library of a dataset or a method.
         layer: the layer that gives the map, see the table above. None: the last layer; not allowed for torchvision.
         weights: "default" (downloaded by the library), "random" (seed 0, for tests), or the path of a weights file.
         pool_size: rows and columns of the map after average pooling; None: no pooling.
@@ -124,6 +133,8 @@ def build_backbone(
         image_std: standard deviations of R, G, B that the input of a torchvision network is divided by, on a scale from 0 to 1;
             by default those of its weights.
     """
+    if library not in libraries():
+        raise DiffcapError(f"--model.library={library} is unknown; choose one of {', '.join(libraries())}.")
     if image_size is not None and library not in ("pixels", "torchvision"):
         raise DiffcapError(
             f"--model.image_size is only for pixels and torchvision; {library} has a fixed size: remove the option."
@@ -138,32 +149,29 @@ def build_backbone(
             )
         resize = ResizeOnly() if image_size is None else ResizeOnly((image_size[0], image_size[1]))
         return Backbone(nn.Identity(), resize, {"library": library, "dtype": "uint8"})
-    builders: dict[Library, Callable[[str, str | int | None, str], tuple[nn.Module, ResizeNormalize | ResizeOnly]]] = {
-        "torchvision": _torchvision,
-        "open_clip": _open_clip,
-        "timm": _timm,
-        "blocks": _blocks,
-        "tiles": _tiles,
-        "clip4idc": _clip4idc,
-    }
-    if library not in ("blocks", "tiles", "clip4idc") and not network:
+    if library not in own_networks() and not network:
         raise DiffcapError(f"--model.network is missing: give the name of a network of {library}.")
+    name = network or ""
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the libraries warn about weights that are replaced below
         torch.manual_seed(0)  # the same "random" weights on every rank and in every run
-        trunk, preprocess = builders[library](network or "", layer, weights)
-    if image_size is not None and isinstance(preprocess, ResizeNormalize):
+        if library in own_networks():
+            trunk, preprocess = import_object(own_networks()[library])(weights)
+        else:
+            build = {"torchvision": _torchvision, "open_clip": _open_clip, "timm": _timm}[library]
+            trunk, preprocess = build(name, layer, weights), preprocessing_of(library, name)
+    if image_size is not None:
         preprocess = replace(preprocess, size=(image_size[0], image_size[1]))
-    if image_std is not None and isinstance(preprocess, ResizeNormalize):
+    if image_std is not None:
         preprocess = replace(preprocess, std=(image_std[0], image_std[1], image_std[2]))
     description = {"library": library, "network": network, "stage": layer}
     if library == "open_clip":
-        description |= describe_clip(network or "")
+        description |= describe_clip(name)
     return Backbone(trunk, preprocess, description, (pool_size[0], pool_size[1]) if pool_size else None)
 
 
-def preprocessing_of(library: Library, network: str) -> ResizeNormalize:
-    """Return the preprocessing of a network's own weights by the library's metadata, without building the network.
+def preprocessing_of(library: str, network: str) -> ResizeNormalize:
+    """The preprocessing of a network's own weights by the library's metadata, without building the network.
 
     Args:
         library: torchvision, open_clip or timm. network: see `build_backbone`.
@@ -204,7 +212,7 @@ def _torchvision_weights(network: str) -> Any:
     return members.get("IMAGENET1K_V1") or members["IMAGENET1K_SWAG_LINEAR_V1"]
 
 
-def _torchvision(network: str, layer: str | int | None, weights: str) -> tuple[nn.Module, ResizeNormalize]:
+def _torchvision(network: str, layer: str | int | None, weights: str) -> nn.Module:
     from torchvision import models
     from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
@@ -231,7 +239,7 @@ def _torchvision(network: str, layer: str | int | None, weights: str) -> tuple[n
         with suppress(Exception), patch.object(type(choice), "get_state_dict", lambda *_, **__: dict(state)):
             state = models.get_model(network, weights=choice).state_dict()
         load_weights(trunk, state, weights)
-    return _SingleOutput(trunk), preprocessing_of("torchvision", network)
+    return _SingleOutput(trunk)
 
 
 class _SingleOutput(nn.Module):
@@ -245,7 +253,7 @@ class _SingleOutput(nn.Module):
         return self.extractor(images)["map"]
 
 
-def _open_clip(network: str, layer: str | int | None, weights: str) -> tuple[nn.Module, ResizeNormalize]:
+def _open_clip(network: str, layer: str | int | None, weights: str) -> nn.Module:
     import open_clip
     from open_clip.convert import convert_state_dict
 
@@ -261,8 +269,7 @@ def _open_clip(network: str, layer: str | int | None, weights: str) -> tuple[nn.
         tower = {name.removeprefix("visual."): value for name, value in state.items() if name.startswith("visual.")}
         load_weights(visual, tower or state, weights)
     # The tokens pass the tower's final LayerNorm, as the class token does.
-    trunk = _Intermediate(visual, _block_number(layer, "open_clip"), normalize_intermediates=True)
-    return trunk, preprocessing_of("open_clip", network)
+    return _Intermediate(visual, _layer_number(layer, "open_clip"), normalize_intermediates=True)
 
 
 def _timm_settings(network: str) -> dict[str, Any]:
@@ -280,7 +287,7 @@ def _timm_settings(network: str) -> dict[str, Any]:
     return settings.to_dict() if settings else {}
 
 
-def _timm(network: str, layer: str | int | None, weights: str) -> tuple[nn.Module, ResizeNormalize]:
+def _timm(network: str, layer: str | int | None, weights: str) -> nn.Module:
     import timm
 
     settings = _timm_settings(network)
@@ -304,99 +311,34 @@ def _timm(network: str, layer: str | int | None, weights: str) -> tuple[nn.Modul
             if wanted.keys() - state.keys() or all(state[name].numel() == wanted[name].numel() for name in wanted):
                 state = converted
         load_weights(model, state, weights)
-    return _Intermediate(model, _block_number(layer, "timm")), preprocessing_of("timm", network)
+    return _Intermediate(model, _layer_number(layer, "timm"))
 
 
 class _Intermediate(nn.Module):
-    """The map of one block, without class tokens, by `forward_intermediates` of timm and open_clip."""
+    """The map of one layer, without class tokens, by `forward_intermediates` of timm and open_clip."""
 
-    def __init__(self, network: nn.Module, block: int | None, **options: bool) -> None:
+    def __init__(self, network: nn.Module, layer: int | None, **options: bool) -> None:
         super().__init__()
-        self.network = network
-        self.block = block
-        self.options = options
+        self.network, self.layer, self.options = network, layer, options
         if not hasattr(network, "forward_intermediates"):
             raise DiffcapError(f"{type(network).__name__} has no intermediate maps; choose another network.")
 
     def forward(self, images: Tensor) -> Tensor:
-        indices = 1 if self.block is None else [self.block]
+        indices = 1 if self.layer is None else [self.layer]
         try:
             found = self.network.forward_intermediates(  # type: ignore[operator]
                 images, indices=indices, intermediates_only=True, output_fmt="NCHW", **self.options
             )
         except AssertionError as error:  # the network has fewer blocks
-            raise DiffcapError(f"--model.stage={self.block}: {error}; give another number.") from None
+            raise DiffcapError(f"--model.stage={self.layer}: {error}; give another number.") from None
         maps = found["image_intermediates"] if isinstance(found, dict) else found
         return maps[-1]
 
 
-def _block_number(layer: str | int | None, library: str) -> int | None:
+def _layer_number(layer: str | int | None, library: str) -> int | None:
     try:
         return None if layer is None else int(layer)
     except ValueError:
         raise DiffcapError(
             f"--model.stage={layer} is not valid for {library}; give the number of a block, or null."
         ) from None
-
-
-def _blocks(network: str, layer: str | int | None, weights: str) -> tuple[nn.Module, ResizeNormalize]:
-    from diffcap.features.blocks_backbone import SHIPPED, BlocksNetwork, blocks_preprocessing
-
-    trunk = BlocksNetwork()
-    if weights != "random":
-        path = SHIPPED if weights == "default" else Path(weights)
-        load_weights(trunk, read_state_dict(path), str(path))
-    return trunk, blocks_preprocessing()
-
-
-def _tiles(network: str, layer: str | int | None, weights: str) -> tuple[nn.Module, ResizeNormalize]:
-    from diffcap.features.tiles_backbone import SHIPPED, TilesNetwork, tiles_preprocessing
-
-    trunk = TilesNetwork()
-    if weights != "random":
-        path = SHIPPED if weights == "default" else Path(weights)
-        load_weights(trunk, read_state_dict(path), str(path))
-    return trunk, tiles_preprocessing()
-
-
-def _clip4idc(network: str, layer: str | int | None, weights: str) -> tuple[nn.Module, ResizeOnly]:
-    if weights in ("default", "random"):
-        raise DiffcapError(
-            "WEIGHTS is missing: give the checkpoint of an adaptation, for example "
-            "runs/blocks/clip4idc/pretrain/best.ckpt."
-        )
-    from diffcap.models.clip import PairTower, build_clip  # imports open_clip, which is too slow for --help
-
-    state = read_checkpoint(weights)
-    metadata = state["diffcap"]
-    if metadata.get("method") != "clip4idc" or "hyperparameters" not in metadata:
-        raise DiffcapError(
-            f"{weights}: not a checkpoint of CLIP4IDC; give one of its pre-training or captioning stage."
-        )
-    hyperparameters = metadata["hyperparameters"]
-    if hyperparameters.get("images", "together") != "together":
-        raise DiffcapError(
-            f"{weights}: its encoder processes the two images separately (FT1, FT2); give the checkpoint of an adaptation."
-        )
-    with wrap_errors(
-        weights, "its image tower cannot be built", f"use diffcap {metadata['version']:.40}, which wrote it"
-    ):
-        clip = build_clip(hyperparameters["network"], hyperparameters["image_size"])
-        tower = PairTower(clip, hyperparameters["intra_layers"])
-        tower.load_state_dict(weights_of(state, "captioner.images."))
-    return _SingleImageEncoder(tower), ResizeOnly(tower.image_size)
-
-
-class _SingleImageEncoder(nn.Module):
-    """The feature map of a `PairTower`'s layers for single images, after the LayerNorm before its layers for pairs.
-
-    The map has no class token, and no embeddings that distinguish the two images of a pair.
-    """
-
-    def __init__(self, tower: nn.Module) -> None:
-        super().__init__()
-        self.tower: Any = tower
-
-    def forward(self, images: Tensor) -> Tensor:
-        tokens = self.tower.ln_mid(self.tower.encode_single(self.tower.normalize(images)))[:, 1:]
-        return tokens.transpose(1, 2).unflatten(2, self.tower.grid)

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from diffcap.features.convolutions import conv_block
+from diffcap.features.convolutions import conv_block, with_weights
 from diffcap.features.preprocessing import ResizeNormalize
 
 SHIPPED = Path(__file__).with_name("blocks_backbone.safetensors")
@@ -50,12 +50,12 @@ CHANNELS = COLORS * (1 + SHAPES + MATERIALS + SIZES) + 2 * COLORS + SHAPES + MAT
 
 
 def blocks_preprocessing() -> ResizeNormalize:
-    """Return the preprocessing: resize to 128 x 96, normalise to about -2 to 2."""
+    """The preprocessing: resize to 128 x 96, normalise to about -2 to 2."""
     return ResizeNormalize((HEIGHT, WIDTH), (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), antialias=True)
 
 
 def cell_centers() -> tuple[Tensor, Tensor]:
-    """Return x (COLUMNS,) and y (ROWS,) of the cells' centres; the image extends from -1 to 1."""
+    """x (COLUMNS,) and y (ROWS,) of the cells' centres; the image extends from -1 to 1."""
     x = (torch.arange(COLUMNS) + 0.5) * CELL - MARGIN
     y = (torch.arange(ROWS) + 0.5) * CELL
     return x / WIDTH * 2 - 1, y / HEIGHT * 2 - 1
@@ -142,3 +142,8 @@ class BlocksNetwork(nn.Module):
         """Images (B, 3, 96, 128) to features (B, 107, 4, 6); each channel has zero mean and unit variance."""
         values = self.values(*self.raw(self.blocks(images)))
         return (values - self.mean.view(-1, 1, 1)) / self.scale.view(-1, 1, 1)
+
+
+def build(weights: str) -> tuple[BlocksNetwork, ResizeNormalize]:
+    """The network and its preprocessing, see `Backbone`."""
+    return with_weights(BlocksNetwork(), weights, SHIPPED), blocks_preprocessing()

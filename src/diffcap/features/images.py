@@ -11,63 +11,40 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from diffcap.features.preprocessing import load_image
 from diffcap.features.store import Rows
 from diffcap.records import ChangePair
 from diffcap.utils.cores import available_cores
 from diffcap.utils.errors import DiffcapError
-from diffcap.utils.image_io import Source, Values, read_image
+from diffcap.utils.image_io import Values
 
 
 def unique_images(pairs: Iterable[ChangePair]) -> list[str]:
-    """Return the distinct image paths of the pairs, in the order of the manifest."""
+    """The distinct image paths of the pairs, in the order of the manifest."""
     return list(dict.fromkeys(path for pair in pairs for path in pair.images))
-
-
-def load_image(source: Source, name: str | None = None, values: Values | None = None) -> Image.Image:
-    """Decode an image of a dataset to RGB, see `read_image`."""
-    loaded = read_image(source, name, values)
-    if loaded.values and not values:
-        raise DiffcapError(
-            f"{loaded.name}: has more than 8 bits, and the manifest has no range of values for both images of its pair; run `make data` "
-            "again, without --check exists, and then `make extract`."
-        )
-    return loaded.image
 
 
 @dataclass
 class ImageBatch:
-    """A batch of images.
+    """A batch of images."""
 
-    Attributes:
-        rows: (B,) int64, row of each image in the store.
-        images: (B, 3, H, W), preprocessed.
-        problems: error messages of the wanted images that could not be read; the batch does not contain these images.
-    """
-
-    rows: Tensor
-    images: Tensor
-    problems: list[str]
+    rows: Tensor  # (B,) int64, row of each image in the store
+    images: Tensor  # (B, 3, H, W), preprocessed
+    problems: list[str]  # error messages of the wanted images that could not be read and are not in the batch
 
 
+@dataclass
 class _Batches(Dataset[ImageBatch]):
     """Batches of images, with an error message for each unreadable image.
 
     An exception would stop the other images, let the other ranks wait, and print the worker's whole traceback.
     """
 
-    def __init__(
-        self,
-        batches: list[Rows],
-        wanted: Rows,
-        files: Sequence[Path],
-        preprocess: Callable[[Image.Image], Tensor],
-        ranges: Mapping[Path, Values],
-    ) -> None:
-        self.batches = batches
-        self.wanted = set(wanted.tolist())
-        self.files = files
-        self.preprocess = preprocess
-        self.ranges = ranges
+    batches: list[Rows]
+    wanted: set[int]
+    files: Sequence[Path]
+    preprocess: Callable[[Image.Image], Tensor]
+    ranges: Mapping[Path, Values]
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -127,23 +104,22 @@ class ImageData(pl.LightningDataModule):
         self._ranges = ranges or {}
 
     def batches(self) -> list[Rows]:
-        """Return the rows of each batch.
+        """The rows of each batch: k * batch_size to (k + 1) * batch_size, if at least one of them is wanted.
 
-        Batch k has the rows from k * batch_size to (k + 1) * batch_size; it is returned if at least one of them is wanted. So an
-        image is always in a batch with the same other images, for any number of ranks and after an interruption. This
+        So an image is always in a batch with the same other images, for any number of ranks and after an interruption. This
         matters because the last bits of a convolution can depend on the size of the batch.
         """
         every = np.arange(len(self._files), dtype=np.int64)
         return [every[k * self.batch_size :][: self.batch_size] for k in np.unique(self._rows // self.batch_size)]
 
     def predict_dataloader(self) -> DataLoader[ImageBatch]:
-        """Return the batches of this rank; every batch is on one rank, and a rank without batches gets an empty one."""
+        """The batches of this rank; every batch is on one rank, and a rank without batches gets an empty one."""
         if self._preprocess is None:
             raise RuntimeError("call assign() first")
         rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         # Lightning skips the last hooks of a rank without batches, and the other ranks would wait for it there.
         mine = self.batches()[rank::world] or [np.empty(0, dtype=np.int64)]
-        data = _Batches(mine, self._rows, self._files, self._preprocess, self._ranges)
+        data = _Batches(mine, set(self._rows.tolist()), self._files, self._preprocess, self._ranges)
         return DataLoader(data, batch_size=None, num_workers=self.num_workers)
 
     def transfer_batch_to_device(self, batch: ImageBatch, device: torch.device, dataloader_idx: int) -> ImageBatch:
@@ -152,13 +128,13 @@ class ImageData(pl.LightningDataModule):
 
 
 def image_stamps(files: Sequence[Path], ranges: Mapping[Path, Values] | None = None) -> list[str]:
-    """Return the size and the modification time of each file, "" if it is missing, to detect replaced images.
+    """Size and modification time of each file, "" if it is missing, to detect replaced images.
 
     The two numbers of its range of values follow, if it is in `ranges`, see `ChangePair.ranges`.
     """
-
-    def stamp(file: Path) -> str:
-        found = file.stat()
-        return " ".join(map(str, (found.st_size, found.st_mtime_ns, *(ranges or {}).get(file, ()))))
-
-    return [stamp(file) if file.is_file() else "" for file in files]
+    stamps = []
+    for file in files:
+        found = file.stat() if file.is_file() else None
+        values = (ranges or {}).get(file, ())
+        stamps.append(" ".join(map(str, (found.st_size, found.st_mtime_ns, *values))) if found else "")
+    return stamps

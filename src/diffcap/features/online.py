@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from diffcap.features.backbones import Backbone, Library, build_backbone, preprocessing_of
-from diffcap.features.preprocessing import LimitSide
+from diffcap.features.backbones import Backbone, build_backbone, libraries, preprocessing_of
+from diffcap.features.preprocessing import ShrinkLongestSide
 from diffcap.features.weights import OFFLINE_HINT, WEIGHTS, describe_clip
 from diffcap.utils.errors import DiffcapError
 
@@ -24,13 +24,15 @@ def backbone_of(meta: Mapping[str, Any], weights: str | None = None) -> Backbone
     """
     library: Any = meta.get("library")
     name = meta.get("network") or library
-    if library not in get_args(Library):
+    if library not in libraries():
         raise DiffcapError(
             f"the captioner's features were computed by {library!r:.40}, not by a backbone of diffcap, so it cannot caption "
             "images; caption a feature store with `diffcap eval`."
         )
     if "longest_side" in (meta.get("preprocessing") or {}):  # a vision-language model, which reads images of any size
-        return Backbone(torch.nn.Identity(), LimitSide(meta["preprocessing"]["longest_side"]), {"library": library})
+        return Backbone(
+            torch.nn.Identity(), ShrinkLongestSide(meta["preprocessing"]["longest_side"]), {"library": library}
+        )
     size = meta["preprocessing"].get("size") if library in ("pixels", "torchvision") else None
     std = meta["preprocessing"].get("std") if library == "torchvision" else None
     pool = meta.get("pool")

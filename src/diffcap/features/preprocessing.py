@@ -1,4 +1,4 @@
-"""Preprocessing: from a decoded image to the input tensor of a backbone."""
+"""Preprocessing: from an image file to the input tensor of a backbone."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -9,24 +9,31 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.image_io import Source, Values, read_image
+
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-SCORER_STD = (
-    0.229,
-    0.224,
-    0.224,
-)  # of SCORER's and DIRL's extraction scripts (authors' code), with a slip in the last value
+# Of SCORER's and DIRL's extraction scripts (authors' code), with a slip in the last value.
+SCORER_STD = (0.229, 0.224, 0.224)
+
+
+def load_image(source: Source, name: str | None = None, values: Values | None = None) -> Image.Image:
+    """Decode an image of a dataset to RGB, see `read_image`; an image of more than 8 bits must have `values`."""
+    loaded = read_image(source, name, values)
+    if loaded.values and not values:
+        raise DiffcapError(
+            f"{loaded.name}: has more than 8 bits, and the manifest has no range of values for both images of its pair; run `make data` "
+            "again, without --check exists, and then `make extract`."
+        )
+    return loaded.image
 
 
 @dataclass(frozen=True)
 class ResizeOnly:
-    """Resize the whole image with PIL's bicubic filter, without normalisation (CLIP4IDC, authors' code).
+    """Resize the whole image with PIL's bicubic filter, without normalisation (CLIP4IDC, authors' code)."""
 
-    Attributes:
-        size: (height, width) in pixels; an image of this size is not changed.
-    """
-
-    size: tuple[int, int] = (224, 224)
+    size: tuple[int, int] = (224, 224)  # height and width in pixels; an image of this size is not changed
 
     def __call__(self, image: Image.Image) -> Tensor:
         """RGB image to (3, H, W) float32, whole numbers from 0 to 255."""
@@ -40,12 +47,12 @@ class ResizeOnly:
         return v2.functional.pil_to_tensor(resized)
 
     def describe(self) -> dict[str, Any]:
-        """Return JSON values that identify the preprocessing."""
+        """JSON values that identify the preprocessing."""
         return {"resize": "bicubic of PIL, whole image", **asdict(self)}
 
 
 @dataclass(frozen=True)
-class LimitSide:
+class ShrinkLongestSide:
     """Shrink an image with a longer side than `longest_side` pixels, and keep its aspect ratio."""
 
     longest_side: int
@@ -59,7 +66,7 @@ class LimitSide:
         return v2.functional.pil_to_tensor(image).float()
 
     def describe(self) -> dict[str, Any]:
-        """Return JSON values that identify the preprocessing."""
+        """JSON values that identify the preprocessing."""
         return asdict(self)
 
 
@@ -70,17 +77,12 @@ class ResizeNormalize:
     Without antialias, the result is that of OpenCV's cubic resize of 8-bit images, which SCORER and DIRL use: the same kernel
     (a = -0.75), the same pixel centres, values rounded and clipped to 0 to 255. OpenCV rounds its weights to 1/2048, so
     about one of 5,000 values differs by 1.
-
-    Attributes:
-        size: (height, width) in pixels; an image of this size is not resized.
-        mean, std: of R, G, B on a scale from 0 to 1.
-        antialias: use a wider kernel for downsampling, as PIL does (weights of CLIP and timm expect it).
     """
 
-    size: tuple[int, int] = (224, 224)
-    mean: tuple[float, float, float] = IMAGENET_MEAN
+    size: tuple[int, int] = (224, 224)  # height and width in pixels; an image of this size is not resized
+    mean: tuple[float, float, float] = IMAGENET_MEAN  # of R, G, B on a scale from 0 to 1
     std: tuple[float, float, float] = IMAGENET_STD
-    antialias: bool = False
+    antialias: bool = False  # a wider kernel for downsampling, as PIL does (weights of CLIP and timm expect it)
 
     def __call__(self, image: Image.Image) -> Tensor:
         """RGB image to (3, H, W) float32."""
@@ -102,5 +104,5 @@ class ResizeNormalize:
         return (values / 255 - mean) / std
 
     def describe(self) -> dict[str, Any]:
-        """Return JSON values that identify the preprocessing."""
+        """JSON values that identify the preprocessing."""
         return {"resize": "bicubic, whole image", **asdict(self)}

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffcap.features.convolutions import conv_block
+from diffcap.features.convolutions import conv_block, with_weights
 from diffcap.features.preprocessing import ResizeNormalize
 
 SHIPPED = Path(__file__).with_name("tiles_backbone.safetensors")
@@ -21,28 +21,18 @@ GRID = 8  # rows and columns of cells
 STRIDE = 4  # pixels between two predictions of the land cover
 # Classes of land cover. A roof has a class for each of the colors of `worlds.tiles`.
 COVERS = (
-    "grass",
-    "field",
-    "forest",
-    "water",
-    "shore",
-    "paved road",
-    "dirt road",
-    "parking lot",
-    "bare ground",
-    "mud",
-    "tree",
+    *("grass", "field", "forest", "water", "shore", "paved road"),
+    *("dirt road", "parking lot", "bare ground", "mud", "tree"),
 )
 ROOFS = ("red roof", "brown roof", "gray roof", "dark roof", "blue roof", "white roof")
 CLASSES = len(COVERS) + len(ROOFS)
-HEAD = (
-    4 * CLASSES + 1
-)  # output channels for each 8 x 8 pixels: four predictions of the land cover, one of a house's centre
+# Output channels for each 8 x 8 pixels: four predictions of the land cover, one of a house's centre.
+HEAD = 4 * CLASSES + 1
 CHANNELS = 4 * (CLASSES + 1)
 
 
 def tiles_preprocessing() -> ResizeNormalize:
-    """Return the preprocessing: resize to 256 x 256, normalise to about -2 to 2."""
+    """The preprocessing: resize to 256 x 256, normalise to about -2 to 2."""
     return ResizeNormalize((IMAGE, IMAGE), (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), antialias=True)
 
 
@@ -86,3 +76,8 @@ class TilesNetwork(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, 3, 256, 256) to features (B, 72, 8, 8); each channel has zero mean and unit variance."""
         return (self.values(*self.raw(images)) - self.mean.view(-1, 1, 1)) / self.scale.view(-1, 1, 1)
+
+
+def build(weights: str) -> tuple[TilesNetwork, ResizeNormalize]:
+    """The network and its preprocessing, see `Backbone`."""
+    return with_weights(TilesNetwork(), weights, SHIPPED), tiles_preprocessing()

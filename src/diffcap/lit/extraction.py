@@ -10,10 +10,10 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from torch import Tensor
 
 from diffcap.datasets.registry import get_dataset
-from diffcap.features.backbones import Library, build_backbone
-from diffcap.features.files import write_file_store
+from diffcap.features.backbones import build_backbone
 from diffcap.features.images import ImageBatch, ImageData, image_stamps, unique_images
-from diffcap.features.store import Rows, StoreWriter
+from diffcap.features.store import Rows
+from diffcap.features.writer import StoreWriter, write_file_store
 from diffcap.lit.precision import refuse_slow_bf16
 from diffcap.losses.gather import world_size
 from diffcap.records import read_dataset
@@ -40,7 +40,7 @@ class Extraction(pl.LightningModule):
     def __init__(
         self,
         name: str,
-        library: Library = "torchvision",
+        library: str = "torchvision",
         network: str | None = None,
         stage: str | int | None = None,
         weights: str = "default",
