@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from diffcap.fetching.checksums import Checksums
+from diffcap.fetching.folder import Checksums
 from diffcap.records import file_hash
 from diffcap.utils.errors import DiffcapError
 

@@ -17,7 +17,7 @@ import requests
 from tests.fetching.site import Site
 
 from diffcap.fetching.download import Cancelled, Client, PermanentError, Target, TransientError, download
-from diffcap.fetching.settings import FetchSettings
+from diffcap.fetching.sources import FetchSettings
 
 BODY = random.Random(1).randbytes(200_000)
 QUICK = FetchSettings(retries=3, timeout=0.6, backoff=0.01, patience=5)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from diffcap.datasets.registry import OWN_READER, datasets, get_dataset
-from diffcap.fetching.settings import FetchSettings
+from diffcap.fetching.sources import FetchSettings
 from diffcap.methods import import_object
 from diffcap.records import SPLITS, ChangePair, Dataset, read_manifest
 from diffcap.utils.console import echo, run

@@ -1,7 +1,7 @@
 """Extract an untrusted archive safely: regular files below one folder, and nothing else.
 
-Links, devices, encrypted members, paths that lead out of the folder, and archives of implausible size are refused. Members are
-extracted into a temporary folder first, so that a damaged or refused archive leaves no file behind.
+Links, devices, paths that lead out of the folder, and archives of implausible size are refused. Members are extracted into a
+temporary folder first, so that a damaged or refused archive leaves no file behind.
 """
 
 import errno
@@ -10,48 +10,28 @@ import stat
 import tarfile
 import zipfile
 from pathlib import Path, PurePosixPath
-from typing import Literal, Self
 
 from diffcap.utils.errors import DiffcapError
 
-_BLOCK = 512  # bytes of a tar header
-_CHUNK = 1 << 20
 _MIN_LIMIT = 1 << 30  # bytes; the default size limit is never below it
 _MAX_RATIO = 200  # extracted bytes / archive bytes; about 20 for text, 1,000 for zeros
-_MAX_MEMBERS = 2_000_000
-_MAX_HEADER = 1 << 20  # bytes of metadata of one tar member
-_METADATA_TYPES = (
-    tarfile.GNUTYPE_LONGNAME,
-    tarfile.GNUTYPE_LONGLINK,
-    tarfile.XHDTYPE,
-    tarfile.XGLTYPE,
-    tarfile.SOLARIS_XHDTYPE,
-)
-_ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
-_TAR_MAGIC = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0")  # gzip, bzip2, xz; an uncompressed tar file has "ustar" at byte 257
+_BLOCK = 512  # bytes of a tar header
 # File system errors that are caused by the names in an archive; others (no space, no permission) are raised unchanged.
 _NAME_ERRORS = (errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG)
-
-
-class UnsafeArchive(Exception):
-    """The archive cannot be extracted safely; the message is the reason. `extract` raises a `DiffcapError` in its place."""
+_CHUNK = 1 << 20
 
 
 class DamagedArchive(DiffcapError):
     """The archive is incomplete or corrupt; downloading it again may help."""
 
 
+class _Refused(Exception):
+    """The archive cannot be extracted safely; the message is the reason."""
+
+
 def is_archive(path: Path) -> bool:
-    """Whether the first bytes are those of a zip file, or of a tar file (also .gz, .bz2, .xz); the rest is not checked."""
-    return _archive_type(path) is not None
-
-
-def _archive_type(path: Path) -> Literal["zip", "tar"] | None:
-    with path.open("rb") as file:
-        head = file.read(_BLOCK)
-    if head[257:262] == b"ustar":  # checked first: the first member's name may begin like a zip file
-        return "tar"
-    return "zip" if head.startswith(_ZIP_MAGIC) else "tar" if head.startswith(_TAR_MAGIC) else None
+    """Whether a file is a zip file, or begins as a tar file (also .gz, .bz2, .xz); its name does not matter."""
+    return tarfile.is_tarfile(path) or zipfile.is_zipfile(path)
 
 
 def extract(archive: Path, folder: Path, strip: str = "", limit: int | None = None) -> int:
@@ -65,129 +45,94 @@ def extract(archive: Path, folder: Path, strip: str = "", limit: int | None = No
 
     Returns:
         Number of extracted files.
+
+    Raises:
+        DamagedArchive: the archive is damaged. DiffcapError: it is unsafe. No file is extracted in both cases.
+        OSError: a file cannot be written (no space, no permission).
     """
     limit = max(_MIN_LIMIT, _MAX_RATIO * archive.stat().st_size) if limit is None else limit
-    folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{archive.name}.unpacking"  # on the same disk, so that moving is renaming
     shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
     try:
-        archive_type = _archive_type(archive)
-        if archive_type is None:
-            raise UnsafeArchive("it is neither a zip nor a tar file")
-        (_extract_zip if archive_type == "zip" else _extract_tar)(archive, temporary, limit)
+        (_extract_tar if tarfile.is_tarfile(archive) else _extract_zip)(archive, temporary, limit)
         return _move_files(temporary, folder, PurePosixPath(strip))
-    except (
-        UnsafeArchive,
-        tarfile.FilterError,
-        NotImplementedError,
-    ) as error:  # the last: unknown compression in a zip file
-        raise _refused(archive, error) from None
     except OSError as error:
         if error.errno in _NAME_ERRORS:
-            raise _refused(archive, error) from None
+            raise _refusal(archive, error) from None
         if error.errno not in (None, errno.EINVAL):  # these two: decompression failed, or a wrong offset in the archive
             raise
-        raise _damaged(archive, error) from None
+        raise _damage(archive, error) from None
+    except (_Refused, tarfile.FilterError, NotImplementedError) as error:  # the last: unknown compression in a zip file
+        raise _refusal(archive, error) from None
     except Exception as error:  # the readers of the standard library raise many kinds of errors on damaged files
-        raise _damaged(archive, error) from None
+        raise _damage(archive, error) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _refused(archive: Path, error: Exception) -> DiffcapError:
+def _refusal(archive: Path, error: Exception) -> DiffcapError:
     reason = " ".join(str(error).split())
     return DiffcapError(
         f"{archive}: not extracted ({reason:.200}); get the archive from its publisher, or extract it by hand."
     )
 
 
-def _damaged(archive: Path, error: Exception) -> DamagedArchive:
+def _damage(archive: Path, error: Exception) -> DamagedArchive:
     reason = " ".join(str(error).split()) or type(error).__name__
     return DamagedArchive(f"{archive}: damaged archive ({reason:.100}); delete it and fetch it again.")
 
 
-class _SizeLimit:
-    """Limits the number of members and the sum of their sizes in bytes."""
-
-    def __init__(self, limit: int):
-        self.limit, self.size, self.members = limit, 0, 0
-
-    def add(self, size: int) -> None:
-        if size < 0:  # a tar file can say so
-            raise UnsafeArchive(f"a file has {size:,} bytes")
-        self.size, self.members = self.size + size, self.members + 1
-        if self.members > _MAX_MEMBERS:
-            raise UnsafeArchive(f"it holds more than {_MAX_MEMBERS:,} files and folders")
-        if self.size > self.limit:
-            raise UnsafeArchive(f"its files have more than {self.limit:,} bytes, too many for an archive of its size")
-
-
 def _extract_zip(archive: Path, folder: Path, limit: int) -> None:
-    size_limit = _SizeLimit(limit)
     with zipfile.ZipFile(archive) as package:
-        for info in package.infolist():
-            if info.flag_bits & 1:
-                raise UnsafeArchive(f"{info.filename!r:.100} is encrypted")
-            if ".." in PurePosixPath(info.filename).parts:  # zipfile would remove it, and extract to another path
-                raise UnsafeArchive(f"the path {info.filename!r:.100} contains '..'")
-            if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
-                raise UnsafeArchive(f"{info.filename!r:.100} is a link or a device")
-            size_limit.add(info.file_size)  # zipfile reads no more than this
+        members = package.infolist()
+        for member in members:
+            if member.flag_bits & 1:
+                raise _Refused(f"{member.filename!r:.100} is encrypted")
+            if ".." in PurePosixPath(member.filename).parts:  # zipfile would remove it, and extract to another path
+                raise _Refused(f"the path {member.filename!r:.100} contains '..'")
+            if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
+                raise _Refused(f"{member.filename!r:.100} is a link or a device")
+        _check_size(sum(member.file_size for member in members), limit)  # zipfile reads no more than this
         package.extractall(folder)
 
 
-class _TarHeader(tarfile.TarInfo):
-    """A tar header that refuses too much metadata (a long name, pax records) before tarfile reads it into memory."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        header = super().frombuf(buf, encoding, errors)
-        if header.type in _METADATA_TYPES and not 0 <= header.size <= _MAX_HEADER:
-            raise UnsafeArchive(f"a header has {header.size:,} bytes; at most {_MAX_HEADER:,} are read")
-        return header
-
-
 def _extract_tar(archive: Path, folder: Path, limit: int) -> None:
-    size_limit = _SizeLimit(limit)
+    size = 0
 
     def check(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
+        nonlocal size
         if not member.isreg() and not member.isdir():
-            raise UnsafeArchive(f"{member.name!r:.100} is a link or a device")
-        size_limit.add(member.size)
+            raise _Refused(f"{member.name!r:.100} is a link or a device")
+        size += abs(member.size)
+        _check_size(size, limit)
         # Without a mode, the file gets the user's default permissions. Typeshed does not know that None is allowed.
         return tarfile.data_filter(member.replace(mode=None, deep=False), path)  # type: ignore[arg-type]
 
-    with tarfile.open(archive, tarinfo=_TarHeader) as package:
+    with tarfile.open(archive) as package:
         package.extractall(folder, filter=check)
         # A tar file ends with two empty blocks. tarfile has read the first, and does not notice if both are missing.
         if package.fileobj is None or not package.fileobj.read(_BLOCK):
             raise tarfile.ReadError("the end is missing")
         while package.fileobj.read(
             _CHUNK
-        ):  # compressed files have a checksum at their end, which is checked when it is read
+        ):  # the checksum of a compressed file is at its end, and is checked when it is read
             pass
 
 
+def _check_size(size: int, limit: int) -> None:
+    if size > limit:
+        raise _Refused(f"its files have more than {limit:,} bytes, too many for an archive of its size")
+
+
 def _move_files(source: Path, target: Path, strip: PurePosixPath) -> int:
-    """Move all files from one folder into another; returns their number. All names are checked before the first file is moved."""
-    moves: dict[Path, Path] = {}
-    for path in sorted(source.rglob("*")):
-        if not path.is_file():
-            continue
+    """Move all files from one folder into another; returns their number."""
+    files = [path for path in source.rglob("*") if path.is_file()]
+    if not files:
+        raise _Refused("it holds no file")
+    for path in files:
         name = PurePosixPath(path.relative_to(source))
         goal = target / (name.relative_to(strip) if strip in name.parents else name)
-        if goal in moves:
-            raise UnsafeArchive(f"two of its files would be extracted to {str(goal)!r}")
-        moves[goal] = path
-    if not moves:
-        raise UnsafeArchive("it holds no file")
-    for parent in {parent for goal in moves for parent in goal.parents}:
-        if parent in moves or parent.is_file():
-            raise UnsafeArchive(f"it needs a folder {str(parent)!r}, which is a file")
-    for goal in moves:
-        if goal.is_dir():
-            raise UnsafeArchive(f"it holds a file {str(goal)!r}, which is a folder")
-    for goal, path in moves.items():
         goal.parent.mkdir(parents=True, exist_ok=True)
         path.replace(goal)
-    return len(moves)
+    return len(files)

@@ -3,8 +3,8 @@
 The content is written to `<name>.part`, which is verified and then renamed to `<name>`. `<name>.part.json` identifies the content
 (URL, ETag or Last-Modified, length), so that an interrupted download is resumed only if the server still has the same content.
 
-One loop here handles all retries. urllib3's own retries are not used: they do not cover a connection that breaks after the headers
-of a response, and Ctrl-C does not interrupt their pauses.
+The retries are a loop of our own: those of urllib3 do not cover a connection that breaks after the headers of a response, and
+Ctrl-C does not interrupt their pauses.
 """
 
 import re
@@ -22,7 +22,7 @@ import urllib3
 from requests.adapters import HTTPAdapter
 
 import diffcap
-from diffcap.fetching.settings import FetchSettings
+from diffcap.fetching.sources import FetchSettings
 from diffcap.records import read_json, write_json
 from diffcap.utils.errors import DiffcapError
 
@@ -38,11 +38,7 @@ class Cancelled(Exception):
 
 
 class TransientError(Exception):
-    """The download failed, but may succeed later.
-
-    Attributes:
-        retry_after: seconds to wait before the next request, from the header Retry-After; None without that header.
-    """
+    """The download may succeed later; `retry_after` is the pause in seconds that the server requests."""
 
     def __init__(self, reason: str, retry_after: float | None = None):
         super().__init__(reason)
@@ -50,7 +46,7 @@ class TransientError(Exception):
 
 
 class PermanentError(Exception):
-    """The download failed, and another attempt would fail too.
+    """Another attempt would fail too.
 
     Attributes:
         gone: the server does not have the file (any more), or sends something else instead (a placeholder image, for example).
@@ -64,36 +60,31 @@ class PermanentError(Exception):
 
 @dataclass(frozen=True)
 class Target:
-    """A file to download.
+    """A file to download."""
 
-    Attributes:
-        path: path of the complete file.
-        verify: function of the path of the downloaded file; returns a message that says what is wrong with it, or "".
-        has_checksum: whether `verify` compares a checksum. Then a download without ETag and Last-Modified can be resumed.
-        progress: called after each write with the number of bytes so far and the total number, None if it is unknown.
-    """
-
-    path: Path
-    verify: Callable[[Path], str] = lambda path: ""
+    path: Path  # of the complete file
+    verify: Callable[[Path], str] = lambda path: ""  # what is wrong with the downloaded file at a path, "" for nothing
+    # Whether `verify` compares a checksum. Then a download without ETag and Last-Modified can be resumed.
     has_checksum: bool = False
+    # Called after each write with the number of bytes so far and the total number, None if it is unknown.
     progress: Callable[[int, int | None], None] = lambda size, total: None
 
     @property
     def part(self) -> Path:
         """Path of the unfinished download."""
-        return self.path.with_name(self.path.name + ".part")
+        return self.path.with_name(f"{self.path.name}.part")
 
     @property
     def metadata_path(self) -> Path:
-        """Path of the JSON file that identifies the content of the unfinished download."""
-        return self.path.with_name(self.path.name + ".part.json")
+        """Path of the JSON file that identifies the content of the unfinished download: "url", "validator", "size"."""
+        return self.path.with_name(f"{self.path.name}.part.json")
 
-    def part_size(self) -> int:
-        """Size of the unfinished download in bytes; 0 if there is none."""
-        return self.part.stat().st_size if self.part.is_file() else 0
+    def part_size(self, url: str) -> int:
+        """Bytes of the unfinished download from a URL."""
+        return self.part.stat().st_size if self.part.is_file() and self.metadata().get("url") == url else 0
 
     def metadata(self) -> dict[str, Any]:
-        """Read `metadata_path`: "url", "validator", "size"; {} if the file is missing or damaged."""
+        """Content of `metadata_path`; {} if the file is missing or damaged."""
         try:
             return dict(read_json(self.metadata_path))
         except (DiffcapError, TypeError, ValueError):
@@ -130,8 +121,7 @@ class Client:
             raise PermanentError(f"the URL cannot be requested: {error}") from None
         except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
             raise TransientError(_reason(error)) from None
-        refusal = _refusal(url, response)
-        if refusal:
+        if refusal := _refusal(url, response):
             response.close()
             raise refusal
         return response
@@ -147,18 +137,17 @@ class Client:
 
 def _refusal(url: str, response: requests.Response) -> PermanentError | TransientError | None:
     """The error to raise if a response does not contain the file; None if it does."""
-    status, kind = response.status_code, response.headers.get("Content-Type", "")
+    status = response.status_code
     reason = f"the server answers {status} {response.reason or ''}".rstrip()
     if url.startswith("https:") and any(hop.url.startswith("http:") for hop in (*response.history, response)):
         return PermanentError(f"the server redirects to {response.url:.100}, which is not encrypted")
     if status in _TEMPORARY:
-        retry_after = None
         with suppress(urllib3.exceptions.InvalidHeader):
-            retry_after = urllib3.Retry().get_retry_after(response.raw)
-        return TransientError(reason, retry_after)
+            return TransientError(reason, urllib3.Retry().get_retry_after(response.raw))
+        return TransientError(reason)
     if status not in (200, 206, 416):
         return PermanentError(reason, gone=status in _GONE, forbidden=status == 403)
-    if kind.lower().startswith("text/html"):
+    if response.headers.get("Content-Type", "").lower().startswith("text/html"):
         return PermanentError("the server sends a web page instead of the file")
     return None
 
@@ -168,16 +157,20 @@ def download(urls: tuple[str, ...], target: Target, client: Client) -> str:
 
     Returns:
         The URL that delivered it.
+
+    Raises:
+        PermanentError: the download from every URL failed permanently; the message is that of the first URL.
+        TransientError: no URL delivered the file, and at least one failed temporarily; another call may resume the download.
+        Cancelled: `client.cancelled` was set. OSError: the disk is full or not writable.
     """
     target.path.parent.mkdir(parents=True, exist_ok=True)
     permanent, transient = [], []
     for url in urls:
         host = host_of(url)
+        if (failures := client.failures[host]) >= _MAX_HOST_FAILURES:
+            transient.append(TransientError(f"{host} is skipped, because the last {failures} downloads from it failed"))
+            continue
         try:
-            if client.failures[host] >= _MAX_HOST_FAILURES:
-                raise TransientError(
-                    f"{host} is skipped, because the last {client.failures[host]} downloads from it failed"
-                )
             _download_from(url, target, client)
             client.failures[host] = 0
             return url
@@ -196,26 +189,13 @@ def download(urls: tuple[str, ...], target: Target, client: Client) -> str:
 
 
 def _download_from(url: str, target: Target, client: Client) -> None:
-    """Download from one URL, with retries."""
-    settings = client.settings
-    # A part of another URL is not resumed, so it does not count as progress here.
-    max_size = target.part_size() if target.metadata().get("url") == url else 0
-    failures = 0  # since `max_size` last increased
+    """Download from one URL. It is tried again as long as each attempt brings new bytes, else `retries` times."""
+    settings, failures, max_size = client.settings, 0, target.part_size(url)
     while not client.cancelled.is_set():
         try:
-            in_one_response = _complete_part(url, target, client)
-            problem = target.verify(target.part)
-            if not problem:
-                target.part.replace(target.path)
-                target.metadata_path.unlink(missing_ok=True)
-                return
-            target.delete_part()
-            if in_one_response:
-                # Without a checksum, `verify` rejects only what is no such file at all, so the server does not have it.
-                raise PermanentError(problem, gone=not target.has_checksum)
-            raise TransientError(problem)  # the responses may belong to different contents
+            return _attempt(url, target, client)
         except TransientError as error:
-            size = target.part_size()
+            size = target.part_size(url)
             failures = 1 if size > max_size else failures + 1
             max_size = max(max_size, size)
             if error.retry_after is not None and error.retry_after > settings.patience:
@@ -227,46 +207,29 @@ def _download_from(url: str, target: Target, client: Client) -> None:
     raise Cancelled
 
 
-def _complete_part(url: str, target: Target, client: Client) -> bool:
-    """Request what is missing of the unfinished download; returns whether all of it came in one response."""
-    start, metadata, headers = target.part_size(), target.metadata(), dict[str, str]()
+def _attempt(url: str, target: Target, client: Client) -> None:
+    """Request what is missing of the unfinished download, verify the file and give it its name."""
+    start, metadata = target.part_size(url), target.metadata()
     validator = metadata.get("validator")
-    if metadata.get("url") != url or not (validator or target.has_checksum):
-        start = 0
-    if start:
-        if start == metadata.get("size"):
-            return False  # the process was killed before the file was verified
-        headers = {"Range": f"bytes={start}-", **({"If-Range": validator} if validator else {})}
-    with client.get(url, headers) as response:
-        if response.status_code == 200:
-            start = 0
-        elif not _continues(response, start, metadata):
-            target.delete_part()
-            raise TransientError("the file changed on the server")
-        length = response.headers.get("Content-Length", "")
-        total = start + int(length) if length.isdigit() else metadata.get("size") if start else None
-        if total is None and "chunked" not in response.headers.get("Transfer-Encoding", "").lower():
-            raise PermanentError("the server does not send the file's length, so truncation could not be detected")
-        if not start:
-            target.delete_part()
-            write_json(target.metadata_path, {"url": url, "validator": _validator(response), "size": total})
-        size = start
-        try:
-            with target.part.open("ab" if start else "wb") as output:
-                while chunk := response.raw.read1(_CHUNK, decode_content=False):
-                    output.write(chunk)
-                    output.flush()  # so that a killed process keeps what it received, and a full disk raises an error here
-                    size += len(chunk)
-                    target.progress(size, total)
-                    if client.cancelled.is_set():
-                        raise Cancelled
-        except urllib3.exceptions.HTTPError as error:
-            raise TransientError(_reason(error)) from None
-        except OSError as error:  # from the disk; writing does not put the path into the error
-            raise OSError(error.errno, error.strerror, str(target.part)) from None
-    if total is not None and size != total:
-        raise TransientError(f"truncated at {size:,} of {total:,} bytes")
-    return start == 0
+    if not (validator or target.has_checksum):
+        start = 0  # nothing would tell whether the server still has the same content
+    if not start or start != metadata.get("size"):  # equal: the process was killed before the file was verified
+        headers = {"Range": f"bytes={start}-", **({"If-Range": validator} if validator else {})} if start else {}
+        with client.get(url, headers) as response:
+            if response.status_code == 200:
+                start = 0
+            elif not _continues(response, start, metadata):
+                target.delete_part()
+                raise TransientError("the file changed on the server")
+            _receive(url, response, start, target, client.cancelled)
+    if problem := target.verify(target.part):
+        target.delete_part()
+        if start:
+            raise TransientError(problem)  # the responses may belong to different contents
+        # Without a checksum, `verify` rejects only what is no such file at all, so the server does not have it.
+        raise PermanentError(problem, gone=not target.has_checksum)
+    target.part.replace(target.path)
+    target.metadata_path.unlink(missing_ok=True)
 
 
 def _continues(response: requests.Response, start: int, metadata: dict[str, Any]) -> bool:
@@ -275,12 +238,37 @@ def _continues(response: requests.Response, start: int, metadata: dict[str, Any]
     expected, found = metadata.get("validator") or "", _validator(response)
     # A response to If-Range must repeat the ETag, but should leave out Last-Modified (RFC 9110, section 15.3.7).
     same_content = found == expected or (not found and not expected.startswith('"'))
-    return (
-        response.status_code == 206
-        and content_range.startswith(f"bytes {start}-")
-        and (size is None or content_range.endswith((f"/{size}", "/*")))
-        and same_content
-    )
+    has_range = content_range.startswith(f"bytes {start}-")
+    same_size = size is None or content_range.endswith((f"/{size}", "/*"))
+    return response.status_code == 206 and has_range and same_size and same_content
+
+
+def _receive(url: str, response: requests.Response, start: int, target: Target, cancelled: threading.Event) -> None:
+    """Append a response to the first `start` bytes of the unfinished download."""
+    length, total = response.headers.get("Content-Length", ""), None
+    if length.isdigit():
+        total = start + int(length)
+    elif "chunked" not in response.headers.get("Transfer-Encoding", "").lower():
+        raise PermanentError("the server does not send the file's length, so truncation could not be detected")
+    if not start:
+        target.delete_part()
+        write_json(target.metadata_path, {"url": url, "validator": _validator(response), "size": total})
+    size = start
+    try:
+        with target.part.open("ab" if start else "wb") as output:
+            while chunk := response.raw.read1(_CHUNK, decode_content=False):
+                output.write(chunk)
+                output.flush()  # so that a killed process keeps what it received, and a full disk raises an error here
+                size += len(chunk)
+                target.progress(size, total)
+                if cancelled.is_set():
+                    raise Cancelled
+    except urllib3.exceptions.HTTPError as error:
+        raise TransientError(_reason(error)) from None
+    except OSError as error:  # from the disk; writing does not put the path into the error
+        raise OSError(error.errno, error.strerror, str(target.part)) from None
+    if total is not None and size != total:
+        raise TransientError(f"truncated at {size:,} of {total:,} bytes")
 
 
 def host_of(url: str) -> str:
@@ -296,11 +284,10 @@ def _validator(response: requests.Response) -> str:
 
 def _reason(error: Exception) -> str:
     """The cause of a network error in one short phrase, without the texts of the errors that wrap it."""
-    text = str(error)
+    text = " ".join(str(error).split())
     if "timed out" in text:
         return "no answer in time"
     if "IncompleteRead" in text or "InvalidChunkLength" in text:
         return "the connection was closed early"
-    if found := re.findall(r"\[Errno -?\d+\] ([\w ,'-]+)", text):
-        return str(found[-1]).strip()
-    return " ".join(text.split())[:120] or type(error).__name__
+    found = re.findall(r"\[Errno -?\d+\] ([\w ,'-]+)", text)
+    return str(found[-1]).strip() if found else text[:120]

@@ -10,8 +10,7 @@ from diffcap.fetching.archive import DamagedArchive, extract, is_archive
 from diffcap.fetching.download import Client, Target
 from diffcap.fetching.folder import DatasetFolder, Failure, exclusive_lock
 from diffcap.fetching.photos import fetch_photos
-from diffcap.fetching.settings import FetchSettings
-from diffcap.fetching.sources import Entry, read_sources
+from diffcap.fetching.sources import Entry, FetchSettings, read_sources
 from diffcap.records import write_json, write_text
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
@@ -32,10 +31,7 @@ def fetch(
     """Fetch everything of a dataset that is missing.
 
     Args:
-        dataset: its name.
-        folder: `data/<dataset>`.
-        sources: YAML file that lists the dataset's files.
-        settings: options of the command line.
+        folder: `data/<dataset>`. sources: YAML file that lists the dataset's files.
         captions_only: skip files that only the images need.
         incomplete: accept photos that could not be downloaded now; photos that no longer exist are always accepted.
 

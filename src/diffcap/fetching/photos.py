@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 from diffcap.datasets.registry import get_dataset
 from diffcap.fetching.download import Client, Target, host_of
 from diffcap.fetching.folder import DatasetFolder, Failure
-from diffcap.fetching.settings import FetchSettings
-from diffcap.fetching.sources import is_web_address
+from diffcap.fetching.sources import FetchSettings, is_web_address
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.progress import progress_bar
 
@@ -28,7 +27,6 @@ def fetch_photos(mirrors: tuple[str, ...], folder: DatasetFolder, settings: Fetc
         mirrors: `https://host` of other servers that have the photos under the same paths.
         folder: the module that reads this dataset has a function
             `photo_urls(folder) -> {path relative to the folder: list of URLs}`.
-        settings: options of the command line.
     """
     reader = import_module(get_dataset(folder.dataset).reader)
     if not hasattr(reader, "photo_urls"):
