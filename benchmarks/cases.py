@@ -27,7 +27,7 @@ from diffcap.models.generation import greedy
 from diffcap.models.pcl import IGNORED, PCL
 from diffcap.models.pcl_pretraining import PCLPretraining
 from diffcap.models.scorer import token_matching
-from diffcap.utils.flops import flop_counter
+from diffcap.utils.linear import flop_counter
 
 SEED = 0
 WORD_MASKING = 0.15  # IDC-PCL, paper

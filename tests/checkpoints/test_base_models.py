@@ -13,8 +13,8 @@ from safetensors.torch import save
 from tests.hub_server import TOKEN, Hub
 
 from diffcap.checkpoints.base_models import SUPPORTED, base_kind, base_licence, base_sha256, find_base, is_base_model
-from diffcap.checkpoints.hub import pull
 from diffcap.checkpoints.hub_access import check_connection
+from diffcap.checkpoints.loading import pull
 from diffcap.checkpoints.zero_shot import names_base_model
 from diffcap.utils.errors import DiffcapError
 from diffcap.web.captioners import find_choices

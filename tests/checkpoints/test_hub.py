@@ -20,9 +20,9 @@ from tests.models.tiny import captioner, pretraining
 from tests.toy_checkpoints import write_checkpoint
 
 from diffcap.checkpoints.exporting import Scores, export, find_scores
-from diffcap.checkpoints.hub import model_card, pull, push
+from diffcap.checkpoints.hub import model_card, push
 from diffcap.checkpoints.hub_access import offline_reason
-from diffcap.checkpoints.loading import load
+from diffcap.checkpoints.loading import load, pull
 from diffcap.checkpoints.reading import checkpoint_record, read_checkpoint
 from diffcap.pair_captioner import SHIPPED
 from diffcap.records import read_json, write_json

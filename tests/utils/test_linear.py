@@ -8,7 +8,8 @@ from torch import nn
 
 from diffcap.models import layers
 from diffcap.models.clip import BlockAttention
-from diffcap.utils.linear import HAS_ONEDNN, linear, linear_is_faster
+from diffcap.models.layers import Linear
+from diffcap.utils.linear import HAS_ONEDNN, flop_counter, linear, linear_is_faster
 
 MATRICES = {
     "rows": lambda rows, columns: torch.randn(rows, columns),
@@ -98,3 +99,15 @@ def test_the_attention_of_clips_blocks_is_torchs(masked: bool) -> None:
         torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-5)
     with pytest.raises(ValueError, match="must be the same tensor"):
         ours(x, x, x.clone())
+
+
+@pytest.mark.parametrize("layer", [nn.Linear, Linear])
+def test_a_multiplication_with_its_addition_is_two_operations(
+    monkeypatch: pytest.MonkeyPatch, layer: type[nn.Linear]
+) -> None:
+    monkeypatch.setattr("diffcap.utils.linear.MIN_PRODUCTS", 0)
+    monkeypatch.setattr("diffcap.utils.linear.USE_ONEDNN", HAS_ONEDNN)
+    x = torch.randn(2, 5, 16, requires_grad=True)
+    with flop_counter() as counter:
+        layer(16, 24)(x).sum().backward()
+    assert counter.get_total_flops() == 3 * 2 * 10 * 16 * 24  # the layer, and the gradients of x and of the weight

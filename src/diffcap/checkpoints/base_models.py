@@ -5,6 +5,7 @@ and formats that can contain code (*.bin) are not read.
 """
 
 import hashlib
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,21 +31,13 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class BaseModel:
-    """A base model whose files are on this machine.
+    """A base model whose files are on this machine."""
 
-    Attributes:
-        name: repository as user/name, or the absolute path of the folder.
-        folder: folder with all files.
-        revision: commit of the repository, 40 hexadecimal digits; None for a local folder.
-        model_type: one of `SUPPORTED`.
-        licence: the Hub's identifier of the licence or its title; None if the repository does not say it.
-    """
-
-    name: str
+    name: str  # repository as user/name, or the absolute path of the folder
     folder: Path
-    revision: str | None
-    model_type: str
-    licence: str | None
+    revision: str | None  # commit of the repository, 40 hexadecimal digits; None for a local folder
+    model_type: str  # one of `SUPPORTED`
+    licence: str | None  # the Hub's identifier or the title; None if the repository does not say it
 
     @property
     def origin(self) -> str:
@@ -73,12 +66,7 @@ def split_revision(source: str) -> tuple[str, str | None]:
 
 
 def base_kind(name: str, revision: str | None = None) -> Literal["base", "diffcap"]:
-    """Whether a repository on the Hub holds a base model or a captioner of diffcap; only its config.json is fetched.
-
-    Args:
-        name: repository as user/name.
-        revision: branch, tag or commit; None is the current commit.
-    """
+    """Whether a repository user/name on the Hub holds a base model or a captioner of diffcap; only its config.json is fetched."""
     config = read_json(_fetch_config(name, revision), "configuration", "check the name")
     if isinstance(config, dict) and "format" in config:
         return "diffcap"
@@ -90,10 +78,9 @@ def find_base(base: str, revision: str | None = None) -> BaseModel:
     """Find a base model, and fetch it unless it is in the Hub's cache already.
 
     Its config.json is fetched and checked before any other file. Name, commit and licence are printed to stderr before any weights are
-    fetched. Weights are fetched one file after the other: if the process
-    is killed, the complete files are kept, and only an unfinished one is fetched again from its beginning. After a broken
-    connection, the download resumes within the file. With a complete cache, nothing is requested for a commit, and one request
-    finds the current commit of a branch; without network, the one that was current at the last request is used.
+    fetched. Weights are fetched one file after the other, so a killed process keeps the complete files. With a complete cache, nothing
+    is requested for a commit, and one request finds the current commit of a branch; without network, the one that was current at the
+    last request is used.
 
     Args:
         base: a local folder, which is used as it is, or a repository on the Hub as user/name or user/name@revision.
@@ -202,13 +189,9 @@ def _fetch_files(name: str, commit: str, folder: Path) -> None:
 
 
 def _model_type(base: str, config: Any) -> str:
-    """The type of a base model whose architecture is in `SUPPORTED`.
+    """The type of a base model, which must be in `SUPPORTED`.
 
     A configuration of such a type may name code of the repository in "auto_map"; transformers then uses its own class.
-
-    Args:
-        base: for messages.
-        config: content of config.json.
     """
     if not isinstance(config, dict) or "format" in config or "model_type" not in config:
         raise DiffcapError(f"{base}: not a base model, its {CONFIG} has no model_type; check the name or the folder.")
@@ -227,15 +210,12 @@ def _weight_files(folder: Path) -> list[str]:
         return [WEIGHTS]
     index = read_json(folder / INDEX)
     shards = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(shards, dict) or not shards or not all(map(_is_shard, shards.values())):
+    names = list(shards.values()) if isinstance(shards, dict) else []
+    if not names or not all(re.fullmatch(r"[^/\\]+\.safetensors", str(name)) for name in names):
         raise DiffcapError(
             f'{folder / INDEX}: "weight_map" does not give a file *.safetensors for each weight; download it again.'
         )
-    return sorted(set(shards.values()))
-
-
-def _is_shard(name: Any) -> bool:
-    return isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name and "\\" not in name
+    return sorted(set(names))
 
 
 def _check_weights(base: str, folder: Path) -> None:
@@ -258,7 +238,7 @@ def _check_weights(base: str, folder: Path) -> None:
                 pass
         except Exception as error:  # damaged headers raise exceptions of several types
             raise DiffcapError(
-                f"{path}: not a complete safetensors file ({error_reason(error, path)}); download it again."
+                f"{path}: not a complete safetensors file ({error_reason(error)}); download it again."
             ) from None
 
 

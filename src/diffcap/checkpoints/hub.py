@@ -1,4 +1,4 @@
-"""Upload captioners to the Hugging Face Hub with a model card, and download them."""
+"""Upload captioners to the Hugging Face Hub with a model card."""
 
 import glob
 import tempfile
@@ -9,14 +9,14 @@ from typing import Any
 from diffcap.checkpoints.base_models import base_licence
 from diffcap.checkpoints.exporting import Scores, find_scores
 from diffcap.checkpoints.hub_access import check_name, hub_errors
-from diffcap.checkpoints.reading import CAPTIONING_STAGES, CONFIG, WEIGHTS, read_checkpoint, write_folder
+from diffcap.checkpoints.loading import IMAGES
+from diffcap.checkpoints.reading import CAPTIONING_STAGES, read_checkpoint, write_folder
 from diffcap.methods import methods
 from diffcap.records import write_json
 from diffcap.run_folder import METRICS, report_dir_name
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
 
-IMAGES = "*.png"
 TASK = "image-to-text"
 METRIC_COLUMNS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "SPICE")
 STAGE_DESCRIPTIONS = {
@@ -41,20 +41,16 @@ def push(
     license: str = "other",
     private: bool = False,
 ) -> str:
-    """Upload the exported form of a captioner with a model card.
+    """Upload the exported form of a captioner with a model card; returns the URL of the repository.
 
     Files of an earlier upload that do not belong to these weights (metrics.json, PNG files in the top folder) are deleted.
 
     Args:
-        checkpoint: file or exported folder of a captioner.
-        name: repository as user/name; it is created if it does not exist.
+        checkpoint: file or exported folder. name: repository as user/name; it is created if it does not exist.
         metrics: metrics.json of the evaluation of these weights; None searches the evaluations of the same run.
         images: PNG files with distinct names; None takes those of the run's report.
         license: the Hub's identifier of the licence.
         private: create a private repository; an existing one must be private.
-
-    Returns:
-        URL of the repository.
     """
     check_name(name)
     checkpoint = Path(checkpoint)
@@ -101,28 +97,6 @@ def push(
     return str(getattr(commit, "repo_url", None) or name)
 
 
-def pull(name: str, folder: str | Path | None = None) -> Path:
-    """Download the exported form of a captioner.
-
-    Args:
-        name: repository as user/name.
-        folder: target folder; None uses the Hub's cache.
-
-    Returns:
-        The folder with the files.
-    """
-    check_name(name)
-    from huggingface_hub import snapshot_download
-
-    patterns = [CONFIG, WEIGHTS, METRICS, "README.md", IMAGES]
-    with hub_errors(name):
-        target = Path(snapshot_download(name, local_dir=folder, allow_patterns=patterns))
-    for file in (CONFIG, WEIGHTS):
-        if not (target / file).is_file():
-            raise DiffcapError(f"{name}: not a captioner of diffcap, {file} is missing; check the name on the Hub.")
-    return target
-
-
 def _report_images(checkpoint: Path) -> list[Path]:
     stage = checkpoint.absolute().parent
     folder = checkpoint if checkpoint.is_dir() else stage.parent / report_dir_name(stage.name)
@@ -164,10 +138,7 @@ def model_card(
     """The README.md of a repository on the Hub: metadata, usage, training, scores and example images.
 
     Args:
-        name: repository as user/name.
-        state: see `read_checkpoint`.
-        scores: see `exporting.find_scores`.
-        images: names of PNG files in the same folder.
+        name: repository as user/name. state: see `read_checkpoint`. images: names of PNG files in the same folder.
         license: the Hub's identifier of the licence. licence_of_base: that of the base model of a vision-language captioner.
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData

@@ -25,35 +25,9 @@ FORMAT = 1  # version of the "diffcap" entry
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 SHA256 = "safetensors_sha256"  # entry of config.json; folders of diffcap 0.1.0 may lack it
 
-# Entries of the metadata and their types.
-_REQUIRED: dict[str, Any] = {
-    "version": str,
-    "stage": str,
-    "dataset": str,
-    "seed": int | None,
-    "words": list,
-    "max_length": int,
-    "features": dict,
-}
-_REQUIRED_OF_CAPTIONERS: dict[str, Any] = {"method": str, "hyperparameters": dict, "tokenizer": str}
-_OPTIONAL: dict[str, Any] = {
-    "vocabulary_layout": str,
-    "manifest_sha256": str | None,
-    "changes": str | None,
-    "train_seconds": int | float,
-    "averaged": list,
-    "imported_from": str,
-}
-_FEATURES: dict[str, Any] = {
-    "name": str,
-    "shape": list,
-    "dtype": str,
-    "library": str | None,
-    "network": str | None,
-    "stage": str | int | None,
-    "preprocessing": dict,
-    "pool": list | None,
-}
+# Entries of the metadata that every checkpoint has, and those that only a captioner's has.
+_REQUIRED = ("version", "stage", "dataset", "seed", "words", "max_length", "features")
+_REQUIRED_OF_CAPTIONERS = ("method", "hyperparameters", "tokenizer")
 
 
 def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
@@ -87,9 +61,7 @@ def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
             _check_archive(path)
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # foreign content may raise any error
-        raise DiffcapError(
-            f"{path}: not a readable checkpoint ({error_reason(error, path)}); {remedy(path)}."
-        ) from None
+        raise DiffcapError(f"{path}: not a readable checkpoint ({error_reason(error)}); {remedy(path)}.") from None
     return _checked(state, path, mapped)
 
 
@@ -125,59 +97,21 @@ def _checked(state: Any, path: Path, mapped: bool) -> dict[str, Any]:
             f"use diffcap {metadata['version']!s:.40}, which wrote it, or train it again."
         )
     with wrap_errors(path, "its metadata are damaged", remedy(path)):
-        metadata = _as_json(metadata)
-        _check_metadata(metadata)
-        if type(state.get("global_step")) is not int:
-            raise ValueError(f'"global_step" is {state.get("global_step")!r:.40}, not an int')
-    weights = state.get("state_dict")
-    if not isinstance(weights, dict):
-        raise DiffcapError(f"{path}: its state_dict is not a dict of weights; {remedy(path)}.")
+        metadata = json.loads(json.dumps(metadata))  # as config.json has them: tuples are lists
+        of_captioner = _REQUIRED_OF_CAPTIONERS if metadata["stage"] in CAPTIONING_STAGES else ()
+        for key in (*_REQUIRED, *of_captioner):
+            if key not in metadata:
+                raise KeyError(key)
+        weights, step = dict(state["state_dict"]), int(state["global_step"])
     for name, value in weights.items():
-        fault = weight_fault(value) if isinstance(name, str) else "has a name that is not a string"
-        if fault:
-            raise DiffcapError(f"{path}: its weight {name!r:.80} {fault}; {remedy(path)}.")
+        if not isinstance(value, Tensor):
+            raise DiffcapError(f"{path}: its weight {name!r:.80} is not a tensor; {remedy(path)}.")
         if not mapped and not is_finite(value):
             raise DiffcapError(
                 f"{path}: its weight {name!r:.80} contains nan or inf, perhaps because the training diverged; use another "
                 f"checkpoint, or train again with a lower learning rate, such as `make {metadata['stage']} ARGS=--model.lr=1e-5`."
             )
-    return {**state, "diffcap": metadata}
-
-
-def _as_json(metadata: dict[Any, Any]) -> dict[str, Any]:
-    """Convert metadata as a config.json would: keys to strings, tuples to lists."""
-    text = json.dumps(metadata, ensure_ascii=False, allow_nan=False)
-    plain: dict[str, Any] = json.loads(text.encode())
-    return plain
-
-
-def _check_metadata(metadata: dict[str, Any]) -> None:
-    """Check the presence and the types of the entries."""
-    _check_types(metadata, {**_REQUIRED_OF_CAPTIONERS, **_OPTIONAL}, _REQUIRED)
-    if metadata["stage"] in CAPTIONING_STAGES:
-        _check_types(metadata, {}, _REQUIRED_OF_CAPTIONERS)
-    _check_types(metadata["features"], _FEATURES, {})
-    if not all(isinstance(word, str) for word in metadata["words"]):
-        raise ValueError('"words" is not a list of strings')
-
-
-def _check_types(entries: dict[str, Any], optional: dict[str, Any], required: dict[str, Any]) -> None:
-    for key, kind in {**optional, **required}.items():
-        if key in required and key not in entries:
-            raise ValueError(f'"{key}" is missing')
-        if key in entries and not isinstance(entries[key], kind):
-            raise ValueError(f'"{key}" is {entries[key]!r:.40}, not {getattr(kind, "__name__", kind)}')
-
-
-def weight_fault(value: Any) -> str:
-    """Why a value is not a dense CPU tensor with all its numbers in the file; empty if it is one."""
-    if not isinstance(value, Tensor):
-        return "is not a tensor"
-    plain = value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
-    if not plain or value.is_complex() or (value.is_floating_point() and value.itemsize == 1):
-        return "is not a plain tensor"
-    few = value.untyped_storage().nbytes() < value.numel() * value.element_size()
-    return "has fewer values in the file than its shape needs" if few else ""
+    return {**state, "diffcap": metadata, "state_dict": weights, "global_step": step}
 
 
 def is_finite(value: Tensor) -> bool:
@@ -213,7 +147,7 @@ def _read_folder(folder: Path, mapped: bool) -> dict[str, Any]:
         weights = load_file(folder / WEIGHTS)
     except Exception as error:  # damaged headers raise exceptions of several types
         raise DiffcapError(
-            f"{folder / WEIGHTS}: not a readable safetensors file ({error_reason(error, folder / WEIGHTS)}); {remedy(folder)}."
+            f"{folder / WEIGHTS}: not a readable safetensors file ({error_reason(error)}); {remedy(folder)}."
         ) from None
     return {"diffcap": metadata, "state_dict": weights, "global_step": step}
 
@@ -222,9 +156,6 @@ def write_folder(folder: str | Path, state: dict[str, Any]) -> None:
     """Write the exported form of a checkpoint: the weights of the captioner, and the metadata.
 
     config.json is written last, so a folder without it is incomplete.
-
-    Args:
-        folder: created if it does not exist. state: see `read_checkpoint`.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -236,7 +167,7 @@ def write_folder(folder: str | Path, state: dict[str, Any]) -> None:
             save_file(kept, temporary, {"format": "pt"})
         except SafetensorError as error:  # also raised if the disk is full
             raise DiffcapError(
-                f"{folder / WEIGHTS}: cannot be written ({error_reason(error, temporary)}); check the free space and the "
+                f"{folder / WEIGHTS}: cannot be written ({error_reason(error)}); check the free space and the "
                 "permissions there, or give another folder."
             ) from None
         temporary.chmod(0o644)  # safetensors creates a file that only its owner can read
@@ -249,9 +180,6 @@ def weights_hash(state: dict[str, Any]) -> str:
     """SHA-256 of the captioner's weights in hexadecimal; the same for a checkpoint file and its exported form.
 
     The files of two equal trainings differ, because they contain the training time; their weights are equal.
-
-    Args:
-        state: see `read_checkpoint`.
     """
     digest = hashlib.sha256()
     for name, value in sorted(weights_of(state).items()):

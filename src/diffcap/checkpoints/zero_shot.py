@@ -33,9 +33,7 @@ def names_base_model(source: str | Path) -> bool:
 def zero_shot(
     source: str | Path, prompt: str | None = None, sentences: int = 1, max_length: int = MAX_LENGTH
 ) -> "Checkpoint":
-    """The captioner of a base model.
-
-    On CUDA its weights are bfloat16, elsewhere float32.
+    """The captioner of a base model; on CUDA its weights are bfloat16, elsewhere float32.
 
     Args:
         source: folder, or user/name or user/name@revision on the Hub.

@@ -40,7 +40,7 @@ def run_export(
         raise DiffcapError(f"--out {folder}: contains files; give a new folder.")
     _check_target(folder)
     if form is not None:
-        from diffcap.checkpoints.vlm_exporting import export_vlm
+        from diffcap.checkpoints.exporting import export_vlm
 
         export_vlm(checkpoint, folder, form, base)
         size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
@@ -74,7 +74,7 @@ def run_push(
 
 def run_pull(name: str, out: Path | None) -> None:
     """Pull a captioner; see `cli.pull`."""
-    from diffcap.checkpoints.hub import pull
+    from diffcap.checkpoints.loading import pull
 
     _check_target(out or Path(name.rpartition("/")[2]))
     folder = pull(name, out or Path(name.rpartition("/")[2]))

@@ -42,7 +42,7 @@ def read_state_dict(path: str | Path, option: str | None = None) -> dict[str, Te
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # for files of another type, the unpickler raises errors of many types
         raise DiffcapError(
-            f"{path}: cannot be read as a safetensors or PyTorch weights file ({error_reason(error, path)}); fetch it again or "
+            f"{path}: cannot be read as a safetensors or PyTorch weights file ({error_reason(error)}); fetch it again or "
             "save it as a plain state dict."
         ) from None
     for wrapper in _WRAPPERS:

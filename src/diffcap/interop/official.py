@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 import diffcap
-from diffcap.checkpoints.loading import MAX_SIZE, build_on_meta, captioner_spec
-from diffcap.checkpoints.reading import FORMAT, is_finite, weight_fault, weights_of
+from diffcap.checkpoints.loading import build_captioner, build_pretraining
+from diffcap.checkpoints.reading import FORMAT, is_finite
 from diffcap.interop.importer import Importer, Stage
 from diffcap.methods import get_method, import_object, methods
 from diffcap.records import read_json
@@ -30,6 +30,7 @@ from diffcap.text.vocabulary import LAYOUTS, LayoutName, Vocabulary
 from diffcap.utils.errors import DiffcapError, wrap_errors
 from diffcap.utils.unpickling import load_tensors, state_of_module
 
+MAX_SIZE = 4096  # limit of any option that is a size
 MIN_LENGTH = 3  # tokens of a caption: start token, one word, end token
 # Tables that are computed, not learned, and numbers that some files contain besides the weights.
 _COMPUTED = re.compile(
@@ -101,11 +102,10 @@ def read_official(path: str | Path, method: str) -> dict[str, Tensor]:
             f"{group}.{_parameter_name(name)}": value for group, part in groups.items() for name, value in part.items()
         }
     state = {_parameter_name(name): value for name, value in content.items()}
-    fault = next((f"{name!r:.80} {why}" for name, value in state.items() if (why := weight_fault(value))), "")
-    if fault or not state:
-        raise DiffcapError(
-            f"{path}: not a checkpoint of {method} ({fault or 'it is empty'}); give the authors' checkpoint."
-        )
+    other = next((name for name, value in state.items() if not isinstance(value, Tensor)), None)
+    if other is not None or not state:
+        fault = f"{other!r:.80} is not a tensor" if state else "it is empty"
+        raise DiffcapError(f"{path}: not a checkpoint of {method} ({fault}); give the authors' checkpoint.")
     state = {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
     if bad := next((name for name, value in state.items() if not is_finite(value)), None):
         raise DiffcapError(
@@ -195,11 +195,9 @@ def import_official(
             "global_step": 0,
         }
         if stage == "finetune":
-            captioner_spec(checkpoint)
+            build_captioner(checkpoint, path)
         else:
-            pretraining = get_method(method).pretraining
-            assert pretraining is not None
-            build_on_meta(import_object(pretraining.captioner), hyperparameters, weights_of(checkpoint))
+            build_pretraining(checkpoint)
     return checkpoint
 
 

@@ -14,7 +14,7 @@ from diffcap.data.sampler import TaskSchedule, TasksInTurn
 from diffcap.records import write_json
 from diffcap.rehearsal import WARM_UP
 from diffcap.utils.errors import DiffcapError
-from diffcap.utils.flops import flop_counter
+from diffcap.utils.linear import flop_counter
 
 
 class StepTimes(Callback):

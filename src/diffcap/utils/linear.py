@@ -1,11 +1,16 @@
-"""Linear layers of float32 on the CPU, by the faster of the two libraries that torch has for them."""
+"""Linear layers of float32 on the CPU, by the faster of the two libraries that torch has for them, and a counter of operations."""
 
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+if TYPE_CHECKING:
+    from torch.utils.flop_counter import FlopCounterMode
 
 MIN_PRODUCTS = 1 << 22  # multiplications of a linear layer below which the calls cost more time than they save
 HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")  # not where torch was built without it
@@ -68,3 +73,15 @@ class _Linear(torch.autograd.Function):
         grad_x = _onednn_linear(grad, weight.T) if ctx.needs_input_grad[0] else None
         grad_weight = _onednn_linear(grad.T, x.T) if ctx.needs_input_grad[1] else None
         return grad_x, grad_weight, grad.sum(0) if ctx.needs_input_grad[2] else None
+
+
+def flop_counter() -> "FlopCounterMode":
+    """torch's counter of floating-point operations, two for each multiplication, that also counts `linear`."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    more = {torch.ops.mkldnn._linear_pointwise: _linear_flops} if HAS_ONEDNN else {}
+    return FlopCounterMode(display=False, custom_mapping=more)
+
+
+def _linear_flops(x_shape: Sequence[int], weight_shape: Sequence[int], *_: Any, **__: Any) -> int:
+    return 2 * math.prod(x_shape) * weight_shape[0]

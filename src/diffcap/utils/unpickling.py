@@ -6,12 +6,9 @@ that uses any other name is refused before the name is imported.
 """
 
 import pickle
-import pickletools
 import re
-import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,8 +20,6 @@ _DTYPES = re.compile(r"[<>|=]?([biufc]\d{1,2}|[SU]\d{1,6})")
 # torch's message: the name that it refuses, and the beginning of its advice to read the file unsafely.
 _REFUSED_NAME = re.compile(r"GLOBAL (\S{1,120}) (?:was not an allowed global|whose module \S+ is blocked)")
 _ADVICE = re.compile(r" ?(?:Check the documentation of|Re-running|Please file an issue|In PyTorch 2\.6,)")
-# Names that every file of tensors uses.
-_TENSOR_NAMES = re.compile(r"collections\.OrderedDict|torch\._utils\._rebuild_\w+|torch\.\w+Storage")
 
 
 def load_arrays(path: str | Path) -> Any:
@@ -33,11 +28,7 @@ def load_arrays(path: str | Path) -> Any:
 
 
 def state_of_module(module: Any) -> dict[str, Any] | None:
-    """Parameters and buffers by name of a torch module that `load_tensors` read with substitutes for its classes.
-
-    Returns:
-        None if `module` is something else.
-    """
+    """Parameters and buffers by name of a torch module that `load_tensors` read with substitutes; None for something else."""
     attributes = getattr(module, "__dict__", {})
     if not isinstance(attributes.get("_modules"), dict):
         return None
@@ -206,17 +197,12 @@ def _load(path: str | Path, read: Callable[[IO[bytes]], Any]) -> Any:
             return read(file)
     except Exception as error:  # a damaged pickle may raise any error
         raise DiffcapError(
-            f"{path}: refused without running its code: {error_reason(error, path)}; download the file again from its authors."
+            f"{path}: refused without running its code: {error_reason(error)}; download the file again from its authors."
         ) from None
 
 
-def error_reason(error: Exception, path: Path) -> str:
-    """Why a file of weights cannot be read, without torch's advice to read it unsafely.
-
-    Args:
-        error: raised by torch's restricted reader or by safetensors.
-        path: the file; the names that it uses are read from it.
-    """
+def error_reason(error: Exception) -> str:
+    """Why torch's restricted reader or safetensors cannot read a file, without torch's advice to read it unsafely."""
     text = " ".join(str(error).split())
     if asked := _REFUSED_NAME.search(text):
         text = f"it uses {asked[1]}, which is not allowed"
@@ -224,47 +210,5 @@ def error_reason(error: Exception, path: Path) -> str:
         text = text.rpartition("WeightsUnpickler error: ")[2].removeprefix("Weights only load failed. ")
         text = _ADVICE.split(text)[0].rstrip(". ") or type(error).__name__
     if text.startswith("Unsupported operand"):
-        text = _explain_opcodes(text, path)
+        text += "; torch's restricted reader reads pickle protocol 2 only"
     return "".join(letter for letter in text[:200] if letter.isprintable()).rstrip("., ")
-
-
-def _explain_opcodes(text: str, path: Path) -> str:
-    """Explain opcodes that torch's restricted reader does not support: the pickle's protocol and the names that it uses."""
-    protocol, names = _protocol_and_names(path)
-    if protocol not in (None, 2):
-        text = f"saved with pickle protocol {protocol}, which torch's restricted reader cannot read, only 2"
-    shown = [name for name in names if not _TENSOR_NAMES.fullmatch(name)]
-    return text + (f"; it uses {', '.join(shown[:3])}{', ...' if len(shown) > 3 else ''}" if shown else "")
-
-
-def _protocol_and_names(path: Path) -> tuple[int | None, list[str]]:
-    """The protocol of a file's pickles, and the unique names "module.Name" in them."""
-    protocol: int | None = None
-    names: dict[str, None] = {}
-    texts: list[str] = []  # in the order in which they are pushed; STACK_GLOBAL uses the last two
-    memo: dict[int, str] = {}
-    for opcode, value in _opcodes(path):
-        if opcode == "PROTO":
-            protocol, memo = value, {}
-        elif opcode in ("GLOBAL", "INST"):
-            names[value.replace(" ", ".")] = None
-        elif opcode == "STACK_GLOBAL":
-            names[".".join(texts[-2:])] = None
-        elif opcode.endswith(("MEMOIZE", "PUT")):
-            memo[len(memo) if value is None else value] = texts[-1] if texts else ""
-        elif opcode.endswith(("UNICODE", "UNICODE8", "GET")):
-            texts.append(value if isinstance(value, str) else memo.get(value, ""))
-    return protocol, list(names)
-
-
-def _opcodes(path: Path) -> Iterator[tuple[str, Any]]:
-    """The opcodes of a file's pickles with their arguments, up to any damage; none is run."""
-    with suppress(Exception), ExitStack() as opened:  # the error was reported before
-        if zipfile.is_zipfile(path):
-            archive = opened.enter_context(zipfile.ZipFile(path))
-            name = next(name for name in archive.namelist() if name.endswith("data.pkl"))
-            file: IO[bytes] = opened.enter_context(archive.open(name))
-        else:
-            file = opened.enter_context(path.open("rb"))
-        while True:  # a legacy file has several pickles
-            yield from ((opcode.name, value) for opcode, value, _ in pickletools.genops(file))
