@@ -37,7 +37,7 @@ def sentence(path: Path, use=read_checkpoint) -> str:
     with pytest.raises(DiffcapError) as error:
         use(path)
     output = str(error.value)
-    assert output.startswith(f"{path}: ") and "\n" not in output and len(output) < 400 and output.endswith(".")
+    assert output.startswith(f"{path}: ") and "\n" not in output and len(output) < 450 and output.endswith(".")
     return output
 
 

@@ -103,7 +103,7 @@ def prepare(
             "captions_only": captions_only,
             "skipped": skipped,
             "settings": settings,
-            **describe(dataset, records, root, left_out=bool(skipped["pairs"])),
+            **describe(dataset, records, root, has_skipped_pairs=bool(skipped["pairs"])),
         }
         # The vocabulary is written before the manifest, which Make takes as the mark of a complete stage.
         vocabulary = build_vocabulary(caption for pair in records if pair.split == "train" for caption in pair.captions)

@@ -57,17 +57,18 @@ def _with_names_on_disk(pair: ChangePair, folder: Path) -> ChangePair:
     return replace(pair, before=name(pair.before), after=pair.after and name(pair.after), extra=extra)
 
 
-def describe(dataset: str, pairs: list[ChangePair], folder: str | Path, left_out: bool = False) -> dict[str, Any]:
-    """What `dataset.json` says of a dataset's files beside the counts; `left_out` as in `official.compare`.
+def describe(
+    dataset: str, pairs: list[ChangePair], folder: str | Path, has_skipped_pairs: bool = False
+) -> dict[str, Any]:
+    """What `dataset.json` says of a dataset's files beside the counts; `has_skipped_pairs`: see `official.compare`.
 
     Returns:
-        "official" (see `official.compare`), "repetitions" (see `official.repetitions`), "notes", a list of sentences, and what
-        the reader's `NOTES` holds.
+        "official" and "repetitions" (see `official`), "notes", a list of sentences, and what the reader's `NOTES` holds.
     """
     reader = import_module(get_dataset(dataset).reader)
     blanks = missing_blanks(caption for pair in pairs for caption in pair.captions)
     return {
-        "official": compare(dataset, pairs, Path(folder), left_out),
+        "official": compare(dataset, pairs, Path(folder), has_skipped_pairs),
         "repetitions": repetitions(pairs),
         "notes": [*(reader.notes(pairs) if hasattr(reader, "notes") else []), *([blanks] if blanks else [])],
         **getattr(reader, "NOTES", {}),

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from diffcap.datasets.checks import token_captions
+from diffcap.datasets.checks import check_split, first_file, text_of, token_captions
 from diffcap.records import SPLITS, ChangePair, read_json_lines
 from diffcap.text.vocabulary import tokenize
 from diffcap.utils.errors import DiffcapError
@@ -35,27 +35,19 @@ EXTENSIONS = (".jpg", ".jpeg", ".png")
 
 
 class Annotation(NamedTuple):
-    """The captions of one line.
+    """The captions of one line."""
 
-    Attributes:
-        photos: ids of the two photos. key: annotations with equal keys belong to one pair. split: of the pair.
-        captions: the captions. where: file and line, for messages. extra: see `ChangePair`.
-    """
-
-    photos: tuple[str, str]
-    key: tuple[str, str]
+    photos: tuple[str, str]  # ids, which also identify the pair; one photo can have several URLs
     split: str
     captions: list[str]
-    where: str
-    extra: dict[str, Any]
+    where: str  # file and line, for messages
+    extra: dict[str, Any]  # see `ChangePair`
 
 
 def read(folder: Path) -> list[ChangePair]:
     """Read the pairs of either format, sorted by split (train, val, test), then in the order of the file."""
     tables = sorted(folder.glob("*.tsv"))
-    lines = next(
-        (folder / name for name in ("train.jsonl", "train.json") if (folder / name).is_file()), folder / "train.jsonl"
-    )
+    lines = first_file(folder, "train.jsonl", "train.json")
     if len(tables) > 1 or (tables and lines.is_file()):
         both = ", ".join(path.name for path in [*tables, lines] if path.is_file())
         raise DiffcapError(f"{folder}: holds {both}; keep only one format of Birds-to-Words there.")
@@ -64,7 +56,7 @@ def read(folder: Path) -> list[ChangePair]:
 
 
 def photo_urls(folder: Path) -> dict[str, list[str]]:
-    """Return the URLs of the photos of the TSV: path relative to `folder` -> alternative URLs of the same photo."""
+    """The URLs of the photos of the TSV: path relative to `folder` -> alternative URLs of the same photo."""
     files, urls = _photo_files(folder / "images"), dict[str, list[str]]()
     for table in sorted(folder.glob("*.tsv")):
         for _, row in _rows(table):
@@ -76,7 +68,7 @@ def photo_urls(folder: Path) -> dict[str, list[str]]:
 
 
 def photo_id(image_url: str, observation_url: str) -> str:
-    """Return a photo's file name in `images/`, without extension; see the module's docstring."""
+    """A photo's file name in `images/`, without extension; see the module's docstring."""
     for url in (image_url, observation_url):
         if found := re.search(r"photos/(\d+)", url):
             return found.group(1)
@@ -91,19 +83,11 @@ def tokenised(text: str) -> str:
 def _group(annotations: Iterator[Annotation], files: dict[str, str]) -> list[ChangePair]:
     pairs: dict[tuple[str, str], ChangePair] = {}
     for found in annotations:
-        if found.key in pairs:
-            pair = pairs[found.key]
-            if pair.split != found.split:
-                raise DiffcapError(
-                    f"{found.where}: the pair {pair.id} is in {found.split} here and in {pair.split} before; keep one."
-                )
-            pair.captions.extend(found.captions)
-        else:
-            before, after = (files.get(photo, f"images/{photo}{EXTENSIONS[0]}") for photo in found.photos)
-            captions = list(found.captions)
-            pairs[found.key] = ChangePair(
-                "_".join(found.photos), before, after, captions, found.split, extra=found.extra
-            )
+        before, after = (files.get(photo, f"images/{photo}{EXTENSIONS[0]}") for photo in found.photos)
+        new = ChangePair("_".join(found.photos), before, after, [], found.split, extra=found.extra)
+        pair = pairs.setdefault(found.photos, new)
+        check_split(pair, found.split, found.where)
+        pair.captions.extend(found.captions)
     return sorted(pairs.values(), key=lambda pair: SPLITS.index(pair.split))
 
 
@@ -123,18 +107,11 @@ def _read_table(path: Path) -> Iterator[Annotation]:
             raise DiffcapError(
                 f'{where}: the column split must be train, val or test, found "{row["split"]:.60}"; fix that line.'
             )
-        photos = _photos(row)
-        yield Annotation(
-            photos=photos,
-            key=photos,  # not the URLs: one photo can have several
-            split=SPLIT_NAMES[row["split"]],
-            captions=[tokenised(row["description"])],
-            where=where,
-            extra={
-                "species": [row["img1Species"], row["img2Species"]],
-                "selection": [row["img1Selection"], row["img2Selection"]],
-            },
-        )
+        extra = {
+            "species": [row["img1Species"], row["img2Species"]],
+            "selection": [row["img1Selection"], row["img2Selection"]],
+        }
+        yield Annotation(_photos(row), SPLIT_NAMES[row["split"]], [tokenised(row["description"])], where, extra)
 
 
 def _photos(row: dict[str, str]) -> tuple[str, str]:
@@ -177,15 +154,10 @@ def _unquote(field: str) -> str:
 
 
 def _read_lines(folder: Path) -> Iterator[Annotation]:
+    remedy = "put the official birds-to-words-v1.0.tsv or train.jsonl, val.jsonl and test.jsonl into this folder"
     for split in SPLITS:
         names = [f"{name}.{ending}" for ending in ("jsonl", "json") for name, of in SPLIT_NAMES.items() if of == split]
-        path = next((folder / name for name in names if (folder / name).is_file()), folder / names[0])
-        remedy = "put the official birds-to-words-v1.0.tsv or train.jsonl, val.jsonl and test.jsonl into this folder"
-        for where, row in read_json_lines(path, "annotations", remedy):
-            first, second = (row.get(key) for key in ("img1", "img2"))
-            if not isinstance(first, str) or not isinstance(second, str) or not first or not second:
-                raise DiffcapError(f'{where}: "img1" and "img2" must be photo ids (strings); fix that line.')
-            photos = first, second
-            yield Annotation(
-                photos, photos, split, token_captions(row.get("description"), where, "description"), where, {}
-            )
+        for where, row in read_json_lines(first_file(folder, *names), "annotations", remedy):
+            photos = text_of(row, "img1", where), text_of(row, "img2", where)
+            captions = token_captions(row.get("description"), where, "description")
+            yield Annotation(photos, split, captions, where, {})

@@ -1,58 +1,86 @@
-"""Checks that several readers use; each error message says where the problem is."""
+"""Reading and checks that several readers use; each error message says where the problem is."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from diffcap.records import ChangePair, is_blank, read_json
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import url_of
 
 
-def sentences(value: object, where: str, key: str) -> list[str]:
-    """Check that a value is a list of sentences, and return it.
+def first_file(folder: Path, *names: str) -> Path:
+    """The first of these files that is in a folder; the first name if none is."""
+    return next((folder / name for name in names if (folder / name).is_file()), folder / names[0])
 
-    Args:
-        where: file, and line or entry, for the message. key: of the value, for the message.
-    """
+
+def read_object(path: Path, what: str, remedy: str = "fetch it again") -> dict[str, Any]:
+    """Content of a JSON file that is an object; `what` it has and the remedy are for messages."""
+    value = read_json(path, what, remedy)
+    if not isinstance(value, dict):
+        raise DiffcapError(f"{path}: expected a JSON object, found {type(value).__name__}; fetch it again.")
+    return value
+
+
+def read_entries(path: Path, what: str, remedy: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield ("<path>, entry <number>", entry) of a JSON file that is a list of objects."""
+    rows = read_json(path, what, remedy)
+    if not isinstance(rows, list):
+        raise DiffcapError(f"{path}: expected a list of {what}, found {type(rows).__name__}; fetch it again.")
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise DiffcapError(f"{path}, entry {number}: must be an object, found {row!r:.60}; fix it.")
+        yield f"{path}, entry {number}", row
+
+
+def text_of(row: dict[str, Any], key: str, where: str) -> str:
+    """The value of a key, which must be a string with a visible character."""
+    value = row.get(key)
+    if not isinstance(value, str) or is_blank(value):
+        found = f"{value!r:.60}" if key in row else "nothing"
+        raise DiffcapError(f'{where}: "{key}" must be a string, found {found}; fix it.')
+    return value
+
+
+def sentences(value: object, where: str, key: str) -> list[str]:
+    """The value of a key, which must be a list of strings; `where` is the file, and the line or entry."""
     if not isinstance(value, list) or not all(isinstance(sentence, str) for sentence in value):
         raise DiffcapError(f'{where}: "{key}" must be a list of sentences, found {value!r:.60}; fix it.')
     return value
 
 
 def token_captions(value: object, where: str, key: str) -> list[str]:
-    """Return captions from IDC-PCL's format: one caption as a list of words, or several as a list of such lists.
-
-    Args:
-        where, key: for the message, see `sentences`.
-
-    Returns:
-        The captions, words joined with spaces.
-    """
+    """Captions from IDC-PCL's format: one caption as a list of words, or several as a list of such lists."""
     captions: list[Any] = value if isinstance(value, list) and value else [None]
     if isinstance(captions[0], str):
         captions = [captions]
-    if not all(
-        isinstance(tokens, list) and tokens and all(isinstance(token, str) for token in tokens) for tokens in captions
-    ):
-        raise DiffcapError(
-            f'{where}: "{key}" must be a list of words or a list of such lists, none empty, found {value!r:.60}; fix that line.'
-        )
+    for tokens in captions:
+        if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
+            raise DiffcapError(
+                f'{where}: "{key}" must be a list of words or a list of such lists, none empty, found {value!r:.60}; fix that line.'
+            )
     return [" ".join(tokens) for tokens in captions]
 
 
 def note_once(seen: dict[str, str], name: str, where: str, what: str, remedy: str = "keep one of the two") -> None:
-    """Add a name that must be unique to `seen`.
+    """Add a name that must be unique to `seen`, name -> where it was found.
 
     Args:
-        seen: name -> where it was found. where: of this name. what: the kind of name ("the uid"), for the message.
-        remedy: what the user can do, for the message.
+        where: of this name. what: the kind of name ("the uid"), and the remedy, for the message.
     """
     if name in seen:
         raise DiffcapError(f"{where}: {what} {name!r} is already used in {seen[name]}; {remedy}.")
     seen[name] = where
 
 
+def check_split(pair: ChangePair, split: str, where: str) -> None:
+    """Refuse a pair, or an image, that is in two splits."""
+    if pair.split != split:
+        raise DiffcapError(f"{where}: {pair.id} is in {split} here and in {pair.split} before; keep one.")
+
+
 def check_inside(path: str, where: str) -> None:
-    """Check that a relative path stays inside its folder."""
+    """Refuse a path that is a URL, or leads out of its folder."""
     if url := url_of(path):
         raise DiffcapError(
             f"{where}: {url:.200} is a URL; download the image, and write its path relative to the dataset's folder."
@@ -64,7 +92,7 @@ def check_inside(path: str, where: str) -> None:
 
 
 def numbered_lines(path: Path, remedy: str = "fetch it again") -> list[tuple[str, str]]:
-    """Return ("<path>, line <number>", stripped text) of every line that is not blank."""
+    """("<path>, line <number>", stripped text) of every line that is not blank."""
     if not path.is_file():
         raise DiffcapError(f"{path}: no such list; {remedy}.")
     try:

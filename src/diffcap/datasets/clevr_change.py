@@ -11,13 +11,12 @@
 Files are matched by their number, not by their position in a listing: the released dataset has 39,803 of 40,000 numbers.
 """
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from diffcap.datasets import pcl_lines
-from diffcap.datasets.checks import sentences
-from diffcap.records import SPLITS, ChangePair, read_json
+from diffcap.datasets.checks import read_object, sentences
+from diffcap.records import SPLITS, ChangePair
 from diffcap.utils.errors import DiffcapError
 
 _REMEDY = "extract the whole dataset into this folder"
@@ -36,8 +35,14 @@ def read(folder: Path) -> list[ChangePair]:
     unchanged = _captions(folder / "no_change_captions.json")
     splits = read_splits(folder / "splits.json")
     extras = _extras(folder / "scenes.json")
-    for captions, name in ((changed, "change_captions.json"), (unchanged, "no_change_captions.json")):
-        _require_captions((number for numbers in splits.values() for number in numbers), captions, folder, name)
+    names = [f"CLEVR_default_{number:06d}.png" for numbers in splits.values() for number in numbers]
+    for captions, file in ((changed, "change_captions.json"), (unchanged, "no_change_captions.json")):
+        without = [name for name in names if name not in captions]
+        if without:
+            raise DiffcapError(
+                f"{folder / file}: no captions for {len(without)} of the {len(names)} numbers in splits.json (first "
+                f"{', '.join(without[:3])}); fetch both files from the same release."
+            )
     pairs = []
     for split, numbers in splits.items():
         for number in sorted(numbers):
@@ -55,12 +60,12 @@ def read(folder: Path) -> list[ChangePair]:
 
 
 def _captions(path: Path) -> dict[str, list[str]]:
-    return {key: sentences(value, str(path), key) for key, value in _read_object(path, "captions").items()}
+    return {key: sentences(value, str(path), key) for key, value in read_object(path, "captions", _REMEDY).items()}
 
 
 def read_splits(path: Path) -> dict[str, list[int]]:
-    """Read the numbers of each split's images, in the file's order: {"train": [123, ...], "val": [...], "test": [...]}."""
-    splits = _read_object(path, "splits")
+    """The numbers of each split's images, in the file's order: {"train": [123, ...], "val": [...], "test": [...]}."""
+    splits = read_object(path, "splits", _REMEDY)
     split_of: dict[int, str] = {}
     for split in SPLITS:
         if not isinstance(splits.get(split), list):
@@ -77,9 +82,9 @@ def read_splits(path: Path) -> dict[str, list[int]]:
 
 
 def _change_types(path: Path) -> dict[str, str]:
-    """Return the change type of each image ("000123.png" -> "color"); empty if `path` does not exist."""
+    """The change type of each image ("000123.png" -> "color"); empty if `path` does not exist."""
     change_types: dict[str, str] = {}
-    for change_type, files in (_read_object(path, "change types") if path.is_file() else {}).items():
+    for change_type, files in (read_object(path, "change types") if path.is_file() else {}).items():
         if not isinstance(files, list) or not all(isinstance(file, str) for file in files):
             raise DiffcapError(f'{path}: "{change_type}" must be a list of file names; fix or fetch the file again.')
         for file in files:
@@ -90,33 +95,16 @@ def _change_types(path: Path) -> dict[str, str]:
 
 
 def _extras(path: Path) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """Return `ChangePair.extra` of the change pair and of the distractor pair of each image; empty if `path` does not exist.
+    """`ChangePair.extra` of the change pair and of the distractor pair of each image; empty if `path` does not exist.
 
     `scenes.json` maps "000123.png" to {"boxes", "viewpoint_iou", "viewpoint_iou_distractor", "changed"}, all optional; their
     meaning is described in `diffcap.worlds.blocks.write`, which writes the file.
     """
     extras = {}
-    for file, scene in (_read_object(path, "scenes") if path.is_file() else {}).items():
+    for file, scene in (read_object(path, "scenes") if path.is_file() else {}).items():
         if not isinstance(scene, dict):
             raise DiffcapError(f'{path}: "{file}" must be an object, found {scene!r:.60}; fix it.')
         change = {key: scene[key] for key in ("boxes", "viewpoint_iou", "changed") if key in scene}
         key = "viewpoint_iou_distractor"
         extras[file] = change, ({"viewpoint_iou": scene[key]} if key in scene else {})
     return extras
-
-
-def _require_captions(numbers: Iterable[int], captions: dict[str, list[str]], folder: Path, name: str) -> None:
-    numbers = list(numbers)
-    without = [key for number in numbers if (key := f"CLEVR_default_{number:06d}.png") not in captions]
-    if without:
-        raise DiffcapError(
-            f"{folder / name}: no captions for {len(without)} of the {len(numbers)} numbers in splits.json (first "
-            f"{', '.join(without[:3])}); fetch both files from the same release."
-        )
-
-
-def _read_object(path: Path, what: str) -> dict[str, Any]:
-    value = read_json(path, what, _REMEDY)
-    if not isinstance(value, dict):
-        raise DiffcapError(f"{path}: expected a JSON object, found {type(value).__name__}; fetch it again.")
-    return value

@@ -19,9 +19,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from diffcap.datasets.checks import sentences
+from diffcap.datasets.checks import first_file, read_object, sentences
 from diffcap.datasets.clevr_change import read_splits
-from diffcap.records import ChangePair, read_json
+from diffcap.records import ChangePair
 from diffcap.utils.errors import DiffcapError
 
 NOTES = {"change_types": "derived from the captions"}  # printed with every score by change type
@@ -30,9 +30,8 @@ _REMEDY = "put captions.json and split.json, or DIRL's change_captions.json and 
 
 _COLORS = frozenset(("gray", "grey", "red", "blue", "green", "brown", "purple", "cyan", "yellow", "color", "colour"))
 _MATERIALS = frozenset(("rubber", "matte", "metal", "metallic", "shiny", "material", "texture"))
-_LIKE = re.compile(
-    r"\b(?:the )?same (?:size|shape|colou?r|material|texture)\b"
-)  # describes an object by another one, not a change
+# Describes an object by another one, not a change.
+_LIKE = re.compile(r"\b(?:the )?same (?:size|shape|colou?r|material|texture)\b")
 _PLACE = "(?:position|location|place|spot)"
 # (change type, pattern); the first pattern that matches counts. The order matters: "moved to a new position" is not "add",
 # "no longer in its place" is not "drop", "no longer" is not "none".
@@ -67,9 +66,7 @@ def read(folder: Path) -> list[ChangePair]:
         raise DiffcapError(f"{folder}: {fault}; {_REMEDY}.")
     path, folders = folder / found[0], FORMS[found[0]]
     captions = _captions(path)
-    splits = next(
-        (folder / name for name in ("split.json", "splits.json") if (folder / name).is_file()), folder / "split.json"
-    )
+    splits = first_file(folder, "split.json", "splits.json")
     before, after = (_images(folder, name) for name in folders)
     pairs = []
     for split, numbers in read_splits(splits).items():
@@ -87,7 +84,7 @@ def read(folder: Path) -> list[ChangePair]:
 
 
 def change_type(captions: Sequence[str]) -> str | None:
-    """Return the change type that most captions name.
+    """The change type that most captions name.
 
     "color", "material", "add", "drop", "move", or "none" for no change. None if no caption names a type, or two types have
     equally many captions.
@@ -109,11 +106,8 @@ def _type_of_sentence(sentence: str) -> str | None:
 
 
 def _captions(path: Path) -> dict[int, list[str]]:
-    value = read_json(path, "captions", _REMEDY)
-    if not isinstance(value, dict):
-        raise DiffcapError(f"{path}: expected a JSON object, found {type(value).__name__}; fetch it again.")
     captions: dict[int, list[str]] = {}
-    for key, sentences_of_pair in value.items():
+    for key, sentences_of_pair in read_object(path, "captions", _REMEDY).items():
         number = re.fullmatch(r"(\d{1,9})(?:\.png)?", key)
         if number is None or int(number.group(1)) in captions:
             raise DiffcapError(
@@ -139,7 +133,7 @@ def _images(folder: Path, name: str) -> dict[int, str]:
 
 
 def notes(pairs: list[ChangePair]) -> list[str]:
-    """Return remarks on the files, which the data stage prints and stores."""
+    """Remarks on the files, which the data stage prints and stores."""
     without_type = [pair.id for pair in pairs if pair.change_type is None and not pair.is_distractor]
     remarks = ["change types and distractors are derived from the captions; the files do not have them"]
     if without_type:

@@ -60,7 +60,7 @@ def read(folder: Path) -> list[ChangePair]:
 
 
 def _listed(path: Path) -> list[str]:
-    """Return "<class>/<image>.jpg" of every line."""
+    """Name "<class>/<image>.jpg" of every line."""
     found = []
     for where, line in numbered_lines(path, _IMAGES):
         number, _, name = line.partition(" ")
@@ -73,7 +73,7 @@ def _listed(path: Path) -> list[str]:
 
 
 def _captioned(texts: Path) -> list[str]:
-    """Return "<class>/<image>.jpg" of every image that has a file of captions."""
+    """The same of every image that has a file of captions."""
     return sorted(file.relative_to(texts).with_suffix(".jpg").as_posix() for file in texts.glob("*/*.txt"))
 
 

@@ -9,11 +9,9 @@ they have mixed case, punctuation and repeated spaces.
 """
 
 from pathlib import Path
-from typing import Any
 
-from diffcap.datasets.checks import note_once, sentences
-from diffcap.records import ChangePair, read_json
-from diffcap.utils.errors import DiffcapError
+from diffcap.datasets.checks import first_file, note_once, read_entries, sentences, text_of
+from diffcap.records import ChangePair
 
 FILES = {"train": ("train.json",), "val": ("valid.json", "val.json"), "test": ("test.json",)}
 
@@ -23,22 +21,11 @@ def read(folder: Path) -> list[ChangePair]:
     images = "images/" if (folder / "images").is_dir() or not any(folder.glob("*.jp*g")) else ""
     pairs: list[ChangePair] = []
     seen: dict[str, str] = {}
+    remedy = "put train.json, valid.json and test.json into this folder"
     for split, names in FILES.items():
-        path = next((folder / name for name in names if (folder / name).is_file()), folder / names[0])
-        rows = read_json(path, "annotations", "put train.json, valid.json and test.json into this folder")
-        if not isinstance(rows, list):
-            raise DiffcapError(f"{path}: expected a list of requests, found {type(rows).__name__}; fetch it again.")
-        for number, row in enumerate(rows, 1):
-            where = f"{path}, entry {number}"
-            uid, before, after, captions = _row(row, where)
+        for where, row in read_entries(first_file(folder, *names), "annotations", remedy):
+            uid, before, after = (text_of(row, key, where) for key in ("uid", "img0", "img1"))
             note_once(seen, uid, where, "the uid")
+            captions = sentences(row.get("sents"), where, "sents")
             pairs.append(ChangePair(uid, images + before, images + after, captions, split))
     return pairs
-
-
-def _row(row: Any, where: str) -> tuple[str, str, str, list[str]]:
-    row = row if isinstance(row, dict) else {}
-    texts = [row.get(key) for key in ("uid", "img0", "img1")]
-    if not all(isinstance(text, str) and text for text in texts):
-        raise DiffcapError(f'{where}: needs "uid", "img0" and "img1" (strings), found {row!r:.60}; fix it.')
-    return str(texts[0]), str(texts[1]), str(texts[2]), sentences(row.get("sents"), where, "sents")

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diffcap.datasets.checks import note_once
+from diffcap.datasets.checks import note_once, text_of
 from diffcap.datasets.no_change import is_no_change
 from diffcap.datasets.pairs import default_ids
 from diffcap.records import SPLITS, ChangePair, is_blank, read_json
@@ -32,16 +32,11 @@ _FORM = 'the form is {"images": [{"filename", "split", "sentences"}, ...]}'
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a dataset has its images.
-
-    Attributes:
-        before, after: paths relative to the dataset's folder; {folder} is an entry's `filepath`, {name} its `filename`.
-        mask: the same for the mask of the change (0: nothing changed); "" if the dataset has none.
-    """
+    """Where a dataset has its images: paths relative to its folder; {folder} is an entry's `filepath`, {name} its `filename`."""
 
     before: str
     after: str
-    mask: str = ""
+    mask: str = ""  # of the change (0: nothing changed); "" if the dataset has none
 
 
 LEVIR = Layout("images/{folder}/A/{name}", "images/{folder}/B/{name}", "images/{folder}/label/{name}")
@@ -105,13 +100,8 @@ def read_files(
     ]
 
 
-def first_file(folder: Path, *names: str) -> Path:
-    """The first of these files that is in a folder; the first name if none is."""
-    return next((folder / name for name in names if (folder / name).is_file()), folder / names[0])
-
-
 def notes(pairs: list[ChangePair]) -> list[str]:
-    """Return remarks on the files, which the data stage prints and stores."""
+    """Remarks on the files, which the data stage prints and stores."""
     derived = sum("changeflag_derived" in pair.extra for pair in pairs)
     masks = sum("mask" in pair.extra for pair in pairs)
     remarks = [f"{derived:,} pairs have no changeflag; it is derived from their captions"] if derived else []
@@ -130,36 +120,25 @@ def _rows(path: Path) -> list[Any]:
 def _entry(row: Any, where: str, split: str, unchanged_if: Callable[[Iterable[bool]], bool]) -> _Entry:
     if not isinstance(row, dict):
         raise DiffcapError(f"{where}: must be an object, found {row!r:.60}; {_FORM}.")
-    name = _text(row, "filename", where)
-    given = split or _text(row, "split" if "split" in row or "filepath" not in row else "filepath", where)
-    folder = _text(row, "filepath", where) if "filepath" in row else given
+    name = text_of(row, "filename", where)
+    given = split or text_of(row, "split" if "split" in row or "filepath" not in row else "filepath", where)
+    folder = text_of(row, "filepath", where) if "filepath" in row else given
     split = "train" if given == "restval" else given
     if split not in SPLITS:
         raise DiffcapError(f"{where}: unknown split {given!r:.60}; it must be one of {', '.join(SPLITS)}, restval.")
     rows = row.get("sentences")
     if not isinstance(rows, list):
-        raise DiffcapError(f'{where}: "sentences" must be a list, found {_found(row, "sentences")}; {_FORM}.')
+        raise DiffcapError(f'{where}: "sentences" must be a list, found {rows!r:.60}; {_FORM}.')
     captions = [_caption(sentence, f"{where}, sentence {number}") for number, sentence in enumerate(rows, 1)]
     flag = row.get("changeflag")
     if flag is None:
         unchanged = bool(captions) and unchanged_if(map(is_no_change, captions))
-        return _Entry(
-            where, folder, name, split, captions, {"changeflag": int(not unchanged), "changeflag_derived": True}
-        )
-    if not isinstance(flag, int | str) or flag not in _FLAGS:
+        extra = {"changeflag": int(not unchanged), "changeflag_derived": True}
+    elif isinstance(flag, int | str) and flag in _FLAGS:
+        extra = {"changeflag": _FLAGS[flag]}
+    else:
         raise DiffcapError(f'{where}: "changeflag" must be 0 or 1, found {flag!r:.60}; fix it.')
-    return _Entry(where, folder, name, split, captions, {"changeflag": _FLAGS[flag]})
-
-
-def _text(row: dict[str, Any], key: str, where: str) -> str:
-    value = row.get(key)
-    if not isinstance(value, str) or is_blank(value):
-        raise DiffcapError(f'{where}: "{key}" must be a string, found {_found(row, key)}; {_FORM}.')
-    return value
-
-
-def _found(row: dict[str, Any], key: str) -> str:
-    return f"{row[key]!r:.60}" if key in row else "nothing"
+    return _Entry(where, folder, name, split, captions, extra)
 
 
 def _caption(sentence: Any, where: str) -> str:

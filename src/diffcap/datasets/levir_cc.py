@@ -9,7 +9,8 @@ without change are the same five sentences, so that the derived flag is the rele
 
 from pathlib import Path
 
-from diffcap.datasets.karpathy import LEVIR, first_file, notes, read_files
+from diffcap.datasets.checks import first_file
+from diffcap.datasets.karpathy import LEVIR, notes, read_files
 from diffcap.records import ChangePair
 
 __all__ = ["notes", "read"]
@@ -18,9 +19,5 @@ FILES = ("LevirCCcaptions.json", "LevirCCcaptions_v1.json")
 
 
 def read(folder: Path, all_masks: bool = False) -> list[ChangePair]:
-    """Read the pairs in the order of the file.
-
-    Args:
-        folder: of the files. all_masks: see `karpathy.read_files`.
-    """
+    """Read the pairs in the order of the file; `all_masks`: see `karpathy.read_files`."""
     return read_files(folder, {first_file(folder, *FILES): ""}, LEVIR, all_masks=all_masks)

@@ -40,26 +40,19 @@ def _read(home: Path, images: str) -> list[ChangePair]:
     labels, splits = _table(home / "image_class_labels.txt"), _table(home / "train_test_split.txt")
     names = _table(home / "classes.txt")
     sizes = _table(home / "sizes.txt") if (home / "sizes.txt").is_file() else {}
-    for name, table in (("image_class_labels.txt", labels), ("train_test_split.txt", splits)):
-        without = [image for image in paths if image not in table]
+    faults = {
+        "image_class_labels.txt": [image for image in paths if image not in labels],
+        "train_test_split.txt": [image for image in paths if splits.get(image) not in ("0", "1")],
+        "classes.txt": [
+            image for image in paths if (label := labels.get(image, "")) not in names or not label.isdecimal()
+        ],
+    }
+    for name, without in faults.items():
         if without:
             raise DiffcapError(
-                f"{home / name}: {len(without)} of the {len(paths)} images are not in it (first {without[0]}); fetch "
-                "the lists again."
+                f"{home / name}: lacks {len(without)} of the {len(paths)} images or their classes, or has another value than a number "
+                f"(first {without[0]}); fetch the lists again."
             )
-    without_class = next(
-        (image for image in paths if not _NUMBER.fullmatch(labels[image]) or labels[image] not in names), None
-    )
-    if without_class:
-        raise DiffcapError(
-            f"{home / 'classes.txt'}: the class {labels[without_class]!r:.60} of the image {without_class} is missing; "
-            "fetch the lists again."
-        )
-    without_split = next((image for image in paths if splits[image] not in ("0", "1")), None)
-    if without_split:
-        raise DiffcapError(
-            f"{home / 'train_test_split.txt'}: {without_split} must have 0 or 1, found {splits[without_split]!r}; fetch it again."
-        )
     class_of = {label: number for number, label in enumerate(sorted({labels[image] for image in paths}, key=int))}
     pairs = []
     for image, path in paths.items():

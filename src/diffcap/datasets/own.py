@@ -44,7 +44,7 @@ def read(folder: Path) -> list[ChangePair]:
 
 
 def notes(pairs_: list[ChangePair]) -> list[str]:
-    """Return remarks on the files, see `karpathy.notes` and `pairs.notes`."""
+    """Remarks on the files, see `karpathy.notes` and `pairs.notes`."""
     return [*karpathy.notes(pairs_), *pairs.notes(pairs_)]
 
 

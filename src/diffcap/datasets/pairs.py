@@ -31,7 +31,7 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -45,6 +45,32 @@ FILES = ("pairs.jsonl", "pairs.csv", "pairs.tsv")
 SPLIT_SEED = 0
 HELD_OUT = 0.1  # fraction of the pairs for val, and the same for test
 KEYS = ("before", "after", "captions", "id", "split", "change_type", "is_distractor", "viewpoint_iou", "boxes", "mask")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_box(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and len(value) == 4 and all(map(_is_number, value)))
+
+
+# Optional keys: whether a value is valid, and what it must be.
+_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "id": (lambda value: type(value) in (str, int) and not is_blank(str(value)), "a string"),
+    "split": (lambda value: value in (None, "", *SPLITS), f"one of {', '.join(SPLITS)}"),
+    "change_type": (lambda value: isinstance(value, str | None), "a string"),
+    "is_distractor": (lambda value: isinstance(value, bool), "true or false"),
+    "viewpoint_iou": (lambda value: value is None or _is_number(value), "a number"),
+    "boxes": (
+        lambda value: value is None or (isinstance(value, dict) and all(map(_is_box, value.values()))),
+        '{"before": [x0, y0, x1, y1] or null, "after": ...}',
+    ),
+}
+_REFUSED = {
+    "changed": "is reserved for the dataset blocks; rename that key",
+    "changeflag": 'is not a key of this format; write "is_distractor": true for no change',
+}
 
 
 def read(path: Path) -> list[ChangePair]:
@@ -89,7 +115,7 @@ def _from_cells(row: dict[str, str]) -> dict[str, Any]:
 
 
 def notes(pairs: Sequence[ChangePair]) -> list[str]:
-    """Return a warning of unknown keys, which the data stage prints and stores."""
+    """A warning of unknown keys, which the data stage prints and stores."""
     known = {*KEYS, "changeflag", "changeflag_derived"}  # the last two: of Karpathy's form
     unknown = Counter(key for pair in pairs for key in pair.extra if key not in known)
     keys = ", ".join(f'"{key}" ({count:,} pairs{_similar(key)})' for key, count in unknown.items())
@@ -200,6 +226,11 @@ def connected_images(pairs: list[ChangePair]) -> dict[str, str]:
 
 def _pair(row: dict[str, Any], where: str, before: str, after: str, default_id: str) -> ChangePair:
     row = {key: value for key, value in row.items() if key not in ("before", "after", RANGES)}
+    for key, (is_valid, form) in _VALUES.items():
+        if key in row and not is_valid(row[key]):
+            raise DiffcapError(f'{where}: "{key}" must be {form}, found {row[key]!r:.60}; fix that line.')
+    for key in _REFUSED.keys() & row.keys():
+        raise DiffcapError(f'{where}: "{key}" {_REFUSED[key]}.')
     if "captions" not in row:
         near = difflib.get_close_matches("captions", row, 1)
         found = f', and "{near[0]}" is not a known key' if near else ""
@@ -207,51 +238,15 @@ def _pair(row: dict[str, Any], where: str, before: str, after: str, default_id: 
     captions = sentences(row.pop("captions"), where, "captions")
     if any(map(is_blank, captions)):
         raise DiffcapError(f'{where}: "captions" has a blank sentence; fill it or delete it.')
-    identity = row.pop("id", default_id)
-    if not isinstance(identity, str | int) or isinstance(identity, bool) or is_blank(str(identity)):
-        raise DiffcapError(f'{where}: "id" must be a string, found {identity!r:.60}; fix that line.')
-    split = row.pop("split", None) or ""
-    if split not in (*SPLITS, ""):
-        raise DiffcapError(f'{where}: "split" must be one of {", ".join(SPLITS)}, found {split!r:.60}; fix that line.')
+    identity, split = str(row.pop("id", default_id)), row.pop("split", None) or ""
     if split == "train" and not captions:
         raise DiffcapError(f"{where}: a training pair needs at least one caption; add one or delete the line.")
     kind, distractor = row.pop("change_type", None), row.pop("is_distractor", False)
-    if not isinstance(kind, str | None) or not isinstance(distractor, bool):
-        raise DiffcapError(f'{where}: "change_type" must be a string and "is_distractor" true or false; fix that line.')
     if kind in RESERVED_CHANGE_TYPES and not distractor:
         raise DiffcapError(f'{where}: "change_type" is {kind!r}, which is a reserved name; use another name.')
-    _check_known_keys(row, where)
-    return ChangePair(str(identity), before, after, captions, split, kind, distractor, row)
-
-
-def _check_known_keys(row: dict[str, Any], where: str) -> None:
-    """Check the optional keys that evaluation and reports use."""
-    if "changed" in row:
-        raise DiffcapError(f'{where}: "changed" is reserved for the dataset blocks; rename that key.')
-    if "changeflag" in row:
-        raise DiffcapError(
-            f'{where}: "changeflag" is not a key of this format; write "is_distractor": true for no change.'
-        )
     if "mask" in row:
         row["mask"] = _image(row["mask"], "mask", where)
-    if row.get("viewpoint_iou") is not None and not _is_number(row["viewpoint_iou"]):
-        raise DiffcapError(
-            f'{where}: "viewpoint_iou" must be a number, found {row["viewpoint_iou"]!r:.60}; fix or rename that key.'
-        )
-    boxes = row.get("boxes")
-    if boxes is not None and not (isinstance(boxes, dict) and all(map(_is_box, boxes.values()))):
-        raise DiffcapError(
-            f'{where}: "boxes" must be {{"before": [x0, y0, x1, y1] or null, "after": ...}}, found {boxes!r:.60}; fix or rename '
-            "that key."
-        )
-
-
-def _is_box(value: object) -> bool:
-    return value is None or (isinstance(value, list) and len(value) == 4 and all(map(_is_number, value)))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return ChangePair(identity, before, after, captions, split, kind, distractor, row)
 
 
 def _image(path: object, key: str, where: str) -> str:

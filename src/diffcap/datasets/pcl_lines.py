@@ -11,8 +11,8 @@ The image names may have an extension. The second part of `img2` tells whether t
 import re
 from pathlib import Path
 
-from diffcap.datasets.checks import note_once, sentences
-from diffcap.records import SPLITS, ChangePair, read_json, read_json_lines
+from diffcap.datasets.checks import note_once, read_object, sentences
+from diffcap.records import SPLITS, ChangePair, read_json_lines
 from diffcap.text.vocabulary import SPECIALS, build_vocabulary
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
@@ -37,13 +37,8 @@ def read(folder: Path, change_types: dict[str, str]) -> list[ChangePair]:
     for split in SPLITS:
         for where, row in read_json_lines(folder / f"{split}.json", "annotations", "put IDC-PCL's three files here"):
             first, second = (_NAME.fullmatch(str(row.get(key))) for key in ("img1", "img2"))
-            if (
-                not first
-                or not second
-                or first[1] != "default"
-                or second[1] == "default"
-                or int(first[2]) != int(second[2])
-            ):
+            is_pair = first and second and first[1] == "default" != second[1] and int(first[2]) == int(second[2])
+            if not first or not second or not is_pair:
                 raise DiffcapError(
                     f'{where}: "img1" and "img2" must be CLEVR_default_N and CLEVR_semantic_N or CLEVR_nonsemantic_N, found '
                     f"{row.get('img1')!r:.40} and {row.get('img2')!r:.40}; fix that line."
@@ -65,9 +60,7 @@ def _check_dictionary(path: Path, pairs: list[ChangePair]) -> None:
     """Print the difference between the authors' dictionary and the words of the training captions, if there is one."""
     if not path.is_file():
         return
-    words = read_json(path, "dictionary")
-    if not isinstance(words, dict) or not all(type(number) is int for number in words.values()):
-        raise DiffcapError(f"{path}: expected an object that maps words to ids; fetch it again, or delete it.")
+    words = read_object(path, "dictionary", "fetch it again, or delete it")
     in_captions = set(
         build_vocabulary(caption for pair in pairs if pair.split == "train" for caption in pair.captions).words
     )

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from diffcap.datasets.checks import check_inside, token_captions
+from diffcap.datasets.checks import check_inside, check_split, text_of, token_captions
 from diffcap.datasets.official import OFFICIAL
 from diffcap.records import SPLITS, ChangePair, read_json_lines
 from diffcap.utils.errors import DiffcapError
@@ -36,11 +36,10 @@ def read_cub(folder: Path) -> list[ChangePair]:
     """Read one record per image of CUB (`after` is None), sorted by split, then in the order of the lines."""
     found: dict[str, ChangePair] = {}
     for split, where, row in _rows(folder):
-        name = _image_id(row.get("img"), where, "img")
+        name = _image_id(row, "img", where)
         captions = token_captions(row.get("description"), where, "description")
         image = found.setdefault(name, ChangePair(name, _path(row["img"]), None, [], split))
-        if image.split != split:
-            raise DiffcapError(f"{where}: {name} is in {split} here and in {image.split} before; keep one.")
+        check_split(image, split, where)
         image.captions.extend(captions)
     return list(found.values())
 
@@ -63,7 +62,7 @@ def read_nabirds(folder: Path) -> list[ChangePair]:
                 f"label 1 means {first_meaning}; download the file again."
             )
         for key, class_id in zip(("img1", "img2"), classes):
-            name = _image_id(row.get(key), where, key)
+            name = _image_id(row, key, where)
             image = found.setdefault(
                 name, ChangePair(name, _path(row[key]), None, [], split, extra={"class": class_id})
             )
@@ -86,10 +85,9 @@ def _file(folder: Path, split: str) -> Path | None:
     return next((path for end in ("json", "jsonl") if (path := folder / f"{split}.{end}").is_file()), None)
 
 
-def _image_id(value: object, where: str, key: str) -> str:
-    """Return the id of an image: its name without extension. Raise a DiffcapError if it is not a name."""
-    if not isinstance(value, str) or not value:
-        raise DiffcapError(f'{where}: "{key}" must be the name of an image, found {value!r:.60}; fix that line.')
+def _image_id(row: dict[str, Any], key: str, where: str) -> str:
+    """The id of an image: its name without extension."""
+    value = text_of(row, key, where)
     check_inside(value, where)
     return next((value[: -len(end)] for end in _EXTENSIONS if value.lower().endswith(end)), value)
 

@@ -20,11 +20,7 @@ _LAYOUT = Layout("{folder}/rgb/A/{name}", "{folder}/rgb/B/{name}")
 
 
 def read(folder: Path, augmented: bool = False) -> list[ChangePair]:
-    """Read the pairs in the order of the file.
-
-    Args:
-        folder: of the files. augmented: also read the augmented training views, which have `extra["augmented"]`.
-    """
+    """Read the pairs in the order of the file; `augmented`: also the augmented training views, which have `extra["augmented"]`."""
     pairs = []
     for pair in read_files(folder, {folder / "SECOND-CC-AUG.json": ""}, _LAYOUT):
         if "_random_augment" not in PurePosixPath(pair.before).name:
@@ -36,6 +32,6 @@ def read(folder: Path, augmented: bool = False) -> list[ChangePair]:
 
 
 def notes(pairs: list[ChangePair]) -> list[str]:
-    """Return remarks on the files, which the data stage prints and stores."""
+    """Remarks on the files, which the data stage prints and stores."""
     views = sum("augmented" in pair.extra for pair in pairs)
     return [*([f"{views:,} augmented training views"] if views else []), *karpathy.notes(pairs)]

@@ -190,7 +190,7 @@ class FeatureStore(ABC):
         self.shape = channels, height, width
         self.dtype = ARRAYS[meta["dtype"]][1]
         self._paths = paths
-        self._row_of = {path: row for row, path in enumerate(paths)}
+        self._index = {path: row for row, path in enumerate(paths)}
 
     @staticmethod
     def open(folder: str | Path, trained_on: Mapping[str, Any] | None = None) -> "FeatureStore":
@@ -214,7 +214,7 @@ class FeatureStore(ABC):
         return _ArrayStore(folder, meta, paths)
 
     def __len__(self) -> int:
-        return len(self._row_of)
+        return len(self._index)
 
     @property
     @abstractmethod
@@ -229,9 +229,9 @@ class FeatureStore(ABC):
     def rows(self, paths: Sequence[str]) -> Rows:
         """Row numbers of n image paths (as in the manifest), (n,) int64."""
         try:
-            return np.fromiter((self._row_of[path] for path in paths), dtype=np.int64, count=len(paths))
+            return np.fromiter((self._index[path] for path in paths), dtype=np.int64, count=len(paths))
         except KeyError as error:
-            unknown = sum(path not in self._row_of for path in paths)
+            unknown = sum(path not in self._index for path in paths)
             raise self._incomplete(
                 f"{unknown} of {len(paths)} images have no features there, the first is {error.args[0]}"
             ) from None
@@ -268,7 +268,7 @@ class _ArrayStore(FeatureStore):
         done = read_done(folder, len(paths))
         if not (folder / COMPLETE).is_file():
             raise self._incomplete(f"extraction is not complete ({done.sum()} of {len(paths)} images done)")
-        self._row_of = {path: row for path, row in self._row_of.items() if done[row]}
+        self._index = {path: row for path, row in self._index.items() if done[row]}
         self._array = self._map(self.data_files[0], self.dtype, self.shape)
         self._sums = self._map(folder / SUMS, np.dtype("<u4"), ())
         # In shared memory, so that forked data loading workers check each row only once.
