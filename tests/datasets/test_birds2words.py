@@ -105,7 +105,7 @@ def test_text_is_spelled_as_in_the_tokenised_form() -> None:
         ("a\tb", "2 columns, not 11"),
         (bird_row("1", "2", "training", "x"), 'found "training"'),
         (bird_row("1", "2", "train", " "), "the column description is empty"),
-        (bird_row("11", "12", "test", "x"), "the pair 11_12 is in test here and in train before"),
+        (bird_row("11", "12", "test", "x"), "11_12 is in test here and in train before"),
     ],
 )
 def test_a_malformed_row_is_named_by_number(tmp_path: Path, row: str, output: str) -> None:

@@ -61,4 +61,4 @@ def test_one_sentence_for_each_fault(tmp_path: Path) -> None:
         path.write_text(json.dumps([{**good, **wrong}]))
         assert f"{path}, entry 1: " in refusal(folder)
     path.write_text("{}")
-    assert "expected a list of requests, found dict" in refusal(folder)
+    assert "expected a list of annotations, found dict" in refusal(folder)

@@ -75,7 +75,7 @@ def test_one_sentence_for_each_fault(tmp_path: Path) -> None:
         ([pair("a", "b", 0, 1, 2)], '"label" must be'),
         ([pair("a", "b", -1, 1, 0)], '"class_id1" must be'),
         ([good, pair("c", "d", 554, 555, 0)], 'line 2: "class_id2" must be a whole number from 0 to 554'),
-        ([pair("a", "", 0, 1, 0)], '"img2" must be the name of an image'),
+        ([pair("a", "", 0, 1, 0)], '"img2" must be a string'),
     ):
         write(tmp_path / "train.json", *rows)
         assert output in refusal("nabirds", tmp_path)

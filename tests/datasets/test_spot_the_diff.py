@@ -76,10 +76,9 @@ def test_one_sentence_for_each_fault(tmp_path: Path) -> None:
     folder = write_spot_the_diff(tmp_path, images=False)
     path = folder / "annotations/test.json"
     path.write_text(json.dumps([{"img_id": "7", "sentences": ["x"]}]))
-    assert "the pair '7' is in test here and in train before" in refusal(folder)
+    assert "7.png is in test here and in train before" in refusal(folder)
     for row in (
         {"img_id": 7, "sentences": ["x"]},
-        {"img_id": "8", "sentences": []},
         {"img_id": "8", "sentences": [3]},
         4,
     ):

@@ -18,7 +18,7 @@ from tests.commands import environment, in_process, one_sentence, run
 from tests.datasets.layouts import write_clevr_change
 from tests.fetching.folder import STAGE, Folder
 
-from diffcap.datasets.official import OFFICIAL, Sizes
+from diffcap.datasets.official import OFFICIAL, ReleaseSizes
 from diffcap.records import read_dataset
 
 
@@ -244,7 +244,7 @@ def test_captions_need_no_images(clevr: Folder) -> None:
 
 
 def test_a_whole_dataset_without_one_image_is_a_part(clevr: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = Sizes("scenes", {"train": 2, "val": 1, "test": 1}, scenes=True)
+    sizes = ReleaseSizes("scenes", {"train": 2, "val": 1, "test": 1}, scenes=True)
     monkeypatch.setitem(OFFICIAL, "clevr_change", sizes)
     assert clevr.fetch() == "" and read_dataset(clevr.out).info["official"]["state"] == "whole"
     (clevr.out / "official/nsc_images/CLEVR_nonsemantic_000001.png").unlink()

@@ -44,14 +44,14 @@ def _read(home: Path, images: str) -> list[ChangePair]:
         "image_class_labels.txt": [image for image in paths if image not in labels],
         "train_test_split.txt": [image for image in paths if splits.get(image) not in ("0", "1")],
         "classes.txt": [
-            image for image in paths if (label := labels.get(image, "")) not in names or not label.isdecimal()
+            image for image in paths if (label := labels.get(image, "")) not in names or not _NUMBER.fullmatch(label)
         ],
     }
     for name, without in faults.items():
         if without:
             raise DiffcapError(
-                f"{home / name}: lacks {len(without)} of the {len(paths)} images or their classes, or has another value than a number "
-                f"(first {without[0]}); fetch the lists again."
+                f"{home / name}: has no valid entry for {len(without)} of the {len(paths)} images (first {without[0]}); fetch the "
+                "lists again."
             )
     class_of = {label: number for number, label in enumerate(sorted({labels[image] for image in paths}, key=int))}
     pairs = []
