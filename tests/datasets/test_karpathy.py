@@ -248,7 +248,7 @@ def test_equal_names_in_two_splits_get_other_ids(tmp_path: Path) -> None:
         (lambda rows: rows[1].update(split="dev"), "entry 2: unknown split 'dev'; it must be one of train, val, test"),
         (lambda rows: rows[1].update(split=None), 'entry 2: "split" must be a string, found None'),
         (lambda rows: (rows[1].pop("split"), rows[1].pop("filepath")), 'entry 2: "split" must be a string, found noth'),
-        (lambda rows: rows[1].pop("sentences"), 'entry 2: "sentences" must be a list, found nothing'),
+        (lambda rows: rows[1].pop("sentences"), 'entry 2: "sentences" must be a list, found None'),
         (lambda rows: rows[1].update(sentences=[]), "the training pair 'train_007590' has no caption"),
         (lambda rows: rows[1].update(sentences=[{"tokens": []}]), 'entry 2, sentence 1: needs "tokens" (words) or'),
         (lambda rows: rows[1].update(sentences=["a road"]), 'entry 2, sentence 1: needs "tokens" (words) or "raw"'),

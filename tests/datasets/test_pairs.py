@@ -295,7 +295,7 @@ def test_the_csv_table_of_the_command_caption_is_read(tmp_path: Path) -> None:
     ]
     assert [pair.id for pair in find_pairs(str(tmp_path))[0]] == ["one", "two", "three"]
     (tmp_path / "pairs.csv").write_text("before,after,is_distractor\na.jpg,b.jpg,maybe\n")
-    assert 'line 2: "change_type" must be a string and "is_distractor" true or false' in refusal(tmp_path)
+    assert 'line 2: "is_distractor" must be true or false' in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("content", [[row(1)], [{"messages": [], "images": ["a.png", "b.png"]}]])
@@ -323,7 +323,7 @@ def test_a_json_list_gets_the_right_form_named(tmp_path: Path, content: list[obj
         (row(2, captions=[], split="train"), "a training pair needs at least one caption"),
         (row(2, split="dev"), "\"split\" must be one of train, val, test, found 'dev'"),
         (row(2, id="1", split="val"), "id '1' is already used"),
-        (row(2, is_distractor=1), '"is_distractor" true or false'),
+        (row(2, is_distractor=1), '"is_distractor" must be true or false'),
         (
             row(2, split="val", change_type="total"),
             "\"change_type\" is 'total', which is a reserved name; use another name",

@@ -19,32 +19,23 @@ BATCH = 5000  # the cache is written after every batch, so that a killed check c
 
 
 class Problem(NamedTuple):
-    """A missing or broken image.
+    """A missing or broken image."""
 
-    Attributes:
-        path: relative to the dataset's root.
-        reason: "missing", or "broken: " and why the file cannot be decoded.
-    """
-
-    path: str
-    reason: str
+    path: str  # relative to the dataset's root
+    reason: str  # "missing", or "broken: " and why the file cannot be decoded
 
 
 class ImageStatus(NamedTuple):
-    """The result of checking one image.
+    """The result of checking one image."""
 
-    Attributes:
-        stamp: [size in bytes, modification time in ns, range of the values if the image has more than 8 bits, else None]; None if
-            there is a problem, without the range if the image was not decoded.
-        problem: see `Problem.reason`; "" if there is none.
-    """
-
+    # [size in bytes, modification time in ns, range of the values if the image has more than 8 bits, else None]; None if there is a
+    # problem, without the range if the image was not decoded.
     stamp: list[Any] | None
-    problem: str
+    problem: str  # see `Problem.reason`; "" if there is none
 
 
 def image_paths(pairs: Iterable[ChangePair]) -> list[str]:
-    """Return the distinct image paths of the pairs, sorted."""
+    """The distinct image paths of the pairs, sorted."""
     return sorted({path for pair in pairs for path in pair.images})
 
 
@@ -55,19 +46,14 @@ def check_images(
     cache: str | Path | None = None,
     ranges: dict[str, tuple[float, float]] | None = None,
 ) -> list[Problem]:
-    """Check images on all cores, with a progress bar on stderr.
+    """Check images on all cores, with a progress bar on stderr; returns the missing and broken ones, in the order of `paths`.
 
     Args:
-        root: the folder that the paths are relative to.
-        paths: distinct image paths.
-        check: "decode" decodes every file completely, so that truncated files are found; "exists" only checks that the
-            files exist.
+        root: the folder that the paths are relative to. paths: distinct images.
+        check: "decode" decodes every file completely, so that truncated files are found; "exists" does not.
         cache: JSON file with the sizes and modification times of the images that could be decoded; they are not decoded
             again if they have not changed. Created if it does not exist. None: check all images. Not used by "exists".
         ranges: is filled with the range of values of each image with more than 8 bits, by its path; not by "exists".
-
-    Returns:
-        The missing and broken images, in the order of `paths`.
     """
     from diffcap.utils.progress import progress_bar
 
@@ -97,19 +83,17 @@ def with_ranges(pairs: list[ChangePair], ranges: Mapping[str, tuple[float, float
     """Give pairs with images of more than 8 bits the range of values by which these images are scaled, see `ChangePair.ranges`.
 
     All images that are connected by pairs have one range, of integers and of floats; so both images of each pair do, and the features
-    of an image are the same in all its pairs.
-
-    Args:
-        ranges: own range of each image with more than 8 bits, see `check_images`.
+    of an image are the same in all its pairs. `ranges`: own range of each image, see `check_images`.
     """
     if not ranges:
         return pairs
     group = connected_images(pairs)
-    members: dict[tuple[str, type], list[tuple[float, float]]] = {}
-    for path, values in ranges.items():
+    common: dict[tuple[str, type], tuple[float, float]] = {}
+    for path, (low, high) in ranges.items():
         if path in group:  # not a mask
-            members.setdefault((group[path], type(values[0])), []).append(values)
-    common = {key: (min(low for low, _ in each), max(high for _, high in each)) for key, each in members.items()}
+            key = group[path], type(low)
+            lowest, highest = common.get(key, (low, high))
+            common[key] = min(lowest, low), max(highest, high)
     found = [
         {path: common[group[path], type(ranges[path][0])] for path in pair.images if path in ranges} for pair in pairs
     ]
@@ -117,7 +101,7 @@ def with_ranges(pairs: list[ChangePair], ranges: Mapping[str, tuple[float, float
 
 
 def image_problem(path: str | Path) -> str:
-    """Decode one image and return the problem, see `Problem.reason`; "" if there is none."""
+    """The problem of one image, see `Problem.reason`; "" if there is none."""
     return _check_image(Path(path), "decode", None).problem
 
 

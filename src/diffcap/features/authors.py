@@ -19,15 +19,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from diffcap.features.images import image_stamps, unique_images
+from diffcap.features.store import Array
 from diffcap.features.writer import StoreWriter
 from diffcap.records import Dataset, file_hash, write_json
 from diffcap.utils.errors import DiffcapError, wrap_errors
 from diffcap.utils.unpickling import load_arrays
-
-Array = npt.NDArray[Any]
 
 # Folder of an image in a manifest -> prefix of the folder, or of the pickle, of its features.
 _PREFIXES = {"images": "", "bef": "", "sc_images": "sc_", "aft": "sc_", "nsc_images": "nsc_"}
@@ -37,7 +35,7 @@ def fill_store(dataset: Dataset, source: str | Path, store: str | Path) -> int:
     """Import the features of all images of a dataset, and describe their origin in the store's `source.json`.
 
     Args:
-        dataset: the dataset of the images. source: folder of the authors' files. store: folder of the store.
+        source: folder of the authors' files. store: folder of the store.
 
     Returns:
         Number of imported images; images that the store has already from the same files are not imported again.
@@ -128,13 +126,8 @@ def _pickle_keys(path: str) -> list[str]:
     """Possible keys of an image in a pickle."""
     name = PurePosixPath(path)
     below = name.relative_to(name.parts[0]) if len(name.parts) > 1 else name  # CUB has one folder per class
-    return [
-        name.stem,
-        name.name,
-        str(below.with_suffix("")),
-        str(below),
-        *([f"{int(name.stem):06d}"] if name.stem.isdecimal() else []),
-    ]
+    padded = [f"{int(name.stem):06d}"] if name.stem.isdecimal() else []
+    return [name.stem, name.name, str(below.with_suffix("")), str(below), *padded]
 
 
 def _find_arrays(paths: Sequence[str], source: Path) -> dict[str, Path]:

@@ -11,19 +11,14 @@ experiment_options: list[str] = []
 
 
 class Syntax(NamedTuple):
-    """What a command accepts in addition to jsonargparse's syntax.
+    """What a command accepts in addition to jsonargparse's syntax."""
 
-    Attributes:
-        second: option that gets the second positional argument: `caption BEFORE AFTER` is `caption BEFORE --after=AFTER`.
-        variadic: whether any number of positional arguments form one list, as in `average A B C`.
-        list_options: list options that may be given several times.
-        several_values: whether one list option may have several values, as in `serve --checkpoint A B`.
-    """
-
-    second: str = ""
-    variadic: bool = False
-    list_options: tuple[str, ...] = ()
-    several_values: bool = False
+    second: str = (
+        ""  # option that gets the second positional argument: `caption BEFORE AFTER` is `caption BEFORE --after=AFTER`
+    )
+    variadic: bool = False  # any number of positional arguments form one list, as in `average A B C`
+    list_options: tuple[str, ...] = ()  # list options that may be given several times
+    several_values: bool = False  # one list option may have several values, as in `serve --checkpoint A B`
 
 
 def normalize_arguments(arguments: Sequence[str], syntax: Mapping[str, Syntax], flags: Sequence[str]) -> list[str]:

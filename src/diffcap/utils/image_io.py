@@ -35,21 +35,13 @@ for _decoder in ("PIL", "rasterio"):
 
 
 class InputImage(NamedTuple):
-    """An input image.
+    """An input image."""
 
-    Attributes:
-        image: mode RGB, upright.
-        name: its name in messages, the path if there is one.
-        notes: what was done to it that the user may not expect, one clause each.
-        values: range of its values if it has more than 8 bits.
-        size: width and height before it was shrunk.
-    """
-
-    image: Image.Image
-    name: str
-    notes: tuple[str, ...] = ()
-    values: Values | None = None
-    size: tuple[int, int] = (0, 0)
+    image: Image.Image  # mode RGB, upright
+    name: str  # in messages; the path if there is one
+    notes: tuple[str, ...] = ()  # what was done to it that the user may not expect, one clause each
+    values: Values | None = None  # range of its values if it has more than 8 bits
+    size: tuple[int, int] = (0, 0)  # width and height before it was shrunk
 
 
 class InputPair(NamedTuple):
@@ -61,11 +53,7 @@ class InputPair(NamedTuple):
 
 
 def read_pair(before: Source, after: Source, names: tuple[str, str] | None = None) -> InputPair:
-    """Read both images of a pair, see `read_image`. If both have more than 8 bits, they are scaled by one range of values.
-
-    Args:
-        names: the names in messages; by default the paths.
-    """
+    """Read both images of a pair, see `read_image`. If both have more than 8 bits, they are scaled by one range of values."""
     sides = []
     for number, (source, side) in enumerate(((before, "before"), (after, "after"))):
         default = None if isinstance(source, str | Path) else f"the image {side}"
