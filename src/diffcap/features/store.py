@@ -101,8 +101,8 @@ def read_done(folder: Path, count: int) -> npt.NDArray[np.bool_]:
 def mark(folder: Path, rows: Rows, done: bool) -> None:
     """Mark rows as done, or as not done, so that extraction computes them again."""
     with (folder / DONE).open("r+b", buffering=0) as file:
-        for row in rows.tolist():
-            os.pwrite(file.fileno(), bytes([done]), row)
+        for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
+            os.pwrite(file.fileno(), bytes([done]) * len(run), int(run[0]) if len(run) else 0)
         os.fdatasync(file)
 
 
@@ -268,7 +268,8 @@ class _ArrayStore(FeatureStore):
         done = read_done(folder, len(paths))
         if not (folder / COMPLETE).is_file():
             raise self._incomplete(f"extraction is not complete ({done.sum()} of {len(paths)} images done)")
-        self._index = {path: row for path, row in self._index.items() if done[row]}
+        if not done.all():  # rows of images that the dataset had before
+            self._index = {path: row for path, row in self._index.items() if done[row]}
         self._array = self._map(self.data_files[0], self.dtype, self.shape)
         self._sums = self._map(folder / SUMS, np.dtype("<u4"), ())
         # In shared memory, so that forked data loading workers check each row only once.
