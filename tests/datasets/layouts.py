@@ -5,7 +5,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from PIL import Image
+
+from diffcap.datasets import read_pairs
+from diffcap.utils.errors import DiffcapError
 
 BIRD_COLUMNS = (
     "img1ObservationURL", "img1ImgURL", "img1Species", "img1Selection",
@@ -244,3 +248,11 @@ def write_dubai_cc(folder: Path) -> Path:
             for year in (2000, 2010):
                 write_image(folder / f"imgs_tiles/RGB/500_{year}/{name}", year, (50, 50))
     return folder
+
+
+def refusal(dataset: str, folder: Path, **options: bool) -> str:
+    """The one sentence with which a folder is refused."""
+    with pytest.raises(DiffcapError) as caught:
+        read_pairs(dataset, folder, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)

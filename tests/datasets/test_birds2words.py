@@ -1,12 +1,11 @@
 from pathlib import Path
 
 import pytest
-from tests.datasets.layouts import BIRD_COLUMNS, bird_row, write_image, write_lines
+from tests.datasets.layouts import BIRD_COLUMNS, bird_row, refusal, write_image, write_lines
 
 from diffcap.datasets import read_pairs
 from diffcap.datasets.birds2words import photo_id, tokenised
 from diffcap.records import ChangePair
-from diffcap.utils.errors import DiffcapError
 
 ROWS = [
     bird_row("11", "12", "train", 'Animal 1 has a "puffy" tail.', 1),
@@ -19,13 +18,6 @@ ROWS = [
 def write_table(folder: Path, rows: list[str], name: str = "birds-to-words-v1.0.tsv") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text("\n".join(rows) + "\n")
-
-
-def refusal(folder: Path) -> str:
-    with pytest.raises(DiffcapError) as caught:
-        read_pairs("birds2words", folder)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def check_pairs(pairs: list[ChangePair]) -> None:
@@ -110,14 +102,16 @@ def test_text_is_spelled_as_in_the_tokenised_form() -> None:
 )
 def test_a_malformed_row_is_named_by_number(tmp_path: Path, row: str, output: str) -> None:
     write_table(tmp_path, [*ROWS, row])
-    assert f"{tmp_path / 'birds-to-words-v1.0.tsv'}, line 5: " in refusal(tmp_path) and output in refusal(tmp_path)
+    assert f"{tmp_path / 'birds-to-words-v1.0.tsv'}, line 5: " in refusal(
+        "birds2words", tmp_path
+    ) and output in refusal("birds2words", tmp_path)
 
 
 @pytest.mark.parametrize("description", [[], "a bird", [[]], [["a"], "b"], None, [1]])
 def test_a_malformed_line_is_named_by_number(tmp_path: Path, description: object) -> None:
     good = {"img1": "1", "img2": "2", "description": ["a"]}
     write_lines(tmp_path / "train.jsonl", [good, {**good, "description": description}])
-    assert f'{tmp_path / "train.jsonl"}, line 2: "description" must be' in refusal(tmp_path)
+    assert f'{tmp_path / "train.jsonl"}, line 2: "description" must be' in refusal("birds2words", tmp_path)
 
 
 def test_the_authors_files_may_end_in_json(tmp_path: Path) -> None:
@@ -127,13 +121,13 @@ def test_the_authors_files_may_end_in_json(tmp_path: Path) -> None:
 
 
 def test_one_form_and_all_of_it(tmp_path: Path) -> None:
-    assert "put the official birds-to-words-v1.0.tsv or train.jsonl" in refusal(tmp_path)
+    assert "put the official birds-to-words-v1.0.tsv or train.jsonl" in refusal("birds2words", tmp_path)
     write_lines(tmp_path / "train.jsonl", [{"img1": "1", "img2": "2", "description": ["a"]}])
-    assert f"{tmp_path / 'val.jsonl'}: no annotations there" in refusal(tmp_path)
+    assert f"{tmp_path / 'val.jsonl'}: no annotations there" in refusal("birds2words", tmp_path)
     write_table(tmp_path, ROWS)
-    assert "keep only one format" in refusal(tmp_path)
+    assert "keep only one format" in refusal("birds2words", tmp_path)
 
 
 def test_a_header_with_other_columns_is_refused(tmp_path: Path) -> None:
     write_table(tmp_path, ["img1ImgURL\timg2ImgURL\tdescription", *ROWS])
-    assert "line 1: the columns must be img1ObservationURL" in refusal(tmp_path)
+    assert "line 1: the columns must be img1ObservationURL" in refusal("birds2words", tmp_path)

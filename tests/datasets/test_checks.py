@@ -4,19 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.datasets.layouts import write_image_editing_request, write_lines, write_spot_the_diff
-
-from diffcap.datasets import read_pairs
-from diffcap.utils.errors import DiffcapError
+from tests.datasets.layouts import refusal, write_image_editing_request, write_lines, write_spot_the_diff
 
 OUT = "leads out of the dataset's folder"
-
-
-def refusal(dataset: str, folder: Path) -> str:
-    with pytest.raises(DiffcapError) as caught:
-        read_pairs(dataset, folder)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_a_url_is_no_path(tmp_path: Path) -> None:

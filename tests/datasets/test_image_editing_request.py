@@ -1,20 +1,11 @@
 import json
 from pathlib import Path
 
-import pytest
-from tests.datasets.layouts import write_image_editing_request
+from tests.datasets.layouts import refusal, write_image_editing_request
 
 from diffcap.datasets import describe, read_pairs
 from diffcap.evaluation.coco import read_references, write_references
 from diffcap.text.vocabulary import build_vocabulary
-from diffcap.utils.errors import DiffcapError
-
-
-def refusal(folder: Path) -> str:
-    with pytest.raises(DiffcapError) as caught:
-        read_pairs("image_editing_request", folder)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_pairs_are_known_by_uid_and_images_may_be_shared(tmp_path: Path) -> None:
@@ -56,9 +47,10 @@ def test_one_sentence_for_each_fault(tmp_path: Path) -> None:
     path = folder / "test.json"
     good = {"img0": "a.jpg", "img1": "b.jpg", "sents": ["x"], "uid": "R_9"}
     path.write_text(json.dumps([good, {**good, "uid": "Z_1"}]))
-    assert "entry 2: the uid 'Z_1' is already used in" in refusal(folder) and "train.json, entry 1" in refusal(folder)
+    output = refusal("image_editing_request", folder)
+    assert "entry 2: the uid 'Z_1' is already used in" in output and "train.json, entry 1" in output
     for wrong in ({"uid": ""}, {"img1": None}, {"sents": "x"}):
         path.write_text(json.dumps([{**good, **wrong}]))
-        assert f"{path}, entry 1: " in refusal(folder)
+        assert f"{path}, entry 1: " in refusal("image_editing_request", folder)
     path.write_text("{}")
-    assert "expected a list of annotations, found dict" in refusal(folder)
+    assert "expected a list of annotations, found dict" in refusal("image_editing_request", folder)

@@ -9,6 +9,7 @@ from tests.datasets.layouts import (
     NO_CHANGE_FIVE,
     karpathy_entry,
     levir_entries,
+    refusal,
     write_dubai_cc,
     write_image,
     write_json,
@@ -26,13 +27,6 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.utils.image_io import read_image
 
 NUMBERS = {"train": [2, 7590, 5], "val": [1, 4], "test": [2135, 8]}  # with gaps, as in the released file
-
-
-def refusal(dataset: str, folder: Path, **options: bool) -> str:
-    with pytest.raises(DiffcapError) as caught:
-        read_pairs(dataset, folder, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def change(path: Path, edit: Callable[[list[Any]], Any]) -> None:

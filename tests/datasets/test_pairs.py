@@ -3,7 +3,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.datasets.layouts import write_image, write_json, write_lines
+from tests.datasets.layouts import refusal, write_image, write_json, write_lines
 
 from diffcap.commands.data import prepare
 from diffcap.commands.pairs import find_pairs
@@ -15,13 +15,6 @@ from diffcap.utils.errors import DiffcapError
 
 def row(number: int, **changes: object) -> dict[str, object]:
     return {"before": f"a/{number}.jpg", "after": f"b/{number}.jpg", "captions": [f"cup {number} is gone"], **changes}
-
-
-def refusal(folder: Path) -> str:
-    with pytest.raises(DiffcapError) as caught:
-        read_pairs("desk", folder)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_every_key_arrives(tmp_path: Path) -> None:
@@ -104,7 +97,7 @@ def test_an_image_has_one_name_however_it_is_spelt(tmp_path: Path) -> None:
     found = [pair for pair in read_pairs("desk", tmp_path) if "film" in pair.before]
     assert {pair.before for pair in found} == {"film/0.jpg"} and len({pair.split for pair in found}) == 1
     write_lines(tmp_path / "pairs.jsonl", [row(0, before="./..//b.jpg")])
-    assert "leads out of the dataset's folder" in refusal(tmp_path)
+    assert "leads out of the dataset's folder" in refusal("desk", tmp_path)
 
 
 @pytest.mark.parametrize("name", "abcdefgh")  # where the large group comes in the drawn order depends on its name
@@ -120,7 +113,7 @@ def test_three_pairs_are_enough_and_two_are_not(tmp_path: Path) -> None:
     write_lines(tmp_path / "pairs.jsonl", [row(number) for number in range(3)])
     assert sorted(pair.split for pair in read_pairs("desk", tmp_path)) == ["test", "train", "val"]
     write_lines(tmp_path / "pairs.jsonl", [row(1), row(1), row(2)])
-    assert "form only 2 groups without common images" in refusal(tmp_path)
+    assert "form only 2 groups without common images" in refusal("desk", tmp_path)
 
 
 def test_drawn_splits_have_each_change_type(tmp_path: Path) -> None:
@@ -295,14 +288,14 @@ def test_the_csv_table_of_the_command_caption_is_read(tmp_path: Path) -> None:
     ]
     assert [pair.id for pair in find_pairs(str(tmp_path))[0]] == ["one", "two", "three"]
     (tmp_path / "pairs.csv").write_text("before,after,is_distractor\na.jpg,b.jpg,maybe\n")
-    assert 'line 2: "is_distractor" must be true or false' in refusal(tmp_path)
+    assert 'line 2: "is_distractor" must be true or false' in refusal("desk", tmp_path)
 
 
 @pytest.mark.parametrize("content", [[row(1)], [{"messages": [], "images": ["a.png", "b.png"]}]])
 def test_a_json_list_gets_the_right_form_named(tmp_path: Path, content: list[object]) -> None:
     write_json(tmp_path / "pairs.json", content)
-    assert "pairs.json: a JSON list" in refusal(tmp_path)
-    assert 'write pairs.jsonl, one JSON object per line: {"before": ' in refusal(tmp_path)
+    assert "pairs.json: a JSON list" in refusal("desk", tmp_path)
+    assert 'write pairs.jsonl, one JSON object per line: {"before": ' in refusal("desk", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -341,15 +334,15 @@ def test_a_json_list_gets_the_right_form_named(tmp_path: Path, content: list[obj
 )
 def test_a_malformed_line_is_named_by_number(tmp_path: Path, bad: dict[str, object], output: str) -> None:
     write_lines(tmp_path / "pairs.jsonl", [row(1, split="train"), bad])
-    assert f"{tmp_path / 'pairs.jsonl'}, line 2: " in refusal(tmp_path) and output in refusal(tmp_path)
+    assert f"{tmp_path / 'pairs.jsonl'}, line 2: " in refusal("desk", tmp_path) and output in refusal("desk", tmp_path)
 
 
 def test_a_drawn_training_pair_needs_a_caption_too(tmp_path: Path) -> None:
     write_lines(tmp_path / "pairs.jsonl", [row(number, captions=[]) for number in range(3)])
-    assert "line 1: this pair has no caption" in refusal(tmp_path)
+    assert "line 1: this pair has no caption" in refusal("desk", tmp_path)
 
 
 def test_a_name_without_a_reader_needs_pairs(tmp_path: Path) -> None:
-    assert "no pairs.jsonl there" in refusal(tmp_path) and "clevr_change" in refusal(tmp_path)
+    assert "no pairs.jsonl there" in refusal("desk", tmp_path) and "clevr_change" in refusal("desk", tmp_path)
     (tmp_path / "pairs.jsonl").write_text("\n")
-    assert "name no pair" in refusal(tmp_path)
+    assert "name no pair" in refusal("desk", tmp_path)

@@ -2,17 +2,9 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.datasets.layouts import write_clevr_change, write_lines, write_pcl_lines
+from tests.datasets.layouts import refusal, write_clevr_change, write_lines, write_pcl_lines
 
 from diffcap.datasets import read_pairs
-from diffcap.utils.errors import DiffcapError
-
-
-def refusal(folder: Path) -> str:
-    with pytest.raises(DiffcapError) as caught:
-        read_pairs("clevr_change", folder)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_the_authors_lines_name_the_pairs_of_the_official_layout(tmp_path: Path) -> None:
@@ -48,8 +40,8 @@ def test_one_sentence_for_each_fault(tmp_path: Path) -> None:
         {"sentences": "a"},
     ):
         write_lines(folder / "test.json", [good, {**good, **wrong}])
-        assert f"{folder / 'test.json'}, line 2: " in refusal(folder)
+        assert f"{folder / 'test.json'}, line 2: " in refusal("clevr_change", folder)
     write_lines(folder / "test.json", [good, good])
-    assert "the pair '000001.png' is already used in" in refusal(folder)
+    assert "the pair '000001.png' is already used in" in refusal("clevr_change", folder)
     (folder / "val.json").unlink()
-    assert "put IDC-PCL's three files here" in refusal(folder)
+    assert "put IDC-PCL's three files here" in refusal("clevr_change", folder)

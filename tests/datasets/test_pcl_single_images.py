@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.datasets.layouts import refusal
 
 from diffcap.datasets import describe, read_pairs
-from diffcap.utils.errors import DiffcapError
 
 BIRD = "Black_Footed_Albatross_0046_18"
 
@@ -19,13 +19,6 @@ def write(path: Path, *rows: dict[str, Any]) -> Path:
 
 def pair(first: str, second: str, one: int, two: int, label: int) -> dict[str, Any]:
     return {"img1": first, "img2": second, "class_id1": one, "class_id2": two, "label": label}
-
-
-def refusal(dataset: str, folder: Path) -> str:
-    with pytest.raises(DiffcapError) as caught:
-        read_pairs(dataset, folder)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_captions_of_one_image_come_together(tmp_path: Path) -> None:

@@ -2,19 +2,11 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.datasets.layouts import write_spot_the_diff
+from tests.datasets.layouts import refusal, write_spot_the_diff
 
 from diffcap.datasets import describe, read_pairs
 from diffcap.records import take_changes, with_words
 from diffcap.text.vocabulary import build_vocabulary
-from diffcap.utils.errors import DiffcapError
-
-
-def refusal(folder: Path) -> str:
-    with pytest.raises(DiffcapError) as caught:
-        read_pairs("spot_the_diff", folder)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_rows_of_one_pair_are_merged(tmp_path: Path) -> None:
@@ -76,13 +68,13 @@ def test_one_sentence_for_each_fault(tmp_path: Path) -> None:
     folder = write_spot_the_diff(tmp_path, images=False)
     path = folder / "annotations/test.json"
     path.write_text(json.dumps([{"img_id": "7", "sentences": ["x"]}]))
-    assert "7.png is in test here and in train before" in refusal(folder)
+    assert "7.png is in test here and in train before" in refusal("spot_the_diff", folder)
     for row in (
         {"img_id": 7, "sentences": ["x"]},
         {"img_id": "8", "sentences": [3]},
         4,
     ):
         path.write_text(json.dumps([{"img_id": "9", "sentences": ["x"]}, row]))
-        assert f"{path}, entry 2: " in refusal(folder)
+        assert f"{path}, entry 2: " in refusal("spot_the_diff", folder)
     path.unlink()
-    assert "no annotations there; put train.json" in refusal(folder)
+    assert "no annotations there; put train.json" in refusal("spot_the_diff", folder)

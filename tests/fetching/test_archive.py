@@ -42,12 +42,6 @@ def zip_bytes(files: dict[str, bytes], mode: int = 0) -> bytes:
     return out.getvalue()
 
 
-def special(name: str, kind: bytes, link: str = "") -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname = kind, link
-    return info
-
-
 def tree(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -97,49 +91,45 @@ def test_nothing_is_written_outside(tmp_path: Path, form: str, name: str) -> Non
     assert not Path("/tmp/evil.txt").exists()
 
 
-def test_a_tar_file_that_would_write_outside_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "evil").write_bytes(tar_bytes({"good.txt": b"good", "../evil.txt": b"evil"}))
-    with pytest.raises(
-        DiffcapError, match=r"evil: not extracted \('\.\./evil.txt' would be extracted to .*; get the archive"
-    ):
+def with_member(name: str, kind: bytes, link: str = "") -> bytes:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, link
+    return tar_bytes({"good.txt": b"good"}, member)
+
+
+def encrypted() -> bytes:
+    body = bytearray(zip_bytes({"a": b"secret"}))
+    body[6] |= 1  # in the member's own header and in the list at the end
+    body[body.index(b"PK\x01\x02") + 8] |= 1
+    return bytes(body)
+
+
+REFUSED = {
+    "tar, outside": (tar_bytes({"a": b"a", "../evil": b"b"}), r"'\.\./evil' would be extracted to .*"),
+    "zip, outside": (zip_bytes({"a": b"a", "data/../evil": b"b"}), r"the path 'data/\.\./evil' contains '\.\.'"),
+    "absolute link": (with_member("link", tarfile.SYMTYPE, "/etc"), "'link' is a link or a device"),
+    "link outside": (with_member("link", tarfile.SYMTYPE, "../.."), "'link' is a link or a device"),
+    "link inside": (with_member("link", tarfile.SYMTYPE, "good.txt"), "'link' is a link or a device"),
+    "hard link inside": (with_member("link", tarfile.LNKTYPE, "good.txt"), "'link' is a link or a device"),
+    "hard link": (with_member("link", tarfile.LNKTYPE, "/etc/passwd"), "'link' is a link or a device"),
+    "character device": (with_member("null", tarfile.CHRTYPE), "'null' is a link or a device"),
+    "block device": (with_member("disk", tarfile.BLKTYPE), "'disk' is a link or a device"),
+    "pipe": (with_member("pipe", tarfile.FIFOTYPE), "'pipe' is a link or a device"),
+    "link in a zip file": (zip_bytes({"link": b"/etc"}, stat.S_IFLNK | 0o777), "'link' is a link or a device"),
+    "encrypted": (encrypted(), "'a' is encrypted"),
+    "no file": (zip_bytes({}), "it holds no file"),
+    "zip, long name": (zip_bytes({"n" * 300: b"x"}), ".*File name too long.*"),
+    "tar, long name": (tar_bytes({"n" * 300: b"x"}), ".*File name too long.*"),
+    "file and folder": (tar_bytes({"a": b"1", "a/b": b"2"}), ".*out.*/a'?"),
+}
+
+
+@pytest.mark.parametrize(("body", "reason"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused(tmp_path: Path, body: bytes, reason: str) -> None:
+    (tmp_path / "evil").write_bytes(body)
+    with pytest.raises(DiffcapError, match=rf"evil: not extracted \({reason}.*\); get the archive from its publisher"):
         extract(tmp_path / "evil", tmp_path / "out")
     assert tree(tmp_path / "out") == {}
-
-
-def test_a_zip_member_with_dots_in_its_path_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "evil").write_bytes(zip_bytes({"good.txt": b"good", "data/../evil.txt": b"evil"}))
-    with pytest.raises(
-        DiffcapError, match=r"evil: not extracted \(the path 'data/\.\./evil\.txt' contains '\.\.'\); get the archive"
-    ):
-        extract(tmp_path / "evil", tmp_path / "out")
-    assert tree(tmp_path / "out") == {}
-
-
-@pytest.mark.parametrize(
-    "member",
-    [
-        special("link", tarfile.SYMTYPE, "/etc"),
-        special("link", tarfile.SYMTYPE, "../.."),
-        special("link", tarfile.SYMTYPE, "good.txt"),
-        special("link", tarfile.LNKTYPE, "good.txt"),
-        special("link", tarfile.LNKTYPE, "/etc/passwd"),
-        special("null", tarfile.CHRTYPE),
-        special("disk", tarfile.BLKTYPE),
-        special("pipe", tarfile.FIFOTYPE),
-    ],
-    ids=lambda member: f"{member.type.decode()} {member.linkname}",
-)
-def test_no_link_and_no_device(tmp_path: Path, member: tarfile.TarInfo) -> None:
-    (tmp_path / "evil.tar").write_bytes(tar_bytes({"good.txt": b"good"}, member))
-    with pytest.raises(DiffcapError, match=f"'{member.name}' is a link or a device"):
-        extract(tmp_path / "evil.tar", tmp_path / "out")
-    assert tree(tmp_path / "out") == {}
-
-
-def test_no_link_in_a_zip_file(tmp_path: Path) -> None:
-    (tmp_path / "evil.zip").write_bytes(zip_bytes({"link": b"/etc/passwd"}, stat.S_IFLNK | 0o777))
-    with pytest.raises(DiffcapError, match="a link or a device"):
-        extract(tmp_path / "evil.zip", tmp_path / "out")
 
 
 @pytest.mark.parametrize("form", ["zip", "tar.gz"])
@@ -161,30 +151,6 @@ def test_a_cut_archive_leaves_nothing(tmp_path: Path, form: str) -> None:
         assert tree(tmp_path / "out") == {}
 
 
-def test_a_tar_file_cut_between_two_members(tmp_path: Path) -> None:
-    (tmp_path / "cut.tar").write_bytes(tar_bytes({"a": b"x" * 512, "b": b"y" * 512})[:1024])
-    with pytest.raises(DiffcapError, match="the end is missing"):
-        extract(tmp_path / "cut.tar", tmp_path / "out")
-
-
-def test_a_flipped_bit_in_a_packed_file(tmp_path: Path) -> None:
-    body = bytearray(gzip.compress(tar_bytes({"a": b"x" * 20_000}), 0))
-    body[10_000] ^= 1
-    (tmp_path / "bad.tgz").write_bytes(body)
-    with pytest.raises(DiffcapError, match="damaged archive"):
-        extract(tmp_path / "bad.tgz", tmp_path / "out")
-    assert tree(tmp_path / "out") == {}
-
-
-def sparse(where: str) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        info = tarfile.TarInfo("a")
-        info.pax_headers = {"GNU.sparse.map": where, "GNU.sparse.size": "5"}
-        archive.addfile(info)
-    return out.getvalue()
-
-
 def flipped(body: bytes, place: int) -> bytes:
     return body[:place] + bytes([body[place] ^ 255]) + body[place + 1 :]
 
@@ -197,35 +163,36 @@ def in_bz2(name: str) -> bytes:
     return out.getvalue()
 
 
-def long_name(size: int) -> bytes:
-    """The header of a name that is said to be so long."""
-    info = tarfile.TarInfo("././@LongLink")
-    info.type, info.size = tarfile.GNUTYPE_LONGNAME, size
-    return info.tobuf(tarfile.GNU_FORMAT)
+def with_size(body: bytes, size: bytes) -> bytes:
+    """A tar file whose first header has another size, 12 bytes."""
+    header = bytearray(body[:512])
+    header[124:136] = size
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + body[512:]
 
 
-MALFORMED = {
+DAMAGED = {
+    "nothing": b"",
+    "a web page": b"<html>sign in</html>",
+    "a head of gzip": b"\x1f\x8bnonsense",
+    "a head of zip": b"PK\x03\x04nonsense",
+    "a cut between two members": tar_bytes({"a": b"x" * 512, "b": b"y" * 512})[:1024],
+    "a flipped byte": flipped(gzip.compress(tar_bytes({"a": b"x" * 20_000}), 0), 10_000),
     "a name that is no UTF-8": zip_bytes({"é.txt": b"x"}).replace("é".encode(), b"\xff\xff"),
     "a damaged bz2 member": flipped(in_bz2("a"), 200),
     "the end of a bz2 file": flipped(bz2.compress(tar_bytes(FILES)), -3),
-    "a map that is none": sparse("a,b"),
-    "headers in headers": long_name(512) * 5000,
+    # Added to the sum, it would raise the limit; and tarfile would read the same headers again and again.
+    "a negative size": with_size(tar_bytes({"a": b"x"}), (256**12 - 512).to_bytes(12, "big")),
 }
 
 
-@pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
-def test_whatever_is_malformed_is_one_sentence(tmp_path: Path, body: bytes) -> None:
+@pytest.mark.parametrize("body", DAMAGED.values(), ids=DAMAGED)
+def test_whatever_is_damaged_is_one_sentence(tmp_path: Path, body: bytes) -> None:
     (tmp_path / "bad").write_bytes(body)
     with pytest.raises(DamagedArchive, match=r"bad: damaged archive \(.+\); delete it and fetch it again"):
         extract(tmp_path / "bad", tmp_path / "out")
     assert tree(tmp_path / "out") == {}
-
-
-@pytest.mark.parametrize("form", ["zip", "tar"])
-def test_a_name_that_no_disk_takes(tmp_path: Path, form: str) -> None:
-    (tmp_path / "bad").write_bytes(FORMATS[form]({"n" * 300: b"x"}))
-    with pytest.raises(DiffcapError, match=r"not extracted \(.*File name too long.*get the archive from its publisher"):
-        extract(tmp_path / "bad", tmp_path / "out")
 
 
 def test_a_fault_of_the_disk_is_not_the_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,34 +201,6 @@ def test_a_fault_of_the_disk_is_not_the_archives(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(Path, "replace", lambda self, goal: (_ for _ in ()).throw(full))
     with pytest.raises(OSError, match="No space left"):
         extract(tmp_path / "a.zip", tmp_path / "out")
-
-
-def test_an_encrypted_member(tmp_path: Path) -> None:
-    body = bytearray(zip_bytes({"a": b"secret"}))
-    body[6] |= 1  # in the member's own header and in the list at the end
-    body[body.index(b"PK\x01\x02") + 8] |= 1
-    (tmp_path / "locked.zip").write_bytes(body)
-    with pytest.raises(DiffcapError, match="'a' is encrypted"):
-        extract(tmp_path / "locked.zip", tmp_path / "out")
-
-
-@pytest.mark.parametrize("body", [b"", b"<html>sign in</html>", b"\x1f\x8bnonsense", b"PK\x03\x04nonsense"])
-def test_what_is_no_archive(tmp_path: Path, body: bytes) -> None:
-    (tmp_path / "file").write_bytes(body)
-    with pytest.raises(DiffcapError, match=r"neither a zip nor a tar file|damaged archive"):
-        extract(tmp_path / "file", tmp_path / "out")
-
-
-def test_a_name_that_is_a_file_and_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "a.tar").write_bytes(tar_bytes({"a": b"1", "a/b": b"2"}))
-    with pytest.raises(DiffcapError, match=r"a.tar: not extracted \(.*out.*/a"):
-        extract(tmp_path / "a.tar", tmp_path / "out")
-    (tmp_path / "b.tar").write_bytes(tar_bytes({"b/c": b"1"}))
-    (tmp_path / "out").mkdir(exist_ok=True)
-    (tmp_path / "out/b").write_text("mine")
-    with pytest.raises(DiffcapError, match=r"b.tar: not extracted \(.*out/b'"):
-        extract(tmp_path / "b.tar", tmp_path / "out")
-    assert (tmp_path / "out/b").read_text() == "mine"
 
 
 def test_a_tar_file_whose_first_name_begins_like_a_zip_file(tmp_path: Path) -> None:
@@ -280,26 +219,3 @@ def test_a_file_of_ones_own_is_not_replaced_by_a_folder(tmp_path: Path) -> None:
         with pytest.raises(DiffcapError, match=r"not extracted \(.*out/"):
             extract(tmp_path / name, out)
         assert (out / "b").read_text() == "mine" and (out / "d").is_dir()
-
-
-def with_size(body: bytes, size: bytes) -> bytes:
-    """A tar file whose first header has another size, 12 bytes."""
-    header = bytearray(body[:512])
-    header[124:136] = size
-    header[148:156] = b" " * 8
-    header[148:156] = b"%06o\0 " % sum(header)
-    return bytes(header) + body[512:]
-
-
-def test_a_tar_header_with_a_negative_size(tmp_path: Path) -> None:
-    """Added to the sum, it would raise the limit; and tarfile would read the same headers again and again."""
-    body = with_size(tar_bytes({"a": b"x"}), (256**12 - 512).to_bytes(12, "big"))
-    (tmp_path / "evil.tar").write_bytes(body)
-    with pytest.raises(DiffcapError, match="damaged archive"):
-        extract(tmp_path / "evil.tar", tmp_path / "out")
-
-
-def test_an_empty_archive(tmp_path: Path) -> None:
-    (tmp_path / "a.zip").write_bytes(zip_bytes({}))
-    with pytest.raises(DiffcapError, match="it holds no file"):
-        extract(tmp_path / "a.zip", tmp_path / "out")
