@@ -251,13 +251,9 @@ def _licence(folder: Path) -> str | None:
         metadata = metadata_load(folder / README) or {}
     licence = metadata.get("license")
     if licence in (None, "other"):  # the Hub has no identifier of this licence
-        licence = metadata.get("license_name") or _title(folder) or licence
+        files = sorted(folder.glob("LICENSE*"))
+        lines = [line.strip("# \t\ufeff") for file in files for line in file.read_text(errors="replace").splitlines()]
+        licence = metadata.get("license_name") or next(filter(None, lines), licence)
     if isinstance(licence, list):
         licence = ", ".join(map(str, licence))
     return printable(licence)[:100] if licence else None
-
-
-def _title(folder: Path) -> str | None:
-    """The first line of a LICENSE file that is not blank, without the marks of a heading."""
-    lines = [line for path in sorted(folder.glob("LICENSE*")) for line in path.read_text(errors="replace").splitlines()]
-    return next((text for line in lines if (text := line.strip("# \t\ufeff"))), None)

@@ -49,7 +49,10 @@ def average(paths: Sequence[str | Path], out: str | Path) -> list[int]:
     states = [read_checkpoint(path) for path in files]
     first = states[0]
     for path, state in zip(files[1:], states[1:]):
-        _check_same_model(files[0], first, path, state)
+        for key in ("method", "stage", "hyperparameters", "vocabulary_layout"):
+            if state["diffcap"].get(key) != first["diffcap"].get(key):
+                raise DiffcapError(f"{path}: {key} differs from {files[0]}; average checkpoints of one model.")
+        _check_words(files[0], first["diffcap"]["words"], path, state["diffcap"]["words"])
     if len(files) < 2:
         raise DiffcapError(f"{files[0]}: there is no other checkpoint to average with; give at least two.")
     last = states[-1]
@@ -68,13 +71,6 @@ def _mean(values: list[torch.Tensor]) -> torch.Tensor:
     if not values[0].is_floating_point():
         return values[-1]
     return torch.stack([value.double() for value in values]).mean(0).to(values[0].dtype)
-
-
-def _check_same_model(first_path: Path, first: dict[str, Any], path: Path, state: dict[str, Any]) -> None:
-    for key in ("method", "stage", "hyperparameters", "vocabulary_layout"):
-        if state["diffcap"].get(key) != first["diffcap"].get(key):
-            raise DiffcapError(f"{path}: {key} differs from {first_path}; average checkpoints of one model.")
-    _check_words(first_path, first["diffcap"]["words"], path, state["diffcap"]["words"])
 
 
 def _check_words(first_path: Path, expected: list[str], path: Path, found: list[str]) -> None:

@@ -63,7 +63,9 @@ def push(
     scores = find_scores(checkpoint, state, metrics)
     if scores.metrics is None:
         echo(f"note: the model card has no scores: {scores.missing_reason}; `make eval` writes them.", err=True)
-    files = [Path(path) for path in images] if images is not None else _report_images(checkpoint)
+    stage_folder = checkpoint.absolute().parent
+    report = checkpoint if checkpoint.is_dir() else stage_folder.parent / report_dir_name(stage_folder.name)
+    files = sorted(report.glob(IMAGES)) if images is None else [Path(path) for path in images]
     _check_images(files)
     from huggingface_hub import HfApi
 
@@ -95,12 +97,6 @@ def push(
                 delete_patterns=[METRICS, *map(glob.escape, old_images)],
             )
     return str(getattr(commit, "repo_url", None) or name)
-
-
-def _report_images(checkpoint: Path) -> list[Path]:
-    stage = checkpoint.absolute().parent
-    folder = checkpoint if checkpoint.is_dir() else stage.parent / report_dir_name(stage.name)
-    return sorted(folder.glob(IMAGES))
 
 
 def _check_images(paths: Sequence[Path]) -> None:

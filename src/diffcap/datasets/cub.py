@@ -36,13 +36,18 @@ def read(folder: Path) -> list[ChangePair]:
     texts = _first(folder, CAPTIONS, "captions", _TEXTS)
     held_out = {line for _, line in numbered_lines(_first(folder, HELD_OUT, "list of held-out classes", _TEXTS))}
     pairs, bare, classes = [], [], set()
-    listed = _listed(home / "images.txt") if (home / "images.txt").is_file() else _captioned(texts)
+    if (home / "images.txt").is_file():
+        listed = _listed(home / "images.txt")
+    else:
+        listed = sorted(file.relative_to(texts).with_suffix(".jpg").as_posix() for file in texts.glob("*/*.txt"))
     for path in listed:
         species = path.partition("/")[0]
         classes.add(species)
         image = (home / "images" / path).relative_to(folder).as_posix()
         file = (texts / path).with_suffix(".txt")
-        captions = _sentences(file) if file.is_file() else []
+        text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+        text = text.replace("\ufffd", " ")  # a few files have invalid bytes in place of spaces
+        captions = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
         if not captions:
             bare.append(file)
         split = "val" if species in held_out else "train"
@@ -72,19 +77,8 @@ def _listed(path: Path) -> list[str]:
     return found
 
 
-def _captioned(texts: Path) -> list[str]:
-    """The same of every image that has a file of captions."""
-    return sorted(file.relative_to(texts).with_suffix(".jpg").as_posix() for file in texts.glob("*/*.txt"))
-
-
 def _first(folder: Path, names: tuple[str, ...], what: str, remedy: str) -> Path:
     found = next((folder / name for name in names if (folder / name).exists()), None)
     if found is None:
         raise DiffcapError(f"{folder}: no {what} there ({names[0]}); {remedy}.")
     return found
-
-
-def _sentences(file: Path) -> list[str]:
-    """Read one sentence per line. A few files have invalid bytes in place of spaces."""
-    text = file.read_text(encoding="utf-8", errors="replace").replace("\ufffd", " ")
-    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]

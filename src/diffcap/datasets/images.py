@@ -73,7 +73,8 @@ def check_images(
                     stamps[path] = result.stamp
                 advance(1)
             if cache and any(cached.get(path) != stamps.get(path) for path in batch):
-                _write_stamps(cache, root, {**cached, **stamps})
+                content = {"root": str(root.absolute()), "images": {**cached, **stamps}}
+                write_text(cache, json.dumps(content))
     if ranges is not None:
         ranges.update((path, tuple(stamp[2])) for path, stamp in stamps.items() if len(stamp) > 2 and stamp[2])
     return problems
@@ -145,7 +146,3 @@ def _read_stamps(cache: Path, root: Path) -> dict[str, list[Any]]:
         return dict(content["images"]) if content["root"] == str(root.absolute()) else {}
     except (DiffcapError, KeyError, TypeError, ValueError):
         return {}  # the file is missing or has other content: check all images
-
-
-def _write_stamps(cache: Path, root: Path, stamps: dict[str, list[Any]]) -> None:
-    write_text(cache, json.dumps({"root": str(root.absolute()), "images": stamps}))
