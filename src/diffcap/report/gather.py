@@ -52,7 +52,7 @@ def gather(
     captions = {name: {id: group[0].predictions[id] for id in references} for name, group in runs.items()}
     scores = cider_per_pair(captions, references, protocol["tokenizer"])  # document frequencies of all pairs
     ids = {pair.id for pair in listed}
-    scores = {name: {id: score for id, score in of.items() if id in ids} for name, of in scores.items()}
+    scores = {name: {id: score for id, score in by_id.items() if id in ids} for name, by_id in scores.items()}
     with_pictures = not dataset.info.get("captions_only")
     measured = choose_pairs(listed, attention_pairs, seed) if attention_pairs and with_pictures else []
     extremes = set(extreme_pairs(scores)) if measured else set()
@@ -65,7 +65,7 @@ def gather(
     outlines = outline_thumbnails(masks, listed, sizes, frames)
     systems = {}
     for name, group in runs.items():
-        found: Any = ({}, None) if not inspected else None
+        found: Any = ({}, None)
         if inspected:
             found = collect_attention(
                 group[0].checkpoints, folder, inspected, captions[name], [pair.id for pair in measured], sizes, masks

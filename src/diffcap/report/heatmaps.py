@@ -146,15 +146,15 @@ def matches(alignment: Array, grid: tuple[int, int], count: int = _MAX_MATCHES) 
 def draw_attention(maps: Mapping[str, Sequence[PairAttention]], root: Path, masks: Masks | None = None) -> Image.Image:
     """Draw `attention.png`: the maps of each run and pair as in `draw_caption`; image paths are relative to `root`."""
     masks = masks or Masks(root)
-    every = [(name, one) for name, of_run in maps.items() for one in of_run]
-    has_object_labels = any("changed" in one.pair.extra for _, one in every)
+    entries = [(name, of_pair) for name, of_run in maps.items() for of_pair in of_run]
+    has_object_labels = any("changed" in of_pair.pair.extra for _, of_pair in entries)
     blocks = []
-    for name, one in every:
-        pair = one.pair
-        texts = caption_lines(pair, {name: {pair.id: one.caption}}, has_object_labels)
+    for name, of_pair in entries:
+        pair = of_pair.pair
+        texts = caption_lines(pair, {name: {pair.id: of_pair.caption}}, has_object_labels)
         tiles = [picture(masks.root, path, frame=TILE, values=pair.ranges.get(path)) for path in pair.images]
-        blocks.append(_draw_maps(pair_pictures(pair, masks), texts, one, tiles))
-    return draw_sheet(blocks, _draw_legend(any(one.alignment is not None for _, one in every)))
+        blocks.append(_draw_maps(pair_pictures(pair, masks), texts, of_pair, tiles))
+    return draw_sheet(blocks, _draw_legend(any(of_pair.alignment is not None for _, of_pair in entries)))
 
 
 def draw_caption(

@@ -225,8 +225,8 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
             entry["l"] = len(attention)
             attention.append([system.attention.get(pair.id) for system in systems])
         entries.append(entry)
-    every = [*page.pictures.values(), *page.outlines.values()]
-    shown = [None if one is None else [one.width, one.height, one.data] for one in every]
+    images = [*page.pictures.values(), *page.outlines.values()]
+    shown = [None if image is None else [image.width, image.height, image.data] for image in images]
     blocks: dict[str, Any] = {
         f"pictures-{start // _PICTURES}": shown[start : start + _PICTURES] for start in range(0, len(shown), _PICTURES)
     }
@@ -262,8 +262,8 @@ def _verdicts(page: Page) -> tuple[list[dict[str, int | None]], dict[str, Any]]:
         return [{id: None if right is None else int(right) for id, right in of.items()} for of in verdicts_by_words], {
             "by": "words"
         }
-    every = sorted(system.scores[pair.id] for system in systems for pair in page.pairs)
-    low, high = (every[len(every) * third // 3] if every else 0.0 for third in (1, 2))
+    scores = sorted(system.scores[pair.id] for system in systems for pair in page.pairs)
+    low, high = (scores[len(scores) * third // 3] if scores else 0.0 for third in (1, 2))
 
     def verdict(score: float) -> int | None:
         return 1 if score >= high > low else 0 if score <= low < high else None
