@@ -221,14 +221,6 @@ def test_an_unknown_key_is_an_error(official: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
-def test_help_is_quick_and_explains_every_argument(tmp_path: Path) -> None:
-    start = time.monotonic()
-    done = data("--help", cwd=tmp_path)
-    assert time.monotonic() - start < 5  # 0.2 s on an idle machine
-    assert done.returncode == 0 and "Decode every image completely" in done.stdout
-    assert "--captions_only" in done.stdout and "blocks and tiles only: number of pairs" in done.stdout
-
-
 def test_a_killed_run_leaves_no_manifest_and_the_next_one_is_whole(official: Path, tmp_path: Path) -> None:
     command = [sys.executable, str(STAGE), "--dataset", "clevr_change", "--source", str(official)]
     assert data(*command[2:], "--out", "whole", cwd=tmp_path).returncode == 0

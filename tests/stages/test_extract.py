@@ -106,13 +106,3 @@ def test_two_processes_fill_one_store_and_name_a_broken_image(dataset: Path, und
     assert done.returncode == 0, done.stderr
     assert {name: (store / name).read_bytes() for name in FILES} == undisturbed
     shutil.rmtree(dataset / "features")
-
-
-@pytest.mark.thorough
-def test_help_lists_the_options() -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "stages/extract.py"), "--help", "all"], capture_output=True, text=True
-    )
-    assert done.returncode == 0
-    for option in ("--model.weights", "--model.stage", "--data.folder", "--trainer.devices"):
-        assert option in done.stdout

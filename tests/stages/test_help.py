@@ -9,7 +9,7 @@ from tests.commands import ROOT, environment
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("stage", ["pretrain", "adapt", "finetune", "reinforce", "evaluate"])
+@pytest.mark.parametrize("stage", ["extract", "pretrain", "adapt", "finetune", "reinforce", "evaluate"])
 def test_help_explains_every_option(stage: str) -> None:
     script = str(ROOT / "stages" / f"{stage}.py")
     wide = environment(COLUMNS="400")
@@ -20,7 +20,8 @@ def test_help_explains_every_option(stage: str) -> None:
     ours = r"(?:model|data|run)\.[a-z_]+" if stage != "evaluate" else "[a-z_]+"
     options = re.findall(rf"^  --({ours})[ ,].*?(?=^  -|^\S|\Z)", done.stdout, re.M | re.S)
     texts = re.findall(rf"^  (--{ours}[ ,].*?)(?=^  -|^\S|\Z)", done.stdout, re.M | re.S)
-    wanted = {"evaluate": {"checkpoint", "beams", "split"}}.get(stage, {"model.lr", "data.folder", "run.out"})
+    own = {"evaluate": {"checkpoint", "beams", "split"}, "extract": {"model.weights", "model.stage", "data.folder"}}
+    wanted = own.get(stage, {"model.lr", "data.folder", "run.out"})
     assert wanted <= set(options) and len(options) >= 12
     silent = [text.split()[0] for text in texts if not re.search(r"\s{2,}[^\s(-][^\n]{8,}", text[2:])]
     assert silent == [], silent
@@ -35,6 +36,22 @@ def test_help_of_the_variables_needs_no_torch(stage: str) -> None:
     done = subprocess.run([sys.executable, "-c", code, stage], capture_output=True, text=True, env=environment())
     assert done.returncode == 0, done.stderr
     assert "--offline" in done.stdout and f"diffcap {stage} --help all" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("stage", "texts"),
+    [
+        ("data", ["Decode every image completely", "--captions_only", "blocks and tiles only: number of pairs"]),
+        ("negatives", ["with roles exchanged or the change reversed", "uniform: any other word of the same part of"]),
+        ("report", ["--runs", "--features", "--pictures", "--attention", "--bins", "--page", "--localisation_pairs"]),
+    ],
+)
+def test_help_of_the_stages_without_training_is_quick(stage: str, texts: list[str]) -> None:
+    command = [sys.executable, "-X", "importtime", ROOT / f"stages/{stage}.py", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(COLUMNS="400"), check=False)
+    assert done.returncode == 0 and all(text in " ".join(done.stdout.split()) for text in texts)
+    imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
+    assert not {"torch", "numpy", "PIL", "lightning"} & imported
 
 
 def test_settings_are_printed_without_running(tmp_path) -> None:

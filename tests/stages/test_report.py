@@ -41,16 +41,6 @@ def report(folder: Path, runs: str, *options: str) -> subprocess.CompletedProces
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
 
 
-def test_help_is_quick_and_lists_the_options() -> None:
-    done = subprocess.run([sys.executable, "-X", "importtime", SCRIPT, "--help"], capture_output=True, text=True)
-    assert done.returncode == 0 and all(
-        name in done.stdout
-        for name in ("--runs", "--features", "--pictures", "--attention", "--bins", "--page", "--localisation_pairs")
-    )
-    imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
-    assert not {"torch", "numpy", "PIL", "lightning"} & imported
-
-
 def test_the_report_of_two_systems(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "data")
     make_store(tmp_path / "data", dataset.pairs)
