@@ -23,7 +23,7 @@ from diffcap.worlds.blocks.geometry import (
     view_boxes,
 )
 from diffcap.worlds.blocks.shading import PALETTE, shade_ground, shade_solids
-from diffcap.worlds.blocks.solids import Vector, intersect, lit, nearness, surface
+from diffcap.worlds.blocks.solids import Vector, intersect, key_visibility, sky_occlusion, surface
 
 SUBPIXELS = ((-0.125, -0.375), (0.375, -0.125), (0.125, 0.375), (-0.375, 0.125))  # a rotated grid
 
@@ -35,29 +35,29 @@ def render(scenes: Scenes, size: tuple[int, int] = (128, 96)) -> tuple[Tensor, T
         (B, 3, H, W) uint8 images; and (B, H, W) int64, the slot of the object at the centre of each pixel, -1 for the ground.
     """
     width, height = size
-    stage = _prepare(scenes, size)
+    batch = _prepare(scenes, size)
     pixels = len(scenes) * height * width
-    hits = _cast(stage, _candidates(stage), pixels)
+    hits = _cast(batch, _candidates(batch), pixels)
 
     faces = torch.full((pixels,), -1, dtype=torch.int32, device=scenes.eye.device)
     faces[hits.sample] = hits.pair.int() * 4 + hits.face
     edge = _edges(faces.view(-1, height, width)).flatten()
 
-    colors = torch.stack([channel.flatten() for channel in _ground(stage)])  # (3, pixels)
+    colors = torch.stack([channel.flatten() for channel in _ground(batch)])  # (3, pixels)
     inner = hits.where(~_at(edge, hits.sample))
-    colors[:, inner.sample] = _shade(stage, inner)
-    fine = _candidates(stage, edge)
+    colors[:, inner.sample] = _shade(batch, inner)
+    fine = _candidates(batch, edge)
     if len(fine.pair):
-        where, fine = _split_pixels(stage, fine, edge)
+        where, fine = _split_pixels(batch, fine, edge)
         mixed = _at(colors, where).repeat_interleave(len(SUBPIXELS), 1)
-        close = _cast(stage, fine, mixed.shape[1])
-        mixed[:, close.sample] = _shade(stage, close)
+        close = _cast(batch, fine, mixed.shape[1])
+        mixed[:, close.sample] = _shade(batch, close)
         a, b, c, d = mixed.view(3, -1, len(SUBPIXELS)).unbind(2)
         colors[:, where] = 0.25 * (a + b + c + d)
 
     image = (colors.clamp(0, 1) * 255 + 0.5).to(torch.uint8).view(3, -1, height, width).transpose(0, 1).contiguous()
     index = torch.full((pixels,), -1, device=scenes.eye.device)
-    index[hits.sample] = _at(stage.slot, hits.pair)
+    index[hits.sample] = _at(batch.slot, hits.pair)
     return image, index.view(-1, height, width)
 
 
@@ -67,7 +67,7 @@ def _at(values: Tensor, places: Tensor) -> Tensor:
 
 
 @dataclass
-class _Stage:
+class _RayBatch:
     """A batch prepared for ray casting, with P pairs of image and object, sorted by shape."""
 
     scenes: Scenes
@@ -118,7 +118,7 @@ class _Hits:
         return _Hits(*(_at(value, rows) for value in vars(self).values()))
 
 
-def _prepare(scenes: Scenes, size: tuple[int, int]) -> _Stage:
+def _prepare(scenes: Scenes, size: tuple[int, int]) -> _RayBatch:
     picture, slot = scenes.valid.nonzero(as_tuple=True)
     shape = scenes.shape[picture, slot]
     order = shape.argsort(stable=True)
@@ -134,7 +134,7 @@ def _prepare(scenes: Scenes, size: tuple[int, int]) -> _Stage:
         if n == 0:
             vx, vy, vz = vx - x, vy - y, vz - half
         local += [vx * cosine + vy * sine, vy * cosine - vx * sine, vz]
-    return _Stage(
+    return _RayBatch(
         scenes,
         size,
         axes,
@@ -146,21 +146,21 @@ def _prepare(scenes: Scenes, size: tuple[int, int]) -> _Stage:
     )
 
 
-def _candidates(stage: _Stage, among: Tensor | None = None) -> _Rays:
+def _candidates(batch: _RayBatch, among: Tensor | None = None) -> _Rays:
     """Return rays through the centres of all pixels in the objects' bounding rectangles; with `among`, only of these pixels."""
-    width, height = stage.size
-    wide, high = half_view(stage.size)
-    left, bottom, right, top = view_boxes(stage.scenes)[stage.picture, stage.slot].unbind(-1)
+    width, height = batch.size
+    wide, high = half_view(batch.size)
+    left, bottom, right, top = view_boxes(batch.scenes)[batch.picture, batch.slot].unbind(-1)
     rectangle = (
         (left / wide + 1) * (width / 2), (1 - top / high) * (height / 2),
         (right / wide + 1) * (width / 2), (1 - bottom / high) * (height / 2),
     )  # fmt: skip
-    pair, column, row = _fill(rectangle, stage.size)
-    sample = (_at(stage.picture, pair) * height + row) * width + column
+    pair, column, row = _fill(rectangle, batch.size)
+    sample = (_at(batch.picture, pair) * height + row) * width + column
     if among is not None:
         keep = _at(among, sample).nonzero().flatten()
         pair, column, row, sample = (_at(values, keep) for values in (pair, column, row, sample))
-    u, v = _tangents(stage.size, column.float() + 0.5, row.float() + 0.5)
+    u, v = _tangents(batch.size, column.float() + 0.5, row.float() + 0.5)
     return _Rays(pair, sample, u, v)
 
 
@@ -187,27 +187,27 @@ def _expand(counts: Tensor) -> tuple[Tensor, Tensor]:
     return which, torch.arange(len(which), device=counts.device) - _at(counts.cumsum(0) - counts, which)
 
 
-def _split_pixels(stage: _Stage, rays: _Rays, edge: Tensor) -> tuple[Tensor, _Rays]:
+def _split_pixels(batch: _RayBatch, rays: _Rays, edge: Tensor) -> tuple[Tensor, _Rays]:
     """Replace each ray by four; returns the edge pixels, and the rays, whose samples are indices of their subpixels."""
     where = edge.nonzero().flatten()
     rank = torch.empty_like(edge, dtype=torch.int64)
     rank[where] = torch.arange(len(where), device=edge.device)
     number = len(SUBPIXELS)
     offsets = torch.tensor(SUBPIXELS, device=edge.device)
-    wide, high = half_view(stage.size)
-    u = rays.u[:, None] + offsets[:, 0] * (2 * wide / stage.size[0])
-    v = rays.v[:, None] - offsets[:, 1] * (2 * high / stage.size[1])
+    wide, high = half_view(batch.size)
+    u = rays.u[:, None] + offsets[:, 0] * (2 * wide / batch.size[0])
+    v = rays.v[:, None] - offsets[:, 1] * (2 * high / batch.size[1])
     sample = _at(rank, rays.sample)[:, None] * number + torch.arange(number, device=edge.device)
     return where, _Rays(rays.pair.repeat_interleave(number), sample.flatten(), u.flatten(), v.flatten())
 
 
-def _cast(stage: _Stage, rays: _Rays, samples: int) -> _Hits:
+def _cast(batch: _RayBatch, rays: _Rays, samples: int) -> _Hits:
     """Intersect rays with their objects; returns the hits that are the nearest ones of their samples."""
     nearest = torch.full((samples,), torch.inf, device=rays.u.device)
-    groups, ways, depths = stage.groups_of(rays.pair), [], []
+    groups, ways, depths = batch.groups_of(rays.pair), [], []
     for shape, start, end in groups:
         pair, u, v = rays.pair[start:end], rays.u[start:end], rays.v[start:end]
-        numbers, local = _at(stage.numbers[2:4], pair), _at(stage.local, pair)
+        numbers, local = _at(batch.numbers[2:4], pair), _at(batch.local, pair)
         ray = [local[3 + axis] + u * local[6 + axis] + v * local[9 + axis] for axis in range(3)]
         depth = intersect(shape, (local[0], local[1], local[2]), (ray[0], ray[1], ray[2]), numbers[0], numbers[1])
         nearest.scatter_reduce_(0, rays.sample[start:end], depth, "amin")
@@ -218,7 +218,7 @@ def _cast(stage: _Stage, rays: _Rays, samples: int) -> _Hits:
         sample = rays.sample[start:end]
         seen = ((depth == _at(nearest, sample)) & (depth < torch.inf)).nonzero().flatten()
         pair, depth = _at(rays.pair[start:end], seen), _at(depth, seen)
-        local, numbers = _at(stage.local[:3], pair), _at(stage.numbers[2:4], pair)
+        local, numbers = _at(batch.local[:3], pair), _at(batch.numbers[2:4], pair)
         way = torch.stack([_at(axis, seen) for axis in ray])
         point = local + depth * way
         normal, face = surface(shape, (point[0], point[1], point[2]), numbers[0], numbers[1])
@@ -237,12 +237,12 @@ def _edges(faces: Tensor) -> Tensor:
     return edge
 
 
-def _ground(stage: _Stage) -> list[Tensor]:
+def _ground(batch: _RayBatch) -> list[Tensor]:
     """Red, green and blue of the ground at every pixel, with shadows but without objects, (B, H, W) each."""
-    scenes, (width, height) = stage.scenes, stage.size
+    scenes, (width, height) = batch.scenes, batch.size
     device = scenes.eye.device
-    u, v = _tangents(stage.size, torch.arange(width, device=device) + 0.5, torch.arange(height, device=device) + 0.5)
-    forward, right, up = stage.axes
+    u, v = _tangents(batch.size, torch.arange(width, device=device) + 0.5, torch.arange(height, device=device) + 0.5)
+    forward, right, up = batch.axes
     # `right` is horizontal, so all rays of a pixel row hit the ground at the same distance.
     fall = (-(forward[:, 2, None] + v * up[:, 2, None])).clamp(min=0.02)
     distance = scenes.eye[:, 2, None] / fall  # (B, H)
@@ -252,15 +252,15 @@ def _ground(stage: _Stage) -> list[Tensor]:
         for axis in range(2)
     )  # (B, H, W)
     light, dark = torch.ones_like(x).flatten(), torch.zeros_like(x).flatten()
-    pair, column, row = _fill(_shadow_rectangles(stage), stage.size)
-    sample = (_at(stage.picture, pair) * height + row) * width + column
-    for shape, start, end in stage.groups_of(pair):
+    pair, column, row = _fill(_shadow_rectangles(batch), batch.size)
+    sample = (_at(batch.picture, pair) * height + row) * width + column
+    for shape, start, end in batch.groups_of(pair):
         one, here = pair[start:end], sample[start:end]
-        numbers, lamp = _at(stage.numbers, one), _lamp(stage, one)
+        numbers, lamp = _at(batch.numbers, one), _lamp(batch, one)
         px, py = _turn(_at(x.flatten(), here) - numbers[0], _at(y.flatten(), here) - numbers[1], numbers[4], numbers[5])
-        passes = lit(shape, (px, py, torch.zeros_like(px)), lamp, numbers[2], numbers[3])
+        passes = key_visibility(shape, (px, py, torch.zeros_like(px)), lamp, numbers[2], numbers[3])
         light.scatter_reduce_(0, here, passes, "amin")
-        dark.scatter_reduce_(0, here, nearness(shape, px, py, numbers[2], numbers[3]), "amax")
+        dark.scatter_reduce_(0, here, sky_occlusion(shape, px, py, numbers[2], numbers[3]), "amax")
     return shade_ground(x, y, scenes.light_centers, scenes.intensity, light.view_as(x), 1 - dark.view_as(x))
 
 
@@ -268,62 +268,62 @@ def _turn(x: Tensor, y: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, T
     return x * cosine + y * sine, y * cosine - x * sine
 
 
-def _lamp(stage: _Stage, pair: Tensor) -> Vector:
+def _lamp(batch: _RayBatch, pair: Tensor) -> Vector:
     """Unit vectors to the key light in the coordinate system of each pair's object."""
-    x, y, z = stage.scenes.light[stage.picture].unbind(-1)
-    x, y = _turn(x, y, stage.numbers[4], stage.numbers[5])
+    x, y, z = batch.scenes.light[batch.picture].unbind(-1)
+    x, y = _turn(x, y, batch.numbers[4], batch.numbers[5])
     lamp = _at(torch.stack([x, y, z]), pair)
     return lamp[0], lamp[1], lamp[2]
 
 
-def _shadow_rectangles(stage: _Stage) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _shadow_rectangles(batch: _RayBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Bounding rectangles (left, top, right, bottom, in pixels) of each object's shadow and ambient occlusion."""
-    x, y, radius, half, *_ = stage.numbers
-    light = stage.scenes.light[stage.picture]
+    x, y, radius, half, *_ = batch.numbers
+    light = batch.scenes.light[batch.picture]
     reach = 2 * half / light[:, 2]
     foot, tip = radius + half, radius + 0.2 + 0.16 * reach
     ends = []
     for size, dx, dy in ((foot, 0 * reach, 0 * reach), (tip, -reach * light[:, 0], -reach * light[:, 1])):
         ends += [torch.stack([x + dx + a * size, y + dy + b * size, 0 * x], -1) for a in (-1, 1) for b in (-1, 1)]
     corners = torch.stack(ends, 1)  # (P, 8, 3)
-    right, up, forward = to_camera(corners, stage.scenes[stage.picture])
+    right, up, forward = to_camera(corners, batch.scenes[batch.picture])
     u, v = right / forward, up / forward
-    (width, height), (wide, high) = stage.size, half_view(stage.size)
+    (width, height), (wide, high) = batch.size, half_view(batch.size)
     return (
         (u.amin(1) / wide + 1) * (width / 2), (1 - v.amax(1) / high) * (height / 2),
         (u.amax(1) / wide + 1) * (width / 2), (1 - v.amin(1) / high) * (height / 2),
     )  # fmt: skip
 
 
-def _shade(stage: _Stage, hits: _Hits) -> Tensor:
+def _shade(batch: _RayBatch, hits: _Hits) -> Tensor:
     """(3, n) colors of the hit points."""
-    scenes, pair = stage.scenes, hits.pair
-    lamp = _lamp(stage, pair)
+    scenes, pair = batch.scenes, hits.pair
+    lamp = _lamp(batch, pair)
     x, y, z = hits.ray
     length = (x * x + y * y + z * z).sqrt()
     view = (-x / length, -y / length, -z / length)
     palette = torch.tensor(PALETTE, device=pair.device).T / 255
-    paint = _at(palette[:, scenes.color[stage.picture, stage.slot]], pair)
-    metal = _at(scenes.material[stage.picture, stage.slot] == MATERIALS.index("metal"), pair)
-    intensity = _at(scenes.intensity.T[:, stage.picture], pair)
-    height = hits.point[2] + _at(stage.numbers[3], pair)
-    passes = _shadows_on(stage, hits, height)
+    paint = _at(palette[:, scenes.color[batch.picture, batch.slot]], pair)
+    metal = _at(scenes.material[batch.picture, batch.slot] == MATERIALS.index("metal"), pair)
+    intensity = _at(scenes.intensity.T[:, batch.picture], pair)
+    height = hits.point[2] + _at(batch.numbers[3], pair)
+    passes = _shadows_on(batch, hits, height)
     normal = (hits.normal[0], hits.normal[1], hits.normal[2])
     return torch.stack(
         shade_solids(normal, view, lamp, intensity, (paint[0], paint[1], paint[2]), metal, passes, height)
     )
 
 
-def _shadows_on(stage: _Stage, hits: _Hits, height: Tensor) -> Tensor:
+def _shadows_on(batch: _RayBatch, hits: _Hits, height: Tensor) -> Tensor:
     """(n,) fraction of the key light that the other objects do not block."""
     passes = torch.ones_like(height)
-    x, y, radius, half, *_ = stage.numbers
-    light = stage.scenes.light[stage.picture]
+    x, y, radius, half, *_ = batch.numbers
+    light = batch.scenes.light[batch.picture]
     reach = 2 * half / light[:, 2]
     # Select the objects (casters) whose shadow can reach an object (receiver), by distance from the shadow's centre line.
     pairs = len(x)
     receiver, caster = (
-        (stage.picture[:, None] == stage.picture) & ~torch.eye(pairs, dtype=torch.bool, device=x.device)
+        (batch.picture[:, None] == batch.picture) & ~torch.eye(pairs, dtype=torch.bool, device=x.device)
     ).nonzero(as_tuple=True)
     dx, dy = x[receiver] - x[caster], y[receiver] - y[caster]
     run_x, run_y = -reach[caster] * light[caster, 0], -reach[caster] * light[caster, 1]
@@ -335,15 +335,15 @@ def _shadows_on(stage: _Stage, hits: _Hits, height: Tensor) -> Tensor:
 
     counts = torch.bincount(hits.pair, minlength=pairs)
     first = counts.cumsum(0) - counts
-    for shape, start, end in stage.groups():
+    for shape, start, end in batch.groups():
         mine = ((caster >= start) & (caster < end)).nonzero().flatten()
         which, offset = _expand(counts[receiver[mine]])
         to, by = _at(receiver[mine], which), _at(caster[mine], which)
         here = _at(first, to) + offset
         px, py = _at(hits.point[:2], here)
-        numbers, own = _at(stage.numbers, by), _at(stage.numbers, to)
+        numbers, own = _at(batch.numbers, by), _at(batch.numbers, to)
         px, py = px * own[4] - py * own[5] + own[0] - numbers[0], px * own[5] + py * own[4] + own[1] - numbers[1]
         px, py = _turn(px, py, numbers[4], numbers[5])
-        value = lit(shape, (px, py, _at(height, here)), _lamp(stage, by), numbers[2], numbers[3])
+        value = key_visibility(shape, (px, py, _at(height, here)), _lamp(batch, by), numbers[2], numbers[3])
         passes.scatter_reduce_(0, here, value, "amin")
     return passes

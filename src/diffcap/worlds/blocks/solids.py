@@ -70,7 +70,7 @@ def _unit(vector: Vector) -> Vector:
     return x / length, y / length, z / length
 
 
-def lit(shape: int, point: Vector, light: Vector, radius: Tensor, half: Tensor) -> Tensor:
+def key_visibility(shape: int, point: Vector, light: Vector, radius: Tensor, half: Tensor) -> Tensor:
     """Return the fraction of the key light that a solid does not block, in [0, 1].
 
     The shadow is computed from the distance between the solid and the line from the point to the centre of the light. Its edge
@@ -105,7 +105,7 @@ def _smooth(distance: Tensor, width: Tensor) -> Tensor:
     return step * step * (3 - 2 * step)
 
 
-def nearness(shape: int, x: Tensor, y: Tensor, radius: Tensor, half: Tensor) -> Tensor:
+def sky_occlusion(shape: int, x: Tensor, y: Tensor, radius: Tensor, half: Tensor) -> Tensor:
     """Return the fraction of the sky that a solid hides from a point of the ground, in [0, 1) (ambient occlusion).
 
     It is 0 at distances greater than `half` from the footprint.
