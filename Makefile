@@ -4,14 +4,14 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 VENV := .venv/bin
+DIFFCAP := $(VENV)/diffcap
 INSTALL := $(VENV)/python -m pip install --quiet --disable-pip-version-check
 STAGES := data extract negatives pretrain finetune reinforce zeroshot eval report
 
 # Variables of an experiment: each one that is set becomes an option of the stages (DATASET=cub: --dataset cub). The stages
 # know the defaults, the settings files and the paths of the checkpoints that they pass on: `.venv/bin/diffcap finetune --help`.
 VARIABLES := DATASET METHOD VLM ABLATION DATA DEVICES SEED LOGGER TRAINER BACKBONE FEATURES FEATURES_FROM WEIGHTS OFFLINE TAGGER FOLDER \
-	RUN PRETRAIN PRETRAINING CAPTIONER EVAL CONFIG PAIRS EXTRA CUB_DATA NABIRDS_DATA CUB_FEATURES_FROM \
-	NABIRDS_FEATURES_FROM CUB_FOLDER NABIRDS_FOLDER CUB_RUN extract_ARGS cub_ARGS
+	RUN PRETRAIN PRETRAINING CAPTIONER EVAL CONFIG PAIRS EXTRA extract_ARGS
 SET := $(strip $(foreach name,$(VARIABLES),$(if $($(name)),$(name))))
 OPTIONS = $(foreach name,$(SET),--$(name) '$(subst ','\'',$($(name)))')
 
@@ -22,16 +22,15 @@ TAKES_ARGS := $(or $(filter pretrain finetune reinforce,$(MAKECMDGOALS)),$(first
 unexport ARGS
 
 # Targets of many experiments: data_ARGS renders or reads their shared data; their other options are ARGS.
-MANY := $(filter demo ablation accuracy rehearsal,$(MAKECMDGOALS))
+MANY := $(filter demo ablation accuracy,$(MAKECMDGOALS))
 NO_ARGS := $(if $(MANY),$(filter-out extract $(if $(filter ablation accuracy,$(MANY)),data),$(STAGES)))
 $(foreach stage,$(NO_ARGS),$(if $($(stage)_ARGS),$(error make $(MANY) has no $(stage)_ARGS; its own options are ARGS, see docs/train.md)))
 
-# A misspelt variable on the command line stops make.
-KNOWN := $(VARIABLES) PYTHON ARGS MINUTES SEEDS WORLD NAME CHROMIUM STEPS SCENES $(STAGES:%=%_ARGS)
+KNOWN := $(VARIABLES) PYTHON ARGS MINUTES SEEDS WORLD NAME CHROMIUM $(STAGES:%=%_ARGS)
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 $(foreach name,$(filter-out $(KNOWN),$(GIVEN)),$(error $(name)= is not a variable of this Makefile; known are $(sort $(KNOWN))))
 
-.PHONY: help setup lock $(STAGES) extra ablation accuracy rehearsal serve demo test test-all docs test-web lint shipped
+.PHONY: help setup lock $(STAGES) ablation accuracy serve demo test test-all docs test-web lint shipped
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -50,25 +49,59 @@ lock: setup  ## write requirements.lock for pyproject.toml; ARGS=--upgrade or AR
 	$(VENV)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes --group setup --extra dev \
 		--extra docs --extra browser --extra tiff --custom-compile-command 'make lock' --output-file requirements.lock $(ARGS)
 
-# The pipeline. A stage among the goals runs when its settings or its files have changed; one that another stage needs runs
-# when its result is missing or older than its inputs. A stage that the method does not need does nothing.
-data: | setup  ## manifest of a dataset: DATASET=clevr_change DATA=<folder of its files>; without DATA they are fetched
-extract: data  ## features of every image: BACKBONE=resnet101_layer4 WEIGHTS=<file, if there is no network>; or FEATURES_FROM=<the authors' folder>
-negatives: data  ## hard negative captions for pre-training: TAGGER=english, or a folder
-pretrain: extract negatives  ## self-supervised tasks of the method: ARGS="--model.lr=1e-4 --data.batch_size=64" EXTRA=cub,nabirds or EXTRA=mixed
-finetune: extract pretrain  ## the captioner, from the pre-training's checkpoint (PRETRAIN=no: from scratch)
-reinforce: finetune  ## train it on by the CIDEr-D of its own captions: make reinforce eval
-eval: $(if $(filter retrieval,$(EVAL)),pretrain,$(if $(filter reinforce,$(CAPTIONER) $(MAKECMDGOALS)),reinforce,finetune))  ## captions and scores of the test split, by group; CAPTIONER=reinforce: the reinforced ones; EVAL=retrieval
-zeroshot: extract  ## a vision-language model without training on the test split: VLM=HuggingFaceTB/SmolVLM-500M-Instruct
-report: eval  ## the run beside baselines that learn nothing: RUN/report/report.html, a table, pictures
+# The names that depend on the experiment: folder, store, negatives, ..., report, and in `lost` the records whose files have been deleted.
+ifneq ($(filter $(STAGES),$(MAKECMDGOALS))$(data_ARGS),)
+ifeq ($(findstring n,$(firstword -$(MAKEFLAGS))),)
+include .venv/ready
+endif
+folder := data
+captioner := /finetune
+$(foreach name,$(if $(wildcard .venv/ready),$(shell $(DIFFCAP) paths $(OPTIONS) --goals '$(MAKECMDGOALS)' || echo failed=yes)),$(eval $(subst ;, ,$(subst |,\ ,$(name)))))
+$(if $(failed),$(error see above))
+endif
+pretrained := $(if $(pretraining),$(pretraining)/finished.json)
 
-$(STAGES):
-	@$(VENV)/diffcap $@ $(OPTIONS) --goals '$(if $(MANY),$@,$(MAKECMDGOALS))' -- $($@_ARGS) $(if $(filter $@,$(TAKES_ARGS)),$(ARGS))
+# The pipeline: a result, and the results that it is made from. A stage is asked (FORCE) if it is a goal or has options of its own: then it
+# runs if its settings or files have changed. Any other one runs if a result before it is newer, and files have changed (--needed).
+variables = $(if $(filter data,$1),$(DATA)$(PAIRS))$(if $(filter extract,$1),$(WEIGHTS))$(if $(filter negatives,$1),$(TAGGER))
+asked = $(if $(filter $1,$(MAKECMDGOALS))$($1_ARGS)$(variables),FORCE)
+args = $(if $(filter-out extract,$1),$($1_ARGS)) $(if $(filter $1,$(TAKES_ARGS)),$(ARGS))
+stage = @$(DIFFCAP) $1 $(if $(call asked,$(or $3,$1)),,--needed) $(OPTIONS) --goals '$(MAKECMDGOALS)' -- $2 $(call args,$(or $3,$1))
 
-extra: | setup  ## manifests, features and negatives of EXTRA=cub,nabirds or mixed (CUB_DATA=, NABIRDS_DATA=), which pretrain calls for
-	@$(VENV)/diffcap $@ $(OPTIONS)
+$(folder)/data.done.json: $(call asked,data) | .venv/ready
+	$(call stage,data)
+$(store)/extract.done.json: $(folder)/data.done.json $(call asked,extract)
+	$(call stage,extract)
+$(folder)/negatives.done.json: $(folder)/data.done.json $(call asked,negatives)
+	$(call stage,negatives)
+$(or $(first),none)/finished.json: $(folder)/data.done.json $(call asked,pretrain)
+	$(call stage,pretrain-extra,,pretrain)
+$(pretraining)/finished.json: $(store)/extract.done.json $(negatives) $(if $(first),$(first)/finished.json) $(call asked,pretrain)
+	$(call stage,pretrain,$(if $(first),--init_from=$(first)/last.ckpt))
+$(run)/finetune/finished.json: $(store)/extract.done.json $(pretrained) $(call asked,finetune)
+	$(call stage,finetune,$(if $(start),--init_from=$(start)))
+$(run)/reinforce/finished.json: $(run)/finetune/finished.json $(call asked,reinforce)
+	$(call stage,reinforce,--init_from=$(run)/finetune/best.ckpt)
+$(evaluation)/eval.done.json: $(captioner)/finished.json $(call asked,eval)
+	$(call stage,eval)
+$(zeroshot)/zeroshot.done.json: $(store)/extract.done.json $(call asked,zeroshot)
+	$(call stage,zeroshot)
+$(report)/report.done.json: $(evaluation)/eval.done.json $(call asked,report)
+	$(call stage,report)
+$(lost): FORCE
+FORCE:
 
-# Many experiments.
+data: $(folder)/data.done.json  ## manifest of a dataset: DATASET=clevr_change DATA=<folder of its files>; without DATA they are fetched
+extract: $(store)/extract.done.json  ## features of every image: BACKBONE=resnet101_layer4 WEIGHTS=<file, if there is no network>; or FEATURES_FROM=<the authors' folder>
+negatives: $(folder)/negatives.done.json  ## hard negative captions for pre-training: TAGGER=english, or a folder
+pretrain: $(pretrained)  ## self-supervised tasks of the method: ARGS="--model.lr=1e-4 --data.batch_size=64" EXTRA=cub,nabirds or EXTRA=mixed
+	@$(if $(pretrained),:,$(DIFFCAP) pretrain $(OPTIONS))
+finetune: $(run)/finetune/finished.json  ## the captioner, from the pre-training's checkpoint (PRETRAIN=no: from scratch)
+reinforce: $(run)/reinforce/finished.json  ## train it on by the CIDEr-D of its own captions: make reinforce eval
+eval: $(evaluation)/eval.done.json  ## captions and scores of the test split, by group; CAPTIONER=reinforce: the reinforced ones; EVAL=retrieval
+zeroshot: $(zeroshot)/zeroshot.done.json  ## a vision-language model without training on the test split: VLM=HuggingFaceTB/SmolVLM-500M-Instruct
+report: $(report)/report.done.json  ## the run beside baselines that learn nothing: RUN/report/report.html, a table, pictures
+
 demo: setup  ## the systems on an embedded dataset: every stage, one table, pictures (WORLD=tiles METHOD=scorer MINUTES=12 SEEDS=1234)
 	$(VENV)/python stages/demo.py $(METHOD:%=--method %) $(WORLD:%=--world %) $(MINUTES:%=--minutes %) $(SEEDS:%=--seeds %) $(ARGS)
 
@@ -78,11 +111,7 @@ ablation: setup $(if $(data_ARGS),data)  ## a method beside its papers' ablation
 accuracy: setup $(if $(data_ARGS),data)  ## beams, averaged weights, ensemble, self-critical training beside greedy decoding: METHOD=scorer SEEDS=1,2,3
 	$(VENV)/python stages/accuracy.py $(OPTIONS) $(SEEDS:%=--seeds %) $(ARGS)
 
-rehearsal: setup  ## hours, disk and memory of a real run, from every stage on a dataset of official size: DATASET=clevr_change METHOD=pcl STEPS=300
-	$(VENV)/python stages/rehearsal.py $(OPTIONS) $(STEPS:%=--steps %) $(SCENES:%=--scenes %) $(ARGS)
-
-# The captioner of a METHOD that is named comes first; the others under runs, and the one that ships, can be chosen too.
-serve: setup  ## a page to point the captioners at two pictures: http://127.0.0.1:7860, METHOD=scorer ARGS="--port=8000"
+serve: setup  ## a page to point the captioners at two pictures, that of METHOD=scorer first: http://127.0.0.1:7860, ARGS="--port=8000"
 	$(VENV)/diffcap serve $(OPTIONS) $(ARGS)
 
 # Development.

@@ -1,12 +1,14 @@
 """The ablation table of a method on one dataset: one experiment per row and seed, then the table."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from diffcap.experiment import Experiment
+from diffcap.experiment import FIRST, Experiment
 from diffcap.methods import Ablation
 from diffcap.run_folder import FINETUNE, PRETRAIN, report_dir_name
 from diffcap.runner import Job, make, parse_seeds, run_command, run_queues, write_report
+from diffcap.stages import is_made, needed_by
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.settings import get_config_value
 
@@ -31,9 +33,9 @@ def ablation(
         variables: Variables of the experiments, in JSON; each is also an option: --method scorer --dataset blocks.
         seeds: Training seeds, separated by commas; several give means and standard deviations.
         steps: Fine-tuning steps of every row; by default as in the method's settings.
-        pretrain_steps: Steps of the pre-training, and of the stage on CUB before it; by default as in the settings.
+        pretrain_steps: Steps of the pre-training, and of the one on a dataset of EXTRA before it; by default as in the settings.
         rows: Rows to train, separated by commas; all by default. Names are those of the files in configs/method/<method>/ablation
-            and, for pcl, cub, nabirds and cub_nabirds (the full method with more datasets).
+            and, for pcl, cub, nabirds and cub_nabirds (the full method with more datasets, if `make data` has prepared them).
         more_seeds: Additional seeds, for the rows in `repeated` only.
         repeated: Rows with additional seeds, separated by commas; all by default.
         validations: Number of validations of every stage with given steps; the best one is evaluated, and all are in curves.png.
@@ -55,6 +57,10 @@ def ablation(
         if table[row].extra and base.dataset_spec.rendered:
             skipped[row] = f"Skipped: {table[row].title}, because {dataset} has no photos of birds."
     chosen, repeated_rows = ([row for row in some if row not in skipped] for some in (chosen, repeated_rows))
+    for row in chosen:
+        if row not in skipped and (folder := _missing_data(variables, table[row].extra)):
+            skipped[row] = f"Skipped: {table[row].title}, because {folder} is not there."
+    chosen, repeated_rows = ([row for row in some if row not in skipped] for some in (chosen, repeated_rows))
     remark = " ".join(skipped.values())
     if not chosen:
         raise DiffcapError(f"--rows {rows}: no row is left. {remark}")
@@ -65,11 +71,13 @@ def ablation(
     # These run before the rows, because two rows would write the same files at the same time.
     needs_negatives = base.method_spec.pretraining is not None and base.method_spec.pretraining.needs_negatives
     make("data", "extract negatives" if needs_negatives else "extract", shared)
-    extra = sorted({name for row in chosen for name in table[row].extra.split(",") if name})
-    if extra:
-        make("more datasets", "extra", {**shared, "extra": ",".join(extra)})
+    for extra in sorted({table[row].extra for row in chosen} - {""}):
+        with_extra = Experiment(**{**shared, "extra": extra})
+        for stage, other in needed_by(with_extra, [PRETRAIN]):
+            if other is not with_extra and stage != "data":
+                make(other.dataset, stage, other.explicit_values)
     # The manifest is complete now; without `data`, its files are not read again for every row.
-    shared = {name: value for name, value in shared.items() if name not in ("data", "cub_data", "nabirds_data")}
+    shared = {name: value for name, value in shared.items() if name != "data"}
     plan = (chosen, numbers), (repeated_rows, more)
     runs = [(row, seed) for names, row_seeds in plan for seed in row_seeds for row in names]
     jobs = {}
@@ -81,13 +89,14 @@ def ablation(
                 **shared,
                 "run": str(place / f"{row}-{seed}"),
                 "seed": str(seed),
-                **_variables(row, ablation, place, seed),
+                **({"extra": ablation.extra} if ablation.extra else {"ablation": row}),
             },
             steps,
             pretrain_steps if ablation.pretrains else 0,
             place / f"{start}-{seed}" / PRETRAIN if (start, seed) in runs else None,
             validations,
         )
+        _share_first_pretraining(Experiment(**jobs[row, seed].variables), place / f"pretrain-extra-{seed}")
     # One seed after the other, so that an interrupted command leaves complete tables of fewer seeds.
     run_queues(
         [
@@ -116,24 +125,34 @@ def _rows(listed: str | None, known: list[str], method: str) -> list[str]:
 
 
 def _queues(rows: list[str], table: Mapping[str, Ablation]) -> list[list[str]]:
-    """Queues of rows: rows that share a pre-training, or its stage on CUB, are in one queue, the row that trains it first."""
+    """Queues of rows: rows that share a pre-training, or the one before it, are in one queue, the row that trains it first."""
 
     def waits_for(row: str) -> str | None:
         if table[row].pretraining_of in rows:
             return table[row].pretraining_of
-        with_cub = [name for name in rows if "cub" in table[name].extra.split(",")] if "cub" in table[row].extra else []
-        return with_cub[0] if with_cub and with_cub[0] != row else None
+        first = table[row].extra.partition(",")[0]
+        sharing = [name for name in rows if first and table[name].extra.partition(",")[0] == first]
+        return sharing[0] if sharing and sharing[0] != row else None
 
     waiting = {row: waits_for(row) for row in rows}
     heads = sorted((row for row in rows if not waiting[row]), key=lambda row: row not in waiting.values())
     return [[head, *(row for row in rows if waiting[row] == head)] for head in heads]
 
 
-def _variables(row: str, ablation: Ablation, place: Path, seed: int) -> dict[str, str]:
-    """The variables in which a row differs from the others."""
-    if not ablation.extra:
-        return {"ablation": row}
-    return {"extra": ablation.extra, "cub_run": str(place / f"pretrain-cub-{seed}")}
+def _missing_data(variables: dict[str, str], extra: str) -> str:
+    """The folder of a dataset that a row pre-trains on and that is not there."""
+    others = Experiment(**{**variables, "extra": extra}).extra_experiments if extra else []
+    return next((other.folder for other in others if not is_made("data", other)), "")
+
+
+def _share_first_pretraining(e: Experiment, place: Path) -> None:
+    """Let the pre-training on a dataset of EXTRA be in a folder that several rows share."""
+    folder = e.stage_folder(FIRST)
+    if e.first_dataset and not folder.exists():
+        place.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.unlink(missing_ok=True)
+        folder.symlink_to(Path(os.path.relpath(place, folder.parent)))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,22 @@
 """Compare decoding and training variants: beam search, averaged weights, an ensemble of the seeds, self-critical training."""
 
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from diffcap import record
 from diffcap.experiment import Experiment
-from diffcap.run_folder import AVERAGED, BEST, EVAL, FINETUNE, LAST, METRICS, REINFORCE, eval_dir_name, report_dir_name
+from diffcap.run_folder import (
+    AVERAGED,
+    BEST,
+    EVAL,
+    FINETUNE,
+    LAST,
+    REINFORCE,
+    STEP_CHECKPOINT_GLOB,
+    eval_dir_name,
+    report_dir_name,
+)
 from diffcap.runner import call, in_parallel, make, parse_seeds, run_command, steps_options
 from diffcap.utils.errors import DiffcapError
 
@@ -71,9 +81,7 @@ def accuracy(
         make(f"seed {number}, captioning", "finetune", fixed, **options)
         captions(f"seed {number}, greedy", folder, trained, home / EVAL)
         captions(f"seed {number}, beams", folder, trained, home / f"{EVAL}-{beam}", *beam_options)
-        if not _newer(averaged, home / FINETUNE / LAST):
-            command = [sys.executable, "-m", "diffcap", "average", str(home / FINETUNE), "--out", str(averaged)]
-            call(command, f"seed {number}, averaging")
+        average(f"seed {number}, averaging", home / FINETUNE, keep, averaged)
         captions(f"seed {number}, averaged", folder, averaged, home / eval_dir_name(AVERAGED))
         make(f"seed {number}, self-critical", "reinforce", fixed, **options)
         critical = home / eval_dir_name(REINFORCE)
@@ -95,22 +103,29 @@ def accuracy(
         members = [home / FINETUNE / BEST for home in homes]
         ensemble = place / f"ensemble-{'-'.join(map(str, numbers))}"
         option = f"--ensemble={','.join(map(str, members[1:]))}"
-        captions("the ensemble", folder, members[0], ensemble, option, also=members)
+        captions("the ensemble", folder, members[0], ensemble, option)
         rows[f"ensemble of {len(numbers)} seeds"] = [ensemble]
     from diffcap.report.accuracy import accuracy_table
 
     accuracy_table(folder, rows, place / report_dir_name(FINETUNE))
 
 
-def captions(title: str, folder: str, checkpoint: Path, out: Path, *options: str, also: Sequence[Path] = ()) -> None:
-    """Caption and score the test split, unless the scores are newer than the checkpoint and the files in `also`."""
-    if not all(_newer(out / METRICS, path) for path in (checkpoint, *also)):
-        words = ["--checkpoint", str(checkpoint), "--out", str(out), "--folder", folder, *options]
-        call([sys.executable, "-m", "diffcap", "eval", *words], title)
+def average(title: str, training: Path, keep: int, out: Path) -> None:
+    """Average the last periodic checkpoints of a training and last.ckpt, unless `out` is their average already."""
+    files = [*sorted(training.glob(STEP_CHECKPOINT_GLOB))[-keep:], training / LAST]
+    path = out.with_name("average.done.json")
+    old = record.read(path)
+    described = record.describe_files(files, old)
+    made_of = record.result_id({}, described)
+    if old.get("id") != made_of or record.lost_products(path, old):
+        call([sys.executable, "-m", "diffcap", "average", *map(str, files), "--out", str(out)], title)
+        record.write(path, record.make("", made_of, described, [out]))
 
 
-def _newer(path: Path, source: Path) -> bool:
-    return path.is_file() and source.is_file() and path.stat().st_mtime_ns >= source.stat().st_mtime_ns
+def captions(title: str, folder: str, checkpoint: Path, out: Path, *options: str) -> None:
+    """Caption and score the test split."""
+    words = ["--checkpoint", str(checkpoint), "--out", str(out), "--folder", folder, *options]
+    call([sys.executable, "-m", "diffcap", "eval", *words], title)
 
 
 if __name__ == "__main__":

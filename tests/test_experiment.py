@@ -3,17 +3,19 @@
 import itertools
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
-from tests.commands import ROOT, logged, run, same_logs, weights
+from tests.commands import logged, run, same_logs, weights
 from tests.test_makefile import logged as played
 from tests.test_makefile import make, project  # noqa: F401
 
 from diffcap.experiment import Experiment, parse
-from diffcap.pipeline import run_stage
-from diffcap.stage_calls import StageCall, stage_calls
+from diffcap.pipeline import print_paths, run_stage
+from diffcap.record import describe_files, named_files, result_id
+from diffcap.stages import STAGES
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.settings import CONFIGS, get_config_value
 
@@ -22,7 +24,7 @@ from diffcap.utils.settings import CONFIGS, get_config_value
 
 def test_variables_are_told_from_the_options_of_a_stage() -> None:
     words = [
-        "--cub-data",
+        "--features-from",
         "a b",
         "--METHOD=pcl",
         "--model.lr=1e-4",
@@ -34,7 +36,7 @@ def test_variables_are_told_from_the_options_of_a_stage() -> None:
         "--seed=9",
     ]
     variables, own = parse(words)
-    assert variables == {"cub_data": "a b", "method": "pcl", "seed": "3"}
+    assert variables == {"features_from": "a b", "method": "pcl", "seed": "3"}
     assert own == ["--model.lr=1e-4", "--trainer.max_steps", "4", "--seed=9"]
     with pytest.raises(DiffcapError, match="--method: the value is missing"):
         parse(["--method"])
@@ -69,12 +71,10 @@ def test_a_file_describes_a_run_and_the_command_line_has_priority(tmp_path: Path
     assert (e.method, e.seed, e.trainer, e.run) == ("scorer", "8", "smoke", "runs/blocks/scorer-seed8")
     defaults = Experiment(config=str(path), method="pcl", seed="1234")  # given, although they are the defaults
     assert (defaults.method, defaults.seed) == ("pcl", "1234")
-    (call,) = stage_calls(e, "data")
-    assert call.arguments[-3:] == ["--pairs", "60", "--jitter=0.2"]
-    (call,) = stage_calls(e, "finetune", ["--model.lr=0.7"])
-    position = call.arguments.index('{"model": {"lr": 0.5}}')
-    assert call.arguments[position - 3 : position] == ["--config", str(ROOT / "configs/trainer/smoke.yaml"), "--config"]
-    assert call.arguments[-1] == "--model.lr=0.7"  # last, so that it has priority
+    assert STAGES["data"].settings(e)["pairs"] == 60 and e.sections["data"] == {"jitter": 0.2}
+    settings = STAGES["finetune"].settings(e)
+    assert settings["model"]["lr"] == 0.5 and settings["trainer"]["max_steps"] == 4  # the section is above all files
+    assert settings["run"]["out"] == "runs/blocks/scorer-seed8/finetune" and settings["seed_everything"] == 8
 
 
 @pytest.mark.parametrize(
@@ -115,10 +115,7 @@ def test_a_run_is_repeated_in_its_folder_and_with_another_seed_in_another_folder
 def test_make_takes_such_a_file(project: Path) -> None:
     (project / "mine.yaml").write_text("method: dirl\nrun: runs/mine\nfinetune:\n  data: {batch_size: 3}\n")
     runs = played(project, "finetune", "eval", "CONFIG=mine.yaml", "SEED=5")
-    assert (
-        "configs/method/dirl/finetune.yaml" in runs["finetune"][0]
-        and '{"data": {"batch_size": 3}}' in runs["finetune"][0]
-    )
+    assert "--run.method dirl" in runs["finetune"][0] and "--data.batch_size 3 " in runs["finetune"][0]
     assert "--run.out runs/mine/finetune" in runs["finetune"][0] and "--seed_everything 5" in runs["finetune"][0]
     assert "--checkpoint runs/mine/finetune/best.ckpt --out runs/mine/eval" in runs["eval"][0]
     assert "CONFIG=none.yaml: no such file" in make(project, "finetune", "CONFIG=none.yaml").stderr
@@ -169,9 +166,9 @@ def test_offline_changes_nothing_for_a_dataset_that_needs_no_network(stage: str)
 )
 def test_a_method_refuses_features_that_it_cannot_read(variables: dict[str, str], output: str) -> None:
     words = [word for name, value in {"dataset": "desk", **variables}.items() for word in (f"--{name}", value)]
-    for stage in ("extract", "finetune"):  # the extraction stops, too, where a training will need its features
-        with pytest.raises(DiffcapError, match=output):
-            run_stage(stage, [*words, "--goals", "finetune"], ["diffcap"])
+    for command in (partial(run_stage, "finetune", words), partial(print_paths, [*words, "--goals", "finetune"])):
+        with pytest.raises(DiffcapError, match=output):  # before the features are extracted
+            command()
 
 
 def test_features_that_are_there_decide_what_they_hold(tmp_path: Path) -> None:
@@ -185,11 +182,11 @@ def test_features_that_are_there_decide_what_they_hold(tmp_path: Path) -> None:
 
 def test_weights_of_a_method_that_reads_pixels_are_of_its_training() -> None:
     e = Experiment(method="clip4idc", dataset="clevr_change", weights="clip.safetensors")
-    (extract,), (pretrain,), (finetune,) = (stage_calls(e, stage) for stage in ("extract", "pretrain", "finetune"))
-    assert "clip.safetensors" not in extract.arguments + finetune.arguments  # fine-tuning starts from the adaptation
-    assert "--model.clip_weights clip.safetensors" in " ".join(pretrain.arguments)
+    extract, pretrain, finetune = (STAGES[stage].settings(e)["model"] for stage in ("extract", "pretrain", "finetune"))
+    assert "weights" not in extract and finetune["clip_weights"] == "default"  # fine-tuning starts from the adaptation
+    assert pretrain["clip_weights"] == "clip.safetensors"
     e = Experiment(method="clip4idc", dataset="clevr_change", weights="clip.safetensors", pretrain="no")
-    assert "--model.clip_weights clip.safetensors" in " ".join(stage_calls(e, "finetune")[0].arguments)
+    assert STAGES["finetune"].settings(e)["model"]["clip_weights"] == "clip.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -222,10 +219,10 @@ def test_a_training_is_repeated_from_the_config_of_its_run(trained: Path) -> Non
 def test_a_finished_stage_is_found_without_torch_and_a_changed_one_runs(trained: Path) -> None:
     words = ["--pairs", "60", "--method", "scorer", "--trainer", "smoke", "--logger", "none", "--ablation", "rr"]
     code = (
-        "import sys; from diffcap.pipeline import run_stage; run_stage('finetune', sys.argv[1:], ['x']);"
+        "import sys; from diffcap.pipeline import run_stage; run_stage('finetune', sys.argv[1:]);"
         "assert 'torch' not in sys.modules"
     )
-    run([sys.executable, "-m", "diffcap", "finetune", *words], trained)  # notes that these options are done
+    run([sys.executable, "-m", "diffcap", "finetune", *words], trained)  # another test may have asked in other words
     done = run([sys.executable, "-c", code, *words], trained)
     assert done.returncode == 0 and "nothing to do" in done.stdout, done.stderr
     (trained / "runs/blocks/scorer-rr/finetune/best.ckpt").unlink()
@@ -262,20 +259,20 @@ def test_help_has_the_variables_and_the_options_of_the_stage() -> None:
 def test_a_variable_without_a_value_is_one_sentence() -> None:
     with pytest.raises(DiffcapError, match="--seed: the value is missing"):
         parse(["--seed", "--devices", "2"])
-    assert parse(["--cub_args", "--model.lr=1", "x"]) == ({"cub_args": "--model.lr=1"}, ["x"])
+    assert parse(["--extract_args", "--model.lr=1", "x"]) == ({"extract_args": "--model.lr=1"}, ["x"])
 
 
 def test_negatives_are_built_only_for_methods_that_need_them(capsys: pytest.CaptureFixture[str]) -> None:
-    run_stage("negatives", ["--dataset", "desk", "--method", "scorer", "--goals", "negatives"], ["diffcap"])
+    run_stage("negatives", ["--dataset", "desk", "--method", "scorer", "--goals", "negatives"])
     assert "scorer needs no hard negatives" in capsys.readouterr().out
 
 
 def test_offline_downloads_no_dataset(tmp_path: Path) -> None:
     words = ["--dataset", "spot_the_diff", "--offline", "yes", "--folder", str(tmp_path)]
     with pytest.raises(DiffcapError, match="OFFLINE=yes: the files of DATASET=spot_the_diff would be downloaded"):
-        run_stage("data", words, ["diffcap"])
+        run_stage("data", words)
     (tmp_path / "manifest.jsonl").write_text("")
-    run_stage("data", [*words, "--goals", "finetune"], ["diffcap"])  # prepared earlier: nothing is downloaded
+    run_stage("data", ["--needed", *words])  # prepared earlier: nothing is downloaded
 
 
 def test_the_features_of_a_run_must_be_there_or_their_network_named(tmp_path: Path) -> None:
@@ -348,51 +345,28 @@ def test_the_rate_of_a_base_model_stays_with_a_short_training(size: str) -> None
 
 
 def test_a_long_section_of_a_config_is_not_taken_for_a_path(tmp_path: Path) -> None:
-    arguments = {
-        name: 0.5
-        for name in ("width", "heads", "word_width", "dropout", "decoder_std", "position_std", "encoder_layers")
-    }
-    section = {
-        "model": {"lr": 1e-3, "captioner": {"init_args": arguments}},
-        "data": {"max_length": 26, "batch_size": 32},
-    }
-    run = {"method": "scorer", "run": str(tmp_path / "run"), "finetune": {**section, "trainer": {"max_steps": 1000}}}
-    (tmp_path / "run.yaml").write_text(yaml.dump(run))
-    (call,) = stage_calls(Experiment(config=str(tmp_path / "run.yaml")), "finetune")
-    assert max(map(len, call.arguments)) > 255  # more than the name of a file may have
-    call.product.parent.mkdir(parents=True)
-    call.product.write_text("done")
-    call.note_done()
-    assert call.is_done
+    """A text of 256 to 999 characters is longer than the name of a file may be."""
+    long = {"text": "x" * 300, "list": ["y" * 900, str(tmp_path / "file")]}
+    (tmp_path / "file").touch()
+    assert list(named_files(long)) == [tmp_path / "file"]
 
 
-@pytest.mark.parametrize("stage", ["finetune", "zeroshot", "eval"])
-def test_a_changed_base_model_in_a_folder_makes_a_stage_old(stage: str, tmp_path: Path) -> None:
+def test_a_changed_base_model_in_a_folder_makes_a_stage_old(tmp_path: Path) -> None:
     base = tmp_path / "tiny"
     base.mkdir()
     for name in ("config.json", "model.safetensors", "chat_template.jinja"):
         (base / name).write_text("1")
+    options = {"base": str(base)}
 
-    def call() -> StageCall:
-        e = Experiment(method="vlm", vlm=str(base), run=str(tmp_path / "run"), folder=str(tmp_path / "data"))
-        return stage_calls(e, stage)[0]
+    def identity() -> str:
+        return result_id(options, describe_files(named_files(options), {}))
 
-    call().product.parent.mkdir(parents=True)
-    call().product.write_text("done")
     for name in ("config.json", "model.safetensors", "chat_template.jinja"):
-        call().note_done()
-        assert call().is_done
-        (base / name).write_text("another")
-        assert not call().is_done
-    call().note_done()
+        before = identity()
+        (base / name).write_text(f"another {name}")
+        assert identity() != before
+    before = identity()
     (base / "README.md").write_text("a note")
-    assert call().is_done
-
-
-def test_whether_a_stage_is_done_needs_no_torch(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    code = (
-        "import sys; from diffcap.experiment import Experiment; from diffcap.stage_calls import stage_calls; "
-        f"stage_calls(Experiment(method='vlm', vlm={str(tmp_path)!r}), 'finetune')[0].is_done; print('torch' in sys.modules)"
-    )
-    assert run([sys.executable, "-c", code], tmp_path).stdout == "False\n"
+    assert identity() == before
+    options["base"] = str(base.rename(tmp_path / "moved"))
+    assert identity() == before

@@ -2,6 +2,7 @@
 
 # ruff: noqa: F811  the fixture of the tests of Make itself
 
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -12,143 +13,125 @@ from tests.test_makefile import logged, make, project  # noqa: F401
 pytestmark = pytest.mark.slow  # make
 
 
-def test_extra_datasets_are_made_and_trained_on_in_two_stages(project: Path) -> None:
-    words = "DATASET=birds2words", "EXTRA=cub,nabirds", "DATA=/b", "CUB_DATA=/o'c ub", "NABIRDS_DATA=/n", "LOGGER=none"
+def prepare(project: Path, *datasets: str) -> None:
+    """Manifests of datasets of EXTRA."""
+    for name in datasets:
+        make(project, "data", f"DATASET={name}", f"DATA=/{name}")
+
+
+def options_of(line: str) -> dict[str, str]:
+    """The options of a training: name -> value."""
+    words = [word for word in shlex.split(line) if word != "--"]
+    return {name.removeprefix("--"): value for name, value in itertools.pairwise(words) if name.startswith("--")}
+
+
+def test_extra_datasets_are_trained_on_in_two_stages(project: Path) -> None:
+    prepare(project, "cub", "nabirds")
+    words = "DATASET=birds2words", "EXTRA=cub,nabirds", "DATA=/b", "LOGGER=none"
     runs = logged(project, "pretrain", "finetune", "eval", *words)
-    assert [shlex.split(options)[1:6:2] for options in runs["data"]] == [
-        ["birds2words", "data/birds2words", "/b"],
-        ["cub", "data/cub", "/o'c ub"],
-        ["nabirds", "data/nabirds", "/n"],
-    ]
-    backbone = "--config configs/backbone/resnet101_layer4.yaml"
-    folders = [re.search(r"--data.folder (\S+)", options)[1] for options in runs["extract"]]
-    assert folders == ["data/birds2words", "data/cub", "data/nabirds"] and all(
-        backbone in one for one in runs["extract"]
+    assert [shlex.split(options)[1] for options in runs["data"]] == ["birds2words"]
+    folders = sorted(options_of(options)["data.folder"] for options in runs["extract"])
+    assert folders == ["data/birds2words", "data/cub", "data/nabirds"]
+    assert all("--model.stage layer4" in options for options in runs["extract"])
+    assert sorted(options_of(options)["folder"] for options in runs["negatives"]) == folders[:2]
+    (first,), (second,), (last,) = (
+        [options_of(line) for line in runs[stage]] for stage in ("pretrain-extra", "pretrain", "finetune")
     )
-    assert [re.search(r"--folder (\S+)", options)[1] for options in runs["negatives"]] == folders[:2]
-    second, first = sorted(runs["pretrain"], key=lambda options: "pretrain-cub " in options)
-    (last,) = runs["finetune"]
     place = "runs/birds2words/pcl-cub-nabirds"
-    assert (
-        f"--data.folder data/cub --data.features resnet101_layer4 --seed_everything 1234 --data.seed 1234 --run.out {place}/pretrain-cub "
-        in first
-    )
-    assert "--data.folder data/birds2words " in second and f"--run.out {place}/pretrain " in second
-    assert "--data.labelled data/nabirds " in second and f"--model.init_from {place}/pretrain-cub/last.ckpt" in second
-    assert "init_from" not in first and "labelled" not in first and f"{place}/pretrain/last.ckpt" in last
-    assert re.findall(r"--data.vocabulary_with (\S+)", " ".join((first, second, last))) == [
-        "'[data/birds2words]'",
-        "'[data/cub]'",
-        "'[data/cub]'",
-    ]
-    settings = [re.findall(r"--config configs/(\S+)", options)[-2:] for options in (first, second, last)]
-    assert settings == [
-        ["dataset/cub.yaml", "method/pcl/pretrain.cub.yaml"],
-        ["method/pcl/pretrain.birds2words.yaml", "method/pcl/pretrain.nabirds.yaml"],
-        ["dataset/birds2words.yaml", "method/pcl/finetune.birds2words.yaml"],
-    ]
-    again = logged(project, "pretrain", "finetune", "eval", *words)  # folders that were named are looked at again
-    assert {stage: len(found) for stage, found in again.items()} == {"data": 3}
+    assert (first["data.folder"], first["run.out"]) == ("data/cub", f"{place}/pretrain-cub")
+    assert (second["data.folder"], second["run.out"]) == ("data/birds2words", f"{place}/pretrain")
+    assert second["data.labelled"] == "data/nabirds" and second["model.init_from"] == f"{place}/pretrain-cub/last.ckpt"
+    assert "model.init_from" not in first and "data.labelled" not in first
+    assert last["model.init_from"] == f"{place}/pretrain/last.ckpt"
+    vocabularies = [options["data.vocabulary_with"] for options in (first, second, last)]
+    assert vocabularies == ["['data/birds2words']", "['data/cub']", "['data/cub']"]
+    assert first["model.captioner.init_args.single_image"] == "absent" and "fgvc" in runs["pretrain"][0]
+    again = logged(project, "pretrain", "finetune", "eval", *words)  # a folder that was named is looked at again
+    assert {stage: len(found) for stage, found in again.items()} == {"data": 1}
 
 
 @pytest.mark.parametrize("extra", ["cub", "nabirds"])
 def test_either_extra_dataset_alone(project: Path, extra: str) -> None:
-    runs = logged(project, "pretrain", "DATASET=birds2words", f"EXTRA={extra}", "DATA=/b", "SEED=3")
-    assert [shlex.split(options)[1:4:2] for options in runs["data"]] == [
-        ["birds2words", "data/birds2words"],
-        [extra, f"data/{extra}"],
-    ]
-    assert len(runs["negatives"]) == 1 + (extra == "cub") and len(runs["pretrain"]) == 1 + (extra == "cub")
-    (last,) = [o for o in runs["pretrain"] if f"--run.out runs/birds2words/pcl-{extra}-seed3/pretrain " in o]
-    assert ("--data.labelled data/nabirds" in last) == (extra == "nabirds")
-    assert ("init_from" in last) == (extra == "cub")
-    assert ("method/pcl/pretrain.nabirds.yaml" in last) == (extra == "nabirds")
+    prepare(project, extra)
+    runs = logged(project, "pretrain", "DATASET=desk", "DATA=/x", f"EXTRA={extra}", "SEED=3", "ARGS=--its=1")
+    assert len(runs["negatives"]) == 1 + (extra == "cub") and len(runs.get("pretrain-extra", [])) == (extra == "cub")
+    options = options_of(runs["pretrain"][0])
+    assert options["run.out"] == f"runs/desk/pcl-{extra}-seed3/pretrain"
+    assert options.get("data.labelled") == ("data/nabirds" if extra == "nabirds" else None)
+    assert ("model.init_from" in options) == (extra == "cub")
+    assert all("--its=1" in line for line in [*runs["pretrain"], *runs.get("pretrain-extra", [])])
+    assert (
+        "nothing to do" in make(project, "pretrain", "DATASET=desk", f"EXTRA={extra}", "SEED=3", "ARGS=--its=1").stdout
+    )
 
 
 def test_both_extra_datasets_beside_the_first_one_in_one_stage(project: Path) -> None:
+    prepare(project, "cub", "nabirds")
     runs = logged(project, "pretrain", "finetune", "DATASET=birds2words", "EXTRA=mixed", "DATA=/b")
-    (trained,), (tuned,) = runs["pretrain"], runs["finetune"]
-    assert "--data.folder data/birds2words " in trained and "--run.out runs/birds2words/pcl-mixed/pretrain " in trained
-    for option in ("singles data/cub", "labelled data/nabirds", "vocabulary_with '[data/cub]'"):
-        assert f"--data.{option} " in f"{trained} "
-    assert "init_from" not in trained and "configs/method/pcl/pretrain.mixed.yaml" in trained
-    assert "--data.vocabulary_with '[data/cub]'" in tuned and "pcl-mixed/pretrain/last.ckpt" in tuned
-    assert [re.search(r"--folder (\S+)", options)[1] for options in runs["negatives"]] == [
-        "data/birds2words",
-        "data/cub",
-    ]
+    (trained,), (tuned,) = ([options_of(line) for line in runs[stage]] for stage in ("pretrain", "finetune"))
+    assert trained["data.folder"] == "data/birds2words" and trained["run.out"] == "runs/birds2words/pcl-mixed/pretrain"
+    assert (trained["data.singles"], trained["data.labelled"]) == ("data/cub", "data/nabirds")
+    assert trained["data.vocabulary_with"] == tuned["data.vocabulary_with"] == "['data/cub']"
+    assert "model.init_from" not in trained and trained["data.tasks.single_mlm"] == "9"
+    assert sorted(options_of(line)["folder"] for line in runs["negatives"]) == ["data/birds2words", "data/cub"]
 
 
-def test_each_dataset_has_options_and_features_of_its_own(project: Path) -> None:
-    words = "DATASET=birds2words", "EXTRA=cub,nabirds", "FEATURES_FROM=/b f", "data_ARGS=--missing=skip"
-    stopped = make(project, "pretrain", *words)
-    assert "also give CUB_FEATURES_FROM=<the authors' folder for cub>" in stopped.stderr
-    assert stopped.returncode != 0 and not (project / "log").exists()
-    words = (
-        *words,
-        "CUB_FEATURES_FROM=/c",
-        "NABIRDS_FEATURES_FROM=/n",
-        "negatives_ARGS=--retrieve=1",
-        "extract_ARGS=--x=1",
-    )
+def test_an_extra_dataset_that_is_not_there_is_named_with_its_command(project: Path) -> None:
+    for words, command in (
+        (["EXTRA=cub"], "make it with `make data DATASET=cub`"),
+        (["EXTRA=nabirds", "METHOD=pcl"], "make it with `make data DATASET=nabirds`"),
+    ):
+        done = make(project, "finetune", "DATASET=birds2words", "DATA=/b", *words)
+        assert done.returncode and command in done.stderr and not (project / "log").exists()
+    prepare(project, "cub")
+    (project / "log").unlink()
+    words = "DATASET=birds2words", "DATA=/b", "EXTRA=cub", "FEATURES_FROM=/b f"
+    done = make(project, "pretrain", *words)
+    assert "first run `make extract DATASET=cub FEATURES_FROM=<the authors' folder for cub>`" in done.stderr
+    assert not (project / "log").exists()
+    make(project, "extract", "DATASET=cub", "FEATURES_FROM=/c")
     runs = logged(project, "pretrain", *words)
-    taken = [shlex.split(options)[1:6:2] for options in runs["import_features"]]
-    assert taken == [
-        ["data/birds2words", "/b f", "authors"],
-        ["data/cub", "/c", "authors"],
-        ["data/nabirds", "/n", "authors"],
-    ]
-    for stage, option in (("data", "--missing=skip"), ("negatives", "--retrieve=1"), ("import_features", "--x=1")):
-        assert [option in options for options in runs[stage]] == [True, *[False] * (len(runs[stage]) - 1)]
-    assert "extract" not in runs
-    assert make(project, "-n", "pretrain", *words[:4]).returncode == 0  # the features are there now
+    assert [options_of(line)["source"] for line in runs["import_features"]] == ["/b f"]
+    assert options_of(runs["pretrain-extra"][0])["data.features"] == "authors"
 
-    words = "DATASET=birds2words", "EXTRA=cub", "extract_ARGS=--data.batch_size=8"
-    runs = logged(project, "pretrain", *words)
+
+def test_options_of_the_extraction_are_those_of_every_dataset(project: Path) -> None:
+    prepare(project, "cub")
+    runs = logged(project, "pretrain", "DATASET=desk", "DATA=/x", "EXTRA=cub", "extract_ARGS=--data.batch_size=8")
     assert len(runs["extract"]) == 2 and all("--data.batch_size=8" in options for options in runs["extract"])
 
 
 def test_an_unknown_extra_dataset_stops_before_anything_runs(project: Path) -> None:
     for words, output in (
-        ("EXTRA=cup", "EXTRA=cup is unknown; give cub"),
-        ("EXTRA=cub", "EXTRA=cub adds photos of birds; use DATASET=birds2words"),
+        ("EXTRA=cup", "EXTRA=cup is unknown; give cub, nabirds, cub,nabirds, or mixed"),
         ("EXTRA=cub METHOD=dirl", "use METHOD=pcl"),
-        ("EXTRA=mixed,cub", "mixed trains on CUB, NABirds and the dataset in one stage"),
+        ("EXTRA=mixed,cub", "mixed trains on all datasets in one stage"),
     ):
-        done = make(project, "pretrain", *words.split())
+        done = make(project, "pretrain", "DATASET=desk", "DATA=/x", *words.split())
         assert done.returncode != 0 and output in done.stderr and not (project / "log").exists()
 
 
 @pytest.mark.thorough
-def test_the_rows_with_cub_share_its_stage(project: Path) -> None:
-    words = "DATASET=birds2words", "DATA=/b", "ARGS=--rows=cub,nabirds,cub_nabirds --pretrain_steps=4"
-    runs = logged(project, "ablation", *words)
-    assert {stage: len(runs[stage]) for stage in ("data", "extract", "negatives", "pretrain")} == {
-        "data": 3,
-        "extract": 3,
-        "negatives": 2,
-        "pretrain": 3 + 1,
-    }
-    start = "init_from runs/birds2words/pcl-ablation/pretrain-cub-1234/last.ckpt"
-    assert sum(start in found for found in runs["pretrain"]) == 2
-
-
-@pytest.mark.thorough
 def test_the_ablations_of_pcl_share_what_is_the_same(project: Path) -> None:
-    runs = logged(project, "ablation", "SEEDS=1,2", "ARGS=--steps=8 --pretrain_steps=4 --validations=2", "PAIRS=60")
+    prepare(project, "cub", "nabirds")
+    desk = "DATASET=desk", "DATA=/x"
+    steps = "ARGS=--steps=8 --pretrain_steps=4 --validations=2"
+    runs = logged(project, "ablation", "SEEDS=1,2", steps, *desk)
     rows = ["no_pretraining", "mlm", "mlm_mvcl", "pcl", "no_difference_encoder", "no_distractor_judging"]
-    rows += ["random_pair_init"]
-    place = "runs/blocks/pcl-ablation"
+    rows += ["random_pair_init", "cub", "nabirds", "cub_nabirds"]
+    place = "runs/desk/pcl-ablation"
     counts = {
         "data": 1,
-        "extract": 1,
-        "negatives": 1,
-        "pretrain": 2 * 5,
-        "finetune": 14,
-        "eval": 14,
+        "extract": 3,
+        "negatives": 2,
+        "pretrain": 2 * 8,
+        "pretrain-extra": 2,  # two rows share it
+        "finetune": 20,
+        "eval": 20,
         "report": 1,
     }
     assert {stage: len(found) for stage, found in runs.items()} == counts
+    assert (project / place / "pretrain-extra-1/finished.json").is_file()
     for seed in (1, 2):
         tuned = {
             row: next(found for found in runs["finetune"] if f"--run.out {place}/{row}-{seed}/finetune " in found)
@@ -156,28 +139,27 @@ def test_the_ablations_of_pcl_share_what_is_the_same(project: Path) -> None:
         }
         begun = {row: re.findall(r"init_from (\S+)", options) for row, options in tuned.items()}
         own = {row: [f"{place}/{row}-{seed}/pretrain/last.ckpt"] for row in rows}
-        assert begun == {**own, "no_pretraining": [], "no_distractor_judging": own["pcl"]}
-        assert "ablation/no_distractor_judging.finetune.yaml" in tuned["no_distractor_judging"]
-        trained = {re.search(r"--run.out (\S+)", found)[1]: found for found in runs["pretrain"]}
-        for row, file in (("mlm", "mlm.pretrain"), ("no_difference_encoder", "no_difference_encoder"), ("pcl", "pcl")):
-            assert f"ablation/{file}.yaml" in trained[f"{place}/{row}-{seed}/pretrain"]
-        assert "ablation/no_difference_encoder.yaml" in tuned["no_difference_encoder"]
+        assert begun == {**own, "no_pretraining": ["None"], "no_distractor_judging": own["pcl"]}
+        trained = {options_of(found)["run.out"]: options_of(found) for found in runs["pretrain"]}
+        for row in ("cub", "cub_nabirds"):
+            folder = f"{place}/{row}-{seed}"
+            assert trained[f"{folder}/pretrain"]["model.init_from"] == f"{folder}/pretrain-cub/last.ckpt"
+        assert trained[f"{place}/mlm-{seed}/pretrain"]["run.ablation"] == "mlm"
     assert all("--trainer.max_steps=4 --trainer.val_check_interval=2" in found for found in runs["pretrain"])
+    assert all("--trainer.max_steps=4 --trainer.val_check_interval=2" in found for found in runs["pretrain-extra"])
     assert all("--trainer.max_steps=8 --trainer.val_check_interval=4" in found for found in runs["finetune"])
-    remarks = [
-        f"Skipped: all, +{birds}, because blocks has no photos of birds."
-        for birds in ("CUB", "NABirds", "CUB +NABirds")
-    ]
-    assert shlex.split(runs["report"][0])[-2:] == ["--remark", " ".join(remarks)]
-    alone = logged(project, "ablation", "ARGS=--rows=no_distractor_judging", "FOLDER=data/other")
+    assert "--remark" not in runs["report"][0]
+    alone = logged(project, "ablation", "ARGS=--rows=no_distractor_judging,cub", "FOLDER=data/other")
+    assert "Skipped: all, +CUB, because blocks has no photos of birds." in alone["report"][0]
     assert "no_distractor_judging-1234/pretrain/last.ckpt" in alone["finetune"][0] and len(alone["pretrain"]) == 1
 
 
 def test_a_row_that_removes_nothing_is_skipped_with_a_remark(project: Path) -> None:
-    words = "DATASET=spot_the_diff", "ARGS=--rows=pcl,no_distractor_judging"
+    words = "DATASET=spot_the_diff", "ARGS=--rows=pcl,no_distractor_judging,cub"
     runs = logged(project, "ablation", *words)
     assert len(runs["finetune"]) == 1 and "no_distractor_judging" not in str(runs)
     remark = "Skipped: all, without distractor judging, because the method has no such component on spot_the_diff."
-    assert shlex.split(runs["report"][0])[-2:] == ["--remark", remark]
+    skipped = f"{remark} Skipped: all, +CUB, because data/cub is not there."
+    assert options_of(runs["report"][0])["remark"] == skipped
     stopped = make(project, "ablation", "DATASET=spot_the_diff", "ARGS=--rows=no_distractor_judging")
     assert f"--rows no_distractor_judging: no row is left. {remark}" in stopped.stderr

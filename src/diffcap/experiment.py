@@ -16,13 +16,25 @@ from typing import Any
 from diffcap.datasets.registry import SHIPPED_BACKBONES, DatasetSpec, get_dataset
 from diffcap.methods import Method, get_method
 from diffcap.records import read_json
-from diffcap.run_folder import BEST, EVAL, FINETUNE, PRETRAIN, REINFORCE, STAGES, eval_dir_name, report_dir_name
+from diffcap.run_folder import (
+    BEST,
+    EVAL,
+    FINETUNE,
+    PRETRAIN,
+    REINFORCE,
+    STAGES,
+    eval_dir_name,
+    is_finished,
+    report_dir_name,
+)
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.settings import CONFIGS, get_config_value, read_settings
 
 DEFAULT_SEED = 1234
 CAPTIONS, RETRIEVAL = "captions", "retrieval"  # values of `eval`
-EXTRAS = ("cub", "nabirds", "mixed")
+FIRST = "pretrain-extra"  # the pre-training on a dataset of EXTRA, before the main one
+PROBE = "probe"  # value of TRAINER, see `diffcap.lit.probe`
+MIXED = "mixed"  # value of EXTRA: all datasets in the main pre-training
 SECTIONS = (
     "data",
     "extract",
@@ -60,7 +72,10 @@ class Experiment:
     devices: str = _option("number of processes: GPUs, or CPU cores", "1")
     seed: str = _option("seed for rendering, negatives and training", str(DEFAULT_SEED))
     logger: str = _option("wandb, tensorboard or none", "wandb")
-    trainer: str = _option("training length, a file of configs/trainer: default, short or smoke (seconds)", "default")
+    trainer: str = _option(
+        "training length: default, short, smoke (seconds) or probe (tells what all of it needs)",
+        "default",
+    )
     backbone: str = _option(
         "network for the features, a file of configs/backbone (default: the method's for the dataset)"
     )
@@ -75,7 +90,9 @@ class Experiment:
         "part-of-speech tagger for the negatives: english, blocks, tiles, or a folder of a Stanza model"
     )
     folder: str = _option("folder of the prepared dataset: manifest, features, negatives (default: data/<dataset>)")
-    run: str = _option("folder of the run (default: runs/<dataset>/<method>[-<ablation>][-<extra>][-seed<seed>])")
+    run: str = _option(
+        "folder of the run (default: runs/<dataset>/<method>[-<ablation>][-<extra>][-seed<seed>][-probe])"
+    )
     pretrain: str = _option("yes, or no to fine-tune from scratch (default: what the ablation says, else yes)")
     pretraining: str = _option("folder of the pre-training that fine-tuning starts from (default: <run>/pretrain)")
     captioner: str = _option("stage whose captioner is evaluated: finetune or reinforce", FINETUNE)
@@ -84,23 +101,27 @@ class Experiment:
         "more datasets for IDC-PCL's pre-training: cub (a pre-training on CUB before the main one), nabirds (in the main one), "
         "cub,nabirds, or mixed (both in the main one)"
     )
-    cub_data: str = _option("as data, for CUB")
-    nabirds_data: str = _option("as data, for NABirds")
-    cub_features_from: str = _option("as features_from, for CUB")
-    nabirds_features_from: str = _option("as features_from, for NABirds")
-    cub_folder: str = _option("as folder, for CUB")
-    nabirds_folder: str = _option("as folder, for NABirds")
-    cub_run: str = _option("folder of the pre-training on CUB (default: <run>/pretrain-cub)")
     pairs: str = _option("number of pairs to render (blocks)")
     config: str = _option("YAML file with these variables and a section of options per stage, or a run's config.yaml")
     extract_args: str = _option("more options of every extraction of features")
-    cub_args: str = _option("more options of the pre-training on CUB")
 
     dataset_spec: DatasetSpec = field(init=False)
     method_spec: Method = field(init=False)
     sections: dict[str, Any] = field(init=False)
     explicit_values: dict[str, str] = field(init=False)  # without those of `config` and the defaults
+    vlm_name: str = field(init=False)  # the last part of `vlm`, without a revision; empty without `vlm`
+    features_folder: Path = field(init=False)
+    has_pretraining: bool = field(init=False)
+    # Whether fine-tuning starts from the pre-training of this run, and not from another one (PRETRAINING, or a sweep).
+    owns_pretraining: bool = field(init=False)
+    # The datasets of `extra`, and their experiments; `make data DATASET=<name>` prepares each one.
+    extras: tuple[str, ...] = field(init=False, default=())
+    extra_experiments: list["Experiment"] = field(init=False, default_factory=list)
+    first_dataset: str = field(init=False, default="")  # has a pre-training of its own, before the main one
+    single_images: str = field(init=False, default="")  # its images and captions are in the main pre-training
+    labelled_images: str = field(init=False, default="")  # its images and classes are in the main pre-training
     _default_backbone: str = field(init=False)
+    _run_root: str = field(init=False)  # `run`, without the part of a sweep
     # Whether OFFLINE=yes replaced the backbone: then the method's settings for small features are used.
     _offline_settings: bool = field(init=False)
 
@@ -115,6 +136,7 @@ class Experiment:
             name = variable.name
             setattr(self, name, self.explicit_values.get(name) or values.get(name) or variable.metadata["default"])
         self.dataset_spec, self.method_spec = get_dataset(self.dataset), get_method(self.method)
+        self.vlm_name = Path(self.vlm.partition("@")[0]).name
         self._offline_settings = False
         self._default_backbone = self.dataset_spec.backbone_for(self.method_spec, self.reads_pixels)
         if self.offline == "yes":
@@ -134,9 +156,13 @@ class Experiment:
         needs_tagger = self.offline == "yes" and self.dataset_spec.tagger == "english"
         self.tagger = self.tagger or ("blocks" if needs_tagger else self.dataset_spec.tagger)
         self.folder = self.folder or f"data/{self.dataset}"
-        self.cub_folder = self.cub_folder or "data/cub"
-        self.nabirds_folder = self.nabirds_folder or "data/nabirds"
+        ablation = self.method_spec.ablations.get(self.ablation)
+        pretrains = self.pretrain == "yes" or (self.pretrain != "no" and (ablation is None or ablation.pretrains))
+        self.has_pretraining = pretrains and self.method_spec.pretraining is not None
         self._check()
+        self.features_folder = Path(self.folder) / "features" / self.features
+        if self.extra:
+            self._prepare_extra()
         is_run_config = any("run" in section for section in self.sections.values())
         is_known = self.features_from or "backbone" in {**values, **self.explicit_values}
         if is_run_config and not is_known and not (self.features_folder / "meta.json").is_file():
@@ -151,38 +177,42 @@ class Experiment:
             self.ablation,
             *self.extras,
             *([f"seed{self.seed}"] if self.seed != str(DEFAULT_SEED) else []),
+            *([PROBE] if self.trainer == PROBE else []),
         ]
         run_root = self.run or f"runs/{self.dataset}/{'-'.join(filter(None, names))}"
         is_sweep = not self.run and "WANDB_SWEEP_ID" in os.environ  # set by W&B's agent; its trials are in <run>/sweep
         self.run = f"{run_root}/sweep" if is_sweep else run_root
-        self.cub_run = self.cub_run or f"{run_root}/pretrain-cub"
+        self._run_root = run_root
         self.pretraining = self.pretraining or f"{run_root}/{PRETRAIN}"
+        self.owns_pretraining = Path(self.pretraining) == self.stage_folder(PRETRAIN)
 
     def _check(self) -> None:
-        if not _is_whole_number(self.seed) or int(self.seed) >= 2**32:
+        if not self.seed.isdecimal() or int(self.seed) >= 2**32:
             fault = "negative" if self.seed.startswith("-") else "not a seed"
             raise DiffcapError(f"SEED={self.seed} is {fault}; give a whole number from 0 to {2**32 - 1}.")
-        if not _is_whole_number(self.devices) or int(self.devices) < 1:
+        if not self.devices.isdecimal() or int(self.devices) < 1:
             raise DiffcapError(f"DEVICES={self.devices} is not a number of processes; give 1 or more.")
-        self._check_choice("logger", ("wandb", "none", "tensorboard"))
-        self._check_choice("captioner", (FINETUNE, REINFORCE))
-        self._check_choice("eval", (CAPTIONS, RETRIEVAL))
-        self._check_choice("pretrain", ("", "yes", "no"))
-        self._check_choice("offline", ("", "yes", "no"))
-        self._check_config("trainer", ("ddp",))  # DEVICES adds ddp.yaml
-        self._check_config("backbone")
+        choices: dict[str, tuple[str, ...]] = {
+            "logger": ("wandb", "none", "tensorboard"),
+            "captioner": (FINETUNE, REINFORCE),
+            "eval": (CAPTIONS, RETRIEVAL),
+            "pretrain": ("", "yes", "no"),
+            "offline": ("", "yes", "no"),
+        }
+        for name in ("trainer", "backbone"):  # DEVICES adds ddp.yaml
+            choices[name] = tuple(sorted({path.stem for path in (CONFIGS / name).glob("*.yaml")} - {"ddp"}))
+        for name, values in choices.items():
+            if (value := getattr(self, name)) not in values:
+                given = (
+                    f"one of {', '.join(values)}"
+                    if name in ("trainer", "backbone")
+                    else " or ".join(filter(None, values))
+                )
+                raise DiffcapError(f"{name.upper()}={value} is unknown; give {given}.")
         folder = self.method_configs / "ablation"
         known = sorted({path.name.partition(".")[0] for path in folder.glob("*.yaml")})
         if self.ablation and self.ablation not in known:
             raise DiffcapError(f"ABLATION={self.ablation} is unknown; {self.method} has: {', '.join(known) or 'none'}.")
-        for name in self.extras:
-            if name not in EXTRAS:
-                raise DiffcapError(f"EXTRA={self.extra} is unknown; give cub, nabirds, cub,nabirds, or mixed.")
-        if "mixed" in self.extras and len(self.extras) > 1:
-            raise DiffcapError(
-                f"EXTRA={self.extra}: mixed trains on CUB, NABirds and the dataset in one stage and cannot be combined; give "
-                "EXTRA=mixed alone."
-            )
         pretraining = self.method_spec.pretraining
         if self.eval == RETRIEVAL and not (pretraining and pretraining.retrieval and self.has_pretraining):
             raise DiffcapError(
@@ -190,28 +220,6 @@ class Experiment:
             )
         if self.vlm and not self.method_spec.base_model:
             raise DiffcapError(f"VLM={self.vlm} is for METHOD=vlm; give that method, or leave out VLM.")
-        if self.extras and not (self.method_spec.pretraining and self.method_spec.pretraining.extra):
-            raise DiffcapError(f"EXTRA={self.extra} is for methods whose pre-training takes it; use METHOD=pcl.")
-        if self.extras and self.dataset_spec.rendered:
-            raise DiffcapError(
-                f"EXTRA={self.extra} adds photos of birds; use DATASET=birds2words or a dataset of your own."
-            )
-
-    def _check_choice(self, name: str, known: Sequence[str]) -> None:
-        value = getattr(self, name)
-        if value not in known:
-            raise DiffcapError(f"{name.upper()}={value} is unknown; give {' or '.join(filter(None, known))}.")
-
-    def _check_config(self, name: str, excluded: Sequence[str] = ()) -> None:
-        known = sorted({path.stem for path in (CONFIGS / name).glob("*.yaml")} - set(excluded))
-        value = getattr(self, name)
-        if value not in known:
-            raise DiffcapError(f"{name.upper()}={value} is unknown; give one of {', '.join(known)}.")
-
-    @property
-    def vlm_name(self) -> str:
-        """The last part of `vlm`, without a revision; empty without `vlm`."""
-        return Path(self.vlm.partition("@")[0]).name
 
     def _base_model_name(self, files: Sequence[Path], settings: str) -> str:
         """The name of the base model's settings: that of `vlm`, else of the `base` in the section of a stage or in files."""
@@ -222,18 +230,40 @@ class Experiment:
         base = get_config_value(contents, "model", "captioner", "init_args", "base")
         return Path(str(base or "").partition("@")[0]).name
 
-    @property
-    def extras(self) -> tuple[str, ...]:
-        """The datasets of `extra`."""
-        return tuple(filter(None, (name.strip() for name in self.extra.split(","))))
+    def _prepare_extra(self) -> None:
+        """Check `extra`, and find what each of its datasets is for."""
+        pretraining = self.method_spec.pretraining
+        self.extras = tuple(filter(None, (name.strip() for name in self.extra.split(","))))
+        if not (pretraining and pretraining.extra):
+            raise DiffcapError(f"EXTRA={self.extra} is for methods whose pre-training takes it; use METHOD=pcl.")
+        if self.dataset_spec.rendered:
+            raise DiffcapError(
+                f"EXTRA={self.extra} adds photos of birds; use DATASET=birds2words or a dataset of your own."
+            )
+        for name in self.extras:
+            if name not in (*pretraining.extra, MIXED):
+                known = ", ".join([*pretraining.extra, ",".join(pretraining.extra)])
+                raise DiffcapError(f"EXTRA={self.extra} is unknown; give {known}, or {MIXED}.")
+        is_mixed = MIXED in self.extras
+        if is_mixed and len(self.extras) > 1:
+            raise DiffcapError(
+                f"EXTRA={self.extra}: mixed trains on all datasets in one stage and cannot be combined; give EXTRA=mixed alone."
+            )
+        shared = ("method", "backbone", "features", "tagger", "weights", "devices", "seed")
+        values = {name: getattr(self, name) for name in shared}
+        values["extract_args"] = "" if self.features_from else self.extract_args
+        for name in pretraining.extra if is_mixed else self.extras:
+            self.extra_experiments.append(Experiment(dataset=name, **values))
+            if pretraining.extra[name] == "classes":
+                self.labelled_images = name
+            elif is_mixed:
+                self.single_images = name
+            else:
+                self.first_dataset = name
 
-    @property
-    def has_pretraining(self) -> bool:
-        """Whether the experiment has a pre-training stage. PRETRAIN decides if it is given, otherwise the ablation does."""
-        if self.method_spec.pretraining is None or self.pretrain == "no":
-            return False
-        ablation = self.method_spec.ablations.get(self.ablation)
-        return self.pretrain == "yes" or ablation is None or ablation.pretrains
+    def words(self) -> list[str]:
+        """The variables as a command line."""
+        return [word for name, value in self.explicit_values.items() for word in (f"--{name}", value)]
 
     @property
     def reads_pixels(self) -> bool:
@@ -242,11 +272,6 @@ class Experiment:
             return self.method_spec.reads_pixels
         settings = [*self.config_files(FINETUNE), *self.sections.values()]
         return get_config_value(settings, "model", "captioner", "init_args", "backbone") is not None
-
-    @property
-    def features_folder(self) -> Path:
-        """Folder of the features."""
-        return Path(self.folder) / "features" / self.features
 
     def check_features(self) -> None:
         """Check, before the features are extracted, that the method can be trained on them.
@@ -279,12 +304,19 @@ class Experiment:
 
     def stage_folder(self, stage: str) -> Path:
         """Folder of a training stage."""
+        if stage == FIRST:
+            return Path(self._run_root) / f"{PRETRAIN}-{self.first_dataset}"
         return Path(self.run) / stage
 
     @property
     def checkpoint(self) -> Path:
         """Checkpoint of the captioner that is evaluated."""
         return self.stage_folder(self.captioner) / BEST
+
+    @property
+    def evaluated(self) -> Path:
+        """Checkpoint that `eval` evaluates."""
+        return self.pretrained_checkpoint if self.eval == RETRIEVAL else self.checkpoint
 
     @property
     def evaluation(self) -> Path:
@@ -300,6 +332,17 @@ class Experiment:
     def report(self) -> Path:
         """Folder of the captioner's report."""
         return Path(self.run) / report_dir_name(self.captioner)
+
+    def check_pretraining(self) -> None:
+        """Check that the pre-training of another run is finished.
+
+        Raises:
+            DiffcapError: it is not.
+        """
+        if self.has_pretraining and not self.owns_pretraining and not is_finished(Path(self.pretraining)):
+            raise DiffcapError(
+                f"PRETRAINING={self.pretraining}: contains no finished pre-training; train it first, or omit PRETRAINING."
+            )
 
     @property
     def pretrained_checkpoint(self) -> Path:
@@ -364,10 +407,6 @@ class Experiment:
 VARIABLES = tuple(f for f in fields(Experiment) if f.init)
 NAMES = {f.name for f in VARIABLES}
 _GOALS = "goals"  # make's targets; make adds this option to the variables, `pipeline` reads it
-
-
-def _is_whole_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()
 
 
 def _folder_of(resource: str | None) -> Path | None:
@@ -477,7 +516,7 @@ def _similar(name: str) -> str:
 def parse(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Split a command line into the variables of an experiment and the options of the stage.
 
-    A variable is `--cub_data X`, `--cub-data=X` or `--CUB_DATA X`. Everything after `--` is an option of the stage.
+    A variable is `--features_from X`, `--features-from=X` or `--FEATURES_FROM X`. Everything after `--` is an option of the stage.
 
     Returns:
         variable -> value, and the remaining words, for the stage.

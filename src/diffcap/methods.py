@@ -27,7 +27,7 @@ class Pretraining:
         module: import path of the LightningModule. data: import path of the LightningDataModule.
         checkpoint: file of the stage that fine-tuning starts from.
         needs_negatives: whether it reads negatives.jsonl.
-        extra: whether it can train on more datasets (EXTRA=cub,nabirds).
+        extra: the datasets that EXTRA can add, and what their images have: "captions" or "classes".
         retrieval: whether it learns to retrieve pairs by captions and captions by pairs, which EVAL=retrieval evaluates.
     """
 
@@ -36,7 +36,7 @@ class Pretraining:
     data: str = "diffcap.data.pretraining:PretrainData"
     checkpoint: str = "last.ckpt"
     needs_negatives: bool = True
-    extra: bool = False
+    extra: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     retrieval: bool = False
 
 
@@ -148,7 +148,9 @@ BUILT_IN = (
         paper="Yao, Wang and Jin, Image Difference Captioning with Pre-training and Contrastive Learning, AAAI 2022",
         captioner="diffcap.models.pcl:PCL",
         backbone="resnet101_layer4",
-        pretraining=Pretraining("diffcap.models.pcl_pretraining:PCLPretraining", extra=True),
+        pretraining=Pretraining(
+            "diffcap.models.pcl_pretraining:PCLPretraining", extra={"cub": "captions", "nabirds": "classes"}
+        ),
         ablations={
             "no_pretraining": Ablation("without pre-training"),
             "mlm": Ablation("MLM", pretrains=True),

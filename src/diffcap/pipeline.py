@@ -1,157 +1,176 @@
-"""Run the stages of an experiment: parse their commands, find the stages that the goals need, skip those that are up to date.
+"""Run the command of a stage: what it was asked for, whether its result is up to date, what is missing before it.
 
-A stage command, such as `diffcap finetune`, has two forms:
+A command has one of two forms:
 
 * `diffcap finetune --dataset blocks --method scorer --model.lr=1e-4`: the variables of an `Experiment`, and options of the stage.
-  `stage_calls` derives the other options of the stage from the variables. The Makefile uses this form, with the requested targets
-  in `--goals`.
-* `diffcap finetune --config a.yaml --config b.yaml --data.folder data/blocks ...`: options of the stage alone.
+  The settings follow from the variables. Stages that are missing run first. The Makefile uses this form.
+* `diffcap eval --checkpoint a.ckpt --out runs/a --folder data/blocks`: options of the stage alone.
 """
 
 import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from diffcap.experiment import NAMES, RETRIEVAL, Experiment, options_help, parse
+from diffcap import __version__, record
+from diffcap.experiment import FIRST, NAMES, RETRIEVAL, Experiment, options_help, parse, split_words
 from diffcap.methods import import_object
 from diffcap.run_folder import (
     FINETUNE,
     FINISHED,
     PRETRAIN,
     REINFORCE,
+    find_fault,
     is_finished,
     main_process,
+    read_object,
 )
-from diffcap.run_folder import STAGES as TRAINING
-from diffcap.stage_calls import StageCall, extra_datasets, stage_calls
+from diffcap.stage_settings import files, merge
+from diffcap.stages import (
+    LIGHTNING,
+    RECORDS,
+    STAGES,
+    TRAININGS,
+    ZERO_SHOT,
+    Request,
+    is_made,
+    needed_by,
+    record_path,
+)
 from diffcap.utils.command_line import experiment_options
+from diffcap.utils.console import OneLineErrorParser
 from diffcap.utils.errors import DiffcapError, plain_errors
 from diffcap.utils.settings import read_settings
 
-ZERO_SHOT = "zeroshot"  # the evaluation of a vision-language model without training
-STAGES = ("data", "extract", "negatives", *TRAINING, ZERO_SHOT, "eval", "report")
-# The function that runs each stage, given the stage's options. It is imported only when it is called.
-BODIES = {
-    "data": "diffcap.commands.data:main",
-    "extract": "diffcap.commands.extract:main",
-    "import_features": "diffcap.commands.import_features:main",
-    "negatives": "diffcap.commands.negatives:main",
-    **{stage: f"diffcap.commands.train:{stage}" for stage in TRAINING},
-    ZERO_SHOT: "diffcap.commands.evaluate:main",
-    "eval": "diffcap.commands.evaluate:main",
-    "report": "diffcap.commands.report:main",
-}
-LIGHTNING = (
-    "extract",
-    *TRAINING,
-)  # stages with Lightning's command line, whose help takes seconds, because it imports torch
-# A command line with this option has the second form.
-OWN_FORM = {"data": "out", "negatives": "folder", ZERO_SHOT: "checkpoint", "eval": "checkpoint", "report": "runs"}
 
-
-def needed_by(e: Experiment, goals: Iterable[str]) -> set[str]:
-    """The goals and all stages that they depend on."""
-    needed: set[str] = set()
-    waiting = list(goals)
-    while waiting:
-        stage = waiting.pop()
-        if stage in needed:
-            continue
-        needed.add(stage)
-        if stage in ("extract", "negatives"):
-            waiting.append("data")
-        elif stage == PRETRAIN and e.has_pretraining:
-            assert e.method_spec.pretraining is not None
-            waiting += ["extract", "negatives"] if e.method_spec.pretraining.needs_negatives else ["extract"]
-        elif stage == FINETUNE:
-            waiting += ["extract", PRETRAIN] if e.has_pretraining else ["extract"]
-        elif stage == REINFORCE:
-            waiting.append(FINETUNE)
-        elif stage == ZERO_SHOT:
-            waiting.append("extract")
-        elif stage == "eval":
-            waiting.append(PRETRAIN if e.eval == RETRIEVAL else e.captioner)
-        elif stage == "report":
-            waiting.append("eval")
-    return needed
-
-
-def run_stage(stage: str, words: Sequence[str], prefix: Sequence[str]) -> None:
-    """Run a stage with either form of its command line.
+def run_stage(stage: str, words: Sequence[str]) -> None:
+    """Run a stage, unless its record says that it is up to date.
 
     Args:
-        words: arguments of the stage.
-        prefix: arguments of the process before `words`, with which Lightning starts the processes of several devices.
+        words: arguments of the command. With `--needed`, it runs only if files have changed: another stage needs it, and its settings
+            may be others than those that it was made with.
 
     Raises:
         DiffcapError: an option is not valid, or the stage failed.
     """
+    is_needed = "--needed" in words
+    words = [word for word in words if word != "--needed"]
     variables, own = parse(words)
-    if is_own_form(stage, words, variables):
-        execute(stage, words, prefix)
+    if not STAGES[stage].is_parallel and not main_process():
+        return  # a launcher has started several processes
+    if _is_direct(stage, words, variables):
+        _run_body(Request(stage, {}, words))
         return
     experiment_options.extend(NAMES)
-    goals = variables.pop("goals", stage).split()
-    if stage in TRAINING and len(own_configs(words)) == 1 and "config" not in variables:
-        variables["config"] = own_configs(words)[0]
+    if stage in LIGHTNING and len(named := own_configs(own)) == 1 and "config" not in variables:
+        variables["config"] = named[0]
+        own = _without_config(own)
     if {"--help", "-h"} & set(own):
-        print(_help(stage), flush=True)
-        if stage not in LIGHTNING or "all" in own:
-            print("\nOptions of the stage:\n", flush=True)
-            execute(stage, ["--help"], prefix)
-        else:
-            print(f"\nThe stage has more options (--model.*, --data.*, --trainer.*): diffcap {stage} --help all")
+        _print_help(stage, own)
         return
-    if REINFORCE in goals and "captioner" not in variables:
-        variables["captioner"] = REINFORCE
+    e = make_experiment(variables, variables.pop("goals", stage).split())
+    if _has_nothing_to_do(stage, e):
+        return
+    if stage == "extract" and e.features_from:
+        stage = "import_features"
+    request = _request(stage, e, own)
+    if "--print_config" in own:
+        print("".join(f"# settings: {path}\n" for path in files(e, stage)), end="", flush=True)
+    elif "WANDB_SWEEP_ID" not in os.environ:
+        if stage == "data" and not (is_needed and is_made(stage, e)):
+            _check_download(e)
+        _run_missing(stage, e, own)
+        if STAGES[stage].folder(e).is_dir() and _is_current(request, e, is_needed):
+            _touch(stage, e)
+            return
+    _run_body(request)
+
+
+def make_experiment(variables: Mapping[str, str], goals: Sequence[str]) -> Experiment:
+    """The experiment of a command.
+
+    Args:
+        goals: stages that the user asked for. They decide which captioner is evaluated, and whether a captioner that was trained
+            without the pre-training is used as it is.
+    """
+    variables = dict(variables)
+    if REINFORCE in goals:
+        variables.setdefault("captioner", REINFORCE)
     if ZERO_SHOT in goals:
         variables.setdefault("method", "vlm")
-    if stage == "extract":
-        variables.pop("extract_args", None)  # make also gives them as options of the stage
-    experiment = Experiment(**variables)
-    experiment = _without_pretraining(experiment, goals)
-    if stage == "extra":
-        _make_extra(experiment)
-        return
-    if experiment.eval == RETRIEVAL and "report" in goals:
+    e = Experiment(**variables)
+    alone = is_finished(e.stage_folder(FINETUNE)) and not (Path(e.pretraining) / FINISHED).is_file()
+    if e.has_pretraining and alone and not {PRETRAIN, FIRST, FINETUNE} & set(goals):
+        e = Experiment(**{**variables, "pretrain": "no"})
+    if ZERO_SHOT in goals and not e.method_spec.base_model:
+        raise DiffcapError(f"zeroshot is for METHOD=vlm, and METHOD={e.method} needs training; leave out METHOD.")
+    if e.eval == RETRIEVAL and "report" in goals:
         raise DiffcapError("EVAL=retrieval has no report; omit the goal report, or EVAL.")
-    requested, needed = stage in goals, needed_by(experiment, goals)
-    if stage not in needed:
-        return
-    if ZERO_SHOT in needed and not experiment.method_spec.base_model:
+    return e
+
+
+def _has_nothing_to_do(stage: str, e: Experiment) -> bool:
+    """Whether the method does not need a stage, which is printed."""
+    pretraining = e.method_spec.pretraining
+    if stage in (PRETRAIN, FIRST) and not e.has_pretraining:
+        row = f", {e.ablation}," if e.ablation else ""
+        why = f" with PRETRAIN={e.pretrain or 'no'}" if pretraining else ""
+        command = f"make finetune METHOD={e.method} DATASET={e.dataset}"
+        print(f"{e.method}{row} has no pre-training stage{why}; go on with: {command}")
+        return True
+    if stage == FIRST and not e.first_dataset:
         raise DiffcapError(
-            f"zeroshot is for METHOD=vlm, and METHOD={experiment.method} needs training; leave out METHOD."
+            f"EXTRA={e.extra}: no dataset has a pre-training of its own; give EXTRA with such a dataset."
         )
-    if needed.intersection((*TRAINING, ZERO_SHOT)):
-        experiment.check_features()
-    if PRETRAIN in needed:
-        extra_datasets(experiment)  # checks them before anything runs
-    if stage == PRETRAIN and not experiment.has_pretraining:
-        if requested:
-            print(_nothing_to_pretrain(experiment))
-        return
-    pretraining = experiment.method_spec.pretraining
     if stage == "negatives" and not (pretraining and pretraining.needs_negatives):
-        print(f"{experiment.method} needs no hard negatives; go on with: make finetune METHOD={experiment.method}")
-        return
-    if stage == PRETRAIN and not requested and Path(experiment.pretraining) != experiment.stage_folder(PRETRAIN):
-        if not is_finished(Path(experiment.pretraining)):
+        print(f"{e.method} needs no hard negatives; go on with: make finetune METHOD={e.method}")
+        return True
+    return False
+
+
+def _request(stage: str, e: Experiment, own: list[str]) -> Request:
+    row = STAGES[stage]
+    settings = {name: value for name, value in row.settings(e).items() if value is not None}
+    if stage in LIGHTNING:
+        start = (settings.get("model") or {}).get("init_from")
+        own = [word for word in own if word != f"--init_from={start}"]  # make names it, too
+        own = [f"--model.{word[2:]}" if word.startswith("--init_from=") else word for word in own]
+    if stage in ("extract", "import_features"):
+        own = [*split_words(e.extract_args), *own]
+    if stage not in TRAININGS and (section := e.sections.get(stage)):
+        settings = merge(settings, section) if stage in LIGHTNING else settings | section
+    asked = record.digest(__version__, settings, os.environ.get("DIFFCAP_CORENLP"), own)
+    return Request(stage, settings, own, asked, row.inputs(e))
+
+
+def _run_missing(stage: str, e: Experiment, own: list[str]) -> None:
+    """Run the stages whose results are missing, or refuse to, where a launcher has started several processes.
+
+    Args:
+        own: options of the stage, which a pre-training on a dataset of EXTRA has, too.
+    """
+    if stage in (*TRAININGS, ZERO_SHOT):
+        e.check_features()
+    if stage == FINETUNE or e.eval == RETRIEVAL:
+        e.check_pretraining()
+    for need, experiment in STAGES[stage].needs(e):
+        if is_made(need, experiment):
+            continue
+        check_extra(need, experiment, e)
+        from diffcap.lit.launch import find_launch
+
+        command = [need, "--needed", *experiment.words(), *(["--", *own] if need == FIRST else [])]
+        if (
+            launch := find_launch()
+        ):  # a new process would take itself for one of the launcher's, and wait for the others
             raise DiffcapError(
-                f"PRETRAINING={experiment.pretraining}: contains no finished pre-training; train it first, or omit PRETRAINING."
+                f"{STAGES[need].folder(experiment)}: the result of the stage {need} is missing, and {launch.launcher} cannot start "
+                f"it; first run `diffcap {need} {' '.join(experiment.words())}`, without {launch.launcher}."
             )
-        return
-    if stage == PRETRAIN:
-        _make_extra(experiment)
-    *first, last = stage_calls(experiment, stage, own)
-    if stage == "data" and (requested or not last.is_current):
-        _check_download(experiment)
-    for call in first:
-        _run_call(call, requested, _in_process)
-    _run_call(last, requested or (stage == "data" and bool(experiment.data)), partial(_execute, prefix=prefix))
+        run_in_process(command)
 
 
 def _check_download(e: Experiment) -> None:
@@ -162,95 +181,136 @@ def _check_download(e: Experiment) -> None:
         )
 
 
-def _in_process(call: StageCall) -> None:
-    from diffcap.lit.launch import find_launch
+def check_extra(stage: str, other: Experiment, e: Experiment) -> None:
+    """Check that a result that is missing can be made here; the manifest of a dataset of EXTRA cannot.
 
-    if launch := find_launch():  # the new process would take itself for one of the launcher's, and wait for the others
-        command = "the same command" if call.stage in TRAINING else "`diffcap extra` with the same options"
-        raise DiffcapError(
-            f"{call.product}: the file is missing or out of date, and {launch.launcher} cannot start the stage that makes it; "
-            f"first run {command}, without {launch.launcher}."
-        )
-    run_in_process(call.stage, call.arguments)
-
-
-def _execute(call: StageCall, prefix: Sequence[str]) -> None:
-    execute(call.stage, call.arguments, prefix)
-
-
-def _run_call(call: StageCall, requested: bool, run: Callable[[StageCall], None]) -> None:
-    """Run one call of a stage, unless it is up to date.
-
-    Args:
-        requested: whether the user requested the stage; then changed settings, not only changed files, make it out of date.
+    Raises:
+        DiffcapError: it cannot; the message has the command that makes it.
     """
-    if not requested and call.is_current:
-        return
-    if call.is_done and "WANDB_SWEEP_ID" not in os.environ and "--print_config" not in call.arguments:
+    if other is not e and stage == "data":
+        raise DiffcapError(
+            f"{other.folder}/manifest.jsonl: EXTRA={e.extra} needs this dataset; make it with `make data DATASET={other.dataset}`, and "
+            "DATA=<folder> if it is not to be downloaded."
+        )
+    if other is not e and stage == "extract" and e.features_from:
+        raise DiffcapError(
+            f"{other.features_folder}: FEATURES_FROM is for {e.dataset} only; first run `make extract DATASET={other.dataset} "
+            f"FEATURES_FROM=<the authors' folder for {other.dataset}>`."
+        )
+
+
+def _is_current(request: Request, e: Experiment, is_needed: bool) -> bool:
+    """Whether the record says that the stage is up to date; a result of diffcap 0.1 gets a record."""
+    stage = request.stage
+    path = record_path(stage, e)
+    old = record.read(path)
+    if not old and (is_needed or _asked_before(request, path.parent)):
+        old = _adopt(request, path)
+    if not old:
+        return False
+    if stage in TRAININGS:
+        lost = find_fault(path.parent) is not None
+    else:
+        lost = bool(record.lost_products(path, old, compare=not is_needed))
+    always = stage == "data" or request.settings.get("model", {}).get("from_files")
+    if lost or (not is_needed and (always or old["asked"] != request.asked)):
+        return False
+    if changed := record.changed_files(old):
         if main_process():
-            print(f"{call.product.parent}: nothing to do, {call.stage} is complete with these settings")
-        return
-    if "--print_config" in call.arguments:
-        files = [path for path in own_configs(call.arguments)]
-        print("".join(f"# settings: {path}\n" for path in files), end="", flush=True)
-    try:
-        run(call)
-    except SystemExit as stop:  # a finished training exits with 0
-        if stop.code or "--print_config" in call.arguments:
-            raise
+            print(f"{path.parent}: {', '.join(changed)} changed, so {stage} runs again", flush=True)
+        return False
+    if not is_needed and main_process():
+        print(f"{path.parent}: nothing to do, {stage} is complete with these settings")
+    return True
+
+
+def _adopt(request: Request, path: Path) -> dict[str, Any]:
+    """Write the record of a complete result of diffcap 0.1; {} if there is none."""
+    row, folder = STAGES[request.stage], path.parent
+    if request.stage in TRAININGS:
+        finished = read_object(path)
+        if find_fault(folder) or not finished:
+            return {}
+        adopted = {**finished, **record.make("", "", {}, [])}
+    else:
+        product = folder / row.products[0]
+        inputs = [*request.inputs, *row.read(request.settings)]
+        if not product.is_file() or any(_is_newer(path, product) for path in inputs):
+            return {}
+        files = record.describe_files([*inputs, *record.named_files(request.settings)], {})
+        adopted = record.make(request.asked, "", files, [folder / name for name in row.products])
     if main_process():
-        call.note_done()
+        record.write(path, adopted)
+    return adopted
 
 
-def _without_pretraining(e: Experiment, goals: Sequence[str]) -> Experiment:
-    """Switch off the pre-training if the captioner was fine-tuned without it and neither stage is requested."""
-    alone = is_finished(e.stage_folder(FINETUNE)) and not (Path(e.pretraining) / FINISHED).is_file()
-    if e.has_pretraining and alone and not {PRETRAIN, FINETUNE} & set(goals):
-        return replace_variables(e, pretrain="no")
-    return e
+def _asked_before(request: Request, folder: Path) -> bool:
+    """Whether diffcap 0.1 has made a result with the same options: for an evaluation it noted them."""
+    if request.stage == "extract":
+        meta, model = read_object(folder / "meta.json"), request.settings["model"]
+        is_same = all(meta.get(key) == model[key] for key in ("library", "network", "stage") if key in model)
+        return is_same and model.get("weights", "default") == "default" and not request.words
+    words = [word for name, value in request.settings.items() for word in (f"--{name}", str(value))]
+    note = read_object(folder / f".{request.stage}.done.json")
+    return request.stage == "eval" and note.get("arguments") == [*words, *request.words]
 
 
-def replace_variables(e: Experiment, **values: str) -> Experiment:
-    """A copy of an experiment with other values of some variables."""
-    return Experiment(**{**e.explicit_values, **values})
+def _is_newer(path: Path, other: Path) -> bool:
+    return path.is_file() and path.stat().st_mtime_ns > other.stat().st_mtime_ns
 
 
-def _make_extra(e: Experiment) -> None:
-    """Prepare the datasets of EXTRA: manifest, features and, for CUB, hard negatives, if they are out of date."""
-    for number, other in enumerate(extra_datasets(e)):
-        if other is None:
-            continue
-        for stage in ("data", "extract", "negatives") if number == 0 else ("data", "extract"):
-            (call,) = stage_calls(other, stage)
-            if stage == "data" and not call.is_current:
-                _check_download(other)
-            _run_call(call, stage == "data" and bool(other.data), _in_process)
+def _touch(stage: str, e: Experiment) -> None:
+    """Make the record newer than those of the stages before, so that make does not ask again."""
+    path = record_path(stage, e)
+    if main_process() and any(_is_newer(record_path(*need), path) for need in STAGES[stage].needs(e)):
+        path.touch()
 
 
-def _nothing_to_pretrain(e: Experiment) -> str:
-    row = f", {e.ablation}," if e.ablation else ""
-    why = f" with PRETRAIN={e.pretrain or 'no'}" if e.method_spec.pretraining else ""
-    return f"{e.method}{row} has no pre-training stage{why}; go on with: make finetune METHOD={e.method} DATASET={e.dataset}"
+def _run_body(request: Request) -> None:
+    body = import_object(STAGES[request.stage].body)
+    if request.stage in LIGHTNING:
+        body(request)
+    else:
+        _run_function(body, request)
 
 
-def own_configs(words: Sequence[str]) -> list[str]:
-    """The values of `--config` in a command line."""
-    found = [value for word, value in itertools.pairwise(words) if word == "--config"]
-    return found + [word.partition("=")[2] for word in words if word.startswith("--config=")]
+def _run_function(body: Callable[..., None], request: Request) -> None:
+    """Run a stage with its options as arguments, unless its record has the same options and files."""
+    row = STAGES[request.stage]
+    parser = OneLineErrorParser(prog=f"diffcap {request.stage}", allow_abbrev=False)
+    parser.add_function_arguments(body, as_group=False)
+    namespace = parser.parse_object(request.settings) if request.settings else None
+    options = parser.parse_args(request.words, namespace=namespace)
+    values = options.as_dict()
+    path = Path(row.out(values) or f"data/{values['dataset']}") / RECORDS[request.stage]
+    old = record.read(path)
+    files = record.describe_files([*request.inputs, *row.read(values), *record.named_files(values)], old)
+    made_of = record.result_id({**values, "DIFFCAP_CORENLP": os.environ.get("DIFFCAP_CORENLP")}, files)
+    if request.stage != "data" and old.get("id") == made_of and not record.lost_products(path, old):
+        if main_process():
+            print(f"{path.parent}: nothing to do, {request.stage} is complete with these settings")
+    else:
+        body(**parser.instantiate_classes(options).as_dict())
+    if main_process():
+        products = [path.with_name(name) for name in row.products]
+        record.write(path, record.make(request.asked, made_of, files, products))
 
 
-def is_own_form(stage: str, words: Sequence[str], variables: dict[str, str]) -> bool:
-    """Whether a command line has the second form, see the module's docstring."""
+def _is_direct(stage: str, words: Sequence[str], variables: Mapping[str, str]) -> bool:
+    """Whether a command has the second form, see the module's docstring."""
     if "goals" in variables:
         return False
     named = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in words if word.startswith("--")}
-    if stage == "import_features":
-        return True
-    if stage == "report" and {"folder", "out"} <= named and not named & {"dataset", "method", "config"}:
-        return True  # of predictions files alone
-    if stage in OWN_FORM:
-        own = OWN_FORM[stage] in named
-        return own and not (stage == "negatives" and named & {"dataset", "method"})
+    row = STAGES[stage]
+    if stage == "report":
+        return bool({"runs", "predictions"} & named or {"folder", "out"} <= named) and not named & {
+            "dataset",
+            "method",
+            "config",
+        }
+    if row.direct:
+        has_experiment = stage == "negatives" and named & {"dataset", "method"}
+        return bool(set(row.direct) & named) and not has_experiment
     if named & {"dataset", "method"}:
         return False
     configs = own_configs(words)
@@ -269,40 +329,90 @@ def _is_experiment(path: str) -> bool:
     return is_run or bool({"dataset", "method", "DATASET", "METHOD"} & set(content))
 
 
-def _help(stage: str) -> str:
-    return (
-        f"Variables of an experiment, each an option of `diffcap {stage}` and, in capitals, a variable of make:\n"
-        f"{options_help()}"
+def own_configs(words: Sequence[str]) -> list[str]:
+    """The values of `--config` in a command line."""
+    found = [value for word, value in itertools.pairwise(words) if word == "--config"]
+    return found + [word.partition("=")[2] for word in words if word.startswith("--config=")]
+
+
+def _without_config(words: Sequence[str]) -> list[str]:
+    before = ["", *words]
+    return [word for last, word in zip(before, words) if "--config" not in (last, word.partition("=")[0])]
+
+
+def _print_help(stage: str, own: Sequence[str]) -> None:
+    print(
+        f"Variables of an experiment, each an option of `diffcap {stage}` and, in capitals, a variable of make:\n{options_help()}",
+        flush=True,
     )
+    if stage not in LIGHTNING or "all" in own:
+        print("\nOptions of the stage:\n", flush=True)
+        _run_body(Request(stage, {}, ["--help"]))
+    else:
+        print(f"\nThe stage has more options (--model.*, --data.*, --trainer.*): diffcap {stage} --help all")
 
 
-def execute(stage: str, arguments: Sequence[str], prefix: Sequence[str]) -> None:
-    """Run a stage in this process with its own options.
-
-    Raises:
-        DiffcapError: the stage failed.
-    """
-    if stage not in (*LIGHTNING, "eval", ZERO_SHOT) and not main_process():
-        return  # the other stages have one process, also where a launcher starts several
-    sys.argv = [*prefix, *arguments]
-    body = import_object(BODIES[stage])
-    body(list(arguments))
-
-
-def run_in_process(stage: str, words: Sequence[str], **environment: str) -> None:
-    """Run `diffcap <stage> ...` in a new process.
+def run_in_process(command: Sequence[str], **environment: str) -> None:
+    """Run `diffcap <command>` in a new process.
 
     Raises:
         DiffcapError: the process failed; its message is on stderr.
     """
-    command = [sys.executable, "-m", "diffcap", stage, *words]
-    if subprocess.run(command, env={**os.environ, **environment}, check=False).returncode:
+    words = [sys.executable, "-m", "diffcap", *command]
+    if subprocess.run(words, env={**os.environ, **environment}, check=False).returncode:
         raise DiffcapError(
-            f"{stage} failed, see above; fix it and run the same command again; completed parts are kept."
+            f"{command[0]} failed, see above; fix it and run the same command again; completed parts are kept."
         )
 
 
-def main(stage: str, words: Sequence[str] | None = None, prefix: Sequence[str] | None = None) -> None:
+def print_paths(words: Sequence[str]) -> None:
+    """Print the names of files and folders that the Makefile needs, one NAME=VALUE a line; a blank in a name is |.
+
+    Raises:
+        DiffcapError: the variables are not an experiment, or make cannot use a name.
+    """
+    variables, _ = parse(words)
+    goals = variables.pop("goals", "").split()
+    e = make_experiment(variables, goals)
+    needed = needed_by(e, goals)
+    stages = {stage for stage, _ in needed}
+    if stages & {PRETRAIN, FINETUNE, REINFORCE, ZERO_SHOT}:
+        e.check_features()
+    if FINETUNE in stages or (e.eval == RETRIEVAL and "eval" in stages):
+        e.check_pretraining()
+    for need in needed:
+        if not is_made(*need):
+            check_extra(*need, e)
+    pretrains = e.has_pretraining and (PRETRAIN in goals or e.owns_pretraining)
+    lost = [record_path(*need) for need in needed if _has_lost_products(record_path(*need))]
+    names: dict[str, list[Path | str]] = {
+        "folder": [e.folder],
+        "store": [e.features_folder],
+        "negatives": [record_path("negatives", e)] if (("negatives", e) in STAGES[PRETRAIN].needs(e)) else [],
+        "first": [e.stage_folder(FIRST)] if e.has_pretraining and e.first_dataset else [],
+        "pretraining": [e.stage_folder(PRETRAIN)] if pretrains else [],
+        "start": [e.pretrained_checkpoint] if e.has_pretraining else [],
+        "run": [e.run],
+        "captioner": [e.evaluated.parent],
+        "evaluation": [e.evaluation],
+        "zeroshot": [e.zero_shot_evaluation],
+        "report": [e.report],
+        "lost": list(lost),
+    }
+    for name, values in names.items():
+        for value in map(str, values):
+            if bad := sorted(set("|\t:%#$\\'\"*?[;&()<>`") & set(value)):
+                raise DiffcapError(
+                    f"{value}: make cannot use {' '.join(bad)} in the name of a folder; give another RUN, FOLDER, FEATURES or PRETRAINING."
+                )
+        print(f"{name}={';'.join(str(value).replace(' ', '|') for value in values)}")
+
+
+def _has_lost_products(path: Path) -> bool:
+    return bool(record.lost_products(path, record.read(path), compare=False))
+
+
+def main(stage: str, words: Sequence[str] | None = None) -> None:
     """Run a stage as a program; errors are one line."""
     with plain_errors():
-        run_stage(stage, sys.argv[1:] if words is None else words, sys.argv[:1] if prefix is None else prefix)
+        run_stage(stage, sys.argv[1:] if words is None else words)

@@ -1,7 +1,8 @@
 """Layout of a run directory, `runs/<dataset>/<method>`.
 
 ```
-pretrain/ finetune/ reinforce/   one training stage each: config.yaml, identity.json, logs/, last.ckpt, best.ckpt, finished.json
+pretrain/ finetune/ reinforce/   one training stage each: config.yaml, logs/, last.ckpt, best.ckpt, and running.json, which
+                                 becomes finished.json
 averaged/best.ckpt               the mean of periodic checkpoints of the fine-tuning
 eval/ reinforce-eval/ ...        one evaluation each: metrics.json, predictions.json, references.json, groups.json
 report/ reinforce-report/        tables and figures
@@ -13,7 +14,6 @@ import fcntl
 import json
 import os
 import platform
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -29,7 +29,8 @@ STAGES = (PRETRAIN, FINETUNE, REINFORCE)  # each starts from the checkpoint of a
 AVERAGED, EVAL = "averaged", "eval"
 BEST, LAST = "best.ckpt", "last.ckpt"
 STEP_CHECKPOINT_GLOB = "step-*.ckpt"
-CONFIGURATION, IDENTITY, FINISHED, LOGS = "config.yaml", "identity.json", "finished.json", "logs"
+CONFIGURATION, RUNNING, FINISHED, LOGS = "config.yaml", "running.json", "finished.json", "logs"
+IDENTITY = "identity.json"  # of diffcap 0.1, in place of running.json
 METRICS, PREDICTIONS, REFERENCES, GROUPS = "metrics.json", "predictions.json", "references.json", "groups.json"
 INIT_FROM_SHA256 = "init_from_sha256"  # key in finished.json: SHA-256 of the checkpoint in `model.init_from`
 UNSCORED = "predictions-unscored.json"
@@ -69,7 +70,7 @@ def stage_lock(out: Path, seed: int) -> Iterator[None]:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):  # POSIX allows both
-            holder = dict.fromkeys(("pid", "host", "seed", "started"), "?") | _read_object(path)
+            holder = dict.fromkeys(("pid", "host", "seed", "started"), "?") | read_object(path)
             raise DiffcapError(
                 f"{out}: process {holder['pid']} on {holder['host']} (seed {holder['seed']}, started {holder['started']}) "
                 f"trains in this folder; wait until it ends, stop it with `kill {holder['pid']}`, or train in another folder "
@@ -82,19 +83,13 @@ def stage_lock(out: Path, seed: int) -> Iterator[None]:
         yield
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON object; {} if the file is missing, damaged or not an object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def read_config_hash(out: Path) -> str | None:
-    """Read the configuration hash of a training (`lit.config_hash.hash_config`); None if identity.json is missing or damaged."""
-    config_hash = _read_object(out / IDENTITY).get("identity")
-    return config_hash if isinstance(config_hash, str) else None
 
 
 def checkpoint_metadata(checkpoint: Path) -> dict[str, Any]:
@@ -110,13 +105,13 @@ def checkpoint_metadata(checkpoint: Path) -> dict[str, Any]:
 
 def is_finished(out: Path) -> bool:
     """Whether a stage's folder has a readable finished.json; `find_fault` checks its checkpoint."""
-    return _read_object(out / FINISHED).get("checkpoint") in (BEST, LAST)
+    return read_object(out / FINISHED).get("checkpoint") in (BEST, LAST)
 
 
 def read_stage(out: Path) -> str:
     """Read the training stage of a folder from finished.json; without it, the stage whose name starts the folder's name."""
     default = next((stage for stage in STAGES if out.name.startswith(stage)), FINETUNE)
-    stage = _read_object(out / FINISHED).get("stage")
+    stage = read_object(out / FINISHED).get("stage")
     return stage if stage in STAGES else default
 
 
@@ -138,26 +133,29 @@ def find_fault(out: Path) -> str | None:
     The size of a finished training's checkpoint is always compared. Its SHA-256 is compared only if the modification time
     differs from the recorded one, because hashing takes seconds per gigabyte.
     """
-    config_hash = read_config_hash(out)
-    if config_hash is None:
-        has_files = any((out / name).exists() for name in (IDENTITY, LAST, BEST, FINISHED))
-        return f"{IDENTITY} is missing or damaged" if has_files else None
+    if (out / FINISHED).exists() and not is_finished(out):
+        return f"{FINISHED} is damaged"
     if not is_finished(out):
-        return None
-    record = _read_object(out / FINISHED)
-    if record.get("identity") != config_hash:
-        return f"{FINISHED} belongs to another training than {IDENTITY}"
-    checkpoint = out / record["checkpoint"]
+        if read_object(out / RUNNING) or read_object(out / IDENTITY):
+            return None
+        has_files = any((out / name).exists() for name in (RUNNING, LAST, BEST))
+        return f"{RUNNING} is missing or damaged" if has_files else None
+    checkpoint = out / read_object(out / FINISHED)["checkpoint"]
     if not checkpoint.is_file():
         return f"{checkpoint.name} of the finished training is missing"
-    if "checkpoint_sha256" not in record:  # written by an earlier version
-        matches = zipfile.is_zipfile(checkpoint)  # False for a truncated file
-    else:
-        stat = checkpoint.stat()
-        matches = stat.st_size == record["checkpoint_bytes"] and (
-            stat.st_mtime_ns == record["checkpoint_mtime_ns"] or file_hash(checkpoint) == record["checkpoint_sha256"]
-        )
-    return None if matches else f"{checkpoint.name} is not the file that the finished training wrote"
+    return None if weights_id(checkpoint) else f"{checkpoint.name} is not the file that the finished training wrote"
+
+
+def weights_id(checkpoint: Path) -> str | None:
+    """The recorded hash of the weights of a checkpoint that a finished training wrote; None for any other file."""
+    record = read_object(checkpoint.with_name(FINISHED))
+    if record.get("checkpoint") != checkpoint.name or "checkpoint_sha256" not in record:
+        return None
+    stat = checkpoint.stat()
+    is_same = stat.st_size == record["checkpoint_bytes"] and (
+        stat.st_mtime_ns == record["checkpoint_mtime_ns"] or file_hash(checkpoint) == record["checkpoint_sha256"]
+    )
+    return f"weights {record.get('weights_sha256', record['checkpoint_sha256'])}" if is_same else None
 
 
 def check_finished(checkpoints: Iterable[str | Path]) -> None:
@@ -168,10 +166,10 @@ def check_finished(checkpoints: Iterable[str | Path]) -> None:
     """
     for path in map(Path, checkpoints):
         out = path.parent
-        if path.name not in (BEST, LAST) or not (out / FINISHED).is_file() or not (out / IDENTITY).is_file():
+        if path.name not in (BEST, LAST) or not (out / FINISHED).is_file():
             continue  # the checkpoint belongs to no run, or to one that is still training
-        fault = find_fault(out) if is_finished(out) else f"{FINISHED} is damaged"
-        if fault and (not is_finished(out) or _read_object(out / FINISHED)["checkpoint"] == path.name):
+        fault = find_fault(out)
+        if fault and (not is_finished(out) or read_object(out / FINISHED)["checkpoint"] == path.name):
             raise DiffcapError(
                 f"{out}: {fault}; run `make {out.name}` with the same variables again to train it again."
             )
@@ -202,7 +200,7 @@ class TrainingLineage(NamedTuple):
 
     def _parent_stage_dir(self, folder: Path) -> Path | None:
         """Find the stage folder of the checkpoint that a training started from; None if there is none."""
-        record = _read_object(folder / FINISHED)
+        record = read_object(folder / FINISHED)
         start = get_config_value([folder / CONFIGURATION], "model", "init_from")
         candidates: list[Path] = []
         if start:
@@ -232,7 +230,7 @@ def init_stage_dir(checkpoint: Path) -> Path:
 
 def checkpoint_sha256(out: Path) -> str | None:
     """Read the SHA-256 of a finished stage's checkpoint from finished.json; None if it is not recorded."""
-    digest = _read_object(out / FINISHED).get("checkpoint_sha256")
+    digest = read_object(out / FINISHED).get("checkpoint_sha256")
     return digest if isinstance(digest, str) else None
 
 

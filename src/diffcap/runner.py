@@ -13,9 +13,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from diffcap.experiment import Experiment, parse
-from diffcap.pipeline import STAGES, needed_by
+from diffcap.experiment import FIRST, Experiment, parse
 from diffcap.run_folder import FINETUNE, PRETRAIN
+from diffcap.stages import needed_by
 from diffcap.utils.console import run
 from diffcap.utils.cores import available_cores
 from diffcap.utils.errors import DiffcapError, plain_errors
@@ -69,7 +69,7 @@ def call(command: Sequence[str], title: str) -> None:
 
 
 def make(title: str, goals: str, variables: Variables, *own: str, **stage_options: Sequence[str]) -> None:
-    """Run the stages that `make <goals> VARIABLE=...` runs.
+    """Run the stages of `make <goals> VARIABLE=...` that are goals or have options; a stage that runs makes what is missing.
 
     Args:
         own: options of the first goal. stage_options: options by stage.
@@ -77,24 +77,13 @@ def make(title: str, goals: str, variables: Variables, *own: str, **stage_option
     Raises:
         DiffcapError: a stage failed.
     """
-    experiment = Experiment(**variables)
-    needed = needed_by(experiment, goals.split())
-    for stage in ("extra", *STAGES):
-        if stage not in needed:
-            continue
-        options = [*stage_options.get(stage, ()), *(own if stage == goals.split()[0] else ())]
-        words = [word for name, value in variables.items() for word in (f"--{name}", value)]
-        command = [
-            sys.executable,
-            "-m",
-            "diffcap",
-            stage,
-            *words,
-            "--goals",
-            goals,
-            *(["--", *options] if options else []),
-        ]
-        call(command, f"{title}: {stage}" if stage in goals.split() else f"{title}: {stage}, if it is missing")
+    experiment, names = Experiment(**variables), goals.split()
+    words = [word for name, value in variables.items() for word in (f"--{name}", value)]
+    for stage, other in needed_by(experiment, names):
+        options = [*stage_options.get(PRETRAIN if stage == FIRST else stage, ()), *(own if stage == names[0] else ())]
+        if other is experiment and (stage in names or options):
+            command = [sys.executable, "-m", "diffcap", stage, *words, "--goals", goals]
+            call([*command, "--", *options] if options else command, f"{title}: {stage}")
 
 
 def run_job(job: Job, **stage_options: Sequence[str]) -> None:

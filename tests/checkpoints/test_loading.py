@@ -21,7 +21,7 @@ from diffcap.checkpoints.hub import push
 from diffcap.checkpoints.loading import load
 from diffcap.checkpoints.reading import read_checkpoint, write_folder
 from diffcap.cli import main
-from diffcap.lit.run import AtomicCheckpointIO
+from diffcap.lit.callbacks import AtomicCheckpointIO
 from diffcap.lit.training import init_from
 from diffcap.models.generation import greedy
 from diffcap.models.scorer import SCORER
@@ -273,7 +273,7 @@ def test_a_damaged_file_says_how_to_get_it_again(tmp_path: Path) -> None:
     ):
         folder.mkdir(parents=True)
         if folder.name != "averaged":
-            (folder / "identity.json").write_text("{}")
+            (folder / "running.json").write_text("{}")
         for name in ("best.ckpt", "last.ckpt"):
             (folder / name).write_bytes(write_checkpoint(tmp_path / "x.ckpt", model(), "finetune").read_bytes()[:-500])
             assert sentence(folder / name).endswith(expectation)
@@ -301,6 +301,18 @@ def small_files(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_another_programs_model_is_not_overwritten(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "x.ckpt", model(), "finetune")
+    (tmp_path / "other").mkdir()
+    for name, text in (("model.safetensors", "weights"), ("config.json", '{"model_type": "qwen2_5_vl"}')):
+        (tmp_path / "other" / name).write_text(text)
+    with pytest.raises(SystemExit, match=r"contains files of another program \(config.json\); give a new folder"):
+        main(["export", str(checkpoint), "--out", str(tmp_path / "other")])
+    assert (tmp_path / "other/model.safetensors").read_text() == "weights"
+    for _ in range(2):  # its own folder is written again
+        main(["export", str(checkpoint), "--out", str(tmp_path / "own")])
 
 
 def test_export_on_a_full_disk_is_one_sentence_and_costs_nothing(tmp_path: Path) -> None:

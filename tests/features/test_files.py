@@ -18,7 +18,8 @@ from diffcap.features.images import image_stamps, unique_images
 from diffcap.features.preprocessing import load_image
 from diffcap.features.store import SUMS, FeatureStore
 from diffcap.features.writer import StoreWriter, write_file_store
-from diffcap.lit.config_hash import hash_config
+from diffcap.lit.run import data_files
+from diffcap.record import describe_files, result_id
 from diffcap.records import ChangePair, Dataset, read_dataset, write_dataset
 from diffcap.report.baselines import baseline_captions
 from diffcap.utils.errors import DiffcapError
@@ -92,7 +93,7 @@ def sums(home: Path) -> list[int]:
 
 
 def training_hash(home: Path) -> str:
-    return hash_config({"model": {}, "data": {"folder": str(home), "features": "files"}})
+    return result_id({}, describe_files(data_files({"folder": str(home), "features": "files"}), {}))
 
 
 def test_the_values_are_those_of_the_store_of_pixels(folder: Path) -> None:

@@ -86,6 +86,7 @@ def make(folder: Path, *words: str) -> str:
 def test_finished_stages_are_taken_over(folder: Path) -> None:
     before = state(folder)
     for words, stages in (
+        (("eval", *COMMON), ["eval"]),  # the others are only needed
         (PCL, ["extract", "negatives", "pretrain", "finetune", "eval"]),
         (SCORER, ["finetune", "eval"]),
     ):

@@ -16,19 +16,17 @@ from typing import Any
 import pytest
 import yaml
 
+from diffcap import stage_settings
 from diffcap.datasets.registry import datasets
-from diffcap.experiment import Experiment
+from diffcap.experiment import FIRST, Experiment
 from diffcap.methods import methods
-from diffcap.pipeline import own_configs
 from diffcap.run_folder import FINETUNE, PRETRAIN, REINFORCE
-from diffcap.stage_calls import stage_calls
-from diffcap.utils.settings import CONFIGS
 
 GOLDEN = Path(__file__).with_name("settings.json.xz")
 OWN = "desk"  # a dataset of the user's own, which no settings file names
 TRAINERS = ("default", "short", "smoke")
 EXTRA = ("cub", "nabirds", "cub,nabirds", "mixed")
-FIRST = "pretrain-cub"  # the pre-training on CUB before the main one
+FIRST_NAME = "pretrain-cub"  # the pre-training on CUB before the main one
 VLMS = ("HuggingFaceTB/SmolVLM-500M-Instruct", "HuggingFaceTB/SmolVLM-256M-Instruct@main", "somebody/unknown-model")
 # Settings that say where and by whom a stage runs; they come from the experiment's variables, and test_chain.py has the checkpoints.
 OF_THE_RUN = {
@@ -43,22 +41,16 @@ SHOWN = 20
 def composed(e: Experiment, stage: str) -> dict[str, Any]:
     """The settings of a stage. No other function of this test knows how they are composed."""
     if stage == "extract":
-        return read(CONFIGS / f"backbone/{e.backbone}.yaml")
+        settings = merged(tuple(stage_settings.files(e, stage)))
+        return {"model": settings["model"], "data": settings.get("data", {})}
     if stage == "negatives":
         return {"tagger": e.tagger}
     if stage == "zeroshot":
-        (call,) = stage_calls(e, stage)
-        return dict(zip((word.removeprefix("--") for word in call.arguments[::2]), call.arguments[1::2], strict=True))
-    files = e.config_files(stage) if not e.extra else extra_files(e, stage)
-    settings = merged(tuple(files))
+        return {name: str(value) for name, value in stage_settings.zeroshot(e).items() if value is not None}
+    settings = merged(tuple(stage_settings.files(e, FIRST if stage == FIRST_NAME else stage)))
     if e.vlm:
         settings = merge(settings, {"model": {"captioner": {"init_args": {"base": e.vlm}}}})
     return settings
-
-
-def extra_files(e: Experiment, stage: str) -> list[Path]:
-    call = stage_calls(e, PRETRAIN)[0 if stage == FIRST else -1]
-    return [Path(file) for file in own_configs(call.arguments)]
 
 
 @cache
@@ -128,7 +120,7 @@ def experiments() -> Iterator[tuple[str, dict[str, str]]]:
         variables = {"method": "pcl", "dataset": dataset, "extra": extra, "trainer": trainer}
         yield PRETRAIN, variables
         if "cub" in extra:
-            yield FIRST, variables
+            yield FIRST_NAME, variables
 
 
 def ablations(method: str) -> list[str]:

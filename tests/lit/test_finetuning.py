@@ -10,7 +10,6 @@ from tests.toy import SHAPE, write_toy
 
 from diffcap.data.datamodules import CaptionData
 from diffcap.lit import finetuning
-from diffcap.lit.config_hash import hash_config
 from diffcap.lit.finetuning import Captioning
 from diffcap.lit.pretraining import Pretraining
 from diffcap.lit.training import TrainingModule
@@ -106,10 +105,3 @@ def test_too_few_positions_for_the_captions_are_one_sentence(
     ):
         build(data.vocabulary_size, SHAPE[0], positions=19, **sizes).setup("fit")
     build(data.vocabulary_size, SHAPE[0], positions=20, **sizes).setup("fit")
-
-
-def test_runs_of_earlier_versions_lack_the_splits_of_the_vocabulary(folder: Path) -> None:
-    data = {"folder": str(folder), "features": "toy"}
-    earlier = hash_config({"model": {}, "data": dict(data)})
-    assert hash_config({"model": {}, "data": {**data, "vocabulary_splits": "train"}}) == earlier
-    assert hash_config({"model": {}, "data": {**data, "vocabulary_splits": "all"}}) != earlier

@@ -128,12 +128,13 @@ def test_a_stage_of_one_process_runs_on_the_first_host_alone(
     for words in (["data", "--dataset", "blocks"], ["negatives", "--folder", "nowhere"], ["report", "--method", "pcl"]):
         assert in_process([sys.executable, "-m", "diffcap", *words]) is None
     assert not list(tmp_path.iterdir()) and capsys.readouterr().out == ""
-    variables.setenv("RANK", "0")
-    message = in_process([sys.executable, "-m", "diffcap", "extra", "--dataset", "birds2words", "--extra", "cub"])
-    assert message == (
-        "error: data/cub/manifest.jsonl: the file is missing or out of date, and torchrun cannot start the stage that "
-        "makes it; first run `diffcap extra` with the same options, without torchrun."
-    )
+    for rank in ("0", "3"):  # all refuse
+        variables.setenv("RANK", rank)
+        message = in_process([sys.executable, "-m", "diffcap", "finetune", "--dataset", "blocks", "--method", "scorer"])
+        assert message == (
+            "error: data/blocks/features/blocks: the result of the stage extract is missing, and torchrun cannot start it; first run "
+            "`diffcap extract --dataset blocks --method scorer`, without torchrun."
+        )
 
 
 def test_lightning_names_the_lost_process_before_it_kills_the_main_one(
@@ -197,7 +198,7 @@ def test_two_hosts_train_and_evaluate_as_one(tmp_path: Path) -> None:
     assert "BLEU-1" in evaluations[0] and not evaluations[1].strip()
 
     # The second host does not see the run folder of the first one.
-    (two / run / "finetune/finished.json").unlink()
+    (two / run / "finetune/finished.json").rename(two / run / "finetune/running.json")
     shutil.copytree(two / "data", other / "data")
     done = torchrun(["finetune", *STAGE], two, other)
     assert [code for code, *_ in done] == [1, 1], done

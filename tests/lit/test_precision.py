@@ -13,8 +13,8 @@ from tests.commands import command, in_process
 from tests.toy import write_toy
 
 from diffcap.lit import precision
-from diffcap.lit.config_hash import hash_config
 from diffcap.lit.precision import cpu_has_bfloat16, set_precision
+from diffcap.lit.run import compared
 from diffcap.utils.errors import DiffcapError
 
 
@@ -84,14 +84,10 @@ def test_without_flags_torch_is_asked(tmp_path: Path, monkeypatch: pytest.Monkey
     assert cpu_has_bfloat16()
 
 
-def test_the_default_is_the_run_of_an_earlier_version() -> None:
-    earlier = {"run": {"out": "a"}, "model": {}, "data": {"folder": "none", "features": "none"}}
-    today = {**earlier, "run": {"out": "a", "matmul_precision": None, "force_bf16": False}}
-    assert hash_config(today) == hash_config(earlier)
-    forced = {**earlier, "run": {"out": "a", "force_bf16": True}}
-    assert hash_config(forced) == hash_config(earlier)
-    chosen = {**earlier, "run": {"out": "a", "matmul_precision": "high"}}
-    assert hash_config(chosen) != hash_config(earlier)
+def test_what_only_allows_it_does_not_make_another_run() -> None:
+    default = {"run": {"out": "a", "matmul_precision": None, "force_bf16": False}}
+    assert compared({"run": {**default["run"], "force_bf16": True}}) == compared(default)
+    assert compared({"run": {**default["run"], "matmul_precision": "high"}}) != compared(default)
 
 
 @pytest.mark.slow
@@ -120,7 +116,7 @@ def test_config_yaml_names_the_precision_in_effect_and_is_the_same_run(
     assert in_process(words) is None
     text = (run / "config.yaml").read_text()
     assert "\nrun:\n  # matmul_precision in effect: highest\n" in text
-    (run / "finished.json").unlink()  # as if it had been interrupted
+    (run / "finished.json").rename(run / "running.json")  # as if it had been interrupted
     capsys.readouterr()
     assert in_process([*words[:2], "--config", str(run / "config.yaml")]) is None
     assert (run / "config.yaml").read_text() == text and not (tmp_path / "run.1").exists()

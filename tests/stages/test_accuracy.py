@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -49,7 +50,7 @@ def test_every_way_of_every_seed_is_in_the_table_and_nothing_is_done_twice(proje
     words = "SEEDS=1,2", "ARGS=--steps=40 --keep=2 --reinforce_steps=12 --out=runs/here"
     done, ran = accuracy(project, *words)
     assert done.returncode == 0, done.stderr
-    counts = {"extract": 1, "finetune": 2, "reinforce": 2, "average": 2, "eval": 11}
+    counts = {"data": 1, "extract": 1, "finetune": 2, "reinforce": 2, "average": 2, "eval": 11}
     assert Counter(line.split()[0] for line in ran) == counts
     (fine,) = (line for line in ran if line.startswith("finetune") and "runs/here/1/" in line)
     assert fine.endswith(
@@ -63,9 +64,9 @@ def test_every_way_of_every_seed_is_in_the_table_and_nothing_is_done_twice(proje
     scored = {line.split("--out ")[1].split()[0]: line for line in ran if line.startswith("eval ")}
     ways = ("eval", "eval-beam5-1", "averaged-eval", "reinforce-eval", "reinforce-eval-beam5-1")
     assert set(scored) == {f"runs/here/{seed}/{way}" for seed in "12" for way in ways} | {"runs/here/ensemble-1-2"}
-    assert scored["runs/here/2/reinforce-eval-beam5-1"].endswith("--beams=5 --length_penalty=1.0")
+    assert scored["runs/here/2/reinforce-eval-beam5-1"].endswith("--beams 5 --length_penalty 1.0")
     assert "--checkpoint runs/here/1/averaged/best.ckpt" in scored["runs/here/1/averaged-eval"]
-    assert scored["runs/here/ensemble-1-2"].endswith("--ensemble=runs/here/2/finetune/best.ckpt")
+    assert scored["runs/here/ensemble-1-2"].endswith("--ensemble runs/here/2/finetune/best.ckpt")
     table = json.loads((project / "runs/here/report/table.json").read_text())
     rows = (
         "greedy",
@@ -82,10 +83,29 @@ def test_every_way_of_every_seed_is_in_the_table_and_nothing_is_done_twice(proje
 
     again, ran = accuracy(project, *words)
     assert again.returncode == 0 and not [line for line in ran if line.split()[0] in ("eval", "average")]
-    os.utime(project / "runs/here/2/reinforce/best.ckpt")  # as if it had been trained again
+    (project / "runs/here/2/reinforce/best.ckpt").write_text("trained again")
     _, ran = accuracy(project, *words)
     new = [line.split("--out ")[1].split()[0] for line in ran if line.startswith("eval ")]
     assert new == ["runs/here/2/reinforce-eval", "runs/here/2/reinforce-eval-beam5-1"]
+
+
+def test_another_number_of_checkpoints_is_another_average(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make accuracy` with `--keep 5`, then with `--keep 2`."""
+    script = runpy.run_path(str(ROOT / "stages/accuracy.py"))
+    training, out, ran = tmp_path / "finetune", tmp_path / "averaged/best.ckpt", []
+    for name in (*(f"step-{step:06d}.ckpt" for step in range(5)), "last.ckpt"):
+        training.mkdir(exist_ok=True)
+        (training / name).write_text(name)
+
+    def call(command: list[str], title: str) -> None:
+        ran.append([Path(word).name for word in command if word.endswith(".ckpt")][:-1])
+        out.parent.mkdir(exist_ok=True)
+        out.write_text(str(ran))
+
+    monkeypatch.setitem(script["average"].__globals__, "call", call)
+    for keep in (5, 5, 2, 2):
+        script["average"]("the average", training, keep, out)
+    assert [len(files) for files in ran] == [6, 3] and ran[1] == ["step-000003.ckpt", "step-000004.ckpt", "last.ckpt"]
 
 
 def test_a_wrong_number_is_one_sentence(project: Path) -> None:

@@ -42,6 +42,7 @@ def test_clevr_change_with_all_its_images(official: Path, tmp_path: Path) -> Non
     folder = tmp_path / "data/clevr_change"
     assert sorted(path.name for path in folder.iterdir()) == [
         "checked.json",
+        "data.done.json",
         "dataset.json",
         "manifest.jsonl",
         "vocabulary.json",

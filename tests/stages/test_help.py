@@ -30,7 +30,7 @@ def test_help_explains_every_option(stage: str) -> None:
 @pytest.mark.parametrize("stage", ["extract", "pretrain", "finetune", "reinforce"])
 def test_help_of_the_variables_needs_no_torch(stage: str) -> None:
     code = (
-        "import sys; from diffcap.pipeline import run_stage; run_stage(sys.argv[1], ['--help'], ['diffcap']);"
+        "import sys; from diffcap.pipeline import run_stage; run_stage(sys.argv[1], ['--help']);"
         "assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code, stage], capture_output=True, text=True, env=environment())

@@ -74,7 +74,7 @@ def test_the_files_of_the_training_split(tmp_path: Path) -> None:
 
     first = (folder / "negatives.jsonl").read_bytes(), (folder / "negatives.jsonl").stat().st_mtime_ns
     again = run(folder)
-    assert "exists already" in again.stdout
+    assert "nothing to do" in again.stdout
     assert first == ((folder / "negatives.jsonl").read_bytes(), (folder / "negatives.jsonl").stat().st_mtime_ns)
     other = run(folder, "--seed=1", "--retrieve=1", "--replace=1", "--confuse=1", "--scope=pair")
     assert other.returncode == 0, other.stderr
@@ -190,5 +190,5 @@ def test_the_authors_own_are_taken_over(tmp_path: Path) -> None:
     assert "for 4 of 6 captions" in done.stdout
     assert "authors_sha256" in json.loads((tmp_path / "negatives.json").read_text())["settings"]
     written = (tmp_path / "negatives.jsonl").stat().st_mtime_ns
-    assert "exists already" in run(tmp_path, f"--authors={theirs}").stdout
+    assert "nothing to do" in run(tmp_path, f"--authors={theirs}").stdout
     assert (tmp_path / "negatives.jsonl").stat().st_mtime_ns == written

@@ -19,7 +19,7 @@ from torchvision import models
 from diffcap.checkpoints.loading import load
 from diffcap.experiment import Experiment
 from diffcap.pair_captioner import load_captioner
-from diffcap.stage_calls import stage_calls
+from diffcap.stages import STAGES
 
 NUMBERS = {"train": list(range(1, 9)), "val": [11, 12, 13], "test": [21, 22]}
 SIZE = 64  # pixels; LEVIR-CC has 256
@@ -269,9 +269,9 @@ def test_the_settings_say_whether_a_method_reads_pixels(variables: Any, backbone
     experiment.check_features()
     if "offline" not in variables and variables["method"] != "clip4idc":
         experiment = Experiment(**variables, weights="w.pth")
-        (extract,), (finetune,) = (stage_calls(experiment, stage) for stage in ("extract", "finetune"))
-        assert ("--model.weights" in extract.arguments) == (not pixels)
-        assert ("--model.resnet_weights" in finetune.arguments) == pixels
+        extract, finetune = (STAGES[stage].settings(experiment)["model"] for stage in ("extract", "finetune"))
+        assert ("weights" in extract) == (not pixels)
+        assert (finetune.get("resnet_weights") == "w.pth") == pixels
 
 
 def test_a_runs_config_says_it_too(levir: Commands) -> None:

@@ -116,7 +116,7 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
         alone = evaluate({pair.id: common[pair.id] for pair in inside}, inside, "raw", ["CIDEr-D"])
         assert row["CIDEr-D"]["total"] == pytest.approx(alone["groups"]["total"]["CIDEr-D"])
     assert all("std" in row for row in by_viewpoint["systems"]["PCL"])
-    names = "attention.png curves.json curves.png localisation.json pairs.png report.html table.json table.md table.tex"
+    names = "attention.png curves.json curves.png localisation.json pairs.png report.done.json report.html table.json table.md table.tex"
     names += " viewpoint.json viewpoint.png"
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == names.split()
 
@@ -148,7 +148,12 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
     options = "--pictures=0 --attention=0 --bins=0 --page=0 --curves=false --out=bare"
     none = report(tmp_path, '{"PCL": "runs/pcl1"}', *options.split())
     assert none.returncode == 0, none.stderr
-    assert sorted(path.name for path in (tmp_path / "bare").iterdir()) == ["table.json", "table.md", "table.tex"]
+    assert sorted(path.name for path in (tmp_path / "bare").iterdir()) == [
+        "report.done.json",
+        "table.json",
+        "table.md",
+        "table.tex",
+    ]
 
     below = report(tmp_path, '{"PCL": "runs/pcl1"}', "--localisation_pairs=-1")
     assert below.returncode == 1 and below.stderr == "error: --localisation_pairs is -1; it must be at least 0.\n"

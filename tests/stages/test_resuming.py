@@ -262,11 +262,23 @@ def test_a_run_killed_in_its_last_moment_does_not_train_on(blocks: Path, tmp_pat
         steps = json.loads((out / "finished.json").read_text())["steps"]
         assert steps == 30 < 90
         before = {name: weights(out / name) for name in ("last.ckpt", "best.ckpt")}
-        (out / "finished.json").unlink()
+        (out / "finished.json").rename(out / "running.json")
         assert in_process(words) is None
         assert json.loads((out / "finished.json").read_text())["steps"] == steps
         for name, state in before.items():
             assert all(torch.equal(value, state[key]) for key, value in weights(out / name).items())
+
+
+def test_an_interrupted_run_of_diffcap_0_1_goes_on_unless_an_option_differs(blocks: Path, tmp_path: Path) -> None:
+    """Its hash of the settings was another one, in identity.json; the settings are in config.yaml."""
+    out = tmp_path / "pretrain"
+    words = smoke("pretrain", blocks, out)
+    assert in_process(words) is None
+    for options, aside in (([], False), (["--model.lr=1e-5"], True)):
+        (out / "finished.json").unlink()
+        (out / "identity.json").write_text('{"identity": "0"}')
+        assert in_process([*words, *options]) is None
+        assert (tmp_path / "pretrain.1").exists() == aside and not (out / "identity.json").exists()
 
 
 def test_a_second_training_in_a_folder_is_refused_until_the_first_ends(
@@ -316,23 +328,13 @@ def test_a_finished_stage_whose_files_are_damaged_is_trained_again(
 
     os.utime(out / "best.ckpt", (1, 1))  # as after copying
     assert "already finished" in again()
-    old = {key: value for key, value in finished.items() if not key.startswith("checkpoint_")}
-    (out / "finished.json").write_text(json.dumps(old))  # as earlier versions wrote it
-    assert "already finished" in again()
-
-    (out / "finished.json").write_text("")
-    assert "already finished" not in again() and not out.with_name("finetune.1").exists()
-    assert json.loads((out / "finished.json").read_text())["checkpoint_sha256"]
-
     other = bytearray((out / "best.ckpt").read_bytes())
     other[len(other) // 2] ^= 1
     damages = {
         "best.ckpt of the finished training is missing": lambda: (out / "best.ckpt").unlink(),
         "best.ckpt is not the file": lambda: (out / "best.ckpt").write_bytes(other),
-        "finished.json belongs to another training": lambda: (out / "finished.json").write_text(
-            json.dumps({**finished, "identity": "0"})
-        ),
-        "identity.json is missing or damaged": lambda: (out / "identity.json").write_text(""),
+        "finished.json is damaged": lambda: (out / "finished.json").write_text(""),
+        "running.json is missing or damaged": lambda: (out / "finished.json").unlink(),
     }
     for number, (reason, damage) in enumerate(damages.items(), 1):
         damage()
@@ -341,7 +343,6 @@ def test_a_finished_stage_whose_files_are_damaged_is_trained_again(
         assert (aside / "last.ckpt").is_file()
         assert "already finished" in again()
 
-    (out / "finished.json").write_text(json.dumps(old))
     (out / "best.ckpt").write_bytes((out / "best.ckpt").read_bytes()[:-3000])
     assert "best.ckpt is not the file" in again()
 
@@ -356,8 +357,10 @@ def test_a_damaged_earlier_stage_is_trained_again_by_the_command_in_the_message(
         "last.ckpt is not the file": lambda: (start / "last.ckpt").write_bytes(b"cut"),
         "last.ckpt of the finished training is missing": lambda: (start / "last.ckpt").unlink(),
         "finished.json is damaged": lambda: (start / "finished.json").write_text(""),
-        "its training is not finished": lambda: (start / "finished.json").unlink(),
-        "identity.json is missing or damaged": lambda: (start / "identity.json").write_text(""),
+        "its training is not finished": lambda: (start / "finished.json").rename(start / "running.json"),
+        "running.json is missing or damaged": lambda: (
+            (start / "finished.json").rename(start / "running.json").write_text("")
+        ),
     }
     for reason, damage in damages.items():
         damage()
@@ -386,7 +389,7 @@ def test_an_interrupted_training_that_cannot_go_on_names_the_command_to_start_ag
         "best.ckpt: no checkpoint there": lambda: (out / "best.ckpt").unlink(),
     }
     for number, (reason, damage) in enumerate(damages.items()):
-        (out / "finished.json").unlink()
+        (out / "finished.json").rename(out / "running.json")
         damage()
         message = in_process(words)
         assert reason in str(message)

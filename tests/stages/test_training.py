@@ -65,7 +65,7 @@ def test_smoke_settings_run_every_stage(blocks: Path, tmp_path: Path, capsys: py
         settings = yaml.safe_load((tmp_path / stage / "config.yaml").read_text())["data"]
         assert settings["batch_size"] <= 16 and settings["val_limit"] <= 8  # seconds for every method
         names = {path.name for path in (tmp_path / stage).iterdir()}
-        assert names == {"config.yaml", "identity.json", "last.ckpt", "logs", "finished.json"} | (
+        assert names == {"config.yaml", "last.ckpt", "logs", "finished.json"} | (
             {"best.ckpt"} if stage == "finetune" else set()
         )
         rows = (tmp_path / stage / "logs/version_0/metrics.csv").read_text().splitlines()
@@ -88,8 +88,8 @@ def test_smoke_settings_run_every_stage(blocks: Path, tmp_path: Path, capsys: py
     assert in_process([*words, "--model.lr=1e-5"]) is None
     output = capsys.readouterr().out
     assert (
-        f"{tmp_path / 'pretrain'}: it holds a run with other settings; the folder is renamed to {tmp_path / 'pretrain.1'}"
-        in output
+        f"{tmp_path / 'pretrain'}: it holds a run with other settings (model.lr 0.002, now 1e-05); the folder is renamed to "
+        f"{tmp_path / 'pretrain.1'}" in output
     )
     assert (tmp_path / "pretrain.1/last.ckpt").read_bytes() == old != (tmp_path / "pretrain/last.ckpt").read_bytes()
 

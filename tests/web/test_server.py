@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import wraps
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,7 @@ def test_ports_and_hosts_that_cannot_be_had_are_one_sentence() -> None:
 def test_without_gradio_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(DiffcapError, match=r"needs gradio.*pip install 'diffcap\[web\]'"):
-        serve([], Path("runs"), "127.0.0.1", 0, "cpu", None)
+        serve([])
 
 
 @pytest.mark.parametrize(
@@ -95,11 +96,12 @@ def test_without_gradio_a_sentence_says_what_to_install(monkeypatch: pytest.Monk
     ],
 )
 def test_several_checkpoints(monkeypatch: pytest.MonkeyPatch, words: list[str], found: list[str]) -> None:
-    given = []
-    monkeypatch.setattr("diffcap.web.server.serve", lambda checkpoints, *rest: given.append((checkpoints, *rest)))
+    given: list[dict[str, object]] = []
+    monkeypatch.setattr("diffcap.web.server.serve", wraps(serve)(lambda **options: given.append(options)))
     cli.main(["serve", *words])
     port = 0 if "--port" in " ".join(words) else 7860
-    assert given == [(found, Path("runs"), "127.0.0.1", port, "auto", None, None)]
+    (options,) = given
+    assert (options["checkpoint"], options["port"], options["runs"]) == (found or None, port, Path("runs"))
 
 
 def test_what_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

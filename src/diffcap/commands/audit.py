@@ -47,15 +47,23 @@ class Audit(NamedTuple):
     unchecked: list[str]
 
 
-def run(dataset: str | None, folder: Path | None) -> None:
-    """Audit a dataset; see `cli.audit`."""
+def audit(dataset: str | None = None, folder: Path | None = None) -> None:
+    """List the pairs of a dataset whose change flag, captions, mask and images contradict each other.
+
+    The flag is what the data stage wrote: `changeflag`, or whether a pair is a distractor. The list is also written to audit.jsonl in the
+    folder.
+
+    Args:
+        dataset: Name of the dataset; the data stage must have prepared it.
+        folder: Folder of its manifest; data/<dataset> by default.
+    """
     if folder is None and dataset is None:
         raise DiffcapError("--dataset is missing; give its name, or the folder of its manifest as --folder.")
     folder = folder or Path(f"data/{dataset}")
     prepared = read_dataset(folder)
     if dataset not in (None, prepared.name):
         raise DiffcapError(f"{folder}: holds {prepared.name}, not {dataset}; give the folder of {dataset}.")
-    result = audit(prepared.pairs, prepared.root)
+    result = find_contradictions(prepared.pairs, prepared.root)
     derived = prepared.info.get("change_types")
     if derived and not any("changeflag_derived" in pair.extra for pair in prepared.pairs):
         result.unchecked.append(f"the flags: they are {derived}, so that only captions that disagree are found")
@@ -84,7 +92,7 @@ def run(dataset: str | None, folder: Path | None) -> None:
     )
 
 
-def audit(pairs: Sequence[ChangePair], root: Path) -> Audit:
+def find_contradictions(pairs: Sequence[ChangePair], root: Path) -> Audit:
     """Compare the change flag of each pair (`is_distractor`) with its captions, its mask and its images.
 
     A mask is empty if it is 0 everywhere. Captions are judged by `is_no_change`.

@@ -16,7 +16,101 @@ from diffcap.utils.errors import DiffcapError
 _MAX_NAME = 60  # characters of an id in a file name; they take up to 4 bytes each, and file systems allow 255
 
 
-def run(
+def caption(
+    before: str,
+    after: str | None = None,
+    checkpoint: list[str] | None = None,
+    beam: int = 1,
+    length_penalty: float = 0.0,
+    heatmap: str | None = None,
+    json: bool = False,
+    batch_size: int = 16,
+    device: str = "auto",
+    backbone_weights: str | None = None,
+    base: str | None = None,
+    prompt: str | None = None,
+    out: list[str] | None = None,
+    tile: int | None = None,
+    overlap: int | None = None,
+    bands: str | None = None,
+    stretch: str | None = None,
+    threshold: float | None = None,
+    align: bool = False,
+) -> None:
+    """Describe the change between two images (diffcap caption BEFORE AFTER), of many pairs, or in a whole scene (--out).
+
+    Many pairs are a folder, two folders or a table of pairs. A whole scene is two rasters, such as GeoTIFF files; it needs diffcap[geo].
+
+    Args:
+        before: The image before the change, in any format that Pillow reads; or a folder with pairs.csv, with the folders
+            before and after (or A and B), or with images X_before and X_after; or a .csv, .tsv or .jsonl file with the columns
+            before, after and, optionally, id.
+        after: The image after the change; also accepted as the second argument. Two folders: images with the same name are
+            pairs.
+        checkpoint: best.ckpt of a captioner, a folder of `diffcap export` or `diffcap import`, or user/name on the Hugging
+            Face Hub; also a vision-language model, such as HuggingFaceTB/SmolVLM-500M-Instruct, or its folder. By default the
+            small captioner of rendered blocks scenes that ships with diffcap. If it is given several times, the captioners are
+            an ensemble and need the same vocabulary.
+        beam: Beam size, 1 to 100; 1 is greedy decoding. With more, the other hypotheses and the greedy caption are listed.
+        length_penalty: Exponent of the caption's length by which the log-probability of a hypothesis is divided.
+        heatmap: PNG file to write with both images and the attention of each word; a folder for many pairs.
+        json: Print JSON; for many pairs one line per pair.
+        batch_size: Number of pairs that are captioned at once.
+        device: cpu, cuda or auto.
+        backbone_weights: File of the backbone's weights, if they cannot be downloaded.
+        base: Folder of the base model of a checkpoint of METHOD=vlm, if it is not where the checkpoint says.
+        prompt: Question to a vision-language model that was not fine-tuned.
+        out: For many pairs, a .jsonl or .csv file that gets a row for each pair. For a whole scene (two rasters), a file for the
+            changes: .geojson, .csv or .html (a map); may be given several times; the rasters are read and captioned in tiles. The
+            same command continues an interrupted one where it stopped.
+        tile: Whole scenes: side of a tile in pixels; 256 by default.
+        overlap: Whole scenes: pixels that neighbouring tiles have in common; 64 by default, at most a quarter of a tile.
+        bands: Whole scenes: the bands for red, green and blue, such as 4,3,2, or one band; 1,2,3 by default.
+        stretch: Whole scenes: percentiles of both dates that become black and white; 2,98 by default, but not for 8-bit pixels. Without
+            it, the captioner that ships gets the contrast of its training images.
+        threshold: Whole scenes: tiles whose probability of no change is at least this are left out; 0.5 by default.
+        align: Whole scenes: warp the second raster to the grid of the first one while it is read.
+    """
+    from diffcap.commands.pairs import names_many
+    from diffcap.commands.scene import SceneOptions
+    from diffcap.commands.scene import run as run_scene
+
+    for path in filter(None, (before, after)):
+        if path.endswith(".ckpt") or (Path(path) / "config.json").is_file():
+            raise DiffcapError(
+                f"{path}: a checkpoint, not images; give each one as --checkpoint {path}, and the images first."
+            )
+    scene = SceneOptions(out, tile, overlap, bands, stretch, threshold, align)
+    if names_many(before, after):
+        if unused := [name for name in scene.given if name != "--out"]:
+            raise DiffcapError(f"{unused[0]} is for a whole scene, two rasters; remove it for the pairs of {before}.")
+    elif scene.given:
+        unused = [name for name, value in (("--heatmap", heatmap), ("--json", json)) if value]
+        if unused:
+            raise DiffcapError(f"{unused[0]} is for pairs of images; remove it for a whole scene ({scene.given[0]}).")
+        run_scene(
+            before, after, scene, checkpoint, beam, length_penalty, batch_size, device, backbone_weights, base, prompt
+        )
+        return
+
+    caption_pairs(
+        before,
+        after,
+        checkpoint,
+        beam,
+        length_penalty,
+        heatmap,
+        json,
+        batch_size,
+        device,
+        backbone_weights,
+        base,
+        prompt,
+        out,
+    )
+
+
+def caption_pairs(
     before: str,
     after: str | None,
     checkpoint: Sequence[str] | None,
@@ -31,7 +125,7 @@ def run(
     prompt: str | None = None,
     out: Sequence[str] | None = None,
 ) -> None:
-    """Caption, print or write to a file, and draw; see `cli.caption` for the arguments.
+    """Caption, print or write to a file, and draw; see `caption` for the arguments.
 
     Raises:
         DiffcapError: nothing could be captioned, or some of many pairs could not be captioned or drawn, which stderr names.

@@ -10,19 +10,34 @@ from diffcap.utils.errors import DiffcapError
 _MAX_SAMPLES = 100_000  # the ends of a 95 % interval then vary by 0.2 % of its width between seeds
 
 
-def run(
+def compare(
     run_a: str,
     run_b: str,
-    samples: int,
-    seed: int,
-    level: float,
-    pairs: int,
-    folder: Path | None,
-    tokenizer: Literal["ptb", "raw"] | None,
-    json: bool,
-    out: Path | None,
+    samples: int = 1000,
+    seed: int = 0,
+    level: float = 0.95,
+    pairs: int = 10,
+    folder: Path | None = None,
+    tokenizer: Literal["ptb", "raw"] | None = None,
+    json: bool = False,
+    out: Path | None = None,
 ) -> None:
-    """Compare two runs; see `cli.compare`."""
+    """Compare two evaluated runs: paired bootstrap intervals of every metric, wins and losses, and the largest differences.
+
+    Args:
+        run_a: Folder of a run, whose eval folder is used, or of an evaluation, such as runs/blocks/scorer/reinforce-eval; or a
+            .json or .jsonl file with another system's captions of the same pairs, as FILE or NAME=FILE (see `score`).
+        run_b: The second run, evaluation or file; differences are B - A.
+        samples: Number of bootstrap samples of the test pairs, at most 100,000.
+        seed: Seed of the bootstrap samples, 0 or more.
+        level: Confidence level of the intervals; 0.95 is the middle 95 % of the samples.
+        pairs: Number of pairs to show, those with the largest differences.
+        folder: Folder of the dataset; needed for two files, which are compared on its test split, and for the change types of
+            runs that an earlier version evaluated.
+        tokenizer: Tokenizer of the metrics; by default the one that the runs were scored with.
+        json: Print the result as JSON.
+        out: File to write as well: Markdown if its name ends in .md, JSON otherwise.
+    """
     if not 1 <= samples <= _MAX_SAMPLES:
         raise DiffcapError(f"--samples is {samples}; give 1 to {_MAX_SAMPLES:,}.")
     if not 0 < level < 1:

@@ -1,21 +1,60 @@
-"""The commands `diffcap import`, `export`, `push` and `pull`."""
+"""The commands `diffcap average`, `import`, `export`, `push` and `pull`."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
 
-if TYPE_CHECKING:
-    from diffcap.interop.official import ImportOptions
+
+def average(checkpoints: list[Path], out: Path = Path("averaged.ckpt")) -> None:
+    """Average the weights of several checkpoints of one model.
+
+    Args:
+        checkpoints: Checkpoint files, or the folder of a training: its periodic checkpoints (`--run.keep_last_k`) and last.ckpt.
+        out: Checkpoint file to write.
+    """
+    from diffcap.checkpoints.combining import average as write_average
+
+    steps = write_average(checkpoints, out)
+    echo(f"{out}: the mean of {len(steps)} checkpoints, of steps {', '.join(f'{step:,}' for step in steps)}")
 
 
-def run_import(method: str, file: Path, vocabulary: Path | None, out: Path | None, options: "ImportOptions") -> None:
-    """Import an official checkpoint; see `cli.import_`."""
+def import_(
+    method: str,
+    file: Path,
+    vocabulary: Path | None = None,
+    out: Path | None = None,
+    dataset: str = "clevr_change",
+    heads: int = 8,
+    vision_heads: int | None = None,
+    max_length: int | None = None,
+    coordinates: bool | None = None,
+    grid: tuple[int, int] | None = None,
+    intra_layers: int | None = None,
+) -> None:
+    """Convert a checkpoint that the authors of a method released, without running pickled code.
+
+    Most hyperparameters follow from the weights; the options are for the others.
+
+    Args:
+        method: Method of the checkpoint: pcl, scorer, dirl, clip4idc, or a method of an installed package.
+        file: The authors' file.
+        vocabulary: JSON file from word to id: vocab.json of SCORER and DIRL, dict.json of IDC-PCL; not for CLIP4IDC.
+        out: Folder to write; by default the file's name and -diffcap.
+        dataset: Training dataset; birds2words is evaluated with raw tokens.
+        heads: Number of heads of every attention layer except CLIP's.
+        vision_heads: Number of heads of CLIP's image tower; by default each head has 64 channels.
+        max_length: Maximal number of tokens of a caption; by default the authors' value for CLEVR-Change.
+        coordinates: Whether x and y are appended to SCORER's or DIRL's features; by default derived from the number of
+            channels.
+        grid: Rows and columns of IDC-PCL's features; 7 and 7 by default.
+        intra_layers: Layers of CLIP4IDC's image tower that encode each image separately; three quarters by default.
+    """
     from diffcap.checkpoints.reading import CAPTIONING_STAGES, write_folder
-    from diffcap.interop.official import import_official
+    from diffcap.interop.official import ImportOptions, import_official
 
+    options = ImportOptions(heads, vision_heads, max_length, coordinates, grid, intra_layers, dataset)
     state = import_official(file, method, vocabulary, options)
     folder = out or file.with_name(f"{file.name.split('.')[0]}-diffcap")
     _check_target(folder)
@@ -29,11 +68,21 @@ def run_import(method: str, file: Path, vocabulary: Path | None, out: Path | Non
         echo("a pre-training checkpoint cannot caption: fine-tune from it with --model.init_from")
 
 
-def run_export(
-    checkpoint: Path, out: Path | None, form: Literal["peft", "merged"] | None = None, base: str | None = None
+def export(
+    checkpoint: Path,
+    out: Path | None = None,
+    form: Literal["peft", "merged"] | None = None,
+    base: str | None = None,
 ) -> None:
-    """Export a checkpoint; see `cli.export`."""
-    from diffcap.checkpoints.exporting import export
+    """Write a checkpoint as model.safetensors and config.json, with the metrics.json of its weights if there is one.
+
+    Args:
+        checkpoint: best.ckpt of any stage, or an exported folder.
+        out: Folder to write; by default the checkpoint's path without .ckpt and -exported.
+        form: For METHOD=vlm, a form for other programs instead: peft (LoRA's adapter) or merged (a whole model for transformers).
+        base: Folder of the base model of METHOD=vlm, if it is not where the checkpoint says; only with --form.
+    """
+    from diffcap.checkpoints.exporting import export as write_export
 
     folder = out or checkpoint.with_name(f"{checkpoint.name.removesuffix('.ckpt')}-{form or 'exported'}")
     if form is not None and folder.is_dir() and any(folder.iterdir()):
@@ -48,7 +97,7 @@ def run_export(
             f"{folder}: {size / 1e6:.1f} MB, {'an adapter for PEFT' if form == 'peft' else 'a model for transformers'}"
         )
         return
-    scores = export(checkpoint, folder)
+    scores = write_export(checkpoint, folder)
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     note = (
         f"with the scores of {scores.file}"
@@ -58,26 +107,40 @@ def run_export(
     echo(f"{folder}: {size / 1e6:.1f} MB, {note}")
 
 
-def run_push(
+def push(
     checkpoint: Path,
     name: str,
-    metrics: Path | None,
-    pictures: Sequence[Path] | None,
-    license: str,
-    private: bool,
+    metrics: Path | None = None,
+    pictures: list[Path] | None = None,
+    license: str = "other",
+    private: bool = False,
 ) -> None:
-    """Push a captioner; see `cli.push`."""
-    from diffcap.checkpoints.hub import push
+    """Upload a captioner to the Hugging Face Hub: weights, configuration, and a model card with its scores and images.
 
-    echo(push(checkpoint, name, metrics, pictures, license, private))
+    Args:
+        checkpoint: best.ckpt of the finetune or reinforce stage, or a folder of `diffcap export`.
+        name: Repository as user/name; it is created if it does not exist.
+        metrics: metrics.json of the evaluation of these weights; by default it is searched in the run of the checkpoint.
+        pictures: PNG files for the model card, with distinct names (--pictures A B); by default those of the run's report.
+        license: The Hub's identifier of the licence of the weights, such as apache-2.0; the dataset's terms limit the choice.
+        private: Create a private repository; nothing is uploaded to an existing public one.
+    """
+    from diffcap.checkpoints.hub import push as upload
+
+    echo(upload(checkpoint, name, metrics, pictures, license, private))
 
 
-def run_pull(name: str, out: Path | None) -> None:
-    """Pull a captioner; see `cli.pull`."""
-    from diffcap.checkpoints.loading import pull
+def pull(name: str, out: Path | None = None) -> None:
+    """Download a captioner from the Hugging Face Hub.
+
+    Args:
+        name: Repository as user/name.
+        out: Folder to write; by default the repository's name.
+    """
+    from diffcap.checkpoints.loading import pull as download
 
     _check_target(out or Path(name.rpartition("/")[2]))
-    folder = pull(name, out or Path(name.rpartition("/")[2]))
+    folder = download(name, out or Path(name.rpartition("/")[2]))
     echo(f"{folder}: {name}; try it: diffcap caption BEFORE AFTER --checkpoint {folder}")
 
 
@@ -85,6 +148,21 @@ def _check_target(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise DiffcapError(f"--out {folder}: is a file; give a folder.")
     found = list(folder.iterdir()) if folder.is_dir() else []
-    exported = "config.json", "model.safetensors"  # only the second one if writing was interrupted
-    if found and not any((folder / name).is_file() for name in exported):
-        raise DiffcapError(f"--out {folder}: contains other files ({found[0].name}); give a new folder.")
+    if not found:
+        return
+    config = folder / "config.json"  # missing if writing was interrupted
+    is_own = _is_exported(config) if config.is_file() else (folder / "model.safetensors").is_file()
+    if not is_own:
+        other = config if config.is_file() else found[0]
+        raise DiffcapError(f"--out {folder}: contains files of another program ({other.name}); give a new folder.")
+
+
+def _is_exported(config: Path) -> bool:
+    """Whether diffcap wrote a config.json."""
+    from diffcap.records import read_json
+
+    try:
+        content = read_json(config)
+    except DiffcapError:
+        return False
+    return isinstance(content, dict) and {"stage", "words", "hyperparameters"} <= content.keys()

@@ -28,7 +28,7 @@ _OVERVIEW = 2048  # pixels of the longer side, of which percentiles are computed
 
 @dataclass(frozen=True)
 class SceneOptions:
-    """The options of `diffcap caption` for whole scenes; None is a default. See `cli.caption`."""
+    """The options of `diffcap caption` for whole scenes; None is a default. See `commands.caption.caption`."""
 
     out: Sequence[str] | None = None
     tile: int | None = None
@@ -68,7 +68,7 @@ def run(
         raise DiffcapError(
             f"{before}: the raster after the change is missing; give both: diffcap caption BEFORE AFTER --out {outputs[0]}."
         )
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # see `commands.caption.run`
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # see `commands.caption.caption_pairs`
     from diffcap.models.generation import check_search
     from diffcap.scenes.raster import FULL, TILES, fit_stretch, open_scene
     from diffcap.scenes.tiling import Tiling

@@ -2,24 +2,38 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from diffcap.evaluation.tokenize import Tokenizer
 from diffcap.utils.console import echo, print_json
 from diffcap.utils.errors import DiffcapError
 
 
-def run(
+def score(
     predictions: Path,
-    references: Path | None,
-    tokenizer: Tokenizer,
-    json: bool,
-    dataset: str | None,
-    folder: Path | None,
-    split: str,
-    protocol: str,
+    references: Path | None = None,
+    tokenizer: Literal["ptb", "raw"] = "ptb",
+    json: bool = False,
+    dataset: str | None = None,
+    folder: Path | None = None,
+    split: Literal["test", "val", "train"] = "test",
+    protocol: Literal["text", "levir_cc"] = "text",
 ) -> None:
-    """Score and print, see `diffcap.cli.score`.
+    """Score a file of captions: BLEU-1..4, METEOR, ROUGE-L, CIDEr-D, and SPICE if its jars are installed.
+
+    The references are those of a file, or those of a dataset (--dataset), whose groups are then scored too.
+
+    Args:
+        predictions: COCO results file, a list of {"image_id", "caption"}; or an object from id to caption; or a .jsonl file with
+            {"id", "caption"} on every line. One caption for every id of the references.
+        references: COCO captions file, {"annotations": [{"image_id", "caption"}, ...]}.
+        tokenizer: ptb lower-cases, splits words and drops punctuation, as in most papers; raw splits at spaces only.
+        json: Print the content of metrics.json (scores as fractions) instead of a table.
+        dataset: Name of a dataset that the data stage has prepared, instead of a file of references.
+        folder: Folder of its manifest; data/<dataset> by default.
+        split: The split of the dataset that the captions are of.
+        protocol: text, or levir_cc (a dataset of remote-sensing change captioning, or of your own in Karpathy's form): also the
+            metrics of word ids that the released evaluators print, change accuracy, no-change accuracy and S*m.
 
     Raises:
         DiffcapError: there are both or neither of references and dataset, a file is malformed, ids are missing or unknown, or the

@@ -10,7 +10,7 @@ import torch
 
 from diffcap.data.datamodules import FeatureData, Samples
 from diffcap.data.pair_table import PairTable
-from diffcap.data.sampler import Batch, ShuffledEpochs, TaskSchedule, TasksInTurn, cached_epoch, step_generator
+from diffcap.data.sampler import Batch, ShuffledEpochs, TaskSchedule, cached_epoch, step_generator
 from diffcap.data.workers import read_maps
 from diffcap.features.store import FeatureStore
 from diffcap.losses.pcl import mask_patches
@@ -143,7 +143,7 @@ class PretrainData(FeatureData):
                     f"data.{key} has the unknown task {unknown[0]!r}; the tasks are {', '.join(known[:-1])} and {FGVC}."
                 )
         kept = {task: share for task, share in shares.items() if task not in (without or [])}
-        self.schedule: TaskSchedule | TasksInTurn = TaskSchedule(kept, self.seed)
+        self.schedule = TaskSchedule(kept, self.seed)
         self.negatives_path = Path(negatives) if negatives else Path(folder) / "negatives.jsonl"
         self.singles, self.labelled = singles, labelled
         for source_folder, source in ((singles, "singles"), (labelled, "labelled")):

@@ -3,7 +3,7 @@
 Therefore a resumed run, or a run on another number of ranks, trains on the same batches as an uninterrupted run on one process.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -82,17 +82,6 @@ class TaskSchedule:
             self._task_indices = np.concatenate([self._task_indices, more])
         task = self._task_indices[step]
         return self.tasks[task], int((self._task_indices[:step] == task).sum())
-
-
-class TasksInTurn:
-    """One task after the other, in place of a `TaskSchedule`, to measure each in few steps."""
-
-    def __init__(self, tasks: Sequence[str]) -> None:
-        self.tasks = list(tasks)
-
-    def at(self, step: int) -> tuple[str, int]:
-        """See `TaskSchedule.at`."""
-        return self.tasks[step % len(self.tasks)], step // len(self.tasks)
 
 
 class StepDataset(IterableDataset):

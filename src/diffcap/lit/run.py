@@ -1,21 +1,17 @@
 """Run one training stage in its run directory: command line, resuming, checkpoints, logs, finished.json.
 
-The directory contains `config.yaml` (resolved), `identity.json` (hash of the configuration), `last.ckpt` (to resume from),
-`best.ckpt` (best on val, for stages with `run.monitor`) and `logs/` (CSV). A finished training adds `finished.json`, with the
-size and hash of the resulting checkpoint; Make checks that this file exists.
+The directory contains `config.yaml` (resolved), `last.ckpt` (to resume from), `best.ckpt` (best on val, for stages with
+`run.monitor`), `logs/` (CSV) and the record `running.json` (see `diffcap.record`). At the end it becomes `finished.json`, with the size
+and hash of the resulting checkpoint; make waits for this file.
 """
 
 import argparse
-import io
 import json
 import math
 import os
 import shlex
 import shutil
-import signal
 import sys
-import threading
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,44 +19,86 @@ from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
-import torch.distributed as dist
-from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
-from lightning.pytorch.plugins.io import TorchCheckpointIO
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from diffcap import record
 from diffcap.checkpoints.base_models import find_base
-from diffcap.checkpoints.reading import read_checkpoint
+from diffcap.checkpoints.reading import read_checkpoint, weights_hash
 from diffcap.data.workers import explain_lost_workers
-from diffcap.evaluation.tables import validation_line
-from diffcap.lit.config_hash import check_init_from, hash_config
+from diffcap.features.store import SUMS
+from diffcap.lit.callbacks import AtomicCheckpointIO, DelayedModelCheckpoint, PeriodicCheckpoint, PrintScores, StopEarly
 from diffcap.lit.launch import find_launch
 from diffcap.lit.precision import MatmulPrecision, note_precision, set_precision
 from diffcap.lit.schedules import in_steps
 from diffcap.lit.stage_cli import StageCLI
+from diffcap.methods import Method, import_object, methods
+from diffcap.pipeline import own_configs
 from diffcap.records import write_json
 from diffcap.run_folder import (
     BEST,
     CONFIGURATION,
+    FINETUNE,
     FINISHED,
     IDENTITY,
     INIT_FROM_SHA256,
     LAST,
     LOGS,
-    STEP_CHECKPOINT_GLOB,
+    PRETRAIN,
+    REINFORCE,
+    RUNNING,
     checkpoint_metadata,
     checkpoint_sha256,
     find_fault,
     init_stage_dir,
     is_finished,
     main_process,
-    read_config_hash,
+    read_object,
+    read_stage,
     stage_lock,
 )
+from diffcap.stages import Request
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
 from diffcap.utils.provenance import provenance
-from diffcap.utils.settings import get_config_value
+from diffcap.utils.settings import get_config_value, read_settings
+
+# Options that do not change the result.
+_NOT_COMPARED = ("trainer.devices", "trainer.accelerator", "trainer.strategy", "trainer.num_nodes", "trainer.enable_progress_bar",
+    "data.num_workers", "run.logger", "run.project", "run.keep_last_k", "run.keep", "run.dataset", "run.method", "run.ablation",
+    "run.preset", "run.force_bf16", "config")  # fmt: skip
+# LightningModule and LightningDataModule of the stages; those of the pre-training are the method's.
+_MODULES = {
+    FINETUNE: ("diffcap.lit.finetuning:Captioning", "diffcap.data.datamodules:CaptionData"),
+    REINFORCE: ("diffcap.lit.reinforcement:Reinforcement", "diffcap.data.datamodules:ReinforceData"),
+}
+
+
+def train(request: Request) -> None:
+    """Run a training stage, or resume an interrupted one."""
+    stage = request.stage if request.stage in _MODULES else PRETRAIN
+    if stage == PRETRAIN:
+        pretraining = _method(request).pretraining
+        assert pretraining is not None
+        module, data = pretraining.module, pretraining.data
+    else:
+        module, data = _MODULES[stage]
+    TrainingCLI(import_object(module), import_object(data), request).train(stage)
+
+
+def _method(request: Request) -> Method:
+    """The method whose pre-training the settings describe, found by its name or else by the class of its model."""
+    known = [method for method in methods().values() if method.pretraining]
+    files: list[Path | dict[str, Any]] = [request.settings]
+    files += [Path(path) for path in own_configs(request.words)]
+    named = next((word.partition("=")[2] for word in request.words if word.startswith("--run.method=")), None)
+    named = named or get_config_value(files, "run", "method")
+    model = get_config_value(files, "model", "captioner", "class_path")
+    for method in known:
+        assert method.pretraining is not None
+        if method.name == named or (not named and method.pretraining.captioner.replace(":", ".") == model):
+            return method
+    return known[0]
 
 
 @dataclass
@@ -106,176 +144,6 @@ class RunSettings:
     preset: str | None = None
 
 
-class PeriodicCheckpoint(Callback):
-    """Save `last.ckpt` between two steps, after the validation of the previous step; on SIGINT or SIGTERM save it and stop.
-
-    One process stops at the end of the step. Several agree to stop at the next multiple of `trainer.log_every_n_steps`. A
-    second signal stops the training at once. In a job of SLURM the signals have no effect here, as the job is requeued.
-
-    Args:
-        path: path of `last.ckpt`. every_n_steps: number of steps between two saves. keep_last_k: number of copies to keep in
-            the same folder, named by their steps (step-000200.ckpt, ...). saved_step: the step of `last.ckpt`; 0 without one.
-    """
-
-    def __init__(self, path: Path, every_n_steps: int, keep_last_k: int = 0, saved_step: int = 0) -> None:
-        self.path, self.every_n_steps, self.keep_last_k = path, every_n_steps, keep_last_k
-        self.saved_step = saved_step
-        self._stop_note = ""
-        self._interrupted = math.inf  # when
-
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Compare the first step of all processes, before they wait for each other in different steps.
-
-        Raises:
-            DiffcapError: the steps differ.
-        """
-        if trainer.world_size > 1:
-            steps = [0] * trainer.world_size
-            dist.all_gather_object(steps, self.saved_step)
-            if len(set(steps)) > 1:
-                raise DiffcapError(
-                    f"{self.path.parent}: the processes would start from the steps {', '.join(map(str, steps))}, because they "
-                    "see different run folders; set RUN to a folder on a disk that all hosts share."
-                )
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Set the signal handlers, which Lightning resets after the training."""
-        stop_every = self._stop_every(trainer)
-        when = "this step" if stop_every == 1 else f"the next multiple of {stop_every} steps"
-        if trainer.is_global_zero:
-            self._stop_note = (
-                f"interrupted: the training stops after {when} and saves {LAST}; a second signal ends it at once\n"
-            )
-        if "SLURM_JOB_ID" not in os.environ and threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(number) is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C
-                    signal.signal(number, self._on_signal)
-
-    def _stop_every(self, trainer: pl.Trainer) -> int:
-        every = trainer.log_every_n_steps or self.every_n_steps  # type: ignore[attr-defined]
-        return 1 if trainer.world_size == 1 else int(every)
-
-    def _on_signal(self, *_: Any) -> None:
-        if self._interrupted == math.inf:
-            self._interrupted = time.monotonic()
-            os.write(2, self._stop_note.encode())  # print() must not be called while another print() is interrupted
-        elif time.monotonic() > self._interrupted + 1:  # make and its process group get one signal twice
-            raise KeyboardInterrupt
-
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """Save every `every_n_steps` steps and on a signal, before the first batch of the gradient accumulation.
-
-        Raises:
-            SIGTERMException: the process, or one of several, has got a signal.
-        """
-        step = trainer.global_step
-        if batch_idx % trainer.accumulate_grad_batches:
-            return
-        stop = step % self._stop_every(trainer) == 0 and trainer.strategy.reduce_boolean_decision(
-            self._interrupted < math.inf, all=False
-        )
-        periodic = step % self.every_n_steps == 0
-        if step and (periodic or stop):
-            self._save(trainer)
-            if periodic and self.keep_last_k and trainer.is_global_zero:
-                self._copy_checkpoint(step)
-        if stop:
-            raise SIGTERMException
-
-    def _save(self, trainer: pl.Trainer) -> None:
-        loop = trainer.fit_loop.epoch_loop
-        # When Lightning loads a checkpoint whose next batch ends a step, it adds 1 to this counter, the step of the logs,
-        # because its own checkpoints are saved before the counter grows.
-        ahead = int(not loop._should_accumulate())
-        loop._batches_that_stepped -= ahead
-        trainer.save_checkpoint(self.path)
-        loop._batches_that_stepped += ahead
-        self.saved_step = trainer.global_step
-
-    def _copy_checkpoint(self, step: int) -> None:
-        """Add a checkpoint, keep the last k, and delete checkpoints of later steps left by a killed run."""
-        copy = self.path.with_name(f"step-{step:06d}.ckpt")
-        with atomic_write(copy, per_process=False) as temporary:
-            shutil.copyfile(self.path, temporary)
-        checkpoints = sorted(self.path.parent.glob(STEP_CHECKPOINT_GLOB))
-        count = checkpoints.index(copy) + 1
-        for path in checkpoints[: max(count - self.keep_last_k, 0)] + checkpoints[count:]:
-            path.unlink()
-
-
-class DelayedModelCheckpoint(ModelCheckpoint):
-    """ModelCheckpoint that saves nothing before the step `start_step`."""
-
-    def __init__(self, start_step: int, **options: Any) -> None:
-        super().__init__(**options)
-        self.start_step = start_step
-
-    @property
-    def state_key(self) -> str:
-        """Key of the state in a checkpoint, with this class's name in earlier versions."""
-        return super().state_key.replace(type(self).__qualname__, "SelectAfter", 1)
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Compare and save, if the training has reached `start_step`."""
-        if self.monitor not in trainer.callback_metrics and not trainer.sanity_checking:
-            logged = ", ".join(sorted(name for name in trainer.callback_metrics if name.startswith("val/")))
-            raise DiffcapError(
-                f"run.monitor is {self.monitor!r}, but validation logs {logged}; set run.monitor to one of these names."
-            )
-        if not trainer.global_step:
-            self._last_global_step_saved = -1  # Lightning treats the initial weights as saved
-        if trainer.global_step >= self.start_step:
-            super().on_validation_end(trainer, pl_module)
-
-
-class StopEarly(EarlyStopping):
-    """EarlyStopping that ignores validations before the step `start_step`, as `DelayedModelCheckpoint` does.
-
-    It also stops a resumed run whose checkpoint has already reached the patience.
-    """
-
-    def __init__(self, start_step: int, **options: Any) -> None:
-        super().__init__(**options)
-        self.start_step = start_step
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Compare, if the training has reached `start_step`."""
-        if trainer.global_step >= self.start_step:
-            super().on_validation_end(trainer, pl_module)
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Stop before the first step if the patience is reached."""
-        trainer.should_stop = trainer.should_stop or self.wait_count >= self.patience
-
-
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Write each checkpoint to a temporary file in the same folder and rename it.
-
-    A killed process or a full disk leaves the previous checkpoint intact. Lightning writes to the system's temporary folder and
-    copies the file if that is on another file system.
-    """
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write one checkpoint file."""
-        content = io.BytesIO()  # torch.save to a full disk raises only "unexpected position"
-        torch.save(checkpoint, content)
-        with atomic_write(path, per_process=False) as temporary:
-            temporary.write_bytes(content.getbuffer())
-
-
-class PrintScores(Callback):
-    """Print one line per validation, for logs without a progress bar."""
-
-    def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Print the step and the validation metrics."""
-        if trainer.is_global_zero and not trainer.sanity_checking:
-            logged = trainer.callback_metrics.items()
-            values = {name[4:]: float(value) for name, value in logged if name.startswith("val/")}
-            print(f"step {trainer.global_step} of {trainer.max_steps}  val: {validation_line(values)}", flush=True)
-
-
 def _logged_in() -> bool:
     """Return whether an account of Weights & Biases is configured."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE"):
@@ -290,10 +158,10 @@ class TrainingCLI(StageCLI):
     The main process locks the stage's folder from the constructor to the end of `train`.
     """
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        self.lock = ExitStack()
+    def __init__(self, module: type[pl.LightningModule], data: type[pl.LightningDataModule], request: Request) -> None:
+        self.lock, self.request = ExitStack(), request
         try:
-            super().__init__(*args, **options)
+            super().__init__(module, data, save_config_callback=None, args=request)  # type: ignore[arg-type]
         except BaseException:
             self.lock.close()
             raise
@@ -316,22 +184,30 @@ class TrainingCLI(StageCLI):
         if "WANDB_SWEEP_ID" in os.environ:  # each run of a sweep has its own folder
             self.settings.out = str(Path(self.settings.out) / os.environ.get("WANDB_RUN_ID", "run"))
         self.out = Path(self.settings.out)
-        _pin_base_model(self.config, self.out)
+        if self.config.get("model.captioner.init_args.base") is not None:
+            _pin_base_model(self.config, self.out)
         config = json.loads(self.parser.dump(self.config, format="json", skip_validation=True))
-        self.config_hash = hash_config(config)
         if main_process():
             self.lock.enter_context(stage_lock(self.out, self.config.data.seed))
-        other = read_config_hash(self.out) not in (None, self.config_hash)
-        fault = "it holds a run with other settings" if other else find_fault(self.out)
+        old = record.read(self.out / FINISHED) or record.read(self.out / RUNNING)
+        options = compared(config)
+        files = record.describe_files([*data_files(config["data"]), *record.named_files(options)], old)
+        start = config["model"].get("init_from")
+        if start in old.get("files", {}):  # a finished training does not need this checkpoint any more
+            files.setdefault(start, old["files"][start])
+        self.config_hash = record.result_id(options, files)
+        self.record = record.make(self.request.asked, self.config_hash, files, [])
+        fault = find_fault(self.out) or _other_settings(self.out, old, self.record, options)
         if not fault and is_finished(self.out):  # every rank reads the same files and exits
             if main_process():
                 print(f"{self.out}: already finished with these settings")
+                record.write(self.out / FINISHED, {**read_object(self.out / FINISHED), **self.record})
             sys.exit(0)
         self.fault = fault  # reason to move the folder to a backup; None if there is none
         last = self.out / LAST
         self.resume_from = last if not fault and last.is_file() else None
         self.resume_step = _check_resumable(last) if self.resume_from else 0
-        if start := config["model"].get("init_from"):
+        if start:
             check_init_from(Path(start))
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
@@ -428,31 +304,87 @@ class TrainingCLI(StageCLI):
             with atomic_write(best, per_process=False) as temporary:
                 shutil.copyfile(last, temporary)
         score = getattr(self.trainer.checkpoint_callback, "best_model_score", None)
-        start = self.config.model.get("init_from")
+        start, result = self.config.model.get("init_from"), best if self.settings.monitor else last
         write_json(
             self.out / FINISHED,
             {
                 "stage": stage,
                 INIT_FROM_SHA256: checkpoint_sha256(init_stage_dir(Path(start))) if start else None,
-                **checkpoint_metadata(best if self.settings.monitor else last),
+                **checkpoint_metadata(result),
+                "weights_sha256": weights_hash(read_checkpoint(result)),
                 "steps": self.trainer.global_step,
                 "train_seconds": round(self.model.train_seconds, 1),
                 "monitor": self.settings.monitor,
                 "best": float(score) if score is not None and math.isfinite(score) else None,
-                "identity": self.config_hash,
                 "matmul_precision": torch.get_float32_matmul_precision(),
                 "provenance": provenance(seed=self.datamodule.seed, dataset=self.datamodule.dataset.name),
+                **self.record,
             },
         )
+        (self.out / RUNNING).unlink()
 
     def _prepare_run_dir(self) -> Path | None:
         """Create the run directory; returns the path of the backup of a run with other settings, or None."""
         backup = _move_to_backup(self.out, self.fault) if self.fault else None
-        (self.out / FINISHED).unlink(missing_ok=True)  # a damaged file; Make checks only that it exists
-        write_json(self.out / IDENTITY, {"identity": self.config_hash})
+        write_json(self.out / RUNNING, self.record)
+        (self.out / IDENTITY).unlink(missing_ok=True)
         self.parser.save(self.config, self.out / CONFIGURATION, overwrite=True, skip_validation=True)
         note_precision(self.out / CONFIGURATION)
         return backup
+
+
+def compared(config: dict[str, Any]) -> dict[str, Any]:
+    """The options that decide whether two trainings are the same."""
+    options = record.flat(config)
+    return {
+        name: value
+        for name, value in options.items()
+        if not f"{name}.".startswith(tuple(f"{key}." for key in _NOT_COMPARED))
+    }
+
+
+def data_files(data: dict[str, Any]) -> list[Path]:
+    """The files that identify a training's data: manifests and features of its datasets, and their negatives."""
+    files = []
+    for folder in [Path(data[name]) for name in ("folder", "singles", "labelled") if data.get(name)]:
+        store = folder / "features" / data["features"]
+        files += [folder / "manifest.jsonl", store / "meta.json", store / SUMS]
+    if "tasks" in data:
+        files.append(Path(data.get("negatives") or Path(data["folder"]) / "negatives.jsonl"))
+    if data.get("singles"):
+        files.append(Path(data["singles"]) / "negatives.jsonl")
+    return files + [Path(other) / "manifest.jsonl" for other in data.get("vocabulary_with") or []]
+
+
+def _other_settings(out: Path, old: dict[str, Any], new: dict[str, Any], options: dict[str, Any]) -> str | None:
+    """Why the training in a folder is another one; None if it is the same, or there is none."""
+    if old.get("id") == new["id"] or not (out / CONFIGURATION).is_file():
+        return None
+    before = compared(read_settings(out / CONFIGURATION))
+    is_earlier = not old.get("id")  # of diffcap 0.1, whose hash of the settings is another one
+    differing = record.differences(before, options, both=is_earlier)
+    if is_earlier and not differing:
+        return None
+    known = {path: entry[2] for path, entry in old.get("files", {}).items()}
+    differing += [path for path, entry in new["files"].items() if known and known.get(path) != entry[2]]
+    return f"it holds a run with other settings ({'; '.join(differing[:3])})"
+
+
+def check_init_from(checkpoint: Path) -> None:
+    """Check the training whose checkpoint is `model.init_from`; the model itself checks the checkpoint file.
+
+    Raises:
+        DiffcapError: the training is not finished, or its checkpoint is not the one in the folder; the message has the command that
+            trains the stage again.
+    """
+    out = checkpoint.parent
+    is_run = any((out / name).exists() for name in (RUNNING, FINISHED, IDENTITY))
+    if checkpoint.name not in (BEST, LAST) or not is_run:
+        return
+    fault = find_fault(out) or (None if is_finished(out) else "its training is not finished")
+    if fault:
+        command = shlex.join([sys.executable, "-m", "diffcap", read_stage(out), "--config", str(out / CONFIGURATION)])
+        raise DiffcapError(f"{out}: {fault}; train that stage with `{command}`, then run this command again.")
 
 
 def _pin_base_model(config: Any, out: Path) -> None:
@@ -460,11 +392,8 @@ def _pin_base_model(config: Any, out: Path) -> None:
 
     If the settings name no commit, it is that of the run in `out`, so that a resumed training has the same base model.
     """
-    arguments = config.get("model.captioner.init_args")
-    base = arguments.get("base") if arguments is not None else None
-    if base is None:
-        return
-    revision = arguments.get("revision")
+    arguments = config.model.captioner.init_args
+    base, revision = arguments.base, arguments.get("revision")
     recorded = get_config_value([out / CONFIGURATION], "model", "captioner", "init_args") or {}
     if revision is None and recorded.get("base") == base:
         revision = recorded.get("revision")

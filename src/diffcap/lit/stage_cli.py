@@ -27,9 +27,6 @@ class StageParser(OneLineErrorMixin, LightningArgumentParser):
 
     help_option = "--help all"  # the error message tells users to run it
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, **options})
-
 
 class StageProgressBar(RichProgressBar):
     """Lightning's bar without the epoch number, since training is counted in steps, and without the number of the log folder."""
@@ -101,6 +98,7 @@ class StageCLI(LightningCLI):
         settings: dict[str, Any] = {
             "run": False,
             "parser_class": StageParser,
+            "parser_kwargs": {"allow_abbrev": False},
             "trainer_class": StageTrainer,
             "seed_everything_default": 1234,
             "save_config_kwargs": {"overwrite": True},
@@ -112,10 +110,17 @@ class StageCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Read the options, and check the seeds, since NumPy accepts only 32 bits.
 
+        Args:
+            args: a stage's `Request`, or a list of words.
+
         Raises:
             DiffcapError: a seed is negative or at least 2**32.
         """
-        super().parse_arguments(parser, args)
+        words, settings = getattr(args, "words", args), getattr(args, "settings", None)
+        if settings:
+            self.config = parser.parse_args(words, namespace=parser.parse_object(settings))
+        else:
+            super().parse_arguments(parser, words)
         for name in ("seed_everything", "data.seed"):
             seed = self.config.get(name)
             if seed is not None and not 0 <= int(seed) < 2**32:

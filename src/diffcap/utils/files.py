@@ -53,6 +53,11 @@ def add_filename(path: Path) -> Iterator[None]:
         raise
 
 
+def expand_home(path: str) -> str:
+    """Expand `~` in a path, which make does not do."""
+    return path.replace("~", str(Path.home()), 1) if path == "~" or path.startswith("~/") else path
+
+
 def url_of(path: str | Path) -> str | None:
     """The URL that was given instead of a path, also after `Path` has removed one of its slashes; None if it is a path."""
     found = re.search(r"(?:^|[/=])((?:https?|ftp|s3|gs):)/+(.+)", str(path))

@@ -18,24 +18,35 @@ _LOCAL_HOSTS = ("localhost", "*.localhost", "127.0.0.1", "[::1]")
 
 
 def serve(
-    checkpoints: Sequence[str],
-    runs: Path,
-    host: str,
-    port: int,
-    device: str,
-    backbone_weights: str | None,
+    checkpoint: list[str] | None = None,
+    host: str = "127.0.0.1",
+    port: int = 7860,
+    runs: Path = Path("runs"),
+    device: str = "auto",
+    backbone_weights: str | None = None,
     base: str | None = None,
 ) -> None:
-    """Serve the page until it is interrupted; see `cli.serve` for the arguments."""
+    """Serve a web page that captions two images and shows the attention of each word; needs diffcap[web].
+
+    Args:
+        checkpoint: Captioners at the top of the list: checkpoint files, exported folders, or user/name on the Hugging Face Hub,
+            also of vision-language models (--checkpoint A B).
+        host: Address to listen on; the default allows connections from this machine only, 0.0.0.0 from all machines.
+        port: Port to listen on; 0 chooses a free one.
+        runs: Folder of runs whose captioners are also listed, besides the one that ships with diffcap.
+        device: cpu, cuda or auto.
+        backbone_weights: File of the backbone's weights for the captioners of --checkpoint, if they cannot be downloaded.
+        base: Folder of the base model of the --checkpoint of METHOD=vlm, if it is not where the checkpoint says.
+    """
     if importlib.util.find_spec("gradio") is None:
         raise DiffcapError("the page needs gradio, which is not installed; run: pip install 'diffcap[web]'")
-    check_connection([*checkpoints, base], shipped=True)
+    check_connection([*(checkpoint or []), base], shipped=True)
     with listen(host, port) as listener, tempfile.TemporaryDirectory(prefix="diffcap-web-") as folder:
         import uvicorn
 
         from diffcap.web.captioners import Captioners, find_choices
 
-        captioners = Captioners(find_choices(checkpoints, runs, backbone_weights, base), device)
+        captioners = Captioners(find_choices(checkpoint or [], runs, backbone_weights, base), device)
         with captioners.use(0):  # load now, so that the first visitor does not wait
             loopback = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
             app = build_app(captioners, Path(folder), (host,) if loopback else None)

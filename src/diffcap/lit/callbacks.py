@@ -1,0 +1,193 @@
+"""Callbacks and checkpoint files of a training stage: periodic and best checkpoints, early stopping, a line for each validation."""
+
+import io
+import math
+import os
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from diffcap.evaluation.tables import validation_line
+from diffcap.run_folder import LAST, STEP_CHECKPOINT_GLOB
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.files import atomic_write
+
+
+class PeriodicCheckpoint(Callback):
+    """Save `last.ckpt` between two steps, after the validation of the previous step; on SIGINT or SIGTERM save it and stop.
+
+    One process stops at the end of the step. Several agree to stop at the next multiple of `trainer.log_every_n_steps`. A
+    second signal stops the training at once. In a job of SLURM the signals have no effect here, as the job is requeued.
+
+    Args:
+        path: path of `last.ckpt`. every_n_steps: number of steps between two saves. keep_last_k: number of copies to keep in
+            the same folder, named by their steps (step-000200.ckpt, ...). saved_step: the step of `last.ckpt`; 0 without one.
+    """
+
+    def __init__(self, path: Path, every_n_steps: int, keep_last_k: int = 0, saved_step: int = 0) -> None:
+        self.path, self.every_n_steps, self.keep_last_k = path, every_n_steps, keep_last_k
+        self.saved_step = saved_step
+        self._stop_note = ""
+        self._interrupted = math.inf  # when
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Compare the first step of all processes, before they wait for each other in different steps.
+
+        Raises:
+            DiffcapError: the steps differ.
+        """
+        if trainer.world_size > 1:
+            steps = [0] * trainer.world_size
+            dist.all_gather_object(steps, self.saved_step)
+            if len(set(steps)) > 1:
+                raise DiffcapError(
+                    f"{self.path.parent}: the processes would start from the steps {', '.join(map(str, steps))}, because they "
+                    "see different run folders; set RUN to a folder on a disk that all hosts share."
+                )
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Set the signal handlers, which Lightning resets after the training."""
+        stop_every = self._stop_every(trainer)
+        when = "this step" if stop_every == 1 else f"the next multiple of {stop_every} steps"
+        if trainer.is_global_zero:
+            self._stop_note = (
+                f"interrupted: the training stops after {when} and saves {LAST}; a second signal ends it at once\n"
+            )
+        if "SLURM_JOB_ID" not in os.environ and threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C
+                    signal.signal(number, self._on_signal)
+
+    def _stop_every(self, trainer: pl.Trainer) -> int:
+        every = trainer.log_every_n_steps or self.every_n_steps  # type: ignore[attr-defined]
+        return 1 if trainer.world_size == 1 else int(every)
+
+    def _on_signal(self, *_: Any) -> None:
+        if self._interrupted == math.inf:
+            self._interrupted = time.monotonic()
+            os.write(2, self._stop_note.encode())  # print() must not be called while another print() is interrupted
+        elif time.monotonic() > self._interrupted + 1:  # make and its process group get one signal twice
+            raise KeyboardInterrupt
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Save every `every_n_steps` steps and on a signal, before the first batch of the gradient accumulation.
+
+        Raises:
+            SIGTERMException: the process, or one of several, has got a signal.
+        """
+        step = trainer.global_step
+        if batch_idx % trainer.accumulate_grad_batches:
+            return
+        stop = step % self._stop_every(trainer) == 0 and trainer.strategy.reduce_boolean_decision(
+            self._interrupted < math.inf, all=False
+        )
+        periodic = step % self.every_n_steps == 0
+        if step and (periodic or stop):
+            self._save(trainer)
+            if periodic and self.keep_last_k and trainer.is_global_zero:
+                self._copy_checkpoint(step)
+        if stop:
+            raise SIGTERMException
+
+    def _save(self, trainer: pl.Trainer) -> None:
+        loop = trainer.fit_loop.epoch_loop
+        # When Lightning loads a checkpoint whose next batch ends a step, it adds 1 to this counter, the step of the logs,
+        # because its own checkpoints are saved before the counter grows.
+        ahead = int(not loop._should_accumulate())
+        loop._batches_that_stepped -= ahead
+        trainer.save_checkpoint(self.path)
+        loop._batches_that_stepped += ahead
+        self.saved_step = trainer.global_step
+
+    def _copy_checkpoint(self, step: int) -> None:
+        """Add a checkpoint, keep the last k, and delete checkpoints of later steps left by a killed run."""
+        copy = self.path.with_name(f"step-{step:06d}.ckpt")
+        with atomic_write(copy, per_process=False) as temporary:
+            shutil.copyfile(self.path, temporary)
+        checkpoints = sorted(self.path.parent.glob(STEP_CHECKPOINT_GLOB))
+        count = checkpoints.index(copy) + 1
+        for path in checkpoints[: max(count - self.keep_last_k, 0)] + checkpoints[count:]:
+            path.unlink()
+
+
+class DelayedModelCheckpoint(ModelCheckpoint):
+    """ModelCheckpoint that saves nothing before the step `start_step`."""
+
+    def __init__(self, start_step: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.start_step = start_step
+
+    @property
+    def state_key(self) -> str:
+        """Key of the state in a checkpoint, with this class's name in earlier versions."""
+        return super().state_key.replace(type(self).__qualname__, "SelectAfter", 1)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Compare and save, if the training has reached `start_step`."""
+        if self.monitor not in trainer.callback_metrics and not trainer.sanity_checking:
+            logged = ", ".join(sorted(name for name in trainer.callback_metrics if name.startswith("val/")))
+            raise DiffcapError(
+                f"run.monitor is {self.monitor!r}, but validation logs {logged}; set run.monitor to one of these names."
+            )
+        if not trainer.global_step:
+            self._last_global_step_saved = -1  # Lightning treats the initial weights as saved
+        if trainer.global_step >= self.start_step:
+            super().on_validation_end(trainer, pl_module)
+
+
+class StopEarly(EarlyStopping):
+    """EarlyStopping that ignores validations before the step `start_step`, as `DelayedModelCheckpoint` does.
+
+    It also stops a resumed run whose checkpoint has already reached the patience.
+    """
+
+    def __init__(self, start_step: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.start_step = start_step
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Compare, if the training has reached `start_step`."""
+        if trainer.global_step >= self.start_step:
+            super().on_validation_end(trainer, pl_module)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stop before the first step if the patience is reached."""
+        trainer.should_stop = trainer.should_stop or self.wait_count >= self.patience
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Write each checkpoint to a temporary file in the same folder and rename it.
+
+    A killed process or a full disk leaves the previous checkpoint intact. Lightning writes to the system's temporary folder and
+    copies the file if that is on another file system.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write one checkpoint file."""
+        content = io.BytesIO()  # torch.save to a full disk raises only "unexpected position"
+        torch.save(checkpoint, content)
+        with atomic_write(path, per_process=False) as temporary:
+            temporary.write_bytes(content.getbuffer())
+
+
+class PrintScores(Callback):
+    """Print one line per validation, for logs without a progress bar."""
+
+    def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Print the step and the validation metrics."""
+        if trainer.is_global_zero and not trainer.sanity_checking:
+            logged = trainer.callback_metrics.items()
+            values = {name[4:]: float(value) for name, value in logged if name.startswith("val/")}
+            print(f"step {trainer.global_step} of {trainer.max_steps}  val: {validation_line(values)}", flush=True)
