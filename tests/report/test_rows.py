@@ -53,17 +53,6 @@ def test_trainings_of_other_runs_that_one_began_with_count(dataset: Dataset, tmp
     assert run_row(read_run(lent), test)["seconds"] == 63
 
 
-def test_a_fine_tuning_that_began_with_another_runs_fine_tuning_counts_both(dataset: Dataset, tmp_path: Path) -> None:
-    test = [pair for pair in dataset.pairs if pair.split == "test"]
-    first = make_run(tmp_path / "first", dataset, captions_of(dataset), {"pretrain": 20.0, "finetune": 40})
-    (first / "finetune/config.yaml").write_text(f"model: {{init_from: {first / 'pretrain/last.ckpt'}}}")
-    second = make_run(tmp_path / "second", dataset, captions_of(dataset), {"finetune": 500})
-    (second / "finetune/config.yaml").write_text(f"model: {{init_from: {first / 'finetune/best.ckpt'}}}")
-    assert run_row(read_run(second), test)["seconds"] == 560
-    shutil.copytree(first, tmp_path / "copy")  # its settings name the original, whose stages are the same
-    assert run_row(read_run(tmp_path / "copy"), test)["seconds"] == 60
-
-
 def test_a_stage_counts_only_if_the_next_one_started_from_it(dataset: Dataset, tmp_path: Path) -> None:
     seconds = {"pretrain": 1.0, "finetune": 20.0, "reinforce": 300.0}
     first, second = (make_run(tmp_path / name, dataset, captions_of(dataset), seconds) for name in ("first", "second"))
