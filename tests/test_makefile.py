@@ -434,20 +434,6 @@ def test_devices_and_sources_reach_every_stage(project: Path) -> None:
     assert "--dataset blocks --out data/blocks --seed" in alone["data"]
 
 
-def test_checkpoints_pass_from_stage_to_stage(project: Path) -> None:
-    options = played(project, "eval")
-    assert "--run.out runs/blocks/pcl/pretrain" in options["pretrain"]
-    assert "--model.init_from runs/blocks/pcl/pretrain/last.ckpt" in options["finetune"]
-    assert "--checkpoint runs/blocks/pcl/finetune/best.ckpt --out runs/blocks/pcl/eval" in options["eval"]
-
-
-def test_without_pre_training(project: Path) -> None:
-    options = played(project, "eval", "PRETRAIN=no", "RUN=runs/scratch")
-    assert list(options) == ["data", "extract", "finetune", "eval"]
-    assert "init_from" not in options["finetune"]
-    assert "--checkpoint runs/scratch/finetune/best.ckpt --out runs/scratch/eval" in options["eval"]
-
-
 def test_a_captioner_without_pre_training_is_evaluated_as_it_is(project: Path) -> None:
     played(project, "finetune", "PRETRAIN=no", "RUN=runs/scratch")
     assert list(played(project, "eval", "RUN=runs/scratch")) == ["eval"]
@@ -520,16 +506,6 @@ def test_a_method_without_pre_training_says_so_and_goes_on(project: Path, method
     assert ran["finetune"].endswith("--model.lr=1")
     again = played(project, "finetune", f"METHOD={method}", "DATASET=clevr_change", "PRETRAIN=yes")
     assert "init_from" not in again["finetune"]
-
-
-@pytest.mark.thorough
-def test_every_seed_but_the_default_one_has_a_run_of_its_own(project: Path) -> None:
-    ran = played(project, "eval", "SEED=7", "ABLATION=mlm")
-    assert "--run.out runs/blocks/pcl-mlm-seed7/pretrain " in ran["pretrain"]
-    assert "--model.init_from runs/blocks/pcl-mlm-seed7/pretrain/last.ckpt" in ran["finetune"]
-    assert "--out runs/blocks/pcl-mlm-seed7/eval " in ran["eval"]
-    assert "--run.out runs/x/finetune " in played(project, "finetune", "SEED=7", "RUN=runs/x")["finetune"]
-    assert "--run.out runs/blocks/pcl/finetune " in played(project, "finetune", "SEED=1234")["finetune"]
 
 
 def test_a_negative_seed_stops_before_anything_runs(project: Path) -> None:
