@@ -80,7 +80,7 @@ def test_a_killed_check_goes_on_from_its_last_note(tmp_path: Path, monkeypatch: 
     for name in names:
         write_image(tmp_path / name)
     monkeypatch.setattr(images, "BATCH", 2)
-    monkeypatch.setattr(images, "_write_stamps", _killed_after(2, images._write_stamps))
+    monkeypatch.setattr(images, "write_text", _killed_after(2, images.write_text))
     with pytest.raises(KeyboardInterrupt):
         check_images(tmp_path, names, cache=cache)
     assert sorted(json.loads(cache.read_text())["images"]) == names[:4]
