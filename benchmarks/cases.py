@@ -19,7 +19,6 @@ import torch
 from forms import EveryLayerSCORER, TokensCLIP4IDC, dense_matching, uncached
 from torch import Tensor
 
-from diffcap.methods import get_method, import_object
 from diffcap.models import pcl
 from diffcap.models.captioner import Batch, Captioner
 from diffcap.models.clip4idc import CLIP4IDCAdaptation
@@ -27,6 +26,7 @@ from diffcap.models.generation import greedy
 from diffcap.models.pcl import IGNORED, PCL
 from diffcap.models.pcl_pretraining import PCLPretraining
 from diffcap.models.scorer import token_matching
+from diffcap.registry import get_method, import_object
 from diffcap.utils.linear import flop_counter
 
 SEED = 0

@@ -62,11 +62,10 @@ def loading(
 def settings_of(method: str) -> dict[str, Any]:
     """The settings `data` of a method's fine-tuning on CLEVR-Change on which its loader depends."""
     from diffcap.experiment import Experiment
-    from diffcap.utils.settings import get_config_value
 
-    files = Experiment(dataset="clevr_change", method=method).config_files("finetune")
+    experiment = Experiment(dataset="clevr_change", method=method)
     names = ("samples", "batch_size", "vocabulary_layout", "max_length", "swap", "trim")
-    found = {name: get_config_value(files, "data", name) for name in names}
+    found = {name: experiment.setting("finetune", "data", name) for name in names}
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -152,7 +151,7 @@ def processor_seconds() -> float:
 
 def line(row: dict[str, Any]) -> str:
     """A row of the table, as Markdown."""
-    from diffcap.methods import get_method
+    from diffcap.registry import get_method
 
     step = row["assumed_gpu_step_seconds"]
     wait = f"{row['wait_s']:.3f}" if "wait_s" in row else "-"

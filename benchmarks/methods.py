@@ -10,8 +10,8 @@ from typing import Any
 
 from common import BF16_TOLERANCE, TOLERANCE, machine, write_results
 
-from diffcap.methods import get_method
-from diffcap.methods import methods as registered
+from diffcap.registry import get_method
+from diffcap.registry import methods as registered
 from diffcap.utils.console import run
 
 # No torch here: a child's peak memory begins with that of the process that starts it.

@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from diffcap.experiment import FIRST, Experiment
-from diffcap.methods import Ablation
+from diffcap.registry import Ablation
 from diffcap.run_folder import FINETUNE, PRETRAIN, report_dir_name
 from diffcap.runner import Job, make, parse_seeds, run_command, run_queues, write_report
 from diffcap.stages import is_made, needed_by
 from diffcap.utils.errors import DiffcapError
-from diffcap.utils.settings import get_config_value
 
 
 def ablation(
@@ -34,8 +33,8 @@ def ablation(
         seeds: Training seeds, separated by commas; several give means and standard deviations.
         steps: Fine-tuning steps of every row; by default as in the method's settings.
         pretrain_steps: Steps of the pre-training, and of the one on a dataset of EXTRA before it; by default as in the settings.
-        rows: Rows to train, separated by commas; all by default. Names are those of the files in configs/method/<method>/ablation
-            and, for pcl, cub, nabirds and cub_nabirds (the full method with more datasets, if `make data` has prepared them).
+        rows: Rows to train, separated by commas; all by default. Names are those with a title in configs/method/<method>.yaml; a
+            row with more datasets needs them prepared by `make data`.
         more_seeds: Additional seeds, for the rows in `repeated` only.
         repeated: Rows with additional seeds, separated by commas; all by default.
         validations: Number of validations of every stage with given steps; the best one is evaluated, and all are in curves.png.
@@ -112,7 +111,7 @@ def ablation(
 
 def _has(base: Experiment, argument: str) -> bool:
     """Whether an argument of the captioner is switched on in the fine-tuning on the dataset."""
-    return bool(get_config_value(base.config_files(FINETUNE), "model", "captioner", "init_args", argument))
+    return bool(base.setting(FINETUNE, "model", "captioner", "init_args", argument))
 
 
 def _rows(listed: str | None, known: list[str], method: str) -> list[str]:

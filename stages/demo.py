@@ -1,11 +1,12 @@
 """Run every stage on an embedded dataset for several methods, then write a table and figures."""
 
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from diffcap.methods import DemoControl, Method, get_method, methods
+from diffcap.registry import Method, get_method, methods
 from diffcap.run_folder import BEST, FINETUNE, PRETRAIN, report_dir_name
 from diffcap.runner import Job, in_parallel, make, parse_seeds, run_queues, write_report
 from diffcap.utils.console import run
@@ -28,6 +29,66 @@ class World(NamedTuple):
 
 
 WORLDS = {"blocks": World(24_000, 0.3), "tiles": World(10_000, 1.0)}
+
+
+@dataclass(frozen=True)
+class Control:
+    """A baseline that is trained in addition to a method."""
+
+    title: str  # name of the row in the table
+    run: str  # name of the run's folder
+    method: str | None = None  # another method to train; None: the same method
+    finetune: int | None = None  # fine-tuning steps; None: as many as the method
+    ablation: str = ""
+    # Additional fine-tuning steps for each pre-training step of the method, so that a baseline without pre-training is trained for
+    # the same time.
+    steps_per_pretrain_step: float = 0.0
+    adapted: bool = False  # whether the features are extracted by the CLIP that the method's pre-training has adapted
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a method is trained."""
+
+    # Steps in a demo of the default length, if the method has a core for the whole training time
+    finetune: int = 5400
+    pretrain: int = 1300
+    # Fraction of a core's time, and of the steps, when all methods are trained; 0: only METHOD=<method> trains it
+    share: float = 0.5
+    tiles_share: float = 0.25  # the same for WORLD=tiles
+    tiles_steps: float = 0.4  # factor of the numbers of steps for WORLD=tiles, whose images have more tokens
+    controls: tuple[Control, ...] = ()  # the baselines when it is trained alone; by default its first ablation
+
+
+PLANS = {
+    "pcl": Plan(
+        finetune=5760,
+        share=1.0,
+        tiles_share=0.5,
+        controls=(Control("the same without pre-training", "scratch", steps_per_pretrain_step=0.75),),
+    ),
+    "scorer": Plan(tiles_share=0.5),
+    "dirl": Plan(tiles_share=0.5),
+    "clip4idc": Plan(
+        finetune=400,
+        pretrain=300,
+        share=0.0,
+        tiles_share=0.0,
+        tiles_steps=2.0,  # its images are harder to compare than those of blocks
+        controls=(
+            Control("the same without adaptation", "unadapted", ablation="unadapted"),
+            Control("DIRL+CCR on CLIP4IDC's features", "cross", method="dirl", finetune=700, adapted=True),
+        ),
+    ),
+    "rsiccformer": Plan(share=0.0),
+    "chg2cap": Plan(share=0.0),
+    "vlm": Plan(share=0.0, tiles_share=0.0),
+}
+
+
+def plan_of(method: Method) -> Plan:
+    """How a method is trained; a method of another package like most."""
+    return PLANS.get(method.name, Plan())
 
 
 def demo(
@@ -77,7 +138,7 @@ def demo(
         tasks.append(partial(make, "pixels", "extract", {**shared, "method": from_pixels[0]}))
     in_parallel(tasks)
     length = (minutes - OTHER_MINUTES) / (MINUTES - OTHER_MINUTES)
-    scales = [length * (known.demo.tiles_steps if world == "tiles" else 1) for known in chosen]
+    scales = [length * (plan_of(known).tiles_steps if world == "tiles" else 1) for known in chosen]
     if method == "all":
         rows = {known.title: own_row(known, scale, _share(known, world)) for known, scale in zip(chosen, scales)}
     else:
@@ -123,7 +184,8 @@ class DemoExperiment(NamedTuple):
 
 def _share(method: Method, world: str) -> float:
     """Fraction of a core for a method when all methods are trained."""
-    return method.demo.tiles_share if world == "tiles" else method.demo.share
+    plan = plan_of(method)
+    return plan.tiles_share if world == "tiles" else plan.share
 
 
 def own_row(method: Method, scale: float, share: float | None = None) -> DemoExperiment:
@@ -131,10 +193,10 @@ def own_row(method: Method, scale: float, share: float | None = None) -> DemoExp
 
     Args:
         method: the method.
-        scale: factor of the numbers of steps in the registry.
+        scale: factor of the numbers of steps in `PLANS`.
         share: fraction of a core; by default the fraction when all methods are trained.
     """
-    demo = method.demo
+    demo = plan_of(method)
     share = demo.share if share is None else share
     pretrain = round(demo.pretrain * scale * share) if method.pretraining else 0
     return DemoExperiment(method.name, method.name, round(demo.finetune * scale * share), pretrain, share=share)
@@ -144,16 +206,16 @@ def table(method: Method, scale: float) -> dict[str, DemoExperiment]:
     """The rows of a method that is trained alone: its own, then those that it is compared with."""
     own = own_row(method, scale, share=1.0)
     rows = {method.title: own}
-    for control in method.demo.controls:
+    for control in plan_of(method).controls:
         rows[control.title] = _control(control, own, scale)
-    if not method.demo.controls:
+    if not plan_of(method).controls:
         for name, ablation in [(name, row) for name, row in method.ablations.items() if not row.extra][:1]:
             pretrain = own.pretrain if ablation.pretrains else 0
             rows[ablation.title] = own._replace(folder=name, pretrain=pretrain, ablation=name)
     return rows
 
 
-def _control(control: DemoControl, own: DemoExperiment, scale: float) -> DemoExperiment:
+def _control(control: Control, own: DemoExperiment, scale: float) -> DemoExperiment:
     finetune = own.finetune if control.finetune is None else round(control.finetune * scale)
     finetune += round(own.pretrain * control.steps_per_pretrain_step)
     adapted = own.folder if control.adapted else None

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from diffcap.methods import import_object
+from diffcap.registry import import_object
 from diffcap.utils.console import run
 from diffcap.utils.errors import plain_errors
 

@@ -9,15 +9,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 
+from diffcap.compose import merge
+from diffcap.registry import get_method
+
 ROOT = Path(__file__).parents[1]
-METHOD = ROOT / "configs" / "method" / "pcl"
 # Results name the commit they come from; the checkout that the tests run in may get another one between two runs.
 NO_COMMIT = {"GIT_DIR": os.devnull}
 
@@ -30,10 +32,30 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def command(stage: str, configs: Sequence[str | Path], *options: str, method: str = "pcl") -> list[str]:
-    """A training stage's command line: settings of the trainer and the method, then `configs`, then options."""
-    files = [ROOT / "configs/trainer/default.yaml", METHOD.with_name(method) / f"{stage}.yaml", *configs]
-    named = [word for path in files for word in ("--config", str(ROOT / path))]
-    return [sys.executable, str(ROOT / "stages" / f"{stage}.py"), *named, *options]
+    """A training stage's command line: settings of the trainer and the method, then `configs` (see `config_words`), then options."""
+    settings = ["configs/trainer/default.yaml", part(method, stage), *configs]
+    return [sys.executable, str(ROOT / "stages" / f"{stage}.py"), *config_words(*settings), *options]
+
+
+def config_words(*settings: str | Path) -> list[str]:
+    """Options for settings: files, relative to the project, or results of `part`."""
+    values = [str(value) if str(value).startswith("{") else str(ROOT / value) for value in settings]
+    return [word for value in values for word in ("--config", value)]
+
+
+def part(method: str, stage: str, dataset: str = "", ablation: str = "") -> str:
+    """The settings of a stage in a method's file, in JSON: for all datasets, or what differs on a dataset or in an ablation."""
+    return json.dumps(part_settings(method, stage, dataset, ablation))
+
+
+def part_settings(method: str, stage: str, dataset: str = "", ablation: str = "") -> dict[str, Any]:
+    """The settings that `part` has in JSON."""
+    known = get_method(method)
+    if dataset:
+        parts = known.named("datasets", dataset, stage)
+    else:
+        parts = known.named("ablations", ablation, stage) if ablation else known.stage(stage)
+    return reduce(merge, (part.settings for part in parts), {})
 
 
 def run(words: Sequence[str], cwd: Path, timeout: float = 180, **more: str) -> subprocess.CompletedProcess[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 from tests.commands import ROOT, environment, one_sentence, run, run_with_packages
 from tests.datasets.layouts import write_image
 
@@ -133,7 +134,8 @@ def test_a_checkpoint_of_a_package_that_is_not_installed_is_one_sentence(trained
 
 
 def test_a_captioner_of_no_registered_method_is_refused_before_training(trained: Path) -> None:
-    config = PACKAGE / "diffcap_toy/configs/method/finetune.yaml"
+    config = trained / "unregistered.yaml"
+    config.write_text(yaml.safe_dump(yaml.safe_load((PACKAGE / "diffcap_toy/gru.yaml").read_text())["finetune"]))
     trainer = [f"--config={ROOT}/configs/trainer/{name}.yaml" for name in ("default", "smoke")]
     data = ["--data.folder=data/shapes", "--data.features=blocks", "--run.out=runs/unknown/finetune"]
     words = [sys.executable, str(ROOT / "stages/finetune.py"), f"--config={config}", *trainer, *data]
@@ -147,9 +149,9 @@ def test_a_captioner_of_no_registered_method_is_refused_before_training(trained:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ("nowhere:METHOD", "cannot be loaded (ModuleNotFoundError"),
-        ("diffcap_toy:DATASET", "is a DatasetSpec; it must be a diffcap.methods.Method"),
-        ("diffcap.methods:BUILT_IN", "is a tuple; it must be"),
+        ("nowhere:gru.yaml", "the package nowhere has no folder; correct its name"),
+        ("diffcap_toy:DATASET", "is no settings file of a method; write package:<method>.yaml there"),
+        ("diffcap_toy:other.yaml", "is no settings file of a method; write package:<method>.yaml there"),
     ],
 )
 def test_a_broken_entry_point_is_one_sentence(tmp_path: Path, site: Path, value: str, expected: str) -> None:
@@ -161,8 +163,9 @@ def test_a_broken_entry_point_is_one_sentence(tmp_path: Path, site: Path, value:
 
 def test_a_name_that_is_taken_is_one_sentence(tmp_path: Path, site: Path) -> None:
     shutil.copytree(site, tmp_path, dirs_exist_ok=True)
-    source = tmp_path / "diffcap_toy/__init__.py"
-    source.write_text(source.read_text().replace('name="gru"', 'name="scorer"'))
+    (tmp_path / "diffcap_toy/gru.yaml").rename(tmp_path / "diffcap_toy/scorer.yaml")
+    points = tmp_path / "diffcap_toy-0.1.dist-info/entry_points.txt"
+    points.write_text(points.read_text().replace("gru.yaml", "scorer.yaml"))
     done = run([*DIFFCAP, "finetune"], tmp_path, PYTHONPATH=str(tmp_path))
     assert "the name 'scorer' is taken already" in one_sentence(done)
 

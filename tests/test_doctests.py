@@ -19,8 +19,8 @@ from tests.commands import ROOT
 import diffcap.evaluation
 import diffcap.losses
 import diffcap.models
-from diffcap.methods import BUILT_IN
 from diffcap.models.captioner import Captioner
+from diffcap.registry import methods
 
 MODULES = [
     *(
@@ -79,7 +79,7 @@ def test_examples_that_need_java_give_the_output_that_they_show() -> None:
 def test_every_loss_metric_and_captioner_has_an_example() -> None:
     found = {test.name.rpartition(".")[2] for name in MODULES for test in examples_of(name)}
     needed = set(USER_FACING)
-    for method in BUILT_IN:
+    for method in methods().values():
         paths = [method.captioner, *([method.pretraining.captioner] if method.pretraining else [])]
         needed |= {path.rpartition(":")[2] for path in paths}
     for module in map(importlib.import_module, MODULES):

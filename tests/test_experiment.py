@@ -12,12 +12,13 @@ from tests.commands import logged, run, same_logs, weights
 from tests.test_makefile import logged as played
 from tests.test_makefile import make, project  # noqa: F401
 
+from diffcap.compose import compose, parts
 from diffcap.experiment import Experiment, parse
 from diffcap.pipeline import print_paths, run_stage
 from diffcap.record import describe_files, named_files, result_id
 from diffcap.stages import STAGES
 from diffcap.utils.errors import DiffcapError
-from diffcap.utils.settings import CONFIGS, get_config_value
+from diffcap.utils.settings import CONFIGS
 
 # ruff: noqa: F811
 
@@ -125,8 +126,8 @@ def test_offline_chooses_what_ships_with_the_package() -> None:
     for method, backbone in (("scorer", "blocks"), ("pcl", "blocks"), ("clip4idc", "blocks_pixels")):
         e = Experiment(dataset="desk", method=method, offline="yes")
         assert (e.backbone, e.features, e.tagger) == (backbone, backbone, "blocks")
-        files = [path.name for path in e.config_files("finetune")]
-        assert ("finetune.offline.yaml" in files) == (method == "clip4idc")
+        sources = [part.source for part in parts(e, "finetune")]
+        assert any(source.endswith(": offline") for source in sources) == (method == "clip4idc")
     for method, backbone in (("scorer", "tiles"), ("chg2cap", "tiles"), ("clip4idc", "tiles_pixels")):
         e = Experiment(dataset="tiles", method=method, offline="yes")
         assert (e.backbone, e.tagger) == (backbone, "tiles")
@@ -146,7 +147,7 @@ def test_offline_changes_nothing_for_a_dataset_that_needs_no_network(stage: str)
     for dataset, method in itertools.product(("blocks", "tiles"), ("pcl", "clip4idc")):
         online = Experiment(dataset=dataset, method=method)
         offline = Experiment(dataset=dataset, method=method, offline="yes")
-        assert offline.config_files(stage) == online.config_files(stage)
+        assert compose(offline, stage) == compose(online, stage)
         assert (offline.backbone, offline.tagger) == (online.backbone, online.tagger)
 
 
@@ -238,10 +239,10 @@ def test_the_settings_files_are_listed_with_the_resolved_configuration(trained: 
     files = [line.split("configs/")[1] for line in done.stdout.splitlines() if line.startswith("# settings: ")]
     assert files == [
         "trainer/default.yaml",
-        "method/scorer/finetune.yaml",
+        "method/scorer.yaml: finetune",
         "dataset/blocks.yaml",
-        "method/scorer/finetune.blocks.yaml",
-        "method/scorer/ablation/rr.yaml",
+        *["method/scorer.yaml: datasets.blocks"] * 2,
+        "method/scorer.yaml: ablations.rr",
         "trainer/smoke.yaml",
     ]
     assert yaml.safe_load(done.stdout)["trainer"]["max_steps"] == 4
@@ -295,12 +296,12 @@ def test_the_config_of_a_run_takes_variables_on_the_command_line(trained: Path) 
 
 
 def vlm_files(stage: str = "finetune", **variables: str) -> list[str]:
-    files = Experiment(method="vlm", **variables).config_files(stage)
-    return [path.relative_to(CONFIGS).as_posix() for path in files]
+    found = parts(Experiment(method="vlm", **variables), stage)
+    return [part.source.removeprefix(f"{CONFIGS}/") for part in found]
 
 
 def vlm_setting(*keys: str, **variables: str) -> object:
-    return get_config_value(Experiment(method="vlm", **variables).config_files("finetune"), *keys)
+    return Experiment(method="vlm", **variables).setting("finetune", *keys)
 
 
 SMOLVLM = "HuggingFaceTB/SmolVLM-256M-Instruct"
@@ -309,25 +310,26 @@ SMOLVLM = "HuggingFaceTB/SmolVLM-256M-Instruct"
 def test_a_base_model_adds_its_settings_and_names_the_run() -> None:
     other = vlm_files(dataset="birds2words", trainer="short", vlm="models/other/")
     small = vlm_files(dataset="birds2words", trainer="short", vlm=f"{SMOLVLM}@abc")
-    added = ["method/vlm/base/SmolVLM-256M-Instruct.yaml", "method/vlm/trainer/short.SmolVLM-256M-Instruct.yaml"]
+    name = "SmolVLM-256M-Instruct"
+    added = [f"method/vlm.yaml: base_models.{name}", f"method/vlm.yaml: trainers.short.{name}"]
     assert [name for name in small if name not in added] == other and small[-1] == added[1]
-    assert small.index(added[0]) == small.index("method/vlm/finetune.birds2words.yaml") + 1
-    assert other[-2:] == ["trainer/short.yaml", "method/vlm/trainer/short.yaml"]
-    assert not [name for name in other if "/base/" in name]
+    assert small.index(added[0]) == small.index("method/vlm.yaml: datasets.birds2words") + 1
+    assert other[-2:] == ["trainer/short.yaml", "method/vlm.yaml: trainers.short"]
+    assert not [name for name in other if "base_models" in name]
     assert Experiment(method="vlm", vlm="models/other/").run == "runs/blocks/vlm-other"
     assert Experiment(method="vlm", vlm="user/name@main").run == "runs/blocks/vlm-name"
 
 
 def test_the_default_base_model_has_its_own_settings(tmp_path: Path) -> None:
     """Also one that the section of a CONFIG file names; and of no other method."""
-    default = "method/vlm/base/Qwen2.5-VL-3B-Instruct.yaml"
+    default = "method/vlm.yaml: base_models.Qwen2.5-VL-3B-Instruct"
     assert vlm_files() == vlm_files(vlm="Qwen/Qwen2.5-VL-3B-Instruct") and default in vlm_files()
     size = {"shortest_edge": 3136, "longest_edge": 401408}
     assert vlm_setting("model", "captioner", "init_args", "image_kwargs") == {"size": size}
     config = tmp_path / "run.yaml"
     config.write_text(f"method: vlm\nfinetune: {{model: {{captioner: {{init_args: {{base: {SMOLVLM}}}}}}}}}\n")
-    assert "method/vlm/base/SmolVLM-256M-Instruct.yaml" in vlm_files(config=str(config))
-    assert not [path for path in Experiment(method="scorer").config_files("finetune") if path.parent.name == "base"]
+    assert "method/vlm.yaml: base_models.SmolVLM-256M-Instruct" in vlm_files(config=str(config))
+    assert not [part for part in parts(Experiment(method="scorer"), "finetune") if "base_models" in part.source]
 
 
 @pytest.mark.parametrize("size", ["256M", "500M"])
@@ -336,12 +338,9 @@ def test_the_rate_of_a_base_model_stays_with_a_short_training(size: str) -> None
     assert vlm_setting("model", "lr", vlm=vlm) == vlm_setting("model", "lr", vlm=vlm, trainer="short") == 2e-4
     assert vlm_setting("model", "lr", trainer="short") == vlm_setting("model", "lr") == 1e-4
     assert vlm_setting("trainer", "max_steps", vlm=vlm, trainer="short") == 1000
-    files = Experiment(method="vlm", vlm=vlm, trainer="short").config_files("reinforce")
-    assert get_config_value(files, "model", "lr") == 3e-5  # of reinforce/short.yaml
-    kept = get_config_value(
-        Experiment(method="vlm", vlm=vlm, ablation="projector").config_files("finetune"), "model", "pretrained_lr"
-    )
-    assert kept == 1e-4  # of the ablation
+    experiment = Experiment(method="vlm", vlm=vlm, trainer="short")
+    assert experiment.setting("reinforce", "model", "lr") == 3e-5  # of reinforce/short.yaml
+    assert vlm_setting("model", "pretrained_lr", vlm=vlm, ablation="projector") == 1e-4  # of the ablation
 
 
 def test_a_long_section_of_a_config_is_not_taken_for_a_path(tmp_path: Path) -> None:

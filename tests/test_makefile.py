@@ -23,7 +23,7 @@ from packaging.utils import canonicalize_name
 
 from diffcap.cli import main
 from diffcap.experiment import Experiment
-from diffcap.methods import methods
+from diffcap.registry import methods
 from diffcap.stages import COMMANDS, STAGES, needed_by
 
 pytestmark = pytest.mark.slow  # make
@@ -48,7 +48,7 @@ if words[:2] == ["-m", "diffcap"]:
     words = words[2:]
 
 from diffcap import cli, pipeline, record, stages
-from diffcap.methods import import_object
+from diffcap.registry import import_object
 from diffcap.run_folder import checkpoint_metadata
 
 def act(stage, options, folder, names, inputs=""):

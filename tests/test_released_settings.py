@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from torch import nn
 
+from diffcap.compose import compose
 from diffcap.experiment import Experiment
 from diffcap.features.preprocessing import SCORER_STD
 from diffcap.lit.schedules import in_steps, make_lr_lambda
@@ -145,16 +145,16 @@ BORROWED: dict[tuple[str, str, str], tuple[str, set[str]]] = {
 
 @pytest.mark.parametrize("dataset", RELEASED_ON_BIRDS)
 def test_the_stages_with_cub_and_nabirds_are_those_of_the_released_code(dataset: str) -> None:
-    files = Experiment(method="pcl", dataset="birds2words").config_files("pretrain", [dataset])
+    files = [compose(Experiment(method="pcl", dataset="birds2words"), "pretrain", [dataset])]
     found = {option: get_config_value(files, *option.split(".")) for option in RELEASED_ON_BIRDS[dataset]}
     assert found == RELEASED_ON_BIRDS[dataset]
 
 
 @pytest.mark.parametrize(("stage", "rate"), [("pretrain", "clip_lr"), ("finetune", "pretrained_lr")])
 def test_clip_in_half_precision_has_the_released_rate(stage: str, rate: str) -> None:
-    files = Experiment(method="clip4idc", dataset="clevr_change", ablation="half_precision").config_files(stage)
-    assert get_config_value(files, "model", "half_precision_clip") is True
-    assert get_config_value(files, "model", rate) == 1e-7
+    experiment = Experiment(method="clip4idc", dataset="clevr_change", ablation="half_precision")
+    assert experiment.setting(stage, "model", "half_precision_clip") is True
+    assert experiment.setting(stage, "model", rate) == 1e-7
 
 
 @pytest.mark.parametrize("where", BORROWED, ids="-".join)
@@ -166,7 +166,6 @@ def test_a_dataset_that_the_authors_did_not_train_on_has_the_settings_of_another
 
 def _all_settings(method: str, dataset: str, stage: str) -> dict[str, Any]:
     """Every option of a stage with its value."""
-    files = Experiment(method=method, dataset=dataset).config_files(stage)
     settings: dict[str, Any] = {}
 
     def add(prefix: str, values: Any) -> None:
@@ -176,15 +175,14 @@ def _all_settings(method: str, dataset: str, stage: str) -> dict[str, Any]:
         for key, value in values.items():
             add(f"{prefix}.{key}".removeprefix("."), value)
 
-    for file in files:
-        add("", yaml.safe_load(file.read_text(encoding="utf-8")))
+    add("", compose(Experiment(method=method, dataset=dataset), stage))
     return settings
 
 
 @pytest.mark.parametrize("where", RELEASED, ids="-".join)
 def test_settings_are_those_of_the_released_code(where: tuple[str, str, str]) -> None:
     method, dataset, stage = where
-    files = Experiment(method=method, dataset=dataset).config_files(stage)
+    files = [compose(Experiment(method=method, dataset=dataset), stage)]
     found = {option: get_config_value(files, *option.split(".")) for option in RELEASED[where]}
     assert found == RELEASED[where]
 
@@ -202,8 +200,10 @@ def test_remote_sensing_has_the_released_vocabulary_and_selection_and_rendered_d
     method: str,
 ) -> None:
     for dataset in ("levir_cc", "levir_mci", "whu_cdc", "second_cc", "dubai_cc", "desk", "blocks", "tiles"):
-        files = Experiment(method=method, dataset=dataset).config_files("finetune")
-        found = get_config_value(files, "data", "vocabulary_splits"), get_config_value(files, "model", "tokenizer")
+        experiment = Experiment(method=method, dataset=dataset)
+        found = tuple(
+            experiment.setting("finetune", *keys) for keys in (("data", "vocabulary_splits"), ("model", "tokenizer"))
+        )
         splits = "all" if dataset.endswith(("_cc", "_mci", "_cdc")) else "train"
         assert found == (splits, "ptb" if dataset in ("blocks", "tiles") else "ids"), dataset
 
@@ -220,15 +220,15 @@ def test_a_trained_resnet_has_the_released_rate_and_a_frozen_one_none() -> None:
     }
     for (method, ablation), rate in expected.items():
         experiment = Experiment(method=method, dataset="levir_cc", ablation=ablation)
-        assert get_config_value(experiment.config_files("finetune"), "model", "pretrained_lr") == rate
-        assert get_config_value(experiment.config_files("reinforce"), "model", "pretrained_lr") is None
+        assert experiment.setting("finetune", "model", "pretrained_lr") == rate
+        assert experiment.setting("reinforce", "model", "pretrained_lr") is None
     offline = Experiment(method="chg2cap", dataset="levir_cc", offline="yes")
-    assert get_config_value(offline.config_files("finetune"), "model", "pretrained_lr") is None
+    assert offline.setting("finetune", "model", "pretrained_lr") is None
 
 
 def test_chg2caps_rate_is_that_of_a_step_per_epoch() -> None:
     """torch's StepLR(5, 0.5), stepped after each epoch, as in the released program."""
-    files = Experiment(method="chg2cap", dataset="levir_cc").config_files("finetune")
+    files = [compose(Experiment(method="chg2cap", dataset="levir_cc"), "finetune")]
     milestones = get_config_value(files, "model", "milestones")
     steps_per_epoch, epochs = 3, 50
     optimizer = torch.optim.Adam([nn.Parameter(torch.zeros(1))], get_config_value(files, "model", "lr"))

@@ -7,9 +7,9 @@ from typing import Any
 
 from diffcap import __version__
 from diffcap.experiment import Experiment, parse
-from diffcap.methods import import_object
 from diffcap.pipeline import main as run_stage_program
 from diffcap.pipeline import print_paths
+from diffcap.registry import import_object
 from diffcap.stages import COMMANDS, STAGES
 from diffcap.utils.command_line import Syntax, normalize_arguments
 from diffcap.utils.console import OneLineErrorParser, run

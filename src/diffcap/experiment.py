@@ -7,15 +7,15 @@ and a key of a file for `CONFIG=run.yaml` (`dataset: birds2words`).
 import difflib
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from diffcap.compose import compose
 from diffcap.datasets.registry import SHIPPED_BACKBONES, DatasetSpec, get_dataset
-from diffcap.methods import Method, get_method
 from diffcap.records import read_json
+from diffcap.registry import Method, get_method
 from diffcap.run_folder import (
     BEST,
     EVAL,
@@ -67,7 +67,7 @@ class Experiment:
     vlm: str = _option(
         "vision-language model of METHOD=vlm: user/name on the Hugging Face Hub, or a folder (default: the settings')"
     )
-    ablation: str = _option("name of an ablation: a file of configs/method/<method>/ablation")
+    ablation: str = _option("name of an ablation in configs/method/<method>.yaml")
     data: str = _option("source folder with the dataset's official files (default: they are downloaded)")
     devices: str = _option("number of processes: GPUs, or CPU cores", "1")
     seed: str = _option("seed for rendering, negatives and training", str(DEFAULT_SEED))
@@ -123,7 +123,7 @@ class Experiment:
     _default_backbone: str = field(init=False)
     _run_root: str = field(init=False)  # `run`, without the part of a sweep
     # Whether OFFLINE=yes replaced the backbone: then the method's settings for small features are used.
-    _offline_settings: bool = field(init=False)
+    offline_settings: bool = field(init=False)
 
     def __post_init__(self) -> None:
         """Read `config`, check the values, fill in the defaults."""
@@ -137,11 +137,11 @@ class Experiment:
             setattr(self, name, self.explicit_values.get(name) or values.get(name) or variable.metadata["default"])
         self.dataset_spec, self.method_spec = get_dataset(self.dataset), get_method(self.method)
         self.vlm_name = Path(self.vlm.partition("@")[0]).name
-        self._offline_settings = False
+        self.offline_settings = False
         self._default_backbone = self.dataset_spec.backbone_for(self.method_spec, self.reads_pixels)
         if self.offline == "yes":
-            self._offline_settings = self._default_backbone not in SHIPPED_BACKBONES
-            if self._offline_settings:
+            self.offline_settings = self._default_backbone not in SHIPPED_BACKBONES
+            if self.offline_settings:
                 # The method's settings for OFFLINE=yes are used from here on, and may have features in place of pixels.
                 self._default_backbone = (
                     (self.dataset_spec.clip_backbone or "blocks_pixels") if self.reads_pixels else "blocks"
@@ -209,8 +209,7 @@ class Experiment:
                     else " or ".join(filter(None, values))
                 )
                 raise DiffcapError(f"{name.upper()}={value} is unknown; give {given}.")
-        folder = self.method_configs / "ablation"
-        known = sorted({path.name.partition(".")[0] for path in folder.glob("*.yaml")})
+        known = self.method_spec.ablation_names
         if self.ablation and self.ablation not in known:
             raise DiffcapError(f"ABLATION={self.ablation} is unknown; {self.method} has: {', '.join(known) or 'none'}.")
         pretraining = self.method_spec.pretraining
@@ -220,15 +219,6 @@ class Experiment:
             )
         if self.vlm and not self.method_spec.base_model:
             raise DiffcapError(f"VLM={self.vlm} is for METHOD=vlm; give that method, or leave out VLM.")
-
-    def _base_model_name(self, files: Sequence[Path], settings: str) -> str:
-        """The name of the base model's settings: that of `vlm`, else of the `base` in the section of a stage or in files."""
-        if self.vlm or not self.method_spec.base_model:
-            return self.vlm_name
-        section = self.sections.get(settings)
-        contents: list[Path | dict[str, Any]] = [*files, *([section] if isinstance(section, dict) else [])]
-        base = get_config_value(contents, "model", "captioner", "init_args", "base")
-        return Path(str(base or "").partition("@")[0]).name
 
     def _prepare_extra(self) -> None:
         """Check `extra`, and find what each of its datasets is for."""
@@ -270,7 +260,7 @@ class Experiment:
         """Whether the captioner reads images instead of features; for a method with both forms, the settings decide."""
         if self.method_spec.pixels_backbone is None:
             return self.method_spec.reads_pixels
-        settings = [*self.config_files(FINETUNE), *self.sections.values()]
+        settings = [compose(self, FINETUNE), *self.sections.values()]
         return get_config_value(settings, "model", "captioner", "init_args", "backbone") is not None
 
     def check_features(self) -> None:
@@ -296,11 +286,6 @@ class Experiment:
                 f"{where} {kinds[0]}, and METHOD={self.method} reads {kinds[1]}; give BACKBONE={self._default_backbone}"
                 f"{' and leave out ' + ' and '.join(leave_out) if leave_out else ''}."
             )
-
-    @property
-    def method_configs(self) -> Path:
-        """Folder of the method's settings."""
-        return _folder_of(self.method_spec.configs) or CONFIGS / "method" / self.method
 
     def stage_folder(self, stage: str) -> Path:
         """Folder of a training stage."""
@@ -350,77 +335,14 @@ class Experiment:
         assert self.method_spec.pretraining is not None
         return Path(self.pretraining) / self.method_spec.pretraining.checkpoint
 
-    def config_files(self, stage: str, datasets: Iterable[str] = ()) -> list[Path]:
-        """The existing settings files of a training stage, in the order in which later files override earlier ones.
-
-        1. trainer/default.yaml
-        2. <stage>.yaml of the method
-        3. for the dataset, then for each of `datasets`: dataset/<name>.yaml, then <stage>.<name>.yaml of the method
-           For a base model (VLM, or the `base` of these files), base/<its name>.yaml of the method comes next.
-        4. <stage>.offline.yaml of the method, for OFFLINE=yes
-        5. the ablation's <name>.yaml and <name>.<stage>.yaml
-        6. for the stage reinforce: reinforce/base.yaml, reinforce/<dataset>.yaml and reinforce.yaml of the method. In steps 2 to 5
-           this stage uses the files of finetune.
-        7. trainer/<trainer>.yaml, if it is not the default, then the method's trainer/<trainer>.yaml and
-           trainer/<trainer>.<base model>.yaml, and for the stage reinforce also reinforce/<trainer>.yaml
-        8. trainer/ddp.yaml, for several processes
-
-        Args:
-            stage: pretrain, finetune or reinforce.
-            datasets: more datasets that the stage trains on.
-
-        Raises:
-            DiffcapError: the method has no settings for this stage.
-        """
-        settings = FINETUNE if stage == REINFORCE else stage
-        method_folder = self.method_configs
-        files = [CONFIGS / "trainer/default.yaml", method_folder / f"{settings}.yaml"]
-        for name in (self.dataset, *datasets):
-            dataset_folder = _folder_of(get_dataset(name).configs) or CONFIGS / "dataset"
-            files += [dataset_folder / f"{name}.yaml", method_folder / f"{settings}.{name}.yaml"]
-        base = self._base_model_name(files, settings)
-        if base:
-            files.append(method_folder / f"base/{base}.yaml")
-        if self._offline_settings:
-            files.append(method_folder / f"{settings}.offline.yaml")
-        if self.ablation:
-            folder = method_folder / "ablation"
-            files += [folder / f"{self.ablation}.yaml", folder / f"{self.ablation}.{settings}.yaml"]
-        if stage == REINFORCE:
-            files += [CONFIGS / "reinforce/base.yaml", CONFIGS / f"reinforce/{self.dataset}.yaml"]
-            files.append(method_folder / "reinforce.yaml")
-        if self.trainer != "default":
-            files += [CONFIGS / f"trainer/{self.trainer}.yaml", method_folder / f"trainer/{self.trainer}.yaml"]
-            if base:
-                files.append(method_folder / f"trainer/{self.trainer}.{base}.yaml")
-        if stage == REINFORCE:
-            files.append(CONFIGS / f"reinforce/{self.trainer}.yaml")
-        if self.devices != "1":
-            files.append(CONFIGS / "trainer/ddp.yaml")
-        if not files[1].is_file():
-            raise DiffcapError(
-                f"{files[1]}: the settings of {self.method} for this stage are missing; write that file."
-            )
-        return [file for file in files if file.is_file()]
+    def setting(self, stage: str, *keys: str) -> Any:
+        """The value of nested keys in the settings of a training stage, see `compose`; None if it has none."""
+        return get_config_value([compose(self, stage)], *keys)
 
 
 VARIABLES = tuple(f for f in fields(Experiment) if f.init)
 NAMES = {f.name for f in VARIABLES}
 _GOALS = "goals"  # make's targets; make adds this option to the variables, `pipeline` reads it
-
-
-def _folder_of(resource: str | None) -> Path | None:
-    """Find the folder of a resource "package:folder"; None for None."""
-    if resource is None:
-        return None
-    package, _, folder = resource.partition(":")
-    try:
-        spec = find_spec(package)
-    except ModuleNotFoundError:  # its parent package is missing
-        spec = None
-    if spec is None or not spec.submodule_search_locations:
-        raise DiffcapError(f"{resource}: the package {package} has no folder; correct `configs` in the registry.")
-    return Path(next(iter(spec.submodule_search_locations))) / folder
 
 
 def from_file(path: Path, explicit_values: Mapping[str, str]) -> tuple[dict[str, str], dict[str, Any]]:

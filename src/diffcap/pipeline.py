@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from diffcap import __version__, record
+from diffcap.compose import merge
 from diffcap.experiment import FIRST, NAMES, RETRIEVAL, Experiment, options_help, parse, split_words
-from diffcap.methods import import_object
+from diffcap.registry import import_object, methods
 from diffcap.run_folder import (
     FINETUNE,
     FINISHED,
@@ -28,7 +29,7 @@ from diffcap.run_folder import (
     main_process,
     read_object,
 )
-from diffcap.stage_settings import files, merge
+from diffcap.stage_settings import parts
 from diffcap.stages import (
     LIGHTNING,
     RECORDS,
@@ -59,6 +60,7 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
     is_needed = "--needed" in words
     words = [word for word in words if word != "--needed"]
     variables, own = parse(words)
+    _refuse_method_files(stage, own_configs(words))
     if not STAGES[stage].is_parallel and not main_process():
         return  # a launcher has started several processes
     if _is_direct(stage, words, variables):
@@ -78,7 +80,7 @@ def run_stage(stage: str, words: Sequence[str]) -> None:
         stage = "import_features"
     request = _request(stage, e, own)
     if "--print_config" in own:
-        print("".join(f"# settings: {path}\n" for path in files(e, stage)), end="", flush=True)
+        print("".join(f"# settings: {part.source}\n" for part in parts(e, stage)), end="", flush=True)
     elif "WANDB_SWEEP_ID" not in os.environ:
         if stage == "data" and not (is_needed and is_made(stage, e)):
             _check_download(e)
@@ -327,6 +329,18 @@ def _is_experiment(path: str) -> bool:
     run = content.get("run")
     is_run = isinstance(run, dict) and bool(run.get("method") and run.get("dataset") and run.get("out"))
     return is_run or bool({"dataset", "method", "DATASET", "METHOD"} & set(content))
+
+
+def _refuse_method_files(stage: str, configs: Sequence[str]) -> None:
+    """Refuse a method's settings as --config: its file, or one of the files that earlier versions had."""
+    for path in configs:
+        kind, _, name = path.partition("configs/method/")[2].partition("/")
+        method = kind.removesuffix(".yaml")
+        if (name or kind != method) and method in methods():
+            raise DiffcapError(
+                f"--config {path}: a method's settings are used by name; give --dataset NAME --method {method}, as in "
+                f"`diffcap {stage} --dataset blocks --method {method}`."
+            )
 
 
 def own_configs(words: Sequence[str]) -> list[str]:

@@ -3,15 +3,16 @@
 Those of a training come from the settings files, the section of a CONFIG file, and the variables, in this order.
 """
 
+from functools import reduce
 from pathlib import Path
-from typing import Any
 
+from diffcap.compose import merge
+from diffcap.compose import parts as training_parts
 from diffcap.experiment import FIRST, MIXED, PROBE, RETRIEVAL, Experiment
+from diffcap.registry import Part
 from diffcap.run_folder import BEST, FINETUNE, LAST, PRETRAIN, REINFORCE
 from diffcap.utils.files import expand_home
-from diffcap.utils.settings import CONFIGS, read_settings
-
-Settings = dict[str, Any]
+from diffcap.utils.settings import CONFIGS, Settings, read_settings
 
 
 def data(e: Experiment) -> Settings:
@@ -129,41 +130,20 @@ def start_of(e: Experiment, stage: str) -> Path | None:
     return e.stage_folder(FINETUNE) / BEST if stage == REINFORCE else None
 
 
-def merge(base: Settings, over: Settings, depth: int = 0) -> Settings:
-    """Override settings: groups (model, data, ...) and the arguments of a class are merged, every other value is replaced.
-
-    A dictionary that is a value, such as `data.tasks`, is replaced as a whole, and so are the arguments of another class.
-    """
-    merged = dict(base)
-    for key, value in over.items():
-        old = merged.get(key)
-        is_group = (
-            depth == 0 or key == "init_args" or (isinstance(value, dict) and {"class_path", "init_args"} & set(value))
-        )
-        if is_group and isinstance(value, dict) and isinstance(old, dict):
-            is_same_class = value.get("class_path", old.get("class_path")) == old.get("class_path")
-            merged[key] = merge(old, value, depth + 1) if is_same_class else value
-        else:
-            merged[key] = value
-    return merged
-
-
-def files(e: Experiment, stage: str) -> list[Path]:
-    """The settings files of a stage with Lightning's command line; later ones override earlier ones."""
+def parts(e: Experiment, stage: str) -> list[Part]:
+    """The parts of the settings of a stage with Lightning's command line; later ones override earlier ones."""
     if stage == "extract":
-        return [CONFIGS / f"backbone/{e.backbone}.yaml"]
+        path = CONFIGS / f"backbone/{e.backbone}.yaml"
+        return [Part(str(path), read_settings(path))]
     if stage == FIRST:
-        return e.config_files(PRETRAIN, [e.first_dataset])
+        return training_parts(e, PRETRAIN, [e.first_dataset])
     if stage != PRETRAIN:
-        return e.config_files(stage)
-    return e.config_files(
-        stage, [MIXED] if MIXED in e.extras else [name for name in e.extras if name != e.first_dataset]
+        return training_parts(e, stage)
+    return training_parts(
+        e, stage, [MIXED] if MIXED in e.extras else [name for name in e.extras if name != e.first_dataset]
     )
 
 
 def compose(e: Experiment, stage: str) -> Settings:
-    """The settings of a training stage in its files, without the variables and the options of the command line."""
-    settings: Settings = {}
-    for path in files(e, stage):
-        settings = merge(settings, read_settings(path) or {})
-    return settings
+    """The settings of a training stage, without the variables and the options of the command line."""
+    return reduce(merge, (part.settings for part in parts(e, stage)), {})

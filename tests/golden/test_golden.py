@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from tests.commands import ROOT, in_process
+from tests.commands import ROOT, config_words, in_process, part
 from tests.toy import write_toy, write_toy_labelled, write_toy_singles
 
 from diffcap.checkpoints.loading import load
@@ -69,49 +69,49 @@ _GRID = (*_PCL, "--data.samples=scenes")
 _EXTRA = "--data.vocabulary_with=[{singles}]"
 _CLIP = ("--data.features=pixels", "--data.vocabulary_layout=clip_used", "--data.max_length=20")
 RUNS = {
-    "pcl/pretrain": Run("pretrain", ("method/pcl/pretrain.yaml",), TRUNK, _PCL),
+    "pcl/pretrain": Run("pretrain", (part("pcl", "pretrain"),), TRUNK, _PCL),
     "pcl/pretrain-mixed": Run(
         "pretrain",
-        ("method/pcl/pretrain.yaml", "method/pcl/pretrain.mixed.yaml"),
+        (part("pcl", "pretrain"), part("pcl", "pretrain", "mixed")),
         TRUNK,
         (*_PCL, "--data.singles={singles}", "--data.labelled={labelled}", _EXTRA),
     ),
     "pcl/pretrain-cub": Run(
         "pretrain",
-        ("method/pcl/pretrain.yaml", "method/pcl/pretrain.cub.yaml"),
+        (part("pcl", "pretrain"), part("pcl", "pretrain", "cub")),
         TRUNK,
         (*_PCL, "--data.folder={singles}"),
     ),
-    "pcl/finetune": Run("finetune", ("method/pcl/finetune.yaml",), TRUNK, _PCL, "pcl/pretrain/last.ckpt"),
+    "pcl/finetune": Run("finetune", (part("pcl", "finetune"),), TRUNK, _PCL, "pcl/pretrain/last.ckpt"),
     "pcl/reinforce": Run(
         "reinforce",
-        ("method/pcl/finetune.yaml", "reinforce/base.yaml"),
+        (part("pcl", "finetune"), "configs/reinforce/base.yaml"),
         TRUNK,
         (*_PCL, "--data.batch_size=4"),
         "pcl/finetune/last.ckpt",
     ),
-    "scorer/finetune": Run("finetune", ("method/scorer/finetune.yaml",), SCORER, _GRID),
+    "scorer/finetune": Run("finetune", (part("scorer", "finetune"),), SCORER, _GRID),
     "scorer/reinforce": Run(
         "reinforce",
-        ("method/scorer/finetune.yaml", "reinforce/base.yaml"),
+        (part("scorer", "finetune"), "configs/reinforce/base.yaml"),
         SCORER,
         (*_GRID, "--data.batch_size=4"),
         "scorer/finetune/last.ckpt",
     ),
-    "dirl/finetune": Run("finetune", ("method/dirl/finetune.yaml",), DIRL, _GRID),
+    "dirl/finetune": Run("finetune", (part("dirl", "finetune"),), DIRL, _GRID),
     "dirl/reinforce": Run(
         "reinforce",
-        ("method/dirl/finetune.yaml", "reinforce/base.yaml"),
+        (part("dirl", "finetune"), "configs/reinforce/base.yaml"),
         DIRL,
         (*_GRID, "--data.batch_size=4"),
         "dirl/finetune/last.ckpt",
     ),
     "clip4idc/pretrain": Run(
-        "adapt", ("method/clip4idc/pretrain.yaml",), CLIP, (*_CLIP, "--model.lr=1e-4", "--model.clip_lr=1e-4")
+        "adapt", (part("clip4idc", "pretrain"),), CLIP, (*_CLIP, "--model.lr=1e-4", "--model.clip_lr=1e-4")
     ),
     "clip4idc/finetune": Run(
         "finetune",
-        ("method/clip4idc/finetune.yaml",),
+        (part("clip4idc", "finetune"),),
         (*CLIP, *CLIP_WORDS),
         (
             *_CLIP,
@@ -125,7 +125,7 @@ RUNS = {
     ),
     "clip4idc/reinforce": Run(
         "reinforce",
-        ("method/clip4idc/finetune.yaml", "reinforce/base.yaml"),
+        (part("clip4idc", "finetune"), "configs/reinforce/base.yaml"),
         (*CLIP, *CLIP_WORDS),
         (*_CLIP, "--model.pretrained_lr=1e-6", "--data.samples=scenes", "--model.tokenizer=raw", "--data.batch_size=4"),
         "clip4idc/finetune/last.ckpt",
@@ -149,9 +149,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def words(name: str, folders: dict[str, Path]) -> list[str]:
     run = RUNS[name]
-    files = [
-        word for file in ("trainer/default.yaml", *run.files) for word in ("--config", str(ROOT / "configs" / file))
-    ]
+    files = config_words("configs/trainer/default.yaml", *run.files)
     sizes = [f"--model.captioner.init_args.{size}" for size in run.sizes]
     places = [f"--data.folder={folders['toy']}", f"--run.out={folders['runs'] / name}"]
     start = [f"--model.init_from={folders['runs'] / run.start}"] if run.start else []

@@ -19,7 +19,7 @@ import yaml
 from diffcap import stage_settings
 from diffcap.datasets.registry import datasets
 from diffcap.experiment import FIRST, Experiment
-from diffcap.methods import methods
+from diffcap.registry import methods
 from diffcap.run_folder import FINETUNE, PRETRAIN, REINFORCE
 
 GOLDEN = Path(__file__).with_name("settings.json.xz")
@@ -41,21 +41,16 @@ SHOWN = 20
 def composed(e: Experiment, stage: str) -> dict[str, Any]:
     """The settings of a stage. No other function of this test knows how they are composed."""
     if stage == "extract":
-        settings = merged(tuple(stage_settings.files(e, stage)))
+        settings = stage_settings.compose(e, stage)
         return {"model": settings["model"], "data": settings.get("data", {})}
     if stage == "negatives":
         return {"tagger": e.tagger}
     if stage == "zeroshot":
         return {name: str(value) for name, value in stage_settings.zeroshot(e).items() if value is not None}
-    settings = merged(tuple(stage_settings.files(e, FIRST if stage == FIRST_NAME else stage)))
+    settings = stage_settings.compose(e, FIRST if stage == FIRST_NAME else stage)
     if e.vlm:
         settings = merge(settings, {"model": {"captioner": {"init_args": {"base": e.vlm}}}})
     return settings
-
-
-@cache
-def merged(files: tuple[Path, ...]) -> dict[str, Any]:
-    return merge(merged(files[:-1]), read(files[-1])) if files else {}
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -100,7 +95,7 @@ def experiments() -> Iterator[tuple[str, dict[str, str]]]:
     for method, dataset in itertools.product(methods(), names):
         common = {"method": method, "dataset": dataset}
         stages = [FINETUNE, REINFORCE, *([PRETRAIN] if methods()[method].pretraining else [])]
-        for offline, ablation in itertools.product(("no", "yes"), ("", *ablations(method))):
+        for offline, ablation in itertools.product(("no", "yes"), ("", *methods()[method].ablation_names)):
             variables = common | {"offline": offline, "ablation": ablation}
             yield "extract", variables
             for stage, trainer in itertools.product(stages, TRAINERS):
@@ -121,12 +116,6 @@ def experiments() -> Iterator[tuple[str, dict[str, str]]]:
         yield PRETRAIN, variables
         if "cub" in extra:
             yield FIRST_NAME, variables
-
-
-def ablations(method: str) -> list[str]:
-    """The values of ABLATION that a method has settings for."""
-    folder = Experiment(method=method).method_configs / "ablation"
-    return sorted({path.name.partition(".")[0] for path in folder.glob("*.yaml")})
 
 
 def name_of(stage: str, variables: Mapping[str, str]) -> str:

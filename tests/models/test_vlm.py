@@ -19,12 +19,12 @@ pytest.importorskip("peft")
 from safetensors.torch import load_file, save_file
 from tests.tiny_vlms import FAMILIES, build
 
+from diffcap.experiment import Experiment
 from diffcap.models.captioner import Captioner
 from diffcap.models.generation import beam_hypotheses, greedy, token_log_probabilities
 from diffcap.models.vlm import KEPT_IN_DTYPE, VLM, _check_loaded
 from diffcap.text.hub import HubVocabulary, clean_answer, import_transformers
 from diffcap.utils.errors import DiffcapError
-from diffcap.utils.settings import CONFIGS, read_settings
 
 Folder = Callable[[str], str]
 
@@ -398,10 +398,8 @@ def test_image_options_out_of_range_are_refused_before_the_weights_are_read(
 def test_the_size_in_the_settings_of_qwen_limits_its_tokens(
     family: str, folder: Folder, recwarn: pytest.WarningsRecorder
 ) -> None:
-    arguments = read_settings(CONFIGS / "method/vlm/base/Qwen2.5-VL-3B-Instruct.yaml")["model"]["captioner"][
-        "init_args"
-    ]
-    vlm = VLM(folder(family), train="nothing", image_kwargs=arguments["image_kwargs"])
+    image_kwargs = Experiment(method="vlm").setting("finetune", "model", "captioner", "init_args", "image_kwargs")
+    vlm = VLM(folder(family), train="nothing", image_kwargs=image_kwargs)
     limit = 401_408 // (vlm.processor.image_processor.patch_size * vlm.processor.image_processor.merge_size) ** 2
     for height, width, least in ((1500, 2000, 370), (320, 480, 140), (20, 20, 1)):
         images = torch.zeros(1, 3, height, width, dtype=torch.uint8)

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import torch
-from tests.commands import METHOD, ROOT, command, environment
+from tests.commands import ROOT, command, environment, part
 
 SMOKE = ROOT / "configs/trainer/smoke.yaml"
 # Small enough for seconds; dropout and swapping on, because their draws are what a resumed run could get wrong.
@@ -37,7 +37,7 @@ def training(stage: str, folder: Path, runs: Path, *options: str) -> list[str]:
 def smoke(stage: str, folder: Path, out: Path, *options: str) -> list[str]:
     """What `make <stage> DATASET=blocks TRAINER=smoke` runs."""
     files = f"--data.folder={folder}", "--data.features=blocks", f"--run.out={out}"
-    return command(stage, [METHOD / f"{stage}.blocks.yaml", SMOKE], *files, *options)
+    return command(stage, [part("pcl", stage, "blocks"), SMOKE], *files, *options)
 
 
 def evaluation(folder: Path, runs: Path, *options: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.commands import ROOT, in_process, logged, one_sentence, run, weights
+from tests.commands import ROOT, config_words, in_process, logged, one_sentence, part, run, weights
 from tests.evaluation.test_retrieval import naive_among_pairs
 from tests.stages.small_runs import evaluation, kill_when, same_training
 
@@ -19,7 +19,6 @@ from diffcap.features.store import FeatureStore
 from diffcap.records import read_dataset
 from diffcap.run_folder import read_stage
 
-SETTINGS = ROOT / "configs" / "method" / "clip4idc"
 SMALL = (
     *("--data.batch_size=6", "--data.features=blocks_pixels", "--trainer.accelerator=cpu"),
     *("--trainer.max_steps=20", "--trainer.val_check_interval=10", "--trainer.log_every_n_steps=1"),
@@ -29,14 +28,13 @@ SMALL = (
 
 def words(stage: str, folder: Path, out: Path, *options: str, ablation: str | None = None) -> list[str]:
     kind = "pretrain" if stage == "adapt" else stage
-    files = [
-        ROOT / "configs/trainer/default.yaml",
-        SETTINGS / f"{kind}.yaml",
-        ROOT / "configs/dataset/blocks.yaml",
-        SETTINGS / f"{kind}.blocks.yaml",
-        *([SETTINGS / f"ablation/{ablation}.yaml"] if ablation else []),
-    ]
-    named = [word for path in files for word in ("--config", str(path))]
+    named = config_words(
+        "configs/trainer/default.yaml",
+        part("clip4idc", kind),
+        "configs/dataset/blocks.yaml",
+        part("clip4idc", kind, "blocks"),
+        *([part("clip4idc", kind, ablation=ablation)] if ablation else []),
+    )
     script = str(ROOT / "stages" / f"{stage}.py")
     return [sys.executable, script, *named, *SMALL, f"--data.folder={folder}", f"--run.out={out}", *options]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.commands import ROOT, command, in_process
+from tests.commands import ROOT, command, in_process, part
 from tests.datasets.layouts import write_clevr_dc, write_image_editing_request, write_spot_the_diff
 
 from diffcap.checkpoints.reading import read_checkpoint
@@ -51,8 +51,8 @@ def prepare(dataset: str, home: Path, source: Path | None = None, negatives: boo
 
 def train(script: str, method: str, dataset: str, folder: Path, *options: str) -> None:
     """One stage with its settings for the dataset, few steps and few channels."""
-    own = Path(f"configs/method/{method}/{script}.{dataset}.yaml")
-    configs = [f"configs/dataset/{dataset}.yaml", str(own), "configs/trainer/smoke.yaml"]
+    own = part(method, "pretrain" if script == "adapt" else script, dataset)
+    configs = [f"configs/dataset/{dataset}.yaml", own, "configs/trainer/smoke.yaml"]
     small = [f"--model.captioner.init_args.{setting}" for setting in SMALL[method]]
     words = command(
         script, configs, *small, f"--data.folder={folder}", "--data.features=authors", f"--run.out={folder / script}",

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.commands import ROOT, environment
+from tests.commands import ROOT, config_words, environment, part
 
 
 @pytest.mark.thorough
@@ -55,8 +55,7 @@ def test_help_of_the_stages_without_training_is_quick(stage: str, texts: list[st
 
 
 def test_settings_are_printed_without_running(tmp_path) -> None:
-    files = ROOT / "configs/trainer/default.yaml", ROOT / "configs/method/pcl/finetune.yaml"
-    words = [word for path in files for word in ("--config", str(path))]
+    words = config_words("configs/trainer/default.yaml", part("pcl", "finetune"))
     needed = "--data.folder=x", "--data.features=y", "--run.out=z", "--model.lr=0.5"
     script = str(ROOT / "stages/finetune.py")
     done = subprocess.run(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.commands import ROOT, command, environment, in_process, one_sentence, run, same_logs, weights
+from tests.commands import ROOT, command, environment, in_process, one_sentence, part, run, same_logs, weights
 from tests.stages.small_runs import kill_when, same_training
 from tests.toy import write_toy
 
@@ -202,7 +202,7 @@ def test_other_methods_train_on_by_it(method: str, undisturbed: Path, tmp_path: 
 
 def test_clip4idc_trains_on_by_it(pixels: Path, tmp_path: Path) -> None:
     own = "--data.features=blocks_pixels", "--data.max_length=33", "--data.batch_size=2", "--trainer.max_steps=2"
-    blocks = [ROOT / "configs/method/clip4idc/finetune.blocks.yaml", *FILES]
+    blocks = [part("clip4idc", "finetune", "blocks"), *FILES]
     files = f"--data.folder={pixels}", "--trainer.accelerator=cpu", "--model.clip_weights=random", *own
     first = command("finetune", blocks, *files, f"--run.out={tmp_path / 'finetune'}", method="clip4idc")
     assert in_process(first) is None

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.commands import METHOD, ROOT, command, in_process, run
+from tests.commands import ROOT, command, in_process, part, run
 from tests.stages.test_adaptation import words as words_of
 from tests.tiny_vlms import build
 from wandb.sdk.launch.sweeps import utils as agent
 
 from diffcap.experiment import Experiment
-from diffcap.utils.settings import get_config_value
 
 # The script of each, and the folder that its runs are of.
 SWEEPS = {
@@ -77,9 +76,8 @@ def test_the_experiment_comes_first_and_the_sampled_values_last(name: str) -> No
 @pytest.mark.parametrize("name", SWEEPS)
 def test_the_settings_of_the_dataset_are_among_the_swept_values(name: str) -> None:
     experiment = Experiment(dataset=DATASET.get(name, "blocks"), method=name.partition("_")[0])
-    files = experiment.config_files(SWEEPS[name][0])
     for option, parameter in read(name)["parameters"].items():
-        value = get_config_value(files, *option.split("."))
+        value = experiment.setting(SWEEPS[name][0], *option.split("."))
         if value is None or isinstance(value, dict):
             continue  # the default of the class; a mapping is swept as text
         if "values" in parameter:
@@ -103,7 +101,7 @@ def project(pixels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "data").mkdir()
     (folder / "data/blocks").symlink_to(pixels)
     files = f"--data.folder={pixels}", "--data.features=blocks", f"--run.out={folder / 'runs/blocks/pcl/pretrain'}"
-    assert in_process(command("pretrain", [METHOD / "pretrain.blocks.yaml"], *files, *SMOKE)) is None
+    assert in_process(command("pretrain", [part("pcl", "pretrain", "blocks")], *files, *SMOKE)) is None
     assert in_process(words_of("adapt", pixels, folder / "runs/blocks/clip4idc/pretrain", *SMOKE)) is None
     build("smolvlm", folder / "tiny")
     (folder / "bin").mkdir()
@@ -136,8 +134,8 @@ def test_the_command_of_a_sweep_trains_with_sampled_values(project: Path, name: 
     settings = yaml.safe_load((out / "config.yaml").read_text())
     for key, value in values.items():
         place = settings
-        for part in key.split("."):
-            place = place[part]
+        for name in key.split("."):
+            place = place[name]
         assert place == (yaml.safe_load(value) if isinstance(value, str) else pytest.approx(value)), key
     columns = (out / "logs/version_0/metrics.csv").read_text().splitlines()[0].split(",")
     assert sweep["metric"]["name"] in columns

@@ -3,14 +3,12 @@
 from pathlib import Path
 
 import pytest
-import yaml
-from tests.commands import ROOT, command, in_process, one_sentence, run, weights
+from tests.commands import command, config_words, in_process, one_sentence, part, part_settings, run, weights
 
 from diffcap.data.pretraining import CAPTIONED
-from diffcap.methods import import_object, methods
+from diffcap.registry import import_object, methods
 
 METHODS = ("scorer", "dirl")
-SETTINGS = ROOT / "configs" / "method"
 # Dropout and swapping on: their draws are what a resumed run could get wrong.
 SMALL = (
     *(f"--model.captioner.init_args.{key}" for key in ("width=16", "heads=2", "word_width=12", "dropout=0.2")),
@@ -20,23 +18,28 @@ SMALL = (
 
 
 def finetune(method: str, folder: Path, out: Path, *options: str) -> list[str]:
-    files = SETTINGS.parent / "dataset/blocks.yaml", SETTINGS / method / "finetune.blocks.yaml"
+    files = "configs/dataset/blocks.yaml", part(method, "finetune", "blocks")
     return command("finetune", files, *SMALL, f"--data.folder={folder}", f"--run.out={out}", *options, method=method)
 
 
-ABLATIONS = [path for path in sorted(SETTINGS.glob("*/ablation/*.yaml")) if not methods()[path.parts[-3]].base_model]
+ABLATIONS = [
+    (known.name, stage, name)
+    for known in methods().values()
+    for name in known.ablation_names
+    for stage in ("pretrain", "finetune")
+    if not known.base_model and known.named("ablations", name, stage)
+]
 
 
-@pytest.mark.parametrize("path", ABLATIONS, ids=lambda path: path.stem)
-def test_an_ablations_settings_build_a_model(path: Path, blocks: Path, tmp_path: Path) -> None:
-    method = path.parts[-3]
-    settings = yaml.safe_load(path.read_text())
-    if path.stem.endswith(".pretrain") and "data" in settings:  # some differ in their tasks alone
+@pytest.mark.parametrize(("method", "stage", "name"), ABLATIONS, ids="-".join)
+def test_an_ablations_settings_build_a_model(method: str, stage: str, name: str) -> None:
+    settings = part_settings(method, stage, ablation=name)
+    if stage == "pretrain" and "data" in settings:  # some differ in their tasks alone
         assert set(settings["data"]["without"]) < set(CAPTIONED)
     # The row that is the whole method by default need not name a part of it.
     given = settings.get("model", {}).get("captioner", {"init_args": {}})["init_args"]
     assert settings
-    base = yaml.safe_load((SETTINGS / method / "finetune.yaml").read_text())["model"]["captioner"]["init_args"]
+    base = part_settings(method, "finetune")["model"]["captioner"]["init_args"]
     small = {"network": "ViT-blocks-16", "intra_layers": 3} if method == "clip4idc" else {"feature_channels": 3}
     model = import_object(methods()[method].captioner)(
         **{**base, "width": 16, "heads": 2, "vocabulary_size": 9, **small, **given}
@@ -48,7 +51,7 @@ def test_a_baseline_trains_by_its_ablations_file(blocks: Path, tmp_path: Path) -
     for method, row, absent in (("scorer", "subtraction", "encoder"), ("dirl", "transformer", "projector")):
         words = finetune(method, blocks, tmp_path / row, "--trainer.max_steps=2", "--trainer.val_check_interval=2")
         place = words.index(SMALL[0])
-        words[place:place] = ["--config", str(SETTINGS / method / "ablation" / f"{row}.yaml")]
+        words[place:place] = config_words(part(method, "finetune", ablation=row))
         assert in_process(words) is None
         assert not [name for name in weights(tmp_path / row / "last.ckpt") if name.startswith(f"captioner.{absent}")]
 

@@ -10,8 +10,10 @@ from unittest import mock
 
 import pytest
 import torch
-from tests.commands import ROOT, in_process, one_sentence, run, same_logs, weights
+from tests.commands import ROOT, config_words, in_process, one_sentence, part, run, same_logs, weights
 from tests.stages.small_runs import kill_when, same_training
+
+from diffcap.registry import get_method
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
@@ -32,7 +34,6 @@ from diffcap.report.table import ZERO_SHOT_NOTE, notes_of
 from diffcap.utils.errors import DiffcapError
 from diffcap.web.captioners import Captioners, find_choices
 
-SETTINGS = ROOT / "configs" / "method" / "vlm"
 SMALL = (
     *("--data.batch_size=2", "--data.features=blocks_pixels", "--trainer.accelerator=cpu", "--data.val_limit=6"),
     *("--trainer.max_steps=8", "--trainer.val_check_interval=4", "--trainer.log_every_n_steps=1"),
@@ -45,19 +46,14 @@ EXAMPLES = ROOT / "examples/before.png", ROOT / "examples/after.png"
 def finetune(
     base: Path, folder: Path, out: Path, *options: str, stage: str = "finetune", ablation: str | None = None
 ) -> list[str]:
-    files = [
-        ROOT / "configs/trainer/default.yaml",
-        SETTINGS / "finetune.yaml",
-        ROOT / "configs/dataset/blocks.yaml",
-        SETTINGS / "finetune.blocks.yaml",
-        *([SETTINGS / f"ablation/{ablation}.yaml"] if ablation else []),
-        *(
-            [ROOT / "configs/reinforce/base.yaml", ROOT / "configs/reinforce/blocks.yaml"]
-            if stage == "reinforce"
-            else []
-        ),
-    ]
-    named = [word for path in files for word in ("--config", str(path))]
+    named = config_words(
+        "configs/trainer/default.yaml",
+        part("vlm", "finetune"),
+        "configs/dataset/blocks.yaml",
+        part("vlm", "finetune", "blocks"),
+        *([part("vlm", "finetune", ablation=ablation)] if ablation else []),
+        *(["configs/reinforce/base.yaml", "configs/reinforce/blocks.yaml"] if stage == "reinforce" else []),
+    )
     given = f"--model.captioner.init_args.base={base}", f"--data.folder={folder}", f"--run.out={out}"
     return [sys.executable, str(ROOT / "stages" / f"{stage}.py"), *named, *SMALL, *given, *options]
 
@@ -255,9 +251,7 @@ def test_self_critical_training_changes_the_adapters(trained: Path, base: Path, 
     assert load(tmp_path / "reinforce/last.ckpt").metadata["stage"] == "reinforce"
 
 
-@pytest.mark.parametrize(
-    "ablation", [path.stem for path in sorted((SETTINGS / "ablation").glob("*.yaml")) if path.stem != "qlora"]
-)
+@pytest.mark.parametrize("ablation", [name for name in get_method("vlm").ablation_names if name != "qlora"])
 def test_every_row_of_the_ablation_trains_its_own_weights(
     ablation: str, base: Path, pixels: Path, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from diffcap.cli import FUNCTIONS, SYNTAX, flags_of
-from diffcap.methods import import_object
+from diffcap.registry import import_object
 from diffcap.utils.command_line import normalize_arguments
 
 FLAGS = flags_of({name: import_object(path) for name, path in FUNCTIONS.items()})

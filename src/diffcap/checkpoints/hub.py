@@ -11,8 +11,8 @@ from diffcap.checkpoints.exporting import Scores, find_scores
 from diffcap.checkpoints.hub_access import check_name, hub_errors
 from diffcap.checkpoints.loading import IMAGES
 from diffcap.checkpoints.reading import CAPTIONING_STAGES, read_checkpoint, write_folder
-from diffcap.methods import methods
 from diffcap.records import write_json
+from diffcap.registry import methods
 from diffcap.run_folder import METRICS, report_dir_name
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError

@@ -10,8 +10,8 @@ import diffcap
 from diffcap.checkpoints.hub_access import check_name, hub_errors, is_name
 from diffcap.checkpoints.reading import CAPTIONING_STAGES, CONFIG, WEIGHTS, read_checkpoint, remedy, weights_of
 from diffcap.checkpoints.zero_shot import names_base_model, zero_shot
-from diffcap.methods import import_object, methods
 from diffcap.models.captioner import Captioner
+from diffcap.registry import import_object, methods
 from diffcap.run_folder import METRICS
 from diffcap.text.vocabularies import AnyVocabulary, vocabulary_of
 from diffcap.utils.errors import DiffcapError, wrap_errors

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from diffcap.datasets.registry import OWN_READER, datasets, get_dataset
 from diffcap.fetching.sources import FetchSettings
-from diffcap.methods import import_object
 from diffcap.records import SPLITS, ChangePair, Dataset, read_manifest
+from diffcap.registry import import_object
 from diffcap.utils.console import echo, run
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.settings import CONFIGS

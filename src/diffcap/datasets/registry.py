@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from diffcap.datasets import no_change
-from diffcap.methods import Method, load_plugins
+from diffcap.registry import Method, load_plugins
 
 SHIPPED_BACKBONES = ("blocks", "blocks_pixels", "tiles", "tiles_pixels")
 

@@ -38,7 +38,7 @@ from diffcap.features.weights import (
     read_state_dict,
     state_hash,
 )
-from diffcap.methods import import_object, methods
+from diffcap.registry import import_object, methods
 from diffcap.utils.errors import DiffcapError
 
 

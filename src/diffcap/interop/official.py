@@ -24,8 +24,8 @@ import diffcap
 from diffcap.checkpoints.loading import build_captioner, build_pretraining
 from diffcap.checkpoints.reading import FORMAT, is_finite
 from diffcap.interop.importer import Importer, Stage
-from diffcap.methods import get_method, import_object, methods
 from diffcap.records import read_json
+from diffcap.registry import get_method, import_object, methods
 from diffcap.text.vocabulary import LAYOUTS, LayoutName, Vocabulary
 from diffcap.utils.errors import DiffcapError, wrap_errors
 from diffcap.utils.unpickling import load_tensors, state_of_module

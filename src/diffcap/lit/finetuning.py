@@ -15,11 +15,11 @@ from diffcap.lit.plateau import DecoderPlateau
 from diffcap.lit.resnet_weights import load_resnet
 from diffcap.lit.schedules import Schedule
 from diffcap.lit.training import TrainingModule, check_init_without, init_from
-from diffcap.methods import method_of
 from diffcap.models.captioner import Captioner
 from diffcap.models.clip4idc import CLIP4IDC
 from diffcap.models.generation import greedy
 from diffcap.models.remote_sensing import PixelOrFeatureCaptioner
+from diffcap.registry import method_of
 from diffcap.text.vocabulary import Vocabulary
 from diffcap.utils.errors import DiffcapError
 

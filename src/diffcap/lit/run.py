@@ -32,9 +32,9 @@ from diffcap.lit.launch import find_launch
 from diffcap.lit.precision import MatmulPrecision, note_precision, set_precision
 from diffcap.lit.schedules import in_steps
 from diffcap.lit.stage_cli import StageCLI
-from diffcap.methods import Method, import_object, methods
 from diffcap.pipeline import own_configs
 from diffcap.records import write_json
+from diffcap.registry import Method, import_object, methods
 from diffcap.run_folder import (
     BEST,
     CONFIGURATION,
@@ -90,7 +90,7 @@ def _method(request: Request) -> Method:
     """The method whose pre-training the settings describe, found by its name or else by the class of its model."""
     known = [method for method in methods().values() if method.pretraining]
     files: list[Path | dict[str, Any]] = [request.settings]
-    files += [Path(path) for path in own_configs(request.words)]
+    files += [json.loads(text) if text.startswith("{") else Path(text) for text in own_configs(request.words)]
     named = next((word.partition("=")[2] for word in request.words if word.startswith("--run.method=")), None)
     named = named or get_config_value(files, "run", "method")
     model = get_config_value(files, "model", "captioner", "class_path")

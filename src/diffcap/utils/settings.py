@@ -1,11 +1,13 @@
 """Read values from settings files (YAML) without Lightning's command line."""
 
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from diffcap.utils.errors import DiffcapError
 
+Settings = dict[str, Any]
 _HERE = Path(__file__).parents[1]
 # Settings files: those of a checkout, or the copy in an installed wheel (src/diffcap/configs is a link to configs).
 CONFIGS = _HERE.parents[1] / "configs"
@@ -19,10 +21,25 @@ def read_settings(path: str | Path) -> Any:
 
     path = Path(path)
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.load(path.read_text(encoding="utf-8"), _loader())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise DiffcapError(f"{path}: not YAML ({reason:.120}); fix the file.") from None
+
+
+@cache
+def _loader() -> Any:
+    """PyYAML's safe loader in C, eight times as fast as the other one, which refuses repeated keys instead of keeping the last."""
+    import yaml
+
+    class UniqueKeyLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            keys = [key.value for key, _ in node.value]
+            if repeated := [key for key in keys if keys.count(key) > 1 and key != "<<"]:
+                raise yaml.YAMLError(f"the key {repeated[0]!r} is repeated in line {node.start_mark.line + 1} ff.")
+            return super().construct_mapping(node, deep)  # type: ignore[no-any-return]
+
+    return UniqueKeyLoader
 
 
 def get_config_value(files: Iterable[Path | dict[str, Any]], *keys: str) -> Any:

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from diffcap.checkpoints.base_models import find_base
 from diffcap.checkpoints.reading import CAPTIONING_STAGES, CONFIG, WEIGHTS, read_checkpoint
 from diffcap.checkpoints.zero_shot import names_base_model
-from diffcap.methods import methods
 from diffcap.pair_captioner import SHIPPED_CAPTIONERS, PairCaptioner, load_captioner
 from diffcap.records import read_json
+from diffcap.registry import methods
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
 

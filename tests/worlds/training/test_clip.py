@@ -8,6 +8,7 @@ import yaml
 from safetensors import safe_open
 from tests.commands import ROOT
 
+from diffcap.experiment import Experiment
 from diffcap.lit.clip_weights import load_clip
 from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation
 from diffcap.text.bpe import ClipVocabulary, build_clip_vocabulary
@@ -116,9 +117,9 @@ def test_sentences_of_tiles_name_places_and_numbers() -> None:
 
 
 def test_the_settings_of_tiles_fit_the_shipped_clip() -> None:
-    files = (f"configs/method/clip4idc/{stage}.tiles.yaml" for stage in ("pretrain", "finetune"))
+    experiment = Experiment(method="clip4idc", dataset="tiles")
     networks = {
-        yaml.safe_load((ROOT / file).read_text())["model"]["captioner"]["init_args"]["network"] for file in files
+        experiment.setting(stage, "model", "captioner", "init_args", "network") for stage in ("pretrain", "finetune")
     }
     assert networks == {TilesClip.network}
     size = yaml.safe_load((ROOT / "configs/backbone/tiles_pixels.yaml").read_text())["model"]["image_size"]

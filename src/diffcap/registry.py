@@ -1,0 +1,288 @@
+"""The registry of methods: one `Method` each, from which all other code gets what it needs to know of a method.
+
+A method is described by its settings file, `configs/method/<name>.yaml`:
+
+```yaml
+about: {title: ..., paper: ..., captioner: ..., backbone: ...}   # fields of `Method`
+finetune: {model: ..., data: ..., trainer: ..., run: ...}        # the settings of a training stage
+datasets:                                                        # what differs on a dataset, or on several
+  levir_cc, levir_mci: {finetune: ...}
+base_models: {SmolVLM-256M-Instruct: {finetune: ...}}            # for VLM=
+offline: {finetune: ...}                                         # for OFFLINE=yes
+ablations: {no_ccr: {title: ..., finetune: ...}}                 # for ABLATION=; with fields of `Ablation`
+trainers: {short: {finetune: ...}}                               # for TRAINER=
+```
+
+In an entry, the settings in `both` are for all training stages. `diffcap.compose` has the order of the parts. Classes are import paths
+("package.module:Name"), so that this module imports no torch. Another package names such a file in its entry point group
+`diffcap.methods`; see docs/adding.md.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
+
+from diffcap.run_folder import STAGES
+from diffcap.utils.errors import DiffcapError
+from diffcap.utils.settings import CONFIGS, Settings, read_settings
+
+T = TypeVar("T")
+GROUP = "diffcap.methods"  # of entry points
+BOTH = "both"  # key of settings for all training stages
+GROUPS = ("datasets", "base_models", "ablations", "trainers")  # whose keys are names
+
+
+class Part(NamedTuple):
+    """A part of a stage's settings, and where it is written: a file, and the keys in it."""
+
+    source: str
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """The training stage before fine-tuning."""
+
+    captioner: str  # import path of the model that it trains
+    module: str  # import path of the LightningModule
+    data: str  # import path of the LightningDataModule
+    checkpoint: str = "last.ckpt"  # file of the stage that fine-tuning starts from
+    needs_negatives: bool = False  # whether it reads negatives.jsonl
+    # The datasets that EXTRA can add, and what their images have: "captions" or "classes"
+    extra: Mapping[str, str] = field(default_factory=dict)
+    retrieval: bool = False  # whether it learns to retrieve pairs by captions and captions by pairs, see EVAL=retrieval
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """A row of a paper's ablation table: settings of the method, or the method with EXTRA."""
+
+    title: str  # name of the row in the table
+    pretrains: bool = False  # whether the row has the method's pre-training stage
+    pretraining_of: str | None = None  # row whose pre-training it starts from, because they differ in fine-tuning only
+    removes: str | None = None  # argument of the captioner that it switches off; a dataset without it has no such row
+    extra: str = ""  # value of EXTRA, for a row that pre-trains on more datasets
+
+
+@dataclass(frozen=True)
+class Method:
+    """A captioning system."""
+
+    name: str  # as in METHOD=scorer
+    title: str  # as in tables
+    paper: str  # citation, for model cards
+    captioner: str  # import path of the `Captioner`
+    backbone: str  # default settings of the features, a file of configs/backbone
+    reads_pixels: bool = False  # whether the captioner reads images instead of features
+    # As `backbone`, for a method with two forms: if its setting `model.captioner.init_args.backbone` names a network, the captioner
+    # has this network as a part and reads images, else it reads features.
+    pixels_backbone: str | None = None
+    base_model: bool = False  # whether it trains a vision-language model, which VLM= names
+    pretraining: Pretraining | None = None
+    importer: str | None = None  # import path of the `Importer` of the authors' checkpoints
+    network: str | None = None  # import path of the function that builds a backbone from a checkpoint of the method
+    order: int = 100  # place in lists of all methods
+    ablations: Mapping[str, Ablation] = field(default_factory=dict)  # rows of `make ablation`
+    file: Path = Path()  # of the settings
+    content: Mapping[str, Any] = field(default_factory=dict, repr=False)  # of the file
+
+    @property
+    def ablation_names(self) -> list[str]:
+        """Names for ABLATION=; the rows with EXTRA have no settings."""
+        entries = self.content.get("ablations", {}).items()
+        return sorted(name for name, entry in entries if {BOTH, *STAGES} & set(entry))
+
+    def stage(self, stage: str) -> list[Part]:
+        """The settings of a stage on every dataset."""
+        return self._parts(self.content, stage, stage)
+
+    def offline(self, stage: str) -> list[Part]:
+        """The settings of a stage for OFFLINE=yes."""
+        return self._parts(self.content.get("offline", {}), stage, "offline")
+
+    def named(self, group: str, name: str, stage: str) -> list[Part]:
+        """The settings of a stage in each entry of a group (see `GROUPS`) whose key has the name, in the order of the file."""
+        entries = self.content.get(group, {}).items()
+        found = [self._parts(entry, stage, f"{group}.{name}") for key, entry in entries if name in split_names(key)]
+        return [part for parts in found for part in parts]
+
+    def _parts(self, entry: Mapping[str, Any], stage: str, where: str) -> list[Part]:
+        return [Part(f"{self.file}: {where}", entry[key]) for key in (BOTH, stage) if key in entry]
+
+
+def split_names(key: str) -> list[str]:
+    """The names in the key of an entry, "levir_cc, levir_mci"."""
+    return [name.strip() for name in str(key).split(",")]
+
+
+def read_method(file: Path) -> Method:
+    """The method that a settings file describes; its name is that of the file.
+
+    Raises:
+        DiffcapError: a key is unknown, missing or not a section.
+    """
+    content = read_settings(file)
+    _check_keys(file, "", content, ("about", *STAGES, "offline", *GROUPS))
+    for where, entry in _entries(content):
+        names = [f.name for f in fields(Ablation)] if where.startswith("ablations.") else []
+        _check_keys(file, where, entry, (*names, BOTH, *STAGES))
+    for where, entry in (("", content), *_entries(content)):
+        for stage in {BOTH, *STAGES} & set(entry):
+            _check_keys(file, f"{where}.{stage}".lstrip("."), entry[stage], ("model", "data", "trainer", "run"))
+    about = dict(_known(file, "about", content.get("about", {}), Method))
+    if "pretraining" in about:
+        about["pretraining"] = Pretraining(**_known(file, "about.pretraining", about["pretraining"], Pretraining))
+    rows = {
+        name: Ablation(**{f.name: entry[f.name] for f in fields(Ablation) if f.name in entry})
+        for name, entry in content.get("ablations", {}).items()
+        if "title" in entry
+    }
+    return Method(**about, name=file.stem, ablations=rows, file=file, content=content)
+
+
+def _entries(content: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    """The entries with settings of stages, and their place in the file."""
+    yield "offline", content.get("offline", {})
+    for group in GROUPS:
+        for name, entry in (content.get(group) or {}).items():
+            yield f"{group}.{name}", entry
+
+
+def _check_keys(file: Path, where: str, entry: Any, known: Iterable[str]) -> None:
+    place = f"{file}: {where}" if where else f"{file}"
+    if not isinstance(entry, dict):
+        raise DiffcapError(f"{place}: found {entry!r:.60} where a section is needed; indent its keys.")
+    for key in entry:
+        if key not in known:
+            raise DiffcapError(f"{place}: the key {key!r} is unknown; the keys are {', '.join(known)}.")
+
+
+def _known(file: Path, where: str, entry: Any, kind: type) -> dict[str, Any]:
+    """The arguments of a class in a section, checked."""
+    own = ("name", "ablations", "file", "content")
+    arguments = [f for f in fields(kind) if f.name not in own]
+    _check_keys(file, where, entry, [f.name for f in arguments])
+    required = [f.name for f in arguments if f.default is f.default_factory]  # both are missing
+    missing = [name for name in required if name not in entry]
+    if missing:
+        raise DiffcapError(f"{file}: {where}: the key {missing[0]!r} is missing; add it.")
+    return dict(entry)
+
+
+@cache
+def methods() -> Mapping[str, Method]:
+    """All methods by name: diffcap's own, then those of other packages.
+
+    Raises:
+        DiffcapError: a settings file cannot be read, or a package's entry point is not one, or has the name of another method.
+    """
+    built_in = sorted(map(read_method, (CONFIGS / "method").glob("*.yaml")), key=lambda method: method.order)
+    found = {method.name: method for method in built_in}
+    for point in entry_points(group=GROUP):
+        where = f"entry point {GROUP}: {point.name} = {point.value}"
+        method = read_method(_settings_file(point, where))
+        _add(found, method, where)
+    return MappingProxyType(found)
+
+
+def _settings_file(point: EntryPoint, where: str) -> Path:
+    """The file that an entry point "package:file.yaml" names; the package is not imported."""
+    file = package_folder(point.module, where) / point.attr
+    if file.suffix != ".yaml" or not file.is_file():
+        raise DiffcapError(
+            f"{where} is no settings file of a method; write package:<method>.yaml there, with that file in the folder of the "
+            "package, and reinstall it."
+        )
+    return file
+
+
+def package_folder(package: str, where: str) -> Path:
+    """The folder of a package, which is not imported.
+
+    Raises:
+        DiffcapError: there is none; `where` names the place of the package's name.
+    """
+    try:
+        spec = find_spec(package)
+    except ModuleNotFoundError:  # its parent package is missing
+        spec = None
+    if spec is None or not spec.submodule_search_locations:
+        raise DiffcapError(f"{where}: the package {package} has no folder; correct its name.")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def get_method(name: str, option: str = "METHOD") -> Method:
+    """The method of a name.
+
+    Raises:
+        DiffcapError: it is unknown; the message names `option` and the known methods.
+    """
+    if name not in methods():
+        raise DiffcapError(f"{option}={name} is unknown; known methods: {', '.join(methods())}.")
+    return methods()[name]
+
+
+def method_of(captioner: type) -> str:
+    """The name of the method that a captioner's class belongs to.
+
+    Raises:
+        DiffcapError: no method has this class.
+    """
+    path = f"{captioner.__module__}:{captioner.__qualname__}"
+    for name, method in methods().items():
+        if method.captioner == path or import_object(method.captioner) is captioner:
+            return name
+    raise DiffcapError(
+        f"{path} is the captioner of no registered method, so its checkpoints could not be loaded; name it in a settings file, "
+        f"and that file as the entry point {GROUP} of its package (see docs/adding.md)."
+    )
+
+
+def import_object(path: str) -> Any:
+    """Import "package.module:Name".
+
+    Raises:
+        DiffcapError: the module or the name does not exist.
+    """
+    module, _, name = path.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise DiffcapError(f"{path}: cannot be imported ({error}); correct the import path in the registry.") from error
+
+
+def load_plugins(group: str, kind: type[T], known: dict[str, T]) -> dict[str, T]:
+    """Add the entries that other packages register to the built-in ones.
+
+    Args:
+        group: of entry points. kind: class of an entry; it has a `name`. known: the built-in entries by name.
+
+    Raises:
+        DiffcapError: an entry point cannot be loaded, is not a `kind`, or has a name that is taken.
+    """
+    found = dict(known)
+    for point in entry_points(group=group):
+        where = f"entry point {group}: {point.name} = {point.value}"
+        try:
+            entry = point.load()
+        except Exception as error:  # another package's import may fail in any way
+            raise DiffcapError(
+                f"{where} cannot be loaded ({type(error).__name__}: {error}); correct or uninstall that package."
+            ) from error
+        if not isinstance(entry, kind):
+            raise DiffcapError(f"{where} is a {type(entry).__name__}; it must be a {kind.__module__}.{kind.__name__}.")
+        _add(found, entry, where)
+    return found
+
+
+def _add(found: dict[str, T], entry: T, where: str) -> None:
+    name = getattr(entry, "name", "")
+    if name in found:
+        raise DiffcapError(f"{where}: the name {name!r} is taken already; choose another name in that package.")
+    found[name] = entry
