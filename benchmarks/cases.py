@@ -19,13 +19,14 @@ import torch
 from forms import EveryLayerSCORER, TokensCLIP4IDC, dense_matching, uncached
 from torch import Tensor
 
-from diffcap.models import pcl
+from diffcap.data.masking import IGNORED
+from diffcap.methods.clip4idc.model import CLIP4IDCAdaptation
+from diffcap.methods.pcl import model as pcl
+from diffcap.methods.pcl.model import PCL
+from diffcap.methods.pcl.pretraining_model import PCLPretraining
+from diffcap.methods.scorer.losses import token_matching
 from diffcap.models.captioner import Batch, Captioner
-from diffcap.models.clip4idc import CLIP4IDCAdaptation
 from diffcap.models.generation import greedy
-from diffcap.models.pcl import IGNORED, PCL
-from diffcap.models.pcl_pretraining import PCLPretraining
-from diffcap.models.scorer import token_matching
 from diffcap.registry import get_method, import_object
 from diffcap.utils.linear import flop_counter
 
@@ -188,7 +189,10 @@ def training(
 
     matching = dense_matching if form == "dense" else token_matching
     by_mkl = mock.patch("diffcap.utils.linear.USE_ONEDNN", False)
-    with mock.patch("diffcap.models.scorer.token_matching", matching), by_mkl if form == "MKL" else nullcontext():
+    with (
+        mock.patch("diffcap.methods.scorer.model.token_matching", matching),
+        by_mkl if form == "MKL" else nullcontext(),
+    ):
         check, seconds = timed_steps(model, loss, timed)
     return {"items_per_s": batch / seconds, "check": check}
 

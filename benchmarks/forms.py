@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from diffcap.methods.clip4idc.model import CLIP4IDC
+from diffcap.methods.dirl import DIRL
+from diffcap.methods.pcl.model import MASK, PCL
+from diffcap.methods.scorer.model import SCORER, Views
 from diffcap.models.captioner import Captioner
-from diffcap.models.clip4idc import CLIP4IDC
 from diffcap.models.decoder import NULL, UNK, pair_groups
-from diffcap.models.dirl import DIRL
 from diffcap.models.layers import KeyValue
-from diffcap.models.pcl import MASK, PCL
-from diffcap.models.scorer import SCORER, Views
 
 
 def dense_matching(query: Tensor, key: Tensor, block: int = 0) -> Tensor:

@@ -38,18 +38,26 @@ def command(stage: str, configs: Sequence[str | Path], *options: str, method: st
 
 
 def config_words(*settings: str | Path) -> list[str]:
-    """Options for settings: files, relative to the project, or results of `part`."""
-    values = [str(value) if str(value).startswith("{") else str(ROOT / value) for value in settings]
-    return [word for value in values for word in ("--config", value)]
+    """Options for files of settings; their paths are relative to the project."""
+    return [word for path in settings for word in ("--config", str(ROOT / path))]
 
 
-def part(method: str, stage: str, dataset: str = "", ablation: str = "") -> str:
-    """The settings of a stage in a method's file, in JSON: for all datasets, or what differs on a dataset or in an ablation."""
-    return json.dumps(part_settings(method, stage, dataset, ablation))
+def part(method: str, stage: str, dataset: str = "", ablation: str = "") -> Path:
+    """A file with the settings of a stage in a method's file: for all datasets, or what differs on a dataset or in an ablation."""
+    path = _parts_folder() / f"{method}-{stage}-{dataset}-{ablation}.yaml"
+    path.write_text(json.dumps(part_settings(method, stage, dataset, ablation)), encoding="utf-8")
+    return path
+
+
+@cache
+def _parts_folder() -> Path:
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
 
 
 def part_settings(method: str, stage: str, dataset: str = "", ablation: str = "") -> dict[str, Any]:
-    """The settings that `part` has in JSON."""
+    """The settings in the file that `part` writes."""
     known = get_method(method)
     if dataset:
         parts = known.named("datasets", dataset, stage)

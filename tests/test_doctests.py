@@ -18,6 +18,7 @@ from tests.commands import ROOT
 
 import diffcap.evaluation
 import diffcap.losses
+import diffcap.methods
 import diffcap.models
 from diffcap.models.captioner import Captioner
 from diffcap.registry import methods
@@ -25,7 +26,7 @@ from diffcap.registry import methods
 MODULES = [
     *(
         module.name
-        for package in (diffcap.losses, diffcap.models, diffcap.evaluation)
+        for package in (diffcap.losses, diffcap.methods, diffcap.models, diffcap.evaluation)
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     ),
     "diffcap.pair_captioner",
@@ -85,7 +86,7 @@ def test_every_loss_metric_and_captioner_has_an_example() -> None:
     for module in map(importlib.import_module, MODULES):
         for name, value in public(module).items():
             is_class = isinstance(value, type)
-            is_loss = module.__name__.startswith("diffcap.losses.")
+            is_loss = module.__name__.startswith("diffcap.losses.") or module.__name__.endswith(".losses")
             is_metric = module.__name__.startswith("diffcap.evaluation.") and is_class and name not in RECORDS
             is_captioner = is_class and issubclass(value, Captioner) and not inspect.isabstract(value)
             if is_loss or is_metric or is_captioner:

@@ -22,9 +22,9 @@ from diffcap import load_captioner
 from diffcap.checkpoints.loading import load
 from diffcap.features.backbones import build_backbone
 from diffcap.features.online import backbone_of
-from diffcap.models.clip4idc import CLIP4IDC
-from diffcap.models.pcl import PCL
-from diffcap.models.scorer import SCORER
+from diffcap.methods.clip4idc.model import CLIP4IDC
+from diffcap.methods.pcl.model import PCL
+from diffcap.methods.scorer.model import SCORER
 from diffcap.pair_captioner import Caption, PairCaptioner
 from diffcap.text.bpe import build_clip_vocabulary
 from diffcap.utils.errors import DiffcapError

@@ -8,7 +8,7 @@ from torch import nn
 
 from diffcap.compose import compose
 from diffcap.experiment import Experiment
-from diffcap.features.preprocessing import SCORER_STD
+from diffcap.features.preprocessing import RCC_STD
 from diffcap.lit.schedules import in_steps, make_lr_lambda
 from diffcap.utils.settings import CONFIGS, get_config_value
 
@@ -191,7 +191,7 @@ def test_features_of_scorer_and_dirl_have_the_released_std_and_those_of_idc_pcl_
     def std(backbone: str) -> Any:
         return get_config_value([CONFIGS / f"backbone/{backbone}.yaml"], "model", "image_std")
 
-    assert tuple(std("resnet101_layer3")) == SCORER_STD == (0.229, 0.224, 0.224)
+    assert tuple(std("resnet101_layer3")) == RCC_STD == (0.229, 0.224, 0.224)
     assert std("resnet101_layer4") is None
 
 

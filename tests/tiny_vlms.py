@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from diffcap.models.vlm import PROMPT
+from diffcap.methods.vlm.model import PROMPT
 
 CAPTIONS = [
     "the red cube is gone",

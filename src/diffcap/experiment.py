@@ -7,7 +7,7 @@ and a key of a file for `CONFIG=run.yaml` (`dataset: birds2words`).
 import difflib
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from diffcap.compose import compose
 from diffcap.datasets.registry import SHIPPED_BACKBONES, DatasetSpec, get_dataset
 from diffcap.records import read_json
-from diffcap.registry import Method, get_method
+from diffcap.registry import Method, Pretraining, get_method, methods, moved_classes
 from diffcap.run_folder import (
     BEST,
     EVAL,
@@ -61,9 +61,7 @@ class Experiment:
     """
 
     dataset: str = _option("name of the dataset; blocks are scenes that diffcap renders", "blocks")
-    method: str = _option(
-        "pcl, scorer, dirl, clip4idc, rsiccformer, chg2cap, vlm, or a method of another package", "pcl"
-    )
+    method: str = _option("a file of configs/method, or a method of another package", "pcl")
     vlm: str = _option(
         "vision-language model of METHOD=vlm: user/name on the Hugging Face Hub, or a folder (default: the settings')"
     )
@@ -81,7 +79,9 @@ class Experiment:
     )
     features: str = _option("name of the features' folder in FOLDER/features (default: the backbone's name)")
     features_from: str = _option("folder of features that the authors of a method released, instead of extracting")
-    weights: str = _option("file with the backbone's weights (CLIP4IDC: CLIP's), if it cannot be downloaded")
+    weights: str = _option(
+        "file with the backbone's weights (of a method that adapts CLIP: CLIP's), if it cannot be downloaded"
+    )
     offline: str = _option(
         "yes: no downloads; use the small backbone, tagger and CLIP that are included in diffcap (they were trained on rendered "
         "scenes, so their features of photos are poor)"
@@ -96,9 +96,9 @@ class Experiment:
     pretrain: str = _option("yes, or no to fine-tune from scratch (default: what the ablation says, else yes)")
     pretraining: str = _option("folder of the pre-training that fine-tuning starts from (default: <run>/pretrain)")
     captioner: str = _option("stage whose captioner is evaluated: finetune or reinforce", FINETUNE)
-    eval: str = _option("what eval evaluates: captions, or retrieval by the pre-training of CLIP4IDC", CAPTIONS)
+    eval: str = _option("what eval evaluates: captions, or retrieval by a pre-training that learns it", CAPTIONS)
     extra: str = _option(
-        "more datasets for IDC-PCL's pre-training: cub (a pre-training on CUB before the main one), nabirds (in the main one), "
+        "more datasets for the pre-training (METHOD=pcl): cub (a pre-training on CUB before the main one), nabirds (in the main one), "
         "cub,nabirds, or mixed (both in the main one)"
     )
     pairs: str = _option("number of pairs to render (blocks)")
@@ -215,7 +215,8 @@ class Experiment:
         pretraining = self.method_spec.pretraining
         if self.eval == RETRIEVAL and not (pretraining and pretraining.retrieval and self.has_pretraining):
             raise DiffcapError(
-                "EVAL=retrieval is for a pre-training that learns retrieval; use METHOD=clip4idc with its pre-training."
+                "EVAL=retrieval is for a pre-training that learns retrieval; use METHOD="
+                f"{_names(lambda known: known.retrieval)} with its pre-training."
             )
         if self.vlm and not self.method_spec.base_model:
             raise DiffcapError(f"VLM={self.vlm} is for METHOD=vlm; give that method, or leave out VLM.")
@@ -225,7 +226,8 @@ class Experiment:
         pretraining = self.method_spec.pretraining
         self.extras = tuple(filter(None, (name.strip() for name in self.extra.split(","))))
         if not (pretraining and pretraining.extra):
-            raise DiffcapError(f"EXTRA={self.extra} is for methods whose pre-training takes it; use METHOD=pcl.")
+            names = _names(lambda known: bool(known.extra))
+            raise DiffcapError(f"EXTRA={self.extra} is for methods whose pre-training takes it; use METHOD={names}.")
         if self.dataset_spec.rendered:
             raise DiffcapError(
                 f"EXTRA={self.extra} adds photos of birds; use DATASET=birds2words or a dataset of your own."
@@ -345,6 +347,11 @@ NAMES = {f.name for f in VARIABLES}
 _GOALS = "goals"  # make's targets; make adds this option to the variables, `pipeline` reads it
 
 
+def _names(has: Callable[[Pretraining], bool]) -> str:
+    """The methods whose pre-training has a property."""
+    return " or ".join(name for name, known in methods().items() if known.pretraining and has(known.pretraining))
+
+
 def from_file(path: Path, explicit_values: Mapping[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
     """Read a CONFIG file: an experiment file, or the config.yaml that a training stage wrote.
 
@@ -365,6 +372,7 @@ def from_file(path: Path, explicit_values: Mapping[str, str]) -> tuple[dict[str,
     content = read_settings(path)
     if not isinstance(content, dict):
         raise DiffcapError(f"{path}: not an experiment; write keys and values, such as `method: scorer`.")
+    _rename_classes(content)
     if isinstance(content.get("run"), dict):
         return _from_run(path, content, explicit_values)
     variables, sections = {}, {}
@@ -381,6 +389,15 @@ def from_file(path: Path, explicit_values: Mapping[str, str]) -> tuple[dict[str,
         else:
             raise DiffcapError(f"{path}: the key {key!r} is unknown{_similar(name)}; see docs/train.md for the keys.")
     return variables, sections
+
+
+def _rename_classes(content: dict[str, Any]) -> None:
+    """Replace class paths of earlier versions in a CONFIG file: of a run's config.yaml, or of its sections."""
+    current = {earlier: class_path for class_path, earlier in moved_classes().items()}
+    for section in (content, *content.values()):
+        captioner = get_config_value([section], "model", "captioner") if isinstance(section, dict) else None
+        if isinstance(captioner, dict) and captioner.get("class_path") in current:
+            captioner["class_path"] = current[captioner["class_path"]]
 
 
 def _text(value: Any) -> str:

@@ -57,6 +57,7 @@ class Pretraining:
     # The datasets that EXTRA can add, and what their images have: "captions" or "classes"
     extra: Mapping[str, str] = field(default_factory=dict)
     retrieval: bool = False  # whether it learns to retrieve pairs by captions and captions by pairs, see EVAL=retrieval
+    formerly: str | None = None  # earlier import path of `captioner`, see `Method.formerly`
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class Method:
     pretraining: Pretraining | None = None
     importer: str | None = None  # import path of the `Importer` of the authors' checkpoints
     network: str | None = None  # import path of the function that builds a backbone from a checkpoint of the method
+    formerly: str | None = None  # earlier import path of `captioner`, as the config.yaml of an earlier run has it
     order: int = 100  # place in lists of all methods
     ablations: Mapping[str, Ablation] = field(default_factory=dict)  # rows of `make ablation`
     file: Path = Path()  # of the settings
@@ -242,6 +244,12 @@ def method_of(captioner: type) -> str:
         f"{path} is the captioner of no registered method, so its checkpoints could not be loaded; name it in a settings file, "
         f"and that file as the entry point {GROUP} of its package (see docs/adding.md)."
     )
+
+
+def moved_classes() -> Mapping[str, str]:
+    """class_path of a captioner -> class_path in the config.yaml of an earlier version's run, for those that differ."""
+    entries = [entry for method in methods().values() for entry in (method, method.pretraining) if entry]
+    return {e.captioner.replace(":", "."): e.formerly.replace(":", ".") for e in entries if e.formerly}
 
 
 def import_object(path: str) -> Any:

@@ -13,9 +13,9 @@ from tests.toy_checkpoints import WORDS, write_checkpoint
 
 from diffcap.checkpoints.combining import average, expand_folders, load_members
 from diffcap.checkpoints.loading import load
-from diffcap.models.dirl import DIRL
-from diffcap.models.pcl import PCL
-from diffcap.models.scorer import SCORER
+from diffcap.methods.dirl import DIRL
+from diffcap.methods.pcl.model import PCL
+from diffcap.methods.scorer.model import SCORER
 from diffcap.utils.errors import DiffcapError
 
 SIZE = 6 + len(WORDS)

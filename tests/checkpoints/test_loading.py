@@ -23,8 +23,8 @@ from diffcap.checkpoints.reading import read_checkpoint, write_folder
 from diffcap.cli import main
 from diffcap.lit.callbacks import AtomicCheckpointIO
 from diffcap.lit.training import init_from
+from diffcap.methods.scorer.model import SCORER
 from diffcap.models.generation import greedy
-from diffcap.models.scorer import SCORER
 from diffcap.pair_captioner import SHIPPED
 from diffcap.utils.errors import DiffcapError
 

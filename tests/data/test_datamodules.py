@@ -11,12 +11,12 @@ import torch
 from tests.toy import NEGATIVES, SHAPE, batches_of_ranks, pairs, toy_trainer, write_toy
 
 from diffcap.data.datamodules import AdaptData, CaptionData, FeatureData
+from diffcap.data.masking import IGNORED
 from diffcap.data.pair_table import PairDataset
-from diffcap.data.pretraining import PretrainData
 from diffcap.datasets.registry import LevirProtocol
 from diffcap.evaluation.levir_cc import levir_scoring
 from diffcap.features.store import FeatureStore
-from diffcap.losses.pcl import IGNORED
+from diffcap.methods.pcl.data import PretrainData
 from diffcap.negatives import read_negatives
 from diffcap.records import read_dataset, write_dataset
 from diffcap.text.vocabulary import LayoutName

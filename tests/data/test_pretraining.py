@@ -11,7 +11,7 @@ from tests.toy import NEGATIVES, SHAPE, batches_of_ranks, write_toy, write_toy_l
 
 from diffcap.data.datamodules import AdaptData, CaptionData
 from diffcap.data.pair_table import PairDataset
-from diffcap.data.pretraining import LabelledPairs, PretrainData
+from diffcap.methods.pcl.data import LabelledPairs, PretrainData
 from diffcap.records import read_dataset, write_dataset
 from diffcap.utils.errors import DiffcapError
 

@@ -16,8 +16,8 @@ from tests.toy import write_toy
 from torch.utils.data import DataLoader, Dataset
 
 from diffcap.data.datamodules import CaptionData, FeatureData
-from diffcap.data.pretraining import PretrainData
 from diffcap.data.workers import explain_lost_workers, read_maps, worker_options
+from diffcap.methods.pcl.data import PretrainData
 from diffcap.utils.errors import DiffcapError
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from diffcap.evaluation.slots import ATTRIBUTES, Slots, parse_caption, slot_accuracy, word_kinds
-from diffcap.models.vlm import PROMPT
+from diffcap.methods.vlm.model import PROMPT
 from diffcap.records import ChangePair
 from diffcap.utils.errors import DiffcapError
 from diffcap.worlds.blocks.captions import write_captions

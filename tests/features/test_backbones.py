@@ -16,7 +16,7 @@ from PIL import Image
 
 from diffcap.features.backbones import build_backbone
 from diffcap.features.online import backbone_of
-from diffcap.features.preprocessing import IMAGENET_MEAN, SCORER_STD
+from diffcap.features.preprocessing import IMAGENET_MEAN, RCC_STD
 from diffcap.features.weights import read_state_dict
 from diffcap.utils.errors import DiffcapError
 
@@ -173,7 +173,7 @@ def test_a_file_of_open_clip_gets_the_preprocessing_of_its_tag(tmp_path: Path) -
 def test_the_released_std_of_scorer_is_used_described_and_kept(resnet18, tmp_path: Path) -> None:
     torch.save(resnet18.state_dict(), tmp_path / "weights.pth")
     white = Image.fromarray(np.full((40, 90, 3), 255, dtype=np.uint8))
-    backbone = build_backbone("torchvision", "resnet18", "layer1", "random", image_std=SCORER_STD)
+    backbone = build_backbone("torchvision", "resnet18", "layer1", "random", image_std=RCC_STD)
     mean, std = torch.tensor(IMAGENET_MEAN), torch.tensor([0.229, 0.224, 0.224])
     torch.testing.assert_close(backbone.preprocess(white)[:, 0, 0], (1 - mean) / std)
     usual = build_backbone("torchvision", "resnet18", "layer1", "random")
@@ -185,7 +185,7 @@ def test_the_released_std_of_scorer_is_used_described_and_kept(resnet18, tmp_pat
         again = backbone_of(meta, str(tmp_path / "weights.pth"))
         torch.testing.assert_close(again.preprocess(white), each.preprocess(white), rtol=0, atol=0)
     with pytest.raises(DiffcapError, match=r"--model\.image_std is only for torchvision"):
-        build_backbone("pixels", image_std=SCORER_STD)
+        build_backbone("pixels", image_std=RCC_STD)
 
 
 def test_images_of_another_size_are_described_and_kept(resnet18, tmp_path: Path) -> None:

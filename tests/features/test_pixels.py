@@ -13,7 +13,7 @@ from tests.toy_checkpoints import write_checkpoint
 from diffcap.features.backbones import build_backbone
 from diffcap.features.store import FeatureStore
 from diffcap.features.writer import StoreWriter
-from diffcap.models.clip4idc import CLIP4IDCAdaptation
+from diffcap.methods.clip4idc.model import CLIP4IDCAdaptation
 from diffcap.utils.errors import DiffcapError
 
 

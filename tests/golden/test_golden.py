@@ -58,7 +58,7 @@ class Run(NamedTuple):
     """One training: its script, settings files under configs/, sizes of the captioner, other options, and what it begins with."""
 
     script: str
-    files: tuple[str, ...]
+    files: tuple[str | Path, ...]
     sizes: tuple[str, ...]
     options: tuple[str, ...] = ()
     start: str | None = None

@@ -9,8 +9,12 @@ import torch
 from tests.parity.loading import FIXTURES, load, with_statistics
 from torch import Tensor
 
-from diffcap.interop import chg2cap, clip4idc, dirl, pcl, rsiccformer, scorer
-from diffcap.models.pcl import PCL
+from diffcap.methods import dirl
+from diffcap.methods.clip4idc import official as clip4idc
+from diffcap.methods.pcl import official as pcl
+from diffcap.methods.pcl.model import PCL
+from diffcap.methods.remote_sensing import chg2cap, rsiccformer
+from diffcap.methods.scorer import official as scorer
 from diffcap.utils.errors import DiffcapError
 
 

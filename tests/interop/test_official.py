@@ -14,8 +14,8 @@ from diffcap.checkpoints.reading import read_checkpoint, write_folder
 from diffcap.cli import main
 from diffcap.interop.official import ImportOptions, import_official, read_word_ids
 from diffcap.lit.training import init_from
-from diffcap.models.clip4idc import CLIP4IDC
-from diffcap.models.pcl import PCL
+from diffcap.methods.clip4idc.model import CLIP4IDC
+from diffcap.methods.pcl.model import PCL
 from diffcap.utils.errors import DiffcapError
 
 METHODS = ("scorer", "dirl", "pcl", "clip4idc")

@@ -16,8 +16,8 @@ from torchvision.models.feature_extraction import create_feature_extractor
 
 from diffcap.checkpoints.loading import load as load_trained
 from diffcap.checkpoints.reading import write_folder
-from diffcap.interop import chg2cap, rsiccformer
 from diffcap.interop.official import ImportOptions, import_official, read_word_ids
+from diffcap.methods.remote_sensing import chg2cap, rsiccformer
 from diffcap.models.generation import greedy
 from diffcap.utils.errors import DiffcapError
 

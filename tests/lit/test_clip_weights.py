@@ -8,9 +8,9 @@ import safetensors.torch
 import torch
 from tests.models.test_clip4idc import CAPTIONER, NETWORK, captions, pixels
 
-from diffcap.lit.clip_weights import load_clip
+from diffcap.methods.clip4idc.model import CLIP4IDC, CLIP4IDCAdaptation
+from diffcap.methods.clip4idc.weights import load_clip
 from diffcap.models.clip import Clip, build_clip
-from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation
 from diffcap.text.bpe import ClipVocabulary
 from diffcap.utils.errors import DiffcapError
 
@@ -128,7 +128,7 @@ def test_what_does_not_fit_is_named(file: Path, tmp_path: Path) -> None:
 def test_weights_of_another_activation_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenAI's were trained with QuickGELU, which "ViT-B-32" is not built with."""
     official = build_clip({**FULL, "quick_gelu": False})
-    monkeypatch.setattr("diffcap.lit.clip_weights.pretrained_clip", lambda *_: official)
+    monkeypatch.setattr("diffcap.methods.clip4idc.weights.pretrained_clip", lambda *_: official)
     model = CLIP4IDCAdaptation(FULL, max_length=14)
     model.hyperparameters["network"] = "ViT-tiny"
     with pytest.raises(DiffcapError, match="were trained with GELU, and the network is built with QuickGELU"):

@@ -10,7 +10,7 @@ from tests.toy import SHAPE, write_toy
 from tests.toy_checkpoints import write_checkpoint
 
 from diffcap.data.datamodules import CaptionData
-from diffcap.models.pcl_pretraining import PCLPretraining
+from diffcap.methods.pcl.pretraining_model import PCLPretraining
 
 pytestmark = pytest.mark.slow  # two processes
 

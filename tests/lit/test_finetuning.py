@@ -11,13 +11,13 @@ from tests.toy import SHAPE, write_toy
 from diffcap.data.datamodules import CaptionData
 from diffcap.lit import finetuning
 from diffcap.lit.finetuning import Captioning
-from diffcap.lit.pretraining import Pretraining
 from diffcap.lit.training import TrainingModule
-from diffcap.models.chg2cap import Chg2Cap
-from diffcap.models.pcl import PCL
-from diffcap.models.pcl_pretraining import PCLPretraining
-from diffcap.models.rsiccformer import RSICCformer
-from diffcap.models.scorer import SCORER
+from diffcap.methods.pcl.model import PCL
+from diffcap.methods.pcl.pretraining import Pretraining
+from diffcap.methods.pcl.pretraining_model import PCLPretraining
+from diffcap.methods.remote_sensing.chg2cap import Chg2Cap
+from diffcap.methods.remote_sensing.rsiccformer import RSICCformer
+from diffcap.methods.scorer.model import SCORER
 from diffcap.utils.errors import DiffcapError
 
 METHODS: dict[str, Any] = {"rsicc": RSICCformer, "chg2cap": Chg2Cap, "rcc": SCORER}

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from diffcap.lit.adaptation import Adaptation
 from diffcap.lit.optimizers import BertAdam, adamw, bert_adam, half_precision_parameters, root_mean_square
-from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation
+from diffcap.methods.clip4idc.adaptation import Adaptation
+from diffcap.methods.clip4idc.model import CLIP4IDC, CLIP4IDCAdaptation
 
 VISION = {"image_size": 16, "patch_size": 8, "layers": 4, "width": 16, "head_width": 8}
 TEXT = {"context_length": 8, "vocab_size": 10, "layers": 2, "width": 12, "heads": 2}

@@ -10,8 +10,8 @@ from torch import nn
 
 from diffcap.lit.finetuning import Captioning
 from diffcap.lit.plateau import DecoderPlateau
-from diffcap.models.chg2cap import Chg2Cap
-from diffcap.models.rsiccformer import RSICCformer
+from diffcap.methods.remote_sensing.chg2cap import Chg2Cap
+from diffcap.methods.remote_sensing.rsiccformer import RSICCformer
 
 
 def naive(scores: list[float]) -> list[float]:

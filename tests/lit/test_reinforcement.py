@@ -11,8 +11,8 @@ from tests.toy_checkpoints import write_checkpoint
 
 from diffcap.data.datamodules import ReinforceData
 from diffcap.lit.reinforcement import Reinforcement
+from diffcap.methods.scorer.model import SCORER
 from diffcap.models.decoder import END, NULL, START
-from diffcap.models.scorer import SCORER
 from diffcap.utils.errors import DiffcapError
 
 SIZES: dict[str, Any] = {"width": 16, "heads": 2, "word_width": 12, "dropout": 0.3, "max_length": 12}

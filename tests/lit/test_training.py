@@ -10,8 +10,8 @@ from tests.toy_checkpoints import WORDS, write_checkpoint
 
 from diffcap.lit.finetuning import Captioning
 from diffcap.lit.optimizers import adamw
-from diffcap.lit.pretraining import Pretraining
 from diffcap.lit.training import init_from
+from diffcap.methods.pcl.pretraining import Pretraining
 from diffcap.utils.errors import DiffcapError
 
 SIZE = 6 + len(WORDS)

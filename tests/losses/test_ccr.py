@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffcap.losses.dirl import Form, cross_modal_contrastive_loss
+from diffcap.methods.dirl import Form, cross_modal_contrastive_loss
 
 
 def contrast(table: list[list[float]]) -> list[float]:

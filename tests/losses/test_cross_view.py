@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from diffcap.losses.scorer import cross_view_nce
+from diffcap.methods.scorer.losses import cross_view_nce
 
 
 def naive(similarity: list[list[float]]) -> list[float]:

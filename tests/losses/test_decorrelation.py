@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffcap.losses.dirl import cross_correlation, decorrelation_terms
+from diffcap.methods.dirl import cross_correlation, decorrelation_terms
 
 
 def naive(before: Tensor, after: Tensor) -> list[list[float]]:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from diffcap.losses.pcl import difference_aligning_loss
+from diffcap.methods.pcl.losses import difference_aligning_loss
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.1])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from diffcap.losses.pcl import class_contrastive_loss
+from diffcap.methods.pcl.losses import class_contrastive_loss
 
 
 @pytest.mark.parametrize("margin", [0.4, 0.1])

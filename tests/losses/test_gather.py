@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from diffcap.losses.gather import ddp_scaled_sum, detached_sum_over_ranks, gather_rows, global_mean, rank, world_size
 from diffcap.losses.pair_text import pair_text_contrastive_loss
-from diffcap.losses.pcl import class_contrastive_loss, masked_visual_nce
+from diffcap.methods.pcl.losses import class_contrastive_loss, masked_visual_nce
 
 pytestmark = pytest.mark.slow  # two processes
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffcap.losses.pcl import mask_patches, masked_visual_nce
+from diffcap.methods.pcl.losses import mask_patches, masked_visual_nce
 
 
 def naive(predicted: Tensor, target: Tensor, negatives: Tensor, temperature: float) -> list[float]:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from diffcap.losses.scorer import BLOCK, MAX_CUDA_BLOCK, block_size, token_matching
+from diffcap.methods.scorer.losses import BLOCK, MAX_CUDA_BLOCK, block_size, token_matching
 
 SIZES = [(3, 4, 3, 4), (2, 5, 4, 3), (4, 2, 3, 7), (1, 1, 1, 1), (5, 3, 1, 2)]  # A, N, B, M
 BLOCKS = [1, 7, 13, 40, 100, BLOCK]  # an image pair has up to 15 similarities: the first ones are smaller than it

@@ -8,8 +8,8 @@ import torch
 from tests.models import tiny
 from torch import Tensor
 
+from diffcap.methods.clip4idc.model import CLIP4IDC, CLIP4IDCAdaptation
 from diffcap.models.clip import PairTower, TextTower, build_clip
-from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation
 
 WORDS = 23
 NETWORK: dict[str, Any] = {

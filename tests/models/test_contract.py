@@ -15,13 +15,13 @@ from tests.models import tiny
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from diffcap.data.masking import IGNORED
 from diffcap.losses.gather import rank
-from diffcap.losses.pcl import IGNORED
+from diffcap.methods.dirl import DIRL
+from diffcap.methods.pcl.model import MASK
+from diffcap.methods.scorer.model import SCORER
 from diffcap.models.captioner import Batch, Captioner
-from diffcap.models.dirl import DIRL
 from diffcap.models.generation import beam_search, greedy, sample_from
-from diffcap.models.pcl import MASK
-from diffcap.models.scorer import SCORER
 
 PAIRS, LENGTH = 6, 9
 LENGTHS = [2, 7, 4, 5, 3, 6]

@@ -11,12 +11,12 @@ from tests.models import tiny
 from tests.models.tiny import teach
 from torch import Tensor, nn
 
+from diffcap.methods.dirl import DIRL
+from diffcap.methods.scorer.model import SCORER
 from diffcap.models.captioner import Captioner
 from diffcap.models.decoder import END, NULL, START, UNK, mean, next_word_losses, pair_groups, roll_out
-from diffcap.models.dirl import DIRL
 from diffcap.models.generation import beam_search, greedy
 from diffcap.models.layers import sinusoidal_position_embedding
-from diffcap.models.scorer import SCORER
 
 WORDS, LENGTH = 17, 10
 SIZES: dict[str, Any] = {

@@ -16,8 +16,8 @@ from tests.models.test_decoder import (
 )
 from torch import Tensor, nn
 
+from diffcap.methods.dirl import DIRL
 from diffcap.models.decoder import NULL
-from diffcap.models.dirl import DIRL
 from diffcap.models.layers import Attention
 
 WEIGHTS = {"decorrelation_weight": 0.03, "ccr_weight": 0.2}

@@ -6,10 +6,10 @@ from tests.models.test_contract import LENGTH, LENGTHS, PAIRS, case
 from tests.models.test_decoder import WORDS, build, captions, maps
 from torch.utils._pytree import tree_map
 
-from diffcap.models.dirl import DIRL
+from diffcap.methods.dirl import DIRL
+from diffcap.methods.scorer.model import SCORER
 from diffcap.models.ensemble import Ensemble
 from diffcap.models.generation import beam_search, greedy, greedy_from, sample_from
-from diffcap.models.scorer import SCORER
 
 
 @pytest.mark.parametrize("name", ["pcl", "scorer", "dirl", "clip4idc, released", "clip4idc, ft1", "chg2cap"])

@@ -8,9 +8,9 @@ import torch
 from tests.models.tiny import captioner, maps
 from torch import Tensor
 
+from diffcap.methods.pcl.model import EOS
 from diffcap.models.captioner import Captioner
 from diffcap.models.generation import beam_search, greedy
-from diffcap.models.pcl import EOS
 
 
 class Table(Captioner):

@@ -8,11 +8,12 @@ import torch
 from tests.models.tiny import SIZES, WORDS, captioner, captions, maps, pretraining
 from torch import Tensor, nn
 
-from diffcap.losses.pcl import IGNORED, masked_visual_nce
-from diffcap.models.clip4idc import CLIP4IDC
-from diffcap.models.dirl import DIRL
-from diffcap.models.pcl import BOS, MASK, PAD, PCL, TEXT_CLS
-from diffcap.models.scorer import SCORER
+from diffcap.data.masking import IGNORED
+from diffcap.methods.clip4idc.model import CLIP4IDC
+from diffcap.methods.dirl import DIRL
+from diffcap.methods.pcl.losses import masked_visual_nce
+from diffcap.methods.pcl.model import BOS, MASK, PAD, PCL, TEXT_CLS
+from diffcap.methods.scorer.model import SCORER
 
 CLOSE: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
 VARIANTS: list[dict[str, Any]] = [

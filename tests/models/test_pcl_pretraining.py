@@ -7,9 +7,9 @@ import torch
 from tests.models.tiny import captions, maps, pretraining
 from torch import Tensor
 
-from diffcap.losses.pcl import IGNORED
-from diffcap.models.pcl import FIRST_CLS, FIRST_IMAGE, MASK, SECOND_CLS, SECOND_IMAGE, TEXT_CLS
-from diffcap.models.pcl_pretraining import PCLPretraining
+from diffcap.data.masking import IGNORED
+from diffcap.methods.pcl.model import FIRST_CLS, FIRST_IMAGE, MASK, SECOND_CLS, SECOND_IMAGE, TEXT_CLS
+from diffcap.methods.pcl.pretraining_model import PCLPretraining
 
 CLOSE: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
 PATCHES = 6

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torchvision import models
 
-from diffcap.lit.resnet_weights import load_resnet
+from diffcap.methods.remote_sensing.chg2cap import Chg2Cap
+from diffcap.methods.remote_sensing.rsiccformer import RSICCformer
+from diffcap.methods.remote_sensing.weights import load_resnet
 from diffcap.models.captioner import Captioner
-from diffcap.models.chg2cap import Chg2Cap
 from diffcap.models.layers import Attention
 from diffcap.models.resnet import ResNetEncoder
-from diffcap.models.rsiccformer import RSICCformer
 from diffcap.utils.errors import DiffcapError
 
 WORDS, LENGTH, CHANNELS, GRID = 17, 10, 6, (2, 3)

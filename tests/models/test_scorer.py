@@ -18,8 +18,8 @@ from tests.models.test_decoder import (
 )
 from torch import Tensor, nn
 
+from diffcap.methods.scorer.model import CBR, SCORER, SCORERBlock
 from diffcap.models.decoder import NULL, next_word_losses
-from diffcap.models.scorer import CBR, SCORER, SCORERBlock
 
 SUBTRACTION = {"difference": "subtraction", "cross_view_weight": 0.0}
 WEIGHTS = {"cross_view_weight": 0.3, "cbr_weight": 0.07}

@@ -7,8 +7,8 @@ import torch
 from tests.models.test_decoder import CLOSE, batch_of, build, captions, gradients
 from torch import Tensor
 
-from diffcap.models.dirl import DIRL
-from diffcap.models.scorer import SCORER
+from diffcap.methods.dirl import DIRL
+from diffcap.methods.scorer.model import SCORER
 
 WEIGHTS: dict[Any, dict[str, Any]] = {
     SCORER: {"cross_view_weight": 0.3, "cbr_weight": 0.07},

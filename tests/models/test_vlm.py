@@ -20,9 +20,9 @@ from safetensors.torch import load_file, save_file
 from tests.tiny_vlms import FAMILIES, build
 
 from diffcap.experiment import Experiment
+from diffcap.methods.vlm.model import KEPT_IN_DTYPE, VLM, _check_loaded
 from diffcap.models.captioner import Captioner
 from diffcap.models.generation import beam_hypotheses, greedy, token_log_probabilities
-from diffcap.models.vlm import KEPT_IN_DTYPE, VLM, _check_loaded
 from diffcap.text.hub import HubVocabulary, clean_answer, import_transformers
 from diffcap.utils.errors import DiffcapError
 
@@ -389,7 +389,7 @@ def test_options_that_the_processor_refuses_are_one_sentence(folder: Folder) -> 
 def test_image_options_out_of_range_are_refused_before_the_weights_are_read(
     family: str, options: dict[str, Any], sentence: str, folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("diffcap.models.vlm._load_model", lambda *_: pytest.fail("the weights were read"))
+    monkeypatch.setattr("diffcap.methods.vlm.model._load_model", lambda *_: pytest.fail("the weights were read"))
     with pytest.raises(DiffcapError, match=rf"^model\.captioner\.init_args\.image_kwargs: .*{sentence}"):
         VLM(folder(family), train="nothing", image_kwargs=options)
 

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffcap.models.pcl import BOS, EOS, PAD, PCL
-from diffcap.models.pcl_pretraining import PCLPretraining
+from diffcap.methods.pcl.model import BOS, EOS, PAD, PCL
+from diffcap.methods.pcl.pretraining_model import PCLPretraining
 
 WORDS = 23
 SIZES: dict[str, Any] = {

@@ -7,10 +7,10 @@ import pytest
 import torch
 from tests.parity.loading import Fixture, load
 
-from diffcap.interop.clip4idc import from_official
 from diffcap.losses.pair_text import pair_text_contrastive_loss, pair_text_similarity
+from diffcap.methods.clip4idc.model import CLIP4IDC, CLIP4IDCAdaptation
+from diffcap.methods.clip4idc.official import from_official
 from diffcap.models.captioner import Batch
-from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation
 
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from diffcap.checkpoints.loading import Checkpoint
 from diffcap.checkpoints.loading import load as load_trained
 from diffcap.cli import main
-from diffcap.models.clip4idc import CLIP4IDC
+from diffcap.methods.clip4idc.model import CLIP4IDC
 from diffcap.models.generation import greedy
 
 pytestmark = pytest.mark.slow  # whole released checkpoints

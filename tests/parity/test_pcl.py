@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from tests.parity.loading import Fixture, load
 from torch import Tensor
 
-from diffcap.interop.pcl import from_official
-from diffcap.losses.pcl import IGNORED
+from diffcap.data.masking import IGNORED
+from diffcap.methods.pcl.model import BOS, CLS, EOS, MASK, PAD, PCL, UNK
+from diffcap.methods.pcl.official import from_official
+from diffcap.methods.pcl.pretraining_model import PCLPretraining
 from diffcap.models.generation import beam_search, greedy
-from diffcap.models.pcl import BOS, CLS, EOS, MASK, PAD, PCL, UNK
-from diffcap.models.pcl_pretraining import PCLPretraining
 
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 

@@ -10,10 +10,10 @@ import torch
 from tests.parity.loading import Fixture, load, with_statistics
 from torch import Tensor
 
-from diffcap.interop import chg2cap, rsiccformer
-from diffcap.models.chg2cap import Chg2Cap
+from diffcap.methods.remote_sensing import chg2cap, rsiccformer
+from diffcap.methods.remote_sensing.chg2cap import Chg2Cap
+from diffcap.methods.remote_sensing.rsiccformer import RSICCformer
 from diffcap.models.generation import beam_search, greedy
-from diffcap.models.rsiccformer import RSICCformer
 
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 RENAMING = {"rsiccformer": rsiccformer.from_official, "chg2cap": chg2cap.from_official}

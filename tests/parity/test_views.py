@@ -8,12 +8,12 @@ import torch
 from tests.parity.loading import Fixture, load
 from torch import Tensor
 
-from diffcap.interop import dirl, scorer
-from diffcap.losses.dirl import cross_modal_contrastive_loss
+from diffcap.methods import dirl
+from diffcap.methods.dirl import DIRL, cross_modal_contrastive_loss
+from diffcap.methods.scorer import official as scorer
+from diffcap.methods.scorer.model import SCORER, Views, cross_view_loss
 from diffcap.models.decoder import END, next_word_losses
-from diffcap.models.dirl import DIRL
 from diffcap.models.generation import beam_search, greedy
-from diffcap.models.scorer import SCORER, Views, cross_view_loss
 
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 DECODERS = {"clevr_dc": "ln_xavier", "clevr_change": "plain"}

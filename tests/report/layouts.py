@@ -12,8 +12,8 @@ from diffcap.evaluation.coco import write_predictions
 from diffcap.evaluation.levir_cc import LevirScoring
 from diffcap.evaluation.protocols import evaluate
 from diffcap.features.writer import StoreWriter
+from diffcap.methods.scorer.model import SCORER
 from diffcap.models.captioner import Captioner
-from diffcap.models.scorer import SCORER
 from diffcap.records import ChangePair, Dataset, write_dataset, write_json
 from diffcap.worlds.blocks.write import write_blocks
 from diffcap.worlds.tiles.write import write_tiles

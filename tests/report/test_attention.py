@@ -15,8 +15,8 @@ from tests.test_pair_captioner import make
 from diffcap.checkpoints.loading import load
 from diffcap.evaluation.localisation import box_coverage, mask_coverage, mass_inside, pointing_score, relative_box
 from diffcap.features.writer import StoreWriter
+from diffcap.methods.pcl.model import PCL
 from diffcap.models.captioner import Captioner
-from diffcap.models.pcl import PCL
 from diffcap.records import ChangePair, Dataset
 from diffcap.report.attention import (
     box_regions,

@@ -10,8 +10,8 @@ from tests.toy_checkpoints import write_checkpoint
 from diffcap.checkpoints.loading import load
 from diffcap.features.store import FeatureStore
 from diffcap.lit.decoding import decode
-from diffcap.models.pcl import PCL
-from diffcap.models.scorer import SCORER
+from diffcap.methods.pcl.model import PCL
+from diffcap.methods.scorer.model import SCORER
 from diffcap.pair_captioner import Caption, load_captioner
 from diffcap.records import read_dataset
 

@@ -66,5 +66,5 @@ def test_settings_are_printed_without_running(tmp_path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "lr: 0.5" in done.stdout and "class_path: diffcap.models.pcl.PCL" in done.stdout
+    assert "lr: 0.5" in done.stdout and "class_path: diffcap.methods.pcl.model.PCL" in done.stdout
     assert list(tmp_path.iterdir()) == []

@@ -26,7 +26,7 @@ from tests.stages.small_runs import (
     training,
 )
 
-from diffcap.lit.pretraining import Pretraining
+from diffcap.methods.pcl.pretraining import Pretraining
 
 
 def _same_logs(resumed: Path, undisturbed: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.commands import command, config_words, in_process, one_sentence, part, part_settings, run, weights
 
-from diffcap.data.pretraining import CAPTIONED
+from diffcap.methods.pcl.data import CAPTIONED
 from diffcap.registry import import_object, methods
 
 METHODS = ("scorer", "dirl")

@@ -27,7 +27,7 @@ from diffcap.checkpoints.exporting import Scores
 from diffcap.checkpoints.hub import model_card
 from diffcap.checkpoints.loading import load
 from diffcap.checkpoints.reading import read_checkpoint, write_folder
-from diffcap.models.vlm import PROMPT, VLM
+from diffcap.methods.vlm.model import PROMPT, VLM
 from diffcap.records import read_dataset
 from diffcap.report.attention import iter_attention
 from diffcap.report.table import ZERO_SHOT_NOTE, notes_of
@@ -171,7 +171,7 @@ def test_odd_checkpoints_of_strangers_are_refused(
     state["diffcap"]["hyperparameters"] |= odd
     state["state_dict"] |= {f"captioner.{name}": torch.zeros(size, size) for name, size in weights.items()}
     write_folder(tmp_path / "odd", state)
-    unread = mock.patch("diffcap.models.vlm._load_model", side_effect=AssertionError)
+    unread = mock.patch("diffcap.methods.vlm.model._load_model", side_effect=AssertionError)
     with unread, pytest.raises(DiffcapError, match=sentence) as error:
         load(tmp_path / "odd", base)
     assert "\n" not in str(error.value)

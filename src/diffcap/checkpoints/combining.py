@@ -97,7 +97,7 @@ def load_members(
         if member.vocabulary.family != first.vocabulary.family:
             raise DiffcapError(
                 f"{path}: its vocabulary layout is {member.vocabulary.layout}, that of {names[0]} is {first.vocabulary.layout}; "
-                "the members of an ensemble need the same layout (SCORER and DIRL share one), or the same base model."
+                "the members of an ensemble need the same layout, or the same base model."
             )
     return members
 

@@ -97,7 +97,7 @@ def export_vlm(checkpoint: str | Path, folder: Path, form: Form, base: str | Pat
         form: "peft": LoRA's matrices for `PeftModel.from_pretrained`. "merged": a base model's folder, which transformers and diffcap
             load like the original; the prompt is in README.md.
     """
-    from diffcap.models.vlm import VLM
+    from diffcap.methods.vlm.model import VLM
 
     loaded = load(checkpoint, base)
     captioner: Any = loaded.captioner

@@ -122,7 +122,7 @@ def load_retriever(path: str | Path) -> Retriever:
     spec = methods().get(str(metadata.get("method")))
     if metadata["stage"] != "pretrain" or spec is None or spec.pretraining is None or not spec.pretraining.retrieval:
         raise DiffcapError(
-            f"{path}: not a checkpoint of a pre-training that learns retrieval; give best.ckpt of CLIP4IDC's pre-training."
+            f"{path}: not a checkpoint of a pre-training that learns retrieval; give best.ckpt of such a pre-training."
         )
     with wrap_errors(path, f"diffcap {diffcap.__version__} cannot build its model", remedy(Path(path))):
         vocabulary = vocabulary_of(metadata["words"], metadata["vocabulary_layout"])

@@ -41,7 +41,7 @@ def zero_shot(
         sentences: number of sentences of an answer that are the caption. max_length: tokens of an answer.
     """
     from diffcap.checkpoints.loading import Checkpoint
-    from diffcap.models.vlm import PROMPT, VLM
+    from diffcap.methods.vlm.model import PROMPT, VLM
 
     captioner = VLM(
         str(source),

@@ -30,8 +30,8 @@ def evaluate_retrieval(
     from diffcap.evaluation.protocols import dataset_protocol
     from diffcap.evaluation.retrieval import RECALL_KS
     from diffcap.evaluation.tables import metrics_table, print_table
-    from diffcap.lit.retrieval import retrieve
     from diffcap.lit.stage_cli import hide_lightning_messages
+    from diffcap.methods.clip4idc.retrieval import retrieve
     from diffcap.records import read_dataset, take_changes, write_json
     from diffcap.run_folder import METRICS, check_finished
     from diffcap.utils.provenance import provenance

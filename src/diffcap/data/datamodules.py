@@ -15,12 +15,12 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader
 
+from diffcap.data.masking import mask_words
 from diffcap.data.pair_table import PairDataset, PairTable, RetrievalDataset, identity_collate, maps_as_float
 from diffcap.data.sampler import Batch, ShuffledEpochs, StepDataset, step_generator
 from diffcap.data.workers import worker_options
 from diffcap.datasets.registry import get_dataset
 from diffcap.features.store import FeatureStore
-from diffcap.losses.pcl import mask_words
 from diffcap.records import ChangePair, Changes, read_dataset, take_changes
 from diffcap.text.vocabularies import AnyLayout, vocabulary_for
 from diffcap.utils.errors import DiffcapError

@@ -26,7 +26,7 @@ from diffcap.utils.errors import DiffcapError
 
 NOTES = {"change_types": "derived from the captions"}  # printed with every score by change type
 FORMS = {"captions.json": ("bef", "aft"), "change_captions.json": ("images", "sc_images")}
-_REMEDY = "put captions.json and split.json, or DIRL's change_captions.json and splits.json, into this folder"
+_REMEDY = "put captions.json and split.json, or the authors' renamed files change_captions.json and splits.json, into this folder"
 
 _COLORS = frozenset(("gray", "grey", "red", "blue", "green", "brown", "purple", "cyan", "yellow", "color", "colour"))
 _MATERIALS = frozenset(("rubber", "matte", "metal", "metallic", "shiny", "material", "texture"))

@@ -15,7 +15,7 @@ from diffcap.utils.image_io import Source, Values, read_image
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 # Of SCORER's and DIRL's extraction scripts (authors' code), with a slip in the last value.
-SCORER_STD = (0.229, 0.224, 0.224)
+RCC_STD = (0.229, 0.224, 0.224)
 
 
 def load_image(source: Source, name: str | None = None, values: Values | None = None) -> Image.Image:

@@ -9,16 +9,12 @@ from torch import Tensor, nn
 from diffcap.evaluation.levir_cc import OWN_LAYOUTS, id_text
 from diffcap.evaluation.metric import CaptionMetric
 from diffcap.evaluation.tokenize import Tokenizer
-from diffcap.lit.clip_weights import load_clip
 from diffcap.lit.optimizers import adamw, bert_adam
 from diffcap.lit.plateau import DecoderPlateau
-from diffcap.lit.resnet_weights import load_resnet
 from diffcap.lit.schedules import Schedule
 from diffcap.lit.training import TrainingModule, check_init_without, init_from
 from diffcap.models.captioner import Captioner
-from diffcap.models.clip4idc import CLIP4IDC
 from diffcap.models.generation import greedy
-from diffcap.models.remote_sensing import PixelOrFeatureCaptioner
 from diffcap.registry import method_of
 from diffcap.text.vocabulary import Vocabulary
 from diffcap.utils.errors import DiffcapError
@@ -84,14 +80,13 @@ class Captioning(TrainingModule):
 
     def optimizer(self) -> torch.optim.Optimizer:
         """Adam, with the groups of `_adam_groups`; AdamW or BertAdam if `pretrained_lr` is of another part than a ResNet."""
-        if self.pretrained_lr is None or self._backbone_parameters():
+        if self.pretrained_lr is None or self.captioner.backbone_parameters():
             groups = self._adam_groups()
             return torch.optim.Adam(groups, self.lr, weight_decay=self.weight_decay, fused=not self.clips_gradients)
         model, pretrained, betas = self.captioner, self.captioner.pretrained_parameters(), (0.9, 0.999)
         rates = (self.lr, self.pretrained_lr, self.weight_decay)
         if self.half_precision_clip:
-            assert isinstance(model, CLIP4IDC)  # see `_check_data`
-            return bert_adam(model, (model.images, model.words), pretrained, *rates, betas=betas)
+            return bert_adam(model, model.half_precision_parts(), pretrained, *rates, betas=betas)
         return adamw(model, pretrained, *rates, betas=betas)
 
     def _adam_groups(self) -> list[dict[str, Any]]:
@@ -103,19 +98,14 @@ class Captioning(TrainingModule):
         if self.decoder_plateau_factor is not None:
             separate.append({"params": list(self._decoder().parameters()), "name": "decoder"})
         if self.pretrained_lr is not None:
-            separate.append({"params": self._backbone_parameters(), "name": "backbone", "lr": self.pretrained_lr})
+            separate.append(
+                {"params": self.captioner.backbone_parameters(), "name": "backbone", "lr": self.pretrained_lr}
+            )
         if not separate:
             return [{"params": list(self.parameters())}]
         ids = {id(parameter) for group in separate for parameter in group["params"]}
         others = [parameter for parameter in self.parameters() if id(parameter) not in ids]
         return [{"params": others, "name": "captioner"}, *separate]
-
-    def _backbone_parameters(self) -> list[nn.Parameter]:
-        """The trained parameters of a ResNet that is a part of the captioner; empty without one."""
-        captioner = self.captioner
-        if not isinstance(captioner, PixelOrFeatureCaptioner) or captioner.images is None:
-            return []
-        return [parameter for parameter in captioner.images.parameters() if parameter.requires_grad]
 
     @property
     def clips_gradients(self) -> bool:
@@ -125,7 +115,7 @@ class Captioning(TrainingModule):
     def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *args: Any, **options: Any) -> None:
         """Clip the gradients of decoder and ResNet value by value to `decoder_clip_value`, then as the trainer's options say."""
         if self.decoder_clip_value is not None:
-            clipped = [*self._decoder().parameters(), *self._backbone_parameters()]
+            clipped = [*self._decoder().parameters(), *self.captioner.backbone_parameters()]
             nn.utils.clip_grad_value_(clipped, self.decoder_clip_value)
         super().configure_gradient_clipping(optimizer, *args, **options)
 
@@ -157,14 +147,8 @@ class Captioning(TrainingModule):
                 captioner.allowed_unexpected,
                 self.init_without,
             )
-        elif self.clip_weights:
-            if not isinstance(self.captioner, CLIP4IDC):
-                raise DiffcapError(
-                    f"model.clip_weights is {self.clip_weights}, but {type(self.captioner).__name__} has no CLIP; remove the option."
-                )
-            load_clip(self.captioner, self.clip_weights, self.feature_data.vocabulary)
-        elif self.resnet_weights:
-            load_resnet(self.captioner.images, self.resnet_weights)  # type: ignore[arg-type]
+        elif weights := self.clip_weights or self.resnet_weights:
+            self.captioner.load_initial(weights, self.feature_data.vocabulary)
         self._make_metric()
 
     def _make_metric(self) -> None:
@@ -189,47 +173,36 @@ class Captioning(TrainingModule):
     def _check_data(self) -> None:
         method_of(type(self.captioner))  # before the training, which could not save its checkpoints
         data, method = self.feature_data, type(self.captioner).__name__
-        if data.vocabulary.family != self.captioner.vocabulary_layout:
-            needed = self.captioner.vocabulary_layout
-            raise DiffcapError(f"data.vocabulary_layout is {data.vocabulary.layout}; {method} needs {needed}.")
+        self.captioner.check(data)
         if self.tokenizer == "ids" and data.vocabulary.layout not in OWN_LAYOUTS:
             raise DiffcapError(
                 f"model.tokenizer is ids, which needs data.vocabulary_layout {' or '.join(OWN_LAYOUTS)}, not "
                 f"{data.vocabulary.layout}; set it to ptb or raw."
             )
-        self.check_positions()
-        self._check_backbone(method)
+        self._check_initial_weights(method)
         if self.decoder_clip_value is not None or self.decoder_plateau_factor is not None:
             self._check_decoder_options(method)
-        if self.half_precision_clip and (self.pretrained_lr is None or not isinstance(self.captioner, CLIP4IDC)):
+        if self.half_precision_clip and (self.pretrained_lr is None or not self.captioner.half_precision_parts()):
             raise DiffcapError(
-                f"model.half_precision_clip is for CLIP4IDC with model.pretrained_lr, not for {method}; remove the option."
+                f"model.half_precision_clip is for a captioner with CLIP and model.pretrained_lr, not for {method}; remove the option."
             )
 
-    def _check_backbone(self, method: str) -> None:
-        """Check that a captioner with a ResNet gets pixels and weights, and one without gets neither."""
-        name = self.captioner.hyperparameters.get("backbone")
-        if name is None and self.resnet_weights:
+    def _check_initial_weights(self, method: str) -> None:
+        """Check that a captioner with a pretrained part gets its weights and rate, and that one without it gets neither."""
+        needed = self.captioner.initial_weights
+        if self.clip_weights and not self.init_from and needed != "clip_weights":
+            raise DiffcapError(
+                f"model.clip_weights is {self.clip_weights}, but {method} has no CLIP; remove the option."
+            )
+        if self.resnet_weights and needed != "resnet_weights":
             raise DiffcapError(
                 f"model.resnet_weights is {self.resnet_weights}, but {method} has no ResNet; remove the option, or set "
                 "model.captioner.init_args.backbone."
             )
-        if "backbone" not in self.captioner.hyperparameters:
-            return
-        has_pixels = self.feature_data.store.meta.get("dtype") == "uint8"
-        if has_pixels != (name is not None):
-            found, needed = ("pixels", "features") if has_pixels else ("features", "pixels")
-            raise DiffcapError(
-                f"{self.feature_data.store_name} holds {found}, and {method} with model.captioner.init_args.backbone {name or 'null'} "
-                f"reads {needed}; give other features with BACKBONE=, or change that setting in a settings file."
-            )
-        if name is not None and not (self.init_from or self.resnet_weights):
+        if needed == "resnet_weights" and not (self.init_from or self.resnet_weights):
             raise DiffcapError("model.resnet_weights is not set; give default, random, or a file.")
-        if (
-            isinstance(self.captioner, PixelOrFeatureCaptioner)
-            and self.pretrained_lr is not None
-            and not self._backbone_parameters()
-        ):
+        has_backbone = "backbone" in self.captioner.hyperparameters
+        if has_backbone and self.pretrained_lr is not None and not self.captioner.backbone_parameters():
             raise DiffcapError(
                 f"model.pretrained_lr is {self.pretrained_lr}, but this {method} has no ResNet with trained layers; remove the option, "
                 "or set model.captioner.init_args.backbone and trained_layers."
@@ -241,7 +214,7 @@ class Captioning(TrainingModule):
                 f"model.decoder_clip_value and model.decoder_plateau_factor need a part `decoder`, which {method} does not have; "
                 "remove the options."
             )
-        has_adamw = self.pretrained_lr is not None and not self._backbone_parameters()
+        has_adamw = self.pretrained_lr is not None and not self.captioner.backbone_parameters()
         if self.decoder_plateau_factor is not None and has_adamw:
             raise DiffcapError(
                 "model.decoder_plateau_factor and model.pretrained_lr are both set; set one of them to null."

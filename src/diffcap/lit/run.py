@@ -90,7 +90,7 @@ def _method(request: Request) -> Method:
     """The method whose pre-training the settings describe, found by its name or else by the class of its model."""
     known = [method for method in methods().values() if method.pretraining]
     files: list[Path | dict[str, Any]] = [request.settings]
-    files += [json.loads(text) if text.startswith("{") else Path(text) for text in own_configs(request.words)]
+    files += [Path(path) for path in own_configs(request.words)]
     named = next((word.partition("=")[2] for word in request.words if word.startswith("--run.method=")), None)
     named = named or get_config_value(files, "run", "method")
     model = get_config_value(files, "model", "captioner", "class_path")

@@ -14,7 +14,6 @@ from diffcap.data.datamodules import FeatureData
 from diffcap.lit.optimizers import root_mean_square
 from diffcap.lit.schedules import Schedule, in_steps, make_lr_lambda
 from diffcap.losses.gather import detached_sum_over_ranks
-from diffcap.models.pcl import PCLTrunk
 from diffcap.utils.errors import DiffcapError
 
 
@@ -61,15 +60,6 @@ class TrainingModule(pl.LightningModule):
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         assert isinstance(data, FeatureData)
         return data
-
-    def check_positions(self) -> None:
-        """Check that IDC-PCL's position table is as long as the captions."""
-        length, trunk = self.feature_data.max_length, getattr(self.captioner, "trunk", None)
-        if isinstance(trunk, PCLTrunk) and length > (positions := len(trunk.position_table)):
-            raise DiffcapError(
-                f"data.max_length is {length}, but model.captioner.init_args.positions is {positions}; raise the positions, too, or "
-                "lower max_length."
-            )
 
     def optimizer(self) -> torch.optim.Optimizer:
         """Adam for all parameters."""

@@ -5,6 +5,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get
 
 from torch import Tensor, nn
 
+from diffcap.utils.errors import DiffcapError
+
 Batch = dict[str, Any]
 
 
@@ -103,6 +105,43 @@ class Captioner(nn.Module, ABC):
             Losses by name, in nats: one value per word or per pair, 1-dimensional. By default an empty dict.
         """
         return {}
+
+    def check(self, data: Any) -> None:
+        """Check, before a training, that its data suit the method.
+
+        Args:
+            data: the stage's `FeatureData`.
+
+        Raises:
+            DiffcapError: they do not.
+        """
+        if data.vocabulary.family != self.vocabulary_layout:
+            raise DiffcapError(
+                f"data.vocabulary_layout is {data.vocabulary.layout}; {type(self).__name__} needs {self.vocabulary_layout}."
+            )
+
+    @property
+    def initial_weights(self) -> str | None:
+        """The option of fine-tuning with the weights of a part that is pretrained elsewhere, such as clip_weights; None without one."""
+        return None
+
+    def load_initial(self, weights: str, vocabulary: Any) -> None:
+        """Load the weights of the part that is pretrained elsewhere, for captioners with `initial_weights`.
+
+        Args:
+            weights: default, random, or a file. vocabulary: of the captions.
+
+        Raises:
+            DiffcapError: the weights cannot be read or downloaded, or do not fit.
+        """
+
+    def backbone_parameters(self) -> list[nn.Parameter]:
+        """The trained parameters of a network for images inside the captioner, which have a group of their own in Adam."""
+        return []
+
+    def half_precision_parts(self) -> tuple[nn.Module, ...]:
+        """The parts whose weights are in half precision in the authors' optimizer; none if it has none."""
+        return ()
 
     def pretrained_parameters(self) -> list[nn.Parameter]:
         """Parameters that are pretrained before fine-tuning begins and may have their own learning rate."""

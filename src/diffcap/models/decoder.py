@@ -14,7 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diffcap.models.captioner import AttentionMaps
-from diffcap.models.layers import BlockMemory, KeyValue, Linear, sinusoidal_position_embedding
+from diffcap.models.layers import (
+    Attention,
+    BlockMemory,
+    Dropout,
+    KeyValue,
+    Linear,
+    Segments,
+    sinusoidal_position_embedding,
+)
 
 NULL, UNK, START, END = range(4)
 
@@ -26,6 +34,25 @@ class BlockOutput(NamedTuple):
     after_cross_attention: Tensor  # the same
     hidden: Tensor  # the block's output
     new_key_values: KeyValue  # of its self-attention, for the positions of this call only
+
+
+class PostNormBlock(nn.Module):
+    """One post-norm decoder block with ReLU in its FFN."""
+
+    def __init__(self, width: int, heads: int, ffn: int, dropout: float) -> None:
+        super().__init__()
+        self.self_attention = Attention(width, heads, dropout)
+        self.cross = Attention(width, heads, dropout)
+        self.ffn = nn.Sequential(Linear(width, ffn), nn.ReLU(), Dropout(dropout), Linear(ffn, width))
+        self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width) for _ in range(3))
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor, memory: BlockMemory, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
+        """See `BlockOutput`; arguments as `Attention`."""
+        mixed, new_key_values = self.self_attention(x, mask, past_segments)
+        words = self.norm1(x + self.dropout(mixed))
+        visual = self.norm2(words + self.dropout(self.cross.attend_memory(words, memory)))
+        return BlockOutput(words, visual, self.norm3(visual + self.dropout(self.ffn(visual))), new_key_values)
 
 
 class Decoded(NamedTuple):

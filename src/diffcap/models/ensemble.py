@@ -19,7 +19,7 @@ class Ensemble(Captioner):
     Example:
         >>> import torch
         >>> from diffcap.models.generation import greedy_from
-        >>> from diffcap.models.pcl import PCL
+        >>> from diffcap.methods.pcl.model import PCL
         >>> _ = torch.manual_seed(0)
         >>> model = Ensemble([PCL(10, 8, width=16, heads=2, ffn=24) for _ in range(2)]).eval()
         >>> before, after = torch.randn(3, 8, 2, 2), torch.randn(3, 8, 2, 2)

@@ -9,8 +9,8 @@ from safetensors import safe_open
 from tests.commands import ROOT
 
 from diffcap.experiment import Experiment
-from diffcap.lit.clip_weights import load_clip
-from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation
+from diffcap.methods.clip4idc.model import CLIP4IDC, CLIP4IDCAdaptation
+from diffcap.methods.clip4idc.weights import load_clip
 from diffcap.text.bpe import ClipVocabulary, build_clip_vocabulary
 from diffcap.worlds.blocks.captions import LEXICON, describe
 from diffcap.worlds.blocks.scenes import sample_triples

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from tests.commands import ROOT
 
 from diffcap.features.backbones import build_backbone
-from diffcap.lit.clip_weights import load_clip
-from diffcap.models.clip4idc import CLIP4IDCAdaptation
+from diffcap.methods.clip4idc.model import CLIP4IDCAdaptation
+from diffcap.methods.clip4idc.weights import load_clip
 from diffcap.text.bpe import build_clip_vocabulary
 
 SCRIPT = str(ROOT / "stages" / "shipped.py")

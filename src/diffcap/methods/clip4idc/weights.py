@@ -2,7 +2,7 @@
 
 import math
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -10,10 +10,12 @@ from torch import Tensor
 
 from diffcap.features.weights import pretrained_clip, read_state_dict
 from diffcap.models.clip import networks_folder, pretrained_grid
-from diffcap.models.clip4idc import CLIP4IDC, CLIP4IDCAdaptation
 from diffcap.text.bpe import ClipVocabulary
 from diffcap.text.vocabularies import AnyVocabulary
 from diffcap.utils.errors import DiffcapError
+
+if TYPE_CHECKING:
+    from diffcap.methods.clip4idc.model import CLIP4IDC, CLIP4IDCAdaptation
 
 _POSITIONS = "visual.positional_embedding"
 # Parameter names of a block of CLIP's text tower, and of FT1's decoder block.
@@ -33,7 +35,7 @@ _TEXT_BLOCK = {
 }
 
 
-def load_clip(module: CLIP4IDC | CLIP4IDCAdaptation, weights: str, vocabulary: AnyVocabulary) -> None:
+def load_clip(module: "CLIP4IDC | CLIP4IDCAdaptation", weights: str, vocabulary: AnyVocabulary) -> None:
     """Load CLIP's weights into a module; parameters that CLIP does not have keep their initial values.
 
     The position embedding of the patches is interpolated to the module's grid (bicubic). Of the token embedding, the rows of
@@ -128,10 +130,10 @@ def _check_activation(official: Any, ours: Any, network: str) -> None:
         )
 
 
-def _rename(state: dict[str, Tensor], module: CLIP4IDC | CLIP4IDCAdaptation) -> dict[str, Tensor]:
+def _rename(state: dict[str, Tensor], module: "CLIP4IDC | CLIP4IDCAdaptation") -> dict[str, Tensor]:
     """open_clip's parameter names to ours; the prefix "text." of some open_clip models is removed."""
     ours: dict[str, Tensor] = {}
-    text_decoder = isinstance(module, CLIP4IDC) and module.hyperparameters["decoder"] == "clip_text"
+    text_decoder = module.hyperparameters.get("decoder") == "clip_text"
     for official, value in state.items():
         name = official.removeprefix("text.")
         if name.startswith("visual."):

@@ -7,15 +7,28 @@ Letters: B pairs, N positions of the grid, T text positions, C feature channels,
 the decoder, V vocabulary.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diffcap.features.preprocessing import ResizeNormalize
+from diffcap.interop.importer import Importer, Rule, rename
+from diffcap.interop.sizes import Sizes, State, count_layers, pixel_features, resnet_features
+from diffcap.methods.remote_sensing.official import (
+    IMAGE_SIZE,
+    backbone_rules,
+    complete,
+    decoder_rules,
+    residual_rules,
+    resnet_name,
+)
+from diffcap.methods.remote_sensing.parts import CausalWordDecoder, PixelOrFeatureCaptioner, ResidualBlock, feature_maps
 from diffcap.models.captioner import AttentionMaps, constructor_arguments
-from diffcap.models.decoder import END, NULL, START, BlockOutput
-from diffcap.models.dirl import DIRLBlock
+from diffcap.models.decoder import END, NULL, START, BlockOutput, PostNormBlock
 from diffcap.models.layers import BlockMemory, Dropout, KeyValue, Linear, Segments, init_xavier_
-from diffcap.models.remote_sensing import CausalWordDecoder, PixelOrFeatureCaptioner, ResidualBlock, feature_maps
 from diffcap.models.resnet import BatchNormMode, Normalization, ResNetEncoder
 
 Memory = list[KeyValue]
@@ -75,7 +88,7 @@ class EncoderLayer(nn.Module):
         return new_before + first_before, new_after + first_after
 
 
-class OuterResidualBlock(DIRLBlock):
+class OuterResidualBlock(PostNormBlock):
     """DIRL's post-norm decoder block, with its input added to its output (authors' code)."""
 
     def forward(self, x: Tensor, memory: BlockMemory, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
@@ -238,3 +251,77 @@ class Chg2Cap(PixelOrFeatureCaptioner):
         attention = self.decoder.attention(tokens, self.encode(before, after), is_key)
         maps = attention.unflatten(2, self.grid[::-1]).transpose(2, 3)  # (B, T, h, w)
         return AttentionMaps(maps, maps, None)
+
+
+def _block_rules(number: int, ours: str) -> tuple[Rule, ...]:
+    block, new = rf"encoder_trans_dict\.selftrans\.(\d+)\.{number}\.", rf"encoder.\1.{ours}."
+    return (
+        (block + r"att\.to_q", new + "attention.query"),
+        (block + r"att\.to_k", new + "attention.key"),
+        (block + r"att\.to_v", None),  # stored, not used: the values are the keys
+        (block + r"att\.to_out\.0", new + "attention.out"),
+        (block + r"feedforward\.net\.([03])", new + r"ffn.\2"),
+        (block + "norm([12])", new + r"norm\2"),
+    )
+
+
+_RULES: tuple[Rule, ...] = (
+    (r"encoder_trans_dict\.h_embedding", "columns"),  # the authors' names are exchanged
+    (r"encoder_trans_dict\.w_embedding", "rows"),
+    *_block_rules(0, "single"),
+    *_block_rules(1, "pair"),
+    (r"decoder_dict\.Conv1", "fusion"),
+    *residual_rules(r"decoder_dict\.LN", "residual"),
+    *decoder_rules("decoder_dict", "multihead_attn"),
+    *backbone_rules(r"encoder_dict\.cnn"),
+)
+
+
+def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename an official state dict to that of `Chg2Cap`.
+
+    The names have the prefix of their group: `encoder_trans_dict.`, `decoder_dict.` and, for a model with `backbone`, `encoder_dict.`. The
+    result lacks the parameters that the authors' program does not use.
+    """
+    return complete(rename(state, _RULES, "Chg2Cap"))
+
+
+def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
+    """Hyperparameters of Chg2Cap, with or without the backbone; the option `dataset` says how pixels are normalised."""
+    first = state["encoder_trans_dict.selftrans.0.0.att.to_k.weight"]
+    attention_width, channels = first.shape
+    table = next((value for name, value in tables.items() if name.startswith("decoder_dict.")), None)
+    max_length = options["max_length"] or (41 if table is None else len(table))
+    grid = options["grid"] or (8, 8)
+    model: dict[str, Any] = {
+        "vocabulary_size": len(state["decoder_dict.vocab_embedding.weight"]),
+        "feature_channels": channels,
+        "grid": list(grid),
+        "max_length": max_length,
+        "table": [len(state[f"encoder_trans_dict.{side}_embedding.weight"]) for side in "wh"],  # exchanged names
+        "attention_width": attention_width,
+        "ffn": len(state["encoder_trans_dict.selftrans.0.0.feedforward.net.0.weight"]),
+        "width": len(state["decoder_dict.Conv1.weight"]),
+        "heads": options["heads"],
+        "encoder_layers": count_layers(state, r"encoder_trans_dict\.selftrans\.(\d+)\."),
+        "decoder_layers": count_layers(state, r"decoder_dict\.transformer\.layers\.(\d+)\."),
+    }
+    network = resnet_name(state, r"encoder_dict\.cnn")
+    if network is None:
+        shape = (channels, grid[0], grid[1])
+        return Sizes(model, max_length, resnet_features("layer4", shape, ResizeNormalize(IMAGE_SIZE)))
+    is_dubai = options["dataset"] == "dubai_cc"
+    size = (50, 50) if is_dubai else IMAGE_SIZE
+    model |= {"backbone": network, "feature_channels": 3, "grid": list(size)}
+    if is_dubai:
+        model |= {"normalization": "dubai_cc", "resize": list(IMAGE_SIZE)}
+    return Sizes(model, max_length, pixel_features(size))
+
+
+IMPORTER = Importer(
+    official_sizes,
+    lambda state, stage: from_official(state),
+    vocabulary_layout="chg2cap",
+    vocabulary_file="vocab.json",
+    groups=("encoder_dict", "encoder_trans_dict", "decoder_dict"),
+)

@@ -6,14 +6,27 @@ Order of the file: the encoder layer, the merge of the layers' outputs, the capt
 Letters: B pairs, N positions of the grid, T text positions, d width of the encoder, C feature channels, V vocabulary.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from diffcap.features.preprocessing import ResizeNormalize
+from diffcap.interop.importer import Importer, Rule, rename
+from diffcap.interop.sizes import Sizes, State, count_layers, pixel_features, resnet_features
+from diffcap.methods.remote_sensing.official import (
+    IMAGE_SIZE,
+    backbone_rules,
+    complete,
+    decoder_rules,
+    residual_rules,
+    resnet_name,
+)
+from diffcap.methods.remote_sensing.parts import CausalWordDecoder, PixelOrFeatureCaptioner, ResidualBlock, feature_maps
 from diffcap.models.captioner import AttentionMaps, constructor_arguments
-from diffcap.models.decoder import roll_out
-from diffcap.models.dirl import DIRLBlock
+from diffcap.models.decoder import PostNormBlock, roll_out
 from diffcap.models.layers import Attention, Dropout, GridEmbedding, KeyValue, Linear, init_attention_, init_xavier_
-from diffcap.models.remote_sensing import CausalWordDecoder, PixelOrFeatureCaptioner, ResidualBlock, feature_maps
 from diffcap.models.resnet import BatchNormMode, ResNetEncoder
 
 FFN_RATIO = 4  # inner width of every FFN, relative to its input (authors' code)
@@ -131,7 +144,7 @@ class RSICCformer(PixelOrFeatureCaptioner):
         for part in (self.embedding, self.encoder, self.merge):
             init_attention_(part)
             init_xavier_(part)
-        block = DIRLBlock(2 * width, heads, FFN_RATIO * 2 * width, dropout)
+        block = PostNormBlock(2 * width, heads, FFN_RATIO * 2 * width, dropout)
         self.decoder = CausalWordDecoder(
             vocabulary_size, max_length, 2 * width, block, decoder_layers, dropout, word_dropout
         )
@@ -163,3 +176,75 @@ class RSICCformer(PixelOrFeatureCaptioner):
         """
         attention = self.decoder.attention(tokens, self.encode(before, after))
         return roll_out(attention, None, None, self.embedding.grid)
+
+
+_LAYER = r"encoder_feat\.transformer\.(\d+)\."
+_RULES: tuple[Rule, ...] = (
+    (r"encoder_feat\.w_embedding", "embedding.columns"),
+    (r"encoder_feat\.h_embedding", "embedding.rows"),
+    (r"encoder_feat\.projection", "embedding.projection"),
+    (_LAYER + r"attention\.in_proj_(weight|bias)", r"encoder.\1.attention.qkv.\2"),
+    (_LAYER + r"attention\.out_proj", r"encoder.\1.attention.out"),
+    (_LAYER + "norm([12])", r"encoder.\1.norm\2"),
+    (_LAYER + "linear1", r"encoder.\1.ffn.0"),
+    (_LAYER + "linear2", r"encoder.\1.ffn.3"),
+    *residual_rules(r"encoder_feat\.resblock\.(\d+)", r"merge.\1.residual"),
+    (r"encoder_feat\.LN\.(\d+)", r"merge.\1.norm"),
+    *decoder_rules("decoder", "multihead_attn2"),
+    *backbone_rules(r"encoder_image\.net"),
+    # stored, not used
+    (r"encoder_feat\.(?:embedding_1D|projection[234])", None),
+    (r"decoder\.transformer\.layers\.\d+\.(?:self_attn2|multihead_attn3?)\.(?:in_proj_(?:weight|bias)|out_proj)", None),
+)
+
+
+def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename an official state dict to that of `RSICCformer`.
+
+    The names have the prefix of their group: `encoder_feat.`, `decoder.` and, for a model with `backbone`, `encoder_image.`. The
+    result lacks the parameters that the authors' program does not use.
+    """
+    return complete(rename(state, _RULES, "RSICCformer"))
+
+
+# The file has whole modules and optimizers; these are their classes, of torch, torchvision and the authors.
+_CLASSES = (
+    *("Conv2d", "BatchNorm2d", "ReLU", "MaxPool2d", "AdaptiveAvgPool2d", "Softmax", "Bottleneck", "BasicBlock"),
+    *("Linear", "NonDynamicallyQuantizableLinear", "_LinearWithBias", "MultiheadAttention", "LayerNorm", "Dropout"),
+    *("Embedding", "Sequential", "ModuleList", "TransformerDecoder", "Adam", "defaultdict", "dict"),
+    *("CNN_Encoder", "MCCFormers_diff_as_Q", "CrossTransformer", "resblock"),
+    *("DecoderTransformer", "Mesh_TransformerDecoderLayer", "PositionalEncoding"),
+)
+
+
+def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
+    """Hyperparameters of RSICCformer, with or without the backbone."""
+    front = state["encoder_feat.projection.weight"]
+    grid = [len(state[f"encoder_feat.{side}_embedding.weight"]) for side in "hw"]
+    max_length = options["max_length"] or len(state["decoder.position_encoding.embedding_1D.weight"])
+    model: dict[str, Any] = {
+        "vocabulary_size": len(state["decoder.vocab_embedding.weight"]),
+        "feature_channels": front.shape[1],
+        "grid": grid,
+        "max_length": max_length,
+        "width": len(front),
+        "heads": options["heads"],
+        "encoder_layers": count_layers(state, r"encoder_feat\.transformer\.(\d+)\."),
+        "decoder_layers": count_layers(state, r"decoder\.transformer\.layers\.(\d+)\."),
+    }
+    network = resnet_name(state, r"encoder_image\.net")
+    if network is None:
+        shape, pool = (front.shape[1], grid[0], grid[1]), (grid[0], grid[1])
+        return Sizes(model, max_length, resnet_features("layer3", shape, ResizeNormalize(IMAGE_SIZE), pool))
+    model |= {"backbone": network, "pool": grid, "feature_channels": 3, "grid": list(IMAGE_SIZE)}
+    return Sizes(model, max_length, pixel_features(IMAGE_SIZE))
+
+
+IMPORTER = Importer(
+    official_sizes,
+    lambda state, stage: from_official(state),
+    vocabulary_layout="rsicc",
+    vocabulary_file="WORDMAP_*.json",
+    groups=("encoder_image", "encoder_feat", "decoder"),
+    pickled_classes=_CLASSES,
+)

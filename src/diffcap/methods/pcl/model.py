@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diffcap.data.masking import IGNORED
 from diffcap.losses.gather import ddp_scaled_sum, global_mean
-from diffcap.losses.pcl import IGNORED
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments, patch_attention
 from diffcap.models.layers import (
     ALL_POSITIONS,
@@ -29,6 +29,7 @@ from diffcap.models.layers import (
     pcl_position_embedding,
     repeat_batch,
 )
+from diffcap.utils.errors import DiffcapError
 
 PAD, BOS, EOS, UNK, CLS, MASK = range(6)  # BOS and MASK are fixed in the authors' decoder; the others are ours
 FIRST_CLS, FIRST_IMAGE, SECOND_CLS, SECOND_IMAGE, TEXT_CLS, TEXT = range(1, 7)  # type ids; 0 is unused
@@ -121,6 +122,18 @@ class PCLTrunk(nn.Module):
         if needed > len(self.position_table):
             raise ValueError(
                 f"{needed} positions are needed, the table has {len(self.position_table)}: raise `positions`"
+            )
+
+    def check_max_length(self, max_length: int) -> None:
+        """Check that the position table is as long as the captions of a training.
+
+        Raises:
+            DiffcapError: it is shorter.
+        """
+        if max_length > len(self.position_table):
+            raise DiffcapError(
+                f"data.max_length is {max_length}, but model.captioner.init_args.positions is {len(self.position_table)}; raise the "
+                "positions, too, or lower max_length."
             )
 
     def _position_embedding(self, first: int, length: int) -> Tensor:
@@ -236,6 +249,11 @@ class PCL(Captioner):
         self.hyperparameters = {**arguments, **self.trunk.hyperparameters}
         self.distractor_head = Linear(2 * self.trunk.width, 2) if distractor_judging else None
         self.distractor_weight, self.objective, self.text_cls = distractor_weight, objective, text_cls
+
+    def check(self, data: Any) -> None:
+        """See `Captioner.check`; the position table must be as long as the captions, too."""
+        super().check(data)
+        self.trunk.check_max_length(data.max_length)
 
     def encode_pair(self, before: Tensor, after: Tensor, with_cls: bool = True) -> EncodedPair:
         """Two feature maps (B, C, h, w) through all encoders; through the cross-modal one without text.

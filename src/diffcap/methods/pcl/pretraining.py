@@ -5,10 +5,10 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from diffcap.data.masking import IGNORED
 from diffcap.lit.schedules import Schedule
 from diffcap.lit.training import TrainingModule, check_init_without, init_from
-from diffcap.losses.pcl import IGNORED
-from diffcap.models.pcl_pretraining import PCLPretraining
+from diffcap.methods.pcl.pretraining_model import PCLPretraining
 
 FGVC_HEADS = ("classifier", "matcher")  # exist only in stages with NABirds; both kinds of stage may follow each other
 
@@ -49,7 +49,7 @@ class Pretraining(TrainingModule):
         """Load the weights of an earlier stage."""
         if stage == "fit":
             check_init_without(self.init_without, self.init_from)
-            self.check_positions()
+            self.captioner.trunk.check_max_length(self.feature_data.max_length)
         if stage == "fit" and self.init_from:
             words = self.feature_data.words
             init_from(self.captioner, self.init_from, words, FGVC_HEADS, FGVC_HEADS, self.init_without)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffcap.losses.pcl import IGNORED, mask_words
+from diffcap.data.masking import IGNORED, mask_words
 
 PAD, BOS, EOS, MASK, WORDS = 0, 1, 2, 5, 1000
 LENGTH = 14

@@ -6,7 +6,7 @@ FT1 and FT2. Where the paper and the released code differ, the code is the defau
 Letters: B pairs, N patches of an image, T text positions, D width of the captioner, E width of CLIP's common space, V vocabulary.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from diffcap.losses.gather import global_mean
 from diffcap.losses.pair_text import pair_text_contrastive_loss
+from diffcap.methods.clip4idc.weights import load_clip
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments, patch_attention
 from diffcap.models.clip import (
     Network,
@@ -364,6 +365,19 @@ class CLIP4IDC(Captioner):
         for name, part in zip(("caption_loss", "distractor_caption_loss"), losses):
             parts[name] = part.detach()
         return {"loss": torch.stack(losses).sum(), **parts}
+
+    @property
+    def initial_weights(self) -> str:
+        """See `Captioner.initial_weights`."""
+        return "clip_weights"
+
+    def load_initial(self, weights: str, vocabulary: Any) -> None:
+        """See `Captioner.load_initial`."""
+        load_clip(self, weights, vocabulary)
+
+    def half_precision_parts(self) -> tuple[nn.Module, ...]:
+        """See `Captioner.half_precision_parts`: both towers."""
+        return self.images, self.words
 
     def pretrained_parameters(self) -> list[nn.Parameter]:
         """See `Captioner.pretrained_parameters`: CLIP's, and those that the adaptation has added to its image tower."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from diffcap.losses.gather import gather_rows, global_mean, world_size
-from diffcap.losses.scorer import cross_view_nce, token_matching
+from diffcap.methods.scorer.losses import cross_view_nce, token_matching
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments
 from diffcap.models.decoder import (
     END,

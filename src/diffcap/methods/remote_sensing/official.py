@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from diffcap.interop.importer import Rule
+from diffcap.interop.sizes import State, count_layers
 
 _STATISTICS = r"(running_mean|running_var|num_batches_tracked)"
 # Modules of the word decoder that the authors' programs store and do not use.
@@ -63,3 +64,25 @@ def complete(renamed: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if name.endswith("running_mean"):
             state.setdefault(name.replace("running_mean", "num_batches_tracked"), torch.zeros((), dtype=torch.long))
     return state
+
+
+IMAGE_SIZE = (256, 256)  # height and width
+# By the blocks of the first three layers, and whether a block has three convolutions.
+_RESNETS: dict[tuple[tuple[int, ...], bool], str] = {
+    ((2, 2, 2), False): "resnet18",
+    ((3, 4, 6), False): "resnet34",
+    ((3, 4, 6), True): "resnet50",
+    ((3, 4, 23), True): "resnet101",
+    ((3, 8, 36), True): "resnet152",
+}
+
+
+def resnet_name(state: State, prefix: str) -> str | None:
+    """torchvision's name of the ResNet with numbered layers; None if there is no such network."""
+    if not any(re.match(prefix, name) for name in state):
+        return None
+    blocks = tuple(count_layers(state, rf"{prefix}\.{number}\.(\d+)\.") for number in (4, 5, 6))
+    has_three = any(re.fullmatch(rf"{prefix}\.4\.0\.conv3\.weight", name) for name in state)
+    if (blocks, has_three) not in _RESNETS:
+        raise ValueError(f"its backbone has {blocks} blocks, which is no known ResNet")
+    return _RESNETS[blocks, has_three]

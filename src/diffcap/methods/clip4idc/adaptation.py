@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from diffcap.data.datamodules import AdaptData
 from diffcap.evaluation.retrieval import PairRetrieval
 from diffcap.evaluation.tables import validation_line
-from diffcap.lit.clip_weights import load_clip
 from diffcap.lit.optimizers import adamw, bert_adam
 from diffcap.lit.schedules import Schedule
 from diffcap.lit.training import TrainingModule, init_from
-from diffcap.models.clip4idc import CLIP4IDCAdaptation
+from diffcap.methods.clip4idc.model import CLIP4IDCAdaptation
+from diffcap.methods.clip4idc.weights import load_clip
 from diffcap.utils.errors import DiffcapError
 
 

@@ -7,18 +7,23 @@ differ, the code is the default and the paper's version is an option.
 Letters: B pairs, N visual tokens of one image, T text positions, D width, C feature channels, V vocabulary.
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffcap.losses.dirl import cross_correlation, cross_modal_contrastive_loss, decorrelation_terms
-from diffcap.losses.gather import global_mean
+from diffcap.interop.importer import GROUPS, SHARED, Importer, Rule, rename
+from diffcap.interop.sizes import Sizes, State, count_layers, rcc_sizes
+from diffcap.losses.gather import gather_rows, global_mean, sum_over_ranks
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments
 from diffcap.models.decoder import (
     END,
     NULL,
     START,
     BlockOutput,
+    PostNormBlock,
     WordDecoder,
     mean,
     next_word_losses,
@@ -28,15 +33,101 @@ from diffcap.models.decoder import (
 from diffcap.models.fast import add_repeated, linear_of_concatenation
 from diffcap.models.layers import (
     Attention,
-    BlockMemory,
     Dropout,
     GridEmbedding,
     KeyValue,
     Linear,
-    Segments,
     init_attention_,
     init_xavier_,
 )
+
+Form = Literal["symmetrised", "two_way"]
+
+
+def cross_correlation(before: Tensor, after: Tensor) -> Tensor:
+    """Correlation of the channels of both images over the rows of the global batch (DIRL, eq. 3; authors' code).
+
+    Each channel is standardised by its mean and its unbiased standard deviation, without an epsilon; a constant channel gives
+    NaN, as in the authors' code. The paper's eq. 3 does not subtract the mean.
+
+    Args:
+        before, after: (n, D) each; rows with the same index belong together. n may differ between ranks.
+
+    Returns:
+        (D, D): entry (i, j) is the mean over the rows of channel i of before times channel j of after.
+
+    Raises:
+        ValueError: `before` and `after` have different shapes.
+
+    Example:
+        >>> before = torch.tensor([[0.0, 1.0], [1.0, 3.0], [2.0, -1.0]])
+        >>> cross_correlation(before, 2 * before)  # n - 1 in the variance: 2 / 3 on the diagonal
+        tensor([[ 0.6667, -0.3333],
+                [-0.3333,  0.6667]])
+    """
+    if before.shape != after.shape:
+        raise ValueError(
+            f"before and after must have the same shape, got {tuple(before.shape)} and {tuple(after.shape)}"
+        )
+    before, after = before.float(), after.float()
+    rows = sum_over_ranks(torch.tensor(float(len(before)), device=before.device))
+    means = sum_over_ranks(torch.stack([before.sum(0), after.sum(0)])) / rows
+    first, second = before - means[0], after - means[1]
+    squares = torch.stack([torch.linalg.vector_norm(part, dim=0) for part in (first, second)]).square()
+    std = (sum_over_ranks(squares) / (rows - 1)).sqrt()
+    with torch.autocast(before.device.type, enabled=False):
+        # Dividing the (D, D) products by both standard deviations is less work than dividing all rows.
+        return sum_over_ranks(first.T @ second) / rows / std[0, :, None] / std[1]
+
+
+def decorrelation_terms(correlation: Tensor) -> tuple[Tensor, Tensor]:
+    """The two terms of DIRL's eq. 4: the sum of `(C_ii - 1)^2`, and the sum of `C_ij^2` over i != j.
+
+    Args:
+        correlation: (D, D).
+
+    Returns:
+        Two scalars: the diagonal term and the off-diagonal term (the authors' weight of the latter is 0.003).
+
+    Example:
+        >>> [round(term.item(), 4) for term in decorrelation_terms(torch.tensor([[1.0, 0.5], [0.0, 0.5]]))]
+        [0.25, 0.25]
+    """
+    diagonal = correlation.diagonal()
+    return ((diagonal - 1) ** 2).sum(), (correlation**2).sum() - (diagonal**2).sum()
+
+
+def cross_modal_contrastive_loss(
+    text: Tensor, vision: Tensor, temperature: float = 0.5, form: Form = "symmetrised"
+) -> Tensor:
+    """Contrast each caption's text vector with its own visual vector against those of all other captions.
+
+    With `G = text vision^T / temperature` over the global batch, "symmetrised" is the cross-entropy of the rows of
+    `(G + G^T) / 2` (authors' code); "two_way" is the mean of the cross-entropies of the rows of G and of G^T (DIRL, eq. 12 to
+    14). The vectors are not normalised. Computed in float32, because the products reach several hundred.
+
+    Args:
+        text, vision: (B, D) of this rank; rows with the same index belong together.
+        temperature: the paper's tau (0.5). form: see above.
+
+    Returns:
+        (B,) losses in nats.
+
+    Example:
+        >>> text, vision = torch.eye(3), torch.eye(3)
+        >>> cross_modal_contrastive_loss(text, vision)
+        tensor([0.2395, 0.2395, 0.2395])
+    """
+    text, vision = text.float(), vision.float()
+    texts, first = gather_rows(text)
+    visions, _ = gather_rows(vision)
+    with torch.autocast(text.device.type, enabled=False):
+        by_text, by_vision = text @ visions.T / temperature, vision @ texts.T / temperature  # rows of G and of G^T
+    target = torch.arange(len(text), device=text.device) + first
+    if form == "symmetrised":
+        return F.cross_entropy((by_text + by_vision) / 2, target, reduction="none")
+    losses = F.cross_entropy(by_text, target, reduction="none") + F.cross_entropy(by_vision, target, reduction="none")
+    return losses / 2
 
 
 class CrossImageLayer(nn.Module):
@@ -55,25 +146,6 @@ class CrossImageLayer(nn.Module):
         shared_before = self.norm(add_repeated(mixed, before))
         mixed = self.dropout(attention.attend(query2, (key1, value1)))
         return shared_before, self.norm(after + mixed)
-
-
-class DIRLBlock(nn.Module):
-    """One post-norm decoder block with ReLU in its FFN."""
-
-    def __init__(self, width: int, heads: int, ffn: int, dropout: float) -> None:
-        super().__init__()
-        self.self_attention = Attention(width, heads, dropout)
-        self.cross = Attention(width, heads, dropout)
-        self.ffn = nn.Sequential(Linear(width, ffn), nn.ReLU(), Dropout(dropout), Linear(ffn, width))
-        self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width) for _ in range(3))
-        self.dropout = Dropout(dropout)
-
-    def forward(self, x: Tensor, memory: BlockMemory, mask: Tensor | None, past_segments: Segments) -> BlockOutput:
-        """See `BlockOutput`; arguments as `Attention`."""
-        mixed, new_key_values = self.self_attention(x, mask, past_segments)
-        words = self.norm1(x + self.dropout(mixed))
-        visual = self.norm2(words + self.dropout(self.cross.attend_memory(words, memory)))
-        return BlockOutput(words, visual, self.norm3(visual + self.dropout(self.ffn(visual))), new_key_values)
 
 
 class DIRL(Captioner):
@@ -165,7 +237,7 @@ class DIRL(Captioner):
             width,
             word_width,
             nn.Sequential(Linear(word_width, width), *(nn.LayerNorm(width) for _ in norm), Dropout(dropout)),
-            [DIRLBlock(width, heads, ffn, dropout) for _ in range(decoder_layers)],
+            [PostNormBlock(width, heads, ffn, dropout) for _ in range(decoder_layers)],
         )
         if has_norms:
             init_xavier_(self.fusion)
@@ -256,3 +328,54 @@ class DIRL(Captioner):
             parts["ccr_loss"] = mean(losses)
             loss = loss + self.ccr_weight * parts["ccr_loss"]
         return {"loss": loss, **{name: value.detach() for name, value in parts.items()}}
+
+
+_LAYER = r"speaker_state\.core\.layer\.(\d+)\."
+_ENCODER = r"change_detector_state\.transformer\.(\d+)\."
+_RULES: tuple[Rule, ...] = (
+    *SHARED,
+    (r"change_detector_state\.mlp\.(\d+)", r"projector.\1"),
+    (_ENCODER + r"attention\.in_proj_(weight|bias)", r"encoder.\1.attention.qkv.\2"),
+    (_ENCODER + r"attention\.out_proj", r"encoder.\1.attention.out"),
+    (_ENCODER + "norm1", r"encoder.\1.norm"),
+    (r"speaker_state\.core\.embed_fc\.(\d+)", r"fusion.\1"),
+    (_LAYER + r"self_att\.in_proj_(weight|bias)", r"decoder.blocks.\1.self_attention.qkv.\2"),
+    (_LAYER + r"self_att\.out_proj", r"decoder.blocks.\1.self_attention.out"),
+    (_LAYER + r"cross_att\.in_proj_(weight|bias)", r"decoder.blocks.\1.cross.qkv.\2"),
+    (_LAYER + r"cross_att\.out_proj", r"decoder.blocks.\1.cross.out"),
+    (_LAYER + "linear1", r"decoder.blocks.\1.ffn.0"),
+    (_LAYER + "linear2", r"decoder.blocks.\1.ffn.3"),
+)
+
+
+def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename an official state dict to that of `DIRL`.
+
+    The model needs `decorrelation_weight=0` if the file has no projector (`mlp`).
+    """
+    return rename(state, _RULES, "DIRL")
+
+
+def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
+    """Hyperparameters of DIRL, for both decoder variants."""
+    sizes = rcc_sizes(state, options, tables)
+    projector = state.get("change_detector_state.mlp.0.weight")
+    sizes.model.update(
+        {
+            "encoder_layers": count_layers(state, r"change_detector_state\.transformer\.(\d+)\."),
+            "ffn": len(state["speaker_state.core.layer.0.linear1.weight"]),
+            "decoder_variant": "ln_xavier" if "speaker_state.core.embed_fc.1.weight" in state else "plain",
+            **({"projector_width": len(projector)} if projector is not None else {"decorrelation_weight": 0.0}),
+        }
+    )
+    return sizes
+
+
+IMPORTER = Importer(
+    official_sizes,
+    lambda state, stage: from_official(state),
+    vocabulary_layout="rcc",
+    vocabulary_file="vocab.json",
+    groups=GROUPS,
+    pickled_classes=("AttrDict",),
+)

@@ -13,7 +13,7 @@ from diffcap.data.pair_table import PairTable
 from diffcap.data.sampler import Batch, ShuffledEpochs, TaskSchedule, cached_epoch, step_generator
 from diffcap.data.workers import read_maps
 from diffcap.features.store import FeatureStore
-from diffcap.losses.pcl import mask_patches
+from diffcap.methods.pcl.losses import mask_patches
 from diffcap.negatives import iter_negatives
 from diffcap.records import ChangePair, read_dataset
 from diffcap.utils.errors import DiffcapError

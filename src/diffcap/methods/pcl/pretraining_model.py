@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diffcap.data.masking import IGNORED
 from diffcap.losses.gather import global_mean
-from diffcap.losses.pcl import IGNORED, class_contrastive_loss, difference_aligning_loss, masked_visual_nce
+from diffcap.methods.pcl.losses import class_contrastive_loss, difference_aligning_loss, masked_visual_nce
+from diffcap.methods.pcl.model import EMBEDDING_EPS, PCLTrunk
 from diffcap.models.captioner import Batch, constructor_arguments
 from diffcap.models.layers import Linear, UnbiasedLayerNorm, padded_nonzero
-from diffcap.models.pcl import EMBEDDING_EPS, PCLTrunk
 from diffcap.utils.linear import linear
 
 

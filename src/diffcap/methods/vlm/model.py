@@ -13,9 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diffcap.losses.gather import global_mean
-from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments, patch_attention
-from diffcap.models.layers import use_fast_linear_
-from diffcap.models.vlm_parts import (
+from diffcap.methods.vlm.parts import (
     Difference,
     KeyValues,
     LoraTargets,
@@ -27,6 +25,8 @@ from diffcap.models.vlm_parts import (
     prompt_cache,
     without_checkpointing,
 )
+from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments, patch_attention
+from diffcap.models.layers import use_fast_linear_
 from diffcap.text.hub import HubVocabulary, import_transformers, load_processor, read_chat_template
 from diffcap.utils.errors import DiffcapError
 

@@ -5,11 +5,12 @@ The official file holds the groups `change_detector_state` and `speaker_state`. 
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
 from diffcap.interop.importer import GROUPS, SHARED, Importer, Rule, rename
-from diffcap.interop.sizes import scorer_sizes
+from diffcap.interop.sizes import Sizes, State, count_layers, rcc_sizes
 
 _LAYER = r"speaker_state\.core\.layer\.(\d+)\."
 _RULES: tuple[Rule, ...] = (
@@ -46,8 +47,16 @@ def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return rename(state, [*rules, *_RULES], "SCORER")
 
 
+def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
+    """Hyperparameters of SCORER; official checkpoints have no CBR."""
+    sizes = rcc_sizes(state, options, tables)
+    sizes.model["encoder_layers"] = count_layers(state, r"change_detector_state\.scorer\.(\d+)\.")
+    sizes.model["cbr_weight"] = 0.001 if any(name.startswith("cbr.") for name in state) else 0.0
+    return sizes
+
+
 IMPORTER = Importer(
-    scorer_sizes,
+    official_sizes,
     lambda state, stage: from_official(state),
     vocabulary_layout="rcc",
     vocabulary_file="vocab.json",

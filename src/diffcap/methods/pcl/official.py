@@ -5,11 +5,14 @@ distractor head; in a pre-training checkpoint they are the image-text matching h
 configuration uses it.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from diffcap.interop.importer import Importer
-from diffcap.interop.sizes import pcl_sizes
+from diffcap.interop.sizes import Sizes, State, count_layers, resnet_features
 from diffcap.utils.errors import DiffcapError
 
 _TRUNK = {
@@ -105,8 +108,33 @@ def from_official(state: dict[str, Tensor], stage: str, fine_grained: bool = Fal
     return ours
 
 
+_NUMBERS_OF_LAYERS = {
+    "single_layers": "single_img_encoder",
+    "pair_layers": "double_img_encoder",
+    "cross_layers": "encoder",
+}
+
+
+def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
+    """Hyperparameters of IDC-PCL, for both stages."""
+    front = state["img_project.0.weight"]
+    grid = options["grid"] or (7, 7)
+    max_length = options["max_length"] or 40
+    layers = {ours: count_layers(state, rf"{theirs}\.layers\.(\d+)\.") for ours, theirs in _NUMBERS_OF_LAYERS.items()}
+    model = {
+        "vocabulary_size": len(state["word_embedding.weight"]),
+        "feature_channels": front.shape[1],
+        "width": len(front),
+        "heads": options["heads"],
+        "ffn": len(state["encoder.layers.0.feed_forward.w_1.weight"]),
+        **layers,
+        "distractor_judging": "pooler.0.weight" in state,
+    }
+    return Sizes(model, max_length, resnet_features("layer4", (front.shape[1], *grid)), ("distractor_judging",))
+
+
 IMPORTER = Importer(
-    pcl_sizes,
+    official_sizes,
     from_official,
     vocabulary_layout="pcl",
     vocabulary_file="dict.json",

@@ -13,7 +13,7 @@ from diffcap.data.workers import explain_lost_workers, worker_options
 from diffcap.evaluation.retrieval import PairRetrieval, PairToText
 from diffcap.features.store import FeatureStore
 from diffcap.lit.decoding import evaluation_trainer
-from diffcap.models.clip4idc import CLIP4IDCAdaptation
+from diffcap.methods.clip4idc.model import CLIP4IDCAdaptation
 from diffcap.records import ChangePair
 
 

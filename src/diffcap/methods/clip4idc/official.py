@@ -3,12 +3,15 @@
 An official file is a state dict with `clip.*` in half precision and, for stage 2, `decoder.*`. The result is float32.
 """
 
+import math
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
 from diffcap.interop.importer import Importer, Rule, rename
-from diffcap.interop.sizes import clip4idc_sizes
+from diffcap.interop.sizes import Sizes, State, count_layers, pixel_features
+from diffcap.utils.errors import DiffcapError
 
 _VISUAL: tuple[Rule, ...] = (
     (r"clip\.visual\.bef_embedding", "images.before_mark"),
@@ -54,8 +57,72 @@ def from_official(state: Mapping[str, Tensor], stage: str) -> dict[str, Tensor]:
     return {name: value.float() for name, value in rename(state, rules, "CLIP4IDC").items()}
 
 
+def official_sizes(state: State, options: Mapping[str, Any], tables: State) -> Sizes:
+    """Hyperparameters of CLIP4IDC, for both stages; a ViT-B/32 is given by its name."""
+    vision_width, _, patch, _ = state["clip.visual.conv1.weight"].shape
+    heads = options["vision_heads"] or max(1, vision_width // 64)  # CLIP's rule
+    if vision_width % heads:
+        raise DiffcapError(
+            f"--vision-heads is {heads}, which does not divide the width {vision_width} of the image tower; give its number of "
+            "heads."
+        )
+    side = math.isqrt(len(state["clip.visual.positional_embedding"]) - 1)
+    context, text_width = state["clip.positional_embedding"].shape
+    vocabulary = len(state["clip.token_embedding.weight"])
+    text_layers = count_layers(state, r"clip\.transformer\.resblocks\.(\d+)\.")
+    network: Any = {
+        "embed_dim": state["clip.visual.proj"].shape[1],
+        "quick_gelu": True,
+        "vision_cfg": {
+            "image_size": patch * side,
+            "patch_size": patch,
+            "width": vision_width,
+            "head_width": vision_width // heads,
+            "layers": count_layers(state, r"clip\.visual\.transformer\.resblocks\.(\d+)\."),
+        },
+        "text_cfg": {
+            "context_length": context,
+            "vocab_size": vocabulary,
+            "width": text_width,
+            "heads": max(1, text_width // 64),
+            "layers": max(1, text_layers),
+        },
+    }
+    if network == _VIT_B_32:
+        network = "ViT-B-32-quickgelu"
+    max_length = options["max_length"] or min(33, context + 1)
+    features = pixel_features((patch * side, patch * side))
+    model: dict[str, Any] = {
+        "vocabulary_size": vocabulary,
+        "network": network,
+        "intra_layers": options["intra_layers"],
+        "max_length": max_length,
+    }
+    inner = state.get("decoder.decoder.layer.0.intermediate.dense.weight")
+    if inner is not None:
+        model |= {
+            "width": inner.shape[1],
+            "heads": options["heads"],
+            "ffn": len(inner),
+            "encoder_layers": count_layers(state, r"decoder\.encoder\.layer\.(\d+)\."),
+            "decoder_layers": count_layers(state, r"decoder\.decoder\.layer\.(\d+)\."),
+            "padding": "released",
+        }
+    else:
+        model["max_length"] = max_length = options["max_length"] or min(32, context)
+    return Sizes(model, max_length, features)
+
+
+_VIT_B_32 = {
+    "embed_dim": 512,
+    "quick_gelu": True,
+    "vision_cfg": {"image_size": 224, "patch_size": 32, "width": 768, "head_width": 64, "layers": 12},
+    "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 512, "heads": 8, "layers": 12},
+}
+
+
 IMPORTER = Importer(
-    clip4idc_sizes,
+    official_sizes,
     from_official,
     vocabulary_layout="clip_released",
     vocabulary_file=None,

@@ -5,12 +5,14 @@ Letters: B pairs, N tokens of the grid, T text positions, D width, V vocabulary.
 
 import copy
 from abc import abstractmethod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diffcap.losses.gather import global_mean
+from diffcap.methods.remote_sensing.weights import load_resnet
 from diffcap.models.captioner import Batch, Captioner
 from diffcap.models.decoder import Decoded, causal_mask, run_blocks
 from diffcap.models.layers import (
@@ -22,6 +24,7 @@ from diffcap.models.layers import (
     sinusoidal_position_embedding,
 )
 from diffcap.models.resnet import GlobalBatchNorm2d, ResNetEncoder
+from diffcap.utils.errors import DiffcapError
 
 
 class ResidualBlock(nn.Module):
@@ -168,6 +171,32 @@ class PixelOrFeatureCaptioner(Captioner):
         """See `Captioner.loss`: the mean over the words and ends of the global batch (authors' code)."""
         loss = global_mean(self.word_losses(batch))
         return {"loss": loss, "caption_loss": loss.detach()}
+
+    def check(self, data: Any) -> None:
+        """See `Captioner.check`; with a ResNet the data must be pixels, without one features."""
+        super().check(data)
+        name = self.hyperparameters["backbone"]
+        has_pixels = data.store.meta.get("dtype") == "uint8"
+        if has_pixels != (name is not None):
+            found, needed = ("pixels", "features") if has_pixels else ("features", "pixels")
+            raise DiffcapError(
+                f"{data.store_name} holds {found}, and {type(self).__name__} with model.captioner.init_args.backbone "
+                f"{name or 'null'} reads {needed}; give other features with BACKBONE=, or change that setting in a settings file."
+            )
+
+    @property
+    def initial_weights(self) -> str | None:
+        """See `Captioner.initial_weights`."""
+        return None if self.images is None else "resnet_weights"
+
+    def load_initial(self, weights: str, vocabulary: Any) -> None:
+        """See `Captioner.load_initial`."""
+        assert self.images is not None
+        load_resnet(self.images, weights)
+
+    def backbone_parameters(self) -> list[nn.Parameter]:
+        """See `Captioner.backbone_parameters`."""
+        return [] if self.images is None else [p for p in self.images.parameters() if p.requires_grad]
 
     def pretrained_parameters(self) -> list[nn.Parameter]:
         """See `Captioner.pretrained_parameters`: the backbone's."""

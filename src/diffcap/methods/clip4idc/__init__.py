@@ -1,0 +1,1 @@
+"""CLIP4IDC (Guo, Wang and Laaksonen, AACL 2022)."""

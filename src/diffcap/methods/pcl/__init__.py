@@ -1,0 +1,1 @@
+"""IDC-PCL (Yao, Wang and Jin, AAAI 2022)."""

@@ -1,0 +1,1 @@
+"""SCORER with CBR (Tu et al., ICCV 2023)."""

@@ -1,0 +1,1 @@
+"""Open vision-language models, fine-tuned on change captions or used without training."""
