@@ -83,10 +83,11 @@ def test_every_way_of_every_seed_is_in_the_table_and_nothing_is_done_twice(proje
 
     again, ran = accuracy(project, *words)
     assert again.returncode == 0 and not [line for line in ran if line.split()[0] in ("eval", "average")]
-    (project / "runs/here/2/reinforce/best.ckpt").write_text("trained again")
-    _, ran = accuracy(project, *words)
-    new = [line.split("--out ")[1].split()[0] for line in ran if line.startswith("eval ")]
-    assert new == ["runs/here/2/reinforce-eval", "runs/here/2/reinforce-eval-beam5-1"]
+    os.utime(project / "runs/here/2/reinforce/best.ckpt")  # the same content
+    assert not [line for line in accuracy(project, *words)[1] if line.startswith("eval ")]
+    _, ran = accuracy(project, words[0], words[1].replace("reinforce_steps=12", "reinforce_steps=16"))
+    new = {line.split("--out ")[1].split()[0] for line in ran if line.startswith("eval ")}
+    assert new == {f"runs/here/{seed}/{way}" for seed in "12" for way in ways[-2:]}
 
 
 def test_another_number_of_checkpoints_is_another_average(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
