@@ -104,7 +104,7 @@ def test_the_demo_has_rows_of_it(tmp_path: Path, site: Path) -> None:
 
 def test_the_page_offers_it_where_the_package_is_installed(trained: Path, site: Path) -> None:
     with subprocess.Popen(
-        [*MAKE, "--silent", "serve", "ARGS=--port=0"],
+        [*(word for word in MAKE if word != "LOGGER=none"), "--silent", "serve", "ARGS=--port=0"],
         cwd=trained,
         env=environment(PYTHONPATH=str(site), PYTHONUNBUFFERED="1"),
         stdout=subprocess.PIPE,

@@ -142,7 +142,9 @@ def test_blocks_are_rendered_and_read_as_clevr_change(tmp_path: Path) -> None:
     assert "1 missing" in output and "1 broken" in output and "Run the same command again" in output
     done = data(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    times = {tmp_path / "data/blocks" / name: b"" for name in ("checked.json", "data.done.json")}  # these hold times of files
+    times = {
+        tmp_path / "data/blocks" / name: b"" for name in ("checked.json", "data.done.json")
+    }  # these hold times of files
     assert content() | times == whole | times and not (official / ".parts").exists()
 
     (official / "scenes.json").write_text("{")

@@ -234,7 +234,11 @@ def test_self_critical_training_continues(levir: Commands) -> None:
 @pytest.mark.parametrize(
     ("form", "own", "output"),
     [
-        ("rsiccformer-pixels", "--model.captioner.init_args.backbone=null", "has no ResNet; remove the option, or set"),
+        (
+            "rsiccformer-pixels",
+            "--model.captioner.init_args.backbone=null",
+            "pixels_256 holds pixels, and RSICCformer .* reads features",
+        ),
         ("rsiccformer", RESNET, "resnet101_layer3_256 holds features, and RSICCformer .* reads pixels"),
         ("chg2cap", "--model.resnet_weights=null", "model.resnet_weights is not set; give default, random, or a file"),
         ("rsiccformer", "--run.monitor=null", r"decoder_plateau_factor needs run\.monitor"),

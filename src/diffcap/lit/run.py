@@ -66,7 +66,7 @@ from diffcap.utils.settings import get_config_value, read_settings
 # Options that do not change the result.
 _NOT_COMPARED = ("trainer.devices", "trainer.accelerator", "trainer.strategy", "trainer.num_nodes", "trainer.enable_progress_bar",
     "data.num_workers", "run.logger", "run.project", "run.keep_last_k", "run.keep", "run.dataset", "run.method", "run.ablation",
-    "run.preset", "run.force_bf16", "config")  # fmt: skip
+    "run.preset", "run.force_bf16", "run.out", "config")  # fmt: skip
 # LightningModule and LightningDataModule of the stages; those of the pre-training are the method's.
 _MODULES = {
     FINETUNE: ("diffcap.lit.finetuning:Captioning", "diffcap.data.datamodules:CaptionData"),
