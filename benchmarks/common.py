@@ -29,7 +29,7 @@ def load() -> float:
 
 
 def write_results(out: str, info: dict[str, Any], lines: list[str], settings: dict[str, Any], **results: Any) -> None:
-    """Write the JSON file, and beside it the same as Markdown: `lines`, then the machine."""
+    """Write the results as a JSON file and as a Markdown file with `lines` and a description of the machine."""
     from diffcap.records import write_json, write_text
     from diffcap.utils.provenance import provenance
 

@@ -430,7 +430,7 @@ def test_devices_and_sources_reach_every_stage(project: Path) -> None:
     assert options["eval"].endswith("--devices 2")
     alone = played(project, "eval", "DATASET=blocks")
     assert not any("ddp" in line for line in alone.values())
-    assert "--tagger blocks" in alone["negatives"] and "--model.library blocks" in alone["extract"]
+    assert "--tagger blocks" in alone["negatives"] and "library blocks" in alone["extract"]
     assert "--dataset blocks --out data/blocks --seed" in alone["data"]
 
 
@@ -638,7 +638,7 @@ def test_retrieval_evaluates_the_pre_training_and_trains_no_captioner(project: P
 def test_features_of_other_weights_have_a_name_of_their_own(project: Path) -> None:
     (project / "x.ckpt").write_text("")
     ran = played(project, "finetune", "METHOD=dirl", "BACKBONE=clip4idc", "FEATURES=mine", "WEIGHTS=x.ckpt")
-    assert "--model.library clip4idc" in ran["extract"] and "--model.name mine" in ran["extract"]
+    assert "library clip4idc" in ran["extract"] and "--model.name mine" in ran["extract"]
     assert "--data.features mine" in ran["finetune"]
     (project / "x.ckpt").write_text(
         "another adaptation than the one that made them: the stage looks, and refuses what does not fit"

@@ -1,4 +1,4 @@
-"""Charts: tooltips and colours in the page, PNG files beside it."""
+"""Charts have tooltips and colours in the page, and a PNG file each."""
 
 import json
 import re

@@ -134,7 +134,7 @@ def build_backbone(
             by default those of its weights.
     """
     if library not in libraries():
-        raise DiffcapError(f"--model.library={library} is unknown; choose one of {', '.join(libraries())}.")
+        raise DiffcapError(f"The library {library} of the backbone is unknown; choose one of {', '.join(libraries())}.")
     if image_size is not None and library not in ("pixels", "torchvision"):
         raise DiffcapError(
             f"--model.image_size is only for pixels and torchvision; {library} has a fixed size: remove the option."

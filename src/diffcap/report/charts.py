@@ -1,4 +1,4 @@
-"""The charts of a report, drawn with matplotlib: as SVG in the page, as PNG beside it.
+"""Draw the charts of a report with matplotlib. The page contains them as SVG; PNG files are written, too.
 
 matplotlib is imported only where a chart is drawn, because it takes 0.5 s and 74 MB.
 """
