@@ -38,8 +38,7 @@ def methods(
         repeats: timed runs of each case; the median counts, after one run that does not.
         threads: of torch. None: its own choice.
         small: tiny sizes, one repeat and small batches, to see that everything runs.
-        against: folder of another checkout, for example of an earlier commit: it is measured as well, in turn with this one, and
-            the table has the ratios and says whether the results are equal, see `comparison`.
+        against: folder of another checkout, which is measured in turn with this one; the table has the ratios, see `comparison`.
         kinds: of the cases, such as training and decoding; by default all.
     """
     from diffcap.utils.errors import DiffcapError
@@ -83,10 +82,7 @@ def methods(
 
 
 def cases(methods: list[str], batch: int, large_batch: int, small: bool) -> list[dict[str, Any]]:
-    """What is measured, in order; the form that others are compared with comes right after them, at the same load.
-
-    A method of another package has no second form in forms.py: one training and one decoding.
-    """
+    """What is measured, in order; the form that others are compared with comes right after them, at the same load."""
     training: list[tuple[Any, ...]] = [  # method, form, batch, streams, precision
         ("scorer", "dense", batch, 2),
         ("scorer", "blocked", batch, 2),
@@ -106,7 +102,7 @@ def cases(methods: list[str], batch: int, large_batch: int, small: bool) -> list
         ("clip4idc", "kept", batch, 1, "bf16"),
     ]
     two_forms = {row[0] for row in training}
-    training += [(method, "", batch, 1) for method in methods if method not in two_forms]
+    training += [(method, "", batch, 1) for method in methods if method not in two_forms]  # no second form in forms.py
     sizes = (2, 2, 2) if small else (8, 16, 32)
     rows = [_case("training", *row) for row in training]
     fda = 2 if small else 28  # pairs, with 7 captions each: the paper's batch of 200
