@@ -15,14 +15,8 @@ SOURCE = Path(diffcap.__file__).parent
 # What still names a method: the default of METHOD, vocabulary layouts that have a method's name, the weights of an adapted CLIP, VLM=.
 NAMED = {
     "pcl": {
-        *(
-            "experiment.py",
-            "text/vocabularies.py",
-            "text/vocabulary.py",
-            "checkpoints/loading.py",
-            "data/datamodules.py",
-        ),
-        *("datasets/pcl_lines.py", "commands/report.py"),
+        *("experiment.py", "text/vocabularies.py", "text/vocabulary.py"),
+        *("checkpoints/loading.py", "data/datamodules.py", "commands/report.py"),
     },
     "scorer": {"experiment.py", "evaluation/bootstrap.py", "evaluation/captions.py", "evaluation/ngrams.py"},
     "dirl": set(),

@@ -1,7 +1,7 @@
 """Datasets in their official layouts, written small for tests."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,13 @@ def bird_row(first: str, second: str, split: str, description: str, number: int 
 def write_json(path: Path, value: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value))
+
+
+def change(path: Path, edit: Callable[[Any], Any]) -> None:
+    """Change the value of a JSON file in place."""
+    value = json.loads(path.read_text())
+    edit(value)
+    write_json(path, value)
 
 
 # What CLEVR-DC says of ids 0, 1, 2, ...: one kind after the other.

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diffcap.datasets.pairs import default_ids, read_rows
+from diffcap.datasets.checks import default_ids
+from diffcap.datasets.pairs import read_rows
 from diffcap.records import is_blank
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import existing_path, url_of

@@ -1,15 +1,12 @@
-"""Readers: official files in, manifest records out; one file a dataset.
+"""Readers: official files in, manifest records out.
 
-A reader is a module with one function, `read(folder) -> list[ChangePair]`: every pair of the dataset, in an order that
-depends on the files' content alone, image paths relative to `folder`. It does not open the images; the data stage
-does (`diffcap.datasets.images`). A new dataset is a new file here and an entry in `registry`, and one in `official.OFFICIAL` where
-its authors say its sizes. A reader may also have `notes(pairs)`, sentences that the data stage says and keeps; `NOTES`, what
-`dataset.json` says of every such dataset; `BLANK_CAPTIONS = True`, where the released files have empty captions that are scored;
-and `AUGMENTED = True`, where `read` has an option of this name that keeps the augmented training views.
+A reader is a function `read(folder) -> list[ChangePair]`: every pair of the dataset, in an order that depends on the files' content
+alone, image paths relative to `folder`. It does not open the images; the data stage does (`diffcap.datasets.images`). A new dataset is
+a new file here and an entry in `registry`, and one in `official.OFFICIAL` where its authors say its sizes.
 """
 
+from collections import Counter
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ from diffcap.datasets.checks import check_inside
 from diffcap.datasets.official import compare, repetitions
 from diffcap.datasets.registry import get_dataset
 from diffcap.records import ChangePair, is_blank
+from diffcap.registry import import_object
 from diffcap.text.vocabulary import missing_blanks
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import existing_path
@@ -26,24 +24,22 @@ def read_pairs(dataset: str, folder: str | Path, augmented: bool = False) -> lis
     """Read the official files of `dataset` in `folder`, and check what no dataset may break.
 
     Args:
-        dataset: a name in `registry.datasets()`, or any other name for one's own dataset (`diffcap.datasets.own`).
-        folder: where the dataset's files are.
+        dataset: a name in `registry.datasets()`, or any other name for one's own dataset (`diffcap.datasets.pairs`).
         augmented: whether to keep the augmented training views of a dataset that has them (SECOND-CC).
 
     Raises:
         DiffcapError: the folder or a file is missing or malformed, there is no pair, an id is duplicated, an image
             lies outside the folder, a training pair has no caption, or the dataset has no augmented views.
     """
-    folder = Path(folder)
+    folder, spec = Path(folder), get_dataset(dataset)
     if folder.is_file():
         raise DiffcapError(f"{folder}: a file, not a folder; extract it if it is an archive, and give its folder.")
     if not folder.is_dir():
         raise DiffcapError(f"{folder}: no such folder; give the one that holds the files of {dataset}.")
-    reader = import_module(get_dataset(dataset).reader)
-    if augmented and not getattr(reader, "AUGMENTED", False):
+    if augmented and not spec.augmented:
         raise DiffcapError(f"--augmented is for second_cc, and {dataset} has no augmented views; omit the option.")
-    pairs: list[ChangePair] = reader.read(folder, augmented=True) if augmented else reader.read(folder)
-    _check(pairs, folder, getattr(reader, "BLANK_CAPTIONS", False))
+    pairs: list[ChangePair] = import_object(spec.reader)(folder, **({"augmented": True} if augmented else {}))
+    _check(pairs, folder, spec.blank_captions)
     return [_with_names_on_disk(pair, folder) for pair in pairs]
 
 
@@ -63,15 +59,25 @@ def describe(
     """What `dataset.json` says of a dataset's files beside the counts; `has_skipped_pairs`: see `official.compare`.
 
     Returns:
-        "official" and "repetitions" (see `official`), "notes", a list of sentences, and what the reader's `NOTES` holds.
+        "official" and "repetitions" (see `official`), "notes", a list of sentences, and what `DatasetSpec.info` holds.
     """
-    reader = import_module(get_dataset(dataset).reader)
+    spec, having = get_dataset(dataset), Counter(key for pair in pairs for key in pair.extra)
+    masks = f"{having['mask']:,}" if having["mask"] == len(pairs) else f"{having['mask']:,} of {len(pairs):,}"
+    notes = {
+        "augmented": f"{having['augmented']:,} augmented training views",
+        "changeflag_derived": f"{having['changeflag_derived']:,} pairs have no changeflag; it is derived from their captions",
+        "mask": f"{masks} pairs have a mask of the change",
+    }
     blanks = missing_blanks(caption for pair in pairs for caption in pair.captions)
     return {
         "official": compare(dataset, pairs, Path(folder), has_skipped_pairs),
         "repetitions": repetitions(pairs),
-        "notes": [*(reader.notes(pairs) if hasattr(reader, "notes") else []), *([blanks] if blanks else [])],
-        **getattr(reader, "NOTES", {}),
+        "notes": [
+            *(note for key, note in notes.items() if having[key]),
+            *(import_object(spec.notes)(pairs) if spec.notes else []),
+            *([blanks] if blanks else []),
+        ],
+        **spec.info,
     }
 
 

@@ -51,8 +51,14 @@ def read(folder: Path) -> list[ChangePair]:
     if len(tables) > 1 or (tables and lines.is_file()):
         both = ", ".join(path.name for path in [*tables, lines] if path.is_file())
         raise DiffcapError(f"{folder}: holds {both}; keep only one format of Birds-to-Words there.")
-    annotations = _read_table(tables[0]) if tables else _read_lines(folder)
-    return _group(annotations, _photo_files(folder / "images"))
+    files, pairs = _photo_files(folder / "images"), dict[tuple[str, str], ChangePair]()
+    for found in _read_table(tables[0]) if tables else _read_lines(folder):
+        before, after = (files.get(photo, f"images/{photo}{EXTENSIONS[0]}") for photo in found.photos)
+        new = ChangePair("_".join(found.photos), before, after, [], found.split, extra=found.extra)
+        pair = pairs.setdefault(found.photos, new)
+        check_split(pair, found.split, found.where)
+        pair.captions.extend(found.captions)
+    return sorted(pairs.values(), key=lambda pair: SPLITS.index(pair.split))
 
 
 def photo_urls(folder: Path) -> dict[str, list[str]]:
@@ -78,17 +84,6 @@ def photo_id(image_url: str, observation_url: str) -> str:
 def tokenised(text: str) -> str:
     """Tokenise raw text as the tokenised files do: "Animal 1's beak" becomes "animal1 ' s beak", and '"' becomes "``"."""
     return " ".join(tokenize(text.replace('"', " `` ")))
-
-
-def _group(annotations: Iterator[Annotation], files: dict[str, str]) -> list[ChangePair]:
-    pairs: dict[tuple[str, str], ChangePair] = {}
-    for found in annotations:
-        before, after = (files.get(photo, f"images/{photo}{EXTENSIONS[0]}") for photo in found.photos)
-        new = ChangePair("_".join(found.photos), before, after, [], found.split, extra=found.extra)
-        pair = pairs.setdefault(found.photos, new)
-        check_split(pair, found.split, found.where)
-        pair.captions.extend(found.captions)
-    return sorted(pairs.values(), key=lambda pair: SPLITS.index(pair.split))
 
 
 def _photo_files(folder: Path) -> dict[str, str]:
@@ -129,9 +124,9 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
         raise DiffcapError(f"{path}: not UTF-8 text (byte {error.start}); fetch the file again.") from None
     columns: tuple[str, ...] = COLUMNS
     for number, line in enumerate(lines, 1):
-        where, fields = f"{path}, line {number}", [_unquote(field) for field in line.rstrip("\r").split("\t")]
         if not line.strip():
             continue
+        where, fields = f"{path}, line {number}", [_unquote(field) for field in line.rstrip("\r").split("\t")]
         if number == 1 and "img1ImgURL" in fields:
             columns = tuple(fields)
             if sorted(columns) != sorted(COLUMNS):

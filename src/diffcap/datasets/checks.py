@@ -1,7 +1,7 @@
 """Reading and checks that several readers use; each error message says where the problem is."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from diffcap.records import ChangePair, is_blank, read_json
@@ -31,6 +31,30 @@ def read_entries(path: Path, what: str, remedy: str) -> Iterator[tuple[str, dict
         if not isinstance(row, dict):
             raise DiffcapError(f"{path}, entry {number}: must be an object, found {row!r:.60}; fix it.")
         yield f"{path}, entry {number}", row
+
+
+def default_ids(images: Sequence[Sequence[str]]) -> list[str]:
+    """The ids of the pairs of a file that have none of their own, from the paths of both images.
+
+    They all have the same form, the first of these that gives every pair another id: the file name of the image before without
+    its suffix; its path without suffix; both file names without suffix, joined by "-"; the number of the pair, with six digits.
+
+    Example:
+        >>> default_ids([("a/1.jpg", "b/1.jpg"), ("a/2.jpg", "b/2.jpg")])
+        ['1', '2']
+        >>> default_ids([("1.jpg", "2.jpg"), ("1.jpg", "3.jpg")])
+        ['1-2', '1-3']
+    """
+    paths = [[PurePosixPath(path) for path in pair] for pair in images]
+    forms = (
+        [before.stem for before, _ in paths],
+        [str(before.parent / before.stem) for before, _ in paths],
+        [f"{before.stem}-{after.stem}" for before, after in paths],
+    )
+    for ids in forms:
+        if len(set(ids)) == len(ids) and not any(map(is_blank, ids)):
+            return ids
+    return [f"{number:06d}" for number in range(1, len(paths) + 1)]
 
 
 def text_of(row: dict[str, Any], key: str, where: str) -> str:
@@ -63,11 +87,7 @@ def token_captions(value: object, where: str, key: str) -> list[str]:
 
 
 def note_once(seen: dict[str, str], name: str, where: str, what: str, remedy: str = "keep one of the two") -> None:
-    """Add a name that must be unique to `seen`, name -> where it was found.
-
-    Args:
-        where: of this name. what: the kind of name ("the uid"), and the remedy, for the message.
-    """
+    """Add a name that must be unique to `seen`, name -> where it was found; `what` ("the uid") and the remedy are for the message."""
     if name in seen:
         raise DiffcapError(f"{where}: {what} {name!r} is already used in {seen[name]}; {remedy}.")
     seen[name] = where

@@ -25,15 +25,6 @@ class Problem(NamedTuple):
     reason: str  # "missing", or "broken: " and why the file cannot be decoded
 
 
-class ImageStatus(NamedTuple):
-    """The result of checking one image."""
-
-    # [size in bytes, modification time in ns, range of the values if the image has more than 8 bits, else None]; None if there is a
-    # problem, without the range if the image was not decoded.
-    stamp: list[Any] | None
-    problem: str  # see `Problem.reason`; "" if there is none
-
-
 def image_paths(pairs: Iterable[ChangePair]) -> list[str]:
     """The distinct image paths of the pairs, sorted."""
     return sorted({path for pair in pairs for path in pair.images})
@@ -49,7 +40,6 @@ def check_images(
     """Check images on all cores, with a progress bar on stderr; returns the missing and broken ones, in the order of `paths`.
 
     Args:
-        root: the folder that the paths are relative to. paths: distinct images.
         check: "decode" decodes every file completely, so that truncated files are found; "exists" does not.
         cache: JSON file with the sizes and modification times of the images that could be decoded; they are not decoded
             again if they have not changed. Created if it does not exist. None: check all images. Not used by "exists".
@@ -66,11 +56,11 @@ def check_images(
         for start in range(0, len(paths), BATCH):
             batch = paths[start : start + BATCH]
             results = pool.map(lambda path: _check_image(root / path, check, cached.get(path)), batch)
-            for path, result in zip(batch, results):
-                if result.problem:
-                    problems.append(Problem(path, result.problem))
-                if result.stamp:
-                    stamps[path] = result.stamp
+            for path, (stamp, problem) in zip(batch, results):
+                if problem:
+                    problems.append(Problem(path, problem))
+                if stamp:
+                    stamps[path] = stamp
                 advance(1)
             if cache and any(cached.get(path) != stamps.get(path) for path in batch):
                 content = {"root": str(root.absolute()), "images": {**cached, **stamps}}
@@ -103,10 +93,15 @@ def with_ranges(pairs: list[ChangePair], ranges: Mapping[str, tuple[float, float
 
 def image_problem(path: str | Path) -> str:
     """The problem of one image, see `Problem.reason`; "" if there is none."""
-    return _check_image(Path(path), "decode", None).problem
+    return _check_image(Path(path), "decode", None)[1]
 
 
-def _check_image(path: Path, check: str, cached: list[Any] | None) -> ImageStatus:
+def _check_image(path: Path, check: str, cached: list[Any] | None) -> tuple[list[Any] | None, str]:
+    """The stamp and the problem of an image, see `Problem.reason`; "" if there is none.
+
+    The stamp is [size in bytes, modification time in ns, range of the values if the image has more than 8 bits, else None]; None if there
+    is a problem, without the range if the image was not decoded.
+    """
     from PIL import Image, UnidentifiedImageError
 
     from diffcap.utils.image_io import read_image  # imports Pillow, which is too slow for --help
@@ -114,30 +109,30 @@ def _check_image(path: Path, check: str, cached: list[Any] | None) -> ImageStatu
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        return ImageStatus(None, MISSING)
+        return None, MISSING
     except (OSError, ValueError) as error:  # no permission, or a path that no file system accepts
-        return _broken(error)
+        return None, _broken(error)
     if not stat.S_ISREG(status.st_mode):
-        return ImageStatus(None, MISSING)
+        return None, MISSING
     stamp = [status.st_size, status.st_mtime_ns]
     if check == "exists":
-        return ImageStatus(stamp, "")
+        return stamp, ""
     if cached and len(cached) == 3 and cached[:2] == stamp:  # older caches have no ranges
-        return ImageStatus(cached, "")
+        return cached, ""
     try:
         data = path.read_bytes()
         values = read_image(data, "image").values  # the same function as in the later stages
         with suppress(UnidentifiedImageError), Image.open(io.BytesIO(data)) as image:  # a TIFF that only rasterio reads
             image.verify()  # decoding does not check the checksums and the end of the file
     except DiffcapError as error:
-        return ImageStatus(None, f"broken: {str(error).removeprefix('image: ').rstrip('.')}")
+        return None, f"broken: {str(error).removeprefix('image: ').rstrip('.')}"
     except Exception as error:  # a decoder may raise anything for invalid data
-        return _broken(error)
-    return ImageStatus([*stamp, values], "")
+        return None, _broken(error)
+    return [*stamp, values], ""
 
 
-def _broken(error: Exception) -> ImageStatus:
-    return ImageStatus(None, f"broken: {' '.join(str(error).split()) or type(error).__name__}")
+def _broken(error: Exception) -> str:
+    return f"broken: {' '.join(str(error).split()) or type(error).__name__}"
 
 
 def _read_stamps(cache: Path, root: Path) -> dict[str, list[Any]]:

@@ -1,9 +1,4 @@
-"""The official sizes of the released datasets, and the comparison of a folder with them.
-
-A folder is "whole" if every split has its official size, and a "part" if a split is smaller and none is larger. A whole dataset
-must also have the official number of pairs of each change type, and of pairs with a change, if it is known. A split that is larger is
-an error: files of different releases are mixed, so the scores cannot be compared with published ones.
-"""
+"""The official sizes of the released datasets, and the comparison of a folder with them."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,9 +14,7 @@ class ReleaseSizes(NamedTuple):
 
     unit: str  # what is counted ("pairs")
     splits: dict[str, int]  # split -> number of units
-    scenes: bool = (
-        False  # each unit is a scene with a change pair and a distractor pair; only the change pairs are counted
-    )
+    scenes: bool = False  # each unit is a scene with a change pair and a distractor pair; only change pairs are counted
     types: dict[str, int] = {}  # noqa: RUF012  change type -> pairs in all splits; empty if unknown; never changed
     classes: int = 0  # of images; 0 if there are none
     total: int = 0  # units of all splits, where the authors do not publish `splits`, which is empty then
@@ -60,15 +53,17 @@ OFFICIAL = {
 def compare(
     dataset: str, pairs: Sequence[ChangePair], folder: Path, has_skipped_pairs: bool = False
 ) -> dict[str, Any] | None:
-    """Compare the sizes of a dataset's splits with the official ones; a difference that no part can have is an error.
+    """Compare the sizes of a dataset's splits with the official ones; None if no official size is known.
+
+    A folder is "whole" if every split has its official size, and a "part" if a split is smaller and none is larger. A whole dataset
+    must also have the official number of pairs of each change type, and of pairs with a change, if it is known. Any other difference is
+    an error: files of different releases are mixed, so the scores cannot be compared with published ones.
 
     Args:
-        dataset: name, see `OFFICIAL`. pairs: all pairs. folder: of the files, for messages.
         has_skipped_pairs: whether pairs with missing images were removed from `pairs`; then only scenes with both pairs count.
 
     Returns:
-        {"state": "whole" or "part", "unit", "splits": split -> [found, official]}, with "total": [found, official] where only the sum
-        of the splits is known; None if no official size is known.
+        {"state": "whole" or "part", "unit", "splits": split -> [found, official]}, and "total": [found, official] where only it is known.
     """
     sizes = OFFICIAL.get(dataset)
     if sizes is None:
@@ -99,26 +94,20 @@ def compare(
 
 def _details(sizes: ReleaseSizes, pairs: Sequence[ChangePair], found: Counter[str]) -> Iterator[tuple[str, int, int]]:
     """What is counted in a whole dataset besides its units, how many there are, and the official number."""
-    distractors = Counter(pair.split for pair in pairs if pair.is_distractor)
-    changed = Counter(pair.split for pair in pairs if not pair.is_distractor)
+    kinds = Counter((pair.split, pair.is_distractor) for pair in pairs)
     types = Counter(pair.change_type for pair in pairs if pair.change_type)
     classes = {pair.extra["class"] for pair in pairs if "class" in pair.extra}
     for split in SPLITS if sizes.scenes else ():
-        yield f"{split} distractors", distractors[split], found[split]
+        yield f"{split} distractors", kinds[split, True], found[split]
     for split, official in sizes.changed.items():
-        yield f"{split} pairs with a change", changed[split], official
+        yield f"{split} pairs with a change", kinds[split, False], official
     for kind, official in sizes.types.items() if types else ():
         yield f"changes of type {kind}", types[kind], official
     yield "missing or unknown classes", len(classes ^ set(range(sizes.classes))), 0
 
 
 def repetitions(pairs: Sequence[ChangePair]) -> dict[str, Any]:
-    """Count duplicates and blank captions.
-
-    Returns:
-        "image_pairs": split -> number of distinct (before, after). "image_pairs_in_two_splits": how many of them are in more
-        than one split. "repeated_captions": in the same pair. "blank_captions": without a visible character.
-    """
+    """Count distinct (before, after) of each split, those in more than one split, repeated captions of a pair, and blank captions."""
     images: dict[tuple[str, str | None], set[str]] = {}
     for pair in pairs:
         images.setdefault((pair.before, pair.after), set()).add(pair.split)

@@ -1,26 +1,14 @@
-"""A dataset of your own: a folder with images and a `pairs.jsonl`, one JSON object per line.
+"""A dataset of your own: a folder with images and a `pairs.jsonl`, one JSON object per line, or a JSON file in Karpathy's form.
 
     {"before": "shots/desk_1.jpg", "after": "shots/desk_2.jpg", "captions": ["the red cup is gone"]}
 
-`before` and `after` are paths relative to the folder. `captions` has at least one sentence (it may be empty for "val" and "test").
-Optional keys:
+docs/own_dataset.md describes the optional keys (`KEYS`). Other keys are copied to the manifest, and the data stage names them; only
+those of `_REFUSED` are refused, and `pixel_ranges` is ignored, since the data stage writes it. Instead of `pairs.jsonl`, there may be a
+`pairs.csv` or `pairs.tsv` whose first line names the keys; "caption" is one sentence. Without `split`, see `draw_splits`.
 
-* `id`: see `default_ids` for the default, which `diffcap caption` has as well;
-* `split`: "train", "val" or "test", on every line or on none;
-* `change_type`: any name except `RESERVED_CHANGE_TYPES`;
-* `is_distractor`: true if only the viewpoint or the light changed;
-* `viewpoint_iou` (a number) and `boxes` (`{"before": [x0, y0, x1, y1], "after": null}`, the changed object in pixels): used in
-  reports;
-* `mask`: path of an image of the changed pixels, 0 where nothing changed: used by `diffcap audit` and in reports.
-
-Other keys are copied to the manifest, and the data stage names them. Only two are refused: `changed`, which describes an object of
-`blocks`, and `changeflag`, for which there is `is_distractor`; `pixel_ranges` is ignored, since the data stage writes it.
-
-Without `split`, every line needs a caption. About 80 % of the pairs become "train", 10 % "val" and 10 % "test" (at least one
-each), drawn with a fixed seed, and of each `change_type` about the same parts (`draw_splits`). Lines that share an image, directly or
-through other lines, get the same split, so that no test image is seen in training.
-
-Instead of `pairs.jsonl`, there may be a `pairs.csv` or `pairs.tsv` whose first line names the keys; "caption" is one sentence.
+The images of a JSON file (`diffcap.datasets.karpathy`) are in `images/<split>/A` (before) and `images/<split>/B` (after), or in such
+folders without `images` or without `<split>`, where <split> is the `filepath` of an entry, by default its split. Masks of the change,
+if there are any, are in `label` beside `A`.
 """
 
 import csv
@@ -37,12 +25,20 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from diffcap.datasets.checks import check_inside, note_once, sentences
-from diffcap.records import RANGES, RESERVED_CHANGE_TYPES, SPLITS, ChangePair, is_blank, read_json_lines
+from diffcap.datasets.checks import check_inside, default_ids, note_once, sentences
+from diffcap.datasets.karpathy import LEVIR, Layout, read_files
+from diffcap.datasets.registry import datasets
+from diffcap.records import RANGES, RESERVED_CHANGE_TYPES, SPLITS, ChangePair, is_blank, read_json, read_json_lines
 from diffcap.utils.errors import DiffcapError
 
 FILES = ("pairs.jsonl", "pairs.csv", "pairs.tsv")
-SPLIT_SEED = 0
+LAYOUTS = (
+    LEVIR,
+    *(
+        Layout(f"{home}A/{{name}}", f"{home}B/{{name}}", f"{home}label/{{name}}")
+        for home in ("{folder}/", "images/", "")
+    ),
+)
 HELD_OUT = 0.1  # fraction of the pairs for val, and the same for test
 KEYS = ("before", "after", "captions", "id", "split", "change_type", "is_distractor", "viewpoint_iou", "boxes", "mask")
 
@@ -73,8 +69,41 @@ _REFUSED = {
 }
 
 
-def read(path: Path) -> list[ChangePair]:
-    """Read the pairs of a file of `FILES`, in the order of its lines."""
+def read(folder: Path) -> list[ChangePair]:
+    """Read the pairs of a user's own folder, in the order of the file."""
+    files = [path for path in sorted(folder.glob("*.json")) if _has_images(path)]
+    remedy = 'write pairs.jsonl, one JSON object per line: {"before": "a.png", "after": "b.png", "captions": ["..."]}'
+    names = ", ".join(path.name for path in files)
+    table = next((folder / name for name in FILES if (folder / name).is_file()), None)
+    if table:
+        if files:
+            raise DiffcapError(f"{folder}: has both {table.name} and {names}; keep one of the two formats.")
+        return _read_table(table)
+    if len(files) > 1:
+        raise DiffcapError(f"{folder}: has several JSON files with images ({names}); keep one of them.")
+    # Without such a file, a single JSON file is the one that was meant: reading it tells what is wrong with it.
+    files = files or sorted(folder.glob("*.json"))
+    if len(files) != 1:
+        raise DiffcapError(
+            f"{folder}: no pairs.jsonl there, which one's own dataset needs, no pairs.csv and no JSON file of images; "
+            f"{remedy}, or choose a dataset that has a reader ({', '.join(sorted(datasets()))})."
+        )
+    (path,) = files
+    if isinstance(read_json(path), list):
+        raise DiffcapError(f"{path}: a JSON list, which is not read; {remedy}.")
+    return read_files(folder, {path: ""}, *LAYOUTS)
+
+
+def _has_images(path: Path) -> bool:
+    """Whether a JSON file has a list of images; one in COCO's form, which may be beside a `pairs.jsonl`, does not count."""
+    try:
+        value = read_json(path)
+    except DiffcapError:
+        return False
+    return isinstance(value, dict) and isinstance(value.get("images"), list) and "annotations" not in value
+
+
+def _read_table(path: Path) -> list[ChangePair]:
     pairs: list[ChangePair] = []
     seen: dict[str, str] = {}
     without_split = ""  # file and number of the first line without a split
@@ -117,54 +146,21 @@ def _from_cells(row: dict[str, str]) -> dict[str, Any]:
 def notes(pairs: Sequence[ChangePair]) -> list[str]:
     """A warning of unknown keys, which the data stage prints and stores."""
     known = {*KEYS, "changeflag", "changeflag_derived"}  # the last two: of Karpathy's form
-    unknown = Counter(key for pair in pairs for key in pair.extra if key not in known)
-    keys = ", ".join(f'"{key}" ({count:,} pairs{_similar(key)})' for key, count in unknown.items())
-    return [f"warning: unknown keys, which are only copied to the manifest: {keys}"] if keys else []
-
-
-def _similar(key: str) -> str:
-    name = key.lower()
-    near = difflib.get_close_matches(name, KEYS, 1, 0.7) or [known for known in KEYS if name in known.split("_")]
-    return f'; did you mean "{near[0]}"?' if near else ""
-
-
-def default_ids(images: Sequence[Sequence[str]]) -> list[str]:
-    """The ids of pairs that have none of their own.
-
-    They all have the same form, the first of these that gives every pair another id: the file name of the image before without
-    its suffix; its path without suffix; both file names without suffix, joined by "-"; the number of the pair, with six digits.
-
-    Args:
-        images: paths of both images of each pair of a file, in the order of the lines.
-
-    Example:
-        >>> default_ids([("a/1.jpg", "b/1.jpg"), ("a/2.jpg", "b/2.jpg")])
-        ['1', '2']
-        >>> default_ids([("1/a.jpg", "1/b.jpg"), ("2/a.jpg", "2/b.jpg")])
-        ['1/a', '2/a']
-        >>> default_ids([("1.jpg", "2.jpg"), ("1.jpg", "3.jpg")])
-        ['1-2', '1-3']
-    """
-    paths = [[PurePosixPath(path) for path in pair] for pair in images]
-    forms = (
-        [before.stem for before, _ in paths],
-        [str(before.parent / before.stem) for before, _ in paths],
-        [f"{before.stem}-{after.stem}" for before, after in paths],
-    )
-    for ids in forms:
-        if len(set(ids)) == len(ids) and not any(map(is_blank, ids)):
-            return ids
-    return [f"{number:06d}" for number in range(1, len(paths) + 1)]
+    unknown = []
+    for key, count in Counter(key for pair in pairs for key in pair.extra if key not in known).items():
+        name = key.lower()
+        near = difflib.get_close_matches(name, KEYS, 1, 0.7) or [known for known in KEYS if name in known.split("_")]
+        hint = f'; did you mean "{near[0]}"?' if near else ""
+        unknown.append(f'"{key}" ({count:,} pairs{hint})')
+    return [f"warning: unknown keys, which are only copied to the manifest: {', '.join(unknown)}"] if unknown else []
 
 
 def draw_splits(pairs: list[ChangePair], path: Path) -> list[ChangePair]:
-    """Give every pair a split, about 80 : 10 : 10; pairs that share an image get the same split.
+    """Give every pair a split, about 80 : 10 : 10, at least one pair each.
 
-    The groups of such pairs are shuffled with a fixed seed; if there are change types, the kinds of groups are then spread over the
-    order, see `_spread`. "val", and then "test", takes the first groups that fit into its tenth, or the smallest group if none fits.
-
-    Args:
-        pairs: all pairs. path: of their file, for the message.
+    Pairs that share an image, directly or through other pairs, are one group and get the same split, so that no test image is seen in
+    training. The groups are shuffled with a fixed seed; if there are change types, the kinds of groups are then spread over the order,
+    see `_spread`. "val", and then "test", takes the first groups that fit into its tenth, or the smallest group if none fits.
     """
     group = connected_images(pairs)
     keys = sorted(set(group.values()))
@@ -173,7 +169,7 @@ def draw_splits(pairs: list[ChangePair], path: Path) -> list[ChangePair]:
             f"{path}: the pairs form only {len(keys)} groups without common images, and three are needed to split them; "
             'add pairs or write "split" yourself.'
         )
-    random.Random(SPLIT_SEED).shuffle(keys)
+    random.Random(0).shuffle(keys)
     kinds: dict[str, set[str]] = {key: set() for key in keys}
     if any(pair.change_type for pair in pairs):
         for pair in pairs:
@@ -258,10 +254,9 @@ def _image(path: object, key: str, where: str) -> str:
 
 def read_rows(path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
     """Yield `(where, row)` for each line of a table of pairs: .jsonl, .csv or .tsv. The cells of a CSV table are strings."""
-    return read_json_lines(path, "table of pairs") if path.suffix.lower() == ".jsonl" else _csv_rows(path)
-
-
-def _csv_rows(path: Path) -> Iterable[tuple[str, dict[str, str]]]:
+    if path.suffix.lower() == ".jsonl":
+        yield from read_json_lines(path, "table of pairs")
+        return
     if not path.is_file():
         raise DiffcapError(f"{path}: file not found; check the path.")
     try:

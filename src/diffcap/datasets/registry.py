@@ -1,12 +1,12 @@
-"""The datasets that diffcap knows, one `DatasetSpec` each; any other name is a user's own dataset (`diffcap.datasets.own`).
+"""The datasets that diffcap knows, one `DatasetSpec` each; any other name is a user's own dataset (`diffcap.datasets.pairs`).
 
-Readers are import paths of modules, so that this module imports none of them.
+Functions are import paths ("package.module:function"), so that this module imports no reader.
 
 Another package adds its own datasets through the entry point group `diffcap.datasets`; see docs/adding.md.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
 from typing import Literal
@@ -14,71 +14,70 @@ from typing import Literal
 from diffcap.datasets import no_change
 from diffcap.registry import Method, load_plugins
 
-SHIPPED_BACKBONES = ("blocks", "blocks_pixels", "tiles", "tiles_pixels")
-
 
 @dataclass(frozen=True)
 class LevirProtocol:
-    """What the protocol `levir_cc` needs to know of a dataset, see `diffcap.evaluation.levir_cc`.
+    """What the protocol `levir_cc` needs to know of a dataset, see `diffcap.evaluation.levir_cc`."""
 
-    Attributes:
-        no_change: the sentences with which its captions say that nothing has changed; see `no_change.plain` for their form.
-        min_count: how often a word must occur in all splits to have an id of its own.
-        layout: of the vocabulary. It decides the numbers of the words, on which METEOR depends.
-        accuracy_only: whether the dataset has only the accuracy, and no scores of ids and no S*m.
-    """
-
-    no_change: tuple[str, ...] = no_change.LEVIR_CC
-    min_count: int = 6  # authors' code: RSICCformer, SEN, Change-Agent, RSCaMa; more than 5
-    layout: Literal["rsicc", "chg2cap"] = "rsicc"
-    accuracy_only: bool = False
+    no_change: tuple[str, ...] = (
+        no_change.LEVIR_CC
+    )  # its sentences that say that nothing has changed, see `no_change.plain`
+    # How often a word must occur in all splits to have an id of its own; authors' code of RSICCformer, SEN, Change-Agent, RSCaMa: > 5.
+    min_count: int = 6
+    layout: Literal["rsicc", "chg2cap"] = (
+        "rsicc"  # of the vocabulary: the numbers of the words, on which METEOR depends
+    )
+    accuracy_only: bool = False  # whether the dataset has only the accuracy, and no scores of ids and no S*m
 
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """A dataset and its defaults.
+    """A dataset and its defaults."""
 
-    Attributes:
-        name: as in DATASET=clevr_change. title: as in tables.
-        reader: module with `read(folder)`, see `diffcap.datasets`.
-        renderer: import path of the function that renders its files, for a dataset without official ones.
-        pairs: whether it has pairs of images.
-        backbone: features for methods that read features, if the method's default is not for this dataset.
-        pixels_backbone: the same for methods that read pixels.
-        network: import path of the function that builds the backbone of this dataset, see `features.blocks_backbone.build`.
-        clip_backbone: replaces the backbone `pixels` (224 x 224, for CLIP), for a dataset with a small CLIP of its own.
-        tagger: part-of-speech tagger of the hard negatives.
-        configs: folder with <name>.yaml, settings that all training stages take on, as "package:folder"; by default dataset
-            in diffcap's own.
-        protocol: for the datasets that are also scored with the protocol `levir_cc`.
-    """
-
-    name: str
-    title: str
-    reader: str
-    renderer: str | None = None
-    pairs: bool = True
-    backbone: str | None = None
-    pixels_backbone: str | None = None
-    clip_backbone: str | None = None
-    network: str | None = None
-    tagger: str = "english"
+    name: str  # as in DATASET=clevr_change
+    title: str  # as in tables
+    reader: str  # import path of `read(folder)`, see `diffcap.datasets`
+    notes: str | None = (
+        None  # import path of `notes(pairs)`: remarks on the files, which the data stage prints and stores
+    )
+    photo_urls: str | None = (
+        None  # import path of `photo_urls(folder)`: image path -> alternative URLs, to download images one by one
+    )
+    info: Mapping[str, str] = field(default_factory=dict)  # what `dataset.json` says of every such dataset
+    blank_captions: bool = False  # whether the released files have empty captions that are scored
+    augmented: bool = False  # whether `read` has an option of this name that keeps the augmented training views
+    renderer: str | None = (
+        None  # import path of the function that renders its files, for a dataset without official ones
+    )
+    pairs: bool = True  # whether it has pairs of images
+    backbone: str | None = (
+        None  # features for methods that read features, if the method's default is not for this dataset
+    )
+    pixels_backbone: str | None = None  # the same for methods that read pixels
+    clip_backbone: str | None = (
+        None  # replaces the backbone `pixels` (224 x 224, for CLIP), for a dataset with a small CLIP of its own
+    )
+    network: str | None = (
+        None  # import path of the function that builds its backbone, see `features.blocks_backbone.build`
+    )
+    tagger: str = "english"  # part-of-speech tagger of the hard negatives
+    # Folder with <name>.yaml, settings that all training stages take on, as "package:folder"; by default dataset in diffcap's own.
     configs: str | None = None
-    protocol: LevirProtocol | None = None
+    protocol: LevirProtocol | None = None  # for the datasets that are also scored with the protocol `levir_cc`
 
     @property
     def rendered(self) -> bool:
         """Whether `make data` renders it instead of reading files."""
         return self.renderer is not None
 
-    def features_note(self, *names: str | None) -> str:
-        """A sentence if features are of a network that ships with diffcap, and the dataset is not the one it was trained for; else "".
+    @property
+    def backbones(self) -> frozenset[str | None]:
+        """The backbones that are its own."""
+        return frozenset((self.backbone, self.pixels_backbone, self.clip_backbone))
 
-        Args:
-            names: of the features and their library.
-        """
-        own = (self.backbone, self.pixels_backbone, self.clip_backbone)
-        poor = next((name for name in names if name in SHIPPED_BACKBONES and name not in own), None)
+    def features_note(self, *names: str | None) -> str:
+        """A sentence if features (their name, their library) are of a network that ships for another dataset; else ""."""
+        poor = next((name for name in names if name in SHIPPED_BACKBONES - self.backbones), None)
         if self.rendered or poor is None:
             return ""
         return (
@@ -87,57 +86,81 @@ class DatasetSpec:
         )
 
     def backbone_for(self, method: Method, reads_pixels: bool) -> str:
-        """Default backbone of a method on this dataset.
-
-        Args:
-            reads_pixels: whether the method reads images here, see `Experiment.reads_pixels`.
-        """
+        """Default backbone of a method on this dataset; `reads_pixels`: see `Experiment.reads_pixels`."""
         if reads_pixels:
             name = self.pixels_backbone or method.pixels_backbone or method.backbone
             return self.clip_backbone if self.clip_backbone and name == "pixels" else name
         return self.backbone or method.backbone
 
 
+_FROM_CAPTIONS = {"change_types": "derived from the captions"}  # printed with every score of a group
 BUILT_IN = (
-    DatasetSpec("birds2words", "Birds-to-Words", "diffcap.datasets.birds2words"),
+    DatasetSpec(
+        "birds2words",
+        "Birds-to-Words",
+        "diffcap.datasets.birds2words:read",
+        photo_urls="diffcap.datasets.birds2words:photo_urls",
+    ),
     DatasetSpec(
         "blocks",
         "blocks",
-        "diffcap.datasets.clevr_change",
+        "diffcap.datasets.clevr:read_clevr_change",  # rendered in CLEVR-Change's official layout
         renderer="diffcap.worlds.blocks.write:write_blocks",
         backbone="blocks",
         pixels_backbone="blocks_pixels",
         network="diffcap.features.blocks_backbone:build",
         tagger="blocks",
-    ),  # rendered in CLEVR-Change's official layout
-    DatasetSpec("clevr_change", "CLEVR-Change", "diffcap.datasets.clevr_change"),
-    DatasetSpec("clevr_dc", "CLEVR-DC", "diffcap.datasets.clevr_dc"),
-    DatasetSpec("cub", "CUB captions", "diffcap.datasets.cub", pairs=False),
+    ),
+    DatasetSpec("clevr_change", "CLEVR-Change", "diffcap.datasets.clevr:read_clevr_change"),
     DatasetSpec(
-        "dubai_cc", "Dubai-CC", "diffcap.datasets.dubai_cc", protocol=LevirProtocol(no_change.DUBAI_CC, 1, "chg2cap")
-    ),  # Chg2Cap: all words
-    DatasetSpec("image_editing_request", "Image-Editing-Request", "diffcap.datasets.image_editing_request"),
-    DatasetSpec("levir_cc", "LEVIR-CC", "diffcap.datasets.levir_cc", protocol=LevirProtocol()),
-    DatasetSpec("levir_mci", "LEVIR-MCI", "diffcap.datasets.levir_mci", protocol=LevirProtocol()),
-    DatasetSpec("nabirds", "NABirds", "diffcap.datasets.nabirds", pairs=False),
+        "clevr_dc",
+        "CLEVR-DC",
+        "diffcap.datasets.clevr:read_clevr_dc",
+        notes="diffcap.datasets.clevr:clevr_dc_notes",
+        info=_FROM_CAPTIONS,
+    ),
+    DatasetSpec("cub", "CUB captions", "diffcap.datasets.single_images:read_cub", pairs=False),
     DatasetSpec(
-        "second_cc", "SECOND-CC", "diffcap.datasets.second_cc", protocol=LevirProtocol(no_change.SECOND_CC, 11)
-    ),  # authors' code: more than 10
-    DatasetSpec("spot_the_diff", "Spot-the-Diff", "diffcap.datasets.spot_the_diff"),
+        "dubai_cc",
+        "Dubai-CC",
+        "diffcap.datasets.karpathy:read_dubai_cc",
+        info=_FROM_CAPTIONS,
+        protocol=LevirProtocol(no_change.DUBAI_CC, 1, "chg2cap"),  # Chg2Cap: all words
+    ),
+    DatasetSpec("image_editing_request", "Image-Editing-Request", "diffcap.datasets.photos:read_image_editing_request"),
+    DatasetSpec("levir_cc", "LEVIR-CC", "diffcap.datasets.karpathy:read_levir_cc", protocol=LevirProtocol()),
+    DatasetSpec("levir_mci", "LEVIR-MCI", "diffcap.datasets.karpathy:read_levir_mci", protocol=LevirProtocol()),
+    DatasetSpec("nabirds", "NABirds", "diffcap.datasets.single_images:read_nabirds", pairs=False),
+    DatasetSpec(
+        "second_cc",
+        "SECOND-CC",
+        "diffcap.datasets.karpathy:read_second_cc",
+        augmented=True,
+        protocol=LevirProtocol(no_change.SECOND_CC, 11),  # authors' code: more than 10
+    ),
+    DatasetSpec(
+        "spot_the_diff",
+        "Spot-the-Diff",
+        "diffcap.datasets.photos:read_spot_the_diff",
+        notes="diffcap.datasets.photos:spot_the_diff_notes",
+        info={"changes": "single"},  # the protocol if the configuration sets none
+        blank_captions=True,  # 7 of the 1,270 test pairs have only blank captions
+    ),
     DatasetSpec(
         "tiles",
         "tiles",
-        "diffcap.datasets.tiles",
+        "diffcap.datasets.karpathy:read_tiles",  # rendered in LEVIR-CC's official layout
         renderer="diffcap.worlds.tiles.write:write_tiles",
         backbone="tiles",
         clip_backbone="tiles_pixels",
         network="diffcap.features.tiles_backbone:build",
         tagger="tiles",
         protocol=LevirProtocol(),
-    ),  # rendered in LEVIR-CC's official layout
-    DatasetSpec("whu_cdc", "WHU-CDC", "diffcap.datasets.whu_cdc", protocol=LevirProtocol()),
+    ),
+    DatasetSpec("whu_cdc", "WHU-CDC", "diffcap.datasets.karpathy:read_whu_cdc", protocol=LevirProtocol()),
 )
-OWN_READER = "diffcap.datasets.own"  # of a user's own dataset
+SHIPPED_BACKBONES = frozenset(name for spec in BUILT_IN if spec.rendered for name in spec.backbones if name)
+OWN_READER = "diffcap.datasets.pairs:read"  # of a user's own dataset
 
 
 @cache
@@ -152,4 +175,4 @@ def datasets() -> Mapping[str, DatasetSpec]:
 
 def get_dataset(name: str) -> DatasetSpec:
     """The dataset of a name; for an unknown name a user's own dataset."""
-    return datasets().get(name) or DatasetSpec(name, name, OWN_READER)
+    return datasets().get(name) or DatasetSpec(name, name, OWN_READER, "diffcap.datasets.pairs:notes")

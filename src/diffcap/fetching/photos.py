@@ -5,7 +5,6 @@ still delivers another photo of the dataset; a host that has blocked us delivers
 """
 
 from dataclasses import replace
-from importlib import import_module
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,6 +13,7 @@ from diffcap.datasets.registry import get_dataset
 from diffcap.fetching.download import Client, Target, host_of
 from diffcap.fetching.folder import DatasetFolder, Failure
 from diffcap.fetching.sources import FetchSettings, is_web_address
+from diffcap.registry import import_object
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.progress import progress_bar
 
@@ -25,15 +25,14 @@ def fetch_photos(mirrors: tuple[str, ...], folder: DatasetFolder, settings: Fetc
 
     Args:
         mirrors: `https://host` of other servers that have the photos under the same paths.
-        folder: the module that reads this dataset has a function
-            `photo_urls(folder) -> {path relative to the folder: list of URLs}`.
+        folder: of a dataset whose `DatasetSpec.photo_urls` gives {path relative to the folder: list of URLs}.
     """
-    reader = import_module(get_dataset(folder.dataset).reader)
-    if not hasattr(reader, "photo_urls"):
+    photo_urls = get_dataset(folder.dataset).photo_urls
+    if photo_urls is None:
         raise DiffcapError(f"{folder.dataset}: its annotations have no photo URLs; delete `photos` from its sources.")
     photos = [
         (folder.official / path, _with_mirrors(urls, mirrors))
-        for path, urls in reader.photo_urls(folder.official).items()
+        for path, urls in import_object(photo_urls)(folder.official).items()
     ]
     before = sum(path.is_file() for path, _ in photos)
     client, failures = Client(settings), []

@@ -5,7 +5,7 @@ from diffcap.datasets.registry import DatasetSpec
 DATASET = DatasetSpec(
     name="shapes",
     title="Shapes",
-    reader="diffcap_toy.shapes",
+    reader="diffcap_toy.shapes:read",
     backbone="blocks",
     configs="diffcap_toy:.",
 )

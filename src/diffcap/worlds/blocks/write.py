@@ -1,4 +1,4 @@
-"""Write the dataset `blocks` in CLEVR-Change's official layout (see `diffcap.datasets.clevr_change`); resumable.
+"""Write the dataset `blocks` in CLEVR-Change's official layout (see `diffcap.datasets.clevr`); resumable.
 
 There are two more files: `blocks.json` has the settings of the folder, and `scenes.json` has under "000123.png":
 

@@ -1,4 +1,4 @@
-"""Write the dataset `tiles` in LEVIR-CC's official layout (see `diffcap.datasets.levir_cc`); resumable.
+"""Write the dataset `tiles` in LEVIR-CC's official layout (see `diffcap.datasets.karpathy`); resumable.
 
     LevirCCcaptions.json              all pairs: train, val, test
     images/train/A/train_000001.png   before; B: after
