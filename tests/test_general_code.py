@@ -16,7 +16,7 @@ SOURCE = Path(diffcap.__file__).parent
 NAMED = {
     "pcl": {
         *("experiment.py", "text/vocabularies.py", "text/vocabulary.py"),
-        *("checkpoints/loading.py", "data/datamodules.py", "commands/report.py"),
+        *("checkpoints/loading.py", "data/datamodules.py"),
     },
     "scorer": {"experiment.py", "evaluation/bootstrap.py", "evaluation/captions.py", "evaluation/ngrams.py"},
     "dirl": set(),
@@ -33,7 +33,7 @@ NAMED = {
             "text/vocabularies.py",
             "text/hub.py",
         ),
-        *("web/captioners.py", "checkpoints/exporting.py", "checkpoints/zero_shot.py"),
+        *("checkpoints/exporting.py", "checkpoints/zero_shot.py"),
     },
 }
 

@@ -4,7 +4,7 @@ import pytest
 
 from diffcap.datasets.no_change import LEVIR_CC
 from diffcap.pair_captioner import SHIPPED_CAPTIONERS, load_captioner
-from diffcap.web.examples import render_examples
+from diffcap.web.result import render_examples
 
 EXPECTED = {  # words, one of which a right caption of the example has
     "other colour": {"turned", "changed", "became", "purple"},

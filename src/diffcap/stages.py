@@ -136,7 +136,7 @@ STAGES = {
         products=_FEATURES, is_parallel=True, inputs=lambda e: [Path(e.folder) / "manifest.jsonl"],
     ),
     "import_features": Stage(
-        "diffcap.commands.import_features:import_features", settings.extract, lambda e: [("data", e)], lambda e: e.features_folder,
+        "diffcap.commands.extract:import_features", settings.extract, lambda e: [("data", e)], lambda e: e.features_folder,
         products=_FEATURES, direct=("folder",), read=_manifest,
         out=lambda options: f"{options['folder']}/features/{options['name']}",
     ),

@@ -24,7 +24,7 @@ from diffcap.evaluation.levir_cc import LevirScoring, accuracies, id_text, levir
 from diffcap.evaluation.protocols import evaluate, evaluate_systems
 from diffcap.features.writer import StoreWriter
 from diffcap.records import ChangePair, read_dataset
-from diffcap.report.baselines import MOST_COMMON
+from diffcap.report.gather import MOST_COMMON
 from diffcap.report.rows import score_row
 from diffcap.report.table import system_table
 from diffcap.text.vocabulary import Vocabulary, build_vocabulary

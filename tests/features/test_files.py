@@ -21,7 +21,7 @@ from diffcap.features.writer import StoreWriter, write_file_store
 from diffcap.lit.run import data_files
 from diffcap.record import describe_files, result_id
 from diffcap.records import ChangePair, Dataset, read_dataset, write_dataset
-from diffcap.report.baselines import baseline_captions
+from diffcap.report.gather import baseline_captions
 from diffcap.utils.errors import DiffcapError
 
 SIZE = (20, 30)

@@ -13,7 +13,7 @@ from tests.report.layouts import captions_of, make_dataset, make_scorer, make_st
 from tests.test_pair_captioner import make
 
 from diffcap.checkpoints.loading import load
-from diffcap.evaluation.localisation import box_coverage, mask_coverage, mass_inside, pointing_score, relative_box
+from diffcap.evaluation.localisation import box_coverage, mass_inside, pointing_score, relative_box
 from diffcap.features.writer import StoreWriter
 from diffcap.methods.pcl.model import PCL
 from diffcap.models.captioner import Captioner
@@ -27,8 +27,8 @@ from diffcap.report.attention import (
     iter_word_attention,
     mask_regions,
 )
+from diffcap.report.drawing import Masks
 from diffcap.report.heatmaps import PairAttention, matches, scale_attention
-from diffcap.report.masks import Masks
 from diffcap.utils.errors import DiffcapError
 from diffcap.word_attention import AttentionMaps
 
@@ -43,7 +43,7 @@ def some_maps() -> PairAttention:
     return PairAttention(words, before, after, np.roll(np.eye(6), 1, axis=1), PAIR, " ".join(words))
 
 
-def test_a_packed_look_is_the_strengths_and_the_matches_again() -> None:
+def test_encoded_maps_are_the_strengths_and_the_matches_again() -> None:
     one = some_maps()
     packed = encode_attention(one)
     assert packed["w"] == one.words and packed["g"] == [2, 3]
@@ -61,25 +61,21 @@ def test_a_packed_look_is_the_strengths_and_the_matches_again() -> None:
     assert empty == {"w": [], "g": [2, 3], "b": "", "a": "", "m": None}
 
 
-def test_some_maps_counts_in_every_image_that_has_the_object() -> None:
+def test_words_count_in_every_image_that_has_the_region(tmp_path: Path) -> None:
     sizes = {"b": (40, 40), "a": (40, 40)}
-    expectation = list(iter_word_attention(some_maps(), box_regions(PAIR, (2, 3), sizes)))
+    found = list(iter_word_attention(some_maps(), box_regions(PAIR, (2, 3), sizes)))
     kinds = [("other", "the"), ("color", "red"), ("shape", "cube"), ("change", "moved")]
-    assert [(kind, one.name) for kind, one in expectation] == 2 * kinds
-    assert expectation[0][1].coverage == pytest.approx(np.array([[1, 0.5, 0], [1, 0.5, 0]]))
-    assert expectation[4][1].coverage == pytest.approx(np.array([[0, 0, 0], [0, 0.5, 1]]))
-    assert (expectation[5][1].map == some_maps().after[1]).all()
+    assert [(kind, one.name) for kind, one in found] == 2 * kinds
+    assert found[0][1].coverage == pytest.approx(np.array([[1, 0.5, 0], [1, 0.5, 0]]))
+    assert found[4][1].coverage == pytest.approx(np.array([[0, 0, 0], [0, 0.5, 1]]))
+    assert (found[5][1].map == some_maps().after[1]).all()
     assert list(box_regions(PAIR, (2, 3), {"a": (40, 40)})) == ["after"]  # the size of the first is not known
-
-
-def test_a_mask_is_the_region_of_both_images(tmp_path: Path) -> None:
     masked = replace(PAIR, extra={"mask": "mask.png"})
     Image.fromarray(np.uint8([[255, 0, 0, 0], [0, 0, 0, 0]])).save(tmp_path / "mask.png")
     masks, sizes = Masks(tmp_path), {"a": (80, 40)}
-    found = list(iter_word_attention(some_maps(), mask_regions(masked, (2, 3), sizes, masks)))
-    assert [one.name for _, one in found] == 2 * ["the", "red", "cube", "moved"]
-    assert all(one.coverage == pytest.approx(np.array([[0.75, 0, 0], [0, 0, 0]])) for _, one in found)
-    assert (found[5][1].map == some_maps().after[1]).all()
+    regions = mask_regions(masked, (2, 3), sizes, masks)
+    assert list(regions) == ["before", "after"]
+    assert all(region == pytest.approx(np.array([[0.75, 0, 0], [0, 0, 0]])) for region in regions.values())
     Image.new("L", (4, 2)).save(tmp_path / "mask.png")
     assert mask_regions(masked, (2, 3), sizes, masks) == {} and not masks.problems
     assert mask_regions(masked, (2, 3), {}, masks) == {}  # no image can be read
@@ -138,7 +134,7 @@ def test_a_word_of_several_tokens_is_one_word(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (2, *meta["shape"]), dtype=np.uint8)
     writer.write(np.arange(2), pixels)
     writer.finish()
-    pair = ChangePair("1", "a.png", "b.png", [caption], "test", extra={"boxes": {"before": [0, 0, 9, 9]}})
+    pair = ChangePair("1", "a.png", "b.png", [caption], "test")
     (found,) = maps_of([path], tmp_path, [pair], {"1": caption})
     assert found.words == caption.split(" ")
     tokens = torch.tensor([checkpoint.vocabulary.encode(caption, 12)[:-1]])
@@ -149,9 +145,6 @@ def test_a_word_of_several_tokens_is_one_word(tmp_path: Path) -> None:
     for attended, of_tokens in ((found.before, maps.before[0].numpy()), (found.after, maps.after[0].numpy())):
         expected = [of_tokens[0], of_tokens[1:3].mean(0), of_tokens[3], of_tokens[4]]
         np.testing.assert_allclose(attended, np.stack(expected), atol=1e-6)
-    regions = box_regions(pair, (found.before.shape[1], found.before.shape[2]), {"a.png": (48, 32)})
-    expectation = [(kind, one.name) for kind, one in iter_word_attention(found, regions)]
-    assert expectation == [("other", "the"), ("color", "cyan"), ("shape", "cube"), ("change", "vanished")]
 
 
 def test_runs_with_nothing_to_see_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,28 +199,3 @@ def test_localisation_is_measured_on_the_drawn_pairs_alone(trained: tuple[Datase
     assert scores["region"] == "box" and "boxes" not in scores
     gone = [checkpoint.parent / "none.ckpt"]
     assert "not there" in str(collect_attention(gone, checkpoint.parent, test, predictions, measured, sizes, masks))
-
-
-def test_masks_are_measured_before_boxes(trained: tuple[Dataset, Path]) -> None:
-    dataset, checkpoint = trained
-    test = [pair for pair in dataset.pairs if pair.split == "test"]
-    mask = np.random.default_rng(0).random((48, 64)) < 0.2
-    Image.fromarray(mask).save(dataset.root / "mask.png")
-    Image.new("1", (64, 48)).save(dataset.root / "empty.png")
-    test = [
-        replace(pair, extra={**pair.extra, "mask": "empty.png" if pair.is_distractor else "mask.png"}) for pair in test
-    ]
-    sizes = {path: (64, 48) for pair in test for path in pair.images}
-    captions = captions_of(dataset)
-    ids = [pair.id for pair in test]
-    found = collect_attention([checkpoint], checkpoint.parent, test, captions, ids, sizes, Masks(dataset.root))
-    attentions = maps_of([checkpoint], checkpoint.parent, test, captions)
-    assert not isinstance(found, str)
-    scores = found[1]
-    coverage = mask_coverage((2, 3), mask)
-    maps = [map for one in attentions if not one.pair.is_distractor for side in (one.before, one.after) for map in side]
-    row = scores["kinds"]["all words"]
-    assert scores["region"] == "mask" and row["count"] == len(maps)
-    assert row["mass"] == pytest.approx(np.mean([mass_inside(map, coverage) for map in maps]))
-    assert row["mass_chance"] == pytest.approx(mask.mean())
-    assert 0 < scores["boxes"]["kinds"]["all words"]["count"] < row["count"]  # an added object is in one image

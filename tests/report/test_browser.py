@@ -17,9 +17,8 @@ from tests.report.test_page import a_page, blocks_of
 from tests.stages.test_report import report
 
 from diffcap.records import ChangePair
-from diffcap.report.drawing import Thumbnail
+from diffcap.report.drawing import Thumbnail, is_correct
 from diffcap.report.page import Page, System, render
-from diffcap.report.pictures import is_correct
 
 MANY = 8_000
 TYPES = ("add", "drop", "move", "color", "texture")
@@ -284,7 +283,7 @@ def many_pairs() -> Page:
     pictures = {path: thumbnails[number % 40] for number, pair in enumerate(pairs) for path in pair.images}
     protocol = {"dataset": "blocks", "split": "test", "pairs": {"total": MANY}, "tokenizer": "raw", "beams": 1}
     rows = {"one": {"total": {"CIDEr-D": 1.25}, "seconds": 60.0}}
-    return Page("blocks", "test", protocol, rows, {"one": System(predictions, scores)}, pairs, pictures)
+    return Page(protocol, rows, {"one": System(predictions, scores)}, pairs, pictures)
 
 
 def test_8000_pairs_are_listed_filtered_and_sorted(request: pytest.FixtureRequest, tmp_path: Path) -> None:

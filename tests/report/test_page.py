@@ -80,8 +80,6 @@ def a_page(name: str = "one", text: str = "the small red cube moved", has_object
     scored = [{"CIDEr-D": {"total": 0.5}}, {"CIDEr-D": {"total": 0.75}}]
     picture = Thumbnail(100, 80, base64.b64encode(b"picture").decode())
     return Page(
-        dataset=text,
-        split="test",
         protocol={"dataset": text, "split": "test", "pairs": {"total": 4}, "tokenizer": "raw", "beams": 1},
         rows={"baseline": row, name: better, "two": row},
         systems={name: first, "two": second},

@@ -14,7 +14,7 @@ import uvicorn
 from tests.odd_images import encoded
 
 from diffcap.web.captioners import Captioners, Choice
-from diffcap.web.examples import render_examples
+from diffcap.web.result import render_examples
 from diffcap.web.server import build_app, listen
 
 SHIPPED = Choice("SCORER · blocks · ships with diffcap", None)

@@ -17,8 +17,8 @@ from tests.web.site import SHIPPED, served
 
 from diffcap.pair_captioner import load_captioner
 from diffcap.web.captioners import Captioners, Choice
-from diffcap.web.examples import render_examples
 from diffcap.web.middleware import MAX_FILE_BYTES
+from diffcap.web.result import render_examples
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import base64
 import io
-import math
 import re
 import threading
 import time
@@ -24,8 +23,8 @@ from diffcap.pair_captioner import load_captioner
 from diffcap.report.heatmaps import percent
 from diffcap.utils.errors import DiffcapError
 from diffcap.web.captioners import Captioners, Choice
-from diffcap.web.examples import render_examples
-from diffcap.web.page import _answer, _answer_if_complete
+from diffcap.web.page import _answer
+from diffcap.web.result import render_examples
 
 
 @pytest.fixture(scope="module")
@@ -133,9 +132,7 @@ def test_a_probability_of_a_change_comes_before_the_log_probability(tmp_path: Pa
     text = " ".join(Text(answer).text.split())
     caption = load_captioner(made, device="cpu")(*paths)
     assert caption.nothing_changed is not None
-    shown = (
-        f"probability that something changed {percent(math.log(1 - caption.nothing_changed))} log-probability of the"
-    )
+    shown = f"probability that something changed {percent(1 - caption.nothing_changed)} log-probability of the"
     assert shown in text and "blocks" not in text
 
 
@@ -166,9 +163,9 @@ def test_uploads_are_captioned_once_both_are_there(tmp_path: Path) -> None:
     for number, data in enumerate(pair()):
         paths.append(str(tmp_path / f"{number}.png"))
         Path(paths[-1]).write_bytes(data)
-    assert _answer_if_complete(captioners, paths[0], None, "0", 1) == ""
-    assert _answer_if_complete(captioners, None, paths[1], "0", 1) == ""
-    assert _answer_if_complete(captioners, *paths, "0", 1) == _answer(captioners, *paths, "0", 1)
+    assert _answer(captioners, paths[0], None, "0", 1, is_upload=True) == ""
+    assert _answer(captioners, None, paths[1], "0", 1, is_upload=True) == ""
+    assert 'class="dc-word"' in _answer(captioners, *paths, "0", 1, is_upload=True)
 
 
 def test_only_uploaded_files_can_be_named(visitor: Visitor, tmp_path: Path) -> None:

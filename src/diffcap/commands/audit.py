@@ -25,26 +25,11 @@ REASONS = (ALL_CAPTIONS, SOME_CAPTIONS, CHANGE_CAPTION, EMPTY_MASK, FILLED_MASK,
 
 
 class Finding(NamedTuple):
-    """The contradictions of one pair.
-
-    Attributes:
-        pair: the pair. reasons: at least one of `REASONS`. captions: those of its captions that contradict its flag.
-    """
+    """The contradictions of one pair."""
 
     pair: ChangePair
-    reasons: list[str]
-    captions: list[str]
-
-
-class Audit(NamedTuple):
-    """The result of an audit.
-
-    Attributes:
-        findings: in the order of the pairs. unchecked: what could not be checked, and why, one sentence part each.
-    """
-
-    findings: list[Finding]
-    unchecked: list[str]
+    reasons: list[str]  # at least one of `REASONS`
+    captions: list[str]  # those that contradict its flag
 
 
 def audit(dataset: str | None = None, folder: Path | None = None) -> None:
@@ -57,16 +42,20 @@ def audit(dataset: str | None = None, folder: Path | None = None) -> None:
         dataset: Name of the dataset; the data stage must have prepared it.
         folder: Folder of its manifest; data/<dataset> by default.
     """
+    from diffcap.evaluation.tables import print_table
+    from diffcap.utils.table import Cell, Table
+
     if folder is None and dataset is None:
         raise DiffcapError("--dataset is missing; give its name, or the folder of its manifest as --folder.")
     folder = folder or Path(f"data/{dataset}")
     prepared = read_dataset(folder)
+    pairs = prepared.pairs
     if dataset not in (None, prepared.name):
         raise DiffcapError(f"{folder}: holds {prepared.name}, not {dataset}; give the folder of {dataset}.")
-    result = find_contradictions(prepared.pairs, prepared.root)
+    findings, unchecked = find_contradictions(pairs, prepared.root)
     derived = prepared.info.get("change_types")
-    if derived and not any("changeflag_derived" in pair.extra for pair in prepared.pairs):
-        result.unchecked.append(f"the flags: they are {derived}, so that only captions that disagree are found")
+    if derived and not any("changeflag_derived" in pair.extra for pair in pairs):
+        unchecked.append(f"the flags: they are {derived}, so that only captions that disagree are found")
     rows = [
         {
             "id": pair.id,
@@ -78,30 +67,32 @@ def audit(dataset: str | None = None, folder: Path | None = None) -> None:
             "after": pair.after,
             "mask": pair.extra.get("mask"),
         }
-        for pair, reasons, captions in result.findings
+        for pair, reasons, captions in findings
     ]
     write_text(folder / FILE, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    for pair, reasons, _ in result.findings:
+    for pair, reasons, _ in findings:
         echo(f"{pair.split} {pair.id}: {'; '.join(reasons)}")
-    has_masks = any("mask" in pair.extra for pair in prepared.pairs)
-    reasons = [reason for reason in REASONS if has_masks or reason not in (EMPTY_MASK, FILLED_MASK)]
-    _print_counts(result.findings, reasons, prepared.name)
+    has_masks = any("mask" in pair.extra for pair in pairs)
+    counts = Counter((finding.pair.split, reason) for finding in findings for reason in finding.reasons)
+    lines = []
+    for reason in REASONS:
+        if has_masks or reason not in (EMPTY_MASK, FILLED_MASK):
+            row = [counts[split, reason] for split in SPLITS]
+            lines.append(([reason], [Cell(f"{count:,}") for count in (*row, sum(row))]))
+    print_table(Table([*SPLITS, "total"], lines, ["reason"], f"{prepared.name}: contradictions, in pairs"))
     echo(
-        *(f"not checked: {text}" for text in result.unchecked),
-        f"{len(result.findings):,} of {len(prepared.pairs):,} pairs have a contradiction, {folder / FILE}",
+        *(f"not checked: {text}" for text in unchecked),
+        f"{len(findings):,} of {len(pairs):,} pairs have a contradiction, {folder / FILE}",
     )
 
 
-def find_contradictions(pairs: Sequence[ChangePair], root: Path) -> Audit:
+def find_contradictions(pairs: Sequence[ChangePair], root: Path) -> tuple[list[Finding], list[str]]:
     """Compare the change flag of each pair (`is_distractor`) with its captions, its mask and its images.
 
     A mask is empty if it is 0 everywhere. Captions are judged by `is_no_change`.
 
-    Args:
-        pairs: all pairs of a dataset. root: folder of the images and masks.
-
-    Raises:
-        DiffcapError: the dataset has single images, or does not mark the pairs without change.
+    Returns:
+        The findings in the order of the pairs; and what could not be checked, and why, one sentence part each.
     """
     from diffcap.utils.progress import progress_bar
 
@@ -113,17 +104,22 @@ def find_contradictions(pairs: Sequence[ChangePair], root: Path) -> Audit:
         )
     findings: list[Finding] = []
     without = Counter[str]()  # what a pair lacks
+    derived = (
+        "a flag in the dataset's files; it is derived from the captions, so that only captions that disagree are found"
+    )
     with progress_bar("auditing pairs", len(pairs)) as advance:
         for pair in pairs:
-            reasons, captions = _of_captions(pair)
-            empty = _is_empty(pair, root)
-            equal = _are_equal(pair, root)
+            captions = [caption for caption in pair.captions if is_no_change(caption) != pair.is_distractor]
+            reasons = []
+            if captions and pair.is_distractor:
+                reasons.append(CHANGE_CAPTION)
+            elif captions:
+                reasons.append(ALL_CAPTIONS if len(captions) == len(pair.captions) else SOME_CAPTIONS)
+            empty, equal = _is_empty(pair, root), _are_equal(pair, root)
             without["captions"] += not pair.captions
             without["a mask" if "mask" not in pair.extra else "a readable mask"] += empty is None
             without["both images"] += equal is None
-            without[
-                "a flag in the dataset's files; it is derived from the captions, so that only captions that disagree are found"
-            ] += "changeflag_derived" in pair.extra
+            without[derived] += "changeflag_derived" in pair.extra
             if empty is not None and empty != pair.is_distractor:
                 reasons.append(EMPTY_MASK if empty else FILLED_MASK)
             if equal and not pair.is_distractor:
@@ -131,19 +127,8 @@ def find_contradictions(pairs: Sequence[ChangePair], root: Path) -> Audit:
             if reasons:
                 findings.append(Finding(pair, reasons, captions))
             advance(1)
-    return Audit(
-        findings, [f"{count:,} of {len(pairs):,} pairs without {what}" for what, count in without.items() if count]
-    )
-
-
-def _of_captions(pair: ChangePair) -> tuple[list[str], list[str]]:
-    """The reason that a pair's captions give, if any, and the captions that contradict its flag."""
-    wrong = [caption for caption in pair.captions if is_no_change(caption) != pair.is_distractor]
-    if not wrong:
-        return [], []
-    if pair.is_distractor:
-        return [CHANGE_CAPTION], wrong
-    return [ALL_CAPTIONS if len(wrong) == len(pair.captions) else SOME_CAPTIONS], wrong
+    unchecked = [f"{count:,} of {len(pairs):,} pairs without {what}" for what, count in without.items() if count]
+    return findings, unchecked
 
 
 def _is_empty(pair: ChangePair, root: Path) -> bool | None:
@@ -160,20 +145,8 @@ def _is_empty(pair: ChangePair, root: Path) -> bool | None:
 
 def _are_equal(pair: ChangePair, root: Path) -> bool | None:
     """Whether both image files of a pair have the same bytes; None if one cannot be read."""
-    assert pair.after is not None
+    before, after = (root / path for path in pair.images)
     try:
-        return filecmp.cmp(root / pair.before, root / pair.after, shallow=False)
+        return filecmp.cmp(before, after, shallow=False)
     except OSError:
         return None
-
-
-def _print_counts(findings: Sequence[Finding], reasons: Sequence[str], name: str) -> None:
-    from diffcap.evaluation.tables import print_table
-    from diffcap.utils.table import Cell, Table
-
-    counts = Counter((finding.pair.split, reason) for finding in findings for reason in finding.reasons)
-    lines = []
-    for reason in reasons:
-        row = [counts[split, reason] for split in SPLITS]
-        lines.append(([reason], [Cell(f"{count:,}") for count in (*row, sum(row))]))
-    print_table(Table([*SPLITS, "total"], lines, ["reason"], f"{name}: contradictions, in pairs"))

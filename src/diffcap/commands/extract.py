@@ -1,5 +1,6 @@
-"""Extract the features of all images of a dataset into the store data/<dataset>/features/<model.name>/."""
+"""Fill the store data/<dataset>/features/<name>: extract the features of all images, or import those that authors released."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -31,3 +32,19 @@ def extract_features(request: "Request") -> None:
     products = [folder / name for name in STAGES["extract"].products]
     made = record.make(request.asked, record.result_id(options, files), files, products)
     record.write(folder / "extract.done.json", made)
+
+
+def import_features(folder: str, source: str, name: str = "authors") -> None:
+    """Fill data/<dataset>/features/<name> from the authors' files, one `.npy` per image or IDC-PCL's pickles; needs no images.
+
+    Args:
+        folder: Folder of the dataset, with its manifest.
+        source: Folder of the authors' features (features/, sc_features/, nsc_features/ of SCORER and DIRL, full/ of IDC-PCL).
+        name: Name of the feature store.
+    """
+    from diffcap.features.authors import fill_store
+    from diffcap.records import read_dataset
+
+    store = Path(folder) / "features" / name
+    imported = fill_store(read_dataset(folder), source, store)
+    print(f"{store}: {f'complete, {imported:,} images imported from {source}' if imported else 'already complete'}.")

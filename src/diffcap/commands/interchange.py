@@ -83,27 +83,23 @@ def export(
         base: Folder of the base model of METHOD=vlm, if it is not where the checkpoint says; only with --form.
     """
     from diffcap.checkpoints.exporting import export as write_export
+    from diffcap.checkpoints.exporting import export_vlm
 
     folder = out or checkpoint.with_name(f"{checkpoint.name.removesuffix('.ckpt')}-{form or 'exported'}")
     if form is not None and folder.is_dir() and any(folder.iterdir()):
         raise DiffcapError(f"--out {folder}: contains files; give a new folder.")
     _check_target(folder)
-    if form is not None:
-        from diffcap.checkpoints.exporting import export_vlm
-
-        export_vlm(checkpoint, folder, form, base)
-        size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-        echo(
-            f"{folder}: {size / 1e6:.1f} MB, {'an adapter for PEFT' if form == 'peft' else 'a model for transformers'}"
+    if form is None:
+        scores = write_export(checkpoint, folder)
+        note = (
+            f"without scores: {scores.missing_reason}"
+            if scores.metrics is None
+            else f"with the scores of {scores.file}"
         )
-        return
-    scores = write_export(checkpoint, folder)
+    else:
+        export_vlm(checkpoint, folder, form, base)
+        note = "an adapter for PEFT" if form == "peft" else "a model for transformers"
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-    note = (
-        f"with the scores of {scores.file}"
-        if scores.metrics is not None
-        else f"without scores: {scores.missing_reason}"
-    )
     echo(f"{folder}: {size / 1e6:.1f} MB, {note}")
 
 
@@ -139,30 +135,27 @@ def pull(name: str, out: Path | None = None) -> None:
     """
     from diffcap.checkpoints.loading import pull as download
 
-    _check_target(out or Path(name.rpartition("/")[2]))
-    folder = download(name, out or Path(name.rpartition("/")[2]))
+    target = out or Path(name.rpartition("/")[2])
+    _check_target(target)
+    folder = download(name, target)
     echo(f"{folder}: {name}; try it: diffcap caption BEFORE AFTER --checkpoint {folder}")
 
 
 def _check_target(folder: Path) -> None:
+    """Refuse a folder that has files, but none that diffcap exported."""
+    from diffcap.records import read_json
+
     if folder.exists() and not folder.is_dir():
         raise DiffcapError(f"--out {folder}: is a file; give a folder.")
     found = list(folder.iterdir()) if folder.is_dir() else []
-    if not found:
-        return
     config = folder / "config.json"  # missing if writing was interrupted
-    is_own = _is_exported(config) if config.is_file() else (folder / "model.safetensors").is_file()
-    if not is_own:
+    is_own = (folder / "model.safetensors").is_file()
+    if config.is_file():
+        try:
+            content = read_json(config)
+        except DiffcapError:
+            content = None
+        is_own = isinstance(content, dict) and {"stage", "words", "hyperparameters"} <= content.keys()
+    if found and not is_own:
         other = config if config.is_file() else found[0]
         raise DiffcapError(f"--out {folder}: contains files of another program ({other.name}); give a new folder.")
-
-
-def _is_exported(config: Path) -> bool:
-    """Whether diffcap wrote a config.json."""
-    from diffcap.records import read_json
-
-    try:
-        content = read_json(config)
-    except DiffcapError:
-        return False
-    return isinstance(content, dict) and {"stage", "words", "hyperparameters"} <= content.keys()

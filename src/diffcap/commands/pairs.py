@@ -16,12 +16,8 @@ _TABLES = (".csv", ".tsv", ".jsonl")
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 _BEFORE, _AFTER = ("before", "bef", "images", "A"), ("after", "aft", "sc_images", "B")
 _ENDINGS = (("_before", "_after"), ("-before", "-after"), ("_1", "_2"), ("", "_2"))  # the last: Spot-the-Diff
-_SUFFIXES = {
-    f".{kind}"
-    for kind in ("bmp", "gif", "jpg", "jpeg", "png", "tif", "tiff", "webp", "avif", "jp2", "ppm", "pgm", "tga")
-}
-
-
+_KINDS = ("bmp", "gif", "jpg", "jpeg", "png", "tif", "tiff", "webp", "avif", "jp2", "ppm", "pgm", "tga")
+_SUFFIXES = {f".{kind}" for kind in _KINDS}
 _MAX_NAMED = 3  # unpaired images that a note names
 
 
@@ -83,12 +79,9 @@ def find_pairs(before: str, after: str | None = None) -> tuple[list[ImagePair], 
     raise DiffcapError(f"{before}: the image after the change is missing; give both: diffcap caption BEFORE AFTER.")
 
 
-Images = dict[str, list[Path]]
-
-
-def _images(folder: Path) -> Images:
+def _images(folder: Path) -> dict[str, list[Path]]:
     """The image files of a folder by name without suffix, in natural order. Names have their composed Unicode form."""
-    found: Images = {}
+    found: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir(), key=_natural_key):
         if path.suffix.lower() in _SUFFIXES and path.is_file():
             found.setdefault(unicodedata.normalize("NFC", path.stem), []).append(path)
@@ -101,33 +94,35 @@ def _natural_key(path: Path) -> tuple[list[tuple[int, str]], str]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts], path.name
 
 
-def _pair(name: str, before: Sequence[Path], after: Sequence[Path]) -> ImagePair:
-    for side in (before, after):
-        if len(side) > 1:
-            raise DiffcapError(
-                f"{side[0]} and {side[1].name}: both belong to the pair {name}; move one away, or give a CSV file of pairs."
-            )
-    return ImagePair(name, before[0], after[0])
-
-
-def _unpaired_note(pictures: Iterable[Path], pairs: Sequence[ImagePair]) -> list[str]:
+def _with_note(
+    found: Iterable[tuple[str, Sequence[Path], Sequence[Path]]], images: Iterable[Sequence[Path]]
+) -> tuple[list[ImagePair], list[str]]:
+    """The pairs of (name, images before, images after), and a note on those of all images that are in no pair."""
+    pairs = []
+    for name, before, after in found:
+        for side in (before, after):
+            if len(side) > 1:
+                raise DiffcapError(
+                    f"{side[0]} and {side[1].name}: both belong to the pair {name}; move one away, or give a CSV file of pairs."
+                )
+        pairs.append(ImagePair(name, before[0], after[0]))
     paired = {path for pair in pairs for path in (pair.before, pair.after)}
-    left = [str(path) for path in pictures if path not in paired]
+    left = [str(path) for paths in images for path in paths if path not in paired]
     if not left:
-        return []
+        return pairs, []
     more = f" and {len(left) - _MAX_NAMED:,} more" if len(left) > _MAX_NAMED else ""
     count = "1 unpaired image was" if len(left) == 1 else f"{len(left):,} unpaired images were"
-    return [f"{count} ignored: {', '.join(left[:_MAX_NAMED])}{more}."]
+    return pairs, [f"{count} ignored: {', '.join(left[:_MAX_NAMED])}{more}."]
 
 
 def _pairs_of_folders(before: Path, after: Path) -> tuple[list[ImagePair], list[str]]:
     first, second = _images(before), _images(after)
-    pairs = [_pair(name, paths, second[name]) for name, paths in first.items() if name in second]
-    if not pairs:
+    found = [(name, paths, second[name]) for name, paths in first.items() if name in second]
+    if not found:
         raise DiffcapError(
             f"{before} and {after}: no image has the same name in both; rename the images, or give a CSV file of pairs."
         )
-    return pairs, _unpaired_note((path for side in (first, second) for paths in side.values() for path in paths), pairs)
+    return _with_note(found, [*first.values(), *second.values()])
 
 
 def _pairs_in_folder(folder: Path) -> tuple[list[ImagePair], list[str]]:
@@ -137,15 +132,16 @@ def _pairs_in_folder(folder: Path) -> tuple[list[ImagePair], list[str]]:
     for before, after in zip(_BEFORE, _AFTER):
         if (folder / before).is_dir() and (folder / after).is_dir():
             return _pairs_of_folders(folder / before, folder / after)
-    found = _images(folder)
+    images = _images(folder)
     for first, second in _ENDINGS:
-        pairs = [
-            _pair(name.removesuffix(first), paths, found[other])
-            for name, paths in found.items()
-            if name.endswith(first) and (other := name.removesuffix(first) + second) in found and other != name
+        names = {name: name.removesuffix(first) for name in images if name.endswith(first)}
+        found = [
+            (stem, images[name], images[stem + second])
+            for name, stem in names.items()
+            if stem + second in images and stem + second != name
         ]
-        if pairs:
-            return pairs, _unpaired_note((path for paths in found.values() for path in paths), pairs)
+        if found:
+            return _with_note(found, images.values())
     raise DiffcapError(
         f"{folder}: no pairs found; add pairs.csv (columns before, after), folders before and after (or A and B) with images of the "
         "same names, or images named X_before and X_after."
@@ -153,18 +149,17 @@ def _pairs_in_folder(folder: Path) -> tuple[list[ImagePair], list[str]]:
 
 
 def _pairs_in_table(path: Path) -> list[ImagePair]:
-    checked: list[tuple[str, dict[str, Any]]] = []
+    rows: list[tuple[str, dict[str, Any]]] = []
     for where, row in read_rows(path):
         for key in ("before", "after"):
             if not isinstance(row.get(key), str) or is_blank(row[key]):
                 raise DiffcapError(f'{where}: "{key}" is missing; every pair needs "before" and "after".')
-        id = row.get("id")
-        if not isinstance(id, str | int | float | None):
-            raise DiffcapError(f'{where}: "id" is {id!r:.60}; give a string or a number.')
-        checked.append((where, row))
-    images = [(row["before"].strip(), row["after"].strip()) for _, row in checked]
+        if not isinstance(row.get("id"), str | int | float | None):
+            raise DiffcapError(f'{where}: "id" is {row["id"]!r:.60}; give a string or a number.')
+        rows.append((where, row))
+    images = [(row["before"].strip(), row["after"].strip()) for _, row in rows]
     pairs: dict[str, ImagePair] = {}
-    for (where, row), (before, after), default_id in zip(checked, images, default_ids(images)):
+    for (where, row), (before, after), default_id in zip(rows, images, default_ids(images)):
         name = str("" if row.get("id") is None else row["id"]).strip()
         name = default_id if is_blank(name) else name
         if name in pairs:

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from diffcap.evaluation.tables import print_table
 from diffcap.records import write_json, write_text
 from diffcap.report.comparison import check_same_pairs, pairs_of, read_evaluation
-from diffcap.report.rows import mean_row, score_row, training
+from diffcap.report.rows import Row, mean_row, score_row, training
 from diffcap.report.table import system_table, type_table
-from diffcap.run_folder import evaluated_checkpoints, training_lineage
+from diffcap.run_folder import evaluated_checkpoints
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.provenance import provenance
 from diffcap.utils.table import Cell, Table
@@ -21,7 +22,8 @@ def accuracy_table(folder: str | Path, rows: Mapping[str, Sequence[Path]], out: 
     """Collect the evaluations, print and write the table: table.json and table.md.
 
     Args:
-        folder: data/<dataset>. rows: name -> folders of its evaluations, one per seed; the others are compared with the first row.
+        folder: data/<dataset>.
+        rows: name -> folders of its evaluations, one per seed; the others are compared with the first row.
         out: folder of the table.
     """
     read = {name: [read_evaluation(path) for path in paths] for name, paths in rows.items()}
@@ -36,16 +38,11 @@ def accuracy_table(folder: str | Path, rows: Mapping[str, Sequence[Path]], out: 
                     "evaluate both again with the same --tokenizer."
                 )
     pairs = pairs_of(first, folder)
-    single = {
-        name: [
-            {
-                **score_row(one.metrics, one.predictions, pairs),
-                **training(list(map(training_lineage, evaluated_checkpoints(one.folder, one.metrics)))),
-            }
-            for one in group
-        ]
-        for name, group in read.items()
-    }
+    single: dict[str, list[Row]] = {name: [] for name in read}
+    for name, group in read.items():
+        for one in group:
+            row = score_row(one.metrics, one.predictions, pairs)
+            single[name].append(row | training(evaluated_checkpoints(one.folder, one.metrics)))
     merged = {name: mean_row(group) for name, group in single.items()}
     gains = gains_over_first(single)
     decoding = {name: {key: group[0].metrics["protocol"].get(key) for key in _DECODING} for name, group in read.items()}
@@ -58,8 +55,6 @@ def accuracy_table(folder: str | Path, rows: Mapping[str, Sequence[Path]], out: 
     if types := type_table(merged):
         parts.append(types.markdown())
     write_text(target / "table.md", "\n\n".join(parts) + "\n")
-    from diffcap.evaluation.tables import print_table
-
     print_table(system_table(merged, f"{protocol['dataset']} {protocol['split']}"))
     print_table(gain_table(gains))
     print(caption(protocol))

@@ -22,12 +22,11 @@ from diffcap.evaluation.slots import WORD_KINDS, word_kinds
 from diffcap.features.store import FeatureStore
 from diffcap.models.captioner import Captioner
 from diffcap.records import ChangePair
+from diffcap.report.drawing import Masks, Size
 from diffcap.report.heatmaps import PairAttention, matches, scale_attention
-from diffcap.report.masks import Masks, size_of
 from diffcap.report.table import ALL_WORDS
 from diffcap.word_attention import AttentionMaps, attention_of
 
-Size = tuple[int, int]
 Localisation = dict[str, Any]
 
 _PAIRS_PER_READ = 16
@@ -41,7 +40,9 @@ def iter_attention(
     """Attention maps of a checkpoint, or of an ensemble, for the captions of pairs, one pair at a time.
 
     Args:
-        paths: the checkpoints; several are an ensemble. folder: the dataset's, with its features. captions: id -> caption.
+        paths: the checkpoints; several are an ensemble.
+        folder: the dataset's, with its features.
+        captions: id -> caption.
 
     Returns:
         The maps in the order of `pairs`, or a sentence why there are none.
@@ -91,7 +92,8 @@ def extreme_pairs(scores: Mapping[str, Mapping[str, float]], count: int = _PAIRS
     """The ids of the pairs with the lowest and highest scores of each system, and with the largest max - min over the systems.
 
     Args:
-        scores: system -> id -> score; all systems have the same ids. count: of each kind; at least 1.
+        scores: system -> id -> score; all systems have the same ids.
+        count: of each kind; at least 1.
     """
     selected: list[str] = []
     for by_id in scores.values():
@@ -132,8 +134,8 @@ def box_regions(pair: ChangePair, grid: tuple[int, int], sizes: Mapping[str, Siz
     """The boxes of the changed object: "before", "after" -> `box_coverage` (h, w), for the images that have one.
 
     Args:
-        grid: (h, w). sizes: image path -> (width, height) in pixels, in the coordinates of the boxes; images without a size are
-            skipped.
+        grid: (h, w).
+        sizes: image path -> its size, in the coordinates of the boxes; images without a size are skipped.
     """
     boxes = pair.extra.get("boxes") or {}
     sides = ((side, getattr(pair, side)) for side in ("before", "after"))
@@ -146,17 +148,15 @@ def box_regions(pair: ChangePair, grid: tuple[int, int], sizes: Mapping[str, Siz
 
 def mask_regions(pair: ChangePair, grid: tuple[int, int], sizes: Mapping[str, Size], masks: Masks) -> dict[str, Array]:
     """The mask of a pair as `box_regions`: it has the changed area of both images. Empty for an empty mask."""
-    size = size_of(pair, sizes)
-    mask = masks.read(pair, size) if size else None
+    mask = masks.read(pair, sizes)
     return {} if mask is None or not mask.any() else dict.fromkeys(("before", "after"), mask_coverage(grid, mask))
 
 
 def iter_word_attention(maps: PairAttention, regions: Mapping[str, Array]) -> Iterator[tuple[str, WordAttention]]:
     """The kind of the word (see `WORD_KINDS`), and its map with the region, for each word and each image with a region."""
-    for side, word_maps in (("before", maps.before), ("after", maps.after)):
-        if side in regions:
-            for word, kind, word_map in zip(maps.words, word_kinds(maps.words), word_maps):
-                yield kind, WordAttention(word, word_map, regions[side])
+    for side, region in regions.items():
+        for word, kind, word_map in zip(maps.words, word_kinds(maps.words), getattr(maps, side)):
+            yield kind, WordAttention(word, word_map, region)
 
 
 def collect_attention(
@@ -171,7 +171,8 @@ def collect_attention(
     """Compute the attention maps of a run for some pairs, and how well these maps localise the change.
 
     Args:
-        checkpoints, folder, captions: see `iter_attention`. sizes: see `box_regions`.
+        checkpoints, folder, captions: see `iter_attention`.
+        sizes: see `box_regions`.
         localisation_ids: ids of those pairs that localisation is measured on. They must be drawn at random: pairs chosen by
             score would give a biased result.
 
@@ -198,8 +199,7 @@ def collect_attention(
     if not tables:
         return encoded, {}
     first = next(iter(tables))
-    boxes = {"boxes": tables["box"]} if len(tables) > 1 else {}
-    return encoded, {"region": first, **tables[first], **boxes}
+    return encoded, {"region": first, **tables[first], **({"boxes": tables["box"]} if len(tables) > 1 else {})}
 
 
 def _tables(found: Sequence[tuple[str, WordAttention]], with_kinds: bool) -> dict[str, dict[str, dict[str, float]]]:

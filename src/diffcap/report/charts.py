@@ -1,10 +1,12 @@
-"""Draw the charts of a report with matplotlib. The page contains them as SVG; PNG files are written, too.
+"""Draw the charts of a report with matplotlib: SVG in the page, and PNG files. Training curves are read from Lightning's CSV files.
 
 matplotlib is imported only where a chart is drawn, because it takes 0.5 s and 74 MB.
 """
 
+import csv
 import io
 import json
+import math
 import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -17,13 +19,16 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from diffcap.report.curves import MONITORED, Curve, thinned
+from diffcap.report.rows import Run
+from diffcap.run_folder import LOGS, STAGES, training_lineage
 from diffcap.utils.files import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Curve = list[tuple[float, float]]  # (optimiser step, value)
+MONITORED = "val/CIDEr-D"
 # Of systems: Okabe and Ito's colours, which colour-blind readers can distinguish; the baselines are gray.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#111111", "#f0e442")
 GRAYS = ("#969696", "#5a5a5a")
@@ -63,6 +68,7 @@ _STYLE: dict[str, Any] = {
     "svg.hashsalt": "diffcap",  # the same chart is the same file
 }
 _PAGE_SIZE, _SHEET_WIDTH = (4.2, 2.36), 9.0  # inches
+_MAX_POINTS = 240  # of a curve; neighbours are averaged in longer ones, since a screen shows no more
 _MAX_MARKERS = 24  # a curve of more points is drawn without markers
 _SVG = "{http://www.w3.org/2000/svg}"
 # Charts of viewpoint.json: title -> (key, group)
@@ -72,6 +78,65 @@ _PANELS = {
     "CIDEr-D x 100, distractors": ("CIDEr-D", "distractor"),
     "right change types, %": ("type_accuracy", "total"),
 }
+
+
+def read_curves(folder: str | Path, stages: Sequence[str] = STAGES) -> dict[str, dict[str, Curve]]:
+    """Read every value that a run's stages logged.
+
+    An interrupted run has a file for each session. If two have the same step, the later one counts, since it continued from an
+    earlier checkpoint.
+
+    Args:
+        folder: the run's, `runs/<dataset>/<method>`.
+        stages: of it, in the order of the training.
+
+    Returns:
+        stage -> name ("val/CIDEr-D") -> curve; only stages and names with a number.
+    """
+
+    def session(path: Path) -> tuple[int, str]:
+        number = path.parent.name.removeprefix("version_")
+        return int(number) if number.isdecimal() else -1, path.parent.name
+
+    found = {}
+    for stage in stages:
+        values: dict[str, dict[float, float]] = {}
+        for path in sorted(Path(folder).glob(f"{stage}/{LOGS}/version_*/metrics.csv"), key=session):
+            with path.open(encoding="utf-8", errors="replace", newline="") as file:
+                for row in csv.DictReader(file):
+                    step = _number(row.get("step"))
+                    for name in row.keys() - {"step", "epoch", None}:
+                        value = _number(row[name])
+                        if step is not None and value is not None:  # a line that was cut off has no step
+                            values.setdefault(name, {})[step] = value
+        if values:
+            found[stage] = {name: sorted(points.items()) for name, points in sorted(values.items())}
+    return found
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text or "nan")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def run_curves(runs: Sequence[Run]) -> list[Curve]:
+    """The validation CIDEr-D of the last training of each checkpoint, if it logged at least two values."""
+    curves = []
+    for folder, stages in [training_lineage(path) for run in runs for path in run.checkpoints]:
+        curve = read_curves(folder, stages[-1:]).get(stages[-1], {}).get(MONITORED, [])
+        if len(curve) > 1:
+            curves.append(curve)
+    return curves
+
+
+def thinned(curve: Sequence[tuple[float, float]], most: int = _MAX_POINTS) -> Curve:
+    """Reduce a curve to at most `most` points, which are means of neighbouring points."""
+    size = -(-len(curve) // most) or 1
+    parts = [curve[start : start + size] for start in range(0, len(curve), size)]
+    return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,11 @@ from typing import Any
 
 from diffcap.evaluation.coco import PREDICTION_SUFFIXES, read_other_predictions, read_predictions, read_references
 from diffcap.evaluation.protocols import groups_of, remarks
-from diffcap.evaluation.tables import MARK, WEIGHTLESS_NOTE, is_weightless, score_notes
+from diffcap.evaluation.tables import MARK, is_weightless, score_notes
+from diffcap.record import flat
 from diffcap.records import ChangePair, file_hash, read_dataset, read_json, take_changes
 from diffcap.report.rows import default_protocol, read_metrics
+from diffcap.report.table import with_note
 from diffcap.run_folder import GROUPS, PREDICTIONS, REFERENCES, UNSCORED, evaluated_checkpoints, find_evaluation
 from diffcap.utils.errors import DiffcapError, printable, wrap_errors
 from diffcap.utils.settings import read_settings
@@ -28,12 +30,7 @@ class EvaluationResult:
     predictions: dict[str, str]  # id -> caption
     references: dict[str, list[str]]  # id -> captions
     groups: dict[str, list[str]]  # name -> ids
-    name: str = ""  # of another system
-
-    @property
-    def title(self) -> str:
-        """The name of another system, or the folder."""
-        return self.name or str(self.folder)
+    title: str = ""
 
 
 def read_both(run_a: str, run_b: str, folder: str | Path | None) -> tuple[EvaluationResult, EvaluationResult]:
@@ -48,39 +45,30 @@ def read_both(run_a: str, run_b: str, folder: str | Path | None) -> tuple[Evalua
         scored = next(iter(runs.values()))
         where, unscored = f"the evaluation {scored.folder}", scored.folder / UNSCORED
         known = [*scored.references, *(read_predictions(unscored) if unscored.is_file() else [])]
+    elif folder is None:
+        raise DiffcapError(f"{run_a} and {run_b} are two files of captions; give --folder, the folder of the dataset.")
     else:
-        if folder is None:
-            raise DiffcapError(
-                f"{run_a} and {run_b} are two files of captions; give --folder, the folder of the dataset."
-            )
-        scored, known, where = _test_split(folder)
+        dataset = read_dataset(folder)
+        protocol, where = default_protocol(dataset, "test"), f"{dataset.name}'s test split"
+        split = [pair for pair in dataset.pairs if pair.split == "test"]
+        known = [pair.id for pair in split]
+        pairs = take_changes([pair for pair in split if pair.captions], protocol.get("changes"))
+        references = {pair.id: pair.captions for pair in pairs}
+        scored = EvaluationResult(Path(folder), {"protocol": protocol}, {}, references, groups_of(pairs))
     for text, (name, path) in files.items():
         predictions = read_other_predictions(path, scored.references, known, where)
         metrics = {**scored.metrics, "provenance": {"file": str(path), "sha256": file_hash(path)}}
-        runs[text] = replace(scored, folder=path, name=name, predictions=predictions, metrics=metrics)
+        runs[text] = replace(scored, folder=path, title=name or str(path), predictions=predictions, metrics=metrics)
     return runs[run_a], runs[run_b]
 
 
 def _named_file(text: str) -> tuple[str, Path] | None:
     """The name and the path in FILE or NAME=FILE; None for the folder of a run."""
     path = Path(text)
-    if path.is_file():
-        return "", path
-    if path.suffix.lower() not in PREDICTION_SUFFIXES:
+    if not path.is_file() and path.suffix.lower() not in PREDICTION_SUFFIXES:
         return None
     name, equals, file = text.partition("=")
-    return (name, Path(file)) if equals else ("", path)
-
-
-def _test_split(folder: str | Path) -> tuple[EvaluationResult, list[str], str]:
-    """The references of a dataset's test split as an evaluation without captions, the ids of the split, and its name."""
-    dataset = read_dataset(folder)
-    protocol = default_protocol(dataset, "test")
-    split = [pair for pair in dataset.pairs if pair.split == "test"]
-    pairs = take_changes([pair for pair in split if pair.captions], protocol.get("changes"))
-    references = {pair.id: pair.captions for pair in pairs}
-    result = EvaluationResult(Path(folder), {"protocol": protocol}, {}, references, groups_of(pairs))
-    return result, [pair.id for pair in split], f"{dataset.name}'s test split"
+    return (name, Path(file)) if equals and not path.is_file() else ("", path)
 
 
 def read_evaluation(run: str | Path) -> EvaluationResult:
@@ -89,7 +77,7 @@ def read_evaluation(run: str | Path) -> EvaluationResult:
     metrics = read_metrics(folder)
     predictions, references = read_predictions(folder / PREDICTIONS), read_references(folder / REFERENCES)
     groups = read_json(folder / GROUPS, "groups", "run `make eval` again")
-    return EvaluationResult(folder, metrics, predictions, references, groups)
+    return EvaluationResult(folder, metrics, predictions, references, groups, str(folder))
 
 
 def check_same_pairs(a: EvaluationResult, b: EvaluationResult) -> None:
@@ -132,13 +120,7 @@ def _training_settings(run: EvaluationResult) -> dict[str, Any]:
     """Settings of the training of the (first) evaluated checkpoint, as {"model.lr": 0.001}; {} if its config.yaml is not there."""
     configs = [path.parent / "config.yaml" for path in evaluated_checkpoints(run.folder, run.metrics)[:1]]
     content = read_settings(configs[0]) or {} if configs and configs[0].is_file() else {}
-
-    def flat(prefix: str, value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            return {prefix: value}
-        return {name: leaf for key, part in value.items() for name, leaf in flat(f"{prefix}.{key}", part).items()}
-
-    return {name: leaf for part in ("trainer", "model", "data") for name, leaf in flat(part, content.get(part)).items()}
+    return flat({part: content.get(part) for part in ("trainer", "model", "data")})
 
 
 def groups_for(evaluated: EvaluationResult, folder: str | Path | None) -> dict[str, list[str]]:
@@ -195,7 +177,6 @@ def largest_differences(
 def metric_table(result: Mapping[str, Any]) -> Table:
     """Every metric of every group: scores of A and B, their difference, its interval, and P(B better)."""
     lines = []
-    has_mark = False
     for group, metrics in result["groups"].items():
         for number, (metric, row) in enumerate(metrics.items()):
             low, high = map(signed_percent, row["interval"])
@@ -203,7 +184,6 @@ def metric_table(result: Mapping[str, Any]) -> Table:
             for key in "ab":
                 score, first, last = (f"{100 * value:.2f}" for value in (row[key], *row[f"{key}_interval"]))
                 has_weight = metric != "CIDEr-D" or not is_weightless({name: of[key] for name, of in metrics.items()})
-                has_mark |= not has_weight
                 numbers.append(f"{score}{'' if has_weight else MARK} [{first}, {last}]")
             numbers += [
                 signed_percent(row["difference"]) + (" *" if is_significant(row) else ""),
@@ -212,8 +192,7 @@ def metric_table(result: Mapping[str, Any]) -> Table:
             ]
             lines.append((["" if number else group, metric], [Cell(text) for text in numbers]))
     title = f"A: {result['runs']['a']}\nB: {result['runs']['b']}"
-    headings = ["A", "B", "B-A", "interval", "B ahead"]
-    return Table(headings, lines, ["", ""], title, WEIGHTLESS_NOTE if has_mark else "")
+    return with_note(Table(["A", "B", "B-A", "interval", "B ahead"], lines, ["", ""], title))
 
 
 def signed_percent(value: float) -> str:

@@ -1,4 +1,4 @@
-"""What the pictures of a report share: sizes, colours, fonts, images in frames, and thumbnails for the page."""
+"""Images of a report: pairs in frames, thumbnails, masks of the change, and `pairs.png`, a sheet of pairs with the captions."""
 
 import base64
 import io
@@ -6,29 +6,36 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
-from PIL import Image, ImageDraw, ImageFont
+import numpy as np
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
+from diffcap.evaluation.localisation import Mask
+from diffcap.evaluation.slots import ATTRIBUTES, parse_caption
+from diffcap.records import ChangePair
+from diffcap.report.table import ordered_kinds
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
 from diffcap.utils.image_io import Values, read_image
 
 Color = tuple[int, int, int]
-Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+Size = tuple[int, int]  # (width, height)
 
 WIDTH, MARGIN, GAP = 900, 16, 8  # as wide as a README is shown
 PICTURE = (256, 192)  # twice the size of the embedded dataset's images
 INK, GRAY, RULE = (30, 30, 30), (120, 120, 120), (225, 225, 225)
 RIGHT, WRONG, BOX = (20, 125, 55), (190, 40, 40), (255, 0, 200)
-# Frames (width, height) of pairs without and with attention maps. Images are never enlarged.
+# Of captions, and of labels.
+FONT, SMALL_FONT = (ImageFont.load_default(size) for size in (15, 12))
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+# Frames of pairs without and with attention maps. Images are never enlarged.
 SMALL, LARGE = (144, 108), (320, 240)
 _QUALITY = {SMALL: 55, LARGE: 80}
-
-
-def fonts() -> tuple[Font, Font]:
-    """The font of captions, and the smaller font of labels."""
-    return ImageFont.load_default(15), ImageFont.load_default(12)
+_RIGHT_NOTE = "right: the type of change and the words for the changed object (in the box); its position is not checked"
+_MASK_NOTE = "outline: the mask of the change"
+_TEXT_X = MARGIN + 2 * PICTURE[0] + GAP + 2 * GAP  # x coordinate of the text beside a pair
 
 
 def line_height(font: Font) -> int:
@@ -48,29 +55,24 @@ def wrap(text: str, font: Font, width: int) -> list[str]:
     return lines or ["(nothing)"]
 
 
-def picture(
-    root: Path,
-    path: str,
-    box: Sequence[float] | None = None,
-    frame: tuple[int, int] = PICTURE,
-    values: Values | None = None,
-) -> Image.Image:
-    """An image scaled to fit a frame (width, height), with the changed object's box; `values` as in `read_image`."""
-    try:
-        image = read_image(root / path, values=values).image
-    except DiffcapError as error:
-        raise DiffcapError(f"{str(error).rstrip('.')}, or report with --pictures 0 --attention 0.") from None
-    return fit(image, frame, box)
+def fitted_size(size: Size, frame: Size) -> Size:
+    """A size scaled to fit a frame."""
+    scale = min(frame[0] / size[0], frame[1] / size[1])
+    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
-def fit(image: Image.Image, frame: tuple[int, int] = PICTURE, box: Sequence[float] | None = None) -> Image.Image:
-    """An image scaled to fit a frame (width, height), with a box of its own pixels."""
+def fit(image: Image.Image, frame: Size = PICTURE, box: Sequence[float] | None = None) -> Image.Image:
+    """An image scaled to fit a frame, with a box of its own pixels."""
     scale = min(frame[0] / image.width, frame[1] / image.height)
-    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
-    image = image.resize(size, Image.Resampling.BICUBIC)
+    image = image.resize(fitted_size(image.size, frame), Image.Resampling.BICUBIC)
     if box:
         left, top, right, bottom = (round(value * scale) for value in box)
-        corners = [max(0, left - 2), max(0, top - 2), min(size[0] - 1, right + 1), min(size[1] - 1, bottom + 1)]
+        corners = [
+            max(0, left - 2),
+            max(0, top - 2),
+            min(image.width - 1, right + 1),
+            min(image.height - 1, bottom + 1),
+        ]
         ImageDraw.Draw(image).rectangle(corners, outline=BOX)
     return image
 
@@ -79,6 +81,14 @@ def write_png(path: str | Path, sheet: Image.Image) -> None:
     """Write an image as PNG, atomically."""
     with atomic_write(path, per_process=False) as temporary:
         sheet.save(temporary, format="PNG")  # optimize=True takes six times as long for files 4 % smaller
+
+
+def read_images(pair: ChangePair, root: Path) -> list[Image.Image]:
+    """Both images of a pair, whose paths are relative to `root`."""
+    try:
+        return [read_image(root / path, values=pair.ranges.get(path)).image for path in pair.images]
+    except DiffcapError as error:
+        raise DiffcapError(f"{str(error).rstrip('.')}, or report with --pictures 0 --attention 0.") from None
 
 
 @dataclass(frozen=True)
@@ -90,41 +100,301 @@ class Thumbnail:
     data: str
 
 
-def thumbnail(path: Path, frame: tuple[int, int], values: Values | None = None) -> Thumbnail | None:
-    """Reduce an image to a frame, `SMALL` or `LARGE`; None if it is missing or broken. `values` as in `read_image`."""
-    try:
-        if values:
-            image = read_image(path, values=values).image
-            size = image.size
-        else:
-            with Image.open(path) as file:
-                size = file.size
-                file.draft("RGB", frame)  # a large JPEG is decoded small
-                image = file.convert("RGB")
-    except (
-        DiffcapError,
-        OSError,
-        ValueError,
-        SyntaxError,
-        Image.DecompressionBombError,
-    ):  # Pillow's, for damaged files
-        return None
-    image.thumbnail(frame, Image.Resampling.LANCZOS)
-    return Thumbnail(*size, webp(image, quality=_QUALITY[frame], method=4))
-
-
-def webp(image: Image.Image, **settings: Any) -> str:
-    """An image as WebP in base64, with Pillow's settings of that format."""
+def _webp(image: Image.Image, **settings: Any) -> str:
     content = io.BytesIO()
     image.save(content, "WEBP", **settings)
     return base64.b64encode(content.getvalue()).decode()
 
 
 def thumbnails(
-    root: Path, frames: Mapping[str, tuple[int, int]], ranges: Mapping[str, Values] | None = None
+    root: Path, frames: Mapping[str, Size], ranges: Mapping[str, Values] | None = None
 ) -> dict[str, Thumbnail | None]:
-    """Thumbnails of `frames` (path relative to `root` -> frame), computed on all cores; `ranges` as in `ChangePair`, by path."""
-    values = [(ranges or {}).get(path) for path in frames]
+    """Thumbnails by path, computed on all cores; None if an image is missing or broken.
+
+    Args:
+        frames: path relative to `root` -> `SMALL` or `LARGE`.
+        ranges: path -> range of values, see `ChangePair.ranges`.
+    """
+
+    def thumbnail(path: str) -> Thumbnail | None:
+        values, frame = (ranges or {}).get(path), frames[path]
+        try:
+            if values:
+                image = read_image(root / path, values=values).image
+                size = image.size
+            else:
+                with Image.open(root / path) as file:
+                    size = file.size
+                    file.draft("RGB", frame)  # a large JPEG is decoded small
+                    image = file.convert("RGB")
+        except (DiffcapError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # of damaged files
+            return None
+        image.thumbnail(frame, Image.Resampling.LANCZOS)
+        return Thumbnail(*size, _webp(image, quality=_QUALITY[frame], method=4))
+
     with ThreadPoolExecutor() as pool:
-        made = pool.map(thumbnail, [root / path for path in frames], frames.values(), values)
-        return dict(zip(frames, made))
+        return dict(zip(frames, pool.map(thumbnail, frames)))
+
+
+def read_mask(path: Path, size: Size) -> Mask:
+    """Read a mask: (H, W), True where any channel is not 0. Its aspect ratio must be that of the images' size."""
+    image = read_image(path).image
+    if abs(image.width * size[1] - image.height * size[0]) > max(*image.size, *size):
+        raise DiffcapError(
+            f"{path}: a mask of {image.width} x {image.height} pixels has another shape than the images of its pair; save it in their "
+            "size."
+        )
+    return np.asarray(np.asarray(image).any(-1))
+
+
+class Masks:
+    """The masks of a dataset. One that cannot be read is left out."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root  # the paths of the images and masks are relative to it
+        self.problems: dict[str, str] = {}  # path -> why the mask cannot be used, of the masks that were asked for
+
+    def read(self, pair: ChangePair, sizes: Mapping[str, Size]) -> Mask | None:
+        """The mask of a pair, see `read_mask`; None if it has none, or none that can be used.
+
+        Args:
+            sizes: path of an image -> its size; a pair whose images have none has no mask.
+        """
+        path = pair.extra.get("mask")
+        size = size_of(pair, sizes)
+        if not isinstance(path, str) or size is None:
+            return None
+        try:
+            return read_mask(self.root / path, size)
+        except DiffcapError as error:
+            self.problems[path] = str(error)
+            return None
+
+
+def size_of(pair: ChangePair, sizes: Mapping[str, Size]) -> Size | None:
+    """The size of the first image of a pair that has one in `sizes`."""
+    return next((sizes[path] for path in pair.images if path in sizes), None)
+
+
+def outline(mask: Mask, size: Size, width: int = 1) -> Image.Image:
+    """The outline of a mask, outside its pixels except at the edges of the image: an image of mode L, 255 on the line.
+
+    Args:
+        mask: (H, W).
+        size: of the result.
+        width: of the line in pixels of the result.
+    """
+    area = Image.fromarray(mask.astype(np.uint8) * 255).resize(size, Image.Resampling.NEAREST)
+    inner = np.zeros((size[1], size[0]), bool)
+    inner[width:-width, width:-width] = True
+    wide = np.asarray(area.filter(ImageFilter.MaxFilter(2 * width + 1))) > 0
+    return Image.fromarray((wide & ~((np.asarray(area) > 0) & inner)).astype(np.uint8) * 255)
+
+
+def colored_outline(mask: Mask, size: Size, width: int = 1) -> Image.Image:
+    """`outline` in the color of the boxes, RGBA, transparent beside the line."""
+    colored = Image.new("RGBA", size, (*BOX, 0))
+    colored.putalpha(outline(mask, size, width))
+    return colored
+
+
+def outline_thumbnails(
+    masks: Masks, pairs: Sequence[ChangePair], sizes: Mapping[str, Size], frames: Mapping[str, Size]
+) -> dict[str, Thumbnail]:
+    """The outlines of the masks of pairs by path of the mask, computed on all cores; an empty mask has none.
+
+    Args:
+        sizes: see `Masks.read`.
+        frames: path of an image -> frame of its thumbnail, `SMALL` or `LARGE`.
+    """
+
+    def outline_of(pair: ChangePair) -> Thumbnail | None:
+        mask, size = masks.read(pair, sizes), size_of(pair, sizes)
+        if size is None or mask is None or not mask.any():
+            return None
+        frame = frames[pair.before]
+        reduced = fitted_size(size, (min(frame[0], size[0]), min(frame[1], size[1])))
+        return Thumbnail(*size, _webp(colored_outline(mask, reduced, 2 if frame == LARGE else 1), lossless=True))
+
+    with ThreadPoolExecutor() as pool:
+        return {pair.extra["mask"]: one for pair, one in zip(pairs, pool.map(outline_of, pairs)) if one}
+
+
+def mask_counts(masks: Masks, pairs: Sequence[ChangePair], sizes: Mapping[str, Size]) -> dict[str, float] | None:
+    """What the masks of pairs are; `sizes` see `Masks.read`.
+
+    Returns:
+        {"pairs": number of pairs whose mask is not empty, "empty": of pairs whose mask is empty, "unreadable": of pairs whose mask
+        cannot be used, "share": mean share of the image that a mask covers, of those that are not empty}; None if no pair has a mask.
+    """
+    shares, unreadable = [], 0
+    for pair in pairs:
+        if "mask" in pair.extra:
+            mask = masks.read(pair, sizes)
+            unreadable += mask is None
+            shares += [] if mask is None else [float(mask.mean())]
+    if not shares and not unreadable:
+        return None
+    filled = [share for share in shares if share]
+    mean = {"share": sum(filled) / len(filled)} if filled else {}
+    return {"pairs": len(filled), "empty": len(shares) - len(filled), "unreadable": unreadable, **mean}
+
+
+def with_region(pair: ChangePair, images: Sequence[Image.Image], masks: Masks) -> list[Image.Image]:
+    """The images of a pair fitted into `PICTURE`, with the outline of its mask; without a mask with its boxes."""
+    mask = masks.read(pair, dict(zip(pair.images, (image.size for image in images))))
+    if mask is None:
+        boxes = pair.extra.get("boxes") or {}
+        return [fit(image, box=boxes.get(side)) for side, image in zip(("before", "after"), images)]
+    fitted = [fit(image) for image in images]
+    for image in fitted:
+        image.paste(BOX, mask=outline(mask, image.size))
+    return fitted
+
+
+def kind_of(pair: ChangePair) -> str | None:
+    """The change type, or the group of pairs without change; None if the dataset has no types."""
+    return pair.group if pair.is_distractor else pair.change_type
+
+
+def choose_pairs(pairs: Sequence[ChangePair], count: int, seed: int = 0) -> list[ChangePair]:
+    """Sample pairs equally from the change types and the distractors; without types, uniformly.
+
+    Returns:
+        `count` pairs, or all if there are fewer, in the order of `ordered_kinds`.
+    """
+    random = Random(seed)
+    groups: dict[str, list[ChangePair]] = {}
+    for pair in pairs:
+        groups.setdefault(kind_of(pair) or "", []).append(pair)
+    kinds = ordered_kinds(set(groups))
+    for kind in kinds:
+        random.shuffle(groups[kind])
+    chosen: dict[str, list[ChangePair]] = {kind: [] for kind in kinds}
+    waiting, turn = list(kinds), 0
+    while waiting and sum(map(len, chosen.values())) < count:
+        kind = waiting[turn % len(waiting)]
+        chosen[kind].append(groups[kind].pop())
+        if groups[kind]:
+            turn += 1
+        else:
+            waiting.remove(kind)
+    return [pair for kind in kinds for pair in chosen[kind]]
+
+
+def is_correct(caption: str, pair: ChangePair) -> bool | None:
+    """Whether a caption has the correct type of change, no wrong attribute of the object, and the correct new value.
+
+    Slot accuracy also requires all four attributes; here some may be left out, as in the references.
+
+    Returns:
+        None if the dataset does not have the attributes of its changed objects.
+    """
+    parsed = parse_caption(caption)
+    if pair.is_distractor:
+        return parsed.change_type == "none"
+    truth = pair.extra.get("changed")
+    if truth is None:
+        return None
+    named_attributes = {name: value for name in ATTRIBUTES if (value := getattr(parsed, name)) is not None}
+    same_object = "shape" in named_attributes and all(truth[name] == value for name, value in named_attributes.items())
+    return parsed.change_type == pair.change_type and same_object and parsed.to == truth.get("to")
+
+
+@dataclass(frozen=True)
+class TextLine:
+    """A line of the text beside a pair."""
+
+    text: str
+    color: Color = INK
+    font: Font = FONT
+    space: int = 0  # pixels above it
+
+
+def text_lines(text: str, color: Color = INK, font: Font = FONT) -> list[TextLine]:
+    """A text broken into lines that fit beside a pair."""
+    return [TextLine(line, color, font) for line in wrap(text, font, WIDTH - MARGIN - _TEXT_X)]
+
+
+def caption_lines(pair: ChangePair, captions: Mapping[str, str], has_object_labels: bool) -> list[TextLine]:
+    """The text beside a pair: change type, reference, and the caption of each system."""
+    kind = f"{pair.group.replace('_', ' ')}: nothing changed" if pair.is_distractor else pair.change_type
+    lines = [TextLine(kind, GRAY, SMALL_FONT)] if kind else []
+    if pair.captions:
+        lines += [TextLine("reference", GRAY, SMALL_FONT, space=7), *text_lines(pair.captions[0])]
+    for name, text in captions.items():
+        right = is_correct(text, pair) if has_object_labels else None
+        color, mark = INK, ""
+        if right is not None:
+            color, mark = (RIGHT, ": right") if right else (WRONG, ": wrong")
+        lines.append(TextLine(f"{name}{mark}", color if mark else GRAY, SMALL_FONT, space=7))
+        lines += text_lines(text, color)
+    return lines
+
+
+def draw_block(
+    images: Sequence[Image.Image], texts: Sequence[TextLine], below: int = 0
+) -> tuple[Image.Image, list[tuple[tuple[int, int], Size]]]:
+    """Draw a pair and its text side by side.
+
+    Args:
+        images: before and after, fitted into `PICTURE`.
+        below: height of the room below them.
+
+    Returns:
+        The drawing, and the corner and the size of both images on it.
+    """
+    height = max(PICTURE[1], sum(line.space + line_height(line.font) for line in texts))
+    block = Image.new("RGB", (WIDTH, height + below), "white")
+    frames = []
+    for number, image in enumerate(images):
+        corner = MARGIN + number * (PICTURE[0] + GAP) + (PICTURE[0] - image.width) // 2, 0
+        block.paste(image, corner)
+        frames.append((corner, image.size))
+    draw, y = ImageDraw.Draw(block), 0
+    for line in texts:
+        y += line.space
+        draw.text((_TEXT_X, y), line.text, line.color, line.font)
+        y += line_height(line.font)
+    return block, frames
+
+
+def draw_sheet(blocks: Sequence[Image.Image], footer: Image.Image | None = None) -> Image.Image:
+    """Put the blocks of pairs below each other, with headings above the images."""
+    top = y = MARGIN + line_height(SMALL_FONT) + GAP
+    height = top + sum(block.height + 2 * GAP for block in blocks)
+    sheet = Image.new("RGB", (WIDTH, height + (footer.height if footer else 0)), "white")
+    draw = ImageDraw.Draw(sheet)
+    for x, title in ((MARGIN, "before"), (MARGIN + PICTURE[0] + GAP, "after")):
+        draw.text((x, MARGIN), title, GRAY, SMALL_FONT)
+    for block in blocks:
+        if y > top:
+            draw.line([(MARGIN, y - GAP), (WIDTH - MARGIN, y - GAP)], RULE)
+        sheet.paste(block, (0, y))
+        y += block.height + 2 * GAP
+    if footer:
+        sheet.paste(footer, (0, y))
+    return sheet
+
+
+def draw_pairs(pairs: Sequence[ChangePair], captions: Mapping[str, Mapping[str, str]], masks: Masks) -> Image.Image:
+    """Draw the sheet.
+
+    Args:
+        pairs: a block each.
+        captions: system -> id -> caption; green if correct, red if wrong, black if unknown.
+        masks: of the dataset; collects what is wrong with them.
+    """
+    has_object_labels = any("changed" in pair.extra for pair in pairs)
+    blocks = []
+    for pair in pairs:
+        texts = caption_lines(pair, {name: by_id[pair.id] for name, by_id in captions.items()}, has_object_labels)
+        blocks.append(draw_block(with_region(pair, read_images(pair, masks.root), masks), texts)[0])
+    notes = [_RIGHT_NOTE] if has_object_labels else []
+    notes += [_MASK_NOTE] if any("mask" in pair.extra for pair in pairs) else []
+    if not notes:
+        return draw_sheet(blocks)
+    footer = Image.new("RGB", (WIDTH, len(notes) * line_height(SMALL_FONT) + GAP), "white")
+    for number, note in enumerate(notes):
+        ImageDraw.Draw(footer).text((MARGIN, number * line_height(SMALL_FONT)), note, GRAY, SMALL_FONT)
+    return draw_sheet(blocks, footer)

@@ -7,7 +7,6 @@ report.html enlarges its maps in the browser (attention.js) and reads their colo
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,22 +15,21 @@ from PIL import Image, ImageDraw
 
 from diffcap.pair_captioner import Caption
 from diffcap.records import ChangePair
+from diffcap.report import drawing
 from diffcap.report.drawing import (
+    FONT,
     GAP,
     GRAY,
-    INK,
     MARGIN,
-    PICTURE,
+    SMALL_FONT,
     WIDTH,
-    Color,
+    Masks,
+    TextLine,
+    draw_sheet,
     fit,
-    fonts,
     line_height,
-    picture,
-    wrap,
+    text_lines,
 )
-from diffcap.report.masks import Masks, pair_pictures
-from diffcap.report.pictures import TEXT_X, TextLine, caption_lines, draw_block, draw_sheet
 from diffcap.word_attention import AttentionMaps
 
 Array = npt.NDArray[np.floating[Any]]
@@ -85,11 +83,7 @@ def colormap(strengths: Array) -> Array:
 
 
 def overlay(size: tuple[int, int], strengths: Array) -> Array:
-    """RGBA values (H, W, 4), 0 to 255, of a map; transparent where its strength is 0.
-
-    Args:
-        size: (W, H) in pixels. strengths: (h, w) from 0 to 1; enlarged by bicubic interpolation.
-    """
+    """RGBA values (H, W, 4), 0 to 255, of a map of strengths (h, w), enlarged to the size (W, H) by bicubic interpolation."""
     enlarged = Image.fromarray(strengths.astype(np.float32)).resize(size, Image.Resampling.BICUBIC)
     return _rgba(np.clip(np.asarray(enlarged), 0, 1))
 
@@ -117,7 +111,9 @@ def matches(alignment: Array, grid: tuple[int, int], count: int = _MAX_MATCHES) 
     """The strongest correspondences of an alignment.
 
     Args:
-        alignment: (h w, h w), rows are positions of the before image. grid: (h, w). count: most matches to return.
+        alignment: (h w, h w), rows are positions of the before image.
+        grid: (h, w).
+        count: most matches to return.
 
     Returns:
         A match for each position whose highest weight is at least half the highest of the pair and twice a uniform weight,
@@ -143,17 +139,15 @@ def matches(alignment: Array, grid: tuple[int, int], count: int = _MAX_MATCHES) 
     ]
 
 
-def draw_attention(maps: Mapping[str, Sequence[PairAttention]], root: Path, masks: Masks | None = None) -> Image.Image:
-    """Draw `attention.png`: the maps of each run and pair as in `draw_caption`; image paths are relative to `root`."""
-    masks = masks or Masks(root)
+def draw_attention(maps: Mapping[str, Sequence[PairAttention]], masks: Masks) -> Image.Image:
+    """Draw `attention.png`: the maps of each run and pair as in `draw_caption`."""
     entries = [(name, of_pair) for name, of_run in maps.items() for of_pair in of_run]
     has_object_labels = any("changed" in of_pair.pair.extra for _, of_pair in entries)
     blocks = []
     for name, of_pair in entries:
-        pair = of_pair.pair
-        texts = caption_lines(pair, {name: {pair.id: of_pair.caption}}, has_object_labels)
-        tiles = [picture(masks.root, path, frame=TILE, values=pair.ranges.get(path)) for path in pair.images]
-        blocks.append(_draw_maps(pair_pictures(pair, masks), texts, of_pair, tiles))
+        texts = drawing.caption_lines(of_pair.pair, {name: of_pair.caption}, has_object_labels)
+        images = drawing.read_images(of_pair.pair, masks.root)
+        blocks.append(_draw_maps(images, drawing.with_region(of_pair.pair, images, masks), texts, of_pair))
     return draw_sheet(blocks, _draw_legend(any(of_pair.alignment is not None for _, of_pair in entries)))
 
 
@@ -163,48 +157,47 @@ def draw_caption(
     """Draw the sheet of a pair: both images with lines between matched positions, the caption, and a tile for each word.
 
     Args:
-        before, after: RGB, of any size. attention: None for a method without attention maps: the drawing has no maps.
+        before, after: RGB, of any size.
+        attention: None for a method without attention maps: the drawing has no maps.
     """
-    font, small = fonts()
-    texts = [TextLine(line, INK, font) for line in wrap(caption.text, font, WIDTH - TEXT_X - MARGIN)]
+    texts = text_lines(caption.text)
     notes = confidence_lines(caption)
     if caption.alternatives:
         notes += ["", "or (log-probability):"]
         notes += [f"{one.log_probability:.3f}  {one.text}" for one in caption.alternatives]
     for note in notes:
-        texts += [
-            TextLine(line, GRAY, small) for line in (wrap(note, small, WIDTH - TEXT_X - MARGIN) if note else [""])
-        ]
-    images = [fit(image) for image in (before, after)]
+        texts += text_lines(note, GRAY, SMALL_FONT) if note else [TextLine("", GRAY, SMALL_FONT)]
+    images = [before, after]
+    fitted = [fit(image) for image in images]
     if attention is None:
-        return draw_sheet([draw_block(images, texts)[0]])
-    probabilities = [percent(word.log_probability) for word in caption.words]
-    tiles = [fit(image, TILE) for image in (before, after)]
-    return draw_sheet(
-        [_draw_maps(images, texts, attention, tiles, probabilities)], _draw_legend(attention.alignment is not None)
-    )
+        return draw_sheet([drawing.draw_block(fitted, texts)[0]])
+    probabilities = [percent(math.exp(word.log_probability)) for word in caption.words]
+    block = _draw_maps(images, fitted, texts, attention, probabilities)
+    return draw_sheet([block], _draw_legend(attention.alignment is not None))
 
 
 def _draw_maps(
     images: Sequence[Image.Image],
+    fitted: Sequence[Image.Image],
     texts: Sequence[TextLine],
     maps: AttentionMaps,
-    tiles: Sequence[Image.Image],
     notes: Sequence[str] = (),
 ) -> Image.Image:
     """Draw the two images of a pair with its matches and its text, and below them the images with the map of each word.
 
     Args:
-        images, tiles: before and after, fitted into `PICTURE` and into `TILE`. notes: a few characters below each word.
+        images: before and after.
+        fitted: the same fitted into `PICTURE`, perhaps with a mask's outline.
+        notes: a few characters below each word.
     """
-    font, small = fonts()
-    row_height = 2 * TILE[1] + _TILE_GAP + line_height(font) + bool(notes) * line_height(small) + GAP
+    row_height = 2 * TILE[1] + _TILE_GAP + line_height(FONT) + bool(notes) * line_height(SMALL_FONT) + GAP
     tiles_height = -(-len(maps.words) // COLUMNS) * row_height
-    block, frames = draw_block(images, texts, 2 * GAP + tiles_height)
+    block, frames = drawing.draw_block(fitted, texts, 2 * GAP + tiles_height)
     if maps.alignment is not None:
         grid = maps.before.shape[1], maps.before.shape[2]
         _draw_matches(block, matches(maps.alignment, grid), frames, grid[0])
     draw = ImageDraw.Draw(block)
+    tiles = [fit(image, TILE) for image in images]
     for number, word in enumerate(maps.words):
         x = MARGIN + number % COLUMNS * (TILE[0] + GAP)
         y = block.height - tiles_height + number // COLUMNS * row_height
@@ -213,9 +206,9 @@ def _draw_maps(
             left = x + (TILE[0] - image.width) // 2
             block.paste(blend(image, of_image), (left, y + side * (TILE[1] + _TILE_GAP)))
         below = y + 2 * TILE[1] + _TILE_GAP + 2
-        draw.text((x + TILE[0] // 2, below), word, INK, font, anchor="ma")
+        draw.text((x + TILE[0] // 2, below), word, drawing.INK, FONT, anchor="ma")
         if notes:
-            draw.text((x + TILE[0] // 2, below + line_height(font)), notes[number], GRAY, small, anchor="ma")
+            draw.text((x + TILE[0] // 2, below + line_height(FONT)), notes[number], GRAY, SMALL_FONT, anchor="ma")
     return block
 
 
@@ -230,10 +223,11 @@ def _draw_matches(
     Lines that start in one row of the map would cover each other, so they are bent, by less than a row.
 
     Args:
-        frames: corner and size of both images on the block. rows: of the map.
+        frames: corner and size of both images on the block.
+        rows: of the map.
     """
     width = max(corner[0] + size[0] for corner, size in frames) + GAP  # the rest of the block has no lines
-    lines = Image.new("RGBA", (width * _SUPERSAMPLING, PICTURE[1] * _SUPERSAMPLING))
+    lines = Image.new("RGBA", (width * _SUPERSAMPLING, drawing.PICTURE[1] * _SUPERSAMPLING))
     draw = ImageDraw.Draw(lines)
     progress = np.linspace(0, 1, 33)[:, None]
     for match in sorted(found, key=lambda match: match.weight):
@@ -243,18 +237,17 @@ def _draw_matches(
         )
         bend = (match.start[0] - 0.5) * frames[0][1][1] / rows
         path = (start + progress * (end - start) + np.sin(np.pi * progress) * (0, bend)) * _SUPERSAMPLING
-        color: Color = _COMMON_SHIFT if match.is_common else _OTHER_SHIFT
+        color: drawing.Color = _COMMON_SHIFT if match.is_common else _OTHER_SHIFT
         draw.line([(x, y) for x, y in path.tolist()], (*color, round(255 * match.weight / found[0].weight)), 6)
         for x, y in (path[0], path[-1]):
             size = 3.5 * _SUPERSAMPLING
             draw.ellipse([x - size, y - size, x + size, y + size], color, "white", _SUPERSAMPLING // 2)
-    lines = lines.resize((width, PICTURE[1]), Image.Resampling.LANCZOS)
+    lines = lines.resize((width, drawing.PICTURE[1]), Image.Resampling.LANCZOS)
     block.paste(lines, (0, 0), lines)
 
 
 def _draw_legend(has_alignment: bool) -> Image.Image:
-    _, small = fonts()
-    height = line_height(small)
+    height = line_height(SMALL_FONT)
     legend = Image.new("RGB", (WIDTH, 3 * height + MARGIN), "white")
     draw = ImageDraw.Draw(legend)
     bar = Image.fromarray(colormap(np.tile(np.linspace(0, 1, 120), (10, 1))).astype(np.uint8))
@@ -262,16 +255,17 @@ def _draw_legend(has_alignment: bool) -> Image.Image:
     text = (
         "attention of each word to the images before (above) and after (below), low to high; no colour: at most uniform"
     )
-    draw.text((MARGIN + 128, 0), text, GRAY, small)
+    draw.text((MARGIN + 128, 0), text, GRAY, SMALL_FONT)
     if has_alignment:
         x = MARGIN
-        for color, meaning in (
-            (_COMMON_SHIFT, "matched position after the change, shifted like most"),
-            (_OTHER_SHIFT, "shifted differently"),
-        ):
+        meanings = {
+            _COMMON_SHIFT: "matched position after the change, shifted like most",
+            _OTHER_SHIFT: "shifted differently",
+        }
+        for color, meaning in meanings.items():
             draw.line([(x, height + height // 2), (x + 24, height + height // 2)], color, 2)
-            draw.text((x + 32, height), meaning, GRAY, small)
-            x += 32 + round(small.getlength(meaning)) + 3 * GAP
+            draw.text((x + 32, height), meaning, GRAY, SMALL_FONT)
+            x += 32 + round(SMALL_FONT.getlength(meaning)) + 3 * GAP
     return legend
 
 
@@ -280,21 +274,15 @@ def confidence_lines(caption: Caption) -> list[str]:
 
     The log-probability is no confidence: a correct caption of many words, or one that has synonyms, has a low one.
     """
-    lines = []
-    if caption.nothing_changed is not None:
-        lines.append(f"probability that something changed: {percent(log_of(1 - caption.nothing_changed))}")
-    return [
-        *lines,
-        f"log-probability of the sentence: {caption.log_probability:.3f} (sum over its words; not a confidence)",
-    ]
+    log_probability = (
+        f"log-probability of the sentence: {caption.log_probability:.3f} (sum over its words; not a confidence)"
+    )
+    if caption.nothing_changed is None:
+        return [log_probability]
+    return [f"probability that something changed: {percent(1 - caption.nothing_changed)}", log_probability]
 
 
-def log_of(probability: float) -> float:
-    """Natural logarithm of a probability, finite for 0."""
-    return math.log(max(probability, 1e-30))
-
-
-def percent(log_probability: float) -> str:
-    """Format a probability, given as its logarithm: "97 %", "0.3 %"."""
-    value = 100 * math.exp(min(0.0, log_probability))
+def percent(probability: float) -> str:
+    """Format a probability: "97 %", "0.3 %"."""
+    value = 100 * min(1.0, probability)
     return f"{value:.0f} %" if value >= 10 else f"{value:.1f} %" if value >= 0.1 else "< 0.1 %"

@@ -7,7 +7,7 @@ in blocks that the script parses when a pair is shown.
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
@@ -15,14 +15,11 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from diffcap.evaluation.protocols import TYPE_ORDER
-from diffcap.records import NO_CHANGE_GROUPS, ChangePair
+from diffcap.records import ChangePair
 from diffcap.report.attention import Localisation
-from diffcap.report.charts import Chart, curve_chart, system_colors, viewpoint_charts
-from diffcap.report.curves import Curve
-from diffcap.report.drawing import Thumbnail
+from diffcap.report.charts import Chart, Curve, curve_chart, system_colors, viewpoint_charts
+from diffcap.report.drawing import Thumbnail, is_correct, kind_of
 from diffcap.report.heatmaps import COLORMAP, color_table
-from diffcap.report.pictures import is_correct
 from diffcap.report.table import (
     Rows,
     id_note,
@@ -30,6 +27,7 @@ from diffcap.report.table import (
     localisation_note,
     metric_table,
     notes_of,
+    ordered_kinds,
     score_tabs,
     scoring_of,
     system_table,
@@ -58,17 +56,14 @@ class System:
 class Page:
     """Content of the page."""
 
-    dataset: str
-    split: str
     protocol: Mapping[str, Any]
     rows: Rows  # the results table, including baselines
     systems: Mapping[str, System]
     pairs: Sequence[ChangePair]  # the listed ones
-    pictures: Mapping[
-        str, Thumbnail | None
-    ]  # path -> thumbnail, None for an image that cannot be read; empty for no images
+    # Path -> thumbnail, None for an image that cannot be read; empty for no images.
+    pictures: Mapping[str, Thumbnail | None]
     outlines: Mapping[str, Thumbnail] = field(default_factory=dict)  # path of a mask -> its outline
-    masks: Mapping[str, float] | None = None  # `masks.mask_counts` of the pairs that localisation is measured on
+    masks: Mapping[str, float] | None = None  # `drawing.mask_counts` of the pairs that localisation is measured on
     viewpoint: Mapping[str, Any] | None = None  # result of `viewpoint_scores`
     second: Mapping[str, Rows] = field(default_factory=dict)  # tables by a second protocol: heading -> rows
     metadata: Sequence[tuple[str, str]] = ()  # see `System`
@@ -82,36 +77,34 @@ def render(page: Page) -> str:
     script = "\n".join(resource(name) for name in _SCRIPTS)
     index, blocks = page_data(page)
     attention = [maps for system in page.systems.values() for maps in system.attention.values()]
-    colors = _colors(page)
+    baselines = [name for name in page.rows if name not in page.systems]
+    colors = system_colors(list(page.rows), baselines)
     second = [metric_table(rows, "total", heading) for heading, rows in page.second.items()]
+    notes = notes_of(page.protocol, page.rows)
+    notes += [id_note(page.protocol["id_tokens"])] if "id_tokens" in page.protocol else []
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.from_string(resource("page.html.j2")).render(
         page=page,
         caption=scoring_of(page.protocol, page.rows),
-        notes=[
-            *notes_of(page.protocol, page.rows),
-            *([id_note(page.protocol["id_tokens"])] if "id_tokens" in page.protocol else []),
-        ],
+        notes=notes,
         tiles=_tiles(page),
         colors=colors,
-        baselines=_baselines(page),
+        baselines=baselines,
         scores=[*score_tabs(page.rows), *second, *id_tabs(page.rows)],
         by_type=type_tabs(page.rows),
         viewpoint=viewpoint_charts(page.viewpoint, colors) if page.viewpoint else [],
-        curves=curve_charts(page),
+        curves=_curve_charts(page.systems, colors),
         localisation={name: system.localisation for name, system in page.systems.items() if system.localisation},
         localisation_note=localisation_note(page.masks),
         has_boxes_too=any("boxes" in (system.localisation or {}) for system in page.systems.values()),
-        has_outlines=bool(page.outlines),
         judged=index["judged"],
         has_boxes=any(entry.get("x") for entry in index["pairs"]),
         has_attention=bool(attention),
         has_alignment=any(maps["m"] for maps in attention),
         scale=", ".join(f"rgb({red:g}, {green:g}, {blue:g})" for red, green, blue in COLORMAP),
         spread=any("std" in row for row in page.rows.values()),
-        no_attention={name: system.no_attention for name, system in page.systems.items() if system.no_attention},
         style=Markup(resource("page.css")),
         script=Markup(script),
         policy=security_policy(script),
@@ -139,15 +132,6 @@ def as_json(value: Any) -> Markup:
     return Markup(text)
 
 
-def _baselines(page: Page) -> list[str]:
-    return [name for name in page.rows if name not in page.systems]
-
-
-def _colors(page: Page) -> dict[str, str]:
-    """CSS colours of the systems, in the order of their numbers in the index."""
-    return system_colors(list(page.rows), _baselines(page))
-
-
 def _tiles(page: Page) -> list[dict[str, str]]:
     """The best run and its score for each of the main metrics."""
     tiles = []
@@ -161,11 +145,12 @@ def _tiles(page: Page) -> list[dict[str, str]]:
     return tiles[:4]
 
 
-def curve_charts(page: Page) -> list[tuple[str, list[Chart], list[Chart]]]:
+def _curve_charts(
+    systems: Mapping[str, System], colors: Mapping[str, str]
+) -> list[tuple[str, list[Chart], list[Chart]]]:
     """For each stage its name, the main charts, and the charts of the other logged values."""
-    colors = _colors(page)
     stages: dict[str, dict[str, list[tuple[str, str, Curve]]]] = {}
-    for name, system in page.systems.items():
+    for name, system in systems.items():
         for seed in system.curves:
             for stage, curves in seed.items():
                 for title, curve in curves.items():
@@ -174,13 +159,8 @@ def curve_charts(page: Page) -> list[tuple[str, list[Chart], list[Chart]]]:
     for stage, titles in stages.items():
         first = [title for title in _FIRST_CURVES if title in titles][:3] or sorted(titles)[:3]
         rest = [title for title in sorted(titles) if title not in first]
-        charts.append(
-            (
-                stage,
-                [curve_chart(title, titles[title]) for title in first],
-                [curve_chart(title, titles[title]) for title in rest],
-            )
-        )
+        drawn = {title: curve_chart(title, titles[title]) for title in (*first, *rest)}
+        charts.append((stage, [drawn[title] for title in first], [drawn[title] for title in rest]))
     return charts
 
 
@@ -198,21 +178,19 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
     pictures = {path: number for number, path in enumerate(page.pictures)}
     outlines = {path: len(pictures) + number for number, path in enumerate(page.outlines)}
     systems = list(page.systems.values())
-    verdicts, judged = _verdicts(page)
-    names = {name for pair in page.pairs if (name := _type(pair)) is not None}
-    others = sorted(names - {*TYPE_ORDER, *NO_CHANGE_GROUPS})
-    types = [name for name in (*TYPE_ORDER, *others, *NO_CHANGE_GROUPS) if name in names]
+    verdict, judged = _judge(page)
+    types = ordered_kinds({name for pair in page.pairs if (name := kind_of(pair)) is not None})
     entries: list[dict[str, Any]] = []
     attention: list[list[dict[str, Any] | None]] = []
     for pair in page.pairs:
-        kind = _type(pair)
+        kind = kind_of(pair)
         entry: dict[str, Any] = {
             "id": pair.id,
             "t": -1 if kind is None else types.index(kind),
             "r": [texts.setdefault(text, len(texts)) for text in pair.captions],
             "s": [texts.setdefault(system.captions[pair.id], len(texts)) for system in systems],
             "c": [round(100 * system.scores[pair.id], 1) for system in systems],
-            "o": [verdict[pair.id] for verdict in verdicts],
+            "o": [verdict(system, pair) for system in systems],
         }
         if pair.extra.get("viewpoint_iou") is not None:
             entry["v"] = pair.extra["viewpoint_iou"]
@@ -227,13 +205,9 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
         entries.append(entry)
     images = [*page.pictures.values(), *page.outlines.values()]
     shown = [None if image is None else [image.width, image.height, image.data] for image in images]
-    blocks: dict[str, Any] = {
-        f"pictures-{start // _PICTURES}": shown[start : start + _PICTURES] for start in range(0, len(shown), _PICTURES)
-    }
-    blocks |= {
-        f"attention-{start // _ATTENTION}": attention[start : start + _ATTENTION]
-        for start in range(0, len(attention), _ATTENTION)
-    }
+    blocks: dict[str, Any] = {}
+    for kind, content, size in (("pictures", shown, _PICTURES), ("attention", attention, _ATTENTION)):
+        blocks |= {f"{kind}-{at // size}": content[at : at + size] for at in range(0, len(content), size)}
     index = {
         "systems": [{"name": name, "number": list(page.rows).index(name)} for name in page.systems],
         "judged": judged,
@@ -248,30 +222,23 @@ def page_data(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
     return index, blocks
 
 
-def _type(pair: ChangePair) -> str | None:
-    return pair.group if pair.is_distractor else pair.change_type
-
-
-def _verdicts(page: Page) -> tuple[list[dict[str, int | None]], dict[str, Any]]:
+def _judge(page: Page) -> tuple[Callable[[System, ChangePair], int | None], dict[str, Any]]:
     """Right or wrong by the caption's words if the dataset has its objects' attributes, else by the higher and lower third of scores."""
-    systems = page.systems.values()
+
+    def by_words(system: System, pair: ChangePair) -> int | None:
+        right = is_correct(system.captions[pair.id], pair)
+        return None if right is None else int(right)
+
     if any("changed" in pair.extra for pair in page.pairs):
-        verdicts_by_words = [
-            {pair.id: is_correct(system.captions[pair.id], pair) for pair in page.pairs} for system in systems
-        ]
-        return [{id: None if right is None else int(right) for id, right in of.items()} for of in verdicts_by_words], {
-            "by": "words"
-        }
-    scores = sorted(system.scores[pair.id] for system in systems for pair in page.pairs)
+        return by_words, {"by": "words"}
+    scores = sorted(system.scores[pair.id] for system in page.systems.values() for pair in page.pairs)
     low, high = (scores[len(scores) * third // 3] if scores else 0.0 for third in (1, 2))
 
-    def verdict(score: float) -> int | None:
+    def by_score(system: System, pair: ChangePair) -> int | None:
+        score = system.scores[pair.id]
         return 1 if score >= high > low else 0 if score <= low < high else None
 
-    verdicts: list[dict[str, int | None]] = [
-        {pair.id: verdict(system.scores[pair.id]) for pair in page.pairs} for system in systems
-    ]
-    return verdicts, {"by": "score", "low": round(100 * low, 1), "high": round(100 * high, 1)}
+    return by_score, {"by": "score", "low": round(100 * low, 1), "high": round(100 * high, 1)}
 
 
 def _boxes(pair: ChangePair, pictures: Mapping[str, Thumbnail | None]) -> dict[str, list[float]]:
@@ -287,8 +254,6 @@ def _boxes(pair: ChangePair, pictures: Mapping[str, Thumbnail | None]) -> dict[s
 
 def _featured(entries: Sequence[Mapping[str, Any]]) -> int | None:
     """Index of the pair at the top of the page: the first changed pair with attention maps that all systems have right, if any."""
-    changes = [number for number, entry in enumerate(entries) if entry.get("x") or "m" in entry] or list(
-        range(len(entries))
-    )
-    preferences = (lambda entry: "l" in entry and all(entry["o"]), lambda entry: "l" in entry, lambda entry: True)
-    return next((number for preference in preferences for number in changes if preference(entries[number])), None)
+    changes = [number for number, entry in enumerate(entries) if entry.get("x") or "m" in entry]
+    rank = {number: "l" in entry and 1 + all(entry["o"]) for number, entry in enumerate(entries)}
+    return max(changes or range(len(entries)), key=rank.__getitem__, default=None)

@@ -1,22 +1,25 @@
-"""Rows of the results table: scores of each run and each baseline, means over several seeds."""
+"""Rows of the results table: scores of each run and each baseline, means over several seeds, and scores by viewpoint."""
 
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from diffcap.evaluation.captions import ALL_METRICS, unavailable_metrics
-from diffcap.evaluation.coco import read_other_predictions, read_predictions
+import numpy as np
+
+from diffcap.evaluation.captions import ALL_METRICS, score_tokens, tokenize_together, unavailable_metrics
+from diffcap.evaluation.coco import read_predictions
 from diffcap.evaluation.protocols import dataset_protocol, groups_of
 from diffcap.evaluation.slots import slot_accuracy
+from diffcap.evaluation.tokenize import Tokenizer
 from diffcap.records import ChangePair, Dataset, file_hash, read_json
 from diffcap.run_folder import (
     METRICS,
     PREDICTIONS,
-    TrainingLineage,
     evaluated_checkpoints,
     find_evaluation,
     metrics_filename,
@@ -26,6 +29,7 @@ from diffcap.utils.errors import DiffcapError, wrap_errors
 
 Row = dict[str, Any]
 ZERO_SHOT = "zero-shot"  # stage of a vision-language model without training in metrics.json
+_VIEWPOINT = "viewpoint_iou"
 _SLOTS = ("type", "object", "to")
 _SAME = ("dataset", "split", "limit", "beams", "length_penalty", "tokenizer", "changes", "metrics")
 
@@ -35,58 +39,36 @@ class Run:
     """An evaluation of a run, or the captions that another system wrote into a file."""
 
     folder: Path  # as the user named it: the run's or the evaluation's; the file of another system
-    evaluation: Path  # folder with metrics.json; the file of another system
     metrics: dict[str, Any]  # content of metrics.json
     predictions: dict[str, str]  # id -> caption
-    checkpoints: list[Path]  # several of an ensemble; none of another system
-    lineages: list[TrainingLineage]  # the trainings behind each checkpoint
-    ptb_groups: dict[str, Any] | None = (
-        None  # scores by group with PTB tokens, if they are known and the protocol has others
-    )
+    checkpoints: Sequence[Path] = ()  # several of an ensemble; none of another system
+    # Scores by group with PTB tokens, if they are known and the protocol has others.
+    ptb_groups: dict[str, Any] | None = None
 
 
 def read_run(folder: str | Path) -> Run:
     """Read an evaluation from the folder of a run, whose `eval` is read, or from its own."""
     evaluation = find_evaluation(folder)
     metrics = read_metrics(evaluation)
-    checkpoints = evaluated_checkpoints(evaluation, metrics)
-    predictions = read_predictions(evaluation / PREDICTIONS)
     ptb = metrics_filename("ptb")
     return Run(
         Path(folder),
-        evaluation,
         metrics,
-        predictions,
-        checkpoints,
-        [training_lineage(path) for path in checkpoints],
+        read_predictions(evaluation / PREDICTIONS),
+        evaluated_checkpoints(evaluation, metrics),
         read_metrics(evaluation, ptb)["groups"] if (evaluation / ptb).is_file() else None,
     )
 
 
-def read_files(
-    files: Mapping[str, Sequence[str]], pairs: Sequence[ChangePair], dataset: Dataset, split: str
-) -> dict[str, dict[str, str]]:
-    """Read the captions of other systems (name -> files, one per seed) for the scored pairs of a split: file -> id -> caption."""
-    scored, known = [pair.id for pair in pairs], [pair.id for pair in dataset.pairs if pair.split == split]
-    name = f"the {split} split of {dataset.name}"
-    return {path: read_other_predictions(path, scored, known, name) for paths in files.values() for path in paths}
-
-
-def file_run(path: str, captions: Mapping[str, str], result: Mapping[str, Any], ptb: Mapping[str, Any] | None) -> Run:
-    """The captions of another system as a run; `ptb` are its scores with PTB tokens if the protocol has raw ones."""
-    metrics = {**result, "provenance": {"file": path, "sha256": file_hash(path)}}
-    return Run(Path(path), Path(path), metrics, dict(captions), [], [], ptb["groups"] if ptb else None)
-
-
-def zero_shot_origin(run: Run) -> dict[str, Any] | None:
+def zero_shot_origin(run: Run) -> dict[str, Any]:
     """Base model, revision (None: a local folder) and prompt of a model without training, and the sentences of its answer if
-    they are not 1; None for another system."""
+    they are not 1; empty for another system."""
     notes = run.metrics["provenance"]
     for entry in notes.get("checkpoints") or []:
         if entry.get("stage") == ZERO_SHOT:
             answer = {"sentences": notes["sentences"]} if notes.get("sentences", 1) != 1 else {}
             return {**{name: entry.get(name) for name in ("base", "revision")}, "prompt": notes.get("prompt"), **answer}
-    return None
+    return {}
 
 
 def read_metrics(evaluation: Path, name: str = METRICS) -> dict[str, Any]:
@@ -103,24 +85,13 @@ def read_metrics(evaluation: Path, name: str = METRICS) -> dict[str, Any]:
     return metrics
 
 
-def training(lineages: Sequence[TrainingLineage]) -> Row:
-    """What went into a row: {"seconds": of all trainings, "steps": stage -> number}; nothing where no training is known."""
-    files = dict.fromkeys(path for lineage in lineages for path in lineage.finished_markers())  # members may share one
-    seconds, steps = 0.0, Counter[str]()
-    for path in files:
-        one = read_json(path, "record of a finished training", "run that training stage again with the same command")
-        steps[one["stage"]] += one["steps"]
-        seconds += one["train_seconds"]
-    return {"seconds": seconds, "steps": dict(steps)} if files else {}
-
-
 def common_protocol(runs: Sequence[Run], dataset: Dataset, split: str) -> dict[str, Any]:
-    """The protocol that all runs were scored by, which is then the baselines' too, with how the dataset stands to the official one."""
+    """The protocol that all runs were scored by, with how the dataset compares to the official one."""
     first = runs[0]
     for run in runs:
-        protocol, theirs = run.metrics["protocol"], run.metrics["provenance"].get("manifest_sha256")
-        where = run.evaluation / METRICS
-        if theirs != dataset.info["manifest_sha256"]:
+        protocol, manifest = run.metrics["protocol"], run.metrics["provenance"].get("manifest_sha256")
+        where = find_evaluation(run.folder) / METRICS
+        if manifest != dataset.info["manifest_sha256"]:
             raise DiffcapError(
                 f"{where}: scored on another manifest than {dataset.name}'s of now; run `make eval` again."
             )
@@ -130,14 +101,14 @@ def common_protocol(runs: Sequence[Run], dataset: Dataset, split: str) -> dict[s
                 f"evaluate with --split {split}, or report with --split {protocol['split']}."
             )
         for key in _SAME:
-            value, ours = (one.get(key) for one in (protocol, first.metrics["protocol"]))
-            if key == "length_penalty":  # greedy decoding has none, as files of before
-                value, ours = (one if one and protocol["beams"] > 1 else 0.0 for one in (value, ours))
-            if value != ours:
+            value, other = (one.get(key) for one in (protocol, first.metrics["protocol"]))
+            if key == "length_penalty":  # greedy decoding has none
+                value, other = (one if one and protocol["beams"] > 1 else 0.0 for one in (value, other))
+            if value != other:
                 raise DiffcapError(
-                    f"{where}: its {key} is {value!r}, that of {first.folder} is {ours!r}; evaluate both in the same way."
+                    f"{where}: its {key} is {value!r}, that of {first.folder} is {other!r}; evaluate both in the same way."
                 )
-    return {**first.metrics["protocol"], **dataset_protocol(dataset.info)}  # runs of before have no such keys
+    return {**first.metrics["protocol"], **dataset_protocol(dataset.info)}
 
 
 def default_protocol(dataset: Dataset, split: str) -> dict[str, Any]:
@@ -159,7 +130,7 @@ def default_protocol(dataset: Dataset, split: str) -> dict[str, Any]:
 
 
 def score_row(result: Mapping[str, Any], predictions: Mapping[str, str], pairs: Sequence[ChangePair]) -> Row:
-    """A row from what `protocols.evaluate` returns: its groups, and where there are slots, those too.
+    """A row from what `protocols.evaluate` returns.
 
     Returns:
         {group: {metric: fraction}, "slots": {"type", "object", "to"}, "type_accuracy": {group: fraction}, "id_tokens": groups of the
@@ -170,30 +141,43 @@ def score_row(result: Mapping[str, Any], predictions: Mapping[str, str], pairs: 
         row["id_tokens"] = result["id_tokens"]["groups"]
     if "slots" in result:
         row["slots"] = {name: result["slots"][name] for name in _SLOTS if name in result["slots"]}
-        by_id = {pair.id: pair for pair in pairs}
-        row["type_accuracy"] = {
-            name: slot_accuracy(predictions, [by_id[id] for id in ids])["type"]
-            for name, ids in groups_of(pairs).items()
-        }
+        row["type_accuracy"] = type_accuracy(predictions, pairs, groups_of(pairs))
     return row
 
 
+def type_accuracy(
+    predictions: Mapping[str, str], pairs: Sequence[ChangePair], groups: Mapping[str, Sequence[str]]
+) -> dict[str, float]:
+    """The accuracy of the change type in each group (name -> ids)."""
+    by_id = {pair.id: pair for pair in pairs}
+    return {name: slot_accuracy(predictions, [by_id[id] for id in ids])["type"] for name, ids in groups.items()}
+
+
 def run_row(run: Run, pairs: Sequence[ChangePair]) -> Row:
-    """`score_row` of a run, with "seconds" of training (all stages) and "steps" by stage, where they are known."""
+    """`score_row` of a run, with what `training` returns."""
     lacking = [pair.id for pair in pairs if pair.id not in run.predictions]
     if lacking:
         raise DiffcapError(
-            f"{run.evaluation / PREDICTIONS}: {len(lacking)} pairs have no caption (first {lacking[0]}); "
+            f"{find_evaluation(run.folder) / PREDICTIONS}: {len(lacking)} pairs have no caption (first {lacking[0]}); "
             "run `make eval` again."
         )
-    return {**score_row(run.metrics, run.predictions, pairs), **training(run.lineages)}
+    return {**score_row(run.metrics, run.predictions, pairs), **training(run.checkpoints)}
+
+
+def training(checkpoints: Sequence[Path]) -> Row:
+    """The trainings of the checkpoints: {"seconds": of all, "steps": stage -> number}; nothing where no training is known."""
+    lineages = map(training_lineage, checkpoints)
+    files = dict.fromkeys(path for lineage in lineages for path in lineage.finished_markers())  # members may share one
+    seconds, steps = 0.0, Counter[str]()
+    for path in files:
+        one = read_json(path, "record of a finished training", "run that training stage again with the same command")
+        steps[one["stage"]] += one["steps"]
+        seconds += one["train_seconds"]
+    return {"seconds": seconds, "steps": dict(steps)} if files else {}
 
 
 def mean_row(rows: Sequence[Row]) -> Row:
-    """One row for several seeds: the mean at every number's place, and under "std" the sample standard deviation.
-
-    A single row comes back as it is.
-    """
+    """One row for several seeds: the mean of each number, and under "std" the sample standard deviation. One row stays as it is."""
     if len(rows) == 1:
         return rows[0]
     return {**_merge(rows, statistics.fmean), "std": _merge(rows, statistics.stdev), "runs": len(rows)}
@@ -204,3 +188,89 @@ def _merge(values: Sequence[Any], reduce: Any) -> Any:
         shared = [key for key in values[0] if all(key in value for value in values)]
         return {key: _merge([value[key] for value in values], reduce) for key in shared}
     return reduce([float(value) for value in values])
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Pairs whose viewpoint IoU lies in `low` to `high`, both included (Park et al., "Robust Change Captioning", ICCV 2019)."""
+
+    low: float
+    high: float
+    pairs: list[ChangePair]
+
+
+def quantile_bins(pairs: Sequence[ChangePair], count: int) -> list[Bin]:
+    """Divide the pairs with a viewpoint IoU into bins of about equal size, from different to similar viewpoints.
+
+    Pairs of equal IoU are in one bin, so there may be fewer bins than `count`.
+
+    Returns:
+        Bins that are not empty; no bins if no pair has an IoU, or all have the same.
+    """
+    known = [pair for pair in pairs if isinstance(pair.extra.get(_VIEWPOINT), int | float)]
+    known.sort(key=lambda pair: pair.extra[_VIEWPOINT])
+    values = np.array([pair.extra[_VIEWPOINT] for pair in known], dtype=float)
+    if len(np.unique(values)) < 2:
+        return []
+    count = min(count, len(known))
+    wanted = [round(len(known) * number / count) for number in range(1, count)]
+    # A cut between equal values moves to the nearer end of these values.
+    ends = [(np.searchsorted(values, values[cut]), np.searchsorted(values, values[cut], "right")) for cut in wanted]
+    cuts = {int(min(end, key=lambda place: abs(place - cut))) for end, cut in zip(ends, wanted)}
+    edges = sorted({0, *cuts, len(known)})
+    return [Bin(float(values[first]), float(values[last - 1]), known[first:last]) for first, last in pairwise(edges)]
+
+
+def score_bins(
+    predictions: Mapping[str, str],
+    bins: Sequence[Bin],
+    hypotheses: Mapping[str, str],
+    references: Mapping[str, list[str]],
+) -> list[Row]:
+    """Score one system's captions, each bin as a corpus with document frequencies of its own.
+
+    Args:
+        predictions: id -> caption, for at least the bins' pairs.
+        hypotheses: the same captions as tokens.
+        references: id -> tokens of each reference.
+
+    Returns:
+        A row for each bin: {"CIDEr-D": group -> fraction}, with the groups total and, where both occur, semantic and
+        distractor; and "type_accuracy" for the same groups if the dataset has the attributes of its changed objects.
+    """
+    has_object_labels = any("changed" in pair.extra for part in bins for pair in part.pairs)
+    rows: list[Row] = []
+    for part in bins:
+        groups = _groups(part)
+        scores = score_tokens(hypotheses, references, groups, ["CIDEr-D"])
+        rows.append({"CIDEr-D": {name: scores[name]["CIDEr-D"] for name in groups}})
+        if has_object_labels:
+            rows[-1]["type_accuracy"] = type_accuracy(predictions, part.pairs, groups)
+    return rows
+
+
+def viewpoint_scores(
+    systems: Mapping[str, Sequence[Mapping[str, str]]], bins: Sequence[Bin], tokenizer: Tokenizer
+) -> dict[str, Any]:
+    """The content of `viewpoint.json`: the bins with their numbers of pairs, and each system's rows, see `mean_row`.
+
+    Args:
+        systems: name -> captions by id, one mapping for each seed.
+    """
+    references = {pair.id: pair.captions for part in bins for pair in part.pairs}
+    runs = [(name, captions) for name, seeds in systems.items() for captions in seeds]
+    texts = {str(number): {id: captions[id] for id in references} for number, (_, captions) in enumerate(runs)}
+    hypotheses, tokens = tokenize_together(texts, references, tokenizer)
+    rows: dict[str, list[list[Row]]] = {}
+    for number, (name, captions) in enumerate(runs):
+        rows.setdefault(name, []).append(score_bins(captions, bins, hypotheses[str(number)], tokens))
+    counts = [{name: len(ids) for name, ids in _groups(part).items()} for part in bins]
+    return {
+        "bins": [{"low": part.low, "high": part.high, "pairs": pairs} for part, pairs in zip(bins, counts)],
+        "systems": {name: [mean_row(of_bin) for of_bin in zip(*seeds)] for name, seeds in rows.items()},
+    }
+
+
+def _groups(part: Bin) -> dict[str, list[str]]:
+    groups = groups_of(part.pairs)
+    return {name: groups[name] for name in ("total", "semantic", "distractor") if name in groups}

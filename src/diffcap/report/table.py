@@ -69,7 +69,7 @@ def _cell(row: Mapping[str, Any], path: Sequence[str], highest: float = 0.0) -> 
     return Cell(text(value) + mark, "" if std is None else text(std), fraction, best)
 
 
-def _with_note(table: Table) -> Table:
+def with_note(table: Table) -> Table:
     """The table with the footnote to its marks, if it has any."""
     has_mark = any(MARK in cell.text for _, cells in table.rows for cell in cells)
     return replace(table, note=WEIGHTLESS_NOTE if has_mark else "")
@@ -88,7 +88,7 @@ def score_table(rows: Rows, paths: Paths, title: str) -> Table:
         if len(rows) == 1:  # nothing to be better than
             cells = [replace(cell, best=False) for cell in cells]
         lines.append(([system], cells))
-    return _with_note(Table(list(highest), lines, title=title))
+    return with_note(Table(list(highest), lines, title=title))
 
 
 def system_table(rows: Rows, title: str = "overview") -> Table:
@@ -124,31 +124,31 @@ def group_table(rows: Rows, title: str = "", min_groups: int = 2) -> Table | Non
     groups = _groups(rows)
     if len(groups) < min_groups:
         return None
-    paths = [("total", metric) for metric in METRICS]
-    metrics = [
-        metric for _, metric in paths if any(number_at(row, ("total", metric)) is not None for row in rows.values())
-    ]
+    metrics = metric_table(rows, "total", "").columns
     lines = []
     for group in groups:
         for number, (system, row) in enumerate(rows.items()):
             cells = [_cell(row, (group, metric)) for metric in metrics]
             lines.append((["" if number else group, system], cells))
-    return _with_note(Table(metrics, lines, ["", ""], title))
+    return with_note(Table(metrics, lines, ["", ""], title))
 
 
-def type_groups(rows: Rows) -> list[str]:
+def ordered_kinds(kinds: set[str]) -> list[str]:
+    """Change types in the papers' order, then the groups without change."""
+    others = sorted(kinds - {*TYPE_ORDER, *NO_CHANGE_GROUPS})
+    return [kind for kind in (*TYPE_ORDER, *others, *NO_CHANGE_GROUPS) if kind in kinds]
+
+
+def _type_groups(rows: Rows) -> list[str]:
     """The change types in the order of the papers, then the group without change; empty if there are no types."""
     every = {name for row in rows.values() for name in row}
-    names = every - {*_NOT_GROUPS, *GROUPS}
-    if not names:
-        return []
-    unchanged = (name for name in NO_CHANGE_GROUPS if name in every)
-    return [*(name for name in TYPE_ORDER if name in names), *sorted(names - set(TYPE_ORDER)), *unchanged]
+    types = every - {*_NOT_GROUPS, *GROUPS}
+    return ordered_kinds(types | (every & {*NO_CHANGE_GROUPS})) if types else []
 
 
 def type_table(rows: Rows, title: str = "") -> Table | None:
     """CIDEr-D and the accuracy of the change type, by change type; None if the dataset has no types."""
-    order = type_groups(rows)
+    order = _type_groups(rows)
     if not order:
         return None
     lines = []
@@ -156,7 +156,7 @@ def type_table(rows: Rows, title: str = "") -> Table | None:
         lines.append(([system, "CIDEr-D"], [_cell(row, (group, "CIDEr-D")) for group in order]))
         if "type_accuracy" in row:
             lines.append((["", "type right"], [_cell(row, ("type_accuracy", group)) for group in order]))
-    return _with_note(Table(order, lines, ["", ""], title))
+    return with_note(Table(order, lines, ["", ""], title))
 
 
 def type_tabs(rows: Rows) -> list[Table]:
@@ -164,22 +164,23 @@ def type_tabs(rows: Rows) -> list[Table]:
 
     The shade of a cell is the place of its number between the lowest (0) and the highest (1) of its column.
     """
-    order = type_groups(rows)
+    order = _type_groups(rows)
     paths = {"CIDEr-D": {group: (group, "CIDEr-D") for group in order}}
     paths["type right"] = {group: ("type_accuracy", group) for group in order}
     paths |= {metric: {group: (group, metric) for group in order} for metric in METRICS if metric != "CIDEr-D"}
-    tables = [score_table(rows, paths_of_metric, metric) for metric, paths_of_metric in paths.items()]
-    return [_shaded(table) for table in tables if table.columns]
+    tables = []
+    for title, paths_of_metric in paths.items():
+        table = score_table(rows, paths_of_metric, title)
+        columns = [_shaded(column) for column in zip(*(cells for _, cells in table.rows))]
+        lines = [(texts, cells) for (texts, _), cells in zip(table.rows, zip(*columns))]
+        tables += [replace(table, rows=lines)] if table.columns else []
+    return tables
 
 
-def _shaded(table: Table) -> Table:
-    columns = []
-    for column in zip(*(cells for _, cells in table.rows)):
-        known = [cell.fraction for cell in column if cell.text]
-        low, span = min(known), max(known) - min(known)
-        shades = [(cell.fraction - low) / span if cell.text and span else 0.0 for cell in column]
-        columns.append([replace(cell, fraction=shade) for cell, shade in zip(column, shades)])
-    return replace(table, rows=[(texts, cells) for (texts, _), cells in zip(table.rows, zip(*columns))])
+def _shaded(column: Sequence[Cell]) -> list[Cell]:
+    known = [cell.fraction for cell in column if cell.text]
+    low, span = min(known), max(known) - min(known)
+    return [replace(cell, fraction=(cell.fraction - low) / span if cell.text and span else 0.0) for cell in column]
 
 
 def id_rows(rows: Rows) -> Rows:
@@ -257,19 +258,17 @@ def decoding_of(protocol: Mapping[str, Any]) -> str:
 
 
 def notes_of(protocol: Mapping[str, Any], rows: Rows) -> list[str]:
-    """Footnotes of the table, see `score_notes`, `caption_notes`, `features_note` and `zero_shot_notes`."""
+    """Footnotes of the table: on its scores and captions, and the model and prompt of each row without training."""
     groups = [row[name] for row in rows.values() for name in row if name in protocol["pairs"]]
     of_captions = [f"{name}: {note}" for name, notes in protocol.get("notes", {}).items() for note in notes]
-    untrained = zero_shot_notes(protocol.get("zero_shot") or {})
-    return [*score_notes(groups, protocol["pairs"]), *of_captions, *untrained]
-
-
-def zero_shot_notes(systems: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The model and the prompt of each row without training (see `rows.zero_shot_origin`), and how to read their scores."""
-    if not systems:
-        return []
-    notes = [f"{name}, without training: {zero_shot_text(one)}." for name, one in systems.items()]
-    return [*notes, ZERO_SHOT_NOTE]
+    zero_shot = protocol.get("zero_shot", {})
+    untrained = [f"{name}, without training: {zero_shot_text(one)}." for name, one in zero_shot.items()]
+    return [
+        *score_notes(groups, protocol["pairs"]),
+        *of_captions,
+        *untrained,
+        *([ZERO_SHOT_NOTE] if untrained else []),
+    ]
 
 
 def zero_shot_text(origin: Mapping[str, Any]) -> str:

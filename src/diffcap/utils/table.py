@@ -89,10 +89,9 @@ class Table:
 
     def markdown(self) -> str:
         """Markdown without a final line break. Texts, which users choose, are escaped."""
-        rule = ["---"] * len(self.corner) + ["---:"] * len(self.columns)
         header, *body = self.lines()
         texts = len(self.corner)
-        shown = [list(map(escape_markdown, header)), rule]
+        shown = [list(map(escape_markdown, header)), ["---"] * texts + ["---:"] * len(self.columns)]
         shown += [[*map(escape_markdown, line[:texts]), *line[texts:]] for line in body]
         return "\n".join(f"| {' | '.join(line)} |" for line in shown)
 

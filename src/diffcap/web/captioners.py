@@ -37,7 +37,7 @@ def find_choices(
     this diffcap is left out, and stderr says why.
 
     Args:
-        checkpoints: as `load_captioner` takes them. backbone_weights, base: for these alone, see `load_captioner`.
+        checkpoints, backbone_weights, base: see `load_captioner`.
     """
     found: list[tuple[Path, Choice]] = []
     for name in checkpoints:
@@ -47,10 +47,11 @@ def find_choices(
             # All visitors get this commit, also if the repository has another one when the model is loaded.
             pinned = f"{model.name}@{model.revision}" if model.revision else model.name
             shown = f"{model.name}@{model.revision[:7]}" if model.revision else model.name
-            found.append((Path(shown), Choice(f"{methods()['vlm'].title} · without training", pinned)))
-            continue
-        metadata = load_captioner(name, "cpu", backbone_weights, base).metadata  # raises here, before the first request
-        found.append((Path(name).resolve(), Choice(_label(metadata), name, backbone_weights, base)))
+            title = next(method.title for method in methods().values() if method.base_model)
+            found.append((Path(shown), Choice(f"{title} · without training", pinned)))
+        else:
+            metadata = load_captioner(name, "cpu", backbone_weights, base).metadata  # raises here, too
+            found.append((Path(name).resolve(), Choice(_label(metadata), name, backbone_weights, base)))
     shipped = [
         Choice(f"{_label(read_json(folder / CONFIG, 'configuration'))} · ships with diffcap", name)
         for name, folder in SHIPPED_CAPTIONERS.items()
@@ -71,12 +72,7 @@ def find_choices(
                 found.append((path.resolve(), Choice(_label(metadata), path)))
         except DiffcapError as error:
             echo(f"note: left out: {error}", err=True)
-    named_by = []  # the folder that a run's checkpoint is known by; any other checkpoint is known by its own name
-    for path, choice in found:
-        stage = path.parent if path.name == "best.ckpt" else path
-        named_by.append((choice.label, stage.parent if stage.name == "finetune" else stage))
-    labels = _distinct(named_by)
-    choices = [choice._replace(label=label) for (_, choice), label in zip(found, labels, strict=True)]
+    choices = _with_places(found)
     return [*choices[: len(checkpoints)], *shipped, *choices[len(checkpoints) :]]
 
 
@@ -84,15 +80,19 @@ def _label(metadata: dict[str, object]) -> str:
     return f"{methods()[str(metadata['method'])].title} · {metadata.get('dataset', 'unknown dataset')}"
 
 
-def _distinct(labels: Sequence[tuple[str, Path]]) -> list[str]:
-    """Add to each label the last part of its path, or as many parts as are needed to tell it from the others."""
-    shown = {(label, path): f"{label} · {path.name}" for label, path in labels}
-    for size in range(2, max((len(path.parts) for _, path in labels), default=0)):
+def _with_places(found: Sequence[tuple[Path, Choice]]) -> list[Choice]:
+    """Add to each label the last part of the captioner's path, or as many parts as are needed to tell it from the others."""
+    places = []  # a run's checkpoint is known by the run's folder, any other checkpoint by its own name
+    for path, choice in found:
+        stage = path.parent if path.name == "best.ckpt" else path
+        places.append((choice.label, stage.parent if stage.name == "finetune" else stage))
+    shown = {(label, place): f"{label} · {place.name}" for label, place in places}
+    for size in range(2, max((len(place.parts) for _, place in places), default=0)):
         taken = Counter(shown.values())
-        for (label, path), old in shown.items():
+        for (label, place), old in shown.items():
             if taken[old] > 1:
-                shown[label, path] = f"{label} · {'/'.join(path.parts[-size:])}"
-    return [shown[row] for row in labels]
+                shown[label, place] = f"{label} · {'/'.join(place.parts[-size:])}"
+    return [choice._replace(label=shown[place]) for (_, choice), place in zip(found, places)]
 
 
 class Captioners:

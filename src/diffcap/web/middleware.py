@@ -95,7 +95,8 @@ class RequestFilter:
     """ASGI middleware: refuses what the page does not need, limits request bodies and adds security headers.
 
     Args:
-        app: the application. folder: of the uploaded files, the only ones that are served. quota: of this folder.
+        folder: of the uploaded files, the only ones that are served.
+        quota: of this folder.
         same_origin: refuse POST requests that a page of another site sends.
     """
 

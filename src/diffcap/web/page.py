@@ -13,18 +13,17 @@ import gradio as gr
 from PIL import Image, UnidentifiedImageError
 
 from diffcap.pair_captioner import SHIPPED_CAPTIONERS
+from diffcap.report.page import resource
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.image_io import read_image, read_pair
-from diffcap.web.captioners import Captioners, Choice
-from diffcap.web.examples import Example, mask_of, render_examples
-from diffcap.web.result import Answer, image_pair, message, result
+from diffcap.web.captioners import Captioners
+from diffcap.web.result import image_pair, message, render_examples, result
 
 MAX_BEAMS = 10
 _BEAMS = 5
 _MAX_CONCURRENT, _MAX_QUEUE = 2, 200  # captions computed at a time, waiting requests
 _UPLOAD_SECONDS = 1800  # seconds that an uploaded file is kept
 _BROWSER_FORMATS = {"PNG", "JPEG", "GIF", "WEBP", "BMP", "AVIF", "ICO"}
-_FOLDER = Path(__file__).parent
 
 # Decoding the largest images takes hundreds of megabytes, so only one is decoded at a time.
 _decoding = threading.Lock()
@@ -35,8 +34,16 @@ def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
     os.environ.update(GRADIO_TEMP_DIR=str(folder), GRADIO_ANALYTICS_ENABLED="False", HF_HUB_DISABLE_TELEMETRY="1")
     examples = render_examples()
 
-    def choose(current: str, event: gr.EventData) -> tuple[Any, ...]:  # gradio reads this type from the signature
-        return _load_example(examples, captioners.choices, current, event)
+    def choose(current: object, event: gr.EventData) -> tuple[Any, ...]:  # gradio reads this type from the signature
+        """The images of an example, no messages, and its captioner if one that ships was chosen."""
+        try:
+            example = examples[int(event.index) % len(examples)]
+        except (AttributeError, OverflowError, TypeError, ValueError):
+            raise gr.Error("There is no such example.", print_exception=False) from None
+        sources = [choice.source for choice in captioners.choices]
+        places = {source: str(number) for number, source in enumerate(sources) if source in SHIPPED_CAPTIONERS}
+        place = places.get(example.captioner) if current in places.values() else None
+        return example.before, example.after, "", "", place or gr.skip()
 
     with gr.Blocks(
         title="diffcap: what changed?",
@@ -60,7 +67,7 @@ def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
         )
         example_buttons = gr.HTML(
             f'<div class="dc-examples" role="group" aria-label="Examples"><b>Or try one of these</b><div>{cards}</div></div>',
-            js_on_load=_read_file("examples.js"),
+            js_on_load=resource("examples.js", "diffcap.web"),
             apply_default_css=False,
             elem_id="examples",
             padding=False,
@@ -87,7 +94,11 @@ def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
             )
             button = gr.Button("What changed?", variant="primary", scale=2, min_width=180, elem_id="ask")
         answer = gr.HTML(
-            "", js_on_load=_read_file("result.js"), apply_default_css=False, elem_id="answer", padding=False
+            "",
+            js_on_load=resource("result.js", "diffcap.web"),
+            apply_default_css=False,
+            elem_id="answer",
+            padding=False,
         )
 
         inputs = [before, after, captioner, beams]
@@ -110,12 +121,9 @@ def build_page(captioners: Captioners, folder: Path) -> gr.Blocks:
         example_buttons.choose(
             choose, captioner, [before, after, message_before, message_after, captioner], api_visibility="private"
         ).then(**(caption | {"api_visibility": "private"}))
-        caption_uploads = caption | {
-            "fn": _hide_traceback(partial(_answer_if_complete, captioners)),
-            "api_visibility": "private",
-        }
+        after_upload = _hide_traceback(partial(_answer, captioners, is_upload=True))
         for upload in uploads:
-            upload.then(**caption_uploads)
+            upload.then(**(caption | {"fn": after_upload, "api_visibility": "private"}))
     setattr(page, "preprocess_data", partial(_preprocess, page.preprocess_data))  # noqa: B010
     page.queue(default_concurrency_limit=_MAX_CONCURRENT, max_size=_MAX_QUEUE, api_open=False)
     return page
@@ -130,11 +138,7 @@ def style() -> dict[str, Any]:
         font=["system-ui", "sans-serif"],
         font_mono=["ui-monospace", "monospace"],
     )
-    return {"theme": theme, "css": _read_file("page.css"), "footer_links": []}
-
-
-def _read_file(name: str) -> str:
-    return (_FOLDER / name).read_text(encoding="utf-8")
+    return {"theme": theme, "css": resource("page.css", "diffcap.web"), "footer_links": []}
 
 
 def _upload_zone(side: str) -> tuple[gr.Image, gr.HTML]:
@@ -155,21 +159,6 @@ def _upload_zone(side: str) -> tuple[gr.Image, gr.HTML]:
         return zone, gr.HTML("", js_on_load=None, apply_default_css=False, padding=False, elem_id=f"message-{side}")
 
 
-def _load_example(
-    examples: list[Example], choices: list[Choice], current: object, event: gr.EventData
-) -> tuple[Any, ...]:
-    """The images of an example, no messages, and its captioner if one that ships was chosen."""
-    try:
-        example = examples[int(event.index) % len(examples)]
-    except (AttributeError, OverflowError, TypeError, ValueError):
-        raise gr.Error("There is no such example.", print_exception=False) from None
-    places = {
-        choice.source: str(number) for number, choice in enumerate(choices) if choice.source in SHIPPED_CAPTIONERS
-    }
-    place = places.get(example.captioner) if current in places.values() else None
-    return example.before, example.after, "", "", place or gr.skip()
-
-
 def _check_upload(side: str, path: str | None) -> tuple[Any, str]:
     """Check an uploaded file: a message if it cannot be read; a PNG of it if browsers cannot show its format."""
     if path is None:
@@ -187,7 +176,17 @@ def _check_upload(side: str, path: str | None) -> tuple[Any, str]:
     return (gr.skip() if kind in _BROWSER_FORMATS else picture.image), notes
 
 
-def _answer(captioners: Captioners, before: str | None, after: str | None, choice: object, beams: float) -> str:
+def _answer(
+    captioners: Captioners,
+    before: str | None,
+    after: str | None,
+    choice: object,
+    beams: float,
+    is_upload: bool = False,
+) -> str:
+    """The answer as HTML; after an upload, nothing until both images are there."""
+    if is_upload and (before is None or after is None):
+        return ""
     if not isinstance(choice, str) or not 1 <= beams <= MAX_BEAMS:  # gradio lets None, lists and NaN through
         raise gr.Error(f"Choose a captioner, and 1 to {MAX_BEAMS} beams.", print_exception=False)
     if before is None or after is None:
@@ -198,28 +197,21 @@ def _answer(captioners: Captioners, before: str | None, after: str | None, choic
             pair = read_pair(before, after, (_name("before", before), _name("after", after)))
     except DiffcapError as error:
         return message(_capitalized(error))
-    first, second = pair.before, pair.after
+    first, second = pair.before.image, pair.after.image
     try:
         number = int(choice)
         with captioners.use(number) as captioner:
-            caption = captioner(first.image, second.image, int(beams))
+            caption = captioner(first, second, int(beams))
             notes = [_capitalized(captioner.domain_note)] if captioner.domain_note else []
             try:
-                attention = captioner.attention(first.image, second.image, caption)
+                attention = captioner.attention(first, second, caption)
             except DiffcapError as error:  # the method has no attention maps
                 attention = None
                 notes.append(str(error))
     except DiffcapError as error:
         return message(str(error))
     notes += [f"{_capitalized(note)}." for note in pair.notes]
-    label = captioners.choices[number].label
-    mask = mask_of(first.image, second.image)
-    return result(Answer(first.image, second.image, caption, attention, label, tuple(notes), mask))
-
-
-def _answer_if_complete(captioners: Captioners, before: str | None, after: str | None, *choices: Any) -> str:
-    """The answer after an upload: empty until both images are there."""
-    return "" if before is None or after is None else _answer(captioners, before, after, *choices)
+    return result([first, second], caption, attention, captioners.choices[number].label, notes)
 
 
 def _name(side: str, path: str) -> str:

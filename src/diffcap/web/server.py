@@ -114,20 +114,11 @@ def listen(host: str, port: int) -> socket.socket:
     """A socket that listens on an address."""
     if not 0 <= port <= 65_535:
         raise DiffcapError(f"--port {port}: give a port from 1 to 65535, or 0 for any free port.")
-    listener = None
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(128)
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+        return socket.create_server((host, port), family=family, backlog=128, dualstack_ipv6=family == socket.AF_INET6)
     except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
-        if listener is not None:
-            listener.close()
-        reason = getattr(error, "strerror", error)
+        reason = str(getattr(error, "strerror", error)).partition(" (while")[0]
         raise DiffcapError(
             f"cannot listen on {host}, port {port} ({reason}); choose another --port, 0 for any that is free, or --host."
         ) from None
-    return listener
